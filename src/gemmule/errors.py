@@ -1,0 +1,32 @@
+"""Errors and warnings of the package.
+
+Wrong shapes and strides raise the built-in ``ValueError``, wrong dtypes and kinds ``TypeError``;
+what the device or the toolchain did wrong raises one of the classes below. Every message says what
+was given, what is required and what to do.
+"""
+
+from __future__ import annotations
+
+
+class DeviceError(RuntimeError):
+    """The GPU, its driver or its memory refused: absent, too old, out of memory, or faulted.
+
+    ``restart`` is True when the CUDA context is lost (an illegal address, say): every later CUDA
+    call of this process fails too, so the process has to be started again.
+    """
+
+    def __init__(self, message: str, *, restart: bool = False) -> None:
+        super().__init__(message)
+        self.restart = restart
+
+
+class CompileError(RuntimeError):
+    """A kernel did not compile; ``log`` holds the compiler's own words."""
+
+    def __init__(self, message: str, *, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class GemmuleWarning(UserWarning):
+    """Something works, but not as well as it could (a cache that cannot be written, say)."""
