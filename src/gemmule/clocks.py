@@ -1,0 +1,218 @@
+"""What is timed and what times it: contestants, clocks, and rotating buffers.
+
+A clock prepares a contestant and hands back a runner of timed blocks. `HostClock` times CPU code;
+a GPU back end brings its own, which times replays of captured graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+Note = int | float | str
+CACHE_FOLDER = Path("/sys/devices/system/cpu")
+MAX_SETS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One implementation under the clock.
+
+    `call(i)` runs it once over buffer set ``i``, ``0 <= i < buffers``. Contestants that share
+    their buffer sets must give the same `buffers`, so that the rotation goes on across them.
+    """
+
+    name: str
+    call: Callable[[int], None]
+    buffers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.buffers < 1:
+            raise ValueError(
+                f"contestant {self.name!r} has buffers={self.buffers}; it needs at least one set."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One timed block: its length, how many calls it held, and what was noticed meanwhile.
+
+    `calls` may exceed what was asked for: a captured graph replays whole rotations. `notes` are
+    annotations such as clocks, power or throttle reasons; blocks are marked by them, never dropped.
+    """
+
+    seconds: float
+    calls: int
+    notes: Mapping[str, Note] = field(default_factory=dict)
+
+
+class BlockRunner(Protocol):
+    """A contestant made ready: runs and times `calls` calls, beginning at buffer set `first`."""
+
+    def __call__(self, first: int, calls: int) -> Timing:
+        """Run one block; `first` counts on from the block before and wraps at `buffers`."""
+
+
+class Clock(Protocol):
+    """What times blocks: the host's counter, or a GPU's events around graph replays."""
+
+    @property
+    def name(self) -> str:
+        """What is read, in words for the results file."""
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds that timing an empty block would report."""
+
+    def now(self) -> float:
+        """Return a monotonic time in seconds, for the cap on the whole run."""
+
+    def prepare(self, contestant: Contestant) -> BlockRunner:
+        """Return the contestant's runner; captures graphs or compiles where the clock needs it."""
+
+
+class HostClock:
+    """Wall time by ``perf_counter_ns`` around synchronous calls: right for CPU code.
+
+    A block is marked with ``preempted``, the number of times that the kernel took a CPU away from
+    the process during it, where the system counts that.
+    """
+
+    name = "host perf_counter_ns"
+
+    def __init__(self) -> None:
+        ticks = []
+        for _ in range(64):
+            start = time.perf_counter_ns()
+            ticks.append(time.perf_counter_ns() - start)
+        self.overhead_s = float(np.median(ticks)) * 1e-9
+
+    def now(self) -> float:
+        """Return ``time.perf_counter()``."""
+        return time.perf_counter()
+
+    def prepare(self, contestant: Contestant) -> BlockRunner:
+        """Return a runner that calls the contestant in a plain loop, garbage collection off."""
+        call, buffers = contestant.call, contestant.buffers
+
+        def run(first: int, calls: int) -> Timing:
+            order = [(first + i) % buffers for i in range(calls)]
+            with _no_garbage_collection():
+                before = _preemptions()
+                start = time.perf_counter_ns()
+                for index in order:
+                    call(index)
+                elapsed = time.perf_counter_ns() - start
+                after = _preemptions()
+            notes = {} if before is None or after is None else {"preempted": after - before}
+            return Timing(elapsed * 1e-9, calls, notes)
+
+        return run
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _preemptions() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How many buffer sets to walk through, and whether that makes every read a cold one.
+
+    When memory forbids enough sets, `cold` is False: such a row has to be reported as warm.
+    """
+
+    sets: int
+    bytes: int
+    cold: bool
+
+
+def rotation(
+    bytes_per_set: int, cache_bytes: int, *, factor: float = 2.0, memory_bytes: int | None = None
+) -> Rotation:
+    """Return the rotation in which `factor` caches' worth of other bytes pass between two uses.
+
+    bytes_per_set: bytes that one call touches. cache_bytes: the last-level cache (all of it that
+    the process can reach). memory_bytes: the most the sets may take together; by default half of
+    the memory available now. A GPU's L2 wants ``factor=4``. At least two sets, so that a call never
+    meets the tail of the matrix it has just read itself.
+
+    >>> rotation(16 << 20, 32 << 20, memory_bytes=1 << 30)
+    Rotation(sets=5, bytes=83886080, cold=True)
+    """
+    if bytes_per_set < 1 or cache_bytes < 0:
+        raise ValueError(
+            f"bytes_per_set is {bytes_per_set} and cache_bytes {cache_bytes}; a set holds at least "
+            "one byte and a cache no negative number of them."
+        )
+    room = available_memory_bytes() // 2 if memory_bytes is None else memory_bytes
+    wanted = 1 + max(1, math.ceil(factor * cache_bytes / bytes_per_set))
+    sets = max(1, min(wanted, MAX_SETS, room // bytes_per_set))
+    return Rotation(sets, sets * bytes_per_set, cold=sets == wanted)
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that can be taken now without swapping; OSError where nobody tells."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def last_level_cache_bytes(folder: Path = CACHE_FOLDER) -> int | None:
+    """Return the bytes of last-level cache that this process's CPUs reach, or None if unknown.
+
+    Read from sysfs: the highest level that holds data, each cache counted once however many CPUs
+    share it, over the CPUs the process may run on.
+    """
+    caches: dict[tuple[int, str], int] = {}
+    for cpu in _usable_cpus():
+        for index in folder.glob(f"cpu{cpu}/cache/index*"):
+            try:
+                if (index / "type").read_text().strip() == "Instruction":
+                    continue
+                level = int((index / "level").read_text())
+                shared_by = (index / "shared_cpu_list").read_text().strip()
+                caches[level, shared_by] = _cache_size((index / "size").read_text().strip())
+            except (OSError, ValueError):  # an entry the kernel leaves out or empty
+                continue
+    if not caches:
+        return None
+    last = max(level for level, _ in caches)
+    return sum(size for (level, _), size in caches.items() if level == last)
+
+
+def _usable_cpus() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _cache_size(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)
