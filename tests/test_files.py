@@ -1,0 +1,357 @@
+"""Matrix files: every format read right, every hostile file refused by name, output atomic."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import scipy.io
+import scipy.sparse
+
+from gemmule.lab.files import Source, list_matrices, parse_source, read_matrix
+from gemmule.lab.output import new_file, new_matrix, write_text
+
+MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+class Bomb:
+    """Unpickling this writes a file: the test looks for it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+# --- reading what is sound ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int8", "uint64", "complex64"])
+def test_npy_is_mapped_with_its_order(tmp_path: Path, dtype: str) -> None:
+    for order in ("C", "F"):
+        expected = np.asarray(MATRIX.astype(dtype), order=order)
+        np.save(tmp_path / "a.npy", expected)
+        actual = read_matrix(str(tmp_path / "a.npy"))
+        np.testing.assert_array_equal(actual, expected)
+        assert actual.strides == expected.strides
+        assert not actual.flags.writeable
+        assert isinstance(actual.base, np.memmap)
+
+
+def test_npy_of_foreign_byte_order_is_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", MATRIX.astype(">f4"))
+    np.testing.assert_array_equal(read_matrix(str(tmp_path / "a.npy")), MATRIX)
+
+
+def test_empty_npy(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.empty((0, 5), np.float32))
+    assert read_matrix(str(tmp_path / "a.npy")).shape == (0, 5)
+
+
+def test_safetensors_by_name_and_alone(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    halves = MATRIX.astype(ml_dtypes.bfloat16)
+    safetensors.numpy.save_file({"fc.w": halves, "b": MATRIX[0].copy()}, path)
+    actual = read_matrix(f"{path}:fc.w")
+    assert actual.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(actual, halves)
+    assert list_matrices(path) == {"fc.w": (3, 4), "b": (4,)}
+    with pytest.raises(ValueError, match=r"say which tensor.*It holds 2: .*fc\.w"):
+        read_matrix(str(path))
+    with pytest.raises(ValueError, match=r"no tensor called 'nope'.*fc\.w"):
+        read_matrix(f"{path}:nope")
+    safetensors.numpy.save_file({"only": MATRIX}, path)
+    np.testing.assert_array_equal(read_matrix(str(path)), MATRIX)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz(tmp_path: Path, save: Any) -> None:
+    path = tmp_path / "m.npz"
+    save(path, A=MATRIX, x=np.asfortranarray(MATRIX))
+    np.testing.assert_array_equal(read_matrix(f"{path}:A"), MATRIX)
+    assert read_matrix(f"{path}:x").flags.f_contiguous
+    with pytest.raises(ValueError, match="say which array"):
+        read_matrix(str(path))
+
+
+def test_mat_keeps_column_major(tmp_path: Path) -> None:
+    path = tmp_path / "m.mat"
+    scipy.io.savemat(path, {"K": MATRIX, "name": "words", "S": scipy.sparse.eye(3)})
+    actual = read_matrix(f"{path}:K")
+    np.testing.assert_array_equal(actual, MATRIX)
+    assert actual.flags.f_contiguous
+    for other in ("name", "S"):
+        with pytest.raises(TypeError, match="full numeric matrix"):
+            read_matrix(f"{path}:{other}")
+
+
+def test_mtx_dense_and_sparse(tmp_path: Path) -> None:
+    scipy.io.mmwrite(tmp_path / "d.mtx", MATRIX.astype(np.float64))
+    scipy.io.mmwrite(tmp_path / "s.mtx", scipy.sparse.coo_matrix(MATRIX))
+    np.testing.assert_array_equal(read_matrix(str(tmp_path / "d.mtx")), MATRIX)
+    np.testing.assert_array_equal(read_matrix(str(tmp_path / "s.mtx")), MATRIX)
+
+
+def test_source_of_a_file_with_a_colon_in_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz:part"
+    path.touch()
+    assert parse_source(str(path)) == Source(path)
+    assert parse_source("x.NPZ:part") == Source(Path("x.NPZ"), "part")
+    assert parse_source("a:b.npy") == Source(Path("a:b.npy"))
+
+
+# --- refusing what is not -----------------------------------------------------------------------
+
+
+def test_pickles_are_never_run(tmp_path: Path) -> None:
+    flag = tmp_path / "ran"
+    objects = np.array([Bomb(flag)], dtype=object)
+    np.save(tmp_path / "a.npy", objects, allow_pickle=True)
+    np.savez(tmp_path / "a.npz", A=objects)
+    (tmp_path / "raw.npy").write_bytes(pickle.dumps(Bomb(flag)))
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(TypeError, match="Python objects"):
+            read_matrix(str(tmp_path / name))
+    with pytest.raises(ValueError, match="not a readable"):
+        read_matrix(str(tmp_path / "raw.npy"))
+    assert not flag.exists()
+    pickle.loads((tmp_path / "raw.npy").read_bytes())
+    assert flag.exists(), "the bomb is a dud, so the test above proves nothing"
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.safetensors", "a.mat", "a.mtx"])
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\x03\x04", b"\xff" * 200, b"{}" * 50])
+def test_garbage_is_a_value_error(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=name):
+        read_matrix(str(tmp_path / name))
+
+
+def _npy(header: str, data: bytes = b"") -> bytes:
+    text = header.encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+@pytest.mark.parametrize(
+    "shape", ["(-1, 4)", "(1000000000000, 1000000000)", "(3.0,)", "(True, 4)", "(99, 99)"]
+)
+def test_npy_with_an_impossible_shape(tmp_path: Path, shape: str) -> None:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n"
+    (tmp_path / "a.npy").write_bytes(_npy(header, bytes(48)))
+    with pytest.raises(ValueError, match=r"a\.npy"):
+        read_matrix(str(tmp_path / "a.npy"))
+
+
+@pytest.mark.parametrize("cut", [0, 5, 9, 40, 120, 150])
+def test_npy_cut_short(tmp_path: Path, cut: int) -> None:
+    np.save(tmp_path / "a.npy", MATRIX)
+    path = tmp_path / "a.npy"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=r"a\.npy"):
+        read_matrix(str(path))
+
+
+def test_npy_header_is_data_not_code(tmp_path: Path) -> None:
+    flag = tmp_path / "ran"
+    code = f"__import__('pathlib').Path({str(flag)!r}).touch()\n"
+    (tmp_path / "a.npy").write_bytes(_npy(code))
+    with pytest.raises(ValueError, match="not a readable"):
+        read_matrix(str(tmp_path / "a.npy"))
+    assert not flag.exists()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "U3", "V2", "M8[s]", [("a", "f4")], "longdouble"])
+def test_dtypes_that_are_no_numbers_of_ours(tmp_path: Path, dtype: Any) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((2, 2), dtype))
+    with pytest.raises(TypeError, match="has dtype"):
+        read_matrix(str(tmp_path / "a.npy"))
+
+
+def test_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, A=np.zeros((512, 1024), np.float32))
+    assert path.stat().st_size < 10_000
+    with pytest.raises(ValueError, match=r"takes 2,097,\d+ bytes in memory"):
+        read_matrix(str(path), limit_bytes=1 << 20)
+    read_matrix(str(path), limit_bytes=4 << 20)
+
+
+def test_npz_member_that_claims_more_than_it_has(tmp_path: Path) -> None:
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }\n"
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("A.npy", _npy(header, bytes(16)))
+    with pytest.raises(ValueError, match="claims"):
+        read_matrix(str(tmp_path / "a.npz"))
+
+
+def test_npz_with_a_damaged_member(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    rng = np.random.default_rng(0)
+    np.savez_compressed(path, A=rng.normal(size=(64, 64)))
+    content = bytearray(path.read_bytes())
+    for start in range(200, len(content) - 200, 97):
+        content[start] ^= 0xFF
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"a\.npz"):
+        read_matrix(str(path))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 1600]}},
+        {"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [4, 20]}},
+        {"a": {"dtype": "F32", "shape": [-2, -2], "data_offsets": [0, 16]}},
+        {"a": {"dtype": "F31", "shape": [2, 2], "data_offsets": [0, 16]}},
+        {"a": {"dtype": "F32", "shape": [2**62, 2**3], "data_offsets": [0, 16]}},
+        {"a": [1]},
+    ],
+)
+def test_hostile_safetensors_headers(tmp_path: Path, header: Any) -> None:
+    text = json.dumps(header).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
+    with pytest.raises(ValueError, match=r"a\.safetensors"):
+        read_matrix(f"{path}:a")
+
+
+def test_matlab_73_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.mat"
+    path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + b"\x89HDF\r\n\x1a\n" * 64)
+    with pytest.raises(ValueError, match=r"7\.3 \(HDF5\).*-v7"):
+        read_matrix(str(path))
+
+
+def test_sparse_file_that_would_fill_memory(tmp_path: Path) -> None:
+    text = "%%MatrixMarket matrix coordinate real general\n90000 90000 1\n1 1 1.0\n"
+    (tmp_path / "a.mtx").write_text(text)
+    with pytest.raises(ValueError, match="bytes in memory"):
+        read_matrix(str(tmp_path / "a.mtx"), limit_bytes=1 << 30)
+
+
+def test_missing_folder_and_unknown_suffix(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nope\.npy is missing"):
+        read_matrix(str(tmp_path / "nope.npy"))
+    (tmp_path / "folder.npy").mkdir()
+    with pytest.raises(FileNotFoundError, match="is a folder"):
+        read_matrix(str(tmp_path / "folder.npy"))
+    with pytest.raises(ValueError, match=r"suffix '\.csv'"):
+        read_matrix(str(tmp_path / "a.csv"))
+
+
+def test_every_single_flipped_byte_is_read_or_refused(tmp_path: Path) -> None:
+    """Whatever one damaged header byte does, it is a ValueError, a TypeError or a matrix."""
+    rng = np.random.default_rng(1)
+    for suffix in (".npy", ".safetensors", ".npz"):
+        path = tmp_path / f"a{suffix}"
+        buffer = io.BytesIO()
+        if suffix == ".npy":
+            np.save(buffer, MATRIX)
+        elif suffix == ".npz":
+            np.savez(buffer, A=MATRIX)
+        else:
+            buffer.write(safetensors.numpy.save({"A": MATRIX}))
+        sound = buffer.getvalue()
+        refused = 0
+        for position in range(min(len(sound), 130)):
+            damaged = bytearray(sound)
+            damaged[position] = int(rng.integers(256))
+            path.write_bytes(bytes(damaged))
+            try:
+                read_matrix(str(path), limit_bytes=1 << 20)
+            except (ValueError, TypeError):
+                refused += 1
+        assert refused > 20
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "complex128"])
+def test_result_round_trip_npy(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "y.npy"
+    with new_matrix(path, (3, 4), dtype) as y:
+        y[:] = MATRIX
+        assert not path.exists()
+    np.testing.assert_array_equal(np.load(path), MATRIX.astype(dtype))
+    np.testing.assert_array_equal(read_matrix(str(path)), MATRIX.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float32", "int64"])
+def test_result_round_trip_safetensors(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "y.safetensors"
+    with new_matrix(path, (3, 4), dtype) as y:
+        y[:] = MATRIX.astype(y.dtype)
+        expected = y.copy()
+    np.testing.assert_array_equal(read_matrix(str(path)), expected)
+    with safetensors.safe_open(path, "numpy") as file:  # the format's own library agrees
+        assert file.get_slice("result").get_shape() == [3, 4]
+
+
+def test_bfloat16_does_not_become_void_in_npy(tmp_path: Path) -> None:
+    with (
+        pytest.raises(TypeError, match="cannot name bfloat16"),
+        new_matrix(tmp_path / "y.npy", (2,), "bfloat16"),
+    ):
+        pass
+
+
+def test_empty_result(tmp_path: Path) -> None:
+    with new_matrix(tmp_path / "y.npy", (0, 3), "float32"):
+        pass
+    assert np.load(tmp_path / "y.npy").shape == (0, 3)
+
+
+def test_existing_results_need_force(tmp_path: Path) -> None:
+    path = tmp_path / "y.npy"
+    path.write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match="--force"), new_matrix(path, (2,), "float32"):
+        pass
+    assert path.read_bytes() == b"precious"
+    with new_matrix(path, (2,), "float32", force=True):
+        pass
+    assert np.load(path).shape == (2,)
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "y.npy"
+    with pytest.raises(FileExistsError, match="--force"), new_matrix(path, (2,), "float32"):
+        path.write_bytes(b"precious")
+    assert path.read_bytes() == b"precious"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["y.npy"]
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    old = tmp_path / "old.txt"
+    write_text(old, "before")
+
+    def fail(path: Path, force: bool) -> None:
+        with new_file(path, force=force) as file:
+            file.write(b"half")
+            raise RuntimeError("stopped")
+
+    for path, force in ((tmp_path / "new.txt", False), (old, True)):
+        with pytest.raises(RuntimeError):
+            fail(path, force)
+    assert old.read_text() == "before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["old.txt"]
+
+
+def test_missing_output_folder_and_wrong_suffix(tmp_path: Path) -> None:
+    for name, error in (("none/y.npy", "does not exist"), ("y.csv", "suffix")):
+        with (
+            pytest.raises((ValueError, OSError), match=error),
+            new_matrix(tmp_path / name, (2,), "float32"),
+        ):
+            pass
