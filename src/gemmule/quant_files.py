@@ -1,0 +1,219 @@
+"""Read and write named arrays in the safetensors format, strictly.
+
+A file is untrusted input: `read_tensors` checks every number in it before it is used, reads
+nothing but the bytes the header names, and raises ValueError for anything that is not a plain,
+gap-free file of the dtypes below. NumPy is the only import, bfloat16 apart (ml_dtypes).
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import secrets
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+FilePath: TypeAlias = str | os.PathLike[str]
+Tensors: TypeAlias = dict[str, NDArray[Any]]
+
+_NAME_TO_TAG = {"uint8": "U8", "int32": "I32", "float16": "F16", "bfloat16": "BF16",
+                "float32": "F32"}  # fmt: skip
+_TAG_TO_NAME = {tag: name for name, tag in _NAME_TO_TAG.items()}
+_MAX_HEADER_BYTES = 1 << 16
+"""A header of a handful of arrays takes under 1 KiB; the cap bounds what a hostile one can cost."""
+_MAX_DIMENSION = 1 << 40
+_ALIGNMENT = 64
+"""Data start on a cache line, so that a mapped array can be read with aligned vector loads."""
+
+
+def named_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype called ``name``; bfloat16 comes from ml_dtypes, imported here only.
+
+    Raises ImportError, saying what to install, when bfloat16 is asked for without ml_dtypes.
+    """
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(
+            "NumPy has no bfloat16; install the package ml_dtypes to use it"
+        ) from error
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def write_tensors(path: FilePath, tensors: Tensors, metadata: Mapping[str, str]) -> None:
+    """Write arrays and string metadata to ``path`` as safetensors, all or nothing.
+
+    ``tensors``: C-contiguous arrays of uint8, int32, float16, bfloat16 or float32, laid down in the
+    given order without gaps. The file appears under its name only when it is complete and on disk;
+    an existing file is replaced, and kept when writing fails. Its mode follows the umask. Raises
+    OSError as `open` does.
+    """
+    target = Path(path)
+    header = _header(tensors, metadata)
+    # As mkstemp: a random name, created exclusively, in the same directory. But mkstemp's mode 0600
+    # would stay with the file, and a saved matrix is as public as any other file its owner writes.
+    scratch = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(header)
+            for tensor in tensors.values():
+                file.write(tensor.reshape(-1).view(np.uint8).data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(target)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in tensors.items():
+        entries[name] = {
+            "dtype": _NAME_TO_TAG[tensor.dtype.name],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def read_tensors(path: FilePath, *, mmap: bool) -> tuple[Tensors, dict[str, str]]:
+    """Read a safetensors file: its arrays by name, and its metadata.
+
+    With ``mmap`` the arrays are read-only views of the mapped file, which must not change while
+    they live (a file cut short under its map ends the process with SIGBUS). Without, they are
+    copies. Raises ValueError, naming file and fault, for everything but a well-formed file: wrong
+    header length, malformed JSON, duplicate or unknown keys, unknown dtypes, sizes that disagree
+    with byte ranges, gaps, overlaps, missing or surplus bytes. Raises OSError as `open` does.
+    """
+    with Path(path).open("rb") as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            entries, metadata, start = _read_header(file, size)
+            ranges = {name: _checked_entry(name, entry) for name, entry in entries.items()}
+            spans = ((name, begin, end) for name, (_, _, begin, end) in ranges.items())
+            _check_cover(spans, size - start)
+            data = _data(file, start, size - start, mmap)
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
+    tensors = {
+        name: data[begin:end].view(dtype).reshape(shape)
+        for name, (dtype, shape, begin, end) in ranges.items()
+    }
+    return tensors, metadata
+
+
+def _data(file: io.BufferedReader, start: int, nbytes: int, mmap: bool) -> NDArray[np.uint8]:
+    if nbytes == 0:
+        return np.empty(0, np.uint8)
+    if mmap:
+        # A plain ndarray on top keeps the map alive without passing the memmap class on.
+        return np.asarray(np.memmap(file, np.uint8, "r", start, (nbytes,)))
+    data = np.empty(nbytes, np.uint8)
+    file.seek(start)
+    if file.readinto(data.data) != nbytes:
+        raise ValueError("the file became shorter while it was read")
+    return data
+
+
+def _read_header(file: io.BufferedReader, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
+    """Return tensor entries, metadata and where the data start."""
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise ValueError(f"not a safetensors file: {size} bytes, the header length alone takes 8")
+    length: int = struct.unpack("<Q", prefix)[0]
+    if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+        raise ValueError(
+            f"header length is {length}, but must lie in 2..{_MAX_HEADER_BYTES} and within the "
+            f"file's {size} bytes; the file is cut short or of another kind"
+        )
+    entries = _parse_json(file.read(length))
+    metadata = entries.pop("__metadata__", {})
+    if not _is_object(metadata) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("__metadata__ must map strings to strings")
+    return entries, metadata, 8 + length
+
+
+def _parse_json(text: bytes) -> dict[str, Any]:
+    if text[:1] != b"{":
+        raise ValueError("the header must begin with '{'")
+    try:
+        parsed = json.loads(
+            text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
+    except RecursionError:
+        raise ValueError("the header nests too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"the header is malformed: {error}") from None
+    if not _is_object(parsed):
+        raise ValueError("the header must be a JSON object")
+    return parsed  # type: ignore[no-any-return]
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a key appears twice")
+    return entries
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _checked_entry(name: str, entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
+    """Check one tensor's entry on its own: dtype, shape, first byte, end byte."""
+    if not _is_object(entry) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"tensor {name!r} needs exactly dtype, shape and data_offsets")
+    tag, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(tag, str) or tag not in _TAG_TO_NAME:
+        raise ValueError(f"tensor {name!r} has dtype {tag!r}; known are {', '.join(_TAG_TO_NAME)}")
+    if not _are_counts(shape) or len(shape) > 2 or any(d > _MAX_DIMENSION for d in shape):
+        raise ValueError(f"tensor {name!r} has shape {shape!r}; needs at most two sizes >= 0")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise ValueError(f"tensor {name!r} has data_offsets {offsets!r}; needs [begin, end]")
+    dtype = named_dtype(_TAG_TO_NAME[tag])
+    nbytes = math.prod(shape) * dtype.itemsize
+    if offsets[1] - offsets[0] != nbytes:
+        raise ValueError(
+            f"tensor {name!r} of dtype {tag} and shape {shape} takes {nbytes} bytes, but "
+            f"data_offsets are {offsets}"
+        )
+    return dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def _are_counts(values: object) -> bool:
+    # type() and not isinstance(): JSON's true is an int to isinstance.
+    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+
+
+def _check_cover(spans: Iterable[tuple[str, int, int]], nbytes: int) -> None:
+    """Require that the byte ranges cover the data exactly once: no gap, no overlap, no surplus."""
+    position = 0
+    for name, begin, end in sorted(spans, key=lambda span: span[1:]):
+        if begin != position:
+            fault = "overlaps the one before" if begin < position else "leaves a gap before it"
+            raise ValueError(f"tensor {name!r} starts at byte {begin} of the data: it {fault}")
+        position = end
+    if position != nbytes:
+        raise ValueError(f"the tensors take {position} bytes, but the file holds {nbytes}")
