@@ -1,0 +1,27 @@
+"""gemmule: matrix-vector and matrix-matrix products at the limit of the hardware, from Python."""
+
+from gemmule.api import asarray, gemm, gemv, matmul, matvec, plan, vecmat
+from gemmule.errors import CompileError, DeviceError, GemmuleWarning
+from gemmule.plan import Plan
+from gemmule.quant import QuantizedMatrix, quantize
+from gemmule.rung import ladder
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompileError",
+    "DeviceError",
+    "GemmuleWarning",
+    "Plan",
+    "QuantizedMatrix",
+    "__version__",
+    "asarray",
+    "gemm",
+    "gemv",
+    "ladder",
+    "matmul",
+    "matvec",
+    "plan",
+    "quantize",
+    "vecmat",
+]

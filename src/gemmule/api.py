@@ -1,0 +1,298 @@
+"""The public functions. Each unwraps its operands once, resolves a cached plan, and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gemmule.arrays import check_out, empty_like_kind, to_kind, unwrap
+from gemmule.canonical import Options
+from gemmule.plan import Frozen, Plan, operands, resolve
+from gemmule.quant import QuantizedMatrix
+from gemmule.settings import default_device
+
+NAMES = {"matvec": ("A", "x"), "vecmat": ("x", "A"), "matmul": ("A", "B")}
+DEFAULT = Options()
+
+
+def _options(
+    rung: str | None, out_dtype: str | None, precision: str, accumulate: str | None,
+    batch_invariant: bool, activations: str,
+) -> Options:  # fmt: skip
+    if activations not in ("float", "int8"):
+        raise ValueError(f"activations is {activations!r}; it must be 'float' or 'int8'.")
+    name = None if out_dtype is None else _dtype_name(out_dtype)
+    return Options(name, precision, accumulate, batch_invariant, activations, rung is not None)
+
+
+def _dtype_name(dtype: Any) -> str:
+    """Return the name of a NumPy, ml_dtypes or torch dtype, or of its string."""
+    text = str(dtype)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    return text if isinstance(dtype, str) else np.dtype(dtype).name
+
+
+def _frozen(params: Mapping[str, Any] | None) -> Frozen | None:
+    return None if params is None else tuple(sorted(params.items()))
+
+
+def _multiply(
+    op: str, a: Any, b: Any, out: Any, options: Options, rung: str | None,
+    params: Mapping[str, Any] | None, device: str | None,
+) -> Any:  # fmt: skip
+    left, right, result = operands(a, b, NAMES[op], out)
+    on_host = left.device == "cpu" == right.device
+    wanted = default_device() if device is None and on_host else device
+    if wanted is not None and wanted != "cpu" and on_host:
+        from gemmule.backends import cuda_arrays
+
+        return cuda_arrays.through_device(
+            op, left, right, result, wanted, options, rung, _frozen(params)
+        )
+    if device is not None and not left.device.startswith(device):
+        raise ValueError(
+            f"device is {device!r}, but the operands lie on {left.device}. Leave device= away: a "
+            "product is computed where its operands are."
+        )
+    plan = resolve(
+        op, left.form, right.form, None if result is None else result.form,
+        right.device if left.library == "gemmule" else left.device, options, rung, _frozen(params),
+    )  # fmt: skip
+    return plan.execute(left, right, result)
+
+
+def matvec(
+    A: Any,
+    x: Any,
+    /,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    precision: str = "float32",
+    accumulate: str | None = None,
+    batch_invariant: bool = False,
+    activations: str = "float",
+    rung: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    device: str | None = None,
+) -> Any:
+    """Return the matrix-vector product ``A x``.
+
+    Parameters
+    ----------
+    A : array (..., m, n) or QuantizedMatrix (m, n). Any strides; used where it lies.
+    x : array (..., n). Batch dimensions broadcast.
+    out : array of exactly the result's shape and dtype that overlaps no input; returned.
+    out_dtype : dtype name of the result, of the same kind as the default.
+    precision : ``"float32"`` (at least IEEE SGEMM's accuracy), ``"ieee"`` (plain float32 FMA) or
+        ``"tf32"``, which permits operands rounded to TF32.
+    accumulate : ``"float16"`` permits half-precision sums.
+    batch_invariant : give each vector of a batch the bits that it would get alone.
+    activations : ``"int8"`` permits x quantised to 8 bits per group (quantised A only).
+    rung, params : take this rung of the ladder, with these parameter values.
+    device : ``"cuda"`` copies host arrays to the GPU and the result back.
+
+    Returns
+    -------
+    array (..., m) of the library and device of the operands. Mixed floats promote; halves
+    multiply and accumulate in float32; 8-bit integers give int32, other integers int64 or uint64
+    modulo 2^64.
+
+    Raises
+    ------
+    ValueError for shapes, strides, `out` and options; TypeError for dtypes and for operands of
+    different libraries or devices; DeviceError and CompileError for the GPU and its toolchain.
+
+    Promised: every element is within the rung's derived componentwise bound of the exact product,
+    NaN and Inf spread by the IEEE rules, sizes of 0 are legal, inputs are unchanged. Not promised:
+    the same bits on another device, or from another rung.
+
+    >>> import numpy as np, gemmule as gm
+    >>> gm.matvec(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 10.0]))
+    array([21., 43.])
+    """
+    options = DEFAULT
+    if rung is not None or (
+        out_dtype, precision, accumulate, batch_invariant, activations
+    ) != (None, "float32", None, False, "float"):  # fmt: skip
+        options = _options(rung, out_dtype, precision, accumulate, batch_invariant, activations)
+    return _multiply("matvec", A, x, out, options, rung, params, device)
+
+
+def vecmat(
+    x: Any,
+    A: Any,
+    /,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    precision: str = "float32",
+    accumulate: str | None = None,
+    batch_invariant: bool = False,
+    activations: str = "float",
+    rung: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    device: str | None = None,
+) -> Any:
+    """Return the vector-matrix product ``x A``, that is ``A^T x``; A is never copied to be turned.
+
+    x : array (..., m); A : array (..., m, n) or QuantizedMatrix; result (..., n). Options, errors
+    and promises are those of `matvec`. There is no complex conjugation.
+
+    >>> import numpy as np, gemmule as gm
+    >>> gm.vecmat(np.array([1.0, 10.0]), np.array([[1.0, 2.0], [3.0, 4.0]]))
+    array([31., 42.])
+    """
+    options = _options(rung, out_dtype, precision, accumulate, batch_invariant, activations)
+    return _multiply("vecmat", x, A, out, options, rung, params, device)
+
+
+def matmul(
+    A: Any,
+    B: Any,
+    /,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    precision: str = "float32",
+    accumulate: str | None = None,
+    batch_invariant: bool = False,
+    activations: str = "float",
+    rung: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    device: str | None = None,
+) -> Any:
+    """Return the matrix product ``A B`` by the array-API rules.
+
+    A : array (..., m, k) or (k,); B : array (..., k, n) or (k,); either may be a QuantizedMatrix.
+    A 1-D operand counts as a row on the left or a column on the right, and its axis is removed
+    from the result; batch dimensions broadcast; 0-D operands are a ValueError. A product with a
+    single column or row runs as a matvec. Options, errors and promises are those of `matvec`.
+
+    >>> import numpy as np, gemmule as gm
+    >>> gm.matmul(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]))
+    array([[1., 2.],
+           [3., 4.]])
+    """
+    options = _options(rung, out_dtype, precision, accumulate, batch_invariant, activations)
+    return _multiply("matmul", A, B, out, options, rung, params, device)
+
+
+def gemv(A: Any, x: Any, y: Any = None, /, *, alpha: float = 1, beta: float = 0) -> Any:
+    """Compute ``y = alpha A x + beta y`` in place and return y.
+
+    A : (m, n), x : (n,), y : (m,) of the result's dtype (or a wider out_dtype of its kind); no
+    batches. Without y (then beta must be 0) the result is a new array. With beta = 0, y is
+    never read, so it may hold NaN; with alpha = 0, A and x are not read. Raises as `matvec`.
+
+    >>> import numpy as np, gemmule as gm
+    >>> y = np.array([1.0, 1.0])
+    >>> gm.gemv(np.eye(2), np.array([2.0, 3.0]), y, alpha=2, beta=-1)
+    array([3., 5.])
+    """
+    return _blas("matvec", A, x, y, alpha, beta, (2, 1))
+
+
+def gemm(A: Any, B: Any, C: Any = None, /, *, alpha: float = 1, beta: float = 0) -> Any:
+    """Compute ``C = alpha A B + beta C`` in place and return C.
+
+    A : (m, k), B : (k, n), C : (m, n) of the result's dtype; no batches. As `gemv` otherwise.
+
+    >>> import numpy as np, gemmule as gm
+    >>> gm.gemm(np.eye(2), np.ones((2, 2)), alpha=3)
+    array([[3., 3.],
+           [3., 3.]])
+    """
+    return _blas("matmul", A, B, C, alpha, beta, (2, 2))
+
+
+def _blas(
+    op: str, a: Any, b: Any, c: Any, alpha: float, beta: float, ndim: tuple[int, int]
+) -> Any:
+    left, right, out = operands(a, b, NAMES[op], c)
+    if (len(left.form.shape), len(right.form.shape)) != ndim:
+        name = "gemv" if op == "matvec" else "gemm"
+        raise ValueError(
+            f"{name} takes operands of {ndim[0]} and {ndim[1]} dimensions; got shapes "
+            f"{left.form.shape} and {right.form.shape}. Use {op} for batches."
+        )
+    if out is None and beta != 0:
+        raise ValueError(f"beta is {beta}, but no array to add to was given. Pass it, or beta=0.")
+    dtype = None if out is None else out.form.dtype
+    options = Options(out_dtype=dtype)
+    like = right if left.library == "gemmule" else left
+    plan = resolve(
+        op, left.form, right.form, None if out is None else out.form, like.device, options
+    )
+    call = plan.choice.call
+    if out is None:
+        fresh = empty_like_kind(call.out_shape, call.problem.out, like)
+        plan.launch(left, right, fresh, alpha, beta)
+        return to_kind(fresh, like)
+    check_out(out, call.out_shape, call.problem.out, [left, right])
+    plan.launch(left, right, out, alpha, beta)
+    return out.original
+
+
+def plan(
+    op: str,
+    a: Any,
+    b: Any,
+    /,
+    *,
+    out_dtype: Any = None,
+    precision: str = "float32",
+    accumulate: str | None = None,
+    batch_invariant: bool = False,
+    activations: str = "float",
+    rung: str | None = None,
+    params: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Choose once how to compute ``op`` on operands like `a` and `b`; call the plan many times.
+
+    op : ``"matvec"`` (A, x), ``"vecmat"`` (x, A) or ``"matmul"`` (A, B). The plan is frozen; it
+    takes operands of the same shapes, dtypes and layouts, and explains itself.
+
+    >>> import numpy as np, gemmule as gm
+    >>> A, x = np.eye(3), np.arange(3.0)
+    >>> p = gm.plan("matvec", A, x)
+    >>> p(A, x)
+    array([0., 1., 2.])
+    >>> p.explain().splitlines()[0]
+    'problem    matvec A 3 x 3 row, float64 x float64 -> float64'
+    """
+    if op not in NAMES:
+        raise ValueError(f"op is {op!r}; it must be one of {', '.join(NAMES)}.")
+    left, right, _ = operands(a, b, NAMES[op])
+    options = _options(rung, out_dtype, precision, accumulate, batch_invariant, activations)
+    return resolve(
+        op, left.form, right.form, None,
+        right.device if left.library == "gemmule" else left.device, options, rung, _frozen(params),
+    )  # fmt: skip
+
+
+def asarray(a: Any, /, *, device: str = "cpu") -> Any:
+    """Return `a` as an array on `device`: an ndarray on ``"cpu"``, a DeviceArray on ``"cuda"``.
+
+    A host array is copied to the GPU once and stays there, with no other library installed; a
+    QuantizedMatrix moves with all its parts. ``"cuda:1"`` names a device.
+
+    >>> import numpy as np, gemmule as gm
+    >>> gm.asarray(np.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+    if isinstance(a, QuantizedMatrix):
+        return a.to(device)
+    if device == "cpu":
+        operand = unwrap(a, "a")
+        if operand.device == "cpu":
+            return operand.array
+        from gemmule.backends import cuda_arrays
+
+        return cuda_arrays.to_host(operand)
+    from gemmule.backends import cuda_arrays
+
+    return cuda_arrays.to_device(a, device)

@@ -1,0 +1,241 @@
+"""The CPU back end: NumPy views in, a rung's bound function on them.
+
+Where the chosen rung takes another dtype or layout, operands are copied here, and only here; the
+choice lists each copy. Vectors that are not of unit stride are gathered, results that do not lie
+as the rung writes them go through a temporary.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmule.arrays import Operand
+from gemmule.canonical import View
+from gemmule.problem import HALVES, Problem, numpy_dtype
+from gemmule.rung import Machine, Rung
+
+if TYPE_CHECKING:
+    from gemmule.backends import Run
+    from gemmule.plan import Choice
+
+Array = np.ndarray[Any, Any]
+
+# A lead until `gemmule bench` measures the machine: two cores of an EPYC 9004 read 41 GB/s
+# (November 2026); most desktop and server cores read 10 to 25 GB/s each.
+READ_BYTES_PER_S_PER_CORE = 20e9
+
+
+class CpuBackend:
+    """Host arrays and Numba or BLAS rungs."""
+
+    name = "cpu"
+
+    def machine(self, device: str) -> Machine:
+        """Describe the processor; cached."""
+        return _machine(len(os.sched_getaffinity(0)))
+
+    def proved(self, rung: Rung, machine: Machine) -> bool:
+        """CPU rungs are proved by the test suite on every machine that runs it."""
+        return True
+
+    def adapts(self) -> bool:
+        """Host operands may be copied to what a rung takes; the choice lists every copy."""
+        return True
+
+    def prepare(self, choice: Choice) -> Run:
+        """Bind the rung and the copies around it."""
+        core = _bound(choice)
+        if _is_direct(choice):
+            return _direct(core)
+        return _general(choice, core)
+
+
+@functools.cache
+def _machine(threads: int) -> Machine:
+    cores = min(threads, 8)  # memory channels, not cores, bound a many-core read
+    return Machine(
+        backend="cpu",
+        name=_processor_name(),
+        arch=platform.machine(),
+        units=threads,
+        read_bytes_per_s=READ_BYTES_PER_S_PER_CORE * cores,
+        cache_bytes=last_level_cache_bytes(),
+        call_s=1e-6,
+    )
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
+def last_level_cache_bytes() -> int:
+    """Return the size of the largest CPU cache, 32 MiB where the system does not tell."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    sizes = [32 * 2**20]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            text = path.read_text().strip()
+            sizes.append(int(text[:-1]) * units[text[-1]])
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return max(sizes[1:] or sizes)
+
+
+def _bound(choice: Choice) -> Callable[..., None]:
+    """Return the rung's function over canonical arrays, looping over a batch it does not take."""
+    rung, problem = choice.rung, choice.problem
+    if rung.bind is None:
+        raise TypeError(f"rung {rung.folder}/{rung.name} is not a CPU rung: it has no bind.")
+    if problem.batch == 1 or rung.batched:
+        return rung.bind(problem, choice.params)
+    core = rung.bind(problem, choice.params)
+
+    def loop(a: Any, b: Array, out: Array) -> None:
+        for i in range(problem.batch):
+            core(a[i] if isinstance(a, np.ndarray) else a, b[i], out[i])
+
+    return loop
+
+
+def _is_direct(choice: Choice) -> bool:
+    """Whether operands go to the rung as they are, with no view, copy or temporary."""
+    call, problem = choice.call, choice.problem
+    return (
+        call.op == "matvec"
+        and problem == call.problem
+        and problem.op == "matvec"
+        and not call.swapped
+        and len(call.a.shape) == 2
+        and _unit(call.b)
+        and _unit(call.out)
+    )
+
+
+def _unit(view: View) -> bool:
+    return view.strides[-1] == 1 or view.shape[-1] <= 1
+
+
+def _direct(core: Callable[..., None]) -> Run:
+    def run(a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
+        if alpha == 1 and beta == 0:
+            core(a.array, b.array, out.array)
+        else:
+            _scaled(lambda y: core(a.array, b.array, y), out.array, alpha, beta)
+
+    return run
+
+
+def _general(choice: Choice, core: Callable[..., None]) -> Run:
+    call, problem = choice.call, choice.problem
+    lead = len(call.outer)
+
+    def run(a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
+        left: Any = a.array
+        if call.transposed_quant:
+            left = left.T
+        elif call.problem.quant is None:
+            left = _view(left, call.a)
+        right, result = _view(b.array, call.b), _view(out.array, call.out)
+
+        def multiply(target: Array) -> None:
+            for index in np.ndindex(call.outer):
+                one = left[index] if isinstance(left, np.ndarray) and lead else left
+                _one(core, problem, one, right[index], target[index])
+
+        if alpha == 1 and beta == 0:
+            multiply(result)
+        else:
+            _scaled(multiply, result, alpha, beta)
+
+    return run
+
+
+def _view(array: Array, view: View) -> Array:
+    """Return `array` seen as `view`; the common cases avoid as_strided, which costs 5 us."""
+    itemsize = array.itemsize
+    strides = tuple(step * itemsize for step in view.strides)
+    if array.shape == view.shape and array.strides == strides:
+        return array
+    flipped = array.T
+    if flipped.shape == view.shape and flipped.strides == strides:
+        return flipped
+    return np.lib.stride_tricks.as_strided(array, view.shape, strides)
+
+
+def _one(core: Callable[..., None], problem: Problem, a: Any, b: Array, out: Array) -> None:
+    """Run the rung on one canonical product, converting operands to what it takes."""
+    if isinstance(a, np.ndarray):
+        a = _as_layout(a, problem.a, problem.layout_a, problem.shared_a)
+    if problem.op == "matvec":
+        b = np.ascontiguousarray(_converted(b, problem.b))
+    else:
+        b = _as_layout(b, problem.b, problem.layout_b, problem.shared_b)
+    if out.dtype == numpy_dtype(problem.out) and _written_in_place(problem, out):
+        core(a, b, out)
+        return
+    temporary = np.empty(out.shape, dtype=numpy_dtype(problem.out))
+    core(a, b, temporary)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out[...] = temporary.astype(out.dtype, copy=False)
+
+
+def _written_in_place(problem: Problem, out: Array) -> bool:
+    return out.flags.c_contiguous or out.size <= 1
+
+
+def _converted(array: Array, dtype: str) -> Array:
+    return array.astype(numpy_dtype(dtype), copy=False)
+
+
+def _as_layout(array: Array, dtype: str, layout: str, shared: bool) -> Array:
+    """Return `array` in dtype and layout, copying only where it is not so already."""
+    array = _converted(array, dtype)
+    rows, cols = array.shape[-2:]
+    row_step, col_step = (step // array.itemsize for step in array.strides[-2:])
+    is_row = (col_step == 1 or cols <= 1) and (row_step >= max(cols, 1) or rows <= 1)
+    if layout == "row" and not is_row:
+        if shared and array.ndim == 3:
+            return np.broadcast_to(np.ascontiguousarray(array[0]), array.shape)
+        return np.ascontiguousarray(array)
+    return array
+
+
+def _scaled(multiply: Callable[[Array], None], out: Array, alpha: float, beta: float) -> None:
+    """Set out = alpha * product + beta * out; beta == 0 does not read out, alpha == 0 only scales.
+
+    Halves are combined in float32 and rounded once more at the end.
+    """
+    if out.size == 0:
+        return
+    if alpha == 0:
+        product: Any = np.zeros((), dtype=out.dtype)
+    else:
+        temporary = np.empty(out.shape, dtype=out.dtype)
+        multiply(temporary)
+        product = temporary
+    wide = np.float32 if out.dtype.name in HALVES else out.dtype
+    total = product.astype(wide)
+    if alpha not in (0, 1):
+        total = total * wide_scalar(alpha, wide)
+    if beta != 0:
+        total = total + wide_scalar(beta, wide) * out.astype(wide)
+    out[...] = total.astype(out.dtype)
+
+
+def wide_scalar(value: float, dtype: Any) -> Any:
+    """Return a scalar of the dtype that alpha and beta are applied in."""
+    return np.dtype(dtype).type(value)

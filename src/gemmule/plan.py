@@ -1,0 +1,397 @@
+"""From a problem to a choice: a tuned entry, else the rungs' heuristics, else the simplest rung.
+
+`choose` is pure and cached; a `Plan` holds one choice and a bound launcher, and is frozen.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gemmule import backends, store
+from gemmule.arrays import (
+    Form,
+    Operand,
+    check_out,
+    check_same_kind,
+    empty_like_kind,
+    to_kind,
+    unwrap,
+)
+from gemmule.canonical import Call, Options, canonical
+from gemmule.problem import ITEMSIZE, Problem, result_dtype
+from gemmule.rung import Machine, Rung, all_rungs
+
+log = logging.getLogger("gemmule")
+
+Frozen = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A rung with its parameters for a problem, and why.
+
+    `problem` is what the rung is given; where it differs from ``call.problem`` the back end copies
+    operands first, and `copies` says so in words.
+    """
+
+    call: Call
+    problem: Problem
+    rung: Rung
+    params: Mapping[str, Any]
+    machine: Machine
+    reason: str
+    expected_s: float | None
+    runner_up: str
+    copies: tuple[str, ...]
+
+
+def choose(
+    call: Call, machine: Machine, rung: str | None = None, params: Mapping[str, Any] | None = None
+) -> Choice:
+    """Choose rung and parameters for a canonical call on a machine.
+
+    With `rung` the named one is taken (ValueError where it cannot compute the problem). Otherwise
+    only proved rungs whose arithmetic is float32 or better take part.
+    """
+    backend = backends.get(machine.backend)
+    if rung is not None:
+        return _named(call, machine, rung, params)
+    if params:
+        raise ValueError("params= goes with rung=: name the rung they belong to.")
+    tuned = store.lookup(machine, call.problem)
+    if tuned is not None and backend.proved(tuned.rung, machine):
+        return Choice(
+            call, call.problem, tuned.rung, tuned.params, machine,
+            f"tuned on this device, {tuned.date}", tuned.time_s, "", (),
+        )  # fmt: skip
+    ranked = sorted(_suggestions(call, machine), key=lambda choice: choice.expected_s or 0.0)
+    if not ranked:
+        return _simplest(call, machine)
+    best = ranked[0]
+    other = next((c for c in ranked[1:] if c.rung is not best.rung), None)
+    runner_up = "" if other is None else _in_words(other)
+    return replace(best, runner_up=runner_up)
+
+
+def _in_words(choice: Choice) -> str:
+    params = ", ".join(f"{k}={v}" for k, v in choice.params.items())
+    expected = "" if choice.expected_s is None else f", {choice.expected_s * 1e6:.1f} us expected"
+    return f"{choice.rung.folder}/{choice.rung.name}({params}){expected}"
+
+
+def _eligible(rung: Rung, problem: Problem) -> bool:
+    arithmetic = rung.arithmetic(problem)
+    if problem.quant is not None and problem.quant.activations == "int8":
+        return arithmetic.activations_bits is not None
+    if problem.accumulate == "float16" and arithmetic.accumulator == "float16":
+        return True
+    if problem.precision == "tf32" and arithmetic.inputs == "tf32":
+        return True
+    return arithmetic.at_least_float32
+
+
+def _suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
+    backend = backends.get(machine.backend)
+    for problem, copies, cost_s in _variants(call.problem, machine):
+        found = False
+        for rung in all_rungs(machine.backend):
+            if rung.refusal(problem) is not None or not _eligible(rung, problem):
+                continue
+            suggestion = rung.suggest(problem, machine)
+            if suggestion is None or not backend.proved(rung, machine):
+                continue
+            found = True
+            yield Choice(
+                call, problem, rung, rung.check_params(problem, suggestion.params), machine,
+                "heuristic", suggestion.expected_s + cost_s, "", copies,
+            )  # fmt: skip
+        if found:
+            return
+
+
+def _variants(
+    problem: Problem, machine: Machine
+) -> Iterator[tuple[Problem, tuple[str, ...], float]]:
+    """Yield the problem as it is, then (on back ends that copy) adapted ones, cheapest first."""
+    yield problem, (), 0.0
+    if not backends.get(machine.backend).adapts():
+        return
+    adapted = []
+    for layout_a, layout_b in _layout_variants(problem):
+        for a, b, out in _dtype_variants(problem, machine):
+            candidate = replace(
+                problem, layout_a=layout_a, layout_b=layout_b, a=a, b=b, out=out, layout_out="row"
+            )
+            if candidate != problem:
+                copies, moved = _copies(problem, candidate)
+                adapted.append((moved, len(adapted), candidate, copies))
+    for moved, _, candidate, copies in sorted(adapted, key=lambda item: item[:2]):
+        yield candidate, copies, moved / machine.read_bytes_per_s
+
+
+def _layout_variants(problem: Problem) -> list[tuple[str, str]]:
+    layouts_a = [problem.layout_a] + (["row"] if problem.layout_a != "row" else [])
+    layouts_b = [problem.layout_b] + (["row"] if problem.layout_b != "row" else [])
+    return [(a, b) for a in layouts_a for b in layouts_b]
+
+
+def _dtype_variants(problem: Problem, machine: Machine) -> list[tuple[str, str, str]]:
+    own = (problem.a, problem.b, problem.out)
+    found = [own]
+    for rung in all_rungs(machine.backend):
+        if rung.op != problem.op or rung.quantized != (problem.quant is not None):
+            continue
+        for signature in rung.signatures:
+            if signature not in found and _widens(own, signature, problem.quant is not None):
+                found.append(signature)
+    return found
+
+
+def _widens(own: tuple[str, str, str], wider: tuple[str, str, str], quantized: bool) -> bool:
+    """Whether operands of `own` convert to those of `wider` without loss, and the result back."""
+    operands = zip(own[:2], wider[:2], strict=True)
+    if quantized:
+        if own[0] != wider[0]:
+            return False
+        operands = zip(own[1:2], wider[1:2], strict=True)
+    try:
+        if any(a != w and result_dtype(a, w) != w for a, w in operands):
+            return False
+        return own[2] == wider[2] or result_dtype(own[2], wider[2]) == wider[2]
+    except TypeError:
+        return False
+
+
+def _copies(problem: Problem, adapted: Problem) -> tuple[tuple[str, ...], float]:
+    words, moved = [], 0.0
+    inner = problem.n if problem.op == "matvec" else problem.k
+    sizes = (problem.m * inner, inner * (1 if problem.op == "matvec" else problem.n))
+    before = ((problem.a, problem.layout_a), (problem.b, problem.layout_b))
+    after = ((adapted.a, adapted.layout_a), (adapted.b, adapted.layout_b))
+    for name, size, old, new in zip("AB", sizes, before, after, strict=True):
+        if old == new:
+            continue
+        nbytes = size * problem.batch * ITEMSIZE.get(new[0], 1)
+        moved += 4.0 * nbytes  # a strided or converting copy runs far below the read ceiling
+        words.append(f"{name} copied from {old[0]} {old[1]} to {new[0]} {new[1]}, {nbytes:,} bytes")
+    if adapted.out != problem.out:
+        words.append(f"result converted from {adapted.out} to {problem.out}")
+        moved += problem.outputs * problem.batch * ITEMSIZE[adapted.out]
+    return tuple(words), moved
+
+
+def _named(
+    call: Call, machine: Machine, name: str, params: Mapping[str, Any] | None
+) -> Choice:
+    named = [r for r in all_rungs(machine.backend) if r.name == name]
+    if not named:
+        known = ", ".join(dict.fromkeys(r.name for r in all_rungs(machine.backend)))
+        raise ValueError(f"no {machine.backend} rung is called {name!r}; there are: {known}.")
+    reasons = [f"{r.folder}/{name}: {r.refusal(call.problem)}" for r in named]
+    for problem, copies, _ in _variants(call.problem, machine):
+        for rung in named:
+            if rung.refusal(problem) is None:
+                suggestion = rung.suggest(problem, machine)
+                if params is None and suggestion is not None:
+                    chosen = rung.check_params(problem, suggestion.params)
+                else:
+                    chosen = rung.check_params(problem, params)
+                expected = None if suggestion is None else suggestion.expected_s
+                return Choice(
+                    call, problem, rung, chosen, machine, "named by the caller", expected, "",
+                    copies,
+                )  # fmt: skip
+    raise ValueError(
+        f"rung {name} cannot compute {call.problem.describe()}. {'; '.join(reasons)}."
+    )
+
+
+def _simplest(call: Call, machine: Machine) -> Choice:
+    backend = backends.get(machine.backend)
+    for problem, copies, _ in _variants(call.problem, machine):
+        for rung in all_rungs(machine.backend):
+            if (
+                rung.refusal(problem) is None
+                and _eligible(rung, problem)
+                and backend.proved(rung, machine)
+            ):
+                return Choice(
+                    call, problem, rung, rung.check_params(problem, None), machine,
+                    "the simplest proved rung: no heuristic covers this problem", None, "", copies,
+                )  # fmt: skip
+    raise TypeError(
+        f"no proved {machine.backend} rung computes {call.problem.describe()} on {machine.name}. "
+        "Convert the operands to another dtype, or name a rung with rung=."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One product, decided once and callable many times; frozen.
+
+    ``plan(A, x)`` computes with operands of the planned problem: equal shapes, dtypes, layouts and
+    at least the planned alignment; others raise ValueError. `explain()` tells what was chosen and
+    why; `tune()` measures the alternatives and returns a new plan.
+    """
+
+    op: str
+    choice: Choice
+    options: Options
+    forms: tuple[Form, Form]
+    rung_name: str | None = None
+    _run: backends.Run = field(repr=False, default=None)  # type: ignore[assignment]
+
+    @property
+    def problem(self) -> Problem:
+        """The canonical problem."""
+        return self.choice.call.problem
+
+    @property
+    def rung(self) -> Rung:
+        """The rung that runs."""
+        return self.choice.rung
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The rung's parameter values."""
+        return dict(self.choice.params)
+
+    @property
+    def reason(self) -> str:
+        """Why this rung was chosen."""
+        return self.choice.reason
+
+    def __call__(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
+        """Compute the planned product of `a` and `b`, into `out` where given."""
+        left, right = unwrap(a, "the first operand"), unwrap(b, "the second operand")
+        plan = self if (left.form, right.form) == self.forms and out is None else None
+        if plan is None:
+            out_operand = None if out is None else unwrap(out, "out")
+            plan = self._sibling(left, right, out_operand)
+            return plan.execute(left, right, out_operand)
+        return plan.execute(left, right, None)
+
+    def _sibling(self, left: Operand, right: Operand, out: Operand | None) -> Plan:
+        """Return this plan rebound to operands of other strides but the same problem."""
+        call = canonical(
+            self.op, left.form, right.form, None if out is None else out.form, self.options
+        )
+        mine, theirs = self.problem, call.problem
+        if replace(theirs, alignment=mine.alignment, layout_out=mine.layout_out) != mine or (
+            theirs.alignment < mine.alignment
+        ):
+            raise ValueError(
+                f"this plan computes {mine.describe()} at {mine.alignment}-byte alignment; given "
+                f"was {theirs.describe()} at {theirs.alignment}. Make another plan with gm.plan."
+            )
+        return resolve(
+            self.op, left.form, right.form, None if out is None else out.form, left.device,
+            self.options, self.rung.name, tuple(self.choice.params.items()),
+        )  # fmt: skip
+
+    def execute(
+        self, left: Operand, right: Operand, out: Operand | None, alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> Any:  # fmt: skip
+        """Run on unwrapped operands of exactly the planned forms; return the foreign result."""
+        call = self.choice.call
+        like = right if left.library == "gemmule" else left
+        if out is None:
+            fresh = empty_like_kind(call.out_shape, call.problem.out, like)
+            self.launch(left, right, fresh, alpha, beta)
+            return to_kind(fresh, like)
+        check_out(out, call.out_shape, call.problem.out, [left, right])
+        self.launch(left, right, out, alpha, beta)
+        return out.original
+
+    def launch(
+        self, left: Operand, right: Operand, out: Operand, alpha: float, beta: float
+    ) -> None:
+        """Run on checked operands: out = alpha * product + beta * out."""
+        if self.choice.call.swapped:
+            left, right = right, left
+        self._run(left, right, out, alpha, beta)
+
+    def explain(self) -> str:
+        """Return what runs, why, what it should cost, what is copied, and the runner-up."""
+        choice, problem = self.choice, self.problem
+        params = ", ".join(f"{k}={v}" for k, v in choice.params.items()) or "none"
+        lines = [
+            f"problem    {problem.describe()}",
+            f"device     {choice.machine.name} ({choice.machine.arch})",
+            f"rung       {choice.rung.folder}/{choice.rung.name}: {choice.rung.title}",
+            f"parameters {params}",
+            f"reason     {choice.reason}",
+        ]
+        if choice.expected_s is not None:
+            share = problem.compulsory_bytes / choice.expected_s / choice.machine.read_bytes_per_s
+            lines.append(
+                f"expected   {choice.expected_s * 1e6:.1f} us, {share:.0%} of the read ceiling "
+                f"({choice.machine.read_bytes_per_s / 1e9:,.0f} GB/s)"
+            )
+        if choice.runner_up:
+            lines.append(f"runner-up  {choice.runner_up}")
+        memory = choice.rung.workspace(choice.problem, choice.params, choice.machine)
+        steps = (
+            choice.rung.steps(choice.problem, choice.params, choice.machine)
+            if choice.rung.steps is not None
+            else ()
+        )
+        shared = max((step.smem for step in steps), default=0)
+        lines.append(f"memory     workspace {memory:,} bytes, dynamic shared {shared:,} bytes")
+        arithmetic = choice.rung.arithmetic(choice.problem)
+        lines.append(f"sums in    {arithmetic.accumulator}")
+        lines.append(f"copies     {'; '.join(choice.copies) or 'none'}")
+        return "\n".join(lines)
+
+    def tune(self, *, max_seconds: float = 30.0) -> Plan:
+        """Measure this problem's candidates cold and return a plan for the winner.
+
+        The default stays unless a candidate wins by more than the noise; every candidate is
+        verified against the oracle before it is timed. The choice is stored and later plans of
+        the same problem on the same device use it. ``GEMMULE_TUNE=0`` makes this a no-op.
+        """
+        from gemmule.tune import tune_plan  # late: the tuner needs oracle and measure
+
+        return tune_plan(self, max_seconds=max_seconds)
+
+
+@functools.lru_cache(maxsize=4096)
+def resolve(
+    op: str, left: Form, right: Form, out: Form | None, device: str, options: Options,
+    rung: str | None = None, params: Frozen | None = None,
+) -> Plan:  # fmt: skip
+    """Return the plan for operands of these forms on `device`; cached."""
+    call = canonical(op, left, right, out, options)
+    backend = backends.get("cpu" if device == "cpu" else "cuda")
+    choice = choose(call, backend.machine(device), rung, None if params is None else dict(params))
+    log.debug(
+        "%s -> %s/%s %s (%s)%s", call.problem.describe(), choice.rung.folder, choice.rung.name,
+        dict(choice.params), choice.reason, f"; {'; '.join(choice.copies)}" if choice.copies else "",
+    )  # fmt: skip
+    if any(copy.startswith("A ") for copy in choice.copies) and call.problem.matrix_bytes > 2**20:
+        log.warning("%s: %s", call.problem.describe(), "; ".join(choice.copies))
+    return Plan(op, choice, options, (left, right), rung, backend.prepare(choice))
+
+
+def operands(
+    a: Any, b: Any, names: tuple[str, str], out: Any = None
+) -> tuple[Operand, Operand, Operand | None]:
+    """Unwrap a call's operands and check that they share a library and a device."""
+    left, right = unwrap(a, names[0]), unwrap(b, names[1])
+    check_same_kind(left, right, names)
+    if out is None:
+        return left, right, None
+    result = unwrap(out, "out")
+    check_same_kind(right if left.library == "gemmule" else left, result, (names[0], "out"))
+    return left, right, result
+
+
+def forget_plans() -> None:
+    """Drop cached plans, so that the next call sees new tuning results."""
+    resolve.cache_clear()
+

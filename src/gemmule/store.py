@@ -1,0 +1,134 @@
+"""Tuning results on disk: one small JSON file per key, replaced atomically, checked on read.
+
+Promised: a reader sees a whole entry or none; two writers cannot mix entries; an entry can only
+pick a rung and parameter values that the rung itself declares; a file that is corrupt, too large,
+of another schema, or about a rung that changed since is a miss. Not promised: that an entry
+survives a power cut right after it was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Rung, all_rungs
+from gemmule.settings import cache_folder, tuning_enabled
+
+SCHEMA = 1
+MAX_BYTES = 65_536
+SHIPPED = Path(__file__).parent / "tuned"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """One stored choice: the rung, its parameters, the measured time, and the day."""
+
+    rung: Rung
+    params: Mapping[str, Any]
+    time_s: float
+    date: str
+
+
+def key(machine: Machine, problem: Problem) -> str:
+    """Return the file stem of an entry: a digest of device and problem."""
+    text = json.dumps(
+        [SCHEMA, machine.backend, machine.name, machine.arch, machine.units, asdict(problem)],
+        sort_keys=True,
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def rung_digest(rung: Rung) -> str:
+    """Return a digest of the rung's files: an edited rung makes its tuned entries stale."""
+    digest = hashlib.sha256()
+    for path in {rung.path, rung.source_path}:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def lookup(machine: Machine, problem: Problem) -> Tuned | None:
+    """Return the stored choice for this device and problem, the user's own before the shipped."""
+    if not tuning_enabled():
+        return None
+    stem = key(machine, problem)
+    for root in (cache_folder() / "tuned", SHIPPED):
+        entry = _read(root / f"{stem}.json", machine, problem)
+        if entry is not None:
+            return entry
+    return None
+
+
+def _read(path: Path, machine: Machine, problem: Problem) -> Tuned | None:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return None
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return _checked(record, machine, problem)
+
+
+def _checked(record: Any, machine: Machine, problem: Problem) -> Tuned | None:
+    """Return the entry if every field is what this package could have written, else None."""
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        return None
+    names = [(r.folder, r.name) for r in all_rungs(machine.backend)]
+    wanted = (record.get("folder"), record.get("rung"))
+    if wanted not in names:
+        return None
+    rung = all_rungs(machine.backend)[names.index(wanted)]
+    params, time_s, date = record.get("params"), record.get("time_s"), record.get("date")
+    if record.get("digest") != rung_digest(rung) or rung.refusal(problem) is not None:
+        return None
+    if not isinstance(params, dict) or set(params) != set(rung.params):
+        return None
+    if any(type(v) not in (int, str, bool) for v in params.values()):
+        return None
+    if params not in list(rung.space(problem)):
+        return None
+    if type(time_s) is not float or not 0.0 < time_s < 3600.0 or not isinstance(date, str):
+        return None
+    return Tuned(rung, params, time_s, date[:10])
+
+
+def save(machine: Machine, problem: Problem, tuned: Tuned) -> Path | None:
+    """Write an entry atomically; return its path, or None when the cache cannot be written."""
+    record = {
+        "schema": SCHEMA,
+        "machine": machine.name,
+        "problem": problem.describe(),
+        "folder": tuned.rung.folder,
+        "rung": tuned.rung.name,
+        "digest": rung_digest(tuned.rung),
+        "params": dict(tuned.params),
+        "time_s": float(tuned.time_s),
+        "date": tuned.date,
+    }
+    target = cache_folder() / "tuned" / f"{key(machine, problem)}.json"
+    return target if write_atomically(target, json.dumps(record, indent=1).encode()) else None
+
+
+def write_atomically(path: Path, data: bytes) -> bool:
+    """Replace `path` by `data` in one step; False when the folder cannot be written."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError:
+        return False
+    return True
