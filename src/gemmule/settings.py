@@ -1,0 +1,51 @@
+"""The environment variables of the package, read here and nowhere else.
+
+=====================  ===================================================================
+``GEMMULE_CACHE``      folder for compiled kernels and tuning results; default
+                       ``$XDG_CACHE_HOME/gemmule``, else ``~/.cache/gemmule``
+``GEMMULE_DEVICE``     device of operands that name none, ``cpu`` or ``cuda[:index]``
+``GEMMULE_TUNE``       ``0``: ignore stored tuning results
+=====================  ===================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Return the cache folder of the package; it need not exist.
+
+    Example: with ``GEMMULE_CACHE=/scratch/me`` this is ``Path("/scratch/me")``.
+
+    >>> from gemmule.settings import cache_folder
+    >>> cache_folder().is_absolute()
+    True
+    """
+    given = os.environ.get("GEMMULE_CACHE")
+    if given:
+        return Path(given).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base and Path(base).is_absolute():  # the XDG specification ignores relative paths
+        return Path(base) / "gemmule"
+    try:
+        return Path.home() / ".cache" / "gemmule"
+    except RuntimeError:  # no home: a user id without an entry in the password database
+        return Path("/nonexistent/gemmule")
+
+
+def default_device() -> str | None:
+    """Return ``GEMMULE_DEVICE``, or None when it is unset; ValueError when it is malformed."""
+    given = os.environ.get("GEMMULE_DEVICE")
+    if not given:
+        return None
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", given):
+        raise ValueError(f"GEMMULE_DEVICE is {given!r}; it must be cpu, cuda or cuda:<index>.")
+    return given
+
+
+def tuning_enabled() -> bool:
+    """Return False when ``GEMMULE_TUNE`` is ``0``: stored tuning results are then ignored."""
+    return os.environ.get("GEMMULE_TUNE", "1") != "0"
