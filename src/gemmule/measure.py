@@ -35,6 +35,7 @@ SAME_MARGIN = 0.01
 TIMER_SHARE = 1e-3
 MAX_CALLS = 1 << 24
 STABLE_WITHIN = 0.02
+WARMUP_WINDOW_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,9 @@ class _Lane:
 
 
 def _warm_up(lane: _Lane, clock: Clock, first: int, block_s: float, limit_s: float) -> int:
-    """Run until three blocks of full length agree (or `limit_s` passes); return calls made."""
+    """Size the blocks and run until they settle (or `limit_s` passes); return calls made."""
     start, made = clock.now(), 0
-    recent: list[float] = []
+    settled: list[tuple[float, float]] = []  # when each block of full length ended, time per call
     while True:
         timing = lane.block(first + made)
         made += timing.calls
@@ -181,14 +182,27 @@ def _warm_up(lane: _Lane, clock: Clock, first: int, block_s: float, limit_s: flo
         wanted = min(MAX_CALLS, max(1, math.ceil(block_s / per_call)))
         if timing.seconds < 0.5 * block_s and wanted > lane.calls:
             lane.calls = min(wanted, 16 * lane.calls)
-            recent.clear()
+            settled.clear()
         else:
-            recent = [*recent[-2:], per_call]
-            if len(recent) == 3 and max(recent) <= min(recent) * (1 + STABLE_WITHIN):
-                return made
-        if lane.warmup_s >= limit_s:
+            settled.append((lane.warmup_s, per_call))
+        if _stable(settled) or lane.warmup_s >= limit_s:
             lane.calls = wanted
             return made
+
+
+def _stable(blocks: Sequence[tuple[float, float]]) -> bool:
+    """Whether the last tenth of a second was as fast as the one before, within 2 %.
+
+    Looking at neighbouring blocks alone would miss a clock that settles over half a second.
+    """
+    if len(blocks) < 4 or blocks[-1][0] - blocks[0][0] < 2 * WARMUP_WINDOW_S:
+        return False
+    end = blocks[-1][0]
+    late = [t for when, t in blocks if when > end - WARMUP_WINDOW_S]
+    early = [t for when, t in blocks if end - 2 * WARMUP_WINDOW_S < when <= end - WARMUP_WINDOW_S]
+    if not early:
+        early = [t for when, t in blocks if when <= end - WARMUP_WINDOW_S][-1:]
+    return abs(float(np.median(late) / np.median(early)) - 1) <= STABLE_WITHIN
 
 
 def sample(
@@ -204,12 +218,12 @@ def sample(
 ) -> dict[str, Samples]:
     """Time all contestants in one interleaved run and return their samples by name.
 
-    Each is warmed up until three blocks agree within 2 % (at most a fifth of `max_seconds` for all
-    together); then rounds follow, each in a new random order drawn from `seed`. The run ends when
-    there are `min_blocks` rounds and every ratio to the first contestant is known within
-    `precision` (half the 95 % interval; for a single contestant its own median), or
-    when `max_seconds` have passed, or after `max_blocks` rounds. At least one round is completed
-    whatever it takes. A block lasts `min_block_s`, or 1000 timer overheads if that is longer.
+    Each is warmed up until its speed over a tenth of a second changes by less than 2 % (at most a
+    fifth of `max_seconds` for all together); then rounds follow, each in a new random order drawn
+    from `seed`. The run ends when there are `min_blocks` rounds and every ratio to the first
+    contestant is known within `precision` (half the 95 % interval; for a single contestant its own
+    median), or when `max_seconds` have passed, or after `max_blocks` rounds. At least one round is
+    completed whatever it takes. A block lasts `min_block_s`, or 1000 timer overheads if that is longer.
 
     Buffer sets are walked in one sequence across contestants, so that none finds in the cache what
     another has just read. Nothing is checked about results: check them before timing.

@@ -1,0 +1,245 @@
+"""The paired sampler on clocks whose truth is known: drift, noise, order, rotation, stop rules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from gemmule.clocks import Rotation, last_level_cache_bytes, rotation
+from gemmule.measure import Contestant, HostClock, Samples, Timing, ratio, sample
+
+
+@dataclass
+class FakeClock:
+    """A clock whose blocks take made-up times; `pace(t)` slows the machine at time t."""
+
+    costs: dict[str, float]
+    noise: float = 0.0
+    pace: Callable[[float], float] = lambda t: 1.0
+    seed: int = 0
+    overhead_s: float = 1e-7
+    name: str = "synthetic"
+    time_s: float = 0.0
+    blocks: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.time_s
+
+    def prepare(self, contestant: Contestant) -> Callable[[int, int], Timing]:
+        rng = np.random.default_rng([self.seed, *contestant.name.encode()])
+
+        def run(first: int, calls: int) -> Timing:
+            jitter = math.exp(self.noise * rng.standard_normal())
+            seconds = calls * self.costs[contestant.name] * self.pace(self.time_s) * jitter
+            self.time_s += seconds
+            self.blocks.append((contestant.name, first, calls))
+            return Timing(seconds, calls, {"clock_mhz": 1980})
+
+        return run
+
+
+def contestants(clock: FakeClock, buffers: int = 1) -> list[Contestant]:
+    return [Contestant(name, lambda i: None, buffers) for name in clock.costs]
+
+
+def test_planted_drift_does_not_fool_the_paired_ratio() -> None:
+    clock = FakeClock({"a": 1.00e-3, "b": 1.03e-3}, noise=0.002, pace=lambda t: 1 + t)
+    run = sample(contestants(clock), clock, max_seconds=8, max_blocks=40, precision=1e-9)
+    a, b = run["a"], run["b"]
+    assert max(a.seconds) > 1.3 * min(a.seconds), "the drift has to be there to be resisted"
+    paired = ratio(b, a)
+    assert paired.value == pytest.approx(1.03, rel=0.01)
+    assert paired.low <= 1.03 <= paired.high
+    assert paired.verdict == "slower"
+    # The mutant: first all of b, then all of a, on the same drifting machine, says the opposite.
+    half = a.n // 2
+    assert np.median(b.seconds[:half]) < np.median(a.seconds[half:])
+
+
+def test_interval_covers_the_truth() -> None:
+    rng = np.random.default_rng(5)
+    truth, trials, covered = 0.97, 300, 0
+    for trial in range(trials):
+        logs = math.log(truth) + 0.03 * rng.standard_t(3, 25)
+        base = made_samples("base", np.ones(25))
+        other = made_samples("other", np.exp(logs))
+        interval = ratio(other, base, seed=trial)
+        covered += interval.low <= truth <= interval.high
+    assert 0.90 <= covered / trials <= 0.995
+
+
+def test_order_is_random_and_balanced() -> None:
+    clock = FakeClock({"a": 1e-3, "b": 1e-3, "c": 1e-3})
+    sample(contestants(clock), clock, min_blocks=300, max_blocks=300, max_seconds=1e6)
+    rounds = [name for name, _, _ in clock.blocks[-900:]]
+    orders = [tuple(rounds[i : i + 3]) for i in range(0, 900, 3)]
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    counts = {order: orders.count(order) for order in itertools.permutations("abc")}
+    assert min(counts.values()) > 25, counts  # 50 expected of each of the six
+
+
+def test_seed_repeats_the_order_and_another_seed_does_not() -> None:
+    def order(seed: int) -> list[str]:
+        clock = FakeClock({"a": 1e-3, "b": 1e-3, "c": 1e-3})
+        sample(contestants(clock), clock, min_blocks=20, max_blocks=20, seed=seed)
+        return [name for name, _, _ in clock.blocks]
+
+    assert order(3) == order(3)
+    assert order(3) != order(4)
+
+
+def test_rotation_goes_on_across_contestants() -> None:
+    clock = FakeClock({"a": 0.02, "b": 0.03, "c": 0.04})  # one call fills a block
+    buffers = 7
+    sample(contestants(clock, buffers), clock, min_blocks=12, max_blocks=12, max_seconds=1e6)
+    expected = 0
+    for _, first, calls in clock.blocks:
+        assert first == expected % buffers, "a set came up again before the rotation was round"
+        expected += calls
+
+
+def test_host_clock_walks_the_buffers_in_order() -> None:
+    seen: list[int] = []
+    run = HostClock().prepare(Contestant("walk", seen.append, buffers=3))
+    timing = run(2, 7)
+    assert seen == [2, 0, 1, 2, 0, 1, 2]
+    assert timing.calls == 7
+    assert timing.seconds > 0
+
+
+def test_blocks_dwarf_the_timer() -> None:
+    clock = FakeClock({"tiny": 1e-7}, overhead_s=2e-5)
+    run = sample(contestants(clock), clock, min_block_s=0.001, max_seconds=1e6, max_blocks=12)
+    assert run["tiny"].calls_per_block * 1e-7 >= 0.99 * 1000 * 2e-5
+
+
+@pytest.mark.parametrize(
+    ("noise", "limits", "rule"),
+    [
+        (1e-4, {"max_seconds": 1e6}, "precise"),
+        (0.3, {"max_seconds": 1.0}, "time"),
+        (0.3, {"max_seconds": 1e6, "max_blocks": 30}, "blocks"),
+    ],
+)
+def test_the_rule_that_fired_is_recorded(
+    noise: float, limits: dict[str, float], rule: str
+) -> None:
+    clock = FakeClock({"a": 1e-3, "b": 2e-3}, noise=noise)
+    run = sample(contestants(clock), clock, **limits)
+    assert {s.stopped for s in run.values()} == {rule}
+    if rule == "precise":
+        assert ratio(run["b"], run["a"]).half_width < 0.005
+        assert run["a"].n >= 10
+    if rule == "blocks":
+        assert run["a"].n == 30
+
+
+def test_a_slow_contestant_still_gets_one_whole_round() -> None:
+    clock = FakeClock({"a": 10.0, "b": 20.0})
+    run = sample(contestants(clock), clock, max_seconds=1.0)
+    assert run["a"].n == run["b"].n == 1
+    only = ratio(run["b"], run["a"])
+    assert only.value == pytest.approx(2.0)
+    assert only.verdict == "undecided"
+    assert only.confidence == 0.0
+
+
+def test_warm_up_waits_for_a_settling_clock() -> None:
+    def settling(t: float) -> float:
+        return 1 + 3 * math.exp(-t / 0.5)
+
+    clock = FakeClock({"a": 1e-3}, pace=settling)
+    run = sample(contestants(clock), clock, max_seconds=60, max_blocks=20)
+    assert run["a"].seconds[0] < 1.3e-3
+    assert run["a"].warmup_s > 0.5
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(0.9, "faster"), (1.1, "slower"), (1.002, "same")]
+)
+def test_verdicts(factor: float, verdict: str) -> None:
+    rng = np.random.default_rng(2)
+    base = made_samples("base", np.exp(0.002 * rng.standard_normal(40)))
+    other = made_samples("other", factor * np.exp(0.002 * rng.standard_normal(40)))
+    forth = ratio(other, base)
+    assert forth.verdict == verdict
+    back = ratio(base, other)
+    assert back.value == pytest.approx(1 / forth.value)
+    assert forth.inverse().low == pytest.approx(1 / forth.high)
+
+
+def test_noise_leaves_it_undecided() -> None:
+    rng = np.random.default_rng(3)
+    a = made_samples("a", np.exp(0.2 * rng.standard_normal(20)))
+    b = made_samples("b", np.exp(0.2 * rng.standard_normal(20)))
+    assert ratio(a, b).verdict == "undecided"
+
+
+def test_quartiles_and_notes_are_kept_whole() -> None:
+    clock = FakeClock({"a": 1e-3}, noise=0.1)
+    kept = sample(contestants(clock), clock, max_seconds=1e6, max_blocks=25, min_blocks=25)["a"]
+    assert kept.n == len(kept.notes) == 25
+    assert kept.best <= kept.q1 <= kept.median <= kept.q3 <= max(kept.seconds)
+    assert kept.notes[0] == {"clock_mhz": 1980}
+    assert kept.clock == "synthetic"
+
+
+def test_unpaired_samples_are_refused() -> None:
+    a = made_samples("a", np.ones(8))
+    with pytest.raises(ValueError, match="different runs"):
+        ratio(a, replace(a, run=2))
+
+
+def test_misuse_is_refused() -> None:
+    clock = FakeClock({"a": 1e-3})
+    one = contestants(clock)
+    with pytest.raises(ValueError, match="its own name"):
+        sample(one * 2, clock)
+    with pytest.raises(ValueError, match="max_seconds"):
+        sample(one, clock, max_seconds=0)
+    with pytest.raises(ValueError, match="at least one set"):
+        Contestant("a", lambda i: None, buffers=0)
+    with pytest.raises(ValueError, match="takes time"):
+        sample(one, FakeClock({"a": 0.0}))
+
+
+def test_rotation_flushes_the_cache_or_says_that_it_cannot() -> None:
+    for size in (1000, 1 << 20, 40 << 20, 500 << 20):
+        plan = rotation(size, 32 << 20, memory_bytes=4 << 30)
+        if plan.cold:
+            assert (plan.sets - 1) * size >= 64 << 20
+            assert (plan.sets - 2) * size < 64 << 20 or plan.sets == 2
+        assert plan.bytes == plan.sets * size
+    assert rotation(1 << 30, 32 << 20, memory_bytes=4 << 30) == Rotation(2, 2 << 30, cold=True)
+    assert rotation(1 << 30, 32 << 20, memory_bytes=1 << 30) == Rotation(1, 1 << 30, cold=False)
+    assert rotation(100, 32 << 20, memory_bytes=4 << 30).cold is False  # too many sets to hold
+    assert rotation(1 << 20, 50 << 20, factor=4, memory_bytes=4 << 30).sets == 201
+
+
+def test_cache_size_is_read_from_sysfs(tmp_path) -> None:
+    import os
+
+    cpus = sorted(os.sched_getaffinity(0))
+    for cpu in cpus:
+        for index, (level, kind, size, shared) in enumerate(
+            [(1, "Data", "48K", f"{cpu}"), (1, "Instruction", "900M", f"{cpu}"),
+             (3, "Unified", "32M", "0-63")]
+        ):  # fmt: skip
+            entry = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+            entry.mkdir(parents=True)
+            for name, text in (
+                ("level", str(level)), ("type", kind), ("size", size), ("shared_cpu_list", shared)
+            ):  # fmt: skip
+                (entry / name).write_text(text + "\n")
+    assert last_level_cache_bytes(tmp_path) == 32 << 20
+    assert last_level_cache_bytes(tmp_path / "nowhere") is None
+
+
+def made_samples(name: str, seconds: np.ndarray) -> Samples:
+    times = tuple(float(s) for s in seconds)
+    return Samples(name, times, 1, ({},) * len(times), 0.0, "blocks", "synthetic", 1)
