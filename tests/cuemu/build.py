@@ -1,0 +1,317 @@
+"""Compiles a .cu file for the CPU with g++ and launches its kernels.
+
+    mod = compile_cu(path, names=["copy<float>"])
+    report = mod.launch("copy<float>", grid=(4, 1, 1), block=(128, 1, 1), args=[struct_bytes])
+
+A kernel's arguments are bytes, one object per parameter. Pointers inside them are addresses of host
+memory (`array.ctypes.data`); `device_array` allocates as a device does, 256-byte aligned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cuemu.source import Sources, collect
+
+HERE = Path(__file__).resolve().parent
+RUNGS = HERE.parent.parent / "src" / "gemmule" / "rungs"
+_CHECKS = "alignment,bounds,shift-exponent,null"
+
+
+class EmulationError(RuntimeError):
+    """A kernel did what a device forbids; `kind` names it, the text says where."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+        self.text = text
+
+
+class BuildError(RuntimeError):
+    """g++ or the CUDA headers are missing, or the source does not compile."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a launch counted. `shared_*` are zero unless compiled with bank_conflicts=True."""
+
+    barriers: int
+    exchanges: int
+    async_copies: int
+    mma_ops: int
+    shared_requests: int
+    shared_wavefronts: int
+    switches: int
+
+    @property
+    def bank_conflicts(self) -> int:
+        """Extra passes over shared memory: wavefronts beyond the least each request needs."""
+        return self.shared_wavefronts - self.shared_requests
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("cluster", ctypes.c_uint * 3),
+        ("smem", ctypes.c_uint),
+        ("seed", ctypes.c_uint),
+        ("cooperative", ctypes.c_uint),
+        ("timeout_s", ctypes.c_double),
+    )
+
+
+_COUNTERS = tuple(Report.__dataclass_fields__)
+
+
+class _Report(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_char * 32),
+        ("text", ctypes.c_char * 2000),
+        *((name, ctypes.c_longlong) for name in _COUNTERS),
+    )
+
+
+class Module:
+    """The compiled kernels of one .cu file. One launch runs at a time."""
+
+    def __init__(self, library: Path, names: Sequence[str]) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._index = {name: i for i, name in enumerate(names)}
+        self._lock = threading.Lock()
+
+    def launch(
+        self,
+        name: str,
+        *,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Sequence[bytes],
+        smem: int = 0,
+        cluster: tuple[int, ...] = (1, 1, 1),
+        seed: int = 0,
+        cooperative: bool = False,
+        timeout_s: float = 60.0,
+    ) -> Report:
+        """Run one kernel to its end; `grid` counts blocks, `timeout_s` is CPU time.
+
+        seed 0 runs threads and blocks in order, any other seed in an order of its own.
+        cooperative keeps all blocks resident together, as a grid-wide barrier needs.
+        Raises EmulationError where the kernel does what a device forbids.
+        """
+        if name not in self._index:
+            raise ValueError(f"{name!r} was not compiled; compiled: {sorted(self._index)}")
+        i = self._index[name]
+        config = _Config(
+            _triple(grid), _triple(block), _triple(cluster), smem, seed, cooperative, timeout_s
+        )
+        sizes = (ctypes.c_longlong * max(1, len(args)))(*(len(a) for a in args))
+        held = [ctypes.create_string_buffer(a, max(1, len(a))) for a in args]
+        pointers = (ctypes.c_void_p * max(1, len(args)))(*(ctypes.addressof(b) for b in held))
+        report = _Report()
+        with self._lock:
+            bad = self._library[f"cuemu_launch_{i}"](
+                ctypes.byref(config), sizes, len(args), pointers, ctypes.byref(report)
+            )
+        if bad:
+            want = [self._library[f"cuemu_size_{i}"](j) for j in range(32)]
+            raise ValueError(
+                f"{name!r} takes parameters of {[w for w in want if w >= 0]} bytes, "
+                f"given were {[len(a) for a in args]}"
+            )
+        if report.kind:
+            raise EmulationError(report.kind.decode(), report.text.decode(errors="replace"))
+        return Report(*(getattr(report, counter) for counter in _COUNTERS))
+
+
+def _triple(size: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint]:
+    padded = (*size, 1, 1, 1)[:3]
+    if len(size) > 3 or any(d < 0 for d in padded):
+        raise ValueError(f"given {size}, required up to three sizes >= 0")
+    return (ctypes.c_uint * 3)(*padded)
+
+
+def device_array(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """Return an array of 0xFF bytes, 256-byte aligned and of exact size, as a device allocates.
+
+    The exact size lets AddressSanitizer see the first byte past its end.
+    """
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    libc = ctypes.CDLL(None)
+    address = ctypes.c_void_p()
+    if libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(256), ctypes.c_size_t(max(1, size))):
+        raise MemoryError(f"cannot allocate {size} bytes")
+    assert address.value is not None
+    owner = _Allocation(address.value)
+    buffer = (ctypes.c_ubyte * size).from_address(address.value)
+    buffer._owner = owner  # type: ignore[attr-defined]
+    array = np.frombuffer(buffer, dtype=np.uint8) if size else np.empty(0, np.uint8)
+    array.fill(0xFF)
+    return array.view(dtype).reshape(shape)
+
+
+class _Allocation:
+    """Frees a posix_memalign block when the last view of it goes."""
+
+    def __init__(self, address: int) -> None:
+        self._address = ctypes.c_void_p(address)
+
+    def __del__(self) -> None:
+        ctypes.CDLL(None).free(self._address)
+
+
+def to_device(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return a copy allocated by `device_array`."""
+    copy = device_array(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def cuda_include_dirs() -> list[Path]:
+    """Return the folders of cuda_fp16.h and its companions: the header wheels, else CUDA_HOME."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+    candidates = [root / part / "include" for root in roots for part in ("cu13", "cuda_runtime")]
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if variable in os.environ:
+            candidates.append(Path(os.environ[variable]) / "include")
+    candidates.append(Path("/usr/local/cuda/include"))
+    for folder in candidates:
+        if (folder / "cuda_fp16.h").is_file() and (folder / "crt" / "host_defines.h").is_file():
+            return [folder, *(d for d in (folder / "cccl",) if d.is_dir())]
+    raise BuildError(
+        "cuda_fp16.h was not found; install nvidia-cuda-runtime, nvidia-cuda-crt and "
+        "nvidia-cuda-cccl (extra `dev`), or set CUDA_HOME"
+    )
+
+
+def missing_tools() -> str | None:
+    """Return why kernels cannot be compiled here, or None where they can."""
+    if shutil.which("g++") is None:
+        return "g++ is not installed"
+    try:
+        cuda_include_dirs()
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def _machine() -> str:
+    """Return what a binary depends on beyond its source: compiler, CPU features, our headers."""
+    version = subprocess.run(["g++", "-v"], capture_output=True, text=True, check=True).stderr
+    cpu = Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0]
+    hasher = hashlib.sha256((version + cpu).encode())
+    for header in sorted(HERE.glob("*.h")):
+        hasher.update(header.read_bytes())
+    for folder in cuda_include_dirs():
+        hasher.update(str(folder).encode())
+    return hasher.hexdigest()
+
+
+def _cache_dir() -> Path:
+    """Return a folder that only this user can write, since what lies there is loaded and run."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "gemmule-cuemu"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = folder.stat()
+    if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BuildError(f"{folder} must belong to this user and be writable by no other")
+    return folder
+
+
+def _flags(asan: bool, bank_conflicts: bool) -> list[str]:
+    flags = ["-std=c++17", "-march=native", "-fno-strict-aliasing", "-ffp-contract=fast", "-fPIC"]
+    flags += ["-fvisibility=hidden", "-fno-gnu-unique", "-fwrapv", "-w", "-pipe"]
+    if asan:
+        flags += ["-O1", "-g1", "-fno-omit-frame-pointer", f"-fsanitize=address,{_CHECKS}"]
+    elif bank_conflicts:
+        # The instrumentation of -fsanitize=thread calls us for every access; no library is linked.
+        flags += ["-O2", "-fsanitize=thread", "-DCUEMU_BANKS=1"]
+    else:
+        flags += ["-O2", f"-fsanitize={_CHECKS}"]
+    return flags
+
+
+def _wrapper(sources: Sources, path: Path, names: Sequence[str]) -> str:
+    lines = ['#include "cuemu.h"', f'#line 1 "{path}"', sources.text, '#line 1 "launchers"']
+    export = 'extern "C" __attribute__((visibility("default"))) int'
+    for i, name in enumerate(names):
+        lines.append(
+            f"{export} cuemu_launch_{i}(const cuemu::Config* c, const long long* s, int n, void** a, "
+            f"cuemu::Report* r) {{ return cuemu::launch({name}, c, s, n, a, r); }}\n"
+            f"{export} cuemu_size_{i}(int i) {{ return cuemu::parameter_size({name}, i); }}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def compile_cu(
+    path: str | Path,
+    names: Sequence[str],
+    include: Sequence[str | Path] = (),
+    defines: Sequence[str] = (),
+    asan: bool = False,
+    bank_conflicts: bool = False,
+) -> Module:
+    """Compile the kernels `names` (name expressions, as NVRTC takes them) of a .cu file.
+
+    The library is cached on disk by the digest of all sources, flags and the compiler.
+    asan: for use inside `cuemu.asan` only. bank_conflicts: count passes over shared memory (slower).
+    Raises BuildError with g++'s messages.
+    """
+    path = Path(path)
+    if asan and "libasan" not in os.environ.get("LD_PRELOAD", ""):
+        raise BuildError("asan=True works in a process started by cuemu.asan.run only")
+    own = [path.resolve().parent, RUNGS, HERE]
+    folders = [*own, *(Path(p) for p in include)]
+    sources = collect(path, folders)
+    flags = _flags(asan, bank_conflicts) + [f"-D{d}" for d in defines]
+    key = "\0".join([sources.digest, _machine(), *flags, *map(str, folders), *names])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+    library = _cache_dir() / f"{path.stem}-{digest}.so"
+    if not library.is_file():
+        _build(library, _wrapper(sources, path.resolve(), names), sources, flags, folders)
+    return Module(library, names)
+
+
+def _build(
+    library: Path, text: str, sources: Sources, flags: list[str], folders: list[Path]
+) -> None:
+    if (reason := missing_tools()) is not None:
+        raise BuildError(reason)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch_name:
+        scratch = Path(scratch_name)
+        (scratch / "kernel.cpp").write_text(text, encoding="utf-8")
+        for name, header in sources.headers.items():
+            (scratch / name).write_text(header, encoding="utf-8")
+        dirs = [scratch, *folders]
+        command = ["g++", *flags, *(f"-I{d}" for d in dirs)]
+        command += [f"-isystem{d}" for d in cuda_include_dirs()]
+        made = scratch / "kernel.o"
+        _run([*command, "-c", "kernel.cpp", "-o", made.name], scratch)
+        # Linking without the thread and undefined-behaviour libraries: their entry points are ours.
+        link = ["g++", "-shared", "-o", "kernel.so", made.name, "-lrt"]
+        _run(link, scratch)
+        os.replace(scratch / "kernel.so", library)
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"g++ failed:\n{done.stderr[:6000]}")

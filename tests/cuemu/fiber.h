@@ -1,0 +1,66 @@
+// Fibers: stack switching for x86-64 and the memory of the stacks.
+#pragma once
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cuemu {
+
+// Saves the callee-saved registers and the stack pointer, then continues on another stack.
+extern "C" void cuemu_switch(void** save_sp, void* load_sp);
+asm(R"(.text
+.globl cuemu_switch
+.hidden cuemu_switch
+.type cuemu_switch, @function
+cuemu_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size cuemu_switch, .-cuemu_switch
+)");
+
+inline constexpr size_t kStackBytes = 256 << 10;
+inline constexpr size_t kPageBytes = 4096;
+
+// One reserved range; a guard page below every stack turns an overflow into a fault that is reported.
+class Stacks {
+ public:
+  bool reserve(size_t n) {
+    if (n <= count_) return true;
+    if (base_) munmap(base_, count_ * kStackBytes);
+    void* p = mmap(nullptr, n * kStackBytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    base_ = p == MAP_FAILED ? nullptr : static_cast<char*>(p);
+    count_ = base_ ? n : 0;
+    for (size_t i = 0; i < count_; ++i) mprotect(base_ + i * kStackBytes, kPageBytes, PROT_NONE);
+    return base_ != nullptr;
+  }
+  // The stack pointer of a fresh fiber that will start in `entry` (entered as if it had been called).
+  void* fresh(size_t i, void (*entry)()) const {
+    void** sp = reinterpret_cast<void**>(base_ + (i + 1) * kStackBytes);
+    *--sp = nullptr;
+    *--sp = reinterpret_cast<void*>(entry);
+    for (int k = 0; k < 6; ++k) *--sp = nullptr;
+    return sp;
+  }
+  char* low(size_t i) const { return base_ + i * kStackBytes; }
+
+ private:
+  char* base_ = nullptr;
+  size_t count_ = 0;
+};
+
+}  // namespace cuemu
