@@ -1,0 +1,5 @@
+"""``python -m gemmule`` is the ``gemmule`` command."""
+
+from gemmule.lab.cli import main
+
+main()

@@ -1,0 +1,250 @@
+"""What this machine offers gemmule, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+OK, NOTE, FAIL = "ok", "note", "FAIL"
+CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
+                "amx_tile", "amx_bf16", "amx_int8")  # fmt: skip
+OPTIONAL = ("torch", "cupy-cuda13x", "cupy-cuda12x", "jax", "scipy", "nvidia-ml-py")
+CUDA_WHEELS = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
+CUDA_FIX = "pip install 'gemmule[cuda13]' (driver 580 or newer), or 'gemmule[cuda12]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report: part, ok | note | FAIL, what was found, what to do about it."""
+
+    part: str
+    status: str
+    found: str
+    fix: str = ""
+
+
+def examine() -> list[Finding]:
+    """Return what was found, part by part; a check that itself fails is a finding too.
+
+    A FAIL is only given where the CPU part of gemmule does not work. Takes about ten seconds the
+    first time, when kernels are compiled.
+    """
+    findings: list[Finding] = []
+    for check in (
+        _python, _numpy, _numba, _processor, _caches, _products, _driver, _wheels, _nvrtc, _optional
+    ):  # fmt: skip
+        findings.extend(_safely(check))
+    return findings
+
+
+def _safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    name = check.__name__.strip("_")
+    try:
+        return list(check())
+    except Exception as error:  # a report on a broken machine must not itself break
+        return [Finding(name, FAIL, f"{type(error).__name__}: {error}", "reinstall gemmule")]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _python() -> Iterator[Finding]:
+    system = f"{platform.system()} {platform.machine()}"
+    fine = system == "Linux x86_64"
+    yield Finding(
+        "gemmule", OK, f"{_version('gemmule') or 'not installed'} in {Path(__file__).parents[1]}"
+    )
+    yield Finding(
+        "Python",
+        OK if fine else NOTE,
+        f"{platform.python_version()} on {system}",
+        "" if fine else "only Linux x86_64 is tested",
+    )
+
+
+def _numpy() -> Iterator[Finding]:
+    import numpy as np
+    import threadpoolctl
+
+    libraries = [lib for lib in threadpoolctl.threadpool_info() if lib.get("user_api") == "blas"]
+    words = [
+        f"{lib['internal_api']} {lib.get('version')}, {lib['num_threads']} threads"
+        for lib in libraries
+    ]
+    yield Finding("NumPy", OK, f"{np.__version__}, BLAS: {'; '.join(words) or 'not recognised'}")
+
+
+def _numba() -> Iterator[Finding]:
+    version = _version("numba")
+    if version is None:
+        yield Finding("Numba", NOTE, "not installed: only the NumPy rungs run", "pip install numba")
+        return
+    layers = []
+    for layer in ("tbbpool", "omppool", "workqueue"):
+        try:
+            importlib.import_module(f"numba.np.ufunc.{layer}")
+        except ImportError:
+            continue
+        layers.append({"tbbpool": "tbb", "omppool": "omp"}.get(layer, layer))
+    yield Finding("Numba", OK, f"{version}, threading layers: {', '.join(layers) or 'none'}")
+
+
+def _processor() -> Iterator[Finding]:
+    from gemmule import backends
+
+    machine = backends.get("cpu").machine("cpu")
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
+    present = [name for name in CPU_FEATURES if name in flags]
+    threads = len(os.sched_getaffinity(0))
+    cache = machine.cache_bytes >> 20
+    yield Finding("CPU", OK, f"{machine.name}, {threads} threads, {cache} MiB last-level cache")
+    good = "avx2" in present and "fma" in present
+    yield Finding(
+        "CPU features",
+        OK if good else NOTE,
+        " ".join(present) or "none of those used",
+        "" if good else "kernels run, but slowly: AVX2 and FMA are what they are built for",
+    )
+
+
+def _caches() -> Iterator[Finding]:
+    from gemmule.settings import cache_folder
+
+    folder = cache_folder()
+    if importlib.util.find_spec("numba") is None:
+        return
+    from gemmule.backends import jit_cache
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kernels = jit_cache.kernel_folder()
+    if kernels is None:
+        reason = str(caught[0].message) if caught else f"{folder} cannot be written"
+        yield Finding("cache", NOTE, reason, "set GEMMULE_CACHE to a folder of your own")
+        return
+    files = list(kernels.glob("*"))
+    size = sum(path.stat().st_size for path in files)
+    yield Finding("cache", OK, f"{folder}, {len(files)} compiled CPU kernels, {size >> 10:,} KiB")
+
+
+def _products() -> Iterator[Finding]:
+    """Compute one product of each kind and compare it with NumPy's, exactly."""
+    import numpy as np
+
+    import gemmule as gm
+
+    A = np.arange(63 * 65, dtype=np.float32).reshape(63, 65) % 7 - 3
+    x = np.arange(65, dtype=np.float32) % 5 - 2
+    results = {
+        "matvec": (gm.matvec(A, x), A @ x),
+        "vecmat": (gm.vecmat(x, A.T), A @ x),
+        "matmul": (gm.matmul(A, A.T), A @ A.T),
+        "int8": (gm.matvec(A.astype(np.int8), x.astype(np.int8)), (A @ x).astype(np.int32)),
+        "float16": (gm.matvec(A.astype(np.float16), x.astype(np.float16)), (A @ x)),
+    }
+    wrong = [name for name, (ours, theirs) in results.items() if not np.array_equal(ours, theirs)]
+    if wrong:
+        yield Finding("CPU products", FAIL, f"wrong: {', '.join(wrong)}", "run gemmule verify")
+    else:
+        yield Finding("CPU products", OK, f"{', '.join(results)} are exact")
+
+
+def _driver() -> Iterator[Finding]:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        yield Finding(
+            "CUDA driver", NOTE, "not found: products run on the CPU",
+            "install NVIDIA's driver if this machine has a GPU",
+        )  # fmt: skip
+        return
+    version, count = ctypes.c_int(), ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(version))
+    label = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    status = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
+    if status != 0 or count.value == 0:
+        yield Finding(
+            "CUDA driver", NOTE, f"{label}, but no usable GPU (driver status {status})",
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        )  # fmt: skip
+        return
+    yield Finding("CUDA driver", OK, f"{label}, {count.value} GPU(s): {_gpu_names(library, count)}")
+
+
+def _gpu_names(library: ctypes.CDLL, count: ctypes.c_int) -> str:
+    names = []
+    for index in range(count.value):
+        buffer = ctypes.create_string_buffer(256)
+        library.cuDeviceGetName(buffer, 256, index)
+        names.append(buffer.value.decode(errors="replace"))
+    return ", ".join(names)
+
+
+def _wheels() -> Iterator[Finding]:
+    versions = {name: _version(name) for name in CUDA_WHEELS}
+    missing = [name for name in ("cuda-core", "cuda-bindings") if versions[name] is None]
+    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    if missing:
+        yield Finding("CUDA packages", NOTE, f"missing: {', '.join(missing)}", CUDA_FIX)
+    else:
+        yield Finding("CUDA packages", OK, found)
+
+
+def _nvrtc() -> Iterator[Finding]:
+    """Compile one line of CUDA C++; that needs no GPU."""
+    if _version("cuda-bindings") is None:
+        return
+    try:
+        from cuda.bindings import nvrtc
+
+        status, program = nvrtc.nvrtcCreateProgram(
+            b'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = 1.0f; }',
+            b"probe.cu", 0, [], [],
+        )  # fmt: skip
+        options = [b"--gpu-architecture=sm_90a"]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        _, major, minor = nvrtc.nvrtcVersion()
+        nvrtc.nvrtcDestroyProgram(program)
+    except Exception as error:  # the loader raises its own classes, by version
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        yield Finding("NVRTC", NOTE, f"does not load: {reason}", CUDA_FIX)
+        return
+    if int(status) != 0:
+        yield Finding(
+            "NVRTC", NOTE, f"{major}.{minor} does not compile (status {status})", CUDA_FIX
+        )
+        return
+    yield Finding("NVRTC", OK, f"{major}.{minor} compiles for sm_90a")
+
+
+def _optional() -> Iterator[Finding]:
+    found = [f"{name} {version}" for name in OPTIONAL if (version := _version(name))]
+    yield Finding("also here", OK, ", ".join(found) or "none of torch, cupy, jax, scipy")
+
+
+def show(findings: list[Finding]) -> None:
+    """Print the findings as a table."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {OK: "green", NOTE: "yellow", FAIL: "bold red"}
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for finding in findings:
+        detail = Text(finding.found)
+        if finding.fix:
+            detail.append(f"\n-> {finding.fix}", style="cyan")
+        table.add_row(Text(finding.status, style=colours[finding.status]), finding.part, detail)
+    Console().print(table)

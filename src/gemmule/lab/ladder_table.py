@@ -1,0 +1,159 @@
+"""The ladder as a table: every rung with its idea, its limits, its arithmetic and its proof."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gemmule import backends
+from gemmule.errors import DeviceError
+from gemmule.problem import Problem, QuantSpec
+from gemmule.rung import Machine, Rung, ladder
+
+# What workspaces of CUDA rungs are computed for where no GPU is present: the H200 of the evidence.
+REFERENCE_GPU = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.8e12, 50 << 20, 227 << 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rung as strings; sizes in bytes, None where the rung takes no square problem of ours."""
+
+    rung: str
+    technique: str
+    idea: str
+    after: str
+    dtypes: str
+    layouts: str
+    workspace_bytes: int | None
+    shared_bytes: int | None
+    arithmetic: str
+    proof: str
+
+
+def rows(op: str, backend: str, size: int) -> list[Row]:
+    """Return one row for each rung of `op`, for a square problem of `size`, in ladder order."""
+    machine = machine_of(backend)
+    return [_row(rung, machine, size) for rung in ladder(op, backend)]
+
+
+def machine_of(backend: str) -> Machine:
+    """Return the machine of a back end, or the reference GPU where none is present."""
+    try:
+        return backends.get(backend).machine(backend)
+    except (DeviceError, ImportError):
+        return REFERENCE_GPU
+
+
+def _row(rung: Rung, machine: Machine, size: int) -> Row:
+    example = next(_examples(rung, size), None)
+    workspace = shared = None
+    arithmetic = "?"
+    if example is not None:
+        params = rung.check_params(example, None)
+        workspace = rung.workspace(example, params, machine)
+        if rung.steps is not None:
+            shared = max((step.smem for step in rung.steps(example, params, machine)), default=0)
+        arithmetic = _arithmetic(rung, example)
+    return Row(
+        rung.name,
+        rung.title,
+        rung.idea,
+        rung.after or "",
+        _dtypes(rung),
+        ", ".join(rung.layouts),
+        workspace,
+        shared,
+        arithmetic,
+        _proof(rung, machine),
+    )
+
+
+def _examples(rung: Rung, size: int) -> Iterator[Problem]:
+    """Yield square problems that the rung takes, in the order it declares its dtypes."""
+    for (a, b, out), layout in itertools.product(rung.signatures, rung.layouts):
+        k = size if rung.op == "matmul" else 1
+        for spec in _quant_specs(a) if rung.quantized else [None]:
+            for layout_b in rung.layouts_b if rung.op == "matmul" else ("row",):
+                problem = Problem(
+                    rung.op, size, size, k, a=a, b=b, out=out, layout_a=layout,
+                    layout_b=layout_b, quant=spec,
+                )  # fmt: skip
+                if rung.refusal(problem) is None:
+                    yield problem
+
+
+def _quant_specs(code: str) -> Iterator[QuantSpec]:
+    bits = int(code.removeprefix("uint"))
+    options = itertools.product((128, -1, None), (False, True), (False, True), ("float", "int8"))
+    for group, zeros, turned, activations in options:
+        yield QuantSpec(
+            bits, group, zeros, "row", "float16", transposed=turned, activations=activations
+        )
+
+
+def _arithmetic(rung: Rung, problem: Problem) -> str:
+    arithmetic = rung.arithmetic(problem)
+    words = [f"{arithmetic.accumulator} sums"]
+    if arithmetic.inputs:
+        words.append(f"operands rounded to {arithmetic.inputs}")
+    if arithmetic.activations_bits:
+        words.append(f"vector quantised to {arithmetic.activations_bits} bits")
+    if arithmetic.unordered:
+        words.append("order varies")
+    return ", ".join(words)
+
+
+def _dtypes(rung: Rung) -> str:
+    return ", ".join(dict.fromkeys(a for a, _, _ in rung.signatures))
+
+
+def _proof(rung: Rung, machine: Machine) -> str:
+    reason = rung.available()
+    if reason is not None:
+        return f"not here: {reason}"
+    if machine.backend == "cpu":
+        return "proved by the tests"
+    try:
+        proved = backends.get(machine.backend).proved(rung, machine)
+    except (DeviceError, ImportError):
+        return "not checked: no GPU"
+    return "proved" if proved else "unproved"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    shared = "" if row.shared_bytes is None else f"{row.shared_bytes:,}"
+    workspace = "" if row.workspace_bytes is None else f"{row.workspace_bytes:,}"
+    return (
+        row.rung, f"{row.technique}: {row.idea}", row.dtypes, row.layouts, workspace, shared,
+        row.arithmetic, row.proof,
+    )  # fmt: skip
+
+
+HEADERS = ("rung", "technique and idea", "dtypes of A", "A lies", "workspace B", "shared B",
+           "arithmetic", "proof")  # fmt: skip
+
+
+def show(table_rows: Sequence[Row], title: str) -> None:
+    """Print the table to the terminal, as wide as it is."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drop = {5} if all(row.shared_bytes is None for row in table_rows) else set()
+    table = Table(title=title, title_justify="left", show_lines=True)
+    for index, header in enumerate(HEADERS):
+        if index not in drop:
+            table.add_column(header, justify="right" if "B" in header.split() else "left")
+    for row in table_rows:
+        table.add_row(*(Text(c) for i, c in enumerate(_cells(row)) if i not in drop))
+    Console().print(table)
+
+
+def markdown(table_rows: Sequence[Row]) -> str:
+    """Return the table as Markdown, for documents."""
+    lines = ["| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS)]
+    lines += [
+        "| " + " | ".join(c.replace("|", "\\|") for c in _cells(row)) + " |" for row in table_rows
+    ]
+    return "\n".join(lines)
