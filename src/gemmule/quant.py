@@ -159,8 +159,8 @@ class QuantizedMatrix:
         ``dtype``: ``"float32"``, ``"float64"``, ``"float16"`` or ``"bfloat16"``. float64 computes
         in float64, where integer zero points make each weight exact; the others compute
         ``scale * (code - zero)`` in float32, correctly rounded for integer zero points, and round
-        once more to a narrower dtype. Overflow gives infinity. The result of a transposed matrix is column-major. Raises DeviceError when the
-        matrix is not on the host.
+        once more to a narrower dtype. Overflow gives infinity. The result of a transposed matrix
+        is column-major. Raises DeviceError when the matrix is not on the host.
 
         >>> quantize(np.array([[0.0, 15.0, 3.2]]), bits=4).dequantize("float16").tolist()
         [[0.0, 15.0, 3.0]]

@@ -18,6 +18,8 @@ from gemmule.quant_layouts import row_blocks
 Floats: TypeAlias = NDArray[np.floating[Any]]
 GroupSize: TypeAlias = int | None
 
+_TILE_COLUMNS = 128
+
 
 def group_count(n: int, group_size: GroupSize) -> int:
     """Return the number of groups along a row of ``n`` columns; 1 for -1 and None."""
@@ -42,7 +44,14 @@ def compute_block(W: NDArray[Any], rows: slice, order: NDArray[np.int32] | None)
     """Return rows of W, columns in stored order, row-major and native, float64 or else float32."""
     block = W[rows] if order is None else W[rows, order]
     compute = np.float64 if W.dtype.itemsize == 8 else np.float32
-    return np.ascontiguousarray(block, dtype=compute)
+    if block.shape[1] <= _TILE_COLUMNS or abs(block.strides[1]) <= abs(block.strides[0]):
+        return np.ascontiguousarray(block, dtype=compute)
+    # Column-major: copied tile by tile, so that the lines a tile touches stay in the L1 cache.
+    copied: Floats = np.empty(block.shape, compute)
+    for start in range(0, block.shape[1], _TILE_COLUMNS):
+        columns = slice(start, start + _TILE_COLUMNS)
+        copied[:, columns] = block[:, columns]
+    return copied
 
 
 def matrix_limits(
