@@ -223,7 +223,7 @@ def sample(
     from `seed`. The run ends when there are `min_blocks` rounds and every ratio to the first
     contestant is known within `precision` (half the 95 % interval; for a single contestant its own
     median), or when `max_seconds` have passed, or after `max_blocks` rounds. At least one round is
-    completed whatever it takes. A block lasts `min_block_s`, or 1000 timer overheads if that is longer.
+    completed whatever it takes. A block lasts `min_block_s`, or 1000 timer overheads if longer.
 
     Buffer sets are walked in one sequence across contestants, so that none finds in the cache what
     another has just read. Nothing is checked about results: check them before timing.
