@@ -1,0 +1,58 @@
+"""NumPy's BLAS: ``gemv`` in the four types it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmule.problem import Problem
+from gemmule.rung import Arithmetic, Machine, Params, Rung, Suggestion, same
+from gemmule.rungs import _cpu
+
+
+def bind(problem: Problem, params: Params) -> Callable[..., None]:
+    """Return ``run(A, x, y)``; a strided matrix is copied by NumPy."""
+
+    def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+        np.dot(A, x, out=y)
+
+    def run_batch(
+        A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]
+    ) -> None:
+        if problem.layout_a == "strided":
+            A = np.ascontiguousarray(A)  # NumPy's matvec has slow loops for strides BLAS lacks
+        np.matvec(A, x, out=y)
+
+    return run if problem.batch == 1 else run_batch
+
+
+def arithmetic(problem: Problem) -> Arithmetic:
+    """A BLAS sums in its dtype, in an order of its own; a complex product is two additions."""
+    complex_ = problem.a.startswith("complex")
+    return Arithmetic(
+        accumulator=problem.a,
+        chain=lambda p, params: max(p.reduction, 1) * (2 if complex_ else 1),
+        product=problem.a,
+    )
+
+
+def suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Expect what OpenBLAS reaches: 0.95 of the ceiling (EPYC Zen 5, 2 cores, 2026-11)."""
+    calls = 2e-6 + 1e-6 * (problem.batch - 1)
+    return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.95, 2.4))
+
+
+RUNG = Rung(
+    title="BLAS",
+    idea="The vendor's tuned gemv, through NumPy.",
+    source="BLAS gemv (Lawson et al. 1979; Dongarra et al. 1988), OpenBLAS in NumPy's wheels",
+    op="matvec",
+    signatures=same("float32", "float64", "complex64", "complex128"),
+    layouts=("row", "col", "strided"),
+    arithmetic=arithmetic,
+    batched=True,
+    suggest=suggest,
+    bind=bind,
+)

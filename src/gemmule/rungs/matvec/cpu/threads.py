@@ -1,0 +1,76 @@
+"""Four rows at a time on every core."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.jit import Kernel, kernel, prange, thread_count, unavailable
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Suggestion
+from gemmule.rungs import _cpu
+from gemmule.rungs.matvec.cpu.four_rows import batch_kernel
+
+
+@functools.cache
+def parallel_kernel(a: str, x: str, y: str, working: str) -> Kernel:
+    """Return `batch_kernel` spread over `parts` equal shares of the rows."""
+    batch_rows = batch_kernel(a, x, y, working)
+
+    @kernel(parallel=True)
+    def parallel_rows(
+        A: int, A_batch: int, step: int, x: int, x_batch: int, y: int, y_batch: int,
+        m: int, n: int, total: int, parts: int,
+    ) -> None:  # fmt: skip
+        for part in prange(parts):
+            first, last = part * total // parts, (part + 1) * total // parts
+            batch_rows(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last)
+
+    return parallel_rows
+
+
+def bind(problem: Problem, params: Params) -> Callable[..., None]:
+    """Return ``run(A, x, y)``; the serial form runs where only one thread may."""
+    names = (problem.a, problem.b, problem.out, _cpu.problem_working_dtype(problem))
+    serial, parallel = batch_kernel(*names), parallel_kernel(*names)
+    m, n, total = problem.m, problem.n, problem.batch * problem.m
+    shares: int = params["shares_per_thread"]
+
+    def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+        operands = (
+            _cpu.address(A), _cpu.batch_step(A, 2), A.strides[-2],
+            _cpu.address(x), _cpu.batch_step(x, 1), _cpu.address(y), _cpu.batch_step(y, 1),
+        )  # fmt: skip
+        threads = thread_count()
+        if threads == 1:
+            serial(*operands, m, n, 0, total)
+        else:
+            parallel(*operands, m, n, total, threads * shares)
+
+    return run
+
+
+def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Expect nearly the read ceiling, once there are rows enough for every thread."""
+    if problem.batch * problem.m < 8 * machine.units:
+        return None
+    return Suggestion({}, _cpu.PARALLEL_CALL_S + _cpu.streaming_s(problem, machine, 0.95, 2.4))
+
+
+RUNG = Rung(
+    title="Four rows, threads",
+    idea="Each thread takes a share of the rows; together they fill the memory's pipe.",
+    source="textbook",
+    op="matvec",
+    signatures=_cpu.SIGNATURES,
+    arithmetic=_cpu.summed(_cpu.whole_reduction),
+    after="four_rows",
+    params={"shares_per_thread": (1, 2, 4, 8)},
+    batched=True,
+    suggest=suggest,
+    bind=bind,
+    available=unavailable,
+)
