@@ -23,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.clocks import available_memory_bytes
 from gemmule.problem import DTYPES, numpy_dtype
 
 Matrix = NDArray[Any]
@@ -88,7 +89,7 @@ def read_matrix(source: Source | str, *, limit_bytes: int | None = None) -> Matr
     if not source.path.is_file():
         kind = "a folder" if source.path.is_dir() else "missing"
         raise FileNotFoundError(f"{source.path} is {kind}; give the path of a matrix file.")
-    limit = int(available_bytes() * 0.8) if limit_bytes is None else limit_bytes
+    limit = int(available_memory_bytes() * 0.8) if limit_bytes is None else limit_bytes
     matrix = reader(source, limit)
     _check_kind(source, matrix.dtype)
     return matrix
@@ -97,17 +98,6 @@ def read_matrix(source: Source | str, *, limit_bytes: int | None = None) -> Matr
 def list_matrices(path: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of the tensors of a ``.safetensors`` file, without reading them."""
     return {name: entry.shape for name, entry in _safetensors_entries(path).items()}
-
-
-def available_bytes() -> int:
-    """Return the memory that can be used without swapping, as Linux estimates it."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return 4 << 30  # no /proc: a size that any machine of today can give
 
 
 def _check_kind(source: Source, dtype: np.dtype[Any]) -> None:
