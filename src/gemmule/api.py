@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.arrays import check_out, empty_like_kind, to_kind, unwrap
+from gemmule.arrays import unwrap
 from gemmule.canonical import Options
 from gemmule.plan import Frozen, Plan, operands, resolve
+from gemmule.problem import COMPLEX, INTEGERS
 from gemmule.quant import QuantizedMatrix
 from gemmule.settings import default_device
 
@@ -36,7 +37,14 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _frozen(params: Mapping[str, Any] | None) -> Frozen | None:
-    return None if params is None else tuple(sorted(params.items()))
+    if params is None:
+        return None
+    if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
+        raise TypeError(f"params is {params!r}; it must be a mapping of parameter names to values.")
+    for name, value in params.items():
+        if not isinstance(value, bool | int | float | str):
+            raise ValueError(f"params: {name}={value!r} is no number, string or bool.")
+    return tuple(sorted(params.items()))
 
 
 def _multiply(
@@ -52,7 +60,7 @@ def _multiply(
         return cuda_arrays.through_device(
             op, left, right, result, wanted, options, rung, _frozen(params)
         )
-    if device is not None and not left.device.startswith(device):
+    if device is not None and device not in (left.device, left.device.partition(":")[0]):
         raise ValueError(
             f"device is {device!r}, but the operands lie on {left.device}. Leave device= away: a "
             "product is computed where its operands are."
@@ -209,9 +217,7 @@ def gemm(A: Any, B: Any, C: Any = None, /, *, alpha: float = 1, beta: float = 0)
     return _blas("matmul", A, B, C, alpha, beta, (2, 2))
 
 
-def _blas(
-    op: str, a: Any, b: Any, c: Any, alpha: float, beta: float, ndim: tuple[int, int]
-) -> Any:
+def _blas(op: str, a: Any, b: Any, c: Any, alpha: float, beta: float, ndim: tuple[int, int]) -> Any:
     left, right, out = operands(a, b, NAMES[op], c)
     if (len(left.form.shape), len(right.form.shape)) != ndim:
         name = "gemv" if op == "matvec" else "gemm"
@@ -227,14 +233,29 @@ def _blas(
     plan = resolve(
         op, left.form, right.form, None if out is None else out.form, like.device, options
     )
-    call = plan.choice.call
-    if out is None:
-        fresh = empty_like_kind(call.out_shape, call.problem.out, like)
-        plan.launch(left, right, fresh, alpha, beta)
-        return to_kind(fresh, like)
-    check_out(out, call.out_shape, call.problem.out, [left, right])
-    plan.launch(left, right, out, alpha, beta)
-    return out.original
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        _check_scalar(name, value, plan.problem.out)
+    return plan.execute(left, right, out, alpha, beta)
+
+
+def _check_scalar(name: str, value: Any, dtype: str) -> None:
+    """Raise unless `value` is a number that the result's dtype takes without changing its kind."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    kinds: tuple[Any, ...] = (int, float, complex)
+    if dtype in INTEGERS:
+        kinds = (int,)
+    elif dtype not in COMPLEX:
+        kinds = (int, float)
+    if not isinstance(value, kinds):
+        raise TypeError(
+            f"{name} is {value!r} of type {type(value).__name__}; the result is {dtype}, so it "
+            f"must be {' or '.join(kind.__name__ for kind in kinds)}."
+        )
+    if dtype in INTEGERS:
+        limits = np.iinfo(dtype)
+        if not limits.min <= int(value) <= limits.max:
+            raise ValueError(f"{name} is {value}, which {dtype}, the result's dtype, cannot hold.")
 
 
 def plan(
@@ -285,7 +306,9 @@ def asarray(a: Any, /, *, device: str = "cpu") -> Any:
     [1.0, 1.0]
     """
     if isinstance(a, QuantizedMatrix):
-        return a.to(device)
+        from gemmule.backends import cuda_arrays
+
+        return cuda_arrays.quantized_to(a, device)
     if device == "cpu":
         operand = unwrap(a, "a")
         if operand.device == "cpu":

@@ -8,6 +8,7 @@ exception: host data that is misaligned or of foreign byte order.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, NamedTuple
 
@@ -16,9 +17,15 @@ import numpy as np
 from gemmule.problem import DTYPES, QuantSpec, check_dtype, numpy_dtype
 from gemmule.quant import QuantizedMatrix
 
+_OVERLAP_WORK: Any = 10_000  # candidate solutions tried before two views count as overlapping
+
 
 class Form(NamedTuple):
-    """All of an operand but its address: what a plan is made for. Strides count elements."""
+    """All of an operand but its address: what a plan is made for. Strides count elements.
+
+    `alignment` in bytes: on a device the largest power of two, at most 16, that divides address
+    and leading strides; on the host the element's own, which is all that host kernels rely on.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -77,18 +84,23 @@ def unwrap(obj: Any, argument: str) -> Operand:
 
 def _from_numpy(array: np.ndarray[Any, Any], original: Any, library: str, argument: str) -> Operand:
     dtype = array.dtype
-    name = dtype.name
+    name = _name_of(dtype)
     if name not in DTYPES:
         check_dtype(name, argument)
-    if not (dtype.isnative and array.flags.aligned):
-        array = np.array(array, dtype=dtype.newbyteorder("="), order="K")
     itemsize = dtype.itemsize
-    if any(step % itemsize for step in array.strides):
-        array = np.array(array, order="K")
+    plain = dtype.isnative and array.flags.aligned
+    if not plain or any(step % itemsize for step in array.strides):
+        array = np.array(array, dtype=dtype.newbyteorder("="), order="K")
     pointer: int = array.__array_interface__["data"][0]
-    strides = tuple(step // itemsize for step in array.strides)
-    form = Form(array.shape, strides, name, alignment_of(pointer, array.strides, array.shape))
+    strides = tuple([step // itemsize for step in array.strides])
+    form = Form(array.shape, strides, name, min(itemsize, 16))
     return Operand(array, pointer, form, "cpu", library, original)
+
+
+@functools.lru_cache(maxsize=256)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """Return ``dtype.name``, which NumPy computes anew in a microsecond."""
+    return dtype.name
 
 
 def alignment_of(pointer: int, byte_strides: tuple[int, ...], shape: tuple[int, ...]) -> int:
@@ -104,17 +116,15 @@ def alignment_of(pointer: int, byte_strides: tuple[int, ...], shape: tuple[int, 
 
 
 def _from_quantized(matrix: QuantizedMatrix) -> Operand:
-    spec = QuantSpec(
-        bits=matrix.bits,
-        group_size=matrix.group_size,
-        has_zeros=matrix.zeros is not None,
-        layout=matrix.layout,
-        scale_dtype=matrix.scales.dtype.name,
-        transposed=matrix.transposed,
-        has_perm=matrix.perm is not None,
-    )
+    spec = _spec(
+        matrix.bits, matrix.group_size, matrix.zeros is not None, matrix.layout,
+        matrix.scale_dtype, matrix.transposed, matrix.perm is not None,
+    )  # fmt: skip
     form = Form(matrix.shape, (0, 0), f"uint{matrix.bits}", 16, spec)
     return Operand(matrix, 0, form, matrix.device, "gemmule", matrix)
+
+
+_spec = functools.lru_cache(maxsize=256)(QuantSpec)
 
 
 def _from_torch(torch: Any, tensor: Any, argument: str) -> Operand:
@@ -226,19 +236,41 @@ def check_out(out: Operand, shape: tuple[int, ...], dtype: str, inputs: list[Ope
         raise TypeError("out is a JAX array, which is immutable. Leave out= away.")
     if out.device == "cpu" and not out.array.flags.writeable:
         raise ValueError("out is read-only. Pass a writable array.")
-    if out.device == "cpu" and out.library in ("numpy",) and out.array is not out.original:
-        if not np.may_share_memory(out.array, out.original):
-            raise ValueError("out is misaligned or of foreign byte order. Pass a plain array.")
-    if any(
-        step == 0 and size > 1 for step, size in zip(out.form.strides, out.form.shape, strict=True)
-    ):
-        raise ValueError("out has a stride of 0: several elements would share one place.")
+    if out.device == "cpu" and _was_copied(out):
+        raise ValueError(
+            "out is misaligned, of foreign byte order, or a lazy conjugate. Pass a plain array."
+        )
+    if _overlaps_itself(out.form):
+        raise ValueError(
+            f"out has strides {out.form.strides} for shape {out.form.shape}: several elements "
+            "would share one place. Pass an array whose elements are apart."
+        )
     for operand in inputs:
         if operand.form.quant is None and _overlap(out, operand):
             raise ValueError(
                 "out overlaps an input: the product would overwrite what it still reads. "
                 "Pass another array."
             )
+
+
+def _was_copied(out: Operand) -> bool:
+    """Whether unwrapping had to copy `out`, so that a result written there would be lost."""
+    if 0 in out.form.shape or out.array is out.original:
+        return False
+    if out.library == "torch":
+        return bool(out.pointer != out.original.data_ptr())
+    return out.library == "numpy" and not np.may_share_memory(out.array, out.original)
+
+
+def _overlaps_itself(form: Form) -> bool:
+    """Whether two indices may name one place: exact unless strides interleave, then True."""
+    reach = 1
+    for step, size in sorted(zip(map(abs, form.strides), form.shape, strict=True)):
+        if size > 1:
+            if step < reach:
+                return 0 not in form.shape
+            reach += (size - 1) * step
+    return False
 
 
 def _overlap(out: Operand, operand: Operand) -> bool:
@@ -248,7 +280,7 @@ def _overlap(out: Operand, operand: Operand) -> bool:
         if not np.may_share_memory(out.array, operand.array):
             return False
         try:
-            return np.shares_memory(out.array, operand.array, max_work=10_000)
+            return np.shares_memory(out.array, operand.array, max_work=_OVERLAP_WORK)
         except np.exceptions.TooHardError:
             return True
     low, high = extent(out)

@@ -236,9 +236,7 @@ def _quantized_second(a: Form, b: Form, shape: Ints, out: Form | None, options: 
     """See ``A Q`` as ``(Q^T A^T)^T``: the quantised matrix is always the first operand."""
     matrix = b._replace(shape=_swap_last(b.shape), quant=_flip(b.quant))
     call = canonical("matvec", matrix, a, out, options)
-    return Call(
-        "matmul", call.problem, call.a, call.b, call.out, shape, call.outer, True, True
-    )
+    return Call("matmul", call.problem, call.a, call.b, call.out, shape, call.outer, True, True)
 
 
 def _flip(spec: QuantSpec | None) -> QuantSpec | None:
@@ -267,9 +265,7 @@ def _broadcast_strides(shape: Ints, strides: Ints, wanted: Ints) -> Ints:
 
 def _collapse(shape: Ints, strides: tuple[Ints, Ints, Ints]) -> _Batch:
     """Merge neighbouring batch axes that every operand walks with one stride; drop sizes of 1."""
-    axes = [
-        (size, [steps[i] for steps in strides]) for i, size in enumerate(shape) if size != 1
-    ]
+    axes = [(size, [steps[i] for steps in strides]) for i, size in enumerate(shape) if size != 1]
     merged: list[tuple[int, list[int]]] = []
     for size, steps in axes:
         if merged and merged[-1][1] == [step * size for step in steps]:

@@ -22,6 +22,7 @@ from gemmule.arrays import (
     unwrap,
 )
 from gemmule.canonical import Call, Options, canonical
+from gemmule.hostcall import HostCall, host_call
 from gemmule.problem import ITEMSIZE, Problem, result_dtype
 from gemmule.rung import Machine, Rung, all_rungs
 
@@ -120,7 +121,7 @@ def _variants(
     yield problem, (), 0.0
     if not backends.get(machine.backend).adapts():
         return
-    adapted = []
+    adapted: list[tuple[float, int, Problem, tuple[str, ...]]] = []
     for layout_a, layout_b in _layout_variants(problem):
         for a, b, out in _dtype_variants(problem, machine):
             candidate = replace(
@@ -184,9 +185,7 @@ def _copies(problem: Problem, adapted: Problem) -> tuple[tuple[str, ...], float]
     return tuple(words), moved
 
 
-def _named(
-    call: Call, machine: Machine, name: str, params: Mapping[str, Any] | None
-) -> Choice:
+def _named(call: Call, machine: Machine, name: str, params: Mapping[str, Any] | None) -> Choice:
     named = [r for r in all_rungs(machine.backend) if r.name == name]
     if not named:
         known = ", ".join(dict.fromkeys(r.name for r in all_rungs(machine.backend)))
@@ -205,9 +204,7 @@ def _named(
                     call, problem, rung, chosen, machine, "named by the caller", expected, "",
                     copies,
                 )  # fmt: skip
-    raise ValueError(
-        f"rung {name} cannot compute {call.problem.describe()}. {'; '.join(reasons)}."
-    )
+    raise ValueError(f"rung {name} cannot compute {call.problem.describe()}. {'; '.join(reasons)}.")
 
 
 def _simplest(call: Call, machine: Machine) -> Choice:
@@ -242,8 +239,10 @@ class Plan:
     choice: Choice
     options: Options
     forms: tuple[Form, Form]
-    rung_name: str | None = None
-    _run: backends.Run = field(repr=False, default=None)  # type: ignore[assignment]
+    device: str
+    rung_name: str | None
+    _run: backends.Run = field(repr=False)
+    _host: HostCall | None = field(repr=False, default=None)
 
     @property
     def problem(self) -> Problem:
@@ -267,13 +266,20 @@ class Plan:
 
     def __call__(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """Compute the planned product of `a` and `b`, into `out` where given."""
-        left, right = unwrap(a, "the first operand"), unwrap(b, "the second operand")
-        plan = self if (left.form, right.form) == self.forms and out is None else None
-        if plan is None:
-            out_operand = None if out is None else unwrap(out, "out")
-            plan = self._sibling(left, right, out_operand)
-            return plan.execute(left, right, out_operand)
-        return plan.execute(left, right, None)
+        if self._host is not None:
+            result = self._host(a, b, out)
+            if result is not None:
+                return result
+        left, right, target = operands(a, b, ("the first operand", "the second operand"), out)
+        device = (right if left.library == "gemmule" else left).device
+        if device != self.device:
+            raise ValueError(
+                f"this plan is for {self.device}, but the operands lie on {device}. "
+                "Make another plan with gm.plan."
+            )
+        if target is None and (left.form, right.form) == self.forms:
+            return self.execute(left, right, None)
+        return self._sibling(left, right, target).execute(left, right, target)
 
     def _sibling(self, left: Operand, right: Operand, out: Operand | None) -> Plan:
         """Return this plan rebound to operands of other strides but the same problem."""
@@ -289,7 +295,7 @@ class Plan:
                 f"was {theirs.describe()} at {theirs.alignment}. Make another plan with gm.plan."
             )
         return resolve(
-            self.op, left.form, right.form, None if out is None else out.form, left.device,
+            self.op, left.form, right.form, None if out is None else out.form, self.device,
             self.options, self.rung.name, tuple(self.choice.params.items()),
         )  # fmt: skip
 
@@ -369,13 +375,17 @@ def resolve(
     call = canonical(op, left, right, out, options)
     backend = backends.get("cpu" if device == "cpu" else "cuda")
     choice = choose(call, backend.machine(device), rung, None if params is None else dict(params))
+    copies = "; ".join(choice.copies)
     log.debug(
         "%s -> %s/%s %s (%s)%s", call.problem.describe(), choice.rung.folder, choice.rung.name,
-        dict(choice.params), choice.reason, f"; {'; '.join(choice.copies)}" if choice.copies else "",
+        dict(choice.params), choice.reason, f"; {copies}" if copies else "",
     )  # fmt: skip
     if any(copy.startswith("A ") for copy in choice.copies) and call.problem.matrix_bytes > 2**20:
-        log.warning("%s: %s", call.problem.describe(), "; ".join(choice.copies))
-    return Plan(op, choice, options, (left, right), rung, backend.prepare(choice))
+        log.warning("%s: %s", call.problem.describe(), copies)
+    run = backend.prepare(choice)
+    return Plan(
+        op, choice, options, (left, right), device, rung, run, host_call(run, call, left, right)
+    )
 
 
 def operands(
@@ -394,4 +404,3 @@ def operands(
 def forget_plans() -> None:
     """Drop cached plans, so that the next call sees new tuning results."""
     resolve.cache_clear()
-

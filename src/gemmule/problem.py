@@ -13,6 +13,7 @@ row-major vecmat, say) it reads across it.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,6 +42,7 @@ PRECISIONS = ("float32", "ieee", "tf32")
 MAX_INT8_REDUCTION = 131_071  # 131,071 * 2^14 < 2^31: the longest sum of int8 products in int32
 
 
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
     """Return the NumPy dtype of a dtype name; bfloat16 and float8 come from ml_dtypes."""
     if name in ("bfloat16", *FLOAT8):
@@ -209,9 +211,7 @@ class Problem:
         if self.op == "matvec":
             sizes = f"A {self.m} x {self.n} {self.layout_a}"
         else:
-            sizes = (
-                f"A {self.m} x {self.k} {self.layout_a}, B {self.k} x {self.n} {self.layout_b}"
-            )
+            sizes = f"A {self.m} x {self.k} {self.layout_a}, B {self.k} x {self.n} {self.layout_b}"
         matrix = self.a if self.quant is None else describe_quant(self.quant)
         batch = f", batch {self.batch}" if self.batch != 1 else ""
         return f"{self.op} {sizes}{batch}, {matrix} x {self.b} -> {self.out}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gemmule.arrays import Operand
 from gemmule.rung import Machine, Rung
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 
 # run(a, b, out, alpha, beta): out = alpha * a b + beta * out, on operands of the prepared forms.
 Run = Callable[[Operand, Operand, Operand, float, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRun:
+    """A `Run` that needs no more of its operands than their host arrays."""
+
+    on_arrays: Callable[[Any, Any, Any, float, float], None]
+
+    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
+        """Set out = alpha * product + beta * out."""
+        self.on_arrays(a.array, b.array, out.array, alpha, beta)
 
 
 class Backend(Protocol):

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmule.arrays import Operand
+from gemmule.backends import HostRun
 from gemmule.canonical import View
-from gemmule.problem import HALVES, Problem, numpy_dtype
+from gemmule.problem import HALVES, layout_of, numpy_dtype
 from gemmule.rung import Machine, Rung
 
 if TYPE_CHECKING:
-    from gemmule.backends import Run
     from gemmule.plan import Choice
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +48,7 @@ class CpuBackend:
         """Host operands may be copied to what a rung takes; the choice lists every copy."""
         return True
 
-    def prepare(self, choice: Choice) -> Run:
+    def prepare(self, choice: Choice) -> HostRun:
         """Bind the rung and the copies around it."""
         core = _bound(choice)
         if _is_direct(choice):
@@ -129,87 +128,90 @@ def _unit(view: View) -> bool:
     return view.strides[-1] == 1 or view.shape[-1] <= 1
 
 
-def _direct(core: Callable[..., None]) -> Run:
-    def run(a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
+def _direct(core: Callable[..., None]) -> HostRun:
+    def run(a: Any, b: Array, out: Array, alpha: float, beta: float) -> None:
         if alpha == 1 and beta == 0:
-            core(a.array, b.array, out.array)
+            core(a, b, out)
         else:
-            _scaled(lambda y: core(a.array, b.array, y), out.array, alpha, beta)
+            _scaled(lambda y: core(a, b, y), out, alpha, beta)
 
-    return run
+    return HostRun(run)
 
 
-def _general(choice: Choice, core: Callable[..., None]) -> Run:
-    call, problem = choice.call, choice.problem
-    lead = len(call.outer)
+def _general(choice: Choice, core: Callable[..., None]) -> HostRun:
+    call, one = choice.call, _adapted(choice, core)
+    views = [_viewer(view) for view in (call.a, call.b, call.out)]
+    if call.problem.quant is not None:
+        views[0] = (lambda matrix: matrix.T) if call.transposed_quant else (lambda matrix: matrix)
+    see_a, see_b, see_out = views
 
-    def run(a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
-        left: Any = a.array
-        if call.transposed_quant:
-            left = left.T
-        elif call.problem.quant is None:
-            left = _view(left, call.a)
-        right, result = _view(b.array, call.b), _view(out.array, call.out)
+    def run(a: Any, b: Array, out: Array, alpha: float, beta: float) -> None:
+        left, right, result = see_a(a), see_b(b), see_out(out)
 
         def multiply(target: Array) -> None:
+            if not call.outer:
+                one(left, right, target)
+                return
             for index in np.ndindex(call.outer):
-                one = left[index] if isinstance(left, np.ndarray) and lead else left
-                _one(core, problem, one, right[index], target[index])
+                inner = left[index] if isinstance(left, np.ndarray) else left
+                one(inner, right[index], target[index])
 
         if alpha == 1 and beta == 0:
             multiply(result)
         else:
             _scaled(multiply, result, alpha, beta)
 
-    return run
+    return HostRun(run)
 
 
-def _view(array: Array, view: View) -> Array:
-    """Return `array` seen as `view`; the common cases avoid as_strided, which costs 5 us."""
-    itemsize = array.itemsize
-    strides = tuple(step * itemsize for step in view.strides)
-    if array.shape == view.shape and array.strides == strides:
-        return array
-    flipped = array.T
-    if flipped.shape == view.shape and flipped.strides == strides:
-        return flipped
-    return np.lib.stride_tricks.as_strided(array, view.shape, strides)
+def _viewer(view: View) -> Callable[[Any], Any]:
+    """Return what shows an array as `view`; the common cases avoid as_strided, which costs 5 us."""
+    shape, steps = view
+
+    def see(array: Array) -> Array:
+        strides = tuple([step * array.itemsize for step in steps])
+        for candidate in (array, array.T):
+            if candidate.shape == shape and candidate.strides == strides:
+                return candidate
+        return np.lib.stride_tricks.as_strided(array, shape, strides)
+
+    return see
 
 
-def _one(core: Callable[..., None], problem: Problem, a: Any, b: Array, out: Array) -> None:
-    """Run the rung on one canonical product, converting operands to what it takes."""
-    if isinstance(a, np.ndarray):
-        a = _as_layout(a, problem.a, problem.layout_a, problem.shared_a)
-    if problem.op == "matvec":
-        b = np.ascontiguousarray(_converted(b, problem.b))
-    else:
-        b = _as_layout(b, problem.b, problem.layout_b, problem.shared_b)
-    if out.dtype == numpy_dtype(problem.out) and _written_in_place(problem, out):
-        core(a, b, out)
-        return
-    temporary = np.empty(out.shape, dtype=numpy_dtype(problem.out))
-    core(a, b, temporary)
-    with np.errstate(over="ignore", invalid="ignore"):
-        out[...] = temporary.astype(out.dtype, copy=False)
+def _adapted(choice: Choice, core: Callable[..., None]) -> Callable[[Any, Array, Array], None]:
+    """Return the rung on one canonical product, converting operands to what it takes."""
+    problem = choice.problem
+    is_matvec, as_given = problem.op == "matvec", problem == choice.call.problem
+    out_dtype = numpy_dtype(problem.out)
 
+    def one(a: Any, b: Array, out: Array) -> None:
+        if not as_given:
+            if isinstance(a, np.ndarray):
+                a = _as_layout(a, problem.a, problem.layout_a, problem.shared_a)
+            if not is_matvec:
+                b = _as_layout(b, problem.b, problem.layout_b, problem.shared_b)
+        if is_matvec:
+            b = np.ascontiguousarray(b, dtype=numpy_dtype(problem.b))
+        if out.dtype == out_dtype and out.flags.c_contiguous:
+            core(a, b, out)
+            return
+        temporary = np.empty(out.shape, dtype=out_dtype)
+        core(a, b, temporary)
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[...] = temporary.astype(out.dtype, copy=False)
 
-def _written_in_place(problem: Problem, out: Array) -> bool:
-    return out.flags.c_contiguous or out.size <= 1
-
-
-def _converted(array: Array, dtype: str) -> Array:
-    return array.astype(numpy_dtype(dtype), copy=False)
+    return one
 
 
 def _as_layout(array: Array, dtype: str, layout: str, shared: bool) -> Array:
     """Return `array` in dtype and layout, copying only where it is not so already."""
-    array = _converted(array, dtype)
-    rows, cols = array.shape[-2:]
-    row_step, col_step = (step // array.itemsize for step in array.strides[-2:])
-    is_row = (col_step == 1 or cols <= 1) and (row_step >= max(cols, 1) or rows <= 1)
-    if layout == "row" and not is_row:
-        if shared and array.ndim == 3:
-            return np.broadcast_to(np.ascontiguousarray(array[0]), array.shape)
+    if shared and array.ndim == 3:
+        one = _as_layout(array[0], dtype, layout, shared=False)
+        return np.broadcast_to(one, array.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = array.astype(numpy_dtype(dtype), copy=False)
+    steps = tuple(step // array.itemsize for step in array.strides[-2:])
+    if layout == "row" and layout_of((array.shape[-2], array.shape[-1]), steps) != "row":
         return np.ascontiguousarray(array)
     return array
 
@@ -228,14 +230,11 @@ def _scaled(multiply: Callable[[Array], None], out: Array, alpha: float, beta: f
         multiply(temporary)
         product = temporary
     wide = np.float32 if out.dtype.name in HALVES else out.dtype
-    total = product.astype(wide)
-    if alpha not in (0, 1):
-        total = total * wide_scalar(alpha, wide)
-    if beta != 0:
-        total = total + wide_scalar(beta, wide) * out.astype(wide)
-    out[...] = total.astype(out.dtype)
-
-
-def wide_scalar(value: float, dtype: Any) -> Any:
-    """Return a scalar of the dtype that alpha and beta are applied in."""
-    return np.dtype(dtype).type(value)
+    scalar = np.dtype(wide).type
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = product.astype(wide)
+        if alpha not in (0, 1):
+            total = total * scalar(alpha)
+        if beta != 0:
+            total = total + scalar(beta) * out.astype(wide)
+        out[...] = total.astype(out.dtype)

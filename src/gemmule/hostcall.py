@@ -1,0 +1,64 @@
+"""The short way of a planned product on plain NumPy arrays.
+
+A `HostCall` compares what a call brings with what was planned, attribute by attribute, and goes
+straight to the kernel: 2 us instead of 15 for the general way through `gemmule.arrays`. Whatever
+it does not know (another library, other strides, a questionable `out`) it leaves to that way,
+which accepts or refuses it with an explanation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmule.arrays import Form
+from gemmule.backends import HostRun
+from gemmule.canonical import Call
+from gemmule.problem import ITEMSIZE, numpy_dtype
+
+
+class HostCall:
+    """One product of ndarrays of exactly the planned dtypes, shapes and strides."""
+
+    __slots__ = ("_a", "_b", "_dtype", "_run", "_shape", "_swapped")
+
+    def __init__(self, run: HostRun, call: Call, a: Form, b: Form) -> None:
+        self._a, self._b = _signature(a), _signature(b)
+        self._shape, self._dtype = call.out_shape, numpy_dtype(call.problem.out)
+        self._run, self._swapped = run.on_arrays, call.swapped
+
+    def __call__(self, a: Any, b: Any, out: Any) -> Any | None:
+        """Return the product, in `out` where given, or None: nothing was done, go the other way."""
+        if type(a) is not np.ndarray or type(b) is not np.ndarray:
+            return None
+        # The planned dtypes are native, so a foreign byte order compares unequal.
+        if (a.dtype, a.shape, a.strides) != self._a or not a.flags.aligned:
+            return None
+        if (b.dtype, b.shape, b.strides) != self._b or not b.flags.aligned:
+            return None
+        if out is None:
+            out = np.empty(self._shape, self._dtype)
+        elif not self._takes_out(out) or np.may_share_memory(out, a) or np.may_share_memory(out, b):
+            return None
+        if self._swapped:
+            a, b = b, a
+        self._run(a, b, out, 1.0, 0.0)
+        return out
+
+    def _takes_out(self, out: Any) -> bool:
+        if type(out) is not np.ndarray or out.shape != self._shape or out.dtype != self._dtype:
+            return False
+        return out.flags.carray  # C-contiguous, aligned, writable; native as the dtypes are equal
+
+
+def _signature(form: Form) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]:
+    strides = tuple(step * ITEMSIZE[form.dtype] for step in form.strides)
+    return numpy_dtype(form.dtype), form.shape, strides
+
+
+def host_call(run: Any, call: Call, a: Form, b: Form) -> HostCall | None:
+    """Return the short way for a back end's launcher, or None where there is none."""
+    if isinstance(run, HostRun) and a.quant is None and b.quant is None:
+        return HostCall(run, call, a, b)
+    return None
