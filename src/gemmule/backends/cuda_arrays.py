@@ -1,0 +1,233 @@
+"""Device arrays of any library: unwrap, allocate beside them, their current stream, copies.
+
+PyTorch and CuPy are read through their own attributes, which costs a microsecond less a tensor than
+a protocol does; other libraries come in by ``__cuda_array_interface__`` or DLPack.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from gemmule import arrays
+from gemmule.arrays import Form, Operand
+from gemmule.backends import driver
+from gemmule.backends.device_array import DeviceArray
+from gemmule.canonical import Options
+from gemmule.problem import DTYPES, ITEMSIZE, check_dtype, numpy_dtype
+from gemmule.quant import QuantizedMatrix
+
+LEGACY_STREAM = 0
+
+
+def _form(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Form:
+    itemsize = ITEMSIZE[dtype]
+    if len(shape) == 1:
+        bits = pointer | 16
+    elif len(shape) == 2:
+        first, second = strides
+        bits = pointer | 16 | (first if abs(first) > abs(second) else second) * itemsize
+    else:
+        byte_strides = tuple(step * itemsize for step in strides)
+        return Form(shape, strides, dtype, arrays.alignment_of(pointer, byte_strides, shape))
+    return Form(shape, strides, dtype, bits & -bits)
+
+
+def from_torch(tensor: Any, dtype: str) -> Operand:
+    """Return a CUDA tensor as an operand."""
+    pointer = tensor.data_ptr()
+    form = _form(pointer, tensor.shape, tensor.stride(), dtype)
+    return Operand(tensor, pointer, form, f"cuda:{tensor.get_device()}", "torch", tensor)
+
+
+def from_interface(obj: Any, argument: str) -> Operand:
+    """Return an array with ``__cuda_array_interface__`` (CuPy, Numba, our own) as an operand."""
+    if isinstance(obj, DeviceArray):
+        form = _form(obj.pointer, obj.shape, obj.strides, obj.dtype)
+        return Operand(obj, obj.pointer, form, obj.device, "gemmule", obj)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(obj, cupy.ndarray):
+        name = obj.dtype.name
+        check_dtype(name, argument)
+        pointer, itemsize = obj.data.ptr, obj.dtype.itemsize
+        strides = tuple(step // itemsize for step in obj.strides)
+        form = _form(pointer, obj.shape, strides, name)
+        return Operand(obj, pointer, form, f"cuda:{obj.device.id}", "cupy", obj)
+    face = obj.__cuda_array_interface__
+    dtype = np.dtype(face["typestr"])
+    if not dtype.isnative or dtype.name not in DTYPES or face.get("mask") is not None:
+        check_dtype(f"{dtype.str} with mask" if face.get("mask") else dtype.str, argument)
+    shape, pointer = tuple(face["shape"]), int(face["data"][0])
+    strides = _element_strides(shape, face.get("strides"), dtype.itemsize, argument)
+    ordinal = _ordinal_of(pointer)
+    form = _form(pointer, shape, strides, dtype.name)
+    return Operand(obj, pointer, form, f"cuda:{ordinal}", "interface", obj)
+
+
+def _element_strides(
+    shape: tuple[int, ...], strides: Any, itemsize: int, argument: str
+) -> tuple[int, ...]:
+    if strides is None:
+        from gemmule.canonical import c_strides
+
+        return c_strides(shape)
+    if any(step % itemsize for step in strides):
+        raise ValueError(
+            f"{argument} has byte strides {tuple(strides)}, which are no multiples of its "
+            f"{itemsize}-byte elements. Copy it first."
+        )
+    return tuple(step // itemsize for step in strides)
+
+
+def _ordinal_of(pointer: int) -> int:
+    if pointer == 0:
+        return 0
+    api = driver.bindings()
+    attribute = api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    value = driver.check(api.cuPointerGetAttribute(attribute, pointer), "locating an array")
+    return int(value)
+
+
+def from_dlpack(obj: Any, library: str, argument: str) -> Operand:
+    """Return a CUDA array that speaks DLPack as an operand, ready on the legacy default stream."""
+    from cuda.core.utils import StridedMemoryView
+
+    view = StridedMemoryView.from_dlpack(obj, stream_ptr=1)
+    name = np.dtype(view.dtype).name
+    check_dtype(name, argument)
+    shape = tuple(view.shape)
+    strides = tuple(view.strides) if view.strides is not None else None
+    if strides is None:
+        strides = _element_strides(shape, None, 1, argument)
+    form = _form(view.ptr, shape, strides, name)
+    return Operand((obj, view), view.ptr, form, f"cuda:{view.device_id}", library, obj)
+
+
+def empty(shape: tuple[int, ...], dtype: str, like: Operand) -> Operand:
+    """Return an uninitialised array of the library and device of `like`, from its allocator."""
+    if like.library == "torch":
+        torch = sys.modules["torch"]
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=like.array.device)
+        return from_torch(tensor, dtype)
+    ordinal = ordinal_of(like)
+    if like.library == "cupy":
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(ordinal):
+            return from_interface(cupy.empty(shape, dtype=numpy_dtype(dtype)), "out")
+    fresh = DeviceArray.empty(shape, dtype, ordinal)
+    if like.library == "jax":
+        converted = sys.modules["jax"].dlpack.from_dlpack(fresh)
+        return from_interface(fresh, "out")._replace(original=converted)
+    return from_interface(fresh, "out")
+
+
+def workspace(like: Operand, nbytes: int) -> tuple[int, object]:
+    """Return the address of temporary memory from the operand's own allocator, and its owner."""
+    if like.library == "torch":
+        torch = sys.modules["torch"]
+        tensor = torch.empty(nbytes, dtype=torch.uint8, device=like.array.device)
+        return tensor.data_ptr(), tensor
+    if like.library == "cupy":
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(ordinal_of(like)):
+            memory = cupy.cuda.alloc(nbytes)
+        return memory.ptr, memory
+    array = DeviceArray.empty((nbytes,), "uint8", ordinal_of(like))
+    return array.pointer, array
+
+
+def ordinal_of(operand: Operand) -> int:
+    """Return the device number of an operand on ``cuda:N``."""
+    return int(operand.device[5:])
+
+
+def current_stream(operand: Operand, ordinal: int) -> int:
+    """Return the handle of the caller's current stream on the operand's device."""
+    if operand.library == "torch":
+        stream: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(ordinal)
+        return stream
+    if operand.library == "cupy":
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(ordinal):
+            pointer: int = cupy.cuda.get_current_stream().ptr
+        return pointer
+    given = getattr(operand.array, "__cuda_stream__", None)
+    if given is not None:
+        return int(given()[1])
+    if operand.library == "interface":
+        declared = operand.array.__cuda_array_interface__.get("stream")
+        return LEGACY_STREAM if declared in (None, 1) else int(declared)
+    return LEGACY_STREAM
+
+
+def ordinal_named(device: str) -> int:
+    """Return the number in ``cuda`` or ``cuda:N``; ValueError for another name."""
+    head, _, number = device.partition(":")
+    if head != "cuda" or (number and not number.isdigit()) or (not number and ":" in device):
+        raise ValueError(f"device is {device!r}; it must be 'cpu', 'cuda' or 'cuda:<number>'.")
+    return int(number or 0)
+
+
+def to_device(obj: Any, device: str) -> DeviceArray:
+    """Return a host array copied to a CUDA device; one that is there already is refused."""
+    operand = arrays.unwrap(obj, "a")
+    if operand.device != "cpu":
+        raise ValueError(
+            f"a already lies on {operand.device}; it can be used as it is, with no copy."
+        )
+    return DeviceArray.from_host(operand.array, ordinal_named(device))
+
+
+def quantized_to(matrix: QuantizedMatrix, device: str) -> QuantizedMatrix:
+    """Return a quantised matrix on another device, part by part."""
+    return matrix.to(device, transfer=_transfer)
+
+
+def _transfer(part: Any, device: str) -> Any:
+    if device == "cpu":
+        return part.to_host() if isinstance(part, DeviceArray) else to_host(arrays.unwrap(part, "part"))
+    return DeviceArray.from_host(np.asarray(part), ordinal_named(device))
+
+
+def to_host(operand: Operand) -> np.ndarray[Any, Any]:
+    """Return a device operand's values as a new NumPy array."""
+    if isinstance(operand.array, DeviceArray):
+        return operand.array.to_host()
+    if operand.library == "torch":
+        return arrays.unwrap(operand.array.cpu(), "a").array  # type: ignore[no-any-return]
+    view = DeviceArray(
+        operand.pointer, operand.form.shape, operand.form.strides, operand.form.dtype,
+        ordinal_of(operand), operand.array,
+    )  # fmt: skip
+    driver.synchronize(ordinal_of(operand))
+    return view.to_host()
+
+
+def through_device(
+    op: str, left: Operand, right: Operand, out: Operand | None, device: str, options: Options,
+    rung: str | None, params: Any,
+) -> Any:  # fmt: skip
+    """Multiply host operands on a GPU: copy in, compute, copy out; the result is a host array."""
+    from gemmule.plan import resolve
+
+    ordinal = ordinal_named(device)
+    moved = []
+    for operand in (left, right):
+        if isinstance(operand.array, QuantizedMatrix):
+            moved.append(arrays.unwrap(quantized_to(operand.array, device), "A"))
+        else:
+            moved.append(from_interface(DeviceArray.from_host(operand.array, ordinal), "operand"))
+    plan = resolve(
+        op, moved[0].form, moved[1].form, None, f"cuda:{ordinal}", options, rung, params
+    )
+    call = plan.choice.call
+    if out is not None:
+        arrays.check_out(out, call.out_shape, call.problem.out, [left, right])
+    result = plan.execute(moved[0], moved[1], None).to_host()
+    if out is not None:
+        out.array[...] = result
+        return out.original
+    like = right if left.library == "gemmule" else left
+    return arrays.to_kind(arrays.unwrap(result, "result"), like)

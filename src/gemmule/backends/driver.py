@@ -1,0 +1,246 @@
+"""The thin layer over the CUDA driver: devices, contexts, kernels, launches, typed errors.
+
+Everything goes through cuda.bindings. Contexts are the devices' primary ones, which PyTorch, CuPy
+and JAX share; kernels are loaded as libraries, which are context-independent, so one handle serves
+every device of an architecture.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gemmule.errors import DeviceError
+
+INSTALL = "pip install 'gemmule[cuda13]'"
+MINIMUM_CAPABILITY = (8, 0)
+
+# Errors after which the context is lost: the driver answers every later call with the same code.
+STICKY = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "ILLEGAL_ADDRESS", "LAUNCH_FAILED", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS",
+        "INVALID_ADDRESS_SPACE", "INVALID_PC", "HARDWARE_STACK_ERROR", "ASSERT",
+        "LAUNCH_TIMEOUT", "ECC_UNCORRECTABLE", "CONTEXT_IS_DESTROYED", "UNKNOWN",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What is fixed about one device."""
+
+    ordinal: int
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    l2_bytes: int
+    shared_bytes: int
+    memory_bytes: int
+    datasheet_bytes_per_s: float
+
+    @property
+    def arch(self) -> str:
+        """Return the architecture to compile for, with its own instructions (``sm_90a``)."""
+        major, minor = self.capability
+        suffix = "a" if major >= 9 else ""
+        return f"sm_{major}{minor}{suffix}"
+
+
+@functools.cache
+def bindings() -> Any:
+    """Return cuda.bindings.driver after a successful cuInit; DeviceError says what is missing."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceError(
+            f"CUDA operands need cuda-bindings, which is not installed ({error}). "
+            f"Install it: {INSTALL}. The CPU back end works without."
+        ) from None
+    try:
+        (code,) = driver.cuInit(0)
+    except Exception as error:
+        raise DeviceError(
+            f"no NVIDIA driver was found ({error}). Install the driver on a machine with an NVIDIA "
+            "GPU, or use host arrays: the CPU back end works without."
+        ) from None
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(
+            f"the NVIDIA driver did not start: {code.name}. Is there a GPU, and is it visible "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})? "
+            "The CPU back end works without."
+        )
+    _remember_process()
+    return driver
+
+
+@functools.cache
+def _remember_process() -> int:
+    return os.getpid()
+
+
+def check(result: tuple[Any, ...], doing: str) -> Any:
+    """Return the values of a driver call's result tuple, or raise DeviceError."""
+    code = result[0]
+    if int(code) == 0:
+        return result[1] if len(result) == 2 else result[1:]
+    raise error_of(code, doing)
+
+
+def error_of(code: Any, doing: str) -> DeviceError:
+    """Return the typed error of a CUresult."""
+    name = getattr(code, "name", str(code))
+    if name == "CUDA_ERROR_OUT_OF_MEMORY":
+        return DeviceError(f"{doing}: out of GPU memory{_free_memory()}. Free some and try again.")
+    if name in STICKY:
+        return DeviceError(
+            f"{doing}: the GPU context is lost ({name}), so every CUDA call of this process will "
+            "fail from now on. Restart the process.",
+            restart=True,
+        )
+    if name == "CUDA_ERROR_NO_BINARY_FOR_GPU":
+        return DeviceError(f"{doing}: the kernel was built for another architecture ({name}).")
+    return DeviceError(f"{doing}: the CUDA driver answered {name}.")
+
+
+def _free_memory() -> str:
+    driver = bindings()
+    code, *rest = driver.cuMemGetInfo()
+    return f" ({rest[0]:,} of {rest[1]:,} bytes are free)" if int(code) == 0 else ""
+
+
+def device_count() -> int:
+    """Return how many CUDA devices there are; DeviceError without a driver."""
+    return int(check(bindings().cuDeviceGetCount(), "counting the CUDA devices"))
+
+
+@functools.cache
+def device_info(ordinal: int) -> DeviceInfo:
+    """Return a device's fixed properties; DeviceError if it is absent or too old."""
+    driver = bindings()
+    count = device_count()
+    if not 0 <= ordinal < count:
+        raise DeviceError(f"cuda:{ordinal} was asked for, but there are {count} CUDA devices.")
+    handle = check(driver.cuDeviceGet(ordinal), f"opening cuda:{ordinal}")
+    attribute = driver.CUdevice_attribute
+
+    def get(name: str) -> int:
+        key = getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(driver.cuDeviceGetAttribute(key, handle), f"reading {name}"))
+
+    name = check(driver.cuDeviceGetName(256, handle), "reading the device's name")
+    capability = (get("COMPUTE_CAPABILITY_MAJOR"), get("COMPUTE_CAPABILITY_MINOR"))
+    text = name.split(b"\0")[0].decode()
+    if capability < MINIMUM_CAPABILITY:
+        raise DeviceError(
+            f"cuda:{ordinal} ({text}) has compute capability {capability[0]}.{capability[1]}; "
+            "8.0 or newer is required. Use another device, or host arrays."
+        )
+    clock_hz, bus_bits = get("MEMORY_CLOCK_RATE") * 1000, get("GLOBAL_MEMORY_BUS_WIDTH")
+    return DeviceInfo(
+        ordinal, text, capability, get("MULTIPROCESSOR_COUNT"), get("L2_CACHE_SIZE"),
+        get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        int(check(driver.cuDeviceTotalMem(handle), "reading the memory size")),
+        2.0 * clock_hz * bus_bits / 8,
+    )  # fmt: skip
+
+
+@functools.cache
+def _primary_context(ordinal: int) -> Any:
+    driver = bindings()
+    handle = check(driver.cuDeviceGet(ordinal), f"opening cuda:{ordinal}")
+    return check(driver.cuDevicePrimaryCtxRetain(handle), f"opening the context of cuda:{ordinal}")
+
+
+@contextmanager
+def on_device(ordinal: int) -> Iterator[None]:
+    """Make a device's primary context current for the block, and the former one again after it."""
+    if _remember_process() != os.getpid():
+        raise DeviceError(
+            "this process was forked after CUDA had started, and CUDA does not survive a fork. "
+            "Start workers with multiprocessing's 'spawn' method."
+        )
+    driver = bindings()
+    check(driver.cuCtxPushCurrent(_primary_context(ordinal)), f"entering cuda:{ordinal}")
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent()
+
+
+def is_current(ordinal: int) -> bool:
+    """Tell whether the device's primary context is this thread's current one."""
+    _, context = bindings().cuCtxGetCurrent()
+    return int(context) == _primary_handle(ordinal)
+
+
+@functools.cache
+def _primary_handle(ordinal: int) -> int:
+    return int(_primary_context(ordinal))
+
+
+_loading = threading.Lock()
+
+
+@functools.lru_cache(maxsize=2048)
+def load(cubin: bytes, symbol: str, ordinal: int, smem: int) -> Any:
+    """Load a cubin and return the kernel's handle, with `smem` bytes of dynamic memory allowed."""
+    driver = bindings()
+    with _loading, on_device(ordinal):
+        library = check(
+            driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading {symbol}"
+        )
+        kernel = check(driver.cuLibraryGetKernel(library, symbol.encode()), f"finding {symbol}")
+        if smem > 48 * 1024:
+            handle = check(driver.cuDeviceGet(ordinal), f"opening cuda:{ordinal}")
+            key = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(
+                driver.cuKernelSetAttribute(key, smem, kernel, handle),
+                f"asking for {smem:,} bytes of shared memory for {symbol}",
+            )
+    return kernel
+
+
+def allocate(nbytes: int, ordinal: int) -> int:
+    """Return the address of `nbytes` new bytes on a device; DeviceError when they do not fit."""
+    driver = bindings()
+    with on_device(ordinal):
+        code, pointer = driver.cuMemAlloc(max(nbytes, 1))
+        if code.name == "CUDA_ERROR_OUT_OF_MEMORY":
+            raise DeviceError(
+                f"cuda:{ordinal} has no room for {nbytes:,} bytes{_free_memory()}. "
+                "Free some memory or use a smaller problem."
+            )
+        return int(check((code, pointer), f"allocating {nbytes:,} bytes on cuda:{ordinal}"))
+
+
+def free(pointer: int, ordinal: int) -> None:
+    """Give back what `allocate` returned; quiet when the context is gone already."""
+    driver = bindings()
+    try:
+        with on_device(ordinal):
+            driver.cuMemFree(pointer)
+    except DeviceError:
+        pass
+
+
+def copy(target: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
+    """Copy bytes between host and device or within a device, in stream order, and wait."""
+    driver = bindings()
+    if nbytes == 0:
+        return
+    with on_device(ordinal):
+        check(driver.cuMemcpyAsync(target, source, nbytes, stream), f"copying {nbytes:,} bytes")
+        check(driver.cuStreamSynchronize(stream), "waiting for a copy")
+
+
+def synchronize(ordinal: int) -> None:
+    """Wait until the device has done all work of this process; DeviceError if any of it failed."""
+    driver = bindings()
+    with on_device(ordinal):
+        check(driver.cuCtxSynchronize(), f"waiting for cuda:{ordinal}")

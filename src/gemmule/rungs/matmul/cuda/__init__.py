@@ -1,0 +1,1 @@
+"""CUDA rungs: a Python file and, with the same stem, the kernel."""

@@ -1,0 +1,1 @@
+"""Rungs; the directory is the registry (see gemmule.rung)."""
