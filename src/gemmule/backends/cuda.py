@@ -158,7 +158,7 @@ class _Launcher:
         for step in self.steps:
             symbol = self.module.symbols[step.kernel]
             handle = driver.load(self.module.cubin, symbol, ordinal, step.smem)
-            loaded.append(_starter(handle, step))
+            loaded.append(starter(handle, step))
         self.starters[ordinal] = tuple(loaded)
         return self.starters[ordinal]
 
@@ -190,7 +190,7 @@ def _offsets(
     return tuple((x[0], x[1], x[2]) for x in found)
 
 
-def _starter(handle: Any, step: Step) -> Callable[[int, int], None]:
+def starter(handle: Any, step: Step) -> Callable[[int, int], None]:
     """Return a function (params address, stream) that launches one kernel."""
     if step.pdl or step.cluster != (1, 1, 1):
         return _extended_starter(handle, step)
