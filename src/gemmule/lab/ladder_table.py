@@ -46,7 +46,7 @@ def machine_of(backend: str) -> Machine:
 
 
 def _row(rung: Rung, machine: Machine, size: int) -> Row:
-    example = next(_examples(rung, size), None)
+    example = next(examples(rung, size), None)
     workspace = shared = None
     arithmetic = "?"
     if example is not None:
@@ -54,7 +54,7 @@ def _row(rung: Rung, machine: Machine, size: int) -> Row:
         workspace = rung.workspace(example, params, machine)
         if rung.steps is not None:
             shared = max((step.smem for step in rung.steps(example, params, machine)), default=0)
-        arithmetic = _arithmetic(rung, example)
+        arithmetic = _arithmetic(rung, size)
     return Row(
         rung.name,
         rung.title,
@@ -69,7 +69,7 @@ def _row(rung: Rung, machine: Machine, size: int) -> Row:
     )
 
 
-def _examples(rung: Rung, size: int) -> Iterator[Problem]:
+def examples(rung: Rung, size: int) -> Iterator[Problem]:
     """Yield square problems that the rung takes, in the order it declares its dtypes."""
     for (a, b, out), layout in itertools.product(rung.signatures, rung.layouts):
         k = size if rung.op == "matmul" else 1
@@ -92,14 +92,17 @@ def _quant_specs(code: str) -> Iterator[QuantSpec]:
         )
 
 
-def _arithmetic(rung: Rung, problem: Problem) -> str:
-    arithmetic = rung.arithmetic(problem)
-    words = [f"{arithmetic.accumulator} sums"]
-    if arithmetic.inputs:
-        words.append(f"operands rounded to {arithmetic.inputs}")
-    if arithmetic.activations_bits:
-        words.append(f"vector quantised to {arithmetic.activations_bits} bits")
-    if arithmetic.unordered:
+def _arithmetic(rung: Rung, size: int) -> str:
+    """Say how the rung rounds, over all dtypes that it takes."""
+    found = [rung.arithmetic(problem) for problem in examples(rung, size)]
+    words = [", ".join(dict.fromkeys(a.accumulator for a in found)) + " sums"]
+    rounded = dict.fromkeys(a.inputs for a in found if a.inputs)
+    if rounded:
+        words.append(f"operands rounded to {', '.join(rounded)}")
+    bits = dict.fromkeys(str(a.activations_bits) for a in found if a.activations_bits)
+    if bits:
+        words.append(f"vector quantised to {', '.join(bits)} bits")
+    if any(a.unordered for a in found):
         words.append("order varies")
     return ", ".join(words)
 
@@ -135,19 +138,30 @@ HEADERS = ("rung", "technique and idea", "dtypes of A", "A lies", "workspace B",
 
 
 def show(table_rows: Sequence[Row], title: str) -> None:
-    """Print the table to the terminal, as wide as it is."""
-    from rich.console import Console
-    from rich.table import Table
+    """Print the ladder to the terminal, a few lines a rung, wrapped to its width."""
+    from rich.console import Console, Group
+    from rich.padding import Padding
     from rich.text import Text
 
-    drop = {5} if all(row.shared_bytes is None for row in table_rows) else set()
-    table = Table(title=title, title_justify="left", show_lines=True)
-    for index, header in enumerate(HEADERS):
-        if index not in drop:
-            table.add_column(header, justify="right" if "B" in header.split() else "left")
-    for row in table_rows:
-        table.add_row(*(Text(c) for i, c in enumerate(_cells(row)) if i not in drop))
-    Console().print(table)
+    console = Console()
+    console.print(Text(title, style="bold"))
+    for number, row in enumerate(table_rows, 1):
+        head = Text.assemble((f"{number:>2}. {row.rung}", "bold cyan"), f"  {row.technique}")
+        if row.after:
+            head.append(f"  (after {row.after})", style="dim")
+        console.print(Text(""), head)
+        console.print(Padding(Group(*(Text(line) for line in _facts(row))), (0, 0, 0, 4)))
+
+
+def _facts(row: Row) -> list[str]:
+    sizes = [] if row.workspace_bytes is None else [f"workspace {row.workspace_bytes:,} B"]
+    if row.shared_bytes is not None:
+        sizes.append(f"dynamic shared memory {row.shared_bytes:,} B a block")
+    return [
+        row.idea,
+        f"A: {row.dtypes}; {row.layouts}",
+        "; ".join([row.arithmetic, *sizes, row.proof]),
+    ]
 
 
 def markdown(table_rows: Sequence[Row]) -> str:

@@ -1,0 +1,57 @@
+# make demo | test | check | soak | docs | clean
+# Everything goes into .venv; PYTHON=/path/to/python chooses the interpreter.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+CASES ?= 1000000
+
+.PHONY: demo test check soak docs clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@echo 'make demo    multiply the weights of a real model, checked and measured (< 5 minutes)'
+	@echo 'make test    install the development tools and run the tests'
+	@echo 'make check   lint, format, types, import direction'
+	@echo 'make soak    the long tests, and CASES=$(CASES) random products'
+	@echo 'make docs    rewrite the generated parts of the documents'
+	@echo 'make clean   remove .venv and everything generated'
+
+$(VENV)/made:
+	@python=$$(.ci/find-python) && echo "using $$python" && $$python -m venv $(VENV)
+	@touch $@
+
+# The stamps make the second run quick: pip is asked again only when pyproject.toml changes.
+$(VENV)/runtime: $(VENV)/made pyproject.toml
+	@echo 'installing gemmule'
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/made pyproject.toml
+	@echo 'installing gemmule and the development tools'
+	@$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/runtime
+
+demo: $(VENV)/runtime
+	$(VENV)/bin/gemmule demo
+
+test: $(VENV)/dev
+	$(PY) -m pytest -m 'not soak'
+
+check: $(VENV)/dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(PY) -m pytest tests/test_architecture.py
+
+soak: $(VENV)/dev
+	$(PY) -m pytest -m soak --timeout 0
+	$(VENV)/bin/gemmule verify --cases $(CASES)
+
+docs: $(VENV)/dev
+	$(VENV)/bin/gemmule docs
+
+clean:
+	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
