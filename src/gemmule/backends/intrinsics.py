@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from gemmule.backends.jit import Intrinsic, intrinsic
-from gemmule.problem import ITEMSIZE
+from gemmule.problem import FLOAT8, ITEMSIZE
 
 FAST = ("reassoc", "contract")
 
@@ -88,12 +88,37 @@ def widen(builder: Any, value: Any, stored: str, working: str) -> Any:
     if stored == "bfloat16":  # a bfloat16 is the upper half of a float32
         bits = builder.zext(value, _shaped(ir.IntType(32), lanes))
         return builder.bitcast(builder.shl(bits, _splat(16, bits.type)), target)
+    if stored in FLOAT8:
+        return _widen_float8(builder, value, stored, target, lanes)
     if stored == "float32":
         return builder.fpext(value, target)
     if ITEMSIZE[stored] == ITEMSIZE[working]:
         return value
     grow = builder.zext if stored.startswith("u") else builder.sext
     return grow(value, target)
+
+
+def _widen_float8(builder: Any, value: Any, stored: str, target: Any, lanes: int | None) -> Any:
+    """Emit float8 to float32, through float16, which holds every float8 value exactly.
+
+    e5m2 is the upper byte of a float16. e4m3fn has one exponent bit less: its bits, moved to their
+    places in a float16, are the value divided by 2^8; all ones are NaN.
+    """
+    from llvmlite import ir
+
+    half = _shaped(ir.HalfType(), lanes)
+    bits = builder.zext(value, _shaped(ir.IntType(16), lanes))
+    if stored == "float8_e5m2":
+        shifted = builder.shl(bits, _splat(8, bits.type))
+        return builder.fpext(builder.bitcast(shifted, half), target)
+    magnitude = builder.and_(bits, _splat(0x7F, bits.type))
+    sign = builder.shl(builder.and_(bits, _splat(0x80, bits.type)), _splat(8, bits.type))
+    placed = builder.or_(sign, builder.shl(magnitude, _splat(7, bits.type)))
+    scaled = builder.fmul(
+        builder.fpext(builder.bitcast(placed, half), target), _splat(256.0, target)
+    )
+    is_nan = builder.icmp_unsigned("==", magnitude, _splat(0x7F, bits.type))
+    return builder.select(is_nan, _splat(float("nan"), target), scaled)
 
 
 def narrow(builder: Any, value: Any, stored: str, working: str) -> Any:
@@ -136,7 +161,7 @@ def _shaped(element: Any, lanes: int | None) -> Any:
     return element if lanes is None else ir.VectorType(element, lanes)
 
 
-def _splat(number: int, kind: Any) -> Any:
+def _splat(number: float, kind: Any) -> Any:
     lanes = getattr(kind, "count", None)
     return kind(number) if lanes is None else kind([number] * lanes)
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.problem import HALVES, INTEGERS, Problem
+from gemmule.problem import FLOAT8, HALVES, INTEGERS, Problem
 from gemmule.rung import Arithmetic, Machine, Params, Signature, floats, integers
 
 FLOAT_SIGNATURES: tuple[Signature, ...] = floats("float64", "float32", "float16", "bfloat16")
 SIGNATURES: tuple[Signature, ...] = (*FLOAT_SIGNATURES, *integers())
+FLOAT8_SIGNATURES: tuple[Signature, ...] = tuple(
+    (a, b, out) for a in FLOAT8 for b in FLOAT8 for out in ("float32", "float16", "bfloat16")
+)
 
 # Seconds from Python into a compiled kernel and back, serial and parallel (EPYC Zen 5, 2 cores,
 # 2026-11): three addresses at 1.7 us each, Numba's dispatch; then waking the threads.
@@ -73,3 +76,18 @@ def streaming_s(problem: Problem, machine: Machine, share: float, cached_share: 
     fits = problem.compulsory_bytes <= machine.cache_bytes // 2
     rate = (cached_share if fits else share) * machine.read_bytes_per_s
     return problem.compulsory_bytes / rate
+
+
+# Multiplications and additions per second of one core in the packed matmul (EPYC Zen 5, 2026-11).
+_PACKED_RATES = {"float32": 1e11, "float64": 5e10, "int32": 5e10, "int64": 2e10}
+_COPY_BYTES_PER_S = 5e9  # packing and converting, one core
+
+
+def packed_rate(problem: Problem) -> float:
+    """Return operations per second of one core in the packed matmul of a problem."""
+    return _PACKED_RATES[problem_working_dtype(problem)]
+
+
+def copy_s(problem: Problem) -> float:
+    """Return the time of one pass over the operands and the result of a matmul, on one core."""
+    return problem.compulsory_bytes / _COPY_BYTES_PER_S

@@ -1,0 +1,193 @@
+"""The micro-kernel and the packing behind it, in vectors as wide as the CPU's.
+
+A tile of C, `rows` x `vectors` * lanes, stays in registers while slivers of A and B, packed so that
+both are read in order, pass by. See "Anatomy of High-Performance Matrix Multiplication" (Goto and
+van de Geijn, 2008) and BLIS (Van Zee and van de Geijn, 2015).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.intrinsics import (
+    element_pointer,
+    emit_multiply_add,
+    llvm_type,
+    load,
+    store,
+)
+from gemmule.backends.jit import Intrinsic, Kernel, kernel
+from gemmule.problem import ITEMSIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Shape of the register tile: `rows` of A times `vectors` registers of `lanes` columns."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def columns(self) -> int:
+        """Columns of the tile."""
+        return self.vectors * self.lanes
+
+
+@functools.cache
+def register_tile(working: str) -> Tile:
+    """Return the tile that fills the CPU's vector registers, leaving some for A and B."""
+    import llvmlite.binding
+
+    wide = llvmlite.binding.get_host_cpu_features().get("avx512dq", False)
+    if wide:  # 32 registers of 64 bytes: 24 sums, 2 of B, the rest for A
+        return Tile(rows=12, vectors=2, lanes=64 // ITEMSIZE[working])
+    return Tile(rows=6, vectors=2, lanes=32 // ITEMSIZE[working])  # 16 registers of 32 bytes
+
+
+@functools.cache
+def tile_product(working: str, tile: Tile) -> Intrinsic:
+    """Return ``f(a, b, depth, c, c_row)``: the tile at c += sliver a times sliver b.
+
+    a, b, c: addresses; a holds `depth` groups of `tile.rows` numbers, b of `tile.columns`;
+    c_row: numbers between rows of c. depth must be at least 1.
+    """
+
+    def define(typing_context: Any, a: Any, b: Any, depth: Any, c: Any, c_row: Any) -> Any:
+        from numba.core import types
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _emit_tile(builder, arguments, working, tile)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return Intrinsic(define, f"tile {working} {tile}")
+
+
+def _emit_tile(builder: Any, arguments: Any, working: str, tile: Tile) -> None:
+    """Emit the loop over the depth with every sum in a register, then add the sums to c."""
+    from llvmlite import ir
+
+    a, b, depth, c, c_row = arguments
+    word = ir.IntType(64)
+    vector = ir.VectorType(llvm_type(working), tile.lanes)
+    sums = tile.rows * tile.vectors
+    before = builder.block
+    loop = builder.append_basic_block("depth")
+    after = builder.append_basic_block("tile")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k = builder.phi(word)
+    k.add_incoming(word(0), before)
+    totals = [builder.phi(vector) for _ in range(sums)]
+    for total in totals:
+        total.add_incoming(ir.Constant(vector, [0] * tile.lanes), before)
+    a_at = builder.mul(k, word(tile.rows))
+    b_at = builder.mul(k, word(tile.columns))
+    right = [
+        _load_vector(builder, b, builder.add(b_at, word(v * tile.lanes)), working, vector)
+        for v in range(tile.vectors)
+    ]
+    grown = []
+    for r in range(tile.rows):
+        pointer = element_pointer(builder, a, builder.add(a_at, word(r)), working)
+        left = _broadcast(builder, builder.load(pointer), vector)
+        for v in range(tile.vectors):
+            total = totals[r * tile.vectors + v]
+            grown.append(emit_multiply_add(builder, total, left, right[v]))
+    following = builder.add(k, word(1))
+    k.add_incoming(following, loop)
+    for total, new in zip(totals, grown, strict=True):
+        total.add_incoming(new, loop)
+    builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
+    builder.position_at_end(after)
+    _add_to_memory(builder, grown, c, c_row, working, tile)
+
+
+def _add_to_memory(
+    builder: Any, sums: list[Any], c: Any, c_row: Any, working: str, tile: Tile
+) -> None:
+    from llvmlite import ir
+
+    word = ir.IntType(64)
+    add = builder.add if working.startswith("int") else builder.fadd
+    for number, total in enumerate(sums):
+        r, v = divmod(number, tile.vectors)
+        at = builder.add(builder.mul(c_row, word(r)), word(v * tile.lanes))
+        pointer = element_pointer(builder, c, at, working)
+        pointer = builder.bitcast(pointer, total.type.as_pointer())
+        old = builder.load(pointer, align=1, typ=total.type)
+        builder.store(add(old, total), pointer, align=1)
+
+
+def _load_vector(builder: Any, address: Any, index: Any, working: str, vector: Any) -> Any:
+    pointer = element_pointer(builder, address, index, working)
+    return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=1, typ=vector)
+
+
+def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
+    from llvmlite import ir
+
+    empty = ir.Constant(vector, ir.Undefined)
+    one = builder.insert_element(empty, scalar, ir.IntType(32)(0))
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(one, empty, lanes)
+
+
+@functools.cache
+def pack_kernel(stored: str, working: str, width: int, unit: str) -> Kernel:
+    """Return ``pack(source, width_step, depth_step, extent, depth, packed)``.
+
+    The source has `extent` lines (rows of A, columns of B) of `depth` elements; steps are in bytes.
+    Slivers of `width` lines follow each other in `packed`, each holding `depth` groups of `width`
+    numbers of the working dtype; missing lines are zeros. `unit` names the axis of unit stride:
+    ``"width"``, ``"depth"`` or ``"none"``.
+    """
+    read, write = load(stored, working), store(working, working)
+    zero = np.dtype(working).type(0)
+    item, number = ITEMSIZE[stored], ITEMSIZE[working]
+    along_width, along_depth = unit == "width", unit == "depth"
+
+    @kernel
+    def pack(
+        source: int, width_step: int, depth_step: int, extent: int, depth: int, packed: int
+    ) -> None:
+        for begin in range(0, extent, width):
+            lines = min(width, extent - begin)
+            sliver = packed + begin * depth * number
+            first = source + begin * width_step
+            if along_width:
+                for k in range(depth):
+                    for w in range(lines):
+                        write(sliver + k * width * number, w, read(first + k * depth_step, w))
+            elif along_depth:
+                for w in range(lines):
+                    for k in range(depth):
+                        write(sliver + w * number, k * width, read(first + w * width_step, k))
+            else:
+                for w in range(lines):
+                    for k in range(depth):
+                        at = first + w * width_step + k * depth_step
+                        write(sliver + w * number, k * width, read(at, 0))
+            for w in range(lines, width):
+                for k in range(depth):
+                    write(sliver, k * width + w, zero)
+
+    return pack
+
+
+def unit_axis(layout: str, width_axis: int) -> str:
+    """Return which packing axis of an operand of a layout has unit stride.
+
+    width_axis: 0 for A, whose rows are the lines; 1 for B, whose columns are.
+    """
+    if layout == "strided":
+        return "none"
+    return "depth" if (layout == "row") == (width_axis == 0) else "width"
+
+

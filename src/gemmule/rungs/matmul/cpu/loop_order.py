@@ -1,0 +1,72 @@
+"""Another order of the loops, i-k-j: the inner loop reads B and writes C along their rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.intrinsics import load, multiply_add, store
+from gemmule.backends.jit import Kernel, kernel, unavailable
+from gemmule.problem import Problem
+from gemmule.rung import Params, Rung
+from gemmule.rungs import _cpu
+
+
+@functools.cache
+def row_order_kernel(a: str, b: str, c: str, working: str) -> Kernel:
+    """Return the kernel for one signature; `sums` has room for n numbers of the working dtype."""
+    load_a, load_b, store_c = load(a, working), load(b, working), store(c, working)
+    load_sum, store_sum = load(working, working), store(working, working)
+    zero = np.dtype(working).type(0)
+
+    @kernel
+    def row_order(
+        A: int, A_row: int, A_col: int, B: int, B_row: int, C: int, C_row: int, sums: int,
+        m: int, n: int, k: int,
+    ) -> None:  # fmt: skip
+        for i in range(m):
+            for j in range(n):
+                store_sum(sums, j, zero)
+            for p in range(k):
+                left = load_a(A + i * A_row + p * A_col, 0)
+                row = B + p * B_row
+                for j in range(n):
+                    store_sum(sums, j, multiply_add(load_sum(sums, j), left, load_b(row, j)))
+            for j in range(n):
+                store_c(C + i * C_row, j, load_sum(sums, j))
+
+    return row_order
+
+
+def bind(problem: Problem, params: Params) -> Callable[..., None]:
+    """Return ``run(A, B, C)``."""
+    working = _cpu.problem_working_dtype(problem)
+    row_order = row_order_kernel(problem.a, problem.b, problem.out, working)
+    m, n, k = problem.m, problem.n, problem.k
+
+    def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
+        sums = np.empty(n, working)
+        row_order(
+            _cpu.address(A), *A.strides, _cpu.address(B), B.strides[0], _cpu.address(C),
+            C.strides[0], _cpu.address(sums), m, n, k,
+        )  # fmt: skip
+
+    return run
+
+
+RUNG = Rung(
+    title="Loop order",
+    idea="With the loops in the order i, k, j, all of memory is read along its rows.",
+    source="textbook",
+    op="matmul",
+    signatures=(*_cpu.SIGNATURES, *_cpu.FLOAT8_SIGNATURES),
+    layouts=("row", "col", "strided"),
+    layouts_b=("row",),
+    arithmetic=_cpu.summed(_cpu.whole_reduction),
+    after="triple_loop",
+    bind=bind,
+    available=unavailable,
+)

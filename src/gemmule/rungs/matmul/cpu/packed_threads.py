@@ -1,0 +1,82 @@
+"""Packed blocks on every core: a thread owns whole blocks of C and packs what they need."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.jit import Kernel, kernel, prange, thread_count, unavailable
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Suggestion
+from gemmule.rungs import _cpu
+from gemmule.rungs.matmul.cpu._tile import unit_axis
+from gemmule.rungs.matmul.cpu.packed import block_kernel, block_size
+
+
+@functools.cache
+def parallel_kernel(a: str, b: str, c: str, working: str, unit_a: str, unit_b: str) -> Kernel:
+    """Return `block_kernel` with the blocks spread over `parts` shares."""
+    blocks = block_kernel(a, b, c, working, unit_a, unit_b)
+
+    @kernel(parallel=True)
+    def parallel_blocks(
+        A: int, A_row: int, A_col: int, B: int, B_row: int, B_col: int, C: int, C_row: int,
+        m: int, n: int, k: int, rows: int, columns: int, count: int, parts: int,
+    ) -> None:  # fmt: skip
+        for part in prange(parts):
+            first, last = part * count // parts, (part + 1) * count // parts
+            blocks(
+                A, A_row, A_col, B, B_row, B_col, C, C_row, m, n, k, rows, columns, first, last
+            )
+
+    return parallel_blocks
+
+
+def bind(problem: Problem, params: Params) -> Callable[..., None]:
+    """Return ``run(A, B, C)``; the serial form runs where only one thread may."""
+    working = _cpu.problem_working_dtype(problem)
+    units = (unit_axis(problem.layout_a, 0), unit_axis(problem.layout_b, 1))
+    names = (problem.a, problem.b, problem.out, working, *units)
+    serial, parallel = block_kernel(*names), parallel_kernel(*names)
+    m, n, k = problem.m, problem.n, problem.k
+
+    def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
+        operands = (
+            _cpu.address(A), *A.strides, _cpu.address(B), *B.strides, _cpu.address(C), C.strides[0],
+        )  # fmt: skip
+        threads = thread_count()
+        rows, columns = block_size(m, n, working, params["columns"], threads)
+        count = -(-m // rows) * -(-n // columns)
+        if threads == 1 or count == 1:
+            serial(*operands, m, n, k, rows, columns, 0, count)
+        else:
+            parts = min(threads, count)
+            parallel(*operands, m, n, k, rows, columns, count, parts)
+
+    return run
+
+
+def suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Expect the measured rate of a core times the cores (EPYC Zen 5, 2026-11)."""
+    rate = _cpu.packed_rate(problem) * machine.units
+    return Suggestion({}, _cpu.PARALLEL_CALL_S + problem.flops / rate + _cpu.copy_s(problem))
+
+
+RUNG = Rung(
+    title="Packed blocks, threads",
+    idea="Blocks of C are independent: every thread computes its own, with its own packed copies.",
+    source="BLIS, parallel in the loops over blocks of C",
+    op="matmul",
+    signatures=(*_cpu.SIGNATURES, *_cpu.FLOAT8_SIGNATURES),
+    layouts=("row", "col", "strided"),
+    layouts_b=("row", "col", "strided"),
+    arithmetic=_cpu.summed(_cpu.whole_reduction),
+    after="packed",
+    params={"columns": (1024, 512, 2048)},
+    suggest=suggest,
+    bind=bind,
+    available=unavailable,
+)
