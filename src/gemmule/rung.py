@@ -119,7 +119,7 @@ def _no_workspace(problem: Problem, params: Params, machine: Machine) -> int:
     return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rung:
     """One kernel: what it teaches, what it takes, its search space, and how it runs.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -46,13 +47,22 @@ def key(machine: Machine, problem: Problem) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@lru_cache(maxsize=1024)
 def rung_digest(rung: Rung) -> str:
     """Return a digest of the rung's files: an edited rung makes its tuned entries stale."""
+    return _digest(rung.path, rung.source_path)
+
+
+@lru_cache(maxsize=1024)
+def _digest(*paths: Path) -> str:
     digest = hashlib.sha256()
-    for path in {rung.path, rung.source_path}:
+    for path in dict.fromkeys(paths):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def forget_digests() -> None:
+    """Read the rungs' files again at the next lookup."""
+    _digest.cache_clear()
 
 
 def lookup(machine: Machine, problem: Problem) -> Tuned | None:
@@ -69,17 +79,34 @@ def lookup(machine: Machine, problem: Problem) -> Tuned | None:
 
 def _read(path: Path, machine: Machine, problem: Problem) -> Tuned | None:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            return None
-        record = json.loads(path.read_bytes())
+        record = json.loads(_small_file(path), object_pairs_hook=_without_duplicates)
     except (OSError, ValueError, RecursionError):
         return None
     return _checked(record, machine, problem)
 
 
+def _small_file(path: Path) -> bytes:
+    """Return the content of a regular file of at most MAX_BYTES; never wait for a pipe."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode) or state.st_size > MAX_BYTES:
+            raise ValueError(f"{path} is no regular file of at most {MAX_BYTES:,} bytes")
+        return file.read(MAX_BYTES)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return record
+
+
 def _checked(record: Any, machine: Machine, problem: Problem) -> Tuned | None:
     """Return the entry if every field is what this package could have written, else None."""
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+    if not isinstance(record, dict) or type(record.get("schema")) is not int:
+        return None
+    if record["schema"] != SCHEMA:
         return None
     names = [(r.folder, r.name) for r in all_rungs(machine.backend)]
     wanted = (record.get("folder"), record.get("rung"))
@@ -91,13 +118,16 @@ def _checked(record: Any, machine: Machine, problem: Problem) -> Tuned | None:
         return None
     if not isinstance(params, dict) or set(params) != set(rung.params):
         return None
-    if any(type(v) not in (int, str, bool) for v in params.values()):
-        return None
-    if params not in list(rung.space(problem)):
+    if not any(_identical(params, declared) for declared in rung.space(problem)):
         return None
     if type(time_s) is not float or not 0.0 < time_s < 3600.0 or not isinstance(date, str):
         return None
     return Tuned(rung, params, time_s, date[:10])
+
+
+def _identical(params: dict[str, Any], declared: dict[str, Any]) -> bool:
+    """Whether values and their types agree: in Python 1 == True == 1.0."""
+    return params == declared and all(type(v) is type(declared[k]) for k, v in params.items())
 
 
 def save(machine: Machine, problem: Problem, tuned: Tuned) -> Path | None:

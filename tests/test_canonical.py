@@ -1,0 +1,158 @@
+"""Canonical calls: interpreted by einsum, they must give what NumPy gives."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemmule.arrays import unwrap
+from gemmule.canonical import Call, Options, View, c_strides, canonical
+from products import ARRANGEMENTS, Array, exact, small
+
+SHAPES = {
+    "matvec": [
+        ((3, 4), (4,)), ((3, 4), (5, 4)), ((2, 3, 4), (4,)), ((2, 3, 4), (2, 4)),
+        ((2, 1, 3, 4), (5, 4)), ((3, 4), (2, 5, 4)), ((1, 3, 4), (1, 4)), ((1, 4), (4,)),
+        ((3, 1), (1,)), ((0, 4), (4,)), ((3, 0), (0,)), ((2, 3, 4), (1, 4)), ((3, 4), (0, 4)),
+    ],
+    "vecmat": [
+        ((3,), (3, 4)), ((5, 3), (3, 4)), ((3,), (2, 3, 4)), ((2, 3), (2, 3, 4)),
+        ((5, 3), (2, 1, 3, 4)), ((1, 3), (1, 3, 4)), ((0,), (0, 4)), ((3,), (3, 0)),
+    ],
+    "matmul": [
+        ((3, 4), (4, 2)), ((4,), (4, 2)), ((3, 4), (4,)), ((4,), (4,)), ((3, 4), (4, 1)),
+        ((1, 4), (4, 2)), ((1, 4), (4, 1)), ((5, 3, 4), (4, 2)), ((3, 4), (5, 4, 2)),
+        ((5, 3, 4), (5, 4, 2)), ((2, 1, 3, 4), (5, 4, 2)), ((2, 1, 3, 4), (1, 5, 4, 2)),
+        ((0, 4), (4, 2)), ((3, 0), (0, 2)), ((0, 3, 4), (4, 2)), ((4,), (5, 4, 2)),
+        ((5, 3, 4), (4,)), ((1, 3, 4), (1, 4, 2)), ((5, 3, 4), (5, 4, 1)),
+    ],
+}  # fmt: skip
+CASES = [(op, *pair) for op, pairs in SHAPES.items() for pair in pairs]
+
+
+def interpret(call: Call, a: Array, b: Array, out: Array) -> None:
+    """Compute a canonical call by its views alone, checking them against its problem."""
+    if call.swapped:
+        a, b = b, a
+
+    def see(array: Array, view: View) -> Array:
+        steps = tuple(step * array.itemsize for step in view.strides)
+        return np.lib.stride_tricks.as_strided(array, view.shape, steps)
+
+    problem, lead = call.problem, (*call.outer, *([call.problem.batch] * (call.problem.batch != 1)))
+    left, right, result = see(a, call.a), see(b, call.b), see(out, call.out)
+    if problem.op == "matvec":
+        spec = "...mn,...n->...m"
+        assert left.shape == (*lead, problem.m, problem.n)
+    else:
+        spec = "...mk,...kn->...mn"
+        assert left.shape == (*lead, problem.m, problem.k)
+        assert right.shape == (*lead, problem.k, problem.n)
+    if problem.shared_a:
+        assert left.strides[len(lead) - 1] == 0
+    result[...] = np.einsum(spec, left, right)
+
+
+def run(op: str, a: Array, b: Array, options: Options) -> tuple[Array, Call]:
+    left, right = unwrap(a, "a"), unwrap(b, "b")
+    call = canonical(op, left.form, right.form, None, options)
+    out = np.full(call.out_shape, 99.0)
+    interpret(call, left.array, right.array, out)
+    return out, call
+
+
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize(("op", "a", "b"), CASES)
+def test_every_shape(op: str, a: tuple[int, ...], b: tuple[int, ...], literal: bool) -> None:
+    rng = np.random.default_rng(1)
+    left, right = small(rng, a), small(rng, b)
+    out, _ = run(op, left, right, Options(literal=literal))
+    np.testing.assert_array_equal(out, exact(op, left, right))
+
+
+@pytest.mark.parametrize(("how_a", "how_b"), [*itertools.product(ARRANGEMENTS, repeat=2)])
+def test_every_pair_of_arrangements(how_a: str, how_b: str) -> None:
+    rng = np.random.default_rng(2)
+    for op, a, b in CASES:
+        if 0 in a + b:
+            continue
+        left, right = ARRANGEMENTS[how_a](small(rng, a)), ARRANGEMENTS[how_b](small(rng, b))
+        out, _ = run(op, left, right, Options())
+        np.testing.assert_array_equal(out, exact(op, left, right), err_msg=f"{op} {a} {b}")
+
+
+@pytest.mark.parametrize(("op", "a", "b"), CASES)
+def test_results_of_any_strides(op: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(3)
+    left, right = unwrap(small(rng, a), "a"), unwrap(small(rng, b), "b")
+    shape = canonical(op, left.form, right.form, None, Options()).out_shape
+    for how in ("col", "sliced", "reversed", "step_two"):
+        out = ARRANGEMENTS[how](np.full(shape, 99.0)) if shape else np.full((), 99.0)
+        call = canonical(op, left.form, right.form, unwrap(out, "out").form, Options())
+        interpret(call, left.array, right.array, out)
+        np.testing.assert_array_equal(out, exact(op, left.array, right.array), err_msg=how)
+
+
+def problem_of(op: str, a: Array, b: Array, **options: Any) -> Any:
+    forms = unwrap(a, "a").form, unwrap(b, "b").form
+    return canonical(op, *forms, None, Options(**options)).problem
+
+
+def test_vecmat_is_the_matvec_of_the_transpose() -> None:
+    problem = problem_of("vecmat", np.zeros(3), np.zeros((3, 4)))
+    assert (problem.op, problem.m, problem.n, problem.layout_a) == ("matvec", 4, 3, "col")
+    problem = problem_of("vecmat", np.zeros(3), np.zeros((4, 3)).T)
+    assert problem.layout_a == "row"
+
+
+def test_thin_products_run_as_matvec_unless_a_rung_is_named() -> None:
+    column, row = problem_of("matmul", np.zeros((3, 4)), np.zeros((4, 1))), None
+    assert (column.op, column.m, column.n) == ("matvec", 3, 4)
+    row = problem_of("matmul", np.zeros((1, 4)), np.zeros((4, 5)))
+    assert (row.op, row.m, row.n, row.layout_a) == ("matvec", 5, 4, "col")
+    assert problem_of("matmul", np.zeros((3, 4)), np.zeros((4, 1)), literal=True).op == "matmul"
+
+
+def test_many_vectors_run_as_one_matmul_unless_invariance_is_asked() -> None:
+    A, X = np.zeros((3, 4)), np.zeros((5, 4))
+    stacked = problem_of("matvec", A, X)
+    assert (stacked.op, stacked.m, stacked.k, stacked.n) == ("matmul", 5, 4, 3)
+    for option in ("batch_invariant", "literal"):
+        alone = problem_of("matvec", A, X, **{option: True})
+        assert (alone.op, alone.batch, alone.shared_a) == ("matvec", 5, True)
+
+
+def test_batches_collapse_to_one_axis() -> None:
+    problem = problem_of("matmul", np.zeros((2, 3, 4, 5)), np.zeros((2, 3, 5, 6)))
+    assert problem.batch == 6
+    call_problem = problem_of("matmul", np.zeros((2, 1, 4, 5)), np.zeros((3, 5, 6)))
+    assert call_problem.batch == 3  # the outer axis of 2 cannot be walked with one stride
+
+
+def test_c_strides() -> None:
+    assert c_strides((2, 3, 4)) == (12, 4, 1)
+    assert c_strides((2, 0, 4)) == (4, 4, 1)
+    assert c_strides(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("op", "a", "b", "words"),
+    [
+        ("matmul", (), (3,), "0-D"),
+        ("matmul", (3,), (), "0-D"),
+        ("matmul", (3,), (4,), "equally long"),
+        ("matmul", (2, 3), (4, 2), "3 columns and the second 4 rows"),
+        ("matmul", (2, 2, 3), (3, 3, 2), "do not broadcast"),
+        ("matvec", (3,), (3,), "two or more dimensions"),
+        ("matvec", (2, 3), (2,), "3 elements along the summed axis and the vector 2"),
+        ("matvec", (2, 2, 3), (4, 3), "do not broadcast"),
+        ("vecmat", (3,), (2, 3), "seen transposed"),
+        ("vecmat", (), (2, 3), "two or more"),
+    ],
+)
+def test_wrong_shapes(op: str, a: tuple[int, ...], b: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        problem_of(op, np.zeros(a), np.zeros(b))

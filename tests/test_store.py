@@ -1,0 +1,282 @@
+"""Tuning results on disk: whatever lies there, a lookup is a whole valid entry or a miss."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmule import rung as rung_module
+from gemmule import store
+from gemmule.problem import Problem
+from gemmule.rung import Arithmetic, Constraint, Machine, Rung, same
+
+MACHINE = Machine("cpu", "Test CPU", "x86_64", 2, 1e10, 2**25)
+PROBLEM = Problem("matvec", 100, 200)
+
+
+def _rung(name: str) -> Rung:
+    return Rung(
+        "title", "idea", "source", "matvec", same("float32"),
+        lambda problem: Arithmetic("float32", lambda p, q: p.reduction),
+        params={"block": (1, 2, 4), "mode": ("a", "b")},
+        constraints=(Constraint("not 4 with b", lambda p, q: (q["block"], q["mode"]) != (4, "b")),),
+        name=name, folder="matvec", backend="cpu",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def rungs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rung, Rung]]:
+    """Two rungs whose sources lie in a folder of their own, and an empty cache."""
+    folder = tmp_path / "rungs"
+    (folder / "matvec" / "cpu").mkdir(parents=True)
+    both = (_rung("first"), _rung("second"))
+    for rung in both:
+        (folder / "matvec" / "cpu" / f"{rung.name}.py").write_text(f"# {rung.name}")
+    monkeypatch.setattr(rung_module, "RUNGS_FOLDER", folder)
+    monkeypatch.setattr(store, "all_rungs", lambda backend: both)
+    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("GEMMULE_TUNE", raising=False)
+    store.forget_digests()
+    yield both
+    store.forget_digests()
+
+
+def _saved(rung: Rung, **params: Any) -> Path:
+    tuned = store.Tuned(rung, params or {"block": 2, "mode": "a"}, 1e-3, "2026-11-21")
+    path = store.save(MACHINE, PROBLEM, tuned)
+    assert path is not None
+    return path
+
+
+def test_round_trip(rungs: tuple[Rung, Rung]) -> None:
+    assert store.lookup(MACHINE, PROBLEM) is None
+    path = _saved(rungs[1], block=4, mode="a")
+    found = store.lookup(MACHINE, PROBLEM)
+    assert found is not None
+    assert found.rung is rungs[1]
+    assert (found.params, found.time_s) == ({"block": 4, "mode": "a"}, 1e-3)
+    assert found.date == "2026-11-21"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # no temporary is left behind
+
+
+def test_the_key_tells_devices_and_problems_apart(rungs: tuple[Rung, Rung]) -> None:
+    _saved(rungs[0])
+    others = [
+        (replace(MACHINE, name="Other CPU"), PROBLEM),
+        (replace(MACHINE, units=3), PROBLEM),
+        (replace(MACHINE, backend="cuda"), PROBLEM),
+        (MACHINE, replace(PROBLEM, m=101)),
+        (MACHINE, replace(PROBLEM, layout_a="col")),
+        (MACHINE, replace(PROBLEM, precision="ieee")),
+    ]
+    assert all(store.lookup(*other) is None for other in others)
+    keys = {store.key(*other) for other in [*others, (MACHINE, PROBLEM)]}
+    assert len(keys) == len(others) + 1
+
+
+def test_the_user_s_entry_comes_before_the_shipped_one(rungs: tuple[Rung, Rung]) -> None:
+    path = _saved(rungs[0])
+    store.SHIPPED.mkdir()
+    path.rename(store.SHIPPED / path.name)
+    found = store.lookup(MACHINE, PROBLEM)
+    assert found is not None
+    assert found.rung is rungs[0]
+    _saved(rungs[1])
+    found = store.lookup(MACHINE, PROBLEM)
+    assert found is not None
+    assert found.rung is rungs[1]
+
+
+def test_tuning_can_be_turned_off(
+    rungs: tuple[Rung, Rung], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _saved(rungs[0])
+    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    assert store.lookup(MACHINE, PROBLEM) is None
+
+
+def test_an_edited_rung_makes_its_entries_stale(rungs: tuple[Rung, Rung]) -> None:
+    _saved(rungs[0])
+    rungs[0].path.write_text("# another kernel")
+    store.forget_digests()
+    assert store.lookup(MACHINE, PROBLEM) is None
+
+
+def test_truncated_at_every_byte_is_a_miss(rungs: tuple[Rung, Rung]) -> None:
+    path = _saved(rungs[0])
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert store.lookup(MACHINE, PROBLEM) is None, length
+    path.write_bytes(whole)
+    assert store.lookup(MACHINE, PROBLEM) is not None
+
+
+def test_every_flipped_byte_is_a_miss_or_a_declared_choice(rungs: tuple[Rung, Rung]) -> None:
+    path = _saved(rungs[0])
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for flip in (0x01, 0x20, 0x80):
+            damaged = bytearray(whole)
+            damaged[place] ^= flip
+            path.write_bytes(damaged)
+            found = store.lookup(MACHINE, PROBLEM)
+            if found is not None:
+                assert found.rung in rungs
+                assert found.params in list(found.rung.space(PROBLEM))
+                assert 0 < found.time_s < 3600
+
+
+GARBAGE = {
+    "empty": b"",
+    "zeros": b"\0" * 100,
+    "list": b"[]",
+    "number": b"1",
+    "null": b"null",
+    "nan": b"NaN",
+    "string": b'"schema"',
+    "not_utf8": b"\xff\xfe{}",
+    "deep_lists": b"[" * 60_000,
+    "deep_objects": b'{"a":' * 10_000,
+    "huge_integer": b'{"schema": ' + b"9" * 5_000 + b"}",
+    "surrogates": b'{"schema": "\\ud800"}',
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_is_a_miss(rungs: tuple[Rung, Rung], name: str) -> None:
+    _saved(rungs[0]).write_bytes(GARBAGE[name])
+    assert store.lookup(MACHINE, PROBLEM) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2}, {"schema": "1"}, {"schema": None}, {"schema": True},
+        {"rung": "third"}, {"rung": 1}, {"rung": ["first"]}, {"rung": None}, {"rung": {}},
+        {"folder": "matmul"}, {"folder": "../matvec"}, {"folder": []},
+        {"digest": "0" * 64}, {"digest": None},
+        {"params": {}}, {"params": None}, {"params": []}, {"params": {"block": 2}},
+        {"params": {"block": 2, "mode": "a", "more": 1}},
+        {"params": {"block": 3, "mode": "a"}}, {"params": {"block": 2.0, "mode": "a"}},
+        {"params": {"block": "2", "mode": "a"}}, {"params": {"block": True, "mode": "a"}},
+        {"params": {"block": [2], "mode": "a"}}, {"params": {"block": 2, "mode": None}},
+        {"params": {"block": 4, "mode": "b"}}, {"params": {"block": 10**30, "mode": "a"}},
+        {"time_s": 0.0}, {"time_s": -1.0}, {"time_s": float("nan")}, {"time_s": float("inf")},
+        {"time_s": 1}, {"time_s": "1"}, {"time_s": None}, {"time_s": 1e9}, {"time_s": True},
+        {"date": None}, {"date": 20261121},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_values_outside_what_is_declared_are_a_miss(
+    rungs: tuple[Rung, Rung], change: dict[str, Any]
+) -> None:
+    path = _saved(rungs[0])
+    record = json.loads(path.read_bytes())
+    path.write_text(json.dumps(record))
+    assert store.lookup(MACHINE, PROBLEM) is not None
+    path.write_text(json.dumps({**record, **change}))
+    assert store.lookup(MACHINE, PROBLEM) is None
+
+
+@pytest.mark.parametrize("field", ["schema", "folder", "rung", "digest", "params", "time_s"])
+def test_a_missing_field_is_a_miss(rungs: tuple[Rung, Rung], field: str) -> None:
+    path = _saved(rungs[0])
+    record = json.loads(path.read_bytes())
+    del record[field]
+    path.write_text(json.dumps(record))
+    assert store.lookup(MACHINE, PROBLEM) is None
+
+
+def test_duplicate_keys_are_a_miss(rungs: tuple[Rung, Rung]) -> None:
+    path = _saved(rungs[0])
+    text = path.read_text()
+    path.write_text(text.replace('"rung": "first"', '"rung": "second", "rung": "first"'))
+    assert store.lookup(MACHINE, PROBLEM) is None
+
+
+def test_an_oversized_file_is_not_even_parsed(rungs: tuple[Rung, Rung]) -> None:
+    path = _saved(rungs[0])
+    path.write_bytes(path.read_bytes() + b" " * store.MAX_BYTES)
+    assert store.lookup(MACHINE, PROBLEM) is None
+
+
+def test_folders_links_and_pipes_in_the_place_of_an_entry(
+    rungs: tuple[Rung, Rung], tmp_path: Path
+) -> None:
+    path = _saved(rungs[0])
+    path.unlink()
+    path.mkdir()
+    assert store.lookup(MACHINE, PROBLEM) is None
+    path.rmdir()
+    path.symlink_to(path)
+    assert store.lookup(MACHINE, PROBLEM) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert store.lookup(MACHINE, PROBLEM) is None  # and does not wait for a writer
+
+
+@pytest.mark.parametrize("where", ["file", "below_a_file"])
+def test_an_unusable_cache_never_raises(
+    rungs: tuple[Rung, Rung], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a folder should be")
+    monkeypatch.setenv("GEMMULE_CACHE", str(blocked if where == "file" else blocked / "deeper"))
+    assert store.lookup(MACHINE, PROBLEM) is None
+    tuned = store.Tuned(rungs[0], {"block": 1, "mode": "a"}, 1.0, "2026-11-21")
+    assert store.save(MACHINE, PROBLEM, tuned) is None
+
+
+def test_a_failed_write_leaves_the_old_entry(
+    rungs: tuple[Rung, Rung], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _saved(rungs[0])
+    before = path.read_bytes()
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    tuned = store.Tuned(rungs[1], {"block": 1, "mode": "a"}, 1.0, "2026-11-21")
+    assert store.save(MACHINE, PROBLEM, tuned) is None
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def _write_for(seconds: float, rung: Rung, block: int) -> None:
+    end = time.monotonic() + seconds
+    tuned = store.Tuned(rung, {"block": block, "mode": "a"}, float(block), "2026-11-21" * 500)
+    while time.monotonic() < end:
+        store.save(MACHINE, PROBLEM, tuned)
+
+
+def test_four_writers_never_tear_an_entry(rungs: tuple[Rung, Rung]) -> None:
+    _saved(rungs[0], block=1, mode="a")
+    context = multiprocessing.get_context("fork")
+    writers = [
+        context.Process(target=_write_for, args=(1.5, rungs[i % 2], (1, 2, 4, 1)[i]))
+        for i in range(4)
+    ]
+    for writer in writers:
+        writer.start()
+    reads = torn = 0
+    while any(writer.is_alive() for writer in writers):
+        found = store.lookup(MACHINE, PROBLEM)
+        reads += 1
+        torn += found is None
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert reads > 50
+    assert torn == 0
