@@ -1,1 +1,1 @@
-"""Runs unmodified CUDA C++ kernels on the CPU, one fiber per CUDA thread, to test them without a GPU."""
+"""Runs unmodified CUDA C++ kernels on the CPU, one fiber per thread, to test without a GPU."""

@@ -16,6 +16,7 @@ import importlib.util
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import tempfile
 import threading
@@ -155,15 +156,50 @@ def device_array(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDAr
     size = int(np.prod(shape)) * dtype.itemsize
     libc = ctypes.CDLL(None)
     address = ctypes.c_void_p()
-    if libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(256), ctypes.c_size_t(max(1, size))):
+    wanted = ctypes.c_size_t(max(1, size))
+    if libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(256), wanted):
         raise MemoryError(f"cannot allocate {size} bytes")
     assert address.value is not None
     owner = _Allocation(address.value)
     buffer = (ctypes.c_ubyte * size).from_address(address.value)
     buffer._owner = owner  # type: ignore[attr-defined]
-    array = np.frombuffer(buffer, dtype=np.uint8) if size else np.empty(0, np.uint8)
+    array = np.ctypeslib.as_array(buffer) if size else np.empty(0, np.uint8)
     array.fill(0xFF)
     return array.view(dtype).reshape(shape)
+
+
+_MAP = struct.Struct("<QQIII3I3I4xQQ")
+_MAGIC = 0x70616D5F756D6563
+SWIZZLES = {"none": 0, "128B": 1, "64B": 2, "32B": 3}
+
+
+def tensor_map(
+    array: npt.NDArray[np.generic], box: tuple[int, ...], swizzle: str = "none"
+) -> bytes:
+    """Return the 128 bytes that stand for a CUtensorMap of a 2-D or 3-D array in the emulator.
+
+    box has the array's order, outermost first; the rules of cuTensorMapEncodeTiled are checked.
+    """
+    rank, item = array.ndim, array.itemsize
+    if rank not in (2, 3) or len(box) != rank:
+        raise ValueError(f"given a {rank}-D array and box {box}, required 2-D or 3-D and as many")
+    if array.strides[-1] != item or any(s % 16 or s <= 0 for s in array.strides[:-1]):
+        raise ValueError(f"given strides {array.strides}, required ({item}) and multiples of 16")
+    if array.ctypes.data % 16:
+        raise ValueError("given an address that is not a multiple of 16; use device_array")
+    inner, limit = box[-1] * item, {"none": 1 << 30, "128B": 128, "64B": 64, "32B": 32}[swizzle]
+    if any(not 1 <= b <= 256 for b in box) or inner % 16 or inner > limit:
+        raise ValueError(
+            f"given box {box} ({inner} bytes wide), required 1..256, width % 16 == 0, "
+            f"width <= {limit} for swizzle {swizzle}"
+        )
+    dims = [*reversed(array.shape), 1][:3]
+    boxes = [*reversed(box), 1][:3]
+    strides = [*reversed(array.strides[:-1]), 0][:2]
+    packed = _MAP.pack(
+        _MAGIC, array.ctypes.data, item, rank, SWIZZLES[swizzle], *dims, *boxes, *strides
+    )
+    return packed.ljust(128, b"\0")
 
 
 class _Allocation:
@@ -254,8 +290,8 @@ def _wrapper(sources: Sources, path: Path, names: Sequence[str]) -> str:
     export = 'extern "C" __attribute__((visibility("default"))) int'
     for i, name in enumerate(names):
         lines.append(
-            f"{export} cuemu_launch_{i}(const cuemu::Config* c, const long long* s, int n, void** a, "
-            f"cuemu::Report* r) {{ return cuemu::launch({name}, c, s, n, a, r); }}\n"
+            f"{export} cuemu_launch_{i}(const cuemu::Config* c, const long long* s, int n, "
+            f"void** a, cuemu::Report* r) {{ return cuemu::launch({name}, c, s, n, a, r); }}\n"
             f"{export} cuemu_size_{i}(int i) {{ return cuemu::parameter_size({name}, i); }}"
         )
     return "\n".join(lines) + "\n"
@@ -272,13 +308,13 @@ def compile_cu(
     """Compile the kernels `names` (name expressions, as NVRTC takes them) of a .cu file.
 
     The library is cached on disk by the digest of all sources, flags and the compiler.
-    asan: for use inside `cuemu.asan` only. bank_conflicts: count passes over shared memory (slower).
+    asan: for use inside `cuemu.asan` only. bank_conflicts: count passes over shared memory, slower.
     Raises BuildError with g++'s messages.
     """
     path = Path(path)
     if asan and "libasan" not in os.environ.get("LD_PRELOAD", ""):
         raise BuildError("asan=True works in a process started by cuemu.asan.run only")
-    own = [path.resolve().parent, RUNGS, HERE]
+    own = [HERE, path.resolve().parent, RUNGS]
     folders = [*own, *(Path(p) for p in include)]
     sources = collect(path, folders)
     flags = _flags(asan, bank_conflicts) + [f"-D{d}" for d in defines]
@@ -308,7 +344,7 @@ def _build(
         # Linking without the thread and undefined-behaviour libraries: their entry points are ours.
         link = ["g++", "-shared", "-o", "kernel.so", made.name, "-lrt"]
         _run(link, scratch)
-        os.replace(scratch / "kernel.so", library)
+        (scratch / "kernel.so").replace(library)
 
 
 def _run(command: list[str], folder: Path) -> None:

@@ -17,6 +17,7 @@
 #include "sched.h"
 #include "async.h"
 #include "shared.h"
+#include "barrier.h"
 #include "watchdog.h"
 #include "launch.h"
 #include "checks.h"

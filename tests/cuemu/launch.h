@@ -34,6 +34,7 @@ inline void shuffle_order(std::vector<unsigned>& v) {
 // Runs the blocks `first` .. of one resident group to their end; false after an error.
 inline bool run_group(const std::vector<uint3>& blocks) {
   const unsigned n = S.threads;
+  ++S.serial;
   S.fibers.resize(blocks.size() * n);
   S.cluster_bar.assign(blocks.size() / S.cluster_size, ClusterBarrier{});
   for (unsigned b = 0; b < blocks.size(); ++b)
@@ -43,7 +44,7 @@ inline bool run_group(const std::vector<uint3>& blocks) {
     Cta* c = &S.ctas[i / n];
     AsyncQueues* q = S.fibers[i].queues;
     S.fibers[i] = Fiber{S.stacks.fresh(i, entry), unflatten(id, S.block_dim), id, id % 32, id / 32,
-                        false, c, "its start", "", 0, q};
+                        false, c, "its start", "", 0, q, 0, nullptr};
   }
   start_async(S.fibers.size());
   S.order.resize(S.fibers.size());
@@ -70,6 +71,7 @@ inline bool config_error(const char* text) {
 inline bool prepare(const Config& cfg) {
   S.cfg = cfg;
   S.report = Report{};
+  S.in_runtime = 0;
   S.rng = cfg.seed * 0x9e3779b97f4a7c15ull;
   S.block_dim = dim3(cfg.block[0], cfg.block[1], cfg.block[2]);
   S.grid_dim = dim3(cfg.grid[0], cfg.grid[1], cfg.grid[2]);

@@ -38,7 +38,7 @@ struct Meet {
   unsigned mask, arrived, readers;
   const char* what;
   bool open;
-  alignas(16) unsigned char value[32][16];
+  alignas(16) unsigned char value[32][48];
 };
 struct Warp {
   unsigned alive;
@@ -60,6 +60,8 @@ struct Fiber {
   const char *what, *file;   // what it waits for and where, for the reports
   int line;
   AsyncQueues* queues;
+  unsigned cluster_generation;   // of the cluster barrier it arrived at last
+  const void* mbarrier;          // it waits for, or null
 };
 struct Cta {
   uint3 index;
@@ -86,7 +88,7 @@ struct State {
   void* main_sp = nullptr;
   Fiber* cur = nullptr;
   unsigned pos = 0, alive = 0;
-  unsigned long idle = 0;
+  unsigned long idle = 0, serial = 0;   // serial: of the resident group
   unsigned threads = 0, cluster_size = 1;
   dim3 block_dim, grid_dim, cluster_dim;
   void (*body)(void*) = nullptr;
@@ -132,7 +134,14 @@ inline unsigned next_random() {
 }
 inline void progress() { S.idle = 0; }
 
+const char* mbarrier_state(const void* bar, char* text, size_t size);   // barrier.h; null: not stuck by bytes
+
 [[noreturn]] inline void report_deadlock() {
+  for (const Fiber& f : S.fibers) {
+    char state[200];
+    if (!f.done && f.mbarrier && mbarrier_state(f.mbarrier, state, sizeof state))
+      fail("mbarrier", "waited for at %s:%d: %s", base_name(f.file), f.line, state);
+  }
   struct Group { const char *what, *file; int line; unsigned n; };
   std::vector<Group> groups;
   for (const Fiber& f : S.fibers) {
@@ -214,10 +223,11 @@ inline void named_barrier(unsigned id, unsigned threads, bool wait, const char* 
 // ---- warp rendezvous: shuffles, votes, __syncwarp ----------------------------------------------
 inline bool met(const Meet& m, const Warp& w) { return (m.arrived & w.alive) == (m.mask & w.alive); }
 
-// All lanes of `mask` leave `bytes` bytes; the function object reads the table when they all have.
-template <class Read>
-void exchange(unsigned mask, const void* value, size_t bytes, const char* what, const char* file, int line,
-              Read&& read) {
+// All lanes of `mask` leave `bytes` bytes in a table. When the last is there, that lane calls finish(table), once;
+// then every lane calls read(table).
+template <class Finish, class Read>
+void collective(unsigned mask, const void* value, size_t bytes, const char* what, const char* file, int line,
+                Finish&& finish, Read&& read) {
   Warp& w = S.cur->cta->warps[S.cur->warp];
   const unsigned lane = S.cur->lane;
   if (!(mask >> lane & 1)) fail("bad_mask", "%s at %s:%d: lane %u is not in its own mask 0x%08x", what,
@@ -232,7 +242,6 @@ void exchange(unsigned mask, const void* value, size_t bytes, const char* what, 
     fresh.arrived = fresh.readers = 0;
     fresh.what = what;
     fresh.open = true;
-    memset(fresh.value, 0xff, sizeof fresh.value);   // absent and exited lanes give poison
   }
   if (strcmp(w.meets[i].what, what))
     fail("divergent_warp", "lane %u is at %s (%s:%d) while lanes 0x%08x of the same mask are at %s", lane, what,
@@ -244,6 +253,9 @@ void exchange(unsigned mask, const void* value, size_t bytes, const char* what, 
   wait_at(what, file, line);
   while (w.meets[i].open) {
     if (met(w.meets[i], w)) {
+      for (int l = 0; l < 32; ++l)   // absent and exited lanes give poison
+        if (!(w.meets[i].arrived >> l & 1)) memset(w.meets[i].value[l], 0xff, bytes);
+      finish(w.meets[i]);
       w.meets[i].open = false;
       ++S.report.exchanges;
       progress();
@@ -254,12 +266,18 @@ void exchange(unsigned mask, const void* value, size_t bytes, const char* what, 
   read(w.meets[i]);
   --w.meets[i].readers;
 }
+template <class Read>
+void exchange(unsigned mask, const void* value, size_t bytes, const char* what, const char* file, int line,
+              Read&& read) {
+  collective(mask, value, bytes, what, file, line, [](Meet&) {}, read);
+}
 inline void sync_warp(unsigned mask, const char* file, int line) {
   exchange(mask, nullptr, 0, "__syncwarp()", file, line, [](const Meet&) {});
 }
 
 // ---- the life of a thread --------------------------------------------------------------------
-void thread_exits(Fiber& f);   // async.h: outstanding copies of the thread
+void thread_exits(Fiber& f);               // async.h: outstanding copies of the thread
+void check_cluster_barrier(const Cta& c);   // barrier.h: an exit may complete it
 
 inline void entry() {
   S.body(S.arg);
@@ -272,8 +290,10 @@ inline void entry() {
   progress();
   NamedBarrier& b = c.bar[0];
   if (b.count && !b.expected && b.count == c.alive) release(b);
+  --S.alive;
+  check_cluster_barrier(c);
   void* dead;
-  if (--S.alive == 0) cuemu_switch(&dead, S.main_sp);
+  if (S.alive == 0) cuemu_switch(&dead, S.main_sp);
   pick_next();
   __builtin_unreachable();
 }

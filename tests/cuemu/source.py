@@ -1,4 +1,4 @@
-"""Rewrites the `__shared__` declarations of CUDA C++ text, which C++ cannot express by macros alone.
+"""Rewrites the `__shared__` declarations of CUDA C++ text, which macros alone cannot express.
 
 Every block of a cluster is alive at once in the emulator, so a shared variable is not a C++ static:
 its declaration becomes a reference into the shared memory of the block that the thread belongs to.
@@ -130,7 +130,7 @@ def _find(name: str, directories: list[Path]) -> Path | None:
 
 
 def collect(path: Path, include: list[Path]) -> Sources:
-    """Read a .cu file and the quoted headers it reaches; rewrite whatever declares shared memory."""
+    """Read a .cu file and the quoted headers it reaches; rewrite what declares shared memory."""
     hasher = hashlib.sha256()
     headers: dict[str, str] = {}
     visiting: dict[Path, str | None] = {}

@@ -1,0 +1,162 @@
+// Twins: wgmma. It is done, for the whole warpgroup, when the first of its threads passes wgmma_wait;
+// until then shared memory is still to be read and d still to be written.
+#pragma once
+
+namespace cuemu {
+
+// Where element (row, k) of an operand lies, from its descriptor and its major-ness.
+struct Operand {
+  unsigned base, leading, stride, mode;
+  explicit Operand(uint64_t d)
+      : base(unsigned(d & 0x3fff) << 4), leading(unsigned(d >> 16 & 0x3fff) << 4),
+        stride(unsigned(d >> 32 & 0x3fff) << 4), mode(unsigned(d >> 62)) {
+    if (d >> 49 & 7) fail("wgmma", "descriptor base offset %u: the start of a swizzle pattern must be aligned", unsigned(d >> 49 & 7));
+  }
+  unsigned width() const { return mode == 1 ? 128 : mode == 2 ? 64 : mode == 3 ? 32 : 16; }
+  unsigned at(unsigned row, unsigned k, unsigned bytes, bool k_major) const {
+    const unsigned along = (k_major ? k : row) * bytes, across = k_major ? row : k, w = width();
+    unsigned offset = base + across % 8 * w + along % w;
+    if (k_major) offset += across / 8 * stride + along / w * leading;
+    else if (mode) offset += across / 8 * stride + along / w * leading;
+    else offset += across / 8 * leading + along / w * stride;
+    return swizzled(offset, mode);
+  }
+};
+
+// One thread's part of a wgmma: where its accumulators are, and its rows of a if they are in registers.
+struct WgmmaPart {
+  void* d;
+  uint64_t a, b;
+  unsigned a_regs[4];
+  bool accumulate;
+  void (*run)(const std::vector<WgmmaPart>& parts);
+};
+struct Warpgroup {
+  std::vector<std::vector<WgmmaPart>> open[128];   // per thread: the groups under way, the last one open
+  unsigned arrived = 0, generation = 0;
+};
+inline std::vector<Warpgroup> warpgroups;
+inline unsigned long warpgroups_serial = 0;   // the resident group they belong to
+
+template <Kind K, class D, int N, bool RegsA, bool TransA, bool TransB>
+void wgmma_run(const std::vector<WgmmaPart>& parts) {
+  constexpr int B = element_bytes(K), KS = 32 / B;
+  const char* shared = S.cur->cta->shared;
+  const WgmmaPart& first = parts[0];
+  static float a[64][KS], b[N][KS];
+  for (const WgmmaPart& p : parts)
+    if ((!RegsA && p.a != first.a) || p.b != first.b || p.accumulate != first.accumulate)
+      fail("wgmma", "the threads of a warpgroup give different descriptors");
+  for (int r = 0; r < 64; ++r)
+    for (int k = 0; k < KS; ++k) {
+      if constexpr (RegsA) {
+        const WgmmaPart& p = parts[size_t(r / 16 * 32 + r % 8 * 4 + k % 8 / 2)];
+        a[r][k] = float(element<K>(reinterpret_cast<const char*>(p.a_regs + (r % 16 / 8 + 2 * (k / 8))) + k % 2 * B));
+      } else {
+        a[r][k] = float(element<K>(shared + Operand(first.a).at(unsigned(r), unsigned(k), B, !TransA)));
+      }
+    }
+  const Operand of_b(first.b);
+  for (int n = 0; n < N; ++n)
+    for (int k = 0; k < KS; ++k) b[n][k] = float(element<K>(shared + of_b.at(unsigned(n), unsigned(k), B, !TransB)));
+  for (int t = 0; t < 128; ++t) {
+    D* d = static_cast<D*>(parts[size_t(t)].d);
+    for (int i = 0; i < N / 2; ++i) {
+      const int row = t / 32 * 16 + t % 32 / 4 + 8 * (i % 4 / 2), column = i / 4 * 8 + 2 * (t % 4) + i % 2;
+      double sum = first.accumulate ? double(d[i]) : 0.0;
+      for (int k = 0; k < KS; ++k) sum += double(a[row][k]) * double(b[column][k]);
+      d[i] = rounded<D>(sum);
+    }
+  }
+  ++S.report.mma_ops;
+}
+
+inline Warpgroup& my_warpgroup() {
+  const size_t per_block = (S.threads + 127) / 128;
+  if (warpgroups_serial != S.serial) {
+    ++S.in_runtime;
+    warpgroups.assign(S.ctas.size() * per_block, Warpgroup{});
+    warpgroups_serial = S.serial;
+    --S.in_runtime;
+  }
+  return warpgroups[size_t(S.cur->cta - S.ctas.data()) * per_block + S.cur->id / 128];
+}
+inline std::vector<std::vector<WgmmaPart>>& my_groups() { return my_warpgroup().open[S.cur->id % 128]; }
+
+inline void wgmma_issue(const WgmmaPart& part) {
+  ++S.in_runtime;
+  auto& groups = my_groups();
+  if (groups.empty()) groups.emplace_back();
+  groups.back().push_back(part);
+  --S.in_runtime;
+}
+// The oldest groups of all 128 threads, until `left` closed ones remain.
+inline void wgmma_complete(Warpgroup& w, size_t left) {
+  std::vector<WgmmaPart> parts(128);
+  while (w.open[0].size() > left + 1) {
+    const size_t count = w.open[0][0].size();
+    for (auto& groups : w.open)
+      if (groups.size() != w.open[0].size() || groups[0].size() != count)
+        fail("wgmma", "the threads of a warpgroup have issued different numbers of wgmma");
+    for (size_t op = 0; op < count; ++op) {
+      for (size_t t = 0; t < 128; ++t) parts[t] = w.open[t][0][op];
+      parts[0].run(parts);
+    }
+    for (auto& groups : w.open) groups.erase(groups.begin());
+  }
+}
+inline void wgmma_wait_group(size_t left, const char* file, int line) {
+  if (S.cur->id / 128 * 128 + 128 > S.threads) fail("wgmma", "%s:%d: a warpgroup has 128 threads", base_name(file), line);
+  Warpgroup& w = my_warpgroup();
+  const unsigned generation = w.generation;
+  wait_at("wgmma_wait", file, line);
+  progress();
+  if (++w.arrived == 128) {
+    ++S.in_runtime;
+    wgmma_complete(w, left);
+    --S.in_runtime;
+    w.arrived = 0;
+    ++w.generation;
+    return;
+  }
+  while (w.generation == generation) pick_next();
+}
+
+}  // namespace cuemu
+
+namespace ptx {
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {
+  auto& groups = cuemu::my_groups();
+  ++cuemu::S.in_runtime;
+  if (groups.empty()) groups.emplace_back();
+  groups.emplace_back();
+  --cuemu::S.in_runtime;
+}
+template <int N>
+void wgmma_wait(CUEMU_AT) { cuemu::wgmma_wait_group(N, file, line); }
+
+#define CUEMU_WGMMA(name, kind, D)                                                                              \
+  template <int N, int TransA = 0, int TransB = 0>                                                              \
+  void name(D (&d)[N / 2], u64 a, u64 b, bool accumulate) {                                                     \
+    cuemu::wgmma_issue({d, a, b, {}, accumulate, cuemu::wgmma_run<cuemu::Kind::kind, D, N, false, TransA, TransB>}); \
+  }
+CUEMU_WGMMA(wgmma_f16, f16, float)
+CUEMU_WGMMA(wgmma_bf16, bf16, float)
+CUEMU_WGMMA(wgmma_tf32, tf32, float)
+CUEMU_WGMMA(wgmma_e4m3, e4m3, float)
+CUEMU_WGMMA(wgmma_s8, s8, int)
+CUEMU_WGMMA(wgmma_u8, u8, int)
+#undef CUEMU_WGMMA
+#define CUEMU_WGMMA_RA(name, kind)                                                                              \
+  template <int N, int TransB = 0>                                                                              \
+  void name(float (&d)[N / 2], const u32 (&a)[4], u64 b, bool accumulate) {                                     \
+    cuemu::wgmma_issue({d, 0, b, {a[0], a[1], a[2], a[3]}, accumulate,                                          \
+                        cuemu::wgmma_run<cuemu::Kind::kind, float, N, true, false, TransB>});                   \
+  }
+CUEMU_WGMMA_RA(wgmma_f16_ra, f16)
+CUEMU_WGMMA_RA(wgmma_bf16_ra, bf16)
+#undef CUEMU_WGMMA_RA
+
+}  // namespace ptx
