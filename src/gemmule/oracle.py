@@ -105,8 +105,24 @@ def judge(
     return _within_bound(problem, arithmetic, params, found, truth, whole_codes=whole)
 
 
+def tolerance(problem: Problem, arithmetic: Arithmetic, params: Params, truth: Truth) -> Doubles:
+    """Return how far each element may be from the truth, in the shape of the result.
+
+    Not for integer dtypes (ValueError), nor complex ones, whose parts are bounded apart.
+    """
+    if truth.sizes is None or problem.out in COMPLEX:
+        raise ValueError(f"a result of {problem.out} has no bound of this form; use judge.")
+    error = sum_error(problem, arithmetic, params, truth.sizes)
+    bound = result_error(problem, arithmetic, np.abs(truth.values), error)
+    return bound[..., 0] if problem.op == "matvec" else bound
+
+
 def _sums_are_exact(arithmetic: Arithmetic, inputs: Inputs) -> bool:
     if arithmetic.activations_bits is not None:
+        return False
+    if arithmetic.product is not None and inputs.largest_product > (
+        1.0 / UNIT_ROUNDOFF[arithmetic.product]
+    ):
         return False
     u = UNIT_ROUNDOFF.get(arithmetic.accumulator, 0.0)
     return inputs.exact_below * u <= 1.0

@@ -130,13 +130,14 @@ def _input_error(
 ) -> Doubles | float:
     """Return what rounding the operands changes in the sums: ``|A| dB + dA (|B| + dB)``."""
     change_a = _rounded(sizes.a, problem.a, arithmetic.inputs, problem.quant is not None)
+    change_b: Doubles | None
     if arithmetic.activations_bits is not None:
         change_b = _activation_change(problem, arithmetic.activations_bits, sizes.b, whole_codes)
     else:
         change_b = _rounded(sizes.b, problem.b, arithmetic.inputs, quantized=False)
     if change_a is None and change_b is None:
         return 0.0
-    error = np.zeros_like(sizes.product)
+    error: Doubles = np.zeros_like(sizes.product)
     if change_b is not None:
         error += sizes.a @ change_b
     if change_a is not None:
@@ -157,10 +158,10 @@ def _rounded(size: Doubles, dtype: str, inputs: str | None, quantized: bool) -> 
 
 
 def _activation_change(problem: Problem, bits: int, size: Doubles, whole_codes: bool) -> Doubles:
-    top = 2 ** (bits - 1) - 1
+    top = (1 << (bits - 1)) - 1
     if whole_codes:
         return size * (4.0 * _FLOAT32_U)
-    scale = _group_maxima(problem, size) / top
+    scale: Doubles = _group_maxima(problem, size) / top
     return scale * (0.5 + 3.0 * _FLOAT32_U * top)
 
 

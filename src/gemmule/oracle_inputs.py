@@ -90,6 +90,11 @@ class Inputs:
     frames: tuple[Frame, ...] = field(repr=False)
     fingerprints: tuple[bytes, ...] = field(repr=False)
 
+    @property
+    def largest_product(self) -> float:
+        """Bound on one product of kind ``integers``; quantised: scale 2, code 255, operand 3."""
+        return 64.0 if self.case.problem.quant is None else 2.0 * 255.0 * 3.0
+
     def side_effects(self) -> str:
         """Return what was written where nothing may be written, or ``""``."""
         if self.fingerprints != _fingerprints(self.a, self.frames[1:]):
@@ -145,7 +150,7 @@ def make_inputs(
     out = _frame(shape_out, problem.out, problem.layout_out, view, problem, is_out=True)
     b = _frame(shape_b, problem.b, problem.layout_b, view, problem)
     b.array[...] = b_values
-    frames = (out, b)
+    frames: tuple[Frame, ...] = (out, b)
     if problem.quant is None:
         a = _frame(shape_a, problem.a, problem.layout_a, view, problem, is_matrix=True)
         a.array[...] = a_values
@@ -208,7 +213,7 @@ def _frame(
     buffer.fill(pattern)
     base = GUARD_BYTES + -(int(buffer.__array_interface__["data"][0]) + GUARD_BYTES) % 64
     base += unit if unit < 16 else 0  # exactly as aligned as the problem says, not more
-    base += item if view == "sliced" and not is_out else 0
+    base += item if view == "sliced" else 0
     array: Array = np.ndarray(memory, dtype, buffer, base, strides)
     array = array.swapaxes(-1, -2) if column_major else array
     if view == "reversed":
@@ -242,7 +247,7 @@ def _fingerprints(a: Any, frames: tuple[Frame, ...]) -> tuple[bytes, ...]:
 def _fingerprint(buffer: NDArray[np.uint8]) -> bytes:
     if buffer.nbytes <= _LARGEST_KEPT:
         return buffer.tobytes()
-    return hashlib.blake2b(memoryview(buffer).cast("B")).digest()
+    return hashlib.blake2b(buffer.data).digest()
 
 
 def natural_alignment(problem: Problem) -> int:

@@ -106,8 +106,8 @@ def dequantized(q: QuantizedMatrix) -> tuple[Doubles, Doubles]:
     else:
         codes = stored.codes.astype(np.float64)
     scales = stored.scales.astype(np.float64)
-    zeros = np.full(scales.shape, 2.0 ** (q.bits - 1)) if q.zeros is None else q.zeros
-    zeros = zeros.astype(np.float64)
+    middle = np.full(scales.shape, 2.0 ** (q.bits - 1))
+    zeros = middle if q.zeros is None else q.zeros.astype(np.float64)
     if q.group_size is not None and q.group_size > 0:
         group = np.arange(n) // q.group_size
         scales, zeros = scales[:, group], zeros[:, group]
@@ -126,7 +126,8 @@ def nonfinite_map(a: Doubles, b: Doubles, *, quantized: bool = False) -> NDArray
     ``sum(code * x)``, where one infinity gives Inf - Inf: there every element that a non-finite x
     reaches must be NaN or Inf, either.
     """
-    nan_a, nan_b = np.isnan(a).any(axis=-1)[..., :, None], np.isnan(b).any(axis=-2)[..., None, :]
+    nan_a = np.isnan(a).any(axis=-1, keepdims=True)
+    nan_b = np.isnan(b).any(axis=-2, keepdims=True)
     a_plus, a_minus, a_zero = _signs(a)
     b_plus, b_minus, b_zero = _signs(b)
     a_inf, b_inf = np.isinf(a), np.isinf(b)
@@ -143,8 +144,8 @@ def nonfinite_map(a: Doubles, b: Doubles, *, quantized: bool = False) -> NDArray
     nan = nan_a | nan_b | _any([(a_inf, b_zero), (a_zero, b_inf)]) | (plus & minus)
     category = np.select([nan, plus, minus], [NOT_A_NUMBER, PLUS_INF, MINUS_INF], FINITE)
     if quantized:
-        touched = ~np.isfinite(b).all(axis=-2)[..., None, :]
-        category = np.where(touched, NOT_FINITE, category)
+        whole = np.isfinite(b).all(axis=-2, keepdims=True)
+        category = np.where(~whole, NOT_FINITE, category)
     return category.astype(np.int8)
 
 
