@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,13 +105,17 @@ def _first_error(log: str) -> str:
     return (lines or [log.strip().splitlines()[-1] if log.strip() else "no message"])[0] + "."
 
 
+_importing = threading.Lock()  # cuda.core swaps modules while it is imported
+
+
 @functools.cache
 def _cuda_core() -> Any:
     try:
-        from cuda import core
-        from cuda.bindings import nvrtc
+        with _importing:
+            from cuda import core
+            from cuda.bindings import nvrtc
 
-        nvrtc.nvrtcVersion()
+            nvrtc.nvrtcVersion()
     except Exception as error:
         raise CompileError(
             f"CUDA kernels need NVRTC and cuda-core, and they could not be loaded ({error}). "

@@ -1,0 +1,85 @@
+"""Runs a CUDA rung on the oracle's inputs under the emulator; shared by the rungs' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from cuemu.build import compile_cu
+
+from gemmule.lab import proofs, raw_launch
+from gemmule.oracle_inputs import Inputs
+from gemmule.rung import Rung
+
+
+class Emulator:
+    """A runner like gemmule.lab.device_runner.DeviceRunner, on the CPU.
+
+    Threads and blocks run in an order that `seed` shuffles (0: in order). Arrays stay where the
+    oracle put them, so their alignment is what the case asked for.
+    """
+
+    def __init__(self, seed: int = 0, *, bank_conflicts: bool = False) -> None:
+        self.seed = seed
+        self.bank_conflicts = bank_conflicts
+        self.machine = proofs.proof_machine()
+        self.reports: list[Any] = []
+
+    def run(
+        self,
+        rung: Rung,
+        inputs: Inputs,
+        params: Mapping[str, Any],
+        alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> np.ndarray[Any, Any]:
+        problem = inputs.case.problem
+        if inputs.out.size == 0:
+            return inputs.out
+        assert rung.steps is not None
+        steps = rung.steps(problem, params, self.machine)
+        work = np.full(rung.workspace(problem, params, self.machine) + 256, 0xFF, np.uint8)
+        base = -(-int(work.__array_interface__["data"][0]) // 256) * 256
+        parts = raw_launch.parts(inputs)
+        addresses = [
+            0 if part is None else int(part.__array_interface__["data"][0]) for part in parts
+        ]
+        packed = raw_launch.arguments(inputs, addresses, base, alpha, beta)
+        module = emulated(rung, steps[0].kernel, problem, bank_conflicts=self.bank_conflicts)
+        for step in steps:
+            report = module.launch(
+                step.kernel,
+                grid=step.grid,
+                block=step.block,
+                args=[packed],
+                smem=step.smem,
+                cluster=step.cluster,
+                seed=self.seed,
+            )
+            self.reports.append(report)
+        return inputs.out
+
+
+def emulated(rung: Rung, kernel: str, problem: Any, *, bank_conflicts: bool = False) -> Any:
+    """Compile, once per variant, all kernels of the variant that `problem` belongs to."""
+    signature = (problem.a, problem.b, problem.out)
+    names, defines = _kernels(rung, signature)
+    if kernel not in names:  # a parameter set that the fixed problems do not reach
+        names = (*names, kernel)
+    return compile_cu(
+        rung.source_path, names=list(names), defines=list(defines), bank_conflicts=bank_conflicts
+    )
+
+
+def _kernels(
+    rung: Rung, signature: tuple[str, str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    key = (rung.folder, rung.name, signature)
+    if key not in _KNOWN:
+        variant = next(v for v in proofs.variants(rung) if v.name == ",".join(signature))
+        _KNOWN[key] = (variant.kernels, variant.defines)
+    return _KNOWN[key]
+
+
+_KNOWN: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {}
