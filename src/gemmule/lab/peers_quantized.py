@@ -1,0 +1,205 @@
+"""Peers for quantised matrices on the CPU: PyTorch's packed products, ONNX Runtime's MatMulNBits.
+
+All compute ``X W^T`` for row-major X of shape (columns, k), so they are given the transpose of B,
+made outside the timed call, and our codes, scales and zero points, unchanged in value.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from gemmule.lab.peers import Peer, Prepared, module_missing, quantized_parts
+from gemmule.lab.peers_float import to_numpy, to_torch, torch_mode
+from gemmule.problem import Problem, QuantSpec
+from gemmule.quant import QuantizedMatrix
+
+ORT_BITS = (2, 4, 8)
+ORT_LEVELS = (0, 4)
+ORT_SMALLEST_BLOCK = 16
+
+
+def _rows_of(problem: Problem, b: np.ndarray) -> np.ndarray:
+    """Return the transpose of B, row-major: (columns, k)."""
+    return b.reshape(1, -1) if problem.op == "matvec" else np.ascontiguousarray(b.T)
+
+
+def _shaped(problem: Problem, result: np.ndarray) -> np.ndarray:
+    return result.reshape(-1) if problem.op == "matvec" else result.T
+
+
+def _plain_quant(problem: Problem, dtypes: tuple[str, ...]) -> QuantSpec | str:
+    spec = problem.quant
+    if spec is None:
+        return "it takes quantised matrices only"
+    if spec.transposed or spec.has_perm or problem.batch != 1:
+        return "it takes no transposed, permuted or batched quantised matrix"
+    if problem.b not in dtypes or problem.out != problem.b:
+        return f"it does not take {problem.b} to {problem.out}"
+    return spec
+
+
+def _int8_refuses(problem: Problem) -> str | None:
+    spec = _plain_quant(problem, ("float32", "float16", "bfloat16"))
+    if isinstance(spec, str):
+        return spec
+    if spec.bits != 8 or spec.group_size != -1 or spec.has_zeros:
+        return "it takes symmetric int8 with one scale per row"
+    return None
+
+
+def _int8_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
+    import torch
+
+    x = to_torch(_rows_of(problem, b)).clone()
+    codes, scales, _ = quantized_parts(a)
+    # The kernel loads as if aligned to 64 bytes, as PyTorch's own memory is: others crash it.
+    weights = torch.from_numpy((codes ^ 0x80).view(np.int8)).clone()
+    row_scales = torch.from_numpy(scales[:, 0].copy()).to(x.dtype).clone()
+    return _torch_call(problem, lambda: torch._weight_int8pack_mm(x, weights, row_scales))
+
+
+def _int4_refuses(problem: Problem) -> str | None:
+    spec = _plain_quant(problem, ("float32", "float16", "bfloat16"))
+    if isinstance(spec, str):
+        return spec
+    if spec.bits != 4 or spec.group_size not in (32, 64, 128, 256):
+        return "it takes 4 bits in groups of 32, 64, 128 or 256"
+    if problem.m % 16 or problem.reduction % spec.group_size:
+        return "it needs a multiple of 16 rows and whole groups"
+    return None
+
+
+def _int4_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
+    """Give scale and offset for its formula w = (code - 8) * scale + offset."""
+    import torch
+
+    x = to_torch(_rows_of(problem, b)).clone()
+    codes, scales, zeros = quantized_parts(a)
+    group = int(a.group_size or 1)
+    packed = torch._convert_weight_to_int4pack_for_cpu(torch.from_numpy(codes.astype(np.int32)), 1)
+    pairs = np.stack([scales, scales * (8 - zeros)], axis=-1)[:, ::group].transpose(1, 0, 2)
+    offsets = torch.from_numpy(np.ascontiguousarray(pairs, np.float32)).to(x.dtype).clone()
+    return _torch_call(
+        problem, lambda: torch._weight_int4pack_mm_for_cpu(x, packed, group, offsets)
+    )
+
+
+def _torch_call(problem: Problem, multiply: Any) -> Prepared:
+    import torch
+
+    latest: list[Any] = []
+
+    def call() -> None:
+        with torch.inference_mode():
+            latest[:] = [multiply()]
+
+    return Prepared(call, lambda: _shaped(problem, to_numpy(latest[0])))
+
+
+def _ort_refuses(problem: Problem) -> str | None:
+    spec = _plain_quant(problem, ("float32",))
+    if isinstance(spec, str):
+        return spec
+    group = problem.reduction if spec.group_size == -1 else spec.group_size
+    if spec.bits not in ORT_BITS or group is None:
+        return f"it takes groups of {ORT_BITS} bits, not one scale for the whole matrix"
+    if group < ORT_SMALLEST_BLOCK or group & (group - 1):
+        return "its groups are powers of two from 16 on"
+    return None
+
+
+def _ort_prepare(level: int, problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
+    import onnxruntime as ort
+
+    x = _rows_of(problem, b)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    model = _ort_model(problem, a, level)
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    out = np.empty((x.shape[0], problem.m), np.float32)
+    binding = session.io_binding()
+    binding.bind_cpu_input("X", x)
+    binding.bind_output("Y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
+    return Prepared(
+        lambda: session.run_with_iobinding(binding), lambda: _shaped(problem, out)
+    )
+
+
+def _ort_model(problem: Problem, a: QuantizedMatrix, level: int) -> bytes:
+    """Return a one-node model whose constant weights are packed when the session is made."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    codes, scales, zeros = quantized_parts(a)
+    rows, k = codes.shape
+    block = k if a.group_size == -1 else int(a.group_size or 1)
+    blocks = -(-k // block)
+    padded = np.zeros((rows, blocks * block), np.uint8)
+    padded[:, :k] = codes
+    points = zeros[:, ::block]
+    if (points != np.rint(points)).any() or points.min() < 0 or points.max() >= 1 << a.bits:
+        raise ValueError("its zero points are codes, integers within the range of the bits")
+    tensors = {
+        "W": pack_bits(padded, a.bits).reshape(rows, blocks, -1),
+        "S": np.ascontiguousarray(scales[:, ::block], np.float32).reshape(-1),
+        "Z": pack_bits(points.astype(np.uint8), a.bits).reshape(-1),
+    }
+    node = helper.make_node(
+        "MatMulNBits", ["X", *tensors], ["Y"], domain="com.microsoft",
+        K=k, N=rows, bits=a.bits, block_size=block, accuracy_level=level,
+    )  # fmt: skip
+    columns = 1 if problem.op == "matvec" else problem.n
+    graph = helper.make_graph(
+        [node], "product",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [columns, k])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [columns, rows])],
+        [numpy_helper.from_array(value, name) for name, value in tensors.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    return model
+
+
+def pack_bits(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Pack the codes of each row into bytes, the earlier code in the lower bits."""
+    per_byte = 8 // bits
+    width = -(-codes.shape[1] // per_byte) * per_byte
+    wide = np.zeros((codes.shape[0], width), np.uint8)
+    wide[:, : codes.shape[1]] = codes
+    shifts = np.arange(per_byte, dtype=np.uint8) * bits
+    packed: np.ndarray = np.bitwise_or.reduce(
+        wide.reshape(codes.shape[0], -1, per_byte) << shifts, axis=2
+    )
+    return packed
+
+
+def _ort_mode(level: int) -> str:
+    import os
+
+    import onnxruntime as ort
+
+    arithmetic = "int8" if level == 4 else "float32"
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    words = f"accuracy level {level} ({arithmetic} activations), {threads} threads"
+    return f"ONNX Runtime {ort.__version__}, {words}"
+
+
+def _ort_peer(level: int) -> Peer:
+    return Peer(
+        f"onnxruntime level {level}", "cpu", lambda: module_missing("onnxruntime", "onnx"),
+        _ort_refuses, functools.partial(_ort_prepare, level), functools.partial(_ort_mode, level),
+        activation_bits=8 if level == 4 else None,
+    )  # fmt: skip
+
+
+def _torch_absent() -> str | None:
+    return module_missing("torch")
+
+
+PEERS = (
+    Peer("torch int8pack", "cpu", _torch_absent, _int8_refuses, _int8_prepare, torch_mode),
+    Peer("torch int4pack", "cpu", _torch_absent, _int4_refuses, _int4_prepare, torch_mode),
+    *(_ort_peer(level) for level in ORT_LEVELS),
+)
