@@ -1,0 +1,1 @@
+"""The CPU ladder of products with quantised matrices."""

@@ -1,0 +1,50 @@
+"""Host side of the plain products along stored rows, on one thread or on all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.backends.jit import thread_count
+from gemmule.problem import Problem
+from gemmule.rungs.quantized.cpu._operands import (
+    SERIAL_BYTES,
+    Run,
+    Stored,
+    address,
+    bound,
+    working_dtype,
+)
+from gemmule.rungs.quantized.cpu._plain_kernels import (
+    four_rows_kernel,
+    four_rows_threaded_kernel,
+    kind_of,
+    matrix_of,
+)
+
+
+def bind_four_rows(problem: Problem, rows_per_task: int) -> Run:
+    """Return the function that computes a product; rows_per_task 0 keeps to one thread."""
+    working = working_dtype(problem)
+
+    def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
+        multiply_four_rows(parts, x, y, rows_per_task)
+
+    return bound(core, working)
+
+
+def multiply_four_rows(parts: Stored, x: NDArray[Any], y: NDArray[Any], rows_per_task: int) -> None:
+    """Set ``y = A x`` in plain loops, in the dtype of x and y (float32 or float64)."""
+    kind, matrix = kind_of(parts, str(x.dtype.name)), matrix_of(parts)
+    even, odd = (x, x) if parts.bits == 8 else (_copy(x[0::2]), _copy(x[1::2]))
+    places = address(even), address(odd), address(y)
+    if rows_per_task == 0 or parts.codes.nbytes < SERIAL_BYTES or thread_count() == 1:
+        four_rows_kernel(kind)(matrix, *places, 0, parts.m)
+    else:
+        four_rows_threaded_kernel(kind)(matrix, *places, rows_per_task)
+
+
+def _copy(x: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(x)

@@ -1,0 +1,238 @@
+"""What the quantised CPU rungs share on the host side: operands, signatures, arithmetic, costs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.problem import Problem
+from gemmule.quant import QuantizedMatrix
+from gemmule.rung import Arithmetic, Machine, Signature, Suggestion
+from gemmule.rungs.quantized.cpu._simd import BLOCK_BYTES, LANES, codes_per_lane
+
+Floats = NDArray[np.float32]
+Run = Callable[[QuantizedMatrix, NDArray[Any], NDArray[Any]], None]
+Core = Callable[["Stored", NDArray[Any], NDArray[Any]], None]
+
+# Rows of one task of a parallel kernel: enough to hide the launch, few enough to balance.
+ROWS_PER_TASK = (64, 16, 32, 128, 256)
+
+# Below this many bytes of codes one thread is as fast as two: a launch costs about 8 us
+# (two cores of an EPYC 9005, November 2026).
+SERIAL_BYTES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The parts of a quantised matrix as kernels take them: contiguous arrays and their steps.
+
+    m, n: stored rows and columns. group: columns of a group, n where a row has one group.
+    scale_step: elements from one row's scales to the next row's; 0 with one scale for the matrix.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[Any]
+    zeros: Floats | None
+    m: int
+    n: int
+    bits: int
+    group: int
+    scale_step: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from one row of codes to the next."""
+        return -(-self.n * self.bits // 8)
+
+    @property
+    def zeros_address(self) -> int:
+        """Address of the zero points; 0 without any."""
+        return 0 if self.zeros is None else address(self.zeros)
+
+
+def stored(matrix: QuantizedMatrix) -> Stored:
+    """Return the parts of a matrix in layout ``row``."""
+    m, n = matrix.stored_shape
+    size = matrix.group_size
+    zeros = matrix.zeros
+    return Stored(
+        codes=np.ascontiguousarray(matrix.codes),
+        scales=np.ascontiguousarray(matrix.scales),
+        zeros=None if zeros is None else np.ascontiguousarray(zeros),
+        m=m,
+        n=n,
+        bits=matrix.bits,
+        group=n if size is None or size == -1 else size,
+        scale_step=0 if size is None else matrix.n_groups,
+    )
+
+
+def address(array: NDArray[Any]) -> int:
+    """Return the address of an array's first element."""
+    return int(array.__array_interface__["data"][0])
+
+
+def bound(core: Core, working: str) -> Run:
+    """Return ``run(A, x, y)`` around a core that takes and fills contiguous `working` arrays.
+
+    Applies A's permutation (to x, or to y when A is transposed), converts dtypes, and answers
+    empty problems. x may be a vector or a matrix of columns.
+    """
+    dtype = np.dtype(working)
+
+    def run(matrix: QuantizedMatrix, x: NDArray[Any], y: NDArray[Any]) -> None:
+        if y.size == 0 or x.shape[0] == 0:
+            y[...] = 0
+            return
+        scattered = matrix.perm is not None and matrix.transposed
+        if matrix.perm is not None and not matrix.transposed:
+            x = x[matrix.perm]
+        x = np.ascontiguousarray(x, dtype=dtype)
+        direct = not scattered and y.dtype == dtype and y.flags.c_contiguous
+        result = y if direct else np.empty(y.shape, dtype)
+        core(stored(matrix), x, result)
+        if not direct:
+            where: Any = matrix.perm if scattered else ...
+            with np.errstate(over="ignore", invalid="ignore"):
+                y[where] = result.astype(y.dtype, copy=False)
+
+    return run
+
+
+def signatures(*dtypes: str) -> tuple[Signature, ...]:
+    """Return the signatures of both code widths with these activation dtypes."""
+    pairs: list[tuple[str, str]] = []
+    for dtype in dtypes:
+        pairs.append((dtype, dtype))
+        if dtype in ("float16", "bfloat16"):
+            pairs.append((dtype, "float32"))
+    return tuple((a, b, out) for a in ("uint4", "uint8") for b, out in pairs)
+
+
+FLOAT32_SIGNATURES = signatures("float32", "float16", "bfloat16")
+ALL_SIGNATURES = signatures("float32", "float16", "bfloat16", "float64")
+
+
+def working_dtype(problem: Problem) -> str:
+    """Return the dtype sums are kept in: float64 for float64 activations, else float32."""
+    return "float64" if problem.b == "float64" else "float32"
+
+
+def takes_row(problem: Problem) -> bool:
+    """Whether codes are stored in layout ``row``, whichever way the product runs."""
+    return problem.quant is not None and problem.quant.layout == "row"
+
+
+def takes_row_along(problem: Problem) -> bool:
+    """Whether the product runs along stored rows of layout ``row``."""
+    spec = problem.quant
+    return takes_row(problem) and spec is not None and not spec.transposed
+
+
+def takes_row_across(problem: Problem) -> bool:
+    """Whether the product runs across stored rows of layout ``row``."""
+    spec = problem.quant
+    return takes_row(problem) and spec is not None and spec.transposed
+
+
+def groups_fit_lanes(problem: Problem) -> bool:
+    """Whether no 32-bit lane holds codes of two groups."""
+    spec = problem.quant
+    if spec is None:
+        return False
+    size = spec.group_size
+    return size is None or size == -1 or size % codes_per_lane(spec.bits) == 0
+
+
+def chain_of(in_lanes: bool) -> Callable[[Problem, Any], int]:
+    """Return the length of the longest chain of roundings from a weight to the result.
+
+    3 for the weight (code - zero, times scale, times x where x joins the scale first). Sums over 16
+    lanes add at most 8 steps of padding and 15 over the lanes; others, whose order the compiler
+    chooses, are taken as one chain.
+    """
+
+    def chain(problem: Problem, params: Any) -> int:
+        if in_lanes:
+            return -(-problem.reduction // LANES) + 8 + 15 + 3
+        return problem.reduction + 3
+
+    return chain
+
+
+def float_arithmetic(*, in_lanes: bool = False) -> Callable[[Problem], Arithmetic]:
+    """Return the arithmetic of a rung that sums in float32 (float64 for float64 activations).
+
+    Where a caller permits 8-bit activations, a rung that keeps them as they are says so too: its
+    results are within that wider bound.
+    """
+
+    def arithmetic(problem: Problem) -> Arithmetic:
+        permitted = problem.quant is not None and problem.quant.activations == "int8"
+        working = working_dtype(problem)
+        bits = 8 if permitted else None
+        return Arithmetic(working, chain_of(in_lanes), product=working, activations_bits=bits)
+
+    return arithmetic
+
+
+def read_time(
+    efficiency: float, columns_at_once: int = 1, overhead_s: float = 8e-6
+) -> Callable[[Problem, Machine], Suggestion | None]:
+    """Return a heuristic: the bytes at `efficiency` of the read ceiling, plus an overhead.
+
+    columns_at_once: columns of B that one pass over the codes serves.
+    """
+
+    def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+        columns = problem.n if problem.op == "matmul" else 1
+        passes = -(-columns // columns_at_once)
+        seconds = passes * problem.matrix_bytes / (efficiency * machine.read_bytes_per_s)
+        return Suggestion({}, seconds + overhead_s)
+
+    return suggest
+
+
+def code_bytes(problem: Problem) -> int:
+    """Return the bytes of the codes alone."""
+    bits = 4 if problem.a == "uint4" else 8
+    return problem.m * problem.reduction * bits // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a row splits into blocks of 64 bytes, and which group each lane of each belongs to.
+
+    first: for each block the group of its first lane; lanes: for each block and lane the group,
+    counted from `first`. per_lane: whether a block may meet several groups.
+    """
+
+    count: int
+    columns: int
+    per_lane: bool
+    first: NDArray[np.int32]
+    lanes: NDArray[np.int32]
+
+
+@functools.lru_cache(maxsize=64)
+def blocks_of(n: int, bits: int, group: int) -> Blocks:
+    """Return the blocks of rows of `n` codes in groups of `group`."""
+    width = codes_per_lane(bits)
+    columns = LANES * width
+    count = -(-n * bits // (8 * BLOCK_BYTES))
+    per_lane = group < n and group % columns != 0
+    starts = width * np.arange(count * LANES, dtype=np.int64).reshape(count, LANES)
+    groups = np.minimum(starts, n - 1) // group
+    first = groups[:, 0].astype(np.int32)
+    lanes = (groups - groups[:, :1]).astype(np.int32)
+    return Blocks(count, columns, per_lane, first, lanes)
+
+
+def scale_dtype_of(parts: Stored) -> str:
+    """Return the dtype name of the scales."""
+    return str(parts.scales.dtype.name)

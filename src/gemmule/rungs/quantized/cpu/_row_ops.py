@@ -1,0 +1,223 @@
+"""What the quantised kernels call: operations on four rows at a time, as LLVM code.
+
+See `_simd` for the order of codes in the lanes. Tuples hold four vectors, one a row, or 4 times
+the columns of activations, row by row.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from gemmule.backends.intrinsics import declare, element_pointer, widen
+from gemmule.backends.jit import Intrinsic
+from gemmule.rungs.quantized.cpu._simd import (
+    BLOCK_BYTES,
+    LANES,
+    ROWS,
+    Value,
+    code_as_float,
+    code_k,
+    codes_per_lane,
+    constant,
+    counting,
+    floats,
+    fused,
+    load_vector,
+    lookup,
+    masked_load,
+    operation,
+    row_addresses,
+    splat,
+    store_vector,
+    vector_type,
+    void,
+    words,
+)
+
+
+@functools.cache
+def zeros_of(count: int) -> Intrinsic:
+    """Return ``f()``: `count` vectors of zeros."""
+    return operation(
+        f"zeros {count}", lambda: floats(count), "", lambda builder: [constant(0.0)] * count
+    )
+
+
+def _emit_words(builder: Any, address: Value, step: Value, count: Value) -> list[Value]:
+    from llvmlite import ir
+
+    return [
+        builder.bitcast(
+            masked_load(builder, row, ir.IntType(8), BLOCK_BYTES, count), vector_type("int32")
+        )
+        for row in row_addresses(builder, address, step)
+    ]
+
+
+load_words = operation("load_words", words, "iii", _emit_words)
+"""``f(address, row_step_bytes, count)``: the first `count` bytes of a block, in four rows."""
+
+
+@functools.cache
+def group_numbers(dtype: str, per_lane: bool) -> Intrinsic:
+    """Return ``f(address, index, row_step, count, lanes)``: a vector of group numbers for each row.
+
+    Where groups end at blocks' ends (not `per_lane`) it is element `index` in every lane. Else
+    `count` numbers are loaded from `index` on, and lane d gets the one that word d of the vector
+    at address `lanes` names. Index, row_step and count are in elements of `dtype`.
+    """
+    size = 4 if dtype == "float32" else 2
+
+    def emit(
+        builder: Any, address: Value, index: Value, step: Value, count: Value, lanes: Value
+    ) -> list[Value]:
+        places = row_addresses(builder, index, step)
+        if not per_lane:
+            pointers = [element_pointer(builder, address, place, dtype) for place in places]
+            stored = [builder.load(pointer, align=1) for pointer in pointers]
+            return [splat(builder, widen(builder, one, dtype, "float32")) for one in stored]
+        order = load_vector(builder, lanes, "int32")
+        starts = [builder.add(address, builder.mul(place, place.type(size))) for place in places]
+        loaded = [masked_load(builder, start, llvm_word(size), LANES, count) for start in starts]
+        return [lookup(builder, _as_floats(builder, some, dtype), order) for some in loaded]
+
+    return operation(f"group_numbers {dtype} {per_lane}", floats, "iiiii", emit)
+
+
+def llvm_word(size: int) -> Any:
+    """Return the LLVM integer of `size` bytes."""
+    from llvmlite import ir
+
+    return ir.IntType(8 * size)
+
+
+def _as_floats(builder: Any, raw: Value, dtype: str) -> Value:
+    if dtype == "float32":
+        return builder.bitcast(raw, vector_type("float32"))
+    return widen(builder, raw, dtype, "float32")
+
+
+@functools.cache
+def fixed_numbers(value: float) -> Intrinsic:
+    """Return an operation like `group_numbers` that gives `value` for every group."""
+    return operation(f"fixed_numbers {value}", floats, "iiiii", lambda *_: [constant(value)] * ROWS)
+
+
+def _emit_times(builder: Any, vectors: Sequence[Value], address: Value) -> list[Value]:
+    from llvmlite import ir
+
+    products = []
+    for row, vector in enumerate(vectors):
+        pointer = element_pointer(builder, address, ir.IntType(64)(row), "float32")
+        products.append(builder.fmul(vector, splat(builder, builder.load(pointer, align=4))))
+    return products
+
+
+times_numbers = operation("times_numbers", floats, "ti", _emit_times)
+"""``f(vectors, address)``: vector i times the i-th of four float32 numbers at `address`."""
+
+
+def _tables(builder: Any, scales: Sequence[Value], zeros: Sequence[Value]) -> list[Value]:
+    """Emit the 16 weights that the 16 nibbles stand for, for each row."""
+    return [
+        builder.fmul(builder.fsub(counting(), zero), scale)
+        for scale, zero in zip(scales, zeros, strict=True)
+    ]
+
+
+@functools.cache
+def add_products(bits: int, columns: int, per_lane: bool) -> Intrinsic:
+    """Return ``f(totals, scales, zeros, words, x)``: totals plus a block's weights times x.
+
+    totals: 4 * columns vectors, row by row; x: address of the block's arranged activations. Where
+    all lanes share a group, nibbles are looked up in the table of their 16 weights.
+    """
+
+    def looked_up(
+        builder: Any, totals: list[Value], scales: list[Value], zeros: list[Value],
+        codes: list[Value], x: Value,
+    ) -> list[Value]:  # fmt: skip
+        tables = _tables(builder, scales, zeros)
+        for k in range(codes_per_lane(bits)):
+            xs = [
+                load_vector(builder, x, "float32", 64 * (k * columns + c)) for c in range(columns)
+            ]
+            for i, (row, c) in enumerate(itertools.product(range(ROWS), range(columns))):
+                weight = lookup(builder, tables[row], code_k(builder, codes[row], k, bits))
+                totals[i] = fused(builder, weight, xs[c], totals[i])
+        return totals
+
+    def decoded(
+        builder: Any, totals: list[Value], scales: list[Value], zeros: list[Value],
+        codes: list[Value], x: Value,
+    ) -> list[Value]:  # fmt: skip
+        parts = [constant(0.0)] * len(totals)
+        for k in range(codes_per_lane(bits)):
+            xs = [
+                load_vector(builder, x, "float32", 64 * (k * columns + c)) for c in range(columns)
+            ]
+            for i, (row, c) in enumerate(itertools.product(range(ROWS), range(columns))):
+                step = builder.fsub(code_as_float(builder, codes[row], k, bits), zeros[row])
+                parts[i] = fused(builder, step, xs[c], parts[i])
+        return [
+            fused(builder, part, scales[i // columns], totals[i]) for i, part in enumerate(parts)
+        ]
+
+    emit = looked_up if bits == 4 and not per_lane else decoded
+    name = f"add_products {bits} {columns} {per_lane}"
+    return operation(name, lambda: floats(ROWS * columns), "tttti", emit)
+
+
+@functools.cache
+def store_sums(columns: int) -> Intrinsic:
+    """Return ``f(totals, address, row_step_bytes)``: store the sum over the lanes of each."""
+
+    def emit(builder: Any, totals: list[Value], address: Value, step: Value) -> None:
+        from llvmlite import ir
+
+        element, kind = ir.FloatType(), vector_type("float32")
+        form = ir.FunctionType(element, [element, kind])
+        reduce = declare(builder, f"llvm.vector.reduce.fadd.v{LANES}f32", form)
+        for row, start in enumerate(row_addresses(builder, address, step)):
+            for c in range(columns):
+                values = [element(-0.0), totals[row * columns + c]]
+                total = builder.call(reduce, values, fastmath=("reassoc",))
+                pointer = element_pointer(builder, start, ir.IntType(64)(c), "float32")
+                builder.store(total, pointer, align=4)
+
+    return operation(f"store_sums {columns}", void, "tii", emit)
+
+
+@functools.cache
+def spread_products(bits: int, per_lane: bool) -> Intrinsic:
+    """Return ``f(scales, zeros, words, y)``: add four rows' weights to a block of results.
+
+    y: address of the block's results, in the lanes' order; the scales are already times x.
+    """
+
+    def looked_up(
+        builder: Any, scales: list[Value], zeros: list[Value], codes: list[Value], y: Value
+    ) -> None:
+        tables = _tables(builder, scales, zeros)
+        for k in range(codes_per_lane(bits)):
+            total = load_vector(builder, y, "float32", 64 * k)
+            for table, word in zip(tables, codes, strict=True):
+                weight = lookup(builder, table, code_k(builder, word, k, bits))
+                total = builder.fadd(total, weight)
+            store_vector(builder, total, y, 64 * k)
+
+    def decoded(
+        builder: Any, scales: list[Value], zeros: list[Value], codes: list[Value], y: Value
+    ) -> None:
+        for k in range(codes_per_lane(bits)):
+            total = load_vector(builder, y, "float32", 64 * k)
+            for scale, zero, word in zip(scales, zeros, codes, strict=True):
+                step = builder.fsub(code_as_float(builder, word, k, bits), zero)
+                total = fused(builder, step, scale, total)
+            store_vector(builder, total, y, 64 * k)
+
+    emit = looked_up if bits == 4 and not per_lane else decoded
+    return operation(f"spread_products {bits} {per_lane}", void, "ttti", emit)

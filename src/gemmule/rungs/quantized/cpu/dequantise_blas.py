@@ -1,0 +1,59 @@
+"""Many columns: dequantise a block of rows, multiply it by BLAS while it is in the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gemmule.backends import jit
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Suggestion
+from gemmule.rungs.quantized.cpu._blas import multiply_by_blas
+from gemmule.rungs.quantized.cpu._operands import (
+    ALL_SIGNATURES,
+    Run,
+    Stored,
+    bound,
+    float_arithmetic,
+    takes_row,
+    working_dtype,
+)
+
+# NumPy's OpenBLAS and the decoding of weights, per core of an EPYC 9005 (November 2026).
+_FLOPS_PER_S = 75e9
+_WEIGHTS_PER_S = 2e9
+
+
+def _bind(problem: Problem, params: Params) -> Run:
+    transposed = problem.quant is not None and problem.quant.transposed
+    block_bytes = int(params["block_bytes"])
+
+    def core(parts: Stored, B: NDArray[Any], C: NDArray[Any]) -> None:
+        multiply_by_blas(parts, B, C, block_bytes, transposed=transposed)
+
+    return bound(core, working_dtype(problem))
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    rate = _FLOPS_PER_S / (2 if problem.b == "float64" else 1)
+    decoding = problem.m * problem.k / _WEIGHTS_PER_S
+    return Suggestion({}, (problem.flops / rate + decoding) / machine.units + 30e-6)
+
+
+RUNG = Rung(
+    title="Dequantise blocks for BLAS",
+    idea="Decoding a weight costs the same for one column as for a thousand. A block of rows that "
+    "fits the cache is decoded once and multiplied by NumPy's BLAS.",
+    source="NumPy's BLAS",
+    op="matmul",
+    signatures=ALL_SIGNATURES,
+    arithmetic=float_arithmetic(),
+    after="column_loop",
+    params={"block_bytes": (4 << 20, 1 << 20, 16 << 20)},
+    quantized=True,
+    accepts_quant=takes_row,
+    suggest=_suggest,
+    bind=_bind,
+    available=jit.unavailable,
+)

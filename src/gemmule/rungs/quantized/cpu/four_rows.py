@@ -1,0 +1,38 @@
+"""Four rows at a time: each activation is read once for four rows, nibbles split by parity."""
+
+from __future__ import annotations
+
+from gemmule.backends import jit
+from gemmule.problem import Problem
+from gemmule.rung import Params, Rung
+from gemmule.rungs.quantized.cpu._four_rows import bind_four_rows
+from gemmule.rungs.quantized.cpu._operands import (
+    ALL_SIGNATURES,
+    Run,
+    float_arithmetic,
+    read_time,
+    takes_row_along,
+)
+
+
+def _bind(problem: Problem, params: Params) -> Run:
+    return bind_four_rows(problem, rows_per_task=0)
+
+
+RUNG = Rung(
+    title="Four rows at a time",
+    idea="Four rows share every activation and keep four streams of memory busy. A byte holds an "
+    "even and an odd column, so x is split into its even and odd elements once and no nibble is "
+    "moved. The zero point goes off each code, before the product: that stays exact where a "
+    "correction by the sum of x would cancel.",
+    source="row blocking as in BLAS level 2",
+    op="matvec",
+    signatures=ALL_SIGNATURES,
+    arithmetic=float_arithmetic(),
+    after="unpack_loop",
+    quantized=True,
+    accepts_quant=takes_row_along,
+    suggest=read_time(0.22, overhead_s=4e-6),
+    bind=_bind,
+    available=jit.unavailable,
+)

@@ -1,0 +1,56 @@
+"""Activations rounded to 8 bits, products summed in integers by VPDPBUSD."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gemmule.problem import Problem
+from gemmule.rung import Arithmetic, Params, Rung
+from gemmule.rungs.quantized.cpu._operands import (
+    FLOAT32_SIGNATURES,
+    ROWS_PER_TASK,
+    Run,
+    Stored,
+    bound,
+    chain_of,
+    groups_fit_lanes,
+    read_time,
+    takes_row_along,
+)
+from gemmule.rungs.quantized.cpu._rows import multiply_rows_in_integers
+from gemmule.rungs.quantized.cpu._simd import missing_features
+
+
+def _arithmetic(problem: Problem) -> Arithmetic:
+    return Arithmetic("float32", chain_of(in_lanes=True), product="float32", activations_bits=8)
+
+
+def _bind(problem: Problem, params: Params) -> Run:
+    rows_per_task = int(params["rows_per_task"])
+
+    def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
+        multiply_rows_in_integers(parts, x, y, 1, rows_per_task)
+
+    return bound(core, "float32")
+
+
+RUNG = Rung(
+    title="8-bit activations",
+    idea="Each 32 activations become signed bytes with one scale, max|x| / 127. One instruction "
+    "then multiplies 64 codes with 64 activations and adds them in fours, exactly; zero points go "
+    "off through the sum of the activations, in integers. An x that holds NaN or infinity is not "
+    "rounded but multiplied as it is.",
+    source="VNNI (VPDPBUSD); blocks of 32 activations as in llama.cpp's Q8_0",
+    op="matvec",
+    signatures=FLOAT32_SIGNATURES,
+    arithmetic=_arithmetic,
+    after="vector_decode",
+    params={"rows_per_task": ROWS_PER_TASK},
+    quantized=True,
+    accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
+    suggest=read_time(0.95),
+    bind=_bind,
+    available=lambda: missing_features("avx512f", "avx512bw", "avx512vnni"),
+)

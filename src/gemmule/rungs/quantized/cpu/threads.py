@@ -1,0 +1,37 @@
+"""Four rows at a time on all threads."""
+
+from __future__ import annotations
+
+from gemmule.backends import jit
+from gemmule.problem import Problem
+from gemmule.rung import Params, Rung
+from gemmule.rungs.quantized.cpu._four_rows import bind_four_rows
+from gemmule.rungs.quantized.cpu._operands import (
+    ALL_SIGNATURES,
+    ROWS_PER_TASK,
+    Run,
+    float_arithmetic,
+    read_time,
+    takes_row_along,
+)
+
+
+def _bind(problem: Problem, params: Params) -> Run:
+    return bind_four_rows(problem, rows_per_task=int(params["rows_per_task"]))
+
+
+RUNG = Rung(
+    title="Threads",
+    idea="Tasks of some rows each go to all threads. Small matrices stay on one.",
+    source="row blocking as in BLAS level 2",
+    op="matvec",
+    signatures=ALL_SIGNATURES,
+    arithmetic=float_arithmetic(),
+    after="four_rows",
+    params={"rows_per_task": ROWS_PER_TASK},
+    quantized=True,
+    accepts_quant=takes_row_along,
+    suggest=read_time(0.40),
+    bind=_bind,
+    available=jit.unavailable,
+)

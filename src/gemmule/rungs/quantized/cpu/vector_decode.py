@@ -1,0 +1,51 @@
+"""Decode codes in vector registers: a 16-entry table look-up a nibble, a conversion a byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gemmule.problem import Problem
+from gemmule.rung import Params, Rung
+from gemmule.rungs.quantized.cpu._operands import (
+    FLOAT32_SIGNATURES,
+    ROWS_PER_TASK,
+    Run,
+    Stored,
+    bound,
+    float_arithmetic,
+    groups_fit_lanes,
+    read_time,
+    takes_row_along,
+)
+from gemmule.rungs.quantized.cpu._rows import multiply_rows
+from gemmule.rungs.quantized.cpu._simd import missing_features
+
+
+def _bind(problem: Problem, params: Params) -> Run:
+    rows_per_task = int(params["rows_per_task"])
+
+    def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
+        multiply_rows(parts, x, y, 1, rows_per_task)
+
+    return bound(core, "float32")
+
+
+RUNG = Rung(
+    title="Decode in vector registers",
+    idea="The 16 weights of a group are a vector register, and a permutation by the nibbles looks "
+    "16 of them up at once: 3 instructions for 16 products. Activations are put in the order of "
+    "the lanes once a call, so no weight is shuffled; the next four rows are prefetched.",
+    source="a register as look-up table, as in PyTorch's int4 kernel for CPUs; layout our own",
+    op="matvec",
+    signatures=FLOAT32_SIGNATURES,
+    arithmetic=float_arithmetic(in_lanes=True),
+    after="threads",
+    params={"rows_per_task": ROWS_PER_TASK},
+    quantized=True,
+    accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
+    suggest=read_time(0.90),
+    bind=_bind,
+    available=lambda: missing_features("avx512f", "avx512bw"),
+)

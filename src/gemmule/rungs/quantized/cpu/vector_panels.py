@@ -1,0 +1,46 @@
+"""Across the rows in vector registers: four rows' weights are looked up and added to y."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gemmule.problem import Problem
+from gemmule.rung import Params, Rung
+from gemmule.rungs.quantized.cpu._columns import spread_rows
+from gemmule.rungs.quantized.cpu._operands import (
+    FLOAT32_SIGNATURES,
+    Run,
+    Stored,
+    bound,
+    float_arithmetic,
+    groups_fit_lanes,
+    read_time,
+    takes_row_across,
+)
+from gemmule.rungs.quantized.cpu._simd import missing_features
+
+
+def _bind(problem: Problem, params: Params) -> Run:
+    def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
+        spread_rows(parts, x, y)
+
+    return bound(core, "float32")
+
+
+RUNG = Rung(
+    title="Panels in vector registers",
+    idea="The look-up table of a group holds weights times x[i], so a nibble costs a shift, a "
+    "look-up and an addition. Four rows share each load and store of y.",
+    source="our own",
+    op="matvec",
+    signatures=FLOAT32_SIGNATURES,
+    arithmetic=float_arithmetic(),
+    after="panels",
+    quantized=True,
+    accepts_quant=lambda problem: takes_row_across(problem) and groups_fit_lanes(problem),
+    suggest=read_time(0.80),
+    bind=_bind,
+    available=lambda: missing_features("avx512f", "avx512bw"),
+)

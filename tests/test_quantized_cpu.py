@@ -1,0 +1,345 @@
+"""Every quantised CPU rung against ``Q.dequantize("float64") @ x``: sizes, groups, zeros, NaN."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemmule.problem import UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
+from gemmule.quant import QuantizedMatrix
+from gemmule.rung import Machine, Rung, all_rungs
+from gemmule.rungs.quantized.cpu import _columns, _operands, _rows, _simd
+from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
+
+RUNGS = [r for r in all_rungs("cpu") if r.folder == "quantized"]
+NAMES = [r.name for r in RUNGS]
+FLOAT_NAMES = [n for n in NAMES if "int8" not in n]
+MACHINE = Machine("cpu", "test", "x86_64", 2, 40e9, 32 << 20)
+
+SIZES = [(1, 1), (3, 7), (4, 64), (5, 129), (9, 300), (2, 513)]
+GROUPS = [1, 3, 8, 24, 32, 64, 100, 128, 256, -1, None]
+KINDS = [  # code width, scale dtype, zero points
+    (4, "float32", "integer"), (4, "float16", "none"), (4, "float32", "fraction"),
+    (8, "float32", "integer"), (8, "bfloat16", "none"), (8, "float32", "fraction"),
+]  # fmt: skip
+
+
+def rung_called(name: str) -> Rung:
+    return next(r for r in RUNGS if r.name == name)
+
+
+def make_matrix(
+    m: int, n: int, bits: int, group: int | None, scale_dtype: str, zeros: str, seed: int = 0,
+    *, exact: bool = False, perm: bool = False,
+) -> QuantizedMatrix:  # fmt: skip
+    """Codes of every value; exact: scales are powers of two, so that small sums are exact."""
+    rng = np.random.default_rng((seed, m, n, bits))
+    codes = rng.integers(0, 2**bits, (m, n)).astype(np.uint8)
+    codes.flat[: min(2, codes.size)] = [0, 2**bits - 1][: min(2, codes.size)]
+    if bits == 4:
+        padded = np.pad(codes, ((0, 0), (0, n % 2)))
+        codes = (padded[:, ::2] | (padded[:, 1::2] << 4)).astype(np.uint8)
+    groups = (1, 1) if group is None else (m, 1 if group == -1 else -(-n // group))
+    scales = 2.0 ** rng.integers(-2, 3, groups) if exact else rng.uniform(0.01, 2.0, groups)
+    points = None
+    if zeros != "none":
+        points = rng.integers(0, 2**bits, groups).astype(np.float32)
+        edges = [0, 2**bits - 1, 2 ** (bits - 1)][: points.size]
+        points.flat[: len(edges)] = edges
+    if zeros == "fraction" and points is not None:
+        points = points + np.float32(0.25)
+    order = rng.permutation(n).astype(np.int32) if perm else None
+    scales = np.asarray(scales, np.float32).astype(numpy_dtype(scale_dtype))
+    return QuantizedMatrix.from_parts(
+        codes, scales, points, shape=(m, n), bits=bits, group_size=group, perm=order
+    )
+
+
+def problem_of(
+    Q: QuantizedMatrix, columns: int | None, b: str, out: str, activations: str
+) -> Problem:
+    spec = QuantSpec(
+        Q.bits, Q.group_size, Q.zeros is not None, "row", Q.scale_dtype, Q.transposed,
+        Q.perm is not None, activations,
+    )  # fmt: skip
+    name = "uint8" if Q.bits == 8 else "uint4"
+    rows, inner = Q.shape
+    if columns is None:
+        return Problem("matvec", rows, inner, a=name, b=b, out=out, quant=spec)
+    return Problem("matmul", rows, columns, inner, a=name, b=b, out=out, quant=spec)
+
+
+def run(
+    rung: Rung, Q: QuantizedMatrix, x: np.ndarray, out: str = "float32", **params: Any
+) -> np.ndarray:
+    """Run a rung on a poisoned result between canaries; x and the parts must stay as they are."""
+    columns = x.shape[1] if x.ndim == 2 else None
+    rounded = rung.arithmetic(problem_of(Q, columns, x.dtype.name, out, "float")).activations_bits
+    problem = problem_of(Q, columns, x.dtype.name, out, "int8" if rounded else "float")
+    assert rung.refusal(problem) is None
+    assert rung.bind is not None
+    chosen = rung.check_params(problem, params)
+    shape = (Q.shape[0],) if columns is None else (Q.shape[0], columns)
+    guarded = np.full(int(np.prod(shape)) + 32, np.nan, numpy_dtype(out))
+    y = guarded[16:-16].reshape(shape)
+    before = x.copy(), Q.codes.copy(), Q.scales.copy()
+    rung.bind(problem, chosen)(Q, x, y)
+    assert np.isnan(guarded[:16].astype(float)).all()
+    assert np.isnan(guarded[-16:].astype(float)).all()
+    for old, new in zip(before, (x, Q.codes, Q.scales), strict=True):
+        assert old.tobytes() == new.tobytes()
+    return y
+
+
+def takes(rung: Rung, Q: QuantizedMatrix, columns: int | None, b: str, out: str) -> bool:
+    return any(
+        rung.refusal(problem_of(Q, columns, b, out, kind)) is None for kind in ("float", "int8")
+    )
+
+
+def bound_of(rung: Rung, Q: QuantizedMatrix, x: np.ndarray, out: str) -> np.ndarray:
+    """The error that the rung's declared arithmetic allows, for each element of the result."""
+    problem = problem_of(Q, x.shape[1] if x.ndim == 2 else None, x.dtype.name, out, "float")
+    arithmetic = rung.arithmetic(problem)
+    steps = arithmetic.chain(problem, rung.defaults()) + 1
+    u = arithmetic.accumulator_u
+    W, wide = np.abs(Q.dequantize("float64")), np.abs(x.astype(np.float64))
+    limit = W @ wide * (steps * u / (1 - steps * u))
+    if arithmetic.activations_bits is not None:
+        limit = limit + W @ (rounding_of(Q, wide) * 1.001)
+    return limit
+
+
+def rounding_of(Q: QuantizedMatrix, wide: np.ndarray) -> np.ndarray:
+    """Half a step of the 8-bit activations, for each element of |x|."""
+    stored = wide if Q.perm is None else wide[Q.perm]
+    step = np.zeros_like(stored)
+    for low in range(0, stored.shape[0], ACTIVATION_GROUP):
+        part = slice(low, low + ACTIVATION_GROUP)
+        step[part] = stored[part].max(axis=0) / 254
+    if Q.perm is None:
+        return step
+    back = np.empty_like(step)
+    back[Q.perm] = step
+    return back
+
+
+def check(rung: Rung, Q: QuantizedMatrix, x: np.ndarray, out: str = "float32") -> None:
+    """Compare with float64, element by element, within the declared arithmetic."""
+    y = run(rung, Q, x, out).astype(np.float64)
+    truth = Q.dequantize("float64") @ x.astype(np.float64)
+    limit = bound_of(rung, Q, x, out) + UNIT_ROUNDOFF[out] * np.abs(truth) * 1.01
+    worst = np.abs(y - truth) - limit
+    assert (worst <= 0).all(), f"{rung.name} {Q!r} {x.shape} {x.dtype}: beyond by {worst.max()}"
+
+
+def activations(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng((seed, *shape))
+    return rng.standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def x_shape(rung: Rung, Q: QuantizedMatrix, columns: int = 5) -> tuple[int, ...]:
+    return (Q.shape[1],) if rung.op == "matvec" else (Q.shape[1], columns)
+
+
+def views(Q: QuantizedMatrix) -> list[QuantizedMatrix]:
+    return [Q, Q.T]
+
+
+def test_the_ladder_holds_the_rungs_of_this_package() -> None:
+    assert {"unpack_loop", "four_rows", "threads", "vector_decode", "int8_activations"} <= set(
+        NAMES
+    )
+    assert {"panels", "vector_panels", "few_columns", "dequantise_blas"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_within_the_declared_arithmetic(name: str) -> None:
+    rung, runs = rung_called(name), 0
+    for i, ((m, n), group) in enumerate(itertools.product(SIZES, GROUPS)):
+        Q0 = make_matrix(m, n, KINDS[i % len(KINDS)][0], group, *KINDS[i % len(KINDS)][1:])
+        for Q in views(Q0):
+            x = activations(x_shape(rung, Q), "float32")
+            if takes(rung, Q, None if x.ndim == 1 else 5, "float32", "float32"):
+                check(rung, Q, x)
+                runs += 1
+    assert runs >= 30
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_small_integers_are_exact(name: str) -> None:
+    """Powers of two times small integers: every sum is exact, so every order must agree bitwise."""
+    rung, runs = rung_called(name), 0
+    for (m, n), group, kind in itertools.product([(5, 129), (9, 300)], GROUPS, KINDS[:5:2]):
+        for Q in views(make_matrix(m, n, kind[0], group, kind[1], kind[2], exact=True)):
+            shape = x_shape(rung, Q)
+            x = np.random.default_rng(1).integers(-8, 9, shape).astype(np.float32)
+            x[::ACTIVATION_GROUP] = 127  # so that the 8-bit activations have a step of one
+            if not takes(rung, Q, None if len(shape) == 1 else 5, "float32", "float32"):
+                continue
+            truth = Q.dequantize("float64") @ x.astype(np.float64)
+            assert np.array_equal(run(rung, Q, x), truth), f"{name} {Q!r}"
+            runs += 1
+    assert runs >= 12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dtypes_and_permutation(name: str) -> None:
+    rung = rung_called(name)
+    for bits, perm in itertools.product((4, 8), (False, True)):
+        Q0 = make_matrix(37, 200, bits, 32, "float32", "integer", perm=perm)
+        for Q, (a, b, out) in itertools.product(views(Q0), rung.signatures):
+            x = activations(x_shape(rung, Q), b)
+            columns = None if x.ndim == 1 else 5
+            if a == ("uint8" if bits == 8 else "uint4") and takes(rung, Q, columns, b, out):
+                check(rung, Q, x, out)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_than_one_task_and_every_parameter(name: str) -> None:
+    rung = rung_called(name)
+    for Q in views(make_matrix(515, 1000, 8, 128, "float32", "integer")):
+        x = activations(x_shape(rung, Q, 3), "float32")
+        if not takes(rung, Q, None if x.ndim == 1 else 3, "float32", "float32"):
+            continue
+        check(rung, Q, x)
+        results = [
+            run(rung, Q, x, **{key: value})
+            for key, values in rung.params.items()
+            for value in values
+        ]
+        limit = 2 * bound_of(rung, Q, x, "float32")
+        assert all((np.abs(r.astype(float) - results[0]) <= limit).all() for r in results)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_sizes(name: str) -> None:
+    rung = rung_called(name)
+    for (m, n), bits in itertools.product([(0, 5), (5, 0), (0, 0)], (4, 8)):
+        for Q in views(make_matrix(m, n, bits, 8, "float32", "integer")):
+            x = activations(x_shape(rung, Q), "float32")
+            if takes(rung, Q, None if x.ndim == 1 else 5, "float32", "float32"):
+                assert (run(rung, Q, x) == 0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_spread_by_the_ieee_rule(name: str, bad: float) -> None:
+    rung = rung_called(name)
+    for bits, group in itertools.product((4, 8), (32, 128)):
+        for Q in views(make_matrix(6, 260, bits, group, "float32", "integer", exact=True)):
+            length = Q.shape[1]
+            for place in {0, 1, 3, length // 2, length - 1}:
+                x = np.ones(x_shape(rung, Q, 2), np.float32)
+                x[place if x.ndim == 1 else (place, 1)] = bad
+                if not takes(rung, Q, None if x.ndim == 1 else 2, "float32", "float32"):
+                    continue
+                with np.errstate(invalid="ignore"):
+                    truth = Q.dequantize("float64") @ x.astype(np.float64)
+                np.testing.assert_array_equal(run(rung, Q, x), truth.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", FLOAT_NAMES)
+def test_every_code_and_zero_point(name: str) -> None:
+    """Each code beside each awkward zero point, one weight at a time."""
+    rung = rung_called(name)
+    for bits, points in ((4, (0, 7.5, 15)), (8, (0, 127, 128, 255, -3.25))):
+        codes = np.arange(2**bits, dtype=np.uint8).reshape(-1, 1)
+        for point in points:
+            Q0 = QuantizedMatrix.from_parts(
+                codes, np.full((1, 1), 0.5, np.float32), np.full((1, 1), point, np.float32),
+                shape=codes.shape, bits=bits, group_size=None,
+            )  # fmt: skip
+            for Q in views(Q0):
+                x = np.ones(x_shape(rung, Q, 1), np.float32)
+                if takes(rung, Q, None if x.ndim == 1 else 1, "float32", "float32"):
+                    truth = Q.dequantize("float64") @ x
+                    assert np.array_equal(run(rung, Q, x), truth)
+
+
+def test_eight_bit_activations_are_rounded_and_keep_small_groups_apart() -> None:
+    """A huge element spoils its own 32 columns only; without rounding the result would be equal."""
+    Q = make_matrix(8, 256, 4, 64, "float32", "integer")
+    x = activations((256,), "float32")
+    x[100] = 1e6
+    truth = Q.dequantize("float64") @ x.astype(np.float64)
+    rung = rung_called("int8_activations")
+    assert not np.allclose(run(rung, Q, x), truth, rtol=1e-6, atol=0)
+    check(rung, Q, x)
+
+
+def test_tiny_activations_do_not_overflow_the_codes() -> None:
+    Q = make_matrix(8, 64, 8, 32, "float32", "integer", exact=True)
+    for scale in (1e-38, 1e-44, 0.0):
+        y = run(rung_called("int8_activations"), Q, np.full(64, scale, np.float32))
+        truth = Q.dequantize("float64") @ np.full(64, np.float32(scale), np.float64)
+        assert (np.abs(y - truth) <= 64 * 1024 * (scale / 64 + 3e-45)).all()
+
+
+def test_every_problem_has_a_suggestion_that_is_the_fast_one() -> None:
+    features = _simd.missing_features("avx512f", "avx512bw", "avx512vnni")
+    Q0 = make_matrix(64, 256, 4, 128, "float32", "integer")
+    big = {"m": 4096, "n": 4096}
+    for Q, columns, kind in itertools.product(views(Q0), (None, 8, 512), ("float", "int8")):
+        for b in ("float32", "float64"):
+            problem = problem_of(Q, columns, b, b, kind)
+            sizes = {**big, "n": columns, "k": 4096} if columns else big
+            problem = dataclasses.replace(problem, **sizes)
+            found = {}
+            for rung in RUNGS:
+                if rung.refusal(problem) is not None:
+                    continue
+                rounds = rung.arithmetic(problem).activations_bits is not None
+                suggestion = rung.suggest(problem, MACHINE)
+                if rounds == (kind == "int8") and suggestion is not None:
+                    rung.check_params(problem, suggestion.params)
+                    found[rung.name] = suggestion.expected_s
+            assert found
+            if features is None and b == "float32" and not Q.transposed and columns is None:
+                best = "vector_decode" if kind == "float" else "int8_activations"
+                assert min(found, key=found.__getitem__) == best
+
+
+@pytest.mark.parametrize("bug", ["lanes", "zeros", "prefix", "quads", "groups"])
+def test_the_checks_catch_planted_bugs(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if _simd.missing_features("avx512f", "avx512bw") is not None:
+        pytest.skip("the planted bugs sit in the vector rungs")
+    Q = make_matrix(9, 300, 4, 32, "float32", "integer")
+    name, view = ("vector_panels", Q.T) if bug == "quads" else ("vector_decode", Q)
+    check(rung_called(name), view, activations((view.shape[1],), "float32"))
+    _plant(bug, monkeypatch)
+    with pytest.raises(AssertionError, match="beyond by"):
+        check(rung_called(name), view, activations((view.shape[1],), "float32"))
+
+
+def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks_of, stored = _operands.blocks_of, _operands.stored
+
+    @functools.cache
+    def shifted(n: int, bits: int, group: int) -> _operands.Blocks:
+        blocks = blocks_of(n, bits, group)
+        if bug == "groups":
+            return dataclasses.replace(blocks, first=np.maximum(blocks.first - 1, 0))
+        return dataclasses.replace(blocks, lanes=np.roll(blocks.lanes, 1, axis=1).copy())
+
+    def wrong_zeros(matrix: QuantizedMatrix) -> _operands.Stored:
+        parts = stored(matrix)
+        assert parts.zeros is not None
+        return dataclasses.replace(parts, zeros=parts.zeros + np.float32(1))
+
+    def one_column_short(matrix: QuantizedMatrix) -> _operands.Stored:
+        return dataclasses.replace(stored(matrix), n=matrix.stored_shape[1] - 1)
+
+    if bug in ("lanes", "groups"):
+        monkeypatch.setattr(_rows, "blocks_of", shifted)
+    elif bug == "zeros":
+        monkeypatch.setattr(_operands, "stored", wrong_zeros)
+    elif bug == "prefix":
+        monkeypatch.setattr(_operands, "stored", one_column_short)
+    else:
+        monkeypatch.setattr(_columns, "_quads", lambda x: np.zeros(((x.size // 4) + x.size % 4, 4)))
