@@ -114,10 +114,7 @@ def _matvec(op: str, a: Form, x: Form, out: Form | None, options: Options) -> Ca
     dtype = _result(a, x, options.out_dtype)
     batch_shape = shape[:-1]
     many = math.prod(batch_shape) != 1
-    if many and (
-        a.quant is not None
-        or (len(a.shape) == 2 and not options.literal and not options.batch_invariant)
-    ):
+    if many and len(a.shape) == 2 and not options.literal and not options.batch_invariant:
         stacked = _stacked_vectors(op, a, x, shape, y_strides, dtype, out, options)
         if stacked is not None:
             return stacked
@@ -235,7 +232,7 @@ def _vector_first(a: Form, b: Form, out: Form | None, options: Options) -> Call:
 def _quantized_second(a: Form, b: Form, shape: Ints, out: Form | None, options: Options) -> Call:
     """See ``A Q`` as ``(Q^T A^T)^T``: the quantised matrix is always the first operand."""
     matrix = b._replace(shape=_swap_last(b.shape), quant=_flip(b.quant))
-    call = canonical("matvec", matrix, a, out, options)
+    call = canonical("matvec", matrix, a, out, replace(options, literal=False))
     return Call("matmul", call.problem, call.a, call.b, call.out, shape, call.outer, True, True)
 
 

@@ -63,7 +63,7 @@ def choose(
         return _named(call, machine, rung, params)
     if params:
         raise ValueError("params= goes with rung=: name the rung they belong to.")
-    tuned = store.lookup(machine, call.problem)
+    tuned = store.lookup(machine, _decisive(call.problem))
     if tuned is not None and backend.proved(tuned.rung, machine):
         return Choice(
             call, call.problem, tuned.rung, tuned.params, machine,
@@ -76,6 +76,11 @@ def choose(
     other = next((c for c in ranked[1:] if c.rung is not best.rung), None)
     runner_up = "" if other is None else _in_words(other)
     return replace(best, runner_up=runner_up)
+
+
+def _decisive(problem: Problem) -> Problem:
+    """Return the problem that decides: a batch-invariant product is planned as if it were alone."""
+    return problem.alone() if problem.batch_invariant else problem
 
 
 def _in_words(choice: Choice) -> str:
@@ -102,13 +107,16 @@ def _suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
         for rung in all_rungs(machine.backend):
             if rung.refusal(problem) is not None or not _eligible(rung, problem):
                 continue
-            suggestion = rung.suggest(problem, machine)
+            suggestion = rung.suggest(_decisive(problem), machine)
             if suggestion is None or not backend.proved(rung, machine):
                 continue
             found = True
+            expected_s = suggestion.expected_s
+            if problem.batch_invariant:
+                expected_s *= problem.batch
             yield Choice(
                 call, problem, rung, rung.check_params(problem, suggestion.params), machine,
-                "heuristic", suggestion.expected_s + cost_s, "", copies,
+                "heuristic", expected_s + cost_s, "", copies,
             )  # fmt: skip
         if found:
             return

@@ -14,7 +14,7 @@ row-major vecmat, say) it reads across it.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -205,6 +205,10 @@ class Problem:
     def flops(self) -> int:
         """Multiplications plus additions."""
         return 2 * self.batch * self.outputs * self.reduction
+
+    def alone(self) -> Problem:
+        """Return one product of the batch as a problem of its own."""
+        return replace(self, batch=1, shared_a=False, shared_b=False)
 
     def describe(self) -> str:
         """Return one line for people: op, sizes, dtypes, layouts."""

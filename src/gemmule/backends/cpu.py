@@ -99,9 +99,9 @@ def _bound(choice: Choice) -> Callable[..., None]:
     rung, problem = choice.rung, choice.problem
     if rung.bind is None:
         raise TypeError(f"rung {rung.folder}/{rung.name} is not a CPU rung: it has no bind.")
-    if problem.batch == 1 or rung.batched:
+    if problem.batch == 1 or (rung.batched and not problem.batch_invariant):
         return rung.bind(problem, choice.params)
-    core = rung.bind(problem, choice.params)
+    core = rung.bind(problem.alone(), choice.params)
 
     def loop(a: Any, b: Array, out: Array) -> None:
         for i in range(problem.batch):
@@ -118,7 +118,7 @@ def _is_direct(choice: Choice) -> bool:
         and problem == call.problem
         and problem.op == "matvec"
         and not call.swapped
-        and len(call.a.shape) == 2
+        and len(call.out_shape) == 1
         and _unit(call.b)
         and _unit(call.out)
     )
