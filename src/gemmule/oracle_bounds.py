@@ -101,7 +101,8 @@ def sum_error(
     growth = math.expm1(chain * math.log1p(u))
     tiny = SMALLEST.get(arithmetic.accumulator, SMALLEST["float32"])
     if arithmetic.product is not None:
-        growth = (1.0 + growth) * (1.0 + UNIT_ROUNDOFF[arithmetic.product]) - 1.0
+        # Not (1 + growth)(1 + u) - 1: at float64's u = 2^-53 that rounds to 0.
+        growth += UNIT_ROUNDOFF[arithmetic.product] * (1.0 + growth)
         tiny += SMALLEST[arithmetic.product]
     spread = _input_error(problem, arithmetic, sizes, whole_codes)
     terms = problem.reduction * (2 if problem.out in COMPLEX else 1)

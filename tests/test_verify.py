@@ -1,0 +1,139 @@
+"""Volume runs: trials follow from their number, wrong kernels are found, snippets repeat them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule.lab import verify, verify_workers
+from gemmule.lab.verify import Case, Choice, Problem, Trial, draw, run, snippet
+from gemmule.lab.verify_workers import Tally, run_trials
+
+
+def test_trials_follow_from_seed_and_number() -> None:
+    first = [draw(Choice(), 5, number) for number in range(40)]
+    assert first == [draw(Choice(), 5, number) for number in range(40)]
+    assert first != [draw(Choice(), 6, number) for number in range(40)]
+    assert len({repr(trial) for trial in first}) == 40
+
+
+def test_a_trial_s_repr_makes_it_again() -> None:
+    for number in range(60):
+        trial = draw(Choice(), 0, number)
+        source = snippet(trial)
+        names: dict[str, Any] = {}
+        exec(source.replace(f"print(run({trial!r}))", f"again = {trial!r}"), names)
+        assert names["again"] == trial
+
+
+def test_every_op_and_kind_comes_up() -> None:
+    trials = [draw(Choice(), 1, number) for number in range(400)]
+    assert {trial.op for trial in trials} == {"matvec", "vecmat", "matmul"}
+    assert any(trial.case.problem.quant for trial in trials)
+    assert {trial.case.kind for trial in trials} >= {"integers", "normal", "cancel", "nonfinite"}
+    assert {trial.into_out for trial in trials} == {True, False}
+    assert {t.op for t in (draw(Choice("vecmat"), 1, n) for n in range(9))} == {"vecmat"}
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+def test_right_products_pass(op: str) -> None:
+    problem = Problem("matmul" if op == "matmul" else "matvec", 5, 7, 6 if op == "matmul" else 1)
+    for seed, into_out in ((1, True), (2, False)):
+        for kind in ("integers", "normal"):
+            outcome = run(Trial(op, Case(problem, kind, seed), into_out))
+            assert outcome.status == "ok", outcome
+
+
+def test_a_single_float64_product_is_allowed_its_rounding() -> None:
+    problem = Problem("matvec", 64, 1, a="float64", b="float64", out="float64", alignment=8)
+    for rung in ("blas", "scalar_loop"):
+        outcome = run(Trial("matvec", Case(problem, "normal", 3), rung=rung))
+        assert outcome.status == "ok", outcome
+        assert outcome.ratio > 0.1, "the products are exact, so the bound was not tried"
+
+
+def _last_element_off(a: Any, b: Any, /, **options: Any) -> Any:
+    result = _TRUE_MATVEC(a, b, **options)
+    if result.size:
+        result[..., -1] += 1
+    return result
+
+
+_TRUE_MATVEC = gm.matvec
+
+
+def test_a_planted_bug_is_found_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gm, "matvec", _last_element_off)
+    problem = Problem("matvec", 6, 9)
+    assert run(Trial("matvec", Case(problem, "integers", 1))).status == "wrong"
+    assert run(Trial("matvec", Case(problem, "integers", 1), into_out=True)).status == "wrong"
+    tally = Tally()
+    for number in range(8):
+        trial = Trial("matvec", Case(problem, "integers", number))
+        tally.count(number, trial, run(trial))
+    assert (tally.done, tally.wrong, tally.ok) == (8, 8, False)
+
+
+def test_a_forgotten_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ignores_out(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
+        return _TRUE_MATVEC(a, b, **options)
+
+    monkeypatch.setattr(gm, "matvec", ignores_out)
+    outcome = run(Trial("matvec", Case(Problem("matvec", 3, 4), "integers", 1), into_out=True))
+    assert outcome.status == "wrong"
+    assert "not the out" in outcome.text
+
+
+def test_what_is_raised_is_an_outcome() -> None:
+    outcome = run(Trial("matvec", Case(Problem("matvec", 3, 4)), rung="no_such_rung"))
+    assert outcome.status == "raised"
+    assert "no_such_rung" in outcome.text
+
+
+def test_named_rungs_meet_only_problems_they_take() -> None:
+    trials = [draw(Choice(rung="four_rows"), 0, number) for number in range(30)]
+    assert {trial.rung for trial in trials} == {"four_rows"}
+    assert {trial.case.problem.layout_a for trial in trials} == {"row"}
+    with pytest.raises(ValueError, match=r"no cpu rung is called 'nope'.*four_rows"):
+        run_trials(Choice(rung="nope"), 1, 0, 1)
+
+
+def test_workers_do_the_same_trials_as_one_process() -> None:
+    choice = Choice("matvec", rung="scalar_loop")
+    alone = run_trials(choice, 24, 0, 1)
+    together = run_trials(choice, 24, 0, 2)
+    assert alone.ok
+    assert (alone.done, alone.worst_ratio) == (together.done, together.worst_ratio)
+    assert together.ok
+
+
+def _dies(choice: Choice, seed: int, numbers: range, channel: Any, place: Any) -> None:
+    place.value = numbers[0]
+    os.kill(os.getpid(), 9)
+
+
+def test_a_dead_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_workers, "_work", _dies)
+    fork = multiprocessing.get_context("fork")  # so that the patched function reaches the child
+    monkeypatch.setattr(verify_workers.multiprocessing, "get_context", lambda name: fork)
+    tally = run_trials(Choice("matvec"), 4, 0, 2)
+    assert not tally.ok
+    assert tally.deaths
+    assert "exit code -9" in tally.deaths[0]
+
+
+def test_the_tally_keeps_the_first_bad_trials() -> None:
+    total = Tally()
+    trial = Trial("matvec", Case(Problem("matvec", 1, 1)))
+    bad = verify.Outcome("wrong", np.inf, "off", "x")
+    for number in range(50):
+        part = Tally()
+        part.count(number, trial, bad)
+        total.add(part)
+    assert total.wrong == 50
+    assert [number for number, _, _ in total.bad] == list(range(verify_workers.MOST_SHOWN))
