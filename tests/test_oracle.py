@@ -225,6 +225,9 @@ def test_int8_activations_are_bounded(group: int, bits: int) -> None:
         assert not any(judged(problem, "scaled", s, moved, promise).ok for s in range(10))
     exact = Arithmetic("float32", chain=lambda p, _: p.n)
     assert not judged(problem, "normal", 0, _int8_activations(), exact).ok
+    by_name = replace(problem, quant=replace(spec, activations="float"))
+    for seed in range(10):  # small integers, which are no whole codes
+        assert judged(by_name, "integers", seed, _int8_activations(), promise).ok
 
 
 def test_integer_accumulators_of_quantised_rungs_still_round_their_scaling() -> None:

@@ -102,6 +102,8 @@ def judge(
         with np.errstate(over="ignore"):
             expected = truth.values.astype(found.dtype)
         return _equality(problem, found, expected)
+    # Only problems that ask for int8 activations get operands that are whole codes.
+    whole = whole and problem.quant is not None and problem.quant.activations != "float"
     return _within_bound(problem, arithmetic, params, found, truth, whole_codes=whole)
 
 
