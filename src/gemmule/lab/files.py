@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
-import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.clocks import available_memory_bytes
+from gemmule.lab.files_scipy import read_mat, read_mtx
+from gemmule.lab.sources import Source, check_shape, check_size, parse_source, pick
 from gemmule.problem import DTYPES, numpy_dtype
 
 Matrix = NDArray[Any]
@@ -35,34 +35,6 @@ SAFETENSORS_DTYPES = {
     "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32", "I64": "int64",
     "U64": "uint64",
 }  # fmt: skip
-_MEMBER = re.compile(r"(?P<path>.+?\.(?:safetensors|npz|mat)):(?P<member>.+)", re.IGNORECASE)
-_MAX_ELEMENTS = 1 << 46  # 70 trillion: beyond any file, far below where byte counts overflow
-_NAMES_SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A file, and the name of the matrix in it where the file holds several."""
-
-    path: Path
-    member: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.member}" if self.member else str(self.path)
-
-
-def parse_source(text: str) -> Source:
-    """Return the source that `text` names: ``FILE`` or ``FILE:MATRIX``.
-
-    An existing file of exactly that name wins, so a colon in a file's name does no harm.
-
-    >>> parse_source("model.safetensors:layer.0.weight").member
-    'layer.0.weight'
-    """
-    match = _MEMBER.fullmatch(text)
-    if match is None or Path(text).is_file():
-        return Source(Path(text))
-    return Source(Path(match["path"]), match["member"])
 
 
 def read_matrix(source: Source | str, *, limit_bytes: int | None = None) -> Matrix:
@@ -109,28 +81,6 @@ def _check_kind(source: Source, dtype: np.dtype[Any]) -> None:
     raise TypeError(f"{source} has dtype {dtype}; supported are {', '.join(DTYPES)}. {hint}.")
 
 
-def _pick(source: Source, names: Iterable[str], what: str) -> str:
-    """Return the member to read: the one asked for, or the only one there is."""
-    known = list(names)
-    if source.member in known:
-        return str(source.member)
-    if source.member is None and len(known) == 1:
-        return known[0]
-    shown = ", ".join(known[:_NAMES_SHOWN]) + (" ..." if len(known) > _NAMES_SHOWN else "")
-    listing = f"It holds {len(known)}: {shown}." if known else "It holds none."
-    if source.member is None:
-        raise ValueError(f"{source.path}: say which {what}, as {source.path}:NAME. {listing}")
-    raise ValueError(f"{source.path} has no {what} called {source.member!r}. {listing}")
-
-
-def _check_size(source: Source, nbytes: int, limit: int) -> None:
-    if nbytes > limit:
-        raise ValueError(
-            f"{source} takes {nbytes:,} bytes in memory, and {limit:,} are available to it. "
-            "Store the matrix as .npy or .safetensors: those are read in blocks."
-        )
-
-
 # --- .npy ---------------------------------------------------------------------------------------
 
 
@@ -165,14 +115,8 @@ def _npy_header(file: IO[bytes], source: Source) -> _NpyHeader:
             f"{source} holds Python objects (dtype {dtype}), which are refused: reading them runs "
             "code from the file. Save a numeric array."
         )
-    _check_shape(source, shape)
+    check_shape(source, shape)
     return _NpyHeader(tuple(shape), bool(order), dtype)
-
-
-def _check_shape(source: Source, shape: Sequence[object]) -> None:
-    sizes = [size for size in shape if type(size) is int and 0 <= size <= _MAX_ELEMENTS]
-    if len(sizes) != len(shape) or math.prod(sizes) > _MAX_ELEMENTS:
-        raise ValueError(f"{source} claims shape {tuple(shape)}, which no file can hold.")
 
 
 def _read_npy(source: Source, limit: int) -> Matrix:
@@ -237,7 +181,7 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
 
 def _read_safetensors(source: Source, limit: int) -> Matrix:
     entries = _safetensors_entries(source.path)
-    entry = entries[_pick(source, entries, "tensor")]
+    entry = entries[pick(source, entries, "tensor")]
     if entry.tag not in SAFETENSORS_DTYPES:
         raise TypeError(
             f"{source} has dtype {entry.tag}; supported are {', '.join(SAFETENSORS_DTYPES)}."
@@ -254,8 +198,8 @@ def _read_npz(source: Source, limit: int) -> Matrix:
         with zipfile.ZipFile(source.path) as archive:
             infos = {info.filename: info for info in archive.infolist() if not info.is_dir()}
             arrays = [name.removesuffix(".npy") for name in infos if name.endswith(".npy")]
-            info = infos[_pick(source, arrays, "array") + ".npy"]
-            _check_size(source, info.file_size, limit)
+            info = infos[pick(source, arrays, "array") + ".npy"]
+            check_size(source, info.file_size, limit)
             with archive.open(info) as member:
                 return _read_member(member, info.file_size, source)
     except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
@@ -283,75 +227,10 @@ def _read_member(member: IO[bytes], file_size: int, source: Source) -> Matrix:
     return flat.reshape(header.shape, order="F" if header.column_major else "C")
 
 
-# --- .mat and .mtx, through SciPy ---------------------------------------------------------------
-
-
-def _scipy_io(source: Source) -> Any:
-    try:
-        import scipy.io
-    except ImportError:
-        raise ValueError(
-            f"{source.path.suffix} files need SciPy: pip install 'gemmule[io]', or save the matrix "
-            "as .npy."
-        ) from None
-    return scipy.io
-
-
-def _guarded(source: Source, read: Callable[[], Any]) -> Any:
-    """Return what a SciPy reader returns; on a broken file its many errors become ValueError."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SciPy warns of oddities that the checks below judge
-            return read()
-    except NotImplementedError:
-        raise ValueError(
-            f"{source.path} is a MATLAB 7.3 (HDF5) file, which is not read. Save it in MATLAB with "
-            "save(..., '-v7'), or the matrix as .npy."
-        ) from None
-    except OSError:
-        raise
-    except Exception as error:  # a parser fed with damaged bytes fails in any way
-        raise ValueError(f"{source} is not readable: {type(error).__name__}: {error}.") from None
-
-
-def _read_mat(source: Source, limit: int) -> Matrix:
-    io = _scipy_io(source)
-    listed: Any = _guarded(source, lambda: io.whosmat(source.path))
-    shapes = {str(name): (shape, kind) for name, shape, kind in listed}
-    name = _pick(source, shapes, "variable")
-    shape, kind = shapes[name]
-    if kind not in _MATLAB_BYTES:
-        raise TypeError(f"{source} is a MATLAB {kind}; a full numeric matrix is needed.")
-    # Complex doubles at worst: the listing does not tell real from complex.
-    _check_size(source, math.prod(shape) * _MATLAB_BYTES[kind], limit)
-    content = _guarded(source, lambda: io.loadmat(source.path, variable_names=[name]))
-    value = content.get(name)
-    if not isinstance(value, np.ndarray) or value.dtype.hasobject:
-        raise TypeError(f"{source} is not a full numeric matrix; save one with save('-v7').")
-    return value
-
-
-_MATLAB_BYTES = {
-    "double": 16, "single": 8, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4,
-    "uint32": 4, "int64": 8, "uint64": 8,
-}  # fmt: skip
-
-
-def _read_mtx(source: Source, limit: int) -> Matrix:
-    io = _scipy_io(source)
-    rows, cols, _, _, field, _ = _guarded(source, lambda: io.mminfo(source.path))
-    _check_shape(source, (int(rows), int(cols)))
-    # Sparse files become full matrices; while that happens, both forms are alive.
-    _check_size(source, 2 * int(rows) * int(cols) * (16 if field == "complex" else 8), limit)
-    read = _guarded(source, lambda: io.mmread(source.path))
-    matrix: Matrix = read if isinstance(read, np.ndarray) else read.toarray()
-    return matrix
-
-
 _READERS: dict[str, Callable[[Source, int], Matrix]] = {
     ".npy": _read_npy,
     ".safetensors": _read_safetensors,
     ".npz": _read_npz,
-    ".mat": _read_mat,
-    ".mtx": _read_mtx,
+    ".mat": read_mat,
+    ".mtx": read_mtx,
 }
