@@ -280,14 +280,17 @@ class Plan:
                 return result
         left, right, target = operands(a, b, ("the first operand", "the second operand"), out)
         device = (right if left.library == "gemmule" else left).device
+        self._check_device(device)
+        if target is None and (left.form, right.form) == self.forms:
+            return self.execute(left, right, None)
+        return self._sibling(left, right, target).execute(left, right, target)
+
+    def _check_device(self, device: str) -> None:
         if device != self.device:
             raise ValueError(
                 f"this plan is for {self.device}, but the operands lie on {device}. "
                 "Make another plan with gm.plan."
             )
-        if target is None and (left.form, right.form) == self.forms:
-            return self.execute(left, right, None)
-        return self._sibling(left, right, target).execute(left, right, target)
 
     def _sibling(self, left: Operand, right: Operand, out: Operand | None) -> Plan:
         """Return this plan rebound to operands of other strides but the same problem."""

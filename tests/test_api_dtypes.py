@@ -1,0 +1,142 @@
+"""The dtype table of the public functions, on the host."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule.problem import COMPLEX, FLOAT8, FLOATS, INTEGERS, numpy_dtype, result_dtype
+from products import assert_same, exact, small
+
+GROUPS = (FLOATS, FLOAT8 + FLOATS, INTEGERS, COMPLEX + FLOATS)
+PAIRS = sorted({pair for group in GROUPS for pair in itertools.product(group, repeat=2)})
+
+
+def legal(a: str, b: str) -> str | None:
+    try:
+        return result_dtype(a, b)
+    except TypeError:
+        return None
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_every_pair(a: str, b: str) -> None:
+    rng = np.random.default_rng(1)
+    A, x, B = small(rng, (7, 19), a), small(rng, (19,), b), small(rng, (19, 5), b)
+    dtype = legal(a, b)
+    if dtype is None:
+        for function, right in ((gm.matvec, x), (gm.matmul, B)):
+            with pytest.raises(TypeError, match="no integer dtype holds both"):
+                function(A, right)
+        return
+    assert_same(gm.matvec(A, x), exact("matvec", A, x), dtype)
+    assert_same(gm.vecmat(x, A.T), exact("vecmat", x, A.T), dtype)
+    assert_same(gm.matmul(A, B), exact("matmul", A, B), dtype)
+
+
+@pytest.mark.parametrize("a", ["int8", "int32", "uint64"])
+@pytest.mark.parametrize("b", [*FLOATS, "complex64", "float8_e4m3fn"])
+def test_integers_with_floats_are_refused(a: str, b: str) -> None:
+    A, B = np.zeros((3, 3), a), np.zeros((3, 3), numpy_dtype(b))
+    for function, left, right in (
+        (gm.matmul, A, B), (gm.matmul, B, A), (gm.matvec, A, B[0]), (gm.vecmat, B[0], A),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match="integers and floats do not mix"):
+            function(left, right)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int32", "uint32", "int16", "uint16"])
+def test_wide_integers_wrap_modulo_two_to_the_64(dtype: str) -> None:
+    rng = np.random.default_rng(2)
+    limits = np.iinfo(dtype)
+    A = rng.integers(limits.min, limits.max, (9, 33), dtype, endpoint=True)
+    x = rng.integers(limits.min, limits.max, (33,), dtype, endpoint=True)
+    A[0], x[0] = limits.max, limits.min
+    B = np.stack([x, x[::-1]], axis=1)
+    unsigned = dtype.startswith("u")
+    truth = A.astype(object) @ B.astype(object)
+    half = 0 if unsigned else 2**63
+    wrapped = ((truth + half) % 2**64 - half).astype("uint64" if unsigned else "int64")
+    np.testing.assert_array_equal(gm.matmul(A, B), wrapped)
+    np.testing.assert_array_equal(gm.matvec(A, x), wrapped[:, 0])
+    np.testing.assert_array_equal(gm.vecmat(x, np.ascontiguousarray(A.T)), wrapped[:, 0])
+
+
+@pytest.mark.parametrize(("a", "b"), [*itertools.product(["int8", "uint8"], repeat=2)])
+def test_8_bit_extremes_fit_int32(a: str, b: str) -> None:
+    for low, high in itertools.product((True, False), repeat=2):
+        A = np.full((3, 1000), np.iinfo(a).min if low else np.iinfo(a).max, a)
+        x = np.full(1000, np.iinfo(b).min if high else np.iinfo(b).max, b)
+        truth = np.full(3, int(A[0, 0]) * int(x[0]) * 1000)
+        assert_same(gm.matvec(A, x), truth, "int32")
+        assert_same(gm.matmul(A, np.stack([x, x, x], 1))[:, 1], truth, "int32")
+
+
+def test_the_longest_8_bit_sum_and_the_one_beyond() -> None:
+    n = 131_071
+    A, x = np.full((2, n + 1), -128, np.int8), np.full(n + 1, -128, np.int8)
+    assert_same(gm.matvec(A[:, :n], x[:n]), np.full(2, 2**14 * n), "int32")
+    for call in (
+        lambda **o: gm.matvec(A, x, **o),
+        lambda **o: gm.vecmat(x, A.T, **o),
+        lambda **o: gm.matmul(A, A.T, **o),
+    ):
+        with pytest.raises(ValueError, match=r"131,072 products.*out_dtype='int64'"):
+            call()
+        assert int(call(out_dtype="int64").max()) == 2**14 * (n + 1) == 2**31
+    assert_same(gm.gemv(A, x, np.zeros(2, np.int64)), np.full(2, 2**31), "int64")
+
+
+@pytest.mark.parametrize(
+    ("a", "out"),
+    [
+        ("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64"),
+        ("float64", "float32"), ("float16", "float64"), ("int8", "int64"), ("int64", "int32"),
+        ("complex64", "complex128"), ("float8_e4m3fn", "float16"), ("float32", "bfloat16"),
+    ],
+)  # fmt: skip
+def test_out_dtype(a: str, out: str) -> None:
+    rng = np.random.default_rng(3)
+    A, B = small(rng, (9, 20), a), small(rng, (20, 6), a)
+    for given in (out, numpy_dtype(out), numpy_dtype(out).type):
+        assert_same(gm.matmul(A, B, out_dtype=given), exact("matmul", A, B), out)
+    target = np.empty(9, numpy_dtype(out))
+    assert gm.matvec(A, B[:, 0].copy(), out_dtype=out, out=target) is target
+    assert_same(target, exact("matvec", A, B[:, 0]), out)
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_halves_accumulate_in_float32(half: str) -> None:
+    n = 4096
+    A = np.ones((2, n), numpy_dtype(half))
+    assert gm.matvec(A, A[0])[0] == n  # a half sum stands still at 2048 or 256
+    assert gm.matmul(A, A.T)[1, 0] == n
+    assert gm.vecmat(A[0], np.ones((n, 3), A.dtype))[0] == n
+
+
+def test_half_results_overflow_to_infinity_silently() -> None:
+    A = np.full((2, 300), 60000, np.float16)
+    with np.errstate(all="raise"):
+        assert np.isposinf(gm.matvec(A, A[0])).all()
+        assert np.isneginf(gm.matmul(A, -A.T)).all()
+    assert np.isfinite(gm.matvec(A, A[0], out_dtype="float32")).all()
+
+
+def test_complex_products_are_not_conjugated() -> None:
+    rng = np.random.default_rng(4)
+    for dtype in COMPLEX:
+        A, x = small(rng, (5, 8), dtype), small(rng, (8,), dtype)
+        assert_same(gm.vecmat(x, A.T), exact("vecmat", x, A.T), dtype)
+        assert_same(gm.matmul(x, x), np.einsum("i,i", x, x), dtype)
+
+
+def test_float32_is_at_least_as_accurate_as_its_bound() -> None:
+    rng = np.random.default_rng(5)
+    A, B = rng.standard_normal((50, 500), "float32"), rng.standard_normal((500, 40), "float32")
+    error = np.abs(gm.matmul(A, B) - A.astype("f8") @ B.astype("f8"))
+    scale = np.abs(A).astype("f8") @ np.abs(B).astype("f8")
+    assert (error <= 500 * 2.0**-24 * scale).all()  # gamma_500: TF32 would be 2^-11
+    assert (error <= 2.0**-20 * scale).all()

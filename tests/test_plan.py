@@ -1,0 +1,223 @@
+"""Plans: choice, explanation, reuse, refusal, log lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule import backends, store
+from gemmule.plan import forget_plans, resolve
+from gemmule.rung import all_rungs
+from products import ARRANGEMENTS, assert_same, exact, misaligned, small
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(store, "cache_folder", lambda: tmp_path)
+    forget_plans()
+    yield
+    forget_plans()
+
+
+def operands(dtype: str = "float32") -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    return small(rng, (20, 30), dtype), small(rng, (30,), dtype)
+
+
+def test_a_plan_is_frozen_and_tells_its_choice() -> None:
+    A, x = operands()
+    p = gm.plan("matvec", A, x)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        p.op = "matmul"
+    assert p.rung in all_rungs("cpu")
+    assert p.params in list(p.rung.space(p.problem))
+    p.params["new"] = 1  # a copy
+    assert "new" not in p.params
+    assert (p.problem.m, p.problem.n, p.reason) == (20, 30, "heuristic")
+
+
+def test_explain_has_a_line_for_each_matter() -> None:
+    A, x = operands()
+    lines = gm.plan("matvec", A, x).explain().splitlines()
+    words = [line.split()[0] for line in lines]
+    assert words[:5] == ["problem", "device", "rung", "parameters", "reason"]
+    for word in ("expected", "memory", "sums", "copies"):
+        assert word in words
+    assert lines[0].endswith("matvec A 20 x 30 row, float32 x float32 -> float32")
+    assert lines[-1] == "copies     none"
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+def test_a_plan_computes_what_the_function_does(op: str) -> None:
+    rng = np.random.default_rng(2)
+    shapes = {
+        "matvec": [((9, 17), (17,)), ((3, 9, 17), (3, 17))],
+        "vecmat": [((17,), (17, 9)), ((4, 17), (17, 9))],
+        "matmul": [((9, 17), (17, 5)), ((17,), (17, 5)), ((2, 9, 17), (17, 5))],
+    }
+    for a, b in shapes[op]:
+        left, right = small(rng, a, "float32"), small(rng, b, "float32")
+        p = gm.plan(op, left, right)
+        truth = exact(op, left, right)
+        assert_same(p(left, right), truth, "float32")
+        for how in ("row", "sliced", "reversed"):
+            out = ARRANGEMENTS[how](np.full(truth.shape, np.nan, "f4"))
+            assert p(left, right, out=out) is out
+            assert_same(out, truth, "float32")
+
+
+def test_new_values_in_the_same_form() -> None:
+    A, x = operands()
+    p = gm.plan("matvec", A, x)
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        A, x = small(rng, (20, 30), "float32"), small(rng, (30,), "float32")
+        assert_same(p(A, x), exact("matvec", A, x), "float32")
+
+
+@pytest.mark.parametrize("how", ["sliced", "read_only", "misaligned", "swapped_bytes"])
+def test_operands_of_other_strides_but_the_same_problem(how: str) -> None:
+    A, x = operands()
+    p = gm.plan("matvec", A, x)
+    A2, x2 = ARRANGEMENTS[how](A), ARRANGEMENTS[how](x)
+    assert_same(p(A2, x2), exact("matvec", A, x), "float32")
+    assert_same(p(A, misaligned(x)), exact("matvec", A, x), "float32")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda A, x: (A[:19], x),
+        lambda A, x: (A[:, :29], x[:29]),
+        lambda A, x: (A.astype("f8"), x.astype("f8")),
+        lambda A, x: (np.asfortranarray(A), x),
+        lambda A, x: (A[::-1], x),
+        lambda A, x: (A[None], np.stack([x, x])),
+        lambda A, x: (gm.quantize(A, group_size=-1), x),
+    ],
+)
+def test_another_problem_is_refused(change: Any) -> None:
+    A, x = operands()
+    p = gm.plan("matvec", A, x)
+    with pytest.raises((ValueError, TypeError), match=r"this plan computes matvec A 20 x 30 row"):
+        p(*change(A, x))
+
+
+def test_wrong_arguments_of_a_plan() -> None:
+    A, x = operands()
+    p = gm.plan("matvec", A, x)
+    with pytest.raises(TypeError, match=r"second operand is a builtins\.list"):
+        p(A, [1.0] * 30)
+    with pytest.raises(ValueError, match="overlaps an input"):
+        gm.plan("matvec", A[:, :20], x[:20])(A[:, :20], x[:20], out=x[:20])
+    with pytest.raises(TypeError, match="out has dtype float64"):
+        p(A, x, out=np.zeros(20))
+    with pytest.raises(ValueError, match="read-only"):
+        p(A, x, out=ARRANGEMENTS["read_only"](np.zeros(20, "f4")))
+    with pytest.raises(ValueError, match="out has shape"):
+        p(A, x, out=np.zeros(21, "f4"))
+    with pytest.raises(ValueError, match="is for cuda:0, but the operands lie on cpu"):
+        dataclasses.replace(p, device="cuda:0")._check_device("cpu")
+
+
+def test_plans_are_cached_by_form() -> None:
+    A, x = operands()
+    assert gm.plan("matvec", A, x) is gm.plan("matvec", A.copy(), x.copy())
+    before = resolve.cache_info().misses
+    gm.matvec(A, x)
+    gm.matvec(A + 1, x + 1)
+    assert resolve.cache_info().misses == before
+    forget_plans()
+    assert resolve.cache_info().currsize == 0
+
+
+def test_copies_are_listed_and_a_large_one_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    A = np.zeros((1100, 2200), np.float32)[:, ::2]
+    x = np.zeros(1100, np.float32)
+    named = next(r for r in gm.ladder("matvec", "cpu") if "strided" not in r.layouts)
+    with caplog.at_level(logging.DEBUG, "gemmule"):
+        p = gm.plan("matvec", A, x, rung=named.name)
+    assert (
+        p.explain()
+        .splitlines()[-1]
+        .startswith("copies     A copied from float32 strided to float32 row, 4,840,000 bytes")
+    )
+    levels = [record.levelno for record in caplog.records if record.name == "gemmule"]
+    assert levels.count(logging.WARNING) == 1
+    assert levels.count(logging.DEBUG) == 1
+
+
+def test_one_debug_line_per_new_plan(caplog: pytest.LogCaptureFixture) -> None:
+    A, x = operands()
+    with caplog.at_level(logging.DEBUG, "gemmule"):
+        for _ in range(3):
+            gm.matvec(A, x)
+    lines = [r.getMessage() for r in caplog.records if r.name == "gemmule"]
+    assert len(lines) == 1
+    rung = gm.plan("matvec", A, x).rung
+    assert (
+        f"matvec A 20 x 30 row, float32 x float32 -> float32 -> {rung.folder}/{rung.name}"
+        in (lines[0])
+    )
+    assert "(heuristic)" in lines[0]
+
+
+def test_the_library_never_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    A, x = operands()
+    gm.matvec(A, x)
+    gm.matmul(A, A.T)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_stored_choice_is_taken_and_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, x = operands()
+    default = gm.plan("matvec", A, x)
+    other = next(
+        r for r in gm.ladder("matvec", "cpu")
+        if r.name != default.rung.name and r.refusal(default.problem) is None
+    )  # fmt: skip
+    params = list(other.space(default.problem))[-1]
+    machine = backends.get("cpu").machine("cpu")
+    tuned = store.Tuned(other, params, 1e-6, "2026-11-21")
+    assert store.save(machine, default.problem, tuned) is not None
+    assert gm.plan("matvec", A, x) is default
+    forget_plans()
+    p = gm.plan("matvec", A, x)
+    assert (p.rung.name, p.params) == (other.name, params)
+    assert p.reason == "tuned on this device, 2026-11-21"
+    assert_same(p(A, x), exact("matvec", A, x), "float32")
+    forget_plans()
+    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    assert gm.plan("matvec", A, x).reason == "heuristic"
+
+
+def test_only_proved_rungs_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, x = operands()
+    best = gm.plan("matvec", A, x).rung
+    backend = backends.get("cpu")
+    monkeypatch.setattr(type(backend), "proved", lambda self, rung, machine: rung is not best)
+    forget_plans()
+    other = gm.plan("matvec", A, x)
+    assert other.rung is not best
+    assert gm.plan("matvec", A, x, rung=best.name).rung.name == best.name  # by name it may run
+    monkeypatch.setattr(type(backend), "proved", lambda self, rung, machine: False)
+    forget_plans()
+    with pytest.raises(TypeError, match="no proved cpu rung computes matvec A 20 x 30"):
+        gm.plan("matvec", A, x)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 500])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int8", "int64"])
+def test_default_choices_sum_in_float32_or_better(size: int, dtype: str) -> None:
+    A, x = small(np.random.default_rng(3), (size, size), dtype), None
+    x = A[0].copy()
+    for p in (gm.plan("matvec", A, x), gm.plan("vecmat", x, A), gm.plan("matmul", A, A)):
+        assert p.rung.arithmetic(p.choice.problem).at_least_float32
+        assert p.choice.expected_s is not None
+        assert p.choice.expected_s > 0
