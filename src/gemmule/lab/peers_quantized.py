@@ -117,6 +117,8 @@ def _ort_prepare(level: int, problem: Problem, a: QuantizedMatrix, b: np.ndarray
     x = _rows_of(problem, b)
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    # Idle threads that spin would slow whichever contestant runs next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     model = _ort_model(problem, a, level)
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     out = np.empty((x.shape[0], problem.m), np.float32)

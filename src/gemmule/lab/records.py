@@ -129,9 +129,15 @@ def times_of(samples: Samples) -> Times:
 def speedup_of(time_ratio: Ratio) -> Speedup:
     """Return the speed-up over a peer from ``ratio(ours, peer)``, a ratio of times."""
     up = time_ratio.inverse()
-    return Speedup(
-        up.value, up.low, up.high, up.pairs, up.confidence, time_ratio.verdict
-    )
+    return Speedup(up.value, up.low, up.high, up.pairs, up.confidence, time_ratio.verdict)
+
+
+def disturbed(samples: Samples) -> tuple[str, ...]:
+    """Return the flag of samples more than half of whose blocks lost the CPU to another process."""
+    hit = sum(int(note.get("preempted", 0)) > 0 for note in samples.notes)
+    if 2 * hit <= samples.n:
+        return ()
+    return (f"the CPU was taken away during {hit} of {samples.n} blocks",)
 
 
 def bytes_saved(problem: Problem) -> int:
@@ -168,5 +174,6 @@ def make_row(
         tflops=problem.flops / times.median * 1e-6, params=dict(params or {}),
         percent_of_ceiling=100 * gbs / read.value if read is not None and cold else None,
         speedups=dict(speedups or {}), error_ratio=error_ratio, bytes_saved=bytes_saved(problem),
-        proof=proof, mode=mode, stopped=samples.stopped, clock=samples.clock, group=group,
+        proof=proof, mode=mode, flags=disturbed(samples),
+        stopped=samples.stopped, clock=samples.clock, group=group,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from gemmule.lab.tables import (
     significant,
     summary_table,
 )
+from gemmule.measure import CONFIDENCE
 from gemmule.problem import describe_quant
 
 if TYPE_CHECKING:
@@ -136,7 +137,10 @@ def speedup_figures(rows: Sequence[Row]) -> list[Figure]:
     """Return one bar chart per peer: our fastest rung on every problem both did."""
     figures = []
     for peer, speedups in sorted(best_speedups(rows).items()):
-        bars = [svg.Bar(t, s.value, s.low, s.high) for t, s in speedups.items()]
+        bars = [
+            svg.Bar(t, s.value, s.low, s.high, s.confidence >= CONFIDENCE)
+            for t, s in speedups.items()
+        ]
         bars.sort(key=lambda bar: -bar.value)
         caption = f"Speed-up of our fastest rung over {peer}"
         data = tuple((b.label, f"{b.value:.2f}", f"{b.low:.2f}", f"{b.high:.2f}") for b in bars)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH = 760
+WIDTH = 920
 SERIES_COLOURS = 8
 CHARACTER = 6.6  # width of an average character at 12 px
 
@@ -27,12 +27,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: a label, a value, and the ends of its interval."""
+    """One bar: label, value, the ends of its interval; `sure` if that is a 95 % interval."""
 
     label: str
     value: float
     low: float
     high: float
+    sure: bool = True
 
 
 def escape(text: str) -> str:
@@ -158,7 +159,7 @@ def speedup_bars(bars: Sequence[Bar], *, title: str) -> str:
     """Return horizontal bars of speed-up with intervals and a line at 1.0; ValueError for none."""
     if not bars or min(b.low for b in bars) <= 0:
         raise ValueError("speed-up bars need at least one bar, and positive values.")
-    label_width = min(300.0, max(len(b.label) for b in bars) * CHARACTER + 12)
+    label_width = min(430.0, max(len(b.label) for b in bars) * CHARACTER + 12)
     room = WIDTH - label_width - 70
     top = max(1.0, *(b.high for b in bars)) * 1.02
     one = label_width + room / top
@@ -166,6 +167,7 @@ def speedup_bars(bars: Sequence[Bar], *, title: str) -> str:
     for bar in bars:
         end = label_width + room * bar.value / top
         kind = "win" if bar.low > 1 else "loss" if bar.high < 1 else "even"
+        kind = kind if bar.sure else "even"
         tip = f"{bar.label}: {number(bar.value)} times ({number(bar.low)} to {number(bar.high)})"
         low, high = (label_width + room * v / top for v in (bar.low, bar.high))
         parts += [
@@ -191,7 +193,7 @@ def ladder_waterfall(steps: Sequence[Bar], *, title: str, unit: str = "us") -> s
     """
     if not steps or min(b.value for b in steps) <= 0:
         raise ValueError("a ladder needs at least one rung, and positive times.")
-    label_width = min(260.0, max(len(b.label) for b in steps) * CHARACTER + 12)
+    label_width = min(330.0, max(len(b.label) for b in steps) * CHARACTER + 12)
     room = WIDTH - label_width - 190
     slowest, fastest = max(b.value for b in steps), min(b.value for b in steps)
     logarithmic = slowest / fastest > 30

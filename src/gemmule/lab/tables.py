@@ -9,6 +9,7 @@ from pathlib import Path
 from gemmule.lab.atomic import replace_text
 from gemmule.lab.records import Row, Speedup
 from gemmule.lab.results import geomean
+from gemmule.measure import CONFIDENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def speedup_text(speedup: Speedup | None) -> str:
     """Return ``1.23 (1.20 to 1.26)``; an interval below 95 % confidence is marked with ``~``."""
     if speedup is None:
         return ""
-    mark = "~" if speedup.confidence < 0.95 else ""
+    mark = "~" if speedup.confidence < CONFIDENCE else ""
     return f"{mark}{speedup.value:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
 
 

@@ -1,0 +1,226 @@
+"""The report: escaped, self-contained, well-formed; plots that put values where they belong."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from gemmule.lab import svg
+from gemmule.lab.records import make_row, speedup_of
+from gemmule.lab.report import print_tables, render_html, write_html
+from gemmule.lab.results import Results, append, read
+from gemmule.lab.tables import TableData, markdown, problem_table, update_markers
+from gemmule.measure import ratio
+from gemmule.problem import Problem
+from test_results import QUANT, machine, samples
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = '<script>alert("x")</script>\'"&<img src=x onerror=alert(1)>{{ 7*7 }}'
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+def results(device: str = "Test GPU", peer: str = "numpy", name: str = "threads") -> Results:
+    here = machine(device=device)
+    rows = []
+    for n in (512, 1024, 4096):
+        problem = Problem("matvec", n, n)
+        times = {peer: 120.0, "scalar_loop": 900.0, name: 100.0, "four_rows": 150.0}
+        run = {k: samples(k, us * n / 1024, spread=0.02) for k, us in times.items()}
+        for key, taken in run.items():
+            kind = "peer" if key == peer else "rung"
+            over = {} if kind == "peer" else {peer: speedup_of(ratio(taken, run[peer]))}
+            rows.append(
+                make_row(here, problem, taken, kind=kind, temperature="cold", speedups=over,
+                         error_ratio=0.125 if kind == "rung" else None)
+            )  # fmt: skip
+    quantised = Problem("matvec", 512, 1024, a="uint4", b="float16", out="float16", quant=QUANT)
+    rows.append(
+        make_row(here, quantised, samples("few", 9.5), kind="rung", temperature="warm")
+    )  # fmt: skip
+    return Results({here.id: here}, tuple(rows))
+
+
+class Page(HTMLParser):
+    """Elements, attributes and text of a page; complains about tags that do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_page_is_self_contained_and_accessible() -> None:
+    page = Page(render_html(results()))
+    names = [tag for tag, _ in page.elements]
+    assert "script" not in names
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "img", "iframe", "object")
+        assert not any(name.startswith("on") for name in attributes)
+        address = attributes.get("href")
+        assert address is None or address.startswith("#")
+    plots = [a for tag, a in page.elements if tag == "svg"]
+    assert len(plots) == 1 + 1 + 3  # bars over one peer, one family, a ladder per size
+    assert all(a["role"] == "img" and a["aria-label"] for a in plots)
+    assert names.count("desc") == len(plots)
+    assert names.count("details") == len(plots), "every plot has its numbers beside it"
+    anchors = {a["href"] for tag, a in page.elements if tag == "a"}
+    assert anchors <= {f"#{a['id']}" for tag, a in page.elements if "id" in a}
+    text = " ".join(page.text)
+    for expected in ("Test GPU", "1.20 (1.20 to 1.20)", "4 streams, 2 threads", "0.12", "1.7 MiB"):
+        assert expected in text, expected
+
+
+@pytest.mark.parametrize("place", ["device", "peer", "name"])
+def test_hostile_names_stay_text(place: str) -> None:
+    text = render_html(results(**{place: HOSTILE}), title=HOSTILE)
+    page = Page(text)
+    assert "script" not in [tag for tag, _ in page.elements]
+    assert "img" not in [tag for tag, _ in page.elements]
+    assert HOSTILE in "".join(page.text)
+    assert "49" not in "".join(re.findall(r"onerror=alert\(1\)&gt;(.{12})", text))
+
+
+def test_hostile_names_in_terminal_and_markdown() -> None:
+    rows = results(name="[bold red]rung[/] | `x` <b>").rows
+    console = Console(file=io.StringIO(), width=300, force_terminal=False)
+    print_tables(rows, console)
+    assert "[bold red]rung[/] | `x` <b>" in console.file.getvalue()  # type: ignore[attr-defined]
+    line = markdown(problem_table("t", rows[2:3])).splitlines()[2]
+    assert line.startswith("| \\[bold red\\]rung\\[/\\] \\| \\`x\\` &lt;b&gt; |")
+
+
+def test_terminal_tables_hold_the_figures() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    print_tables(results().rows, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for expected in ("threads", "numpy [peer]", "x over numpy", "% of read ceiling", "1.20x"):
+        assert expected in text, expected
+
+
+def test_report_of_a_file_on_disk(tmp_path) -> None:
+    made = results()
+    append(tmp_path / "r.jsonl", [*made.environments.values(), *made.rows])
+    (tmp_path / "page.html").write_text("old")
+    write_html(read(tmp_path / "r.jsonl"), tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == render_html(made)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["page.html", "r.jsonl"]
+    with pytest.raises(ValueError, match="no rows"):
+        render_html(Results({}, ()))
+
+
+def test_bandwidth_plot_puts_points_where_they_belong() -> None:
+    line = svg.Series("a", [(256.0, 10.0, 8.0, 12.0), (1024.0, 40.0, 39.0, 41.0),
+                            (4096.0, 20.0, 19.0, 21.0)])  # fmt: skip
+    drawing = svg.bandwidth_plot([line], title="T", ceiling=50.0, x_label="n")
+    root = ET.fromstring(drawing)
+    dots = [(float(d.get("cx")), float(d.get("cy"))) for d in root.iter(f"{SVG}circle")]
+    xs, ys = zip(*dots, strict=True)
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2), "the size axis is logarithmic"
+    assert (ys[0] - ys[1]) == pytest.approx(1.5 * (ys[2] - ys[1]), abs=0.3), "the other is not"
+    ceiling = next(e for e in root.iter(f"{SVG}line") if e.get("class") == "ceiling")
+    per_unit = (ys[0] - ys[1]) / 30
+    assert ys[1] - float(ceiling.get("y1")) == pytest.approx(10 * per_unit, abs=0.3)
+    assert root.find(f"{SVG}title").text == "T"
+    band = root.find(f"{SVG}polygon").get("points").split()
+    assert len(band) == 6
+
+
+def test_speedup_bars_and_the_line_at_one() -> None:
+    bars = [svg.Bar("win", 2.0, 1.9, 2.1), svg.Bar("loss", 0.5, 0.4, 0.6),
+            svg.Bar("open", 1.1, 0.9, 1.3), svg.Bar("few", 3.0, 2.9, 3.1, sure=False)]  # fmt: skip
+    root = ET.fromstring(svg.speedup_bars(bars, title="T"))
+    drawn = list(root.iter(f"{SVG}rect"))
+    assert [d.get("class") for d in drawn] == ["bar win", "bar loss", "bar even", "bar even"]
+    left = float(drawn[0].get("x"))
+    widths = [float(d.get("width")) for d in drawn]
+    one = next(e for e in root.iter(f"{SVG}line") if e.get("class") == "one")
+    assert float(one.get("x1")) - left == pytest.approx(widths[0] / 2, abs=0.2)
+    assert widths[1] == pytest.approx(widths[0] / 4, abs=0.2)
+
+
+def test_ladder_waterfall_names_each_step() -> None:
+    steps = [svg.Bar("naive", 100, 99, 101), svg.Bar("better", 40, 39, 41),
+             svg.Bar("worse", 50, 49, 51)]  # fmt: skip
+    text = svg.ladder_waterfall(steps, title="T")
+    assert "2.50× faster" in text
+    assert "1.25× slower" in text
+    assert "axis from zero" in text
+    steps.append(svg.Bar("best", 1, 1, 1))
+    assert "logarithmic axis" in svg.ladder_waterfall(steps, title="T")
+
+
+@pytest.mark.parametrize("draw", [
+    lambda: svg.speedup_bars([], title="T"),
+    lambda: svg.ladder_waterfall([], title="T"),
+    lambda: svg.bandwidth_plot([], title="T", ceiling=None, x_label="n"),
+])  # fmt: skip
+def test_nothing_to_draw_is_an_error(draw) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        draw()
+
+
+def test_markers_are_filled_and_the_rest_is_left_alone(tmp_path) -> None:
+    readme = tmp_path / "README.md"
+    text = (
+        "# T\n\n<!-- table:cpu -->\nold\n<!-- /table -->\nmiddle\n"
+        "<!-- table:gpu -->\nkeep\n<!-- /table -->\nend\n"
+    )
+    readme.write_text(text)
+    readme.chmod(0o640)
+    table = markdown(TableData("t", ("a", "b"), (("1", "2"),), (False, True)))
+    assert update_markers(readme, {"cpu": table})
+    assert readme.read_text() == text.replace(
+        "old", "\n| a | b |\n| --- | ---: |\n| 1 | 2 |\n"
+    )  # fmt: skip
+    assert readme.stat().st_mode & 0o777 == 0o640
+    assert not update_markers(readme, {"cpu": table}), "a second run changes nothing"
+    assert [p.name for p in tmp_path.iterdir()] == ["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("text", "tables", "words"),
+    [
+        ("no markers", {"cpu": "x"}, "no marker"),
+        ("<!-- table:cpu -->\nopen", {"cpu": "x"}, "not closed"),
+        ("<!-- table:a -->\n<!-- table:b -->\n<!-- /table -->", {"a": "x"}, "not closed"),
+        ("<!-- table:cpu -->\n<!-- /table -->", {"cpu": "<!-- /table -->"}, "HTML comment"),
+    ],
+)
+def test_broken_markers_are_refused(tmp_path, text: str, tables: dict, words: str) -> None:
+    path = tmp_path / "R.md"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        update_markers(path, tables)
+    assert path.read_text() == text
+
+
+def test_flags_and_low_confidence_are_shown() -> None:
+    made = results().rows[2]
+    few = {k: dataclasses.replace(s, confidence=0.75) for k, s in made.speedups.items()}
+    shown = problem_table("t", [dataclasses.replace(made, flags=("hot",), speedups=few)])
+    assert shown.rows[0][-1] == "hot"
+    assert any(cell.startswith("~1.20") for cell in shown.rows[0])
