@@ -12,7 +12,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from gemmule.lab import proofs
 from gemmule.oracle import Verdict, check
 from gemmule.oracle_inputs import make_inputs
 from gemmule.oracle_problems import edge_problems, make_problem, nonfinite_cases
-from gemmule.problem import Problem
+from gemmule.problem import ITEMSIZE, Problem
 from gemmule.rung import Rung, Signature, all_rungs
 from gemmule.store import write_atomically
 
@@ -71,15 +71,26 @@ def trials(rung: Rung, signature: Signature, *, few: bool = False) -> Iterator[T
             if rung.refusal(p) is None
         ]
         step = 1 if quant is None and not few else (5 if not few else max(1, len(problems) // 12))
-        for i, problem in enumerate(problems[q % step :: step]):
+        for i, packed in enumerate(problems[q % step :: step]):
+            problem, view = _seen(rung, packed, views[i // 3 % len(views)])
             params = rung.check_params(problem, None)
-            yield Trial(problem, params, kinds[i % len(kinds)], views[i // 3 % len(views)], i)
+            yield Trial(problem, params, kinds[i % len(kinds)], view, i)
         yield from _parameter_trials(rung, signature, quant, few=few)
         if not is_integer and not few:
             sample = _awkward(rung, signature, quant, 0)
             for case in nonfinite_cases(sample) if rung.refusal(sample) is None else ():
                 params = rung.check_params(sample, None)
                 yield Trial(sample, params, "nonfinite", "contiguous", case.seed)
+
+
+def _seen(rung: Rung, problem: Problem, view: str) -> tuple[Problem, str]:
+    """Return the problem under a view: what begins one element later is aligned to no more."""
+    if view != "sliced":
+        return problem, view
+    types = (problem.b, problem.out) if problem.quant else (problem.a, problem.b, problem.out)
+    smallest = min(ITEMSIZE[name] for name in types)
+    later = replace(problem, alignment=min(problem.alignment, smallest))
+    return (later, view) if rung.refusal(later) is None else (problem, "contiguous")
 
 
 def _parameter_trials(
@@ -158,17 +169,13 @@ def verify_all(
     while pending:
         batch, pending = pending, []
         with ProcessPoolExecutor(count, mp_context=context, max_tasks_per_child=1) as pool:
-            futures = {
-                pool.submit(verify_rung, r.folder, r.name, 0, few): r for r in batch
-            }
+            futures = {pool.submit(verify_rung, r.folder, r.name, 0, few): r for r in batch}
             for future in as_completed(futures):
                 rung = futures[future]
                 try:
                     outcomes = future.result()
                 except Exception as error:
-                    outcomes = [
-                        Outcome(rung.folder, rung.name, "all", "", failures=[f"{error!r}"])
-                    ]
+                    outcomes = [Outcome(rung.folder, rung.name, "all", "", failures=[f"{error!r}"])]
                 found += outcomes
                 report(outcomes)
     return found

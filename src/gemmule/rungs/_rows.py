@@ -1,0 +1,62 @@
+"""What the rungs share that give several threads to a row: alignment, chains, signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import Arithmetic, Constraint, Params, Signature, floats
+from gemmule.rungs._cuda import accumulator, ceil_div
+
+Rounds = Callable[[Problem], Arithmetic]
+
+WIDE = 16  # bytes of the widest load
+
+# The dtypes of seed 003 and their float relatives, without quantisation.
+ROW_SIGNATURES: tuple[Signature, ...] = (
+    *floats("float16", "bfloat16", "float32", "float64"),
+    ("int8", "int8", "int32"),
+    ("uint8", "uint8", "int32"),
+)
+FLOAT_SIGNATURES: tuple[Signature, ...] = floats("float32", "float64", "float16", "bfloat16")
+
+VALUES = (8, 16, 32)
+VALUES_FIT = Constraint(
+    "a thread takes at most 64 bytes of the row in one step, 32 in blocks of over 512 threads",
+    lambda problem, params: (
+        params["values"] * ITEMSIZE[problem.a]
+        <= (64 if params["p"] * params["rows"] <= 512 else 32)
+    ),
+)
+BLOCK_FITS = Constraint(
+    "p x rows is at most 1024 threads and at least a warp",
+    lambda problem, params: 32 <= params["p"] * params["rows"] <= 1024,
+)
+
+
+def load_alignment(problem: Problem) -> int:
+    """Return the ALIGN argument of rows.cuh: 16, or 1 where only single elements are aligned."""
+    return WIDE if problem.alignment >= WIDE else 1
+
+
+def row_blocks(problem: Problem, rows: int) -> int:
+    """Return how many blocks of `rows` rows the whole batch takes."""
+    return ceil_div(problem.m, rows) * problem.batch
+
+
+def share_chain(problem: Problem, columns: int, threads: int, values: int) -> int:
+    """Return the most additions in one thread's share of `columns` columns (share_of_row)."""
+    width = min(values, WIDE // ITEMSIZE[problem.a]) if load_alignment(problem) == WIDE else 1
+    return ceil_div(columns // width, threads) * width + ceil_div(columns % width, threads)
+
+
+def tree(lanes: int) -> int:
+    """Return the additions on the way through a tree over `lanes`, a power of two."""
+    return lanes.bit_length() - 1
+
+
+def sums(chain: Callable[[Problem, Params], int], *, unordered: bool = False) -> Rounds:
+    """Return a rung's `arithmetic`: sums in the accumulator of args.cuh, of exact products."""
+    return lambda problem: Arithmetic(
+        accumulator=accumulator(problem), chain=chain, unordered=unordered
+    )

@@ -1,0 +1,39 @@
+"""p threads per dot product, seed 003's first step, one value at a time.
+
+Adds to `warp_per_row`: the number of threads on a row is a parameter, a power of two up to 32, so
+that short rows do not leave lanes idle and a warp may carry several rows. Every column belongs to
+exactly one thread whatever n is, and a group of p lanes sums by itself.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda import ceil_div, type_arguments
+from gemmule.rungs._rows import BLOCK_FITS, ROW_SIGNATURES, row_blocks, sums, tree
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    p, rows = params["p"], params["rows"]
+    return (
+        Step(
+            kernel=f"p_threads<{type_arguments(problem)}>",
+            grid=(row_blocks(problem, rows), 1, 1),
+            block=(p, rows, 1),
+        ),
+    )
+
+
+RUNG = Rung(
+    title="p threads per row",
+    idea="A group of p lanes shares a row: p from 1 to 32, `rows` rows to a block.",
+    source="seed 003, p threads per dot product",
+    op="matvec",
+    after="warp_per_row",
+    signatures=ROW_SIGNATURES,
+    arithmetic=sums(lambda problem, q: ceil_div(problem.n, q["p"]) + tree(q["p"])),
+    params={"p": (8, 1, 2, 4, 16, 32), "rows": (16, 4, 8, 32, 64, 128)},
+    constraints=(BLOCK_FITS,),
+    batched=True,
+    steps=_steps,
+)

@@ -1,0 +1,56 @@
+"""p threads per dot product with vector loads, seed 003.
+
+Adds to `p_threads`: one instruction fetches 16 bytes (8 halves, 16 int8), so fewer requests carry
+the same bytes. `values` is what a thread takes in one step; where that is more than one load, they
+are all issued before the first is used. Rows that do not begin at multiples of 16 bytes (odd n,
+slices) are read element by element, and what n leaves over is dealt out one by one.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda import type_arguments
+from gemmule.rungs._rows import (
+    BLOCK_FITS,
+    ROW_SIGNATURES,
+    VALUES,
+    VALUES_FIT,
+    load_alignment,
+    row_blocks,
+    share_chain,
+    sums,
+    tree,
+)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    p, rows = params["p"], params["rows"]
+    types, align = type_arguments(problem), load_alignment(problem)
+    return (
+        Step(
+            kernel=f"p_threads_vector<{types}, {align}, {params['values']}>",
+            grid=(row_blocks(problem, rows), 1, 1),
+            block=(p, rows, 1),
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    p = params["p"]
+    return share_chain(problem, problem.n, p, params["values"]) + tree(p)
+
+
+RUNG = Rung(
+    title="p threads per row, 16-byte loads",
+    idea="Each thread fetches 16 bytes at a time: 8, 16 or 32 values a step.",
+    source="seed 003, vectorised loads",
+    op="matvec",
+    after="p_threads",
+    signatures=ROW_SIGNATURES,
+    arithmetic=sums(_chain),
+    params={"p": (32, 1, 2, 4, 8, 16), "rows": (4, 1, 8, 16, 32), "values": VALUES},
+    constraints=(BLOCK_FITS, VALUES_FIT),
+    batched=True,
+    steps=_steps,
+)

@@ -1,0 +1,42 @@
+"""x in shared memory, seed 000's tiled kernel.
+
+Adds to `thread_per_row`: the block fetches each value of x once from global memory instead of once
+a thread. x is small beside A and every thread of a warp asks for the same value, which the caches
+already serve by one broadcast: so the phases mostly add barriers. The tile holds as many values as
+the block has threads, in the dtype of x; shared memory: block x itemsize of x.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda import ALL_SIGNATURES, type_arguments
+from gemmule.rungs._rows import row_blocks, sums
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    block = params["block"]
+    return (
+        Step(
+            kernel=f"shared_x<{type_arguments(problem)}, {block}>",
+            grid=(row_blocks(problem, block), 1, 1),
+            block=(block, 1, 1),
+            smem=block * ITEMSIZE[problem.b],
+        ),
+    )
+
+
+RUNG = Rung(
+    title="x in shared memory",
+    idea="The block copies x into shared memory, as many values at a time as it has threads, and "
+    "all its threads multiply from there.",
+    source="seed 000, tiled kernel",
+    op="matvec",
+    after="thread_per_row",
+    signatures=ALL_SIGNATURES,
+    arithmetic=sums(lambda problem, params: problem.n),
+    layouts=("row", "col", "strided"),
+    params={"block": (128, 32, 64, 256, 512, 1024)},
+    batched=True,
+    steps=_steps,
+)

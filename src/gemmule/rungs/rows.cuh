@@ -1,0 +1,85 @@
+// What rungs share that give several threads to one row: wide loads, one thread's share, sums over lanes.
+#pragma once
+#include "args.cuh"
+#include "ptx.cuh"
+
+// Reads N neighbouring values in loads of at most ALIGN bytes, which p must be aligned to, and widens them.
+template <int ALIGN, class Acc, class T, int N>
+__device__ __forceinline__ void load_values(const T* p, Acc (&out)[N]) {
+  constexpr int bytes = int(sizeof(T)) * N < ALIGN ? int(sizeof(T)) * N : ALIGN;
+  constexpr int each = bytes / int(sizeof(T));
+  typedef ptx::Vec<T, each> Piece;
+#pragma unroll
+  for (int i = 0; i < N / each; ++i) {
+    const Piece piece = ptx::ld_nc((const Piece*)p + i);
+#pragma unroll
+    for (int k = 0; k < each; ++k) out[i * each + k] = wide<Acc>(piece[k]);
+  }
+}
+// The same for the vector, whose values may lie `step` elements apart.
+template <int ALIGN, class Acc, class T, int N>
+__device__ __forceinline__ void load_vector(const T* x, i64 step, i64 first, Acc (&out)[N]) {
+  if (step == 1) {
+    load_values<ALIGN>(x + first, out);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < N; ++k) out[k] = wide<Acc>(x[(first + k) * step]);
+}
+
+// How a row is read. ALIGN is what base addresses and leading strides are multiples of: 16 bytes, which allows
+// loads of `width` values, or no more than an element, which leaves single ones; x then goes one by one, too.
+// `loads` of them are under way at a time, so that a thread takes VALUES values in one step.
+template <class T, int ALIGN, int VALUES>
+struct RowRead {
+  static constexpr int most = 16 / int(sizeof(T));
+  static constexpr int width = ALIGN < 16 ? 1 : VALUES < most ? VALUES : most;
+  static constexpr int loads = VALUES / width < 8 ? VALUES / width : 8;
+  static constexpr int most_threads = VALUES * sizeof(T) > 32 ? 512 : 1024;  // so that registers suffice
+};
+
+// One thread's share of the columns first .. last of a row times x: pieces of `width` columns are dealt in turn
+// to `threads` threads, so that neighbours read neighbouring pieces; what is left over goes one by one.
+// `first` is a multiple of the width.
+template <int ALIGN, int VALUES, class Acc, class TA, class TX>
+__device__ __forceinline__ Acc share_of_row(const TA* a, const TX* x, i64 x_step, i64 first, i64 last,
+                                            int thread, int threads) {
+  typedef RowRead<TA, ALIGN, VALUES> Read;
+  constexpr int W = Read::width, L = Read::loads, align_x = ALIGN < 16 ? int(sizeof(TX)) : 16;
+  typedef ptx::Vec<TA, W> Piece;
+  const i64 stride = (i64)threads * W, whole = last - (last - first) % W;
+  Acc sum = 0, xv[W];
+  Piece av[L];
+  i64 j = first + (i64)thread * W;
+  for (; j + (L - 1) * stride < whole; j += L * stride) {
+#pragma unroll
+    for (int l = 0; l < L; ++l) av[l] = ptx::ld_nc((const Piece*)(a + j + l * stride));
+#pragma unroll
+    for (int l = 0; l < L; ++l) {
+      load_vector<align_x>(x, x_step, j + l * stride, xv);
+#pragma unroll
+      for (int k = 0; k < W; ++k) sum += wide<Acc>(av[l][k]) * xv[k];
+    }
+  }
+  for (; j < whole; j += stride) {
+    av[0] = ptx::ld_nc((const Piece*)(a + j));
+    load_vector<align_x>(x, x_step, j, xv);
+#pragma unroll
+    for (int k = 0; k < W; ++k) sum += wide<Acc>(av[0][k]) * xv[k];
+  }
+  for (j = whole + thread; j < last; j += threads) sum += wide<Acc>(a[j]) * wide<Acc>(x[j * x_step]);
+  return sum;
+}
+
+// The lanes of this thread's group: `lanes` neighbours, a power of two up to 32. A mask of the group alone stays
+// right where other groups of the warp have left, because their row does not exist.
+__device__ __forceinline__ unsigned group_mask(int lanes) {
+  const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+  return lanes == 32 ? 0xffffffffu : ((1u << lanes) - 1) << (lane & ~(lanes - 1));
+}
+// The sum over a group, in every lane of it: each step adds what the partner at distance d holds.
+template <class Acc>
+__device__ __forceinline__ Acc group_sum(Acc v, int lanes, unsigned mask) {
+  for (int d = lanes / 2; d > 0; d /= 2) v += __shfl_xor_sync(mask, v, d);
+  return v;
+}
