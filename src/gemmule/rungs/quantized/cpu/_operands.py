@@ -198,12 +198,6 @@ def read_time(
     return suggest
 
 
-def code_bytes(problem: Problem) -> int:
-    """Return the bytes of the codes alone."""
-    bits = 4 if problem.a == "uint4" else 8
-    return problem.m * problem.reduction * bits // 8
-
-
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """How a row splits into blocks of 64 bytes, and which group each lane of each belongs to.

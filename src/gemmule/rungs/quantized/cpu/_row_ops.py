@@ -166,9 +166,46 @@ def add_products(bits: int, columns: int, per_lane: bool) -> Intrinsic:
             fused(builder, part, scales[i // columns], totals[i]) for i, part in enumerate(parts)
         ]
 
-    emit = looked_up if bits == 4 and not per_lane else decoded
+    def scaled(
+        builder: Any, totals: list[Value], scales: list[Value], zeros: list[Value],
+        codes: list[Value], x: Value,
+    ) -> list[Value]:  # fmt: skip
+        for k, row in itertools.product(range(codes_per_lane(bits)), range(ROWS)):
+            step = builder.fsub(code_as_float(builder, codes[row], k, bits), zeros[row])
+            weight = builder.fmul(step, scales[row])
+            for c in range(columns):
+                activations = load_vector(builder, x, "float32", 64 * (k * columns + c))
+                i = row * columns + c
+                totals[i] = fused(builder, weight, activations, totals[i])
+        return totals
+
+    if bits == 4 and not per_lane:
+        emit = looked_up
+    else:  # parts of several columns would not fit the registers beside their totals
+        emit = decoded if columns == 1 else scaled
     name = f"add_products {bits} {columns} {per_lane}"
     return operation(name, lambda: floats(ROWS * columns), "tttti", emit)
+
+
+@functools.cache
+def load_totals(count: int) -> Intrinsic:
+    """Return ``f(address)``: `count` vectors that `store_totals` left there."""
+
+    def emit(builder: Any, address: Value) -> list[Value]:
+        return [load_vector(builder, address, "float32", 64 * i) for i in range(count)]
+
+    return operation(f"load_totals {count}", lambda: floats(count), "i", emit)
+
+
+@functools.cache
+def store_totals(count: int) -> Intrinsic:
+    """Return ``f(totals, address)``: keep `count` vectors in memory."""
+
+    def emit(builder: Any, totals: list[Value], address: Value) -> None:
+        for i, total in enumerate(totals):
+            store_vector(builder, total, address, 64 * i)
+
+    return operation(f"store_totals {count}", void, "ti", emit)
 
 
 @functools.cache

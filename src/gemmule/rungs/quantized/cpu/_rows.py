@@ -32,6 +32,7 @@ Panels = NDArray[Any]
 # Rows of more than this many bytes ask within the row instead: four of them would not stay in L1.
 LONG_ROW_BYTES = 8192
 AHEAD_BYTES = 2048
+TASK_BYTES = 512 * 1024
 
 
 def multiply_rows(
@@ -97,9 +98,10 @@ def _launch(
         parts.bits, columns, blocks.per_lane, scale_dtype_of(parts), parts.zeros is not None,
         integers,
     )  # fmt: skip
-    if parts.codes.nbytes * panels.shape[0] < SERIAL_BYTES or thread_count() == 1:
-        kernels.serial(job, 0, parts.m)
-    else:
-        kernels.threaded(job, rows_per_task)
+    if columns > 1:  # each panel reads the task's codes again, from L2
+        rows_per_task = max(ROWS, min(rows_per_task, TASK_BYTES // parts.row_bytes & -ROWS))
+    small = parts.codes.nbytes * panels.shape[0] < SERIAL_BYTES
+    form = kernels.serial if small or thread_count() == 1 else kernels.threaded
+    form(job, rows_per_task)
     if not whole:
         y[...] = target[:, : y.shape[1]]

@@ -24,6 +24,10 @@ _put_byte = store("int8", "int32")
 _put_word = store("int32", "int32")
 
 
+# Activations of one chunk of a panel: they stay in L1 beside the totals.
+CHUNK_BYTES = 16384
+
+
 class RowsJob(NamedTuple):
     """What one product along the rows works on: addresses, and steps in bytes or elements.
 
@@ -51,10 +55,10 @@ class RowsJob(NamedTuple):
 
 
 class RowsKernels(NamedTuple):
-    """The two forms of a row kernel."""
+    """The two forms of a row kernel; both are called with (job, rows per task)."""
 
-    serial: Kernel  # (job, first row, end)
-    threaded: Kernel  # (job, rows per task)
+    serial: Kernel
+    threaded: Kernel
 
 
 @functools.cache
@@ -68,8 +72,8 @@ def rows_kernels(
         add = add_integer_products(bits, columns, has_zeros)
     else:
         add = _row_ops.add_products(bits, columns, per_lane)
-    serial = _rows_kernel(load_scales, load_zeros, add, columns)
-    return RowsKernels(serial, _threaded(serial))
+    make = _rows_kernel if columns == 1 else _tiles_kernel
+    return _in_tasks(make(load_scales, load_zeros, add, columns))
 
 
 def zero_points(bits: int, per_lane: bool, has_zeros: bool) -> Intrinsic:
@@ -119,14 +123,71 @@ def _rows_kernel(
     return rows
 
 
-def _threaded(serial: Kernel) -> Kernel:
+def _tiles_kernel(
+    load_scales: Intrinsic, load_zeros: Intrinsic, add: Intrinsic, columns: int
+) -> Kernel:
+    """Like `_rows_kernel`, with x taken in chunks that stay in L1 while all rows of a task pass.
+
+    The totals wait in memory between two chunks.
+    """
+    count = _simd.ROWS * columns
+    load_totals, store_totals = _row_ops.load_totals(count), _row_ops.store_totals(count)
+    store_sums, load_words = _row_ops.store_sums(columns), _row_ops.load_words
+
+    @kernel
+    def tiles(job: RowsJob, first: int, end: int) -> None:
+        blocks = (job.row_bytes + 63) // 64
+        chunk = max(1, CHUNK_BYTES // job.block_step)
+        full, left = (end - first) // 4, (end - first) % 4
+        kept = np.empty((full + left) * count * 16, np.float32)
+        for panel in range(job.panels):
+            kept[:] = 0
+            for low in range(0, blocks, chunk):
+                high = min(blocks, low + chunk)
+                for quad in range(full + left):
+                    step = 1 if quad < full else 0  # 0: one row, four times
+                    row = first + (4 * quad if quad < full else 3 * full + quad)
+                    code_step, scale_step = step * job.row_bytes, step * job.scale_step
+                    place = kept.ctypes.data + quad * count * 64
+                    totals = load_totals(place)
+                    for block in range(low, high):
+                        at = job.codes + row * job.row_bytes + 64 * block
+                        if panel == 0:
+                            soon = at + 64 * chunk
+                            prefetch(soon)
+                            prefetch(soon + code_step)
+                            prefetch(soon + 2 * code_step)
+                            prefetch(soon + 3 * code_step)
+                        words = load_words(at, code_step, job.row_bytes - 64 * block)
+                        group = _index(job.first, block)
+                        index = row * job.scale_step + group
+                        groups, lanes = job.groups - group, job.lanes + 64 * block
+                        scales = load_scales(job.scales, index, scale_step, groups, lanes)
+                        zeros = load_zeros(job.zeros, index, scale_step, groups, lanes)
+                        x = job.x + (panel * blocks + block) * job.block_step
+                        totals = add(totals, scales, zeros, words, x)
+                    if high == blocks:
+                        y = job.y + row * job.y_step + panel * job.panel_bytes
+                        store_sums(totals, y, step * job.y_step)
+                    else:
+                        store_totals(totals, place)
+
+    return tiles
+
+
+def _in_tasks(rows: Kernel) -> RowsKernels:
+    @kernel
+    def serial(job: RowsJob, rows_per_task: int) -> None:
+        for low in range(0, job.m, rows_per_task):
+            rows(job, low, min(job.m, low + rows_per_task))
+
     @kernel(parallel=True)
     def threaded(job: RowsJob, rows_per_task: int) -> None:
         tasks = (job.m + rows_per_task - 1) // rows_per_task
         for task in prange(tasks):
-            serial(job, task * rows_per_task, min(job.m, (task + 1) * rows_per_task))
+            rows(job, task * rows_per_task, min(job.m, (task + 1) * rows_per_task))
 
-    return threaded
+    return RowsKernels(serial, threaded)
 
 
 @functools.cache

@@ -24,9 +24,9 @@ from gemmule.rungs.quantized.cpu._simd import missing_features
 
 COLUMNS = 4  # 4 rows x 4 columns of totals fill half of the 32 vector registers
 
-# Products per second and core in 4 x 4 blocks of rows and columns: 80 % of what the multipliers
-# of an EPYC 9005 do (130 G/s, November 2026).
-_PRODUCTS_PER_S = 104e9
+# Products per second and core, from caches (AMD EPYC, Zen 5, November 2026: 91 to 77 G/s for 4-bit
+# and 72 to 67 G/s for 8-bit codes, at 16 to 256 columns; its multipliers do 130 G/s).
+_PRODUCTS_PER_S = {"uint4": 80e9, "uint8": 68e9}
 
 
 def _bind(problem: Problem, params: Params) -> Run:
@@ -44,7 +44,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if reading is None:
         return None
     columns = -(-problem.n // COLUMNS) * COLUMNS
-    products = problem.m * problem.k * columns / (_PRODUCTS_PER_S * machine.units)
+    products = problem.m * problem.k * columns / (_PRODUCTS_PER_S[problem.a] * machine.units)
     return Suggestion({}, max(reading.expected_s, products + 10e-6))
 
 

@@ -23,8 +23,8 @@ from gemmule.rungs.quantized.cpu._rows import multiply_rows_in_integers
 from gemmule.rungs.quantized.cpu._simd import missing_features
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
 
-# Products per second and core, 4-bit codes (two cores of an EPYC 9005, November 2026).
-_PRODUCTS_PER_S = 300e9
+# Products per second and core, from caches (AMD EPYC, Zen 5, November 2026).
+_PRODUCTS_PER_S = {"uint4": 140e9, "uint8": 90e9}
 
 
 def _arithmetic(problem: Problem) -> Arithmetic:
@@ -46,7 +46,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if reading is None:
         return None
     columns = -(-problem.n // COLUMNS) * COLUMNS
-    products = problem.m * problem.k * columns / (_PRODUCTS_PER_S * machine.units)
+    products = problem.m * problem.k * columns / (_PRODUCTS_PER_S[problem.a] * machine.units)
     return Suggestion({}, max(reading.expected_s, products + 10e-6))
 
 
