@@ -113,6 +113,13 @@ def test_hostile_names_in_terminal_and_markdown() -> None:
     assert line.startswith("| \\[bold red\\]rung\\[/\\] \\| \\`x\\` &lt;b&gt; |")
 
 
+def test_ladder_stands_in_the_order_of_the_file() -> None:
+    text = render_html(results())
+    ladder = text[text.index('<section id="ladders">') : text.index('<section id="tables">')]
+    names = re.findall(r'text-anchor="end">(\w+)</text>', ladder)
+    assert names[:3] == ["scalar_loop", "threads", "four_rows"]
+
+
 def test_terminal_tables_hold_the_figures() -> None:
     console = Console(file=io.StringIO(), width=200)
     print_tables(results().rows, console)

@@ -54,21 +54,20 @@ def print_tables(rows: Sequence[Row], console: Console) -> None:
 
 
 def terminal_table(data: TableData) -> RenderableType:
-    """Return a table for the terminal; columns that are empty throughout are left out."""
+    """Return a table for the terminal."""
     from rich.table import Table
     from rich.text import Text
 
-    kept = [i for i in range(len(data.header)) if any(row[i] for row in data.rows)]
     table = Table(title=Text(data.title), title_justify="left", row_styles=["", "dim"])
-    for i in kept:
+    for i, name in enumerate(data.header):
         table.add_column(
-            Text(data.header[i]),
+            Text(name),
             justify="right" if data.numeric[i] else "left",
             overflow="fold",
         )
     for index, row in enumerate(data.rows):
         style = "bold green" if index in data.best else None
-        table.add_row(*(Text(row[i]) for i in kept), style=style)
+        table.add_row(*(Text(cell) for cell in row), style=style)
     return table
 
 
@@ -213,12 +212,21 @@ def _series_table(title: str, series: Sequence[svg.Series]) -> TableData:
 
 
 def ladder_figures(rows: Sequence[Row]) -> list[Figure]:
-    """Return the waterfall of every problem on which three rungs or more were timed."""
+    """Return the waterfall of every problem on which three rungs or more were timed.
+
+    Rungs stand in the order of the file, which the bench writes in the order of the ladder; of a
+    rung timed with several parameters the fastest row counts.
+    """
+    position = {id(row): index for index, row in enumerate(rows)}
     figures = []
     for title, group in by_problem(rows).items():
-        rungs = [row for row in reversed(group) if row.kind == "rung"]
-        if len(rungs) < LADDER_FROM:
+        fastest: dict[str, Row] = {}
+        for row in group:  # from fast to slow
+            if row.kind == "rung":
+                fastest.setdefault(row.name, row)
+        if len(fastest) < LADDER_FROM:
             continue
+        rungs = sorted(fastest.values(), key=lambda row: position[id(row)])
         steps = [
             svg.Bar(label(r), r.times_us.median, r.times_us.q1, r.times_us.q3) for r in rungs
         ]

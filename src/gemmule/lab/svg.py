@@ -74,10 +74,10 @@ def bandwidth_plot(
         (min(p[0] for p in points), max(p[0] for p in points)), top * 1.08, len(series)
     )
     parts = [*frame.axes(x_label, y_label)]
-    if ceiling:
-        parts += frame.ceiling(ceiling, f"{ceiling_label} {number(ceiling)} {y_label}")
     for index, line in enumerate(series):
         parts += frame.line(line, index)
+    if ceiling:
+        parts += frame.ceiling(ceiling, f"{ceiling_label} {number(ceiling)} {y_label}")
     summary = "; ".join(
         f"{s.name}: {number(s.points[-1][1])} {y_label} at {number(s.points[-1][0])}"
         for s in series
@@ -188,7 +188,7 @@ def speedup_bars(bars: Sequence[Bar], *, title: str) -> str:
 def ladder_waterfall(steps: Sequence[Bar], *, title: str, unit: str = "us") -> str:
     """Return each rung's time as a bar, and beside it how much faster it is than the one before.
 
-    `steps` go from the simplest rung to the fastest; values are times, drawn on a logarithmic axis
+    `steps` come in the order of the ladder; values are times, drawn on a logarithmic axis
     where they span more than a factor of 30. ValueError for none or a time that is not positive.
     """
     if not steps or min(b.value for b in steps) <= 0:
@@ -203,9 +203,9 @@ def ladder_waterfall(steps: Sequence[Bar], *, title: str, unit: str = "us") -> s
         if logarithmic:
             share = math.log(2 * step.value / fastest) / math.log(2 * slowest / fastest)
         end = label_width + room * share
-        gain = "" if index == 0 else f"  {number(steps[index - 1].value / step.value)}× faster"
+        gain = "" if index == 0 else f", {number(steps[index - 1].value / step.value)}× faster"
         if index and step.value > steps[index - 1].value:
-            gain = f"  {number(step.value / steps[index - 1].value)}× slower"
+            gain = f", {number(step.value / steps[index - 1].value)}× slower"
         parts += [
             f'<rect class="bar rung" x="{label_width:.1f}" y="{y:.1f}" '
             f'width="{end - label_width:.1f}" height="18" rx="2"/>',
@@ -216,7 +216,7 @@ def ladder_waterfall(steps: Sequence[Bar], *, title: str, unit: str = "us") -> s
     note = "logarithmic axis" if logarithmic else "axis from zero"
     parts.append(_text(label_width, y + 10, f"time of one call, {note}", "start"))
     summary = "; ".join(f"{b.label} {number(b.value)} {unit}" for b in steps)
-    return _svg(y + 18, title, f"From the simplest rung to the fastest. {summary}.", parts)
+    return _svg(y + 18, title, f"Times of the rungs in the order of the ladder. {summary}.", parts)
 
 
 def _svg(height: float, title: str, description: str, parts: Sequence[str]) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from gemmule.lab.atomic import replace_text
 from gemmule.lab.records import Row, Speedup
 from gemmule.lab.results import geomean
 from gemmule.measure import CONFIDENCE
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,19 @@ def problem_table(title: str, rows: Sequence[Row]) -> TableData:
         body.append(tuple(cells))
     numeric = (False, *[True] * (len(header) - 2), False)
     ours = [i for i, row in enumerate(rows) if row.kind == "rung"]
-    return TableData(title, tuple(header), tuple(body), numeric, frozenset(ours[:1]))
+    full = TableData(title, tuple(header), tuple(body), numeric, frozenset(ours[:1]))
+    return without_empty_columns(full)
+
+
+def without_empty_columns(table: TableData) -> TableData:
+    """Return the table less the columns in which no row has anything."""
+    kept = [i for i in range(len(table.header)) if any(row[i] for row in table.rows)]
+
+    def pick(values: Sequence[T]) -> tuple[T, ...]:
+        return tuple(values[i] for i in kept)
+
+    rows = tuple(pick(row) for row in table.rows)
+    return replace(table, header=pick(table.header), rows=rows, numeric=pick(table.numeric))
 
 
 def label(row: Row) -> str:
