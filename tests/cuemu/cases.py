@@ -186,7 +186,7 @@ def _arithmetic() -> Case:
     columns = [
         (a & b) | c,
         a ^ b ^ c,
-        np.where(a & c, 0, 0).astype(np.uint32) | _lut(0x1B, a, b, c),
+        _lut(0x1B, a, b, c),
         ((s8[0] * s8[1]).sum(1) + c).astype(np.uint32),
         ((u8[0] * u8[1]).sum(1) + c).astype(np.uint32),
         ((u8[0] * s8[1]).sum(1) + c).astype(np.uint32),
@@ -281,18 +281,19 @@ def _multicast() -> Case:
     size = 160
     data = _rng.integers(0, 256, 2 * size, dtype=np.uint8)
     tile = _ints((16, 64), ml_dtypes.bfloat16)
-    boxes = [swizzled_image(tile[8 * r : 8 * r + 8].tobytes(), "128B") for r in range(2)]
-    one = np.concatenate([*boxes, data])
+    cube = _ints((2, 8, 64), ml_dtypes.bfloat16)
+    halves = [tile[:8], tile[8:], cube[0], cube[1]]
+    one = np.concatenate([*(swizzled_image(h.tobytes(), "128B") for h in halves), data])
     return Case(
         "multicast",
         "multicast",
-        (data, tile),
+        (data, tile, cube),
         (np.stack([one, one]),),
         grid=2,
         cluster=2,
-        smem=2048 + 2 * size,
+        smem=4096 + 2 * size,
         n=(size,),
-        maps=(Map("in", 1, (8, 64), "128B"),),
+        maps=(Map("in", 1, (8, 64), "128B"), Map("in", 2, (1, 8, 64), "128B")),
         arch="sm_90",
     )
 
@@ -376,7 +377,9 @@ def _simple() -> list[Case]:
     produced, traded = _u32(64), _u32(256)
     return [
         Case("named_barriers", "named_barriers", (produced,), (produced[::-1].copy(),), block=128),
-        Case("registers", "registers", (traded,), (traded + np.uint32(1),), block=256, arch="sm_90a"),
+        Case(
+            "registers", "registers", (traded,), (traded + np.uint32(1),), block=256, arch="sm_90a"
+        ),
     ]
 
 

@@ -13,7 +13,8 @@ inline __attribute__((used)) void __ubsan_handle_type_mismatch_v1(CuemuMismatch*
   if (!cuemu::S.cur) return;
   if (!p) cuemu::fail("fault", "null pointer used at %s:%u", cuemu::base_name(d->at.file), d->at.line);
   cuemu::fail("misaligned", "%s:%u: address %p of type %s is not a multiple of %u",
-              cuemu::base_name(d->at.file), d->at.line, reinterpret_cast<void*>(p), d->type->name, 1u << d->log_alignment);
+              cuemu::base_name(d->at.file), d->at.line, reinterpret_cast<void*>(p), d->type->name,
+                  1u << d->log_alignment);
 }
 inline __attribute__((used)) void __ubsan_handle_out_of_bounds(CuemuBounds* d, uintptr_t index) {
   if (!cuemu::S.cur) return;

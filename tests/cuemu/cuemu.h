@@ -21,6 +21,9 @@
 #include "watchdog.h"
 #include "launch.h"
 #include "checks.h"
+#ifdef CUEMU_BANKS
+#include "banks.h"
+#endif
 #include "warp.h"
 #include "atomics.h"
 #include "intrinsics.h"

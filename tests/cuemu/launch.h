@@ -8,6 +8,12 @@ namespace cuemu {
 
 void start_async(size_t fibers);   // async.h
 void end_async();
+#ifdef CUEMU_BANKS
+void count_open_requests();   // banks.h
+inline void end_of_group() { count_open_requests(); }
+#else
+inline void end_of_group() {}
+#endif
 
 inline uint3 unflatten(unsigned i, const dim3& d) { return {i % d.x, i / d.x % d.y, i / (d.x * d.y)}; }
 
@@ -57,6 +63,7 @@ inline bool run_group(const std::vector<uint3>& blocks) {
   cuemu_switch(&S.main_sp, S.cur->sp);
   S.cur = nullptr;
   end_async();
+  end_of_group();
   if (S.report.kind[0]) return false;
   for (unsigned b = 0; b < blocks.size(); ++b) check_shared_end(S.ctas[b]);
   return !S.report.kind[0];

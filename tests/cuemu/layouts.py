@@ -1,11 +1,13 @@
-"""Where the elements of tensor-core operands lie, in NumPy: written apart from the emulator's twins."""
+"""Where the elements of tensor-core operands lie, in NumPy, apart from the emulator's twins."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 Index = npt.NDArray[np.intp]
 
 SWIZZLE_WIDTH = {"none": 16, "128B": 128, "64B": 64, "32B": 32}

@@ -20,7 +20,8 @@ struct alignas(64) Args {
 // ---- sm_80 ---------------------------------------------------------------------------------------------
 __global__ void loads(const __grid_constant__ Args p) {
   const int t = threadIdx.x;
-  uint4 v[5] = {ld_nc(IN(uint4, 0) + t), ld_cs(IN(uint4, 0) + t), ld_stream(IN(uint4, 0) + t), ld_stream_256(IN(uint4, 0) + t),
+  uint4 v[5] = {ld_nc(IN(uint4, 0) + t), ld_cs(IN(uint4, 0) + t), ld_stream(IN(uint4, 0) + t),
+      ld_stream_256(IN(uint4, 0) + t),
                 ld_hint(IN(uint4, 0) + t, t % 2 ? policy_evict_first() : policy_evict_last())};
   for (int i = 0; i < 5; ++i) st_stream(OUT(uint4, 0) + i * 32 + t, v[i]);
   const uint2 two = ld_stream(IN(uint2, 0) + t);
@@ -167,7 +168,8 @@ __global__ void warp_intrinsics(const __grid_constant__ Args p) {
 
 // ---- sm_90 ---------------------------------------------------------------------------------------------
 #if defined(CUEMU) || __CUDA_ARCH__ >= 900
-__global__ void clusters(const __grid_constant__ Args p) {   // each block writes into the next and reads from the one before
+// Each block writes into the next and reads from the one before.
+__global__ void clusters(const __grid_constant__ Args p) {
   __shared__ u32 s[64];
   const u32 t = threadIdx.x, rank = cluster_rank(), size = cluster_size();
   pdl_wait();
@@ -226,12 +228,13 @@ __global__ void multicast(const __grid_constant__ Args p) {   // each of two blo
   }
   cluster_sync();
   if (t == 0) {
-    mbar_arrive_expect_tx(full, 2 * bytes + 2 * 1024);
-    bulk_load_multicast(smem_addr(s) + 2048 + rank * bytes, IN(u8, 0) + rank * bytes, bytes, full, 3);
+    mbar_arrive_expect_tx(full, 2 * bytes + 4 * 1024);
+    bulk_load_multicast(smem_addr(s) + 4096 + rank * bytes, IN(u8, 0) + rank * bytes, bytes, full, 3);
     tma_load_2d_multicast(smem_addr(s) + rank * 1024, &p.map[0], full, 0, int(rank) * 8, 3);
+    tma_load_3d_multicast(smem_addr(s) + 2048 + rank * 1024, &p.map[1], full, 0, 0, int(rank), 3);
   }
   mbar_wait_cluster(full, 0);
-  for (u32 i = t; i < 2048 + 2 * bytes; i += 32) OUT(u8, 0)[blockIdx.x * (2048 + 2 * bytes) + i] = s[i];
+  for (u32 i = t; i < 4096 + 2 * bytes; i += 32) OUT(u8, 0)[blockIdx.x * (4096 + 2 * bytes) + i] = s[i];
   __syncwarp();
   if (t < 2) mbar_arrive_remote(done, t);
   mbar_wait_cluster(done, 0);
@@ -248,7 +251,8 @@ __global__ void tensor(const __grid_constant__ Args p) {   // a box from map 0, 
     mbar_init(full, 1);
     mbar_fence_init();
     mbar_arrive_expect_tx(full, bytes);
-    if constexpr (RANK == 2) tma_load_2d_hint(smem_addr(s), &p.map[0], full, p.n[1], p.n[2], policy_evict_last());
+    if (RANK == 2 && p.n[1] > 0) tma_load_2d(smem_addr(s), &p.map[0], full, p.n[1], p.n[2]);
+    else if (RANK == 2) tma_load_2d_hint(smem_addr(s), &p.map[0], full, p.n[1], p.n[2], policy_evict_last());
     else tma_load_3d(smem_addr(s), &p.map[0], full, p.n[1], p.n[2], p.n[3]);
   }
   __syncwarp();
@@ -311,7 +315,8 @@ __global__ void __launch_bounds__(128) warpgroup(const __grid_constant__ Args p)
   for (int i = 0; i < N / 2; ++i) OUT(D, 0)[t * (N / 2) + i] = d[i];
 }
 
-__global__ void __launch_bounds__(256, 1) registers(const __grid_constant__ Args p) {   // two warpgroups trade registers
+__global__ void __launch_bounds__(256,
+    1) registers(const __grid_constant__ Args p) {   // two warpgroups trade registers
   if (threadIdx.x < 128) reg_dealloc<40>();
   else reg_alloc<128>();
   OUT(u32, 0)[threadIdx.x] = IN(u32, 0)[threadIdx.x] + 1;

@@ -24,7 +24,7 @@ struct Config {
 struct Report {
   char kind[32];
   char text[2000];
-  long long barriers, exchanges, async_copies, mma_ops, shared_requests, shared_wavefronts, switches;
+  long long barriers, exchanges, async_copies, mma_ops, shared_ideal, shared_wavefronts, switches;
 };
 
 // ---- state -----------------------------------------------------------------------------------
@@ -255,7 +255,9 @@ void collective(unsigned mask, const void* value, size_t bytes, const char* what
     if (met(w.meets[i], w)) {
       for (int l = 0; l < 32; ++l)   // absent and exited lanes give poison
         if (!(w.meets[i].arrived >> l & 1)) memset(w.meets[i].value[l], 0xff, bytes);
+      ++S.in_runtime;   // its memory accesses are not the thread's
       finish(w.meets[i]);
+      --S.in_runtime;
       w.meets[i].open = false;
       ++S.report.exchanges;
       progress();

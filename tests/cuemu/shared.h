@@ -91,10 +91,10 @@ inline char* static_shared(const void* key, size_t bytes, size_t align) {
   --S.in_runtime;
   S.static_low = unsigned(at);
   for (Cta& each : S.ctas) {
-    memset(each.shared + at, kPoison, bytes);
 #if defined(__SANITIZE_ADDRESS__)
     __asan_unpoison_memory_region(each.shared + at, bytes);
 #endif
+    memset(each.shared + at, kPoison, bytes);
   }
   return c.shared + at;
 }

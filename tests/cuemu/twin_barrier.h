@@ -23,7 +23,8 @@ inline void cluster_sync(CUEMU_AT) {
   cluster_wait(file, line);
 }
 inline u32 mapa(u32 addr, u32 rank) {
-  if (rank >= cuemu::S.cluster_size) cuemu::fail("address_space", "mapa: block %u of a cluster of %u", rank, cuemu::S.cluster_size);
+  if (rank >= cuemu::S.cluster_size) cuemu::fail("address_space", "mapa: block %u of a cluster of %u", rank,
+      cuemu::S.cluster_size);
   return (addr & 0xffffff) | (rank + 1) << 24;
 }
 // A remote access: the block must not have exited.
@@ -34,7 +35,8 @@ inline char* remote(u32 addr, size_t bytes, const char* file, int line) {
     cuemu::fail("cluster", "%s:%d: block %u of the cluster has exited, and with it its shared memory",
                 cuemu::base_name(file), line, rank - 1);
   if (reinterpret_cast<uintptr_t>(p) % bytes)
-    cuemu::fail("misaligned", "%s:%d: shared address 0x%x is not a multiple of %zu", cuemu::base_name(file), line, addr, bytes);
+    cuemu::fail("misaligned", "%s:%d: shared address 0x%x is not a multiple of %zu", cuemu::base_name(file), line,
+        addr, bytes);
   return p;
 }
 template <class T>
@@ -53,7 +55,8 @@ void st_cluster(u32 addr, T v, CUEMU_AT) {
 inline void mbar_init(u32 bar, u32 arrivals, CUEMU_AT) {
   char* p = cuemu::from_shared_address(bar);
   if (reinterpret_cast<uintptr_t>(p) % 8 || !arrivals || arrivals >= 1u << 14)
-    cuemu::fail("mbarrier", "mbar_init at %s:%d: address 0x%x, %u arrivals", cuemu::base_name(file), line, bar, arrivals);
+    cuemu::fail("mbarrier", "mbar_init at %s:%d: address 0x%x, %u arrivals", cuemu::base_name(file), line, bar,
+        arrivals);
   *reinterpret_cast<cuemu::Mbarrier*>(p) = {0, arrivals, arrivals, cuemu::kMbarrierTag, 0};
 }
 inline void mbar_fence_init() {}
@@ -62,7 +65,8 @@ inline void mbar_arrive(u32 bar, CUEMU_AT) {
 }
 inline void mbar_arrive_expect_tx(u32 bar, u32 bytes, CUEMU_AT) {
   cuemu::Mbarrier& b = cuemu::mbarrier_at(bar, "mbar_arrive_expect_tx", file, line);
-  if (bytes >= 1u << 20) cuemu::fail("mbarrier", "%s:%d: %u bytes announced, at most 2^20 - 1", cuemu::base_name(file), line, bytes);
+  if (bytes >= 1u << 20) cuemu::fail("mbarrier", "%s:%d: %u bytes announced, at most 2^20 - 1", cuemu::base_name(file),
+      line, bytes);
   b.tx += int(bytes);
   cuemu::mbarrier_arrive(b, file, line);
 }
@@ -71,9 +75,10 @@ inline void mbar_arrive_remote(u32 bar, u32 rank, CUEMU_AT) {
   remote(there, 8, file, line);
   cuemu::mbarrier_arrive(cuemu::mbarrier_at(there, "mbar_arrive_remote", file, line), file, line);
 }
-// Copies that report to this barrier are delivered now, and only now.
+// Copies that report to this barrier are delivered when a thread must wait for them, and not before.
 inline bool mbar_try_wait(u32 bar, u32 parity, CUEMU_AT) {
   cuemu::Mbarrier& b = cuemu::mbarrier_at(bar, "mbar_try_wait", file, line);
+  if (b.phase != (parity & 1)) return true;
   cuemu::deliver(&b);
   if (b.phase != (parity & 1)) return true;
   cuemu::S.cur->mbarrier = &b;

@@ -5,7 +5,8 @@ namespace ptx {
 
 inline void check_aligned(const void* p, size_t n, const char* what, const char* file, int line) {
   if (reinterpret_cast<uintptr_t>(p) % n)
-    cuemu::fail("misaligned", "%s at %s:%d: address %p is not a multiple of %zu", what, cuemu::base_name(file), line, p, n);
+    cuemu::fail("misaligned", "%s at %s:%d: address %p is not a multiple of %zu", what, cuemu::base_name(file), line,
+        p, n);
 }
 
 #define CUEMU_LOAD(name)                                  \

@@ -46,7 +46,8 @@ void mma_finish(Meet& m) {
     for (int c = 0; c < K; ++c)
       a[r][c] = element<KA>(m.value[4 * (r % 8) + c % (4 * E) / E] + 4 * (r / 8 + 2 * (c / (4 * E))) + c % E * B);
   for (int n = 0; n < 8; ++n)
-    for (int c = 0; c < K; ++c) b[n][c] = element<KB>(m.value[4 * n + c % (4 * E) / E] + 16 + 4 * (c / (4 * E)) + c % E * B);
+    for (int c = 0; c < K; ++c) b[n][c] = element<KB>(m.value[4 * n + c % (4 * E) / E] + 16 + 4 * (c / (4 * E))
+        + c % E * B);
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < 4; ++i) {
       const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
@@ -81,6 +82,15 @@ void ldmatrix(unsigned (&r)[N], unsigned addr, const char* file, int line) {
       if (at % 16) fail("misaligned", "ldmatrix at %s:%d: row address 0x%x of lane %d is not a multiple of 16",
                         base_name(file), line, at, i);
     }
+#ifdef CUEMU_BANKS
+    for (int j = 0; j < N; ++j) {   // each matrix is a pass of eight 16-byte rows
+      Request rows;
+      rows.lanes = 0xff;
+      rows.bytes = 16;
+      for (int i = 0; i < 8; ++i) memcpy(&rows.address[i], m.value[8 * j + i], 4);
+      count_request(rows);
+    }
+#endif
     for (int lane = 0; lane < 32; ++lane)
       for (int j = 0; j < N; ++j)
         for (int e = 0; e < 2; ++e) {
@@ -97,7 +107,9 @@ void ldmatrix(unsigned (&r)[N], unsigned addr, const char* file, int line) {
 template <class F>
 inline unsigned by_half(F&& f) { return unsigned(f(0)) | unsigned(f(16)) << 16; }
 inline __half half_at(unsigned v, int shift) { return __ushort_as_half(static_cast<unsigned short>(v >> shift)); }
-inline __nv_bfloat16 bfloat_at(unsigned v, int shift) { return __ushort_as_bfloat16(static_cast<unsigned short>(v >> shift)); }
+inline __nv_bfloat16 bfloat_at(unsigned v, int shift) {
+  return __ushort_as_bfloat16(static_cast<unsigned short>(v >> shift));
+}
 
 }  // namespace cuemu
 
@@ -131,7 +143,8 @@ inline void mma_f64(double (&d)[2], double a, double b, CUEMU_AT) {
     for (int l = 0; l < 32; ++l) memcpy(v[l], m.value[l], 32);
     for (int l = 0; l < 32; ++l)
       for (int i = 0; i < 2; ++i)
-        for (int k = 0; k < 4; ++k) v[l][2 + i] = fma(v[4 * (l / 4) + k][0], v[4 * (2 * (l % 4) + i) + k][1], v[l][2 + i]);
+        for (int k = 0; k < 4; ++k) v[l][2 + i] = fma(v[4 * (l / 4) + k][0], v[4 * (2 * (l % 4) + i) + k][1],
+            v[l][2 + i]);
     for (int l = 0; l < 32; ++l) memcpy(m.value[l], v[l], 32);
     ++cuemu::S.report.mma_ops;
   };

@@ -36,13 +36,15 @@ void over_box(const TensorRecord& t, const int (&at)[3], unsigned base, F&& f) {
         for (unsigned e = 0; e < step; ++e) {
           const bool in = rows_in && x + e >= 0 && x + e < t.dims[0];
           char* g = reinterpret_cast<char*>(t.address + uint64_t(plane * (long long)t.stride_bytes[1]) +
-                                            uint64_t(row * (long long)t.stride_bytes[0]) + uint64_t((x + e) * t.element_bytes));
+                                            uint64_t(row * (long long)t.stride_bytes[0])
+                                                + uint64_t((x + e) * t.element_bytes));
           f(swizzled(offset, t.swizzle) + e * t.element_bytes, in ? g : nullptr, t.element_bytes);
         }
       }
 }
 inline void check_shared_at(unsigned addr, unsigned align, const char* what) {
-  if ((addr & 0xffffff) % align) fail("misaligned", "%s: shared address 0x%x is not a multiple of %u", what, addr, align);
+  if ((addr & 0xffffff) % align) fail("misaligned", "%s: shared address 0x%x is not a multiple of %u", what, addr,
+      align);
 }
 
 // Queues one delivery for each destination block; `work` gets that block's shared memory.
@@ -114,7 +116,9 @@ inline void bulk_load_multicast(u32 dst, const void* src, u32 bytes, u32 bar, u1
 inline void tma_load_2d(u32 dst, const TensorMap* m, u32 bar, int c0, int c1) {
   cuemu::load_box(dst, m, bar, {c0, c1, 0}, 2, cuemu::own_mask());
 }
-inline void tma_load_2d_hint(u32 dst, const TensorMap* m, u32 bar, int c0, int c1, u64) { tma_load_2d(dst, m, bar, c0, c1); }
+inline void tma_load_2d_hint(u32 dst, const TensorMap* m, u32 bar, int c0, int c1, u64) {
+  tma_load_2d(dst, m, bar, c0, c1);
+}
 inline void tma_load_2d_multicast(u32 dst, const TensorMap* m, u32 bar, int c0, int c1, u16 mask) {
   cuemu::load_box(dst, m, bar, {c0, c1, 0}, 2, mask);
 }
@@ -133,7 +137,9 @@ inline void bulk_store(void* dst, u32 src, u32 bytes) {
   cuemu::S.cur->queues->stores.add([=] { memcpy(dst, from, bytes); });
 }
 inline void tma_store_2d(const TensorMap* m, u32 src, int c0, int c1) { cuemu::store_box(m, src, {c0, c1, 0}, 2); }
-inline void tma_store_3d(const TensorMap* m, u32 src, int c0, int c1, int c2) { cuemu::store_box(m, src, {c0, c1, c2}, 3); }
+inline void tma_store_3d(const TensorMap* m, u32 src, int c0, int c1, int c2) {
+  cuemu::store_box(m, src, {c0, c1, c2}, 3);
+}
 inline void bulk_commit() { cuemu::S.cur->queues->stores.commit(); }
 template <int N>
 void bulk_wait_read() { cuemu::S.cur->queues->stores.wait(N); }

@@ -10,7 +10,8 @@ struct Operand {
   explicit Operand(uint64_t d)
       : base(unsigned(d & 0x3fff) << 4), leading(unsigned(d >> 16 & 0x3fff) << 4),
         stride(unsigned(d >> 32 & 0x3fff) << 4), mode(unsigned(d >> 62)) {
-    if (d >> 49 & 7) fail("wgmma", "descriptor base offset %u: the start of a swizzle pattern must be aligned", unsigned(d >> 49 & 7));
+    if (d >> 49 & 7) fail("wgmma", "descriptor base offset %u: the start of a swizzle pattern must be aligned",
+        unsigned(d >> 49 & 7));
   }
   unsigned width() const { return mode == 1 ? 128 : mode == 2 ? 64 : mode == 3 ? 32 : 16; }
   unsigned at(unsigned row, unsigned k, unsigned bytes, bool k_major) const {
@@ -106,7 +107,8 @@ inline void wgmma_complete(Warpgroup& w, size_t left) {
   }
 }
 inline void wgmma_wait_group(size_t left, const char* file, int line) {
-  if (S.cur->id / 128 * 128 + 128 > S.threads) fail("wgmma", "%s:%d: a warpgroup has 128 threads", base_name(file), line);
+  if (S.cur->id / 128 * 128 + 128 > S.threads) fail("wgmma", "%s:%d: a warpgroup has 128 threads", base_name(file),
+      line);
   Warpgroup& w = my_warpgroup();
   const unsigned generation = w.generation;
   wait_at("wgmma_wait", file, line);

@@ -66,8 +66,12 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, CUEMU_AT) {
   cuemu::over_lanes(mask, predicate != 0, "a vote", file, line, [&](int i, unsigned b) { r |= b << i; });
   return r;
 }
-inline int __any_sync(unsigned mask, int predicate, CUEMU_AT) { return __ballot_sync(mask, predicate, file, line) != 0; }
-inline int __all_sync(unsigned mask, int predicate, CUEMU_AT) { return __ballot_sync(mask, !predicate, file, line) == 0; }
+inline int __any_sync(unsigned mask, int predicate, CUEMU_AT) {
+  return __ballot_sync(mask, predicate, file, line) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, CUEMU_AT) {
+  return __ballot_sync(mask, !predicate, file, line) == 0;
+}
 // The lanes that have not exited: the emulator's lanes are never reconverged by chance.
 inline unsigned __activemask() { return cuemu::S.cur->cta->warps[cuemu::S.cur->warp].alive; }
 inline unsigned __match_any_sync(unsigned mask, unsigned v, CUEMU_AT) {

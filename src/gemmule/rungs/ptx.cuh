@@ -75,8 +75,16 @@ PTX_LOAD(ld_stream_256, "ld.global.nc.L1::no_allocate.L2::256B")       // the sa
 #undef PTX_LOAD
 
 // L2 eviction policies for ld_hint and the TMA loads.
-PTX_FN u64 policy_evict_first() { u64 r; asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r)); return r; }
-PTX_FN u64 policy_evict_last() { u64 r; asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(r)); return r; }
+PTX_FN u64 policy_evict_first() {
+  u64 r;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r));
+  return r;
+}
+PTX_FN u64 policy_evict_last() {
+  u64 r;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(r));
+  return r;
+}
 
 // 16-byte read-only load past the L1 under an L2 policy.
 template <class V>
@@ -93,7 +101,8 @@ template <class V>
 PTX_FN void st_stream(V* p, const V& v) {
   if constexpr (sizeof(V) == 16) {
     const uint4& u = reinterpret_cast<const uint4&>(v);
-    asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(u.x), "r"(u.y), "r"(u.z), "r"(u.w) : "memory");
+    asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(u.x), "r"(u.y), "r"(u.z), "r"(u.w)
+        : "memory");
   } else if constexpr (sizeof(V) == 8) {
     const uint2& u = reinterpret_cast<const uint2&>(v);
     asm volatile("st.global.cs.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(u.x), "r"(u.y) : "memory");
@@ -106,8 +115,14 @@ PTX_FN void st_stream(V* p, const V& v) {
 PTX_FN void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // Flags between blocks: acquire load, release store, add with both, at the scope of the device.
-PTX_FN u32 ld_acquire(const u32* p) { u32 r; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(r) : "l"(p) : "memory"); return r; }
-PTX_FN void st_release(u32* p, u32 v) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+PTX_FN u32 ld_acquire(const u32* p) {
+  u32 r;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(r) : "l"(p) : "memory");
+  return r;
+}
+PTX_FN void st_release(u32* p, u32 v) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 PTX_FN u32 add_acq_rel(u32* p, u32 v) {
   u32 r;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(r) : "l"(p), "r"(v) : "memory");
@@ -126,8 +141,10 @@ PTX_FN void named_arrive(u32 id, u32 threads) { asm volatile("bar.arrive %0, %1;
 template <int B>
 PTX_FN void cp_async(u32 dst, const void* src, u32 valid = B) {
   static_assert(B == 4 || B == 8 || B == 16, "4, 8 or 16 bytes");
-  if constexpr (B == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid) : "memory");
-  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(B), "r"(valid) : "memory");
+  if constexpr (B == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid)
+      : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(B), "r"(valid)
+      : "memory");
 }
 // Closes the thread's open group of copies; waits until at most N groups are under way.
 PTX_FN void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -173,7 +190,8 @@ PTX_MMA(mma_e4m3, float, "f", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f
 #undef PTX_MMA
 // Float64, 8x8x4: a: row g, column t; b: row t, column g; d[i]: row g, column 2 t + i.
 PTX_FN void mma_f64(double (&d)[2], double a, double b) {
-  asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+d"(d[0]), "+d"(d[1]) : "d"(a), "d"(b));
+  asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+d"(d[0]), "+d"(d[1])
+      : "d"(a), "d"(b));
 }
 // The nearest tf32 number, ties away from zero, in the bits of a float.
 PTX_FN u32 to_tf32(float v) { u32 r; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v)); return r; }
@@ -181,14 +199,38 @@ PTX_FN u32 to_tf32(float v) { u32 r; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : 
 // ---- arithmetic on packed registers -------------------------------------------------------------------------
 // Any three-input bitwise function; bit i of LUT is its value where (a, b, c) are the bits of i, a the highest.
 template <int LUT>
-PTX_FN u32 lop3(u32 a, u32 b, u32 c) { u32 r; asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(r) : "r"(a), "r"(b), "r"(c), "n"(LUT)); return r; }
+PTX_FN u32 lop3(u32 a, u32 b, u32 c) {
+  u32 r;
+  asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(r) : "r"(a), "r"(b), "r"(c), "n"(LUT));
+  return r;
+}
 PTX_FN u32 sub_f16x2(u32 a, u32 b) { u32 r; asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
-PTX_FN u32 fma_f16x2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
-PTX_FN u32 fma_bf16x2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
+PTX_FN u32 fma_f16x2(u32 a, u32 b, u32 c) {
+  u32 r;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+PTX_FN u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+  u32 r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
 // c + the dot product of four bytes: signed, unsigned, and unsigned a with signed b.
-PTX_FN int dp4a(int a, int b, int c) { int r; asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
-PTX_FN u32 dp4a_u8(u32 a, u32 b, u32 c) { u32 r; asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
-PTX_FN int dp4a_u8s8(u32 a, int b, int c) { int r; asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
+PTX_FN int dp4a(int a, int b, int c) {
+  int r;
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+PTX_FN u32 dp4a_u8(u32 a, u32 b, u32 c) {
+  u32 r;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+PTX_FN int dp4a_u8s8(u32 a, int b, int c) {
+  int r;
+  asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
 
 #if __CUDA_ARCH__ >= 900
 // ---- programmatic dependent launch -----------------------------------------------------------------------
@@ -204,7 +246,11 @@ PTX_FN void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.alig
 PTX_FN void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 PTX_FN void cluster_sync() { cluster_arrive(); cluster_wait(); }
 // The address in block `rank` of what lies at `addr` in this block.
-PTX_FN u32 mapa(u32 addr, u32 rank) { u32 r; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(rank)); return r; }
+PTX_FN u32 mapa(u32 addr, u32 rank) {
+  u32 r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(rank));
+  return r;
+}
 // Loads and stores of 4 bytes at an address of mapa.
 template <class T>
 PTX_FN T ld_cluster(u32 addr) {
@@ -220,7 +266,9 @@ PTX_FN void st_cluster(u32 addr, T v) {
 }
 
 // ---- mbarrier: 8 bytes of shared memory; a phase ends when all arrivals and all announced bytes are in -----------
-PTX_FN void mbar_init(u32 bar, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory"); }
+PTX_FN void mbar_init(u32 bar, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
 // Makes initialised barriers visible to the other blocks and to the asynchronous proxy.
 PTX_FN void mbar_fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 PTX_FN void mbar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
@@ -244,7 +292,8 @@ PTX_FN void mbar_wait(u32 bar, u32 parity) { while (!mbar_try_wait(bar, parity))
 PTX_FN void mbar_wait_cluster(u32 bar, u32 parity) {
   u32 done = 0;
   while (!done)
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
                  : "=r"(done) : "r"(bar), "r"(parity) : "memory");
 }
 
@@ -259,14 +308,17 @@ PTX_FN void bulk_load(u32 dst, const void* src, u32 bytes, u32 bar) {
   asm volatile(PTX_BULK_LOAD " [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
 PTX_FN void bulk_load_hint(u32 dst, const void* src, u32 bytes, u32 bar, u64 policy) {
-  asm volatile(PTX_BULK_LOAD ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy) : "memory");
+  asm volatile(PTX_BULK_LOAD ".L2::cache_hint [%0], [%1], %2, [%3], %4;"
+      ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }
 PTX_FN void bulk_load_multicast(u32 dst, const void* src, u32 bytes, u32 bar, u16 mask) {
-  asm volatile(PTX_BULK_LOAD ".multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"(mask) : "memory");
+  asm volatile(PTX_BULK_LOAD ".multicast::cluster [%0], [%1], %2, [%3], %4;"
+      ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"(mask) : "memory");
 }
 // A box of a tensor map at element coordinates, c0 along the contiguous dimension; outside the tensor it is zero.
 PTX_FN void tma_load_2d(u32 dst, const TensorMap* m, u32 bar, int c0, int c1) {
-  asm volatile(PTX_TENSOR_LOAD("2d") " [%0], [%1, {%3,%4}], [%2];" ::"r"(dst), "l"(m), "r"(bar), "r"(c0), "r"(c1) : "memory");
+  asm volatile(PTX_TENSOR_LOAD("2d") " [%0], [%1, {%3,%4}], [%2];" ::"r"(dst), "l"(m), "r"(bar), "r"(c0), "r"(c1)
+      : "memory");
 }
 PTX_FN void tma_load_2d_hint(u32 dst, const TensorMap* m, u32 bar, int c0, int c1, u64 policy) {
   asm volatile(PTX_TENSOR_LOAD("2d") ".L2::cache_hint [%0], [%1, {%3,%4}], [%2], %5;"
@@ -277,7 +329,8 @@ PTX_FN void tma_load_2d_multicast(u32 dst, const TensorMap* m, u32 bar, int c0, 
                ::"r"(dst), "l"(m), "r"(bar), "r"(c0), "r"(c1), "h"(mask) : "memory");
 }
 PTX_FN void tma_load_3d(u32 dst, const TensorMap* m, u32 bar, int c0, int c1, int c2) {
-  asm volatile(PTX_TENSOR_LOAD("3d") " [%0], [%1, {%3,%4,%5}], [%2];" ::"r"(dst), "l"(m), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
+  asm volatile(PTX_TENSOR_LOAD("3d") " [%0], [%1, {%3,%4,%5}], [%2];"
+      ::"r"(dst), "l"(m), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 PTX_FN void tma_load_3d_multicast(u32 dst, const TensorMap* m, u32 bar, int c0, int c1, int c2, u16 mask) {
   asm volatile(PTX_TENSOR_LOAD("3d") ".multicast::cluster [%0], [%1, {%3,%4,%5}], [%2], %6;"
@@ -287,10 +340,12 @@ PTX_FN void tma_load_3d_multicast(u32 dst, const TensorMap* m, u32 bar, int c0, 
 #undef PTX_TENSOR_LOAD
 // Stores of this thread, in groups: what lies outside the tensor is not written.
 PTX_FN void bulk_store(void* dst, u32 src, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
+      : "memory");
 }
 PTX_FN void tma_store_2d(const TensorMap* m, u32 src, int c0, int c1) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2,%3}], [%1];" ::"l"(m), "r"(src), "r"(c0), "r"(c1) : "memory");
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2,%3}], [%1];"
+      ::"l"(m), "r"(src), "r"(c0), "r"(c1) : "memory");
 }
 PTX_FN void tma_store_3d(const TensorMap* m, u32 src, int c0, int c1, int c2) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2,%3,%4}], [%1];"

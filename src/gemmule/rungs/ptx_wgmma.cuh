@@ -12,7 +12,8 @@ namespace ptx {
 // `leading` bytes from one 16-byte column to the next without swizzle (ignored with one). MN-major: with a swizzle
 // `leading` from one swizzle-wide group of rows to the next and `stride` from 8 k to the next 8; without, exchanged.
 __device__ __forceinline__ u64 wgmma_desc(u32 addr, u32 leading, u32 stride, Swizzle swizzle) {
-  return u64((addr & 0x3ffff) >> 4) | u64(leading >> 4 & 0x3fff) << 16 | u64(stride >> 4 & 0x3fff) << 32 | u64(int(swizzle)) << 62;
+  return u64((addr & 0x3ffff) >> 4) | u64(leading >> 4 & 0x3fff) << 16 | u64(stride >> 4 & 0x3fff) << 32 |
+         u64(int(swizzle)) << 62;
 }
 
 }  // namespace ptx
@@ -77,11 +78,15 @@ __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sy
 #define PTX_C "f"
 #define PTX_OP "k16.f32.f16.f16"
 template <int N, int TransA = 0, int TransB = 0>
-__device__ __forceinline__ void wgmma_f16(float (&d)[N / 2], u64 a, u64 b, bool accumulate) { PTX_EACH_N(PTX_WGMMA_CASE) }
+__device__ __forceinline__ void wgmma_f16(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+  PTX_EACH_N(PTX_WGMMA_CASE)
+}
 #undef PTX_OP
 #define PTX_OP "k16.f32.bf16.bf16"
 template <int N, int TransA = 0, int TransB = 0>
-__device__ __forceinline__ void wgmma_bf16(float (&d)[N / 2], u64 a, u64 b, bool accumulate) { PTX_EACH_N(PTX_WGMMA_CASE) }
+__device__ __forceinline__ void wgmma_bf16(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+  PTX_EACH_N(PTX_WGMMA_CASE)
+}
 #undef PTX_OP
 #undef PTX_TAIL
 #undef PTX_EXTRA
@@ -91,11 +96,15 @@ __device__ __forceinline__ void wgmma_bf16(float (&d)[N / 2], u64 a, u64 b, bool
 #define PTX_EXTRA
 #define PTX_OP "k8.f32.tf32.tf32"
 template <int N>
-__device__ __forceinline__ void wgmma_tf32(float (&d)[N / 2], u64 a, u64 b, bool accumulate) { PTX_EACH_N(PTX_WGMMA_CASE) }
+__device__ __forceinline__ void wgmma_tf32(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+  PTX_EACH_N(PTX_WGMMA_CASE)
+}
 #undef PTX_OP
 #define PTX_OP "k32.f32.e4m3.e4m3"
 template <int N>
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[N / 2], u64 a, u64 b, bool accumulate) { PTX_EACH_N(PTX_WGMMA_CASE) }
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+  PTX_EACH_N(PTX_WGMMA_CASE)
+}
 #undef PTX_OP
 #undef PTX_TAIL
 #undef PTX_C
