@@ -126,9 +126,7 @@ def test_blocks_dwarf_the_timer() -> None:
         (0.3, {"max_seconds": 1e6, "max_blocks": 30}, "blocks"),
     ],
 )
-def test_the_rule_that_fired_is_recorded(
-    noise: float, limits: dict[str, float], rule: str
-) -> None:
+def test_the_rule_that_fired_is_recorded(noise: float, limits: dict[str, float], rule: str) -> None:
     clock = FakeClock({"a": 1e-3, "b": 2e-3}, noise=noise)
     run = sample(contestants(clock), clock, **limits)
     assert {s.stopped for s in run.values()} == {rule}
@@ -159,9 +157,7 @@ def test_warm_up_waits_for_a_settling_clock() -> None:
     assert run["a"].warmup_s > 0.5
 
 
-@pytest.mark.parametrize(
-    ("factor", "verdict"), [(0.9, "faster"), (1.1, "slower"), (1.002, "same")]
-)
+@pytest.mark.parametrize(("factor", "verdict"), [(0.9, "faster"), (1.1, "slower"), (1.002, "same")])
 def test_verdicts(factor: float, verdict: str) -> None:
     rng = np.random.default_rng(2)
     base = made_samples("base", np.exp(0.002 * rng.standard_normal(40)))

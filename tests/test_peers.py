@@ -70,7 +70,7 @@ def test_rounded_activations_excuse_no_mix_up(compute) -> None:
 
 
 def test_b_times_a_is_refused() -> None:
-    swapped = wrong(lambda problem, a, b: (b.T @ a.T))
+    swapped = wrong(lambda problem, a, b: b.T @ a.T)
     assert "shape" in (check(swapped, Problem("matmul", 64, 64, 64)) or "")
     raises = wrong(lambda problem, a, b: b @ a)
     assert "ValueError" in (check(raises, Problem("matmul", 64, 64, 64)) or "")

@@ -42,9 +42,10 @@ def read_loop(streams: int, lanes: int, parallel: bool) -> Any:
         word = ir.VectorType(ir.IntType(64), lanes) if lanes > 1 else ir.IntType(64)
         starts = [builder.add(address, builder.mul(length, length.type(s))) for s in range(streams)]
         sums = [cgutils.alloca_once_value(builder, word(None)) for _ in range(2)]
-        with cgutils.for_range_slice(
-            builder, length.type(0), length, length.type(STEP_BYTES)
-        ) as (offset, _):
+        with cgutils.for_range_slice(builder, length.type(0), length, length.type(STEP_BYTES)) as (
+            offset,
+            _,
+        ):
             for start in starts:
                 for inside in range(0, STEP_BYTES, 8 * lanes):
                     place = builder.add(builder.add(start, offset), length.type(inside))
@@ -71,9 +72,10 @@ def copy_loop(streaming: bool, parallel: bool) -> Any:
 
         word = ir.VectorType(ir.IntType(64), lanes)
         hint = builder.module.add_metadata([ir.IntType(32)(1)])
-        with cgutils.for_range_slice(
-            builder, length.type(0), length, length.type(STEP_BYTES)
-        ) as (offset, _):
+        with cgutils.for_range_slice(builder, length.type(0), length, length.type(STEP_BYTES)) as (
+            offset,
+            _,
+        ):
             for inside in range(0, STEP_BYTES, 8 * lanes):
                 source = builder.add(builder.add(address, offset), length.type(inside))
                 target = builder.inttoptr(builder.add(source, other), word.as_pointer())

@@ -24,7 +24,7 @@ from gemmule.lab.ceiling_loops import (
     read_loop,
     vector_bytes,
 )
-from gemmule.lab.records import Ceiling, Environment, Row
+from gemmule.lab.records import Ceiling, Row
 from gemmule.measure import sample
 
 LINE = 64
@@ -149,22 +149,21 @@ def above_ceiling(row: Row, ceilings: Mapping[str, Ceiling], backend: str) -> st
 
 def enforce(
     rows: Sequence[Row],
-    environment: Environment,
+    ceilings: Mapping[str, Ceiling],
+    backend: str,
     measure_again: Callable[[], Mapping[str, Ceiling]],
-) -> tuple[tuple[Row, ...], Environment]:
+) -> tuple[tuple[Row, ...], dict[str, Ceiling]]:
     """Hold cold rows against the read ceiling; measure it again when one rises above it.
 
-    Returns the rows, kept all, and the environment whose ceilings count now: of the old and the new
-    figure the higher one. Rows still above carry the flag; shares of the ceiling are worked out
-    anew, and rows name the returned environment, which is to be written before them.
+    Returns the rows, kept all, and the ceilings that count now: of the old and the new figure the
+    higher one. Rows still above carry the flag; shares of the ceiling are worked out anew. Ceilings
+    are part of an environment, so the caller gives the rows the id of the one that holds these.
     """
-    backend, ceilings = environment.backend, environment.ceilings
     if not any(above_ceiling(row, ceilings, backend) for row in rows):
-        return tuple(rows), environment
+        return tuple(rows), dict(ceilings)
     again = measure_again()
     now = {name: _higher(old, again.get(name)) for name, old in ceilings.items()}
-    held = replace(environment, ceilings=now)
-    return tuple(replace(_against(r, now, backend), environment=held.id) for r in rows), held
+    return tuple(_against(row, now, backend) for row in rows), now
 
 
 def _higher(old: Ceiling, new: Ceiling | None) -> Ceiling:

@@ -28,9 +28,7 @@ def decode(record: Callable[..., T], value: object, where: str) -> T:
     unknown = sorted(set(value) - set(hints))
     if unknown:
         raise ValueError(f"{where} has an unknown field {unknown[0][:80]!r}.")
-    fields = {
-        name: _value(hints[name], given, f"{where}.{name}") for name, given in value.items()
-    }
+    fields = {name: _value(hints[name], given, f"{where}.{name}") for name, given in value.items()}
     missing = [n for n in _required(record) if n not in fields]
     if missing:
         raise ValueError(f"{where} lacks the field {missing[0]!r}.")

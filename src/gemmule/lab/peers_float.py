@@ -74,8 +74,8 @@ def to_numpy(tensor: Any) -> np.ndarray:
     import torch
 
     values: np.ndarray = (
-        tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-    ).detach().numpy()
+        (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+    )
     return values
 
 

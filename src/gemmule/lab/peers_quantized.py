@@ -125,9 +125,7 @@ def _ort_prepare(level: int, problem: Problem, a: QuantizedMatrix, b: np.ndarray
     binding = session.io_binding()
     binding.bind_cpu_input("X", x)
     binding.bind_output("Y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
-    return Prepared(
-        lambda: session.run_with_iobinding(binding), lambda: _shaped(problem, out)
-    )
+    return Prepared(lambda: session.run_with_iobinding(binding), lambda: _shaped(problem, out))
 
 
 def _ort_model(problem: Problem, a: QuantizedMatrix, level: int) -> bytes:

@@ -125,8 +125,7 @@ def _pairs(values: Mapping[str, str]) -> str:
 def ceiling_table(environment: Environment) -> TableData:
     """Return the measured ceilings and the way that reached each."""
     rows = tuple(
-        (c.name, f"{significant(c.value)} {c.unit}", c.shape)
-        for c in environment.ceilings.values()
+        (c.name, f"{significant(c.value)} {c.unit}", c.shape) for c in environment.ceilings.values()
     )
     return TableData("Measured ceilings", ("ceiling", "value", "reached by"), rows,
                      (False, True, False))  # fmt: skip
@@ -227,9 +226,7 @@ def ladder_figures(rows: Sequence[Row]) -> list[Figure]:
         if len(fastest) < LADDER_FROM:
             continue
         rungs = sorted(fastest.values(), key=lambda row: position[id(row)])
-        steps = [
-            svg.Bar(label(r), r.times_us.median, r.times_us.q1, r.times_us.q3) for r in rungs
-        ]
+        steps = [svg.Bar(label(r), r.times_us.median, r.times_us.q1, r.times_us.q3) for r in rungs]
         drawing = svg.ladder_waterfall(steps, title=title)
         data = tuple((s.label, significant(s.value)) for s in steps)
         table = TableData(title, ("rung", "us"), data, (False, True))

@@ -70,9 +70,7 @@ def bandwidth_plot(
     if not points or min(p[0] for p in points) <= 0:
         raise ValueError("a plot over size needs at least one point, and positive sizes.")
     top = max([p[3] for p in points] + ([ceiling] if ceiling else []))
-    frame = _Frame(
-        (min(p[0] for p in points), max(p[0] for p in points)), top * 1.08, len(series)
-    )
+    frame = _Frame((min(p[0] for p in points), max(p[0] for p in points)), top * 1.08, len(series))
     parts = [*frame.axes(x_label, y_label)]
     for index, line in enumerate(series):
         parts += frame.line(line, index)
