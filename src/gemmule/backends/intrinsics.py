@@ -187,6 +187,21 @@ def emit_multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
 
 
 @intrinsic
+def call(typing_context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
+    """Call the C function at an address with six int64 (see `Kernel.address`)."""
+    from llvmlite import ir
+    from numba.core import types
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(ir.IntType(8).as_pointer(), [word] * 6)
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), generate
+
+
+@intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
     """Ask for the cache line at `address`, to be read once; any address is allowed."""
     from llvmlite import ir
@@ -209,5 +224,3 @@ def declare(builder: Any, name: str, kind: Any) -> Any:
 
     known = builder.module.globals.get(name)
     return known if known is not None else ir.Function(builder.module, kind, name)
-
-

@@ -6,8 +6,8 @@ used by their names and become Numba's own objects when the kernel is built.
 
 Kernels take addresses, strides and sizes (integers), so that one compilation serves every array
 order, alignment and read-only flag; elements are read and written through
-`gemmule.backends.intrinsics`. ``fastmath`` is ``{"reassoc", "contract"}``: sums may be reordered and
-fused, NaN and Inf keep their meaning. No kernel holds the GIL.
+`gemmule.backends.intrinsics`. ``fastmath`` is ``{"reassoc", "contract"}``: sums may be reordered
+and fused, NaN and Inf keep their meaning. No kernel holds the GIL.
 """
 
 from __future__ import annotations
@@ -123,6 +123,19 @@ class Kernel:
             self._launch_freely = _layer_is_thread_safe()
         return result
 
+    def address(self, arguments: int) -> int:
+        """Return the address of the kernel as a C function of so many int64, compiling it.
+
+        Another kernel calls it through `gemmule.backends.intrinsics.call`: one compiled caller then
+        serves many callees. The function lives as long as this kernel.
+        """
+        from numba import int64, void
+
+        with _BUILD_LOCK:
+            result = self.compiled.get_compile_result(void(*[int64] * arguments))
+            name = result.fndesc.llvm_cfunc_wrapper_name
+            return int(result.library.get_pointer_to_function(name))
+
     def _build(self) -> Any:
         from numba.core.registry import CPUDispatcher
 
@@ -165,8 +178,8 @@ def kernel(
 def thread_count() -> int:
     """Return how many threads a parallel kernel may use now; 1 after ``os.fork``.
 
-    Respects ``numba.set_num_threads`` of the calling thread. A forked child gets 1: GNU OpenMP kills
-    a child that goes parallel, so parallel forms are for more than one thread only.
+    Respects ``numba.set_num_threads`` of the calling thread. A forked child gets 1: GNU OpenMP
+    kills a child that goes parallel, so parallel forms are for more than one thread only.
     """
     if os.getpid() != _IMPORT_PID:
         return 1

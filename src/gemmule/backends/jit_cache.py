@@ -175,7 +175,7 @@ def _write_atomically(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except OSError:
         Path(temporary).unlink(missing_ok=True)
         raise

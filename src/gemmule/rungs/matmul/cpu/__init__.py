@@ -1,0 +1,1 @@
+"""Matrix-matrix products on the CPU."""

@@ -39,37 +39,51 @@ class Tile:
 
 
 @functools.cache
-def register_tile(working: str) -> Tile:
-    """Return the tile that fills the CPU's vector registers, leaving some for A and B."""
+def vector_bytes() -> int:
+    """Return the width of the CPU's vector registers; 64 means that there are 32 of them."""
     import llvmlite.binding
 
-    wide = llvmlite.binding.get_host_cpu_features().get("avx512dq", False)
-    if wide:  # 32 registers of 64 bytes: 24 sums, 2 of B, the rest for A
-        return Tile(rows=12, vectors=2, lanes=64 // ITEMSIZE[working])
-    return Tile(rows=6, vectors=2, lanes=32 // ITEMSIZE[working])  # 16 registers of 32 bytes
+    return 64 if llvmlite.binding.get_host_cpu_features().get("avx512dq", False) else 32
 
 
 @functools.cache
-def tile_product(working: str, tile: Tile) -> Intrinsic:
+def register_tile(working: str, narrow: bool) -> Tile:
+    """Return the tile that fills the vector registers with sums and leaves some for A and B.
+
+    A narrow tile is one register wide, for a matrix B that is no wider.
+    """
+    lanes = vector_bytes() // ITEMSIZE[working]
+    rows = 12 if vector_bytes() == 64 else 6
+    return Tile(rows=2 * rows, vectors=1, lanes=lanes) if narrow else Tile(rows, 2, lanes)
+
+
+def is_narrow(n: int, working: str) -> bool:
+    """Whether B has so few columns that the narrow tile holds them."""
+    return n <= vector_bytes() // ITEMSIZE[working]
+
+
+@functools.cache
+def tile_product(working: str, tile: Tile, pitch: int) -> Intrinsic:
     """Return ``f(a, b, depth, c, c_row)``: the tile at c += sliver a times sliver b.
 
-    a, b, c: addresses; a holds `depth` groups of `tile.rows` numbers, b of `tile.columns`;
-    c_row: numbers between rows of c. depth must be at least 1.
+    a, b, c: addresses; b holds `depth` groups of `tile.columns` numbers; a holds `depth` groups of
+    `tile.rows` numbers or, where `pitch` is not 0, its rows `pitch` numbers apart. c_row: numbers
+    between rows of c. depth must be at least 1.
     """
 
     def define(typing_context: Any, a: Any, b: Any, depth: Any, c: Any, c_row: Any) -> Any:
         from numba.core import types
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _emit_tile(builder, arguments, working, tile)
+            _emit_tile(builder, arguments, working, tile, pitch)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), generate
 
-    return Intrinsic(define, f"tile {working} {tile}")
+    return Intrinsic(define, f"tile {working} {tile} {pitch}")
 
 
-def _emit_tile(builder: Any, arguments: Any, working: str, tile: Tile) -> None:
+def _emit_tile(builder: Any, arguments: Any, working: str, tile: Tile, pitch: int) -> None:
     """Emit the loop over the depth with every sum in a register, then add the sums to c."""
     from llvmlite import ir
 
@@ -87,7 +101,7 @@ def _emit_tile(builder: Any, arguments: Any, working: str, tile: Tile) -> None:
     totals = [builder.phi(vector) for _ in range(sums)]
     for total in totals:
         total.add_incoming(ir.Constant(vector, [0] * tile.lanes), before)
-    a_at = builder.mul(k, word(tile.rows))
+    a_at = k if pitch else builder.mul(k, word(tile.rows))
     b_at = builder.mul(k, word(tile.columns))
     right = [
         _load_vector(builder, b, builder.add(b_at, word(v * tile.lanes)), working, vector)
@@ -95,7 +109,7 @@ def _emit_tile(builder: Any, arguments: Any, working: str, tile: Tile) -> None:
     ]
     grown = []
     for r in range(tile.rows):
-        pointer = element_pointer(builder, a, builder.add(a_at, word(r)), working)
+        pointer = element_pointer(builder, a, builder.add(a_at, word(r * (pitch or 1))), working)
         left = _broadcast(builder, builder.load(pointer), vector)
         for v in range(tile.vectors):
             total = totals[r * tile.vectors + v]
@@ -151,7 +165,7 @@ def pack_kernel(stored: str, working: str, width: int, unit: str) -> Kernel:
     read, write = load(stored, working), store(working, working)
     zero = np.dtype(working).type(0)
     item, number = ITEMSIZE[stored], ITEMSIZE[working]
-    along_width, along_depth = unit == "width", unit == "depth"
+    along_width = unit == "width"
 
     @kernel
     def pack(
@@ -165,20 +179,63 @@ def pack_kernel(stored: str, working: str, width: int, unit: str) -> Kernel:
                 for k in range(depth):
                     for w in range(lines):
                         write(sliver + k * width * number, w, read(first + k * depth_step, w))
-            elif along_depth:
-                for w in range(lines):
-                    for k in range(depth):
-                        write(sliver + w * number, k * width, read(first + w * width_step, k))
-            else:
-                for w in range(lines):
-                    for k in range(depth):
-                        at = first + w * width_step + k * depth_step
-                        write(sliver + w * number, k * width, read(at, 0))
+            else:  # a few steps of the depth at a time, so that the groups stay in the cache
+                step = depth_step if unit == "none" else item
+                for begin_k in range(0, depth, 32):
+                    some = min(32, depth - begin_k)
+                    groups = sliver + begin_k * width * number
+                    for w in range(lines):
+                        at = first + begin_k * step + w * width_step
+                        for k in range(some):
+                            write(groups + w * number, k * width, read(at + k * step, 0))
             for w in range(lines, width):
                 for k in range(depth):
                     write(sliver, k * width + w, zero)
 
     return pack
+
+
+@functools.cache
+def pack_rows_kernel(stored: str, working: str, width: int, pitch: int) -> Kernel:
+    """Return the packing of rows that lie along memory: as `pack_kernel`, but rows stay whole.
+
+    Row after row is converted, `pitch` numbers apart, so both sides are read and written in order.
+    """
+    read, write = load(stored, working), store(working, working)
+    zero = np.dtype(working).type(0)
+    number = ITEMSIZE[working]
+
+    @kernel
+    def pack_rows(
+        source: int, width_step: int, depth_step: int, extent: int, depth: int, packed: int
+    ) -> None:
+        for line in range(extent):
+            target, row = packed + line * pitch * number, source + line * width_step
+            for k in range(depth):
+                write(target, k, read(row, k))
+        for line in range(extent, (extent + width - 1) // width * width):
+            for k in range(depth):
+                write(packed + line * pitch * number, k, zero)
+
+    return pack_rows
+
+
+@functools.cache
+def unpack_kernel(stored: str, working: str) -> Kernel:
+    """Return ``unpack(sums, sums_row, C, C_row, height, breadth)``: store sums as dtype `stored`.
+
+    sums_row: numbers between rows of the sums; C_row: bytes between rows of C.
+    """
+    read, write = load(working, working), store(stored, working)
+    number = ITEMSIZE[working]
+
+    @kernel
+    def unpack(sums: int, sums_row: int, C: int, C_row: int, height: int, breadth: int) -> None:
+        for i in range(height):
+            for j in range(breadth):
+                write(C + i * C_row, j, read(sums + i * sums_row * number, j))
+
+    return unpack
 
 
 def unit_axis(layout: str, width_axis: int) -> str:
@@ -189,5 +246,3 @@ def unit_axis(layout: str, width_axis: int) -> str:
     if layout == "strided":
         return "none"
     return "depth" if (layout == "row") == (width_axis == 0) else "width"
-
-

@@ -9,7 +9,6 @@ import numpy as np
 
 from gemmule.problem import Problem
 from gemmule.rung import Arithmetic, Machine, Params, Rung, Suggestion, same
-from gemmule.rungs import _cpu
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
@@ -34,15 +33,20 @@ def arithmetic(problem: Problem) -> Arithmetic:
     )
 
 
-# Operations per second of one core in OpenBLAS 0.3.31 (EPYC Zen 5, 2026-11).
-_RATES = {"float32": 6.5e10, "float64": 4e10, "complex64": 6.5e10, "complex128": 4e10}
+# Operations per second of one core in OpenBLAS 0.3.31, 1024^3 (EPYC Zen 5, 2026-11).
+_RATES = {"float32": 1.2e11, "float64": 5.9e10, "complex64": 1.2e11, "complex128": 5.9e10}
+_SERIAL_FLOPS = 2e6  # OpenBLAS stays on one core below about 100^3
 
 
-def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect OpenBLAS's rate on all cores, four real products for a complex one."""
+def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Expect OpenBLAS's rate, or the time to read the operands; a complex product is four."""
+    if "strided" in (problem.layout_a, problem.layout_b):
+        return None  # the plan's own copy shows in explain()
     work = problem.flops * (4 if problem.a.startswith("complex") else 1)
-    calls = 2e-6 + 1e-6 * (problem.batch - 1)
-    return Suggestion({}, calls + work / (_RATES[problem.a] * machine.units))
+    threads = machine.units if work > _SERIAL_FLOPS * problem.batch else 1
+    busy = work / (_RATES[problem.a] * threads)
+    moving = problem.compulsory_bytes / machine.read_bytes_per_s
+    return Suggestion({}, 2e-6 + 1e-6 * (problem.batch - 1) + max(busy, moving))
 
 
 RUNG = Rung(

@@ -8,39 +8,49 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.intrinsics import load, store
+from gemmule.backends.intrinsics import call
 from gemmule.backends.jit import Kernel, kernel, unavailable
 from gemmule.problem import ITEMSIZE, Problem
 from gemmule.rung import Machine, Params, Rung, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs.matmul.cpu._tile import pack_kernel, register_tile, tile_product, unit_axis
+from gemmule.rungs.matmul.cpu._tile import (
+    is_narrow,
+    pack_kernel,
+    pack_rows_kernel,
+    register_tile,
+    tile_product,
+    unit_axis,
+    unpack_kernel,
+)
 
 ROWS = 480  # rows of A in a block: 480 x 256 float32 are half of a 1 MiB second-level cache
 DEPTH = 256  # a sliver of B, 32 x 256 float32, is most of a 48 KiB first-level cache
+PITCH = DEPTH + 16  # numbers between rows that are packed whole; 256 would meet in few cache sets
 
 
 @functools.cache
-def block_kernel(a: str, b: str, c: str, working: str, unit_a: str, unit_b: str) -> Kernel:
+def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
     """Return the kernel that computes the blocks ``first:last`` of C, numbered row by row.
 
-    ``blocks(A, A_row, A_col, B, B_row, B_col, C, C_row, m, n, k, rows, columns, first, last)``;
-    the steps are in bytes; a block has `rows` x `columns` elements, both multiples of the tile.
+    ``blocks(pack_a, pack_b, unpack, A, A_row, A_col, B, B_row, B_col, C, C_row, m, n, k, rows,
+    columns, first, last)``. pack_a, pack_b, unpack: addresses of kernels, which alone know the
+    dtypes in memory; steps are in bytes; a block has `rows` x `columns` elements, multiples of the
+    tile. whole_rows: pack_a leaves rows of A whole (`pack_rows_kernel`).
     """
-    tile = register_tile(working)
+    tile = register_tile(working, narrow)
     tile_rows, tile_columns = tile.rows, tile.columns
-    multiply = tile_product(working, tile)
-    pack_a = pack_kernel(a, working, tile_rows, unit_a)
-    pack_b = pack_kernel(b, working, tile_columns, unit_b)
-    read, write = load(working, working), store(c, working)
+    pitch = PITCH if whole_rows else 0
+    multiply = tile_product(working, tile, pitch)
     number, number_bytes = np.dtype(working).type, ITEMSIZE[working]
 
     @kernel
     def blocks(
+        pack_a: int, pack_b: int, unpack: int,
         A: int, A_row: int, A_col: int, B: int, B_row: int, B_col: int, C: int, C_row: int,
-        m: int, n: int, k: int, rows: int, columns: int, first: int, last: int,
+        m: int, n: int, k: int, rows: int, columns: int, first: int, last: int, c_item: int,
     ) -> None:  # fmt: skip
         sums = np.empty(rows * columns, number)
-        packed_a = np.empty(rows * DEPTH, number)
+        packed_a = np.empty(rows * PITCH, number)
         packed_b = np.empty(columns * DEPTH, number)
         a, b, c = packed_a.ctypes.data, packed_b.ctypes.data, sums.ctypes.data
         across = (n + columns - 1) // columns
@@ -50,20 +60,37 @@ def block_kernel(a: str, b: str, c: str, working: str, unit_a: str, unit_b: str)
             sums[:] = number(0)
             for p in range(0, k, DEPTH):
                 depth = min(DEPTH, k - p)
-                pack_a(A + i * A_row + p * A_col, A_row, A_col, height, depth, a)
-                pack_b(B + p * B_row + j * B_col, B_col, B_row, breadth, depth, b)
+                call(pack_a, A + i * A_row + p * A_col, A_row, A_col, height, depth, a)
+                call(pack_b, B + p * B_row + j * B_col, B_col, B_row, breadth, depth, b)
                 for jj in range(0, breadth, tile_columns):
                     for ii in range(0, height, tile_rows):
                         corner = c + (ii * columns + jj) * number_bytes
-                        sliver_a = a + ii * depth * number_bytes
+                        sliver_a = a + ii * (pitch or depth) * number_bytes
                         sliver_b = b + jj * depth * number_bytes
                         multiply(sliver_a, sliver_b, depth, corner, columns)
-            for ii in range(height):
-                for jj in range(breadth):
-                    value = read(c + ii * columns * number_bytes, jj)
-                    write(C + (i + ii) * C_row, j + jj, value)
+            call(unpack, c, columns, C + i * C_row + j * c_item, C_row, height, breadth)
 
     return blocks
+
+
+def block_kernel_names(problem: Problem) -> tuple[str, bool, bool]:
+    """Return the arguments of `block_kernel` for a problem."""
+    working = _cpu.problem_working_dtype(problem)
+    whole_rows = unit_axis(problem.layout_a, 0) == "depth"
+    return working, is_narrow(problem.n, working), whole_rows
+
+
+def pack_addresses(problem: Problem) -> tuple[int, int, int]:
+    """Return the addresses of the kernels that pack A, pack B and store C of a problem."""
+    working, narrow, whole_rows = block_kernel_names(problem)
+    tile = register_tile(working, narrow)
+    if whole_rows:
+        pack_a = pack_rows_kernel(problem.a, working, tile.rows, PITCH)
+    else:
+        pack_a = pack_kernel(problem.a, working, tile.rows, unit_axis(problem.layout_a, 0))
+    pack_b = pack_kernel(problem.b, working, tile.columns, unit_axis(problem.layout_b, 1))
+    unpack = unpack_kernel(problem.out, working)
+    return pack_a.address(6), pack_b.address(6), unpack.address(6)
 
 
 def block_size(m: int, n: int, working: str, columns: int, threads: int) -> tuple[int, int]:
@@ -72,7 +99,7 @@ def block_size(m: int, n: int, working: str, columns: int, threads: int) -> tupl
     Blocks hold at most ROWS x `columns` elements; the columns are cut further until every thread
     gets the same number of blocks, where the tile allows it.
     """
-    tile = register_tile(working)
+    tile = register_tile(working, is_narrow(n, working))
     down, across = max(-(-m // ROWS), 1), max(-(-n // columns), 1)
     most = max(-(-n // tile.columns), 1)
     if down * across < 4 * threads:
@@ -90,26 +117,24 @@ def _round_up(size: int, multiple: int) -> int:
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, B, C)``."""
-    working = _cpu.problem_working_dtype(problem)
-    units = (unit_axis(problem.layout_a, 0), unit_axis(problem.layout_b, 1))
-    blocks = block_kernel(problem.a, problem.b, problem.out, working, *units)
+    names = block_kernel_names(problem)
+    blocks, packing = block_kernel(*names), pack_addresses(problem)
     m, n, k = problem.m, problem.n, problem.k
-    rows, columns = block_size(m, n, working, params["columns"], threads=1)
+    rows, columns = block_size(m, n, names[0], params["columns"], threads=1)
     count = -(-m // rows) * -(-n // columns)
 
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
         blocks(
-            _cpu.address(A), *A.strides, _cpu.address(B), *B.strides, _cpu.address(C), C.strides[0],
-            m, n, k, rows, columns, 0, count,
+            *packing, _cpu.address(A), *A.strides, _cpu.address(B), *B.strides, _cpu.address(C),
+            C.strides[0], m, n, k, rows, columns, 0, count, C.itemsize,
         )  # fmt: skip
 
     return run
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect the measured rate of one core (EPYC Zen 5, 2026-11)."""
-    rate = _cpu.packed_rate(problem)
-    return Suggestion({}, _cpu.SERIAL_CALL_S + problem.flops / rate + 2 * _cpu.copy_s(problem))
+    """Expect the rate of one core."""
+    return Suggestion({}, problem.batch * _cpu.SERIAL_CALL_S + _cpu.packed_s(problem, 1))
 
 
 RUNG = Rung(

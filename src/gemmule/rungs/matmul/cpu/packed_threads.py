@@ -12,57 +12,65 @@ from gemmule.backends.jit import Kernel, kernel, prange, thread_count, unavailab
 from gemmule.problem import Problem
 from gemmule.rung import Machine, Params, Rung, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs.matmul.cpu._tile import unit_axis
-from gemmule.rungs.matmul.cpu.packed import block_kernel, block_size
+from gemmule.rungs.matmul.cpu.packed import (
+    block_kernel,
+    block_kernel_names,
+    block_size,
+    pack_addresses,
+)
 
 
 @functools.cache
-def parallel_kernel(a: str, b: str, c: str, working: str, unit_a: str, unit_b: str) -> Kernel:
+def parallel_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
     """Return `block_kernel` with the blocks spread over `parts` shares."""
-    blocks = block_kernel(a, b, c, working, unit_a, unit_b)
+    blocks = block_kernel(working, narrow, whole_rows)
 
     @kernel(parallel=True)
     def parallel_blocks(
+        pack_a: int, pack_b: int, unpack: int,
         A: int, A_row: int, A_col: int, B: int, B_row: int, B_col: int, C: int, C_row: int,
-        m: int, n: int, k: int, rows: int, columns: int, count: int, parts: int,
+        m: int, n: int, k: int, rows: int, columns: int, count: int, parts: int, c_item: int,
     ) -> None:  # fmt: skip
         for part in prange(parts):
             first, last = part * count // parts, (part + 1) * count // parts
             blocks(
-                A, A_row, A_col, B, B_row, B_col, C, C_row, m, n, k, rows, columns, first, last
-            )
+                pack_a, pack_b, unpack, A, A_row, A_col, B, B_row, B_col, C, C_row,
+                m, n, k, rows, columns, first, last, c_item,
+            )  # fmt: skip
 
     return parallel_blocks
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, B, C)``; the serial form runs where only one thread may."""
-    working = _cpu.problem_working_dtype(problem)
-    units = (unit_axis(problem.layout_a, 0), unit_axis(problem.layout_b, 1))
-    names = (problem.a, problem.b, problem.out, working, *units)
-    serial, parallel = block_kernel(*names), parallel_kernel(*names)
+    names = block_kernel_names(problem)
+    serial, parallel, packing = (
+        block_kernel(*names),
+        parallel_kernel(*names),
+        pack_addresses(problem),
+    )
     m, n, k = problem.m, problem.n, problem.k
 
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
         operands = (
-            _cpu.address(A), *A.strides, _cpu.address(B), *B.strides, _cpu.address(C), C.strides[0],
+            *packing, _cpu.address(A), *A.strides, _cpu.address(B), *B.strides, _cpu.address(C),
+            C.strides[0], m, n, k,
         )  # fmt: skip
         threads = thread_count()
-        rows, columns = block_size(m, n, working, params["columns"], threads)
+        rows, columns = block_size(m, n, names[0], params["columns"], threads)
         count = -(-m // rows) * -(-n // columns)
         if threads == 1 or count == 1:
-            serial(*operands, m, n, k, rows, columns, 0, count)
+            serial(*operands, rows, columns, 0, count, C.itemsize)
         else:
-            parts = min(threads, count)
-            parallel(*operands, m, n, k, rows, columns, count, parts)
+            parallel(*operands, rows, columns, count, min(threads, count), C.itemsize)
 
     return run
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect the measured rate of a core times the cores (EPYC Zen 5, 2026-11)."""
-    rate = _cpu.packed_rate(problem) * machine.units
-    return Suggestion({}, _cpu.PARALLEL_CALL_S + problem.flops / rate + _cpu.copy_s(problem))
+    """Expect the rate of a core times the cores."""
+    calls = problem.batch * _cpu.PARALLEL_CALL_S
+    return Suggestion({}, calls + _cpu.packed_s(problem, machine.units))
 
 
 RUNG = Rung(

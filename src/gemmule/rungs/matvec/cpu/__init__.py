@@ -1,0 +1,1 @@
+"""Matrix-vector products that read along the reduction, on the CPU."""

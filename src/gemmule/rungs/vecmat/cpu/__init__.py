@@ -1,0 +1,1 @@
+"""Matrix-vector products that read across the reduction, on the CPU."""

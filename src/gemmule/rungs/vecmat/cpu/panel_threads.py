@@ -29,9 +29,7 @@ def parallel_kernel(a: str, x: str, y: str, working: str) -> Kernel:
     ) -> None:  # fmt: skip
         for part in prange(parts):
             first, last = part * share, min(total, (part + 1) * share)
-            batch_panels(
-                A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last, width, item
-            )
+            batch_panels(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last, width, item)
 
     return parallel_panels
 

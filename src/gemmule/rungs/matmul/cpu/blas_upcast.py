@@ -1,0 +1,76 @@
+"""NumPy alone: blocks of both operands become a dtype that BLAS has, and are multiplied there.
+
+Integers of up to 16 bits are exact in float64: a product is below 2^32, so a sum of up to 2^20 of
+them is below 2^53. Wider integers have no such float; they take NumPy's own integer loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmule.problem import INTEGERS, ITEMSIZE, Problem
+from gemmule.rung import Machine, Params, Rung, Suggestion
+from gemmule.rungs import _cpu
+
+EXACT_DEPTH = 2**20  # products of 16-bit integers that float64 sums exactly
+
+
+def block_dtype(problem: Problem) -> str:
+    """Return the dtype that blocks are multiplied in."""
+    if problem.a not in INTEGERS:
+        return _cpu.problem_working_dtype(problem)
+    return "float64" if ITEMSIZE[problem.a] <= 2 else _cpu.problem_working_dtype(problem)
+
+
+def bind(problem: Problem, params: Params) -> Callable[..., None]:
+    """Return ``run(A, B, C)``."""
+    block, size = np.dtype(block_dtype(problem)), params["block"]
+    working = np.dtype(_cpu.problem_working_dtype(problem))
+    depth = EXACT_DEPTH if problem.a in INTEGERS else max(problem.k, 1)
+    m, n, k = problem.m, problem.n, problem.k
+
+    def product(
+        A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], first: int, second: int
+    ) -> np.ndarray[Any, Any]:
+        total = np.zeros((min(size, m - first), min(size, n - second)), working)
+        for p in range(0, k, depth):
+            left = A[first : first + size, p : p + depth].astype(block, copy=False)
+            right = B[p : p + depth, second : second + size].astype(block, copy=False)
+            total += np.matmul(left, right).astype(working, copy=False)
+        return total
+
+    def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            for i in range(0, m, size):
+                for j in range(0, n, size):
+                    target = C[i : i + size, j : j + size]
+                    np.copyto(target, product(A, B, i, j), casting="unsafe")
+
+    return run
+
+
+def suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Expect the conversions' speed plus a BLAS; integer loops at 1e9 (EPYC Zen 5, 2026-11)."""
+    rates = {"float32": 1.2e11, "float64": 5.9e10, "int64": 1e9}
+    converted = problem.batch * (problem.m + problem.n) * problem.k
+    rate = rates[block_dtype(problem)]
+    return Suggestion({}, problem.batch * 3e-5 + 2.7e-9 * converted + problem.flops / rate)
+
+
+RUNG = Rung(
+    title="Upcast to BLAS",
+    idea="Halves and float8 become float32, short integers float64, block by block, for BLAS.",
+    source="for machines without Numba; exact integer products through floats are folklore",
+    op="matmul",
+    signatures=(*_cpu.SIGNATURES, *_cpu.FLOAT8_SIGNATURES),
+    layouts=("row", "col", "strided"),
+    layouts_b=("row", "col", "strided"),
+    arithmetic=_cpu.summed(_cpu.whole_reduction),
+    after="blas",
+    params={"block": (2048, 1024, 512)},
+    suggest=suggest,
+    bind=bind,
+)
