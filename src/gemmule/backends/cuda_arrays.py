@@ -7,6 +7,9 @@ a protocol does; other libraries come in by ``__cuda_array_interface__`` or DLPa
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,18 @@ from gemmule.problem import DTYPES, ITEMSIZE, check_dtype, numpy_dtype
 from gemmule.quant import QuantizedMatrix
 
 LEGACY_STREAM = 0
+
+_chosen_stream: ContextVar[int | None] = ContextVar("gemmule_stream", default=None)
+
+
+@contextmanager
+def using_stream(handle: int) -> Iterator[None]:
+    """Run work on arrays of libraries without streams of their own on this stream, in the block."""
+    token = _chosen_stream.set(handle)
+    try:
+        yield
+    finally:
+        _chosen_stream.reset(token)
 
 
 def _form(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Form:
@@ -153,6 +168,9 @@ def current_stream(operand: Operand, ordinal: int) -> int:
         with cupy.cuda.Device(ordinal):
             pointer: int = cupy.cuda.get_current_stream().ptr
         return pointer
+    chosen = _chosen_stream.get()
+    if chosen is not None:
+        return chosen
     given = getattr(operand.array, "__cuda_stream__", None)
     if given is not None:
         return int(given()[1])

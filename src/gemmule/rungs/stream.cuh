@@ -1,0 +1,93 @@
+// Streaming a matrix once: 16-byte vectors of any alignment, and their dot product with x.
+#pragma once
+#include "args.cuh"
+#include "ptx.cuh"
+
+// One 16-byte vector of a matrix, and the V elements of x that meet it (16 or 32 bytes).
+template <class T> struct Lanes { static constexpr int count = 16 / sizeof(T); };
+template <class T> using Chunk = ptx::Vec<T, 16 / sizeof(T)>;
+
+template <class TX, int V> struct XChunk {
+  static constexpr int parts = V * sizeof(TX) / 16;
+  Chunk<TX> part[parts];
+  __device__ __forceinline__ TX operator[](int i) const {
+    return part[i / Lanes<TX>::count].v[i % Lanes<TX>::count];
+  }
+};
+
+// V elements of x from an aligned address, and from neighbours `step` apart.
+template <class TX, int V>
+__device__ __forceinline__ XChunk<TX, V> load_x(const TX* x) {
+  XChunk<TX, V> c;
+#pragma unroll
+  for (int i = 0; i < c.parts; ++i) c.part[i] = ptx::ld_nc((const Chunk<TX>*)x + i);
+  return c;
+}
+template <class TX, int V>
+__device__ __forceinline__ XChunk<TX, V> gather_x(const TX* x, i64 step) {
+  XChunk<TX, V> c;
+#pragma unroll
+  for (int i = 0; i < V; ++i) c.part[i / Lanes<TX>::count].v[i % Lanes<TX>::count] = x[i * step];
+  return c;
+}
+
+// 16 bytes from an address of any alignment: the two aligned vectors around it, shifted into one.
+// The address is the same modulo 16 over a warp, so the branches are uniform. Both vectors must lie
+// in memory that may be read.
+template <class T>
+__device__ __forceinline__ Chunk<T> load_shifted(const T* p) {
+  const u64 address = (u64)p;
+  const Chunk<unsigned>* base = (const Chunk<unsigned>*)(address & ~(u64)15);
+  const Chunk<unsigned> lo = ptx::ld_cs(base), hi = ptx::ld_cs(base + ((address & 15) != 0));
+  unsigned w[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) { w[i] = lo.v[i]; w[i + 4] = hi.v[i]; }
+  const unsigned bits = (unsigned)(address & 3) * 8;
+  if (address & 8) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) w[i] = w[i + 2];
+  }
+  if (address & 4) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) w[i] = w[i + 1];
+  }
+  Chunk<unsigned> r;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) r.v[i] = __funnelshift_r(w[i], w[i + 1], bits);
+  return *(Chunk<T>*)&r;
+}
+
+template <bool ALIGNED, class T>
+__device__ __forceinline__ Chunk<T> load_a(const T* p) {
+  if constexpr (ALIGNED) return ptx::ld_cs((const Chunk<T>*)p);
+  else return load_shifted(p);
+}
+
+// sum + a . x over one vector; bytes go four at a time through dp4a.
+template <class Acc, class TA, class TX>
+__device__ __forceinline__ Acc dot(const Chunk<TA>& a, const XChunk<TX, 16 / sizeof(TA)>& x, Acc sum) {
+  if constexpr (sizeof(TA) == 1 && sizeof(TX) == 1) {
+    constexpr bool sa = (TA)-1 < (TA)0, sx = (TX)-1 < (TX)0;
+    int part = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned u = ((const unsigned*)&a)[i], v = ((const unsigned*)&x)[i];
+      if constexpr (sa && sx) part = ptx::dp4a((int)u, (int)v, part);
+      else if constexpr (!sa && !sx) part = (int)ptx::dp4a_u8(u, v, (unsigned)part);
+      else if constexpr (sa) part = ptx::dp4a_u8s8(v, (int)u, part);
+      else part = ptx::dp4a_u8s8(u, (int)v, part);
+    }
+    return sum + (Acc)part;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 16 / (int)sizeof(TA); ++i) sum += wide<Acc>(a.v[i]) * wide<Acc>(x[i]);
+    return sum;
+  }
+}
+
+template <class Acc>
+__device__ __forceinline__ Acc warp_sum(Acc v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+  return v;
+}

@@ -1,0 +1,84 @@
+"""Clustered columns: the product across the rows of a row-major matrix, with no copy and no atomics.
+
+Results that lie side by side are summed over rows a whole leading dimension apart. Each lane keeps
+the sums of one 16-byte vector of columns, so every load is coalesced; the rows are split over the
+warps of a block and over the blocks of a cluster, which fills the chip from few columns. Partial
+sums meet in shared memory, then through the cluster's distributed shared memory, always in
+the same order: the same bits on every run, in a single launch.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import (
+    Arithmetic,
+    Constraint,
+    Machine,
+    Params,
+    Rung,
+    Step,
+    Suggestion,
+    floats,
+    integers,
+)
+from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
+
+
+def _strips(problem: Problem, params: Params) -> int:
+    return ceil_div(problem.m, params["lanes"] * (16 // ITEMSIZE[problem.a])) * problem.batch
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    shape = ", ".join(str(params[name]) for name in ("lanes", "unroll", "cluster"))
+    aligned = "true" if problem.alignment == 16 else "false"
+    cluster = params["cluster"]
+    return (
+        Step(
+            kernel=f"clustered_columns<{type_arguments(problem)}, {shape}, {aligned}>",
+            grid=(_strips(problem, params) * cluster, 1, 1),
+            block=(256, 1, 1),
+            cluster=(cluster, 1, 1),
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    walkers = params["cluster"] * 8 * (32 // params["lanes"])
+    return ceil_div(problem.n, walkers) + 5 + 8 + int(params["cluster"])
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Narrow the strips, then widen the cluster, until the grid covers the chip."""
+    best = {"lanes": 32, "unroll": 4, "cluster": 1}
+    for lanes, cluster in ((32, 1), (32, 4), (32, 8), (8, 8)):
+        best = {"lanes": lanes, "unroll": 4, "cluster": cluster}
+        if _strips(problem, best) * cluster >= 2 * machine.units:
+            break
+    blocks = _strips(problem, best) * best["cluster"]
+    seconds = problem.compulsory_bytes / (0.96 * machine.read_bytes_per_s)
+    return Suggestion(best, machine.call_s + 0.4e-6 + seconds / min(1.0, blocks / machine.units))
+
+
+RUNG = Rung(
+    title="Clustered columns",
+    idea="A lane sums one 16-byte vector of columns; a cluster's blocks split the rows and add up.",
+    source="column panels as in BLAS; thread block clusters of compute capability 9.0",
+    op="matvec",
+    signatures=(
+        *floats("float16", "bfloat16", "float32", "float64"),
+        *(s for s in integers() if s[2] == "int32"),
+    ),
+    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    layouts=("col",),
+    params={"lanes": (32, 8), "unroll": (4, 8), "cluster": (1, 4, 8)},
+    constraints=(
+        Constraint(
+            "at most 4 loads in flight a lane for unaligned rows",
+            lambda problem, params: problem.alignment == 16 or params["unroll"] == 4,
+        ),
+    ),
+    archs=("sm_90a", "sm_100a", "sm_120a"),
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+)
