@@ -173,7 +173,9 @@ def _viewer(view: View) -> Callable[[Any], Any]:
         for candidate in (array, array.T):
             if candidate.shape == shape and candidate.strides == strides:
                 return candidate
-        return np.lib.stride_tricks.as_strided(array, shape, strides)
+        # Bytes are shown as uint8: as_strided does not know float8.
+        known = array.view(np.uint8) if array.itemsize == 1 else array
+        return np.lib.stride_tricks.as_strided(known, shape, strides).view(array.dtype)
 
     return see
 
