@@ -28,10 +28,12 @@ from gemmule.rungs.quantized.cpu._vector_kernels import (
 Panels = NDArray[Any]
 
 # A line is asked for four rows before its use, so that a row's start is no surprise to the memory
-# system: 31 -> 43 GB/s at 4096, 27 -> 42 at 8192 (int4, two cores of an EPYC 9005, November 2026).
-# Rows of more than this many bytes ask within the row instead: four of them would not stay in L1.
-LONG_ROW_BYTES = 8192
+# system: 31 -> 43 GB/s at 4096, 27 -> 42 at 8192 (int4, two cores of an AMD EPYC, Zen 5, November
+# 2026). Longer rows ask within the row instead: four of them would crowd the activations out.
+LONG_ROW_BYTES = 16384
 AHEAD_BYTES = 2048
+
+# Codes of a task that meets several panels of columns: half of a 1 MiB L2.
 TASK_BYTES = 512 * 1024
 
 

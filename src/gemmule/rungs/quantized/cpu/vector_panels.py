@@ -40,7 +40,7 @@ RUNG = Rung(
     after="panels",
     quantized=True,
     accepts_quant=lambda problem: takes_row_across(problem) and groups_fit_lanes(problem),
-    suggest=read_time(0.80),
+    suggest=read_time(0.75),
     bind=_bind,
     available=lambda: missing_features("avx512f", "avx512bw"),
 )
