@@ -21,17 +21,39 @@ ROW_SIGNATURES: tuple[Signature, ...] = (
 FLOAT_SIGNATURES: tuple[Signature, ...] = floats("float32", "float64", "float16", "bfloat16")
 
 VALUES = (8, 16, 32)
+
+# Seed 003's tables: name, threads of a row (blockDim.x), rows of a block (blockDim.y).
+SEED_LAYOUTS: tuple[tuple[str, int, int], ...] = (
+    ("p100_512", 32, 4),
+    ("p100_1024", 32, 4),
+    ("p100_2048", 32, 4),
+    ("p100_4096", 128, 8),
+    ("p100_8192", 256, 4),
+    ("p100_16384", 512, 2),
+    ("rtx3090_512", 32, 16),
+    ("rtx3090_1024", 32, 32),
+    ("rtx3090_2048", 32, 32),
+    ("rtx3090_4096", 256, 1),
+    ("rtx3090_8192", 256, 4),
+    ("rtx3090_16384", 512, 2),
+)
 VALUES_FIT = Constraint(
-    "a thread takes at most 64 bytes of the row in one step, 32 in blocks of over 512 threads",
-    lambda problem, params: (
-        params["values"] * ITEMSIZE[problem.a]
-        <= (64 if params["p"] * params["rows"] <= 512 else 32)
+    "a thread takes at most 64 bytes of the row in one step; in blocks of more than 512 threads "
+    "at most 32 bytes and 16 values",
+    lambda problem, params: _step_fits(
+        params["values"], ITEMSIZE[problem.a], params["p"] * params["rows"]
     ),
 )
 BLOCK_FITS = Constraint(
     "p x rows is at most 1024 threads and at least a warp",
     lambda problem, params: 32 <= params["p"] * params["rows"] <= 1024,
 )
+
+
+def _step_fits(values: int, itemsize: int, threads: int) -> bool:
+    if threads > 512:
+        return values <= 16 and values * itemsize <= 32
+    return values * itemsize <= 64
 
 
 def load_alignment(problem: Problem) -> int:

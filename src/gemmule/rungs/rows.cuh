@@ -4,14 +4,17 @@
 #include "ptx.cuh"
 
 // Reads N neighbouring values in loads of at most ALIGN bytes, which p must be aligned to, and widens them.
-template <int ALIGN, class Acc, class T, int N>
+// Global memory goes by the read-only path.
+template <int ALIGN, bool SHARED = false, class Acc, class T, int N>
 __device__ __forceinline__ void load_values(const T* p, Acc (&out)[N]) {
   constexpr int bytes = int(sizeof(T)) * N < ALIGN ? int(sizeof(T)) * N : ALIGN;
   constexpr int each = bytes / int(sizeof(T));
   typedef ptx::Vec<T, each> Piece;
 #pragma unroll
   for (int i = 0; i < N / each; ++i) {
-    const Piece piece = ptx::ld_nc((const Piece*)p + i);
+    Piece piece;
+    if constexpr (SHARED) piece = ((const Piece*)p)[i];
+    else piece = ptx::ld_nc((const Piece*)p + i);
 #pragma unroll
     for (int k = 0; k < each; ++k) out[i * each + k] = wide<Acc>(piece[k]);
   }
@@ -35,7 +38,7 @@ struct RowRead {
   static constexpr int most = 16 / int(sizeof(T));
   static constexpr int width = ALIGN < 16 ? 1 : VALUES < most ? VALUES : most;
   static constexpr int loads = VALUES / width < 8 ? VALUES / width : 8;
-  static constexpr int most_threads = VALUES * sizeof(T) > 32 ? 512 : 1024;  // so that registers suffice
+  static constexpr int most_threads = VALUES > 16 || VALUES * sizeof(T) > 32 ? 512 : 1024;  // so that registers suffice
 };
 
 // One thread's share of the columns first .. last of a row times x: pieces of `width` columns are dealt in turn
@@ -51,6 +54,7 @@ __device__ __forceinline__ Acc share_of_row(const TA* a, const TX* x, i64 x_step
   Acc sum = 0, xv[W];
   Piece av[L];
   i64 j = first + (i64)thread * W;
+#pragma unroll 1  // the loads of one step are enough; more would not fit the registers of full blocks
   for (; j + (L - 1) * stride < whole; j += L * stride) {
 #pragma unroll
     for (int l = 0; l < L; ++l) av[l] = ptx::ld_nc((const Piece*)(a + j + l * stride));
@@ -61,12 +65,14 @@ __device__ __forceinline__ Acc share_of_row(const TA* a, const TX* x, i64 x_step
       for (int k = 0; k < W; ++k) sum += wide<Acc>(av[l][k]) * xv[k];
     }
   }
+#pragma unroll 1
   for (; j < whole; j += stride) {
     av[0] = ptx::ld_nc((const Piece*)(a + j));
     load_vector<align_x>(x, x_step, j, xv);
 #pragma unroll
     for (int k = 0; k < W; ++k) sum += wide<Acc>(av[0][k]) * xv[k];
   }
+#pragma unroll 1
   for (j = whole + thread; j < last; j += threads) sum += wide<Acc>(a[j]) * wide<Acc>(x[j * x_step]);
   return sum;
 }

@@ -2,7 +2,7 @@
 #include "rows.cuh"
 
 template <class TA, class TX, class TY>
-__global__ void __launch_bounds__(1024) p_threads(const GemvArgs p) {
+__global__ void __launch_bounds__(1024, 1) p_threads(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
   const int t = threadIdx.x, threads = blockDim.x, rows = blockDim.y;
   const i64 blocks_per_batch = (p.m + rows - 1) / rows;

@@ -3,7 +3,7 @@
 #include "rows.cuh"
 
 template <class TA, class TX, class TY, int ALIGN, int VALUES>
-__global__ void __launch_bounds__(RowRead<TA, ALIGN, VALUES>::most_threads) p_threads_vector(const GemvArgs p) {
+__global__ void __launch_bounds__(RowRead<TA, ALIGN, VALUES>::most_threads, 1) p_threads_vector(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
   const int t = threadIdx.x, threads = blockDim.x, rows = blockDim.y;
   const i64 blocks_per_batch = (p.m + rows - 1) / rows;

@@ -3,7 +3,7 @@
 #include "rows.cuh"
 
 template <class TA, class TX, class TY>
-__global__ void __launch_bounds__(1024) warp_per_row(const GemvArgs p) {
+__global__ void __launch_bounds__(1024, 1) warp_per_row(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
   const int lane = threadIdx.x, warps = blockDim.y;
   const i64 blocks_per_batch = (p.m + warps - 1) / warps;

@@ -1,0 +1,61 @@
+"""Two-step reduction, seed 003's kernel for more than 32 threads per row.
+
+Adds to `p_threads_vector`: p from 32 to 1024, so that a few long rows fill the device. Lanes sum by
+shuffles, then warps through shared memory: a slot for each pair of row and warp, and a barrier
+between writing and reading them. Shared memory: 32 sums (128 or 256 bytes).
+
+The presets are the seed's two tables: ``p100_<size>`` and ``rtx3090_<size>``, blockDim.x and .y of
+its square sizes. Its grid, (1, n / rows), becomes a flat one of ceil(m / rows) blocks on x, since y
+ends at 65,535.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda import type_arguments
+from gemmule.rungs._rows import (
+    BLOCK_FITS,
+    ROW_SIGNATURES,
+    SEED_LAYOUTS,
+    VALUES,
+    VALUES_FIT,
+    load_alignment,
+    row_blocks,
+    share_chain,
+    sums,
+    tree,
+)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    p, rows = params["p"], params["rows"]
+    types, align = type_arguments(problem), load_alignment(problem)
+    return (
+        Step(
+            kernel=f"two_step<{types}, {align}, {params['values']}>",
+            grid=(row_blocks(problem, rows), 1, 1),
+            block=(p, rows, 1),
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    p = params["p"]
+    return share_chain(problem, problem.n, p, params["values"]) + 2 * tree(32)
+
+
+RUNG = Rung(
+    title="Two-step reduction",
+    idea="More than a warp for a row: warps sum by shuffles, then meet in shared memory.",
+    source="seed 003, reduction for p > 32, with its parameter tables for P100 and RTX 3090",
+    op="matvec",
+    after="p_threads_vector",
+    signatures=ROW_SIGNATURES,
+    arithmetic=sums(_chain),
+    params={"p": (128, 32, 64, 256, 512, 1024), "rows": (4, 1, 2, 8, 16, 32), "values": VALUES},
+    presets={name: {"p": p, "rows": rows, "values": 8} for name, p, rows in SEED_LAYOUTS},
+    constraints=(BLOCK_FITS, VALUES_FIT),
+    batched=True,
+    steps=_steps,
+)

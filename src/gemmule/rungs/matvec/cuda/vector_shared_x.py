@@ -1,0 +1,55 @@
+"""Vector loads with x in shared memory, seed 003's first alternative.
+
+Adds to `two_step`: the rows of a block share each value of x, so the block copies x into shared
+memory once, `tile` values at a time. The seed saw no gain: the L1 already serves what the rows
+share, and every tile costs two barriers. Shared memory: tile x itemsize of x, and 32 sums.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda import type_arguments
+from gemmule.rungs._rows import (
+    BLOCK_FITS,
+    ROW_SIGNATURES,
+    load_alignment,
+    row_blocks,
+    share_chain,
+    sums,
+    tree,
+)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    p, rows, tile = params["p"], params["rows"], params["tile"]
+    types, align = type_arguments(problem), load_alignment(problem)
+    return (
+        Step(
+            kernel=f"vector_shared_x<{types}, {align}, {tile}>",
+            grid=(row_blocks(problem, rows), 1, 1),
+            block=(p, rows, 1),
+            smem=tile * ITEMSIZE[problem.b],
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    p, tile = params["p"], params["tile"]
+    whole = problem.n // tile * share_chain(problem, tile, p, 16)
+    return whole + share_chain(problem, problem.n % tile, p, 16) + 2 * tree(32)
+
+
+RUNG = Rung(
+    title="Vector loads, x in shared memory",
+    idea="The block copies a tile of x to shared memory, and all its rows multiply from there.",
+    source="seed 003, leveraging shared memory",
+    op="matvec",
+    after="two_step",
+    signatures=ROW_SIGNATURES,
+    arithmetic=sums(_chain),
+    params={"p": (128, 32, 64, 256), "rows": (4, 1, 8, 16), "tile": (2048, 1024, 4096)},
+    constraints=(BLOCK_FITS,),
+    batched=True,
+    steps=_steps,
+)

@@ -1,0 +1,66 @@
+"""y blocks per row and a second kernel, seed 003's alternative layout.
+
+Adds to `two_step`: the columns of a row are cut into y sections, each summed by a block of its own,
+so that a matrix of few rows still fills the device. The partial sums go through a workspace of
+batch x m x y sums of 4 bytes (8 for float64), and a second launch adds them in a fixed order: the
+result is the same in every run, unlike atomics.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
+from gemmule.rungs._rows import (
+    BLOCK_FITS,
+    ROW_SIGNATURES,
+    VALUES_FIT,
+    load_alignment,
+    row_blocks,
+    share_chain,
+    sums,
+    tree,
+)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    p, rows, y = params["p"], params["rows"], params["y"]
+    types, align = type_arguments(problem), load_alignment(problem)
+    return (
+        Step(
+            kernel=f"y_blocks<{types}, {align}, {params['values']}, {y}>",
+            grid=(row_blocks(problem, rows) * y, 1, 1),
+            block=(p, rows, 1),
+        ),
+        Step(
+            kernel=f"add_sections<{types}, {y}>",
+            grid=(ceil_div(problem.m * problem.batch, 256), 1, 1),
+            block=(256, 1, 1),
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    p, y, values = params["p"], params["y"], params["values"]
+    section = ceil_div(problem.n, y) + 2 * values
+    return share_chain(problem, section, p, values) + values + 2 * tree(32) + y - 1
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    return problem.batch * problem.m * params["y"] * ITEMSIZE[accumulator(problem)]
+
+
+RUNG = Rung(
+    title="y blocks per row",
+    idea="y blocks sum a section of the row each; a second kernel adds the sections in order.",
+    source="seed 003, several blocks per row and a second kernel",
+    op="matvec",
+    after="two_step",
+    signatures=ROW_SIGNATURES,
+    arithmetic=sums(_chain),
+    params={"y": (4, 2, 8, 16), "p": (128, 32, 256), "rows": (4, 1, 2), "values": (8,)},
+    constraints=(BLOCK_FITS, VALUES_FIT),
+    batched=True,
+    workspace=_workspace,
+    steps=_steps,
+)
