@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cuemu import asan
+from cuemu import asan, device
 from cuemu.build import (
     RUNGS,
     BuildError,
@@ -234,7 +234,17 @@ def test_every_primitive_of_the_header_has_a_case() -> None:
     assert [n for n in sorted(names) if not used(n)] == []
 
 
-# ---- source rewriting and arguments ----------------------------------------------------------------
+@pytest.mark.parametrize("level", [80, 86, 89, 90, 100, 120])
+def test_primitives_compile_for_every_architecture(level: int) -> None:
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    cubin, symbols = device.compile_cases(level)
+    assert cubin[:4] == b"\x7fELF"
+    wanted = {c.kernel for c in CASES if device.supported(c, level)}
+    assert set(symbols) == wanted
+    assert any(k.startswith("warpgroup") for k in wanted) == (level == 90)
+
+
+# ---- source rewriting and arguments --------------------------------------------------------------
 def test_shared_declarations_are_rewritten_line_by_line() -> None:
     text = (
         "// __shared__ int no;\n__shared__ alignas(16) Vec<float, 4> a[N][N +\n 1], b;\n"
@@ -280,8 +290,8 @@ def test_shared_memory_in_a_header_is_rewritten_too(tmp_path: Path) -> None:
     source = tmp_path / "outer.cu"
     source.write_text(
         '#include "part.cuh"\nstruct P { float* out; };\n'
-        "__global__ void k(P p) { if (threadIdx.x == 0) mine()[1] = 3 + blockIdx.x; __syncthreads();"
-        " p.out[blockIdx.x * 2 + threadIdx.x] = mine()[1]; }\n"
+        "__global__ void k(P p) {\n if (threadIdx.x == 0) mine()[1] = 3 + blockIdx.x;\n"
+        " __syncthreads();\n p.out[blockIdx.x * 2 + threadIdx.x] = mine()[1]; }\n"
     )
     out = device_array(4, np.float32)
     module = compile_cu(source, ["k"])
