@@ -1,0 +1,199 @@
+"""Every CPU rung against the oracle: signatures, layouts, edge sizes, and its whole space.
+
+Small integers first (equality), then numbers whose sums round or cancel (the derived bound), then
+one NaN or infinity at a time (the IEEE map). Rungs are called through the public functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule.arrays import unwrap
+from gemmule.canonical import Options, canonical
+from gemmule.oracle import Verdict, check
+from gemmule.oracle_inputs import Inputs, make_inputs
+from gemmule.oracle_problems import make_problem, nonfinite_cases
+from gemmule.plan import forget_plans
+from gemmule.problem import INTEGERS, Problem, QuantSpec
+from gemmule.rung import Rung, Signature, all_rungs
+
+RUNGS = [rung for rung in all_rungs("cpu") if rung.available() is None]
+FUNCTIONS = {"matvec": gm.matvec, "matmul": gm.matmul}
+
+MATVEC_SIZES = [
+    (0, 3), (3, 0), (1, 1), (2, 1), (1, 33), (2, 3), (5, 8), (31, 33), (64, 65), (129, 17),
+    (17, 129), (3, 1003), (259, 63),
+]  # fmt: skip
+MATMUL_SIZES = [
+    (0, 3, 2), (3, 0, 2), (3, 2, 0), (1, 1, 1), (2, 3, 5), (8, 8, 8), (31, 17, 33), (65, 9, 64),
+    (5, 130, 7), (33, 2, 257), (129, 5, 16),
+]  # fmt: skip
+AWKWARD = {"matvec": (67, 131, 1), "matmul": (37, 19, 67)}
+BATCHES = [(2, False, False), (3, True, False), (3, False, True)]
+
+
+def name_of(rung: Rung) -> str:
+    return f"{rung.folder}/{rung.name}"
+
+
+def sizes(op: str) -> list[tuple[int, int, int]]:
+    return [(m, n, 1) for m, n in MATVEC_SIZES] if op == "matvec" else MATMUL_SIZES
+
+
+def specs(rung: Rung, signature: Signature) -> list[QuantSpec | None]:
+    if not rung.quantized:
+        return [None]
+    bits = 4 if signature[0] == "uint4" else 8
+    kinds = "int8" if "int8" in rung.name else "float"
+    return [
+        QuantSpec(bits, group, zeros, "row", scale, turned, activations=kinds)
+        for group, zeros, scale in [
+            (16, True, "float32"), (128, True, "float16"), (-1, False, "float32"),
+            (None, True, "bfloat16"), (3, True, "float32"), (32, False, "float16"),
+        ]
+        for turned in (False, True)
+    ]  # fmt: skip
+
+
+def problems(rung: Rung, signature: Signature) -> Iterator[Problem]:
+    """Yield every layout at every size, and batches at one size."""
+    layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
+    pairs = [(a, b) for a in rung.layouts if a != "strided" for b in layouts_b if b != "strided"]
+    for spec in specs(rung, signature):
+        for layout_a, layout_b in pairs:
+            options: dict[str, Any] = {"layout_a": layout_a, "layout_b": layout_b, "quant": spec}
+            for m, n, k in sizes(rung.op):
+                yield make_problem(rung.op, m, n, k, signature, **options)
+            for batch, shared_a, shared_b in BATCHES:
+                if spec is None or not shared_b:
+                    options |= {"batch": batch, "shared_a": shared_a or spec is not None}
+                    yield make_problem(rung.op, 5, 33, 9, signature, shared_b=shared_b, **options)
+
+
+def takes(rung: Rung, inputs: Inputs) -> bool:
+    """Whether the rung takes the problem that the public function will see in these operands."""
+    problem = inputs.case.problem
+    activations = "float" if problem.quant is None else problem.quant.activations
+    options = Options(out_dtype=problem.out, literal=True, activations=activations)
+    forms = unwrap(inputs.a, "a").form, unwrap(inputs.b, "b").form
+    return rung.refusal(canonical(rung.op, *forms, None, options).problem) is None
+
+
+def judged(rung: Rung, inputs: Inputs, params: Mapping[str, Any] | None = None) -> Verdict:
+    problem = inputs.case.problem
+    options: dict[str, Any] = {"rung": rung.name, "params": params, "out_dtype": problem.out}
+    if problem.quant is not None:
+        options["activations"] = problem.quant.activations
+    result = FUNCTIONS[rung.op](inputs.a, inputs.b, out=inputs.out, **options)
+    assert result is inputs.out
+    used = params if params is not None else rung.check_params(problem, None)
+    return check(inputs, rung.arithmetic(problem), used, inputs.out)
+
+
+def failures(rung: Rung, cases: Iterator[Inputs]) -> tuple[int, list[str]]:
+    count, found = 0, []
+    for inputs in cases:
+        if takes(rung, inputs):
+            count += 1
+            verdict = judged(rung, inputs)
+            if not verdict.ok:
+                found.append(f"{inputs.case}: {verdict.kind}: {verdict.text}")
+    return count, found
+
+
+def every_case(rung: Rung, signature: Signature) -> Iterator[Inputs]:
+    """Yield integers at every problem; the other kinds and views at some of them."""
+    views = ("contiguous", "padded", "sliced", "strided", "reversed")
+    rounds = signature[2] not in INTEGERS and not signature[2].startswith("complex")
+    for seed, problem in enumerate(problems(rung, signature)):
+        yield make_inputs(problem, "integers", seed, views[seed % len(views)])
+        if rounds:
+            kind = ("normal", "cancel", "scaled")[seed % 3]
+            if kind == "scaled" and problem.quant is not None:
+                kind = "normal"
+            yield make_inputs(problem, kind, seed, views[seed % 2])
+
+
+SIGNATURES = [
+    pytest.param(rung, signature, id=f"{name_of(rung)}-{'-'.join(signature)}")
+    for rung in RUNGS
+    for signature in rung.signatures
+]
+
+
+@pytest.mark.parametrize(("rung", "signature"), SIGNATURES)
+def test_every_signature(rung: Rung, signature: Signature) -> None:
+    count, found = failures(rung, every_case(rung, signature))
+    forget_plans()
+    assert count >= 10
+    assert not found, "\n".join(found[:10])
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=name_of)
+def test_one_nan_or_infinity_at_a_time(rung: Rung) -> None:
+    signature = next((s for s in rung.signatures if s[1] == "float32"), rung.signatures[0])
+    if signature[2] in INTEGERS:
+        pytest.fail("a rung without a float signature has no place here")
+    layout_a = rung.layouts[0]
+    count, found = 0, []
+    for spec in specs(rung, signature)[:2]:
+        m, n, k = (9, 37, 1) if rung.op == "matvec" else (9, 6, 37)
+        problem = make_problem(rung.op, m, n, k, signature, layout_a=layout_a, quant=spec)
+        cases = (make_inputs(c.problem, c.kind, c.seed, c.view) for c in nonfinite_cases(problem))
+        more, wrong = failures(rung, cases)
+        count, found = count + more, found + wrong
+    forget_plans()
+    assert count >= 4
+    assert not found, "\n".join(found[:10])
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=name_of)
+def test_the_whole_declared_space(rung: Rung) -> None:
+    signature = next((s for s in rung.signatures if s[1] == "float32"), rung.signatures[0])
+    m, n, k = AWKWARD[rung.op]
+    count = 0
+    for spec in specs(rung, signature)[:2]:
+        for layout in rung.layouts:
+            view = "strided" if layout == "strided" else "contiguous"
+            laid = "row" if layout == "strided" else layout
+            problem = make_problem(rung.op, m, n, k, signature, layout_a=laid, quant=spec)
+            for params in rung.space(replace(problem, layout_a=layout)):
+                inputs = make_inputs(problem, "normal", count, view)
+                if takes(rung, inputs):
+                    verdict = judged(rung, inputs, params)
+                    assert verdict.ok, f"{params} {layout}: {verdict.text}"
+                    count += 1
+    forget_plans()
+    assert count > 0
+
+
+def test_the_judge_sees_a_rung_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One element of the last row off, at one size only, must fail the same loop."""
+    rung = next(r for r in RUNGS if r.name == "scalar_loop")
+    bind = rung.bind
+    assert bind is not None
+
+    def wrong(problem: Problem, params: Mapping[str, Any]) -> Any:
+        core = bind(problem, params)
+
+        def run(A: Any, x: Any, y: np.ndarray[Any, Any]) -> None:
+            core(A, x, y)
+            if y.shape == (31,):
+                y[-1] += 1
+
+        return run
+
+    forget_plans()
+    module = importlib.import_module("gemmule.plan")  # the package's own `plan` is a function
+    monkeypatch.setattr(module, "all_rungs", lambda backend: (replace(rung, bind=wrong),))
+    _, found = failures(rung, every_case(rung, ("float32", "float32", "float32")))
+    forget_plans()
+    assert len(found) == 2 * len(rung.layouts)
+    assert all("m=31" in text for text in found)

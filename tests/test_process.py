@@ -1,0 +1,184 @@
+"""What holds for the process: imports, threads, fork, and a cache folder that cannot be used.
+
+Each case runs in a child with a cache of its own, on both of Numba's threading layers where that
+matters.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAYERS = ["omp", "workqueue"]
+
+PRODUCTS = """
+import os, sys, threading
+import numpy as np
+import gemmule as gm
+
+rng = np.random.default_rng(1)
+M = 700  # large enough that the threaded rungs are worth while
+A = rng.integers(-2, 3, (M, M)).astype(np.float32)
+x = rng.integers(-2, 3, M).astype(np.float32)
+H, I = A.astype(np.float16), A.astype(np.int8)
+Q = gm.quantize(np.abs(A), bits=8, group_size=-1)
+W = Q.dequantize("float64")
+wide, xw = A.astype(np.float64), x.astype(np.float64)
+
+def right():
+    assert (gm.matvec(A, x, rung="threads") == wide @ xw).all()
+    assert (gm.matvec(A, x) == wide @ xw).all()
+    assert (gm.vecmat(x, A, rung="panel_threads") == xw @ wide).all()
+    assert (gm.matvec(H, x) == wide @ xw).all()
+    assert (gm.matvec(I, x.astype(np.int8)) == wide @ xw).all()
+    assert (gm.matmul(A[:200], A, rung="packed_threads") == wide[:200] @ wide).all()
+    assert (gm.matmul(I[:60], I) == wide[:60] @ wide).all()
+    bound = np.abs(W) @ np.abs(xw) * M * 2.0**-24
+    assert (np.abs(gm.matvec(Q, x) - W @ xw) <= bound).all()
+"""
+
+THREADS = (
+    PRODUCTS
+    + """
+failures = []
+
+def work():
+    try:
+        for _ in range(2):
+            right()
+    except BaseException as error:
+        failures.append(repr(error))
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+assert not failures, failures
+import numba
+assert numba.threading_layer() == sys.argv[1], numba.threading_layer()
+print("right")
+"""
+)
+
+FORK = (
+    PRODUCTS
+    + """
+right()  # the parent's threads are running now
+
+def in_child(work):
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+
+def child():
+    right()
+    in_child(right)  # the grandchild
+
+in_child(child)
+right()
+print("right")
+"""
+)
+
+
+def run(code: str, cache: Path | None, *arguments: str, **environment: str) -> str:
+    variables = {**os.environ, **environment}
+    if cache is not None:
+        variables["GEMMULE_CACHE"] = str(cache)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=variables, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds what the products need, so that the other children compile nothing."""
+    cache = tmp_path_factory.mktemp("cache")
+    run(PRODUCTS + "right()", cache)
+    return cache
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_four_python_threads(layer: str, warm_cache: Path) -> None:
+    out = run(THREADS, warm_cache, layer, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="2")
+    assert out == "right\n"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_fork(layer: str, warm_cache: Path) -> None:
+    out = run(FORK, warm_cache, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="2")
+    assert out == "right\n"
+
+
+SMALL = """
+import numpy as np, gemmule as gm
+A = np.ones((5, 7), np.float16)
+assert (gm.matvec(A, A[0], rung="four_rows") == 7).all()
+assert (gm.matmul(np.ones((3, 3), np.int32), np.ones((3, 3), np.int32)) == 3).all()
+print("right")
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "others_may_write", "garbage", "read_only"])
+def test_an_unusable_cache_never_breaks_a_call(kind: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    if kind == "file":
+        cache.write_text("not a folder")
+    elif kind == "link":
+        cache.mkdir()
+        (tmp_path / "elsewhere").mkdir()
+        (cache / "numba").symlink_to(tmp_path / "elsewhere")
+        (cache / "tuned").symlink_to(tmp_path / "nowhere")
+    elif kind == "others_may_write":
+        (cache / "numba").mkdir(parents=True)
+        (cache / "numba").chmod(0o777)
+    elif kind == "read_only":
+        cache = Path("/proc/gemmule")  # not even root may create a folder there
+    else:
+        run(SMALL, cache)
+        for path in cache.rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"garbage" * 100)
+    assert run(SMALL, cache) == "right\n"
+    if kind == "link":
+        assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_import_brings_in_numpy_alone() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+import numpy
+with_numpy = set(sys.modules)
+import gemmule
+new = {name.partition(".")[0] for name in set(sys.modules) - with_numpy}
+print(sorted(new - set(sys.stdlib_module_names) - {"numpy"}))
+"""
+    assert run(code, None) == "['gemmule']\n"
+
+
+def test_import_needs_no_gpu_no_home_and_no_numba() -> None:
+    code = """
+import sys
+for name in ("numba", "cuda", "torch", "ml_dtypes", "safetensors", "rich", "click"):
+    sys.modules[name] = None
+import numpy as np, gemmule as gm
+A = np.arange(6.0).reshape(2, 3)
+print(gm.matvec(A, A[0]).tolist(), gm.matmul(A, A.T).tolist(), gm.vecmat(A[:, 0], A).tolist())
+"""
+    out = run(code, None, HOME="/nonexistent", XDG_CACHE_HOME="", CUDA_VISIBLE_DEVICES="")
+    assert out == "[5.0, 14.0] [[5.0, 14.0], [14.0, 50.0]] [9.0, 12.0, 15.0]\n"
