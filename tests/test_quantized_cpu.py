@@ -343,3 +343,17 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_operands, "stored", one_column_short)
     else:
         monkeypatch.setattr(_columns, "_quads", lambda x: np.zeros(((x.size // 4) + x.size % 4, 4)))
+
+
+def test_vector_rungs_refuse_another_compile_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    reason = rung_called("vector_decode").available()
+    assert reason is not None
+    assert "NUMBA_CPU_NAME" in reason
+    assert rung_called("threads").available() is None
+
+
+def test_missing_features_are_named() -> None:
+    reason = _simd.missing_features("avx512f", "no_such_feature")
+    assert reason is not None
+    assert "no_such_feature" in reason

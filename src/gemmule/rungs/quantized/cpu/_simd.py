@@ -11,6 +11,7 @@ Kernels handle four rows at a time: most operations take and return tuples of fo
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,9 @@ def missing_features(*wanted: str) -> str | None:
     reason = unavailable()
     if reason is not None:
         return reason
+    for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX"):
+        if os.environ.get(name):  # Numba may compile for less than this CPU has
+            return f"{name} is set, so the compiler's target is not this CPU; unset it"
     features = _cpu_features()
     absent = [name for name in wanted if not features.get(name, False)]
     return f"this CPU lacks {', '.join(absent)}" if absent else None
