@@ -1,0 +1,67 @@
+"""Naive, the first kernel of seeds 001 and 002: one thread per element of C, global memory only.
+
+Each thread walks a row of A and a column of B. Neighbouring threads hold neighbouring columns, so
+a warp reads one element of a row-major A (a broadcast) and 32 neighbours of a row-major B. Every
+element of A is fetched once per column of C and every element of B once per row; the caches catch
+some of that, and the kernel waits for them.
+
+`accumulate="global"` keeps the running sum in C itself, as the seed's first version does: two more
+trips to memory for each product. `fma=False` rounds product and sum apart. `width` is the side of
+the square block: 1 launches a block per element, which leaves 31 lanes of every warp idle.
+
+Every stride of A, B and C is taken, so every problem has a right rung.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import FLOATS, Problem
+from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step
+from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
+from gemmule.rungs._tiles import EVERY_LAYOUT, fits_grid, tiles
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    width = params["width"]
+    in_c = "true" if params["accumulate"] == "global" else "false"
+    fma = "true" if params["fma"] else "false"
+    return (
+        Step(
+            kernel=f"naive<{type_arguments(problem)}, {in_c}, {fma}>",
+            grid=(tiles(problem, width, width), 1, 1),
+            block=(width, width, 1),
+        ),
+    )
+
+
+def _arithmetic(problem: Problem) -> Arithmetic:
+    # Products are fused unless fma=False, and then rounded like the sum: the wider bound is stated.
+    acc = accumulator(problem)
+    return Arithmetic(acc, chain=lambda p, params: p.k, product=acc if acc in FLOATS else None)
+
+
+RUNG = Rung(
+    title="Naive",
+    idea="One thread computes one element of C from global memory.",
+    source="seed 001, naive GPU kernel; seed 002, basic kernel",
+    op="matmul",
+    signatures=ALL_SIGNATURES,
+    arithmetic=_arithmetic,
+    layouts=EVERY_LAYOUT,
+    layouts_b=EVERY_LAYOUT,
+    params={"accumulate": ("register", "global"), "fma": (True, False), "width": (32, 16, 1)},
+    constraints=(
+        Constraint(
+            "accumulate='global' needs a C of the accumulator's type",
+            lambda problem, params: (
+                params["accumulate"] == "register" or problem.out == accumulator(problem)
+            ),
+        ),
+        Constraint(
+            "fma=False needs floats: integers round nothing",
+            lambda problem, params: params["fma"] or problem.out in FLOATS,
+        ),
+        fits_grid("width", "width"),
+    ),
+    batched=True,
+    steps=_steps,
+)
