@@ -77,6 +77,13 @@ def judge(op: str, left: Any, right: Any, out: Array, rounding: Rounding) -> ora
     return worst or oracle.Verdict(True, 0.0, (), "no elements", "bound")
 
 
+def result_shape(op: str, left: Any, right: Any) -> tuple[int, ...]:
+    """Return the shape of a product of operands of one or two dimensions."""
+    if op == "matvec":
+        return (left.shape[0],)
+    return (right.shape[1],) if op == "vecmat" else (left.shape[0], right.shape[1])
+
+
 def _kind(problem: Problem) -> str:
     return "integers" if problem.out.startswith(("int", "uint")) else "normal"
 

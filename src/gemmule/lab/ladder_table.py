@@ -31,10 +31,13 @@ class Row:
     proof: str
 
 
-def rows(op: str, backend: str, size: int) -> list[Row]:
-    """Return one row for each rung of `op`, for a square problem of `size`, in ladder order."""
-    machine = machine_of(backend)
-    return [_row(rung, machine, size) for rung in ladder(op, backend)]
+def rows(op: str, backend: str, size: int, machine: Machine | None = None) -> list[Row]:
+    """Return one row for each rung of `op`, for a square problem of `size`, in ladder order.
+
+    machine: what workspaces and proofs are for; default: the device here.
+    """
+    chosen = machine_of(backend) if machine is None else machine
+    return [_row(rung, chosen, size) for rung in ladder(op, backend)]
 
 
 def machine_of(backend: str) -> Machine:
@@ -101,7 +104,8 @@ def _arithmetic(rung: Rung, size: int) -> str:
         words.append(f"operands rounded to {', '.join(rounded)}")
     bits = dict.fromkeys(str(a.activations_bits) for a in found if a.activations_bits)
     if bits:
-        words.append(f"vector quantised to {', '.join(bits)} bits")
+        asked = " where asked for" if any(a.activations_bits is None for a in found) else ""
+        words.append(f"vector quantised to {', '.join(bits)} bits{asked}")
     if any(a.unordered for a in found):
         words.append("order varies")
     return ", ".join(words)

@@ -10,28 +10,53 @@ import click
 if TYPE_CHECKING:
     from gemmule.lab.multiply import Job
 
-DTYPES = ("float64", "float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64",
-          "complex64", "complex128")  # fmt: skip
+DTYPES = (
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "complex64",
+    "complex128",
+)
 SHOWN_ELEMENTS = 8
 
 
 @click.command(short_help="Multiply matrices in files.")
 @click.argument("first")
 @click.argument("second")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Result, .npy or "
-              ".safetensors. Without it a summary is printed.")  # fmt: skip
-@click.option("--op", type=click.Choice(["matvec", "vecmat", "matmul"]),
-              help="Default: by the dimensions of the operands.")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Result, .npy or .safetensors. Without it a summary is printed.",
+)
+@click.option(
+    "--op",
+    type=click.Choice(["matvec", "vecmat", "matmul"]),
+    help="Default: by the dimensions of the operands.",
+)
 @click.option("--dtype", type=click.Choice(DTYPES), help="Convert both operands first.")
 @click.option("--out-dtype", type=click.Choice(DTYPES), help="Dtype of the result.")
 @click.option("--bits", type=click.Choice(["4", "8"]), help="Quantise the matrix first.")
-@click.option("--group-size", type=int, default=128, show_default=True,
-              help="Columns that share a scale; -1: a row.")  # fmt: skip
+@click.option(
+    "--group-size",
+    type=int,
+    default=128,
+    show_default=True,
+    help="Columns that share a scale; -1: a row.",
+)
 @click.option("--symmetric", is_flag=True, help="Quantise without zero points.")
 @click.option("--rung", help="Compute with this rung (see gemmule ladder).")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.")
-@click.option("--check", is_flag=True, help="Check every element against float64; exit code 1 "
-              "where one is wrong.")  # fmt: skip
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Check every element against float64; exit code 1 where one is wrong.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing result.")
 def multiply(first: str, second: str, output: Path | None, bits: str | None, **given: Any) -> None:
     """Multiply the matrix in the file FIRST with the vector or matrix in SECOND.
@@ -51,10 +76,17 @@ def multiply(first: str, second: str, output: Path | None, bits: str | None, **g
         check_target(output, force=given["force"])
     op, left, right = order(given["op"], files.read_matrix(first), files.read_matrix(second))
     job = Job(
-        op, left, right, dtype=given["dtype"], out_dtype=given["out_dtype"],
-        bits=None if bits is None else int(bits), group_size=given["group_size"],
-        symmetric=given["symmetric"], device=given["device"], rung=given["rung"],
-    )  # fmt: skip
+        op,
+        left,
+        right,
+        dtype=given["dtype"],
+        out_dtype=given["out_dtype"],
+        bits=None if bits is None else int(bits),
+        group_size=given["group_size"],
+        symmetric=given["symmetric"],
+        device=given["device"],
+        rung=given["rung"],
+    )
     _run(job, output, check=given["check"], force=given["force"])
 
 

