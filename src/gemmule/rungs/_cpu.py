@@ -16,10 +16,14 @@ FLOAT8_SIGNATURES: tuple[Signature, ...] = tuple(
     (a, b, out) for a in FLOAT8 for b in FLOAT8 for out in ("float32", "float16", "bfloat16")
 )
 
-# Seconds from Python into a compiled kernel and back, serial and parallel (EPYC Zen 5, 2 cores,
-# 2026-11): three addresses at 1.7 us each, Numba's dispatch; then waking the threads.
-SERIAL_CALL_S = 7e-6
-PARALLEL_CALL_S = 14e-6
+# Seconds from Python into a compiled kernel and back (EPYC Zen 5, 2 cores, 2026-11): serial 3.4e-6
+# measured, of which three addresses are 2e-6. Parallel: 6.5e-6 measured when the cores are free,
+# doubled here, because a core that is busy elsewhere costs a whole time slice.
+SERIAL_CALL_S = 3.5e-6
+PARALLEL_CALL_S = 13e-6
+# Loop overhead, same machine: of a row in `four_rows`, of a column of one panel in `panels`.
+ROW_S = 0.4e-9
+COLUMN_S = 1.3e-9
 
 
 def working_dtype(a: str, x: str, out: str) -> str:

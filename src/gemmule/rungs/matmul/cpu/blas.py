@@ -46,7 +46,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     threads = machine.units if work > _SERIAL_FLOPS * problem.batch else 1
     busy = work / (_RATES[problem.a] * threads)
     moving = problem.compulsory_bytes / machine.read_bytes_per_s
-    return Suggestion({}, 2e-6 + 1e-6 * (problem.batch - 1) + max(busy, moving))
+    return Suggestion({}, 1e-6 + 5e-7 * (problem.batch - 1) + max(busy, moving))
 
 
 RUNG = Rung(

@@ -56,8 +56,8 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect nearly the read ceiling; for rows too few to go round and long enough to share."""
     if problem.batch > 1 or problem.m >= 8 * machine.units or problem.n < 1024 * machine.units:
         return None
-    calls = _cpu.PARALLEL_CALL_S + 5e-6
-    return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.90, 2.0))
+    calls = _cpu.PARALLEL_CALL_S + 3e-6
+    return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.90, 3.0))
 
 
 RUNG = Rung(

@@ -129,7 +129,13 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Expect a share of the read ceiling: one core does not fill the memory's pipe."""
-    return Suggestion({}, _cpu.SERIAL_CALL_S + _cpu.streaming_s(problem, machine, 0.55, 1.2))
+    moving = _cpu.streaming_s(problem, machine, 0.65, 2.0)  # EPYC Zen 5, 2 cores, 2026-11
+    return Suggestion({}, _cpu.SERIAL_CALL_S + columns_s(problem) + moving)
+
+
+def columns_s(problem: Problem) -> float:
+    """Return the loop overhead of all columns of all panels, on one core."""
+    return problem.batch * problem.n * -(-problem.m // WIDTHS[0]) * _cpu.COLUMN_S
 
 
 RUNG = Rung(

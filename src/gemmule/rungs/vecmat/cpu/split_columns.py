@@ -12,7 +12,7 @@ from gemmule.backends.jit import Kernel, kernel, prange, thread_count, unavailab
 from gemmule.problem import ITEMSIZE, Problem
 from gemmule.rung import Machine, Params, Rung, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs.vecmat.cpu.panels import WIDTHS, panels_kernel
+from gemmule.rungs.vecmat.cpu.panels import WIDTHS, columns_s, panels_kernel
 
 
 @functools.cache
@@ -58,8 +58,8 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect nearly the read ceiling; for a y too short to share, and columns enough."""
     if problem.batch > 1 or problem.m >= 1024 * machine.units or problem.n < 64 * machine.units:
         return None
-    calls = _cpu.PARALLEL_CALL_S + 5e-6
-    return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.90, 2.2))
+    calls = _cpu.PARALLEL_CALL_S + 3e-6 + columns_s(problem) / machine.units
+    return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.90, 3.0))
 
 
 RUNG = Rung(
