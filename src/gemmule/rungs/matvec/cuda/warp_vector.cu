@@ -18,21 +18,27 @@ __global__ void __launch_bounds__(256, 2) warp_vector(const GemvArgs p) {
   Acc sums[LOADS], xv[W];
 #pragma unroll
   for (int l = 0; l < LOADS; ++l) sums[l] = 0;
+  Piece av[LOADS];
+  i64 j = (i64)lane * W;
 #pragma unroll 1
-  for (i64 j = (i64)lane * W; j < whole; j += LOADS * stride) {
-    Piece av[LOADS];
+  for (; j + (LOADS - 1) * stride < whole; j += LOADS * stride) {
 #pragma unroll
-    for (int l = 0; l < LOADS; ++l)
-      if (j + l * stride < whole) av[l] = ptx::ld_stream((const Piece*)(a + j + l * stride));
+    for (int l = 0; l < LOADS; ++l) av[l] = ptx::ld_stream((const Piece*)(a + j + l * stride));
 #pragma unroll
     for (int l = 0; l < LOADS; ++l) {
-      if (j + l * stride >= whole) break;
       load_vector<align_x>(x, p.x_step, j + l * stride, xv);
 #pragma unroll
       for (int k = 0; k < W; ++k) sums[l] += wide<Acc>(av[l][k]) * xv[k];
     }
   }
-  for (i64 j = whole + lane; j < p.n; j += 32) sums[0] += wide<Acc>(a[j]) * wide<Acc>(x[j * p.x_step]);
+#pragma unroll 1
+  for (; j < whole; j += stride) {
+    av[0] = ptx::ld_stream((const Piece*)(a + j));
+    load_vector<align_x>(x, p.x_step, j, xv);
+#pragma unroll
+    for (int k = 0; k < W; ++k) sums[0] += wide<Acc>(av[0][k]) * xv[k];
+  }
+  for (j = whole + lane; j < p.n; j += 32) sums[0] += wide<Acc>(a[j]) * wide<Acc>(x[j * p.x_step]);
 #pragma unroll
   for (int l = 1; l < LOADS; ++l) sums[0] += sums[l];
   const Acc sum = group_sum(sums[0], 32, 0xffffffffu);

@@ -45,7 +45,7 @@ RUNG = Rung(
     after="warp_per_row",
     signatures=ROW_SIGNATURES,
     arithmetic=sums(_chain),
-    params={"loads": (4, 1, 2, 8), "warps": (4, 1, 2, 8)},
+    params={"loads": (4, 1, 2), "warps": (4, 1, 2, 8)},
     batched=True,
     steps=_steps,
 )

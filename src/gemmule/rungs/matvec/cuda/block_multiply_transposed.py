@@ -1,0 +1,50 @@
+"""Transposed block & multiply, seed 004's second algorithm: A^T x over column-major storage.
+
+Adds to `col_transposed`: sections of `width` elements of each column, as many more threads, x in
+shared memory, atomics into a workspace of batch x m sums (float32; float64 for float64), zeroed and
+converted inside. Reads stay uncoalesced: a thread walks consecutive addresses by itself, and only
+the caches turn its sectors into use, which is why narrow sections do best. The section of x is the
+one that the block's elements multiply. Shared memory: width x itemsize of x.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._blocks import (
+    PARAMS,
+    PRESETS,
+    WIDTH_FITS,
+    around,
+    block_grid,
+    chain,
+    workspace,
+)
+from gemmule.rungs._cuda import type_arguments
+from gemmule.rungs._rows import FLOAT_SIGNATURES, sums
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    product = Step(
+        kernel=f"block_multiply_transposed<{type_arguments(problem)}, {params['width']}>",
+        grid=block_grid(problem, params),
+        block=(params["height"], 1, 1),
+    )
+    return around(problem, (product,) if problem.n else ())
+
+
+RUNG = Rung(
+    title="Transposed block and multiply",
+    idea="A thread per column and section of its elements; sections meet by atomics.",
+    source="seed 004, Transposed Block & Multiply",
+    op="matvec",
+    after="col_transposed",
+    signatures=FLOAT_SIGNATURES,
+    arithmetic=sums(chain, unordered=True),
+    params=PARAMS,
+    presets=PRESETS,
+    constraints=(WIDTH_FITS,),
+    batched=True,
+    workspace=workspace,
+    steps=_steps,
+)

@@ -1,0 +1,38 @@
+"""Thread per column for A^T x, seed 004's naive transposed multiplication.
+
+A column-major matrix transposed is a row-major one, so this is `thread_per_row` as someone with
+column-major storage (MATLAB, Fortran) meets it: neighbouring threads read addresses a whole column
+apart. It stands here as the baseline of the two transposed algorithms after it.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda import type_arguments
+from gemmule.rungs._rows import FLOAT_SIGNATURES, row_blocks, sums
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    block = params["block"]
+    return (
+        Step(
+            kernel=f"col_transposed<{type_arguments(problem)}, {block}>",
+            grid=(row_blocks(problem, block), 1, 1),
+            block=(block, 1, 1),
+        ),
+    )
+
+
+RUNG = Rung(
+    title="Transposed, thread per column",
+    idea="One thread per column of the column-major matrix walks down it and through x.",
+    source="seed 004, naive transposed multiplication",
+    op="matvec",
+    after="thread_per_row",
+    signatures=FLOAT_SIGNATURES,
+    arithmetic=sums(lambda problem, params: problem.n),
+    params={"block": (128, 64, 256, 1024)},
+    batched=True,
+    steps=_steps,
+)

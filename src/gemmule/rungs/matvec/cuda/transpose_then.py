@@ -1,0 +1,71 @@
+"""Transpose, then block & multiply, seed 004's third algorithm: A^T x over column-major storage.
+
+Adds to `block_multiply_transposed`: a transposed copy of the matrix, made by tiles of 32 x 32
+elements through shared memory so that both its reads and its writes are coalesced, and then the
+coalesced product over the copy. The matrix crosses the memory bus three times instead of once.
+
+The workspace is the price: m x n elements of the matrix for each one of the batch that has its own,
+besides batch x m sums of 4 bytes (8 for float64). Shared memory: a tile of 32 x 33 elements, then
+width x itemsize of x.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._blocks import (
+    PARAMS,
+    PRESETS,
+    WIDTH_FITS,
+    around,
+    block_grid,
+    chain,
+    sums_bytes,
+)
+from gemmule.rungs._cuda import CTYPE, ceil_div, type_arguments
+from gemmule.rungs._rows import FLOAT_SIGNATURES, sums
+
+TILE, TILE_ROWS = 32, 8  # kTile and kTileRows of the kernel
+
+
+def _matrices(problem: Problem) -> int:
+    return 1 if problem.shared_a else problem.batch
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    if problem.n == 0:
+        return around(problem, ())
+    tiles = ceil_div(problem.m, TILE) * ceil_div(problem.n, TILE) * _matrices(problem)
+    transpose = Step(
+        kernel=f"transpose_tiles<{CTYPE[problem.a]}, {CTYPE[problem.out]}>",
+        grid=(tiles, 1, 1),
+        block=(TILE, TILE_ROWS, 1),
+    )
+    product = Step(
+        kernel=f"transpose_then<{type_arguments(problem)}, {params['width']}>",
+        grid=block_grid(problem, params),
+        block=(params["height"], 1, 1),
+    )
+    return around(problem, (transpose, product))
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    copy = _matrices(problem) * problem.m * problem.n * ITEMSIZE[problem.a]
+    return ceil_div(sums_bytes(problem), 256) * 256 + copy
+
+
+RUNG = Rung(
+    title="Transpose, then block and multiply",
+    idea="Pay for a transposed copy once, then read it coalesced.",
+    source="seed 004, Transpose THEN Block & Multiply, with a transpose kernel of our own",
+    op="matvec",
+    after="block_multiply_transposed",
+    signatures=FLOAT_SIGNATURES,
+    arithmetic=sums(chain, unordered=True),
+    params=PARAMS,
+    presets=PRESETS,
+    constraints=(WIDTH_FITS,),
+    batched=True,
+    workspace=_workspace,
+    steps=_steps,
+)

@@ -1,0 +1,54 @@
+"""Block & multiply, seed 004's first algorithm.
+
+Adds to `col_thread_per_row`: the columns are cut into sections of `width`, so that there are
+ceil(n / width) times as many threads, and a block keeps its section of x in shared memory. The
+sections of a row meet by atomic additions, whose order is not fixed: the last bits of the result
+may differ from run to run.
+
+Sums are added up in float32 (float64 for float64) whatever the result's dtype, in a workspace of
+batch x m sums that is zeroed and converted inside; shared memory: width x itemsize of x. The
+presets are the seed's widths at its height of 1024 rows.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._blocks import (
+    PARAMS,
+    PRESETS,
+    WIDTH_FITS,
+    around,
+    block_grid,
+    chain,
+    workspace,
+)
+from gemmule.rungs._cuda import type_arguments
+from gemmule.rungs._rows import FLOAT_SIGNATURES, sums
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    product = Step(
+        kernel=f"block_multiply<{type_arguments(problem)}, {params['width']}>",
+        grid=block_grid(problem, params),
+        block=(params["height"], 1, 1),
+    )
+    return around(problem, (product,) if problem.n else ())
+
+
+RUNG = Rung(
+    title="Block and multiply",
+    idea="A thread per row and section of columns; x in shared memory; sections meet by atomics.",
+    source="seed 004, Block & Multiply",
+    op="matvec",
+    after="col_thread_per_row",
+    signatures=FLOAT_SIGNATURES,
+    arithmetic=sums(chain, unordered=True),
+    layouts=("col",),
+    params=PARAMS,
+    presets=PRESETS,
+    constraints=(WIDTH_FITS,),
+    batched=True,
+    workspace=workspace,
+    steps=_steps,
+)

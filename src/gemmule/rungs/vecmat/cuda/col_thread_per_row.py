@@ -1,0 +1,38 @@
+"""Thread per row of a column-major matrix, seed 004's naive multiplication.
+
+The same loop as `thread_per_row`, over the other storage order: a warp reads 32 neighbours of a
+column at once, so every request is coalesced. What it lacks is parallelism: m threads in all, each
+with n iterations, leave a device idle unless m is large.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda import ALL_SIGNATURES, type_arguments
+from gemmule.rungs._rows import row_blocks, sums
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    block = params["block"]
+    return (
+        Step(
+            kernel=f"col_thread_per_row<{type_arguments(problem)}, {block}>",
+            grid=(row_blocks(problem, block), 1, 1),
+            block=(block, 1, 1),
+        ),
+    )
+
+
+RUNG = Rung(
+    title="Thread per row, column-major",
+    idea="One thread per row walks along the columns; a warp reads 32 neighbours of each.",
+    source="seed 004, naive multiplication",
+    op="matvec",
+    signatures=ALL_SIGNATURES,
+    arithmetic=sums(lambda problem, params: problem.n),
+    layouts=("col",),
+    params={"block": (128, 32, 64, 256, 512, 1024)},
+    batched=True,
+    steps=_steps,
+)
