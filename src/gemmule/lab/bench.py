@@ -29,7 +29,7 @@ from gemmule.problem import Problem, numpy_dtype
 Array: TypeAlias = NDArray[Any]
 Operands: TypeAlias = tuple[Any, Any]
 
-MOST_SETS = 256
+MOST_SETS = 1024
 ASSUMED_CACHE_BYTES = 256 << 20
 SLOWEST_CALL_S = 0.5  # a peer that needs longer for one call is left out, and named
 
