@@ -1,0 +1,52 @@
+"""Rectangular tile, seed 002's third kernel: one tile of A serves two tiles of B.
+
+A block of `tile` x `tile` threads computes `tile` rows and twice as many columns of C, two elements
+a thread. Each element of A that a thread reads from shared memory meets two of B, so three reads
+feed two products where the square tile needs four. The two tiles of B lie side by side: a row is
+2 `tile` long, and the three tiles take 3 `tile`^2 elements.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step
+from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
+from gemmule.rungs._tiles import EVERY_LAYOUT, LARGEST_GRID, tiles
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    tile = params["tile"]
+    return (
+        Step(
+            kernel=f"rectangular_tile<{type_arguments(problem)}, {tile}>",
+            grid=(tiles(problem, tile, 2 * tile), 1, 1),
+            block=(tile, tile, 1),
+            smem=tile * tile * (ITEMSIZE[problem.a] + 2 * ITEMSIZE[problem.b]),
+        ),
+    )
+
+
+RUNG = Rung(
+    title="Rectangular tile",
+    idea="One staged tile of A meets two tiles of B: two elements of C per thread.",
+    source="seed 002, rectangular tiles",
+    op="matmul",
+    signatures=ALL_SIGNATURES,
+    arithmetic=lambda problem: Arithmetic(
+        accumulator=accumulator(problem), chain=lambda p, params: p.k + params["tile"]
+    ),
+    layouts=EVERY_LAYOUT,
+    layouts_b=EVERY_LAYOUT,
+    after="shared_tile",
+    params={"tile": (32, 16, 8)},
+    constraints=(
+        Constraint(
+            f"at most {LARGEST_GRID:,} blocks",
+            lambda problem, params: (
+                tiles(problem, params["tile"], 2 * params["tile"]) <= LARGEST_GRID
+            ),
+        ),
+    ),
+    batched=True,
+    steps=_steps,
+)

@@ -1,0 +1,44 @@
+"""Shared tile, the tiled kernel of seeds 001 and 002: what a block reads, it reads once.
+
+A block of `tile` x `tile` threads computes a square tile of C. Phase by phase it stages one tile of
+A and one of B in shared memory, then every thread takes its row of the one and its column of the
+other. Each element is fetched from global memory once per tile instead of once per thread:
+`tile` times less traffic. `tile=1` is the naive kernel again, with a detour.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Arithmetic, Machine, Params, Rung, Step
+from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
+from gemmule.rungs._tiles import EVERY_LAYOUT, fits_grid, tiles
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    tile = params["tile"]
+    return (
+        Step(
+            kernel=f"shared_tile<{type_arguments(problem)}, {tile}>",
+            grid=(tiles(problem, tile, tile), 1, 1),
+            block=(tile, tile, 1),
+        ),
+    )
+
+
+RUNG = Rung(
+    title="Shared tile",
+    idea="A block stages square tiles of A and B in shared memory and reuses each element.",
+    source="seed 001, shared-memory kernel; seed 002, square tiles",
+    op="matmul",
+    signatures=ALL_SIGNATURES,
+    arithmetic=lambda problem: Arithmetic(
+        accumulator=accumulator(problem), chain=lambda p, params: p.k + params["tile"]
+    ),
+    layouts=EVERY_LAYOUT,
+    layouts_b=EVERY_LAYOUT,
+    after="naive",
+    params={"tile": (32, 16, 8, 1)},
+    constraints=(fits_grid("tile", "tile"),),
+    batched=True,
+    steps=_steps,
+)
