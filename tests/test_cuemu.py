@@ -61,7 +61,7 @@ PLANTED: tuple[tuple[str, int, int, dict[str, int], str], ...] = (
     ("missing_cluster_barrier", 1, 32, {"grid": 2, "cluster": 2}, "cluster"),
     ("exited_block", 1, 32, {"grid": 2, "cluster": 2}, "cluster"),
 )
-_PLAIN = ("atomics", "strided", "strided_wide", "matrix_rows")
+_PLAIN = ("atomics", "block_order", "strided", "strided_wide", "matrix_rows")
 
 
 def _names() -> list[str]:
@@ -140,6 +140,22 @@ def test_order_dependence_shows_under_a_shuffled_order_only(planted: Module) -> 
     assert _reverse(planted, "order_dependence<1>", seed=0)[0]
     assert not all(_reverse(planted, "order_dependence<1>", seed=s)[0] for s in (1, 2, 3))
     assert all(_reverse(planted, "order_dependence<0>", seed=s)[0] for s in (0, 1, 2, 3))
+
+
+@needs_compiler
+def test_blocks_run_in_an_order_of_the_seed(planted: Module) -> None:
+    orders = []
+    for seed in (0, 1, 1, 2):
+        out = device_array(64, np.float32)
+        out[63:] = 0
+        args = struct.pack("<QQi4x", 0, out.ctypes.data, 64)
+        planted.launch("block_order", grid=(4, 4), block=(1,), args=[args], seed=seed)
+        orders.append(out[:16].astype(int).tolist())
+    in_order = [i % 4 for i in range(16)]
+    assert orders[0] == in_order
+    assert orders[1] == orders[2] != in_order
+    assert orders[3] not in (in_order, orders[1])
+    assert sorted(orders[1]) == sorted(in_order)
 
 
 @needs_compiler

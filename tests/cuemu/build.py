@@ -9,6 +9,7 @@ memory (`array.ctypes.data`); `device_array` allocates as a device does, 256-byt
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -20,6 +21,7 @@ import struct
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -324,6 +326,8 @@ def compile_cu(
     library = _cache_dir() / f"{path.stem}-{digest}.so"
     if not library.is_file():
         _build(library, _wrapper(sources, path.resolve(), names), sources, flags, folders)
+    with contextlib.suppress(OSError):
+        os.utime(library)  # its last use, for _prune
     return Module(library, names)
 
 
@@ -346,6 +350,16 @@ def _build(
         link = ["g++", "-shared", "-o", "kernel.so", made.name, "-lrt"]
         _run(link, scratch)
         (scratch / "kernel.so").replace(library)
+    _prune(library.parent)
+
+
+def _prune(folder: Path) -> None:
+    """Delete libraries that have not been used for two weeks."""
+    limit = time.time() - 14 * 86400
+    for old in folder.glob("*.so"):
+        with contextlib.suppress(OSError):  # another process may have deleted it
+            if old.stat().st_mtime < limit:
+                old.unlink()
 
 
 def _run(command: list[str], folder: Path) -> None:

@@ -374,12 +374,11 @@ def _warpgroup(
 
 
 def _simple() -> list[Case]:
-    produced, traded = _u32(64), _u32(256)
+    produced, traded = _u32(64), _u32(384)
+    added = np.where(np.arange(384) < 128, 1, 2).astype(np.uint32)
     return [
         Case("named_barriers", "named_barriers", (produced,), (produced[::-1].copy(),), block=128),
-        Case(
-            "registers", "registers", (traded,), (traded + np.uint32(1),), block=256, arch="sm_90a"
-        ),
+        Case("registers", "registers", (traded,), (traded + added,), block=384, arch="sm_90a"),
     ]
 
 

@@ -285,6 +285,11 @@ __global__ void atomics(Args p) {   // 64 threads add 1 to numbers of several ty
     }
   }
 }
+// The order in which blocks run.
+__global__ void block_order(Args p) {
+  unsigned* count = reinterpret_cast<unsigned*>(p.out + 63);
+  p.out[atomicAdd(count, 1u)] = blockIdx.x;
+}
 // Shared loads at stride n words by one warp.
 __global__ void strided(Args p) {
   __shared__ float s[32 * 33];

@@ -226,6 +226,7 @@ __global__ void multicast(const __grid_constant__ Args p) {   // each of two blo
     mbar_init(done, 2);
     mbar_fence_init();
   }
+  __syncwarp();
   cluster_sync();
   if (t == 0) {
     mbar_arrive_expect_tx(full, 2 * bytes + 4 * 1024);
@@ -238,6 +239,7 @@ __global__ void multicast(const __grid_constant__ Args p) {   // each of two blo
   __syncwarp();
   if (t < 2) mbar_arrive_remote(done, t);
   mbar_wait_cluster(done, 0);
+  __syncwarp();
   cluster_sync();
 }
 
@@ -315,10 +317,14 @@ __global__ void __launch_bounds__(128) warpgroup(const __grid_constant__ Args p)
   for (int i = 0; i < N / 2; ++i) OUT(D, 0)[t * (N / 2) + i] = d[i];
 }
 
-__global__ void __launch_bounds__(256,
-    1) registers(const __grid_constant__ Args p) {   // two warpgroups trade registers
-  if (threadIdx.x < 128) reg_dealloc<40>();
-  else reg_alloc<128>();
-  OUT(u32, 0)[threadIdx.x] = IN(u32, 0)[threadIdx.x] + 1;
+// One warpgroup gives registers to two others: 168 at the start, 40 + 2 x 232 after.
+__global__ void __launch_bounds__(384, 1) registers(const __grid_constant__ Args p) {
+  if (threadIdx.x < 128) {
+    reg_dealloc<40>();
+    OUT(u32, 0)[threadIdx.x] = IN(u32, 0)[threadIdx.x] + 1;
+  } else {
+    reg_alloc<232>();
+    OUT(u32, 0)[threadIdx.x] = IN(u32, 0)[threadIdx.x] + 2;
+  }
 }
 #endif

@@ -3,6 +3,7 @@
 // Written from the PTX ISA manual. Addresses of shared memory are 32-bit (`smem_addr`); fragments are plain
 // register arrays whose element order is stated once, above each group. A primitive exists only where the
 // architecture has it, so that a kernel which uses the sm_80 part compiles for every later architecture.
+// ldmatrix, mma, wgmma, cluster_arrive, cluster_wait and reg_* take all threads of the warp together.
 // On the CPU (CUEMU) the same names come from the emulator's twins.
 #pragma once
 
@@ -360,7 +361,8 @@ PTX_FN void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) :
 #endif  // sm_90
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL)
-// Registers of the threads of this warpgroup, a multiple of 8 from 24 to 256.
+// Registers of the threads of this warpgroup, a multiple of 8 from 24 to 256: get more, give some back. The kernel
+// needs __launch_bounds__ with its block size, which fixes how many it starts with.
 template <int N>
 PTX_FN void reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N>
