@@ -20,9 +20,9 @@ struct alignas(64) Args {
 // ---- sm_80 ---------------------------------------------------------------------------------------------
 __global__ void loads(const __grid_constant__ Args p) {
   const int t = threadIdx.x;
-  uint4 v[5] = {ld_nc(IN(uint4, 0) + t), ld_cs(IN(uint4, 0) + t), ld_stream(IN(uint4, 0) + t),
-      ld_stream_256(IN(uint4, 0) + t),
-                ld_hint(IN(uint4, 0) + t, t % 2 ? policy_evict_first() : policy_evict_last())};
+  const uint4* in = IN(uint4, 0) + t;
+  const u64 policy = t % 2 ? policy_evict_first() : policy_evict_last();
+  const uint4 v[5] = {ld_nc(in), ld_cs(in), ld_stream(in), ld_stream_256(in), ld_hint(in, policy)};
   for (int i = 0; i < 5; ++i) st_stream(OUT(uint4, 0) + i * 32 + t, v[i]);
   const uint2 two = ld_stream(IN(uint2, 0) + t);
   st_stream(OUT(uint2, 1) + t, two);
@@ -170,16 +170,19 @@ __global__ void warp_intrinsics(const __grid_constant__ Args p) {
 #if defined(CUEMU) || __CUDA_ARCH__ >= 900
 // Each block writes into the next and reads from the one before.
 __global__ void clusters(const __grid_constant__ Args p) {
-  __shared__ u32 s[64];
+  __shared__ alignas(16) u32 s[64], wide[32], pairs[32];
   const u32 t = threadIdx.x, rank = cluster_rank(), size = cluster_size();
   pdl_wait();
   s[32 + t] = IN(u32, 0)[blockIdx.x * 32 + t];
   cluster_sync();
-  const u32 next = (rank + 1) % size, last = (rank + size - 1) % size;
+  const u32 next = (rank + 1) % size, last = (rank + size - 1) % size, own = rank;
   st_cluster(mapa(smem_addr(s + t), next), IN(u32, 0)[blockIdx.x * 32 + t]);
   const u32 v = ld_cluster<u32>(mapa(smem_addr(s + 32 + t), last));
+  if (t < 8) st_cluster(mapa(smem_addr(wide + 4 * t), own), ld_cluster<uint4>(mapa(smem_addr(s + 32 + 4 * t), last)));
+  if (t < 16) st_cluster(mapa(smem_addr(pairs + 2 * t), own), ld_cluster<uint2>(mapa(smem_addr(s + 32 + 2 * t), last)));
+  __syncwarp();
   cluster_sync();
-  OUT(u32, 0)[blockIdx.x * 32 + t] = v ^ (rank << 24);
+  OUT(u32, 0)[blockIdx.x * 32 + t] = v == wide[t] && v == pairs[t] ? v ^ (rank << 24) : 0;
   OUT(u32, 1)[blockIdx.x * 32 + t] = s[t];
   pdl_launch_dependents();
 }
@@ -197,7 +200,8 @@ __global__ void bulk(const __grid_constant__ Args p) {
   for (u32 k = 0; k < rounds; ++k) {
     if (t == 0) {
       mbar_wait(empty, k % 2 ^ 1);
-      mbar_arrive_expect_tx(full, 2 * bytes);
+      mbar_expect_tx(full, bytes);
+      mbar_arrive_expect_tx(full, bytes);
       bulk_load(smem_addr(s), IN(u8, 0) + k * bytes, bytes, full);
       bulk_load_hint(smem_addr(s) + bytes, IN(u8, 1) + k * bytes, bytes, full, policy_evict_first());
     }

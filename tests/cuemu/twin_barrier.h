@@ -41,14 +41,14 @@ inline char* remote(u32 addr, size_t bytes, const char* file, int line) {
 }
 template <class T>
 T ld_cluster(u32 addr, CUEMU_AT) {
-  static_assert(sizeof(T) == 4, "4 bytes");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "4, 8 or 16 bytes");
   T r;
   memcpy(&r, remote(addr, sizeof r, file, line), sizeof r);
   return r;
 }
 template <class T>
 void st_cluster(u32 addr, T v, CUEMU_AT) {
-  static_assert(sizeof(T) == 4, "4 bytes");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "4, 8 or 16 bytes");
   memcpy(remote(addr, sizeof v, file, line), &v, sizeof v);
 }
 
@@ -62,6 +62,9 @@ inline void mbar_init(u32 bar, u32 arrivals, CUEMU_AT) {
 inline void mbar_fence_init() {}
 inline void mbar_arrive(u32 bar, CUEMU_AT) {
   cuemu::mbarrier_arrive(cuemu::mbarrier_at(bar, "mbar_arrive", file, line), file, line);
+}
+inline void mbar_expect_tx(u32 bar, u32 bytes, CUEMU_AT) {
+  cuemu::mbarrier_at(bar, "mbar_expect_tx", file, line).tx += int(bytes);
 }
 inline void mbar_arrive_expect_tx(u32 bar, u32 bytes, CUEMU_AT) {
   cuemu::Mbarrier& b = cuemu::mbarrier_at(bar, "mbar_arrive_expect_tx", file, line);

@@ -252,18 +252,36 @@ PTX_FN u32 mapa(u32 addr, u32 rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(rank));
   return r;
 }
-// Loads and stores of 4 bytes at an address of mapa.
+// Loads and stores of 4, 8 or 16 bytes at an address of mapa.
 template <class T>
 PTX_FN T ld_cluster(u32 addr) {
-  static_assert(sizeof(T) == 4, "4 bytes");
   T r;
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(reinterpret_cast<u32&>(r)) : "r"(addr) : "memory");
+  if constexpr (sizeof(T) == 16) {
+    uint4& u = reinterpret_cast<uint4&>(r);
+    asm volatile("ld.shared::cluster.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "r"(addr) : "memory");
+  } else if constexpr (sizeof(T) == 8) {
+    uint2& u = reinterpret_cast<uint2&>(r);
+    asm volatile("ld.shared::cluster.v2.u32 {%0,%1}, [%2];" : "=r"(u.x), "=r"(u.y) : "r"(addr) : "memory");
+  } else {
+    static_assert(sizeof(T) == 4, "4, 8 or 16 bytes");
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(reinterpret_cast<u32&>(r)) : "r"(addr) : "memory");
+  }
   return r;
 }
 template <class T>
 PTX_FN void st_cluster(u32 addr, T v) {
-  static_assert(sizeof(T) == 4, "4 bytes");
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(addr), "r"(reinterpret_cast<u32&>(v)) : "memory");
+  if constexpr (sizeof(T) == 16) {
+    const uint4& u = reinterpret_cast<const uint4&>(v);
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};"
+                 ::"r"(addr), "r"(u.x), "r"(u.y), "r"(u.z), "r"(u.w) : "memory");
+  } else if constexpr (sizeof(T) == 8) {
+    const uint2& u = reinterpret_cast<const uint2&>(v);
+    asm volatile("st.shared::cluster.v2.u32 [%0], {%1,%2};" ::"r"(addr), "r"(u.x), "r"(u.y) : "memory");
+  } else {
+    static_assert(sizeof(T) == 4, "4, 8 or 16 bytes");
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(addr), "r"(reinterpret_cast<u32&>(v)) : "memory");
+  }
 }
 
 // ---- mbarrier: 8 bytes of shared memory; a phase ends when all arrivals and all announced bytes are in -----------
@@ -273,7 +291,10 @@ PTX_FN void mbar_init(u32 bar, u32 arrivals) {
 // Makes initialised barriers visible to the other blocks and to the asynchronous proxy.
 PTX_FN void mbar_fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 PTX_FN void mbar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-// Announces bytes for the phase and arrives.
+// Announces bytes for the phase; announces them and arrives.
+PTX_FN void mbar_expect_tx(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
 PTX_FN void mbar_arrive_expect_tx(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
