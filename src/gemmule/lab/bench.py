@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ from gemmule.clocks import Rotation, last_level_cache_bytes, rotation
 from gemmule.lab import check
 from gemmule.lab.ceilings import enforce, measure_ceilings
 from gemmule.lab.environment import capture_environment, cpu_name
-from gemmule.lab.peers import Absence, Peer, select
+from gemmule.lab.peers import Absence, Peer, Prepared, select
 from gemmule.lab.records import Environment, Row, Speedup, make_row, speedup_of
 from gemmule.measure import Contestant, HostClock, Samples, ratio, sample
 from gemmule.problem import Problem, numpy_dtype
@@ -57,7 +57,11 @@ class Bench:
 
 @dataclass(slots=True)
 class Speeds:
-    """Slowest operations per second seen of a peer on a dtype: what a call will take is known."""
+    """Most operations per second seen of a peer, by operation and dtype.
+
+    From them follows what a larger product will take at least: the best rate, since small products
+    and a busy machine only ever show lower ones.
+    """
 
     seen: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
@@ -70,7 +74,7 @@ class Speeds:
         """Take note of a timed call."""
         key = (peer, problem.op, problem.a)
         rate = max(problem.flops, 1) / max(seconds, 1e-9)
-        self.seen[key] = min(rate, self.seen.get(key, rate))
+        self.seen[key] = max(rate, self.seen.get(key, rate))
 
 
 def sets_needed(bytes_per_set: int) -> Rotation:
@@ -155,6 +159,7 @@ def run(
 class _Lane:
     peer: Peer
     problem: Problem
+    prepared: list[Prepared]
     contestant: Contestant
 
 
@@ -203,17 +208,28 @@ def _lane(
     name = peer.name + suffix
     expected = speeds.expected_s(peer.name, problem)
     if expected > SLOWEST_CALL_S:
-        return Absence(name, f"about {expected:.1f} s a call expected, too slow to be timed here")
+        return Absence(
+            name, f"at least {expected:.1f} s a call expected, too slow to be timed here"
+        )
     prepared = [peer.prepare(problem, *canonical(op, left, right)) for left, right in sets]
-    calls: list[Callable[[], Any]] = [one.call for one in prepared]
-    calls[0]()
+    prepared[0].call()
     start = time.perf_counter()
-    calls[-1]()
+    prepared[-1].call()
     seconds = time.perf_counter() - start
     speeds.learn(peer.name, problem, seconds)
     if seconds > SLOWEST_CALL_S:
         return Absence(name, f"{seconds:.1f} s a call, too slow to be timed here")
-    return _Lane(peer, problem, Contestant(name, lambda i: calls[i](), len(calls)))
+    calls: list[Callable[[], Any]] = [one.call for one in prepared]
+    # A peer's call may hold bare pointers into what its Prepared owns, so that has to live as long.
+    return _Lane(peer, problem, prepared, Contestant(name, lambda i: calls[i](), len(calls)))
+
+
+def absences_in_words(absent: Iterable[Absence]) -> list[str]:
+    """Return one line a reason: who took no part, and why."""
+    by_reason: dict[str, dict[str, None]] = {}
+    for one in absent:
+        by_reason.setdefault(one.reason, {})[one.name] = None
+    return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
 
 
 def settled(

@@ -60,7 +60,7 @@ class Outcome:
     worst_ratio: float = 0.0
     wrong: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
+    absent: list[Absence] = field(default_factory=list)
 
 
 def parts_of(weights: Weights) -> list[Part]:
@@ -171,12 +171,8 @@ def measure(
                 one, environment, max_seconds=seconds, peers=peers, speeds=speeds
             )
             outcome.rows += rows
-            outcome.absent.update(_reasons(one, absent))
+            outcome.absent += absent
             yield one.group
-
-
-def _reasons(one: Bench, absent: Sequence[Absence]) -> dict[str, str]:
-    return {f"{a.name} ({one.problem.a}, {one.op})": a.reason for a in absent}
 
 
 def steps(parts: Sequence[Part], formats: Sequence[str]) -> tuple[int, int]:

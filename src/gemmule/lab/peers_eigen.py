@@ -90,7 +90,7 @@ def _prepare(problem: Problem, a: np.ndarray, b: np.ndarray) -> Prepared:
         *pointers, *(ctypes.c_ssize_t(s) for s in sizes), *(ctypes.c_int(o) for o in orders),
     ]  # fmt: skip
 
-    def call(_keep: tuple[np.ndarray, ...] = (a, b)) -> None:
+    def call(_keep: tuple[np.ndarray, ...] = (a, b, out)) -> None:
         function(*arguments)
 
     return Prepared(call, lambda: out)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from gemmule.lab.peers import Absence
     from gemmule.lab.records import Row
 
 SUITES = ("quick", "cpu", "model", "ladder")
@@ -72,12 +73,12 @@ def bench(
     click.echo(f"suite {suite}, {chosen.title}: {suites.count(chosen)} products")
     environment = engine.measured_environment(CEILING_SECONDS)
     rows: list[Row] = []
-    absent: dict[str, str] = {}
+    absent: list[Absence] = []
     speeds = engine.Speeds()
     for one in tracked(suites.benches(chosen), suites.count(chosen), "measuring"):
         found, missing = engine.run(one, environment, max_seconds=seconds, speeds=speeds)
         rows += found
-        absent.update({f"{a.name} ({one.problem.a}, {one.op})": a.reason for a in missing})
+        absent += missing
     rows, environment = engine.settled(rows, environment, CEILING_SECONDS / 2)
     _show(rows, absent)
     stamp = environment.timestamp[:19].replace(":", "").replace("-", "")
@@ -86,14 +87,15 @@ def bench(
     click.echo(f"wrote {path}; gemmule report {path} -o page.html makes a page of it")
 
 
-def _show(rows: list[Row], absent: dict[str, str]) -> None:
+def _show(rows: list[Row], absent: list[Absence]) -> None:
     from rich.console import Console
 
+    from gemmule.lab.bench import absences_in_words
     from gemmule.lab.report import print_tables
 
     print_tables(rows, Console())
-    for name, reason in absent.items():
-        click.echo(f"not timed: {name}: {reason}", err=True)
+    for line in absences_in_words(absent):
+        click.echo(f"not timed: {line}")
 
 
 COMMAND = bench

@@ -100,7 +100,7 @@ def _report(
 ) -> None:
     from rich.console import Console
 
-    from gemmule.lab import demo_table, report, results
+    from gemmule.lab import bench, demo_table, report, results
     from gemmule.lab.tables import summary_table
 
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
@@ -108,8 +108,8 @@ def _report(
     console.print(report.terminal_table(summary_table(outcome.rows)))
     read = environment.ceilings["read"]
     click.echo(f"read ceiling {read.value:.1f} GB/s ({read.shape})")
-    for name, reason in outcome.absent.items():
-        click.echo(f"not timed: {name}: {reason}", err=True)
+    for line in bench.absences_in_words(outcome.absent):
+        click.echo(f"not timed: {line}")
     stem = f"demo-{environment.timestamp[:19].replace(':', '').replace('-', '')}"
     lines, page = out / f"{stem}.jsonl", out / f"{stem}.html"
     results.append(lines, [environment, *outcome.rows])

