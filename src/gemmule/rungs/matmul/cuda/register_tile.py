@@ -1,0 +1,78 @@
+"""Register tile: each thread computes a small square of C, so that a value read is used often.
+
+With one element of C a thread, two reads of shared memory feed one product, and shared memory is
+the limit. Here 16 x 16 threads hold `micro` x `micro` sums each: 2 `micro` reads feed `micro`^2
+products. The panels are stored with the reduction outermost, so that the threads of a warp read
+neighbours or the same element. Every stride is taken: the threads that stage a panel follow
+whichever stride is 1.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
+from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
+from gemmule.rungs._tiles import EVERY_LAYOUT, LARGEST_GRID, expected_s, tiles
+
+SIDE = 16  # threads along each side of a block
+DEPTH = 8
+# Flops per second of one multiprocessor, by accumulator: estimates from the instruction rates of
+# compute capability 9.0 at 1.7 GHz, not measured.
+UNIT_FLOPS = {"float32": 1.8e11, "float64": 1.1e11, "int32": 9e10, "int64": 2.5e10, "uint64": 2.5e10}
+
+
+def _is_wide_integer(problem: Problem) -> bool:
+    return accumulator(problem) in ("int64", "uint64")
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    side = SIDE * params["micro"]
+    return (
+        Step(
+            kernel=f"register_tile<{type_arguments(problem)}, {params['micro']}>",
+            grid=(tiles(problem, side, side), 1, 1),
+            block=(SIDE * SIDE, 1, 1),
+        ),
+    )
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    flops = UNIT_FLOPS[accumulator(problem)]
+    times = {
+        micro: expected_s(problem, machine, (SIDE * micro, SIDE * micro), resident, rate * flops)
+        for micro, resident, rate in ((8, 1, 1.0), (4, 4, 0.7))
+        if micro == 4 or not _is_wide_integer(problem)
+    }
+    micro = min(times, key=lambda which: times[which])
+    return Suggestion({"micro": micro}, times[micro])
+
+
+RUNG = Rung(
+    title="Register tile",
+    idea="Each thread keeps a micro-tile of C in registers: few reads of shared memory a product.",
+    source="the register blocking of BLAS kernels, on a GPU since Volkov and Demmel (2008)",
+    op="matmul",
+    signatures=ALL_SIGNATURES,
+    arithmetic=lambda problem: Arithmetic(
+        accumulator=accumulator(problem), chain=lambda p, params: p.k + DEPTH
+    ),
+    layouts=EVERY_LAYOUT,
+    layouts_b=EVERY_LAYOUT,
+    after="rectangular_tile",
+    params={"micro": (8, 4)},
+    constraints=(
+        Constraint(
+            "micro=8 needs sums of floats or of int32: 64 sums of 64-bit integers spill",
+            lambda problem, params: params["micro"] == 4 or not _is_wide_integer(problem),
+        ),
+        Constraint(
+            f"at most {LARGEST_GRID:,} blocks",
+            lambda problem, params: (
+                tiles(problem, SIDE * params["micro"], SIDE * params["micro"]) <= LARGEST_GRID
+            ),
+        ),
+    ),
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+)
