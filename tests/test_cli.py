@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from gemmule import backends
 from gemmule.lab import check, cli, doctor
 from gemmule.lab.cli import run
 
@@ -133,6 +134,7 @@ def test_a_wrong_product_is_exit_code_1(
         (["ladder", "nope"], "'nope' is not one of"),
         (["verify", "--rung", "nope", "--cases", "1"], "no cpu rung is called 'nope'"),
         (["verify", "--device", "tpu"], "--device is 'tpu'"),
+        (["verify", "--evidence", "here"], "--device cuda"),
         (["report", "missing.jsonl"], "missing.jsonl"),
         (["report", "A.npy", "-o", "page.html"], "A.npy"),
         (["docs"], "is no source tree"),
@@ -214,6 +216,19 @@ def test_verify_prints_what_repeats_a_failure(
     out, err = said(capsys)
     assert "print(run(Trial(" in out
     assert "2 wrong" in err
+
+
+@pytest.mark.parametrize("more", [[], ["--evidence", "here"]])
+def test_a_missing_gpu_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    class NoGpu:
+        def machine(self, device: str) -> None:
+            raise gm.DeviceError(f"no driver for {device}.")
+
+    monkeypatch.setattr(backends, "get", lambda name: NoGpu())
+    assert run(["verify", "--device", "cuda:1", *more]) == 2
+    assert said(capsys) == ("", "gemmule: no driver for cuda:1.\n")
 
 
 def test_batches_are_checked_entry_by_entry() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,8 +23,21 @@ SHOWN = 3
 @click.option(
     "--workers", type=click.IntRange(1, 64), help="Processes; default: one a core, on a GPU one."
 )
+@click.option(
+    "--evidence",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="On a GPU: prove every CUDA rung at its edge sizes and parameters, and record it here.",
+)
+@click.option("--stale", is_flag=True, help="With --evidence: only what changed since its proof.")
 def verify(
-    cases: int, op: str | None, rung: str | None, seed: int, device: str, workers: int | None
+    cases: int,
+    op: str | None,
+    rung: str | None,
+    seed: int,
+    device: str,
+    workers: int | None,
+    evidence: Path | None,
+    stale: bool,
 ) -> None:
     """Multiply random matrices through the public API and judge every element.
 
@@ -42,6 +56,13 @@ def verify(
 
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise ValueError(f"--device is {device!r}; it must be cpu, cuda or cuda:<index>.")
+    if device != "cpu":
+        from gemmule import backends
+
+        backends.get("cuda").machine(device)  # says what is missing before anything starts
+    if evidence is not None:
+        _prove(evidence, rung, device, stale, workers)
+        return
     choice = Choice(op, rung, device)
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), cases) if device == "cpu" else 1
@@ -57,6 +78,40 @@ def verify(
             f"{tally.wrong:,} wrong, {tally.raised:,} raised, {len(tally.deaths)} workers died, of "
             f"{tally.done:,} cases."
         )
+
+
+def _prove(
+    root: Path, rung: str | None, device: str, only_stale: bool, workers: int | None
+) -> None:
+    """Prove CUDA rungs on the device and write the records; raise where one fails."""
+    from gemmule.lab import proofs, verify_cuda
+    from gemmule.lab.cli import WrongResultError
+    from gemmule.lab.progress import bar
+    from gemmule.rung import all_rungs
+
+    if device == "cpu":
+        raise ValueError("--evidence records what a GPU proved; pass --device cuda with it.")
+    chosen = tuple(r for r in all_rungs("cuda") if rung in (None, r.name))
+    if not chosen:
+        raise ValueError(f"no cuda rung is called {rung!r}; see gemmule ladder --backend cuda.")
+    if only_stale:
+        changed = {(folder, name) for folder, name, _ in proofs.stale(chosen)}
+        chosen = tuple(r for r in chosen if (r.folder, r.name) in changed)
+    with bar() as progress:
+        task = progress.add_task("prove", total=len(chosen))
+        outcomes = verify_cuda.verify_all(
+            chosen, workers=workers, report=lambda found: progress.advance(task)
+        )
+    failed = [outcome for outcome in outcomes if outcome.failures]
+    for one in failed:
+        click.echo(f"{one.folder}/{one.rung} {one.variant}: {one.failures[0]}")
+    click.echo(
+        f"{len(chosen)} rungs, {len(outcomes)} variants, {sum(o.cases for o in outcomes):,} cases"
+    )
+    if outcomes:
+        click.echo(f"wrote {verify_cuda.write_evidence(root, outcomes)}")
+    if failed:
+        raise WrongResultError(f"{len(failed)} of {len(outcomes)} variants failed.")
 
 
 def _report(tally: Tally, choice: Choice, seed: int, elapsed_s: float) -> None:
