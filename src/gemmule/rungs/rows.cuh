@@ -89,3 +89,16 @@ __device__ __forceinline__ Acc group_sum(Acc v, int lanes, unsigned mask) {
   for (int d = lanes / 2; d > 0; d /= 2) v += __shfl_xor_sync(mask, v, d);
   return v;
 }
+
+// The sum over all threads of a row in blocks of (p, rows) threads, p a multiple of 32: lanes first, then one slot of
+// shared memory for each (row, warp). Every thread of the block calls it; thread x = 0 of a row has the sum.
+template <class Acc>
+__device__ __forceinline__ Acc row_sum(Acc sum) {
+  __shared__ Acc slots[32];
+  const int t = threadIdx.x, warps = blockDim.x / 32;
+  sum = group_sum(sum, 32, 0xffffffffu);
+  if (t % 32 == 0) slots[threadIdx.y * warps + t / 32] = sum;
+  __syncthreads();
+  if (t >= 32) return sum;
+  return group_sum(t < warps ? slots[threadIdx.y * warps + t] : Acc(0), 32, 0xffffffffu);
+}

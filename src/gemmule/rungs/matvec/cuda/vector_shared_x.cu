@@ -9,8 +9,7 @@ __global__ void __launch_bounds__(1024, 1) vector_shared_x(const GemvArgs p) {
   static_assert(TILE % 16 == 0, "a tile is whole pieces of the row");
   extern __shared__ __align__(16) unsigned char smem[];
   TX* tile = (TX*)smem;
-  __shared__ Acc slots[32];
-  const int t = threadIdx.x, threads = blockDim.x, rows = blockDim.y, warps = threads / 32;
+  const int t = threadIdx.x, threads = blockDim.x, rows = blockDim.y;
   const i64 blocks_per_batch = (p.m + rows - 1) / rows;
   const i64 batch = blockIdx.x / blocks_per_batch;
   const i64 row = (blockIdx.x % blocks_per_batch) * rows + threadIdx.y;
@@ -34,11 +33,6 @@ __global__ void __launch_bounds__(1024, 1) vector_shared_x(const GemvArgs p) {
     }
     __syncthreads();
   }
-  sum = group_sum(sum, 32, 0xffffffffu);
-  if (t % 32 == 0) slots[threadIdx.y * warps + t / 32] = sum;
-  __syncthreads();
-  if (t >= 32 || row >= p.m) return;
-  sum = t < warps ? slots[threadIdx.y * warps + t] : Acc(0);
-  sum = group_sum(sum, 32, 0xffffffffu);
-  if (t == 0) finish((TY*)p.y + batch * p.y_batch + row * p.y_step, sum, p.alpha, p.beta);
+  sum = row_sum(sum);
+  if (t == 0 && row < p.m) finish((TY*)p.y + batch * p.y_batch + row * p.y_step, sum, p.alpha, p.beta);
 }

@@ -6,8 +6,7 @@ template <class TA, class TX, class TY, int ALIGN, int VALUES, int Y>
 __global__ void __launch_bounds__(RowRead<TA, ALIGN, VALUES>::most_threads, 1) y_blocks(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
   constexpr int W = RowRead<TA, ALIGN, VALUES>::width;
-  __shared__ Acc slots[32];
-  const int t = threadIdx.x, rows = blockDim.y, warps = blockDim.x / 32;
+  const int t = threadIdx.x, rows = blockDim.y;
   const i64 blocks_per_batch = (p.m + rows - 1) / rows;
   const i64 rest = blockIdx.x / Y, batch = rest / blocks_per_batch;
   const int section = blockIdx.x % Y;
@@ -19,13 +18,8 @@ __global__ void __launch_bounds__(RowRead<TA, ALIGN, VALUES>::most_threads, 1) y
   const TX* x = (const TX*)p.x + batch * p.x_batch;
   Acc sum = 0;
   if (row < p.m) sum = share_of_row<ALIGN, VALUES, Acc>(a, x, p.x_step, first, last, t, blockDim.x);
-  sum = group_sum(sum, 32, 0xffffffffu);
-  if (t % 32 == 0) slots[threadIdx.y * warps + t / 32] = sum;
-  __syncthreads();
-  if (t >= 32 || row >= p.m) return;
-  sum = t < warps ? slots[threadIdx.y * warps + t] : Acc(0);
-  sum = group_sum(sum, 32, 0xffffffffu);
-  if (t == 0) ((Acc*)p.work)[(batch * p.m + row) * Y + section] = sum;
+  sum = row_sum(sum);
+  if (t == 0 && row < p.m) ((Acc*)p.work)[(batch * p.m + row) * Y + section] = sum;
 }
 
 template <class TA, class TX, class TY, int Y>

@@ -1,0 +1,14 @@
+// p threads per row of 8-bit codes; blockDim is (p, rows), p a multiple of 32.
+#include "codes.cuh"
+
+template <class TX, class TY, class TS, int ALIGN, int VALUES>
+__global__ void __launch_bounds__(CodeRead<8, ALIGN, VALUES>::most_threads, 1) int8_codes(const QuantArgs p) {
+  const i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y;
+  float sum = 0;
+  if (row < p.m) {
+    const CodeRow<TS, 8> codes(p, row);
+    sum = share_of_codes<8, ALIGN, VALUES>(codes, (const TX*)p.x, p.x_step, threadIdx.x, blockDim.x);
+  }
+  sum = row_sum(sum);
+  if (threadIdx.x == 0 && row < p.m) finish((TY*)p.y + row * p.y_step, sum, p.alpha, p.beta);
+}
