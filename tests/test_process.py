@@ -182,3 +182,42 @@ print(gm.matvec(A, A[0]).tolist(), gm.matmul(A, A.T).tolist(), gm.vecmat(A[:, 0]
 """
     out = run(code, None, HOME="/nonexistent", XDG_CACHE_HOME="", CUDA_VISIBLE_DEVICES="")
     assert out == "[5.0, 14.0] [[5.0, 14.0], [14.0, 50.0]] [9.0, 12.0, 15.0]\n"
+
+
+PACKED = """
+import sys
+import numpy as np, ml_dtypes, gemmule as gm
+for dtype in sys.argv[1:]:
+    A = np.ones((40, 30), dtype)
+    C = gm.matmul(A, A.T.copy(), rung="packed")
+    assert (C.astype(float) == 30).all(), dtype
+print("right")
+"""
+
+
+def test_kernels_compiled_by_different_processes_do_not_mix(tmp_path: Path) -> None:
+    """Kernels of one source for several dtypes had one symbol, and the first loaded served all."""
+    dtypes = ("bfloat16", "int8", "float16", "uint8")
+    for dtype in dtypes:
+        run(PACKED, tmp_path, dtype)
+    assert run(PACKED, tmp_path, *dtypes) == "right\n"
+    assert run(PACKED, tmp_path, *reversed(dtypes)) == "right\n"
+
+
+def test_kernels_of_one_source_differ_in_name_in_every_process() -> None:
+    """The name is the symbol; Numba tells closures apart by a counter that starts anew."""
+    code = """
+from gemmule.backends.jit import kernel
+
+def make(number):
+    @kernel
+    def add(a: int) -> int:
+        return a + number
+    return add
+
+print(*(make(n).compiled.py_func.__qualname__ for n in {order}))
+"""
+    first = run(code.format(order=(1, 2)), None).split()
+    second = run(code.format(order=(2, 1)), None).split()
+    assert first == second[::-1]
+    assert len(set(first)) == 2

@@ -13,6 +13,7 @@ and fused, NaN and Inf keep their meaning. No kernel holds the GIL.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import os
 import threading
@@ -142,7 +143,12 @@ class Kernel:
         from gemmule.backends.jit_cache import KernelCache, kernel_folder
 
         options = dict(_OPTIONS, parallel=self.parallel)
-        dispatcher = CPUDispatcher(_with_resolved_names(self.function), targetoptions=options)
+        function = _with_resolved_names(self.function)
+        # Symbols are unique within a process only by a counter; code from the disk cache was
+        # compiled in others, so what tells closures of one source apart goes into the name.
+        digest = hashlib.sha256(self.key.encode()).hexdigest()[:16]
+        function.__qualname__ = f"{self.function.__qualname__}_{digest}"
+        dispatcher = CPUDispatcher(function, targetoptions=options)
         folder = kernel_folder()
         if folder is not None:
             # The dispatcher's own switch would take Numba's global cache settings.
