@@ -81,10 +81,27 @@ template <> __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float
   return __float2bfloat16_rn(v);
 }
 
+// alpha or beta in the type of the sum; a fast kernel converts them before its loop.
+template <class Acc> __device__ __forceinline__ Acc scalar(double v) { return (Acc)v; }
+template <> __device__ __forceinline__ u64 scalar<u64>(double v) { return (u64)(i64)v; }
+
 // Store one finished sum. With beta == 0 the old value is not read: it may be NaN.
 template <class T, class Acc>
-__device__ __forceinline__ void finish(T* out, Acc sum, double alpha, double beta) {
-  Acc v = (Acc)alpha * sum;
-  if (beta != 0.0) v += (Acc)beta * wide<Acc, T>(*out);
+__device__ __forceinline__ void finish_scaled(T* out, Acc sum, Acc alpha, Acc beta) {
+  Acc v = alpha * sum;
+  if (beta != (Acc)0) v += beta * wide<Acc, T>(*out);
   *out = narrow<T, Acc>(v);
+}
+template <class T, class Acc>
+__device__ __forceinline__ void finish(T* out, Acc sum, double alpha, double beta) {
+  finish_scaled<T, Acc>(out, sum, scalar<Acc>(alpha), scalar<Acc>(beta));
+}
+
+// Which product of a batch a block works on, and which of its `blocks` blocks it is. A grid has
+// fewer than 2^31 blocks, so 32 bits do; a 64-bit division would cost a tenth of a microsecond.
+struct Place { i64 batch; unsigned block; };
+__device__ __forceinline__ Place place_of(i64 batches, unsigned index, i64 blocks) {
+  if (batches == 1) return {0, index};
+  const unsigned count = (unsigned)blocks;
+  return {(i64)(index / count), index % count};
 }

@@ -23,18 +23,15 @@ from gemmule.rung import (
 )
 from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
 
-WARPS = 8  # of a block
-
-
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    rows_per_block = WARPS // params["warps"] * params["rows"]
-    shape = ", ".join(str(params[name]) for name in ("warps", "rows", "unroll"))
+    rows_per_block = params["groups"] * params["rows"]
+    shape = ", ".join(str(params[name]) for name in ("warps", "groups", "rows", "unroll"))
     aligned = "true" if problem.alignment == 16 else "false"
     return (
         Step(
             kernel=f"streamed_rows<{type_arguments(problem)}, {shape}, {aligned}>",
             grid=(ceil_div(problem.m, rows_per_block) * problem.batch, 1, 1),
-            block=(32 * WARPS, 1, 1),
+            block=(32 * params["warps"] * params["groups"], 1, 1),
         ),
     )
 
@@ -46,20 +43,22 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Take more warps a row until the grid covers the chip; the times are the prototype's model."""
+    """Share rows among more warps until the grid covers the chip, then take more rows a warp."""
     vectors = problem.n * ITEMSIZE[problem.a] // 16
-    warps = 8 if vectors >= 256 else 4 if vectors >= 128 else 1
-    rows = 2 if problem.m * problem.batch * warps >= 16 * machine.units * WARPS else 1
-    unroll = 2
+    rows = problem.m * problem.batch
+    if vectors <= 64:
+        warps, groups = 1, 8
+    else:
+        warps, groups = (8, 1) if vectors >= 512 else (4, 1)
+    several = 2 if rows >= 4 * machine.units * groups else 1
     if problem.alignment != 16:
-        rows = 1
-    seconds = problem.compulsory_bytes / (0.97 * machine.read_bytes_per_s) + machine.call_s
-    blocks = ceil_div(problem.m * problem.batch * warps, WARPS * rows)
-    fill = min(1.0, blocks / machine.units)
-    return Suggestion(
-        {"warps": warps, "rows": rows, "unroll": unroll},
-        machine.call_s + (seconds - machine.call_s) / max(fill, 0.05),
-    )
+        several = 1
+    params = {"warps": warps, "groups": groups, "rows": several, "unroll": 3 - several}
+    blocks = ceil_div(rows, groups * several)
+    stream_s = problem.compulsory_bytes / (0.97 * machine.read_bytes_per_s)
+    # Too few blocks leave multiprocessors idle; one alone reads about 1/60 of the whole rate.
+    stream_s /= min(1.0, blocks / machine.units, max(vectors / 64, 1 / 8))
+    return Suggestion(params, machine.call_s + stream_s)
 
 
 RUNG = Rung(
@@ -74,16 +73,21 @@ RUNG = Rung(
     arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
     layouts=("row",),
     after="thread_per_row",
-    params={"warps": (8, 4, 1), "rows": (2, 1, 4), "unroll": (2, 4)},
+    params={"warps": (8, 4, 1), "groups": (1, 4, 8), "rows": (2, 1, 4), "unroll": (1, 2)},
     constraints=(
         Constraint(
-            "at most 8 loads in flight a lane (rows x unroll)",
-            lambda problem, params: params["rows"] * params["unroll"] <= 8,
+            "blocks of 4 or 8 warps, which share one row or take one each",
+            lambda problem, params: params["warps"] * params["groups"] in (4, 8)
+            and 1 in (params["warps"], params["groups"]),
         ),
         Constraint(
-            "at most 2 loads in flight a lane for unaligned rows",
+            "2 to 4 loads in flight a lane (rows x unroll)",
+            lambda problem, params: 2 <= params["rows"] * params["unroll"] <= 4,
+        ),
+        Constraint(
+            "2 loads in flight a lane for unaligned rows",
             lambda problem, params: problem.alignment == 16
-            or params["rows"] * params["unroll"] == 2,
+            or (params["rows"], params["unroll"]) == (1, 2),
         ),
     ),
     batched=True,

@@ -1,31 +1,34 @@
-// Clustered columns: y = A^T-wise sum over rows that lie across the reduction. Each lane owns 16 bytes
-// of neighbouring results; the blocks of a cluster split the reduction and add up in fixed order.
+// Clustered columns: sums across the rows of a matrix whose rows are contiguous. A lane owns 16 bytes of
+// neighbouring columns; the warps of a block and the blocks of a cluster split the rows, and each block
+// pushes its sums to the one that owns a share of the columns.
 #include "stream.cuh"
 
-template <class T> struct Words { unsigned w[sizeof(T) / 4]; };
-
-// Read a value of shared memory in block `rank` of the cluster, at the place of `local` in this one.
+// Store a value into shared memory of block `rank` of the cluster, at the place of `local` here.
 template <class T>
-__device__ __forceinline__ T peer_value(const T* local, unsigned rank) {
+__device__ __forceinline__ void push(T* local, T value, unsigned rank) {
   const unsigned address = ptx::mapa(ptx::smem_addr(local), rank);
-  Words<T> r;
+  const unsigned* words = (const unsigned*)&value;
 #pragma unroll
-  for (int i = 0; i < (int)(sizeof(T) / 4); ++i) r.w[i] = ptx::ld_cluster<unsigned>(address + 4 * i);
-  return *(T*)&r;
+  for (int i = 0; i < (int)(sizeof(T) / 4); ++i) ptx::st_cluster<unsigned>(address + 4 * i, words[i]);
 }
 
 template <class TA, class TX, class TY, int LANES, int UNROLL, int CLUSTER, bool ALIGNED>
 __global__ void __launch_bounds__(256) clustered_columns(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
-  constexpr int U = ALIGNED ? UNROLL : 2;  // a shifted vector takes twice the registers
-  constexpr int V = Lanes<TA>::count, STRIP = LANES * V, DEPTH = 32 / LANES, WALKERS = CLUSTER * 8 * DEPTH;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, lx = lane % LANES;
-  const i64 strips = (p.m + STRIP - 1) / STRIP, strip = blockIdx.x / CLUSTER % strips;
-  const i64 batch = blockIdx.x / CLUSTER / strips;
-  const int rank = blockIdx.x % CLUSTER;
-  const i64 i0 = strip * STRIP + lx * V;
-  const TA* a = (const TA*)p.a + batch * p.a_batch + i0;
-  const TX* x = (const TX*)p.x + batch * p.x_batch;
+  constexpr int V = Lanes<TA>::count;
+  // A shifted vector takes twice the registers; 64 elements under way are what they have room for.
+  constexpr int U = !ALIGNED ? 2 : UNROLL * V <= 64 ? UNROLL : 64 / V;
+  constexpr int STRIP = LANES * V, DEPTH = 32 / LANES;
+  constexpr int WALKERS = CLUSTER * 8 * DEPTH, SHARE = (STRIP + CLUSTER - 1) / CLUSTER;
+  if constexpr (CLUSTER > 1) ptx::cluster_arrive();  // waited for before the first push
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = blockIdx.x % CLUSTER;
+  const Place at = place_of(p.batch, blockIdx.x / CLUSTER, (p.m + STRIP - 1) / STRIP);
+  const i64 strip0 = (i64)at.block * STRIP;
+  const int column = lane % LANES * V;
+  const i64 i0 = strip0 + column;
+  const TA* a = (const TA*)p.a + at.batch * p.a_batch + i0;
+  const TX* x = (const TX*)p.x + at.batch * p.x_batch;
+  const Acc alpha = scalar<Acc>(p.alpha), beta = scalar<Acc>(p.beta);
   Acc sum[V];
 #pragma unroll
   for (int i = 0; i < V; ++i) sum[i] = 0;
@@ -45,13 +48,21 @@ __global__ void __launch_bounds__(256) clustered_columns(const GemvArgs p) {
 #pragma unroll
         for (int i = 0; i < V; ++i) sum[i] += wide<Acc>(va[u].v[i]) * wide<Acc>(vx[u]);
     }
-    for (; j < p.n; j += WALKERS) {
-      const Chunk<TA> va = load_a<ALIGNED>(a + j * p.a_col);
-      const Acc vx = wide<Acc>(x[j * p.x_step]);
+    Chunk<TA> va[U];  // what is left of one turn: all its loads at once too
+    TX vx[U];
 #pragma unroll
-      for (int i = 0; i < V; ++i) sum[i] += wide<Acc>(va.v[i]) * vx;
-    }
+    for (int u = 0; u < U; ++u)
+      if (j + u * WALKERS < p.n) {
+        va[u] = load_a<ALIGNED>(a + (j + u * WALKERS) * p.a_col);
+        vx[u] = x[(j + u * WALKERS) * p.x_step];
+      }
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+      if (j + u * WALKERS < p.n)
+#pragma unroll
+        for (int i = 0; i < V; ++i) sum[i] += wide<Acc>(va[u].v[i]) * wide<Acc>(vx[u]);
   } else {
+#pragma unroll 1
     for (; j < p.n; j += WALKERS) {
       const Acc vx = wide<Acc>(x[j * p.x_step]);
 #pragma unroll
@@ -61,33 +72,30 @@ __global__ void __launch_bounds__(256) clustered_columns(const GemvArgs p) {
   }
 
   __shared__ Acc part[8][STRIP];
-  __shared__ Acc total[STRIP];
+  __shared__ Acc inbox[CLUSTER][SHARE];  // [r]: what block r found for this block's share
 #pragma unroll
   for (int i = 0; i < V; ++i) {
 #pragma unroll
     for (int o = LANES; o < 32; o <<= 1) sum[i] += __shfl_xor_sync(~0u, sum[i], o);
-    if (lane < LANES) part[warp][lx * V + i] = sum[i];
+    if (lane < LANES) part[warp][column + i] = sum[i];
   }
   __syncthreads();
+  if constexpr (CLUSTER > 1) ptx::cluster_wait();  // every block of the cluster has begun
   for (int c = threadIdx.x; c < STRIP; c += 256) {
     Acc s = 0;
 #pragma unroll
     for (int w = 0; w < 8; ++w) s += part[w][c];
-    total[c] = s;
+    if constexpr (CLUSTER > 1) push(&inbox[rank][c % SHARE], s, c / SHARE);
+    else inbox[0][c] = s;
   }
   if constexpr (CLUSTER > 1) ptx::cluster_sync();
   else __syncthreads();
-  constexpr int SHARE = (STRIP + CLUSTER - 1) / CLUSTER;
-  for (int c = rank * SHARE + threadIdx.x; c < (rank + 1) * SHARE && c < STRIP; c += 256) {
+  for (int c = threadIdx.x; c < SHARE; c += 256) {
     Acc s = 0;
-    if constexpr (CLUSTER > 1) {
 #pragma unroll
-      for (int r = 0; r < CLUSTER; ++r) s += peer_value(&total[c], r);
-    } else {
-      s = total[c];
-    }
-    const i64 row = strip * STRIP + c;
-    if (row < p.m) finish((TY*)p.y + batch * p.y_batch + row * p.y_step, s, p.alpha, p.beta);
+    for (int r = 0; r < CLUSTER; ++r) s += inbox[r][c];
+    const i64 row = strip0 + rank * SHARE + c;
+    if (rank * SHARE + c < STRIP && row < p.m)
+      finish_scaled((TY*)p.y + at.batch * p.y_batch + row * p.y_step, s, alpha, beta);
   }
-  if constexpr (CLUSTER > 1) ptx::cluster_sync();  // a peer's memory must outlive the reads from it
 }

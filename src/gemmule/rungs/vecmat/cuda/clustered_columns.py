@@ -25,7 +25,8 @@ from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
 
 
 def _strips(problem: Problem, params: Params) -> int:
-    return ceil_div(problem.m, params["lanes"] * (16 // ITEMSIZE[problem.a])) * problem.batch
+    columns = params["lanes"] * (16 // ITEMSIZE[problem.a])
+    return ceil_div(problem.m, columns) * problem.batch
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -49,11 +50,9 @@ def _chain(problem: Problem, params: Params) -> int:
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Narrow the strips, then widen the cluster, until the grid covers the chip."""
-    best = {"lanes": 32, "unroll": 4, "cluster": 1}
-    for lanes, cluster in ((32, 1), (32, 4), (32, 8), (8, 8)):
-        best = {"lanes": lanes, "unroll": 4, "cluster": cluster}
-        if _strips(problem, best) * cluster >= 2 * machine.units:
-            break
+    best = {"lanes": 2, "unroll": 4, "cluster": 1}
+    if problem.m * problem.n * ITEMSIZE[problem.a] > 4 * 2**20:
+        best = {"lanes": 8, "unroll": 4, "cluster": 8}
     blocks = _strips(problem, best) * best["cluster"]
     seconds = problem.compulsory_bytes / (0.96 * machine.read_bytes_per_s)
     return Suggestion(best, machine.call_s + 0.4e-6 + seconds / min(1.0, blocks / machine.units))
@@ -70,11 +69,15 @@ RUNG = Rung(
     ),
     arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
     layouts=("col",),
-    params={"lanes": (32, 8), "unroll": (4, 8), "cluster": (1, 4, 8)},
+    params={"lanes": (8, 2, 32), "unroll": (8, 4), "cluster": (8, 4, 1)},
     constraints=(
         Constraint(
-            "at most 4 loads in flight a lane for unaligned rows",
+            "2 loads in flight a lane for unaligned rows, whatever unroll says",
             lambda problem, params: problem.alignment == 16 or params["unroll"] == 4,
+        ),
+        Constraint(
+            "strips of 32 bytes are for one block, wide ones for a cluster",
+            lambda problem, params: (params["lanes"] == 2) == (params["cluster"] == 1),
         ),
     ),
     archs=("sm_90a", "sm_100a", "sm_120a"),

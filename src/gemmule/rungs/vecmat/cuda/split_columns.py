@@ -1,0 +1,86 @@
+"""Split columns: few columns and very many rows, split over the whole grid.
+
+A cluster has eight blocks, too few for a tall matrix of few columns. Here any number of blocks share
+the rows; each writes its partial sums to the workspace, and a second kernel adds them up in a
+fixed order: no atomics, nothing to zero, the same bits on every run. It needs no clusters, so it
+is also what older architectures run. The second launch costs about a microsecond.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import (
+    Arithmetic,
+    Machine,
+    Params,
+    Rung,
+    Step,
+    Suggestion,
+    floats,
+    integers,
+)
+from gemmule.rungs._cuda import CTYPE, accumulator, ceil_div, type_arguments
+
+
+def _strips(problem: Problem, params: Params) -> int:
+    columns = params["lanes"] * (16 // ITEMSIZE[problem.a])
+    return ceil_div(problem.m, columns) * problem.batch
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    lanes, split = params["lanes"], params["split"]
+    aligned = "true" if problem.alignment == 16 else "false"
+    types = type_arguments(problem)
+    return (
+        Step(
+            kernel=f"split_columns<{types}, {lanes}, {split}, {aligned}>",
+            grid=(_strips(problem, params) * split, 1, 1),
+            block=(256, 1, 1),
+        ),
+        Step(
+            kernel=f"add_splits<{CTYPE[problem.out]}, {split}>",
+            grid=(ceil_div(problem.m, 32) * problem.batch, 1, 1),
+            block=(256, 1, 1),
+            pdl=machine.arch >= "sm_9" or machine.arch.startswith("sm_1"),
+        ),
+    )
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    return int(problem.m * problem.batch * params["split"] * ITEMSIZE[accumulator(problem)])
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    walkers = params["split"] * 8 * (32 // params["lanes"])
+    return ceil_div(problem.n, walkers) + 5 + 8 + int(params["split"]) // 8 + 9
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Split until the grid covers the chip twice."""
+    best = {"lanes": 32, "split": 8}
+    for lanes, split in ((32, 8), (32, 64), (8, 64), (8, 512)):
+        best = {"lanes": lanes, "split": split}
+        if _strips(problem, best) * split >= 2 * machine.units:
+            break
+    blocks = _strips(problem, best) * best["split"]
+    seconds = problem.compulsory_bytes / (0.95 * machine.read_bytes_per_s)
+    return Suggestion(best, machine.call_s + 1.6e-6 + seconds / min(1.0, blocks / machine.units))
+
+
+RUNG = Rung(
+    title="Split columns",
+    idea="Blocks of the whole grid share the rows; a second kernel adds their sums in fixed order.",
+    source="split-K, deterministic: a workspace and a fixed-order reduction",
+    op="matvec",
+    signatures=(
+        *floats("float16", "bfloat16", "float32", "float64"),
+        *(s for s in integers() if s[2] == "int32"),
+    ),
+    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    layouts=("col",),
+    params={"lanes": (32, 8), "split": (8, 64, 512)},
+    workspace=_workspace,
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+)
