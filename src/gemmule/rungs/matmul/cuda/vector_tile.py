@@ -1,0 +1,79 @@
+"""Vector tile: the register tile with 16-byte accesses everywhere and loads that overlap arithmetic.
+
+Panels move from global memory to registers to shared memory in pieces of 16 bytes along whichever
+stride is 1, and the micro-tiles read them back in 16-byte vectors: a quarter of the instructions.
+Shared memory holds two buffers: while the block computes on one, the next panels are on their way
+to registers, and one barrier a step is enough. Pieces that are not aligned or reach past the edge
+are read element by element, so any size, stride and address is taken.
+
+Products are plain fused multiply-adds in the accumulator's type: what `precision="ieee"` means.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion, same
+from gemmule.rungs._cuda import accumulator, type_arguments
+from gemmule.rungs._tiles import LARGEST_GRID, expected_s, tiles
+
+SIDE = 16  # threads along each side of a block
+# Flops per second of one multiprocessor, by accumulator: estimates from the instruction rates of
+# compute capability 9.0 at 1.7 GHz, not measured.
+UNIT_FLOPS = {"float32": 3.0e11, "float64": 1.6e11}
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    side = SIDE * params["micro"]
+    a_along_k = "true" if problem.layout_a == "row" else "false"
+    b_along_k = "true" if problem.layout_b == "col" else "false"
+    shape = f"{params['micro']}, {a_along_k}, {b_along_k}"
+    return (
+        Step(
+            kernel=f"vector_tile<{type_arguments(problem)}, {shape}>",
+            grid=(tiles(problem, side, side), 1, 1),
+            block=(SIDE * SIDE, 1, 1),
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    return problem.k + 64 // ITEMSIZE[accumulator(problem)]
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    flops = UNIT_FLOPS[accumulator(problem)] * (1.0 if problem.alignment == 16 else 0.6)
+    times = {
+        micro: expected_s(problem, machine, (SIDE * micro, SIDE * micro), resident, rate * flops)
+        for micro, resident, rate in ((8, 1, 1.0), (4, 3, 0.7))
+    }
+    micro = min(times, key=lambda which: times[which])
+    return Suggestion({"micro": micro}, times[micro])
+
+
+RUNG = Rung(
+    title="Vector tile",
+    idea="16-byte loads and shared reads; two buffers, so that loading overlaps computing.",
+    source="double-buffered SGEMM kernels, as in BLAS libraries for GPUs since about 2010",
+    op="matmul",
+    signatures=(
+        *same("float32", "float64"),
+        ("float16", "float32", "float32"),
+        ("bfloat16", "float32", "float32"),
+    ),
+    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    layouts=("row", "col"),
+    layouts_b=("row", "col"),
+    after="register_tile",
+    params={"micro": (8, 4)},
+    constraints=(
+        Constraint(
+            f"at most {LARGEST_GRID:,} blocks",
+            lambda problem, params: (
+                tiles(problem, SIDE * params["micro"], SIDE * params["micro"]) <= LARGEST_GRID
+            ),
+        ),
+    ),
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+)
