@@ -48,12 +48,17 @@ def read(root: Path | None = None) -> Iterator[Record]:
     """Yield every well-formed record under `root`; others are skipped."""
     base = folder() if root is None else root
     for path in sorted(base.glob("*/verified.jsonl")):
-        if path.stat().st_size > MAX_FILE_BYTES:
-            continue
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            record = _parse(line)
-            if record is not None:
-                yield record
+        yield from read_file(path)
+
+
+def read_file(path: Path) -> Iterator[Record]:
+    """Yield the well-formed records of one file; none where it is absent or too large."""
+    if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        record = _parse(line)
+        if record is not None:
+            yield record
 
 
 def _parse(line: str) -> Record | None:

@@ -89,7 +89,8 @@ def _in_words(choice: Choice) -> str:
     return f"{choice.rung.folder}/{choice.rung.name}({params}){expected}"
 
 
-def _eligible(rung: Rung, problem: Problem) -> bool:
+def eligible(rung: Rung, problem: Problem) -> bool:
+    """Tell whether the rung's arithmetic is good enough for an automatic choice."""
     arithmetic = rung.arithmetic(problem)
     if problem.quant is not None and problem.quant.activations == "int8":
         return arithmetic.activations_bits is not None
@@ -105,7 +106,7 @@ def _suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
     for problem, copies, cost_s in _variants(call.problem, machine):
         found = False
         for rung in all_rungs(machine.backend):
-            if rung.refusal(problem) is not None or not _eligible(rung, problem):
+            if rung.refusal(problem) is not None or not eligible(rung, problem):
                 continue
             suggestion = rung.suggest(_decisive(problem), machine)
             if suggestion is None or not backend.proved(rung, machine):
@@ -221,7 +222,7 @@ def _simplest(call: Call, machine: Machine) -> Choice:
         for rung in all_rungs(machine.backend):
             if (
                 rung.refusal(problem) is None
-                and _eligible(rung, problem)
+                and eligible(rung, problem)
                 and backend.proved(rung, machine)
             ):
                 return Choice(

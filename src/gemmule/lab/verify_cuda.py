@@ -6,17 +6,19 @@ and must not take the others.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gemmule import evidence
+from gemmule.backends import nvrtc
 from gemmule.lab import proofs
 from gemmule.oracle import Verdict, check
 from gemmule.oracle_inputs import make_inputs
@@ -26,6 +28,9 @@ from gemmule.rung import Rung, Signature, all_rungs
 from gemmule.store import write_atomically
 
 Run = Callable[[Rung, Any, Mapping[str, Any]], Any]
+Only = Mapping[tuple[str, str], frozenset[str]]
+_Task = tuple[str, str, int, bool, frozenset[str] | None]
+EVERY = "all"  # the variant of an outcome that stands for the whole rung
 
 
 @dataclass(slots=True)
@@ -132,18 +137,21 @@ def _narrow(arithmetic: Any) -> str | None:
     return arithmetic.accumulator if arithmetic.accumulator in ("float16", "bfloat16") else None
 
 
-def verify_rung(folder: str, name: str, ordinal: int = 0, few: bool = False) -> list[Outcome]:
-    """Verify every variant of one rung on a device, in this process."""
+def verify_rung(
+    folder: str, name: str, ordinal: int = 0, few: bool = False, only: frozenset[str] | None = None
+) -> list[Outcome]:
+    """Verify a rung's variants (all, or those named in `only`) on a device, in this process."""
     from gemmule.lab.device_runner import DeviceRunner
 
     rung = next(r for r in all_rungs("cuda") if (r.folder, r.name) == (folder, name))
     runner = DeviceRunner(ordinal)
+    device = runner.machine.name
     outcomes = []
     for variant in proofs.variants(rung):
+        if only is not None and variant.name not in only:
+            continue
         signature = tuple(variant.name.split(","))
-        outcome = Outcome(
-            folder, name, variant.name, proofs.key(variant), device=runner.machine.name
-        )
+        outcome = Outcome(folder, name, variant.name, proofs.key(variant), device=device)
         for trial in trials(rung, (signature[0], signature[1], signature[2]), few=few):
             verdict = judge_trial(rung, trial, runner.run)
             outcome.cases += 1
@@ -158,38 +166,76 @@ def verify_rung(folder: str, name: str, ordinal: int = 0, few: bool = False) -> 
 
 
 def verify_all(
-    rungs: tuple[Rung, ...], *, workers: int | None = None, few: bool = False,
-    report: Callable[[list[Outcome]], None] = lambda outcomes: None,
+    rungs: Sequence[Rung], *, workers: int | None = None, few: bool = False, ordinal: int = 0,
+    only: Only | None = None, report: Callable[[list[Outcome]], None] = lambda outcomes: None,
 ) -> list[Outcome]:  # fmt: skip
-    """Verify rungs in child processes, several at once; a rung whose process dies has failed."""
+    """Verify rungs in child processes, several at once; a rung whose process dies has failed.
+
+    only: for each (folder, rung) the variants to verify, where not all of them. A process that dies
+    takes its whole pool along, so the rungs that were under way then run again, each alone.
+    """
     count = workers or max(1, min(14, (os.cpu_count() or 2) - 2))
-    context = multiprocessing.get_context("spawn")
+    tasks = [
+        (r.folder, r.name, ordinal, few, None if only is None else only[(r.folder, r.name)])
+        for r in rungs
+    ]
     found: list[Outcome] = []
-    pending = list(rungs)
-    while pending:
-        batch, pending = pending, []
-        with ProcessPoolExecutor(count, mp_context=context, max_tasks_per_child=1) as pool:
-            futures = {pool.submit(verify_rung, r.folder, r.name, 0, few): r for r in batch}
-            for future in as_completed(futures):
-                rung = futures[future]
-                try:
-                    outcomes = future.result()
-                except Exception as error:
-                    outcomes = [Outcome(rung.folder, rung.name, "all", "", failures=[f"{error!r}"])]
-                found += outcomes
-                report(outcomes)
+
+    def keep(outcomes: list[Outcome]) -> None:
+        found.extend(outcomes)
+        report(outcomes)
+
+    again = _in_pool(tasks, count, keep)
+    for task in again:
+        for folder, name, *_ in _in_pool([task], 1, keep):
+            text = "its process died: a crash, or the system killed it"
+            keep([Outcome(folder, name, EVERY, "", failures=[text])])
     return found
 
 
-def write_evidence(root: Path, outcomes: list[Outcome]) -> Path:
-    """Merge the proofs into ``<root>/<gpu>/verified.jsonl``; failed variants lose their record."""
-    device = next((o.device for o in outcomes if o.device), "unknown")
-    path = root / _slug(device) / "verified.jsonl"
-    records = {(r.folder, r.rung, r.variant): r for r in evidence.read(root)}
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+def _in_pool(
+    tasks: Sequence[_Task], workers: int, keep: Callable[[list[Outcome]], None]
+) -> list[_Task]:
+    """Run tasks in one pool and return those that it did not finish because a process died."""
+    unfinished = []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+        futures = {pool.submit(verify_rung, *task): task for task in tasks}
+        for future in as_completed(futures):
+            folder, name, *_ = task = futures[future]
+            try:
+                outcomes = future.result()
+            except BrokenProcessPool:
+                unfinished.append(task)
+                continue
+            except Exception as error:  # a fault of the device, say: the rung's failure, not ours
+                outcomes = [Outcome(folder, name, EVERY, "", failures=[f"{error!r}"])]
+            keep(outcomes)
+    return unfinished
+
+
+def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:
+    """Merge the proofs into ``<root>/<gpu>/verified.jsonl``; failed variants lose their record.
+
+    Returns the file, or None when no outcome came from a device. ValueError unless NVRTC here is
+    the pinned one: other compilers' cubins are no keys.
+    """
+    device = next((o.device for o in outcomes if o.device), None)
+    if device is None:
+        return None
+    if not proofs.is_pinned():
+        raise ValueError(
+            f"evidence is keyed by the cubins of NVRTC {evidence.PINNED_NVRTC}; installed is "
+            f"{nvrtc.compiler_version()}. Install nvidia-cuda-nvrtc=={evidence.PINNED_NVRTC}."
+        )
+    path = root / slug(device) / "verified.jsonl"
+    records = {(r.folder, r.rung, r.variant): r for r in evidence.read_file(path)}
+    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     for o in outcomes:
-        records.pop((o.folder, o.rung, o.variant), None)
-        if o.cases and not o.failures and proofs.is_pinned():
+        for name in [n for n in records if n[:2] == (o.folder, o.rung)]:
+            if o.variant in (EVERY, name[2]):
+                del records[name]
+        if o.cases and not o.failures:
             records[(o.folder, o.rung, o.variant)] = evidence.Record(
                 o.folder, o.rung, o.variant, proofs.PROOF_ARCH, o.key, o.device, today, o.cases,
                 round(o.worst_ratio, 4),
@@ -197,9 +243,11 @@ def write_evidence(root: Path, outcomes: list[Outcome]) -> Path:
     lines = [
         json.dumps({"schema": evidence.SCHEMA, **asdict(records[name])}) for name in sorted(records)
     ]
-    write_atomically(path, ("\n".join(lines) + "\n").encode())
+    if not write_atomically(path, "".join(f"{line}\n" for line in lines).encode()):
+        raise OSError(f"{path} cannot be written.")
     return path
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """Return a device's name as a folder's: ``NVIDIA H200`` is ``nvidia-h200``."""
     return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "unknown"

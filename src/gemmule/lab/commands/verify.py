@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from gemmule.lab.verify import Choice
     from gemmule.lab.verify_workers import Tally
+    from gemmule.rung import Rung
 
 SHOWN = 3
 
@@ -29,6 +30,12 @@ SHOWN = 3
     help="On a GPU: prove every CUDA rung at its edge sizes and parameters, and record it here.",
 )
 @click.option("--stale", is_flag=True, help="With --evidence: only what changed since its proof.")
+@click.option(
+    "--check",
+    "check_only",
+    is_flag=True,
+    help="With --stale, no GPU needed: rebuild the kernels and compare them with the evidence.",
+)
 def verify(
     cases: int,
     op: str | None,
@@ -38,6 +45,7 @@ def verify(
     workers: int | None,
     evidence: Path | None,
     stale: bool,
+    check_only: bool,
 ) -> None:
     """Multiply random matrices through the public API and judge every element.
 
@@ -56,6 +64,9 @@ def verify(
 
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise ValueError(f"--device is {device!r}; it must be cpu, cuda or cuda:<index>.")
+    if check_only:
+        _check_evidence(evidence, rung)
+        return
     if device != "cpu":
         from gemmule import backends
 
@@ -80,36 +91,59 @@ def verify(
         )
 
 
+def _cuda_rungs(name: str | None) -> tuple[Rung, ...]:
+    from gemmule.rung import all_rungs
+
+    chosen = tuple(r for r in all_rungs("cuda") if name in (None, r.name))
+    if not chosen:
+        raise ValueError(f"no cuda rung is called {name!r}; see gemmule ladder --backend cuda.")
+    return chosen
+
+
+def _check_evidence(root: Path | None, rung: str | None) -> None:
+    """Compare the evidence with the code; raise where a rung that plans choose lacks a proof."""
+    from gemmule.lab import standing
+    from gemmule.lab.cli import WrongResultError
+
+    found = standing.take(root, _cuda_rungs(rung))
+    for line in found.lines():
+        click.echo(line)
+    if not found.ok:
+        raise WrongResultError(
+            "the evidence does not fit the code. On a machine with a GPU: "
+            "gemmule verify --device cuda --evidence evidence --stale"
+        )
+
+
 def _prove(
     root: Path, rung: str | None, device: str, only_stale: bool, workers: int | None
 ) -> None:
     """Prove CUDA rungs on the device and write the records; raise where one fails."""
-    from gemmule.lab import proofs, verify_cuda
+    from gemmule.backends.cuda_arrays import ordinal_named
+    from gemmule.lab import standing, verify_cuda
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.progress import bar
-    from gemmule.rung import all_rungs
 
     if device == "cpu":
         raise ValueError("--evidence records what a GPU proved; pass --device cuda with it.")
-    chosen = tuple(r for r in all_rungs("cuda") if rung in (None, r.name))
-    if not chosen:
-        raise ValueError(f"no cuda rung is called {rung!r}; see gemmule ladder --backend cuda.")
+    chosen, only = _cuda_rungs(rung), None
     if only_stale:
-        changed = {(folder, name) for folder, name, _ in proofs.stale(chosen)}
-        chosen = tuple(r for r in chosen if (r.folder, r.name) in changed)
+        only = standing.take(root, chosen, workers=workers or 8).to_prove()
+        chosen = tuple(r for r in chosen if (r.folder, r.name) in only)
     with bar() as progress:
         task = progress.add_task("prove", total=len(chosen))
         outcomes = verify_cuda.verify_all(
-            chosen, workers=workers, report=lambda found: progress.advance(task)
-        )
+            chosen, workers=workers, ordinal=ordinal_named(device), only=only,
+            report=lambda found: progress.advance(task),
+        )  # fmt: skip
     failed = [outcome for outcome in outcomes if outcome.failures]
     for one in failed:
         click.echo(f"{one.folder}/{one.rung} {one.variant}: {one.failures[0]}")
     click.echo(
         f"{len(chosen)} rungs, {len(outcomes)} variants, {sum(o.cases for o in outcomes):,} cases"
     )
-    if outcomes:
-        click.echo(f"wrote {verify_cuda.write_evidence(root, outcomes)}")
+    path = verify_cuda.write_evidence(root, outcomes)
+    click.echo(f"wrote {path}" if path else "nothing ran on a device; nothing was written")
     if failed:
         raise WrongResultError(f"{len(failed)} of {len(outcomes)} variants failed.")
 
