@@ -1,0 +1,67 @@
+"""Tensor core: float16 and bfloat16 by `mma.sync`, fed through a ring of shared-memory stages.
+
+One instruction of a warp multiplies 16 x 16 by 16 x 8 halves and adds to float32 sums. To keep it
+fed, `cp.async` copies the next three stages from global to shared memory without passing
+registers, while the warps read fragments of the present one by `ldmatrix`. Chunks of 16 bytes are
+permuted within their line, so that neither copies nor reads collide in a bank. Shared memory keeps
+the orientation of global memory and `ldmatrix` transposes where the reduction is not the unit
+stride: all four layouts run at one speed. Unaligned operands are copied by single elements: right,
+but several times slower.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion
+from gemmule.rungs._cuda import type_arguments
+from gemmule.rungs._tiles import expected_s, fits_grid, tiles
+
+DEPTH, STAGES = 32, 4
+# Flops per second of one multiprocessor: an estimate for mma.sync on compute capability 9.0, which
+# reaches about half of what wgmma does; not measured.
+UNIT_FLOPS = 3.3e12
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    tile = params["tile"]
+    a_along_k = "true" if problem.layout_a == "row" else "false"
+    b_along_k = "true" if problem.layout_b == "col" else "false"
+    return (
+        Step(
+            kernel=f"tensor_core<{type_arguments(problem)}, {tile}, {a_along_k}, {b_along_k}>",
+            grid=(tiles(problem, tile, tile), 1, 1),
+            block=(2 * tile, 1, 1),
+            smem=STAGES * 2 * tile * DEPTH * 2,
+        ),
+    )
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    flops = UNIT_FLOPS * (1.0 if problem.alignment == 16 else 0.2)
+    times = {
+        tile: expected_s(problem, machine, (tile, tile), resident, rate * flops)
+        for tile, resident, rate in ((128, 2, 1.0), (64, 4, 0.7))
+    }
+    tile = min(times, key=lambda which: times[which])
+    return Suggestion({"tile": tile}, times[tile])
+
+
+RUNG = Rung(
+    title="Tensor core",
+    idea="Warps multiply 16 x 16 x 8 fragments in one instruction; cp.async keeps stages coming.",
+    source="PTX ISA: mma.sync, ldmatrix, cp.async; multistage kernels since compute capability 8.0",
+    op="matmul",
+    signatures=tuple((t, t, out) for t in ("float16", "bfloat16") for out in (t, "float32")),
+    # Tensor cores align the products of an instruction and cut off: twice the unit roundoff an add.
+    arithmetic=lambda problem: Arithmetic(
+        accumulator="float32", chain=lambda p, params: p.k + DEPTH, per_add=2.0
+    ),
+    layouts=("row", "col"),
+    layouts_b=("row", "col"),
+    after="vector_tile",
+    params={"tile": (128, 64)},
+    constraints=(fits_grid("tile", "tile"),),
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+)
