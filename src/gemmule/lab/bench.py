@@ -31,6 +31,7 @@ Operands: TypeAlias = tuple[Any, Any]
 
 MOST_SETS = 1024
 ASSUMED_CACHE_BYTES = 256 << 20
+LEAST_TELLING_FLOPS = 100_000  # below, a call's fixed cost is most of its time
 SLOWEST_CALL_S = 0.5  # a peer that needs longer for one call is left out, and named
 
 
@@ -71,9 +72,11 @@ class Speeds:
         return 0.0 if rate is None else problem.flops / rate
 
     def learn(self, peer: str, problem: Problem, seconds: float) -> None:
-        """Take note of a timed call."""
+        """Take note of a timed call; one of a tiny product says nothing of larger ones."""
+        if problem.flops < LEAST_TELLING_FLOPS:
+            return
         key = (peer, problem.op, problem.a)
-        rate = max(problem.flops, 1) / max(seconds, 1e-9)
+        rate = problem.flops / max(seconds, 1e-9)
         self.seen[key] = max(rate, self.seen.get(key, rate))
 
 

@@ -21,7 +21,8 @@ PEER_COLUMNS: Mapping[str, tuple[str, ...]] = {
 LEGEND = (
     "x: gemmule is that many times as fast as the peer in the same format, or as the peer on "
     "float32 weights; by 95 % intervals '-' marks surely slower, '=' undecided or the same. "
-    "% read: of the measured read ceiling; cached: the matrices stay in the cache. "
+    "% read: of the measured read ceiling; cached: the matrices stay in the "
+    "cache, !: above the ceiling, so one of both was disturbed. "
     "error: largest error over its bound. saved: bytes against float32."
 )
 
@@ -69,7 +70,7 @@ def cells(row: Row, columns: Sequence[str]) -> list[str]:
         row.name,
         significant(row.times_us.median),
         significant(row.gbs),
-        "cached" if share is None else f"{share:.0f}",
+        "cached" if share is None else f"{share:.0f}{'!' if row.flags else ''}",
         *(ratio_text(_peer(row, column)) for column in columns),
         "" if row.error_ratio is None else f"{row.error_ratio:.2g}",
         byte_text(row.bytes_saved),
