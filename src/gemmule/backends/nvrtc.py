@@ -101,8 +101,9 @@ def _text(value: Any) -> str:
 
 
 def _first_error(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if "error" in line.lower()]
-    return (lines or [log.strip().splitlines()[-1] if log.strip() else "no message"])[0] + "."
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\berror\b.*:", line)]
+    return (errors or lines[-1:] or ["no message"])[0] + "."
 
 
 _importing = threading.Lock()  # cuda.core swaps modules while it is imported

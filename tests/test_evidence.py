@@ -1,0 +1,234 @@
+"""Proofs fit the code: current keys, what changes a key, what plans need, how records are kept."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmule import evidence
+from gemmule.backends import launch_args, nvrtc
+from gemmule.lab import default_plans, proofs, standing, verify_cuda
+from gemmule.lab.cli import run
+from gemmule.oracle_problems import make_problem
+from gemmule.rung import RUNGS_FOLDER, Rung, all_rungs
+
+pinned = pytest.mark.skipif(
+    not proofs.is_pinned(), reason=f"needs NVRTC {evidence.PINNED_NVRTC}, whose cubins are the keys"
+)
+RECORDS = list(evidence.read())
+PROVED = [
+    r for r in all_rungs("cuda") if (r.folder, r.name) in {(e.folder, e.rung) for e in RECORDS}
+]
+
+
+@pinned
+@pytest.mark.parametrize("rung", [pytest.param(r, id=f"{r.folder}-{r.name}") for r in PROVED])
+def test_a_proved_rung_is_proved_as_it_is(rung: Rung) -> None:
+    """One variant of each rung; `gemmule verify --stale --check` compares all of them."""
+    variant = min(proofs.variants(rung), key=lambda v: len(v.kernels))
+    name = (rung.folder, rung.name, variant.name)
+    found = standing.judge({name: proofs.key(variant)}, RECORDS)
+    assert found.current == [name], found.lines()
+
+
+def test_default_plans_need_no_unproved_rung() -> None:
+    proved = {(record.folder, record.rung) for record in RECORDS}
+    lacking = {rung: words for rung, words in default_plans.needed().items() if rung not in proved}
+    assert not lacking
+
+
+def test_default_plans_cover_what_people_multiply() -> None:
+    problems = list(default_plans.problems())
+    assert {p.op for p in problems} == {"matvec", "matmul"}
+    assert {"float16", "bfloat16", "float32", "float64"} <= {p.a for p in problems}
+    assert {p.layout_a for p in problems if p.op == "matvec"} == {"row", "col", "strided"}
+    assert {p.alignment for p in problems} >= {16, 8, 2}
+
+
+def test_the_rung_with_the_shortest_time_is_needed() -> None:
+    problem = make_problem("matvec", 4096, 4096, 1, ("float16",) * 3)
+    rung = default_plans.chosen_rung(problem, proofs.proof_machine())
+    assert rung is not None
+    assert rung.suggest(problem, proofs.proof_machine()) is not None
+    without = [r for r in all_rungs("cuda") if r is not rung and r.refusal(problem) is None]
+    times = [s.expected_s for r in without if (s := r.suggest(problem, proofs.proof_machine()))]
+    mine = rung.suggest(problem, proofs.proof_machine())
+    assert mine is not None
+    assert all(mine.expected_s <= other for other in times)
+
+
+# --- what changes a key ---------------------------------------------------------------------------
+
+SIMPLE = "thread_per_row"
+
+
+def key_of_edited(folder: Path, old: str, new: str) -> str:
+    """Return the cubin digest of a rung whose source was edited."""
+    rung = next(r for r in all_rungs("cuda") if r.name == SIMPLE)
+    variant = min(proofs.variants(rung), key=lambda v: len(v.kernels))
+    source = rung.source_path.read_text()
+    assert old in source
+    path = folder / rung.source_path.name
+    path.write_text(source.replace(old, new, 1))
+    return nvrtc.build(path, variant.kernels[:1], proofs.PROOF_ARCH)[0].digest()
+
+
+@pinned
+def test_comments_and_places_leave_the_key_alone(tmp_path: Path) -> None:
+    rung = next(r for r in all_rungs("cuda") if r.name == SIMPLE)
+    variant = min(proofs.variants(rung), key=lambda v: len(v.kernels))
+    original = nvrtc.build(rung.source_path, variant.kernels[:1], proofs.PROOF_ARCH)[0].digest()
+    assert key_of_edited(tmp_path, "#include", "// A remark.\n\n#include") == original
+    assert (
+        key_of_edited(tmp_path, "#include", "__device__ int unused_helper();\n#include") == original
+    )
+
+
+@pinned
+def test_an_edited_load_changes_the_key(tmp_path: Path) -> None:
+    rung = next(r for r in all_rungs("cuda") if r.name == SIMPLE)
+    found = re.search(r"\* p\.a_col", rung.source_path.read_text())
+    assert found is not None, "the edit below needs the stride of A in the source"
+    original = key_of_edited(tmp_path, "#include", "#include")
+    assert key_of_edited(tmp_path, "* p.a_col", "* p.a_col + 1") != original
+
+
+def test_launch_geometry_is_part_of_the_key() -> None:
+    rung = next(r for r in all_rungs("cuda") if r.name == SIMPLE)
+    variant = next(proofs.variants(rung))
+    first, *rest = variant.launches
+    for change in (
+        {"grid": (first.step.grid[0] + 1, 1, 1)}, {"block": (32, 1, 1)}, {"smem": 16},
+        {"cluster": (2, 1, 1)}, {"pdl": True}, {"kernel": "other"},
+    ):  # fmt: skip
+        edited = replace(first, step=replace(first.step, **change))
+        other = replace(variant, launches=(edited, *rest))
+        assert other.geometry_digest() != variant.geometry_digest(), change
+    dropped = replace(variant, launches=tuple(rest))
+    assert dropped.geometry_digest() != variant.geometry_digest()
+
+
+@pytest.mark.parametrize(
+    ("struct", "fields"),
+    [
+        ("GemvArgs", launch_args.GEMV_FIELDS),
+        ("GemmArgs", launch_args.GEMM_FIELDS),
+        ("QuantArgs", launch_args.QUANT_FIELDS),
+    ],
+)
+def test_the_packed_structs_are_those_of_the_header(
+    struct: str, fields: tuple[tuple[str, str], ...]
+) -> None:
+    header = (RUNGS_FOLDER / "args.cuh").read_text()
+    assert declared(header, struct) == list(fields)
+    assert declared(header.replace("i64 m, n", "i64 n, m"), struct) != list(fields)
+
+
+def declared(header: str, struct: str) -> list[tuple[str, str]]:
+    """Return (name, struct code) of every field of a struct, in order."""
+    body = re.search(rf"struct {struct} \{{(.*?)\}};", header, re.S)
+    assert body is not None
+    found = []
+    for line in re.sub(r"//[^\n]*", "", body.group(1)).split(";"):
+        words = line.split()
+        if words:
+            names = line.replace("*", " * ").split(",")
+            kind = "Q" if "*" in line else {"i64": "q", "double": "d"}[words[0]]
+            found += [(name.split()[-1], kind) for name in names]
+    return found
+
+
+# --- how records are kept -------------------------------------------------------------------------
+
+NAME = ("matvec", "thread_per_row", "float32,float32,float32")
+
+
+def record(name: tuple[str, str, str] = NAME, key: str = "k") -> evidence.Record:
+    return evidence.Record(*name, "sm_90a", key, "NVIDIA X", "2026-11-21", 3, 0.5)
+
+
+def outcome(name: tuple[str, str, str] = NAME, **options: object) -> verify_cuda.Outcome:
+    return verify_cuda.Outcome(*name, **{"key": "k", "cases": 3, "device": "NVIDIA X", **options})
+
+
+def test_standing_tells_current_stale_missing_and_unproved_apart() -> None:
+    other = (NAME[0], NAME[1], "float64,float64,float64")
+    third = ("matvec", "another", "float32,float32,float32")
+    same = standing.judge({NAME: "k", other: "k", third: "k"}, [record()])
+    assert (same.current, same.missing, same.unproved) == ([NAME], [other], [third])
+    assert not same.ok
+    changed = standing.judge({NAME: "new"}, [record()])
+    assert changed.stale == [NAME]
+    assert not changed.ok
+    assert changed.to_prove() == {NAME[:2]: frozenset({NAME[2]})}
+    assert standing.judge({NAME: "k", third: "k"}, [record()]).ok
+    another_gpu = [record(key="old"), record(key="new")]
+    assert standing.judge({NAME: "new"}, another_gpu).current == [NAME]
+
+
+@pinned
+def test_failed_variants_lose_their_record_and_others_keep_it(tmp_path: Path) -> None:
+    other = (NAME[0], NAME[1], "float64,float64,float64")
+    third = ("matvec", "another", "float32,float32,float32")
+    path = verify_cuda.write_evidence(tmp_path, [outcome(), outcome(other), outcome(third)])
+    assert path == tmp_path / "nvidia-x" / "verified.jsonl"
+    verify_cuda.write_evidence(tmp_path, [outcome(failures=["wrong"])])
+    assert {r.variant for r in evidence.read(tmp_path) if r.rung == NAME[1]} == {other[2]}
+    died = outcome((*NAME[:2], verify_cuda.EVERY), cases=0, failures=["it died"])
+    verify_cuda.write_evidence(tmp_path, [died])
+    assert [(r.folder, r.rung, r.variant) for r in evidence.read(tmp_path)] == [third]
+
+
+def test_nothing_is_written_when_nothing_ran(tmp_path: Path) -> None:
+    died = outcome(device="", cases=0, failures=["no device"])
+    assert verify_cuda.write_evidence(tmp_path, [died]) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pinned
+def test_records_of_another_gpu_stay_where_they_are(tmp_path: Path) -> None:
+    verify_cuda.write_evidence(tmp_path, [outcome(device="NVIDIA Y")])
+    before = (tmp_path / "nvidia-y" / "verified.jsonl").read_bytes()
+    path = verify_cuda.write_evidence(tmp_path, [outcome()])
+    assert path is not None
+    assert len(list(evidence.read_file(path))) == 1
+    assert (tmp_path / "nvidia-y" / "verified.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "no json", "[]", "{}", '{"schema": 2}', "[" * 100_000,
+        '{"schema": 1, "folder": "matvec", "rung": "r"}', "x" * (evidence.MAX_LINE_BYTES + 1),
+    ],
+)  # fmt: skip
+def test_lines_that_are_no_records_are_passed_over(tmp_path: Path, line: str) -> None:
+    folder = tmp_path / "gpu"
+    folder.mkdir()
+    good = (
+        '{"schema": 1, "folder": "matvec", "rung": "r", "variant": "v", "arch": "sm_90a", '
+        '"key": "k", "device": "d", "date": "2026-11-21", "cases": 1, "worst_ratio": 0.5}'
+    )
+    (folder / "verified.jsonl").write_text(f"{line}\n{good}\n")
+    assert [r.rung for r in evidence.read(tmp_path)] == ["r"]
+
+
+@pinned
+def test_the_check_fails_where_a_proof_is_out_of_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rung = next(r for r in all_rungs("cuda") if r.name == "p_threads")
+    command = ["verify", "--stale", "--check", "--rung", rung.name, "--evidence", str(tmp_path)]
+    assert run(command) == 0
+    assert "unproved, never chosen automatically: matvec/p_threads" in capsys.readouterr().out
+    keys = proofs.keys((rung,))
+    verify_cuda.write_evidence(tmp_path, [outcome(name, key=key) for name, key in keys.items()])
+    assert run(command) == 0
+    assert f"{len(keys)} variants proved as they are" in capsys.readouterr().out
+    (first, *_) = keys
+    verify_cuda.write_evidence(tmp_path, [outcome(first, key="another")])
+    assert run(command) == 1
+    assert f"stale: {'/'.join(first)} changed since its proof" in capsys.readouterr().out
