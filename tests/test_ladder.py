@@ -52,14 +52,17 @@ def specs(rung: Rung, signature: Signature) -> list[QuantSpec | None]:
         return [None]
     bits = 4 if signature[0] == "uint4" else 8
     kinds = "int8" if "int8" in rung.name else "float"
+    groups = [
+        (16, True, "float32"), (-1, False, "float16"), (3, True, "bfloat16"),
+        (128, True, "float16"), (None, True, "float32"), (32, False, "float32"),
+    ]  # fmt: skip
+    if rung.op == "matmul":  # a kernel for each number of columns: fewer quantisations
+        groups = groups[:2]
     return [
         QuantSpec(bits, group, zeros, "row", scale, turned, activations=kinds)
-        for group, zeros, scale in [
-            (16, True, "float32"), (128, True, "float16"), (-1, False, "float32"),
-            (None, True, "bfloat16"), (3, True, "float32"), (32, False, "float16"),
-        ]
+        for group, zeros, scale in groups
         for turned in (False, True)
-    ]  # fmt: skip
+    ]
 
 
 def problems(rung: Rung, signature: Signature) -> Iterator[Problem]:
@@ -209,5 +212,5 @@ def test_the_judge_sees_a_rung_that_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "all_rungs", lambda backend: (replace(rung, bind=wrong),))
     _, found = failures(rung, every_case(rung, ("float32", "float32", "float32")))
     forget_plans()
-    assert len(found) == 2 * len(rung.layouts)
+    assert len(found) == 2 * len(set(rung.layouts) - {"strided"})  # integers and one other kind
     assert all("m=31" in text for text in found)

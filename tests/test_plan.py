@@ -221,3 +221,26 @@ def test_default_choices_sum_in_float32_or_better(size: int, dtype: str) -> None
         assert p.rung.arithmetic(p.choice.problem).at_least_float32
         assert p.choice.expected_s is not None
         assert p.choice.expected_s > 0
+
+
+@pytest.mark.parametrize("how", ["step_two", "reversed", "zero_stride", "sliced"])
+def test_a_compiled_rung_never_meets_a_vector_it_was_not_planned_for(how: str) -> None:
+    """A Numba kernel walks x with unit stride, so another stride must be gathered first."""
+    A, x = operands()
+    p = gm.plan("matvec", A, x, rung="four_rows")
+    other = ARRANGEMENTS[how](x)
+    assert_same(p(A, other), exact("matvec", A, other), "float32")
+    out = ARRANGEMENTS["step_two"](np.full(20, np.nan, "f4"))
+    assert p(A, other, out=out) is out
+    assert_same(out, exact("matvec", A, other), "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [3, 40, 300, 1000])
+def test_batch_invariant_plans_do_not_depend_on_the_batch(size: int, dtype: str) -> None:
+    A = np.zeros((size, size), dtype)
+    alone = gm.plan("matvec", A, A[0], batch_invariant=True)
+    for batch in (2, 30, 1000):
+        X = np.broadcast_to(A[0], (batch, size))
+        p = gm.plan("matvec", A, X, batch_invariant=True)
+        assert (p.rung.name, p.params) == (alone.rung.name, alone.params)
