@@ -1,0 +1,118 @@
+"""compute-sanitizer's logs are read right, and only clean runs are recorded."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gemmule.errors import DeviceError
+from gemmule.lab import sanitize
+from gemmule.lab.cli import run
+from gemmule.lab.commands.sanitize import TOOLS
+from gemmule.lab.verify_cuda import Outcome
+from gemmule.rung import all_rungs
+
+CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
+DIRTY = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at void thread_per_row<float, float, float, (int)128>(GemvArgs)+0x120
+========= ERROR SUMMARY: 1 error
+"""
+RUNG = next(r for r in all_rungs("cuda") if r.name == "thread_per_row")
+
+
+@pytest.mark.parametrize(
+    ("log", "count"),
+    [
+        (CLEAN, 0),
+        (DIRTY, 1),
+        ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", 0),
+        ("========= RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)\n", 3),
+        (CLEAN + DIRTY, 1),
+        ("========= COMPUTE-SANITIZER\n", None),
+        ("prose: ERROR SUMMARY: 0 errors\n", None),
+        ("", None),
+    ],
+)
+def test_summaries_are_counted(log: str, count: int | None) -> None:
+    assert sanitize.errors_in(log) == count
+
+
+def stand_in(folder: Path, log: str, *, code: int = 0, outcome: bool = True) -> None:
+    """Put a compute-sanitizer into folder/bin that writes `log` and one result."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "log").write_text(log)
+    line = (
+        '{"folder": "matvec", "rung": "thread_per_row", "variant": "float32,float32,float32", '
+        '"key": "k", "cases": 4, "worst_ratio": 0.1, "failures": [], "device": "NVIDIA X"}'
+    )
+    program = folder / "bin" / "compute-sanitizer"
+    # Arguments: --tool T --log-file LOG --print-limit 20 PYTHON -m MODULE ORDINAL RESULTS RUNG
+    program.write_text(
+        '#!/bin/sh\ncat "$(dirname "$0")/log" > "$4"\n'
+        + (f"echo '{line}' > \"${{11}}\"\n" if outcome else "")
+        + f"exit {code}\n"
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "outcome", "errors", "clean"),
+    [
+        (CLEAN, 0, True, 0, True),
+        (DIRTY, 0, True, 1, False),
+        (CLEAN, 1, True, None, False),  # the program itself failed
+        (CLEAN, 0, False, 0, False),  # nothing ran
+        ("", 0, True, None, False),  # the tool gave no summary
+    ],
+)
+def test_only_finished_runs_without_errors_are_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, code: int, outcome: bool,
+    errors: int | None, clean: bool,
+) -> None:  # fmt: skip
+    stand_in(tmp_path, log, code=code, outcome=outcome)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    (report,) = sanitize.sanitize([RUNG], ["memcheck"])
+    assert (report.errors, report.clean) == (errors, clean)
+    written = sanitize.write(tmp_path / "evidence", [report])
+    if outcome:
+        assert written is not None
+        assert len(sanitize.read(written)) == clean
+    else:
+        assert written is None
+
+
+def test_a_tool_that_now_finds_errors_loses_its_record(tmp_path: Path) -> None:
+    one = Outcome("matvec", "thread_per_row", "v", "k", 3, 0.1, [], "NVIDIA X")
+    good = [sanitize.Report(tool, 0, (one,), "") for tool in ("memcheck", "racecheck")]
+    path = sanitize.write(tmp_path, good)
+    assert path is not None
+    assert [record["tool"] for record in sanitize.read(path)] == ["memcheck", "racecheck"]
+    sanitize.write(tmp_path, [sanitize.Report("memcheck", 2, (one,), "bad")])
+    assert [record["tool"] for record in sanitize.read(path)] == ["racecheck"]
+
+
+def test_an_unsupported_device_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, "========= Error: Device not supported.\n", code=1, outcome=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(DeviceError, match="does not support this device"):
+        sanitize.sanitize([RUNG], ["memcheck"])
+
+
+def test_an_absent_sanitizer_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    if os.access("/usr/local/cuda/bin/compute-sanitizer", os.X_OK):
+        pytest.skip("compute-sanitizer is installed here")
+    assert run(["sanitize"]) == 2
+    assert "comes with the CUDA toolkit" in capsys.readouterr().err
+
+
+def test_the_command_offers_the_engines_tools() -> None:
+    assert TOOLS == sanitize.TOOLS
