@@ -57,6 +57,15 @@ def test_a_single_float64_product_is_allowed_its_rounding() -> None:
         assert outcome.ratio > 0.1, "the products are exact, so the bound was not tried"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_infinity_times_a_single_zero_is_nan(dtype: str) -> None:
+    A, x = np.full((3, 1), np.inf, dtype), np.zeros(1, dtype)
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(gm.matvec(A, x)).all()
+        assert np.isnan(gm.matvec(A, x, rung="blas")).all()
+        assert np.isnan(gm.vecmat(x, A.T)).all()
+
+
 def _last_element_off(a: Any, b: Any, /, **options: Any) -> Any:
     result = _TRUE_MATVEC(a, b, **options)
     if result.size:

@@ -25,7 +25,15 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
             A = np.ascontiguousarray(A)  # NumPy's matvec has slow loops for strides BLAS lacks
         np.matvec(A, x, out=y)
 
-    return run if problem.batch == 1 else run_batch
+    def run_column(
+        A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]
+    ) -> None:
+        # Here np.dot calls axpy, which does nothing for x = 0: then Inf * 0 gave 0, not NaN.
+        np.matmul(A, x, out=y)
+
+    if problem.batch != 1:
+        return run_batch
+    return run_column if problem.n == 1 else run
 
 
 def arithmetic(problem: Problem) -> Arithmetic:
