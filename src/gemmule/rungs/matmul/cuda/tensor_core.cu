@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(2 * TILE, TILE == 128 ? 2 : 4) tensor_core(con
   const int row = warp / ACROSS * ROWS * 16, col = warp % ACROSS * COLS * 8;
   float sum[ROWS][COLS][4] = {};
   const i64 steps = (p.k + DEPTH - 1) / DEPTH;
+#pragma unroll 1
   for (int s = 0; s < STAGES - 1; ++s) {
     if (s < steps) {
       a.copy(s, (i64)s * DEPTH);

@@ -1,0 +1,66 @@
+"""Tensor core for bytes: int8 and uint8 by `mma.sync`, summed in int32, exact.
+
+The structure is that of the halves: a ring of stages, `ldmatrix`, permuted chunks. One instruction
+takes 32 steps of the reduction, and all four bytes of a register lie along it, while `ldmatrix`
+can transpose pairs of bytes only. So shared memory always holds lines along the reduction: an
+operand with that unit stride is copied by `cp.async`, any other passes registers, where 4 x 4
+bytes are transposed. A row-major A and a column-major B are the fastest pair.
+
+The hardware multiplies u8 by s8 but not s8 by u8, which is computed as its transpose.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion
+from gemmule.rungs._cuda import type_arguments
+from gemmule.rungs._tiles import expected_s, fits_grid, tiles
+
+DEPTH, STAGES = 64, 4
+# Operations per second of one multiprocessor: an estimate for mma.sync on compute capability 9.0,
+# not measured.
+UNIT_OPS = 5.0e12
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    tile = params["tile"]
+    a_along_k = "true" if problem.layout_a == "row" else "false"
+    b_along_k = "true" if problem.layout_b == "col" else "false"
+    types = type_arguments(problem)
+    return (
+        Step(
+            kernel=f"tensor_core_int8<{types}, {tile}, {a_along_k}, {b_along_k}>",
+            grid=(tiles(problem, tile, tile), 1, 1),
+            block=(2 * tile, 1, 1),
+            smem=STAGES * 2 * tile * DEPTH,
+        ),
+    )
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    transposed = (problem.layout_a != "row") + (problem.layout_b != "col")
+    ops = UNIT_OPS * (1.0, 0.8, 0.6)[transposed] * (1.0 if problem.alignment == 16 else 0.1)
+    times = {
+        tile: expected_s(problem, machine, (tile, tile), resident, rate * ops)
+        for tile, resident, rate in ((128, 2, 1.0), (64, 4, 0.7))
+    }
+    tile = min(times, key=lambda which: times[which])
+    return Suggestion({"tile": tile}, times[tile])
+
+
+RUNG = Rung(
+    title="Tensor core for bytes",
+    idea="The same ring of stages for 8-bit integers; bytes are transposed on the way in.",
+    source="PTX ISA: mma.sync m16n8k32; byte transposition by prmt",
+    op="matmul",
+    signatures=tuple((a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8")),
+    arithmetic=lambda problem: Arithmetic(accumulator="int32", chain=lambda p, params: p.k),
+    layouts=("row", "col"),
+    layouts_b=("row", "col"),
+    after="tensor_core",
+    params={"tile": (128, 64)},
+    constraints=(fits_grid("tile", "tile"),),
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+)
