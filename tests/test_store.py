@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import time
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -254,29 +254,39 @@ def test_a_failed_write_leaves_the_old_entry(
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def _write_for(seconds: float, rung: Rung, block: int) -> None:
-    end = time.monotonic() + seconds
-    tuned = store.Tuned(rung, {"block": block, "mode": "a"}, float(block), "2026-11-21" * 500)
-    while time.monotonic() < end:
-        store.save(MACHINE, PROBLEM, tuned)
+WRITER = """
+import sys, time
+from pathlib import Path
+from gemmule.store import write_atomically
+path, payload = Path(sys.argv[1]), Path(sys.argv[2]).read_bytes()
+print("ready", flush=True)
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    assert write_atomically(path, payload)
+"""
 
 
-def test_four_writers_never_tear_an_entry(rungs: tuple[Rung, Rung]) -> None:
-    _saved(rungs[0], block=1, mode="a")
-    context = multiprocessing.get_context("fork")
-    writers = [
-        context.Process(target=_write_for, args=(1.5, rungs[i % 2], (1, 2, 4, 1)[i]))
-        for i in range(4)
-    ]
+def test_four_writers_never_tear_an_entry(rungs: tuple[Rung, Rung], tmp_path: Path) -> None:
+    writers = []
+    for i in range(4):
+        tuned = store.Tuned(
+            rungs[i % 2], {"block": (1, 2, 4, 1)[i], "mode": "a"}, 1.0, "2026-11-21" * 500
+        )
+        path = store.save(MACHINE, PROBLEM, tuned)
+        assert path is not None
+        payload = tmp_path / f"payload{i}"
+        payload.write_bytes(path.read_bytes())
+        command = [sys.executable, "-c", WRITER, str(path), str(payload)]
+        writers.append(subprocess.Popen(command, stdout=subprocess.PIPE))
     for writer in writers:
-        writer.start()
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
     reads = torn = 0
-    while any(writer.is_alive() for writer in writers):
-        found = store.lookup(MACHINE, PROBLEM)
+    while any(writer.poll() is None for writer in writers):
+        torn += store.lookup(MACHINE, PROBLEM) is None
         reads += 1
-        torn += found is None
     for writer in writers:
-        writer.join()
-        assert writer.exitcode == 0
+        writer.communicate()
+        assert writer.returncode == 0
     assert reads > 50
     assert torn == 0
