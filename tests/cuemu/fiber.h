@@ -40,7 +40,7 @@ class Stacks {
  public:
   bool reserve(size_t n) {
     if (n <= count_) return true;
-    if (base_) munmap(base_, count_ * kStackBytes);
+    release();
     void* p = mmap(nullptr, n * kStackBytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     base_ = p == MAP_FAILED ? nullptr : static_cast<char*>(p);
@@ -48,6 +48,9 @@ class Stacks {
     for (size_t i = 0; i < count_; ++i) mprotect(base_ + i * kStackBytes, kPageBytes, PROT_NONE);
     return base_ != nullptr;
   }
+  // Every stack and every guard page is a mapping, of which a process has 65,530: between launches each loaded
+  // module keeps a few stacks only.
+  void trim() { if (count_ > 128) release(); }
   // The stack pointer of a fresh fiber that will start in `entry` (entered as if it had been called).
   void* fresh(size_t i, void (*entry)()) const {
     void** sp = reinterpret_cast<void**>(base_ + (i + 1) * kStackBytes);
@@ -59,6 +62,11 @@ class Stacks {
   char* low(size_t i) const { return base_ + i * kStackBytes; }
 
  private:
+  void release() {
+    if (base_) munmap(base_, count_ * kStackBytes);
+    base_ = nullptr;
+    count_ = 0;
+  }
   char* base_ = nullptr;
   size_t count_ = 0;
 };

@@ -143,6 +143,7 @@ int launch(void (*f)(A...), const Config* cfg, const long long* sizes, int count
   for (int i = 0; i < count; ++i)
     if (sizes[i] != want[i]) return -1;
   run(*cfg, [&] { call(f, args, std::index_sequence_for<A...>{}); });
+  S.stacks.trim();
   *out = S.report;
   return 0;
 }
