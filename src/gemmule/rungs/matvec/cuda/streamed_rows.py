@@ -26,11 +26,11 @@ from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     rows_per_block = params["groups"] * params["rows"]
     shape = ", ".join(str(params[name]) for name in ("warps", "groups", "rows", "unroll"))
-    aligned = "true" if problem.alignment == 16 else "false"
+    flags = ", ".join(str(f).lower() for f in (problem.alignment == 16, problem.batch > 1))
     return (
         Step(
-            kernel=f"streamed_rows<{type_arguments(problem)}, {shape}, {aligned}>",
-            grid=(ceil_div(problem.m, rows_per_block) * problem.batch, 1, 1),
+            kernel=f"streamed_rows<{type_arguments(problem)}, {shape}, {flags}>",
+            grid=(ceil_div(problem.m, rows_per_block), min(problem.batch, 65_535), 1),
             block=(32 * params["warps"] * params["groups"], 1, 1),
         ),
     )
@@ -75,6 +75,7 @@ RUNG = Rung(
     after="thread_per_row",
     params={"warps": (8, 4, 1), "groups": (1, 4, 8), "rows": (2, 1, 4), "unroll": (1, 2)},
     constraints=(
+        Constraint("m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31),
         Constraint(
             "blocks of 4 or 8 warps, which share one row or take one each",
             lambda problem, params: params["warps"] * params["groups"] in (4, 8)

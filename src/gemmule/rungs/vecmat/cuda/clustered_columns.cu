@@ -12,7 +12,7 @@ __device__ __forceinline__ void push(T* local, T value, unsigned rank) {
   for (int i = 0; i < (int)(sizeof(T) / 4); ++i) ptx::st_cluster<unsigned>(address + 4 * i, words[i]);
 }
 
-template <class TA, class TX, class TY, int LANES, int UNROLL, int CLUSTER, bool ALIGNED>
+template <class TA, class TX, class TY, int LANES, int UNROLL, int CLUSTER, bool ALIGNED, bool BATCHED>
 __global__ void __launch_bounds__(256) clustered_columns(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
   constexpr int V = Lanes<TA>::count;
@@ -22,21 +22,21 @@ __global__ void __launch_bounds__(256) clustered_columns(const GemvArgs p) {
   constexpr int WALKERS = CLUSTER * 8 * DEPTH, SHARE = (STRIP + CLUSTER - 1) / CLUSTER;
   if constexpr (CLUSTER > 1) ptx::cluster_arrive();  // waited for before the first push
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = blockIdx.x % CLUSTER;
-  const Place at = place_of(p.batch, blockIdx.x / CLUSTER, (p.m + STRIP - 1) / STRIP);
-  const i64 strip0 = (i64)at.block * STRIP;
+  const int m = (int)p.m, n = (int)p.n;  // both below 2^31: a constraint of the rung
+  const unsigned batch = BATCHED ? blockIdx.y : 0;
+  const int strip0 = blockIdx.x / CLUSTER * STRIP;
   const int column = lane % LANES * V;
-  const i64 i0 = strip0 + column;
-  const TA* a = (const TA*)p.a + at.batch * p.a_batch + i0;
-  const TX* x = (const TX*)p.x + at.batch * p.x_batch;
-  const Acc alpha = scalar<Acc>(p.alpha), beta = scalar<Acc>(p.beta);
+  const int i0 = strip0 + column;
+  const TA* a = (const TA*)p.a + (BATCHED ? batch * p.a_batch : 0) + i0;
+  const TX* x = (const TX*)p.x + (BATCHED ? batch * p.x_batch : 0);
   Acc sum[V];
 #pragma unroll
   for (int i = 0; i < V; ++i) sum[i] = 0;
-  i64 j = (rank * 8 + warp) * DEPTH + lane / LANES;
+  int j = (rank * 8 + warp) * DEPTH + lane / LANES;
   // Whole vectors whose aligned surroundings lie inside the row go fast; the row's ends one by one.
-  const bool whole = ALIGNED ? i0 + V <= p.m : i0 > 0 && i0 + 2 * V <= p.m;
+  const bool whole = ALIGNED ? i0 + V <= m : i0 > 0 && i0 + 2 * V <= m;
   if (whole) {
-    for (; j + (U - 1) * WALKERS < p.n; j += U * WALKERS) {
+    for (; j + (U - 1) * WALKERS < n; j += U * WALKERS) {
       Chunk<TA> va[U];
       TX vx[U];
 #pragma unroll
@@ -52,22 +52,22 @@ __global__ void __launch_bounds__(256) clustered_columns(const GemvArgs p) {
     TX vx[U];
 #pragma unroll
     for (int u = 0; u < U; ++u)
-      if (j + u * WALKERS < p.n) {
+      if (j + u * WALKERS < n) {
         va[u] = load_a<ALIGNED>(a + (j + u * WALKERS) * p.a_col);
         vx[u] = x[(j + u * WALKERS) * p.x_step];
       }
 #pragma unroll
     for (int u = 0; u < U; ++u)
-      if (j + u * WALKERS < p.n)
+      if (j + u * WALKERS < n)
 #pragma unroll
         for (int i = 0; i < V; ++i) sum[i] += wide<Acc>(va[u].v[i]) * wide<Acc>(vx[u]);
   } else {
 #pragma unroll 1
-    for (; j < p.n; j += WALKERS) {
+    for (; j < n; j += WALKERS) {
       const Acc vx = wide<Acc>(x[j * p.x_step]);
 #pragma unroll
       for (int i = 0; i < V; ++i)
-        if (i0 + i < p.m) sum[i] += wide<Acc>(a[j * p.a_col + i]) * vx;
+        if (i0 + i < m) sum[i] += wide<Acc>(a[j * p.a_col + i]) * vx;
     }
   }
 
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(256) clustered_columns(const GemvArgs p) {
     Acc s = 0;
 #pragma unroll
     for (int r = 0; r < CLUSTER; ++r) s += inbox[r][c];
-    const i64 row = strip0 + rank * SHARE + c;
-    if (rank * SHARE + c < STRIP && row < p.m)
-      finish_scaled((TY*)p.y + at.batch * p.y_batch + row * p.y_step, s, alpha, beta);
+    const int row = strip0 + rank * SHARE + c;
+    if (rank * SHARE + c < STRIP && row < m)
+      finish((TY*)p.y + (BATCHED ? batch * p.y_batch : 0) + row * p.y_step, s, p.alpha, p.beta);
   }
 }

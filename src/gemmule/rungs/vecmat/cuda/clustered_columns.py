@@ -26,17 +26,17 @@ from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
 
 def _strips(problem: Problem, params: Params) -> int:
     columns = params["lanes"] * (16 // ITEMSIZE[problem.a])
-    return ceil_div(problem.m, columns) * problem.batch
+    return ceil_div(problem.m, columns)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     shape = ", ".join(str(params[name]) for name in ("lanes", "unroll", "cluster"))
-    aligned = "true" if problem.alignment == 16 else "false"
+    flags = ", ".join(str(f).lower() for f in (problem.alignment == 16, problem.batch > 1))
     cluster = params["cluster"]
     return (
         Step(
-            kernel=f"clustered_columns<{type_arguments(problem)}, {shape}, {aligned}>",
-            grid=(_strips(problem, params) * cluster, 1, 1),
+            kernel=f"clustered_columns<{type_arguments(problem)}, {shape}, {flags}>",
+            grid=(_strips(problem, params) * cluster, problem.batch, 1),
             block=(256, 1, 1),
             cluster=(cluster, 1, 1),
         ),
@@ -53,7 +53,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     best = {"lanes": 2, "unroll": 4, "cluster": 1}
     if problem.m * problem.n * ITEMSIZE[problem.a] > 4 * 2**20:
         best = {"lanes": 8, "unroll": 4, "cluster": 8}
-    blocks = _strips(problem, best) * best["cluster"]
+    blocks = _strips(problem, best) * best["cluster"] * problem.batch
     seconds = problem.compulsory_bytes / (0.96 * machine.read_bytes_per_s)
     return Suggestion(best, machine.call_s + 0.4e-6 + seconds / min(1.0, blocks / machine.units))
 
@@ -71,6 +71,10 @@ RUNG = Rung(
     layouts=("col",),
     params={"lanes": (8, 2, 32), "unroll": (8, 4), "cluster": (8, 4, 1)},
     constraints=(
+        Constraint(
+            "m and n below 2^31, at most 65,535 products in a batch",
+            lambda problem, params: max(problem.m, problem.n) < 2**31 and problem.batch < 65_536,
+        ),
         Constraint(
             "2 loads in flight a lane for unaligned rows, whatever unroll says",
             lambda problem, params: problem.alignment == 16 or params["unroll"] == 4,

@@ -2,7 +2,7 @@
 // partial sums to the workspace, and a second kernel adds them in fixed order.
 #include "stream.cuh"
 
-template <class TA, class TX, class TY, int LANES, int SPLIT, bool ALIGNED>
+template <class TA, class TX, class TY, int LANES, int SPLIT, bool ALIGNED, bool BATCHED>
 __global__ void __launch_bounds__(256) split_columns(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
 #if __CUDA_ARCH__ >= 900 || defined(CUEMU)
@@ -10,16 +10,17 @@ __global__ void __launch_bounds__(256) split_columns(const GemvArgs p) {
 #endif
   constexpr int V = Lanes<TA>::count, U = !ALIGNED ? 2 : V <= 8 ? 8 : 4, STRIP = LANES * V, DEPTH = 32 / LANES, WALKERS = SPLIT * 8 * DEPTH;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = blockIdx.x % SPLIT;
-  const Place at = place_of(p.batch, blockIdx.x / SPLIT, (p.m + STRIP - 1) / STRIP);
-  const i64 strip0 = (i64)at.block * STRIP, i0 = strip0 + lane % LANES * V;
-  const TA* a = (const TA*)p.a + at.batch * p.a_batch + i0;
-  const TX* x = (const TX*)p.x + at.batch * p.x_batch;
+  const int m = (int)p.m, n = (int)p.n;  // both below 2^31: a constraint of the rung
+  const unsigned batch = BATCHED ? blockIdx.y : 0;
+  const int strip0 = blockIdx.x / SPLIT * STRIP, i0 = strip0 + lane % LANES * V;
+  const TA* a = (const TA*)p.a + (BATCHED ? batch * p.a_batch : 0) + i0;
+  const TX* x = (const TX*)p.x + (BATCHED ? batch * p.x_batch : 0);
   Acc sum[V];
 #pragma unroll
   for (int i = 0; i < V; ++i) sum[i] = 0;
-  i64 j = (rank * 8 + warp) * DEPTH + lane / LANES;
-  const bool whole = ALIGNED ? i0 + V <= p.m : i0 > 0 && i0 + 2 * V <= p.m;
-  for (; whole && j + (U - 1) * WALKERS < p.n; j += U * WALKERS) {
+  int j = (rank * 8 + warp) * DEPTH + lane / LANES;
+  const bool whole = ALIGNED ? i0 + V <= m : i0 > 0 && i0 + 2 * V <= m;
+  for (; whole && j + (U - 1) * WALKERS < n; j += U * WALKERS) {
     Chunk<TA> va[U];
     TX vx[U];
 #pragma unroll
@@ -36,22 +37,22 @@ __global__ void __launch_bounds__(256) split_columns(const GemvArgs p) {
     TX vx[U];
 #pragma unroll
     for (int u = 0; u < U; ++u)
-      if (j + u * WALKERS < p.n) {
+      if (j + u * WALKERS < n) {
         va[u] = load_a<ALIGNED>(a + (j + u * WALKERS) * p.a_col);
         vx[u] = x[(j + u * WALKERS) * p.x_step];
       }
 #pragma unroll
     for (int u = 0; u < U; ++u)
-      if (j + u * WALKERS < p.n)
+      if (j + u * WALKERS < n)
 #pragma unroll
         for (int i = 0; i < V; ++i) sum[i] += wide<Acc>(va[u].v[i]) * wide<Acc>(vx[u]);
   } else {
 #pragma unroll 1
-    for (; j < p.n; j += WALKERS) {
+    for (; j < n; j += WALKERS) {
       const Acc vx = wide<Acc>(x[j * p.x_step]);
 #pragma unroll
       for (int i = 0; i < V; ++i)
-        if (i0 + i < p.m) sum[i] += wide<Acc>(a[j * p.a_col + i]) * vx;
+        if (i0 + i < m) sum[i] += wide<Acc>(a[j * p.a_col + i]) * vx;
     }
   }
   __shared__ Acc part[8][STRIP];
@@ -62,8 +63,8 @@ __global__ void __launch_bounds__(256) split_columns(const GemvArgs p) {
     if (lane < LANES) part[warp][lane % LANES * V + i] = sum[i];
   }
   __syncthreads();
-  Acc* work = (Acc*)p.work + (at.batch * SPLIT + rank) * p.m + strip0;
-  for (int c = threadIdx.x; c < STRIP && strip0 + c < p.m; c += 256) {
+  Acc* work = (Acc*)p.work + ((i64)batch * SPLIT + rank) * m + strip0;
+  for (int c = threadIdx.x; c < STRIP && strip0 + c < m; c += 256) {
     Acc s = 0;
 #pragma unroll
     for (int w = 0; w < 8; ++w) s += part[w][c];

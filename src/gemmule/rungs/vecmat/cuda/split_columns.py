@@ -11,6 +11,7 @@ from __future__ import annotations
 from gemmule.problem import ITEMSIZE, Problem
 from gemmule.rung import (
     Arithmetic,
+    Constraint,
     Machine,
     Params,
     Rung,
@@ -24,17 +25,17 @@ from gemmule.rungs._cuda import CTYPE, accumulator, ceil_div, type_arguments
 
 def _strips(problem: Problem, params: Params) -> int:
     columns = params["lanes"] * (16 // ITEMSIZE[problem.a])
-    return ceil_div(problem.m, columns) * problem.batch
+    return ceil_div(problem.m, columns)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     lanes, split = params["lanes"], params["split"]
-    aligned = "true" if problem.alignment == 16 else "false"
+    flags = ", ".join(str(f).lower() for f in (problem.alignment == 16, problem.batch > 1))
     types = type_arguments(problem)
     return (
         Step(
-            kernel=f"split_columns<{types}, {lanes}, {split}, {aligned}>",
-            grid=(_strips(problem, params) * split, 1, 1),
+            kernel=f"split_columns<{types}, {lanes}, {split}, {flags}>",
+            grid=(_strips(problem, params) * split, problem.batch, 1),
             block=(256, 1, 1),
         ),
         Step(
@@ -60,9 +61,9 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     best = {"lanes": 32, "split": 8}
     for lanes, split in ((32, 8), (32, 64), (8, 64), (8, 512)):
         best = {"lanes": lanes, "split": split}
-        if _strips(problem, best) * split >= 2 * machine.units:
+        if _strips(problem, best) * split * problem.batch >= 2 * machine.units:
             break
-    blocks = _strips(problem, best) * best["split"]
+    blocks = _strips(problem, best) * best["split"] * problem.batch
     seconds = problem.compulsory_bytes / (0.95 * machine.read_bytes_per_s)
     return Suggestion(best, machine.call_s + 1.6e-6 + seconds / min(1.0, blocks / machine.units))
 
@@ -79,6 +80,12 @@ RUNG = Rung(
     arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
     layouts=("col",),
     params={"lanes": (32, 8), "split": (8, 64, 512)},
+    constraints=(
+        Constraint(
+            "m and n below 2^31, at most 65,535 products in a batch",
+            lambda problem, params: max(problem.m, problem.n) < 2**31 and problem.batch < 65_536,
+        ),
+    ),
     workspace=_workspace,
     batched=True,
     suggest=_suggest,
