@@ -51,6 +51,12 @@ def _multiply(
     op: str, a: Any, b: Any, out: Any, options: Options, rung: str | None,
     params: Mapping[str, Any] | None, device: str | None,
 ) -> Any:  # fmt: skip
+    if device is None and getattr(b, "is_cuda", False):
+        from gemmule.backends import torch_call
+
+        quick = torch_call.eager(op, a, b, out, options, rung, _frozen(params))
+        if quick is not None:
+            return quick
     left, right, result = operands(a, b, NAMES[op], out)
     on_host = left.device == "cpu" == right.device
     wanted = default_device() if device is None and on_host else device

@@ -57,8 +57,11 @@ def _signature(form: Form) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, .
     return numpy_dtype(form.dtype), form.shape, strides
 
 
-def host_call(run: Any, call: Call, a: Form, b: Form) -> HostCall | None:
+def short_way(run: Any, call: Call, a: Form, b: Form, device: str) -> Any:
     """Return the short way for a back end's launcher, or None where there is none."""
-    if isinstance(run, HostRun) and a.quant is None and b.quant is None:
+    if a.quant is not None or b.quant is not None:
+        return None
+    if isinstance(run, HostRun):
         return HostCall(run, call, a, b)
-    return None
+    own = getattr(run, "short_way", None)
+    return None if own is None else own(call, a, b, device)

@@ -15,9 +15,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gemmule.arrays import Operand
+from gemmule import store_ceilings
+from gemmule.arrays import Form, Operand
 from gemmule.backends import cuda_arrays, driver, launch_args, nvrtc
-from gemmule.canonical import View
+from gemmule.canonical import Call, View
 from gemmule.evidence import is_proved
 from gemmule.problem import ITEMSIZE
 from gemmule.rung import Machine, Rung, Step
@@ -55,18 +56,19 @@ class CudaBackend:
         problem = choice.call.problem
         if problem.batch == 0 or problem.outputs == 0 or 0 in choice.call.outer:
             return lambda a, b, out, alpha, beta: None
-        return _Launcher(choice).run
+        return Launcher(choice)
 
 
 @functools.cache
 def _machine(ordinal: int) -> Machine:
     info = driver.device_info(ordinal)
+    measured = store_ceilings.read("cuda", info.name, info.arch, info.multiprocessors)
     return Machine(
         backend="cuda",
         name=info.name,
         arch=info.arch,
         units=info.multiprocessors,
-        read_bytes_per_s=READ_SHARE * info.datasheet_bytes_per_s,
+        read_bytes_per_s=measured or READ_SHARE * info.datasheet_bytes_per_s,
         cache_bytes=info.l2_bytes,
         shared_bytes=info.shared_bytes,
         call_s=CALL_S,
@@ -87,7 +89,7 @@ def rung_steps(rung: Rung, problem: Any, params: Any, machine: Machine) -> tuple
     return rung.steps(problem, params, machine)
 
 
-class _Slot:
+class Slot:
     """One thread's argument memory: the struct, and the pointer array that the driver reads."""
 
     def __init__(self, template: bytes) -> None:
@@ -96,7 +98,7 @@ class _Slot:
         self.address = ctypes.addressof(self.params)
 
 
-class _Launcher:
+class Launcher:
     """A prepared choice: packed arguments, loaded kernels, and how to start them."""
 
     def __init__(self, choice: Choice) -> None:
@@ -117,7 +119,7 @@ class _Launcher:
         self.local = threading.local()
         self.starters: dict[int, tuple[Callable[[int, int], None], ...]] = {}
 
-    def run(self, a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
+    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
         """Launch on operands of the prepared forms."""
         ordinal = int(out.device[5:])
         stream = cuda_arrays.current_stream(out, ordinal)
@@ -131,10 +133,8 @@ class _Launcher:
         self, a: Operand, b: Operand, out: Operand, alpha: float, beta: float, ordinal: int,
         stream: int,
     ) -> None:  # fmt: skip
-        starters = self.starters.get(ordinal) or self._load(ordinal)
-        slot = getattr(self.local, "slot", None)
-        if slot is None:
-            slot = self.local.slot = _Slot(self.template)
+        starters = self.load(ordinal)
+        slot = self.slot()
         buffer = slot.buffer
         launch_args.SCALARS.pack_into(buffer, self.scalars_at, alpha, beta)
         work, owner = 0, None
@@ -151,9 +151,29 @@ class _Launcher:
             )
             for start in starters:
                 start(slot.address, stream)
+        if (alpha, beta) != (1.0, 0.0):  # the short way relies on the defaults
+            launch_args.SCALARS.pack_into(buffer, self.scalars_at, 1.0, 0.0)
         del owner  # its allocator reuses the memory in stream order
 
-    def _load(self, ordinal: int) -> tuple[Callable[[int, int], None], ...]:
+    def slot(self) -> Slot:
+        """Return this thread's argument memory."""
+        try:
+            slot: Slot = self.local.slot
+        except AttributeError:
+            slot = self.local.slot = Slot(self.template)
+        return slot
+
+    def short_way(self, call: Call, a: Form, b: Form, device: str) -> Any:
+        """Return a quicker way for PyTorch's tensors, or None (see `gemmule.hostcall`)."""
+        from gemmule.backends import torch_call
+
+        return torch_call.bind(self, call, a, b, int(device[5:]))
+
+    def load(self, ordinal: int) -> tuple[Callable[[int, int], None], ...]:
+        """Return the functions that launch each step on a device, loading the kernels once."""
+        found = self.starters.get(ordinal)
+        if found is not None:
+            return found
         loaded = []
         for step in self.steps:
             symbol = self.module.symbols[step.kernel]
@@ -221,9 +241,7 @@ def _extended_starter(handle: Any, step: Step) -> Callable[[int, int], None]:
         attributes.append(cluster)
     if step.pdl:
         dependent = api.CUlaunchAttribute()
-        dependent.id = (
-            api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        )
+        dependent.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         dependent.value.programmaticStreamSerializationAllowed = 1
         attributes.append(dependent)
 

@@ -37,7 +37,10 @@ def using_stream(handle: int) -> Iterator[None]:
         _chosen_stream.reset(token)
 
 
-def _form(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Form:
+def form_of(
+    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str
+) -> Form:
+    """Return the form of device memory; its alignment is that of the address and the strides."""
     itemsize = ITEMSIZE[dtype]
     if len(shape) == 1:
         bits = pointer | 16
@@ -53,14 +56,14 @@ def _form(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype:
 def from_torch(tensor: Any, dtype: str) -> Operand:
     """Return a CUDA tensor as an operand."""
     pointer = tensor.data_ptr()
-    form = _form(pointer, tensor.shape, tensor.stride(), dtype)
+    form = form_of(pointer, tensor.shape, tensor.stride(), dtype)
     return Operand(tensor, pointer, form, f"cuda:{tensor.get_device()}", "torch", tensor)
 
 
 def from_interface(obj: Any, argument: str) -> Operand:
     """Return an array with ``__cuda_array_interface__`` (CuPy, Numba, our own) as an operand."""
     if isinstance(obj, DeviceArray):
-        form = _form(obj.pointer, obj.shape, obj.strides, obj.dtype)
+        form = form_of(obj.pointer, obj.shape, obj.strides, obj.dtype)
         return Operand(obj, obj.pointer, form, obj.device, "gemmule", obj)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(obj, cupy.ndarray):
@@ -68,7 +71,7 @@ def from_interface(obj: Any, argument: str) -> Operand:
         check_dtype(name, argument)
         pointer, itemsize = obj.data.ptr, obj.dtype.itemsize
         strides = tuple(step // itemsize for step in obj.strides)
-        form = _form(pointer, obj.shape, strides, name)
+        form = form_of(pointer, obj.shape, strides, name)
         return Operand(obj, pointer, form, f"cuda:{obj.device.id}", "cupy", obj)
     face = obj.__cuda_array_interface__
     dtype = np.dtype(face["typestr"])
@@ -77,7 +80,7 @@ def from_interface(obj: Any, argument: str) -> Operand:
     shape, pointer = tuple(face["shape"]), int(face["data"][0])
     strides = _element_strides(shape, face.get("strides"), dtype.itemsize, argument)
     ordinal = _ordinal_of(pointer)
-    form = _form(pointer, shape, strides, dtype.name)
+    form = form_of(pointer, shape, strides, dtype.name)
     return Operand(obj, pointer, form, f"cuda:{ordinal}", "interface", obj)
 
 
@@ -116,7 +119,7 @@ def from_dlpack(obj: Any, library: str, argument: str) -> Operand:
     strides = tuple(view.strides) if view.strides is not None else None
     if strides is None:
         strides = _element_strides(shape, None, 1, argument)
-    form = _form(view.ptr, shape, strides, name)
+    form = form_of(view.ptr, shape, strides, name)
     return Operand((obj, view), view.ptr, form, f"cuda:{view.device_id}", library, obj)
 
 
