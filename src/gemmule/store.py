@@ -79,13 +79,13 @@ def lookup(machine: Machine, problem: Problem) -> Tuned | None:
 
 def _read(path: Path, machine: Machine, problem: Problem) -> Tuned | None:
     try:
-        record = json.loads(_small_file(path), object_pairs_hook=_without_duplicates)
+        record = json.loads(small_file(path), object_pairs_hook=_without_duplicates)
     except (OSError, ValueError, RecursionError):
         return None
     return _checked(record, machine, problem)
 
 
-def _small_file(path: Path) -> bytes:
+def small_file(path: Path) -> bytes:
     """Return the content of a regular file of at most MAX_BYTES; never wait for a pipe."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:

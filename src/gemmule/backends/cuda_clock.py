@@ -25,7 +25,7 @@ LEAST_CALLS = 64
 
 
 class GraphClock:
-    """Times graph replays on one device, on a stream of its own."""
+    """Times graph replays on one device, on a stream of its own, whose handle is `stream`."""
 
     name = "CUDA events around graph replays"
 
@@ -37,6 +37,7 @@ class GraphClock:
                 api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING), "making a stream"
             )
             self._events = [driver.check(api.cuEventCreate(0), "making an event") for _ in "ab"]
+        self.stream = int(self._stream)
         self.overhead_s = 5e-6
 
     def now(self) -> float:

@@ -114,6 +114,15 @@ def _free_memory() -> str:
     return f" ({rest[0]:,} of {rest[1]:,} bytes are free)" if int(code) == 0 else ""
 
 
+def memory_bytes(ordinal: int) -> tuple[int, int]:
+    """Return a device's free and total memory in bytes."""
+    with on_device(ordinal):
+        free_bytes, total = check(
+            bindings().cuMemGetInfo(), f"asking cuda:{ordinal} for its memory"
+        )
+    return int(free_bytes), int(total)
+
+
 def device_count() -> int:
     """Return how many CUDA devices there are; DeviceError without a driver."""
     return int(check(bindings().cuDeviceGetCount(), "counting the CUDA devices"))
@@ -192,9 +201,7 @@ def load(cubin: bytes, symbol: str, ordinal: int, smem: int) -> Any:
     """Load a cubin and return the kernel's handle, with `smem` bytes of dynamic memory allowed."""
     driver = bindings()
     with _loading, on_device(ordinal):
-        library = check(
-            driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading {symbol}"
-        )
+        library = check(driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading {symbol}")
         kernel = check(driver.cuLibraryGetKernel(library, symbol.encode()), f"finding {symbol}")
         if smem > 48 * 1024:
             handle = check(driver.cuDeviceGet(ordinal), f"opening cuda:{ordinal}")
