@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,6 +169,16 @@ def problem_of(rung: Rung, m: int, n: int, alignment: int = 16) -> Problem:
     return replace(problem, alignment=alignment)
 
 
+@pytest.fixture
+def folder(request: pytest.FixtureRequest) -> Path:
+    """Return a folder of the test's own that stays, since compiled kernels are kept by path."""
+    slug = re.sub(r"\W+", "-", request.node.name)
+    made = Path(request.config.cache.mkdir("seed_mutants")) / slug
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    return made
+
+
 def find_rung(name: str) -> Rung:
     return next(rung for rung in SEEDED if rung.name == name)
 
@@ -203,13 +214,13 @@ def verdict_of(rung: Rung, problem: Problem, params: dict[str, Any], schedule: i
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
-def test_mutant_is_caught(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_is_caught(mutant: Mutant, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rung = find_rung(mutant.rung)
     problem = problem_of(rung, mutant.m, mutant.n, mutant.alignment)
     for schedule in SCHEDULES:
         assert verdict_of(rung, problem, mutant.params, schedule) == "", "shipped kernel"
 
-    source, steps = source_of(mutant, rung, tmp_path), rung.steps
+    source, steps = source_of(mutant, rung, folder), rung.steps
     assert steps is not None
     changed = mutant.relaunched or (lambda launches: launches)
     launches = changed(steps(problem, mutant.params, Emulator().machine))
@@ -221,14 +232,14 @@ def test_mutant_is_caught(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_shared_indices_are_right_with_their_barriers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant = Mutant("", "block_multiply", "", 9, 12, BLOCKS, replaced_by="shared_indices.cu")
     rung = find_rung("block_multiply")
     problem = problem_of(rung, 9, 12)
     assert rung.steps is not None
     names = [step.kernel for step in rung.steps(problem, BLOCKS, Emulator().machine)]
-    module = compile_cu(source_of(mutant, rung, tmp_path), names=names)
+    module = compile_cu(source_of(mutant, rung, folder), names=names)
     monkeypatch.setattr(cuda_emulation, "emulated", lambda *args, **options: module)
     assert {verdict_of(rung, problem, BLOCKS, schedule) for schedule in SCHEDULES} == {""}
 
@@ -365,7 +376,7 @@ def compile_only(rung: Rung, problem: Problem) -> Any:
         ),
     ],
 )
-def test_offsets_in_int_are_caught(name: str, edit: Edit, tmp_path: Path) -> None:
+def test_offsets_in_int_are_caught(name: str, edit: Edit, folder: Path) -> None:
     rung = find_rung(name)
-    source = source_of(Mutant("offsets in int", name, "", 0, 0, {}, (edit,)), rung, tmp_path)
+    source = source_of(Mutant("offsets in int", name, "", 0, 0, {}, (edit,)), rung, folder)
     assert not far_product(rung, lambda rung, kernel, problem: compile_cu(source, names=[kernel]))
