@@ -11,7 +11,7 @@ __device__ __forceinline__ TA* transposed_copy(const GemvArgs& p) {
 }
 
 template <class TA, class TY>
-__global__ void __launch_bounds__(kTile* kTileRows) transpose_tiles(const GemvArgs p) {
+__global__ void __launch_bounds__(kTile * kTileRows) transpose_tiles(const GemvArgs p) {
   __shared__ TA tile[kTile][kTile + 1];  // one more column, so that a tile's column meets every bank
   const i64 across = (p.n + kTile - 1) / kTile, down = (p.m + kTile - 1) / kTile;
   const i64 rest = blockIdx.x / across, batch = rest / down;
