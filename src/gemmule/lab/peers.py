@@ -69,9 +69,18 @@ def module_missing(*modules: str) -> str | None:
 
 def all_peers(backend: str = "cpu") -> tuple[Peer, ...]:
     """Return the table of peers of a back end, installed or not."""
-    from gemmule.lab import peers_eigen, peers_float, peers_quantized
+    from gemmule.lab import (
+        cuda_peers,
+        cuda_peers_quantized,
+        peers_eigen,
+        peers_float,
+        peers_quantized,
+    )
 
-    tables = (peers_float.PEERS, peers_eigen.PEERS, peers_quantized.PEERS)
+    tables = (
+        peers_float.PEERS, peers_eigen.PEERS, peers_quantized.PEERS, cuda_peers.PEERS,
+        cuda_peers_quantized.PEERS,
+    )  # fmt: skip
     return tuple(p for table in tables for p in table if p.backend == backend)
 
 

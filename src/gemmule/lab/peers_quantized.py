@@ -21,16 +21,18 @@ ORT_LEVELS = (0, 4)
 ORT_SMALLEST_BLOCK = 16
 
 
-def _rows_of(problem: Problem, b: np.ndarray) -> np.ndarray:
+def rows_of(problem: Problem, b: np.ndarray) -> np.ndarray:
     """Return the transpose of B, row-major: (columns, k)."""
     return b.reshape(1, -1) if problem.op == "matvec" else np.ascontiguousarray(b.T)
 
 
-def _shaped(problem: Problem, result: np.ndarray) -> np.ndarray:
+def shaped(problem: Problem, result: np.ndarray) -> np.ndarray:
+    """Return a result of shape (columns, m) as the problem's own: (m,) or (m, columns)."""
     return result.reshape(-1) if problem.op == "matvec" else result.T
 
 
-def _plain_quant(problem: Problem, dtypes: tuple[str, ...]) -> QuantSpec | str:
+def plain_quant(problem: Problem, dtypes: tuple[str, ...]) -> QuantSpec | str:
+    """Return the quantisation of a problem that packed products serve, or why they do not."""
     spec = problem.quant
     if spec is None:
         return "it takes quantised matrices only"
@@ -42,7 +44,7 @@ def _plain_quant(problem: Problem, dtypes: tuple[str, ...]) -> QuantSpec | str:
 
 
 def _int8_refuses(problem: Problem) -> str | None:
-    spec = _plain_quant(problem, ("float32", "float16", "bfloat16"))
+    spec = plain_quant(problem, ("float32", "float16", "bfloat16"))
     if isinstance(spec, str):
         return spec
     if spec.bits != 8 or spec.group_size != -1 or spec.has_zeros:
@@ -53,7 +55,7 @@ def _int8_refuses(problem: Problem) -> str | None:
 def _int8_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
     import torch
 
-    x = to_torch(_rows_of(problem, b)).clone()
+    x = to_torch(rows_of(problem, b)).clone()
     codes, scales, _ = quantized_parts(a)
     # The kernel loads as if aligned to 64 bytes, as PyTorch's own memory is: others crash it.
     weights = torch.from_numpy((codes ^ 0x80).view(np.int8)).clone()
@@ -62,7 +64,7 @@ def _int8_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepar
 
 
 def _int4_refuses(problem: Problem) -> str | None:
-    spec = _plain_quant(problem, ("float32", "float16", "bfloat16"))
+    spec = plain_quant(problem, ("float32", "float16", "bfloat16"))
     if isinstance(spec, str):
         return spec
     if spec.bits != 4 or spec.group_size not in (32, 64, 128, 256):
@@ -76,7 +78,7 @@ def _int4_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepar
     """Give scale and offset for its formula w = (code - 8) * scale + offset."""
     import torch
 
-    x = to_torch(_rows_of(problem, b)).clone()
+    x = to_torch(rows_of(problem, b)).clone()
     codes, scales, zeros = quantized_parts(a)
     group = int(a.group_size or 1)
     packed = torch._convert_weight_to_int4pack_for_cpu(torch.from_numpy(codes.astype(np.int32)), 1)
@@ -96,11 +98,11 @@ def _torch_call(problem: Problem, multiply: Any) -> Prepared:
         with torch.inference_mode():
             latest[:] = [multiply()]
 
-    return Prepared(call, lambda: _shaped(problem, to_numpy(latest[0])))
+    return Prepared(call, lambda: shaped(problem, to_numpy(latest[0])))
 
 
 def _ort_refuses(problem: Problem) -> str | None:
-    spec = _plain_quant(problem, ("float32",))
+    spec = plain_quant(problem, ("float32",))
     if isinstance(spec, str):
         return spec
     group = problem.reduction if spec.group_size == -1 else spec.group_size
@@ -114,7 +116,7 @@ def _ort_refuses(problem: Problem) -> str | None:
 def _ort_prepare(level: int, problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
     import onnxruntime as ort
 
-    x = _rows_of(problem, b)
+    x = rows_of(problem, b)
     options = ort.SessionOptions()
     options.log_severity_level = 3
     # Idle threads that spin would slow whichever contestant runs next.
@@ -125,7 +127,7 @@ def _ort_prepare(level: int, problem: Problem, a: QuantizedMatrix, b: np.ndarray
     binding = session.io_binding()
     binding.bind_cpu_input("X", x)
     binding.bind_output("Y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
-    return Prepared(lambda: session.run_with_iobinding(binding), lambda: _shaped(problem, out))
+    return Prepared(lambda: session.run_with_iobinding(binding), lambda: shaped(problem, out))
 
 
 def _ort_model(problem: Problem, a: QuantizedMatrix, level: int) -> bytes:
