@@ -91,6 +91,20 @@ def test_the_longest_8_bit_sum_and_the_one_beyond() -> None:
 
 
 @pytest.mark.parametrize(
+    ("a", "b", "n"),
+    [("uint8", "uint8", 33_025), ("uint8", "int8", 65_793), ("int8", "uint8", 65_793)],
+)
+def test_the_longest_sum_of_unsigned_bytes(a: str, b: str, n: int) -> None:
+    values = [np.iinfo(t).max if t == "uint8" else np.iinfo(t).min for t in (a, b)]
+    A, x = np.full((2, n + 1), values[0], a), np.full(n + 1, values[1], b)
+    product = int(values[0]) * int(values[1])
+    assert_same(gm.matvec(A[:, :n], x[:n]), np.full(2, product * n), "int32")
+    with pytest.raises(ValueError, match=rf"{n + 1:,} products.*out_dtype='int64'"):
+        gm.matvec(A, x)
+    assert_same(gm.matvec(A, x, out_dtype="int64"), np.full(2, product * (n + 1)), "int64")
+
+
+@pytest.mark.parametrize(
     ("a", "out"),
     [
         ("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64"),

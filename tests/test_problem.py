@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,6 +19,7 @@ from gemmule.problem import (
     QuantSpec,
     check_problem,
     layout_of,
+    longest_int32_sum,
     matmul_shape,
     matvec_shape,
     numpy_dtype,
@@ -103,14 +107,29 @@ def test_out_dtype_of_the_same_kind_is_taken() -> None:
     assert result_dtype("int8", "int8", "int64") == "int64"
 
 
-def test_int8_sums_end_where_int32_ends() -> None:
-    longest = Problem("matvec", 1, MAX_INT8_REDUCTION, a="int8", b="int8", out="int32")
+@pytest.mark.parametrize(
+    ("a", "b", "limit"),
+    [
+        ("int8", "int8", 131_071), ("uint8", "int8", 65_793), ("int8", "uint8", 65_793),
+        ("uint8", "uint8", 33_025),
+    ],
+)  # fmt: skip
+def test_8_bit_sums_end_where_int32_ends(a: str, b: str, limit: int) -> None:
+    ranges = [(int(np.iinfo(t).min), int(np.iinfo(t).max)) for t in (a, b)]
+    extremes = [p * q for p, q in itertools.product(*ranges)]
+    assert all(-(2**31) <= e * limit < 2**31 for e in extremes)
+    assert not all(-(2**31) <= e * (limit + 1) < 2**31 for e in extremes)
+    longest = Problem("matvec", 1, limit, a=a, b=b, out="int32")
     assert check_problem(longest) is longest
-    assert (-128) * (-128) * MAX_INT8_REDUCTION < 2**31 <= 2**14 * (MAX_INT8_REDUCTION + 1)
-    over = Problem("matvec", 1, MAX_INT8_REDUCTION + 1, a="int8", b="int8", out="int32")
-    with pytest.raises(ValueError, match=r"131,072 .*out_dtype='int64'"):
-        check_problem(over)
-    check_problem(Problem("matvec", 1, MAX_INT8_REDUCTION + 1, a="int8", b="int8", out="int64"))
+    for op, sizes in (("matvec", {"n": limit + 1}), ("matmul", {"n": 2, "k": limit + 1})):
+        over = Problem(op, 1, a=a, b=b, out="int32", **sizes)
+        with pytest.raises(ValueError, match=rf"{limit + 1:,} .*{limit:,}.*out_dtype='int64'"):
+            check_problem(over)
+        check_problem(replace(over, out="int64"))
+
+
+def test_the_documented_limit_is_that_of_int8() -> None:
+    assert longest_int32_sum("int8", "int8") == MAX_INT8_REDUCTION
 
 
 @pytest.mark.parametrize("field", ["precision", "accumulate"])

@@ -112,8 +112,9 @@ def matvec(
     Returns
     -------
     array (..., m) of the library and device of the operands. Mixed floats promote; halves
-    multiply and accumulate in float32; 8-bit integers give int32, other integers int64 or uint64
-    modulo 2^64.
+    multiply and accumulate in float32; 8-bit integers give int32 (ValueError where a sum could
+    pass it: above 131,071 products of int8, 65,793 of int8 with uint8, 33,025 of uint8, unless
+    ``out_dtype="int64"``), other integers int64 or uint64 modulo 2^64.
 
     Raises
     ------

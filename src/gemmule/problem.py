@@ -39,6 +39,7 @@ UNIT_ROUNDOFF = {
 }  # fmt: skip
 
 PRECISIONS = ("float32", "ieee", "tf32")
+BYTES = ("int8", "uint8")
 MAX_INT8_REDUCTION = 131_071  # 131,071 * 2^14 < 2^31: the longest sum of int8 products in int32
 
 
@@ -244,13 +245,32 @@ def check_problem(problem: Problem) -> Problem:
         raise ValueError(
             f"accumulate is {problem.accumulate!r}; it must be None, 'float32' or 'float16'."
         )
-    small = problem.a in ("int8", "uint8") and problem.b in ("int8", "uint8")
-    if small and problem.out == "int32" and problem.reduction > MAX_INT8_REDUCTION:
-        raise ValueError(
-            f"a sum of {problem.reduction:,} products of {problem.a} and {problem.b} can exceed "
-            f"int32 (limit {MAX_INT8_REDUCTION:,}). Pass out_dtype='int64'."
-        )
+    small = problem.quant is None and problem.a in BYTES and problem.b in BYTES
+    if small and problem.out == "int32":
+        longest = longest_int32_sum(problem.a, problem.b)
+        if problem.reduction > longest:
+            raise ValueError(
+                f"a sum of {problem.reduction:,} products of {problem.a} and {problem.b} can "
+                f"exceed int32 (limit {longest:,}). Pass out_dtype='int64'."
+            )
     return problem
+
+
+@functools.cache
+def longest_int32_sum(a: str, b: str) -> int:
+    """Return the most products of two 8-bit integer dtypes whose sum always fits int32.
+
+    The extreme products decide: (-128)^2 = 2^14 for int8 with int8, 255 * -128 for uint8 with
+    int8, 255^2 for uint8 with uint8. The signs differ, and int32 reaches one further below zero.
+
+    >>> [longest_int32_sum(*pair) for pair in (("int8",) * 2, ("uint8", "int8"), ("uint8",) * 2)]
+    [131071, 65793, 33025]
+    """
+    of_a, of_b = np.iinfo(a), np.iinfo(b)
+    corners = [int(p) * int(q) for p in (of_a.min, of_a.max) for q in (of_b.min, of_b.max)]
+    highest = (2**31 - 1) // max(corners)
+    lowest = min(corners)
+    return highest if lowest >= 0 else min(highest, 2**31 // -lowest)
 
 
 def matvec_shape(
