@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gemmule.problem import Problem
-from gemmule.rung import Constraint, Machine
+from gemmule.rung import Constraint, Machine, Params
 from gemmule.rungs._cuda import ceil_div
 
 LARGEST_GRID = 2**31 - 1
@@ -15,11 +17,11 @@ def tiles(problem: Problem, height: int, width: int) -> int:
     return ceil_div(problem.m, height) * ceil_div(problem.n, width) * problem.batch
 
 
-def fits_grid(height: str, width: str) -> Constraint:
-    """Return the constraint that tiles sized by these two parameters can be numbered on grid x."""
+def fits_grid(size: Callable[[Params], tuple[int, int]]) -> Constraint:
+    """Return the constraint that all tiles, of `size(params)` rows and columns, fit on grid x."""
     return Constraint(
         f"at most {LARGEST_GRID:,} blocks",
-        lambda problem, params: tiles(problem, params[height], params[width]) <= LARGEST_GRID,
+        lambda problem, params: tiles(problem, *size(params)) <= LARGEST_GRID,
     )
 
 

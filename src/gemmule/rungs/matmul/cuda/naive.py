@@ -20,6 +20,10 @@ from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
 from gemmule.rungs._tiles import EVERY_LAYOUT, fits_grid, tiles
 
 
+def _size(params: Params) -> tuple[int, int]:
+    return params["width"], params["width"]
+
+
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     width = params["width"]
     in_c = "true" if params["accumulate"] == "global" else "false"
@@ -27,7 +31,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return (
         Step(
             kernel=f"naive<{type_arguments(problem)}, {in_c}, {fma}>",
-            grid=(tiles(problem, width, width), 1, 1),
+            grid=(tiles(problem, *_size(params)), 1, 1),
             block=(width, width, 1),
         ),
     )
@@ -60,7 +64,7 @@ RUNG = Rung(
             "fma=False needs floats: integers round nothing",
             lambda problem, params: params["fma"] or problem.out in FLOATS,
         ),
-        fits_grid("width", "width"),
+        fits_grid(_size),
     ),
     batched=True,
     steps=_steps,

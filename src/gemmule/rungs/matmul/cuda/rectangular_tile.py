@@ -9,9 +9,13 @@ feed two products where the square tile needs four. The two tiles of B lie side 
 from __future__ import annotations
 
 from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step
+from gemmule.rung import Arithmetic, Machine, Params, Rung, Step
 from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._tiles import EVERY_LAYOUT, LARGEST_GRID, tiles
+from gemmule.rungs._tiles import EVERY_LAYOUT, fits_grid, tiles
+
+
+def _size(params: Params) -> tuple[int, int]:
+    return params["tile"], 2 * params["tile"]
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -19,7 +23,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return (
         Step(
             kernel=f"rectangular_tile<{type_arguments(problem)}, {tile}>",
-            grid=(tiles(problem, tile, 2 * tile), 1, 1),
+            grid=(tiles(problem, *_size(params)), 1, 1),
             block=(tile, tile, 1),
             smem=tile * tile * (ITEMSIZE[problem.a] + 2 * ITEMSIZE[problem.b]),
         ),
@@ -39,14 +43,7 @@ RUNG = Rung(
     layouts_b=EVERY_LAYOUT,
     after="shared_tile",
     params={"tile": (32, 16, 8)},
-    constraints=(
-        Constraint(
-            f"at most {LARGEST_GRID:,} blocks",
-            lambda problem, params: (
-                tiles(problem, params["tile"], 2 * params["tile"]) <= LARGEST_GRID
-            ),
-        ),
-    ),
+    constraints=(fits_grid(_size),),
     batched=True,
     steps=_steps,
 )

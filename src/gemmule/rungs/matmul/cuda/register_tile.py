@@ -12,25 +12,34 @@ from __future__ import annotations
 from gemmule.problem import Problem
 from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
 from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._tiles import EVERY_LAYOUT, LARGEST_GRID, expected_s, tiles
+from gemmule.rungs._tiles import EVERY_LAYOUT, expected_s, fits_grid, tiles
 
 SIDE = 16  # threads along each side of a block
 DEPTH = 8
 # Flops per second of one multiprocessor, by accumulator: estimates from the instruction rates of
 # compute capability 9.0 at 1.7 GHz, not measured.
-UNIT_FLOPS = {"float32": 1.8e11, "float64": 1.1e11, "int32": 9e10, "int64": 2.5e10, "uint64": 2.5e10}
+UNIT_FLOPS = {
+    "float32": 1.8e11,
+    "float64": 1.1e11,
+    "int32": 9e10,
+    "int64": 2.5e10,
+    "uint64": 2.5e10,
+}
 
 
 def _is_wide_integer(problem: Problem) -> bool:
     return accumulator(problem) in ("int64", "uint64")
 
 
+def _size(params: Params) -> tuple[int, int]:
+    return SIDE * params["micro"], SIDE * params["micro"]
+
+
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    side = SIDE * params["micro"]
     return (
         Step(
             kernel=f"register_tile<{type_arguments(problem)}, {params['micro']}>",
-            grid=(tiles(problem, side, side), 1, 1),
+            grid=(tiles(problem, *_size(params)), 1, 1),
             block=(SIDE * SIDE, 1, 1),
         ),
     )
@@ -65,12 +74,7 @@ RUNG = Rung(
             "micro=8 needs sums of floats or of int32: 64 sums of 64-bit integers spill",
             lambda problem, params: params["micro"] == 4 or not _is_wide_integer(problem),
         ),
-        Constraint(
-            f"at most {LARGEST_GRID:,} blocks",
-            lambda problem, params: (
-                tiles(problem, SIDE * params["micro"], SIDE * params["micro"]) <= LARGEST_GRID
-            ),
-        ),
+        fits_grid(_size),
     ),
     batched=True,
     suggest=_suggest,

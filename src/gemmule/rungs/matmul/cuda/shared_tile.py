@@ -14,12 +14,16 @@ from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
 from gemmule.rungs._tiles import EVERY_LAYOUT, fits_grid, tiles
 
 
+def _size(params: Params) -> tuple[int, int]:
+    return params["tile"], params["tile"]
+
+
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     tile = params["tile"]
     return (
         Step(
             kernel=f"shared_tile<{type_arguments(problem)}, {tile}>",
-            grid=(tiles(problem, tile, tile), 1, 1),
+            grid=(tiles(problem, *_size(params)), 1, 1),
             block=(tile, tile, 1),
         ),
     )
@@ -38,7 +42,7 @@ RUNG = Rung(
     layouts_b=EVERY_LAYOUT,
     after="naive",
     params={"tile": (32, 16, 8, 1)},
-    constraints=(fits_grid("tile", "tile"),),
+    constraints=(fits_grid(_size),),
     batched=True,
     steps=_steps,
 )

@@ -22,6 +22,10 @@ DEPTH, STAGES = 32, 4
 UNIT_FLOPS = 3.3e12
 
 
+def _size(params: Params) -> tuple[int, int]:
+    return params["tile"], params["tile"]
+
+
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     tile = params["tile"]
     a_along_k = "true" if problem.layout_a == "row" else "false"
@@ -29,7 +33,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return (
         Step(
             kernel=f"tensor_core<{type_arguments(problem)}, {tile}, {a_along_k}, {b_along_k}>",
-            grid=(tiles(problem, tile, tile), 1, 1),
+            grid=(tiles(problem, *_size(params)), 1, 1),
             block=(2 * tile, 1, 1),
             smem=STAGES * 2 * tile * DEPTH * 2,
         ),
@@ -60,7 +64,7 @@ RUNG = Rung(
     layouts_b=("row", "col"),
     after="vector_tile",
     params={"tile": (128, 64)},
-    constraints=(fits_grid("tile", "tile"),),
+    constraints=(fits_grid(_size),),
     batched=True,
     suggest=_suggest,
     steps=_steps,

@@ -22,6 +22,10 @@ DEPTH, STAGES = 64, 4
 UNIT_OPS = 5.0e12
 
 
+def _size(params: Params) -> tuple[int, int]:
+    return params["tile"], params["tile"]
+
+
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     tile = params["tile"]
     a_along_k = "true" if problem.layout_a == "row" else "false"
@@ -30,7 +34,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return (
         Step(
             kernel=f"tensor_core_int8<{types}, {tile}, {a_along_k}, {b_along_k}>",
-            grid=(tiles(problem, tile, tile), 1, 1),
+            grid=(tiles(problem, *_size(params)), 1, 1),
             block=(2 * tile, 1, 1),
             smem=STAGES * 2 * tile * DEPTH,
         ),
@@ -59,7 +63,7 @@ RUNG = Rung(
     layouts_b=("row", "col"),
     after="tensor_core",
     params={"tile": (128, 64)},
-    constraints=(fits_grid("tile", "tile"),),
+    constraints=(fits_grid(_size),),
     batched=True,
     suggest=_suggest,
     steps=_steps,

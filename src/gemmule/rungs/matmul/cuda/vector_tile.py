@@ -1,4 +1,4 @@
-"""Vector tile: the register tile with 16-byte accesses everywhere and loads that overlap arithmetic.
+"""Vector tile: the register tile with 16-byte accesses and loads that overlap arithmetic.
 
 Panels move from global memory to registers to shared memory in pieces of 16 bytes along whichever
 stride is 1, and the micro-tiles read them back in 16-byte vectors: a quarter of the instructions.
@@ -12,9 +12,9 @@ Products are plain fused multiply-adds in the accumulator's type: what `precisio
 from __future__ import annotations
 
 from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion, same
+from gemmule.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion, same
 from gemmule.rungs._cuda import accumulator, type_arguments
-from gemmule.rungs._tiles import LARGEST_GRID, expected_s, tiles
+from gemmule.rungs._tiles import expected_s, fits_grid, tiles
 
 SIDE = 16  # threads along each side of a block
 # Flops per second of one multiprocessor, by accumulator: estimates from the instruction rates of
@@ -22,15 +22,18 @@ SIDE = 16  # threads along each side of a block
 UNIT_FLOPS = {"float32": 3.0e11, "float64": 1.6e11}
 
 
+def _size(params: Params) -> tuple[int, int]:
+    return SIDE * params["micro"], SIDE * params["micro"]
+
+
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    side = SIDE * params["micro"]
     a_along_k = "true" if problem.layout_a == "row" else "false"
     b_along_k = "true" if problem.layout_b == "col" else "false"
     shape = f"{params['micro']}, {a_along_k}, {b_along_k}"
     return (
         Step(
             kernel=f"vector_tile<{type_arguments(problem)}, {shape}>",
-            grid=(tiles(problem, side, side), 1, 1),
+            grid=(tiles(problem, *_size(params)), 1, 1),
             block=(SIDE * SIDE, 1, 1),
         ),
     )
@@ -65,14 +68,7 @@ RUNG = Rung(
     layouts_b=("row", "col"),
     after="register_tile",
     params={"micro": (8, 4)},
-    constraints=(
-        Constraint(
-            f"at most {LARGEST_GRID:,} blocks",
-            lambda problem, params: (
-                tiles(problem, SIDE * params["micro"], SIDE * params["micro"]) <= LARGEST_GRID
-            ),
-        ),
-    ),
+    constraints=(fits_grid(_size),),
     batched=True,
     suggest=_suggest,
     steps=_steps,
