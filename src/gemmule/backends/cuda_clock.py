@@ -13,6 +13,7 @@ import functools
 import math
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +21,9 @@ from gemmule.backends import cuda_arrays, driver
 from gemmule.clocks import BlockRunner, Contestant, Note, Timing
 
 # A graph launch costs the device a few microseconds; with 64 calls or more it is under 2 % of the
-# shortest kernels and far less of others.
+# shortest kernels. Graphs of slower kernels stop at a length that makes it under 0.2 %.
 LEAST_CALLS = 64
+LEAST_GRAPH_S = 4e-3
 
 
 class GraphClock:
@@ -47,12 +49,13 @@ class GraphClock:
     def prepare(self, contestant: Contestant) -> BlockRunner:
         """Warm the contestant up, capture its rotation, and return the runner of its replays."""
         api = driver.bindings()
-        repeats = math.ceil(LEAST_CALLS / contestant.buffers)
-        calls_per_graph = repeats * contestant.buffers
         with self._current(), driver.on_device(self.ordinal):
             contestant.call(0)
             contestant.call(contestant.buffers - 1)
             driver.check(api.cuStreamSynchronize(self._stream), f"warming up {contestant.name}")
+            wanted = min(LEAST_CALLS, math.ceil(LEAST_GRAPH_S / self._single_s(contestant)))
+            repeats = math.ceil(wanted / contestant.buffers)
+            calls_per_graph = repeats * contestant.buffers
             graph = self._capture(contestant, repeats)
 
         def run(first: int, calls: int) -> Timing:
@@ -67,7 +70,19 @@ class GraphClock:
                 elapsed_ms = driver.check(api.cuEventElapsedTime(before, after), "timing")
             return Timing(elapsed_ms * 1e-3, replays * calls_per_graph, _notes(self.ordinal))
 
+        weakref.finalize(run, api.cuGraphExecDestroy, graph)
         return run
+
+    def _single_s(self, contestant: Contestant) -> float:
+        """Return roughly what one call takes, launch included."""
+        api = driver.bindings()
+        before, after = self._events
+        driver.check(api.cuEventRecord(before, self._stream), "timing")
+        contestant.call(0)
+        driver.check(api.cuEventRecord(after, self._stream), "timing")
+        driver.check(api.cuEventSynchronize(after), f"running {contestant.name}")
+        elapsed_ms = driver.check(api.cuEventElapsedTime(before, after), "timing")
+        return max(float(elapsed_ms), 1e-3) * 1e-3
 
     def _capture(self, contestant: Contestant, repeats: int) -> Any:
         api = driver.bindings()

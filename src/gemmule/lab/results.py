@@ -47,7 +47,12 @@ def append(path: Path, items: Iterable[Environment | Row]) -> None:
     All lines go out in one write under a lock, and reach the disk before the call returns; a line
     that an earlier crash cut off is removed first.
     """
-    text = "".join(_line(item) for item in items).encode()
+    append_lines(path, (_line(item) for item in items))
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines, each ending in a newline, in the way of `append`."""
+    text = "".join(lines).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
