@@ -39,16 +39,16 @@ class Peer:
 
     absent(): the reason it cannot run here, or None. refuses(problem): why it does not serve a
     problem, or None. prepare(problem, A, B): A is an array in the problem's layout or a
-    `QuantizedMatrix` in layout ``row``, B the vector (n,) or the matrix (k, n). mode(): its
-    floating-point mode, threads and version in words. activation_bits: what the right-hand operand
-    is rounded to first, None when it is not.
+    `QuantizedMatrix` in layout ``row``, B the vector (n,) or the matrix (k, n); peers on a GPU also
+    take arrays that lie there. mode(): its floating-point mode, threads and version in words.
+    activation_bits: what the right-hand operand is rounded to first, None when it is not.
     """
 
     name: str
     backend: str
     absent: Callable[[], str | None]
     refuses: Callable[[Problem], str | None]
-    prepare: Callable[[Problem, Any, np.ndarray], Prepared]
+    prepare: Callable[[Problem, Any, Any], Prepared]
     mode: Callable[[], str]
     activation_bits: int | None = None
 

@@ -11,12 +11,28 @@ if TYPE_CHECKING:
     from gemmule.lab.peers import Absence
     from gemmule.lab.records import Row
 
-SUITES = ("quick", "cpu", "model", "ladder")
+SUITES = {
+    "cpu": ("quick", "cpu", "model", "ladder"),
+    "cuda": ("quick", "matvec", "matmul", "host", "split"),
+}
 CEILING_SECONDS = 8.0
+CUDA_SECONDS = 0.6
 
 
 @click.command(short_help="Measure products beside their peers.")
-@click.option("--suite", type=click.Choice(SUITES), default="quick", show_default=True)
+@click.option(
+    "--suite",
+    default="quick",
+    show_default=True,
+    help="; ".join(f"on {device}: {', '.join(names)}" for device, names in SUITES.items()),
+)
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:<index>.")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    help="On a GPU: also this peer, or all; may be repeated. torch takes part by itself.",
+)
 @click.option(
     "--op",
     "ops",
@@ -41,9 +57,7 @@ CEILING_SECONDS = 8.0
 @click.option(
     "--seconds",
     type=click.FloatRange(0.05, 600),
-    default=2.0,
-    show_default=True,
-    help="Time spent on each product.",
+    help="Time spent on each product; default 2, on a GPU 0.6.",
 )
 @click.option(
     "--out",
@@ -54,17 +68,32 @@ CEILING_SECONDS = 8.0
 )
 def bench(
     suite: str,
+    device: str,
+    peers: tuple[str, ...],
     ops: tuple[str, ...],
     formats: tuple[str, ...],
     sizes: tuple[int, ...],
-    seconds: float,
+    seconds: float | None,
     out: Path,
 ) -> None:
     """Time products through the public API, all implementations interleaved in one run.
 
     Every product is judged by the oracle before it is timed, every peer is checked first. Results
-    go to a file of JSON lines, which gemmule report turns into a page.
+    go to a file of JSON lines, which gemmule report turns into a page. On a GPU operands are made
+    there, and calls are timed by replays of captured graphs, cold.
     """
+    backend = device.partition(":")[0]
+    known = SUITES.get(backend)
+    if known is None or suite not in known:
+        offered = "; ".join(f"{name}: {', '.join(names)}" for name, names in SUITES.items())
+        raise ValueError(f"--device {device} --suite {suite} is none of {offered}.")
+    if backend == "cuda":
+        from gemmule.lab import cuda_session
+
+        cuda_session.bench(
+            suite, device, ops, formats, sizes, peers, seconds or CUDA_SECONDS, CEILING_SECONDS, out
+        )
+        return
     from gemmule.lab import bench as engine
     from gemmule.lab import results, suites
     from gemmule.lab.progress import tracked
@@ -76,7 +105,7 @@ def bench(
     absent: list[Absence] = []
     speeds = engine.Speeds()
     for one in tracked(suites.benches(chosen), suites.count(chosen), "measuring"):
-        found, missing = engine.run(one, environment, max_seconds=seconds, speeds=speeds)
+        found, missing = engine.run(one, environment, max_seconds=seconds or 2.0, speeds=speeds)
         rows += found
         absent += missing
     rows, environment = engine.settled(rows, environment, CEILING_SECONDS / 2)
