@@ -44,7 +44,7 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    flops = UNIT_FLOPS[accumulator(problem)] * (1.0 if problem.alignment == 16 else 0.6)
+    flops = UNIT_FLOPS[accumulator(problem)] * (1.0 if problem.alignment == 16 else 0.75)
     times = {
         micro: expected_s(problem, machine, (SIDE * micro, SIDE * micro), resident, rate * flops)
         for micro, resident, rate in ((8, 1, 1.0), (4, 3, 0.7))
