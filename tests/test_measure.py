@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from gemmule.clocks import Rotation, last_level_cache_bytes, rotation
+from gemmule.clocks import Host, Rotation, last_level_cache_bytes, rotation
 from gemmule.measure import Contestant, HostClock, Samples, Timing, ratio, sample
 
 
@@ -107,9 +107,90 @@ def test_host_clock_walks_the_buffers_in_order() -> None:
     seen: list[int] = []
     run = HostClock().prepare(Contestant("walk", seen.append, buffers=3))
     timing = run(2, 7)
-    assert seen == [2, 0, 1, 2, 0, 1, 2]
+    assert seen == [1, 2, 0, 1, 2, 0, 1, 2], "the first call is the untimed one"
     assert timing.calls == 7
+    seen.clear()
+    run(0, 2)
+    assert seen == [0, 1], "no other contestant came between, so nothing has to be woken"
     assert timing.seconds > 0
+
+
+@dataclass
+class TwoPools:
+    """A machine of two cores and two libraries, each with a pool whose threads spin after a call.
+
+    A call takes `costs[name]`, and `stall_s` more while the other library's threads spin. One
+    spinning thread uses one core; the caller's own core is used by calls only.
+    """
+
+    costs: dict[str, float]
+    spin_s: float = 0.02
+    stall_s: float = 0.008
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    spins_until: dict[str, float] = field(default_factory=dict)
+    sets: list[tuple[str, int]] = field(default_factory=list)
+
+    def host(self) -> Host:
+        return Host(lambda: round(self.wall_s * 1e9), lambda: round(self.cpu_s * 1e9), self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        for until in self.spins_until.values():
+            self.cpu_s += min(seconds, max(0.0, until - self.wall_s))
+        self.wall_s += seconds
+
+    def call(self, name: str) -> Callable[[int], None]:
+        def run(index: int) -> None:
+            self.sets.append((name, index))
+            others = [until for pool, until in self.spins_until.items() if pool != name]
+            stalled = any(until > self.wall_s for until in others)
+            seconds = self.costs[name] + self.stall_s * stalled
+            self.wall_s += seconds
+            self.cpu_s += 2 * seconds
+            self.spins_until[name] = self.wall_s + self.spin_s
+
+        return run
+
+    def contestants(self, buffers: int = 1) -> list[Contestant]:
+        return [Contestant(name, self.call(name), buffers) for name in self.costs]
+
+
+@pytest.mark.parametrize("cost", [1e-4, 3e-3, 0.05])
+def test_spinning_pools_do_not_fool_the_host_clock(cost: float) -> None:
+    costs = {"a": cost, "b": 0.8 * cost}
+    machine = TwoPools(costs)
+    run = sample(machine.contestants(), HostClock(machine.host()), max_seconds=60, max_blocks=30)
+    for name, truth in costs.items():
+        assert run[name].seconds == pytest.approx([truth] * run[name].n, rel=1e-3)
+    assert ratio(run["b"], run["a"]).value == pytest.approx(0.8, rel=1e-3)
+    assert max(note.get("rest_ms", 0.0) for note in run["a"].notes) >= 19
+    assert not any("restless" in note for s in run.values() for note in s.notes)
+
+
+def test_without_the_rest_the_pools_would_fool_it() -> None:
+    machine = TwoPools({"a": 1e-3, "b": 0.8e-3})
+    clock = HostClock(machine.host(), longest_rest_s=0.0)
+    run = sample(machine.contestants(), clock, max_seconds=60, max_blocks=30)
+    assert ratio(run["b"], run["a"]).value != pytest.approx(0.8, rel=0.02)
+    assert run["a"].median > 1.2e-3
+
+
+def test_a_process_that_never_rests_is_marked_and_not_waited_for() -> None:
+    machine = TwoPools({"a": 1e-3, "b": 1e-3}, spin_s=1e9)
+    run = sample(machine.contestants(), HostClock(machine.host()), max_seconds=30, max_blocks=12)
+    notes = [note for s in run.values() for note in s.notes]
+    switched = [note for note in notes if "rest_ms" in note]
+    assert len(switched) >= 12
+    assert all(note["restless"] == 1 and note["rest_ms"] <= 102 for note in switched)
+
+
+def test_the_untimed_call_brings_no_new_buffers_into_the_cache() -> None:
+    machine = TwoPools({"a": 0.02, "b": 0.03})
+    run = sample(machine.contestants(7), HostClock(machine.host()), max_blocks=12, max_seconds=1e6)
+    walk = [index for _, index in machine.sets]
+    steps = [(after - before) % 7 for before, after in itertools.pairwise(walk)]
+    assert set(steps) == {0, 1}, "each call goes on to the next set, or repeats the latest"
+    assert run["a"].n >= 10
 
 
 def test_blocks_dwarf_the_timer() -> None:

@@ -22,6 +22,13 @@ Note = int | float | str
 CACHE_FOLDER = Path("/sys/devices/system/cpu")
 MAX_SETS = 1 << 16
 
+# How the pause between two contestants is made (see `HostClock`). OpenBLAS's threads spin for 2^26
+# cycles, some 20 ms; GNU OpenMP's for 300,000 turns, some 1 to 10 ms.
+REST_STEP_S = 1e-3
+IDLE_SHARE = 0.1
+LONGEST_REST_S = 0.1
+LONG_REST_MS = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
@@ -80,43 +87,91 @@ class Clock(Protocol):
         """Return the contestant's runner; captures graphs or compiles where the clock needs it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a `HostClock` needs of the machine; a made-up one stands for it in tests.
+
+    wall_ns: monotonic time. cpu_ns: processor time that all threads of the process have used.
+    """
+
+    wall_ns: Callable[[], int] = time.perf_counter_ns
+    cpu_ns: Callable[[], int] = time.process_time_ns
+    sleep: Callable[[float], None] = time.sleep
+
+
 class HostClock:
     """Wall time by ``perf_counter_ns`` around synchronous calls: right for CPU code.
 
+    Thread pools keep their threads spinning for a while after a call (OpenBLAS some 20 ms, GNU
+    OpenMP some milliseconds), and a spinning thread holds the core that another library's call
+    wants: on two cores, calls of two libraries in turn stall each other by 4 to 16 ms. So whenever
+    the contestant changes, the clock first waits until the process uses no more processor time
+    than a sleeping one does (at most `longest_rest_s`), then makes one untimed call that wakes the
+    newcomer's own threads; only then it times. The untimed call repeats the buffer set used last,
+    so that it brings nothing into the cache that a timed call reads next.
+
     A block is marked with ``preempted``, the number of times that the kernel took a CPU away from
-    the process during it, where the system counts that.
+    the process during it, where the system counts that; with ``rest_ms`` where there was a wait;
+    and with ``restless`` where that wait ended with threads of the process still running.
     """
 
     name = "host perf_counter_ns"
 
-    def __init__(self) -> None:
+    def __init__(self, host: Host | None = None, *, longest_rest_s: float = LONGEST_REST_S) -> None:
+        self._host = Host() if host is None else host
+        self._longest_rest_s = longest_rest_s
+        self._latest: Contestant | None = None
         ticks = []
         for _ in range(64):
-            start = time.perf_counter_ns()
-            ticks.append(time.perf_counter_ns() - start)
+            start = self._host.wall_ns()
+            ticks.append(self._host.wall_ns() - start)
         self.overhead_s = float(np.median(ticks)) * 1e-9
 
     def now(self) -> float:
-        """Return ``time.perf_counter()``."""
-        return time.perf_counter()
+        """Return the monotonic time in seconds."""
+        return self._host.wall_ns() * 1e-9
 
     def prepare(self, contestant: Contestant) -> BlockRunner:
         """Return a runner that calls the contestant in a plain loop, garbage collection off."""
-        call, buffers = contestant.call, contestant.buffers
+        call, buffers, wall_ns = contestant.call, contestant.buffers, self._host.wall_ns
 
         def run(first: int, calls: int) -> Timing:
             order = [(first + i) % buffers for i in range(calls)]
             with _no_garbage_collection():
+                notes = self._take_over(contestant, (first - 1) % buffers)
                 before = _preemptions()
-                start = time.perf_counter_ns()
+                start = wall_ns()
                 for index in order:
                     call(index)
-                elapsed = time.perf_counter_ns() - start
+                elapsed = wall_ns() - start
                 after = _preemptions()
-            notes = {} if before is None or after is None else {"preempted": after - before}
+            if before is not None and after is not None:
+                notes["preempted"] = after - before
             return Timing(elapsed * 1e-9, calls, notes)
 
         return run
+
+    def _take_over(self, contestant: Contestant, index: int) -> dict[str, Note]:
+        """Let the threads of whoever ran before come to rest and wake the contestant's own."""
+        if contestant is self._latest:
+            return {}
+        self._latest = contestant
+        notes = self._rest()
+        contestant.call(index)
+        return notes
+
+    def _rest(self) -> dict[str, Note]:
+        """Sleep until the process is idle; return how long it took, where that was long."""
+        host, start = self._host, self._host.wall_ns()
+        limit = start + self._longest_rest_s * 1e9
+        while (began := host.wall_ns()) < limit:
+            used = host.cpu_ns()
+            host.sleep(REST_STEP_S)
+            end = host.wall_ns()
+            if host.cpu_ns() - used <= IDLE_SHARE * (end - began):
+                waited = (end - start) * 1e-6
+                return {"rest_ms": waited} if waited >= LONG_REST_MS else {}
+        return {"rest_ms": (began - start) * 1e-6, "restless": 1}
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@
 All contestants take turns in rounds. Each round runs every contestant once, in a fresh random
 order, as a block of calls long enough that reading the clock costs less than 0.1 % of it. Two
 contestants are compared by the ratio of their times *within* each round, so a machine that grows
-warmer, slower or busier during the run changes both sides of a ratio and cancels out.
+warmer, slower or busier during the run changes both sides of a ratio and cancels out. What one
+contestant leaves behind for the next (threads that still spin, say) is the clock's to keep out of
+the blocks: see `gemmule.clocks.HostClock`.
 
 >>> from gemmule.measure import Contestant, HostClock, ratio, sample
 >>> work = Contestant("sum", lambda i: sum(range(500)))
