@@ -36,7 +36,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 def _chain(problem: Problem, params: Params) -> int:
     p, tile = params["p"], params["tile"]
-    whole = problem.n // tile * share_chain(problem, tile, p, 16)
+    whole: int = problem.n // tile * share_chain(problem, tile, p, 16)
     return whole + share_chain(problem, problem.n % tile, p, 16) + 2 * tree(32)
 
 

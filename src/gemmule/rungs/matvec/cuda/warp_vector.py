@@ -34,7 +34,8 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 def _chain(problem: Problem, params: Params) -> int:
     # At most every load of a lane lands in one sum; then the sums meet, then the lanes.
-    return share_chain(problem, problem.n, 32, 16) + params["loads"] - 1 + tree(32)
+    loads: int = params["loads"]
+    return share_chain(problem, problem.n, 32, 16) + loads - 1 + tree(32)
 
 
 RUNG = Rung(

@@ -41,13 +41,15 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 
 def _chain(problem: Problem, params: Params) -> int:
-    p, y, values = params["p"], params["y"], params["values"]
+    p, values = params["p"], params["values"]
+    y: int = params["y"]
     section = ceil_div(problem.n, y) + 2 * values
     return share_chain(problem, section, p, values) + values + 2 * tree(32) + y - 1
 
 
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    return problem.batch * problem.m * params["y"] * ITEMSIZE[accumulator(problem)]
+    y: int = params["y"]
+    return problem.batch * problem.m * y * ITEMSIZE[accumulator(problem)]
 
 
 RUNG = Rung(
