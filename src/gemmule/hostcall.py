@@ -8,7 +8,8 @@ which accepts or refuses it with an explanation.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +17,15 @@ from gemmule.arrays import Form
 from gemmule.backends import HostRun
 from gemmule.canonical import Call
 from gemmule.problem import ITEMSIZE, numpy_dtype
+
+
+class ShortWay(Protocol):
+    """A quick way of a planned product; the attribute may be a method or a closure."""
+
+    @property
+    def checked(self) -> Callable[[Any, Any, Any], Any | None]:
+        """(a, b, out) -> the product, or None when nothing was done: go the general way."""
+        ...
 
 
 class HostCall:
@@ -28,7 +38,7 @@ class HostCall:
         self._shape, self._dtype = call.out_shape, numpy_dtype(call.problem.out)
         self._run, self._swapped = run.on_arrays, call.swapped
 
-    def __call__(self, a: Any, b: Any, out: Any) -> Any | None:
+    def checked(self, a: Any, b: Any, out: Any) -> Any | None:
         """Return the product, in `out` where given, or None: nothing was done, go the other way."""
         if type(a) is not np.ndarray or type(b) is not np.ndarray:
             return None
@@ -57,11 +67,12 @@ def _signature(form: Form) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, .
     return numpy_dtype(form.dtype), form.shape, strides
 
 
-def short_way(run: Any, call: Call, a: Form, b: Form, device: str) -> Any:
+def short_way(run: Any, call: Call, a: Form, b: Form, device: str) -> ShortWay | None:
     """Return the short way for a back end's launcher, or None where there is none."""
     if a.quant is not None or b.quant is not None:
         return None
     if isinstance(run, HostRun):
         return HostCall(run, call, a, b)
     own = getattr(run, "short_way", None)
-    return None if own is None else own(call, a, b, device)
+    found: ShortWay | None = None if own is None else own(call, a, b, device)
+    return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from gemmule.arrays import (
     unwrap,
 )
 from gemmule.canonical import Call, Options, canonical
-from gemmule.hostcall import short_way
+from gemmule.hostcall import ShortWay, short_way
 from gemmule.problem import ITEMSIZE, Problem, result_dtype
 from gemmule.rung import Machine, Rung, all_rungs
 
@@ -251,7 +251,7 @@ class Plan:
     device: str
     rung_name: str | None
     _run: backends.Run = field(repr=False)
-    short_way: Callable[[Any, Any, Any], Any] | None = field(repr=False, default=None)
+    short_way: ShortWay | None = field(repr=False, default=None)
 
     @property
     def problem(self) -> Problem:
@@ -276,7 +276,7 @@ class Plan:
     def __call__(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """Compute the planned product of `a` and `b`, into `out` where given."""
         if self.short_way is not None:
-            result = self.short_way(a, b, out)
+            result = self.short_way.checked(a, b, out)
             if result is not None:
                 return result
         left, right, target = operands(a, b, ("the first operand", "the second operand"), out)

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gemmule import evidence
 from gemmule.backends import nvrtc
@@ -23,13 +23,16 @@ from gemmule.lab import proofs
 from gemmule.oracle import Verdict, check
 from gemmule.oracle_inputs import make_inputs
 from gemmule.oracle_problems import edge_problems, make_problem, nonfinite_cases
-from gemmule.problem import ITEMSIZE, Problem
+from gemmule.problem import ITEMSIZE, Problem, QuantSpec
 from gemmule.rung import Rung, Signature, all_rungs
 from gemmule.store import write_atomically
 
 Run = Callable[[Rung, Any, Mapping[str, Any]], Any]
 Only = Mapping[tuple[str, str], frozenset[str]]
 _Task = tuple[str, str, int, bool, frozenset[str] | None]
+MOST, FEW = 160, 12  # edge problems of a variant; a rung has up to 22 variants
+CHUNK = 4  # variants that one child process verifies
+_T = TypeVar("_T")
 EVERY = "all"  # the variant of an outcome that stands for the whole rung
 
 
@@ -63,29 +66,41 @@ def trials(rung: Rung, signature: Signature, *, few: bool = False) -> Iterator[T
 
     few: a sample of them, for sanitizers and the emulator, which run a thousand times slower.
     """
-    quants = [None] if not rung.quantized else list(proofs.quant_specs(signature))
     is_integer = signature[2].startswith(("int", "uint"))
     kinds = ("integers",) if is_integer else ("integers", "normal", "cancel")
     views = ("contiguous", "padded", "sliced")
-    for q, quant in enumerate(quants):
-        problems = [
-            p
-            for p in edge_problems(
-                rung.op, signature, rung.layouts, layouts_b=rung.layouts_b, quant=quant
-            )
-            if rung.refusal(p) is None
-        ]
-        step = 1 if quant is None and not few else (5 if not few else max(1, len(problems) // 12))
-        for i, packed in enumerate(problems[q % step :: step]):
-            problem, view = _seen(rung, packed, views[i // 3 % len(views)])
-            params = rung.check_params(problem, None)
-            yield Trial(problem, params, kinds[i % len(kinds)], view, i)
+    quants: list[QuantSpec | None] = [None]
+    if rung.quantized:
+        quants = list(proofs.quant_specs(signature))
+    problems = [
+        problem
+        for quant in quants
+        for problem in edge_problems(
+            rung.op, signature, rung.layouts, layouts_b=rung.layouts_b, quant=quant
+        )
+        if rung.refusal(problem) is None
+    ]
+    for i, packed in enumerate(_spread(problems, FEW if few else MOST, signature)):
+        problem, view = _seen(rung, packed, views[i // 3 % len(views)])
+        params = rung.check_params(problem, None)
+        yield Trial(problem, params, kinds[i % len(kinds)], view, i)
+    for quant in _spread(quants, 1 if few else 4, signature):
         yield from _parameter_trials(rung, signature, quant, few=few)
-        if not is_integer and not few:
-            sample = _awkward(rung, signature, quant, 0)
-            for case in nonfinite_cases(sample) if rung.refusal(sample) is None else ():
-                params = rung.check_params(sample, None)
-                yield Trial(sample, params, "nonfinite", "contiguous", case.seed)
+    sample = _awkward(rung, signature, quants[0], 0)
+    if not (is_integer or few) and rung.refusal(sample) is None:
+        params = rung.check_params(sample, None)
+        for case in _spread(list(nonfinite_cases(sample)), 40, signature):
+            yield Trial(sample, params, "nonfinite", "contiguous", case.seed)
+
+
+def _spread(items: list[_T], most: int, signature: Signature) -> list[_T]:
+    """Return at most `most` items, evenly spread; each signature begins elsewhere.
+
+    So a rung's signatures together meet every size and layout, at a bounded cost for each.
+    """
+    step = max(1, -(-len(items) // most))
+    start = sum(map(ord, "".join(signature))) % step
+    return items[start::step]
 
 
 def _seen(rung: Rung, problem: Problem, view: str) -> tuple[Problem, str]:
@@ -176,8 +191,9 @@ def verify_all(
     """
     count = workers or max(1, min(14, (os.cpu_count() or 2) - 2))
     tasks = [
-        (r.folder, r.name, ordinal, few, None if only is None else only[(r.folder, r.name)])
+        (r.folder, r.name, ordinal, few, chunk)
         for r in rungs
+        for chunk in _chunks(r, None if only is None else only[(r.folder, r.name)])
     ]
     found: list[Outcome] = []
 
@@ -191,6 +207,12 @@ def verify_all(
             text = "its process died: a crash, or the system killed it"
             keep([Outcome(folder, name, EVERY, "", failures=[text])])
     return found
+
+
+def _chunks(rung: Rung, only: frozenset[str] | None) -> Iterator[frozenset[str]]:
+    names = [v.name for v in proofs.variants(rung) if only is None or v.name in only]
+    for start in range(0, len(names), CHUNK):
+        yield frozenset(names[start : start + CHUNK])
 
 
 def _in_pool(
