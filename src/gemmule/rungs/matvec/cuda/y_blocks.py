@@ -41,8 +41,9 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 
 def _chain(problem: Problem, params: Params) -> int:
-    p, values = params["p"], params["values"]
+    p: int = params["p"]
     y: int = params["y"]
+    values: int = params["values"]
     section = ceil_div(problem.n, y) + 2 * values
     return share_chain(problem, section, p, values) + values + 2 * tree(32) + y - 1
 
