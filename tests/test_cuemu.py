@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import struct
 from pathlib import Path
@@ -22,6 +23,7 @@ from cuemu.build import (
     tensor_map,
 )
 from cuemu.cases import CASES, Case, run_on_emulator
+from cuemu.cases import SOURCE as PRIMITIVES
 from cuemu.source import rewrite, rewrite_declaration
 
 _REASON = missing_tools()
@@ -233,6 +235,38 @@ def test_primitive_equals_numpy(case: Case) -> None:
     for seed in (0, 7):
         for out, expected in zip(run_on_emulator(case, seed), case.expected, strict=True):
             assert out.tobytes() == expected.tobytes()
+
+
+# What an H200 answers with an illegal instruction. Column 50 of bfloat16 is byte 100.
+@needs_compiler
+@pytest.mark.parametrize(
+    ("n", "said"),
+    [
+        ((1024, 50, 9), "byte 100 of the contiguous dimension"),
+        ((1024, -1, 0), "byte -2 of the contiguous dimension"),
+    ],
+)
+def test_coordinates_off_the_grid_of_a_tensor_copy_are_caught(
+    n: tuple[int, ...], said: str
+) -> None:
+    case = next(c for c in CASES if c.name.startswith("tensor_2d_none"))
+    with pytest.raises(EmulationError, match=said):
+        run_on_emulator(dataclasses.replace(case, n=n))
+
+
+@needs_compiler
+@pytest.mark.parametrize("at", [(-8, 0), (0, -1)])
+def test_stores_before_the_start_of_a_tensor_are_caught(
+    tmp_path: Path, at: tuple[int, int]
+) -> None:
+    text = PRIMITIVES.read_text("utf-8")
+    planted = re.sub(r"max\((p\.n\[\d\]), 0\)", r"\1", text)
+    assert planted != text
+    source = tmp_path / "primitives.cu"
+    source.write_text(planted, "utf-8")
+    case = next(c for c in CASES if c.name.startswith("tensor_2d_none"))
+    with pytest.raises(EmulationError, match="only loads take negative coordinates"):
+        run_on_emulator(dataclasses.replace(case, n=(1024, *at)), source=source)
 
 
 def test_every_primitive_of_the_header_has_a_case() -> None:

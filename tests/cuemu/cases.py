@@ -66,12 +66,12 @@ def pack_args(
 
 
 @functools.cache
-def _module(kernels: tuple[str, ...]) -> Module:
-    return compile_cu(SOURCE, kernels)
+def _module(source: Path, kernels: tuple[str, ...]) -> Module:
+    return compile_cu(source, kernels)
 
 
-def run_on_emulator(case: Case, seed: int = 0) -> list[Array]:
-    """Run a case on the CPU and return its outputs."""
+def run_on_emulator(case: Case, seed: int = 0, source: Path = SOURCE) -> list[Array]:
+    """Run a case on the CPU and return its outputs; another `source` is built for it alone."""
     inputs = [to_device(a) for a in case.inputs]
     outputs = [to_device(np.zeros_like(a)) for a in case.expected]
     sides = {"in": inputs, "out": outputs}
@@ -80,8 +80,10 @@ def run_on_emulator(case: Case, seed: int = 0) -> list[Array]:
         maps, [a.ctypes.data for a in inputs], [a.ctypes.data for a in outputs], case.n
     )
     wide = case.kernel.startswith("warpgroup")
-    kernels = tuple(c.kernel for c in CASES if c.kernel.startswith("warpgroup") == wide)
-    _module(tuple(dict.fromkeys(kernels))).launch(
+    kernels = [c.kernel for c in CASES if c.kernel.startswith("warpgroup") == wide]
+    if source != SOURCE:
+        kernels = [case.kernel]
+    _module(source, tuple(dict.fromkeys(kernels))).launch(
         case.kernel,
         grid=(case.grid,),
         block=(case.block,),
@@ -301,18 +303,21 @@ def _multicast() -> Case:
 def _tensor(
     shape: tuple[int, ...], box: tuple[int, ...], at: tuple[int, ...], swizzle: str, dtype: object
 ) -> Case:
-    """Load a box that hangs over the edges, and store it again."""
+    """Load a box that hangs over the edges, and store it again; no store begins before the edge."""
     array = _ints(shape, dtype, 1, 100)
     padded = np.zeros(box, array.dtype)
     stored = np.zeros_like(array)
-    inside = [(max(a, 0), min(a + b, s)) for a, b, s in zip(at, box, shape, strict=True)]
+    begin = [max(a, 0) for a in at]
+    inside = [(f, max(f, min(a + b, s))) for f, a, b, s in zip(begin, at, box, shape, strict=True)]
     source = tuple(slice(lo, hi) for lo, hi in inside)
     target = tuple(slice(lo - a, hi - a) for (lo, hi), a in zip(inside, at, strict=True))
     padded[target] = array[source]
-    stored[source] = array[source]
+    again = tuple(slice(first, first + b) for first, b in zip(begin, box, strict=True))
+    seen = stored[again]
+    seen[...] = padded[tuple(slice(0, size) for size in seen.shape)]
     size = padded.nbytes
     return Case(
-        f"tensor_{len(shape)}d_{swizzle}_{array.dtype}",
+        f"tensor_{len(shape)}d_{swizzle}_{array.dtype}_{'_'.join(map(str, at))}",
         f"tensor<{len(shape)}>",
         (array,),
         (swizzled_image(padded.tobytes(), swizzle), stored),
@@ -403,10 +408,11 @@ CASES: tuple[Case, ...] = (
     _clusters(),
     _bulk(),
     _multicast(),
-    _tensor((20, 72), (16, 32), (9, 50), "none", bf16),
+    _tensor((20, 72), (16, 32), (9, 48), "none", bf16),
     _tensor((20, 72), (8, 64), (-3, 24), "128B", bf16),
     _tensor((20, 80), (16, 32), (4, -8), "64B", f16),
     _tensor((33, 40), (8, 8), (28, 36), "32B", np.float32),
+    _tensor((33, 40), (8, 8), (40, 8), "32B", np.float32),
     _tensor((20, 256), (16, 128), (4, 128), "128B", np.uint8),
     _tensor((3, 20, 72), (2, 8, 64), (2, 15, -8), "128B", bf16),
     _warpgroup("kF16", 64, "128B"),

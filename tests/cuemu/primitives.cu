@@ -248,7 +248,8 @@ __global__ void multicast(const __grid_constant__ Args p) {   // each of two blo
 }
 
 template <int RANK>
-__global__ void tensor(const __grid_constant__ Args p) {   // a box from map 0, dumped as it lies, and stored by map 1
+__global__ void tensor(const __grid_constant__ Args p) {   // a box from map 0, dumped as it lies, and stored by map 1:
+                                                           // where it lay, or at 0 where it began before the tensor
   extern __shared__ __align__(1024) u8 s[];
   __shared__ u64 bar;
   const u32 t = threadIdx.x, full = smem_addr(&bar), bytes = p.n[0];
@@ -266,8 +267,9 @@ __global__ void tensor(const __grid_constant__ Args p) {   // a box from map 0, 
   for (u32 i = t; i < bytes; i += 32) OUT(u8, 0)[i] = s[i];
   __syncwarp();
   if (t == 0) {
-    if constexpr (RANK == 2) tma_store_2d(&p.map[1], smem_addr(s), p.n[1], p.n[2]);
-    else tma_store_3d(&p.map[1], smem_addr(s), p.n[1], p.n[2], p.n[3]);
+    const int c0 = max(p.n[1], 0), c1 = max(p.n[2], 0);
+    if constexpr (RANK == 2) tma_store_2d(&p.map[1], smem_addr(s), c0, c1);
+    else tma_store_3d(&p.map[1], smem_addr(s), c0, c1, max(p.n[3], 0));
     bulk_commit();
     bulk_wait_read<0>();
   }

@@ -42,6 +42,14 @@ void over_box(const TensorRecord& t, const int (&at)[3], unsigned base, F&& f) {
         }
       }
 }
+// What an H200 answers with an illegal instruction: c0 off the 16-byte grid, and a store before the tensor's start.
+inline void check_coordinates(const TensorRecord& t, const int (&c)[3], bool store) {
+  const long long byte = static_cast<long long>(c[0]) * t.element_bytes;
+  if (byte % 16)
+    fail("tma", "coordinate %d is byte %lld of the contiguous dimension; it must be a multiple of 16", c[0], byte);
+  if (store && (c[0] < 0 || c[1] < 0 || c[2] < 0))
+    fail("tma", "a store at (%d, %d, %d): only loads take negative coordinates", c[0], c[1], c[2]);
+}
 inline void check_shared_at(unsigned addr, unsigned align, const char* what) {
   if ((addr & 0xffffff) % align) fail("misaligned", "%s: shared address 0x%x is not a multiple of %u", what, addr,
       align);
@@ -71,6 +79,7 @@ inline unsigned own_mask() { return 1u << S.cur->cta->rank; }
 inline void load_box(unsigned dst, const void* map, unsigned bar, const int (&c)[3], unsigned rank, unsigned mask) {
   const TensorRecord t = tensor_record(map, rank);
   check_shared_at(dst, 128, "a tensor copy");
+  check_coordinates(t, c, false);
   if (t.swizzle && (dst & 0xffffff) % (t.swizzle == 1 ? 1024 : t.swizzle == 2 ? 512 : 256))
     fail("misaligned", "a tensor copy: shared address 0x%x is not aligned to its swizzle pattern", dst);
   const int c0 = c[0], c1 = c[1], c2 = c[2];
@@ -90,6 +99,7 @@ inline void load_bulk(unsigned dst, const void* src, unsigned bytes, unsigned ba
 inline void store_box(const void* map, unsigned src, const int (&c)[3], unsigned rank) {
   const TensorRecord t = tensor_record(map, rank);
   check_shared_at(src, 128, "a tensor store");
+  check_coordinates(t, c, true);
   const char* shared = S.cur->cta->shared;
   const int c0 = c[0], c1 = c[1], c2 = c[2];
   ++S.report.async_copies;

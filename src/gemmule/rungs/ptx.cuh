@@ -338,6 +338,8 @@ PTX_FN void bulk_load_multicast(u32 dst, const void* src, u32 bytes, u32 bar, u1
       ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"(mask) : "memory");
 }
 // A box of a tensor map at element coordinates, c0 along the contiguous dimension; outside the tensor it is zero.
+// c0 times the element size must be a multiple of 16 bytes, whatever the box and the swizzle; any coordinate may be
+// negative. The device answers another c0 with an illegal instruction (seen on an H200, loads and stores alike).
 PTX_FN void tma_load_2d(u32 dst, const TensorMap* m, u32 bar, int c0, int c1) {
   asm volatile(PTX_TENSOR_LOAD("2d") " [%0], [%1, {%3,%4}], [%2];" ::"r"(dst), "l"(m), "r"(bar), "r"(c0), "r"(c1)
       : "memory");
@@ -360,7 +362,8 @@ PTX_FN void tma_load_3d_multicast(u32 dst, const TensorMap* m, u32 bar, int c0, 
 }
 #undef PTX_BULK_LOAD
 #undef PTX_TENSOR_LOAD
-// Stores of this thread, in groups: what lies outside the tensor is not written.
+// Stores of this thread, in groups. Past the end of the tensor nothing is written; a negative coordinate, unlike in
+// a load, is an illegal instruction (seen on an H200), and so is a c0 that is no multiple of 16 bytes.
 PTX_FN void bulk_store(void* dst, u32 src, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
       : "memory");
