@@ -18,7 +18,15 @@ from gemmule.lab.cuda_ceilings import measure_ceilings
 from gemmule.lab.cuda_operands import OperandSet, judge, make_sets
 from gemmule.lab.cuda_suites import Product
 from gemmule.lab.environment import capture_environment
-from gemmule.lab.peers import Absence, Peer, Prepared, all_peers, check, small_problem
+from gemmule.lab.peers import (
+    Absence,
+    Peer,
+    Prepared,
+    all_peers,
+    check,
+    check_operands,
+    small_problem,
+)
 from gemmule.lab.proofs_known import proof_of
 from gemmule.lab.records import Environment, Row, make_row, speedup_of
 from gemmule.measure import Contestant, Samples, ratio, sample
@@ -65,7 +73,7 @@ def run(
     errors = {rung: _judged(product, sets[0], plan) for rung, plan in plans.items()}
     ours = {rung: _contestant(product, sets, plan) for rung, plan in plans.items()}
     problem = next(iter(plans.values())).problem
-    present, absent = serving(problem, peers)
+    present, absent = serving(problem, peers, clock)
     lanes = {peer: _prepared(peer, problem, product, sets) for peer in present}
     contestants = [*ours.values(), *(_lane(peer, ready) for peer, ready in lanes.items())]
     samples = sample(
@@ -112,11 +120,13 @@ def _contestant(product: Product, sets: Sequence[OperandSet], plan: gm.Plan) -> 
     return Contestant(plan.rung.name, lambda i: _call(plan, product, sets[i]), len(sets))
 
 
-def serving(problem: Problem, names: Sequence[str]) -> tuple[list[Peer], list[Absence]]:
+def serving(
+    problem: Problem, names: Sequence[str], clock: GraphClock
+) -> tuple[list[Peer], list[Absence]]:
     """Return the named peers that may be timed on `problem`, and the others with the reason.
 
-    Each has been checked on rectangular operands of the problem's kind. ValueError for a name that
-    no peer has.
+    Each has been checked on rectangular operands of the problem's kind, and captured into a graph.
+    ValueError for a name that no peer has.
     """
     known = {peer.name: peer for peer in all_peers("cuda")}
     unknown = [name for name in names if name not in known]
@@ -125,7 +135,9 @@ def serving(problem: Problem, names: Sequence[str]) -> tuple[list[Peer], list[Ab
     present, absences = [], []
     for name in names:
         peer = known[name]
-        reason = peer.absent() or peer.refuses(problem) or _checked(peer, small_problem(problem))
+        reason = (
+            peer.absent() or peer.refuses(problem) or _checked(peer, small_problem(problem), clock)
+        )
         if reason is None:
             present.append(peer)
         else:
@@ -134,8 +146,16 @@ def serving(problem: Problem, names: Sequence[str]) -> tuple[list[Peer], list[Ab
 
 
 @functools.lru_cache(maxsize=1024)
-def _checked(peer: Peer, problem: Problem) -> str | None:
-    return check(peer, problem)
+def _checked(peer: Peer, problem: Problem, clock: GraphClock) -> str | None:
+    reason = check(peer, problem)
+    if reason is not None:
+        return reason
+    prepared = peer.prepare(problem, *check_operands(problem, 0, exact=True))
+    try:
+        clock.prepare(_lane(peer, [prepared]))
+    except Exception as error:  # whatever a foreign library raises
+        return f"its calls cannot be captured into a graph: {str(error)[:200]}"
+    return None
 
 
 def _prepared(
