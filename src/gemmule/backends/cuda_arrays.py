@@ -37,9 +37,27 @@ def using_stream(handle: int) -> Iterator[None]:
         _chosen_stream.reset(token)
 
 
-def form_of(
-    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str
-) -> Form:
+_shared: ContextVar[dict[tuple[int, int], tuple[int, object]] | None] = ContextVar(
+    "gemmule_shared_workspaces", default=None
+)
+
+
+@contextmanager
+def sharing_workspaces() -> Iterator[dict[tuple[int, int], tuple[int, object]]]:
+    """Give every launch in the block the same workspace of a size, and keep it in the result.
+
+    For launches that run one after the other and whose addresses outlive the block: a captured
+    graph replays on the memory that it was captured with.
+    """
+    kept: dict[tuple[int, int], tuple[int, object]] = {}
+    token = _shared.set(kept)
+    try:
+        yield kept
+    finally:
+        _shared.reset(token)
+
+
+def form_of(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Form:
     """Return the form of device memory; its alignment is that of the address and the strides."""
     itemsize = ITEMSIZE[dtype]
     if len(shape) == 1:
@@ -143,6 +161,16 @@ def empty(shape: tuple[int, ...], dtype: str, like: Operand) -> Operand:
 
 def workspace(like: Operand, nbytes: int) -> tuple[int, object]:
     """Return the address of temporary memory from the operand's own allocator, and its owner."""
+    kept = _shared.get()
+    if kept is None:
+        return _fresh_workspace(like, nbytes)
+    key = (ordinal_of(like), nbytes)
+    if key not in kept:
+        kept[key] = _fresh_workspace(like, nbytes)
+    return kept[key]
+
+
+def _fresh_workspace(like: Operand, nbytes: int) -> tuple[int, object]:
     if like.library == "torch":
         torch = sys.modules["torch"]
         tensor = torch.empty(nbytes, dtype=torch.uint8, device=like.array.device)
@@ -208,7 +236,11 @@ def quantized_to(matrix: QuantizedMatrix, device: str) -> QuantizedMatrix:
 
 def _transfer(part: Any, device: str) -> Any:
     if device == "cpu":
-        return part.to_host() if isinstance(part, DeviceArray) else to_host(arrays.unwrap(part, "part"))
+        return (
+            part.to_host()
+            if isinstance(part, DeviceArray)
+            else to_host(arrays.unwrap(part, "part"))
+        )
     return DeviceArray.from_host(np.asarray(part), ordinal_named(device))
 
 
@@ -240,9 +272,7 @@ def through_device(
             moved.append(arrays.unwrap(quantized_to(operand.array, device), "A"))
         else:
             moved.append(from_interface(DeviceArray.from_host(operand.array, ordinal), "operand"))
-    plan = resolve(
-        op, moved[0].form, moved[1].form, None, f"cuda:{ordinal}", options, rung, params
-    )
+    plan = resolve(op, moved[0].form, moved[1].form, None, f"cuda:{ordinal}", options, rung, params)
     call = plan.choice.call
     if out is not None:
         arrays.check_out(out, call.out_shape, call.problem.out, [left, right])

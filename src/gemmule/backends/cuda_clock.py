@@ -49,7 +49,11 @@ class GraphClock:
     def prepare(self, contestant: Contestant) -> BlockRunner:
         """Warm the contestant up, capture its rotation, and return the runner of its replays."""
         api = driver.bindings()
-        with self._current(), driver.on_device(self.ordinal):
+        with (
+            self._current(),
+            driver.on_device(self.ordinal),
+            cuda_arrays.sharing_workspaces() as kept,
+        ):
             contestant.call(0)
             contestant.call(contestant.buffers - 1)
             driver.check(api.cuStreamSynchronize(self._stream), f"warming up {contestant.name}")
@@ -58,7 +62,7 @@ class GraphClock:
             calls_per_graph = repeats * contestant.buffers
             graph = self._capture(contestant, repeats)
 
-        def run(first: int, calls: int) -> Timing:
+        def run(first: int, calls: int, kept: object = kept) -> Timing:
             replays = math.ceil(calls / calls_per_graph)
             with driver.on_device(self.ordinal):
                 before, after = self._events
