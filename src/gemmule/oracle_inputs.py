@@ -147,12 +147,12 @@ def make_inputs(
         a_values, b_values = nonfinite_values(rng, problem, seed, a_values, b_values)
     b_values = b_values[..., 0] if problem.op == "matvec" else b_values
 
-    out = _frame(shape_out, problem.out, problem.layout_out, view, problem, is_out=True)
-    b = _frame(shape_b, problem.b, problem.layout_b, view, problem)
+    out = lay_out(shape_out, problem.out, problem.layout_out, view, problem, is_out=True)
+    b = lay_out(shape_b, problem.b, problem.layout_b, view, problem)
     b.array[...] = b_values
     frames: tuple[Frame, ...] = (out, b)
     if problem.quant is None:
-        a = _frame(shape_a, problem.a, problem.layout_a, view, problem, is_matrix=True)
+        a = lay_out(shape_a, problem.a, problem.layout_a, view, problem, is_matrix=True)
         a.array[...] = a_values
         a_values = a.array
         frames = (out, b, a)
@@ -185,7 +185,7 @@ def _check_case(case: Case) -> None:
         raise ValueError("a quantised matrix is shared by its batch; set shared_a=True.")
 
 
-def _frame(
+def lay_out(
     shape: tuple[int, ...],
     dtype_name: str,
     layout: str,
@@ -195,7 +195,7 @@ def _frame(
     is_out: bool = False,
     is_matrix: bool = False,
 ) -> Frame:
-    """Allocate a buffer full of poison and cut the array out of it."""
+    """Return an array cut out of a buffer full of poison, lying as layout and view say."""
     dtype = numpy_dtype(dtype_name)
     item = dtype.itemsize
     matrix = is_matrix or problem.op == "matmul"

@@ -4,6 +4,9 @@ Promised: a reader sees a whole entry or none; two writers cannot mix entries; a
 pick a rung and parameter values that the rung itself declares; a file that is corrupt, too large,
 of another schema, or about a rung that changed since is a miss. Not promised: that an entry
 survives a power cut right after it was written.
+
+Files in `SHIPPED` come with the package. Each names its device and problem in full, so that
+`shipped_fault` can tell without that device whether a plan would accept it.
 """
 
 from __future__ import annotations
@@ -11,21 +14,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Rung, all_rungs
+from gemmule.problem import DTYPES, Problem, QuantSpec, check_problem
+from gemmule.rung import BACKENDS, Machine, Rung, all_rungs
 from gemmule.settings import cache_folder, tuning_enabled
 
 SCHEMA = 1
 MAX_BYTES = 65_536
 SHIPPED = Path(__file__).parent / "tuned"
+# A writer that was killed leaves its temporary file; after an hour nobody is writing it any more.
+LEFT_OVER = ".new-"
+LEFT_OVER_S = 3600.0
+_QUANT_DTYPES = ("uint4", *DTYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,8 @@ def _checked(record: Any, machine: Machine, problem: Problem) -> Tuned | None:
         return None
     if type(time_s) is not float or not 0.0 < time_s < 3600.0 or not isinstance(date, str):
         return None
+    if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date[:10]):  # explain() prints it
+        return None
     return Tuned(rung, params, time_s, date[:10])
 
 
@@ -130,8 +141,11 @@ def _identical(params: dict[str, Any], declared: dict[str, Any]) -> bool:
     return params == declared and all(type(v) is type(declared[k]) for k, v in params.items())
 
 
-def save(machine: Machine, problem: Problem, tuned: Tuned) -> Path | None:
-    """Write an entry atomically; return its path, or None when the cache cannot be written."""
+def save(machine: Machine, problem: Problem, tuned: Tuned, root: Path | None = None) -> Path | None:
+    """Write an entry atomically; return its path, or None when the folder cannot be written.
+
+    root: another folder than the cache's, such as the one of the shipped entries.
+    """
     record = {
         "schema": SCHEMA,
         "machine": machine.name,
@@ -142,16 +156,79 @@ def save(machine: Machine, problem: Problem, tuned: Tuned) -> Path | None:
         "params": dict(tuned.params),
         "time_s": float(tuned.time_s),
         "date": tuned.date,
-    }
-    target = cache_folder() / "tuned" / f"{key(machine, problem)}.json"
-    return target if write_atomically(target, json.dumps(record, indent=1).encode()) else None
+        "device": {
+            "backend": machine.backend, "name": machine.name, "arch": machine.arch,
+            "units": machine.units,
+        },
+        "fields": asdict(problem),
+    }  # fmt: skip
+    folder = cache_folder() / "tuned" if root is None else root
+    target = folder / f"{key(machine, problem)}.json"
+    if not write_atomically(target, json.dumps(record, indent=1).encode()):
+        return None
+    _sweep(folder)
+    return target
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what writers that were killed left behind long ago."""
+    try:
+        for path in folder.glob(f"{LEFT_OVER}*"):
+            if time.time() - path.lstat().st_mtime > LEFT_OVER_S:
+                path.unlink(missing_ok=True)
+    except OSError:  # somebody else's file, or gone by now
+        return
+
+
+def problem_of(fields: Any) -> Problem:
+    """Return the problem with these fields, as `dataclasses.asdict` gave them.
+
+    ValueError for anything that is not every field of a legal problem, in its own type.
+    """
+    known = asdict(Problem("matvec", 1, 1))
+    if not isinstance(fields, dict) or set(fields) != set(known):
+        raise ValueError(f"a problem has the fields {', '.join(known)}.")
+    spec = fields["quant"]
+    try:
+        quant = None if spec is None else QuantSpec(**spec)
+        problem = Problem(**{**fields, "quant": quant})
+    except TypeError as error:
+        raise ValueError(f"no quantisation has these fields ({error}).") from None
+    for name, default in known.items():
+        value = fields[name]
+        if name not in ("quant", "accumulate") and type(value) is not type(default):
+            raise ValueError(f"a problem's {name} is no {type(value).__name__}.")
+    sizes = (problem.m, problem.n, problem.k, problem.batch)
+    if problem.op not in ("matvec", "matmul") or min(sizes) < 0:
+        raise ValueError("a problem's op is matvec or matmul, and no size is negative.")
+    if not {problem.a, problem.b, problem.out} <= set(_QUANT_DTYPES):
+        raise ValueError(f"{problem.a}, {problem.b}, {problem.out} are not all dtypes.")
+    return check_problem(problem)
+
+
+def shipped_fault(path: Path) -> str:
+    """Return why a plan on the entry's own device would not accept it, or ``""`` where it would."""
+    try:
+        record = json.loads(small_file(path), object_pairs_hook=_without_duplicates)
+        device, problem = record["device"], problem_of(record["fields"])
+        machine = Machine(
+            device["backend"], device["name"], device["arch"], device["units"], 1.0, 1
+        )
+        stem = key(machine, problem)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        return f"{path.name} names no device and problem ({type(error).__name__}: {error})"
+    if path.name != f"{stem}.json":
+        return f"{path.name} holds the entry of {stem}.json"
+    if machine.backend not in BACKENDS or _checked(record, machine, problem) is None:
+        return f"{path.name} ({record.get('problem')}) is about a rung that changed, or is damaged"
+    return ""
 
 
 def write_atomically(path: Path, data: bytes) -> bool:
     """Replace `path` by `data` in one step; False when the folder cannot be written."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=LEFT_OVER)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
