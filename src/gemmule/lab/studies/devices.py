@@ -1,0 +1,69 @@
+"""Which benches a study can have here, the environments of their rows, and where rows go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gemmule.errors import DeviceError
+from gemmule.lab.environment import capture_environment
+from gemmule.lab.records import Environment
+from gemmule.lab.studies.cpu import CpuBench
+from gemmule.lab.studies.grid import Bench
+from gemmule.lab.studies.runner import shortened
+from gemmule.lab.verify_cuda import slug
+
+CEILING_SECONDS = {"cpu": 3.0, "cuda": 4.0}
+
+
+def benches(only: str | None) -> tuple[list[Bench], str]:
+    """Return the GPU's bench, where there is a GPU, and the CPU's; and why there is no GPU.
+
+    only: ``"cpu"`` or ``"cuda"`` for one of them; DeviceError where that one is not there.
+    """
+    found: list[Bench] = []
+    missing = ""
+    if only != "cpu":
+        try:
+            found.append(_gpu())
+        except (DeviceError, ImportError) as error:
+            if only == "cuda":
+                raise
+            missing = str(error)
+    if only != "cuda":
+        found.append(CpuBench())
+    return found, missing
+
+
+def _gpu() -> Bench:
+    from gemmule.lab.studies.gpu import GpuBench
+
+    return GpuBench()
+
+
+def environment_of(bench: Bench) -> Environment:
+    """Return what rows of a bench depend on, its ceilings measured now."""
+    from gemmule.backends.jit import thread_count
+
+    seconds = CEILING_SECONDS[bench.backend]
+    if bench.backend == "cpu":
+        from gemmule.lab import ceilings
+
+        measured = ceilings.measure_ceilings(max_seconds=seconds)
+        gpus: tuple[str, ...] = ()
+    else:
+        from gemmule.lab import cuda_ceilings
+
+        measured = cuda_ceilings.measure_ceilings(max_seconds=seconds, store=False)
+        gpus = (bench.device,)
+    return shortened(
+        capture_environment(
+            bench.device, bench.backend, ceilings=measured, threads=thread_count(), gpus=gpus
+        )
+    )
+
+
+def path_of(seed: str, folder: Path, evidence: Path | None, benches_here: list[Bench]) -> Path:
+    """Return the file of a study: in `folder`, or under the device's name in `evidence`."""
+    if evidence is None:
+        return folder / f"study-{seed}.jsonl"
+    return evidence / slug(benches_here[0].device) / f"study-{seed}.jsonl"

@@ -1,0 +1,303 @@
+"""The GPU's bench: captured launches of CUDA rungs and peers on operands in device memory.
+
+Matrices are views of one large block of random numbers a dtype, made on the device. A rung's
+launches are packed once for each operand set, with a workspace that outlives the graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import gemmule as gm
+from gemmule.backends import cuda, driver
+from gemmule.backends.cuda_clock import GraphClock
+from gemmule.backends.device_array import DeviceArray
+from gemmule.clocks import Contestant, rotation
+from gemmule.errors import DeviceError
+from gemmule.lab import check, peers
+from gemmule.lab.cuda_ceilings import filled
+from gemmule.lab.records import times_of
+from gemmule.lab.studies.cpu import codes
+from gemmule.lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
+from gemmule.measure import sample
+from gemmule.problem import ITEMSIZE
+from gemmule.quant import QuantizedMatrix
+
+MOST_SETS = 1024
+L2_FACTOR = 4.0
+SPACING = 256
+JUDGED_ROWS = 48
+WORDS = struct.Struct("<QQQQ")
+QUANT_WORDS = struct.Struct("<QQQQQQQ")
+
+Operands = tuple[Any, Any, DeviceArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A lane bound to its operand sets: the calls, what they keep alive, and the parameters."""
+
+    lane: Lane
+    call: Callable[[int], None]
+    sets: Sequence[Operands]
+    params: Mapping[str, Any]
+
+
+class GpuBench:
+    """Times cells on one device. seconds: what one lane may take."""
+
+    backend = "cuda"
+
+    def __init__(self, ordinal: int = 0, seconds: float = 0.05) -> None:
+        self.ordinal, self.seconds = ordinal, seconds
+        self.info = driver.device_info(ordinal)
+        self.device = self.info.name
+        self.clock = GraphClock(ordinal)
+        self._arenas: dict[str, DeviceArray] = {}
+        self._checked: dict[tuple[Any, ...], str | None] = {}
+        self._host: dict[int, Any] = {}
+
+    def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
+        """Return what became of each lane, by name; ArithmeticError for a wrong result."""
+        found: dict[str, Measured] = {}
+        bound: dict[str, Bound] = {}
+        shared: dict[tuple[str, bool, int], Sequence[Operands] | str] = {}
+        self._host.clear()
+        for lane in lanes:
+            key = (lane.form, lane.flip, lane.matrix)
+            try:
+                if key not in shared:
+                    shared[key] = self.sets(cell, lane)
+                sets = shared[key]
+                made = sets if isinstance(sets, str) else self.bind(cell, lane, sets)
+            except DeviceError as error:
+                if error.restart:
+                    raise
+                made = str(error)
+            if isinstance(made, str):
+                found[lane.name] = Measured(note=made)
+            else:
+                bound[lane.name] = made
+        if bound:
+            self._time(cell, bound, found)
+        return found
+
+    def _time(self, cell: Cell, bound: dict[str, Bound], found: dict[str, Measured]) -> None:
+        contestants = [Contestant(name, one.call, len(one.sets)) for name, one in bound.items()]
+        timed = sample(
+            contestants, self.clock, max_seconds=self.seconds * len(bound), min_blocks=6,
+            max_blocks=8, min_block_s=0.001,
+        )  # fmt: skip
+        for name, one in bound.items():
+            times = times_of(timed[name])
+            found[name] = Measured(times, rates(cell, one.lane, times.median), params=one.params)
+
+    def bind(self, cell: Cell, lane: Lane, sets: Sequence[Operands]) -> Bound | str:
+        """Return a lane's captured calls, judged once, or why it takes no part."""
+        if lane.rung is None:
+            return self._peer(cell, lane, sets)
+        rung = None if lane.rung == "auto" else lane.rung
+        a, b, _ = sets[0]
+        try:
+            plan = gm.plan(cell.op, a, b, rung=rung)
+            params = dict(plan.rung.presets[lane.preset]) if lane.preset else dict(lane.params)
+            if rung is not None:
+                plan = gm.plan(cell.op, a, b, rung=rung, params=params)
+        except (ValueError, TypeError) as error:
+            return str(error)
+        calls = self.launches(plan, sets, lane.only)
+        calls[0](0)
+        driver.synchronize(self.ordinal)
+        if not lane.only:
+            self._judge(cell, lane, plan, sets[0])
+        stream = self.clock.stream
+        named = {**plan.params, "rung": plan.rung.name}
+        return Bound(lane, lambda i: calls[i](stream), sets, named)
+
+    def launches(
+        self, plan: gm.Plan, sets: Sequence[Operands], only: str = ""
+    ) -> list[Callable[[int], None]]:
+        """Return a function of a stream's handle for each operand set; device memory is kept.
+
+        only: launch just the steps whose kernel has this name.
+        """
+        launcher = cuda.Launcher(plan.choice)
+        space = max(launcher.workspace, 1)
+        work = DeviceArray.empty((space,), "uint8", self.ordinal)
+        starters = [
+            start
+            for start, step in zip(launcher.load(self.ordinal), launcher.steps, strict=True)
+            if step.kernel.startswith(only)
+        ]
+
+        def made(operands: Operands) -> Callable[[int], None]:
+            packed = bytearray(launcher.template)
+            a, b, out = operands
+            if plan.choice.call.swapped:
+                a, b = b, a
+            _write_words(packed, a, b, out, work.pointer)
+            buffer = ctypes.create_string_buffer(bytes(packed), len(packed))
+            words = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+            alive = (buffer, words, work, operands)
+
+            def launch(stream: int, _alive: object = alive) -> None:
+                with driver.on_device(self.ordinal):
+                    for start in starters:
+                        start(ctypes.addressof(words), stream)
+
+            return launch
+
+        return [made(operands) for operands in sets]
+
+    def _peer(self, cell: Cell, lane: Lane, sets: Sequence[Operands]) -> Bound | str:
+        peer = next((p for p in peers.all_peers("cuda") if p.name == lane.peer), None)
+        if peer is None:
+            return f"no GPU peer is called {lane.peer}"
+        a, b, _ = sets[0]
+        problem = gm.plan(cell.op, a, b).problem if cell.op != "matvec" else _problem(cell, a, b)
+        key = (peer.name, problem.op, problem.a, problem.layout_a)
+        if key not in self._checked:
+            reason = peer.absent() or peer.refuses(problem) or peers.check(peer, problem)
+            self._checked[key] = reason
+        refused = self._checked[key]
+        if refused is not None:
+            return refused
+        prepared = [peer.prepare(problem, left, right) for left, right, _ in sets]
+        calls = [one.call for one in prepared]
+
+        def call(index: int, _alive: object = prepared) -> None:
+            calls[index]()
+
+        return Bound(lane, call, sets, {})
+
+    def sets(self, cell: Cell, lane: Lane) -> Sequence[Operands] | str:
+        """Return a lane's operand sets: one when warm, else as many as pass the L2 four times."""
+        rows, columns = (cell.n, cell.m) if lane.flip else (cell.m, cell.n)
+        if lane.form in CODE_BITS:
+            nbytes = rows * -(-columns * CODE_BITS[lane.form] // 8)
+        else:
+            nbytes = rows * columns * ITEMSIZE[lane.form]
+        nbytes += columns * max(cell.columns, 1) * ITEMSIZE.get(lane.form, 2)
+        count, first = 1, lane.matrix
+        if cell.temperature == "cold":
+            free_bytes, _ = driver.memory_bytes(self.ordinal)
+            turn = rotation(
+                nbytes, self.info.l2_bytes, factor=L2_FACTOR, memory_bytes=free_bytes // 3
+            )
+            if not turn.cold or turn.sets > MOST_SETS:
+                return f"{turn.sets:,} sets do not make a matrix of {nbytes:,} bytes cold"
+            count, first = turn.sets, 0
+        if lane.form in CODE_BITS:
+            return self._code_sets(cell, lane, count)
+        return [self._views(cell, lane, first + index) for index in range(count)]
+
+    def _views(self, cell: Cell, lane: Lane, index: int) -> Operands:
+        size = max(ITEMSIZE[lane.form], 1)
+        right = (cell.m if lane.flip else cell.n) * max(cell.columns, 1)
+        stride = _round_up(cell.m * cell.n + right, SPACING // size)
+        begin = index * _round_up(stride, SPACING // size)
+        arena = self.arena(lane.form, begin + stride + SPACING)
+        at = arena.pointer + begin * size
+        shape = (cell.m, cell.n)
+        steps = (1, cell.m) if cell.layout == "col" else (cell.n, 1)
+        a = DeviceArray(at, shape, steps, lane.form, self.ordinal, arena)
+        a = a.T if lane.flip else a
+        length = a.shape[1]
+        at += _round_up(cell.m * cell.n, SPACING // size) * size
+        if cell.op == "matmul":
+            b_shape, b_steps = (length, cell.columns), (cell.columns, 1)
+            b = DeviceArray(at, b_shape, b_steps, lane.form, self.ordinal, arena)
+            out = DeviceArray.empty((a.shape[0], cell.columns), _out(lane.form), self.ordinal)
+            return a, b, out
+        x = DeviceArray(at, (length,), (1,), lane.form, self.ordinal, arena)
+        return a, x, DeviceArray.empty((a.shape[0],), _out(lane.form), self.ordinal)
+
+    def _code_sets(self, cell: Cell, lane: Lane, count: int) -> list[Operands]:
+        host = codes(np.random.default_rng(7), (cell.m, cell.n), CODE_BITS[lane.form])
+        x = filled(cell.n, "float16", self.ordinal, 3)
+        found = []
+        for _ in range(count):
+            moved = host.to(
+                self.clock_device,
+                transfer=lambda part, _: DeviceArray.from_host(np.asarray(part), self.ordinal),
+            )
+            out = DeviceArray.empty((cell.m,), "float16", self.ordinal)
+            found.append((moved, x, out))
+        return found
+
+    @property
+    def clock_device(self) -> str:
+        """The device's name in this package."""
+        return f"cuda:{self.ordinal}"
+
+    def arena(self, form: str, count: int) -> DeviceArray:
+        """Return a block of at least `count` random numbers of a dtype; it grows by doubling."""
+        old = self._arenas.get(form)
+        if old is not None and old.shape[0] >= count:
+            return old
+        self._arenas.pop(form, None)
+        size = max(count, 1 << 20, 0 if old is None else min(2 * old.shape[0], 1 << 29))
+        size = _round_up(size, 1 << 12)
+        if form in ("float32", "float64", "float16", "bfloat16"):
+            block = filled(size, form, self.ordinal, 11)
+        else:
+            numbers = np.random.default_rng(11).integers(0, 100, size, np.int64)
+            block = DeviceArray.from_host(numbers.astype(form), self.ordinal)
+        self._arenas[form] = block
+        return block
+
+    def _judge(self, cell: Cell, lane: Lane, plan: gm.Plan, operands: Operands) -> None:
+        """Hold rows of the result, the first and last among them, against the oracle."""
+        a, b, out = operands
+        rows = sorted({*range(16), *range(out.shape[0] - 16, out.shape[0]),
+                       *range(0, out.shape[0], max(1, out.shape[0] // 16))})  # fmt: skip
+        chosen = [row for row in rows if 0 <= row < out.shape[0]][:JUDGED_ROWS]
+        if id(a) not in self._host:  # several lanes share their operands
+            self._host[id(a)] = self._rows_of(cell, a, chosen)
+        left = self._host[id(a)]
+        result = np.ascontiguousarray(out.to_host()[chosen])
+        verdict = check.judge(cell.op, left, b.to_host(), result, check.Rounding.of(plan))
+        if not verdict.ok:
+            raise ArithmeticError(
+                f"{lane.name} ({plan.rung.name} {dict(plan.params)}) on {dict(cell.filed)}: "
+                f"{verdict.text}"
+            )
+
+    def _rows_of(self, cell: Cell, a: Any, chosen: list[int]) -> Any:
+        if not isinstance(a, QuantizedMatrix):
+            return np.ascontiguousarray(a.to_host()[chosen])
+        host = a.to("cpu", transfer=lambda part, _: part.to_host())
+        return QuantizedMatrix.from_parts(
+            np.asarray(host.codes)[chosen], host.scales, host.zeros,
+            shape=(len(chosen), cell.n), bits=host.bits, group_size=None,
+        )  # fmt: skip
+
+
+def _problem(cell: Cell, a: Any, b: Any) -> Any:
+    """Return the problem as an automatic plan, or else the simplest rung, sees it."""
+    rung = "col_thread_per_row" if cell.layout == "col" and a.strides[0] == 1 else "thread_per_row"
+    return gm.plan(cell.op, a, b, rung=rung).problem
+
+
+def _write_words(packed: bytearray, a: Any, b: Any, out: DeviceArray, work: int) -> None:
+    if isinstance(a, QuantizedMatrix):
+        zeros = 0 if a.zeros is None else a.zeros.pointer
+        QUANT_WORDS.pack_into(
+            packed, 0, a.codes.pointer, a.scales.pointer, zeros, 0, b.pointer, out.pointer, work
+        )
+        return
+    WORDS.pack_into(packed, 0, a.pointer, b.pointer, out.pointer, work)
+
+
+def _out(form: str) -> str:
+    return {"int8": "int32", "int32": "int64"}.get(form, form)
+
+
+def _round_up(count: int, step: int) -> int:
+    return -(-count // max(step, 1)) * max(step, 1)

@@ -1,0 +1,109 @@
+"""Runs a study: step by step, each row on disk before the next step begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gemmule.lab.records import Environment
+from gemmule.lab.studies import store
+from gemmule.lab.studies.grid import Bench, Cell, Measured, Step, Study, Task
+from gemmule.lab.studies.records import Rows, StudyRow, key_of
+
+
+@dataclass(frozen=True, slots=True)
+class Todo:
+    """A step and the names of its rows that are not on file."""
+
+    step: Step
+    names: tuple[str, ...]
+
+
+def todo(study: Study, backend: str, device: str, full: bool, known: set[str]) -> list[Todo]:
+    """Return the steps of a study's grid that lack rows, with the names that they lack."""
+    found = []
+    for step in study.steps(backend, full):
+        names = _names(step)
+        lacking = tuple(n for n in names if _key(step, backend, device, n) not in known)
+        if lacking:
+            found.append(Todo(step, lacking))
+    return found
+
+
+def _names(step: Step) -> tuple[str, ...]:
+    return tuple(lane.name for lane in step.lanes) if isinstance(step, Cell) else step.names
+
+
+def _key(step: Step, backend: str, device: str, name: str) -> str:
+    case, temperature = _filed(step)
+    return key_of(backend, device, step.experiment, case, name, temperature)
+
+
+def _filed(step: Step) -> tuple[dict[str, str | int | float | bool], str]:
+    if isinstance(step, Cell):
+        return dict(step.filed), step.temperature
+    return dict(step.case), "once"
+
+
+def run(
+    study: Study, bench: Bench, environment: Environment, path: Path, *, full: bool,
+    progress: Callable[[list[Todo]], Iterable[Todo]] = lambda todos: todos,
+) -> Rows:  # fmt: skip
+    """Measure what the file lacks, append each step's rows to it, and return all it holds.
+
+    Stopped at any moment, by Ctrl-C or a crash, it loses the step under way and nothing else; the
+    next run goes on there. ArithmeticError for a result that the oracle finds wrong.
+    """
+    known = {row.key for row in store.read(path, study.seed)}
+    steps = todo(study, bench.backend, bench.device, full, known)
+    if steps:
+        store.append(path, [environment])
+    for one in progress(steps):
+        measured = _measure(bench, one)
+        store.append(path, list(_rows(study.seed, bench, environment, one, measured)))
+    return store.read(path, study.seed)
+
+
+def _measure(bench: Bench, one: Todo) -> dict[str, Measured]:
+    if isinstance(one.step, Task):
+        return dict(one.step.run(bench, one.names))
+    lanes = tuple(lane for lane in one.step.lanes if lane.name in one.names)
+    return dict(bench.measure(one.step, lanes))
+
+
+def _rows(
+    seed: str, bench: Bench, environment: Environment, one: Todo, measured: dict[str, Measured]
+) -> Iterator[StudyRow]:
+    case, temperature = _filed(one.step)
+    kinds = {}
+    if isinstance(one.step, Cell):
+        kinds = {lane.name: lane.kind for lane in one.step.lanes}
+    for name in one.names:
+        result = measured.get(name, Measured(note="it gave no figure"))
+        yield StudyRow(
+            seed, one.step.experiment, environment.id, bench.device, bench.backend, case, name,
+            kinds.get(name, "task"), temperature, result.params, result.times_us, result.figures,
+            result.note,
+        )  # fmt: skip
+
+
+def merged(parts: Iterable[Rows]) -> Rows:
+    """Return the rows of several files as one."""
+    rows: list[StudyRow] = []
+    environments: dict[str, Environment] = {}
+    for part in parts:
+        rows += part
+        environments |= part.environments
+    return Rows(rows, environments)
+
+
+def on_device(rows: Rows, device: str) -> Rows:
+    """Return a device's rows."""
+    return Rows((row for row in rows if row.device == device), rows.environments)
+
+
+def shortened(environment: Environment) -> Environment:
+    """Return an environment without what every shape of a ceiling gave, to keep lines short."""
+    ceilings = {name: replace(c, tried={}) for name, c in environment.ceilings.items()}
+    return replace(environment, ceilings=ceilings)
