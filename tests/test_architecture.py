@@ -26,7 +26,7 @@ LAYERS = (
     ("plan",),
     ("tune",),
     ("api",),
-    ("__init__",),
+    ("__init__", "torch_ops"),
     ("lab",),
     ("__main__",),
 )
