@@ -80,6 +80,7 @@ template <class TA, class TB, class TC, int MICRO, bool A_ALONG_K, bool B_ALONG_
 __global__ void __launch_bounds__(THREADS, 1) vector_tile(const GemmArgs p) {
   typedef typename AccOf<TC>::type Acc;
   constexpr int COUNT = SIDE * MICRO, DEPTH = 64 / int(sizeof(Acc)), W = 16 / int(sizeof(Acc));
+  constexpr int UNROLL = sizeof(Acc) == 8 ? 2 : DEPTH;  // reads that run ahead cost doubles too many registers
   typedef Operand<Acc, TA, COUNT, DEPTH, A_ALONG_K> OperandA;
   typedef Operand<Acc, TB, COUNT, DEPTH, B_ALONG_K> OperandB;
   __shared__ __align__(16) Acc as[2][DEPTH][OperandA::PITCH];
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(THREADS, 1) vector_tile(const GemmArgs p) {
       a.fetch(first + DEPTH);
       b.fetch(first + DEPTH);
     }
-#pragma unroll
+#pragma unroll UNROLL
     for (int l = 0; l < DEPTH; ++l) {
       Acc column[MICRO], row[MICRO];
       read(as[now][l], ty, column);
