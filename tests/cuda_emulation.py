@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from cuemu.build import compile_cu
 
+from cuemu.build import compile_cu
 from gemmule.lab import proofs, raw_launch
 from gemmule.oracle_inputs import Inputs
 from gemmule.rung import Rung

@@ -7,9 +7,9 @@ A sample of signatures runs on each rung; the whole matrix runs on a device
 from __future__ import annotations
 
 import pytest
+
 from cuda_emulation import Emulator
 from cuemu.build import missing_tools
-
 from gemmule.backends import nvrtc
 from gemmule.lab import proofs, verify_cuda
 from gemmule.rung import Rung, all_rungs

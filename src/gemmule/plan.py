@@ -396,7 +396,14 @@ def resolve(
         log.warning("%s: %s", call.problem.describe(), copies)
     run = backend.prepare(choice)
     return Plan(
-        op, choice, options, (left, right), device, rung, run, short_way(run, call, left, right, device)
+        op,
+        choice,
+        options,
+        (left, right),
+        device,
+        rung,
+        run,
+        short_way(run, call, left, right, device),
     )
 
 

@@ -1,4 +1,4 @@
-"""The structs of args.cuh, packed: one bytes object per launch, field by field in the same order."""
+"""The structs of args.cuh, packed: one bytes object per launch, the fields in the same order."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ class TorchCall:
         self.checked = _checked(self.trusted, self.out_form, a, b, ordinal)
 
 
-def _checked(trusted: Product, out_form: tuple[Any, ...], a: Form, b: Form, ordinal: int) -> Product:
+def _checked(
+    trusted: Product, out_form: tuple[Any, ...], a: Form, b: Form, ordinal: int
+) -> Product:
     torch = sys.modules["torch"]
     tensor = torch.Tensor
     a_shape, a_strides, a_dtype = torch.Size(a.shape), a.strides, getattr(torch, a.dtype)

@@ -23,6 +23,7 @@ from gemmule.rung import (
 )
 from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
 
+
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     rows_per_block = params["groups"] * params["rows"]
     shape = ", ".join(str(params[name]) for name in ("warps", "groups", "rows", "unroll"))
@@ -78,8 +79,10 @@ RUNG = Rung(
         Constraint("m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31),
         Constraint(
             "blocks of 4 or 8 warps, which share one row or take one each",
-            lambda problem, params: params["warps"] * params["groups"] in (4, 8)
-            and 1 in (params["warps"], params["groups"]),
+            lambda problem, params: (
+                params["warps"] * params["groups"] in (4, 8)
+                and 1 in (params["warps"], params["groups"])
+            ),
         ),
         Constraint(
             "2 to 4 loads in flight a lane (rows x unroll)",
@@ -87,8 +90,9 @@ RUNG = Rung(
         ),
         Constraint(
             "2 loads in flight a lane for unaligned rows",
-            lambda problem, params: problem.alignment == 16
-            or (params["rows"], params["unroll"]) == (1, 2),
+            lambda problem, params: (
+                problem.alignment == 16 or (params["rows"], params["unroll"]) == (1, 2)
+            ),
         ),
     ),
     batched=True,

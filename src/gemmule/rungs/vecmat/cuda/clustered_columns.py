@@ -1,4 +1,4 @@
-"""Clustered columns: the product across the rows of a row-major matrix, with no copy and no atomics.
+"""Clustered columns: the product across the rows of a row-major matrix, without copy or atomics.
 
 Results that lie side by side are summed over rows a whole leading dimension apart. Each lane keeps
 the sums of one 16-byte vector of columns, so every load is coalesced; the rows are split over the

@@ -1,7 +1,7 @@
 """Split columns: few columns and very many rows, split over the whole grid.
 
-A cluster has eight blocks, too few for a tall matrix of few columns. Here any number of blocks share
-the rows; each writes its partial sums to the workspace, and a second kernel adds them up in a
+A cluster has eight blocks, too few for a tall matrix of few columns. Here any number of blocks
+share the rows; each writes its partial sums to the workspace, and a second kernel adds them up in a
 fixed order: no atomics, nothing to zero, the same bits on every run. It needs no clusters, so it
 is also what older architectures run. The second launch costs about a microsecond.
 """
