@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -21,13 +21,14 @@ from gemmule.clocks import Rotation, last_level_cache_bytes, rotation
 from gemmule.lab import check
 from gemmule.lab.ceilings import enforce, measure_ceilings
 from gemmule.lab.environment import capture_environment, cpu_name
-from gemmule.lab.peers import Absence, Peer, Prepared, select
-from gemmule.lab.records import Environment, Row, Speedup, make_row, speedup_of
-from gemmule.measure import Contestant, HostClock, Samples, ratio, sample
+from gemmule.lab.peers import Absence, Peer, Prepared, all_peers, select
+from gemmule.lab.records import Environment, Row, make_row, speedup_of
+from gemmule.measure import Contestant, HostClock, ratio, sample
 from gemmule.problem import Problem, numpy_dtype
 
 Array: TypeAlias = NDArray[Any]
 Operands: TypeAlias = tuple[Any, Any]
+Sets: TypeAlias = Sequence[Operands]
 
 MOST_SETS = 1024
 ASSUMED_CACHE_BYTES = 256 << 20
@@ -36,24 +37,42 @@ SLOWEST_CALL_S = 0.5  # a peer that needs longer for one call is left out, and n
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """Another product of ours timed in the same run, so that the ratio to it is a paired one."""
+
+    name: str
+    op: str
+    sets: Sets
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     """One product: the public function, its operand sets, and how cold they are.
 
-    plain: the same products in float32, for peers named ``<peer> on float32``: what a user without
-    this dtype would do. rungs: rungs to time by name; None is the automatic choice.
+    plain: the same products in a plain dtype, for peers named ``<peer> on <dtype>``: what a user
+    without this format would do; `plain_peers` names those that do so (None: all). rungs: rungs to
+    time by name; None is the automatic choice. options: of the public function.
     """
 
     group: str
     op: str
-    sets: Sequence[Operands]
+    sets: Sets
     temperature: str
-    plain: Sequence[Operands] = ()
+    plain: Sets = ()
     rungs: Sequence[str | None] = (None,)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    beside: Sequence[Beside] = ()
+    plain_peers: Sequence[str] | None = None
 
     @property
     def problem(self) -> Problem:
         """The canonical problem, as the automatic plan sees it."""
-        return gm.plan(self.op, *self.sets[0]).problem
+        return self.plan().problem
+
+    def plan(self, rung: str | None = None) -> gm.Plan:
+        """Return the plan of the first operand set, by the automatic choice or a named rung."""
+        return gm.plan(self.op, *self.sets[0], rung=rung, **self.options)
 
 
 @dataclass(slots=True)
@@ -101,16 +120,16 @@ def canonical(op: str, left: Any, right: Any) -> Operands:
     return (right.T, left) if op == "vecmat" else (left, right)
 
 
-def judged(op: str, left: Any, right: Any, rung: str | None = None) -> float:
+def judged(op: str, left: Any, right: Any, rung: str | None = None, **options: Any) -> float:
     """Multiply once, have every element judged, and return the largest error over its bound.
 
     ArithmeticError, with the oracle's words, for a wrong result.
     """
-    out = getattr(gm, op)(left, right, rung=rung)
-    rounding = check.Rounding.of(gm.plan(op, left, right, rung=rung))
-    verdict = check.judge(op, left, right, out, rounding)
+    out = getattr(gm, op)(left, right, rung=rung, **options)
+    plan = gm.plan(op, left, right, rung=rung, **options)
+    verdict = check.judge(op, left, right, out, check.Rounding.of(plan))
     if not verdict.ok:
-        raise ArithmeticError(f"{op} {gm.plan(op, left, right).problem.describe()}: {verdict.text}")
+        raise ArithmeticError(f"{op} {plan.problem.describe()}: {verdict.text}")
     return verdict.ratio
 
 
@@ -130,16 +149,23 @@ def run(
     """
     speeds = Speeds() if speeds is None else speeds
     problem = bench.problem
-    errors = {rung: judged(bench.op, *bench.sets[0], rung=rung) for rung in bench.rungs}
-    plans = {rung: gm.plan(bench.op, *bench.sets[0], rung=rung) for rung in bench.rungs}
-    ours = {rung: _ours(bench, plans[rung], rung) for rung in bench.rungs}
+    errors = {
+        rung: judged(bench.op, *bench.sets[0], rung=rung, **bench.options) for rung in bench.rungs
+    }
+    plans = {rung: bench.plan(rung) for rung in bench.rungs}
+    ours = {
+        rung: _ours(plan.rung.name, bench.op, bench.sets, plan, {**bench.options, **_named(rung)})
+        for rung, plan in plans.items()
+    }
+    besides = [_beside(one) for one in bench.beside]
     lanes, absent = _peer_lanes(bench, problem, peers, speeds, seed)
-    contestants = [*ours.values(), *(lane.contestant for lane in lanes)]
+    contestants = [*ours.values(), *besides, *(lane.contestant for lane in lanes)]
     samples = sample(contestants, HostClock(), max_seconds=max_seconds, seed=seed)
     rows = []
     for rung, contestant in ours.items():
         mine = samples[contestant.name]
-        speedups = {lane.contestant.name: _speedup(mine, lane, samples) for lane in lanes}
+        others = [*besides, *(lane.contestant for lane in lanes)]
+        speedups = {one.name: speedup_of(ratio(mine, samples[one.name])) for one in others}
         rows.append(
             make_row(
                 environment, problem, mine, kind="rung", temperature=bench.temperature,
@@ -166,35 +192,40 @@ class _Lane:
     contestant: Contestant
 
 
-def _speedup(mine: Samples, lane: _Lane, samples: dict[str, Samples]) -> Speedup:
-    return speedup_of(ratio(mine, samples[lane.contestant.name]))
+def _named(rung: str | None) -> dict[str, str]:
+    return {} if rung is None else {"rung": rung}
 
 
-def _ours(bench: Bench, plan: gm.Plan, rung: str | None) -> Contestant:
+def _beside(one: Beside) -> Contestant:
+    """Return another product of ours, judged."""
+    judged(one.op, *one.sets[0], **one.options)
+    plan = gm.plan(one.op, *one.sets[0], **one.options)
+    return _ours(one.name, one.op, one.sets, plan, one.options)
+
+
+def _ours(name: str, op: str, sets: Sets, plan: gm.Plan, options: Mapping[str, Any]) -> Contestant:
     """Return the public call over every operand set, each with its own out."""
-    call = getattr(gm, bench.op)
-    shape = check.result_shape(bench.op, *bench.sets[0])
-    outs = [np.empty(shape, numpy_dtype(plan.problem.out)) for _ in bench.sets]
+    shape = check.result_shape(op, *sets[0])
+    outs = [np.empty(shape, numpy_dtype(plan.problem.out)) for _ in sets]
     calls = [
-        functools.partial(call, left, right, out=out, rung=rung)
-        if rung is not None
-        else functools.partial(call, left, right, out=out)
-        for (left, right), out in zip(bench.sets, outs, strict=True)
+        functools.partial(getattr(gm, op), left, right, out=out, **options)
+        for (left, right), out in zip(sets, outs, strict=True)
     ]
-    return Contestant(plan.rung.name, lambda i: calls[i](), len(calls))
+    return Contestant(name, lambda i: calls[i](), len(calls))
 
 
 def _peer_lanes(
     bench: Bench, problem: Problem, peers: Sequence[Peer] | None, speeds: Speeds, seed: int
 ) -> tuple[list[_Lane], list[Absence]]:
-    """Prepare every peer that serves the problem, in its dtype and on float32 operands."""
+    """Prepare every peer that serves the problem, in its dtype and on plain operands."""
     wanted = [(problem, bench.sets, "")]
     if bench.plain:
-        wanted.append((gm.plan(bench.op, *bench.plain[0]).problem, bench.plain, " on float32"))
+        plain = gm.plan(bench.op, *bench.plain[0]).problem
+        wanted.append((plain, bench.plain, f" on {plain.a}"))
     lanes: list[_Lane] = []
     absent: list[Absence] = []
     for target, sets, suffix in wanted:
-        present, missing = select(target, seed=seed, peers=peers)
+        present, missing = select(target, seed=seed, peers=_candidates(bench, peers, suffix))
         absent += missing if not suffix else ()
         for peer in present:
             lane = _lane(peer, target, bench.op, sets, suffix, speeds)
@@ -203,6 +234,13 @@ def _peer_lanes(
             else:
                 lanes.append(lane)
     return lanes, absent
+
+
+def _candidates(bench: Bench, peers: Sequence[Peer] | None, suffix: str) -> Sequence[Peer] | None:
+    if not suffix or bench.plain_peers is None:
+        return peers
+    known = all_peers("cpu") if peers is None else peers
+    return [peer for peer in known if peer.name in bench.plain_peers]
 
 
 def _lane(

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from gemmule.lab.bars import Bar
     from gemmule.lab.peers import Absence
     from gemmule.lab.records import Row
 
 SUITES = {
-    "cpu": ("quick", "cpu", "model", "ladder"),
+    "cpu": ("quick", "cpu", "sizes", "model", "ladder"),
     "cuda": ("quick", "matvec", "matmul", "host", "split"),
 }
 CEILING_SECONDS = 8.0
@@ -45,7 +46,21 @@ CUDA_SECONDS = 0.6
     "formats",
     multiple=True,
     help="Only this number format; may be repeated.",
-    type=click.Choice(["float64", "float32", "float16", "bfloat16", "int8", "int4"]),
+    type=click.Choice(
+        [
+            "float64",
+            "float32",
+            "float16",
+            "bfloat16",
+            "int8",
+            "int4",
+            "int8 x int8",
+            "int4 x int8",
+            "plain int8",
+            "plain int32",
+            "plain int64",
+        ]
+    ),
 )
 @click.option(
     "--size",
@@ -99,21 +114,33 @@ def bench(
     from gemmule.lab.progress import tracked
 
     chosen = suites.narrowed(suites.SUITES[suite], ops, formats, sizes)
-    click.echo(f"suite {suite}, {chosen.title}: {suites.count(chosen)} products")
+    click.echo(f"suite {suite}, {chosen.title}: {len(chosen.products)} products")
     environment = engine.measured_environment(CEILING_SECONDS)
     rows: list[Row] = []
     absent: list[Absence] = []
     speeds = engine.Speeds()
-    for one in tracked(suites.benches(chosen), suites.count(chosen), "measuring"):
+    for one in tracked(suites.benches(chosen), len(chosen.products), "measuring"):
         found, missing = engine.run(one, environment, max_seconds=seconds or 2.0, speeds=speeds)
         rows += found
         absent += missing
     rows, environment = engine.settled(rows, environment, CEILING_SECONDS / 2)
     _show(rows, absent)
+    _show_bars(chosen.bars, rows)
     stamp = environment.timestamp[:19].replace(":", "").replace("-", "")
     path = out / f"{suite}-{stamp}.jsonl"
     results.append(path, [environment, *rows])
     click.echo(f"wrote {path}; gemmule report {path} -o page.html makes a page of it")
+
+
+def _show_bars(chosen: tuple[Bar, ...], rows: list[Row]) -> None:
+    """Print every bar of the suite with the worst figure and whether it is reached."""
+    from rich.console import Console
+
+    from gemmule.lab.bars import bars_table, standings
+    from gemmule.lab.report import terminal_table
+
+    if chosen:
+        Console().print(terminal_table(bars_table(standings(chosen, rows))))
 
 
 def _show(rows: list[Row], absent: list[Absence]) -> None:
