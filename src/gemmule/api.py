@@ -54,7 +54,7 @@ def _multiply(
     if device is None and getattr(b, "is_cuda", False):
         from gemmule.backends import torch_call
 
-        quick = torch_call.eager(op, a, b, out, options, rung, _frozen(params))
+        quick = torch_call.eager(resolve, op, a, b, out, options, rung, _frozen(params))
         if quick is not None:
             return quick
     left, right, result = operands(a, b, NAMES[op], out)

@@ -41,7 +41,7 @@ class TorchCall:
     """One product of tensors of exactly the planned dtypes, shapes and strides, on one device.
 
     ``checked(a, b, out)`` and ``trusted(a, b, out)`` return the product or None, when nothing was
-    done; the latter relies on the caller for types, forms and device. `out_form` is what out must be.
+    done; the latter relies on the caller for types, forms and device. `out_form`: what out must be.
     """
 
     __slots__ = ("checked", "out_form", "trusted")
@@ -174,9 +174,13 @@ def bind(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> Torc
 
 
 def eager(
-    op: str, a: Any, b: Any, out: Any, options: Options, rung: str | None, params: Any
-) -> Any | None:
-    """Return an unplanned product of CUDA tensors, or None: nothing was done, go the other way."""
+    resolve: Callable[..., Any], op: str, a: Any, b: Any, out: Any, options: Options,
+    rung: str | None, params: Any,
+) -> Any | None:  # fmt: skip
+    """Return an unplanned product of CUDA tensors, or None: nothing was done, go the other way.
+
+    resolve: `gemmule.plan.resolve`, handed in because this module lies below it.
+    """
     torch = sys.modules.get("torch")
     if torch is None or type(a) is not torch.Tensor or type(b) is not torch.Tensor:
         return None
@@ -189,7 +193,7 @@ def eager(
             return None
         form = (out.shape, out.stride(), out.dtype)
     product = _bound(
-        op, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, form, ordinal, options,
+        resolve, op, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, form, ordinal, options,
         rung, params,
     )  # fmt: skip
     return None if product is None else product(a, b, out)
@@ -197,12 +201,12 @@ def eager(
 
 @functools.lru_cache(maxsize=4096)
 def _bound(
-    op: str, a_shape: Any, a_strides: Any, a_dtype: Any, b_shape: Any, b_strides: Any,
-    b_dtype: Any, out: Any, ordinal: int, options: Options, rung: str | None, params: Any,
+    resolve: Callable[..., Any], op: str, a_shape: Any, a_strides: Any, a_dtype: Any,
+    b_shape: Any, b_strides: Any, b_dtype: Any, out: Any, ordinal: int, options: Options,
+    rung: str | None, params: Any,
 ) -> Product | None:  # fmt: skip
     """Return the trusted product of 16-byte aligned tensors of these forms, or None."""
     from gemmule.backends import cuda_arrays
-    from gemmule.plan import resolve
 
     names = [str(dtype).removeprefix("torch.") for dtype in (a_dtype, b_dtype)]
     left = cuda_arrays.form_of(0, tuple(a_shape), a_strides, names[0])

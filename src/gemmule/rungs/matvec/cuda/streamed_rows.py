@@ -64,7 +64,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
 
 RUNG = Rung(
     title="Streamed rows",
-    idea="Several 16-byte loads in flight per lane, past the L1, with no predicate; warps share rows.",
+    idea="Several 16-byte loads in flight a lane, without a predicate; warps share rows.",
     source="Little's law; anchors: SGLang's and vLLM's Hopper GEMV kernels, our own prototype",
     op="matvec",
     signatures=(
