@@ -59,8 +59,7 @@ class Session:
         self.turn = rotation(nbytes(host), place.caches, factor=1.0, memory_bytes=place.room())
         self.call: Call = canonical_call(problem, host)
         self.sampled: Sampled = sampled(problem, host, seed)
-        self.exact: Exact = exact(problem, seed)
-        self._exact_operands = put_all(place, self.exact.host, copy=False)
+        self._renew_exact()
         count = min(self.turn.sets, MOST_SETS)
         self.cold = self.turn.cold and count == self.turn.sets
         self._out = host.out
@@ -69,6 +68,11 @@ class Session:
         # on the clock.
         self._small_s = self._whole_s = self._first_s = math.inf
         self.lost = ""  # what ended the device's context, so that nothing can run any more
+
+    def _renew_exact(self) -> None:
+        """Make the smaller problem, anew where a candidate has changed its inputs."""
+        self.exact: Exact = exact(self.problem, self.seed)
+        self._exact_operands = put_all(self.place, self.exact.host, copy=False)
 
     def default(self, rung: str | None = None, params: Any = None) -> Choice:
         """Return what a plan chooses for this problem now (or the named rung)."""
@@ -137,6 +141,8 @@ class Session:
         self._fill_exact(run)
         verdict = self.exact.judge(small)
         if not verdict.ok:
+            if verdict.kind == "side effect":
+                self._renew_exact()
             return Wrong(candidate, verdict.text)
         small_s = self._call_s(run, self._exact_operands, self._small_s)
         if self._hopeless(small_s, self._small_s):
