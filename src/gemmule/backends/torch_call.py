@@ -193,8 +193,8 @@ def eager(
             return None
         form = (out.shape, out.stride(), out.dtype)
     product = _bound(
-        resolve, op, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, form, ordinal, options,
-        rung, params,
+        resolve, op, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, form, ordinal,
+        options, rung, params,
     )  # fmt: skip
     return None if product is None else product(a, b, out)
 
