@@ -1,0 +1,153 @@
+"""A CUDA driver without a GPU: the calls of cuda.bindings.driver that the back end makes.
+
+Device memory is host memory, so copies are real; kernels are not run but noted. Faults are planted
+by name: ``driver.faults["cuMemAlloc"] = "CUDA_ERROR_OUT_OF_MEMORY"``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from typing import Any
+
+
+class CUresult(enum.IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_NO_BINARY_FOR_GPU = 209
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701
+    CUDA_ERROR_LAUNCH_FAILED = 719
+    CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803
+
+
+class _Names:
+    """Any attribute is its own name, as the enumerations of the driver are used."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+ATTRIBUTES = {
+    "COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0, "MEMORY_CLOCK_RATE": 3_201_000,
+    "GLOBAL_MEMORY_BUS_WIDTH": 6016, "MULTIPROCESSOR_COUNT": 132, "L2_CACHE_SIZE": 60 << 20,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
+}  # fmt: skip
+
+
+class FakeDriver:
+    """Stands for the module cuda.bindings.driver."""
+
+    CUresult = CUresult
+    CUdevice_attribute = CUpointer_attribute = CUfunction_attribute = _Names()
+
+    def __init__(self, devices: int = 2, free_bytes: int = 1 << 30) -> None:
+        self.devices, self.free_bytes = devices, free_bytes
+        self.attributes = dict(ATTRIBUTES)
+        self.faults: dict[str, str] = {}
+        # (context, grid, block, shared bytes, stream)
+        self.launches: list[tuple[Any, ...]] = []
+        self.libraries: list[bytes] = []
+        self.memory: dict[int, tuple[Any, int]] = {}
+        self.contexts: list[int] = []
+        self.owner: dict[int, int] = {}
+
+    def _answer(self, call: str, *values: Any) -> tuple[Any, ...]:
+        fault = self.faults.get(call)
+        if fault is not None:
+            return (CUresult[fault], *(None for _ in values))
+        return (CUresult.CUDA_SUCCESS, *values)
+
+    def CUfunction(self, handle: int) -> int:
+        return handle
+
+    CUstream = CUfunction
+
+    def cuInit(self, flags: int) -> tuple[Any, ...]:
+        return self._answer("cuInit")
+
+    def cuDeviceGetCount(self) -> tuple[Any, ...]:
+        return self._answer("cuDeviceGetCount", self.devices)
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
+        return self._answer("cuDeviceGet", ordinal)
+
+    def cuDeviceGetAttribute(self, key: str, device: int) -> tuple[Any, ...]:
+        name = key.removeprefix("CU_DEVICE_ATTRIBUTE_")
+        return self._answer("cuDeviceGetAttribute", self.attributes[name])
+
+    def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
+        return self._answer("cuDeviceGetName", b"Fake GPU\0".ljust(length, b"\0"))
+
+    def cuDeviceTotalMem(self, device: int) -> tuple[Any, ...]:
+        return self._answer("cuDeviceTotalMem", 80 << 30)
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
+        return self._answer("cuDevicePrimaryCtxRetain", 1000 + device)
+
+    def cuCtxPushCurrent(self, context: int) -> tuple[Any, ...]:
+        result = self._answer("cuCtxPushCurrent")
+        if result[0] == 0:
+            self.contexts.append(context)
+        return result
+
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+        return (CUresult.CUDA_SUCCESS, self.contexts.pop())
+
+    def cuCtxGetCurrent(self) -> tuple[Any, ...]:
+        return self._answer("cuCtxGetCurrent", self.contexts[-1] if self.contexts else 0)
+
+    def cuCtxSynchronize(self) -> tuple[Any, ...]:
+        return self._answer("cuCtxSynchronize")
+
+    def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
+        return self._answer("cuStreamSynchronize")
+
+    def cuMemGetInfo(self) -> tuple[Any, ...]:
+        return self._answer("cuMemGetInfo", self.free_bytes, 80 << 30)
+
+    def cuMemAlloc(self, nbytes: int) -> tuple[Any, ...]:
+        if nbytes > self.free_bytes:
+            return (CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+        result = self._answer("cuMemAlloc", 0)
+        if result[0] != 0:
+            return result
+        block = (ctypes.c_uint8 * (nbytes + 512))()
+        address = -(-ctypes.addressof(block) // 256) * 256
+        self.memory[address] = (block, nbytes)
+        self.owner[address] = self.contexts[-1] - 1000
+        self.free_bytes -= nbytes
+        return (result[0], address)
+
+    def cuMemFree(self, address: int) -> tuple[Any, ...]:
+        _, nbytes = self.memory.pop(address)
+        self.free_bytes += nbytes
+        return self._answer("cuMemFree")
+
+    def cuMemcpyAsync(self, target: int, source: int, nbytes: int, stream: int) -> tuple[Any, ...]:
+        result = self._answer("cuMemcpyAsync")
+        if result[0] == 0:
+            ctypes.memmove(target, source, nbytes)
+        return result
+
+    def cuPointerGetAttribute(self, key: str, address: int) -> tuple[Any, ...]:
+        return self._answer("cuPointerGetAttribute", self.owner.get(address, 0))
+
+    def cuLibraryLoadData(self, cubin: bytes, *_: Any) -> tuple[Any, ...]:
+        self.libraries.append(cubin)
+        return self._answer("cuLibraryLoadData", len(self.libraries))
+
+    def cuLibraryGetKernel(self, library: int, symbol: bytes) -> tuple[Any, ...]:
+        return self._answer("cuLibraryGetKernel", library)
+
+    def cuKernelSetAttribute(self, *_: Any) -> tuple[Any, ...]:
+        return self._answer("cuKernelSetAttribute")
+
+    def cuLaunchKernel(self, function: int, *geometry: Any) -> tuple[Any, ...]:
+        gx, gy, gz, bx, by, bz, smem, stream, _, _ = geometry
+        result = self._answer("cuLaunchKernel")
+        if result[0] == 0:
+            context = self.contexts[-1] if self.contexts else 0
+            self.launches.append((context, (gx, gy, gz), (bx, by, bz), smem, stream))
+        return result

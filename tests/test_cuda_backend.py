@@ -1,0 +1,456 @@
+"""The CUDA back end without a GPU: typed errors, the kernel cache, devices, streams, fork."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from fake_driver import FakeDriver
+from gemmule import store_ceilings
+from gemmule.arrays import Form, Operand
+from gemmule.backends import cuda, cuda_arrays, driver, nvrtc
+from gemmule.backends.device_array import DeviceArray
+from gemmule.errors import CompileError, DeviceError, GemmuleWarning
+from gemmule.plan import resolve
+from gemmule.rung import all_rungs
+
+RUNG = next(r for r in all_rungs("cuda") if r.name == "thread_per_row")
+KERNEL = ("thread_per_row<float, float, float, 128>",)
+CACHED = (
+    driver.bindings, driver._remember_process, driver.device_info, driver._primary_context,
+    driver._primary_handle, driver.load, cuda._machine, resolve,
+)  # fmt: skip
+
+
+def forget() -> None:
+    """Drop whatever the back end remembers of a driver."""
+    for function in CACHED:
+        function.cache_clear()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeDriver]:
+    """A driver with two devices in the place of NVIDIA's, and an empty cache folder."""
+    stand_in = FakeDriver()
+    install(monkeypatch, stand_in)
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
+    yield stand_in
+    gc.collect()  # arrays give their memory back to the driver they came from
+    forget()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, stand_in: Any) -> None:
+    nvrtc._cuda_core()  # which takes the real driver's types when it is first imported
+    monkeypatch.setattr(sys.modules["cuda.bindings"], "driver", stand_in)
+    forget()
+
+
+def on(device: int, *shape: int, dtype: str = "float32") -> DeviceArray:
+    return DeviceArray.from_host(np.ones(shape, dtype), device)
+
+
+# --- what is missing is said ----------------------------------------------------------------------
+
+
+def test_missing_bindings_name_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    forget()
+    with pytest.raises(DeviceError, match=r"cuda-bindings.*not installed.*pip install"):
+        driver.bindings()
+
+
+def test_a_missing_driver_is_said(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(flags: int) -> Any:
+        raise RuntimeError("libcuda.so.1 was not found")
+
+    monkeypatch.setattr(fake, "cuInit", init)
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver .*libcuda.*CPU back end works"):
+        driver.device_count()
+    assert gm.matvec(np.ones((2, 3)), np.ones(3)).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("code", ["CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"])
+def test_a_driver_that_does_not_start_names_its_answer(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    fake.faults["cuInit"] = code
+    with pytest.raises(DeviceError, match=rf"{code}.*CUDA_VISIBLE_DEVICES=\)"):
+        driver.device_count()
+
+
+@pytest.mark.parametrize("ordinal", [2, 7])
+def test_an_absent_device_is_refused(fake: FakeDriver, ordinal: int) -> None:
+    with pytest.raises(DeviceError, match=f"cuda:{ordinal} was asked for, but there are 2"):
+        cuda.CudaBackend().machine(f"cuda:{ordinal}")
+
+
+@pytest.mark.parametrize("name", ["cuda:", "cuda:x", "gpu", "cuda:-1", "cuda 0"])
+def test_device_names_are_checked(name: str) -> None:
+    with pytest.raises(ValueError, match="device is"):
+        cuda_arrays.ordinal_named(name)
+
+
+def test_an_old_device_is_refused(fake: FakeDriver) -> None:
+    fake.attributes |= {"COMPUTE_CAPABILITY_MAJOR": 7, "COMPUTE_CAPABILITY_MINOR": 5}
+    with pytest.raises(DeviceError, match=r"capability 7\.5; 8\.0 or newer"):
+        cuda.CudaBackend().machine("cuda")
+
+
+def test_a_kernel_the_driver_cannot_load_is_said(fake: FakeDriver) -> None:
+    fake.faults["cuLibraryLoadData"] = "CUDA_ERROR_NO_BINARY_FOR_GPU"
+    with pytest.raises(DeviceError, match="built for another architecture") as caught:
+        gm.matvec(on(0, 4, 4), on(0, 4), rung=RUNG.name)
+    assert not caught.value.restart
+
+
+# --- memory and faults ----------------------------------------------------------------------------
+
+
+def test_out_of_memory_says_how_much_and_leaks_nothing(fake: FakeDriver) -> None:
+    before = fake.free_bytes
+    with pytest.raises(DeviceError, match=r"4,294,967,296 bytes \(1,073,741,824 of") as caught:
+        DeviceArray.empty((1 << 30,), "float32")
+    assert not caught.value.restart
+    assert fake.free_bytes == before
+    small = DeviceArray.empty((16,), "float32")
+    assert fake.free_bytes == before - 64
+    del small
+    gc.collect()
+    assert fake.free_bytes == before
+    assert not fake.memory
+
+
+@pytest.mark.parametrize("code", ["CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED"])
+def test_a_lost_context_asks_for_a_restart_every_time(fake: FakeDriver, code: str) -> None:
+    a, x = on(0, 4, 4), on(0, 4)
+    for call in ("cuLaunchKernel", "cuCtxSynchronize", "cuStreamSynchronize", "cuMemAlloc"):
+        fake.faults[call] = code
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=f"{code}.*Restart") as caught:
+            gm.matvec(a, x, rung=RUNG.name, out=x_like(fake, x))
+        assert caught.value.restart
+    with pytest.raises(DeviceError, match="Restart"):
+        driver.synchronize(0)
+    with pytest.raises(DeviceError, match="Restart"):
+        DeviceArray.empty((4,), "float32")
+
+
+def x_like(fake: FakeDriver, x: DeviceArray) -> DeviceArray:
+    """Return an array beside x, allocated although allocations are planted to fail."""
+    fault = fake.faults.pop("cuMemAlloc", None)
+    try:
+        return DeviceArray.empty(x.shape, x.dtype, x.ordinal)
+    finally:
+        if fault is not None:
+            fake.faults["cuMemAlloc"] = fault
+
+
+def test_a_refused_launch_is_no_lost_context(fake: FakeDriver) -> None:
+    a, x = on(0, 4, 4), on(0, 4)
+    fake.faults["cuLaunchKernel"] = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
+    with pytest.raises(DeviceError, match=r"launching thread_per_row.*OUT_OF_RESOURCES") as caught:
+        gm.matvec(a, x, rung=RUNG.name)
+    assert not caught.value.restart
+    fake.faults.clear()
+    gm.matvec(a, x, rung=RUNG.name)
+    assert len(fake.launches) == 1
+
+
+def test_a_forked_process_is_refused(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, x = on(0, 4, 4), on(0, 4)
+    parent = os.getpid()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: parent + 1)
+        with pytest.raises(DeviceError, match=r"forked after CUDA had started.*spawn"):
+            gm.matvec(a, x, rung=RUNG.name)
+    gm.matvec(a, x, rung=RUNG.name)
+
+
+# --- where work goes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("current", [None, 0, 1])
+def test_work_goes_to_the_operands_device(
+    fake: FakeDriver, device: int, current: int | None
+) -> None:
+    a, x = on(device, 300, 8), on(device, 8)
+    if current is not None:
+        fake.contexts.append(1000 + current)
+    y = gm.matvec(a, x, rung=RUNG.name)
+    assert y.device == f"cuda:{device}"
+    (launch,) = fake.launches
+    context, grid, block, _, stream = launch
+    assert (context, grid, block[0] * grid[0] >= 300, stream) == (1000 + device, grid, True, 0)
+    assert fake.contexts == ([] if current is None else [1000 + current])
+
+
+def test_devices_do_not_mix(fake: FakeDriver) -> None:
+    with pytest.raises(TypeError, match=r"cuda:0.*cuda:1"):
+        gm.matvec(on(0, 4, 4), on(1, 4), rung=RUNG.name)
+    with pytest.raises(TypeError, match=r"cuda:0.*cpu"):
+        gm.matvec(on(0, 4, 4), np.ones(4, np.float32), rung=RUNG.name)
+
+
+def test_nothing_is_launched_for_nothing(fake: FakeDriver) -> None:
+    assert gm.matvec(on(0, 0, 4), on(0, 4), rung=RUNG.name).shape == (0,)
+    assert fake.launches == []
+    assert gm.matvec(on(0, 4, 0), on(0, 0), rung=RUNG.name).shape == (4,)
+    assert len(fake.launches) == 1  # four zeros have to be stored
+
+
+def test_unproved_rungs_are_not_chosen(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "is_proved", lambda rung, arch: False)
+    with pytest.raises(TypeError, match="no proved cuda rung"):
+        gm.matvec(on(0, 4, 4), on(0, 4))
+    monkeypatch.setattr(cuda, "is_proved", lambda rung, arch: rung.name == RUNG.name)
+    forget()
+    install(monkeypatch, fake)
+    assert gm.plan("matvec", on(0, 4, 4), on(0, 4)).rung.name == RUNG.name
+
+
+def operand(library: str, array: Any = None) -> Operand:
+    return Operand(array, 256, Form((4,), (1,), "float32", 16), "cuda:1", library, array)
+
+
+def test_each_librarys_current_stream_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def raw_stream(ordinal: int) -> int:
+        asked.append(ordinal)
+        return 111
+
+    torch = SimpleNamespace(_C=SimpleNamespace(_cuda_getCurrentRawStream=raw_stream))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert cuda_arrays.current_stream(operand("torch"), 1) == 111
+    assert asked == [1]
+
+    class Device:
+        def __init__(self, ordinal: int) -> None:
+            asked.append(10 + ordinal)
+
+        def __enter__(self) -> None:
+            return None
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+    current = SimpleNamespace(ptr=222)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(Device=Device, get_current_stream=lambda: current))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert cuda_arrays.current_stream(operand("cupy"), 1) == 222
+    assert asked == [1, 11]
+
+
+def test_other_arrays_carry_their_stream_or_get_the_default() -> None:
+    speaking = SimpleNamespace(__cuda_stream__=lambda: (0, 333))
+    assert cuda_arrays.current_stream(operand("dlpack", speaking), 0) == 333
+    for declared, expected in ((None, 0), (1, 0), (2, 2), (444, 444)):
+        array = SimpleNamespace(__cuda_array_interface__={"stream": declared})
+        assert cuda_arrays.current_stream(operand("interface", array), 0) == expected
+    assert cuda_arrays.current_stream(operand("gemmule", object()), 0) == 0
+    with cuda_arrays.using_stream(555):
+        assert cuda_arrays.current_stream(operand("gemmule", object()), 0) == 555
+    assert cuda_arrays.current_stream(operand("gemmule", object()), 0) == 0
+
+
+def test_a_chosen_stream_reaches_the_launch(fake: FakeDriver) -> None:
+    a, x = on(0, 4, 4), on(0, 4)
+    with cuda_arrays.using_stream(777):
+        gm.matvec(a, x, rung=RUNG.name)
+    gm.matvec(a, x, rung=RUNG.name)
+    assert [launch[-1] for launch in fake.launches] == [777, 0]
+
+
+def test_threads_share_no_argument_memory(fake: FakeDriver) -> None:
+    operands = [(on(0, 4, 4), on(0, 4)) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda pair: gm.matvec(*pair, rung=RUNG.name).pointer, operands * 25))
+    assert len(fake.launches) == 100
+    assert len(found) == 100
+
+
+def test_host_arrays_go_there_and_come_back(fake: FakeDriver) -> None:
+    result = gm.matvec(
+        np.ones((5, 3), np.float32), np.ones(3, np.float32), device="cuda:1", rung=RUNG.name
+    )
+    assert isinstance(result, np.ndarray)
+    assert result.shape == (5,)
+    assert [launch[0] for launch in fake.launches] == [1001]
+    gc.collect()
+    resolve.cache_clear()
+    gc.collect()
+    assert not fake.memory, "copies of the operands stayed on the device"
+
+
+def test_device_arrays_keep_their_order(fake: FakeDriver) -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for host in (rows, np.asfortranarray(rows), rows.T):
+        there = DeviceArray.from_host(host)
+        assert there.strides == tuple(step // 4 for step in host.strides)
+        np.testing.assert_array_equal(there.to_host(), host)
+        np.testing.assert_array_equal(there.T.to_host(), host.T)
+
+
+# --- compiling and its cache ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """An empty cache folder, and a list that grows with each compilation."""
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
+    made: list[int] = []
+    build = nvrtc.build
+
+    @functools.wraps(build)
+    def counted(*arguments: Any) -> Any:
+        made.append(1)
+        return build(*arguments)
+
+    monkeypatch.setattr(nvrtc, "build", counted)
+    return made
+
+
+def compile_it() -> nvrtc.Module:
+    return nvrtc.compile_file(RUNG.source_path, KERNEL, "sm_90a")
+
+
+def entry(tmp_path: Path) -> Path:
+    (path,) = (tmp_path / "cache" / "cubin").glob("*.cubin")
+    return path
+
+
+def test_the_second_compilation_is_read_from_disk(builds: list[int], tmp_path: Path) -> None:
+    first = compile_it()
+    assert compile_it() == first
+    assert len(builds) == 1
+    assert entry(tmp_path).stat().st_mode & 0o077 == 0
+    assert (tmp_path / "cache" / "cubin").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[:-100],
+        lambda data: data[:10],
+        lambda data: b"",
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: b"{}\n" + data.partition(b"\n")[2],
+        lambda data: b"[" * 5000 + b"\n" + data.partition(b"\n")[2],
+        lambda data: json.dumps({"sha256": 1, "symbols": []}).encode() + b"\nx",
+    ],
+)
+def test_a_broken_entry_is_compiled_again(builds: list[int], tmp_path: Path, spoil: Any) -> None:
+    first = compile_it()
+    path = entry(tmp_path)
+    path.write_bytes(spoil(path.read_bytes()))
+    assert compile_it() == first
+    assert len(builds) == 2
+    assert compile_it() == first, "the broken entry was not replaced"
+    assert len(builds) == 2
+
+
+def test_another_users_folder_is_not_trusted(
+    builds: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compile_it()
+    nvrtc._trusted_folder.cache_clear()
+    own = os.getuid()
+    with monkeypatch.context() as other:
+        other.setattr(os, "getuid", lambda: own + 1)
+        with pytest.warns(GemmuleWarning, match="another user's"):
+            compile_it()
+    assert len(builds) == 2
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720])
+def test_a_folder_others_may_write_to_is_not_trusted(
+    builds: list[int], tmp_path: Path, mode: int
+) -> None:
+    folder = tmp_path / "cache" / "cubin"
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    with pytest.warns(GemmuleWarning, match="writable by others"):
+        compile_it()
+    assert list(folder.iterdir()) == []
+
+
+def test_threads_that_compile_the_same_kernel_agree(builds: list[int], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: compile_it(), range(8)))
+    assert all(module == found[0] for module in found)
+    builds.clear()
+    assert compile_it() == found[0]
+    assert builds == []
+    assert [p.name for p in entry(tmp_path).parent.iterdir()] == [entry(tmp_path).name]
+
+
+def test_a_kernel_that_does_not_compile_says_why(tmp_path: Path, builds: list[int]) -> None:
+    broken = tmp_path / "broken.cu"
+    broken.write_text("template <class T> __global__ void f(T* p) { p[0] = missing_name; }\n")
+    with pytest.raises(
+        CompileError, match=r"broken\.cu for sm_90a \(f<float>\).*missing_name"
+    ) as e:
+        nvrtc.compile_file(broken, ("f<float>",), "sm_90a")
+    assert "broken.cu" in e.value.log
+    assert not (tmp_path / "cache" / "cubin").exists() or not list(
+        (tmp_path / "cache" / "cubin").glob("*.cubin")
+    )
+    with pytest.raises(CompileError, match="for sm_1 "):
+        nvrtc.compile_file(RUNG.source_path, KERNEL, "sm_1")
+
+
+# --- the stored read ceiling ----------------------------------------------------------------------
+
+
+def test_a_measured_ceiling_replaces_the_datasheets(fake: FakeDriver) -> None:
+    machine = cuda.CudaBackend().machine("cuda")
+    assert machine.read_bytes_per_s == pytest.approx(0.92 * 2 * 3.201e9 * 6016 / 8)
+    assert store_ceilings.save(machine, 4.5e12) is not None
+    forget()
+    assert cuda.CudaBackend().machine("cuda").read_bytes_per_s == 4.5e12
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{}", "[]", "no json", "[" * 5000, "x" * 100_000,
+        '{"schema": 2, "device": "Fake GPU", "read_bytes_per_s": 4e12}',
+        '{"schema": 1, "device": "Another", "read_bytes_per_s": 4e12}',
+        '{"schema": 1, "device": "Fake GPU", "read_bytes_per_s": "4e12"}',
+        '{"schema": 1, "device": "Fake GPU", "read_bytes_per_s": NaN}',
+        '{"schema": 1, "device": "Fake GPU", "read_bytes_per_s": 1e20}',
+        '{"schema": 1, "device": "Fake GPU", "read_bytes_per_s": -1.0}',
+    ],
+)  # fmt: skip
+def test_a_ceiling_that_cannot_be_right_is_overlooked(fake: FakeDriver, text: str) -> None:
+    machine = cuda.CudaBackend().machine("cuda")
+    path = store_ceilings.save(machine, 4.5e12)
+    assert path is not None
+    path.write_text(text)
+    names = (machine.backend, machine.name, machine.arch, machine.units)
+    assert store_ceilings.read(*names) is None
+    with pytest.raises(ValueError, match="no read rate"):
+        store_ceilings.save(machine, 0.0)
+
+
+def test_ceilings_are_ignored_with_tuning_off(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = cuda.CudaBackend().machine("cuda")
+    store_ceilings.save(machine, 4.5e12)
+    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    assert store_ceilings.read("cuda", machine.name, machine.arch, machine.units) is None
