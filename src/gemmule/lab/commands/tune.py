@@ -1,0 +1,163 @@
+"""``gemmule tune``: measure the configurations of given products and keep the fastest right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from gemmule.problem import Problem
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
+
+
+@click.command(short_help="Find and store the fastest configuration of products.")
+@click.option(
+    "--op",
+    "ops",
+    multiple=True,
+    type=click.Choice(["matvec", "vecmat", "matmul"]),
+    help="Operation; may be repeated.  [default: matvec]",
+)
+@click.option(
+    "--sizes", multiple=True, help="Rows x columns of A, 4096x4096; for matmul MxKxN. Repeatable."
+)
+@click.option(
+    "--shapes-from",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Tune every shape of matrix in this .safetensors file.",
+)
+@click.option(
+    "--columns",
+    type=click.IntRange(1, 1 << 20),
+    default=16,
+    show_default=True,
+    help="With --shapes-from and matmul: columns of B.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(DTYPES),
+    help="Of the operands; may be repeated.  [default: float32]",
+)
+@click.option("--bits", type=click.Choice(["4", "8"]), help="A quantised matrix of this many bits.")
+@click.option(
+    "--group-size", type=click.IntRange(-1, 1 << 20), default=128, show_default=True,
+    help="Of a quantised matrix; -1 for a row.",
+)  # fmt: skip
+@click.option(
+    "--layout", type=click.Choice(["row", "col"]), default="row", show_default=True,
+    help="How A lies in memory.",
+)  # fmt: skip
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:<index>.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1, 3600), default=30.0, show_default=True,
+    help="Time for each product.",
+)  # fmt: skip
+@click.option(
+    "--include-unproved", is_flag=True,
+    help="Also measure rungs without a proof, in processes of their own; they are never chosen.",
+)  # fmt: skip
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Store into this folder instead of the cache.",
+)
+def tune(
+    ops: tuple[str, ...],
+    sizes: tuple[str, ...],
+    shapes_from: Path | None,
+    columns: int,
+    dtypes: tuple[str, ...],
+    bits: str | None,
+    group_size: int,
+    layout: str,
+    device: str,
+    seconds: float,
+    include_unproved: bool,
+    into: Path | None,
+) -> None:
+    """Verify every configuration, time them cold and interleaved, and store what beats the default.
+
+    A configuration has to win by 2 % and by more than the noise. Later calls of the same product
+    on the same device use it. Ctrl-C keeps what is stored so far.
+    """
+    import re
+
+    from gemmule.settings import tuning_enabled
+
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ValueError(f"--device is {device!r}; it must be cpu, cuda or cuda:<index>.")
+    if not tuning_enabled():
+        click.echo("GEMMULE_TUNE is 0: stored results are ignored, so nothing was tuned.")
+        return
+    problems = _problems(
+        ops or ("matvec",), sizes, shapes_from, columns, dtypes or ("float32",), device, layout,
+        None if bits is None else int(bits), group_size,
+    )  # fmt: skip
+    _run(problems, device, seconds, include_unproved, into)
+
+
+def _problems(
+    ops: tuple[str, ...], sizes: tuple[str, ...], path: Path | None, columns: int,
+    dtypes: tuple[str, ...], device: str, layout: str, bits: int | None, group_size: int,
+) -> list[Problem]:  # fmt: skip
+    """Return every product asked for, once."""
+    from gemmule.lab import tuning
+
+    if not sizes and path is None:
+        raise ValueError("there is nothing to tune: give --sizes 4096x4096 or --shapes-from FILE.")
+    found: dict[Problem, None] = {}
+    for op in ops:
+        wanted = [tuning.sizes_of(text, op) for text in sizes]
+        for shape in [] if path is None else tuning.shapes_in(path):
+            wanted.append((*shape, columns) if op == "matmul" else shape)
+        for one in wanted:
+            for dtype in dtypes:
+                problem = tuning.problem_of(
+                    op, one, dtype, device=device, layout=layout, bits=bits, group_size=group_size
+                )
+                found[problem] = None
+    return list(found)
+
+
+def _run(
+    problems: list[Problem], device: str, seconds: float, include_unproved: bool, into: Path | None
+) -> None:
+    from rich.console import Console
+
+    from gemmule.lab import tuning
+    from gemmule.lab.cli import WrongResultError
+    from gemmule.lab.progress import bar
+    from gemmule.tune import TuneReport, tune_problem
+
+    reports: list[TuneReport] = []
+    try:
+        with bar() as progress:
+            whole = progress.add_task("tune", total=len(problems))
+            stage = progress.add_task("")
+            for problem in problems:
+                report = tune_problem(
+                    problem, device, max_seconds=seconds, include_unproved=include_unproved,
+                    root=into,
+                    progress=lambda name, done, total: progress.update(
+                        stage, description=name, completed=done, total=total
+                    ),
+                )  # fmt: skip
+                reports.append(report)
+                progress.advance(whole)
+                if report.stopped:
+                    break
+    finally:
+        if reports:
+            tuning.show(reports, Console())
+            stored = sum(report.path is not None for report in reports)
+            click.echo(f"{len(reports)} products tuned, {stored} new choices stored")
+    if any(report.winner is None for report in reports):
+        raise WrongResultError("a product has no configuration that ran right; see above.")
+
+
+COMMAND = tune
