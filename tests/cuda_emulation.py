@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from cuemu.build import compile_cu
-from gemmule.lab import proofs, raw_launch
+from gemmule.lab import proofs, raw_launch, verify_cuda
 from gemmule.oracle_inputs import Inputs
 from gemmule.rung import Rung
 
@@ -62,24 +63,28 @@ class Emulator:
 
 
 def emulated(rung: Rung, kernel: str, problem: Any, *, bank_conflicts: bool = False) -> Any:
-    """Compile, once per variant, all kernels of the variant that `problem` belongs to."""
+    """Compile, once per variant, the kernels that the variant's trials launch, and `kernel`."""
     signature = (problem.a, problem.b, problem.out)
     names, defines = _kernels(rung, signature)
-    if kernel not in names:  # a parameter set that the fixed problems do not reach
-        names = (*names, kernel)
+    if kernel not in names:  # one that the trials do not reach
+        names = (kernel,)
     return compile_cu(
         rung.source_path, names=list(names), defines=list(defines), bank_conflicts=bank_conflicts
     )
 
 
+@functools.cache
 def _kernels(
     rung: Rung, signature: tuple[str, str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    key = (rung.folder, rung.name, signature)
-    if key not in _KNOWN:
-        variant = next(v for v in proofs.variants(rung) if v.name == ",".join(signature))
-        _KNOWN[key] = (variant.kernels, variant.defines)
-    return _KNOWN[key]
-
-
-_KNOWN: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    assert rung.steps is not None
+    machine = proofs.proof_machine()
+    steps = [
+        step
+        for trial in verify_cuda.trials(rung, signature, few=True)
+        for step in rung.steps(trial.problem, trial.params, machine)
+    ]
+    return (
+        tuple(dict.fromkeys(step.kernel for step in steps)),
+        tuple(dict.fromkeys(define for step in steps for define in step.defines)),
+    )

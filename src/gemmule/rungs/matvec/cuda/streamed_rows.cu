@@ -4,7 +4,7 @@
 // Sizes are below 2^31 (a constraint of the rung), so indices are 32-bit and the way to the first load
 // is short: every instruction before it costs all blocks of the first wave.
 template <class TA, class TX, class TY, int WARPS, int GROUPS, int R, int U, bool ALIGNED, bool BATCHED>
-__global__ void __launch_bounds__(32 * WARPS * GROUPS) streamed_rows(const GemvArgs p) {
+__global__ void __launch_bounds__(32 * WARPS * GROUPS, 2) streamed_rows(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
   constexpr int V = Lanes<TA>::count, STEP = WARPS * 32;
   const int lane = threadIdx.x % 32, group = threadIdx.x / STEP, walker = threadIdx.x % STEP;
