@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -290,3 +291,55 @@ def test_four_writers_never_tear_an_entry(rungs: tuple[Rung, Rung], tmp_path: Pa
         assert writer.returncode == 0
     assert reads > 50
     assert torn == 0
+
+
+def _mutated(rng: random.Random, whole: bytes) -> bytes:
+    """Damage an entry as disks, editors and bad luck do: bytes, spans, or values of the JSON."""
+    data = bytearray(whole)
+    for _ in range(rng.randint(1, 4)):
+        place, span = rng.randrange(len(data) + 1), rng.randint(1, 12)
+        what = rng.randrange(5)
+        if what == 0 and place < len(data):
+            data[place] = rng.randrange(256)
+        elif what == 1:
+            del data[place : place + span]
+        elif what == 2:
+            data[place:place] = rng.randbytes(span)
+        elif what == 3:
+            source = rng.randrange(len(data) + 1)
+            data[place:place] = data[source : source + span]
+        else:
+            record = json.loads(whole)
+            value = rng.choice(
+                [None, True, -1, 2**70, 1.5, float("nan"), "", "first", [], {}, [[]]]
+            )
+            record[rng.choice(list(record))] = value
+            if rng.random() < 0.5:
+                record["params"] = {"block": value, "mode": rng.choice(["a", "b", value])}
+            data = bytearray(json.dumps(record).encode())
+    return bytes(data)
+
+
+def _survives_mutations(rung: Rung, count: int) -> int:
+    """Look a damaged entry up `count` times; return how often it was still believed."""
+    path, rng, believed = _saved(rung), random.Random(11), 0
+    whole = path.read_bytes()
+    for _ in range(count):
+        path.write_bytes(_mutated(rng, whole))
+        found = store.lookup(MACHINE, PROBLEM)
+        if found is not None:
+            believed += 1
+            assert any(dict(found.params) == declared for declared in found.rung.space(PROBLEM))
+            assert 0 < found.time_s < 3600
+            assert found.date.isprintable()
+    return believed
+
+
+def test_damaged_entries_are_misses_or_declared_choices(rungs: tuple[Rung, Rung]) -> None:
+    believed = _survives_mutations(rungs[0], 4000)
+    assert 0 < believed < 2000  # some damage hits what nobody reads, most does not
+
+
+@pytest.mark.soak
+def test_a_million_damaged_entries(rungs: tuple[Rung, Rung]) -> None:
+    _survives_mutations(rungs[0], 1_000_000)

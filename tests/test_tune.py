@@ -143,6 +143,9 @@ class FakePlace(HostPlace):
         super().__init__()
         self.clock, self.caches = clock, 60_000
 
+    def wall(self) -> float:
+        return 0.0  # first calls show nothing: the clock alone decides
+
 
 Plant = Callable[..., tuple[Rung, ...]]
 
@@ -356,6 +359,26 @@ def test_hopelessly_slow_candidates_are_not_timed(plant: Plant) -> None:
     assert type(found) is Skipped
     assert "10 times the default's" in found.text
     assert 1 <= blocks.count(FASTER) <= 4
+
+
+def test_a_candidate_hopeless_in_its_first_calls_never_meets_the_clock(plant: Plant) -> None:
+    plant(made_rung("usual"))
+    place = FakePlace(FakeClock())
+    waits = [0.0]
+    calls = {"wall": 0}
+
+    def wall() -> float:  # from the third configuration on, a call takes a second
+        calls["wall"] += 1
+        waits[0] += 1.0 if calls["wall"] > 8 else 1e-6
+        return waits[0]
+
+    place.wall = wall  # type: ignore[method-assign]
+    blocks: list[str] = []
+    place.clock.on_block = blocks.append  # type: ignore[attr-defined]
+    report = tune.tune_problem(PROBLEM, max_seconds=20.0, place=place)
+    (found,) = [o for o in report.outcomes if isinstance(o, Skipped)]
+    assert "on a smaller problem" in found.text
+    assert found.candidate.name not in blocks
 
 
 def test_time_runs_out_and_what_was_not_tried_says_so(plant: Plant) -> None:
@@ -755,6 +778,8 @@ def test_a_named_rung_tunes_its_parameters_and_stores_nothing(
     assert (better.rung.name, better.params) == ("other", {"block": 2})
     assert entries() == []
     assert gm.plan("matvec", A, x).rung.name == "usual"
+    worst = gm.plan("matvec", A, x, rung="other", params={"block": 4})
+    assert worst.tune(max_seconds=5).params == {"block": 2}  # not only where the heuristic loses
 
 
 def test_a_batch_invariant_plan_is_tuned_as_if_alone(
@@ -794,8 +819,9 @@ REAL = {
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_rungs_on_every_kind_of_problem(name: str) -> None:
-    """All that a run needs of operands, views and truths, with the default alone on the clock."""
+def test_real_rungs_on_every_kind_of_problem(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a run needs of operands, views and truths, for the default and two others."""
+    monkeypatch.setattr(tune_space, "MOST_CANDIDATES", 2)
     report = tuned(FakeClock({}), REAL[name], max_seconds=0.01)
     assert report.winner is not None, report.outcomes
     assert not report.failures, report.failures

@@ -21,7 +21,7 @@ from gemmule import backends, store
 from gemmule.errors import DeviceError
 from gemmule.hostcall import short_way
 from gemmule.measure import CONFIDENCE, Ratio, Samples, ratio
-from gemmule.plan import Choice, Plan, forget_plans
+from gemmule.plan import Choice, Plan, choose, forget_plans
 from gemmule.problem import Problem
 from gemmule.settings import tuning_enabled
 from gemmule.tune_isolated import CHILD_TIMEOUT_S, measure_apart
@@ -69,16 +69,18 @@ def tune_plan(plan: Plan, *, max_seconds: float = 30.0) -> Plan:
         return plan
     report = tune_problem(problem, plan.device, max_seconds=max_seconds, rung=plan.rung_name)
     winner = report.winner
-    if winner is None or not report.changed or report.winner_s is None:
+    own = Candidate(plan.rung, plan.params)
+    if winner is None or report.winner_s is None or same(winner, own):
         return plan
-    call = plan.choice.call
-    reason = f"tuned on this device, {_today()}"
-    choice = Choice(
-        call, call.problem, winner.rung, winner.params, plan.choice.machine, reason,
-        report.winner_s, report.default.name, (),
+    call, machine = plan.choice.call, plan.choice.machine
+    times = math.prod(call.outer) * (call.problem.batch if call.problem.batch_invariant else 1)
+    choice = replace(
+        choose(call, machine, winner.rung.name, winner.params),
+        reason=f"tuned on this device, {_today()}", expected_s=report.winner_s * times,
+        runner_up=report.default.name,
     )  # fmt: skip
-    run = backends.get(choice.machine.backend).prepare(choice)
-    short = short_way(run, call, *plan.forms, plan.device)
+    run = backends.get(machine.backend).prepare(choice)
+    short = short_way(run, choice.call, *plan.forms, plan.device)
     return replace(plan, choice=choice, _run=run, short_way=short)
 
 

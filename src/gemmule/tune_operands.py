@@ -7,6 +7,7 @@ end reads them, brings results back, and names the clock that times work there.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -60,6 +61,9 @@ class Place(Protocol):
     def wait(self) -> None:
         """Return when all work is done; DeviceError where some of it failed."""
 
+    def wall(self) -> float:
+        """Return wall time in seconds, by which first calls are judged hopeless or not."""
+
 
 class HostPlace:
     """Memory of the host."""
@@ -86,6 +90,10 @@ class HostPlace:
 
     def wait(self) -> None:
         """Do nothing: host calls return when they are done."""
+
+    def wall(self) -> float:
+        """Return ``time.perf_counter()``."""
+        return time.perf_counter()
 
 
 class DevicePlace:
@@ -151,6 +159,10 @@ class DevicePlace:
         from gemmule.backends import driver
 
         driver.synchronize(self.ordinal)
+
+    def wall(self) -> float:
+        """Return ``time.perf_counter()``."""
+        return time.perf_counter()
 
 
 def place_of(device: str, cache_bytes: int) -> Place:
