@@ -104,7 +104,8 @@ def matvec(
     precision : ``"float32"`` (at least IEEE SGEMM's accuracy), ``"ieee"`` (plain float32 FMA) or
         ``"tf32"``, which permits operands rounded to TF32.
     accumulate : ``"float16"`` permits half-precision sums.
-    batch_invariant : give each vector of a batch the bits that it would get alone.
+    batch_invariant : give each vector of a batch the bits that it would get alone, at the price of
+        one matvec for each (docs/batch_invariance.md).
     activations : ``"int8"`` permits x quantised to 8 bits per group (quantised A only).
     rung, params : take this rung of the ladder, with these parameter values.
     device : ``"cuda"`` copies host arrays to the GPU and the result back.
@@ -185,7 +186,8 @@ def matmul(
     A : array (..., m, k) or (k,); B : array (..., k, n) or (k,); either may be a QuantizedMatrix.
     A 1-D operand counts as a row on the left or a column on the right, and its axis is removed
     from the result; batch dimensions broadcast; 0-D operands are a ValueError. A product with a
-    single column or row runs as a matvec. Options, errors and promises are those of `matvec`.
+    single column or row runs as a matvec. Options, errors and promises are those of `matvec`;
+    the vectors of `batch_invariant` are the rows of A, beside a quantised A the columns of B.
 
     >>> import numpy as np, gemmule as gm
     >>> gm.matmul(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]))

@@ -173,6 +173,8 @@ def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
     shape = matmul_shape(a.shape, b.shape)
     if b.quant is not None:
         return _quantized_second(a, b, shape, out, options)
+    if options.batch_invariant:
+        return _vector_by_vector(a, b, shape, out, options)
     strides = out.strides if out is not None and out.shape == shape else c_strides(shape)
     dtype = _result(a, b, options.out_dtype)
     batch_shape = shape[:-2]
@@ -194,6 +196,27 @@ def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
         if vector is not None:
             return vector
     return _assemble("matmul", a, b, dtype, options, batch, shape, *views, out)
+
+
+def _vector_by_vector(a: Form, b: Form, shape: Ints, out: Form | None, options: Options) -> Call:
+    """See a matmul as a batch of matvecs: of the rows of A, or of the columns of B beside Q."""
+    if a.quant is not None:
+        columns = _turned(b)
+        result = Form(shape, c_strides(shape), _result(a, b, options.out_dtype), 16)
+        call = _matvec("matmul", a, columns, _turned(out or result), options)
+        return replace(call, out_shape=shape)
+    matrix = _turned(b)
+    if len(b.shape) > 2:  # every row of A meets the matrix of its batch entry
+        matrix = matrix._replace(
+            shape=(*matrix.shape[:-2], 1, *matrix.shape[-2:]),
+            strides=(*matrix.strides[:-2], 0, *matrix.strides[-2:]),
+        )
+    return _with(_matvec("matmul", matrix, a, out, options), swapped=True)
+
+
+def _turned(form: Form) -> Form:
+    """Return the form of an array whose last two axes are seen in the other order."""
+    return form._replace(shape=_swap_last(form.shape), strides=_swap_last(form.strides))
 
 
 def _single_vector(
@@ -287,6 +310,9 @@ def _assemble(
         if form is not None and form.quant is None:
             for step in steps:
                 aligned = min(aligned, _power_of_two(step * ITEMSIZE[form.dtype]))
+    if options.batch_invariant:  # of one vector as of the rows of a C-ordered batch of them
+        for count_of, name in ((a_view.shape[1], b.dtype), (a_view.shape[0], dtype)):
+            aligned = min(aligned, _power_of_two(count_of * ITEMSIZE[name]))
     problem = Problem(
         op="matvec" if is_matvec else "matmul",
         m=a_view.shape[0],

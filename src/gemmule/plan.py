@@ -58,12 +58,14 @@ def choose(
     With `rung` the named one is taken (ValueError where it cannot compute the problem). Otherwise
     only proved rungs whose arithmetic is float32 or better take part.
     """
+    if call.problem.batch_invariant and call.problem.batch != 1:
+        return _as_alone(call, machine, rung, params)
     backend = backends.get(machine.backend)
     if rung is not None:
         return _named(call, machine, rung, params)
     if params:
         raise ValueError("params= goes with rung=: name the rung they belong to.")
-    tuned = store.lookup(machine, _decisive(call.problem))
+    tuned = store.lookup(machine, call.problem)
     if tuned is not None and backend.proved(tuned.rung, machine):
         return Choice(
             call, call.problem, tuned.rung, tuned.params, machine,
@@ -78,9 +80,25 @@ def choose(
     return replace(best, runner_up=runner_up)
 
 
-def _decisive(problem: Problem) -> Problem:
-    """Return the problem that decides: a batch-invariant product is planned as if it were alone."""
-    return problem.alone() if problem.batch_invariant else problem
+def _as_alone(
+    call: Call, machine: Machine, rung: str | None, params: Mapping[str, Any] | None
+) -> Choice:
+    """Choose for one product of a batch as if it were alone, and run the whole batch that way.
+
+    Where the chosen rung does not take the batch in one go, the back end walks it as outer axes.
+    """
+    problem = call.problem
+    one = replace(call, problem=problem.alone(), outer=(*call.outer, problem.batch))
+    choice = choose(one, machine, rung, params)
+    expected_s = None if choice.expected_s is None else choice.expected_s * problem.batch
+    together = replace(
+        choice.problem, batch=problem.batch, shared_a=problem.shared_a, shared_b=problem.shared_b
+    )
+    if choice.rung.refusal(together) is None and all(
+        constraint.holds(together, choice.params) for constraint in choice.rung.constraints
+    ):
+        return replace(choice, call=call, problem=together, expected_s=expected_s)
+    return replace(choice, expected_s=expected_s)
 
 
 def _in_words(choice: Choice) -> str:
@@ -108,16 +126,13 @@ def _suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
         for rung in all_rungs(machine.backend):
             if rung.refusal(problem) is not None or not eligible(rung, problem):
                 continue
-            suggestion = rung.suggest(_decisive(problem), machine)
+            suggestion = rung.suggest(problem, machine)
             if suggestion is None or not backend.proved(rung, machine):
                 continue
             found = True
-            expected_s = suggestion.expected_s
-            if problem.batch_invariant:
-                expected_s *= problem.batch
             yield Choice(
                 call, problem, rung, rung.check_params(problem, suggestion.params), machine,
-                "heuristic", expected_s + cost_s, "", copies,
+                "heuristic", suggestion.expected_s + cost_s, "", copies,
             )  # fmt: skip
         if found:
             return
@@ -255,7 +270,7 @@ class Plan:
 
     @property
     def problem(self) -> Problem:
-        """The canonical problem."""
+        """The canonical problem; where vectors go one by one, that of one."""
         return self.choice.call.problem
 
     @property
@@ -295,10 +310,9 @@ class Plan:
 
     def _sibling(self, left: Operand, right: Operand, out: Operand | None) -> Plan:
         """Return this plan rebound to operands of other strides but the same problem."""
-        call = canonical(
-            self.op, left.form, right.form, None if out is None else out.form, self.options
-        )
-        mine, theirs = self.problem, call.problem
+        target = None if out is None else out.form
+        mine = canonical(self.op, *self.forms, None, self.options).problem
+        theirs = canonical(self.op, left.form, right.form, target, self.options).problem
         if replace(theirs, alignment=mine.alignment, layout_out=mine.layout_out) != mine or (
             theirs.alignment < mine.alignment
         ):

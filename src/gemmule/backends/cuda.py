@@ -141,9 +141,13 @@ class Launcher:
         if self.workspace:
             work, owner = cuda_arrays.workspace(out, self.workspace)
         if self.quantized:
-            _QUANT_POINTERS.pack_into(buffer, 0, *_parts(a), b.pointer, out.pointer, work)
-            for start in starters:
-                start(slot.address, stream)
+            parts = _parts(a)
+            for _, right, result in self.offsets:
+                _QUANT_POINTERS.pack_into(
+                    buffer, 0, *parts, b.pointer + right, out.pointer + result, work
+                )
+                for start in starters:
+                    start(slot.address, stream)
             return
         for left, right, result in self.offsets:
             _POINTERS.pack_into(
