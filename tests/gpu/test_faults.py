@@ -96,12 +96,12 @@ for _ in range(3):  # and so ends every later call
 HANG = """
 right()
 planted('''__global__ void spin(unsigned long long p) {
-  const long long end = clock64() + %d * 1000000000ll;
+  const long long end = clock64() + CYCLES;
   while (clock64() < end) {}
 }''', "spin")
 print("typed", flush=True)
 driver.synchronize(0)
-""" % (2 * SPIN_S)
+""".replace("CYCLES", f"{2 * SPIN_S}000000000ll")
 REFUSED = """
 right()
 asked = [300 << 10, 1 << 20, 228 << 10, 1 << 24, 1 << 30][variant]

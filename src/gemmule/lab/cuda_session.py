@@ -22,6 +22,7 @@ from gemmule.lab.report import terminal_table
 from gemmule.lab.tables import TableData, significant, speedup_text, without_empty_columns
 
 SPLIT_SIDES = (64, 1024, 4096)
+FILE_WIDTH = 160  # columns where no terminal tells its width: the table is wide, and goes to a file
 
 
 def bench(
@@ -46,7 +47,7 @@ def bench(
         click.echo(f"suite {suite}, {CUDA_SUITES[suite].title}: {len(chosen)} products")
         rows, absent = _measure(chosen, environment, ordinal, names, seconds)
         rows, environment = cuda_bench.settled(rows, environment, ordinal, ceiling_seconds / 2)
-    Console().print(terminal_table(table(f"{environment.device}, {suite}", rows)))
+    _console().print(terminal_table(table(f"{environment.device}, {suite}", rows)))
     for line in absences_in_words(absent):
         click.echo(f"not timed: {line}")
     _write(out, suite, environment, rows)
@@ -114,7 +115,12 @@ def show_split(ordinal: int, sides: Sequence[int]) -> None:
             )
             title = f"{op}, {side} x {side}, float32"
             data = TableData(title, ("part", "ms", "GB/s"), body, (False, True, True))
-            Console().print(terminal_table(data))
+            _console().print(terminal_table(data))
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
 def _write(out: Path, suite: str, environment: Environment, rows: Sequence[Row]) -> None:

@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(256) fill_normal(const FillArgs p) {
   for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < p.count; i += step) {
     const u64 bits = mixed(p.seed + (u64)i);
     const float u = ((float)(unsigned)(bits >> 40) + 0.5f) * 0x1p-24f;
-    const float v = (float)(unsigned)(bits & 0xffffff) * 0x1p-23f;
-    const float normal = sqrtf(-2.0f * __logf(u)) * cospif(v);
+    const float angle = (float)(unsigned)(bits & 0xffffff) * (0x1p-24f * 6.2831853f);
+    const float normal = sqrtf(-2.0f * logf(u)) * cosf(angle);
     if constexpr (sizeof(T) == 8)
       ((T*)p.data)[i] = (double)normal * (1.0 + 0x1p-24 * ((double)(mixed(bits) >> 11) * 0x1p-53));
     else
