@@ -29,7 +29,7 @@ from gemmule.measure import sample
 from gemmule.problem import ITEMSIZE
 from gemmule.quant import QuantizedMatrix
 
-MOST_SETS = 1024
+MOST_SETS = 2048
 L2_FACTOR = 4.0
 SPACING = 256
 JUDGED_ROWS = 48
@@ -96,7 +96,9 @@ class GpuBench:
         )  # fmt: skip
         for name, one in bound.items():
             times = times_of(timed[name])
-            found[name] = Measured(times, rates(cell, one.lane, times.median), params=one.params)
+            figures = rates(cell, one.lane, times.median)
+            figures["datasheet_gbs"] = self.info.datasheet_bytes_per_s * 1e-9
+            found[name] = Measured(times, figures, params=one.params)
 
     def bind(self, cell: Cell, lane: Lane, sets: Sequence[Operands]) -> Bound | str:
         """Return a lane's captured calls, judged once, or why it takes no part."""

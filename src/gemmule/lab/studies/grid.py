@@ -102,13 +102,14 @@ class Bench(Protocol):
 class Task:
     """Part of a study that no cell describes: host times, counters, limits.
 
-    `names` are the rows that it gives, all filed under `case` and ``once``.
+    `names` are the rows that it gives, all filed under `case` and ``once``; ``run(bench, names,
+    case)`` measures those that are asked for.
     """
 
     experiment: str
     names: tuple[str, ...]
     case: Mapping[str, Value]
-    run: Callable[[Bench, tuple[str, ...]], Mapping[str, Measured]]
+    run: Callable[[Bench, tuple[str, ...], Mapping[str, Value]], Mapping[str, Measured]]
 
 
 Step = Cell | Task

@@ -67,7 +67,7 @@ def run(
 
 def _measure(bench: Bench, one: Todo) -> dict[str, Measured]:
     if isinstance(one.step, Task):
-        return dict(one.step.run(bench, one.names))
+        return dict(one.step.run(bench, one.names, one.step.case))
     lanes = tuple(lane for lane in one.step.lanes if lane.name in one.names)
     return dict(bench.measure(one.step, lanes))
 

@@ -16,7 +16,8 @@ LARGE = 2048
 EXPERIMENT = "sizes"
 CODE_ROWS, CODE_THREADS = 8, 512
 DIFFERS, SLIGHTLY = 0.01, 1.5
-COLUMNS = {"torch": "torch", "fp16 two_step": "fp16", "int8 codes": "int8", "int4 codes": "int4"}
+COLUMNS = {"torch": "torch", "fp16 two_step": "fp16", "int8 codes": "int8", "int4 codes": "int4",
+           "gemmule's choice": ""}  # fmt: skip
 
 
 def gpu_lanes(n: int) -> tuple[Lane, ...]:
@@ -183,7 +184,7 @@ def _printed(device: str, column: str, index: int) -> tuple[str, str, str, str]:
     """Return us, GB/s (and what was printed where that differs), x over torch, x over fp16."""
     data = published("003")["devices"][device]
     times = data["runtime_ns"]
-    if column not in times:
+    if not column or column not in times:
         return "", "", "", ""
     ns, n = times[column][index], SIZES[index]
     gbs = f"{formula_gbs(n, BITS[column], ns):.0f}"
@@ -205,7 +206,8 @@ def _ours(rows: Rows, name: str, column: str, temperature: str, n: int) -> tuple
     for other in ("torch", "fp16 two_step"):
         theirs = here.where(name=other).us().get(case)
         ratios.append("" if theirs is None or name == other else f"{theirs / us:.2f}")
-    return f"{us:.2f}", f"{formula_gbs(n, BITS[column], us * 1000):.0f}", *ratios
+    bits = BITS[column or "fp16"]
+    return f"{us:.2f}", f"{formula_gbs(n, bits, us * 1000):.0f}", *ratios
 
 
 def _launch(rows: Rows, name: str, n: int) -> str:

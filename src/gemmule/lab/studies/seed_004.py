@@ -94,7 +94,7 @@ def left_out(full: bool) -> Iterator[str]:
     if not full:
         skipped = sorted(set(EXPONENTS) - set(THIN_EXPONENTS))
         yield f"the sizes n = {', '.join(f'2^{p}' for p in skipped)}"
-    yield "cold rows of matrices that more than 1,024 sets would be needed of"
+    yield "cold rows of matrices that more than 2,048 sets would be needed of"
 
 
 def _warm(rows: Rows) -> Rows:

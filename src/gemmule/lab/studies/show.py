@@ -84,7 +84,8 @@ def plots(study: Study, rows: Rows, backend: str) -> Iterator[tuple[str, str]]:
             series, title=f"Document {study.seed}, {experiment}, {temperature}, {backend}",
             ceiling=None, x_label=axis, y_label=UNITS[study.rate],
         )  # fmt: skip
-        yield f"study-{study.seed}-{backend}-{experiment}-{temperature}", standalone(drawing)
+        place = experiment.replace(" ", "-")
+        yield f"study-{study.seed}-{backend}-{place}-{temperature}", standalone(drawing)
 
 
 def _points(rows: Rows, axis: str, rate: str) -> list[tuple[float, float, float, float]]:
@@ -95,7 +96,7 @@ def _points(rows: Rows, axis: str, rate: str) -> list[tuple[float, float, float,
         if times is None or value is None:
             continue
         size = float(row.case[axis])
-        if "columns" not in row.case and row.case.get("m", size) != size:
+        if row.case.get("m", size) != size:
             continue
         amount = value * times.median
         found[size] = tuple(amount / us for us in (times.median, times.q3, times.q1))

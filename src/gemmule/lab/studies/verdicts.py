@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gemmule.lab.results import geomean
 from gemmule.lab.studies.records import Finding, Rows, decided, pairs, unmeasured
 
-NO_GPU = "no GPU was present"
+NO_GPU = "no figures of a GPU are on file"
 SAME = 0.02
 
 
