@@ -1,0 +1,183 @@
+"""Document 001's checks before timing, its products on the CPU, and the largest that fits a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import gemmule as gm
+from gemmule.backends import driver
+from gemmule.errors import DeviceError
+from gemmule.lab.studies import splits
+from gemmule.lab.studies.claims_001 import CPU_LOOP, CUBLAS, EIGEN, NAIVE, NUMPY, SHARED
+from gemmule.lab.studies.cpu import REST_S, peer_calls
+from gemmule.lab.studies.grid import Bench, Measured
+from gemmule.lab.studies.records import Value
+
+LARGEST_PROOF = 384
+BUDGET_S = 0.25
+STEP = 1000
+
+Multiply = Callable[[Any, Any, Any], None]
+
+
+def cpu_multiply(name: str) -> Multiply | str:
+    """Return a host product ``(A, B, C)`` by name, or why there is none here."""
+    if name == CPU_LOOP:
+        return lambda a, b, c: gm.matmul(a, b, out=c, rung="triple_loop")
+    if name == NUMPY:
+        return lambda a, b, c: np.matmul(a, b, out=c)
+    from gemmule.lab import peers
+
+    peer = next(p for p in peers.all_peers("cpu") if p.name == name)
+    reason = peer.absent()
+    if reason is not None:
+        return reason
+
+    def multiply(a: Any, b: Any, c: Any) -> None:
+        prepared = peer.prepare(gm.plan("matmul", a, b).problem, a, b)
+        prepared.call()
+        c[...] = prepared.result()
+
+    return multiply
+
+
+def gpu_multiply(name: str, ordinal: int) -> Multiply | str:
+    """Return a host-to-host product on the GPU by name, or why there is none here."""
+    made = splits.cublas_multiply() if name == CUBLAS else None
+    if isinstance(made, str):
+        return made
+    chosen = made or splits.rung_multiply({NAIVE: "naive", SHARED: "shared_tile"}[name])
+
+    def multiply(a: Any, b: Any, c: Any) -> None:
+        splits.once(a, b, c, chosen, ordinal)
+
+    return multiply
+
+
+def proof(
+    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
+) -> Mapping[str, Measured]:
+    """Multiply matrices of random sizes by every implementation, and judge each result.
+
+    ArithmeticError stops the study. The figure is the largest difference between any two results.
+    """
+    rng = np.random.default_rng()
+    sizes = [int(n) for n in rng.integers(1, LARGEST_PROOF + 1, int(case["runs"]))]
+    chosen = {name: cpu_multiply(name) for name in (CPU_LOOP, EIGEN, NUMPY)}
+    if bench.backend == "cuda":
+        ordinal = int(getattr(bench, "ordinal", 0))
+        chosen |= {name: gpu_multiply(name, ordinal) for name in (NAIVE, SHARED, CUBLAS)}
+    present = {name: made for name, made in chosen.items() if not isinstance(made, str)}
+    worst = 0.0
+    for n in sizes:
+        results = _results(n, present, rng)
+        worst = max([worst, *(float(np.abs(a - b).max()) for a in results for b in results)])
+    figures = {"products": float(len(sizes) * len(present)), "largest difference": worst}
+    absent = ", ".join(name for name in chosen if name not in present)
+    note = f"sizes {', '.join(map(str, sizes))}" + (f"; without {absent}" if absent else "")
+    return dict.fromkeys(names, Measured(figures=figures, note=note))
+
+
+def _results(n: int, present: Mapping[str, Multiply], rng: np.random.Generator) -> list[Any]:
+    a, b = (rng.standard_normal((n, n), np.float32) for _ in "AB")
+    results = []
+    for name, multiply in present.items():
+        c = np.full((n, n), np.nan, np.float32)
+        multiply(a, b, c)
+        try:
+            splits.judge(a, b, c)
+        except ArithmeticError as error:
+            raise ArithmeticError(f"{name}: {error}") from None
+        results.append(c)
+    return results
+
+
+def small_check(
+    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
+) -> Mapping[str, Measured]:
+    """Judge the named libraries on matrices that do not commute; ArithmeticError when wrong."""
+    found = {}
+    for name in names:
+        gpu = name == CUBLAS
+        made = gpu_multiply(name, int(getattr(bench, "ordinal", 0))) if gpu else cpu_multiply(name)
+        if isinstance(made, str):
+            found[name] = Measured(note=made)
+            continue
+        _results(int(case["n"]), {name: made}, np.random.default_rng(32))
+        found[name] = Measured(figures={"right": 1.0})
+    return found
+
+
+def cpu_total(
+    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
+) -> Mapping[str, Measured]:
+    """Return the times of whole products on the CPU; each implementation rests before it runs."""
+    n = int(case["n"])
+    rng = np.random.default_rng(n)
+    a, b = (rng.standard_normal((n, n), np.float32) for _ in "AB")
+    found = {}
+    for name in names:
+        call = _call(name, a, b)
+        if isinstance(call, str):
+            found[name] = Measured(note=call)
+            continue
+        time.sleep(REST_S)
+        call()
+        runs: list[float] = []
+        start = time.perf_counter()
+        while len(runs) < 3 or (time.perf_counter() - start < BUDGET_S and len(runs) < 50):
+            begin = time.perf_counter()
+            call()
+            runs.append((time.perf_counter() - begin) * 1e6)
+            if runs[-1] > 4e6 * BUDGET_S:
+                break
+        times = splits.times_of_us(runs)
+        found[name] = Measured(times, {"gflops": 2e-3 * n**3 / times.median})
+    return found
+
+
+def _call(name: str, a: Any, b: Any) -> Callable[[], Any] | str:
+    """Return one product of given host matrices, its result's memory allocated beforehand."""
+    if name == EIGEN:
+        calls = peer_calls(EIGEN, "matmul", [(a, b)])
+        return calls if isinstance(calls, str) else calls[0]
+    multiply, c = cpu_multiply(name), np.empty_like(a)
+    return multiply if isinstance(multiply, str) else lambda: multiply(a, b, c)
+
+
+def largest(
+    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
+) -> Mapping[str, Measured]:
+    """Find the largest n, in thousands, whose three matrices fit, and what the next one gives."""
+    ordinal = int(getattr(bench, "ordinal", 0))
+    free_bytes, _ = driver.memory_bytes(ordinal)
+    n = int((free_bytes / 12) ** 0.5) // STEP * STEP
+    while n > 0 and not isinstance(_fits(n, ordinal), float):
+        n -= STEP
+    refusal = _fits(n + STEP, ordinal)
+    figures = {"largest n": float(n), "next n refused": float(isinstance(refusal, str))}
+    found = {"allocation": Measured(figures=figures, note=str(refusal))}
+    if "product" in names:
+        made = splits.cublas_multiply()
+        found["product"] = (
+            Measured(note=made) if isinstance(made, str) else splits.split(n, made, ordinal, 0)
+        )
+    return {name: found[name] for name in names}
+
+
+def _fits(n: int, ordinal: int) -> float | str:
+    """Allocate three n x n matrices and give them back; return 1.0, or the error's words."""
+    pointers: list[int] = []
+    try:
+        for _ in "ABC":
+            pointers.append(driver.allocate(4 * n * n, ordinal))
+    except DeviceError as error:
+        return str(error)
+    finally:
+        for pointer in pointers:
+            driver.free(pointer, ordinal)
+    return 1.0
