@@ -1,0 +1,114 @@
+"""``gemmule study``: the published experiments that this project starts from, redone and judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from gemmule.lab.studies.grid import Study
+    from gemmule.lab.studies.records import Rows
+
+SEEDS = ("000", "001", "002", "003", "004")
+
+
+@click.command(short_help="Redo the published experiments and judge their claims.")
+@click.argument("seeds", nargs=-1, type=click.Choice(SEEDS))
+@click.option("--full", is_flag=True, help="The documents' exact grids; may take hours.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Only this; default: both.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results"),
+    show_default=True,
+    help="Folder of the rows and plots.",
+)
+@click.option(
+    "--evidence",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the rows to <evidence>/<device>/ instead.",
+)
+@click.option("--show", is_flag=True, help="Measure nothing; judge the rows on file.")
+@click.option("--times", is_flag=True, help="Print every row as well.")
+@click.option("--docs", is_flag=True, help="Rewrite docs/studies/ from the evidence.")
+def study(
+    seeds: tuple[str, ...],
+    full: bool,
+    device: str | None,
+    out: Path,
+    evidence: Path | None,
+    show: bool,
+    times: bool,
+    docs: bool,
+) -> None:
+    """Redo the experiments of documents 000 to 004 on this machine; default: all five.
+
+    Every result is held against the oracle before it is timed. Rows go to a file as they are made:
+    after Ctrl-C the same command goes on where it stopped.
+    """
+    from gemmule.lab import studies
+    from gemmule.lab.studies import pages
+
+    if docs:
+        changed = pages.update(Path())
+        click.echo("\n".join(f"wrote {path}" for path in changed) or "everything is up to date")
+        return
+    for seed in seeds or SEEDS:
+        _one(studies.load(seed), full, device, out, evidence, show, times)
+
+
+def _one(
+    one: Study, full: bool, device: str | None, out: Path, evidence: Path | None, show: bool,
+    times: bool,
+) -> None:  # fmt: skip
+    from gemmule.lab.progress import tracked
+    from gemmule.lab.studies import devices, runner, store
+
+    here, missing = devices.benches("cpu" if show and evidence is None else device)
+    path = devices.path_of(one.seed, out, evidence, here)
+    click.echo(f"document {one.seed}: {one.title}")
+    if missing or device == "cpu":
+        click.echo(f"left out: everything on a GPU ({missing or '--device cpu'})")
+    for line in one.left_out(full):
+        click.echo(f"left out: {line}")
+    for bench in [] if show else here:
+        known = {row.key for row in store.read(path, one.seed)}
+        if not runner.todo(one, bench.backend, bench.device, full, known):
+            continue
+        environment = devices.environment_of(bench)
+        runner.run(
+            one, bench, environment, path, full=full,
+            progress=lambda todos: tracked(todos, len(todos), "measuring"),
+        )  # fmt: skip
+    _report(one, store.read(path, one.seed), out if evidence is None else path.parent, times, path)
+
+
+def _report(one: Study, rows: Rows, plots: Path, times: bool, path: Path) -> None:
+    from rich.console import Console
+
+    from gemmule.lab.atomic import replace_text
+    from gemmule.lab.report import terminal_table
+    from gemmule.lab.studies import show
+
+    console = Console()
+    if times:
+        for backend in ("cuda", "cpu"):
+            table = show.times_table(one, rows, backend)
+            if table.rows:
+                console.print(terminal_table(table))
+    console.print(terminal_table(show.comparison_table(one, rows)))
+    console.print(terminal_table(show.verdict_table(one, rows)))
+    for line in show.absences(rows):
+        click.echo(f"not timed: {line}")
+    if not rows:
+        click.echo(f"{path} holds no rows yet")
+        return
+    for backend in ("cuda", "cpu"):
+        for name, drawing in show.plots(one, rows, backend):
+            replace_text(plots / f"{name}.svg", drawing)
+    click.echo(f"rows in {path}, plots beside them")
+
+
+COMMAND = study

@@ -1,0 +1,54 @@
+"""The generated parts of ``docs/studies/``: verdicts and figures, from the evidence of each GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gemmule.lab import studies
+from gemmule.lab.atomic import replace_text
+from gemmule.lab.studies import show, store
+from gemmule.lab.studies.records import Rows
+from gemmule.lab.studies.runner import merged
+from gemmule.lab.tables import markdown, update_markers
+
+SEEDS = ("000", "001", "002", "003", "004")
+
+
+def update(root: Path) -> list[Path]:
+    """Rewrite the tables and plots of every page below `root`; return the files that changed."""
+    changed = []
+    for seed in SEEDS:
+        page = root / "docs" / "studies" / f"{seed}.md"
+        study = studies.load(seed)
+        rows = evidence_rows(root / "evidence", seed)
+        tables = {
+            "measured": _measured(rows),
+            "claims": markdown(show.verdict_table(study, rows)),
+            "comparison": markdown(show.comparison_table(study, rows)),
+        }
+        if update_markers(page, tables):
+            changed.append(page)
+        for backend in ("cuda", "cpu"):
+            for name, drawing in show.plots(study, rows, backend):
+                target = root / "docs" / "img" / f"{name}.svg"
+                if not target.is_file() or target.read_text(encoding="utf-8") != drawing:
+                    replace_text(target, drawing)
+                    changed.append(target)
+    return changed
+
+
+def evidence_rows(evidence: Path, seed: str) -> Rows:
+    """Return a seed's rows of the first device on record, those of GPUs before those of CPUs."""
+    files = [store.read(path, seed) for path in sorted(evidence.glob(f"*/study-{seed}.jsonl"))]
+    files.sort(key=lambda rows: not any(row.backend == "cuda" for row in rows))
+    return merged(files[:1])
+
+
+def _measured(rows: Rows) -> str:
+    """Return where and when the rows were measured."""
+    lines = []
+    for environment in rows.environments.values():
+        count = sum(row.environment == environment.id for row in rows)
+        when = environment.timestamp[:10]
+        lines.append(f"- {environment.device}: {count} rows, {when}, {environment.system}")
+    return "\n".join(lines) or "Not measured yet: `gemmule study --evidence evidence/`."
