@@ -885,3 +885,50 @@ def test_device_memory_is_filled_and_fetched_as_the_host_laid_it_out(
         place.send(host.out, operands[2])
         place.fetch(operands[2], host.out)
         assert np.isnan(host.out.array).all()
+
+
+# --- samples of large results ---------------------------------------------------------------------
+
+
+def test_a_sample_meets_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemmule import tune_trials
+    from gemmule.tune_operands import canonical_call, random_operands
+
+    k, tile = 8, 32
+    problem = Problem("matmul", 1024, 768, k, alignment=4)
+    monkeypatch.setattr(tune_trials, "SAMPLED_ELEMENTS", k * 32)
+    host = random_operands(problem, 1)
+    sample = tune_trials.sampled(problem, host, 1)
+    assert len(sample.parts[0].rows) == 32
+    rung = next(r for r in rung_module.all_rungs("cpu") if (r.folder, r.name) == ("matmul", "blas"))
+    choice = plan_choice(canonical_call(problem, host), rung)
+    right = host.a.array @ host.b.array  # type: ignore[union-attr]
+    assert sample.complaint(choice, right) == ""
+    for row in range(0, 1024, tile):
+        wrong = right.copy()
+        wrong[row : row + tile, 64 : 64 + tile] = np.nan
+        assert "at the full size" in sample.complaint(choice, wrong), row
+
+
+def plan_choice(call: Any, rung: Rung) -> Any:
+    return sys.modules[forget_plans.__module__].choose(call, _cpu(), rung.name)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem("matvec", 10**6, 4099), Problem("matvec", 5, 10**7), Problem("matvec", 3, 4),
+        Problem("matmul", 5000, 4097, 10**5, batch=9), Problem("matvec", 0, 10**6),
+    ],
+)  # fmt: skip
+def test_the_smaller_problem_keeps_remainders(problem: Problem) -> None:
+    from gemmule.tune_trials import smaller
+
+    small = smaller(problem)
+    for name in ("m", "n", "k"):
+        size, kept = getattr(problem, name), getattr(small, name)
+        assert kept <= size
+        assert kept == size or (kept % 128 == size % 128 and kept >= 128)
+    assert small.m * small.reduction <= 2**25
+    assert small.batch <= 3
+    assert smaller(small) == small or small.op == "matvec"
