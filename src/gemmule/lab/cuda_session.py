@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from gemmule.lab.progress import tracked
 from gemmule.lab.records import Environment, Row
 from gemmule.lab.report import terminal_table
 from gemmule.lab.tables import TableData, significant, speedup_text, without_empty_columns
+from gemmule.store import write_atomically
 
 SPLIT_SIDES = (64, 1024, 4096)
 FILE_WIDTH = 160  # columns where no terminal tells its width: the table is wide, and goes to a file
@@ -34,7 +38,7 @@ def bench(
     ordinal = ordinal_named(device)
     cuda.CudaBackend().machine(device)
     if suite == "split":
-        show_split(ordinal, sizes or SPLIT_SIDES)
+        show_split(ordinal, sizes or SPLIT_SIDES, out)
         return
     environment = cuda_bench.measured_environment(ordinal, ceiling_seconds)
     for line in summary(environment.ceilings):
@@ -100,22 +104,34 @@ def table(title: str, rows: Sequence[Row]) -> TableData:
     return without_empty_columns(TableData(title, (*header, "remarks"), tuple(body), numeric))
 
 
-def show_split(ordinal: int, sides: Sequence[int]) -> None:
-    """Print the parts of a product's way from host to host and back, for square matrices."""
+def show_split(ordinal: int, sides: Sequence[int], out: Path) -> None:
+    """Print and write the parts of a product's way from host to host, for square matrices."""
+    lines = []
     for op in ("matvec", "matmul"):
         for side in sides:
             parts = cuda_split.split(op, (side, side), ordinal=ordinal)
-            body = tuple(
-                (
-                    part.name,
-                    significant(part.seconds * 1e3),
-                    "" if part.gbs is None else significant(part.gbs),
-                )
+            _console().print(terminal_table(_split_table(f"{op}, {side} x {side}, float32", parts)))
+            lines += [
+                json.dumps({"schema": 1, "op": op, "side": side, **dataclasses.asdict(part)})
                 for part in parts
-            )
-            title = f"{op}, {side} x {side}, float32"
-            data = TableData(title, ("part", "ms", "GB/s"), body, (False, True, True))
-            _console().print(terminal_table(data))
+            ]
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
+    path = out / f"cuda-split-{stamp}.jsonl"
+    if not write_atomically(path, "".join(f"{line}\n" for line in lines).encode()):
+        raise OSError(f"{path} cannot be written.")
+    click.echo(f"wrote {path}")
+
+
+def _split_table(title: str, parts: Sequence[cuda_split.Part]) -> TableData:
+    body = tuple(
+        (
+            part.name,
+            significant(part.seconds * 1e3),
+            "" if part.gbs is None else significant(part.gbs),
+        )
+        for part in parts
+    )
+    return TableData(title, ("part", "ms", "GB/s"), body, (False, True, True))
 
 
 def _console() -> Console:
