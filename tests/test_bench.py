@@ -136,6 +136,9 @@ def test_benches_make_what_the_product_says(product: Product, dtypes: tuple[str,
     problem = one.problem
     assert (problem.a, problem.b) == dtypes
     assert one.group == product.title
+    for left, right in one.sets[1:]:
+        for copied, first in zip((left, right), one.sets[0], strict=True):
+            np.testing.assert_array_equal(_values(copied), _values(first))
     addresses = {id(operand) for operands in one.sets for operand in operands}
     assert len(addresses) == 2 * len(one.sets)
     if product.column_major:  # x A of a column-major A runs along its memory
@@ -144,6 +147,12 @@ def test_benches_make_what_the_product_says(product: Product, dtypes: tuple[str,
         assert problem.quant is not None
         assert problem.quant.activations == "int8"
         assert [b.name for b in one.beside] == [ONE_COLUMN]
+
+
+def _values(operand: object) -> np.ndarray:
+    if isinstance(operand, gm.QuantizedMatrix):
+        return np.asarray(operand.dequantize("float64"))
+    return np.asarray(operand)
 
 
 def test_narrowing_replaces_shapes_and_refuses_to_leave_nothing() -> None:

@@ -203,8 +203,9 @@ def _copy(left: Any, right: Any) -> Operands:
 def _copy_of(operand: Any) -> Any:
     if not isinstance(operand, gm.QuantizedMatrix):
         return operand.copy(order="K")
+    zeros = None if operand.zeros is None else operand.zeros.copy()
     return gm.QuantizedMatrix.from_parts(
-        operand.codes.copy(), operand.scales.copy(), None, shape=operand.shape, bits=operand.bits,
+        operand.codes.copy(), operand.scales.copy(), zeros, shape=operand.shape, bits=operand.bits,
         group_size=operand.group_size,
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ def record_bytes(bits: int) -> int:
     return BLOCK_BYTES * (planes(bits) + 2)
 
 
-def _dot(builder: Any, total: Value, weights: Value, activations: Value) -> Value:
+def dot(builder: Any, total: Value, weights: Value, activations: Value) -> Value:
     """Emit VPDPBUSD: each lane adds four products of unsigned and signed bytes, exactly."""
     from llvmlite import ir
 
@@ -45,7 +45,7 @@ def _dot(builder: Any, total: Value, weights: Value, activations: Value) -> Valu
     return builder.call(function, [total, weights, activations])
 
 
-def _weight_planes(builder: Any, word: Value, bits: int) -> list[Value]:
+def weight_planes(builder: Any, word: Value, bits: int) -> list[Value]:
     if bits == 8:
         return [word]
     nibbles = constant(0x0F0F0F0F, "int32")
@@ -65,7 +65,7 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool) -> Intrinsic:
         builder: Any, totals: list[Value], scales: list[Value], zeros: list[Value],
         codes: list[Value], x: Value,
     ) -> list[Value]:  # fmt: skip
-        parts = [_weight_planes(builder, word, bits) for word in codes]
+        parts = [weight_planes(builder, word, bits) for word in codes]
         count = planes(bits)
         for c in range(columns):
             at = record_bytes(bits) * c
@@ -79,7 +79,7 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool) -> Intrinsic:
             for row in range(ROWS):
                 total = start
                 for weights, activations in zip(parts[row], xs, strict=True):
-                    total = _dot(builder, total, weights, activations)
+                    total = dot(builder, total, weights, activations)
                 product = builder.sitofp(total, x_scale.type)
                 if has_zeros:
                     product = builder.fsub(product, builder.fmul(zeros[row], sums_as_floats))

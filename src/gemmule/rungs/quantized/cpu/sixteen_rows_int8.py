@@ -1,0 +1,68 @@
+"""A few columns rounded to 8 bits: sixteen rows in the lanes, activations broadcast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gemmule.problem import Problem
+from gemmule.rung import Arithmetic, Machine, Params, Rung, Suggestion
+from gemmule.rungs.quantized.cpu._operands import (
+    FLOAT32_SIGNATURES,
+    ROWS_PER_TASK,
+    Run,
+    Stored,
+    bound,
+    chain_of,
+    read_time,
+    takes_row_along,
+)
+from gemmule.rungs.quantized.cpu._simd import missing_features
+from gemmule.rungs.quantized.cpu._tile_ops import TILE_COLUMNS
+from gemmule.rungs.quantized.cpu._tiles import groups_are_chunks, multiply_tiles
+from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
+
+# Products per second and core, from caches (AMD EPYC, Zen 5, November 2026).
+_PRODUCTS_PER_S = {"uint4": 300e9, "uint8": 300e9}
+
+
+def _arithmetic(problem: Problem) -> Arithmetic:
+    return Arithmetic("float32", chain_of(in_lanes=True), product="float32", activations_bits=8)
+
+
+def _bind(problem: Problem, params: Params) -> Run:
+    rows_per_task = int(params["rows_per_task"])
+    columns = min(COLUMNS, max(1, problem.n))
+
+    def core(parts: Stored, B: NDArray[Any], C: NDArray[Any]) -> None:
+        multiply_tiles(parts, B, C, rows_per_task, columns)
+
+    return bound(core, "float32")
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    reading = read_time(0.95, columns_at_once=max(1, problem.n))(problem, machine)
+    if reading is None or problem.quant is None or problem.quant.activations != "int8":
+        return None
+    columns = -(-problem.n // TILE_COLUMNS) * TILE_COLUMNS
+    products = problem.m * problem.k * columns / (_PRODUCTS_PER_S[problem.a] * machine.units)
+    return Suggestion({}, max(reading.expected_s, products + 10e-6))
+
+
+RUNG = Rung(
+    title="Sixteen rows in the lanes, 8-bit activations",
+    idea="One instruction multiplies four broadcast activations with sixteen rows, and the integer "
+    "sums of 32 columns of the matrix meet one conversion, not eight.",
+    source="VNNI (VPDPBUSD); the tile of a packed matmul (Goto and van de Geijn 2008)",
+    op="matmul",
+    signatures=FLOAT32_SIGNATURES,
+    arithmetic=_arithmetic,
+    after="sixteen_rows",
+    params={"rows_per_task": ROWS_PER_TASK},
+    quantized=True,
+    accepts_quant=lambda problem: takes_row_along(problem) and groups_are_chunks(problem),
+    suggest=_suggest,
+    bind=_bind,
+    available=lambda: missing_features("avx512f", "avx512bw", "avx512vnni"),
+)
