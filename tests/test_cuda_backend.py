@@ -296,6 +296,17 @@ def test_host_arrays_go_there_and_come_back(fake: FakeDriver) -> None:
     assert not fake.memory, "copies of the operands stayed on the device"
 
 
+@pytest.mark.parametrize(("asked", "device"), [("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
+def test_a_quantised_matrix_names_its_device_as_arrays_do(
+    fake: FakeDriver, asked: str, device: str
+) -> None:
+    Q = gm.asarray(gm.quantize(np.ones((4, 64), np.float32), group_size=32), device=asked)
+    assert Q.device == device == on(int(device[5:]), 64).device
+    gm.matvec(Q, on(int(device[5:]), 64), rung="int4_codes")
+    assert len(fake.launches) == 1
+    assert gm.asarray(Q, device="cpu").device == "cpu"
+
+
 def test_device_arrays_keep_their_order(fake: FakeDriver) -> None:
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
     for host in (rows, np.asfortranarray(rows), rows.T):

@@ -231,7 +231,8 @@ def to_device(obj: Any, device: str) -> DeviceArray:
 
 def quantized_to(matrix: QuantizedMatrix, device: str) -> QuantizedMatrix:
     """Return a quantised matrix on another device, part by part."""
-    return matrix.to(device, transfer=_transfer)
+    name = device if device == "cpu" else f"cuda:{ordinal_named(device)}"
+    return matrix.to(name, transfer=_transfer)
 
 
 def _transfer(part: Any, device: str) -> Any:
