@@ -104,7 +104,7 @@ def test_the_table_shows_default_winner_gain_and_failures() -> None:
     tuning.show([_report(), _report(winner=None, stopped="lost [it]", gain=None)], console)
     text = console.export_text()
     for part in (
-        "(block=1)", "(block=2)", "2.0", "1.0", "2.000x", "1.900 to 2.100", "2 Wrong",
+        "(block=1): 2.0 us", "(block=2): 1.0 us", "2.000x", "1.900 to 2.100", "2 Wrong",
         "1 CompileFailed", "[0] is 1, must be 2", "[1] is [bold]1", "line 3", "none ran right",
         "no challenger", "stopped early: lost [it]", "1 configurations were not tried",
     ):  # fmt: skip

@@ -105,7 +105,7 @@ def show(reports: Sequence[TuneReport], console: Console) -> None:
         title=f"tuned on {escape(reports[0].machine.name)}" if reports else None, show_lines=True
     )
     table.add_column("product and configurations", overflow="fold")
-    for name in ("us", "gain", "tried", "failed"):
+    for name in ("gain", "tried", "failed"):
         table.add_column(name, justify="right", no_wrap=True)
     for report in reports:
         table.add_row(*row(report))
@@ -124,16 +124,17 @@ def row(report: TuneReport) -> list[str]:
     winner = "none ran right" if report.winner is None else "the default"
     if report.winner is not None and report.changed:
         winner = report.winner.name
-    configurations = (
-        f"{report.problem.describe()}\n default {report.default.name}\n winner  {winner}"
-    )
+    lines = [
+        report.problem.describe(),
+        f" default {report.default.name}{_us(report.default_s)}",
+        f" winner  {winner}{_us(report.winner_s) if report.changed else ''}",
+    ]
     tried = sum(not isinstance(outcome, Skipped) for outcome in report.outcomes)
-    times = f"\n{_us(report.default_s)}\n{_us(report.winner_s)}"
-    return [configurations, times, gain, str(tried + 1), failures_in_words(report.failures)]
+    return ["\n".join(lines), gain, str(tried + 1), failures_in_words(report.failures)]
 
 
 def _us(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e6:,.1f}"
+    return "" if seconds is None else f": {seconds * 1e6:,.1f} us"
 
 
 def failures_in_words(failures: Iterable[Failure]) -> str:
@@ -160,7 +161,7 @@ def remarks(report: TuneReport) -> list[str]:
             f"other programs took a processor away in {report.disturbed:.0%} of the blocks"
         )
     if not report.cold:
-        lines.append("memory did not allow enough operands to keep the caches cold")
+        lines.append("the operands did not all fall out of the caches between calls")
     if report.fastest_unproved is not None:
         one = report.fastest_unproved
         lines.append(
