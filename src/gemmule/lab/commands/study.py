@@ -52,6 +52,8 @@ def study(
     from gemmule.lab.studies import pages
 
     if docs:
+        if not Path("docs", "studies").is_dir():
+            raise ValueError(f"{Path().resolve()} is no source tree of gemmule; run it in one.")
         changed = pages.update(Path())
         click.echo("\n".join(f"wrote {path}" for path in changed) or "everything is up to date")
         return

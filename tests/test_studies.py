@@ -1,0 +1,457 @@
+"""The studies: rows that survive crashes, rules that decide both ways, the documents' grids."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from gemmule.lab import studies
+from gemmule.lab.commands.study import study as command
+from gemmule.lab.records import Ceiling, Times
+from gemmule.lab.studies import (
+    claims_001,
+    counters,
+    pages,
+    runner,
+    seed_000,
+    seed_001,
+    seed_002,
+    seed_003,
+    seed_004,
+    show,
+    splits,
+    store,
+)
+from gemmule.lab.studies.cpu import CpuBench
+from gemmule.lab.studies.grid import Cell, Lane, Measured, Task
+from gemmule.lab.studies.published import formula_gbs, published
+from gemmule.lab.studies.records import CONFIRMED, NOT_MEASURABLE, REFUTED, Rows, StudyRow
+from test_results import machine
+
+ROOT = Path(__file__).parents[1]
+SEEDS = ("000", "001", "002", "003", "004")
+
+# What the documents claim; each has to have a verdict.
+CLAIMS = {
+    "000": {"tiling", "l2", "small-x", "result-size"},
+    "001": {
+        "break-even-library", "break-even-own", "loading", "cpu-slow", "eigen-45", "cublas-10",
+        "memory-end", "naive-scales", "shared-gain", "peak", "banks", "barrier", "fmaf",
+        "kernel-1024", "malloc-64", "order", "epsilon",
+    },
+    "002": {"tiles", "tile-width", "compute-bound", "coalesced"},
+    "003": {
+        "fp16-over-torch", "int8-over-fp16", "int4-over-fp16", "vector-loads", "y-blocks",
+        "shared-x", "table-int8", "table-int4", "int4-16-values", "printed-bandwidths",
+    },
+    "004": {
+        "width-64", "own-optimum", "always-faster", "transposed-wins", "ratio-block",
+        "ratio-transposed", "ratio-then", "zeroing", "twice-memory", "case-count", "whose-7.3",
+        "eighty-percent",
+    },
+}  # fmt: skip
+# Decided by arithmetic over what the document itself prints, with no row at all.
+BY_ARITHMETIC = {
+    ("000", "small-x"): CONFIRMED, ("000", "result-size"): REFUTED, ("001", "order"): REFUTED,
+    ("001", "epsilon"): REFUTED, ("002", "coalesced"): REFUTED,
+    ("003", "printed-bandwidths"): REFUTED, ("004", "own-optimum"): REFUTED,
+    ("004", "twice-memory"): CONFIRMED, ("004", "case-count"): REFUTED,
+    ("004", "whose-7.3"): REFUTED, ("004", "eighty-percent"): REFUTED,
+}  # fmt: skip
+
+
+class FakeBench:
+    """Gives every lane a time, and remembers what it was asked for."""
+
+    def __init__(self, backend: str = "cuda", stop_after: int | None = None) -> None:
+        self.backend, self.device = backend, "Test device"
+        self.asked: list[tuple[str, ...]] = []
+        self.stop_after = stop_after
+
+    def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
+        if self.stop_after is not None and len(self.asked) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.asked.append(tuple(lane.name for lane in lanes))
+        return {lane.name: Measured(times(10.0), {"gbs": 1.0, "gflops": 2.0}) for lane in lanes}
+
+
+def times(us: float) -> Times:
+    return Times(us, us, us, us, 8)
+
+
+def row(
+    seed: str, experiment: str, name: str, us: float | None = None, *, backend: str = "cuda",
+    temperature: str = "warm", figures: Mapping[str, float] | None = None, note: str = "",
+    **case: int,
+) -> StudyRow:  # fmt: skip
+    return StudyRow(
+        seed, experiment, machine().id, "Test device", backend, case, name, "rung", temperature,
+        times_us=None if us is None else times(us), figures=figures or {}, note=note,
+    )  # fmt: skip
+
+
+def verdict(seed: str, claim: str, rows: list[StudyRow], **ceilings: float) -> str:
+    found = {n: Ceiling(n, v, "", "", 1) for n, v in ceilings.items()}
+    if "fma" in found:
+        found["fma float32"] = found.pop("fma")
+    here = dataclasses.replace(machine(), backend="cuda", ceilings=found)
+    judge = next(c.judge for c in studies.load(seed).claims if c.id == claim)
+    return judge(Rows(rows, {here.id: here})).outcome
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_claim_has_a_verdict(seed: str) -> None:
+    claims = studies.load(seed).claims
+    assert {claim.id for claim in claims} == CLAIMS[seed]
+    assert len({claim.id for claim in claims}) == len(claims)
+    for claim in claims:
+        finding = claim.judge(Rows(()))
+        assert finding.outcome == BY_ARITHMETIC.get((seed, claim.id), NOT_MEASURABLE), claim.id
+        assert finding.figure
+        assert claim.rule.startswith(("confirmed", "refuted"))
+
+
+def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
+    path, study, here = tmp_path / "rows.jsonl", studies.load("003"), machine()
+    whole = sum(len(step.lanes) for step in study.steps("cuda", False))
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(study, FakeBench(stop_after=3), here, path, full=False)
+    assert len(store.read(path, "003")) == 3 * len(seed_003.gpu_lanes(512))
+    bench = FakeBench()
+    rows = runner.run(study, bench, here, path, full=False)
+    assert len(rows) == whole
+    assert len(bench.asked) == len(list(study.steps("cuda", False))) - 3
+    bench = FakeBench()
+    assert len(runner.run(study, bench, here, path, full=False)) == whole
+    assert not bench.asked
+
+
+def test_a_line_that_a_crash_cut_off_is_measured_again(tmp_path: Path) -> None:
+    path, study, here = tmp_path / "rows.jsonl", studies.load("003"), machine()
+    before = runner.run(study, FakeBench(), here, path, full=False)
+    data = path.read_bytes()
+    path.write_bytes(data[:-20])
+    assert len(store.read(path, "003")) == len(before) - 1
+    bench = FakeBench()
+    after = runner.run(study, bench, here, path, full=False)
+    assert bench.asked == [(before[-1].name,)]
+    assert {r.key for r in after} == {r.key for r in before}
+    assert path.read_bytes().endswith(b"\n")
+    assert len(path.read_bytes().split(b"\n")) - 1 == len(before) + 2  # two environments
+
+
+def test_rows_of_another_device_do_not_count_as_done(tmp_path: Path) -> None:
+    path, study, here = tmp_path / "rows.jsonl", studies.load("003"), machine()
+    runner.run(study, FakeBench(), here, path, full=False)
+    other = FakeBench()
+    other.device = "Another device"
+    runner.run(study, other, here, path, full=False)
+    assert len(other.asked) == len(list(study.steps("cuda", False)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema": 9}, "schema 9"), ({"line": "row"}, "'environment' or 'study'"),
+        ({"environment": "0123"}, "does not come before"), ({"seed": "004"}, "is of seed 003"),
+        ({"temperature": "hot"}, "temperature"), ({"surprise": 1}, "unknown field"),
+        ({"name": 7}, "must be str"),
+    ],
+)  # fmt: skip
+def test_files_are_not_trusted(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    store.append(path, [machine(), row("003", "sizes", "torch", 3.0, n=512)])
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], json.dumps(json.loads(lines[1]) | change), ""]))
+    with pytest.raises(ValueError, match=words) as error:
+        store.read(path, "003")
+    assert "rows.jsonl, line 2" in str(error.value)
+
+
+def pair(seed: str, experiment: str, a: str, b: str, ratio: float, **case: int) -> list[StudyRow]:
+    """Return rows in which `a` is `ratio` times as fast as `b`."""
+    return [row(seed, experiment, a, 10.0, **case), row(seed, experiment, b, 10.0 * ratio, **case)]
+
+
+FASTER_MEANS = [
+    ("000", "tiling", "rows x columns", "shared_x", "thread_per_row", REFUTED),
+    ("003", "fp16-over-torch", "sizes", "fp16 two_step", "torch", CONFIRMED),
+    ("003", "int8-over-fp16", "sizes", "int8 codes", "fp16 two_step", CONFIRMED),
+    ("003", "int4-over-fp16", "sizes", "int4 codes", "fp16 two_step", CONFIRMED),
+    ("003", "vector-loads", "sizes", "fp16 16-byte loads", "fp16 scalar loads", CONFIRMED),
+    ("003", "y-blocks", "sizes", "fp16 y blocks", "fp16 one block a row", REFUTED),
+    ("003", "shared-x", "sizes", "fp16 x in shared memory", "fp16 one block a row", REFUTED),
+    ("003", "table-int8", "sizes", "int8 product table", "int8 codes, 128 threads", REFUTED),
+    ("003", "table-int4", "sizes", "int4 product table", "int4 codes, 128 threads", CONFIRMED),
+    ("003", "int4-16-values", "sizes", "int4 codes", "int4 codes, 8 values", CONFIRMED),
+    ("001", "fmaf", "kernels", claims_001.FMA_ON, claims_001.FMA_OFF, REFUTED),
+]
+
+
+@pytest.mark.parametrize(("seed", "claim", "experiment", "a", "b", "if_faster"), FASTER_MEANS)
+def test_comparisons_decide_both_ways(
+    seed: str, claim: str, experiment: str, a: str, b: str, if_faster: str
+) -> None:
+    other = CONFIRMED if if_faster == REFUTED else REFUTED
+    case = {"n": 4096, "m": 4096} if seed in ("000", "002") else {"n": 4096}
+    assert verdict(seed, claim, pair(seed, experiment, a, b, 1.2, **case)) == if_faster
+    assert verdict(seed, claim, pair(seed, experiment, a, b, 0.9, **case)) == other
+    cold = [
+        row(seed, experiment, a, 10.0, temperature="cold", **case),
+        row(seed, experiment, b, 99.0, temperature="cold", **case),
+    ]
+    assert verdict(seed, claim, cold) == NOT_MEASURABLE
+
+
+def test_both_tiles_have_to_win() -> None:
+    both = pair("002", "rows x columns", "shared_tile", "naive", 1.2, m=512, n=512)
+    both += pair("002", "rows x columns", "rectangular_tile", "naive", 1.2, m=512, n=512)[:1]
+    assert verdict("002", "tiles", both) == CONFIRMED
+    slower = dataclasses.replace(both[2], times_us=times(13.0))
+    assert verdict("002", "tiles", [*both[:2], slower]) == REFUTED
+    assert verdict("002", "tiles", both[:1]) == NOT_MEASURABLE
+
+
+def total(name: str, times_us: Mapping[int, float], backend: str = "cuda") -> list[StudyRow]:
+    parts = dict.fromkeys(splits.PARTS, 10.0)
+    return [
+        row("001", "total", name, us, backend=backend, temperature="once",
+            figures={**parts, "kernel": us - 40.0, "gflops": 1.0}, n=n)
+        for n, us in times_us.items()
+    ]  # fmt: skip
+
+
+def test_break_even_sizes() -> None:
+    cpu = total("cpu loop", {11: 5.0, 61: 90.0, 101: 400.0, 1001: 4e5}, "cpu")
+    gpu = total("shared tile", {11: 60.0, 61: 60.0, 101: 70.0, 1001: 900.0})
+    assert verdict("001", "break-even-own", cpu + gpu) == CONFIRMED
+    assert verdict("001", "cpu-slow", cpu + gpu) == CONFIRMED
+    slow = total("shared tile", {11: 60.0, 61: 600.0, 101: 700.0, 1001: 900.0})
+    assert verdict("001", "break-even-own", cpu + slow) == REFUTED
+    assert claims_001.break_even({1: 1.0, 2: 9.0, 3: 1.0}, {1: 2.0, 2: 2.0, 3: 2.0}) is None
+    eigen = total("eigen", {11: 5.0, 41: 90.0, 101: 400.0}, "cpu")
+    numpy = total("numpy", {11: 5.0, 41: 90.0, 101: 400.0}, "cpu")
+    cublas = total("cublas", {11: 60.0, 41: 60.0, 101: 70.0})
+    assert verdict("001", "break-even-library", eigen + cublas) == CONFIRMED
+    assert verdict("001", "break-even-library", numpy + cublas) == CONFIRMED
+    assert verdict("001", "break-even-library", eigen) == NOT_MEASURABLE
+
+
+def test_limits_of_001() -> None:
+    assert verdict("001", "loading", total("shared tile", {11: 60.0})) == REFUTED
+    heavy = [row("001", "total", "shared tile", 300.0, temperature="once", n=11,
+                 figures=dict.fromkeys(splits.PARTS, 60.0))]  # fmt: skip
+    assert verdict("001", "loading", heavy) == CONFIRMED
+    assert verdict("001", "eigen-45", total("eigen", {10000: 46e6}, "cpu")) == CONFIRMED
+    assert verdict("001", "eigen-45", total("eigen", {5000: 5e6}, "cpu")) == REFUTED
+    assert verdict("001", "cublas-10", total("cublas", {26000: 3e6})) == CONFIRMED
+    assert verdict("001", "cublas-10", total("cublas", {13000: 2e6})) == REFUTED
+    cubic = {n: 1e-3 * n**3 for n in (256, 512, 1024)}
+    square = {n: 1e3 * n**2 + 40 for n in (256, 512, 1024)}
+    cpu = total("cpu loop", cubic, "cpu")
+    assert verdict("001", "naive-scales", cpu + total("naive", cubic)) == CONFIRMED
+    assert verdict("001", "naive-scales", cpu + total("naive", square)) == REFUTED
+    shared = total("shared tile", {n: t / 9 for n, t in cubic.items()})
+    assert verdict("001", "shared-gain", total("naive", cubic) + shared) == CONFIRMED
+    assert verdict("001", "shared-gain", total("naive", cubic) * 2) == NOT_MEASURABLE
+    near = total("shared tile", {n: t / 2 for n, t in cubic.items()})
+    assert verdict("001", "shared-gain", total("naive", cubic) + near) == REFUTED
+    assert verdict("001", "kernel-1024", total("shared tile", {1024: 900.0})) == CONFIRMED
+    assert verdict("001", "kernel-1024", total("shared tile", {1024: 45.0})) == REFUTED
+    assert verdict("001", "malloc-64", total("shared tile", {64: 900.0})) == REFUTED
+    assert verdict("001", "malloc-64", total("shared tile", {64: 45.0})) == CONFIRMED
+
+
+def test_counters_decide() -> None:
+    def counted(seed: str, name: str, **figures: float) -> StudyRow:
+        named = {k.replace("_", " "): v for k, v in figures.items()}
+        return row(seed, "counters", name, temperature="once", figures=named)
+
+    waves = {"shared load wavefronts": 1e6, "bank conflicts, loads": 0.0}
+    clean = row("001", "counters", "shared_tile", temperature="once", figures=waves)
+    assert verdict("001", "banks", [clean]) == CONFIRMED
+    waves = {"shared load wavefronts": 1e6, "bank conflicts, loads": 5e4}
+    dirty = row("001", "counters", "shared_tile", temperature="once", figures=waves)
+    assert verdict("001", "banks", [dirty]) == REFUTED
+    assert verdict("001", "barrier", [counted("001", "s", barrier_stall_cycles=13.0)]) == CONFIRMED
+    assert verdict("001", "barrier", [counted("001", "s", barrier_stall_cycles=2.0)]) == REFUTED
+    pairs = [counted("002", "naive", load_requests=6400.0)]
+    assert verdict("002", "tile-width", pairs) == NOT_MEASURABLE
+    good = [*pairs, counted("002", "shared_tile", load_requests=200.0)]
+    assert verdict("002", "tile-width", good) == CONFIRMED
+    bad = [*pairs, counted("002", "shared_tile", load_requests=400.0)]
+    assert verdict("002", "tile-width", bad) == REFUTED
+    m, n = seed_000.COUNTED["m"], seed_000.COUNTED["n"]
+    compulsory, of_x = m * n * 4 / 32, m // 32 * n
+    for misses, expected in ((compulsory, REFUTED), (compulsory + of_x, CONFIRMED)):
+        sectors = {"load sectors": 9e9, "load sectors hit in L1": 9e9 - misses}
+        one = row("000", "counters", "thread_per_row", temperature="once", figures=sectors)
+        assert verdict("000", "l2", [one]) == expected
+    table = ['==PROF== noise', '"ID","Kernel Name","sm__throughput.avg.pct_of_peak_sustained_'
+             'elapsed"', '"","","%"', '"0","naive","1,081.5"']  # fmt: skip
+    assert counters.parse(table) == {"SM throughput percent": 1081.5}
+    assert counters.parse(["==ERROR== no permission"]) == {}
+
+
+def test_ceilings_decide() -> None:
+    kernel = row("001", "kernels", "shared tile 32", 9.0, figures={"gflops": 900.0}, n=1024)
+    assert verdict("001", "peak", [kernel], fma=1000.0) == CONFIRMED
+    assert verdict("001", "peak", [kernel], fma=9000.0) == REFUTED
+    assert verdict("001", "peak", [kernel]) == NOT_MEASURABLE
+    size = {"m": 4096, "n": 4096}
+    three = [
+        row("002", "rows x columns", name, 9.0, figures={"gflops": 900.0, "gbs": 10.0}, **size)
+        for name in ("naive", "shared_tile", "rectangular_tile")
+    ]
+    assert verdict("002", "compute-bound", three, fma=1000.0, read=4000.0) == CONFIRMED
+    assert verdict("002", "compute-bound", three, fma=9000.0, read=4000.0) == REFUTED
+    fits = {"largest n": 26000.0, "next n refused": 1.0}
+    last = row("001", "largest", "allocation", temperature="once", figures=fits, note="no room")
+    assert verdict("001", "memory-end", [last]) == CONFIRMED
+
+
+def widths(best: Mapping[str, int], naive: float = 55.0) -> list[StudyRow]:
+    rows = []
+    for algorithm in seed_004.ALGORITHMS:
+        for width in seed_004.WIDTHS:
+            us = 10.0 + abs(seed_004.WIDTHS.index(width) - seed_004.WIDTHS.index(best[algorithm]))
+            rows.append(row("004", "widths", f"{algorithm} {width}", us, m=64, n=128))
+    for name, us in (("naive", naive), ("naive transposed", 73.0)):
+        rows.append(row("004", "widths", name, us, m=64, n=128))
+    return rows
+
+
+def test_widths_wins_and_ratios_of_004() -> None:
+    even = widths(dict.fromkeys(seed_004.ALGORITHMS, 64))
+    assert verdict("004", "width-64", even) == CONFIRMED
+    uneven = dict.fromkeys(seed_004.ALGORITHMS, 64) | {"block_multiply_transposed": 8}
+    assert verdict("004", "width-64", widths(uneven)) == REFUTED
+    assert verdict("004", "always-faster", even) == CONFIRMED
+    assert verdict("004", "always-faster", widths(uneven, naive=5.0)) == REFUTED
+    assert verdict("004", "ratio-block", even) == CONFIRMED
+    assert verdict("004", "ratio-transposed", even) == REFUTED
+    assert verdict("004", "ratio-then", even) == CONFIRMED
+    assert verdict("004", "transposed-wins", even) == REFUTED
+    mixed = [*even, row("004", "widths", "naive transposed", 1.0, m=32, n=128),
+             row("004", "widths", "block_multiply_transposed 64", 5.0, m=32, n=128)]  # fmt: skip
+    assert verdict("004", "transposed-wins", mixed) == CONFIRMED
+    name, side = "block_multiply 64", 1 << 14
+    whole = row("004", "widths", name, 300.0, m=side, n=side)
+    for zero, expected in ((3.0, CONFIRMED), (30.0, REFUTED)):
+        fixed = row("004", "fixed cost", name, zero, m=side, n=0)
+        assert verdict("004", "zeroing", [whole, fixed]) == expected
+
+
+def test_printed_figures_are_recomputed() -> None:
+    assert formula_gbs(8192, 16, 618377.7) == pytest.approx(217.10, abs=0.01)
+    assert published("003")["devices"]["P100"]["gbs"]["torch"][4] == 202.083
+    wrong = {(device, column, n) for device, column, n, *_ in seed_003.deviations()}
+    assert ("P100", "torch", 8192) in wrong
+    assert ("P100", "fp16", 8192) not in wrong
+    averages = published("004")["average_ms"]
+    for name in seed_004.ALGORITHMS:
+        width_64 = published("004")["width_ms"][name][seed_004.WIDTHS.index(64)]
+        assert width_64 == averages[name]
+
+
+def sizes_of(name: str) -> set[int]:
+    """Return the sizes that document 001's full grid times an implementation at."""
+    return {
+        int(step.case["n"])
+        for step in seed_001.steps("cuda", True)
+        if isinstance(step, Task) and step.experiment == "total" and name in step.names
+    }
+
+
+def test_full_grids_are_the_documents() -> None:
+    assert len(seed_004.shapes()) == 84
+    assert (2, 128) in seed_004.shapes()
+    assert (1 << 14, 1 << 14) in seed_004.shapes()
+    own, cublas = (sizes_of(name) for name in ("shared tile", "cublas"))
+    assert own == {*range(1, 992, 10), *range(1000, 4001, 100), *(1 << p for p in range(5, 13))}
+    assert {1, 5001, 10000, 26000} <= cublas
+    assert {s.m for s in seed_003.steps("cuda", False)} == set(seed_003.SIZES)
+    for seed in SEEDS:
+        study = studies.load(seed)
+        for backend in ("cpu", "cuda"):
+            thin = {runner._key(s, backend, "d", n) for s in study.steps(backend, False)
+                    for n in runner._names(s)}  # fmt: skip
+            full = {runner._key(s, backend, "d", n) for s in study.steps(backend, True)
+                    for n in runner._names(s)}  # fmt: skip
+            assert thin
+            assert thin <= full
+        assert list(study.left_out(False))
+
+
+def test_products_are_judged() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((40, 40)).astype(np.float32) for _ in "ab")
+    splits.judge(a, b, a @ b)
+    for wrong in (b @ a, (a @ b).T, a @ b + np.float32(1e-3), np.full_like(a, np.nan)):
+        with pytest.raises(ArithmeticError):
+            splits.judge(a, b, wrong)
+
+
+def test_the_cpu_bench_times_rungs_and_peers() -> None:
+    lanes = (
+        Lane("loop", "scalar_loop"), Lane("loop, transposed", "scalar_loop", flip=True),
+        Lane("codes", "auto", form="int4"), Lane("numpy", None, peer="numpy"),
+        Lane("none", None, peer="nobody"),
+    )  # fmt: skip
+    found = CpuBench(seconds=0.01).measure(
+        Cell("test", "matvec", 24, 56, lanes, "warm", layout="col"), lanes
+    )
+    assert set(found) == {lane.name for lane in lanes}
+    assert found["none"].times_us is None
+    assert "nobody" in found["none"].note
+    for name in ("loop", "loop, transposed", "codes", "numpy"):
+        assert found[name].times_us is not None, found[name].note
+        assert found[name].figures["gbs"] > 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tables_and_plots_of_a_whole_grid(seed: str, tmp_path: Path) -> None:
+    study, rows = studies.load(seed), []
+    for step in study.steps("cuda", False):
+        if isinstance(step, Cell):
+            rows += [row(seed, step.experiment, lane.name, 7.0, temperature=step.temperature,
+                         figures={"gbs": 5.0, "gflops": 6.0}, **step.filed)
+                     for lane in step.lanes]  # fmt: skip
+    here = dataclasses.replace(machine(), backend="cuda")
+    whole = Rows(rows, {here.id: here})
+    assert show.comparison_table(study, whole).rows
+    assert len(show.verdict_table(study, whole).rows) == len(CLAIMS[seed])
+    drawn = list(show.plots(study, whole, "cuda"))
+    assert drawn
+    for name, drawing in drawn:
+        assert " " not in name
+        assert ET.fromstring(drawing).tag.endswith("svg")
+
+
+def test_the_command_shows_verdicts_without_measuring(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        command, ["003", "--device", "cpu", "--show", "--out", str(tmp_path)],
+        env={"COLUMNS": "200"},
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "left out: everything on a GPU" in result.output
+    assert "refuted" in result.output
+    assert "217.10 by formula" in result.output
+
+
+def test_pages_are_up_to_date(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copytree(ROOT / "evidence", tmp_path / "evidence")
+    assert pages.update(tmp_path) == [], "run `gemmule study --docs`"
+    page = tmp_path / "docs" / "studies" / "003.md"
+    page.write_text(page.read_text().replace("217.10", "200.00"))
+    assert page in pages.update(tmp_path)
+    assert seed_002.STUDY.seed == "002"
