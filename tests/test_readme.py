@@ -78,7 +78,6 @@ def test_the_table_of_environment_variables_is_complete() -> None:
         path.name
         if path.name != "settings.py"
         and re.search(r"environ(\.get\(|\[)[^\n]*GEMMULE_", path.read_text())
-        if path.name != "settings.py" and re.search(r"environ(\.get\(|\[)[^\n]*GEMMULE_", path.read_text())
     ]
     assert not elsewhere
     assert cache_folder().is_absolute()
