@@ -65,9 +65,7 @@ def specs(rung: Rung, signature: Signature) -> list[QuantSpec | None]:
     ]
 
 
-def taken_specs(
-    rung: Rung, signature: Signature, m: int, n: int, k: int
-) -> list[QuantSpec | None]:
+def taken_specs(rung: Rung, signature: Signature, m: int, n: int, k: int) -> list[QuantSpec | None]:
     """Return the quantisations that the rung takes at these sizes."""
     layout = next(one for one in rung.layouts if one != "strided")
     return [
