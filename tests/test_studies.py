@@ -76,6 +76,9 @@ class FakeBench:
         self.asked: list[tuple[str, ...]] = []
         self.stop_after = stop_after
 
+    def release(self) -> None:
+        pass
+
     def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
         if self.stop_after is not None and len(self.asked) >= self.stop_after:
             raise KeyboardInterrupt
@@ -346,7 +349,7 @@ def test_widths_wins_and_ratios_of_004() -> None:
     name, side = "block_multiply 64", 1 << 14
     whole = row("004", "widths", name, 300.0, m=side, n=side)
     for zero, expected in ((3.0, CONFIRMED), (30.0, REFUTED)):
-        fixed = row("004", "fixed cost", name, zero, m=side, n=0)
+        fixed = row("004", "fixed cost", "zeroing and storing y", zero, m=side)
         assert verdict("004", "zeroing", [whole, fixed]) == expected
 
 

@@ -39,6 +39,9 @@ class CpuBench:
         self.device = cpu_name()
         self.seconds = seconds
 
+    def release(self) -> None:
+        """Do nothing: operands live for one cell."""
+
     def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
         """Return what became of each lane, by name; ArithmeticError for a wrong result."""
         found: dict[str, Measured] = {}

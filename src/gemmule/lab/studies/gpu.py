@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ class GpuBench:
 
     backend = "cuda"
 
-    def __init__(self, ordinal: int = 0, seconds: float = 0.05) -> None:
+    def __init__(self, ordinal: int = 0, seconds: float = 0.04) -> None:
         self.ordinal, self.seconds = ordinal, seconds
         self.info = driver.device_info(ordinal)
         self.device = self.info.name
@@ -62,6 +63,14 @@ class GpuBench:
         self._arenas: dict[str, DeviceArray] = {}
         self._checked: dict[tuple[Any, ...], str | None] = {}
         self._host: dict[int, Any] = {}
+
+    def release(self) -> None:
+        """Give back the memory that is kept from cell to cell, PyTorch's cache too."""
+        self._arenas.clear()
+        self._host.clear()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
         """Return what became of each lane, by name; ArithmeticError for a wrong result."""
@@ -123,11 +132,11 @@ class GpuBench:
         return Bound(lane, lambda i: calls[i](stream), sets, named)
 
     def launches(
-        self, plan: gm.Plan, sets: Sequence[Operands], only: str = ""
+        self, plan: gm.Plan, sets: Sequence[Operands], only: tuple[str, ...] = ()
     ) -> list[Callable[[int], None]]:
         """Return a function of a stream's handle for each operand set; device memory is kept.
 
-        only: launch just the steps whose kernel has this name.
+        only: launch just the steps whose kernels begin with these names.
         """
         launcher = cuda.Launcher(plan.choice)
         space = max(launcher.workspace, 1)
@@ -135,7 +144,7 @@ class GpuBench:
         starters = [
             start
             for start, step in zip(launcher.load(self.ordinal), launcher.steps, strict=True)
-            if step.kernel.startswith(only)
+            if not only or step.kernel.startswith(only)
         ]
 
         def made(operands: Operands) -> Callable[[int], None]:

@@ -21,7 +21,7 @@ class Lane:
     form: a dtype name, or ``int8`` and ``int4`` for codes with one scale and zero point, times
     float16. flip: compute with the transpose of the stored matrix. preset: a named point of the
     rung's parameter space. matrix: which of the case's several matrices. only: time just the
-    launches of this kernel of the rung.
+    launches of these kernels of the rung.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Lane:
     flip: bool = False
     peer: str = ""
     matrix: int = 0
-    only: str = ""
+    only: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -95,6 +95,10 @@ class Bench(Protocol):
 
     def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
         """Return what became of each lane, by name; ArithmeticError for a wrong result."""
+        ...
+
+    def release(self) -> None:
+        """Give back the memory that is kept from cell to cell."""
         ...
 
 

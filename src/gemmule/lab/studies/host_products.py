@@ -154,6 +154,7 @@ def largest(
 ) -> Mapping[str, Measured]:
     """Find the largest n, in thousands, whose three matrices fit, and what the next one gives."""
     ordinal = int(getattr(bench, "ordinal", 0))
+    bench.release()
     free_bytes, _ = driver.memory_bytes(ordinal)
     n = int((free_bytes / 12) ** 0.5) // STEP * STEP
     while n > 0 and not isinstance(_fits(n, ordinal), float):

@@ -23,6 +23,7 @@ NAIVE = {"block_multiply": "naive", "block_multiply_transposed": "naive transpos
          "transpose_then": "naive transposed"}  # fmt: skip
 MATRICES = 5
 SEED_WIDTH = 64
+COLD_BYTES = 1 << 17  # of less, thousands of matrices fit into the L2 of a large GPU
 CPU_SHAPES = ((128, 128), (1024, 64), (1024, 1024), (4096, 512), (4096, 4096))
 WIDTH_RUNS, FIVE, FIXED = "widths", "five algorithms", "fixed cost"
 
@@ -46,7 +47,11 @@ NAIVE_LANES = (
 WIDTH_LANES = tuple(_lane(algorithm, width) for algorithm in ALGORITHMS for width in WIDTHS)
 TRANSPOSE = Lane(
     "the transpose alone", "transpose_then", preset=f"seed_width_{SEED_WIDTH}", flip=True,
-    only="transpose_tiles",
+    only=("transpose_tiles",),
+)  # fmt: skip
+ZEROING = Lane(
+    "zeroing and storing y", "block_multiply", preset=f"seed_width_{SEED_WIDTH}",
+    only=("zero_sums", "store_sums"),
 )  # fmt: skip
 BEST = (Lane("gemmule's choice", "auto"), Lane("gemmule's choice transposed", "auto", flip=True))
 PEERS = (
@@ -81,12 +86,13 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         return
     for m, n in shapes(full):
         lanes = (*NAIVE_LANES, *WIDTH_LANES, TRANSPOSE, *BEST, *PEERS)
-        for temperature in ("warm", "cold"):
+        for temperature in ("warm", "cold") if 4 * m * n >= COLD_BYTES else ("warm",):
             yield Cell(WIDTH_RUNS, "matvec", m, n, lanes, temperature, layout="col")
         yield Cell(FIVE, "matvec", m, n, FIVE_LANES, "warm", layout="col")
-    for n in (1 << 7, 1 << 14):
-        # With no columns at all only the sums are zeroed and stored.
-        yield Cell(FIXED, "matvec", n, 0, (_lane("block_multiply", 64),), "warm", layout="col")
+    for m in (1 << 7, 1 << 14):
+        yield Cell(
+            FIXED, "matvec", m, 128, (ZEROING,), "warm", layout="col", case={"m": m}
+        )  # fmt: skip
 
 
 def left_out(full: bool) -> Iterator[str]:
@@ -94,7 +100,7 @@ def left_out(full: bool) -> Iterator[str]:
     if not full:
         skipped = sorted(set(EXPONENTS) - set(THIN_EXPONENTS))
         yield f"the sizes n = {', '.join(f'2^{p}' for p in skipped)}"
-    yield "cold rows of matrices that more than 2,048 sets would be needed of"
+    yield "cold rows of matrices below 128 KiB: the L2 holds thousands of them"
 
 
 def _warm(rows: Rows) -> Rows:
@@ -195,7 +201,7 @@ def _mean_ratio(algorithm: str) -> Callable[[Rows], Finding]:
 
 
 def _zeroing(rows: Rows) -> Finding:
-    fixed = rows.where(FIXED, backend="cuda", name=f"block_multiply {SEED_WIDTH}")
+    fixed = rows.where(FIXED, backend="cuda", name=ZEROING.name)
     large = fixed.where(m=1 << 14).us()
     product = _warm(rows).where(name=f"block_multiply {SEED_WIDTH}", m=1 << 14, n=1 << 14).us()
     if not large or not product:
