@@ -76,8 +76,9 @@ def test_the_table_of_environment_variables_is_complete() -> None:
     assert read == listed != set()
     elsewhere = [
         path.name
+        for path in (ROOT / "src").rglob("*.py")
         if path.name != "settings.py"
-        and re.search(r"environ(\.get\(|\[)[^\n]*GEMMULE_", path.read_text())
+        and re.search(r"environ(\.get\(|\[)[^\n]*GEMMULE_", path.read_text("utf-8"))
     ]
     assert not elsewhere
     assert cache_folder().is_absolute()

@@ -2,9 +2,10 @@
 #include "stream.cuh"
 
 // Sizes are below 2^31 (a constraint of the rung), so indices are 32-bit and the way to the first load
-// is short: every instruction before it costs all blocks of the first wave.
+// is short: every instruction before it costs all blocks of the first wave. With 768 threads on a
+// multiprocessor a thread has 80 registers: enough for its loads, few enough to keep many under way.
 template <class TA, class TX, class TY, int WARPS, int GROUPS, int R, int U, bool ALIGNED, bool BATCHED>
-__global__ void __launch_bounds__(32 * WARPS * GROUPS, 2) streamed_rows(const GemvArgs p) {
+__global__ void __launch_bounds__(32 * WARPS * GROUPS, 768 / (32 * WARPS * GROUPS)) streamed_rows(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
   constexpr int V = Lanes<TA>::count, STEP = WARPS * 32;
   const int lane = threadIdx.x % 32, group = threadIdx.x / STEP, walker = threadIdx.x % STEP;

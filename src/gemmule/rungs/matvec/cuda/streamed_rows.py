@@ -47,23 +47,25 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Share rows among more warps until the grid covers the chip, then take more rows a warp."""
     vectors = problem.n * ITEMSIZE[problem.a] // 16
     rows = problem.m * problem.batch
-    # Measured best of every declared set at 512 to 16384 on one H200 (November 2026); others are
-    # up to 15 % slower at 4096.
-    if vectors <= 64:
-        warps, groups = 1, 8
-    else:
-        warps, groups = (8, 1) if vectors >= 512 else (4, 1)
-    several = 2 if 64 < vectors < 512 and rows >= 4 * machine.units else 1
+    # The best of all declared sets at 512 to 16384 and at tall and wide shapes on one H200
+    # (November 2026): warps, groups, rows, unroll. A lane's loads must find vectors to load.
+    many = rows >= 64 * machine.units
     if problem.alignment != 16:
-        warps, groups, several = (4, 1, 1) if vectors < 4096 else (1, 4, 1)
-    unroll = 3 - several
-    if vectors <= 16 and problem.alignment == 16:
-        groups, several, unroll = 4, 4, 1
+        choice = (1, 4, 1, 2) if many else (4, 1, 1, 2)
+    elif vectors <= 32:
+        choice = (1, 4, 4, 1)
+    elif vectors <= 64:
+        choice = (1, 8, 2, 2) if many else (1, 8, 1, 2)
+    elif vectors < 512:
+        choice = (1, 4, 2, 2) if many else (4, 1, 2, 1)
+    else:
+        choice = (8, 1, 1, 2)
+    warps, groups, several, unroll = choice
     params = {"warps": warps, "groups": groups, "rows": several, "unroll": unroll}
     blocks = ceil_div(rows, groups * several)
     stream_s = problem.compulsory_bytes / (0.97 * machine.read_bytes_per_s)
-    # Too few blocks leave multiprocessors idle; one alone reads about 1/60 of the whole rate.
-    stream_s /= min(1.0, blocks / machine.units, max(vectors / 64, 1 / 8))
+    # Too few blocks leave multiprocessors idle, and one block has 16 KB under way, not 32.
+    stream_s /= min(1.0, blocks / (2 * machine.units))
     return Suggestion(params, machine.call_s + stream_s)
 
 

@@ -9,7 +9,7 @@ result is the same in every run, unlike atomics.
 from __future__ import annotations
 
 from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Machine, Params, Rung, Step
+from gemmule.rung import Machine, Params, Rung, Step, Suggestion
 from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
 from gemmule.rungs._rows import (
     BLOCK_FITS,
@@ -53,6 +53,19 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
     return problem.batch * problem.m * y * ITEMSIZE[accumulator(problem)]
 
 
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Serve matrices of few long rows, which leave the chip idle when a row is one block's."""
+    params = {"y": 16, "p": 256, "rows": 1, "values": 8}
+    blocks = problem.m * problem.batch * params["y"]
+    if problem.n * ITEMSIZE[problem.a] < 2**14 or problem.m * problem.batch > 4 * machine.units:
+        return None
+    if not all(c.holds(problem, params) for c in (BLOCK_FITS, VALUES_FIT)):
+        return None
+    seconds = problem.compulsory_bytes / (0.85 * machine.read_bytes_per_s)
+    fill = min(1.0, blocks / (2 * machine.units))
+    return Suggestion(params, machine.call_s + 1.6e-6 + seconds / fill)
+
+
 RUNG = Rung(
     title="y blocks per row",
     idea="y blocks sum a section of the row each; a second kernel adds the sections in order.",
@@ -64,6 +77,7 @@ RUNG = Rung(
     params={"y": (4, 2, 8, 16), "p": (128, 32, 256), "rows": (4, 1, 2), "values": (8,)},
     constraints=(BLOCK_FITS, VALUES_FIT),
     batched=True,
+    suggest=_suggest,
     workspace=_workspace,
     steps=_steps,
 )
