@@ -10,11 +10,14 @@ import pytest
 from gemmule.lab.peers import Peer, Prepared, as_float64, check, select
 from gemmule.lab.peers_eigen import PEERS as EIGEN
 from gemmule.lab.peers_float import PEERS as FLOAT
-from gemmule.lab.peers_quantized import PEERS as QUANTIZED
+from gemmule.lab.peers_ggml import PEERS as GGML
+from gemmule.lab.peers_ggml import blocks
+from gemmule.lab.peers_quantized import PEERS as QUANTIZED_ONLY
 from gemmule.lab.peers_quantized import pack_bits
 from gemmule.problem import Problem, QuantSpec
 
 PLAIN = {p.name: p for p in (*FLOAT, *EIGEN)}
+QUANTIZED = (*QUANTIZED_ONLY, *GGML)
 
 
 def wrong(compute, **changes) -> Peer:
@@ -131,3 +134,50 @@ def test_pack_bits_puts_the_earlier_code_lower() -> None:
     assert pack_bits(codes, 2).tolist() == [[1 | 2 << 2 | 3 << 4, 2]]
     assert pack_bits(codes, 4).tolist() == [[0x21, 0x03, 0x02]]
     assert pack_bits(codes, 8).tolist() == codes.tolist()
+
+
+def read_block(data: bytes, kind: str) -> list[float]:
+    """Return the 32 weights of one block, read byte by byte as the GGUF format states them."""
+    (scale,) = np.frombuffer(data[:2], np.float16).astype(float)
+    if kind == "Q8_0":
+        return [scale * int(np.int8(np.uint8(byte))) for byte in data[2:]]
+    offset = 0.0 if kind == "Q4_0" else float(np.frombuffer(data[2:4], np.float16)[0])
+    nibbles = data[2:] if kind == "Q4_0" else data[4:]
+    codes = [byte & 15 for byte in nibbles] + [byte >> 4 for byte in nibbles]
+    lowest = 8 if kind == "Q4_0" else 0
+    return [scale * (code - lowest) + offset for code in codes]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("Q4_0", 18), ("Q4_1", 20), ("Q8_0", 34)])
+def test_ggml_blocks_hold_our_weights(kind: str, size: int) -> None:
+    rng = np.random.default_rng(4)
+    bits = int(kind[1])
+    codes = rng.integers(0, 1 << bits, (3, 96)).astype(np.uint8)
+    scales = np.repeat(2.0 ** rng.integers(-3, 2, (3, 3)), 32, axis=1)
+    zeros = np.repeat(rng.integers(0, 16, (3, 3)), 32, axis=1).astype(np.float32)
+    stored = blocks(codes, scales, zeros if kind == "Q4_1" else None, bits)
+    assert stored.shape == (3, 3, size)
+    zero = zeros if kind == "Q4_1" else float(1 << (bits - 1))
+    expected = (codes - zero) * scales
+    read = [[w for block in row for w in read_block(block.tobytes(), kind)] for row in stored]
+    np.testing.assert_array_equal(read, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bits": 8, "has_zeros": True}, "no zero points"),
+        ({"group_size": 48}, "blocks of 32"),
+        ({"transposed": True}, "transposed"),
+    ],
+)
+def test_ggml_refuses_what_its_formats_cannot_hold(changes: dict, words: str) -> None:
+    spec = QuantSpec(4, 32, False, "row", "float32", False)
+    problem = Problem("matvec", 64, 96, a="uint4", quant=spec)
+    assert GGML[0].refuses(problem) is None
+    refusal = GGML[0].refuses(
+        dataclasses.replace(problem, quant=dataclasses.replace(spec, **changes))
+    )
+    assert words in (refusal or "")
+    assert "float64" in (GGML[0].refuses(dataclasses.replace(problem, b="float64")) or "")
+    assert "blocks of 32" in (GGML[0].refuses(dataclasses.replace(problem, n=80)) or "")

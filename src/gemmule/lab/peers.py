@@ -74,11 +74,13 @@ def all_peers(backend: str = "cpu") -> tuple[Peer, ...]:
         cuda_peers_quantized,
         peers_eigen,
         peers_float,
+        peers_ggml,
         peers_quantized,
     )
 
     tables = (
-        peers_float.PEERS, peers_eigen.PEERS, peers_quantized.PEERS, cuda_peers.PEERS,
+        peers_float.PEERS, peers_eigen.PEERS, peers_quantized.PEERS, peers_ggml.PEERS,
+        cuda_peers.PEERS,
         cuda_peers_quantized.PEERS,
     )  # fmt: skip
     return tuple(p for table in tables for p in table if p.backend == backend)
