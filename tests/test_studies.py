@@ -151,6 +151,18 @@ def test_a_line_that_a_crash_cut_off_is_measured_again(tmp_path: Path) -> None:
     assert len(path.read_bytes().split(b"\n")) - 1 == len(before) + 2  # two environments
 
 
+def test_verdicts_are_of_the_last_device_and_ceilings_are_held_against_rows() -> None:
+    here = machine()  # reads 40 GB/s
+    fast = row("000", "rows x columns", "a", 9.0, backend="cpu", temperature="cold",
+               figures={"gbs": 50.0}, n=8)  # fmt: skip
+    rows = [dataclasses.replace(fast, device=name) for name in ("Old CPU", "Test CPU")]
+    kept = runner.of_last_devices(Rows(rows, {here.id: here}))
+    assert [r.device for r in kept] == ["Test CPU"]
+    assert runner.above_ceiling(kept, "cpu")
+    slower = dataclasses.replace(fast, device="Test CPU", figures={"gbs": 43.0})
+    assert not runner.above_ceiling(Rows([slower], {here.id: here}), "cpu")
+
+
 def test_rows_of_another_device_do_not_count_as_done(tmp_path: Path) -> None:
     path, study, here = tmp_path / "rows.jsonl", studies.load("003"), machine()
     runner.run(study, FakeBench(), here, path, full=False)
@@ -457,4 +469,11 @@ def test_pages_are_up_to_date(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "studies" / "003.md"
     page.write_text(page.read_text().replace("217.10", "200.00"))
     assert page in pages.update(tmp_path)
+    here = dataclasses.replace(machine(), backend="cuda", device="Test device")
+    one = row("003", "sizes", "torch", 5.0, figures={"gbs": 9.0}, n=512)
+    one = dataclasses.replace(one, environment=here.id)
+    store.append(tmp_path / "evidence" / "aaa" / "study-003.jsonl", [here, one])
+    changed = pages.update(tmp_path)
+    assert tmp_path / "docs" / "img" / "study-003-cuda-sizes-warm.svg" in changed
+    assert "img/study-003-cuda-sizes-warm.svg" in page.read_text()
     assert seed_002.STUDY.seed == "002"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gemmule.lab.ceilings import TOLERANCE
 from gemmule.lab.records import Environment
 from gemmule.lab.studies import store
 from gemmule.lab.studies.grid import Bench, Cell, Measured, Step, Study, Task
@@ -98,9 +99,20 @@ def merged(parts: Iterable[Rows]) -> Rows:
     return Rows(rows, environments)
 
 
-def on_device(rows: Rows, device: str) -> Rows:
-    """Return a device's rows."""
-    return Rows((row for row in rows if row.device == device), rows.environments)
+def of_last_devices(rows: Rows) -> Rows:
+    """Return the rows of the last CPU and the last GPU on file, which verdicts are made of."""
+    last = {row.backend: row.device for row in rows}
+    kept = [row for row in rows if row.device == last[row.backend]]
+    environments = {k: e for k, e in rows.environments.items() if e.device in last.values()}
+    return Rows(kept, environments)
+
+
+def above_ceiling(rows: Rows, backend: str) -> bool:
+    """Tell whether a cold row beats the measured read ceiling by more than the tolerance."""
+    read = rows.ceiling("read", backend)
+    cold = rows.where(backend=backend, temperature="cold").timed()
+    limit = (1 + TOLERANCE[backend]) * (read or float("inf"))
+    return any(row.figures.get("gbs", 0.0) > limit for row in cold)
 
 
 def shortened(environment: Environment) -> Environment:

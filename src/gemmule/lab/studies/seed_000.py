@@ -143,9 +143,11 @@ def _use(rows: Rows, ceiling: float | None, temperature: str) -> tuple[str, str,
     if gbs is None:
         return "", "", ""
     datasheet = rows.figure("datasheet_gbs")
+    share = "" if ceiling is None or temperature == "warm" else f"{100 * gbs / ceiling:.0f} %"
+    if ceiling is not None and share and gbs > 1.1 * ceiling:
+        share += " (above: ceiling disturbed)"
     return (
-        f"{gbs:.0f}", "" if not datasheet else f"{100 * gbs / datasheet:.0f} %",
-        "" if ceiling is None or temperature == "warm" else f"{100 * gbs / ceiling:.0f} %",
+        f"{gbs:.0f}", "" if not datasheet else f"{100 * gbs / datasheet:.0f} %", share
     )  # fmt: skip
 
 
