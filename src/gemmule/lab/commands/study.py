@@ -88,10 +88,10 @@ def _one(
             # Something slowed the ceilings down: of both measurements the higher one counts.
             store.append(path, [devices.environment_of(bench)])
     rows = runner.of_last_devices(store.read(path, one.seed))
-    _report(one, rows, out if evidence is None else path.parent, times, path)
+    _report(one, rows, out if evidence is None else None, times, path)
 
 
-def _report(one: Study, rows: Rows, plots: Path, times: bool, path: Path) -> None:
+def _report(one: Study, rows: Rows, plots: Path | None, times: bool, path: Path) -> None:
     from rich.console import Console
 
     from gemmule.lab.atomic import replace_text
@@ -110,6 +110,9 @@ def _report(one: Study, rows: Rows, plots: Path, times: bool, path: Path) -> Non
         click.echo(f"not timed: {line}")
     if not rows:
         click.echo(f"{path} holds no rows yet")
+        return
+    if plots is None:  # gemmule study --docs draws from evidence
+        click.echo(f"rows in {path}")
         return
     for backend in ("cuda", "cpu"):
         for name, drawing in show.plots(one, rows, backend):
