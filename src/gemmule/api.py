@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmule import hostcall
 from gemmule.arrays import unwrap
 from gemmule.canonical import Options
 from gemmule.plan import Frozen, Plan, operands, resolve
@@ -51,7 +52,12 @@ def _multiply(
     op: str, a: Any, b: Any, out: Any, options: Options, rung: str | None,
     params: Mapping[str, Any] | None, device: str | None,
 ) -> Any:  # fmt: skip
-    if device is None and getattr(b, "is_cuda", False):
+    if type(b) is np.ndarray:
+        if device is None and default_device() in (None, "cpu"):
+            quick = hostcall.eager(resolve, op, a, b, out, options, rung, _frozen(params))
+            if quick is not None:
+                return quick
+    elif device is None and getattr(b, "is_cuda", False):
         from gemmule.backends import torch_call
 
         quick = torch_call.eager(resolve, op, a, b, out, options, rung, _frozen(params))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gemmule import backends, store
+from gemmule import backends, hostcall, store
 from gemmule.arrays import (
     Form,
     Operand,
@@ -437,3 +438,7 @@ def operands(
 def forget_plans() -> None:
     """Drop cached plans, so that the next call sees new tuning results."""
     resolve.cache_clear()
+    hostcall.forget()
+    torch_call = sys.modules.get("gemmule.backends.torch_call")
+    if torch_call is not None:
+        torch_call.forget()

@@ -52,7 +52,7 @@ class CpuBackend:
         """Bind the rung and the copies around it."""
         core = _bound(choice)
         if _is_direct(choice):
-            return _direct(core)
+            return _direct(_turned(core) if choice.call.op == "vecmat" else core)
         return _general(choice, core)
 
 
@@ -111,17 +111,26 @@ def _bound(choice: Choice) -> Callable[..., None]:
 
 
 def _is_direct(choice: Choice) -> bool:
-    """Whether operands go to the rung as they are, with no view, copy or temporary."""
+    """Whether operands go to the rung as they are, with no view, copy or temporary.
+
+    A vecmat's matrix goes there as its transpose, which is a view that costs nothing.
+    """
     call, problem = choice.call, choice.problem
-    return (
-        call.op == "matvec"
-        and problem == call.problem
-        and problem.op == "matvec"
-        and not call.swapped
-        and len(call.out_shape) == 1
-        and _unit(call.b)
-        and _unit(call.out)
-    )
+    if problem != call.problem or call.outer:
+        return False
+    if call.op == "matmul":
+        shapes = (call.a.shape, call.b.shape, call.out.shape)
+        rows = call.out.strides == (problem.n, 1) or call.out.shape[-1] == 0
+        plain = problem.op == "matmul" and not call.swapped and problem.quant is None
+        return plain and rows and all(len(shape) == 2 for shape in (*shapes, call.out_shape))
+    vectors = len(call.out_shape) == 1 and _unit(call.b) and _unit(call.out)
+    if call.op == "vecmat":
+        return vectors and call.swapped and problem.op == "matvec" and problem.quant is None
+    return vectors and problem.op == "matvec" and not call.swapped
+
+
+def _turned(core: Callable[..., None]) -> Callable[..., None]:
+    return lambda a, x, y: core(a.T, x, y)
 
 
 def _unit(view: View) -> bool:

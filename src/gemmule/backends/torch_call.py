@@ -215,3 +215,8 @@ def _bound(
     if not isinstance(short, TorchCall) or out not in (None, short.out_form):
         return None
     return short.trusted
+
+
+def forget() -> None:
+    """Drop what `eager` has found, so that the next call sees new plans."""
+    _bound.cache_clear()

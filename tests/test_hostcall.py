@@ -1,0 +1,120 @@
+"""The short ways of NumPy arrays: taken where they are right, left where they do not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule import hostcall
+from gemmule.canonical import Options
+from gemmule.plan import forget_plans, resolve
+
+DEFAULT = Options()
+
+
+def eager(op: str, a: Any, b: Any, out: Any = None) -> Any:
+    return hostcall.eager(resolve, op, a, b, out, DEFAULT, None, None)
+
+
+def operands(op: str) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    matrix = rng.integers(-3, 4, (5, 7)).astype(np.float32)
+    size = {"matvec": 7, "vecmat": 5, "matmul": (7, 3)}[op]
+    other = rng.integers(-3, 4, size).astype(np.float32)
+    return (other, matrix) if op == "vecmat" else (matrix, other)
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+@pytest.mark.parametrize("turn", [np.ascontiguousarray, np.asfortranarray])
+def test_plain_arrays_take_the_short_way(op: str, turn: Callable[..., np.ndarray]) -> None:
+    a, b = (turn(v) for v in operands(op))
+    np.testing.assert_array_equal(eager(op, a, b), a @ b)
+    out = np.full((a @ b).shape, np.nan, np.float32)
+    assert eager(op, a, b, out) is out
+    np.testing.assert_array_equal(out, a @ b)
+    np.testing.assert_array_equal(gm.plan(op, a, b)(a, b), a @ b)
+
+
+class Subclass(np.ndarray):
+    """An array whose kind the result has to keep."""
+
+
+def unaligned(array: np.ndarray) -> np.ndarray:
+    raw = np.zeros(array.nbytes + 1, np.uint8)[1:]
+    raw[:] = np.frombuffer(array.tobytes(), np.uint8)
+    return raw.view(array.dtype).reshape(array.shape)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        lambda v: v.view(Subclass), unaligned, lambda v: v.astype(">f4"), lambda v: v.tolist(),
+        lambda v: np.rec.fromarrays([v, v.astype(np.int16)], names="v,w")["v"],  # 6 bytes apart
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_it_does_not_know_is_left_to_the_general_way(
+    strange: Callable[[np.ndarray], Any], which: int
+) -> None:
+    given: list[Any] = list(operands("matvec"))
+    truth = given[0] @ given[1]
+    given[which] = strange(given[which])
+    if isinstance(given[which], list):
+        assert eager("matvec", *given) is None
+        with pytest.raises(TypeError, match="needed is a NumPy"):
+            gm.matvec(*given)
+        return
+    assert eager("matvec", *given) is None
+    np.testing.assert_array_equal(np.asarray(gm.matvec(*given)), truth)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.empty(6, np.float32), np.empty(5, np.float64), np.empty((5, 1), np.float32),
+        np.empty(10, np.float32)[::2],
+    ],
+)  # fmt: skip
+def test_a_questionable_out_is_left_to_the_general_way(out: np.ndarray) -> None:
+    assert eager("matvec", *operands("matvec"), out) is None
+
+
+def test_an_out_that_overlaps_is_refused() -> None:
+    matrix, _ = operands("matvec")
+    square = np.ascontiguousarray(matrix[:, :5])
+    with pytest.raises(ValueError, match="overlap"):
+        gm.matvec(square, square[0], out=square[1])
+
+
+def test_new_plans_are_seen_after_the_old_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, x = operands("matvec")
+    gm.matvec(a, x)
+    before = resolve.cache_info().currsize
+    forget_plans()
+    assert before > 0
+    assert resolve.cache_info().currsize == 0
+    gm.matvec(a, x)
+    assert resolve.cache_info().currsize == 1, "the next call has to plan again"
+
+
+def test_another_default_device_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, x = operands("matvec")
+    gm.matvec(a, x)
+    monkeypatch.setenv("GEMMULE_DEVICE", "nonsense")
+    with pytest.raises(ValueError, match="GEMMULE_DEVICE"):
+        gm.matvec(a, x)
+
+
+def test_options_and_rungs_tell_calls_of_equal_arrays_apart() -> None:
+    a, x = operands("matvec")
+    assert gm.matvec(a, x).dtype == np.float32
+    assert gm.matvec(a, x, out_dtype="float64").dtype == np.float64
+    with pytest.raises(ValueError, match="no cpu rung is called"):
+        gm.matvec(a, x, rung="nothing")
+    gm.matvec(a, x, rung="scalar_loop")
+    with pytest.raises(ValueError, match="equal"):
+        gm.matvec(a, x[:-1])
