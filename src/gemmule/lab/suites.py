@@ -87,7 +87,13 @@ _CPU = (
     *_grid(("matvec",), ("int8 x int8", "int4 x int8"), _LARGE),
     *_grid(("matmul",), tuple(BITS), _LARGE[:2], columns=16),
     *_grid(("matmul",), ("float16", *PLAIN_INTEGERS), _squares(384), columns=None),
-    *_grid(OPS, FLOATS, _squares(64, 384, 1024)),
+)
+
+_LADDER = (
+    *_grid(_VECTORS, ("float32", "float16"), _squares(2048)),
+    *_grid(("matmul",), ("float32", "float16", "plain int8"), _squares(512), columns=None),
+    *_grid(_VECTORS, ("int8", "int4"), _squares(2048)),
+    *_grid(("matmul",), ("int8", "int4"), _squares(2048), columns=16),
 )
 
 SUITES: Mapping[str, Suite] = {
@@ -97,7 +103,7 @@ SUITES: Mapping[str, Suite] = {
     "cpu": Suite("every bar for a CPU", _CPU, bars=CPU_BARS),
     "sizes": Suite(
         "sizes and formats",
-        _grid(OPS, (*FLOATS, "int8", "int4"), _squares(256, 512, 1024, 2048, 4096, 8192)),
+        _grid(OPS, (*FLOATS, "int8", "int4"), _squares(64, 256, 384, 512, 1024, 2048, 4096, 8192)),
     ),
     "model": Suite(
         "layers of a language model of 7 billion weights",
@@ -106,10 +112,7 @@ SUITES: Mapping[str, Suite] = {
             ((4096, 4096), (11008, 4096), (4096, 11008), (32000, 4096)),
         ),
     ),
-    "ladder": Suite(
-        "every rung", _grid(OPS, ("float32", "float16", "int8", "int4"), _squares(2048)),
-        every_rung=True,
-    ),
+    "ladder": Suite("every rung", _LADDER, every_rung=True),
 }  # fmt: skip
 
 
