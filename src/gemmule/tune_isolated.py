@@ -92,7 +92,7 @@ def _outcome(candidate: Candidate, answer: dict[str, Any]) -> Measured | Failure
         numbers, seconds = answer.get("ratio"), answer.get("seconds")
         try:
             ratio = Ratio(**numbers)  # type: ignore[arg-type]
-            values = [float(v) for v in (seconds, *asdict(ratio).values())]  # type: ignore[arg-type]
+            values = [float(v) for v in (seconds, *asdict(ratio).values())]
         except (TypeError, ValueError):
             return None
         plausible = all(math.isfinite(v) and v > 0 for v in values)

@@ -196,7 +196,7 @@ def random_operands(problem: Problem, seed: int) -> Host:
 
 
 def _random(rng: np.random.Generator, name: str, count: int) -> Array:
-    dtype = numpy_dtype(name)
+    dtype: Any = numpy_dtype(name)
     if name in INTEGERS:
         info = np.iinfo(dtype)
         return rng.integers(info.min, info.max, count, dtype=dtype.type, endpoint=True)
@@ -244,7 +244,7 @@ def nbytes(host: Host) -> int:
 
 def _copied(matrix: QuantizedMatrix) -> QuantizedMatrix:
     parts = {name: getattr(matrix, name) for name in ("codes", "scales", "zeros", "perm")}
-    copies = {name: None if part is None else part.copy() for name, part in parts.items()}
+    copies: dict[str, Any] = {n: None if p is None else p.copy() for n, p in parts.items()}
     return dataclasses.replace(matrix, **copies)
 
 

@@ -154,7 +154,8 @@ def _part(problem: Problem, host: Host, entry: int, rng: np.random.Generator) ->
         columns = spread(problem.n, max(1, SAMPLED_ELEMENTS // max(problem.k, 1)), rng)
         b = b[:, columns]
     if isinstance(host.a, QuantizedMatrix):
-        rows, a = np.arange(problem.m), host.a
+        rows = np.arange(problem.m)
+        a: Any = host.a
     else:
         whole = host.a.array if problem.batch == 1 or problem.shared_a else host.a.array[entry]
         rows = spread(problem.m, max(1, SAMPLED_ELEMENTS // max(problem.reduction, 1)), rng)

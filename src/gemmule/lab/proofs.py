@@ -20,9 +20,27 @@ from gemmule.oracle_problems import make_problem
 from gemmule.problem import Problem, QuantSpec
 from gemmule.rung import Machine, Rung, Signature, Step, all_rungs
 
-PROOF_ARCH = "sm_90a"  # the architecture of the device that proves; others are compiled and emulated
-MATVEC_SIZES = ((1, 1), (3, 5), (33, 65), (130, 257), (1000, 4096), (4096, 4096), (65536, 96), (7, 70000))
-MATMUL_SIZES = ((1, 1, 1), (33, 17, 65), (130, 257, 96), (512, 512, 512), (4096, 16, 4096), (5, 70000, 40))
+PROOF_ARCH = (
+    "sm_90a"  # the architecture of the device that proves; others are compiled and emulated
+)
+MATVEC_SIZES = (
+    (1, 1),
+    (3, 5),
+    (33, 65),
+    (130, 257),
+    (1000, 4096),
+    (4096, 4096),
+    (65536, 96),
+    (7, 70000),
+)
+MATMUL_SIZES = (
+    (1, 1, 1),
+    (33, 17, 65),
+    (130, 257, 96),
+    (512, 512, 512),
+    (4096, 16, 4096),
+    (5, 70000, 40),
+)
 GROUPS = (128, 32, -1, None)
 
 
@@ -62,9 +80,7 @@ def proof_machine(arch: str = PROOF_ARCH) -> Machine:
 
 def fixed_problems(rung: Rung, signature: Signature) -> Iterator[Problem]:
     """Yield the problems whose launches enter a variant's key."""
-    sizes = (
-        [(m, n, 1) for m, n in MATVEC_SIZES] if rung.op == "matvec" else list(MATMUL_SIZES)
-    )
+    sizes = [(m, n, 1) for m, n in MATVEC_SIZES] if rung.op == "matvec" else list(MATMUL_SIZES)
     quants = [None] if not rung.quantized else list(quant_specs(signature))
     layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
     for (m, n, k), layout_a, layout_b, quant in itertools.product(
@@ -80,6 +96,7 @@ def fixed_problems(rung: Rung, signature: Signature) -> Iterator[Problem]:
 
 
 def quant_specs(signature: Signature) -> Iterator[QuantSpec]:
+    """Yield the quantisations that the fixed problems of a signature meet."""
     bits = 4 if signature[0] == "uint4" else 8
     for group, zeros, transposed, scale, layout in itertools.product(
         GROUPS, (False, True), (False, True), ("float32", "float16"), ("row", "mma16")
@@ -117,7 +134,9 @@ def is_pinned() -> bool:
     return nvrtc.compiler_version() == evidence.PINNED_NVRTC
 
 
-def keys(rungs: tuple[Rung, ...] | None = None, workers: int = 2) -> dict[tuple[str, str, str], str]:
+def keys(
+    rungs: tuple[Rung, ...] | None = None, workers: int = 2
+) -> dict[tuple[str, str, str], str]:
     """Return the current key of every variant: (folder, rung, variant) -> key."""
     chosen = all_rungs("cuda") if rungs is None else rungs
     todo = [variant for rung in chosen for variant in variants(rung)]

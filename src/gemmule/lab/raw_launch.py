@@ -52,7 +52,5 @@ def arguments(
     words = [*addresses, work]
     for i, word in enumerate(words):
         packed[8 * i : 8 * i + 8] = int(word).to_bytes(8, "little")
-    launch_args.SCALARS.pack_into(
-        packed, len(packed) - launch_args.SCALARS.size, alpha, beta
-    )
+    launch_args.SCALARS.pack_into(packed, len(packed) - launch_args.SCALARS.size, alpha, beta)
     return bytes(packed)
