@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,14 @@ CUDA_SECONDS = 0.6
     help="Time spent on each product; default 2, on a GPU 0.6.",
 )
 @click.option(
+    "--patience",
+    type=click.FloatRange(0, 86400),
+    default=0.0,
+    show_default=True,
+    help="On a CPU: seconds to spend in all on waiting for idle processors before a product, and "
+    "on measuring again what other processes disturbed.",
+)
+@click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("results"),
@@ -89,6 +98,7 @@ def bench(
     formats: tuple[str, ...],
     sizes: tuple[int, ...],
     seconds: float | None,
+    patience: float,
     out: Path,
 ) -> None:
     """Time products through the public API, all implementations interleaved in one run.
@@ -112,15 +122,21 @@ def bench(
     from gemmule.lab import bench as engine
     from gemmule.lab import results, suites
     from gemmule.lab.progress import tracked
+    from gemmule.lab.quiet import Patience, processors_in_use
 
     chosen = suites.narrowed(suites.SUITES[suite], ops, formats, sizes)
     click.echo(f"suite {suite}, {chosen.title}: {len(chosen.products)} products")
+    waiting = Patience(patience, processors_in_use)
+    waiting.wait()
     environment = engine.measured_environment(CEILING_SECONDS)
     rows: list[Row] = []
     absent: list[Absence] = []
     speeds = engine.Speeds()
     for one in tracked(suites.benches(chosen), len(chosen.products), "measuring"):
-        found, missing = engine.run(one, environment, max_seconds=seconds or 2.0, speeds=speeds)
+        attempt = functools.partial(
+            engine.run, one, environment, max_seconds=seconds or 2.0, speeds=speeds
+        )
+        found, missing = waiting.measure(attempt, lambda outcome: outcome[0])
         rows += found
         absent += missing
     rows, environment = engine.settled(rows, environment, CEILING_SECONDS / 2)
