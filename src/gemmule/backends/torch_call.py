@@ -164,7 +164,10 @@ def _extent(form: Form) -> int:
 
 def bind(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | None:
     """Return the short way of a prepared launcher, or None where there is none."""
-    if "torch" not in sys.modules or call.outer or launcher.workspace or launcher.quantized:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch._C, "_cuda_getDevice"):
+        return None  # a PyTorch built without CUDA has no CUDA tensors
+    if call.outer or launcher.workspace or launcher.quantized:
         return None
     if len(launcher.steps) != 1 or launcher.steps[0].pdl or launcher.steps[0].cluster != (1, 1, 1):
         return None
