@@ -37,7 +37,7 @@ demo: $(VENV)/runtime
 	$(VENV)/bin/gemmule demo
 
 test: $(VENV)/dev
-	$(PY) -m pytest -m 'not soak'
+	$(PY) -m pytest -n auto --dist loadfile -m 'not soak'
 
 check: $(VENV)/dev
 	$(VENV)/bin/ruff check .
