@@ -72,7 +72,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
 RUNG = Rung(
     title="Streamed rows",
     idea="Several 16-byte loads in flight a lane, without a predicate; warps share rows.",
-    source="Little's law; anchors: SGLang's and vLLM's Hopper GEMV kernels, our own prototype",
+    source="Little's law; Hopper GEMV kernels of SGLang and vLLM",
     op="matvec",
     signatures=(
         *floats("float16", "bfloat16", "float32", "float64"),
