@@ -148,7 +148,9 @@ def _variants(
         return
     adapted: list[tuple[float, int, Problem, tuple[str, ...]]] = []
     for layout_a, layout_b in _layout_variants(problem):
-        for a, b, out in _dtype_variants(problem, machine):
+        dtypes = (problem.a, problem.b, problem.out)
+        quantized = problem.quant is not None
+        for a, b, out in _dtype_variants(problem.op, dtypes, quantized, machine.backend):
             candidate = replace(
                 problem, layout_a=layout_a, layout_b=layout_b, a=a, b=b, out=out, layout_out="row"
             )
@@ -165,16 +167,18 @@ def _layout_variants(problem: Problem) -> list[tuple[str, str]]:
     return [(a, b) for a in layouts_a for b in layouts_b]
 
 
-def _dtype_variants(problem: Problem, machine: Machine) -> list[tuple[str, str, str]]:
-    own = (problem.a, problem.b, problem.out)
+@functools.cache  # a few hundred dtype triples exist; asking every signature costs 0.5 ms
+def _dtype_variants(
+    op: str, own: tuple[str, str, str], quantized: bool, backend: str
+) -> tuple[tuple[str, str, str], ...]:
     found = [own]
-    for rung in all_rungs(machine.backend):
-        if rung.op != problem.op or rung.quantized != (problem.quant is not None):
+    for rung in all_rungs(backend):
+        if rung.op != op or rung.quantized != quantized:
             continue
         for signature in rung.signatures:
-            if signature not in found and _widens(own, signature, problem.quant is not None):
+            if signature not in found and _widens(own, signature, quantized):
                 found.append(signature)
-    return found
+    return tuple(found)
 
 
 def _widens(own: tuple[str, str, str], wider: tuple[str, str, str], quantized: bool) -> bool:

@@ -117,6 +117,16 @@ def _loads() -> Case:
     return Case("loads", "loads", (data,), (np.tile(data, (5, 1)), np.r_[raw[:64], narrow, picked]))
 
 
+def _loads_if() -> Case:
+    data = _u32(32, 4)
+    raw, odd = data.reshape(-1), np.arange(32) % 2 == 1
+    u16, u8 = raw.view(np.uint16)[:32], raw.view(np.uint8)[:32]
+    narrow = raw[:32] + 3 * u16.astype(np.uint32) + 5 * u8.astype(np.uint32)
+    vectors, pairs = np.where(odd[:, None], data, 0), np.where(odd[:, None], raw[:64].reshape(32, 2), 0)
+    out = np.tile(vectors, (2, 1)), np.r_[pairs.reshape(-1), np.where(odd, narrow, 0)]
+    return Case("loads_if", "loads_if", (data,), tuple(o.astype(np.uint32) for o in out))
+
+
 def _flags() -> Case:
     data = _u32(17)
     total = data.sum(dtype=np.uint32)
@@ -390,6 +400,7 @@ def _simple() -> list[Case]:
 bf16, f16, e4m3 = ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn
 CASES: tuple[Case, ...] = (
     _loads(),
+    _loads_if(),
     _flags(),
     _copies(),
     _matrices(),

@@ -33,6 +33,16 @@ __global__ void loads(const __grid_constant__ Args p) {
   OUT(u32, 1)[96 + t] = __half_as_ushort(h[t % 8]);
 }
 
+__global__ void loads_if(const __grid_constant__ Args p) {  // every size, wanted by odd threads only
+  const int t = threadIdx.x;
+  const bool odd = t % 2;
+  st_stream(OUT(uint4, 0) + t, ld_cs_if(IN(uint4, 0) + t, odd));
+  st_stream(OUT(uint4, 0) + 32 + t, ld_nc_if(IN(uint4, 0) + t, odd));
+  st_stream(OUT(uint2, 1) + t, ld_cs_if(IN(uint2, 0) + t, odd));
+  const u32 narrow = ld_nc_if(IN(u32, 0) + t, odd) + 3 * ld_cs_if(IN(u16, 0) + t, odd) + 5 * ld_nc_if(IN(u8, 0) + t, odd);
+  st_stream(OUT(u32, 1) + 64 + t, narrow);
+}
+
 __global__ void flags(const __grid_constant__ Args p) {   // every block adds; the last one publishes the sum
   if (threadIdx.x) return;
   u32* sum = OUT(u32, 0);

@@ -20,6 +20,16 @@ CUEMU_LOAD(ld_cs)
 CUEMU_LOAD(ld_stream)
 CUEMU_LOAD(ld_stream_256)
 #undef CUEMU_LOAD
+#define CUEMU_LOAD_IF(name)                               \
+  template <class V>                                      \
+  V name(const V* p, bool wanted, CUEMU_AT) {             \
+    if (!wanted) return V{};                              \
+    check_aligned(p, sizeof(V), #name, file, line);       \
+    return *p;                                            \
+  }
+CUEMU_LOAD_IF(ld_nc_if)
+CUEMU_LOAD_IF(ld_cs_if)
+#undef CUEMU_LOAD_IF
 inline u64 policy_evict_first() { return 0x12f0000000000000ull; }
 inline u64 policy_evict_last() { return 0x14f0000000000000ull; }
 template <class V>

@@ -75,6 +75,39 @@ PTX_LOAD(ld_stream, "ld.global.nc.L1::no_allocate")                    // read-o
 PTX_LOAD(ld_stream_256, "ld.global.nc.L1::no_allocate.L2::256B")       // the same, L2 fetches 256 bytes
 #undef PTX_LOAD
 
+// The same loads where `wanted`, zeros elsewhere: predicated, for a branch would let the compiler wait for each load
+// before it issues the next.
+#define PTX_LOAD_IF(name, op)                                                                                  \
+  template <class V>                                                                                           \
+  PTX_FN V name(const V* p, bool wanted) {                                                                     \
+    V r;                                                                                                       \
+    if constexpr (sizeof(V) == 16) {                                                                           \
+      uint4& u = reinterpret_cast<uint4&>(r);                                                                  \
+      asm("{ .reg .pred q; setp.ne.u32 q, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; " \
+          "@q " op ".v4.u32 {%0,%1,%2,%3}, [%4]; }"                                                            \
+          : "=&r"(u.x), "=&r"(u.y), "=&r"(u.z), "=&r"(u.w) : "l"(p), "r"((u32)wanted));                        \
+    } else if constexpr (sizeof(V) == 8) {                                                                     \
+      asm("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u64 %0, 0; @q " op ".u64 %0, [%1]; }"                     \
+          : "=&l"(reinterpret_cast<u64&>(r)) : "l"(p), "r"((u32)wanted));                                      \
+    } else if constexpr (sizeof(V) == 4) {                                                                     \
+      asm("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u32 %0, 0; @q " op ".u32 %0, [%1]; }"                     \
+          : "=&r"(reinterpret_cast<u32&>(r)) : "l"(p), "r"((u32)wanted));                                      \
+    } else if constexpr (sizeof(V) == 2) {                                                                     \
+      asm("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u16 %0, 0; @q " op ".u16 %0, [%1]; }"                     \
+          : "=&h"(reinterpret_cast<u16&>(r)) : "l"(p), "r"((u32)wanted));                                      \
+    } else {                                                                                                   \
+      static_assert(sizeof(V) == 1, "1, 2, 4, 8 or 16 bytes");                                                 \
+      u16 wide;                                                                                                \
+      asm("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u16 %0, 0; @q " op ".u8 %0, [%1]; }"                      \
+          : "=&h"(wide) : "l"(p), "r"((u32)wanted));                                                           \
+      reinterpret_cast<u8&>(r) = u8(wide);                                                                     \
+    }                                                                                                          \
+    return r;                                                                                                  \
+  }
+PTX_LOAD_IF(ld_nc_if, "ld.global.nc")
+PTX_LOAD_IF(ld_cs_if, "ld.global.cs")
+#undef PTX_LOAD_IF
+
 // L2 eviction policies for ld_hint and the TMA loads.
 PTX_FN u64 policy_evict_first() {
   u64 r;

@@ -15,12 +15,12 @@ template <class TX, int V> struct XChunk {
   }
 };
 
-// V elements of x from an aligned address, and from neighbours `step` apart.
+// V elements of x from an aligned address where wanted (else zeros), and from neighbours `step` apart.
 template <class TX, int V>
-__device__ __forceinline__ XChunk<TX, V> load_x(const TX* x) {
+__device__ __forceinline__ XChunk<TX, V> load_x_if(const TX* x, bool wanted) {
   XChunk<TX, V> c;
 #pragma unroll
-  for (int i = 0; i < c.parts; ++i) c.part[i] = ptx::ld_nc((const Chunk<TX>*)x + i);
+  for (int i = 0; i < c.parts; ++i) c.part[i] = ptx::ld_nc_if((const Chunk<TX>*)x + i, wanted);
   return c;
 }
 template <class TX, int V>
@@ -35,10 +35,11 @@ __device__ __forceinline__ XChunk<TX, V> gather_x(const TX* x, i64 step) {
 // The address is the same modulo 16 over a warp, so the branches are uniform. Both vectors must lie
 // in memory that may be read.
 template <class T>
-__device__ __forceinline__ Chunk<T> load_shifted(const T* p) {
+__device__ __forceinline__ Chunk<T> load_shifted_if(const T* p, bool wanted) {
   const u64 address = (u64)p;
   const Chunk<unsigned>* base = (const Chunk<unsigned>*)(address & ~(u64)15);
-  const Chunk<unsigned> lo = ptx::ld_cs(base), hi = ptx::ld_cs(base + ((address & 15) != 0));
+  const Chunk<unsigned> lo = ptx::ld_cs_if(base, wanted);
+  const Chunk<unsigned> hi = ptx::ld_cs_if(base + ((address & 15) != 0), wanted);
   unsigned w[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) { w[i] = lo.v[i]; w[i + 4] = hi.v[i]; }
@@ -58,9 +59,9 @@ __device__ __forceinline__ Chunk<T> load_shifted(const T* p) {
 }
 
 template <bool ALIGNED, class T>
-__device__ __forceinline__ Chunk<T> load_a(const T* p) {
-  if constexpr (ALIGNED) return ptx::ld_cs((const Chunk<T>*)p);
-  else return load_shifted(p);
+__device__ __forceinline__ Chunk<T> load_a_if(const T* p, bool wanted) {
+  if constexpr (ALIGNED) return ptx::ld_cs_if((const Chunk<T>*)p, wanted);
+  else return load_shifted_if(p, wanted);
 }
 
 // sum + a . x over one vector; bytes go four at a time through dp4a.

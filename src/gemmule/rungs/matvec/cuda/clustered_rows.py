@@ -1,0 +1,84 @@
+"""Clustered rows: few rows of great length, each shared by the blocks of a cluster.
+
+With fewer rows than the chip has room for blocks, `streamed_rows` leaves multiprocessors idle, and
+with a few more the last blocks run alone for as long as a whole row takes. Here two to eight blocks
+share a row: their sums meet in the shared memory of the first, through the cluster, always in the
+same order. One launch, no workspace, the same bits on every run.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import (
+    Arithmetic,
+    Constraint,
+    Machine,
+    Params,
+    Rung,
+    Step,
+    Suggestion,
+    floats,
+    integers,
+)
+from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
+from gemmule.rungs._stream import FITS, flags
+
+THREADS = 256
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    cluster = params["cluster"]
+    shape = ", ".join(str(params[name]) for name in ("unroll", "cluster"))
+    return (
+        Step(
+            kernel=f"clustered_rows<{type_arguments(problem)}, {shape}, {flags(problem)}>",
+            grid=(problem.m * cluster, problem.batch, 1),
+            block=(THREADS, 1, 1),
+            cluster=(cluster, 1, 1),
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    vector = 16 // ITEMSIZE[problem.a]
+    turns = ceil_div(problem.n, vector * THREADS * params["cluster"]) + 2
+    return turns * vector + 5 + THREADS // 32 + int(params["cluster"])
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Share a row among blocks until there are four of them for each multiprocessor."""
+    rows = problem.m * problem.batch
+    cluster = next((c for c in (2, 4) if rows * c >= 3 * machine.units), 8)
+    params = {"cluster": cluster, "unroll": 2}
+    # One H200 (November 2026): 0.6 us beyond a plain launch; three blocks keep one multiprocessor
+    # busy.
+    fill = min(1.0, rows * cluster / (3 * machine.units))
+    rate = 0.97 * machine.read_bytes_per_s * fill
+    return Suggestion(params, machine.call_s + 0.6e-6 + problem.compulsory_bytes / rate)
+
+
+RUNG = Rung(
+    title="Clustered rows",
+    idea="The blocks of a cluster share a row and add up through their shared memory.",
+    source="thread block clusters of compute capability 9.0; split-K without a workspace",
+    op="matvec",
+    signatures=(
+        *floats("float16", "bfloat16", "float32", "float64"),
+        *(s for s in integers() if s[2] == "int32"),
+    ),
+    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    layouts=("row",),
+    after="streamed_rows",
+    params={"cluster": (4, 2, 8), "unroll": (2, 4)},
+    constraints=(
+        FITS,
+        Constraint(
+            "2 loads in flight a lane for unaligned rows",
+            lambda problem, params: problem.alignment == 16 or params["unroll"] == 2,
+        ),
+    ),
+    archs=("sm_90a", "sm_100a", "sm_120a"),
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+)
