@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gemmule import evidence
-from gemmule.lab import ladder_table
+from gemmule.lab import cuda_pages, ladder_pages, ladder_table
 from gemmule.lab.atomic import replace_text
 from gemmule.lab.tables import update_markers
 from gemmule.rung import BACKENDS, OPS, ladder
@@ -18,6 +18,13 @@ Every kernel, from the simplest to the fastest, by operation and back end. This 
 and dynamic shared memory (a thread block) are those of a square problem of 4096 at the default
 parameters. A GPU kernel without a current proof from a real GPU is *unproved*: callable by name,
 never chosen automatically.
+
+What each rung adds, drawn, measured and explained:
+
+- on a GPU: [matvec](ladder/cuda_matvec.md), [vecmat](ladder/cuda_vecmat.md),
+  [matmul](ladder/cuda_matmul.md), [quantised](ladder/cuda_quantized.md)
+- on a CPU: [matvec](ladder/cpu_matvec.md), [vecmat](ladder/cpu_vecmat.md),
+  [matmul](ladder/cpu_matmul.md), [quantised](ladder/cpu_quantized.md)
 """
 
 
@@ -54,6 +61,10 @@ def update(root: Path) -> list[Path]:
     if not page.is_file() or page.read_text(encoding="utf-8") != text:
         replace_text(page, text)
         changed.append(page)
+    for path, tables in ladder_pages.tables(root).items():
+        if update_markers(root / path, tables):
+            changed.append(root / path)
+    changed += cuda_pages.update(root)
     readme = root / "README.md"
     if update_markers(readme, {"status": status()}):
         changed.append(readme)
@@ -67,7 +78,8 @@ def stale(root: Path) -> list[Path]:
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        (copy / "docs").mkdir()
+        ladder_pages.copy_sources(root, copy)
+        cuda_pages.copy_sources(root, copy)
         for name in ("README.md", "docs/ladder.md"):
             if (root / name).is_file():
                 shutil.copyfile(root / name, copy / name)

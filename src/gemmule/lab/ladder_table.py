@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gemmule import backends
@@ -38,6 +38,15 @@ def rows(op: str, backend: str, size: int, machine: Machine | None = None) -> li
     """
     chosen = machine_of(backend) if machine is None else machine
     return [_row(rung, chosen, size) for rung in ladder(op, backend)]
+
+
+def before(rung: Rung, rungs: Sequence[Rung], present: Iterable[str]) -> str | None:
+    """Return the nearest rung that `rung` builds on, along `after`, among those present."""
+    known = {one.name: one for one in rungs}
+    here, name = set(present), rung.after
+    while name is not None and name not in here:
+        name = known[name].after if name in known else None
+    return name
 
 
 def machine_of(backend: str) -> Machine:

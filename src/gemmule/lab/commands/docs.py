@@ -15,13 +15,22 @@ import click
     default=Path(),
     help="The source tree; default: here.",
 )
-def docs(check: bool, root: Path) -> None:
-    """Bring docs/ladder.md and the tables of README.md up to date, in a source tree."""
+@click.option(
+    "--instructions",
+    is_flag=True,
+    help="First compile every CPU rung anew and record what its hot loop is made of.",
+)
+def docs(check: bool, root: Path, instructions: bool) -> None:
+    """Bring the pages of the ladders and the tables of README.md up to date, in a source tree."""
     from gemmule.lab import docs as pages
     from gemmule.lab.cli import WrongResultError
 
     if not (root / "src" / "gemmule").is_dir():
         raise ValueError(f"{root.resolve()} is no source tree of gemmule; run it in one.")
+    if instructions:
+        from gemmule.lab import ladder_pages
+
+        click.echo(f"wrote {ladder_pages.record(root)}")
     if not check:
         changed = pages.update(root)
         click.echo("\n".join(f"wrote {path}" for path in changed) or "everything is up to date")

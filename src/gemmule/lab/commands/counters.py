@@ -1,0 +1,93 @@
+"""``gemmule counters``: the CUDA ladders timed at fixed problems, and what the hardware counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from gemmule.lab.records import Environment, Row
+
+CEILING_SECONDS = 6.0
+
+
+@click.command(short_help="Time and count every CUDA rung at fixed problems.")
+@click.option("--device", default="cuda", show_default=True, help="cuda or cuda:<index>.")
+@click.option(
+    "--evidence",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Write ladder.jsonl and counters.jsonl into the device's folder below this one.",
+)
+@click.option("--op", "ops", multiple=True, help="Time only this ladder; may be repeated.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.02, 60),
+    default=0.25,
+    show_default=True,
+    help="Time spent on each rung and product.",
+)
+@click.option("--no-ncu", is_flag=True, help="Leave the hardware counters as they are on file.")
+def counters(
+    device: str, evidence: Path, ops: tuple[str, ...], seconds: float, no_ncu: bool
+) -> None:
+    """Renew what the pages of the CUDA ladders show: times of every rung, cold and interleaved with
+    the rung before it and PyTorch, and the counters of one launch of each, by Nsight Compute.
+    """
+    from gemmule.backends import cuda
+    from gemmule.backends.cuda_arrays import ordinal_named
+    from gemmule.lab import cuda_bench, cuda_ladder
+    from gemmule.lab.cli import WrongResultError
+    from gemmule.lab.studies.gpu import GpuBench
+    from gemmule.lab.verify_cuda import slug
+
+    unknown = set(ops) - {spot.op for spot in cuda_ladder.spots()}
+    if unknown:
+        raise ValueError(f"--op {unknown.pop()} is no ladder: matvec, vecmat, matmul, quantized.")
+    ordinal = ordinal_named(device)
+    cuda.CudaBackend().machine(device)  # says what is missing before anything starts
+    environment = cuda_bench.measured_environment(ordinal, CEILING_SECONDS)
+    folder = evidence / slug(environment.device)
+    bench = GpuBench(ordinal)
+    rows: list[Row] = []
+    wrong: list[str] = []
+    for spot in cuda_ladder.spots():
+        if ops and spot.op not in ops:
+            continue
+        found, notes = cuda_ladder.time_spot(spot, bench, environment, seconds)
+        bench.release()
+        rows += found
+        _show(found, environment)
+        wrong += [note for note in notes if cuda_ladder.WRONG in note]
+        for note in notes:
+            click.echo(f"not timed: {note}")
+    rows, environment = cuda_bench.settled(rows, environment, ordinal, CEILING_SECONDS / 2)
+    cuda_ladder.write(folder / cuda_ladder.FILE, environment, rows)
+    click.echo(f"wrote {folder / cuda_ladder.FILE}: {len(rows)} rows")
+    if not no_ncu:
+        _count(folder, environment, ordinal)
+    if wrong:
+        raise WrongResultError("; ".join(wrong))
+
+
+def _count(folder: Path, environment: Environment, ordinal: int) -> None:
+    from gemmule.lab import counters as engine
+
+    counted = engine.count(environment.device, environment.timestamp[:10], ordinal=ordinal)
+    for one in counted:
+        if one.note:
+            click.echo(f"not counted: {one.note}")
+    if any(one.counters for one in counted):
+        engine.write(folder / engine.FILE, counted)
+        click.echo(f"wrote {folder / engine.FILE}: {len(counted)} rungs and products")
+
+
+def _show(rows: list[Row], environment: Environment) -> None:
+    for row in rows:
+        ratios = ", ".join(f"{s.value:.2f} x {name}" for name, s in row.speedups.items())
+        click.echo(f"{row.group}: {row.name} {row.times_us.median:.2f} us {ratios}".rstrip())
+
+
+COMMAND = counters

@@ -1,0 +1,214 @@
+"""The pages of the CUDA ladders: every rung described, drawn, shown as it is; figures readable."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from gemmule.lab import cuda_ladder, cuda_pages, cuda_tables, docs
+from gemmule.lab.counters import METRICS, Counted
+from gemmule.lab.cuda_pages import FIGURES, page, picture
+from gemmule.lab.cuda_sections import SECTIONS, Section, _between, heart
+from gemmule.lab.figures import Figure
+from gemmule.lab.ladder_table import before
+from gemmule.lab.records import Row, Speedup, Times
+from gemmule.problem import Problem
+from gemmule.rung import OPS, ladder
+
+ROOT = Path(__file__).parents[1]
+RUNGS = [(op, rung) for op in OPS for rung in ladder(op, "cuda")]
+DRAWN = [(op, name) for op in OPS for name in FIGURES[op]]
+PAGES = sorted((ROOT / "docs" / "ladder").glob("*.md"))
+named = pytest.mark.parametrize(("op", "rung"), RUNGS, ids=[f"{o}-{r.name}" for o, r in RUNGS])
+drawn = pytest.mark.parametrize(("op", "name"), DRAWN, ids=[f"{o}-{n}" for o, n in DRAWN])
+
+
+def words_of(op: str) -> str:
+    return (ROOT / page(op)).read_text("utf-8")
+
+
+@named
+def test_every_rung_has_a_section_with_words(op: str, rung) -> None:
+    text = words_of(op)
+    marker = f"<!-- table:{rung.name} -->"
+    found = re.search(rf"^## {rung.name}\n(.*?){re.escape(marker)}", text, re.M | re.S)
+    assert found, (
+        f"{page(op)} has no section of {rung.name}: write '## {rung.name}', a few sentences on "
+        f"what it adds to {rung.after or 'nothing'}, then the lines '{marker}' and "
+        "'<!-- /table -->', and run `make docs`"
+    )
+    assert len(found[1].split()) >= 12, f"{page(op)} says too little of {rung.name}"
+    if rung.after and f"\n## {rung.after}\n" in text:
+        assert text.index(f"\n## {rung.after}\n") < found.start(), f"{rung.name} comes too early"
+
+
+@named
+def test_every_rung_has_a_figure(op: str, rung) -> None:
+    assert rung.name in FIGURES[op], (
+        f"no figure of {rung.name}: draw one in src/gemmule/lab/figures_{op}.py (a function that "
+        "returns a Figure), name it in FIGURES there, and run `make docs`"
+    )
+
+
+@named
+def test_the_code_shown_of_a_rung_is_in_its_files(op: str, rung) -> None:
+    section = SECTIONS[op].get(rung.name)
+    assert section, (
+        f"no code is shown of {rung.name}: name its first and last line in SECTIONS of "
+        "src/gemmule/lab/cuda_sections.py"
+    )
+    assert set(section.counters) <= set(cuda_tables.DERIVED)
+    found = heart(rung, section)
+    assert found, (
+        f"{rung.source_path.name} and its headers hold no lines from {section.first!r} to "
+        f"{section.last!r} any more: choose others in SECTIONS of src/gemmule/lab/cuda_sections.py"
+    )
+    assert found.code.count("{") == found.code.count("}")
+
+
+@drawn
+def test_figures_are_well_formed_and_their_words_do_not_collide(op: str, name: str) -> None:
+    figure = FIGURES[op][name]()
+    assert figure.svg() == FIGURES[op][name]().svg()
+    root = ET.fromstring(figure.svg())
+    assert {"title", "desc"} <= {child.tag.rpartition("}")[2] for child in root}
+    check_words(figure)
+
+
+def check_words(figure: Figure) -> None:
+    for words in figure.words:
+        inside = words.left >= 4 and words.left + words.width <= figure.width - 4
+        assert inside, f"{words.text!r} leaves the drawing"
+        assert words.base <= figure.height - 5, f"{words.text!r} leaves the drawing"
+        assert words.size >= 11, f"{words.text!r} is too small to read"
+    for one, other in itertools.combinations(figure.words, 2):
+        beside = one.left + one.width < other.left + 2 or other.left + other.width < one.left + 2
+        apart = abs(one.base - other.base) >= 0.8 * min(one.size, other.size)
+        assert beside or apart, f"{one.text!r} and {other.text!r} overlap"
+
+
+def test_colliding_words_would_be_seen() -> None:
+    figure = Figure("t", "d", 100)
+    figure.text(20, 50, "one")
+    figure.text(30, 52, "two")
+    with pytest.raises(AssertionError, match="overlap"):
+        check_words(figure)
+    wide = Figure("t", "d", 100)
+    wide.text(700, 50, "too long for its place")
+    with pytest.raises(AssertionError, match="leaves"):
+        check_words(wide)
+
+
+@drawn
+def test_every_figure_is_on_its_page(op: str, name: str) -> None:
+    text = words_of(op)
+    assert picture(op, name).name in text or f"<!-- table:{name} -->" in text
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_of_the_ladders_pages_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)\)", path.read_text("utf-8"))
+    assert not [target for target in targets if not (path.parent / target).exists()]
+
+
+def test_a_page_that_lags_behind_the_evidence_is_stale(tmp_path: Path) -> None:
+    for folder in ("docs/ladder", "docs/img/ladder", "evidence"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for name in ("README.md", "docs/ladder.md"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    docs.update(tmp_path)
+    assert docs.stale(tmp_path) == []
+    drawing = tmp_path / picture("matvec", "banks")
+    drawing.write_text("<svg/>")
+    assert docs.stale(tmp_path) == [drawing]
+    (path,) = (tmp_path / "evidence").glob(f"*/{cuda_ladder.FILE}")
+    path.unlink()
+    changed = docs.update(tmp_path)
+    assert tmp_path / page("matvec") in changed
+    assert "Not measured yet" in (tmp_path / page("matvec")).read_text()
+
+
+def test_the_lines_of_a_section_are_the_nearest_pair() -> None:
+    lines = [
+        "  for (a) {",
+        "#pragma unroll",
+        "    x;",
+        "  }",
+        "  for (b) {",
+        "    y;  // }",
+        "    z;",
+    ]
+    assert _between(lines, "for (", "y;") == "for (b) {\n  y;  // }\n}"
+    assert _between(lines, "for (a", "x;") == "for (a) {\n  x;\n}"
+    assert _between(lines, "for (c", "x;") is None
+    assert _between(lines, "y;", "x;") is None
+
+
+def row(name: str, us: float, over: dict[str, float], kind: str = "rung") -> Row:
+    times = Times(us, us, us, us, 9)
+    speedups = {k: Speedup(v, v, v, 9, 0.95, "faster") for k, v in over.items()}
+    title = cuda_tables.titles("matvec")[0]
+    return Row("e", Problem("matvec", 4096, 4096), name, kind, "cold", times, 1e3 / us, 1.0,
+               percent_of_ceiling=50.0, speedups=speedups, group=title)  # fmt: skip
+
+
+def test_a_rung_stands_beside_the_nearest_one_before_it() -> None:
+    rungs = ladder("matvec", "cuda")
+    chosen = {rung.name: rung for rung in rungs}
+    present = ("thread_per_row", "p_threads_vector", "two_step")
+    assert before(chosen["two_step"], rungs, present) == "p_threads_vector"
+    assert before(chosen["p_threads_vector"], rungs, present) == "thread_per_row"
+    assert before(chosen["thread_per_row"], rungs, present) is None
+    rows = [
+        row("thread_per_row", 400.0, {"torch": 0.03}), row("torch", 12.0, {}, "peer"),
+        row("two_step", 16.0, {"torch": 0.75, "thread_per_row": 25.0}),
+    ]  # fmt: skip
+    text = cuda_tables.rung_times("matvec", chosen["two_step"], rungs, rows)
+    assert "x over thread\\_per\\_row | x over torch" in text
+    assert "| 16.0 |" in text
+    assert "| 25.00 | 0.75 |" in text
+    assert cuda_tables.rung_times("matvec", chosen["y_blocks"], rungs, rows) == ""
+    every = cuda_tables.all_times("matvec", rows).splitlines()
+    assert [line.split("|")[1].strip().replace("\\", "") for line in every[2:]] == [
+        "thread_per_row", "two_step", "torch",
+    ]  # fmt: skip
+
+
+def test_counters_are_shown_beside_those_of_the_rung_before() -> None:
+    rungs = ladder("matvec", "cuda")
+    title = cuda_tables.titles("matvec")[0]
+    counted = [
+        Counted("matvec", name, title, "NVIDIA X", "2026-11-21",
+                counters={**dict.fromkeys(METRICS, 8.0), "load sectors": sectors})
+        for name, sectors in (("thread_per_row", 128.0), ("warp_per_row", 16.0))
+    ]  # fmt: skip
+    chosen = next(rung for rung in rungs if rung.name == "warp_per_row")
+    names = ("sectors a load request", "DRAM read, MB")
+    lines = cuda_tables.telling("matvec", chosen, rungs, names, counted).splitlines()
+    assert lines[0].endswith("| thread\\_per\\_row | warp\\_per\\_row |")
+    assert lines[2] == "| sectors a load request | 16.0 | 2 |"
+    assert lines[3] == "| DRAM read, MB | 0 | 0 |"
+    assert cuda_tables.telling("matvec", chosen, rungs, names, []) == ""
+    assert "Not counted yet" in cuda_tables.all_counters("matvec", [])
+
+
+def test_a_rung_without_section_figure_or_figures_still_has_a_block() -> None:
+    rungs = ladder("matvec", "cuda")
+    text = cuda_pages.block("vecmat", rungs[-1], rungs, (), ())
+    assert text.startswith("Not measured yet")
+    assert heart(rungs[0], Section("no such line", "nor this one")) is None
+
+
+def test_the_products_of_the_ladders_are_named_apart() -> None:
+    spots = list(cuda_ladder.spots())
+    assert len({spot.title for spot in spots}) == len(spots)
+    assert {spot.op for spot in spots} == set(OPS)
+    for spot in spots:
+        assert {rung.name for rung in ladder(spot.op, "cuda")} <= {
+            lane.name for lane in spot.cell.lanes
+        }
