@@ -102,7 +102,8 @@ def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> 
     a_bytes, b_bytes = _extent(a), _extent(b)
     out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
     mask, swapped = call.problem.alignment - 1, call.swapped
-    launch, local, pack_into = _start(launcher, ordinal), threading.local(), MOVING.pack_into
+    launch, function, failed = _start(launcher, ordinal)
+    local, pack_into = threading.local(), MOVING.pack_into
     template, step = launcher.template, launcher.steps[0]
 
     def trusted(a: Any, b: Any, out: Any) -> Any:
@@ -121,7 +122,9 @@ def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> 
         if swapped:
             left, right = right, left
         pack_into(buffer, MOVING_AT, stream_of(ordinal), left, right, result)
-        launch(address, params)
+        code = launch(address, function, params, None)
+        if code:
+            raise failed(code)
         return out
 
     return trusted
@@ -137,23 +140,25 @@ def _slot(template: bytes, step: Step) -> tuple[Any, int, int]:
     return buffer, address, ctypes.addressof(params)
 
 
-def _start(launcher: Launcher, ordinal: int) -> Callable[[int, int], None]:
-    """Return a function (config address, params address) that launches the only step."""
+def _start(
+    launcher: Launcher, ordinal: int
+) -> tuple[Callable[..., int], int, Callable[[int], Exception]]:
+    """Return the driver's launch, the handle of the only step's kernel, and how to name a failure.
+
+    The launch takes addresses of config and params; a failure's code becomes the exception.
+    """
     launcher.load(ordinal)
     step = launcher.steps[0]
     kernel = driver.load(
         launcher.module.cubin, launcher.module.symbols[step.kernel], ordinal, step.smem
     )
-    function, name = int(kernel), step.kernel
     call = ctypes.PyDLL("libcuda.so.1").cuLaunchKernelEx  # a launch is too short to drop the GIL
     call.argtypes, call.restype = (ctypes.c_void_p,) * 4, ctypes.c_int
 
-    def start(config: int, params: int) -> None:
-        code = call(config, function, params, None)
-        if code:
-            raise driver.error_of(driver.bindings().CUresult(code), f"launching {name}")
+    def failed(code: int) -> Exception:
+        return driver.error_of(driver.bindings().CUresult(code), f"launching {step.kernel}")
 
-    return start
+    return call, int(kernel), failed
 
 
 def _extent(form: Form) -> int:

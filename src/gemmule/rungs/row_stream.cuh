@@ -76,7 +76,7 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
     if constexpr (LANES <= 32) {
 #pragma unroll
       for (int r = 0; r < R; ++r)
-        if (walker == r && row0 + r < m) finish(y + (row0 + r) * p.y_step, sum[r], p.alpha, p.beta);
+        if (walker == r && row0 + r < m) store_sum(p, y + (row0 + r) * p.y_step, sum[r]);
     } else {
       __shared__ Acc part[R][WARPS];
       __shared__ Acc inbox[CLUSTER][R];  // [c]: what block c of the cluster found; read by the first one
@@ -99,7 +99,7 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
           if (threadIdx.x < R) total += inbox[c][threadIdx.x];
       }
       const int row = first_row + threadIdx.x;
-      if (rank == 0 && threadIdx.x < R && row < m) finish(y + row * p.y_step, total, p.alpha, p.beta);
+      if (rank == 0 && threadIdx.x < R && row < m) store_sum(p, y + row * p.y_step, total);
       if (BATCHED) __syncthreads();  // before the next product reuses part
     }
     // A cluster meets once: its grid has a row of blocks for every product.

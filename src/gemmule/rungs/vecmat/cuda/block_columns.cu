@@ -20,6 +20,6 @@ __global__ void __launch_bounds__(THREADS, 768 / THREADS) block_columns(const Ge
     Acc s = 0;
 #pragma unroll
     for (int k = 0; k < S::parts; ++k) s += parts[k][c];
-    finish(y + (strip0 + c) * p.y_step, s, p.alpha, p.beta);
+    store_sum(p, y + (strip0 + c) * p.y_step, s);
   }
 }

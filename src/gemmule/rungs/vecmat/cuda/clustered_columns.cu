@@ -34,6 +34,6 @@ __global__ void __launch_bounds__(256) clustered_columns(const GemvArgs p) {
     for (int r = 0; r < CLUSTER; ++r) s += inbox[r][c];
     const int row = strip0 + rank * SHARE + c;
     if (rank * SHARE + c < S::columns && row < m)
-      finish((TY*)p.y + (BATCHED ? batch * p.y_batch : 0) + row * p.y_step, s, p.alpha, p.beta);
+      store_sum(p, (TY*)p.y + (BATCHED ? batch * p.y_batch : 0) + row * p.y_step, s);
   }
 }

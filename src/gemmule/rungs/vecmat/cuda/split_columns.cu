@@ -53,5 +53,5 @@ __global__ void __launch_bounds__(256) add_splits(const GemvArgs p) {
   Acc total = 0;
 #pragma unroll
   for (int i = 0; i < PARTS; ++i) total += part[i][c];
-  finish((TY*)p.y + at.batch * p.y_batch + row * p.y_step, total, p.alpha, p.beta);
+  store_sum(p, (TY*)p.y + at.batch * p.y_batch + row * p.y_step, total);
 }
