@@ -14,7 +14,7 @@ def streamed_rows() -> Figure:
     )  # fmt: skip
     f.note(
         66,
-        "a row, read by the 8 warps of one block: each lane has two 16-byte loads under way",
+        "lanes 256, unroll 2: the 8 warps of a block read a row, two 16-byte loads a lane",
     )
     for u in range(2):
         for warp in range(8):

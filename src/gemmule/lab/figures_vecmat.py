@@ -49,8 +49,8 @@ def thread_per_row() -> Figure:
     f.text(242, 214, "a thread for each result", kind="soft", anchor="middle", size=14)
     f.lines(
         400, 84, "each request is one piece of a row:", "64 bytes of halves a warp, all used", "",
-        "but there are only n threads: 4096 on", "132 x 2048 places, and each waits for",
-        "one load after another", size=14,
+        "but there are only n threads: 4096 on", "132 x 2048 places, and each has four",
+        "loads of A on their way at most", size=14,
     )  # fmt: skip
     f.note(
         246,
