@@ -63,7 +63,7 @@ def spots() -> Iterator[Spot]:
     yield Spot("matmul", "4096 x 4096 by 8 columns, float16", cell)
     coded = ladder("quantized", "cuda")
     lanes = (
-        *(Lane(rung.name, rung.name, form=CODES[rung.signatures[0][0]]) for rung in coded),
+        *(Lane(r.name, r.name, form=CODES.get(r.signatures[0][0], "int8")) for r in coded),
         Lane(PLAIN, "auto", form="float16"), Lane(TORCH, None, form="float16", peer=TORCH),
     )  # fmt: skip
     cell = Cell("ladder", "matvec", 4096, 4096, lanes, "cold")

@@ -36,7 +36,7 @@ def streamed_rows() -> Figure:
     f.line(180 + 25.5 * 13, 178, 180 + 25.5 * 13, 290, kind="alarm", dashed=True)
     f.text(180 + 25.5 * 13, 308, "needed: 4.8 TB/s x 0.7 us / 132 = 25 KB", kind="soft",
            anchor="middle", size=14)  # fmt: skip
-    f.note(340, "0.7 us is the latency of the memory, 132 the multiprocessors of an H200")
+    f.note(340, "about 0.7 us is the latency of the memory, 132 the multiprocessors of an H200")
     return f
 
 
