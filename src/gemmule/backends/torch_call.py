@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmule.arrays import Form
 from gemmule.backends import driver
+from gemmule.backends.cuda_arrays import shared_workspace
 from gemmule.canonical import Call, Options, c_strides
 from gemmule.problem import ITEMSIZE
 from gemmule.rung import Step
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
 
 Product = Callable[[Any, Any, Any], Any]
 
-# CUlaunchConfig without attributes, directly followed by the kernel's struct: one packing writes
-# the stream, no attributes, and the addresses of A, of x or B, and of the result.
+# CUlaunchConfig, directly followed by the kernel's struct: one packing writes the stream and the
+# addresses of A, of x or B, of the result, and of the workspace.
 CONFIG = struct.Struct("<7I4xQQI4x")
-MOVING = struct.Struct("<Q16xQQQ")
+MOVING = struct.Struct("<Q16xQQQQ")
 MOVING_AT = 32
+# CUlaunchAttribute: its id, and a value of 64 bytes.
+CLUSTER = struct.Struct("<I4xIII52x")
+EARLY = struct.Struct("<I4xI60x")
+CLUSTER_ID, EARLY_ID = 4, 6  # cluster dimension; programmatic stream serialization
 
 
 class TorchCall:
@@ -102,9 +107,11 @@ def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> 
     a_bytes, b_bytes = _extent(a), _extent(b)
     out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
     mask, swapped = call.problem.alignment - 1, call.swapped
-    launch, function, failed = _start(launcher, ordinal)
-    local, pack_into = threading.local(), MOVING.pack_into
-    template, step = launcher.template, launcher.steps[0]
+    launch, local, pack_into = _launch(), threading.local(), MOVING.pack_into
+    template, step, function = launcher.template, launcher.steps[0], _kernels(launcher, ordinal)[0]
+    several = None
+    if len(launcher.steps) > 1 or launcher.workspace:
+        several = _several(launcher, ordinal)
 
     def trusted(a: Any, b: Any, out: Any) -> Any:
         if out is None:
@@ -115,50 +122,88 @@ def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> 
         end = result + out_bytes
         if (result < left + a_bytes and left < end) or (result < right + b_bytes and right < end):
             return None  # out may overlap an input
+        if swapped:
+            left, right = right, left
+        if several is not None:
+            several(stream_of(ordinal), left, right, result)
+            return out
         try:
             buffer, address, params = local.slot
         except AttributeError:
             buffer, address, params = local.slot = _slot(template, step)
-        if swapped:
-            left, right = right, left
-        pack_into(buffer, MOVING_AT, stream_of(ordinal), left, right, result)
+        pack_into(buffer, MOVING_AT, stream_of(ordinal), left, right, result, 0)
         code = launch(address, function, params, None)
         if code:
-            raise failed(code)
+            raise _failed(code, step)
         return out
 
     return trusted
 
 
+def _several(launcher: Launcher, ordinal: int) -> Callable[[int, int, int, int], None]:
+    """Return a function (stream, A, x or B, result) that launches all steps, with a workspace."""
+    torch = sys.modules["torch"]
+    device, nbytes = torch.device("cuda", ordinal), launcher.workspace
+    launch, local, steps = _launch(), threading.local(), launcher.steps
+    kernels = _kernels(launcher, ordinal)
+
+    def fresh() -> tuple[int, object]:
+        memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return memory.data_ptr(), memory
+
+    def several(stream: int, left: int, right: int, result: int) -> None:
+        slots = getattr(local, "slots", None)
+        if slots is None:
+            slots = local.slots = [_slot(launcher.template, step) for step in steps]
+        work, owner = shared_workspace(ordinal, nbytes, fresh) if nbytes else (0, None)
+        for step, kernel, (buffer, address, params) in zip(steps, kernels, slots, strict=True):
+            MOVING.pack_into(buffer, MOVING_AT, stream, left, right, result, work)
+            code = launch(address, kernel, params, None)
+            if code:
+                raise _failed(code, step)
+        del owner  # its allocator reuses the memory in stream order
+
+    return several
+
+
 def _slot(template: bytes, step: Step) -> tuple[Any, int, int]:
     """Return one thread's memory: config and struct, its address, and that of the pointer array."""
-    config = CONFIG.pack(*step.grid, *step.block, step.smem, 0, 0, 0)
+    attributes = b""
+    if step.cluster != (1, 1, 1):
+        attributes += CLUSTER.pack(CLUSTER_ID, *step.cluster)
+    if step.pdl:
+        attributes += EARLY.pack(EARLY_ID, 1)
+    kept = ctypes.create_string_buffer(attributes, len(attributes))
+    count = len(attributes) // CLUSTER.size
+    config = CONFIG.pack(
+        *step.grid, *step.block, step.smem, 0, ctypes.addressof(kept) if count else 0, count
+    )
     buffer = ctypes.create_string_buffer(config + template, len(config) + len(template))
     address = ctypes.addressof(buffer)
     params = (ctypes.c_void_p * 1)(address + len(config))
-    buffer.params = params  # type: ignore[attr-defined]  # lives as long as the buffer
+    buffer.kept = params, kept  # type: ignore[attr-defined]  # they live as long as the buffer
     return buffer, address, ctypes.addressof(params)
 
 
-def _start(
-    launcher: Launcher, ordinal: int
-) -> tuple[Callable[..., int], int, Callable[[int], Exception]]:
-    """Return the driver's launch, the handle of the only step's kernel, and how to name a failure.
-
-    The launch takes addresses of config and params; a failure's code becomes the exception.
-    """
+def _kernels(launcher: Launcher, ordinal: int) -> list[int]:
+    """Return the handles of the kernels of all steps, loaded."""
     launcher.load(ordinal)
-    step = launcher.steps[0]
-    kernel = driver.load(
-        launcher.module.cubin, launcher.module.symbols[step.kernel], ordinal, step.smem
-    )
+    module = launcher.module
+    return [
+        int(driver.load(module.cubin, module.symbols[step.kernel], ordinal, step.smem))
+        for step in launcher.steps
+    ]
+
+
+def _launch() -> Callable[..., int]:
+    """Return the driver's launch: (config address, kernel, params address, None) -> code."""
     call = ctypes.PyDLL("libcuda.so.1").cuLaunchKernelEx  # a launch is too short to drop the GIL
     call.argtypes, call.restype = (ctypes.c_void_p,) * 4, ctypes.c_int
+    return call
 
-    def failed(code: int) -> Exception:
-        return driver.error_of(driver.bindings().CUresult(code), f"launching {step.kernel}")
 
-    return call, int(kernel), failed
+def _failed(code: int, step: Step) -> Exception:
+    return driver.error_of(driver.bindings().CUresult(code), f"launching {step.kernel}")
 
 
 def _extent(form: Form) -> int:
@@ -172,9 +217,7 @@ def bind(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> Torc
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch._C, "_cuda_getDevice"):
         return None  # a PyTorch built without CUDA has no CUDA tensors
-    if call.outer or launcher.workspace or launcher.quantized:
-        return None
-    if len(launcher.steps) != 1 or launcher.steps[0].pdl or launcher.steps[0].cluster != (1, 1, 1):
+    if call.outer or launcher.quantized:
         return None
     if any(step < 0 for step in (*a.strides, *b.strides)) or 0 in (*a.shape, *b.shape):
         return None

@@ -1,0 +1,55 @@
+"""The short way of CUDA tensors: every kind of launch it makes, against the general way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import gemmule as gm
+from gemmule.arrays import unwrap
+from gemmule.backends.torch_call import TorchCall
+
+torch = pytest.importorskip("torch")
+
+# Plain, with a cluster, with a workspace and an early second launch.
+KINDS = [
+    ("matvec", "streamed_rows", (1000, 4096)), ("matvec", "clustered_rows", (100, 65536)),
+    ("vecmat", "block_columns", (1000, 4096)), ("vecmat", "clustered_columns", (512, 512)),
+    ("vecmat", "split_columns", (65536, 128)),
+]  # fmt: skip
+
+
+def operands(op: str, shape: tuple[int, int], seed: int) -> tuple[Any, Any]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    a = torch.randn(shape, generator=generator, device="cuda")
+    x = torch.randn(shape[op == "matvec"], generator=generator, device="cuda")
+    return (a, x) if op == "matvec" else (x, a)
+
+
+@pytest.mark.parametrize(("op", "rung", "shape"), KINDS)
+def test_every_kind_of_launch(op: str, rung: str, shape: tuple[int, int]) -> None:
+    first = operands(op, shape, 0)
+    plan = gm.plan(op, *first, rung=rung)
+    assert isinstance(plan.short_way, TorchCall)
+    for seed in range(20):  # back to back: workspaces and arguments of one call meet the next's
+        left, right = operands(op, shape, seed)
+        short = plan(left, right)
+        general = plan.execute(unwrap(left, "A"), unwrap(right, "B"), None)
+        assert torch.equal(short, general)
+        exact = left.double() @ right.double()
+        torch.testing.assert_close(short.double(), exact, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(("op", "rung", "shape"), KINDS)
+def test_on_a_stream_of_its_own_and_into_out(op: str, rung: str, shape: tuple[int, int]) -> None:
+    left, right = operands(op, shape, 3)
+    expected = getattr(gm, op)(left, right, rung=rung)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        out = torch.full_like(expected, float("nan"))
+        for _ in range(50):
+            assert getattr(gm, op)(left, right, rung=rung, out=out) is out
+    stream.synchronize()
+    assert torch.equal(out, expected)
