@@ -10,10 +10,6 @@ FITS = Constraint(
     "m and n below 2^31, at most 65,535 products in a batch",
     lambda problem, params: max(problem.m, problem.n) < 2**31 and problem.batch < 65_536,
 )
-WIDE_ENOUGH = Constraint(
-    "strips of 32 columns or more for unaligned rows, which are read one element a lane",
-    lambda problem, params: problem.alignment == 16 or params["lanes"] >= 32,
-)
 
 
 def flags(problem: Problem) -> str:
@@ -22,9 +18,5 @@ def flags(problem: Problem) -> str:
 
 
 def strips(problem: Problem, lanes: int) -> int:
-    """Return how many strips of columns a matrix has: `lanes` vectors of 16 bytes each.
-
-    Where rows are unaligned, a lane reads one element instead of a vector.
-    """
-    vector = 16 // ITEMSIZE[problem.a] if problem.alignment == 16 else 1
-    return ceil_div(problem.m, lanes * vector)
+    """Return how many strips of columns a matrix has: `lanes` vectors of 16 bytes each."""
+    return ceil_div(problem.m, lanes * (16 // ITEMSIZE[problem.a]))

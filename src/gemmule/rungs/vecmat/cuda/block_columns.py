@@ -9,7 +9,7 @@ the memory fetches at least, to 512.
 
 from __future__ import annotations
 
-from gemmule.problem import ITEMSIZE, Problem
+from gemmule.problem import Problem
 from gemmule.rung import (
     Arithmetic,
     Machine,
@@ -21,7 +21,7 @@ from gemmule.rung import (
     integers,
 )
 from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import FITS, WIDE_ENOUGH, flags, strips
+from gemmule.rungs._stream import FITS, flags, strips
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -52,11 +52,12 @@ BEYOND_SHARE = 1.43
 def _seconds(problem: Problem, machine: Machine, lanes: int, threads: int) -> float:
     """Return the modelled time of streaming the matrix by strips of `lanes` vectors."""
     there = strips(problem, lanes) * problem.batch
-    load = 16 if problem.alignment == 16 else ITEMSIZE[problem.a]
-    under_way = max(1.0, there / machine.units) * threads * 8 * load
+    aligned = problem.alignment == 16
+    under_way = max(1.0, there / machine.units) * threads * (128 if aligned else 64)
     spread = BEYOND_SHARE * min(1.0, there / machine.units)
     fill = min(1.0, spread, under_way / BYTES_UNDER_WAY)
-    return problem.compulsory_bytes / (EFFICIENCY[lanes] * fill * machine.read_bytes_per_s)
+    rate = EFFICIENCY[lanes] * fill * machine.read_bytes_per_s * (1.0 if aligned else 0.85)
+    return problem.compulsory_bytes / rate
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -93,7 +94,7 @@ RUNG = Rung(
     layouts=("col",),
     after="col_thread_per_row",
     params={"lanes": (8, 2, 4, 32), "threads": (512, 256)},
-    constraints=(FITS, WIDE_ENOUGH),
+    constraints=(FITS,),
     batched=True,
     suggest=_suggest,
     steps=_steps,

@@ -20,7 +20,7 @@ from gemmule.rung import (
     integers,
 )
 from gemmule.rungs._cuda import CTYPE, accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import FITS, WIDE_ENOUGH, flags, strips
+from gemmule.rungs._stream import FITS, flags, strips
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -55,15 +55,15 @@ SPLITS = (8, 4, 16, 32, 64, 128, 256)
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Split until there are four blocks a multiprocessor, with two rows a thread or more."""
-    aligned, size = problem.alignment == 16, ITEMSIZE[problem.a]
-    lanes = 32 if not aligned or strips(problem, 32) >= 4 else 8
+    aligned = problem.alignment == 16
+    lanes = 32 if strips(problem, 32) >= 4 else 8
     there = strips(problem, lanes) * problem.batch
     deepest = problem.n * lanes // 512
     fitting = [splits for splits in SPLITS if splits <= deepest] or [min(SPLITS)]
     splits = min(fitting, key=lambda splits: abs(splits * there - 4 * machine.units))
     # One H200 (November 2026), fitted to 60 shapes and dtypes: the second launch costs 1.0 us; 0.96
-    # of the ceiling, with single elements 0.6 for halves and 0.88 for wider ones.
-    rate = machine.read_bytes_per_s * (0.96 if aligned else 0.6 if size <= 2 else 0.88)
+    # of the ceiling, 0.85 for unaligned rows.
+    rate = machine.read_bytes_per_s * (0.96 if aligned else 0.85)
     rate *= min(1.0, there * splits / (2 * machine.units))
     params = {"lanes": lanes, "unroll": 4 if aligned else 8, "splits": splits}
     seconds = problem.compulsory_bytes / rate
@@ -83,7 +83,7 @@ RUNG = Rung(
     layouts=("col",),
     after="block_columns",
     params={"lanes": (32, 8, 256), "unroll": (8, 4), "splits": SPLITS},
-    constraints=(FITS, WIDE_ENOUGH),
+    constraints=(FITS,),
     workspace=_workspace,
     batched=True,
     suggest=_suggest,
