@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from gemmule.lab.records import (
     make_row,
     speedup_of,
 )
+from gemmule.lab.rerun import agreement, within
 from gemmule.lab.results import MAX_LINE_BYTES, append, compare, geomean, median, read
 from gemmule.measure import Samples, ratio
 from gemmule.problem import Problem, QuantSpec
@@ -218,6 +220,28 @@ def test_compare_two_files(tmp_path) -> None:
     verdicts = [c.verdict for c in changes]
     assert verdicts == ["same", "slower", "faster", "added", "removed"]
     assert changes[1].ratio == pytest.approx(1.03)
+
+
+def test_a_rerun_agrees_on_so_many_rows(tmp_path) -> None:
+    here = machine()
+    for name, times in {"old": [100, 100, 100, 100], "new": [101, 105, 96, 100]}.items():
+        rows = [row(here, us=t, params={"rows": i}) for i, t in enumerate(times)]
+        append(tmp_path / name, [here, *rows])
+    found = agreement(tmp_path / "old", tmp_path / "new")
+    assert within(found.times, 0.03) == 0.5
+    assert found.lines()[0] == "times within 3%: 50.0% of 4 rows"
+    (tmp_path / "other").write_text("")
+    append(tmp_path / "other", [here, row(here, us=1.0, params={"rows": 9})])
+    with pytest.raises(ValueError, match="share no row"):
+        agreement(tmp_path / "old", tmp_path / "other")
+
+
+def test_two_runs_of_a_study_are_compared_by_their_times() -> None:
+    path = Path(__file__).parents[1] / "evidence" / "nvidia-h200" / "study-003.jsonl"
+    found = agreement(path, path)
+    assert len(found.times) > 50
+    assert within(found.times, 0.0) == 1.0
+    assert not found.ratios
 
 
 def test_row_above_the_ceiling_is_kept_flagged_and_measured_again() -> None:

@@ -17,11 +17,26 @@ import click
 )
 @click.option("--title", default="gemmule results", show_default=True)
 @click.option("--force", is_flag=True, help="Replace an existing page.")
-def report(files: tuple[Path, ...], output: Path | None, title: str, force: bool) -> None:
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="An earlier run of the one file given: print on how many rows the two agree.",
+)
+def report(
+    files: tuple[Path, ...], output: Path | None, title: str, force: bool, against: Path | None
+) -> None:
     """Read the results in FILES (JSON lines) and write one HTML page, or print tables.
 
-    The page needs no network and no JavaScript. Files are checked while they are read.
+    The page needs no network and no JavaScript. Files are checked while they are read. With
+    --against, a file of results or of a study is compared with an earlier one.
     """
+    if against is not None:
+        from gemmule.lab.rerun import agreement
+
+        if len(files) != 1:
+            raise ValueError(f"--against compares one file with another; {len(files)} were given.")
+        click.echo("\n".join(agreement(against, files[0]).lines()))
+        return
     from gemmule.lab import report as pages
     from gemmule.lab import results
     from gemmule.lab.output import check_target
