@@ -18,6 +18,7 @@ from gemmule.lab.commands.study import study as command
 from gemmule.lab.records import Ceiling, Times
 from gemmule.lab.studies import (
     claims_001,
+    claims_004,
     counters,
     pages,
     runner,
@@ -49,11 +50,12 @@ CLAIMS = {
     },
     "002": {"tiles", "tile-width", "compute-bound", "coalesced"},
     "003": {
-        "fp16-over-torch", "int8-over-fp16", "int4-over-fp16", "vector-loads", "y-blocks",
-        "shared-x", "table-int8", "table-int4", "int4-16-values", "printed-bandwidths",
+        "fp16-over-torch", "fp16-tuned-over-torch", "int8-over-fp16", "int4-over-fp16",
+        "vector-loads", "y-blocks", "shared-x", "table-int8", "table-int4", "int4-16-values",
+        "printed-bandwidths",
     },
     "004": {
-        "width-64", "own-optimum", "always-faster", "transposed-wins", "ratio-block",
+        "width-64", "own-optimum", "always-faster", "above-1-mb", "transposed-wins", "ratio-block",
         "ratio-transposed", "ratio-then", "zeroing", "twice-memory", "case-count", "whose-7.3",
         "eighty-percent",
     },
@@ -127,7 +129,8 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     whole = sum(len(step.lanes) for step in study.steps("cuda", False))
     with pytest.raises(KeyboardInterrupt):
         runner.run(study, FakeBench(stop_after=3), here, path, full=False)
-    assert len(store.read(path, "003")) == 3 * len(seed_003.gpu_lanes(512))
+    first = list(study.steps("cuda", False))[:3]
+    assert len(store.read(path, "003")) == sum(len(step.lanes) for step in first)
     bench = FakeBench()
     rows = runner.run(study, bench, here, path, full=False)
     assert len(rows) == whole
@@ -477,3 +480,49 @@ def test_pages_are_up_to_date(tmp_path: Path) -> None:
     assert tmp_path / "docs" / "img" / "study-003-cuda-sizes-warm.svg" in changed
     assert "img/study-003-cuda-sizes-warm.svg" in page.read_text()
     assert seed_002.STUDY.seed == "002"
+
+
+def test_codes_are_not_read_between_warm_halves() -> None:
+    for step in studies.load("003").steps("cuda", False):
+        assert len({lane.form == "float16" for lane in step.lanes}) == 1, step
+
+
+def tuned(ours: float, cold: float | None = None) -> list[StudyRow]:
+    rows = []
+    for temperature, us in (("warm", ours), ("cold", ours if cold is None else cold)):
+        for n in seed_003.SIZES:
+            rows.append(row("003", "sizes", seed_003.TUNED, us, temperature=temperature, n=n))
+            rows.append(row("003", "sizes", "torch", 10.0, temperature=temperature, n=n))
+    return rows
+
+
+def test_the_tuned_kernel_has_to_win_by_a_tenth_warm_and_cold() -> None:
+    claim = "fp16-tuned-over-torch"
+    assert verdict("003", claim, tuned(9.0)) == CONFIRMED
+    assert verdict("003", claim, tuned(9.2)) == REFUTED
+    assert verdict("003", claim, tuned(9.0, cold=9.2)) == REFUTED
+    judge = next(c.judge for c in seed_003.CLAIMS if c.id == claim)
+    words = judge(Rows(tuned(9.0, cold=9.2))).figure
+    assert "1.087 at 16384, cold" in words
+    assert "warm" not in words
+
+
+def race(algorithm: str, ours: float, naive: float, **case: int) -> list[StudyRow]:
+    rows = [row("004", "widths", claims_004.NAIVE[algorithm], naive, **case)]
+    for width in claims_004.WIDTHS:
+        us = 1.0 if width == 8 else ours
+        rows.append(row("004", "widths", f"{algorithm} {width}", us, **case))
+    return rows
+
+
+def test_where_block_and_multiply_loses_above_a_megabyte_is_said() -> None:
+    big, small = {"m": 64, "n": 8192}, {"m": 64, "n": 128}
+    won = race("block_multiply", 5.0, 50.0, **big)
+    assert verdict("004", "above-1-mb", won) == CONFIRMED
+    assert verdict("004", "above-1-mb", race("block_multiply", 5.0, 4.0, **big)) == REFUTED
+    assert verdict("004", "above-1-mb", race("block_multiply", 5.0, 4.0, **small)) == NOT_MEASURABLE
+    slower = race("block_multiply_transposed", 38.0, 10.0, **big)
+    finding = claims_004.above_a_megabyte(Rows([*won, *slower]))
+    assert finding.outcome == CONFIRMED  # the transposed form is another algorithm
+    assert "not on 64 x 8192 warm 0.26 (10.00 at width 8)" in finding.figure
+    assert "its blocks of 1,024 threads are 8 to 8 there" in finding.figure

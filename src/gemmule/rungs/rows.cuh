@@ -41,6 +41,26 @@ struct RowRead {
   static constexpr int most_threads = VALUES > 16 || VALUES * sizeof(T) > 32 ? 512 : 1024;  // so that registers suffice
 };
 
+// N neighbouring values as they lie in memory, still to be widened: what several loads under way need least room for.
+template <int ALIGN, class T, int N>
+struct Packed {
+  static constexpr int bytes = int(sizeof(T)) * N < ALIGN ? int(sizeof(T)) * N : ALIGN, each = bytes / int(sizeof(T));
+  ptx::Vec<T, each> part[N / each];
+  __device__ __forceinline__ explicit Packed(const T* p) {
+#pragma unroll
+    for (int i = 0; i < N / each; ++i) part[i] = ptx::ld_nc((const ptx::Vec<T, each>*)p + i);
+  }
+  __device__ __forceinline__ Packed() {}
+  __device__ __forceinline__ T operator[](int k) const { return part[k / each][k % each]; }
+};
+// A piece of the matrix, which nobody reads again: whole vectors go past the L1; single elements meet their neighbours
+// there.
+template <class Piece>
+__device__ __forceinline__ Piece load_piece(const void* p) {
+  if constexpr (sizeof(Piece) == 16) return ptx::ld_stream((const Piece*)p);
+  else return ptx::ld_nc((const Piece*)p);
+}
+
 // One thread's share of the columns first .. last of a row times x: pieces of `width` columns are dealt in turn
 // to `threads` threads, so that neighbours read neighbouring pieces; what is left over goes one by one.
 // `first` is a multiple of the width.
@@ -51,31 +71,54 @@ __device__ __forceinline__ Acc share_of_row(const TA* a, const TX* x, i64 x_step
   constexpr int W = Read::width, L = Read::loads, align_x = ALIGN < 16 ? int(sizeof(TX)) : 16;
   typedef ptx::Vec<TA, W> Piece;
   const i64 stride = (i64)threads * W, whole = last - (last - first) % W;
-  Acc sum = 0, xv[W];
-  Piece av[L];
+  Acc sum = 0;
   i64 j = first + (i64)thread * W;
+  if (x_step == 1) {  // asked once: a branch in the loop would come between its loads
+    const TA* ap = a + j;  // addresses that only grow: few instructions stand before the loads
+    const TX* xp = x + j;
 #pragma unroll 1  // the loads of one step are enough; more would not fit the registers of full blocks
-  for (; j + (L - 1) * stride < whole; j += L * stride) {
+    for (; j + (L - 1) * stride < whole; j += L * stride) {
+      Piece av[L];
+      Packed<align_x, TX, W> xv[L];
 #pragma unroll
-    for (int l = 0; l < L; ++l) av[l] = ptx::ld_nc((const Piece*)(a + j + l * stride));
+      for (int l = 0; l < L; ++l) av[l] = load_piece<Piece>(ap + l * stride);
 #pragma unroll
-    for (int l = 0; l < L; ++l) {
-      load_vector<align_x>(x, x_step, j + l * stride, xv);
+      for (int l = 0; l < L; ++l) xv[l] = Packed<align_x, TX, W>(xp + l * stride);
+      ap += L * stride;
+      xp += L * stride;
 #pragma unroll
-      for (int k = 0; k < W; ++k) sum += wide<Acc>(av[l][k]) * xv[k];
+      for (int l = 0; l < L; ++l)
+#pragma unroll
+        for (int k = 0; k < W; ++k) sum += wide<Acc>(av[l][k]) * wide<Acc>(xv[l][k]);
     }
   }
 #pragma unroll 1
-  for (; j < whole; j += stride) {
-    av[0] = ptx::ld_nc((const Piece*)(a + j));
+  for (; j < whole; j += stride) {  // less than a step is left, or the values of x lie apart
+    const Piece av = load_piece<Piece>(a + j);
+    Acc xv[W];
     load_vector<align_x>(x, x_step, j, xv);
 #pragma unroll
-    for (int k = 0; k < W; ++k) sum += wide<Acc>(av[0][k]) * xv[k];
+    for (int k = 0; k < W; ++k) sum += wide<Acc>(av[k]) * xv[k];
   }
 #pragma unroll 1
   for (j = whole + thread; j < last; j += threads) sum += wide<Acc>(a[j]) * wide<Acc>(x[j * x_step]);
   return sum;
 }
+
+// The row of this thread in a grid of ceil(m / rows) blocks a product, and its product of the batch. The grid knows the
+// blocks of a product, and one product needs no division at all: it would hold up every block before its first load.
+struct RowPlace {
+  i64 batch = 0, row;
+  __device__ __forceinline__ explicit RowPlace(const GemvArgs& p) {
+    unsigned block = blockIdx.x;
+    if (p.batch != 1) {
+      const unsigned blocks = gridDim.x / (unsigned)p.batch;
+      batch = block / blocks;
+      block %= blocks;
+    }
+    row = (i64)block * blockDim.y + threadIdx.y;
+  }
+};
 
 // The lanes of this thread's group: `lanes` neighbours, a power of two up to 32. A mask of the group alone stays
 // right where other groups of the warp have left, because their row does not exist.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from gemmule.lab.results import geomean
 from gemmule.lab.studies import verdicts
 from gemmule.lab.studies.grid import Cell, Lane, Step, Study
 from gemmule.lab.studies.published import BITS, formula_gbs, published
 from gemmule.lab.studies.records import Claim, Finding, Rows, case_key, decided
+from gemmule.rung import all_rungs
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 CPU_SIZES = (512, 1024, 2048, 4096)
@@ -16,8 +19,16 @@ LARGE = 2048
 EXPERIMENT = "sizes"
 CODE_ROWS, CODE_THREADS = 8, 512
 DIFFERS, SLIGHTLY = 0.01, 1.5
-COLUMNS = {"torch": "torch", "fp16 two_step": "fp16", "int8 codes": "int8", "int4 codes": "int4",
-           "gemmule's choice": ""}  # fmt: skip
+TUNED = "fp16, best parameters"
+FASTER = 1.1
+COLUMNS = {"torch": "torch", "fp16 two_step": "fp16", TUNED: "", "int8 codes": "int8",
+           "int4 codes": "int4", "gemmule's choice": ""}  # fmt: skip
+
+
+def _tuned_rung(preset: str) -> str:
+    """Return the rung that holds the preset: one warp a row or less, or several."""
+    names = {rung.name for rung in all_rungs("cuda") if preset in rung.presets}
+    return min(names)
 
 
 def gpu_lanes(n: int) -> tuple[Lane, ...]:
@@ -28,6 +39,7 @@ def gpu_lanes(n: int) -> tuple[Lane, ...]:
     lanes = [
         Lane("torch", None, peer="torch", form="float16"),
         Lane("fp16 two_step", "two_step", preset=f"rtx3090_{n}", form="float16"),
+        Lane(TUNED, _tuned_rung(f"h200_{n}"), preset=f"h200_{n}", form="float16"),
         Lane("fp16 two_step, P100 table", "two_step", preset=f"p100_{n}", form="float16"),
         Lane("int8 codes", "int8_codes", {**narrow, "values": 8}, form="int8"),
         Lane("int4 codes", "int4_codes", {**narrow, "values": 16}, form="int4"),
@@ -50,6 +62,16 @@ def gpu_lanes(n: int) -> tuple[Lane, ...]:
     return tuple(lanes)
 
 
+def by_matrix(lanes: tuple[Lane, ...]) -> tuple[tuple[Lane, ...], ...]:
+    """Return the lanes over halves and those over codes apart.
+
+    Warm means one matrix again and again. Codes read in between leave the L2 of an H200 in a state
+    that 33 MB of halves do not get out of: the same kernel took 6.6 to 10.4 us, without them 6.5.
+    """
+    halves = tuple(lane for lane in lanes if lane.form == "float16")
+    return halves, tuple(lane for lane in lanes if lane not in halves)
+
+
 CPU_LANES = (
     Lane("torch", None, peer="torch", form="float16"),
     Lane("fp16", "auto", form="float16"),
@@ -64,8 +86,8 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
     """Return the grid: the seed's six sizes, warm and cold; on a CPU the first four unless full."""
     sizes = SIZES if backend == "cuda" or full else CPU_SIZES
     for n in sizes:
-        lanes = gpu_lanes(n) if backend == "cuda" else CPU_LANES
-        for temperature in ("warm", "cold"):
+        parts = by_matrix(gpu_lanes(n)) if backend == "cuda" else (CPU_LANES,)
+        for temperature, lanes in itertools.product(("warm", "cold"), parts):
             yield Cell(EXPERIMENT, "matvec", n, n, lanes, temperature, case={"n": n})
 
 
@@ -92,6 +114,32 @@ def _slightly_slower(rows: Rows) -> Finding:
     mean = geomean(ratios.values()) if ratios else 0.0
     words = "time with y blocks over time with one block a row:"
     return verdicts.of_ratios(ratios, 1 < mean <= SLIGHTLY, words)
+
+
+def _tuned_over_torch(rows: Rows) -> Finding:
+    """Judge our own bar: 1.1 times torch at every size, warm and cold; say where not, and why."""
+    ratios: dict[str, float] = {}
+    short = []
+    read = rows.ceiling("read", "cuda")
+    for temperature in ("warm", "cold"):
+        here = rows.where(EXPERIMENT, backend="cuda", temperature=temperature)
+        for n in SIZES:
+            of_size = here.where(n=n)
+            ours, torch = (next(iter(of_size.where(name=name).us().values()), None)
+                           for name in (TUNED, "torch"))  # fmt: skip
+            if ours is None or torch is None:
+                continue
+            ratios[f"{temperature} {n}"] = torch / ours
+            if torch / ours < FASTER:
+                words = f"{torch / ours:.3f} at {n}, {temperature}"
+                if read is not None:
+                    words += f", where torch reads at {formula_gbs(n, 16, torch * 1e3) / read:.2f}"
+                    words += f" and ours at {formula_gbs(n, 16, ours * 1e3) / read:.2f} of the"
+                    words += " measured ceiling"
+                short.append(words)
+    words = f"{TUNED}, times as fast as torch:"
+    found = verdicts.of_ratios(ratios, bool(ratios) and not short, words)
+    return replace(found, figure="; less: ".join([found.figure, *short]))
 
 
 def deviations() -> list[tuple[str, str, int, float, float]]:
@@ -121,6 +169,12 @@ CLAIMS = (
         "fp16-over-torch", "The fp16 kernel is faster than PyTorch at all six sizes.",
         "confirmed if two_step at the document's own launch parameters beats torch.mv at every "
         "size, warm as there", lambda rows: verdicts.always(_warm(rows), "fp16 two_step", "torch"),
+    ),
+    Claim(
+        "fp16-tuned-over-torch",
+        "Not in the document: at parameters chosen for the device it is 1.1 times as fast.",
+        "confirmed if p_threads_vector or two_step at the H200's presets is 1.1 times as fast as "
+        "torch.mv at every size, warm and cold", _tuned_over_torch,
     ),
     Claim(
         "int8-over-fp16", "int8 is faster than fp16 on large matrices.",

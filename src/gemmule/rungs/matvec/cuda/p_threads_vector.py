@@ -2,8 +2,11 @@
 
 Adds to `p_threads`: one instruction fetches 16 bytes (8 halves, 16 int8), so fewer requests carry
 the same bytes. `values` is what a thread takes in one step; where that is more than one load, they
-are all issued before the first is used. Rows that do not begin at multiples of 16 bytes (odd n,
-slices) are read element by element, and what n leaves over is dealt out one by one.
+are all issued before the first is used, and the matrix goes past the L1. Rows that do not begin at
+multiples of 16 bytes (odd n, slices) are read element by element, and what n leaves over is dealt
+out one by one.
+
+The presets ``h200_<size>`` are the best parameters found on an H200 where a warp a row is enough.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from gemmule.rungs._rows import (
     ROW_SIGNATURES,
     VALUES,
     VALUES_FIT,
+    h200_presets,
     load_alignment,
     row_blocks,
     share_chain,
@@ -50,6 +54,7 @@ RUNG = Rung(
     signatures=ROW_SIGNATURES,
     arithmetic=sums(_chain),
     params={"p": (32, 1, 2, 4, 8, 16), "rows": (4, 1, 8, 16, 32), "values": VALUES},
+    presets=h200_presets(several_warps=False),
     constraints=(BLOCK_FITS, VALUES_FIT),
     batched=True,
     steps=_steps,

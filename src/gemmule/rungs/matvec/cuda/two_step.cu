@@ -6,12 +6,11 @@ template <class TA, class TX, class TY, int ALIGN, int VALUES>
 __global__ void __launch_bounds__(RowRead<TA, ALIGN, VALUES>::most_threads, 1) two_step(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
   __shared__ Acc slots[32];  // one for each warp of the block, so one for each (row, warp)
-  const int t = threadIdx.x, rows = blockDim.y, warps = blockDim.x / 32;
-  const i64 blocks_per_batch = (p.m + rows - 1) / rows;
-  const i64 batch = blockIdx.x / blocks_per_batch;
-  const i64 row = (blockIdx.x % blocks_per_batch) * rows + threadIdx.y;
-  const TA* a = (const TA*)p.a + batch * p.a_batch + row * p.a_row;
-  const TX* x = (const TX*)p.x + batch * p.x_batch;
+  const int t = threadIdx.x, warps = blockDim.x / 32;
+  const RowPlace at(p);
+  const i64 row = at.row;
+  const TA* a = (const TA*)p.a + at.batch * p.a_batch + row * p.a_row;
+  const TX* x = (const TX*)p.x + at.batch * p.x_batch;
   Acc sum = 0;
   if (row < p.m) sum = share_of_row<ALIGN, VALUES, Acc>(a, x, p.x_step, 0, p.n, t, blockDim.x);
   sum = group_sum(sum, 32, 0xffffffffu);  // no thread has left: the mask of the whole warp is right
@@ -20,5 +19,5 @@ __global__ void __launch_bounds__(RowRead<TA, ALIGN, VALUES>::most_threads, 1) t
   if (t >= 32 || row >= p.m) return;  // one whole warp of each row stays
   sum = t < warps ? slots[threadIdx.y * warps + t] : Acc(0);
   sum = group_sum(sum, 32, 0xffffffffu);
-  if (t == 0) finish((TY*)p.y + batch * p.y_batch + row * p.y_step, sum, p.alpha, p.beta);
+  if (t == 0) finish((TY*)p.y + at.batch * p.y_batch + row * p.y_step, sum, p.alpha, p.beta);
 }

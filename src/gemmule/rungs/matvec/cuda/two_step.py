@@ -5,8 +5,9 @@ shuffles, then warps through shared memory: a slot for each pair of row and warp
 between writing and reading them. Shared memory: 32 sums (128 or 256 bytes).
 
 The presets are the seed's two tables: ``p100_<size>`` and ``rtx3090_<size>``, blockDim.x and .y of
-its square sizes. Its grid, (1, n / rows), becomes a flat one of ceil(m / rows) blocks on x, since y
-ends at 65,535.
+its square sizes; and ``h200_<size>``, the best found on an H200 where that is more than a warp for
+a row (`p_threads_vector` has the others). The seed's grid, (1, n / rows), becomes a flat one of
+ceil(m / rows) blocks on x, since y ends at 65,535.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gemmule.rungs._rows import (
     SEED_LAYOUTS,
     VALUES,
     VALUES_FIT,
+    h200_presets,
     load_alignment,
     row_blocks,
     share_chain,
@@ -54,7 +56,8 @@ RUNG = Rung(
     signatures=ROW_SIGNATURES,
     arithmetic=sums(_chain),
     params={"p": (128, 32, 64, 256, 512, 1024), "rows": (4, 1, 2, 8, 16, 32), "values": VALUES},
-    presets={name: {"p": p, "rows": rows, "values": 8} for name, p, rows in SEED_LAYOUTS},
+    presets={name: {"p": p, "rows": rows, "values": 8} for name, p, rows in SEED_LAYOUTS}
+    | h200_presets(several_warps=True),
     constraints=(BLOCK_FITS, VALUES_FIT),
     batched=True,
     steps=_steps,
