@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gemmule.errors import DeviceError
-from gemmule.lab import sanitize
+from gemmule.lab import sanitize, verify_cuda
 from gemmule.lab.cli import run
 from gemmule.lab.commands.sanitize import TOOLS
 from gemmule.lab.verify_cuda import Outcome
-from gemmule.rung import all_rungs
+from gemmule.rung import Rung, all_rungs
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 DIRTY = """========= COMPUTE-SANITIZER
@@ -75,6 +75,7 @@ def test_only_finished_runs_without_errors_are_clean(
 ) -> None:  # fmt: skip
     stand_in(tmp_path, log, code=code, outcome=outcome)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(sanitize, "chunks", lambda rung: [frozenset({"float32,float32,float32"})])
     (report,) = sanitize.sanitize([RUNG], ["memcheck"])
     assert (report.errors, report.clean) == (errors, clean)
     written = sanitize.write(tmp_path / "evidence", [report])
@@ -87,12 +88,43 @@ def test_only_finished_runs_without_errors_are_clean(
 
 def test_a_tool_that_now_finds_errors_loses_its_record(tmp_path: Path) -> None:
     one = Outcome("matvec", "thread_per_row", "v", "k", 3, 0.1, [], "NVIDIA X")
-    good = [sanitize.Report(tool, 0, (one,), "") for tool in ("memcheck", "racecheck")]
+    name = "matvec/thread_per_row"
+    good = [sanitize.Report(tool, name, 0, (one,), "") for tool in ("memcheck", "racecheck")]
     path = sanitize.write(tmp_path, good)
     assert path is not None
     assert [record["tool"] for record in sanitize.read(path)] == ["memcheck", "racecheck"]
-    sanitize.write(tmp_path, [sanitize.Report("memcheck", 2, (one,), "bad")])
+    sanitize.write(tmp_path, [sanitize.Report("memcheck", name, 2, (one,), "bad")])
     assert [record["tool"] for record in sanitize.read(path)] == ["racecheck"]
+
+
+def test_variants_are_watched_a_few_at_a_time_and_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, CLEAN)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    seen: list[tuple[str, str]] = []
+    other = next(r for r in all_rungs("cuda") if r.name == "two_step")
+    sanitize.sanitize(
+        [RUNG, other], ["memcheck", "initcheck"], workers=2,
+        report=lambda found: seen.append((found.tool, found.rung)),
+    )  # fmt: skip
+    assert sorted(set(seen)) == [
+        (tool, f"matvec/{name}")
+        for tool in ("initcheck", "memcheck")
+        for name in ("thread_per_row", "two_step")
+    ]
+    pieces = sum(len(list(verify_cuda.chunks(rung))) for rung in (RUNG, other))
+    assert len(seen) == 2 * pieces
+
+
+@pytest.mark.parametrize("rung", all_rungs("cuda"), ids=lambda rung: f"{rung.folder}-{rung.name}")
+def test_the_sample_has_forty_shapes_of_each_rung(rung: Rung) -> None:
+    shapes = {
+        (t.problem.m, t.problem.n, t.problem.k, t.problem.batch)
+        for signature in rung.signatures
+        for t in verify_cuda.trials(rung, signature, few=True)
+    }
+    assert len(shapes) >= 40
 
 
 def test_an_unsupported_device_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

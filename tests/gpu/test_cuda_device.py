@@ -246,34 +246,6 @@ def by_name(choose: Callable[[Rung], bool]) -> list[Any]:
     return [pytest.param(r, id=f"{r.folder}-{r.name}") for r in proved() if choose(r)]
 
 
-@pytest.mark.parametrize("rung", by_name(lambda r: r.op == "matvec" and not r.quantized))
-def test_more_than_2_to_the_31_elements(rung: Rung) -> None:
-    """Rows and columns of ones times a vector that tells the last place from any other."""
-    torch = torch_cuda()
-    dtype = next((s[0] for s in rung.signatures if s[0] == "int8"), rung.signatures[0][0])
-    rows, columns = 46_400, 46_500  # 2.16e9 elements
-    layout = rung.layouts[0]
-    problem = make_problem("matvec", rows, columns, 1, (dtype, dtype, result(dtype)),
-                           layout_a=layout)  # fmt: skip
-    if rung.refusal(problem) is not None:
-        pytest.skip(rung.refusal(problem) or "")
-    shape = (rows, columns) if layout == "row" else (columns, rows)
-    stored = torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
-    matrix = stored if layout == "row" else stored.T
-    matrix[-1, -1], matrix[-1, 0], matrix[0, -1], matrix[rows // 2, columns // 2] = 3, 2, 1, 1
-    x = torch.zeros(columns, dtype=matrix.dtype, device="cuda")
-    x[-1], x[0], x[columns // 2] = 2, 1, 5
-    y = gm.matvec(matrix, x, rung=rung.name)
-    found = y.double().cpu().numpy()
-    truth = np.zeros(rows)
-    truth[-1], truth[0], truth[rows // 2] = 3 * 2 + 2 * 1, 1 * 2, 5
-    np.testing.assert_array_equal(found, truth)
-
-
-def result(dtype: str) -> str:
-    return "int32" if dtype in ("int8", "uint8") else dtype
-
-
 @pytest.mark.parametrize("rung", by_name(lambda r: r.op == "matmul"))
 def test_products_beyond_2_to_the_31_results(rung: Rung) -> None:
     """C has more than 2^31 elements, and its last one depends on the last of A and of B."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -71,6 +71,17 @@ class Variant:
             for launch in self.launches
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def named_rungs(names: Collection[str] = (), without: Collection[str] = ()) -> tuple[Rung, ...]:
+    """Return the CUDA rungs called `names` (default: all) but `without`; ValueError for others."""
+    rungs = all_rungs("cuda")
+    unknown = {*names, *without} - {rung.name for rung in rungs}
+    if unknown:
+        raise ValueError(
+            f"no cuda rung is called {min(unknown)!r}; see gemmule ladder --backend cuda."
+        )
+    return tuple(r for r in rungs if r.name in (names or (r.name,)) and r.name not in without)
 
 
 def proof_machine(arch: str = PROOF_ARCH) -> Machine:

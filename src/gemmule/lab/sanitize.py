@@ -1,13 +1,12 @@
 """CUDA rungs under compute-sanitizer: memory, races, uninitialised reads, barriers.
 
-Each tool watches one child process, `gemmule.lab.sanitized`, which runs a sample of every rung's
-proof; its log is parsed, and tools that found nothing are recorded with the keys of the variants
-they watched.
+Each tool watches child processes, `gemmule.lab.sanitized`, each of which runs a sample of the
+proofs of a few variants of a rung; its log is parsed, and where a tool found nothing it is recorded
+with the keys of the variants that it watched, as soon as they are through.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import re
@@ -15,17 +14,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gemmule import evidence
 from gemmule.errors import DeviceError
-from gemmule.lab.verify_cuda import Outcome, slug
+from gemmule.lab import keyed
+from gemmule.lab.verify_cuda import Outcome, chunks, slug
 from gemmule.rung import Rung
-from gemmule.store import write_atomically
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SHOWN_LINES = 24
@@ -35,9 +32,13 @@ _HOMES = ("CUDA_HOME", "CUDA_PATH")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one tool found. errors is None when it gave no summary; `text` says what went wrong."""
+    """What one tool found in a few variants of a rung.
+
+    errors is None when it gave no summary; `text` says what went wrong.
+    """
 
     tool: str
+    rung: str
     errors: int | None
     outcomes: tuple[Outcome, ...]
     text: str
@@ -78,25 +79,45 @@ def errors_in(log: str) -> int | None:
 
 
 def sanitize(
-    rungs: Sequence[Rung], tools: Sequence[str] = TOOLS, *, ordinal: int = 0, limit_s: float = 1800
-) -> list[Report]:
-    """Run the tools side by side, each over all the rungs, and return their reports in order.
+    rungs: Sequence[Rung], tools: Sequence[str] = TOOLS, *, ordinal: int = 0,
+    limit_s: float = 1800, workers: int = 1,
+    report: Callable[[Report], None] = lambda found: None,
+) -> list[Report]:  # fmt: skip
+    """Run each tool over each rung, a few variants a process, `workers` processes at a time.
 
-    limit_s: a tool that needs longer is stopped and reported as having no summary. DeviceError
-    where compute-sanitizer is absent or does not support the device.
+    limit_s: a process that needs longer is stopped and reported as having no summary. report is
+    called with each as soon as it is there, from one thread at a time. DeviceError where
+    compute-sanitizer is absent or does not support the device.
     """
     program = find_sanitizer()
-    with ThreadPoolExecutor(len(tools)) as pool:
-        return list(pool.map(lambda tool: _run(program, tool, rungs, ordinal, limit_s), tools))
+    tasks = [  # tool by tool: a rung's kernels are compiled once and then found in the cache
+        (tool, rung, names) for tool in tools for rung in rungs for names in chunks(rung)
+    ]
+    found = []
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [
+            pool.submit(_run, program, tool, rung, names, ordinal, limit_s)
+            for tool, rung, names in tasks
+        ]
+        try:
+            for future in as_completed(futures):
+                found.append(future.result())
+                report(found[-1])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return found
 
 
-def _run(program: Path, tool: str, rungs: Sequence[Rung], ordinal: int, limit_s: float) -> Report:
+def _run(
+    program: Path, tool: str, rung: Rung, names: frozenset[str], ordinal: int, limit_s: float
+) -> Report:
     with tempfile.TemporaryDirectory(prefix="gemmule-sanitize-") as folder:
         log, results = Path(folder) / "log", Path(folder) / "results.jsonl"
         command = [
             str(program), "--tool", tool, "--log-file", str(log), "--print-limit", "20",
             sys.executable, "-m", "gemmule.lab.sanitized", str(ordinal), str(results),
-            *(f"{rung.folder}/{rung.name}" for rung in rungs),
+            f"{rung.folder}/{rung.name}", *sorted(names),
         ]  # fmt: skip
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
@@ -113,7 +134,7 @@ def _run(program: Path, tool: str, rungs: Sequence[Rung], ordinal: int, limit_s:
     # A program that fails on its own is no clean run, whatever the tool's summary says.
     errors = errors_in(text) if status == 0 or errors_in(text) else None
     shown = [line for line in (text + said).splitlines() if line.strip()][:SHOWN_LINES]
-    return Report(tool, errors, outcomes, "\n".join(shown))
+    return Report(tool, f"{rung.folder}/{rung.name}", errors, outcomes, "\n".join(shown))
 
 
 def _outcomes(path: Path) -> tuple[Outcome, ...]:
@@ -123,7 +144,7 @@ def _outcomes(path: Path) -> tuple[Outcome, ...]:
 
 
 def write(root: Path, reports: Sequence[Report]) -> Path | None:
-    """Merge the clean tools' records into ``<root>/<gpu>/sanitized.jsonl``; drop the others'.
+    """Merge clean records into ``<root>/<gpu>/sanitized.jsonl``; drop those that are not clean.
 
     One line for each tool and variant. Returns the file, or None when nothing ran on a device.
     """
@@ -131,43 +152,15 @@ def write(root: Path, reports: Sequence[Report]) -> Path | None:
     if device is None:
         return None
     path = root / slug(device) / "sanitized.jsonl"
-    records = {_name(record): record for record in read(path)}
-    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     for report in reports:
-        for one in report.outcomes:
-            record = {
-                "schema": evidence.SCHEMA, "tool": report.tool, "folder": one.folder,
-                "rung": one.rung, "variant": one.variant, "key": one.key, "device": one.device,
-                "date": today, "cases": one.cases,
-            }  # fmt: skip
-            records.pop(_name(record), None)
-            if report.clean:
-                records[_name(record)] = record
-    lines = "".join(json.dumps(records[name]) + "\n" for name in sorted(records))
-    if not write_atomically(path, lines.encode()):
-        raise OSError(f"{path} cannot be written.")
+        lines = [
+            keyed.line_of("tool", report.tool, one, cases=one.cases, shapes=one.shapes)
+            for one in report.outcomes
+        ]
+        keyed.update(path, lines, report.clean)
     return path
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[keyed.Line]:
     """Return the well-formed records of a file; none where it is absent or too large."""
-    if not path.is_file() or path.stat().st_size > evidence.MAX_FILE_BYTES:
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line) if len(line) <= evidence.MAX_LINE_BYTES else None
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(record, dict) or record.get("schema") != evidence.SCHEMA:
-            continue
-        if all(isinstance(record.get(part), str) for part in _PARTS):
-            found.append(record)
-    return found
-
-
-_PARTS = ("tool", "folder", "rung", "variant")
-
-
-def _name(record: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(record[part]) for part in _PARTS)
+    return keyed.read(path)

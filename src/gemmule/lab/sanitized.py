@@ -1,7 +1,7 @@
-"""The program that compute-sanitizer watches: a sample of the proofs of the rungs it is told.
+"""The program that compute-sanitizer watches: a sample of the proofs of a rung's variants.
 
-``python -m gemmule.lab.sanitized ORDINAL RESULTS FOLDER/RUNG ...`` writes one JSON line for each
-variant to RESULTS. All rungs run in this one process, so that the tool sees them all.
+``python -m gemmule.lab.sanitized ORDINAL RESULTS FOLDER/RUNG VARIANT ...`` writes one JSON line for
+each variant to RESULTS.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from gemmule.lab.verify_cuda import verify_rung
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the samples, writing what was found after each rung."""
-    ordinal, results, *rungs = arguments
-    with Path(results).open("w") as file:
-        for name in rungs:
-            folder, _, rung = name.partition("/")
-            for outcome in verify_rung(folder, rung, int(ordinal), few=True):
-                file.write(json.dumps(asdict(outcome)) + "\n")
-            file.flush()
+    """Run the samples and write what was found."""
+    ordinal, results, name, *variants = arguments
+    folder, _, rung = name.partition("/")
+    found = verify_rung(folder, rung, int(ordinal), few=True, only=frozenset(variants))
+    lines = "".join(json.dumps(asdict(outcome)) + "\n" for outcome in found)
+    Path(results).write_text(lines)
 
 
 if __name__ == "__main__":

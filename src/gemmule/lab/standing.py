@@ -13,7 +13,7 @@ from pathlib import Path
 from gemmule import evidence
 from gemmule.backends import nvrtc
 from gemmule.evidence import Record
-from gemmule.lab import default_plans, proofs
+from gemmule.lab import default_plans, keyed, proofs
 from gemmule.rung import Rung, all_rungs
 
 Name = tuple[str, str, str]  # folder, rung, variant
@@ -27,7 +27,8 @@ class Standing:
     current: proved as they are. stale: proved before their machine code or geometry changed.
     missing: never proved, though another variant of their rung was, so that plans may choose them.
     unproved: of rungs without any record, which plans never choose. needed: unproved rungs that a
-    default plan would choose, with one problem each.
+    default plan would choose, with one problem each. outdated: what else was checked on a device,
+    of older code, in words.
     """
 
     current: list[Name] = field(default_factory=list)
@@ -35,11 +36,12 @@ class Standing:
     missing: list[Name] = field(default_factory=list)
     unproved: list[Name] = field(default_factory=list)
     needed: dict[tuple[str, str], str] = field(default_factory=dict)
+    outdated: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether every rung that automatic plans may choose or would choose is proved as it is."""
-        return not (self.stale or self.missing or self.needed)
+        """Whether all evidence is of the code as it is, and no rung that plans choose lacks it."""
+        return not (self.stale or self.missing or self.needed or self.outdated)
 
     def to_prove(self) -> dict[tuple[str, str], frozenset[str]]:
         """Return the variants without a current proof, by (folder, rung)."""
@@ -56,6 +58,7 @@ class Standing:
             f"needed: {folder}/{rung} is unproved, but plans would choose it: {problem}"
             for (folder, rung), problem in self.needed.items()
         ]
+        words += [f"outdated: {line}" for line in self.outdated]
         rungs = sorted({f"{folder}/{rung}" for folder, rung, _ in self.unproved})
         if rungs:
             words.append(f"unproved, never chosen automatically: {', '.join(rungs)}")
@@ -96,7 +99,9 @@ def take(
         )
     chosen = all_rungs("cuda") if rungs is None else tuple(rungs)
     records = list(evidence.read(root))
-    standing = judge(proofs.keys(chosen, workers), records)
+    keys = proofs.keys(chosen, workers)
+    standing = judge(keys, records)
+    standing.outdated = keyed.out_of_date(keyed.under(root), keys)
     proved = {(record.folder, record.rung) for record in records}
     wanted = {(rung.folder, rung.name) for rung in chosen}
     standing.needed = {

@@ -30,7 +30,7 @@ from gemmule.store import write_atomically
 Run = Callable[[Rung, Any, Mapping[str, Any]], Any]
 Only = Mapping[tuple[str, str], frozenset[str]]
 _Task = tuple[str, str, int, bool, frozenset[str] | None]
-MOST, FEW = 160, 12  # edge problems of a variant; a rung has up to 22 variants
+MOST, FEW, LEAST = 160, 12, 72  # edge problems of a variant, of which a rung has 4 to 22
 CHUNK = 4  # variants that one child process verifies
 _T = TypeVar("_T")
 EVERY = "all"  # the variant of an outcome that stands for the whole rung
@@ -48,6 +48,7 @@ class Outcome:
     worst_ratio: float = 0.0
     failures: list[str] = field(default_factory=list)
     device: str = ""
+    shapes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Trial:
 def trials(rung: Rung, signature: Signature, *, few: bool = False) -> Iterator[Trial]:
     """Yield the launches that prove a variant: edge sizes, every parameter set, NaN and Inf.
 
-    few: a sample of them, for sanitizers and the emulator, which run a thousand times slower.
+    few: a sample of them, for sanitizers and the emulator, which run a thousand times slower; all
+    signatures together meet 40 sizes or more.
     """
     is_integer = signature[2].startswith(("int", "uint"))
     kinds = ("integers",) if is_integer else ("integers", "normal", "cancel")
@@ -72,25 +74,37 @@ def trials(rung: Rung, signature: Signature, *, few: bool = False) -> Iterator[T
     quants: list[QuantSpec | None] = [None]
     if rung.quantized:
         quants = list(proofs.quant_specs(signature))
-    problems = [
-        problem
-        for quant in quants
-        for problem in edge_problems(
-            rung.op, signature, rung.layouts, layouts_b=rung.layouts_b, quant=quant
-        )
-        if rung.refusal(problem) is None
-    ]
-    for i, packed in enumerate(_spread(problems, FEW if few else MOST, signature)):
+    problems = list(_edges(rung, signature, quants, few=few))
+    for i, packed in enumerate(_spread(problems, _sample(rung) if few else MOST, signature)):
         problem, view = _seen(rung, packed, views[i // 3 % len(views)])
         params = rung.check_params(problem, None)
         yield Trial(problem, params, kinds[i % len(kinds)], view, i)
     for quant in _spread(quants, 1 if few else 4, signature):
         yield from _parameter_trials(rung, signature, quant, few=few)
-    sample = _awkward(rung, signature, quants[0], 0)
+    sample = awkward(rung, signature, quants[0], 0)
     if not (is_integer or few) and rung.refusal(sample) is None:
         params = rung.check_params(sample, None)
         for case in _spread(list(nonfinite_cases(sample)), 40, signature):
             yield Trial(sample, params, "nonfinite", "contiguous", case.seed)
+
+
+def _edges(
+    rung: Rung, signature: Signature, quants: list[QuantSpec | None], *, few: bool
+) -> Iterator[Problem]:
+    """Yield the edge problems that the rung takes; a few: each size with one quantisation only."""
+    usable = [q for q in quants if rung.refusal(awkward(rung, signature, q, 1)) is None] or quants
+    of_quant = [
+        list(edge_problems(rung.op, signature, rung.layouts, layouts_b=rung.layouts_b, quant=q))
+        for q in (usable if few else quants)
+    ]
+    if few:
+        of_quant = [[of_quant[i % len(of_quant)][i] for i in range(len(of_quant[0]))]]
+    yield from (p for problems in of_quant for p in problems if rung.refusal(p) is None)
+
+
+def _sample(rung: Rung) -> int:
+    """Return how many edge problems of each variant make 40 sizes and more of the rung."""
+    return max(FEW, LEAST // len(rung.signatures))
 
 
 def _spread(items: list[_T], most: int, signature: Signature) -> list[_T]:
@@ -118,7 +132,7 @@ def _parameter_trials(
 ) -> Iterator[Trial]:
     """Yield every declared parameter set at awkward sizes."""
     for which in range(1 if few else 3):
-        problem = _awkward(rung, signature, quant, which)
+        problem = awkward(rung, signature, quant, which)
         if rung.refusal(problem) is not None:
             continue
         every = list(rung.space(problem))
@@ -126,7 +140,7 @@ def _parameter_trials(
             yield Trial(problem, params, "integers", "contiguous", 1000 + i)
 
 
-def _awkward(rung: Rung, signature: Signature, quant: Any, which: int) -> Problem:
+def awkward(rung: Rung, signature: Signature, quant: Any, which: int) -> Problem:
     """Return a problem of odd sizes in a layout that the rung takes."""
     matvec = ((129, 331, 1), (1030, 2056, 1), (67, 4104, 1))
     matmul = ((67, 45, 131), (130, 129, 264), (40, 200, 520))
@@ -142,13 +156,14 @@ def judge_trial(rung: Rung, trial: Trial, run: Run) -> Verdict:
     """Run one trial and judge it."""
     arithmetic = rung.arithmetic(trial.problem)
     inputs = make_inputs(
-        trial.problem, trial.kind, trial.seed, trial.view, accumulator=_narrow(arithmetic)
+        trial.problem, trial.kind, trial.seed, trial.view, accumulator=narrow(arithmetic)
     )
     out = run(rung, inputs, trial.params)
     return check(inputs, arithmetic, trial.params, out)
 
 
-def _narrow(arithmetic: Any) -> str | None:
+def narrow(arithmetic: Any) -> str | None:
+    """Return the accumulator's dtype where it is a half, in which integers must stay exact."""
     return arithmetic.accumulator if arithmetic.accumulator in ("float16", "bfloat16") else None
 
 
@@ -167,14 +182,17 @@ def verify_rung(
             continue
         signature = tuple(variant.name.split(","))
         outcome = Outcome(folder, name, variant.name, proofs.key(variant), device=device)
+        shapes = set()
         for trial in trials(rung, (signature[0], signature[1], signature[2]), few=few):
             verdict = judge_trial(rung, trial, runner.run)
             outcome.cases += 1
+            shapes.add((trial.problem.m, trial.problem.n, trial.problem.k, trial.problem.batch))
             outcome.worst_ratio = max(outcome.worst_ratio, verdict.ratio)
             if not verdict.ok:
                 outcome.failures.append(f"{trial}: {verdict.text}")
                 if len(outcome.failures) >= 3:
                     break
+        outcome.shapes = len(shapes)
         outcomes.append(outcome)
     runner.close()
     return outcomes
@@ -193,7 +211,7 @@ def verify_all(
     tasks = [
         (r.folder, r.name, ordinal, few, chunk)
         for r in rungs
-        for chunk in _chunks(r, None if only is None else only[(r.folder, r.name)])
+        for chunk in chunks(r, None if only is None else only[(r.folder, r.name)])
     ]
     found: list[Outcome] = []
 
@@ -209,7 +227,8 @@ def verify_all(
     return found
 
 
-def _chunks(rung: Rung, only: frozenset[str] | None) -> Iterator[frozenset[str]]:
+def chunks(rung: Rung, only: frozenset[str] | None = None) -> Iterator[frozenset[str]]:
+    """Yield the names of the rung's variants (or of those in `only`), a few at a time."""
     names = [v.name for v in proofs.variants(rung) if only is None or v.name in only]
     for start in range(0, len(names), CHUNK):
         yield frozenset(names[start : start + CHUNK])

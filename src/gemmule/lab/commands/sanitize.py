@@ -10,7 +10,8 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 @click.command(short_help="Run CUDA rungs under compute-sanitizer.")
-@click.option("--rung", help="Only this rung.")
+@click.option("--rung", "names", multiple=True, help="Only this rung; repeatable.")
+@click.option("--except", "without", multiple=True, help="Not this rung; repeatable.")
 @click.option(
     "--tool", "tools", multiple=True, type=click.Choice(TOOLS), help="Only this tool; repeatable."
 )
@@ -26,40 +27,54 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
     type=click.IntRange(10, 86_400),
     default=1800,
     show_default=True,
-    help="Seconds for each tool.",
+    help="Seconds for each tool and rung.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), help="Processes; default: one a core but two."
 )
 def sanitize(
-    rung: str | None, tools: tuple[str, ...], device: str, evidence: Path | None, limit_s: int
+    names: tuple[str, ...],
+    without: tuple[str, ...],
+    tools: tuple[str, ...],
+    device: str,
+    evidence: Path | None,
+    limit_s: int,
+    workers: int | None,
 ) -> None:
     """Watch a sample of every CUDA rung's proof for bad memory accesses, races, reads of memory
-    that nobody wrote, and wrong barriers: one child process for each tool.
+    that nobody wrote, and wrong barriers: one child process for each tool and rung. What is clean
+    is recorded as soon as it is known.
     """
+    import os
+
     from gemmule import backends
     from gemmule.backends.cuda_arrays import ordinal_named
     from gemmule.lab import sanitize as engine
     from gemmule.lab.cli import WrongResultError
-    from gemmule.rung import all_rungs
+    from gemmule.lab.proofs import named_rungs
 
-    chosen = [r for r in all_rungs("cuda") if rung in (None, r.name)]
-    if not chosen:
-        raise ValueError(f"no cuda rung is called {rung!r}; see gemmule ladder --backend cuda.")
+    chosen = named_rungs(names, without)
     engine.find_sanitizer()
     backends.get("cuda").machine(device)  # says what is missing before anything starts
-    reports = engine.sanitize(
-        chosen, tools or TOOLS, ordinal=ordinal_named(device), limit_s=limit_s
-    )
-    for report in reports:
-        cases = sum(outcome.cases for outcome in report.outcomes)
-        errors = "no summary" if report.errors is None else f"{report.errors} errors"
-        click.echo(f"{report.tool}: {errors}, {len(report.outcomes)} variants, {cases:,} cases")
-        wrong = [outcome for outcome in report.outcomes if outcome.failures]
+
+    def show(found: engine.Report) -> None:
+        cases, shapes = (sum(getattr(o, n) for o in found.outcomes) for n in ("cases", "shapes"))
+        errors = "no summary" if found.errors is None else f"{found.errors} errors"
+        words = f"{len(found.outcomes)} variants, {cases:,} cases of {shapes:,} shapes"
+        click.echo(f"{found.tool} {found.rung}: {errors}, {words}")
+        wrong = [outcome for outcome in found.outcomes if outcome.failures]
         for one in wrong[:3]:
             click.echo(f"  {one.folder}/{one.rung} {one.variant}: {one.failures[0]}")
-        if not report.clean:
-            click.echo(report.text)
-    if evidence is not None:
-        click.echo(f"wrote {engine.write(evidence, reports)}")
-    dirty = [report.tool for report in reports if not report.clean]
+        if not found.clean:
+            click.echo(found.text)
+        if evidence is not None:
+            engine.write(evidence, [found])
+
+    reports = engine.sanitize(
+        chosen, tools or TOOLS, ordinal=ordinal_named(device), limit_s=limit_s,
+        workers=workers or max(1, (os.cpu_count() or 3) - 2), report=show,
+    )  # fmt: skip
+    dirty = [f"{report.tool} {report.rung}" for report in reports if not report.clean]
     if dirty:
         raise WrongResultError(f"not clean: {', '.join(dirty)}.")
 

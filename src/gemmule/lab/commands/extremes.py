@@ -1,0 +1,59 @@
+"""``gemmule extremes``: 100 reruns of every CUDA rung, and products beyond 2^31 elements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(short_help="Rerun CUDA rungs, and go beyond 2^31 elements.")
+@click.option("--rung", "names", multiple=True, help="Only this rung; repeatable.")
+@click.option("--except", "without", multiple=True, help="Not this rung; repeatable.")
+@click.option("--device", default="cuda", show_default=True, help="cuda or cuda:<index>.")
+@click.option(
+    "--evidence",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Record what passed in this folder.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=8, show_default=True, help="Processes."
+)
+def extremes(
+    names: tuple[str, ...],
+    without: tuple[str, ...],
+    device: str,
+    evidence: Path | None,
+    workers: int,
+) -> None:
+    """Run every CUDA rung 100 times on each dtype of A, which has to give one result unless the
+    rung says "unordered"; and multiply once by a matrix of more than 2^31 elements, and by a batch
+    of as many, whose last row is not zero. Takes some 10 GB of device memory for each process.
+    """
+    from gemmule import backends
+    from gemmule.backends.cuda_arrays import ordinal_named
+    from gemmule.lab import extremes as engine
+    from gemmule.lab.cli import WrongResultError
+    from gemmule.lab.proofs import named_rungs
+
+    chosen = named_rungs(names, without)
+    backends.get("cuda").machine(device)  # says what is missing before anything starts
+
+    def show(found: list[engine.Found]) -> None:
+        for one in found:
+            figures = ", ".join(f"{name} {value}" for name, value in one.figures.items())
+            click.echo(
+                f"{one.folder}/{one.rung} {one.variant} {one.check}: {one.wrong or 'passed'}"
+                + (f" ({figures})" if figures else "")
+            )
+        if evidence is not None:
+            engine.write(evidence, found)
+
+    found = engine.of_all(chosen, ordinal=ordinal_named(device), workers=workers, report=show)
+    failed = [one for one in found if one.wrong]
+    click.echo(f"{len(chosen)} rungs, {len(found)} checks, {len(failed)} failed")
+    if failed:
+        raise WrongResultError(f"{len(failed)} of {len(found)} checks failed.")
+
+
+COMMAND = extremes

@@ -1,0 +1,104 @@
+"""Where a rung claims 16-byte loads, its machine code has them: read from the compiled kernels."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmule.backends import nvrtc
+from gemmule.lab import proofs, sass
+from gemmule.oracle_problems import make_problem
+from gemmule.problem import QuantSpec
+from gemmule.rung import RUNGS_FOLDER, Rung, all_rungs
+
+pytestmark = pytest.mark.skipif(
+    sass.disassembler() is None, reason=f"nvdisasm is missing: pip install {sass.PACKAGE}"
+)
+HALVES, BYTES = ("float16",) * 3, ("int8", "int8", "int32")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A rung at one point of its space: at least so many 16-byte loads of A and of x or B."""
+
+    rung: str
+    loads: int
+    params: Mapping[str, Any] = field(default_factory=dict)
+    signature: tuple[str, str, str] = HALVES
+
+    def __str__(self) -> str:
+        words = [f"{k}={v}" for k, v in self.params.items()]
+        return " ".join([self.rung, self.signature[0], *words])
+
+
+# Rows of halves: a load of x goes with every load of A, in the loop of several and in that of one.
+CLAIMS = (
+    *(
+        Claim(rung, 2 * (values // 8 + 1), {"values": values})
+        for rung in ("p_threads_vector", "two_step")
+        for values in (8, 16, 32)
+    ),
+    Claim("p_threads_vector", 2 * (2 + 1), {"values": 32}, BYTES),
+    *(Claim("warp_vector", 2 * (loads + 1), {"loads": loads}) for loads in (1, 2, 4)),
+    Claim("y_blocks", 2 * (1 + 1)),
+    Claim("vector_shared_x", 1),  # x comes from shared memory
+    Claim("streamed_rows", 2), Claim("streamed_rows", 2, signature=BYTES),
+    Claim("clustered_columns", 1), Claim("split_columns", 1),
+    Claim("vector_tile", 2, signature=("float32",) * 3),
+    # 16 or 32 codes make one load; as many halves of x make two or four.
+    Claim("int8_codes", 1 + 2, {"values": 16}, ("uint8", "float16", "float16")),
+    Claim("int4_codes", 1 + 4, {"values": 32}, ("uint4", "float16", "float16")),
+    Claim("product_table_int8", 1, {"values": 16}, ("uint8", "float16", "float16")),
+    # product_table_int4 loads 8 bytes at most: 16 codes.
+)  # fmt: skip
+
+
+def problem_of(rung: Rung, signature: tuple[str, str, str]) -> Any:
+    quant = None
+    if rung.quantized:
+        quant = QuantSpec(4 if signature[0] == "uint4" else 8, None, False, "row", "float32", False)
+    return make_problem(rung.op, 4096, 4096, 4096, signature, layout_a=rung.layouts[0], quant=quant)
+
+
+def loads_of(claim: Claim, source: Path | None = None) -> int:
+    """Return how many 16-byte loads the kernel of the product has."""
+    rung = next(r for r in all_rungs("cuda") if r.name == claim.rung)
+    problem = problem_of(rung, claim.signature)
+    params = rung.check_params(problem, claim.params)
+    assert rung.steps is not None
+    steps = rung.steps(problem, params, proofs.proof_machine())
+    (kernel,) = {s.kernel for s in steps if s.kernel.startswith(claim.rung)}
+    module, _ = nvrtc.build(source or rung.source_path, (kernel,), proofs.PROOF_ARCH)
+    opcodes = sass.instructions(module.cubin)[module.symbols[kernel]]
+    return sass.load_widths(opcodes).get(16, 0)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=str)
+def test_claimed_loads_are_16_bytes_wide(claim: Claim) -> None:
+    assert loads_of(claim) >= claim.loads
+
+
+@pytest.mark.parametrize(("alignment", "kept"), [("sizeof(T) * N", True), ("sizeof(T)", False)])
+def test_vectors_aligned_to_two_bytes_are_caught(
+    alignment: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plant the seed's mistake: vectors read as a struct of halves whose alignment is a half's."""
+    for header in RUNGS_FOLDER.glob("*.cuh"):
+        shutil.copy(header, tmp_path)
+    edits = (
+        ("ptx.cuh", "struct alignas(sizeof(T) * N) Vec {", f"struct alignas({alignment}) Vec {{"),
+        ("rows.cuh", "return ptx::ld_stream((const Piece*)p);", "return *(const Piece*)p;"),
+    )
+    for name, old, new in edits:
+        text = (tmp_path / name).read_text()
+        assert text.count(old) == 1
+        (tmp_path / name).write_text(text.replace(old, new))
+    claim = next(c for c in CLAIMS if c.rung == "two_step")
+    source = next(r for r in all_rungs("cuda") if r.name == claim.rung).source_path
+    monkeypatch.setattr(nvrtc, "RUNGS_FOLDER", tmp_path)
+    assert (loads_of(claim, source) >= claim.loads) == kept
