@@ -153,9 +153,10 @@ def test_ggml_blocks_hold_our_weights(kind: str, size: int) -> None:
     rng = np.random.default_rng(4)
     bits = int(kind[1])
     codes = rng.integers(0, 1 << bits, (3, 96)).astype(np.uint8)
-    scales = np.repeat(2.0 ** rng.integers(-3, 2, (3, 3)), 32, axis=1)
-    zeros = np.repeat(rng.integers(0, 16, (3, 3)), 32, axis=1).astype(np.float32)
+    scales = 2.0 ** rng.integers(-3, 2, (3, 3))
+    zeros = rng.integers(0, 16, (3, 3)).astype(np.float32)
     stored = blocks(codes, scales, zeros if kind == "Q4_1" else None, bits)
+    scales, zeros = (np.repeat(values, 32, axis=1) for values in (scales, zeros))
     assert stored.shape == (3, 3, size)
     zero = zeros if kind == "Q4_1" else float(1 << (bits - 1))
     expected = (codes - zero) * scales

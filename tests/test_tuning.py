@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 import gemmule as gm
 from gemmule import store
-from gemmule.lab import cli, tuning
+from gemmule.lab import cli, tune_compare, tuning
 from gemmule.measure import Ratio
 from gemmule.plan import forget_plans
 from gemmule.problem import numpy_dtype
@@ -184,3 +185,42 @@ def test_ctrl_c_shows_what_is_done(
     assert cli.run(["tune", "--sizes", "64x64", "--sizes", "32x32", "--sizes", "16x16"]) == 130
     assert "1 products tuned" in capfd.readouterr().out
     assert len(calls) == 2
+
+
+def test_a_comparison_counts_gains_beyond_the_noise_only() -> None:
+    default = _report().default
+    sure = tune_compare.comparison(_report())
+    kept = tune_compare.comparison(_report(winner=default, gain=Ratio(1.5, 0.9, 2, 20, 0.95)))
+    slower = tune_compare.comparison(_report(gain=Ratio(0.5, 0.4, 0.6, 20, 0.95)))
+    assert (sure.off, sure.tuned) == (2, _report().winner.name)  # type: ignore[union-attr]
+    assert [one.off for one in (kept, slower)] == [1, 1]
+    assert kept.tuned == "the default"
+    assert tune_compare.mean([sure, kept]) == pytest.approx(2**0.5)
+    assert tune_compare.table([sure, kept]).rows[-1][5] == "1.414"
+
+
+def test_comparing_stores_nothing_and_ignores_what_is_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    real = tune_compare.tune_problem
+
+    def tune(*arguments: Any, **options: Any) -> TuneReport:
+        asked.append(os.environ.get("GEMMULE_TUNE"))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(tune_compare, "tune_problem", tune)
+    assert cli.run(["tune", "--compare", "--sizes", "40x70", "--seconds", "0.3"]) == 0
+    captured = capsys.readouterr()
+    assert "geometric mean" in captured.out
+    assert "matvec" in captured.err
+    assert asked == ["0"]
+    assert "GEMMULE_TUNE" not in os.environ
+    assert not (tmp_path / "cache" / "tuned").exists()
+
+
+def test_the_representative_products_are_of_every_kind() -> None:
+    problems = tune_compare.representative()
+    assert len(set(problems)) == len(problems) >= 20
+    assert {p.op for p in problems} == {"matvec", "matmul"}
+    assert {p.quant.bits for p in problems if p.quant is not None} == {4, 8}

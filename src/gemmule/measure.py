@@ -227,8 +227,9 @@ def sample(
     median), or when `max_seconds` have passed, or after `max_blocks` rounds. At least one round is
     completed whatever it takes. A block lasts `min_block_s`, or 1000 timer overheads if longer.
 
-    Buffer sets are walked in one sequence across contestants, so that none finds in the cache what
-    another has just read. Nothing is checked about results: check them before timing.
+    Buffer sets are walked in one sequence across all contestants that have as many, so that none
+    finds in the cache what another has just read. Nothing is checked about results: check them
+    before timing.
     ValueError for no contestants, equal names, or limits that are not positive.
     """
     _check(contestants, min_blocks, max_blocks, max_seconds, min_block_s)
@@ -236,16 +237,19 @@ def sample(
     rng = np.random.default_rng(seed)
     block_s = max(min_block_s, clock.overhead_s / TIMER_SHARE)
     lanes = [_Lane(c, clock) for c in contestants]
-    position = 0
+    # Those with fewer or more sets do not share them: their own sequence goes on where it was.
+    position = dict.fromkeys((c.buffers for c in contestants), 0)
     for index in rng.permutation(len(lanes)):
         limit = max_seconds / (5 * len(lanes))
-        position += _warm_up(lanes[index], clock, position, block_s, limit)
+        buffers = contestants[index].buffers
+        position[buffers] += _warm_up(lanes[index], clock, position[buffers], block_s, limit)
     stopped = ""
     while not stopped:
         for index in rng.permutation(len(lanes)):
-            timing = lanes[index].block(position)
+            buffers = contestants[index].buffers
+            timing = lanes[index].block(position[buffers])
             lanes[index].keep(timing)
-            position += timing.calls
+            position[buffers] += timing.calls
         late = clock.now() - start >= max_seconds
         stopped = _stop_rule(lanes, min_blocks, max_blocks, precision, late)
     run = int(rng.integers(1 << 62))

@@ -8,32 +8,28 @@ operands. Results are judged by the oracle before anything is timed.
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import gemmule as gm
 from gemmule.clocks import Rotation, last_level_cache_bytes, rotation
 from gemmule.lab import check
 from gemmule.lab.ceilings import enforce, measure_ceilings
+from gemmule.lab.cold import rotating_bytes
 from gemmule.lab.environment import capture_environment, cpu_name
-from gemmule.lab.peers import Absence, Peer, Prepared, all_peers, select
+from gemmule.lab.lanes import Lane, Limits, Sets, Speeds, Target, lanes_of
+from gemmule.lab.peers import Absence, Peer, all_peers
 from gemmule.lab.records import Environment, Row, make_row, speedup_of
 from gemmule.measure import Contestant, HostClock, ratio, sample
 from gemmule.problem import Problem, numpy_dtype
 
-Array: TypeAlias = NDArray[Any]
-Operands: TypeAlias = tuple[Any, Any]
-Sets: TypeAlias = Sequence[Operands]
-
 MOST_SETS = 1024
 ASSUMED_CACHE_BYTES = 256 << 20
-LEAST_TELLING_FLOPS = 100_000  # below, a call's fixed cost is most of its time
-SLOWEST_CALL_S = 0.5  # a peer that needs longer for one call is left out, and named
+SHARING = 5  # contestants that share the seconds given to a product; more get more
+SLOWEST_CALL_S = 0.25  # a peer that needs longer for one call is left out, and named
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,34 +71,18 @@ class Bench:
         return gm.plan(self.op, *self.sets[0], rung=rung, **self.options)
 
 
-@dataclass(slots=True)
-class Speeds:
-    """Most operations per second seen of a peer, by operation and dtype.
+def sets_needed(
+    bytes_per_set: int, cold_bytes: int | None = None, memory_bytes: int | None = None
+) -> Rotation:
+    """Return how many operand sets make every read a cold one, at most `MOST_SETS`.
 
-    From them follows what a larger product will take at least: the best rate, since small products
-    and a busy machine only ever show lower ones.
+    cold_bytes: how many bytes have to pass between two uses of a set, as measured; None: twice the
+    cache that the system reports. memory_bytes: the most that the sets may take.
     """
-
-    seen: dict[tuple[str, str, str], float] = field(default_factory=dict)
-
-    def expected_s(self, peer: str, problem: Problem) -> float:
-        """Return the seconds one call is expected to take; 0 for a peer not seen yet."""
-        rate = self.seen.get((peer, problem.op, problem.a))
-        return 0.0 if rate is None else problem.flops / rate
-
-    def learn(self, peer: str, problem: Problem, seconds: float) -> None:
-        """Take note of a timed call; one of a tiny product says nothing of larger ones."""
-        if problem.flops < LEAST_TELLING_FLOPS:
-            return
-        key = (peer, problem.op, problem.a)
-        rate = problem.flops / max(seconds, 1e-9)
-        self.seen[key] = max(rate, self.seen.get(key, rate))
-
-
-def sets_needed(bytes_per_set: int) -> Rotation:
-    """Return how many operand sets make every read a cold one, at most `MOST_SETS`."""
-    cache = last_level_cache_bytes() or ASSUMED_CACHE_BYTES
-    wanted = rotation(max(1, bytes_per_set), cache)
+    reported = last_level_cache_bytes() or ASSUMED_CACHE_BYTES
+    cache, factor = (reported, 2.0) if cold_bytes is None else (cold_bytes, 1.0)
+    size = max(1, bytes_per_set)
+    wanted = rotation(size, cache, factor=factor, memory_bytes=memory_bytes)
     sets = min(wanted.sets, MOST_SETS)
     return Rotation(sets, sets * bytes_per_set, wanted.cold and sets == wanted.sets)
 
@@ -113,11 +93,6 @@ def measured_environment(max_seconds: float) -> Environment:
 
     ceilings = measure_ceilings(max_seconds=max_seconds)
     return capture_environment(cpu_name(), "cpu", ceilings=ceilings, threads=thread_count())
-
-
-def canonical(op: str, left: Any, right: Any) -> Operands:
-    """Return A and x or B as peers take them: ``x A`` is ``A^T x``."""
-    return (right.T, left) if op == "vecmat" else (left, right)
 
 
 def judged(op: str, left: Any, right: Any, rung: str | None = None, **options: Any) -> float:
@@ -158,8 +133,12 @@ def run(
         for rung, plan in plans.items()
     }
     besides = [_beside(one) for one in bench.beside]
-    lanes, absent = _peer_lanes(bench, problem, peers, speeds, seed)
+    cold_bytes = rotating_bytes(environment.ceilings)
+    limits = Limits(SLOWEST_CALL_S, lambda size, room: sets_needed(size, cold_bytes, room))
+    lanes, absent = _peer_lanes(bench, problem, peers, speeds, limits, seed)
     contestants = [*ours.values(), *besides, *(lane.contestant for lane in lanes)]
+    # Between two contestants the threads of the first have to come to rest: that is most of a round.
+    max_seconds *= max(1.0, len(contestants) / SHARING)
     samples = sample(contestants, HostClock(), max_seconds=max_seconds, seed=seed)
     rows = []
     for rung, contestant in ours.items():
@@ -174,22 +153,15 @@ def run(
             )
         )  # fmt: skip
     for lane in lanes:
-        if lane.problem == problem:  # those on float32 stand in the ratios alone
+        if lane.problem == problem:  # those on other numbers stand in the ratios alone
             rows.append(
                 make_row(
                     environment, problem, samples[lane.contestant.name], kind="peer",
-                    temperature=bench.temperature, mode=lane.peer.mode(), group=bench.group,
+                    temperature=bench.temperature if lane.cold else "warm", mode=lane.peer.mode(),
+                    group=bench.group,
                 )
             )  # fmt: skip
     return rows, absent
-
-
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    peer: Peer
-    problem: Problem
-    prepared: list[Prepared]
-    contestant: Contestant
 
 
 def _named(rung: str | None) -> dict[str, str]:
@@ -215,54 +187,26 @@ def _ours(name: str, op: str, sets: Sets, plan: gm.Plan, options: Mapping[str, A
 
 
 def _peer_lanes(
-    bench: Bench, problem: Problem, peers: Sequence[Peer] | None, speeds: Speeds, seed: int
-) -> tuple[list[_Lane], list[Absence]]:
+    bench: Bench, problem: Problem, peers: Sequence[Peer] | None, speeds: Speeds, limits: Limits,
+    seed: int,
+) -> tuple[list[Lane], list[Absence]]:  # fmt: skip
     """Prepare every peer that serves the problem, in its dtype and on plain operands."""
-    wanted = [(problem, bench.sets, "")]
+    right = getattr(gm, bench.op)(*bench.sets[0], **bench.options)
+    target = Target(problem, bench.op, bench.sets, right)
+    lanes, absent = lanes_of(target, peers, speeds, limits, seed)
     if bench.plain:
         plain = gm.plan(bench.op, *bench.plain[0]).problem
-        wanted.append((plain, bench.plain, f" on {plain.a}"))
-    lanes: list[_Lane] = []
-    absent: list[Absence] = []
-    for target, sets, suffix in wanted:
-        present, missing = select(target, seed=seed, peers=_candidates(bench, peers, suffix))
-        absent += missing if not suffix else ()
-        for peer in present:
-            lane = _lane(peer, target, bench.op, sets, suffix, speeds)
-            if isinstance(lane, Absence):
-                absent.append(lane)
-            else:
-                lanes.append(lane)
+        target = Target(plain, bench.op, bench.plain, suffix=f" on {plain.a}")
+        more, slow = lanes_of(target, _candidates(bench, peers), speeds, limits, seed, quiet=True)
+        lanes, absent = lanes + more, absent + slow
     return lanes, absent
 
 
-def _candidates(bench: Bench, peers: Sequence[Peer] | None, suffix: str) -> Sequence[Peer] | None:
-    if not suffix or bench.plain_peers is None:
+def _candidates(bench: Bench, peers: Sequence[Peer] | None) -> Sequence[Peer] | None:
+    if bench.plain_peers is None:
         return peers
     known = all_peers("cpu") if peers is None else peers
     return [peer for peer in known if peer.name in bench.plain_peers]
-
-
-def _lane(
-    peer: Peer, problem: Problem, op: str, sets: Sequence[Operands], suffix: str, speeds: Speeds
-) -> _Lane | Absence:
-    name = peer.name + suffix
-    expected = speeds.expected_s(peer.name, problem)
-    if expected > SLOWEST_CALL_S:
-        return Absence(
-            name, f"at least {expected:.1f} s a call expected, too slow to be timed here"
-        )
-    prepared = [peer.prepare(problem, *canonical(op, left, right)) for left, right in sets]
-    prepared[0].call()
-    start = time.perf_counter()
-    prepared[-1].call()
-    seconds = time.perf_counter() - start
-    speeds.learn(peer.name, problem, seconds)
-    if seconds > SLOWEST_CALL_S:
-        return Absence(name, f"{seconds:.1f} s a call, too slow to be timed here")
-    calls: list[Callable[[], Any]] = [one.call for one in prepared]
-    # A peer's call may hold bare pointers into what its Prepared owns, so that has to live as long.
-    return _Lane(peer, problem, prepared, Contestant(name, lambda i: calls[i](), len(calls)))
 
 
 def absences_in_words(absent: Iterable[Absence]) -> list[str]:

@@ -24,6 +24,7 @@ from gemmule.lab.ceiling_loops import (
     read_loop,
     vector_bytes,
 )
+from gemmule.lab.cold import COLD_FROM, cold_from
 from gemmule.lab.records import Ceiling, Row
 from gemmule.measure import sample
 
@@ -38,6 +39,7 @@ def measure_ceilings(
 ) -> dict[str, Ceiling]:
     """Measure this CPU's ceilings: ``read`` and ``copy`` in GB/s, ``fma float32/64`` in GFLOP/s.
 
+    Beside them ``cold from``: the MiB beyond which cyclic reading finds nothing in the cache.
     threads: the most to use (default: Numba's count). Reading and copying are tried with one thread
     and with all of them, one to eight streams per thread, 8-byte and vector-wide loads; copying
     counts bytes read and bytes written, with plain and with non-temporal stores.
@@ -57,7 +59,9 @@ def measure_ceilings(
         "fma float64": _fma_shapes("float64", workers),
     }
     share = max_seconds / len(groups)
-    return {name: _best(name, shapes, share, seed) for name, shapes in groups.items()}
+    found = {name: _best(name, shapes, share, seed) for name, shapes in groups.items()}
+    found[COLD_FROM] = cold_from(buffer.ctypes.data, buffer.nbytes, workers)
+    return found
 
 
 class _Shape:

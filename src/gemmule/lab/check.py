@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[Any]
 
-SCRATCH_BYTES = 128 << 20
+SCRATCH_BYTES = 32 << 20
 """Truth takes three float64 copies of a block of the matrix; the block is cut to this."""
 
 
@@ -63,7 +63,7 @@ def judge(op: str, left: Any, right: Any, out: Array, rounding: Rounding) -> ora
     a, b, result = _canonical(op, left, right, out)
     worst: oracle.Verdict | None = None
     for rows in _row_blocks(a, b, result):
-        part = a if rows is None else a[rows]
+        part = a if rows is None else _rows_of(a, rows)
         piece = np.ascontiguousarray(result if rows is None else result[rows])
         problem = _problem(part, b, piece)
         inputs = UserOperands(Case(problem, _kind(problem)), part, b, piece, math.inf, (), ())
@@ -118,13 +118,40 @@ def _problem(a: Any, b: Array, out: Array) -> Problem:
 
 def _row_blocks(a: Any, b: Array, out: Array) -> Iterator[slice | None]:
     """Yield slices of A's rows that keep the float64 copies small; None: all at once."""
-    if isinstance(a, gm.QuantizedMatrix):
-        yield None
-        return
     columns = a.shape[1] + (b.shape[1] if b.ndim == 2 else 1)
     step = max(1, SCRATCH_BYTES // (24 * max(columns, 1)))
+    if isinstance(a, gm.QuantizedMatrix):
+        if a.perm is not None or a.layout != "row" or a.device != "cpu":
+            yield None
+            return
+        if a.transposed:  # a slice of stored columns: whole groups, and whole bytes of nibbles
+            unit = 2 * max(1, a.group_size or 1)
+            step = max(unit, step // unit * unit)
     for start in range(0, max(a.shape[0], 1), step):
         yield slice(start, min(start + step, a.shape[0]))
+
+
+def _rows_of(a: Any, rows: slice) -> Any:
+    """Return some rows of A, as `_row_blocks` cuts them."""
+    if not isinstance(a, gm.QuantizedMatrix):
+        return a[rows]
+    count, per_byte = rows.stop - rows.start, 8 // a.bits
+    stored_rows, stored_columns = a.stored_shape
+    if a.transposed:
+        width = max(1, a.group_size or 1)
+        codes = (slice(None), slice(rows.start // per_byte, -(-rows.stop // per_byte)))
+        groups = (slice(None), slice(rows.start // width, -(-rows.stop // width)))
+        shape = (stored_rows, count)
+        whole = a.group_size in (None, -1)
+    else:
+        codes = groups = (rows, slice(None))
+        shape, whole = (count, stored_columns), a.group_size is None
+    scales = a.scales if whole else a.scales[groups]
+    zeros = a.zeros if whole or a.zeros is None else a.zeros[groups]
+    return gm.QuantizedMatrix.from_parts(
+        np.ascontiguousarray(a.codes[codes]), scales, zeros, shape=shape, bits=a.bits,
+        group_size=a.group_size, transposed=a.transposed,
+    )  # fmt: skip
 
 
 class BlockCheck:

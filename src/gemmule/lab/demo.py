@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 import gemmule as gm
 from gemmule.lab import bench
-from gemmule.lab.bench import Bench, Operands, Speeds
+from gemmule.lab.bench import Bench
 from gemmule.lab.check import result_shape
+from gemmule.lab.lanes import Operands, Speeds
 from gemmule.lab.model import Weights
 from gemmule.lab.peers import Absence, all_peers
 from gemmule.lab.records import Environment, Row

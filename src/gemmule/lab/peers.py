@@ -42,6 +42,11 @@ class Peer:
     `QuantizedMatrix` in layout ``row``, B the vector (n,) or the matrix (k, n); peers on a GPU also
     take arrays that lie there. mode(): its floating-point mode, threads and version in words.
     activation_bits: what the right-hand operand is rounded to first, None when it is not.
+    copies(problem, A, B): of peers with weights in memory of their own; converts them once and
+    returns what makes the peer ready on one more copy each time it is called.
+    stand_in(A): the matrix of another format that the peer multiplies by in place of A, where it
+    cannot take A: it is checked against that one, and its time says nothing of A's own format.
+    own_bytes(problem): what one call reads.
     """
 
     name: str
@@ -51,6 +56,9 @@ class Peer:
     prepare: Callable[[Problem, Any, Any], Prepared]
     mode: Callable[[], str]
     activation_bits: int | None = None
+    copies: Callable[[Problem, Any, Any], Callable[[], Prepared]] | None = None
+    stand_in: Callable[[QuantizedMatrix], QuantizedMatrix] | None = None
+    own_bytes: Callable[[Problem], int] = lambda problem: problem.compulsory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,8 @@ def check(peer: Peer, problem: Problem, *, seed: int = 0) -> str | None:
     """
     small = small_problem(problem)
     a, b = check_operands(small, seed, exact=peer.activation_bits is None)
-    left, right = as_float64(a), b.astype(np.float64)
+    left = as_float64(a if peer.stand_in is None else peer.stand_in(a))
+    right = b.astype(np.float64)
     truth = left @ right
     allowed = UNIT_ROUNDOFF.get(small.out, 0.0) * np.abs(truth)
     if peer.activation_bits is not None:
@@ -210,17 +219,24 @@ def as_float64(a: Any) -> np.ndarray:
 
 def quantized_parts(q: QuantizedMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return codes, scales and zero points of the stored matrix, each spread to its full shape."""
-    from gemmule.quant_layouts import unpack_nibbles
-
-    plain = q.to("cpu", layout="row")
-    rows, columns = plain.stored_shape
-    codes = plain.codes if plain.bits == 8 else unpack_nibbles(plain.codes, columns)
-    scales = np.asarray(plain.scales, np.float32)
-    zeros = np.full_like(scales, 1 << (plain.bits - 1)) if plain.zeros is None else plain.zeros
-    width = columns if plain.group_size in (None, -1) else int(plain.group_size or 1)
+    codes, scales, zeros = grouped_parts(q)
+    rows, columns = codes.shape
+    width = columns if q.group_size in (None, -1) else int(q.group_size or 1)
 
     def spread(values: np.ndarray) -> np.ndarray:
         full = np.repeat(values, width, axis=1)[:, :columns]
         return np.broadcast_to(full, (rows, columns))
 
     return codes, spread(scales), spread(zeros)
+
+
+def grouped_parts(q: QuantizedMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the stored matrix's codes, and scales and zero points as they are: one a group."""
+    from gemmule.quant_layouts import unpack_nibbles
+
+    plain = q.to("cpu", layout="row")
+    columns = plain.stored_shape[1]
+    codes = plain.codes if plain.bits == 8 else unpack_nibbles(plain.codes, columns)
+    scales = np.asarray(plain.scales, np.float32)
+    zeros = np.full_like(scales, 1 << (plain.bits - 1)) if plain.zeros is None else plain.zeros
+    return codes, scales, np.asarray(zeros, np.float32)

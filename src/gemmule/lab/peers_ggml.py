@@ -14,13 +14,13 @@ import functools
 import importlib.util
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gemmule.lab.peers import Peer, Prepared, module_missing, quantized_parts
+from gemmule.lab.peers import Peer, Prepared, grouped_parts, module_missing
 from gemmule.problem import Problem
 from gemmule.quant import QuantizedMatrix
 
@@ -133,36 +133,51 @@ def _refuses(problem: Problem) -> str | None:
 def blocks(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int) -> Any:
     """Return the rows of a matrix in ggml's blocks, as bytes.
 
-    codes, scales, zeros: of every element, (m, k). A 4-bit block holds columns j and j + 16 in one
-    byte, the first in the lower half.
+    codes: of every element, (m, k); scales, zeros: of every block, (m, k / 32). A 4-bit block holds
+    columns j and j + 16 in one byte, the first in the lower half.
     """
     rows, k = codes.shape
     parts = codes.reshape(rows, k // BLOCK, BLOCK)
-    scale = scales.reshape(parts.shape)[:, :, :1].astype(np.float32)
+    scale = scales[:, :, None].astype(np.float32)
     head = [scale.astype(np.float16).view(np.uint8)]
     if bits == 8:
         body = parts ^ np.uint8(0x80)  # codes less 128, as signed bytes
     else:
         body = parts[:, :, : BLOCK // 2] | (parts[:, :, BLOCK // 2 :] << 4)
         if zeros is not None:
-            offset = -zeros.reshape(parts.shape)[:, :, :1].astype(np.float32) * scale
+            offset = -zeros[:, :, None].astype(np.float32) * scale
             head.append(offset.astype(np.float16).view(np.uint8))
     return np.ascontiguousarray(np.concatenate([*head, body], axis=2))
 
 
-def _prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
+def _copies(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Callable[[], Prepared]:
+    """Convert the weights once; every call of what is returned puts them where none lay before."""
     x = b.reshape(1, -1) if problem.op == "matvec" else np.ascontiguousarray(b.T)
-    codes, scales, zeros = quantized_parts(a)
+    codes, scales, zeros = grouped_parts(a)
     with_zeros = a.zeros is not None
-    stored = blocks(codes, scales, zeros if with_zeros else None, a.bits)
+    size = problem.reduction if a.group_size in (None, -1) else int(a.group_size or 1)
+
+    def of_blocks(values: np.ndarray) -> np.ndarray:
+        spread = np.repeat(values, size // BLOCK, axis=1)[:, : codes.shape[1] // BLOCK]
+        return np.broadcast_to(spread, (len(codes), spread.shape[1]))
+
+    stored = blocks(codes, of_blocks(scales), of_blocks(zeros) if with_zeros else None, a.bits)
     kind = Q8_0 if a.bits == 8 else (Q4_1 if with_zeros else Q4_0)
-    product = _Product(kind, stored, x, problem.m)
 
-    def result() -> np.ndarray:
-        values = product.values()
-        return values.reshape(-1) if problem.op == "matvec" else values.T
+    def make() -> Prepared:
+        product = _Product(kind, stored, x, problem.m)
 
-    return Prepared(product.compute, result)
+        def result() -> np.ndarray:
+            values = product.values()
+            return values.reshape(-1) if problem.op == "matvec" else values.T
+
+        return Prepared(product.compute, result)
+
+    return make
+
+
+def _prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
+    return _copies(problem, a, b)()
 
 
 class _Product:
@@ -215,4 +230,8 @@ def _mode() -> str:
     return f"ggml of llama-cpp-python {release}, 8-bit activations, {_threads()} threads"
 
 
-PEERS = (Peer("ggml", "cpu", _absent, _refuses, _prepare, _mode, activation_bits=8),)
+PEERS = (
+    Peer(
+        "ggml", "cpu", _absent, _refuses, _prepare, _mode, activation_bits=8, copies=_copies,
+    ),
+)  # fmt: skip

@@ -7,17 +7,19 @@ made outside the timed call, and our codes, scales and zero points, unchanged in
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gemmule.lab.peers import Peer, Prepared, module_missing, quantized_parts
+from gemmule.lab.peers import Peer, Prepared, grouped_parts, module_missing
 from gemmule.lab.peers_float import to_numpy, to_torch, torch_mode
 from gemmule.problem import Problem, QuantSpec
 from gemmule.quant import QuantizedMatrix
 
-ORT_BITS = (2, 4, 8)
+ORT_BITS = (4, 8)
 ORT_LEVELS = (0, 4)
+TWO_BITS = 2
 ORT_SMALLEST_BLOCK = 16
 
 
@@ -56,7 +58,7 @@ def _int8_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepar
     import torch
 
     x = to_torch(rows_of(problem, b)).clone()
-    codes, scales, _ = quantized_parts(a)
+    codes, scales, _ = grouped_parts(a)
     # The kernel loads as if aligned to 64 bytes, as PyTorch's own memory is: others crash it.
     weights = torch.from_numpy((codes ^ 0x80).view(np.int8)).clone()
     row_scales = torch.from_numpy(scales[:, 0].copy()).to(x.dtype).clone()
@@ -74,19 +76,28 @@ def _int4_refuses(problem: Problem) -> str | None:
     return None
 
 
-def _int4_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
+def _int4_copies(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Callable[[], Prepared]:
     """Give scale and offset for its formula w = (code - 8) * scale + offset."""
     import torch
 
     x = to_torch(rows_of(problem, b)).clone()
-    codes, scales, zeros = quantized_parts(a)
+    codes, scales, zeros = grouped_parts(a)
     group = int(a.group_size or 1)
     packed = torch._convert_weight_to_int4pack_for_cpu(torch.from_numpy(codes.astype(np.int32)), 1)
-    pairs = np.stack([scales, scales * (8 - zeros)], axis=-1)[:, ::group].transpose(1, 0, 2)
-    offsets = torch.from_numpy(np.ascontiguousarray(pairs, np.float32)).to(x.dtype).clone()
-    return _torch_call(
-        problem, lambda: torch._weight_int4pack_mm_for_cpu(x, packed, group, offsets)
-    )
+    pairs = np.stack([scales, scales * (8 - zeros)], axis=-1).transpose(1, 0, 2)
+    offsets = torch.from_numpy(np.ascontiguousarray(pairs, np.float32)).to(x.dtype)
+
+    def make() -> Prepared:
+        weights, shifts = packed.clone(), offsets.clone()
+        return _torch_call(
+            problem, lambda: torch._weight_int4pack_mm_for_cpu(x, weights, group, shifts)
+        )
+
+    return make
+
+
+def _int4_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
+    return _int4_copies(problem, a, b)()
 
 
 def _torch_call(problem: Problem, multiply: Any) -> Prepared:
@@ -113,7 +124,34 @@ def _ort_refuses(problem: Problem) -> str | None:
     return None
 
 
-def _ort_prepare(level: int, problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
+def _ort_two_bits_refuses(problem: Problem) -> str | None:
+    if problem.quant is not None and problem.quant.bits != 4:
+        return "2 bits are shown beside 4 bits only"
+    return _ort_refuses(problem)
+
+
+def two_bits(a: QuantizedMatrix) -> QuantizedMatrix:
+    """Return the matrix of the upper 2 bits of each 4-bit code, which has no format of ours.
+
+    Codes from 0 to 3 in 4-bit form, with scales and zero points to match.
+    """
+    from gemmule.quant_layouts import pack_nibbles
+
+    codes, scales, _ = grouped_parts(a)
+    upper = pack_nibbles((codes >> 2).astype(np.uint8))
+    zeros = np.full(scales.shape, 2, np.float32)
+    return QuantizedMatrix.from_parts(
+        upper, 4 * scales, zeros, shape=a.stored_shape, bits=4, group_size=a.group_size,
+    )  # fmt: skip
+
+
+def _ort_copies(
+    level: int, bits: int | None, problem: Problem, a: QuantizedMatrix, b: np.ndarray
+) -> Callable[[], Prepared]:
+    """Make the model once; every session packs its weights into memory of its own.
+
+    bits: pack codes into so many bits; None: into as many as the matrix has.
+    """
     import onnxruntime as ort
 
     x = rows_of(problem, b)
@@ -121,36 +159,48 @@ def _ort_prepare(level: int, problem: Problem, a: QuantizedMatrix, b: np.ndarray
     options.log_severity_level = 3
     # Idle threads that spin would slow whichever contestant runs next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    model = _ort_model(problem, a, level)
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    out = np.empty((x.shape[0], problem.m), np.float32)
-    binding = session.io_binding()
-    binding.bind_cpu_input("X", x)
-    binding.bind_output("Y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
-    return Prepared(lambda: session.run_with_iobinding(binding), lambda: shaped(problem, out))
+    matrix = two_bits(a) if bits == TWO_BITS else a
+    model = _ort_model(problem, matrix, level, bits or a.bits)
+
+    def make() -> Prepared:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        out = np.empty((x.shape[0], problem.m), np.float32)
+        binding = session.io_binding()
+        binding.bind_cpu_input("X", x)
+        binding.bind_output("Y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
+        return Prepared(lambda: session.run_with_iobinding(binding), lambda: shaped(problem, out))
+
+    return make
 
 
-def _ort_model(problem: Problem, a: QuantizedMatrix, level: int) -> bytes:
+def _ort_prepare(
+    level: int, bits: int | None, problem: Problem, a: QuantizedMatrix, b: np.ndarray
+) -> Prepared:
+    return _ort_copies(level, bits, problem, a, b)()
+
+
+def _ort_model(problem: Problem, a: QuantizedMatrix, level: int, bits: int) -> bytes:
     """Return a one-node model whose constant weights are packed when the session is made."""
     from onnx import TensorProto, helper, numpy_helper
 
-    codes, scales, zeros = quantized_parts(a)
+    codes, scales, points = grouped_parts(a)
     rows, k = codes.shape
     block = k if a.group_size == -1 else int(a.group_size or 1)
     blocks = -(-k // block)
-    padded = np.zeros((rows, blocks * block), np.uint8)
-    padded[:, :k] = codes
-    points = zeros[:, ::block]
-    if (points != np.rint(points)).any() or points.min() < 0 or points.max() >= 1 << a.bits:
+    padded = codes
+    if k % block:
+        padded = np.zeros((rows, blocks * block), np.uint8)
+        padded[:, :k] = codes
+    if (points != np.rint(points)).any() or points.min() < 0 or points.max() >= 1 << bits:
         raise ValueError("its zero points are codes, integers within the range of the bits")
     tensors = {
-        "W": pack_bits(padded, a.bits).reshape(rows, blocks, -1),
-        "S": np.ascontiguousarray(scales[:, ::block], np.float32).reshape(-1),
-        "Z": pack_bits(points.astype(np.uint8), a.bits).reshape(-1),
+        "W": pack_bits(padded, bits).reshape(rows, blocks, -1),
+        "S": np.ascontiguousarray(scales, np.float32).reshape(-1),
+        "Z": pack_bits(points.astype(np.uint8), bits).reshape(-1),
     }
     node = helper.make_node(
         "MatMulNBits", ["X", *tensors], ["Y"], domain="com.microsoft",
-        K=k, N=rows, bits=a.bits, block_size=block, accuracy_level=level,
+        K=k, N=rows, bits=bits, block_size=block, accuracy_level=level,
     )  # fmt: skip
     columns = 1 if problem.op == "matvec" else problem.n
     graph = helper.make_graph(
@@ -168,12 +218,10 @@ def pack_bits(codes: np.ndarray, bits: int) -> np.ndarray:
     """Pack the codes of each row into bytes, the earlier code in the lower bits."""
     per_byte = 8 // bits
     width = -(-codes.shape[1] // per_byte) * per_byte
-    wide = np.zeros((codes.shape[0], width), np.uint8)
-    wide[:, : codes.shape[1]] = codes
-    shifts = np.arange(per_byte, dtype=np.uint8) * bits
-    packed: np.ndarray = np.bitwise_or.reduce(
-        wide.reshape(codes.shape[0], -1, per_byte) << shifts, axis=2
-    )
+    packed = np.zeros((codes.shape[0], width // per_byte), np.uint8)
+    for place in range(per_byte):
+        some = codes[:, place::per_byte]
+        packed[:, : some.shape[1]] |= some << np.uint8(place * bits)
     return packed
 
 
@@ -188,11 +236,17 @@ def _ort_mode(level: int) -> str:
     return f"ONNX Runtime {ort.__version__}, {words}"
 
 
-def _ort_peer(level: int) -> Peer:
+def _ort_peer(level: int, bits: int | None = None) -> Peer:
+    name = f"onnxruntime level {level}"
     return Peer(
-        f"onnxruntime level {level}", "cpu", lambda: module_missing("onnxruntime", "onnx"),
-        _ort_refuses, functools.partial(_ort_prepare, level), functools.partial(_ort_mode, level),
+        name if bits is None else f"{name} on {bits} bits", "cpu",
+        lambda: module_missing("onnxruntime", "onnx"),
+        _ort_refuses if bits is None else _ort_two_bits_refuses,
+        functools.partial(_ort_prepare, level, bits), functools.partial(_ort_mode, level),
         activation_bits=8 if level == 4 else None,
+        copies=functools.partial(_ort_copies, level, bits),
+        stand_in=None if bits is None else two_bits,
+        own_bytes=lambda problem: problem.compulsory_bytes // (1 if bits is None else 2),
     )  # fmt: skip
 
 
@@ -202,6 +256,10 @@ def _torch_absent() -> str | None:
 
 PEERS = (
     Peer("torch int8pack", "cpu", _torch_absent, _int8_refuses, _int8_prepare, torch_mode),
-    Peer("torch int4pack", "cpu", _torch_absent, _int4_refuses, _int4_prepare, torch_mode),
+    Peer(
+        "torch int4pack", "cpu", _torch_absent, _int4_refuses, _int4_prepare, torch_mode,
+        copies=_int4_copies,
+    ),
     *(_ort_peer(level) for level in ORT_LEVELS),
-)
+    *(_ort_peer(level, TWO_BITS) for level in ORT_LEVELS),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Named sets of products to measure: operation, shape, format; operands are made lazily."""
+"""Named sets of products to measure: operation, shape, format."""
 
 from __future__ import annotations
 
@@ -7,48 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-import gemmule as gm
 from gemmule.lab.bars import CPU_BARS, Bar
-from gemmule.lab.bench import Bench, Beside, Operands, Sets, sets_needed
-from gemmule.problem import numpy_dtype
-from gemmule.rung import ladder
+from gemmule.lab.bench import Bench
+from gemmule.lab.products import BITS, FLOATS, FORMATS, ONE_COLUMN, PLAIN_INTEGERS, Maker, Product
+
+__all__ = ["FORMATS", "ONE_COLUMN", "SUITES", "Product", "Suite", "benches", "narrowed"]
 
 OPS = ("matvec", "vecmat", "matmul")
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-BITS = {"int8": 8, "int4": 4, "int8 x int8": 8, "int4 x int8": 4}
-"""Quantised formats, in groups of `GROUP_SIZE`; ``x int8`` permits activations of 8 bits."""
-PLAIN_INTEGERS = {"plain int8": "int8", "plain int32": "int32", "plain int64": "int64"}
-FORMATS = (*FLOATS, *BITS, *PLAIN_INTEGERS)
-GROUP_SIZE = 128
-BLOCK_COLUMNS = 64
-ONE_COLUMN = "gemmule on one column"
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One thing to measure. shape: rows and columns of the matrix.
-
-    columns: of a matmul's right operand; None makes it square. column_major: the matrix lies by
-    columns.
-    """
-
-    op: str
-    format: str
-    shape: tuple[int, int]
-    columns: int | None = BLOCK_COLUMNS
-    column_major: bool = False
-
-    @property
-    def title(self) -> str:
-        """The product in words: shape, operation, format."""
-        words = self.op
-        if self.op == "matmul" and self.columns != BLOCK_COLUMNS:
-            words += " square" if self.columns is None else f" {self.columns} columns"
-        if self.column_major:
-            words += " by columns"
-        return f"{self.shape[0]} x {self.shape[1]}, {words}, {self.format}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,86 +101,11 @@ def narrowed(
     return replace(suite, products=tuple(dict.fromkeys(kept)))
 
 
-def benches(suite: Suite, seed: int = 0) -> Iterator[Bench]:
-    """Yield the products of a suite, operands made when each is asked for."""
-    for product in suite.products:
-        yield _bench(product, suite.every_rung, seed)
+def benches(suite: Suite, seed: int = 0, cold_bytes: int | None = None) -> Iterator[Bench]:
+    """Yield the products of a suite, operands made when each is asked for.
 
-
-def _bench(product: Product, every_rung: bool, seed: int) -> Bench:
-    rng = np.random.default_rng(seed)
-    name, op = product.format, product.op
-    values = _values(product, rng)
-    sets, temperature = _sets(op, _operands(product, *values))
-    options = {"activations": "int8"} if name in BITS and name.endswith("x int8") else {}
-    plain: Sets = ()
-    beside: tuple[Beside, ...] = ()
-    if name in BITS:
-        plain, _ = _sets(op, _in_order(op, *values))
-    elif name in ("plain int8", "plain int32"):
-        plain, _ = _sets(op, _in_order(op, *(v.astype(np.int64) for v in values)))
-    if name in BITS and op == "matmul":
-        beside = (Beside(ONE_COLUMN, "matvec", [(a, b[:, 0].copy()) for a, b in sets], options),)
-    rungs: tuple[str | None, ...] = _rungs(op, sets[0]) if every_rung else (None,)
-    return Bench(
-        product.title, op, sets, temperature, plain, rungs, options=options, beside=beside,
-        plain_peers=("numpy",),
-    )  # fmt: skip
-
-
-def _values(product: Product, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Return matrix and other operand in float32; as integers for the integer formats."""
-    rows, columns = product.shape
-    width = columns if product.columns is None else product.columns
-    size = {"matvec": (columns,), "vecmat": (rows,), "matmul": (columns, width)}[product.op]
-    if product.format in PLAIN_INTEGERS:
-        return tuple(rng.integers(-128, 128, s, np.int64) for s in (product.shape, size))  # type: ignore[return-value]
-    return tuple(rng.standard_normal(s, np.float32) for s in (product.shape, size))  # type: ignore[return-value]
-
-
-def _operands(product: Product, matrix: Any, other: Any) -> Operands:
-    """Return the operands in the format, in the public function's order."""
-    name = product.format
-    if name in BITS:
-        return _in_order(
-            product.op, gm.quantize(matrix, bits=BITS[name], group_size=GROUP_SIZE), other
-        )
-    dtype = numpy_dtype(PLAIN_INTEGERS.get(name, name))
-    order: Any = "F" if product.column_major else "C"
-    return _in_order(product.op, matrix.astype(dtype, order=order), other.astype(dtype))
-
-
-def _in_order(op: str, matrix: Any, other: Any) -> Operands:
-    return (other, matrix) if op == "vecmat" else (matrix, other)
-
-
-def _sets(op: str, first: Operands) -> tuple[Sets, str]:
-    """Return as many copies of the operands as it takes to read them cold, and ``cold``/``warm``.
-
-    What matters to the memory is that every set has addresses of its own.
+    Memory is bounded only if the caller lets go of a product before asking for the next.
     """
-    turn = sets_needed(sum(int(operand.nbytes) for operand in first))
-    sets = [first, *(_copy(*first) for _ in range(turn.sets - 1))]
-    return sets, "cold" if turn.cold else "warm"
-
-
-def _copy(left: Any, right: Any) -> Operands:
-    return _copy_of(left), _copy_of(right)
-
-
-def _copy_of(operand: Any) -> Any:
-    if not isinstance(operand, gm.QuantizedMatrix):
-        return operand.copy(order="K")
-    zeros = None if operand.zeros is None else operand.zeros.copy()
-    return gm.QuantizedMatrix.from_parts(
-        operand.codes.copy(), operand.scales.copy(), zeros, shape=operand.shape, bits=operand.bits,
-        group_size=operand.group_size,
-    )  # fmt: skip
-
-
-def _rungs(op: str, operands: Operands) -> tuple[str | None, ...]:
-    """Return the rungs of the CPU ladder that take these operands as they are."""
-    problem = gm.plan(op, *operands).problem
-    folder = "quantized" if problem.quant is not None else op
-    takers = [rung.name for rung in ladder(folder, "cpu") if rung.refusal(problem) is None]
-    return tuple(dict.fromkeys(takers))
+    maker = Maker(suite.every_rung, seed, cold_bytes)
+    for product in suite.products:
+        yield maker.bench(product)

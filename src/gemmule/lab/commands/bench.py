@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from gemmule.lab.bars import Bar
-    from gemmule.lab.peers import Absence
-    from gemmule.lab.records import Row
 
 SUITES = {
     "cpu": ("quick", "cpu", "sizes", "model", "ladder"),
     "cuda": ("quick", "matvec", "matmul", "host", "split"),
 }
 CEILING_SECONDS = 8.0
-CUDA_SECONDS = 0.6
+CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
 
 
 @click.command(short_help="Measure products beside their peers.")
@@ -90,6 +83,11 @@ CUDA_SECONDS = 0.6
     show_default=True,
     help="Folder of the results.",
 )
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="On a CPU: go on with this file of an earlier run; what it holds is not measured again.",
+)
 def bench(
     suite: str,
     device: str,
@@ -100,12 +98,13 @@ def bench(
     seconds: float | None,
     patience: float,
     out: Path,
+    resume: Path | None,
 ) -> None:
     """Time products through the public API, all implementations interleaved in one run.
 
     Every product is judged by the oracle before it is timed, every peer is checked first. Results
-    go to a file of JSON lines, which gemmule report turns into a page. On a GPU operands are made
-    there, and calls are timed by replays of captured graphs, cold.
+    go to a file of JSON lines, product by product, which gemmule report turns into a page. On a GPU
+    operands are made there, and calls are timed by replays of captured graphs, cold.
     """
     backend = device.partition(":")[0]
     known = SUITES.get(backend)
@@ -119,55 +118,16 @@ def bench(
             suite, device, ops, formats, sizes, peers, seconds or CUDA_SECONDS, CEILING_SECONDS, out
         )
         return
-    from gemmule.lab import bench as engine
-    from gemmule.lab import results, suites
-    from gemmule.lab.progress import tracked
+    from gemmule.lab import bench_session, suites
     from gemmule.lab.quiet import Patience, processors_in_use
 
     chosen = suites.narrowed(suites.SUITES[suite], ops, formats, sizes)
     click.echo(f"suite {suite}, {chosen.title}: {len(chosen.products)} products")
-    waiting = Patience(patience, processors_in_use)
-    waiting.wait()
-    environment = engine.measured_environment(CEILING_SECONDS)
-    rows: list[Row] = []
-    absent: list[Absence] = []
-    speeds = engine.Speeds()
-    for one in tracked(suites.benches(chosen), len(chosen.products), "measuring"):
-        attempt = functools.partial(
-            engine.run, one, environment, max_seconds=seconds or 2.0, speeds=speeds
-        )
-        found, missing = waiting.measure(attempt, lambda outcome: outcome[0])
-        rows += found
-        absent += missing
-    rows, environment = engine.settled(rows, environment, CEILING_SECONDS / 2)
-    _show(rows, absent)
-    _show_bars(chosen.bars, rows)
-    stamp = environment.timestamp[:19].replace(":", "").replace("-", "")
-    path = out / f"{suite}-{stamp}.jsonl"
-    results.append(path, [environment, *rows])
-    click.echo(f"wrote {path}; gemmule report {path} -o page.html makes a page of it")
-
-
-def _show_bars(chosen: tuple[Bar, ...], rows: list[Row]) -> None:
-    """Print every bar of the suite with the worst figure and whether it is reached."""
-    from rich.console import Console
-
-    from gemmule.lab.bars import bars_table, standings
-    from gemmule.lab.report import terminal_table
-
-    if chosen:
-        Console().print(terminal_table(bars_table(standings(chosen, rows))))
-
-
-def _show(rows: list[Row], absent: list[Absence]) -> None:
-    from rich.console import Console
-
-    from gemmule.lab.bench import absences_in_words
-    from gemmule.lab.report import print_tables
-
-    print_tables(rows, Console())
-    for line in absences_in_words(absent):
-        click.echo(f"not timed: {line}")
+    bench_session.start(
+        suite, chosen, out, seconds=seconds or CPU_SECONDS,
+        patience=Patience(patience, processors_in_use), ceiling_seconds=CEILING_SECONDS,
+        resume=resume,
+    )  # fmt: skip
 
 
 COMMAND = bench

@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from gemmule.problem import Problem
 
+WIDTH = 160  # columns where no terminal tells its width
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
 
 
@@ -66,6 +67,11 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
     type=click.Path(path_type=Path, file_okay=False),
     help="Store into this folder instead of the cache.",
 )
+@click.option(
+    "--compare", is_flag=True,
+    help="Only tell how far the defaults are from what tuning finds: nothing is stored. Without "
+    "--sizes, on a list of representative products.",
+)  # fmt: skip
 def tune(
     ops: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -79,6 +85,7 @@ def tune(
     seconds: float,
     include_unproved: bool,
     into: Path | None,
+    compare: bool,
 ) -> None:
     """Verify every configuration, time them cold and interleaved, and store what beats the default.
 
@@ -91,14 +98,36 @@ def tune(
 
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise ValueError(f"--device is {device!r}; it must be cpu, cuda or cuda:<index>.")
-    if not tuning_enabled():
+    if compare and not sizes and shapes_from is None:
+        from gemmule.lab.tune_compare import representative
+
+        _compare(representative(device), device, seconds)
+        return
+    if not tuning_enabled() and not compare:
         click.echo("GEMMULE_TUNE is 0: stored results are ignored, so nothing was tuned.")
         return
     problems = _problems(
         ops or ("matvec",), sizes, shapes_from, columns, dtypes or ("float32",), device, layout,
         None if bits is None else int(bits), group_size,
     )  # fmt: skip
-    _run(problems, device, seconds, include_unproved, into)
+    if compare:
+        _compare(problems, device, seconds)
+    else:
+        _run(problems, device, seconds, include_unproved, into)
+
+
+def _compare(problems: list[Problem], device: str, seconds: float) -> None:
+    from rich.console import Console
+
+    from gemmule.lab import tune_compare
+    from gemmule.lab.report import terminal_table
+
+    def told(one: tune_compare.Comparison) -> None:
+        click.echo(f"{one.problem.describe()}: {one.off:.3f}, {one.tuned}", err=True)
+
+    found = tune_compare.compare(problems, device, seconds, told)
+    console = Console() if Console().is_terminal else Console(width=WIDTH)
+    console.print(terminal_table(tune_compare.table(found)))
 
 
 def _problems(

@@ -1,0 +1,240 @@
+"""The bench loses nothing when it is ended, and never takes more memory than it may."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule.clocks import Contestant, Rotation, Timing
+from gemmule.lab import bench, bench_session, check, lanes, products, results
+from gemmule.lab.bench import sets_needed
+from gemmule.lab.cli import run
+from gemmule.lab.cold import COLD_FROM, SAFETY, plateau_from, rotating_bytes
+from gemmule.lab.lanes import Lane, Limits, Speeds, Target, lanes_of
+from gemmule.lab.peers import Peer, Prepared
+from gemmule.lab.products import Maker, Product, drawn
+from gemmule.lab.records import Ceiling
+from gemmule.measure import sample
+
+MIB = 1 << 20
+ARGUMENTS = [
+    "bench",
+    "--suite",
+    "quick",
+    "--size",
+    "40",
+    "--format",
+    "float32",
+    "--seconds",
+    "0.05",
+]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Few copies, and ceilings that cost nothing."""
+    monkeypatch.setattr(bench, "MOST_SETS", 2)
+    ceilings = {"read": Ceiling("read", 40.0, "GB/s", "made", 1)}
+    monkeypatch.setattr(bench, "measure_ceilings", lambda **options: ceilings)
+    monkeypatch.setenv("GEMMULE_DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, MemoryError])
+def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
+    ending: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held: list[int] = []
+    real = engine_run = bench.run
+
+    def ends_in_the_third(one: bench.Bench, *arguments: Any, **options: Any) -> Any:
+        held.append(sum(1 for path in Path("results").iterdir() for _ in results.read(path).rows))
+        if len(held) == 3:
+            raise ending
+        return real(one, *arguments, **options)
+
+    monkeypatch.setattr(bench, "run", ends_in_the_third)
+    with pytest.raises(ending):
+        bench_session.start(
+            "quick", _suite(), Path("results"), seconds=0.05, patience=_no_patience(),
+            ceiling_seconds=0.1, resume=None,
+        )  # fmt: skip
+    (path,) = Path("results").iterdir()
+    kept = results.read(path).rows
+    groups = list(dict.fromkeys(row.group for row in kept))
+    assert held[0] == 0 < held[1] < held[2] == len(kept), "each product was on disk before the next"
+    assert [group.split(", ")[1] for group in groups] == ["matvec", "vecmat"]
+    assert groups[1] in capsys.readouterr().out, "what was measured is shown all the same"
+
+    monkeypatch.setattr(bench, "run", engine_run)
+    assert run([*ARGUMENTS, "--resume", str(path)]) == 0
+    captured = capsys.readouterr()
+    assert "[1/1]" in captured.err
+    assert "matmul" in captured.err
+    rows = results.read(path).rows
+    assert rows[: len(kept)] == kept
+    assert groups[0] in captured.out
+
+
+def _suite() -> Any:
+    from gemmule.lab.suites import SUITES, narrowed
+
+    return narrowed(SUITES["quick"], [], ["float32"], [40])
+
+
+def _no_patience() -> Any:
+    from gemmule.lab.quiet import Patience
+
+    return Patience(0.0, lambda: None)
+
+
+def test_ceilings_measured_anew_rewrite_the_file_in_one_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    low = {"read": Ceiling("read", 1e-9, "GB/s", "made", 1)}
+    high = {"read": Ceiling("read", 1e9, "GB/s", "made", 1)}
+    monkeypatch.setattr(bench, "MOST_SETS", 1 << 16)
+    monkeypatch.setattr(bench, "last_level_cache_bytes", lambda: 4096)
+    monkeypatch.setattr(bench, "measure_ceilings", lambda **o: high if "seed" in o else low)
+    assert run([*ARGUMENTS, "--op", "matvec"]) == 0
+    (path,) = Path("results").iterdir()
+    found = results.read(path)
+    (environment,) = found.environments.values()
+    assert environment.ceilings["read"].value == 1e9
+    assert {row.environment for row in found.rows} == {environment.id}
+    assert not any("above" in flag for row in found.rows for flag in row.flags)
+
+
+def test_the_memory_bounds_our_sets_and_the_row_is_called_warm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench, "MOST_SETS", 1024)
+    product = Product("matvec", "float32", (256, 256))
+    size = 256 * 256 * 4
+    assert len(Maker(cold_bytes=10 * size).bench(product).sets) == 11
+    monkeypatch.setattr(products, "available_memory_bytes", lambda: int(4 * size / 0.25))
+    one = Maker(cold_bytes=10 * size).bench(product)
+    assert len(one.sets) == 4
+    assert one.temperature == "warm"
+    assert sets_needed(size, 10 * size, 0) == Rotation(1, size, cold=False)
+
+
+def test_the_memory_bounds_what_peers_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def copies(problem: Any, a: Any, b: Any) -> Any:
+        made.append("converted")
+
+        def one() -> Prepared:
+            made.append("set")
+            return Prepared(lambda: None, lambda: a @ b)
+
+        return one
+
+    peer = Peer("packs", "cpu", lambda: None, lambda p: None, lambda p, a, b: copies(p, a, b)(),
+                lambda: "", copies=copies, own_bytes=lambda problem: MIB)  # fmt: skip
+    a, x = np.ones((8, 8), np.float32), np.ones(8, np.float32)
+    target = Target(gm.plan("matvec", a, x).problem, "matvec", [(a, x)], a @ x)
+    monkeypatch.setattr(bench, "MOST_SETS", 1024)
+
+    def lane(available: int) -> Lane:
+        monkeypatch.setattr(lanes, "available_memory_bytes", lambda: available)
+        made.clear()
+        limits = Limits(1.0, lambda size, room: sets_needed(size, 10 * MIB, room))
+        (found,), _ = lanes_of(target, [peer], Speeds(), limits, 0)
+        return found
+
+    assert lane(1 << 40).cold
+    assert made == ["converted", "set", "converted", *["set"] * 11], "one conversion, then copies"
+    few = lane(3 * lanes.BYTES_TO_PREPARE * 4 * MIB)
+    assert (len(few.prepared), few.cold) == (4, False)
+
+
+def test_a_peer_that_is_wrong_on_the_operands_to_be_timed_is_not_timed() -> None:
+    a, x = np.ones((300, 8), np.float32), np.ones(8, np.float32)
+
+    def prepare(problem: Any, left: Any, right: Any) -> Prepared:
+        wrong = left @ right * (0.5 if len(left) == len(a) else 1)
+        return Prepared(lambda: None, lambda: wrong)
+
+    peer = Peer("large ones only", "cpu", lambda: None, lambda p: None, prepare, lambda: "")
+    target = Target(gm.plan("matvec", a, x).problem, "matvec", [(a, x)], a @ x)
+    limits = Limits(1.0, lambda size, room: Rotation(1, size, cold=True))
+    found, absent = lanes_of(target, [peer], Speeds(), limits, 0)
+    assert not found
+    assert "not A B" in absent[0].reason
+
+
+def test_matrices_are_made_once_for_products_that_share_them() -> None:
+    maker = Maker(cold_bytes=1)
+    first = maker.bench(Product("matvec", "int4", (8, 256)))
+    second = maker.bench(Product("vecmat", "int4", (8, 256)))
+    third = maker.bench(Product("vecmat", "int8", (8, 256)))
+    assert first.sets[0][0] is second.sets[0][1]
+    assert first.plain[0][0] is second.plain[0][1] is third.plain[0][1]
+    assert third.sets[0][1].bits == 8
+
+
+def test_rows_of_a_large_matrix_differ() -> None:
+    found = drawn((64, 1 << 18), np.random.default_rng(0))
+    assert found.dtype == np.float32
+    assert len({row[:64].tobytes() for row in found}) == 64
+    assert abs(float(found.std()) - 1) < 0.01
+
+
+def test_the_cache_that_counts_is_where_the_rate_stops_falling() -> None:
+    rates = {1: 30.0, 2: 30.0, 4: 20.0, 8: 17.3, 16: 17.0, 32: 17.1}
+    assert plateau_from(rates) == 8
+    assert plateau_from({**rates, 16: 25.0}) == 32, "what is odd makes it larger, never smaller"
+    ceilings = {COLD_FROM: Ceiling(COLD_FROM, 256.0, "MiB", "", 1)}
+    assert rotating_bytes(ceilings) == SAFETY * 256 * MIB
+    assert rotating_bytes({}) is None
+
+
+def test_contestants_with_other_sets_have_a_sequence_of_their_own() -> None:
+    seen: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+
+    class Clock:
+        name, overhead_s, time_s = "made up", 1e-9, 0.0
+
+        def now(self) -> float:
+            self.time_s += 1e-3
+            return self.time_s
+
+        def prepare(self, contestant: Contestant) -> Any:
+            def block(first: int, calls: int) -> Timing:
+                seen[contestant.name] += [(first + i) % contestant.buffers for i in range(calls)]
+                return Timing(0.01 * calls, calls)
+
+            return block
+
+    contestants = [Contestant("a", lambda i: None, 5), Contestant("b", lambda i: None, 5),
+                   Contestant("c", lambda i: None, 3)]  # fmt: skip
+    sample(contestants, Clock(), min_blocks=12, max_blocks=12, max_seconds=1e6)
+    steps = np.diff(seen["c"]) % 3
+    assert (steps == 1).all(), "nobody else reads its sets, so none may be left out"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, -1, None])
+@pytest.mark.parametrize("op", ["matvec", "vecmat"])
+def test_a_quantised_matrix_is_judged_piece_by_piece(
+    bits: int, group_size: int | None, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    Q = gm.quantize(rng.standard_normal((70, 200), np.float32), bits, group_size)
+    x = rng.standard_normal(200 if op == "matvec" else 70).astype(np.float32)
+    operands = (Q, x) if op == "matvec" else (x, Q)
+    whole = bench.judged(op, *operands)
+    monkeypatch.setattr(check, "SCRATCH_BYTES", 24 * 200 * 9)
+    assert bench.judged(op, *operands) == whole
+    out = getattr(gm, op)(*operands)
+    out[-1] += 1
+    plan = gm.plan(op, *operands)
+    verdict = check.judge(op, *operands, out, check.Rounding.of(plan))
+    assert not verdict.ok
+    assert verdict.worst_index == (len(out) - 1,)
