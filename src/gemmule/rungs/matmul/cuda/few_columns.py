@@ -1,0 +1,141 @@
+"""Few columns: the matrix is read once, as if there were one column.
+
+A tile of C for 128 columns computes mostly padding when there are eight. Here the rows are streamed
+and every vector of A meets all columns: 16 at most, more stream the matrix again. Eight lanes walk
+a row and four rows lie side by side in a warp, so that a vector of a column serves `rows` rows of a
+lane. Both operands come through rings in shared memory that `cp.async` fills three turns ahead:
+registers are for sums. A small kernel before packs the columns in the order in which lanes read
+them, zero past the end, whatever their strides; the large one starts early and has its first turns
+of A under way by then. Of X W^T with few rows, W is what is streamed.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import (
+    Arithmetic,
+    Constraint,
+    Machine,
+    Params,
+    Rung,
+    Step,
+    Suggestion,
+    floats,
+    integers,
+)
+from gemmule.rungs import _few
+from gemmule.rungs._cuda import CTYPE, accumulator, ceil_div
+from gemmule.rungs._tiles import EVERY_LAYOUT
+
+LANES = 8
+MOST_STAGES = 4
+
+
+def _width(problem: Problem) -> int:
+    view = _few.seen(problem)
+    # Sixteen sums for every row and halves converted to float32 are more than registers hold.
+    most = 8 if ITEMSIZE[view.matrix] == 2 else _few.MOST
+    return next((w for w in (2, 4, 8, 12) if view.n <= w <= most), most)
+
+
+def _warps(params: Params) -> int:
+    return 8 if params["rows"] == 8 else 16  # as many as the registers of 8 rows leave room for
+
+
+def _rows(params: Params) -> int:
+    return int(params["across"] * params["rows"] * 32 // LANES)
+
+
+def _stage_bytes(problem: Problem, params: Params) -> int:
+    view, warps = _few.seen(problem), _warps(params)
+    columns = _width(problem) * LANES * view.lanes * ITEMSIZE[view.packed]
+    return int(warps * 32 * params["rows"] * 16 + warps // params["across"] * columns)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    view, width, warps = _few.seen(problem), _width(problem), _warps(params)
+    stage = _stage_bytes(problem, params)
+    stages = max(2, min(MOST_STAGES, machine.shared_bytes // stage))
+    types = ", ".join(CTYPE[t] for t in (view.matrix, view.columns, problem.out))
+    shape = f"{warps}, {params['across']}, {params['rows']}, {width}, {stages}"
+    product = Step(
+        kernel=f"few_columns<{types}, {shape}, {str(view.turned).lower()}>",
+        grid=(_few.slabs(problem, _rows(params), width), 1, 1),
+        block=(32 * warps, 1, 1),
+        smem=stages * stage,
+        pdl=_few.starts_early(machine),
+    )
+    return _few.after_packing(problem, width, LANES, product)
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    return _few.packed_bytes(problem, _width(problem), LANES)
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    view = _few.seen(problem)
+    split = _warps(params) // params["across"]
+    vectors = ceil_div(ceil_div(view.k, LANES * view.lanes), split)
+    return int((vectors + 1) * view.lanes + 5 + split)
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Let many rows share the packed columns, as far as the blocks still fill the chip."""
+    width = _width(problem)
+    # One H200 (November 2026), 8192 x 8192 and 4096 x 14336 float32: the share of the read ceiling
+    # by columns, and what sharing among half as many rows costs.
+    share = {2: 0.96, 4: 0.94, 8: 0.925, 12: 0.91, 16: 0.865}[width]
+    sets: tuple[tuple[int, int, float], ...] = ((2, 8, 1.0), (1, 8, 1.0 + max(0, width - 8) / 160))
+    if ITEMSIZE[_few.seen(problem).matrix] == 2:
+        sets = tuple((across, 2 if width == 8 else 4, 1.0) for across in (4, 2, 1))
+        share *= 0.85  # an estimate: converting takes as many instructions as multiplying
+    times: dict[float, dict[str, int]] = {}
+    for across, rows, cost in sets:
+        params = {"across": across, "rows": rows}
+        blocks = _few.slabs(problem, _rows(params), width)
+        waves = ceil_div(max(blocks, 1), machine.units) * machine.units / max(blocks, 1)
+        times.setdefault(cost * waves, params)
+    best = min(times)
+    stream_s = _few.stream_s(problem, machine, share, width)
+    fill_s = 1e-6  # of the rings, before the first sum
+    return Suggestion(times[best], machine.call_s + _few.PACK_S + fill_s + stream_s * best)
+
+
+RUNG = Rung(
+    title="Few columns",
+    idea="A vector of A in registers meets all columns: A is read once, C's padding not computed.",
+    source="skinny GEMM kernels, as in vLLM; Little's law",
+    op="matmul",
+    signatures=(
+        *floats("float32", "float16", "bfloat16"),
+        *(s for s in integers() if s[2] == "int32"),
+    ),
+    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    layouts=EVERY_LAYOUT,
+    layouts_b=EVERY_LAYOUT,
+    after="vector_tile",
+    params={"across": (2, 4, 1), "rows": (4, 8, 2)},
+    constraints=(
+        _few.STREAMED,
+        _few.FITS,
+        Constraint(
+            "at most 64 rows a block (across x rows x 4), so that the columns' ring fits",
+            lambda problem, params: params["across"] * params["rows"] <= 16,
+        ),
+        Constraint(
+            "where halves are converted: 2 rows a lane for 8 columns, else up to 4",
+            lambda problem, params: (
+                ITEMSIZE[_few.seen(problem).matrix] != 2
+                or params["rows"] * max(4, _width(problem)) <= 16
+            ),
+        ),
+        Constraint(
+            "two stages of at most 49,152 bytes",
+            lambda problem, params: _stage_bytes(problem, params) <= 49_152,
+        ),
+    ),
+    workspace=_workspace,
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+)

@@ -1,0 +1,140 @@
+"""Few columns on tensor cores: an instruction for 8 columns costs what one column costs.
+
+Sixteen columns of halves are more multiply-adds than the ordinary units can do while the matrix
+streams by; `mma.sync` has them to spare. Its fragments want a lane's steps of the reduction apart,
+but any order of the steps gives the same sum: each lane loads 16 neighbouring bytes of its rows
+straight from global memory into the registers of two instructions, and of the columns in the same
+order. No stage in shared memory, no `ldmatrix`; the warps of a block split the reduction and meet
+once, at the end. `pieces` lays pieces of one row where an instruction expects several rows, so that
+a load covers 128 bytes of a row instead of 64: that alone takes 10 % off. Up to four aligned
+columns of unit stride (the rows of X in X W^T) are read as they lie, others are packed first.
+Float64 by 8 x 8 x 4 instructions, bytes exactly.
+"""
+
+from __future__ import annotations
+
+from gemmule.problem import Problem
+from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
+from gemmule.rungs import _few
+from gemmule.rungs._cuda import CTYPE, accumulator, ceil_div
+from gemmule.rungs._tiles import EVERY_LAYOUT
+
+
+def _width(problem: Problem) -> int:
+    columns = _few.seen(problem).n
+    return next((w for w in (2, 4, 8, 12) if columns <= w), _few.MOST)
+
+
+def _columns(problem: Problem, params: Params) -> int:
+    """Return how many columns a block computes: what whole instructions hold."""
+    held = 8 // int(params["pieces"])
+    return ceil_div(_width(problem), held) * held
+
+
+def _direct(problem: Problem) -> bool:
+    """Tell whether columns are read as they lie: packed, more of them take fewer of the L1's lines.
+
+    One H200 (November 2026): 8192 x 8192 float16 33.1 against 34.7 us for 4 columns, 36.3 against
+    34.6 for 8, 38.1 against 35.3 for 16; float64 pays from 3 columns on.
+    """
+    view = _few.seen(problem)
+    most = 2 if view.matrix == "float64" else 4
+    return problem.alignment == 16 and view.columns_along_k and view.n <= most
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    view, direct, columns = _few.seen(problem), _direct(problem), _columns(problem, params)
+    warps, tiles, unroll, pieces = (params[n] for n in ("warps", "tiles", "unroll", "pieces"))
+    types = ", ".join(CTYPE[t] for t in (view.matrix, view.columns, problem.out))
+    shape = f"{warps}, {tiles}, {unroll}, {pieces}, {columns * pieces // 8}"
+    flags = ", ".join(str(f).lower() for f in (view.turned, direct))
+    product = Step(
+        kernel=f"few_columns_tensor<{types}, {shape}, {flags}>",
+        grid=(_few.slabs(problem, 16 * tiles // pieces, columns), 1, 1),
+        block=(32 * warps, 1, 1),
+        pdl=not direct and _few.starts_early(machine),
+    )
+    return (product,) if direct else _few.after_packing(problem, columns, 4 * pieces, product)
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    if _direct(problem):
+        return 0
+    return _few.packed_bytes(problem, _columns(problem, params), 4 * params["pieces"])
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    view = _few.seen(problem)
+    steps = 4 * view.lanes  # of a lane's row in one chunk
+    chunks = ceil_div(ceil_div(view.k, steps * params["pieces"]), params["warps"])
+    return int((chunks + params["unroll"] + 1) * steps + params["warps"] * params["pieces"])
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Let 4 warps share 16 rows where those fill the chip, else 8."""
+    width = _width(problem)
+    # The best of all declared sets, and its share of the read ceiling, on one H200 (November 2026).
+    params = {"warps": 4, "tiles": 2, "unroll": 2, "pieces": 2}
+    if problem.a == "float64" and width > 4:
+        params |= {"tiles": 1, "unroll": 4, "pieces": 2 if width <= 8 else 1}
+    elif not _few.rows_aligned(problem) and width <= 4:
+        params |= {"tiles": 1, "unroll": 2, "pieces": 4}
+    rows = 16 * params["tiles"] // params["pieces"]
+    blocks = _few.slabs(problem, rows, _columns(problem, params))
+    if blocks < 3 * machine.units:
+        params["warps"] = 8
+    share = {2: 0.97, 4: 0.97, 8: 0.965, 12: 0.91, 16: 0.935}[width]
+    if problem.a == "float64":
+        share -= 0.02 if width <= 4 else 0.06
+    fill = min(1.0, blocks * params["warps"] / (12 * machine.units))
+    seconds = _few.stream_s(problem, machine, share, width) / max(fill, 1e-3)
+    pack_s = 0.0 if _direct(problem) else _few.PACK_S
+    return Suggestion(params, machine.call_s + pack_s + seconds)
+
+
+def _matching(problem: Problem, params: Params) -> bool:
+    view = _few.seen(problem)
+    return (view.matrix, view.columns) != ("int8", "uint8")
+
+
+RUNG = Rung(
+    title="Few columns on tensor cores",
+    idea="Fragments straight from global memory: the order of the steps within a sum is free.",
+    source="PTX ISA: mma.sync; skinny products on tensor cores as in Marlin (Frantar et al., 2024)",
+    op="matmul",
+    signatures=(
+        *((t, t, out) for t in ("float16", "bfloat16") for out in (t, "float32")),
+        ("float64", "float64", "float64"),
+        *((a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8")),
+    ),
+    # Tensor cores align the products of halves in an instruction and cut off; float64 they round.
+    arithmetic=lambda problem: Arithmetic(
+        accumulator=accumulator(problem),
+        chain=_chain,
+        per_add=2.0 if accumulator(problem) == "float32" else 1.0,
+    ),
+    layouts=EVERY_LAYOUT,
+    layouts_b=EVERY_LAYOUT,
+    after="few_columns",
+    params={"warps": (4, 8), "tiles": (2, 1), "unroll": (2, 1, 4), "pieces": (2, 1, 4)},
+    constraints=(
+        _few.STREAMED,
+        _few.FITS,
+        Constraint("not int8 rows with uint8 columns: no instruction has that pair", _matching),
+        Constraint(
+            "4 or 8 loads in flight a lane (2 x tiles x unroll)",
+            lambda problem, params: params["tiles"] * params["unroll"] in (2, 4),
+        ),
+        Constraint(
+            "at most 4 instructions for a vector of A, of float64 in 16 rows",
+            lambda problem, params: (
+                _columns(problem, params) * params["pieces"]
+                <= (32 if problem.a != "float64" or params["tiles"] == 1 else 16)
+            ),
+        ),
+    ),
+    workspace=_workspace,
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+)
