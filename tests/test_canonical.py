@@ -116,6 +116,15 @@ def test_thin_products_run_as_matvec_unless_a_rung_is_named() -> None:
     assert problem_of("matmul", np.zeros((3, 4)), np.zeros((4, 1)), literal=True).op == "matmul"
 
 
+def test_batches_of_thin_products_run_as_batches_of_matvecs() -> None:
+    column = problem_of("matmul", np.zeros((6, 3, 4)), np.zeros((6, 4, 1)))
+    assert (column.op, column.m, column.n, column.batch) == ("matvec", 3, 4, 6)
+    row = problem_of("matmul", np.zeros((6, 1, 4)), np.zeros((6, 4, 5)))
+    assert (row.op, row.m, row.n, row.batch, row.layout_a) == ("matvec", 5, 4, 6, "col")
+    shared = problem_of("matmul", np.zeros((3, 4)), np.zeros((6, 4, 1)))
+    assert (shared.op, shared.batch, shared.shared_a) == ("matmul", 6, True)
+
+
 def test_many_vectors_run_as_one_matmul_unless_invariance_is_asked() -> None:
     A, X = np.zeros((3, 4)), np.zeros((5, 4))
     stacked = problem_of("matvec", A, X)

@@ -191,8 +191,8 @@ def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
         View(b.shape[-2:], b.strides[-2:]),
         View(shape[-2:], strides[-2:]),
     )
-    if not options.literal and a.quant is None and math.prod(batch_shape) == 1:
-        vector = _single_vector(a, b, dtype, shape, views, out, options)
+    if not options.literal and a.quant is None:
+        vector = _single_vector(a, b, dtype, batch, shape, views, out, options)
         if vector is not None:
             return vector
     return _assemble("matmul", a, b, dtype, options, batch, shape, *views, out)
@@ -220,21 +220,25 @@ def _turned(form: Form) -> Form:
 
 
 def _single_vector(
-    a: Form, b: Form, dtype: str, shape: Ints, views: tuple[View, View, View], out: Form | None,
-    options: Options,
+    a: Form, b: Form, dtype: str, batch: _Batch, shape: Ints, views: tuple[View, View, View],
+    out: Form | None, options: Options,
 ) -> Call | None:  # fmt: skip
-    """See a product with one column or one row as a matvec: it is bound by the matrix's bytes."""
-    none = _Batch((), ((), (), ()))
+    """See a product with one column or one row as a matvec: it is bound by the matrix's bytes.
+
+    Not where a batch shares the matrix: matvec after matvec would read it again for each.
+    """
     a_view, b_view, c_view = views
-    if shape[-1] == 1:
+    of_a, of_b, of_c = batch.strides
+    if shape[-1] == 1 and 0 not in of_a:
         x = View(b_view.shape[:1], b_view.strides[:1])
         y = View(c_view.shape[:1], c_view.strides[:1])
-        return _assemble("matmul", a, b, dtype, options, none, shape, a_view, x, y, out)
-    if shape[-2] == 1:
+        return _assemble("matmul", a, b, dtype, options, batch, shape, a_view, x, y, out)
+    if shape[-2] == 1 and 0 not in of_b:
         x = View(a_view.shape[1:], a_view.strides[1:])
         y = View(c_view.shape[1:], c_view.strides[1:])
         matrix = View(_swap_last(b_view.shape), _swap_last(b_view.strides))
-        call = _assemble("matmul", b, a, dtype, options, none, shape, matrix, x, y, out)
+        turned = _Batch(batch.shape, (of_b, of_a, of_c))
+        call = _assemble("matmul", b, a, dtype, options, turned, shape, matrix, x, y, out)
         return _with(call, swapped=True)
     return None
 
