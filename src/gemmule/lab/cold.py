@@ -19,9 +19,9 @@ from gemmule.lab.records import Ceiling
 COLD_FROM = "cold from"
 SMALLEST = 32 << 20  # smaller walks may stay in the second-level caches, which no row is to be in
 LARGEST_SIZES = 3  # their median is the rate of the memory
-WITHIN = 0.07
+WITHIN = 0.10
 WALKS, STREAMS = 5, 4
-SAFETY = 1.5  # another day the neighbours may leave more of the cache
+SAFETY = 2.0  # for the 10 %, and since neighbours may leave more of the cache another day
 
 
 def cold_from(address: int, nbytes: int, workers: int) -> Ceiling:
@@ -52,7 +52,7 @@ def cold_from(address: int, nbytes: int, workers: int) -> Ceiling:
 
 
 def plateau_from(rates: Mapping[int, float]) -> int:
-    """Return the least size from which on every rate is within 7 % of the largest sizes' median.
+    """Return the least size from which on every rate is within 10 % of the largest sizes' median.
 
     >>> plateau_from({32: 30.0, 64: 29.0, 128: 22.0, 256: 17.1, 512: 17.0, 1024: 17.2})
     256
