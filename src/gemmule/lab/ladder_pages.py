@@ -20,7 +20,7 @@ from gemmule.lab import results
 from gemmule.lab.atomic import replace_text
 from gemmule.lab.instructions import KINDS
 from gemmule.lab.ladder_table import before
-from gemmule.lab.records import Row
+from gemmule.lab.records import Environment, Row
 from gemmule.lab.tables import TableData, label, markdown, significant, without_empty_columns
 from gemmule.rung import OPS, ladder
 
@@ -43,13 +43,23 @@ def tables(root: Path) -> dict[Path, dict[str, str]]:
     for op in OPS:
         if not (root / page(op)).is_file():
             continue
-        file = root / FOLDER / MEASURED
-        rows = results.read(file).rows if file.is_file() else ()
+        texts = [NOT_YET]
+        if (root / FOLDER / MEASURED).is_file():
+            held = results.read(root / FOLDER / MEASURED)
+            texts = [*map(conditions, held.environments.values()), measured(op, held.rows)]
         found[page(op)] = {
-            "measured": measured(op, rows) or NOT_YET,
+            "measured": "\n\n".join(texts),
             "instructions": instructions(op, read_mixes(root / FOLDER / MIXES)),
         }
     return found
+
+
+def conditions(environment: Environment) -> str:
+    """Return where and when rows were measured."""
+    read = environment.ceilings.get("read")
+    ceiling = "" if read is None else f", read ceiling {significant(read.value)} GB/s"
+    day = environment.timestamp[:10]
+    return f"{environment.cpu}, {environment.threads} threads, {day}{ceiling}."
 
 
 def measured(op: str, rows: Sequence[Row]) -> str:

@@ -1,0 +1,109 @@
+"""The pages of the CPU ladders: every rung described, tables made from the files beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gemmule.lab import docs, ladder_pages
+from gemmule.lab.records import Row, Times
+from gemmule.problem import Problem, QuantSpec
+from gemmule.rung import OPS, ladder
+
+ROOT = Path(__file__).parents[1]
+
+
+def row(name: str, us: float, problem: Problem, kind: str = "rung") -> Row:
+    times = Times(us, us, us, us, 9)
+    return Row("e", problem, name, kind, "cold", times, 1e3 / us, 1.0, percent_of_ceiling=50.0,
+               group="64 x 64, matvec, float32")  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_rung_of_a_ladder_is_described(op: str) -> None:
+    text = (ROOT / ladder_pages.page(op)).read_text("utf-8")
+    missing = [rung.name for rung in ladder(op, "cpu") if f"**{rung.name}**" not in text]
+    assert not missing, f"docs/ladder/cpu_{op}.md says nothing of {', '.join(missing)}"
+
+
+@pytest.mark.skipif(
+    not (ROOT / ladder_pages.FOLDER / ladder_pages.MEASURED).is_file(),
+    reason="not measured yet, as the pages say: gemmule bench --suite ladder",
+)
+@pytest.mark.parametrize("op", OPS)
+def test_every_rung_of_a_ladder_was_measured(op: str) -> None:
+    """A new rung needs ``gemmule bench --suite ladder``; BLAS rungs have no loop of ours."""
+    text = (ROOT / ladder_pages.page(op)).read_text("utf-8")
+    measured = text.split("<!-- table:measured -->")[1].split("<!-- /table -->")[0]
+    escaped = [rung.name.replace("_", "\\_") for rung in ladder(op, "cpu")]
+    assert not [name for name in escaped if f"| {name}" not in measured]
+
+
+def test_rungs_stand_in_ladder_order_with_what_each_gained() -> None:
+    problem = Problem("matvec", 64, 64)
+    rows = [
+        row("numpy", 5.0, problem, "peer"), row("threads", 10.0, problem),
+        row("four_rows", 20.0, problem), row("scalar_loop", 80.0, problem),
+        row("panels", 1.0, dataclasses.replace(problem, layout_a="col")),
+    ]  # fmt: skip
+    lines = ladder_pages.measured("matvec", rows).splitlines()
+    names = [line.split("|")[1].strip().replace("\\", "") for line in lines if line[:1] == "|"][2:]
+    assert names == ["scalar_loop", "four_rows", "threads", "numpy [peer]"]
+    gains = [line.split("|")[6].strip() for line in lines if line.startswith("| ")][2:]
+    assert gains == ["", "4.00", "2.00", ""]
+
+
+def test_rows_go_to_their_ladder() -> None:
+    spec = QuantSpec(4, 128, True, "row", "float32", False)
+    for problem, op in (
+        (Problem("matvec", 4, 4), "matvec"),
+        (Problem("matvec", 4, 4, layout_a="col"), "vecmat"),
+        (Problem("matmul", 4, 4, 4), "matmul"),
+        (Problem("matmul", 4, 4, 4, a="uint4", quant=spec), "quantized"),
+    ):
+        shown = [one for one in OPS if ladder_pages.measured(one, [row("blas", 1.0, problem)])]
+        assert shown == [op]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", '{"matvec": 3}', '{"matvec": {"threads": {"float32": {}}}}',
+        '{"matvec": {"threads": {"float32": {"counts": {"evil": 1}, "width": 64, "folded": 0}}}}',
+        '{"matvec": {"threads": {"float32": {"counts": {"add": "1"}, "width": 64, "folded": 0}}}}',
+    ],
+)  # fmt: skip
+def test_other_files_than_mixes_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "mixes.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="instruction mix"):
+        ladder_pages.read_mixes(path)
+
+
+def test_a_page_that_lags_behind_its_files_is_stale(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs" / "ladder", tmp_path / "docs" / "ladder")
+    for name in ("README.md", "docs/ladder.md"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "docs" / "img" / "ladder", tmp_path / "docs" / "img" / "ladder")
+    docs.update(tmp_path)
+    path = tmp_path / ladder_pages.FOLDER / ladder_pages.MIXES
+    mixes = json.loads(path.read_text())
+    mixes["matvec"]["four_rows"]["float32"]["counts"]["multiply-add"] = 4321
+    path.write_text(json.dumps(mixes))
+    page = tmp_path / ladder_pages.page("matvec")
+    assert docs.stale(tmp_path) == [page]
+    assert docs.update(tmp_path) == [page]
+    assert "4321" in page.read_text()
+    assert docs.stale(tmp_path) == []
+
+
+def test_operands_are_those_that_the_rung_takes() -> None:
+    assert ladder_pages.operands_of("quantized", "panels", "int4")[0] == "vecmat"
+    function, _, options = ladder_pages.operands_of("quantized", "sixteen_rows_int8", "int8")
+    assert (function, options) == ("matmul", {"activations": "int8"})
+    with pytest.raises(ValueError, match="takes no float16"):
+        ladder_pages.operands_of("matvec", "blas", "float16")
