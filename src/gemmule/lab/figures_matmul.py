@@ -273,7 +273,7 @@ def tensor_core_int8() -> Figure:
 def few_columns() -> Figure:
     """Draw a row of A against all columns."""
     f = Figure(
-        "Few columns: a vector of A in registers meets every column",
+        "Few columns: every vector of A meets every column",
         "Eight lanes walk a row, four rows side by side. Each vector of A is multiplied with the "
         "same stretch of every column of B.", 310,
     )  # fmt: skip
