@@ -118,3 +118,33 @@ def test_options_and_rungs_tell_calls_of_equal_arrays_apart() -> None:
     gm.matvec(a, x, rung="scalar_loop")
     with pytest.raises(ValueError, match="equal"):
         gm.matvec(a, x[:-1])
+
+
+def test_pytorchs_guards_tell_other_tensors_from_those_they_were_made_of() -> None:
+    torch = pytest.importorskip("torch")
+    from gemmule.backends import torch_call
+
+    def three() -> list[Any]:
+        return [torch.randn(8, 8), torch.randn(8), torch.empty(8)]
+
+    same = torch_call._guards(*three())
+    assert same(*three())
+    others = [
+        (0, torch.randn(8, 8).t()), (0, torch.randn(8, 9)), (1, torch.randn(8).double()),
+        (1, torch.randn(16)[::2]), (1, torch.randn(8, dtype=torch.complex64).conj().imag),
+        (1, np.zeros(8, np.float32)), (2, None), (2, torch.empty(7)),
+        (2, torch.nn.Parameter(torch.empty(8))),
+    ]  # fmt: skip
+    for place, other in others:
+        changed = three()
+        changed[place] = other
+        assert not same(*changed), (place, other)
+
+
+def test_without_pytorchs_guards_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from gemmule.backends import torch_call
+
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", None)
+    x = torch.randn(8)
+    assert not torch_call._guards(x, x, x)(x, x, x)

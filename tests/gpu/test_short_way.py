@@ -53,3 +53,13 @@ def test_on_a_stream_of_its_own_and_into_out(op: str, rung: str, shape: tuple[in
             assert getattr(gm, op)(left, right, rung=rung, out=out) is out
     stream.synchronize()
     assert torch.equal(out, expected)
+
+
+def test_a_lazily_negated_view_is_no_plain_memory() -> None:
+    a = torch.randn((64, 64), device="cuda")
+    x = torch.randn(64, dtype=torch.complex64, device="cuda").conj().imag
+    assert x.is_neg()
+    expected = a.double() @ x.double()
+    plan = gm.plan("matvec", a, x.clone())
+    for result in (gm.matvec(a, x), plan(a, x)):
+        torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-3)

@@ -11,6 +11,7 @@ planned call takes 5.7 us with methods and cuda.bindings, of which the driver it
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import struct
@@ -68,8 +69,12 @@ def _checked(
     a_shape, a_strides, a_dtype = torch.Size(a.shape), a.strides, getattr(torch, a.dtype)
     b_shape, b_strides, b_dtype = torch.Size(b.shape), b.strides, getattr(torch, b.dtype)
     out_shape, out_strides, out_dtype = out_form
+    known: Callable[[Any, Any, Any], bool] | None = None
 
     def checked(a: Any, b: Any, out: Any) -> Any:
+        nonlocal known
+        if known is not None and out is not None and known(a, b, out):
+            return trusted(a, b, out)
         if (
             type(a) is tensor
             and type(b) is tensor
@@ -81,6 +86,7 @@ def _checked(
             and b.dtype is b_dtype
             and a.get_device() == ordinal
             and b.get_device() == ordinal
+            and not (a.is_neg() or b.is_neg())
             and (
                 out is None
                 or (
@@ -89,13 +95,32 @@ def _checked(
                     and out.stride() == out_strides
                     and out.dtype is out_dtype
                     and out.get_device() == ordinal
+                    and not out.is_neg()
                 )
             )
         ):
+            if out is not None and known is None:
+                known = _guards(a, b, out)
             return trusted(a, b, out)
         return None
 
     return checked
+
+
+def _guards(*tensors: Any) -> Callable[..., bool]:
+    """Return PyTorch's own test for "like these": types, dtypes, devices, shapes, strides, flags.
+
+    It compares three tensors in 0.3 us where Python's attributes take 0.9. It is no public
+    interface, so a PyTorch without it goes the long way; it keeps no reference to the tensors.
+    """
+    with contextlib.suppress(Exception):  # whatever another version's private interface raises
+        guards = sys.modules["torch"]._C._dynamo.guards.TensorGuards
+        same: Callable[..., bool] = guards(
+            *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+        ).check
+        if same(*tensors) is True:
+            return same
+    return lambda *others: False
 
 
 def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> Product:
@@ -117,7 +142,7 @@ def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> 
         if out is None:
             out = empty(shape, dtype=dtype, device=device)
         left, right, result = a.data_ptr(), b.data_ptr(), out.data_ptr()
-        if (left | right | result) & mask or device_of() != ordinal:
+        if (left | right | result) & mask or device_of() != ordinal or not (left and right):
             return None
         end = result + out_bytes
         if (result < left + a_bytes and left < end) or (result < right + b_bytes and right < end):
@@ -236,11 +261,11 @@ def eager(
     if torch is None or type(a) is not torch.Tensor or type(b) is not torch.Tensor:
         return None
     ordinal = a.get_device()
-    if ordinal < 0 or b.get_device() != ordinal:
-        return None
+    if ordinal < 0 or b.get_device() != ordinal or a.is_neg() or b.is_neg():
+        return None  # a lazily negated view holds other values than its memory
     form = None
     if out is not None:
-        if type(out) is not torch.Tensor or out.get_device() != ordinal:
+        if type(out) is not torch.Tensor or out.get_device() != ordinal or out.is_neg():
             return None
         form = (out.shape, out.stride(), out.dtype)
     product = _bound(
