@@ -7,7 +7,7 @@ a protocol does; other libraries come in by ``__cuda_array_interface__`` or DLPa
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -161,19 +161,12 @@ def empty(shape: tuple[int, ...], dtype: str, like: Operand) -> Operand:
 
 def workspace(like: Operand, nbytes: int) -> tuple[int, object]:
     """Return the address of temporary memory from the operand's own allocator, and its owner."""
-    return shared_workspace(ordinal_of(like), nbytes, lambda: _fresh_workspace(like, nbytes))
-
-
-def shared_workspace(
-    ordinal: int, nbytes: int, fresh: Callable[[], tuple[int, object]]
-) -> tuple[int, object]:
-    """Return `fresh` memory (address and owner), inside `sharing_workspaces` the one kept."""
     kept = _shared.get()
     if kept is None:
-        return fresh()
-    key = (ordinal, nbytes)
+        return _fresh_workspace(like, nbytes)
+    key = (ordinal_of(like), nbytes)
     if key not in kept:
-        kept[key] = fresh()
+        kept[key] = _fresh_workspace(like, nbytes)
     return kept[key]
 
 

@@ -100,11 +100,13 @@ class Kernel:
 
     @functools.cached_property
     def key(self) -> str:
-        """Name of the kernel on disk: module, function, line, and what its closure holds."""
+        """Name of the kernel on disk: module, function, line, form, and what its closure holds."""
         code = self.function.__code__
         place = f"{self.function.__module__}.{self.function.__qualname__}:{code.co_firstlineno}"
         cells = self.function.__closure__ or ()
-        return " ".join([place, *(_describe(cell.cell_contents) for cell in cells)])
+        # One function may be compiled both ways, and neither may be taken for the other.
+        form = ["parallel"] if self.parallel else []
+        return " ".join([place, *form, *(_describe(cell.cell_contents) for cell in cells)])
 
     @property
     def compiled(self) -> Any:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from gemmule.arrays import Form
 from gemmule.backends import driver
-from gemmule.backends.cuda_arrays import shared_workspace
 from gemmule.canonical import Call, Options, c_strides
 from gemmule.problem import ITEMSIZE
 from gemmule.rung import Step
@@ -32,15 +31,11 @@ if TYPE_CHECKING:
 
 Product = Callable[[Any, Any, Any], Any]
 
-# CUlaunchConfig, directly followed by the kernel's struct: one packing writes the stream and the
-# addresses of A, of x or B, of the result, and of the workspace.
+# CUlaunchConfig without attributes, directly followed by the kernel's struct: one packing writes
+# the stream, no attributes, and the addresses of A, of x or B, and of the result.
 CONFIG = struct.Struct("<7I4xQQI4x")
-MOVING = struct.Struct("<Q16xQQQQ")
+MOVING = struct.Struct("<Q16xQQQ")
 MOVING_AT = 32
-# CUlaunchAttribute: its id, and a value of 64 bytes.
-CLUSTER = struct.Struct("<I4xIII52x")
-EARLY = struct.Struct("<I4xI60x")
-CLUSTER_ID, EARLY_ID = 4, 6  # cluster dimension; programmatic stream serialization
 
 
 class TorchCall:
@@ -133,10 +128,7 @@ def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> 
     out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
     mask, swapped = call.problem.alignment - 1, call.swapped
     launch, local, pack_into = _launch(), threading.local(), MOVING.pack_into
-    template, step, function = launcher.template, launcher.steps[0], _kernels(launcher, ordinal)[0]
-    several = None
-    if len(launcher.steps) > 1 or launcher.workspace:
-        several = _several(launcher, ordinal)
+    template, step, function = launcher.template, launcher.steps[0], _kernel(launcher, ordinal)
 
     def trusted(a: Any, b: Any, out: Any) -> Any:
         if out is None:
@@ -149,14 +141,11 @@ def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> 
             return None  # out may overlap an input
         if swapped:
             left, right = right, left
-        if several is not None:
-            several(stream_of(ordinal), left, right, result)
-            return out
         try:
             buffer, address, params = local.slot
         except AttributeError:
             buffer, address, params = local.slot = _slot(template, step)
-        pack_into(buffer, MOVING_AT, stream_of(ordinal), left, right, result, 0)
+        pack_into(buffer, MOVING_AT, stream_of(ordinal), left, right, result)
         code = launch(address, function, params, None)
         if code:
             raise _failed(code, step)
@@ -165,59 +154,21 @@ def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> 
     return trusted
 
 
-def _several(launcher: Launcher, ordinal: int) -> Callable[[int, int, int, int], None]:
-    """Return a function (stream, A, x or B, result) that launches all steps, with a workspace."""
-    torch = sys.modules["torch"]
-    device, nbytes = torch.device("cuda", ordinal), launcher.workspace
-    launch, local, steps = _launch(), threading.local(), launcher.steps
-    kernels = _kernels(launcher, ordinal)
-
-    def fresh() -> tuple[int, object]:
-        memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        return memory.data_ptr(), memory
-
-    def several(stream: int, left: int, right: int, result: int) -> None:
-        slots = getattr(local, "slots", None)
-        if slots is None:
-            slots = local.slots = [_slot(launcher.template, step) for step in steps]
-        work, owner = shared_workspace(ordinal, nbytes, fresh) if nbytes else (0, None)
-        for step, kernel, (buffer, address, params) in zip(steps, kernels, slots, strict=True):
-            MOVING.pack_into(buffer, MOVING_AT, stream, left, right, result, work)
-            code = launch(address, kernel, params, None)
-            if code:
-                raise _failed(code, step)
-        del owner  # its allocator reuses the memory in stream order
-
-    return several
-
-
 def _slot(template: bytes, step: Step) -> tuple[Any, int, int]:
     """Return one thread's memory: config and struct, its address, and that of the pointer array."""
-    attributes = b""
-    if step.cluster != (1, 1, 1):
-        attributes += CLUSTER.pack(CLUSTER_ID, *step.cluster)
-    if step.pdl:
-        attributes += EARLY.pack(EARLY_ID, 1)
-    kept = ctypes.create_string_buffer(attributes, len(attributes))
-    count = len(attributes) // CLUSTER.size
-    config = CONFIG.pack(
-        *step.grid, *step.block, step.smem, 0, ctypes.addressof(kept) if count else 0, count
-    )
+    config = CONFIG.pack(*step.grid, *step.block, step.smem, 0, 0, 0)
     buffer = ctypes.create_string_buffer(config + template, len(config) + len(template))
     address = ctypes.addressof(buffer)
     params = (ctypes.c_void_p * 1)(address + len(config))
-    buffer.kept = params, kept  # type: ignore[attr-defined]  # they live as long as the buffer
+    buffer.params = params  # type: ignore[attr-defined]  # lives as long as the buffer
     return buffer, address, ctypes.addressof(params)
 
 
-def _kernels(launcher: Launcher, ordinal: int) -> list[int]:
-    """Return the handles of the kernels of all steps, loaded."""
+def _kernel(launcher: Launcher, ordinal: int) -> int:
+    """Return the handle of the only step's kernel, loaded."""
     launcher.load(ordinal)
-    module = launcher.module
-    return [
-        int(driver.load(module.cubin, module.symbols[step.kernel], ordinal, step.smem))
-        for step in launcher.steps
-    ]
+    module, step = launcher.module, launcher.steps[0]
+    return int(driver.load(module.cubin, module.symbols[step.kernel], ordinal, step.smem))
 
 
 def _launch() -> Callable[..., int]:
@@ -242,7 +193,9 @@ def bind(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> Torc
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch._C, "_cuda_getDevice"):
         return None  # a PyTorch built without CUDA has no CUDA tensors
-    if call.outer or launcher.quantized:
+    if call.outer or launcher.workspace or launcher.quantized:
+        return None
+    if len(launcher.steps) != 1 or launcher.steps[0].pdl or launcher.steps[0].cluster != (1, 1, 1):
         return None
     if any(step < 0 for step in (*a.strides, *b.strides)) or 0 in (*a.shape, *b.shape):
         return None
