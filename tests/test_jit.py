@@ -328,3 +328,13 @@ def test_a_warning_names_the_variable_to_set() -> None:
 
     with pytest.warns(GemmuleWarning, match="GEMMULE_CACHE"):
         _warn_off("a reason of this test")
+
+
+def test_one_function_compiled_both_ways_is_two_kernels() -> None:
+    """Else the serial form is found on disk under the parallel one's name, and runs for it."""
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    serial, parallel = (kernel(parallel=form)(double) for form in (False, True))
+    assert serial.key != parallel.key

@@ -105,7 +105,7 @@ def test_rotation_goes_on_across_contestants() -> None:
 
 def test_host_clock_walks_the_buffers_in_order() -> None:
     seen: list[int] = []
-    run = HostClock().prepare(Contestant("walk", seen.append, buffers=3))
+    run = HostClock(settled_s=0.0).prepare(Contestant("walk", seen.append, buffers=3))
     timing = run(2, 7)
     assert seen == [1, 2, 0, 1, 2, 0, 1, 2], "the first call is the untimed one"
     assert timing.calls == 7
@@ -169,10 +169,36 @@ def test_spinning_pools_do_not_fool_the_host_clock(cost: float) -> None:
 
 def test_without_the_rest_the_pools_would_fool_it() -> None:
     machine = TwoPools({"a": 1e-3, "b": 0.8e-3})
-    clock = HostClock(machine.host(), longest_rest_s=0.0)
+    clock = HostClock(machine.host(), longest_rest_s=0.0, settled_s=0.0)
     run = sample(machine.contestants(), clock, max_seconds=60, max_blocks=30)
     assert ratio(run["b"], run["a"]).value != pytest.approx(0.8, rel=0.02)
     assert run["a"].median > 1.2e-3
+
+
+def test_threads_that_share_a_core_for_a_while_do_not_fool_the_host_clock() -> None:
+    """Woken on one core, the threads take turns by the scheduler's tick until one is moved."""
+    time_s = 0.0
+    latest, moved_at = "", 0.0
+
+    def call(name: str) -> Callable[[int], None]:
+        def run(index: int) -> None:
+            nonlocal time_s, latest, moved_at
+            if name != latest:
+                latest, moved_at = name, time_s + 0.08
+            time_s += 0.008 if time_s < moved_at else 5e-4
+
+        return run
+
+    def sleep(seconds: float) -> None:
+        nonlocal time_s
+        time_s += seconds
+
+    host = Host(lambda: round(time_s * 1e9), lambda: 0, sleep)
+    both = [Contestant(name, call(name)) for name in "ab"]
+    for settled_s, right in ((0.03, True), (0.0, False)):
+        clock = HostClock(host, settled_s=settled_s)
+        run = sample(both, clock, max_seconds=60, max_blocks=30)
+        assert (run["a"].median == pytest.approx(5e-4)) is right
 
 
 def test_a_process_that_never_rests_is_marked_and_not_waited_for() -> None:

@@ -28,7 +28,7 @@ from gemmule.problem import Problem, numpy_dtype
 
 MOST_SETS = 1024
 ASSUMED_CACHE_BYTES = 256 << 20
-SHARING = 5  # contestants that share the seconds given to a product; more get more
+SHARING = 3  # contestants that share the seconds given to a product; more get more
 SLOWEST_CALL_S = 0.25  # a peer that needs longer for one call is left out, and named
 
 
@@ -137,7 +137,7 @@ def run(
     limits = Limits(SLOWEST_CALL_S, lambda size, room: sets_needed(size, cold_bytes, room))
     lanes, absent = _peer_lanes(bench, problem, peers, speeds, limits, seed)
     contestants = [*ours.values(), *besides, *(lane.contestant for lane in lanes)]
-    # Between two contestants the threads of the first have to come to rest: that is most of a round.
+    # Threads that come to rest and settle between two contestants take most of a round.
     max_seconds *= max(1.0, len(contestants) / SHARING)
     samples = sample(contestants, HostClock(), max_seconds=max_seconds, seed=seed)
     rows = []

@@ -7,6 +7,7 @@ made outside the timed call, and our codes, scales and zero points, unchanged in
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +160,7 @@ def _ort_copies(
     options.log_severity_level = 3
     # Idle threads that spin would slow whichever contestant runs next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.use_per_session_threads = not _ort_pool()
     matrix = two_bits(a) if bits == TWO_BITS else a
     model = _ort_model(problem, matrix, level, bits or a.bits)
 
@@ -171,6 +173,24 @@ def _ort_copies(
         return Prepared(lambda: session.run_with_iobinding(binding), lambda: shaped(problem, out))
 
     return make
+
+
+@functools.cache
+def _ort_pool() -> bool:
+    """Make one pool of threads for all sessions; a hundred pools would fight for two cores."""
+    import onnxruntime as ort
+
+    try:
+        ort.set_global_thread_pool_sizes(_ort_threads(), 1)
+    except (AttributeError, RuntimeError):  # an old version, or a session that was made before
+        return False
+    return True
+
+
+def _ort_threads() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _ort_prepare(
@@ -226,13 +246,10 @@ def pack_bits(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _ort_mode(level: int) -> str:
-    import os
-
     import onnxruntime as ort
 
     arithmetic = "int8" if level == 4 else "float32"
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    words = f"accuracy level {level} ({arithmetic} activations), {threads} threads"
+    words = f"accuracy level {level} ({arithmetic} activations), {_ort_threads()} threads"
     return f"ONNX Runtime {ort.__version__}, {words}"
 
 
