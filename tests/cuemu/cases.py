@@ -122,7 +122,10 @@ def _loads_if() -> Case:
     raw, odd = data.reshape(-1), np.arange(32) % 2 == 1
     u16, u8 = raw.view(np.uint16)[:32], raw.view(np.uint8)[:32]
     narrow = raw[:32] + 3 * u16.astype(np.uint32) + 5 * u8.astype(np.uint32)
-    vectors, pairs = np.where(odd[:, None], data, 0), np.where(odd[:, None], raw[:64].reshape(32, 2), 0)
+    vectors, pairs = (
+        np.where(odd[:, None], data, 0),
+        np.where(odd[:, None], raw[:64].reshape(32, 2), 0),
+    )
     out = np.tile(vectors, (2, 1)), np.r_[pairs.reshape(-1), np.where(odd, narrow, 0)]
     return Case("loads_if", "loads_if", (data,), tuple(o.astype(np.uint32) for o in out))
 

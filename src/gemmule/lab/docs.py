@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gemmule import evidence
-from gemmule.lab import cuda_pages, ladder_pages, ladder_table
+from gemmule.lab import cuda_pages, ladder_pages, ladder_table, speed_table
 from gemmule.lab.atomic import replace_text
 from gemmule.lab.tables import update_markers
 from gemmule.rung import BACKENDS, OPS, ladder
@@ -66,7 +66,7 @@ def update(root: Path) -> list[Path]:
             changed.append(root / path)
     changed += cuda_pages.update(root)
     readme = root / "README.md"
-    if update_markers(readme, {"status": status()}):
+    if update_markers(readme, {"status": status(), "speed": speed_table.speed(root)}):
         changed.append(readme)
     return changed
 
@@ -80,6 +80,7 @@ def stale(root: Path) -> list[Path]:
         copy = Path(folder)
         ladder_pages.copy_sources(root, copy)
         cuda_pages.copy_sources(root, copy)
+        speed_table.copy_sources(root, copy)
         for name in ("README.md", "docs/ladder.md"):
             if (root / name).is_file():
                 shutil.copyfile(root / name, copy / name)

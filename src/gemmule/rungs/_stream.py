@@ -18,5 +18,10 @@ def flags(problem: Problem) -> str:
 
 
 def strips(problem: Problem, lanes: int) -> int:
-    """Return how many strips of columns a matrix has: `lanes` vectors of 16 bytes each."""
-    return ceil_div(problem.m, lanes * (16 // ITEMSIZE[problem.a]))
+    """Return how many strips of columns a matrix has: `lanes` vectors of 16 bytes each.
+
+    Unaligned elements of 4 and 8 bytes go one by one (see column_stream.cuh).
+    """
+    size = ITEMSIZE[problem.a]
+    vector = 16 // size if problem.alignment == 16 or size <= 2 else 1
+    return ceil_div(problem.m, lanes * vector)

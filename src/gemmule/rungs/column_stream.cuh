@@ -1,10 +1,12 @@
-// Sums across the rows of a matrix whose rows are contiguous, streamed once: LANES threads side by side own one
-// 16-byte vector of columns each, and the other threads of the block (and other blocks) walk other rows.
+// Sums across the rows of a matrix whose rows are contiguous, streamed once: LANES threads side by side own V
+// neighbouring columns each, and the other threads of the block (and other blocks) walk other rows.
 #pragma once
 #include "stream.cuh"
 
-template <class TA, int THREADS, int LANES> struct Strip {
-  static constexpr int V = Lanes<TA>::count;
+// V columns are a 16-byte vector. Unaligned, vectors are shifted from the two around them, which pays for elements of
+// 1 and 2 bytes; wider ones go one by one, still coalesced.
+template <class TA, int THREADS, int LANES, bool ALIGNED> struct Strip {
+  static constexpr int V = ALIGNED || sizeof(TA) <= 2 ? Lanes<TA>::count : 1;
   static constexpr int columns = LANES * V, depth = THREADS / LANES;       // a block's columns, rows at a time
   static constexpr int parts = LANES < 32 ? THREADS / 32 : depth;          // sums of a column that meet in shared memory
 };
@@ -19,17 +21,20 @@ __device__ __forceinline__ void add_rows(const GemvArgs& p, const TA* a, const T
   if (i0 >= m) return;
   // Near their end the vectors of a row reach into the next row, which does no harm; behind the last row there may
   // be nothing, so that it goes element by element.
-  constexpr int REACH = ALIGNED ? V : 2 * V;
+  constexpr int REACH = ALIGNED || V == 1 ? V : 2 * V;
   const int rows = i0 + REACH <= m ? n : p.a_col >= REACH ? n - 1 : 0;
   const i64 a_step = walkers * p.a_col, x_step = walkers * p.x_step;
   const TA* row = a + j * p.a_col + i0;
   const TX* xj = x + j * p.x_step;
 #pragma unroll 1
   for (int left = rows - j; left > 0; left -= U * walkers, row += U * a_step, xj += U * x_step) {
-    Chunk<TA> va[U];
+    ptx::Vec<TA, V> va[U];
     TX vx[U];
 #pragma unroll
-    for (int u = 0; u < U; ++u) va[u] = load_a_if<ALIGNED>(row + u * a_step, u * walkers < left);
+    for (int u = 0; u < U; ++u) {
+      if constexpr (V == 1) va[u] = ptx::ld_cs_if((const ptx::Vec<TA, 1>*)(row + u * a_step), u * walkers < left);
+      else va[u] = load_a_if<ALIGNED>(row + u * a_step, u * walkers < left);
+    }
 #pragma unroll
     for (int u = 0; u < U; ++u) vx[u] = ptx::ld_nc_if(xj + u * x_step, u * walkers < left);
 #pragma unroll

@@ -5,14 +5,14 @@
 template <class TA, class TX, class TY, int THREADS, int LANES, int U, bool ALIGNED, bool BATCHED>
 __global__ void __launch_bounds__(THREADS, 768 / THREADS) block_columns(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
-  typedef Strip<TA, THREADS, LANES> S;
+  typedef Strip<TA, THREADS, LANES, ALIGNED> S;
   const int strip0 = blockIdx.x * S::columns, m = (int)p.m;
   const unsigned batch = BATCHED ? blockIdx.y : 0;
   const TA* a = (const TA*)p.a + (BATCHED ? batch * p.a_batch : 0);
   const TX* x = (const TX*)p.x + (BATCHED ? batch * p.x_batch : 0);
   TY* y = (TY*)p.y + (BATCHED ? batch * p.y_batch : 0);
   Acc sum[S::V];
-  add_rows<ALIGNED, (ALIGNED ? U : U / 2)>(p, a, x, strip0 + threadIdx.x % LANES * S::V, threadIdx.x / LANES, S::depth, sum);
+  add_rows<ALIGNED, (ALIGNED || S::V == 1 ? U : U / 2)>(p, a, x, strip0 + threadIdx.x % LANES * S::V, threadIdx.x / LANES, S::depth, sum);
 
   __shared__ alignas(16) Acc parts[S::parts][S::columns];
   collect<LANES>(sum, parts);

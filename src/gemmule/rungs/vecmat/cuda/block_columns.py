@@ -9,7 +9,7 @@ the memory fetches at least, to 512.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
+from gemmule.problem import ITEMSIZE, Problem
 from gemmule.rung import (
     Arithmetic,
     Machine,
@@ -52,8 +52,9 @@ BEYOND_SHARE = 1.43
 def _seconds(problem: Problem, machine: Machine, lanes: int, threads: int) -> float:
     """Return the modelled time of streaming the matrix by strips of `lanes` vectors."""
     there = strips(problem, lanes) * problem.batch
-    aligned = problem.alignment == 16
-    under_way = max(1.0, there / machine.units) * threads * (128 if aligned else 64)
+    aligned, size = problem.alignment == 16, ITEMSIZE[problem.a]
+    load = 128 if aligned else 64 if size <= 2 else 8 * size
+    under_way = max(1.0, there / machine.units) * threads * load
     spread = BEYOND_SHARE * min(1.0, there / machine.units)
     fill = min(1.0, spread, under_way / BYTES_UNDER_WAY)
     rate = EFFICIENCY[lanes] * fill * machine.read_bytes_per_s * (1.0 if aligned else 0.85)

@@ -5,7 +5,7 @@
 template <class TA, class TX, class TY, int LANES, int U, bool ALIGNED, bool BATCHED>
 __global__ void __launch_bounds__(256, 3) split_columns(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
-  typedef Strip<TA, 256, LANES> S;
+  typedef Strip<TA, 256, LANES, ALIGNED> S;
 #if __CUDA_ARCH__ >= 900 || defined(CUEMU)
   ptx::pdl_launch_dependents();
 #endif
@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(256, 3) split_columns(const GemvArgs p) {
   const TA* a = (const TA*)p.a + (BATCHED ? batch * p.a_batch : 0);
   const TX* x = (const TX*)p.x + (BATCHED ? batch * p.x_batch : 0);
   Acc sum[S::V];
-  add_rows<ALIGNED, (ALIGNED ? U : U / 2)>(p, a, x, strip0 + threadIdx.x % LANES * S::V, rank * S::depth + threadIdx.x / LANES, splits * S::depth, sum);
+  add_rows<ALIGNED, (ALIGNED || S::V == 1 ? U : U / 2)>(p, a, x, strip0 + threadIdx.x % LANES * S::V, rank * S::depth + threadIdx.x / LANES, splits * S::depth, sum);
 
   __shared__ alignas(16) Acc parts[S::parts][S::columns];
   collect<LANES>(sum, parts);
