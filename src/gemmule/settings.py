@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -49,3 +51,17 @@ def default_device() -> str | None:
 def tuning_enabled() -> bool:
     """Return False when ``GEMMULE_TUNE`` is ``0``: stored tuning results are then ignored."""
     return os.environ.get("GEMMULE_TUNE", "1") != "0"
+
+
+@contextmanager
+def without_tuning() -> Iterator[None]:
+    """Ignore stored tuning results for a while, as ``GEMMULE_TUNE=0`` does."""
+    before = os.environ.get("GEMMULE_TUNE")
+    os.environ["GEMMULE_TUNE"] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["GEMMULE_TUNE"]
+        else:
+            os.environ["GEMMULE_TUNE"] = before

@@ -6,7 +6,6 @@ that the search for the challenger has not seen; nothing is stored, and nothing 
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from gemmule.lab.tables import TableData, significant
 from gemmule.lab.tuning import problem_of, sizes_of
 from gemmule.plan import forget_plans
 from gemmule.problem import Problem
+from gemmule.settings import without_tuning
 from gemmule.tune import decisive, tune_problem
 from gemmule.tune_outcomes import TuneReport
 
@@ -98,16 +98,12 @@ def compare(
 @contextmanager
 def _nothing_stored() -> Iterator[None]:
     """Have plans ignore what earlier tuning stored."""
-    before = os.environ.get("GEMMULE_TUNE")
-    os.environ["GEMMULE_TUNE"] = "0"
-    forget_plans()
-    try:
-        yield
-    finally:
-        del os.environ["GEMMULE_TUNE"]
-        if before is not None:
-            os.environ["GEMMULE_TUNE"] = before
+    with without_tuning():
         forget_plans()
+        try:
+            yield
+        finally:
+            forget_plans()
 
 
 def table(found: Sequence[Comparison]) -> TableData:
