@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import click
 import pytest
 
-from gemmule.lab import cli, docs
+from gemmule.lab import cli, docs, speed_table
 from gemmule.settings import cache_folder, default_device
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +54,7 @@ def test_staleness_is_seen(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     for name in ("README.md", "docs/ladder.md"):
         (tmp_path / name).write_text((ROOT / name).read_text("utf-8"), "utf-8")
+    speed_table.copy_sources(ROOT, tmp_path)
     page = tmp_path / "docs" / "ladder.md"
     page.write_text(page.read_text("utf-8").replace("scalar_loop", "other_loop"), "utf-8")
     assert docs.stale(tmp_path) == [page]

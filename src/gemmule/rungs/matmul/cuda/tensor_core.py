@@ -42,8 +42,8 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     flops = UNIT_FLOPS * (1.0 if problem.alignment == 16 else 0.2)
-    # The small tile reaches 0.36 of that on one H200 (November 2026): 8192 x 8192 by 8 to 64 columns
-    # 100 us, 4096 x 4096 51, 1024 x 1024 15.
+    # The small tile reaches 0.36 of that on one H200 (November 2026): 8192 x 8192 by 8 to 64
+    # columns takes 100 us, 4096 x 4096 51, 1024 x 1024 15.
     times = {
         tile: expected_s(problem, machine, (tile, tile), resident, rate * flops)
         for tile, resident, rate in ((128, 2, 1.0), (64, 4, 0.36))
