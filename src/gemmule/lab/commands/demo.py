@@ -29,7 +29,7 @@ PIPED_WIDTH = 120
 @click.option(
     "--seconds",
     type=click.FloatRange(0.05, 60),
-    default=0.5,
+    default=1.2,
     show_default=True,
     help="Time spent on each of the measured products.",
 )
