@@ -109,7 +109,9 @@ def _in_words(choice: Choice) -> str:
 
 
 def eligible(rung: Rung, problem: Problem) -> bool:
-    """Tell whether the rung's arithmetic is good enough for an automatic choice."""
+    """Tell whether the rung is for automatic choices, and its arithmetic good enough."""
+    if rung.by_name_only:
+        return False
     arithmetic = rung.arithmetic(problem)
     if problem.quant is not None and problem.quant.activations == "int8":
         return arithmetic.activations_bits is not None

@@ -129,7 +129,8 @@ class Rung:
 
     A CPU rung gives ``bind(problem, params) -> run(A, x, y)`` over NumPy views; a CUDA rung gives
     ``steps(problem, params, machine)``, and `workspace` in bytes. `batched` rungs take a leading
-    batch axis; for the others the back end loops.
+    batch axis; for the others the back end loops. `by_name_only` rungs are neither chosen by plans
+    nor tried by the tuner unless they are named: what they gain depends on the calls around them.
     """
 
     title: str
@@ -153,6 +154,7 @@ class Rung:
     workspace: Callable[[Problem, Params, Machine], int] = _no_workspace
     archs: tuple[str, ...] = CUDA_ARCHS
     spills: bool = False
+    by_name_only: bool = False
     available: Callable[[], str | None] = field(default=lambda: None)
     name: str = ""
     folder: str = ""

@@ -27,6 +27,7 @@ CUEMU_LOAD(ld_stream_256)
     check_aligned(p, sizeof(V), #name, file, line);       \
     return *p;                                            \
   }
+CUEMU_LOAD_IF(ld_if)
 CUEMU_LOAD_IF(ld_nc_if)
 CUEMU_LOAD_IF(ld_cs_if)
 #undef CUEMU_LOAD_IF
@@ -75,6 +76,9 @@ void cp_async(u32 dst, const void* src, u32 valid = B, CUEMU_AT) {
 inline void cp_async_commit() { cuemu::S.cur->queues->copies.commit(); }
 template <int N>
 void cp_async_wait() { cuemu::S.cur->queues->copies.wait(N); }
+
+template <class T>
+void pin(T&) {}
 
 // Grids run one after another, so the grids before this one are complete.
 inline void pdl_wait() {}

@@ -49,7 +49,8 @@ def bench(
         chosen = narrowed(CUDA_SUITES[suite], ops, dtypes, sizes)
         names = _peer_names(peers, CUDA_SUITES[suite].peers)
         click.echo(f"suite {suite}, {CUDA_SUITES[suite].title}: {len(chosen)} products")
-        rows, absent = _measure(chosen, environment, ordinal, names, seconds)
+        rungs = CUDA_SUITES[suite].rungs
+        rows, absent = _measure(chosen, environment, ordinal, names, rungs, seconds)
         rows, environment = cuda_bench.settled(rows, environment, ordinal, ceiling_seconds / 2)
     _console().print(terminal_table(table(f"{environment.device}, {suite}", rows)))
     for line in absences_in_words(absent):
@@ -65,14 +66,14 @@ def _peer_names(asked: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ..
 
 def _measure(
     products: Sequence[Product], environment: Environment, ordinal: int, peers: tuple[str, ...],
-    seconds: float,
+    rungs: tuple[str | None, ...], seconds: float,
 ) -> tuple[list[Row], list[Absence]]:  # fmt: skip
     clock = GraphClock(ordinal)
     rows: list[Row] = []
     absent: list[Absence] = []
     for product in tracked(products, len(products), "measuring"):
         found, missing = cuda_bench.run(
-            product, environment, clock, peers=peers, max_seconds=seconds
+            product, environment, clock, peers=peers, rungs=rungs, max_seconds=seconds
         )
         rows += found
         absent += missing

@@ -20,6 +20,7 @@ MATMUL_SHAPES = (
     (1000, 3000, 2000), (1023, 1025, 1027),  # no multiple of a tile; odd
     (16384, 1024, 2048), (1024, 16384, 2048),
 )  # fmt: skip
+CHAINED = (*SQUARES, (2112, 7168), (4096, 14336))
 QUICK = ((1024, 1024), (4096, 4096), (8192, 8192))
 
 
@@ -42,11 +43,15 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A title, the products, and the peers that run beside ours unless others are asked for."""
+    """A title, the products, and the peers that run beside ours unless others are asked for.
+
+    rungs: those to time, by name; None is what a plan chooses.
+    """
 
     title: str
     products: tuple[Product, ...]
     peers: tuple[str, ...] = ("torch",)
+    rungs: tuple[str | None, ...] = (None,)
 
 
 def _vectors(shapes: tuple[tuple[int, int], ...], dtypes: tuple[str, ...]) -> Iterator[Product]:
@@ -66,6 +71,11 @@ CUDA_SUITES = {
     "quick": Suite("a first look", tuple(_vectors(QUICK, ("float16", "float32")))),
     "matvec": Suite(
         "60 matrices, each by a vector from either side", tuple(_vectors(MATVEC_SHAPES, FLOATS))
+    ),
+    "chained": Suite(
+        "each call begun before the one in front of it has ended, and the same in turn",
+        tuple(Product("matvec", shape, dtype) for shape in CHAINED for dtype in FLOATS),
+        rungs=("streamed_rows", "early_rows"),
     ),
     "matmul": Suite(
         "matrices by matrices", tuple(_matrices(("bfloat16", "float16", "float32", "float64")))

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Constraint
+from gemmule.rung import Constraint, Machine
 from gemmule.rungs._cuda import ceil_div
 
 FITS = Constraint(
     "m and n below 2^31, at most 65,535 products in a batch",
     lambda problem, params: max(problem.m, problem.n) < 2**31 and problem.batch < 65_536,
 )
+
+A_WARP_A_ROW = Constraint(
+    "32 lanes for unaligned rows",
+    lambda problem, params: problem.alignment == 16 or params["lanes"] == 32,
+)
+
+# The share of their speed that unaligned rows leave the rungs that sum columns (one H200, November 2026).
+UNALIGNED = 0.85
 
 
 def flags(problem: Problem) -> str:
@@ -20,8 +28,17 @@ def flags(problem: Problem) -> str:
 def strips(problem: Problem, lanes: int) -> int:
     """Return how many strips of columns a matrix has: `lanes` vectors of 16 bytes each.
 
-    Unaligned elements of 4 and 8 bytes go one by one (see column_stream.cuh).
+    Where rows are unaligned, less what may lie before a row's begin (see column_stream.cuh).
     """
-    size = ITEMSIZE[problem.a]
-    vector = 16 // size if problem.alignment == 16 or size <= 2 else 1
-    return ceil_div(problem.m, lanes * vector)
+    vector = 16 // ITEMSIZE[problem.a]
+    return ceil_div(problem.m, lanes * vector - (vector - 1) * (problem.alignment != 16))
+
+
+def starting(problem: Problem, machine: Machine, beyond_us: float, filling_us: float) -> float:
+    """Return the seconds that a product takes besides reading its matrix.
+
+    beyond_us: beyond a plain launch, at the smallest sizes. filling_us: what is added until the
+    matrix is as large as what the chip has under way, a megabyte.
+    """
+    filled = min(1.0, problem.compulsory_bytes / 1e6)
+    return machine.call_s + 1e-6 * (beyond_us + filling_us * filled)

@@ -104,6 +104,7 @@ PTX_LOAD(ld_stream_256, "ld.global.nc.L1::no_allocate.L2::256B")       // the sa
     }                                                                                                          \
     return r;                                                                                                  \
   }
+PTX_LOAD_IF(ld_if, "ld.global")
 PTX_LOAD_IF(ld_nc_if, "ld.global.nc")
 PTX_LOAD_IF(ld_cs_if, "ld.global.cs")
 #undef PTX_LOAD_IF
@@ -144,6 +145,12 @@ PTX_FN void st_stream(V* p, const V& v) {
     static_assert(sizeof(V) == 4, "4, 8 or 16 bytes");
     asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(p), "r"(reinterpret_cast<const u32&>(v)) : "memory");
   }
+}
+// A new v for the compiler, which comes to be here: what needs it cannot be moved before this point.
+template <class T>
+PTX_FN void pin(T& v) {
+  if constexpr (sizeof(T) == 8) asm volatile("" : "+l"(v));
+  else asm volatile("" : "+r"(v));
 }
 // Brings the line of p into the L2.
 PTX_FN void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

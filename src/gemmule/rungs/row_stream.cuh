@@ -3,6 +3,9 @@
 #pragma once
 #include "stream.cuh"
 
+template <bool FIRST, class A, class B> struct Pick { typedef A type; };
+template <class A, class B> struct Pick<false, A, B> { typedef B type; };
+
 // A block that shares its rows with no other; cluster.cuh has the blocks that do.
 struct Alone {
   static constexpr int blocks = 1;
@@ -14,11 +17,17 @@ struct Alone {
 
 // Sizes are below 2^31 (a constraint of the rungs), so indices are 32-bit and the way to the first load is
 // short: every instruction before it costs all blocks of the first wave. A turn's loads are predicated, so
-// that the last turn has all of its loads in flight at once like every other.
-template <class TA, class TX, class TY, int THREADS, int LANES, int R, int U, class Meet, bool ALIGNED, bool BATCHED>
+// that the last turn has all of its loads in flight at once like every other. Unaligned rows are read by the
+// aligned vectors that lie inside them, and x is shifted to match: it comes from the caches, the row does not.
+//
+// EARLY: the grid may begin while the one before is still writing x. It brings its first turn into the L2, which
+// is right whoever writes the matrix, and reads only after that grid's end.
+template <class TA, class TX, class TY, int THREADS, int LANES, int R, int U, class Meet, bool ALIGNED, bool BATCHED, bool EARLY = false>
 __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
   typedef typename AccOf<TY>::type Acc;
+  typedef typename Pick<EARLY, JustWritten, Again>::type OfX;
   static_assert(LANES <= 32 || LANES == THREADS, "lanes of one warp, or all threads of the block");
+  static_assert(ALIGNED || (R == 1 && LANES >= 32), "unaligned rows: one row a warp");
   constexpr int CLUSTER = Meet::blocks;
   static_assert(CLUSTER == 1 || LANES == THREADS, "a cluster shares the rows of whole blocks");
   Meet::arrive();  // waited for before the first push
@@ -26,11 +35,7 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
   const int rank = blockIdx.x % CLUSTER, walker = threadIdx.x % LANES + rank * LANES;
   const int m = (int)p.m, n = (int)p.n;
   const int first_row = blockIdx.x / CLUSTER * (GROUPS * R), row0 = first_row + threadIdx.x / LANES * R;
-  // Unaligned rows leave their first and last vector to the loop over single elements, so that the
-  // aligned vectors around every other one lie inside the row.
-  const int last = ALIGNED ? n / V : (n / V > 1 ? n / V - 1 : 1);
   for (unsigned batch = BATCHED ? blockIdx.y : 0;;) {
-    const TX* x = (const TX*)p.x + (BATCHED ? batch * p.x_batch : 0);
     const TA* a[R];
     Acc sum[R];
 #pragma unroll
@@ -38,8 +43,42 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
       a[r] = (const TA*)p.a + (unsigned)min(row0 + r, m - 1) * p.a_row + (BATCHED ? batch * p.a_batch : 0);
       sum[r] = 0;
     }
-    const bool x_vector = p.x_step == 1 && ((u64)x & 15) == 0;
-    int j = (ALIGNED ? 0 : 1) + walker;
+    // Vector j begins `skew` elements before column j * V. Two vectors at the head of an unaligned row and one at
+    // its end are left to the loop over single elements, so that no vector of x reaches beyond x.
+    const int skew = ALIGNED ? 0 : (int)((u64)a[0] & 15) / (int)sizeof(TA), from = ALIGNED ? 0 : 2;
+    const int last = ALIGNED ? n / V : max(from, (int)(((unsigned)n + skew) / V) - 1);
+    int j = from + walker;
+    if constexpr (EARLY) {
+#pragma unroll
+      for (int u = 0; u < U; ++u)
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+          if (j + u * STEP < last) ptx::prefetch_l2(a[r] + ((unsigned)(j + u * STEP) * V - skew));
+#if __CUDA_ARCH__ >= 900 || defined(CUEMU)
+      ptx::pdl_wait();
+      ptx::pdl_launch_dependents();
+#endif
+    }
+    // The row's address stands before any question about x: none of its loads waits for the answer.
+#pragma unroll
+    for (int r = 0; r < R; ++r) ptx::pin(a[r]);
+    const TX* x = (const TX*)p.x + (BATCHED ? batch * p.x_batch : 0);
+    if constexpr (EARLY) ptx::pin(x);  // no load moves before the wait
+    // What no vector covers goes element by element: the head, then the tail. Most unaligned rows have both, so
+    // that the first element of each lane is under way before the vectors are.
+    const int head = ALIGNED ? 0 : min(from * V - skew, n), rest = head + max(n - (last * V - skew), 0);
+    const auto column = [&](int e) { return e < head ? e : e - head + last * V - skew; };
+    const auto single = [&](const TA* row, int e) { return Once::load((const ptx::Vec<TA, 1>*)(row + column(e)), e < rest).v[0]; };
+    int e = walker;
+    TA first_a[R];
+    TX first_x = TX(0);
+    if constexpr (!ALIGNED) {
+#pragma unroll
+      for (int r = 0; r < R; ++r) first_a[r] = single(a[r], e);
+      first_x = OfX::load((const ptx::Vec<TX, 1>*)(x + column(e) * p.x_step), e < rest).v[0];
+      e += STEP;
+    }
+    const bool x_vector = p.x_step == 1 && (!ALIGNED || ((u64)x & 15) == 0);
 #pragma unroll 1
     for (; x_vector && j < last; j += U * STEP) {
       Chunk<TA> va[U][R];
@@ -47,9 +86,11 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
 #pragma unroll
       for (int u = 0; u < U; ++u)
 #pragma unroll
-        for (int r = 0; r < R; ++r) va[u][r] = load_a_if<ALIGNED>(a[r] + (unsigned)(j + u * STEP) * V, u * STEP < last - j);
+        for (int r = 0; r < R; ++r)
+          va[u][r] = Once::load((const Chunk<TA>*)(a[r] + ((unsigned)(j + u * STEP) * V - skew)), u * STEP < last - j);
 #pragma unroll
-      for (int u = 0; u < U; ++u) vx[u] = load_x_if<TX, V>(x + (unsigned)(j + u * STEP) * V, u * STEP < last - j);
+      for (int u = 0; u < U; ++u)
+        vx[u] = load_x_if<OfX, ALIGNED, V>(x + ((unsigned)(j + u * STEP) * V - skew), u * STEP < last - j);
 #pragma unroll
       for (int u = 0; u < U; ++u)
 #pragma unroll
@@ -57,16 +98,19 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
     }
 #pragma unroll 1
     for (; j < last; j += STEP) {  // x is strided or unaligned
-      const XChunk<TX, V> vx = gather_x<TX, V>(x + j * V * p.x_step, p.x_step);
+      const unsigned at = (unsigned)j * V - skew;
+      const XChunk<TX, V> vx = gather_x<TX, V>(x + at * p.x_step, p.x_step);
 #pragma unroll
-      for (int r = 0; r < R; ++r) sum[r] = dot(load_a_if<ALIGNED>(a[r] + j * V, true), vx, sum[r]);
+      for (int r = 0; r < R; ++r) sum[r] = dot(Once::load((const Chunk<TA>*)(a[r] + at), true), vx, sum[r]);
     }
-    const int head = ALIGNED ? 0 : min(V, n), rest = head + max(n - last * V, 0);
-#pragma unroll 1
-    for (int e = walker; e < rest; e += STEP) {  // single elements: the head, then the tail
-      const int i = e < head ? e : e - head + last * V;
+    if constexpr (!ALIGNED) {
 #pragma unroll
-      for (int r = 0; r < R; ++r) sum[r] += wide<Acc>(a[r][i]) * wide<Acc>(x[i * p.x_step]);
+      for (int r = 0; r < R; ++r) sum[r] += wide<Acc>(first_a[r]) * wide<Acc>(first_x);
+    }
+#pragma unroll 1
+    for (; e < rest; e += STEP) {
+#pragma unroll
+      for (int r = 0; r < R; ++r) sum[r] += wide<Acc>(single(a[r], e)) * wide<Acc>(x[column(e) * p.x_step]);
     }
 #pragma unroll
     for (int r = 0; r < R; ++r)

@@ -15,31 +15,27 @@ template <class TX, int V> struct XChunk {
   }
 };
 
-// V elements of x from an aligned address where wanted (else zeros), and from neighbours `step` apart.
-template <class TX, int V>
-__device__ __forceinline__ XChunk<TX, V> load_x_if(const TX* x, bool wanted) {
-  XChunk<TX, V> c;
-#pragma unroll
-  for (int i = 0; i < c.parts; ++i) c.part[i] = ptx::ld_nc_if((const Chunk<TX>*)x + i, wanted);
-  return c;
-}
-template <class TX, int V>
-__device__ __forceinline__ XChunk<TX, V> gather_x(const TX* x, i64 step) {
-  XChunk<TX, V> c;
-#pragma unroll
-  for (int i = 0; i < V; ++i) c.part[i / Lanes<TX>::count].v[i % Lanes<TX>::count] = x[i * step];
-  return c;
-}
+// How vectors are loaded, where wanted: the matrix is read once, x again and again. A kernel that starts before
+// the one that writes x has ended must not read x through the read-only path.
+struct Once {
+  template <class C> __device__ static __forceinline__ C load(const C* p, bool wanted) { return ptx::ld_cs_if(p, wanted); }
+};
+struct Again {
+  template <class C> __device__ static __forceinline__ C load(const C* p, bool wanted) { return ptx::ld_nc_if(p, wanted); }
+};
+struct JustWritten {
+  template <class C> __device__ static __forceinline__ C load(const C* p, bool wanted) { return ptx::ld_if(p, wanted); }
+};
 
 // 16 bytes from an address of any alignment: the two aligned vectors around it, shifted into one.
 // The address is the same modulo 16 over a warp, so the branches are uniform. Both vectors must lie
 // in memory that may be read.
-template <class T>
+template <class How = Once, class T>
 __device__ __forceinline__ Chunk<T> load_shifted_if(const T* p, bool wanted) {
   const u64 address = (u64)p;
   const Chunk<unsigned>* base = (const Chunk<unsigned>*)(address & ~(u64)15);
-  const Chunk<unsigned> lo = ptx::ld_cs_if(base, wanted);
-  const Chunk<unsigned> hi = ptx::ld_cs_if(base + ((address & 15) != 0), wanted);
+  const Chunk<unsigned> lo = How::load(base, wanted);
+  const Chunk<unsigned> hi = How::load(base + ((address & 15) != 0), wanted);
   unsigned w[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) { w[i] = lo.v[i]; w[i + 4] = hi.v[i]; }
@@ -58,10 +54,23 @@ __device__ __forceinline__ Chunk<T> load_shifted_if(const T* p, bool wanted) {
   return *(Chunk<T>*)&r;
 }
 
-template <bool ALIGNED, class T>
-__device__ __forceinline__ Chunk<T> load_a_if(const T* p, bool wanted) {
-  if constexpr (ALIGNED) return ptx::ld_cs_if((const Chunk<T>*)p, wanted);
-  else return load_shifted_if(p, wanted);
+// V elements of x, neighbours from an address that is aligned where so said, or `step` apart; where wanted, else zeros.
+template <class How, bool ALIGNED, int V, class TX>
+__device__ __forceinline__ XChunk<TX, V> load_x_if(const TX* x, bool wanted) {
+  XChunk<TX, V> c;
+#pragma unroll
+  for (int i = 0; i < c.parts; ++i) {
+    if constexpr (ALIGNED) c.part[i] = How::load((const Chunk<TX>*)x + i, wanted);
+    else c.part[i] = load_shifted_if<How>(x + i * Lanes<TX>::count, wanted);
+  }
+  return c;
+}
+template <class TX, int V>
+__device__ __forceinline__ XChunk<TX, V> gather_x(const TX* x, i64 step) {
+  XChunk<TX, V> c;
+#pragma unroll
+  for (int i = 0; i < V; ++i) c.part[i / Lanes<TX>::count].v[i % Lanes<TX>::count] = x[i * step];
+  return c;
 }
 
 // sum + a . x over one vector; bytes go four at a time through dp4a.

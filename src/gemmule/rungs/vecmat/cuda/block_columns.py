@@ -4,14 +4,17 @@ Results that lie side by side are summed over rows a whole leading dimension apa
 the sums of one 16-byte vector of columns, so every load is coalesced; the threads of a block walk
 the rows of its strip, 8 loads in flight each, and their sums meet in shared memory, always in the
 same order. A strip is as wide as leaves the chip one wave of blocks: from 32 bytes, which is what
-the memory fetches at least, to 512.
+the memory fetches at least, or half of it where the chip would be idle otherwise, to 4 KB.
 """
 
 from __future__ import annotations
 
+import math
+
 from gemmule.problem import ITEMSIZE, Problem
 from gemmule.rung import (
     Arithmetic,
+    Constraint,
     Machine,
     Params,
     Rung,
@@ -21,7 +24,7 @@ from gemmule.rung import (
     integers,
 )
 from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import FITS, flags, strips
+from gemmule.rungs._stream import A_WARP_A_ROW, FITS, UNALIGNED, flags, starting, strips
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -41,45 +44,38 @@ def _chain(problem: Problem, params: Params) -> int:
     return ceil_div(problem.n, threads // lanes) + 5 + threads // 32
 
 
-# One H200 (November 2026), fitted to 60 shapes and dtypes: the share of the read ceiling that
-# strips of so many 16-byte vectors reach, the bytes a multiprocessor must have under way, and how
-# far beyond its fair share one can go where others are idle.
-EFFICIENCY = {2: 0.6, 4: 0.82, 8: 0.95, 32: 0.985}
+# One H200 (November 2026), fitted to 264 shapes and dtypes: the share of the read ceiling that strips
+# of so many 16-byte vectors reach, the bytes a multiprocessor must have under way, and how far beyond
+# its fair share one can go where others are idle.
+EFFICIENCY = {1: 0.5, 2: 0.66, 4: 0.84, 8: 0.97, 32: 1.0, 256: 1.0}
 BYTES_UNDER_WAY = 40_000
-BEYOND_SHARE = 1.43
+BEYOND_SHARE = 1.6
+THREADS_OF_A_UNIT = 768
 
 
-def _seconds(problem: Problem, machine: Machine, lanes: int, threads: int) -> float:
-    """Return the modelled time of streaming the matrix by strips of `lanes` vectors."""
-    there = strips(problem, lanes) * problem.batch
-    aligned, size = problem.alignment == 16, ITEMSIZE[problem.a]
-    load = 128 if aligned else 64 if size <= 2 else 8 * size
-    under_way = max(1.0, there / machine.units) * threads * load
-    spread = BEYOND_SHARE * min(1.0, there / machine.units)
-    fill = min(1.0, spread, under_way / BYTES_UNDER_WAY)
-    rate = EFFICIENCY[lanes] * fill * machine.read_bytes_per_s * (1.0 if aligned else 0.85)
-    return problem.compulsory_bytes / rate
+def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
+    """Return the modelled time: a start, and the bytes or the turns, whichever takes longer."""
+    lanes, threads = params["lanes"], params["threads"]
+    there = strips(problem, lanes) * problem.batch / machine.units
+    at_once = THREADS_OF_A_UNIT // threads
+    turns = ceil_div(problem.n * lanes, threads * 8)
+    under_way = min(max(1.0, there), at_once) * min(threads, problem.n * lanes) * 128
+    fill = min(1.0, BEYOND_SHARE * there, under_way / BYTES_UNDER_WAY)
+    rate = EFFICIENCY[lanes] * fill * machine.read_bytes_per_s
+    rate *= 1.0 if problem.alignment == 16 else UNALIGNED
+    folding_us = 0.03 * math.log2(max(1.0, 32 / lanes)) + 0.04 * (threads == 512)
+    return starting(problem, machine, folding_us - 0.4, 0.67) + max(
+        problem.compulsory_bytes / rate, 0.54e-6 * (turns * max(1.0, there / at_once) - 1)
+    )
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Take the strips that leave the chip enough blocks, as wide as that allows."""
-    # Fewer strips than a third of the chip leave too much of it idle, unless there is no choice.
-    choices = [(8, 512), (8, 256), (2, 256), (4, 512), (4, 256), (32, 512), (32, 256)]
-    if problem.alignment != 16:
-        choices = choices[-2:]
-    enough = [
-        (lanes, threads)
-        for lanes, threads in choices
-        if 3 * strips(problem, lanes) * problem.batch >= machine.units
-    ]
-    seconds, lanes, threads = min(
-        (_seconds(problem, machine, lanes, threads), -lanes, threads)
-        for lanes, threads in enough or choices
+    """Take the strips that the model likes best: one wave of blocks, as wide as that allows."""
+    seconds, _, params = min(
+        (_seconds(problem, machine, params), which, params)
+        for which, params in enumerate(RUNG.space(problem))
     )
-    if not enough:
-        seconds *= 2.0
-    params = {"lanes": -lanes, "threads": threads}
-    return Suggestion(params, machine.call_s + 0.3e-6 + seconds)
+    return Suggestion(params, seconds)
 
 
 RUNG = Rung(
@@ -94,8 +90,21 @@ RUNG = Rung(
     arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
     layouts=("col",),
     after="col_thread_per_row",
-    params={"lanes": (8, 2, 4, 32), "threads": (512, 256)},
-    constraints=(FITS,),
+    params={"lanes": (8, 2, 4, 32, 1, 256), "threads": (512, 256)},
+    constraints=(
+        FITS,
+        A_WARP_A_ROW,
+        Constraint(
+            "256 threads for 256 lanes",
+            lambda problem, params: params["lanes"] != 256 or params["threads"] == 256,
+        ),
+        Constraint(
+            "512 threads for unaligned rows of bytes",
+            lambda problem, params: (
+                problem.alignment == 16 or ITEMSIZE[problem.a] > 1 or params["threads"] == 512
+            ),
+        ),
+    ),
     batched=True,
     suggest=_suggest,
     steps=_steps,

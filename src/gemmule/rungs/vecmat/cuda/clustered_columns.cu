@@ -14,17 +14,19 @@ __global__ void __launch_bounds__(256) clustered_columns(const GemvArgs p) {
   const unsigned batch = BATCHED ? blockIdx.y : 0;
   const TA* a = (const TA*)p.a + (BATCHED ? batch * p.a_batch : 0);
   const TX* x = (const TX*)p.x + (BATCHED ? batch * p.x_batch : 0);
+  static_assert(ALIGNED || CLUSTER * S::depth % S::V == 0, "rows of one walker begin at the same place of a vector");
+  const int j = rank * S::depth + threadIdx.x / LANES, skew = skew_of<ALIGNED, S::V>(p, a, strip0, j);
   Acc sum[S::V];
-  add_rows<ALIGNED, (ALIGNED || S::V == 1 ? U : U / 2)>(p, a, x, strip0 + threadIdx.x % LANES * S::V, rank * S::depth + threadIdx.x / LANES, CLUSTER * S::depth, sum);
+  add_rows<ALIGNED, U>(p, a, x, strip0 + (int)(threadIdx.x % LANES) * S::V - skew, j, CLUSTER * S::depth, sum);
 
-  __shared__ alignas(16) Acc parts[S::parts][S::columns];
+  __shared__ alignas(16) Acc parts[S::parts][S::width];
   __shared__ Acc inbox[CLUSTER][SHARE];  // [r]: what block r found for this block's share
-  collect<LANES>(sum, parts);
+  collect<S, LANES>(sum, parts, skew);
   Meet::wait();
   for (int c = threadIdx.x; c < S::columns; c += 256) {
     Acc s = 0;
 #pragma unroll
-    for (int k = 0; k < S::parts; ++k) s += parts[k][c];
+    for (int k = 0; k < S::parts; ++k) s += parts[k][S::place_of_column(c)];
     Meet::push(&inbox[rank][c % SHARE], s, c / SHARE);
   }
   Meet::sync();

@@ -13,16 +13,18 @@ __global__ void __launch_bounds__(256, 3) split_columns(const GemvArgs p) {
   const unsigned batch = BATCHED ? blockIdx.z : 0;
   const TA* a = (const TA*)p.a + (BATCHED ? batch * p.a_batch : 0);
   const TX* x = (const TX*)p.x + (BATCHED ? batch * p.x_batch : 0);
+  // A walker steps over a multiple of 8 rows (16 of bytes): all of its own begin at the same place of a vector.
+  const int j = rank * S::depth + threadIdx.x / LANES, skew = skew_of<ALIGNED, S::V>(p, a, strip0, j);
   Acc sum[S::V];
-  add_rows<ALIGNED, (ALIGNED || S::V == 1 ? U : U / 2)>(p, a, x, strip0 + threadIdx.x % LANES * S::V, rank * S::depth + threadIdx.x / LANES, splits * S::depth, sum);
+  add_rows<ALIGNED, U>(p, a, x, strip0 + (int)(threadIdx.x % LANES) * S::V - skew, j, splits * S::depth, sum);
 
-  __shared__ alignas(16) Acc parts[S::parts][S::columns];
-  collect<LANES>(sum, parts);
+  __shared__ alignas(16) Acc parts[S::parts][S::width];
+  collect<S, LANES>(sum, parts, skew);
   Acc* work = (Acc*)p.work + ((i64)batch * splits + rank) * m + strip0;
   for (int c = threadIdx.x; c < S::columns && strip0 + c < m; c += 256) {
     Acc s = 0;
 #pragma unroll
-    for (int k = 0; k < S::parts; ++k) s += parts[k][c];
+    for (int k = 0; k < S::parts; ++k) s += parts[k][S::place_of_column(c)];
     work[c] = s;
   }
 }

@@ -1,0 +1,68 @@
+"""Early rows: a product that begins before the one in front of it has ended.
+
+Between two launches on one stream the chip stands idle for about a microsecond: the first grid
+drains, the second one starts, and its first loads come back. With programmatic dependent launch the
+blocks of the second grid are there already. They bring the vectors of their first turn into the L2,
+wait until the grid before has ended and what it wrote can be seen, and go on as `streamed_rows`.
+
+The matrix is only prefetched before the wait, into the cache that all writes pass through, and both
+the matrix and x are read after it: the result is right also where the kernel before wrote either.
+What is gained depends on that kernel: most where it is one of these, less where it is any
+other. So plans never choose this rung by themselves; ask for it by name where products follow each
+other, above all in captured graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemmule.problem import Problem
+from gemmule.rung import Constraint, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import ceil_div, type_arguments
+from gemmule.rungs._stream import flags
+from gemmule.rungs.matvec.cuda import streamed_rows
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    lanes = params["lanes"]
+    threads = 128 if lanes == 128 else 256
+    return (
+        Step(
+            kernel=f"early_rows<{type_arguments(problem)}, {threads}, {lanes}, "
+            f"{params['unroll']}, {flags(problem)}>",
+            grid=(ceil_div(problem.m, threads // lanes), min(problem.batch, 65_535), 1),
+            block=(threads, 1, 1),
+            pdl=True,
+        ),
+    )
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Take the lanes of `streamed_rows`, and count what two launches in a row save."""
+    plain = streamed_rows.RUNG.suggest(problem, machine)
+    assert plain is not None
+    params = {"lanes": plain.params["lanes"], "unroll": max(2, plain.params["unroll"])}
+    return Suggestion(params, plain.expected_s)
+
+
+RUNG = replace(
+    streamed_rows.RUNG,
+    title="Early rows",
+    idea="The next launch fetches its first vectors into the L2 while this one still runs.",
+    source="programmatic dependent launch, compute capability 9.0; decode kernels of vLLM, llama.cpp",
+    after="streamed_rows",
+    params={"lanes": (128, 256, 32, 8), "unroll": (4, 2)},
+    constraints=(
+        Constraint("m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31),
+        Constraint(
+            "2 loads in flight a lane and 32 lanes or more for unaligned rows",
+            lambda problem, params: (
+                problem.alignment == 16 or (params["unroll"] == 2 and params["lanes"] >= 32)
+            ),
+        ),
+    ),
+    archs=("sm_90a", "sm_100a", "sm_120a"),
+    by_name_only=True,
+    suggest=_suggest,
+    steps=_steps,
+)
