@@ -51,14 +51,18 @@ def rows_kernel(a: str, x: str, y: str, working: str) -> Kernel:
     return rows
 
 
-@functools.cache
 def batch_kernel(a: str, x: str, y: str, working: str) -> Kernel:
-    """Return the kernel over rows ``first:last`` of all batch entries laid end to end.
+    """Return `over_batch` of the rows kernel of these dtypes."""
+    return over_batch(rows_kernel(a, x, y, working))
+
+
+@functools.cache
+def over_batch(rows: Kernel) -> Kernel:
+    """Return a rows kernel over rows ``first:last`` of all batch entries laid end to end.
 
     ``batch_rows(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last)``; the batch steps are
     in bytes.
     """
-    rows = rows_kernel(a, x, y, working)
 
     @kernel
     def batch_rows(

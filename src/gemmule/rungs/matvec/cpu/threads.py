@@ -15,10 +15,14 @@ from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu.four_rows import batch_kernel
 
 
-@functools.cache
 def parallel_kernel(a: str, x: str, y: str, working: str) -> Kernel:
-    """Return `batch_kernel` spread over `parts` equal shares of the rows."""
-    batch_rows = batch_kernel(a, x, y, working)
+    """Return `in_shares` of the batch kernel of these dtypes."""
+    return in_shares(batch_kernel(a, x, y, working))
+
+
+@functools.cache
+def in_shares(batch_rows: Kernel) -> Kernel:
+    """Return a batch kernel spread over `parts` equal shares of the rows."""
 
     @kernel(parallel=True)
     def parallel_rows(
@@ -36,8 +40,14 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``; the serial form runs where only one thread may."""
     names = (problem.a, problem.b, problem.out, _cpu.problem_working_dtype(problem))
     serial, parallel = batch_kernel(*names), parallel_kernel(*names)
+    return bind_rows(problem, serial, parallel, params["shares_per_thread"])
+
+
+def bind_rows(
+    problem: Problem, serial: Kernel, parallel: Kernel, shares: int
+) -> Callable[..., None]:
+    """Return ``run(A, x, y)`` by the two forms of a batch kernel, `shares` a thread."""
     m, n, total = problem.m, problem.n, problem.batch * problem.m
-    shares: int = params["shares_per_thread"]
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         operands = (

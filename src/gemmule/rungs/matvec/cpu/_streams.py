@@ -1,0 +1,145 @@
+"""Vector operations on streams of halves: 64 bytes of several rows or columns at a time.
+
+A *step* is one line of 64 bytes, 32 halves, of every stream. Halves widen to float32 as they are
+loaded, in two vectors of 16 lanes.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from gemmule.backends.intrinsics import declare, element_pointer, widen
+from gemmule.backends.jit import Intrinsic
+from gemmule.rungs.quantized.cpu._simd import (
+    LANES,
+    Value,
+    constant,
+    floats,
+    fused,
+    load_vector,
+    operation,
+    splat,
+    store_vector,
+    vector_type,
+    void,
+)
+
+STEP = 32  # elements of one line
+STEP_BYTES = 64
+NEAR, FAR = 3, 2  # LLVM's words for what becomes PREFETCHT0 and PREFETCHT1
+
+
+def _places(builder: Any, address: Value, step: Value, count: int) -> list[Value]:
+    places = [address]
+    for _ in range(count - 1):
+        places.append(builder.add(places[-1], step))
+    return places
+
+
+def _load(builder: Any, address: Value, dtype: str, part: int) -> Value:
+    """Emit a load of 16 elements of a step, the first or the second ones, as float32."""
+    from llvmlite import ir
+
+    if dtype == "float32":
+        return load_vector(builder, address, dtype, 64 * part)
+    halves = ir.VectorType(ir.IntType(16), LANES)
+    place = builder.add(address, address.type(32 * part))
+    pointer = builder.inttoptr(place, halves.as_pointer())
+    return widen(builder, builder.load(pointer, align=1), dtype, "float32")
+
+
+@functools.cache
+def no_totals(count: int) -> Intrinsic:
+    """Return ``f()``: `count` vectors of zeros."""
+    return operation(
+        f"no_totals {count}", lambda: floats(count), "", lambda builder: [constant(0.0)] * count
+    )
+
+
+@functools.cache
+def ask_for(streams: int, locality: int = NEAR) -> Intrinsic:
+    """Return ``f(address, step)``: ask for the line at `address` and at each following stream.
+
+    locality: how close it is brought, `NEAR` to the first-level cache, `FAR` to the second.
+    """
+
+    def emit(builder: Any, address: Value, step: Value) -> None:
+        from llvmlite import ir
+
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = declare(builder, "llvm.prefetch.p0", kind)
+        for place in _places(builder, address, step, streams):
+            builder.call(
+                function, [builder.inttoptr(place, byte), word(0), word(locality), word(1)]
+            )
+
+    return operation(f"ask_for {streams} {locality}", void, "ii", emit)
+
+
+@functools.cache
+def add_row_products(a: str, x: str, rows: int) -> Intrinsic:
+    """Return ``f(totals, row, step, x)``: totals plus one step of each row times that of x.
+
+    totals: 2 * rows vectors, the two of a row side by side.
+    """
+
+    def emit(
+        builder: Any, totals: list[Value], row: Value, step: Value, x_place: Value
+    ) -> list[Value]:
+        places = _places(builder, row, step, rows)
+        result = list(totals)
+        for part in range(2):
+            factor = _load(builder, x_place, x, part)
+            for i, place in enumerate(places):
+                k = 2 * i + part
+                result[k] = fused(builder, _load(builder, place, a, part), factor, totals[k])
+        return result
+
+    return operation(f"add_row_products {a} {x} {rows}", lambda: floats(2 * rows), "tiii", emit)
+
+
+@functools.cache
+def lane_sums(rows: int) -> Intrinsic:
+    """Return ``f(totals)``: the sum of each row as a float32."""
+
+    def numbers() -> Any:
+        import numba
+
+        return numba.types.UniTuple(numba.types.float32, rows)
+
+    def emit(builder: Any, totals: list[Value]) -> list[Value]:
+        from llvmlite import ir
+
+        element, kind = ir.FloatType(), vector_type("float32")
+        form = ir.FunctionType(element, [element, kind])
+        reduce = declare(builder, f"llvm.vector.reduce.fadd.v{LANES}f32", form)
+        pairs = [builder.fadd(totals[2 * i], totals[2 * i + 1]) for i in range(rows)]
+        return [builder.call(reduce, [element(-0.0), p], fastmath=("reassoc",)) for p in pairs]
+
+    return operation(f"lane_sums {rows}", numbers, "t", emit)
+
+
+@functools.cache
+def add_columns(a: str, columns: int) -> Intrinsic:
+    """Return ``f(sums, column, step, factors)``: one step of sums += columns times factors.
+
+    sums: address of float32 numbers; factors: address of a float32 number for each column.
+    """
+
+    def emit(builder: Any, sums: Value, column: Value, step: Value, factors: Value) -> None:
+        from llvmlite import ir
+
+        places = _places(builder, column, step, columns)
+        wide = []
+        for j in range(columns):
+            pointer = element_pointer(builder, factors, ir.IntType(64)(j), "float32")
+            wide.append(splat(builder, builder.load(pointer, align=4)))
+        for part in range(2):
+            total = load_vector(builder, sums, "float32", 64 * part)
+            for place, factor in zip(places, wide, strict=True):
+                total = fused(builder, _load(builder, place, a, part), factor, total)
+            store_vector(builder, total, sums, 64 * part)
+
+    return operation(f"add_columns {a} {columns}", void, "iiii", emit)

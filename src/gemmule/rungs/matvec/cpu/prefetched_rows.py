@@ -1,0 +1,93 @@
+"""Two rows of halves at a time, each line asked for two rows before its use."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from gemmule.backends.intrinsics import load, store
+from gemmule.backends.jit import Kernel, kernel
+from gemmule.problem import Problem
+from gemmule.rung import Machine, Params, Rung, Suggestion, floats
+from gemmule.rungs import _cpu
+from gemmule.rungs.matvec.cpu import _streams
+from gemmule.rungs.matvec.cpu.four_rows import over_batch
+from gemmule.rungs.matvec.cpu.threads import bind_rows, in_shares
+from gemmule.rungs.quantized.cpu._simd import missing_features
+
+ROWS = 2
+# A row's start is no surprise to the memory when its lines are asked for two rows ahead. Two cores
+# of a Xeon with AVX-512, cold float16, GB/s at 4096, 8192, 16384, November 2026: 25.2, 29.5, 29.9
+# unasked, 31.3, 31.9, 33.9 so; 29.6, 31.7, 34.3 a page ahead within the row, which leaves the
+# second-level cache to the rows that are too long for it. Four rows at once: 28.7, 28.9, 29.7.
+LONG_ROW_BYTES = 64 * 1024
+PAGE_BYTES = 4096
+SMALLEST_BYTES = 4 << 20
+
+
+@functools.cache
+def prefetched_kernel(a: str, x: str, y: str) -> Kernel:
+    """Return ``rows(A, step, x, y, n, first, last)`` as `four_rows.rows_kernel` does."""
+    no_totals = _streams.no_totals(2 * ROWS)
+    ask_for, add = _streams.ask_for(ROWS), _streams.add_row_products(a, x, ROWS)
+    lane_sums = _streams.lane_sums(ROWS)
+    load_a, load_x, store_y = load(a, "float32"), load(x, "float32"), store(y, "float32")
+    a_line, x_line = _streams.STEP_BYTES, _streams.STEP * (4 if x == "float32" else 2)
+
+    @kernel
+    def rows(A: int, step: int, x: int, y: int, n: int, first: int, last: int) -> None:
+        lines = n // 32
+        ahead = 2 * step if abs(step) <= LONG_ROW_BYTES else PAGE_BYTES
+        for i in range(first, last, 2):
+            to_next = step if i + 1 < last else 0  # 0: the same row twice, for an odd last one
+            row = A + i * step
+            totals = no_totals()
+            for k in range(lines):
+                at = row + k * a_line
+                ask_for(at + ahead, to_next)
+                totals = add(totals, at, to_next, x + k * x_line)
+            sum_0, sum_1 = lane_sums(totals)
+            for j in range(32 * lines, n):
+                v = load_x(x, j)
+                sum_0 += load_a(row, j) * v
+                sum_1 += load_a(row + to_next, j) * v
+            store_y(y, i, sum_0)
+            if i + 1 < last:
+                store_y(y, i + 1, sum_1)
+
+    return rows
+
+
+def bind(problem: Problem, params: Params) -> Callable[..., None]:
+    """Return ``run(A, x, y)``; the serial form runs where only one thread may."""
+    serial = over_batch(prefetched_kernel(problem.a, problem.b, problem.out))
+    return bind_rows(problem, serial, in_shares(serial), params["shares_per_thread"])
+
+
+def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Expect the read ceiling; for matrices that no second-level cache holds, and rows enough."""
+    if problem.compulsory_bytes < SMALLEST_BYTES or problem.n < _streams.STEP:
+        return None
+    if problem.batch * problem.m < 8 * machine.units:
+        return None
+    rows_s = problem.batch * problem.m * _cpu.ROW_S / machine.units
+    # 4096^2 to 16384^2 cold: 30.1 to 35.6 GB/s where `threads` has 25.6 to 29.7; 1024^2 and 2048^2
+    # in cache: 56 and 42 against 56 and 45 (two cores of a Xeon with AVX-512, 2026-11).
+    return Suggestion({}, _cpu.PARALLEL_CALL_S + rows_s + _cpu.streaming_s(problem, machine, 1, 4))
+
+
+RUNG = Rung(
+    title="Two rows, asked for ahead",
+    idea="Two rows of halves pass at once, in whole vector registers, and each line is asked for "
+    "two rows before its use, so the memory never waits for a row's start.",
+    source="software prefetching, textbook; distance and rows by our measurement",
+    op="matvec",
+    signatures=floats("float16", "bfloat16"),
+    arithmetic=_cpu.summed(_cpu.whole_reduction),
+    after="threads",
+    params={"shares_per_thread": (1, 2, 4, 8)},
+    batched=True,
+    suggest=suggest,
+    bind=bind,
+    available=lambda: missing_features("avx512f", "avx512bw"),
+)

@@ -1,0 +1,158 @@
+"""Eight columns of halves at a time, asked for eight columns ahead; threads share the columns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmule.backends.intrinsics import load, store
+from gemmule.backends.jit import Kernel, kernel, prange, thread_count
+from gemmule.problem import ITEMSIZE, Problem
+from gemmule.rung import Machine, Params, Rung, Suggestion, floats
+from gemmule.rungs import _cpu
+from gemmule.rungs.matvec.cpu import _streams
+from gemmule.rungs.quantized.cpu._simd import missing_features
+
+COLUMNS = 8
+WIDTHS = (16384, 8192, 4096)  # elements of a panel of y; 16384 float32 stay in a L2
+# Two cores of a Xeon with AVX-512, cold float16, GB/s at 4096, 8192, 16384, November 2026. Each
+# thread a share of y: 24.9, 26.1, 24.6 unasked, 28.5, 29.6, 29.9 with eight columns ahead into L1.
+# A share of the columns: 26.7, 28.2, 27 and 29.6, 29.6, 29.8; asked twice, 64 KiB ahead into L2 and
+# 512 bytes ahead into L1, 30.2, 31.2, 31. Within long columns a page ahead is best: 32.7 at 16384.
+FAR_BYTES, NEAR_BYTES, PAGE_BYTES = 65536, 512, 4096
+LONG_COLUMN_BYTES = FAR_BYTES // 4
+SMALLEST_BYTES = 4 << 20
+
+
+class Forms(NamedTuple):
+    """The serial and the parallel form of `forms_of`'s kernel."""
+
+    serial: Kernel
+    parallel: Kernel
+
+
+@functools.cache
+def add_kernel(a: str) -> Kernel:
+    """Return ``add(A, step, x, sums, width, count)``: sums += the first `count` columns times x.
+
+    A: address of a panel of `width` elements in the first column; x, sums: of float32 numbers.
+    """
+    ask_far, ask_near = _streams.ask_for(COLUMNS, _streams.FAR), _streams.ask_for(COLUMNS)
+    eight, one = _streams.add_columns(a, COLUMNS), _streams.add_columns(a, 1)
+    load_a, get, put = load(a, "float32"), load("float32", "float32"), store("float32", "float32")
+
+    @kernel
+    def add(A: int, step: int, x: int, sums: int, width: int, count: int) -> None:
+        lines = width // 32
+        ahead = PAGE_BYTES
+        if 0 < step <= LONG_COLUMN_BYTES:
+            ahead = FAR_BYTES // step * step
+        eights = count // 8 * 8
+        for j in range(0, eights, 8):
+            for k in range(lines):
+                at = A + j * step + 64 * k
+                ask_far(at + ahead, step)
+                ask_near(at + NEAR_BYTES, step)
+                eight(sums + 128 * k, at, step, x + 4 * j)
+        for j in range(eights, count):
+            for k in range(lines):
+                one(sums + 128 * k, A + j * step + 64 * k, step, x + 4 * j)
+        for i in range(32 * lines, width):  # what is left of a panel, less than a line
+            total = get(sums, i)
+            for j in range(count):
+                total += load_a(A + j * step, i) * get(x, j)
+            put(sums, i, total)
+
+    return add
+
+
+@functools.cache
+def forms_of(a: str, x: str, y: str) -> Forms:
+    """Return ``f(A, step, x, room, y, m, n, parts, width)``: y = A x, columns in `parts`.
+
+    room: for parts * m + n float32 numbers, the threads' sums and x as they take it.
+    """
+    add = add_kernel(a)
+    get, put, get_x = load("float32", "float32"), store("float32", "float32"), load(x, "float32")
+    put_y, item = store(y, "float32"), ITEMSIZE[a]
+
+    @kernel
+    def share(
+        A: int, step: int, x: int, factors: int, sums: int, m: int, first: int, last: int,
+        width: int,
+    ) -> None:  # fmt: skip
+        for j in range(first, last):
+            put(factors, j, get_x(x, j))
+        for i in range(m):
+            put(sums, i, np.float32(0))
+        start, count = A + first * step, last - first
+        for low in range(0, m, width):
+            size = min(width, m - low)
+            add(start + low * item, step, factors + 4 * first, sums + 4 * low, size, count)
+
+    @kernel
+    def join(room: int, y: int, m: int, parts: int) -> None:
+        for i in range(m):
+            total = get(room, i)
+            for part in range(1, parts):
+                total += get(room + 4 * part * m, i)
+            put_y(y, i, total)
+
+    def product(
+        A: int, step: int, x: int, room: int, y: int, m: int, n: int, parts: int, width: int
+    ) -> None:
+        factors = room + 4 * parts * m
+        for part in prange(parts):
+            first, last = part * n // parts, (part + 1) * n // parts
+            share(A, step, x, factors, room + 4 * part * m, m, first, last, width)
+        join(room, y, m, parts)
+
+    return Forms(kernel(product), kernel(parallel=True)(product))
+
+
+def bind(problem: Problem, params: Params) -> Callable[..., None]:
+    """Return ``run(A, x, y)``; the serial form runs where only one thread may."""
+    forms = forms_of(problem.a, problem.b, problem.out)
+    m, n, width = problem.m, problem.n, int(params["width"])
+
+    def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+        threads = thread_count()
+        room = np.empty(threads * m + n, np.float32)
+        form = forms.serial if threads == 1 else forms.parallel
+        form(
+            _cpu.address(A), A.strides[1], _cpu.address(x), _cpu.address(room), _cpu.address(y),
+            m, n, threads, width,
+        )  # fmt: skip
+
+    return run
+
+
+def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Expect nearly the read ceiling, for matrices much larger than the threads' sums."""
+    sums_bytes = 8 * problem.m * machine.units  # written once, read once
+    if problem.batch > 1 or problem.compulsory_bytes < max(SMALLEST_BYTES, 50 * sums_bytes):
+        return None
+    if problem.m < 8 * _streams.STEP:
+        return None
+    moving = _cpu.streaming_s(problem, machine, 0.98, 4)  # Xeon, AVX-512, 2 cores, 2026-11
+    return Suggestion({}, _cpu.PARALLEL_CALL_S + moving)
+
+
+RUNG = Rung(
+    title="Eight columns, asked for ahead",
+    idea="Each thread reads a share of the columns, one stretch of memory, eight columns at once "
+    "in whole vector registers; each line is asked for 64 KiB before its use, and again shortly.",
+    source="software prefetching and split-K, textbook; distances by our measurement",
+    op="matvec",
+    signatures=floats("float16", "bfloat16"),
+    layouts=("col",),
+    arithmetic=_cpu.summed(_cpu.whole_reduction),
+    after="split_columns",
+    params={"width": WIDTHS},
+    suggest=suggest,
+    bind=bind,
+    available=lambda: missing_features("avx512f", "avx512bw"),
+)
