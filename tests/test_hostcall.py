@@ -10,6 +10,7 @@ import pytest
 
 import gemmule as gm
 from gemmule import hostcall
+from gemmule.arrays import unwrap
 from gemmule.canonical import Options
 from gemmule.plan import forget_plans, resolve
 
@@ -148,3 +149,24 @@ def test_without_pytorchs_guards_nothing_is_known(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", None)
     x = torch.randn(8)
     assert not torch_call._guards(x, x, x)(x, x, x)
+
+
+def test_quantised_products_take_the_short_way() -> None:
+    rng = np.random.default_rng(5)
+    Q = gm.quantize(rng.standard_normal((12, 64)), bits=4, group_size=32)
+    x, z = rng.standard_normal(64, np.float32), rng.standard_normal(12, np.float32)
+    B = rng.standard_normal((64, 3), np.float32)
+    for op, a, b in (("matvec", Q, x), ("vecmat", z, Q), ("matmul", Q, B), ("matvec", Q.T, z)):
+        found = eager(op, a, b)
+        assert found is not None
+        expected = gm.plan(op, a, b).execute(unwrap(a, "a"), unwrap(b, "b"), None)
+        np.testing.assert_array_equal(found, expected)
+        out = np.empty_like(found)
+        assert eager(op, a, b, out) is out
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(gm.plan(op, a, b)(a, b), expected)
+    with pytest.raises(ValueError, match="summed axis"):
+        eager("matvec", Q, z)
+    read_only = np.zeros(12, np.float32)
+    read_only.setflags(write=False)
+    assert eager("matvec", Q, x, read_only) is None

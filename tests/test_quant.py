@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import subprocess
 import sys
 import tracemalloc
@@ -531,3 +533,19 @@ def test_import_needs_numpy_only() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
+
+
+def test_what_a_matrix_keeps_stays_with_it() -> None:
+    """Kept values may hold addresses: no copy, view or pickle takes them along."""
+    Q = quantize(np.eye(4), bits=4, group_size=-1)
+    calls: list[QuantizedMatrix] = []
+
+    def count(matrix: QuantizedMatrix) -> int:
+        calls.append(matrix)
+        return len(calls)
+
+    assert [Q.kept(count), Q.kept(count)] == [1, 1]
+    others = [Q.T, copy.copy(Q), copy.deepcopy(Q), pickle.loads(pickle.dumps(Q))]
+    assert [other.kept(count) for other in others] == [2, 3, 4, 5]
+    assert Q.kept(count) == 1
+    assert np.array_equal(others[-1].dequantize(), Q.dequantize())

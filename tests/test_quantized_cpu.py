@@ -13,7 +13,7 @@ import pytest
 from gemmule.problem import UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
 from gemmule.quant import QuantizedMatrix
 from gemmule.rung import Machine, Rung, all_rungs
-from gemmule.rungs.quantized.cpu import _columns, _operands, _rows, _simd
+from gemmule.rungs.quantized.cpu import _activations, _columns, _integers, _operands, _rows, _simd
 from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
 
 RUNGS = [r for r in all_rungs("cpu") if r.folder == "quantized"]
@@ -309,12 +309,17 @@ def test_every_problem_has_a_suggestion_that_is_the_fast_one() -> None:
 def test_the_checks_catch_planted_bugs(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if _simd.missing_features("avx512f", "avx512bw") is not None:
         pytest.skip("the planted bugs sit in the vector rungs")
-    Q = make_matrix(9, 300, 4, 32, "float32", "integer")
-    name, view = ("vector_panels", Q.T) if bug == "quads" else ("vector_decode", Q)
-    check(rung_called(name), view, activations((view.shape[1],), "float32"))
+    name = "vector_panels" if bug == "quads" else "vector_decode"
+
+    def checked() -> None:
+        Q = make_matrix(9, 300, 4, 32, "float32", "integer")  # a new one: it keeps what was derived
+        view = Q.T if bug == "quads" else Q
+        check(rung_called(name), view, activations((view.shape[1],), "float32"))
+
+    checked()
     _plant(bug, monkeypatch)
     with pytest.raises(AssertionError, match="beyond by"):
-        check(rung_called(name), view, activations((view.shape[1],), "float32"))
+        checked()
 
 
 def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,3 +362,26 @@ def test_missing_features_are_named() -> None:
     reason = _simd.missing_features("avx512f", "no_such_feature")
     assert reason is not None
     assert "no_such_feature" in reason
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> None:
+    if _simd.missing_features("avx512f", "avx512bw", "avx512vnni") is not None:
+        pytest.skip("the rounding is for rungs that this CPU cannot run")
+    rng = np.random.default_rng(bits)
+    block, record = _simd.block_columns(bits), _integers.record_bytes(bits)
+    loops = _activations.quantise_kernel(bits, 1)
+    vectors = _activations.quantise_vector_kernel(bits)
+    for n, scale in itertools.product((1, 31, 32, 33, 64, 129, 500), (1.0, 1e-40, 1e37, 0.0)):
+        x = (rng.standard_normal(n) * scale).astype(np.float32)
+        blocks = -(-n // block)
+        slow, fast = np.zeros((blocks, record), np.uint8), np.full((blocks, record), 7, np.uint8)
+        assert loops(_operands.address(x), n, 1, _operands.address(slow)) == 0
+        assert vectors(_operands.address(x), n, _operands.address(fast)) == 0
+        used = -(-(n - (blocks - 1) * block) // _simd.codes_per_lane(bits))
+        for records in (slow, fast):  # lanes without columns have codes of 0 and any scale
+            records[-1, record - 64 + 4 * used :] = 0
+        assert np.array_equal(slow, fast)
+        for strange in (np.nan, np.inf, -np.inf):
+            x[rng.integers(n)] = strange
+            assert vectors(_operands.address(x), n, _operands.address(fast)) != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ NAMES = {"matvec": ("A", "x"), "vecmat": ("x", "A"), "matmul": ("A", "B")}
 DEFAULT = Options()
 
 
+@functools.lru_cache(maxsize=256, typed=True)
 def _options(
     rung: str | None, out_dtype: str | None, precision: str, accumulate: str | None,
     batch_invariant: bool, activations: str,
@@ -52,7 +54,7 @@ def _multiply(
     op: str, a: Any, b: Any, out: Any, options: Options, rung: str | None,
     params: Mapping[str, Any] | None, device: str | None,
 ) -> Any:  # fmt: skip
-    if type(b) is np.ndarray:
+    if type(b) is np.ndarray or type(b) is QuantizedMatrix:
         if device is None and default_device() in (None, "cpu"):
             quick = hostcall.eager(resolve, op, a, b, out, options, rung, _frozen(params))
             if quick is not None:

@@ -116,12 +116,16 @@ def alignment_of(pointer: int, byte_strides: tuple[int, ...], shape: tuple[int, 
 
 
 def _from_quantized(matrix: QuantizedMatrix) -> Operand:
+    return Operand(matrix, 0, matrix.kept(quantized_form), matrix.device, "gemmule", matrix)
+
+
+def quantized_form(matrix: QuantizedMatrix) -> Form:
+    """Return the form of a quantised matrix; `QuantizedMatrix.kept` computes it once."""
     spec = _spec(
         matrix.bits, matrix.group_size, matrix.zeros is not None, matrix.layout,
         matrix.scale_dtype, matrix.transposed, matrix.perm is not None,
     )  # fmt: skip
-    form = Form(matrix.shape, (0, 0), f"uint{matrix.bits}", 16, spec)
-    return Operand(matrix, 0, form, matrix.device, "gemmule", matrix)
+    return Form(matrix.shape, (0, 0), f"uint{matrix.bits}", 16, spec)
 
 
 _spec = functools.lru_cache(maxsize=256)(QuantSpec)

@@ -7,8 +7,8 @@ A weight is ``w = scale * (code - zero)``. `quantize` makes a `QuantizedMatrix` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ Array: TypeAlias = Any
 
 Transfer: TypeAlias = Callable[[Array, str], Array]
 """``transfer(array, device)`` returns a copy of ``array`` on ``device``."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -61,6 +64,18 @@ class QuantizedMatrix:
     layout: str = "row"
     transposed: bool = False
     device: str = "cpu"
+    _kept: dict[Any, Any] = field(default_factory=dict, init=False)
+
+    def kept(self, make: Callable[[Self], T]) -> T:
+        """Return ``make(self)``, computed once for each `make`, since the parts never change."""
+        found = self._kept.get(make)
+        if found is None:
+            found = self._kept[make] = make(self)
+        return cast("T", found)
+
+    def __getstate__(self) -> list[Any]:
+        """Copies and pickles take the parts alone: what was kept may hold their addresses."""
+        return [{} if f.name == "_kept" else getattr(self, f.name) for f in fields(self)]
 
     @classmethod
     def from_parts(

@@ -37,7 +37,8 @@ def bind_four_rows(problem: Problem, rows_per_task: int) -> Run:
 
 def multiply_four_rows(parts: Stored, x: NDArray[Any], y: NDArray[Any], rows_per_task: int) -> None:
     """Set ``y = A x`` in plain loops, in the dtype of x and y (float32 or float64)."""
-    kind, matrix = kind_of(parts, str(x.dtype.name)), matrix_of(parts)
+    kind = parts.kept(kind_of, "float32" if x.itemsize == 4 else "float64")
+    matrix = parts.kept(matrix_of)
     even, odd = (x, x) if parts.bits == 8 else (_copy(x[0::2]), _copy(x[1::2]))
     places = address(even), address(odd), address(y)
     if rows_per_task == 0 or parts.codes.nbytes < SERIAL_BYTES or thread_count() == 1:

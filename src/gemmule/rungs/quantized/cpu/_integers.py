@@ -14,13 +14,20 @@ from gemmule.backends.intrinsics import declare
 from gemmule.backends.jit import Intrinsic
 from gemmule.rungs.quantized.cpu._simd import (
     BLOCK_BYTES,
+    LANES,
     ROWS,
     Value,
+    codes_per_lane,
     constant,
     floats,
     fused,
     load_vector,
+    masked_load,
     operation,
+    splat,
+    store_vector,
+    vector_type,
+    void,
 )
 
 ACTIVATION_GROUP = 32  # columns that share one scale of the 8-bit activations
@@ -90,3 +97,97 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool) -> Intrinsic:
 
     name = f"add_integer_products {bits} {columns} {has_zeros}"
     return operation(name, lambda: floats(ROWS * columns), "tttti", emit)
+
+
+@functools.cache
+def quantise_block(bits: int) -> Intrinsic:
+    """Return ``f(x, count, out, flag)``: round the first `count` activations of a block.
+
+    x: address of contiguous float32; out: address of the record; flag: of an int32 that is set
+    where a value is NaN or infinite. The same codes and scales as `quantise_kernel` makes.
+    """
+    sides, groups = planes(bits), LANES * codes_per_lane(bits) // ACTIVATION_GROUP
+
+    def emit(builder: Any, x: Value, count: Value, out: Value, flag: Value) -> None:
+        from llvmlite import ir
+
+        faults = constant(0, "int32")
+        for group in range(groups):
+            values, strange = _group_values(builder, x, count, ACTIVATION_GROUP * group)
+            faults = builder.or_(faults, strange)
+            codes, scale = _group_codes(builder, values)
+            each = ACTIVATION_GROUP // sides
+            for side in range(sides):
+                order = ir.Constant(
+                    ir.VectorType(ir.IntType(32), each),
+                    [sides * i + side for i in range(each)],
+                )
+                plane = builder.shuffle_vector(codes, codes, order)
+                store_vector(builder, plane, out, BLOCK_BYTES * side + each * group)
+            lanes = LANES // groups
+            scales = builder.shuffle_vector(scale, scale, _first_lanes(lanes))
+            store_vector(builder, scales, out, BLOCK_BYTES * (sides + 1) + 4 * lanes * group)
+        total = constant(0, "int32")
+        for side in range(sides):
+            plane = load_vector(builder, out, "int32", BLOCK_BYTES * side)
+            total = dot(builder, total, constant(0x01010101, "int32"), plane)
+        store_vector(builder, total, out, BLOCK_BYTES * sides)
+        kind = faults.type
+        form = ir.FunctionType(kind.element, [kind])
+        any_of = declare(builder, f"llvm.vector.reduce.or.v{LANES}i32", form)
+        pointer = builder.inttoptr(flag, kind.element.as_pointer())
+        seen = builder.or_(builder.load(pointer), builder.call(any_of, [faults]))
+        builder.store(seen, pointer)
+
+    return operation(f"quantise_block {bits}", void, "iiii", emit)
+
+
+def _first_lanes(count: int) -> Value:
+    from llvmlite import ir
+
+    return ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
+
+
+def _group_values(builder: Any, x: Value, count: Value, low: int) -> tuple[list[Value], Value]:
+    """Emit the loads of 32 activations from `low` on, zero past `count`; and what is not finite."""
+    from llvmlite import ir
+
+    values, strange = [], constant(0, "int32")
+    for first in (low, low + LANES):
+        left = builder.sub(count, count.type(first))
+        left = builder.select(builder.icmp_signed(">", left, count.type(0)), left, count.type(0))
+        place = builder.add(x, x.type(4 * first))
+        words = masked_load(builder, place, ir.IntType(32), LANES, left)
+        values.append(builder.bitcast(words, vector_type("float32")))
+        exponent = builder.and_(words, constant(0x7F800000, "int32"))
+        bad = builder.icmp_unsigned("==", exponent, constant(0x7F800000, "int32"))
+        strange = builder.or_(strange, builder.zext(bad, vector_type("int32")))
+    return values, strange
+
+
+def _group_codes(builder: Any, values: list[Value]) -> tuple[Value, Value]:
+    """Emit 32 signed bytes and their scale, max|x| / 127, in every lane."""
+    from llvmlite import ir
+
+    kind = vector_type("float32")
+    one, two = ir.FunctionType(kind, [kind]), ir.FunctionType(kind, [kind] * 2)
+    magnitude = declare(builder, f"llvm.fabs.v{LANES}f32", one)
+    larger = declare(builder, f"llvm.maxnum.v{LANES}f32", two)
+    smaller = declare(builder, f"llvm.minnum.v{LANES}f32", two)
+    nearest = declare(builder, f"llvm.rint.v{LANES}f32", one)
+    form = ir.FunctionType(kind.element, [kind])
+    largest = declare(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", form)
+    tops = [builder.call(magnitude, [value]) for value in values]
+    top = builder.call(largest, [builder.call(larger, tops)])
+    scale = splat(builder, builder.fdiv(top, top.type(127.0)))
+    positive = builder.fcmp_ordered(">", scale, constant(0.0))
+    parts = []
+    for value in values:
+        ratio = builder.select(positive, builder.fdiv(value, scale), constant(0.0))
+        # Subnormal scales are rough.
+        ratio = builder.call(smaller, [builder.call(larger, [ratio, constant(-127.0)]),
+                                       constant(127.0)])  # fmt: skip
+        code = builder.fptosi(builder.call(nearest, [ratio]), vector_type("int32"))
+        parts.append(builder.trunc(code, ir.VectorType(ir.IntType(8), LANES)))
+    order = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), list(range(2 * LANES)))
+    return builder.shuffle_vector(*parts, order), scale

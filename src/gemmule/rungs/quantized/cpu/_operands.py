@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,10 @@ from gemmule.quant import QuantizedMatrix
 from gemmule.rung import Arithmetic, Machine, Signature, Suggestion
 from gemmule.rungs.quantized.cpu._simd import BLOCK_BYTES, LANES, codes_per_lane
 
+_BYTE = ctypes.c_char
 Floats = NDArray[np.float32]
 Run = Callable[[QuantizedMatrix, NDArray[Any], NDArray[Any]], None]
+T = TypeVar("T")
 Core = Callable[["Stored", NDArray[Any], NDArray[Any]], None]
 
 # Rows of one task of a parallel kernel: enough to hide the launch, few enough to balance.
@@ -43,6 +46,15 @@ class Stored:
     bits: int
     group: int
     scale_step: int
+    _kept: dict[Any, Any] = field(default_factory=dict)
+
+    def kept(self, make: Callable[..., T], *arguments: Any) -> T:
+        """Return ``make(self, *arguments)``, computed once: the parts never change."""
+        key = make, arguments
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make(self, *arguments)
+        return cast("T", found)
 
     @property
     def row_bytes(self) -> int:
@@ -74,7 +86,11 @@ def stored(matrix: QuantizedMatrix) -> Stored:
 
 def address(array: NDArray[Any]) -> int:
     """Return the address of an array's first element."""
-    return int(array.__array_interface__["data"][0])
+    data: Any = array
+    try:
+        return ctypes.addressof(_BYTE.from_buffer(data))  # a quarter of the other way's time
+    except (TypeError, ValueError, BufferError):  # read-only, not contiguous, or empty
+        return int(array.__array_interface__["data"][0])
 
 
 def bound(core: Core, working: str) -> Run:
@@ -95,7 +111,7 @@ def bound(core: Core, working: str) -> Run:
         x = np.ascontiguousarray(x, dtype=dtype)
         direct = not scattered and y.dtype == dtype and y.flags.c_contiguous
         result = y if direct else np.empty(y.shape, dtype)
-        core(stored(matrix), x, result)
+        core(matrix.kept(stored), x, result)
         if not direct:
             where: Any = matrix.perm if scattered else ...
             with np.errstate(over="ignore", invalid="ignore"):

@@ -61,6 +61,26 @@ load_words = operation("load_words", words, "iii", _emit_words)
 """``f(address, row_step_bytes, count)``: the first `count` bytes of a block, in four rows."""
 
 
+NEAR, FAR = 3, 2  # LLVM's words for what becomes PREFETCHT0 (into L1) and PREFETCHT1 (into L2)
+
+
+@functools.cache
+def ask_for(locality: int) -> Intrinsic:
+    """Return ``f(address, row_step_bytes)``: ask for a line of four rows, `NEAR` or `FAR`."""
+
+    def emit(builder: Any, address: Value, step: Value) -> None:
+        from llvmlite import ir
+
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = declare(builder, "llvm.prefetch.p0", kind)
+        for row in row_addresses(builder, address, step):
+            pointer = builder.inttoptr(row, byte)
+            builder.call(function, [pointer, word(0), word(locality), word(1)])
+
+    return operation(f"ask_for {locality}", void, "ii", emit)
+
+
 @functools.cache
 def group_numbers(dtype: str, per_lane: bool) -> Intrinsic:
     """Return ``f(address, index, row_step, count, lanes)``: a vector of group numbers for each row.

@@ -2,65 +2,105 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.backends.jit import thread_count
+from gemmule.rungs.quantized.cpu._activations import arrange_kernel, quantise_kernel
 from gemmule.rungs.quantized.cpu._integers import record_bytes
 from gemmule.rungs.quantized.cpu._operands import (
     SERIAL_BYTES,
-    Blocks,
     Stored,
     address,
     blocks_of,
     scale_dtype_of,
 )
-from gemmule.rungs.quantized.cpu._simd import LANES, ROWS
+from gemmule.rungs.quantized.cpu._simd import BLOCK_BYTES, ROWS
 from gemmule.rungs.quantized.cpu._vector_kernels import (
     RowsJob,
-    arrange_kernel,
-    quantise_kernel,
+    RowsKernels,
     rows_kernels,
+    vector_kernels,
 )
 
-Panels = NDArray[Any]
-
-# A line is asked for four rows before its use, so that a row's start is no surprise to the memory
-# system: 31 -> 43 GB/s at 4096, 27 -> 42 at 8192 (int4, two cores of an AMD EPYC, Zen 5, November
-# 2026). Longer rows ask within the row instead: four of them would crowd the activations out.
-LONG_ROW_BYTES = 16384
-AHEAD_BYTES = 2048
+# Each line is asked for twice, the first time 32 KiB or more before its use, in whole steps of four
+# rows, so that a row's start is no surprise to the memory; the second time four rows ahead where L1
+# holds them, else within the row. GB/s, cold, two cores of a Xeon with AVX-512, November 2026, int4
+# with 8-bit activations at 4096 / int8 at 16384 / int4 at 16384: once, four rows ahead into L1,
+# 26.1, 28.5, 24.4; twice, four rows ahead 28.5, 28.2, 24.6, 512 bytes ahead 27.7, 29.3, 27.2.
+FAR_BYTES, NEAR_BYTES, PAGE_BYTES = 32768, 512, 4096
+LONGEST_FAR_BYTES = 256 * 1024  # a part of L2; beyond it a page ahead within the row
 
 # Codes of a task that meets several panels of columns: half of a 1 MiB L2.
 TASK_BYTES = 512 * 1024
+
+
+class Ready(NamedTuple):
+    """What all products of a matrix by one kind of kernel share; `head` begins a `RowsJob`.
+
+    x_step: bytes of a block's activations; x_bytes: of a whole panel's, and a line to align them.
+    rooms: zero-filled room for a vector's activations, with its address, for the next call.
+    """
+
+    kernels: RowsKernels
+    head: tuple[int, ...]
+    x_step: int
+    x_bytes: int
+    far: int
+    near: int
+    rooms: list[tuple[NDArray[np.uint8], int]]
+
+
+def multiply_vector(
+    parts: Stored, x: NDArray[Any], y: NDArray[Any], rows_per_task: int, integers: bool
+) -> None:
+    """Set ``y = A x`` for vectors of float32, x rounded to 8 bits where `integers`.
+
+    An x that holds NaN or infinity is multiplied as it is. The short way of the one-vector rungs:
+    after 9 MB of codes everything that Python touches comes from memory, so it touches little.
+    """
+    ready = parts.kept(_ready_for_vector, integers)
+    try:
+        room, place = ready.rooms.pop()
+    except IndexError:  # the first call, or another thread is at work with it
+        room = np.zeros(ready.x_bytes, np.uint8)
+        place = _aligned(room)
+    job = RowsJob._make(
+        (*ready.head, place, ready.x_step, 1, address(y), 4, 4, ready.far, ready.near)
+    )
+    kernels = ready.kernels
+    small = parts.codes.nbytes < SERIAL_BYTES or thread_count() == 1
+    form = kernels.serial if small else kernels.threaded
+    strange = form(job, address(x), parts.n, rows_per_task)
+    ready.rooms.append((room, place))
+    if strange:
+        multiply_vector(parts, x, y, rows_per_task, integers=False)
 
 
 def multiply_rows(
     parts: Stored, x: NDArray[Any], y: NDArray[Any], columns: int, rows_per_task: int
 ) -> None:
     """Set ``y = A x`` with float activations; x: (n,) or (n, c) float32, `columns` at a time."""
-    blocks = blocks_of(parts.n, parts.bits, parts.group)
-    panels = _panel_count(x, columns)
-    width = blocks.columns // LANES
-    arranged = np.zeros((panels, blocks.count, width, columns, LANES), np.float32)
-    arrange_kernel(parts.bits, columns)(address(x), parts.n, _columns(x), address(arranged))
-    _launch(parts, blocks, arranged, y, columns, rows_per_task, integers=False)
+    ready, panels = parts.kept(_ready, columns, False), _panel_count(x, columns)
+    arranged = np.zeros(panels * ready.x_bytes, np.uint8)
+    place = _aligned(arranged)
+    arrange_kernel(parts.bits, columns)(address(x), parts.n, _columns(x), place)
+    _launch(parts, ready, place, panels, y, columns, rows_per_task)
 
 
 def multiply_rows_in_integers(
     parts: Stored, x: NDArray[Any], y: NDArray[Any], columns: int, rows_per_task: int
 ) -> None:
     """Like `multiply_rows`, with x rounded to 8 bits; as it is where it holds NaN or infinity."""
-    blocks = blocks_of(parts.n, parts.bits, parts.group)
-    shape = (_panel_count(x, columns), blocks.count, columns, record_bytes(parts.bits))
-    records = np.zeros(shape, np.uint8)
-    quantise = quantise_kernel(parts.bits, columns)
-    if quantise(address(x), parts.n, _columns(x), address(records)):
+    ready, panels = parts.kept(_ready, columns, True), _panel_count(x, columns)
+    records = np.zeros(panels * ready.x_bytes, np.uint8)
+    place = _aligned(records)
+    if quantise_kernel(parts.bits, columns)(address(x), parts.n, _columns(x), place):
         multiply_rows(parts, x, y, columns, rows_per_task)
     else:
-        _launch(parts, blocks, records, y, columns, rows_per_task, integers=True)
+        _launch(parts, ready, place, panels, y, columns, rows_per_task)
 
 
 def _columns(x: NDArray[Any]) -> int:
@@ -71,38 +111,58 @@ def _panel_count(x: NDArray[Any], columns: int) -> int:
     return -(-_columns(x) // columns)
 
 
-def _launch(
-    parts: Stored, blocks: Blocks, panels: Panels, y: NDArray[Any], columns: int,
-    rows_per_task: int, *, integers: bool,
-) -> None:  # fmt: skip
-    whole = panels.shape[0] * columns == (1 if y.ndim == 1 else y.shape[1])
-    target = y if whole else np.empty((parts.m, panels.shape[0] * columns), np.float32)
-    long_row = parts.row_bytes > LONG_ROW_BYTES
-    job = RowsJob(
-        codes=address(parts.codes),
-        row_bytes=parts.row_bytes,
-        m=parts.m,
-        scales=address(parts.scales),
-        zeros=parts.zeros_address,
-        scale_step=parts.scale_step,
-        groups=max(parts.scale_step, 1),
-        first=address(blocks.first),
-        lanes=address(blocks.lanes),
-        x=address(panels),
-        block_step=panels.strides[1],
-        panels=panels.shape[0],
-        y=address(target),
-        y_step=target.strides[0],
-        panel_bytes=4 * columns,
-        ahead=AHEAD_BYTES if long_row else ROWS * parts.row_bytes,
-    )
+def _aligned(room: NDArray[Any]) -> int:
+    """Return the first address in `room` that begins a cache line."""
+    return -(-address(room) // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _ready(parts: Stored, columns: int, integers: bool) -> Ready:
+    per_lane = blocks_of(parts.n, parts.bits, parts.group).per_lane
     kernels = rows_kernels(
-        parts.bits, columns, blocks.per_lane, scale_dtype_of(parts), parts.zeros is not None,
-        integers,
+        parts.bits, columns, per_lane, scale_dtype_of(parts), parts.zeros is not None, integers
+    )
+    return _ready_by(kernels, parts, columns, integers)
+
+
+def _ready_for_vector(parts: Stored, integers: bool) -> Ready:
+    per_lane = blocks_of(parts.n, parts.bits, parts.group).per_lane
+    kernels = vector_kernels(
+        parts.bits, per_lane, scale_dtype_of(parts), parts.zeros is not None, integers
+    )
+    return _ready_by(kernels, parts, 1, integers)
+
+
+def _ready_by(kernels: RowsKernels, parts: Stored, columns: int, integers: bool) -> Ready:
+    blocks = blocks_of(parts.n, parts.bits, parts.group)
+    head = (
+        address(parts.codes), parts.row_bytes, parts.m, address(parts.scales), parts.zeros_address,
+        parts.scale_step, max(parts.scale_step, 1), address(blocks.first), address(blocks.lanes),
+    )  # fmt: skip
+    x_step = columns * (record_bytes(parts.bits) if integers else 4 * blocks.columns)
+    four = max(ROWS * parts.row_bytes, 1)
+    far = -(-FAR_BYTES // four) * four
+    return Ready(
+        kernels, head, x_step, blocks.count * x_step + BLOCK_BYTES,
+        far if far <= LONGEST_FAR_BYTES else PAGE_BYTES,
+        four if four <= FAR_BYTES else NEAR_BYTES,
+        [],
+    )  # fmt: skip
+
+
+def _launch(
+    parts: Stored, ready: Ready, x: int, panels: int, y: NDArray[Any], columns: int,
+    rows_per_task: int,
+) -> None:  # fmt: skip
+    whole = panels * columns == (1 if y.ndim == 1 else y.shape[1])
+    target = y if whole else np.empty((parts.m, panels * columns), np.float32)
+    job = RowsJob._make(
+        (*ready.head, x, ready.x_step, panels, address(target), target.strides[0], 4 * columns,
+         ready.far, ready.near)
     )  # fmt: skip
     if columns > 1:  # each panel reads the task's codes again, from L2
         rows_per_task = max(ROWS, min(rows_per_task, TASK_BYTES // parts.row_bytes & -ROWS))
-    small = parts.codes.nbytes * panels.shape[0] < SERIAL_BYTES
+    small = parts.codes.nbytes * panels < SERIAL_BYTES
+    kernels = ready.kernels
     form = kernels.serial if small or thread_count() == 1 else kernels.threaded
     form(job, rows_per_task)
     if not whole:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmule.backends.intrinsics import load, prefetch, store
+from gemmule.backends.intrinsics import load, prefetch
 from gemmule.backends.jit import Intrinsic, Kernel, kernel, prange
 from gemmule.rungs.quantized.cpu import _row_ops, _simd
-from gemmule.rungs.quantized.cpu._integers import (
-    ACTIVATION_GROUP,
-    add_integer_products,
-    planes,
-    record_bytes,
-)
+from gemmule.rungs.quantized.cpu._activations import arrange_vector_kernel, quantise_vector_kernel
+from gemmule.rungs.quantized.cpu._integers import add_integer_products
 
 _index = load("int32", "int32")
-_get = load("float32", "float32")
-_put = store("float32", "float32")
-_put_byte = store("int8", "int32")
-_put_word = store("int32", "int32")
-
 
 # Activations of one chunk of a panel: they stay in L1 beside the totals.
 CHUNK_BYTES = 16384
@@ -32,8 +23,9 @@ class RowsJob(NamedTuple):
     """What one product along the rows works on: addresses, and steps in bytes or elements.
 
     x holds ``panels`` panels, each with ``block_step`` bytes for every block; y has one row of
-    ``y_step`` bytes for every row of codes and ``panel_bytes`` of it for every panel. ``ahead`` is
-    how far before its use a line of codes is asked for; scale_step counts elements.
+    ``y_step`` bytes for every row of codes and ``panel_bytes`` of it for every panel. A line of
+    codes is asked for ``far`` bytes before its use, into L2, and ``near`` before it, into L1;
+    scale_step counts elements.
     """
 
     codes: int
@@ -51,12 +43,14 @@ class RowsJob(NamedTuple):
     y: int
     y_step: int
     panel_bytes: int
-    ahead: int
+    far: int
+    near: int
 
 
 class RowsKernels(NamedTuple):
-    """The two forms of a row kernel; both are called with (job, rows per task)."""
+    """A kernel over rows ``first:end`` and its two forms, called with (job, rows per task)."""
 
+    rows: Kernel
     serial: Kernel
     threaded: Kernel
 
@@ -89,36 +83,37 @@ def _rows_kernel(
     no_totals = _row_ops.zeros_of(_simd.ROWS * columns)
     store_sums = _row_ops.store_sums(columns)
     load_words = _row_ops.load_words
+    ask_far, ask_near = _row_ops.ask_for(_row_ops.FAR), _row_ops.ask_for(_row_ops.NEAR)
+
+    @kernel
+    def four_rows(job: RowsJob, panel: int, row: int, step: int) -> None:
+        blocks = (job.row_bytes + 63) // 64
+        start = job.codes + row * job.row_bytes
+        code_step, scale_step = step * job.row_bytes, step * job.scale_step
+        totals = no_totals()
+        for block in range(blocks):
+            at = start + 64 * block
+            ask_far(at + job.far, code_step)
+            ask_near(at + job.near, code_step)
+            words = load_words(at, code_step, job.row_bytes - 64 * block)
+            group = _index(job.first, block)
+            place = row * job.scale_step + group
+            count, lanes = job.groups - group, job.lanes + 64 * block
+            scales = load_scales(job.scales, place, scale_step, count, lanes)
+            zeros = load_zeros(job.zeros, place, scale_step, count, lanes)
+            x = job.x + (panel * blocks + block) * job.block_step
+            totals = add(totals, scales, zeros, words, x)
+        y = job.y + row * job.y_step + panel * job.panel_bytes
+        store_sums(totals, y, step * job.y_step)
 
     @kernel
     def rows(job: RowsJob, first: int, end: int) -> None:
-        blocks = (job.row_bytes + 63) // 64
-        row = first
-        while row < end:
-            step = 1 if row + 4 <= end else 0  # 0: the same row four times, for the last ones
-            start = job.codes + row * job.row_bytes
-            code_step = step * job.row_bytes
-            for panel in range(job.panels):
-                totals = no_totals()
-                for block in range(blocks):
-                    at = start + 64 * block
-                    if panel == 0:
-                        soon = at + job.ahead
-                        prefetch(soon)
-                        prefetch(soon + code_step)
-                        prefetch(soon + 2 * code_step)
-                        prefetch(soon + 3 * code_step)
-                    words = load_words(at, code_step, job.row_bytes - 64 * block)
-                    group = _index(job.first, block)
-                    place, scale_step = row * job.scale_step + group, step * job.scale_step
-                    count, lanes = job.groups - group, job.lanes + 64 * block
-                    scales = load_scales(job.scales, place, scale_step, count, lanes)
-                    zeros = load_zeros(job.zeros, place, scale_step, count, lanes)
-                    x = job.x + (panel * blocks + block) * job.block_step
-                    totals = add(totals, scales, zeros, words, x)
-                y = job.y + row * job.y_step + panel * job.panel_bytes
-                store_sums(totals, y, step * job.y_step)
-            row += 4 if step == 1 else 1
+        fours = first + (end - first) // 4 * 4
+        for panel in range(job.panels):
+            for row in range(first, fours, 4):
+                four_rows(job, panel, row, 1)
+            for row in range(fours, end):
+                four_rows(job, panel, row, 0)  # the same row four times
 
     return rows
 
@@ -187,76 +182,35 @@ def _in_tasks(rows: Kernel) -> RowsKernels:
         for task in prange(tasks):
             rows(job, task * rows_per_task, min(job.m, (task + 1) * rows_per_task))
 
-    return RowsKernels(serial, threaded)
+    return RowsKernels(rows, serial, threaded)
 
 
 @functools.cache
-def arrange_kernel(bits: int, columns: int) -> Kernel:
-    """Return ``f(x, n, x_columns, out)``: activations in the order of the lanes.
+def vector_kernels(
+    bits: int, per_lane: bool, scale_dtype: str, has_zeros: bool, integers: bool
+) -> RowsKernels:
+    """Return the kernels for one vector, which they put in the order of the lanes themselves.
 
-    x: ``(n, x_columns)`` float32, contiguous. out: zero-filled, ``(panels, blocks, codes of a lane,
-    columns, 16)``, where panel p holds columns ``p * columns`` and following ones.
+    Called with (job, x, n, rows per task), job.x being zero-filled room: one call from Python
+    instead of two. Returns not 0, with nothing done, for an x that cannot be rounded.
     """
-    width = _simd.codes_per_lane(bits)
+    plain = rows_kernels(bits, 1, per_lane, scale_dtype, has_zeros, integers)
+    prepare = quantise_vector_kernel(bits) if integers else arrange_vector_kernel(bits)
+    rows = plain.rows
 
     @kernel
-    def arrange(x: int, n: int, x_columns: int, out: int) -> None:
-        blocks = (n + 16 * width - 1) // (16 * width)
-        for column in range(x_columns):
-            panel, c = column // columns, column % columns
-            for block in range(blocks):
-                base = (panel * blocks + block) * width * columns * 16 + 16 * c
-                for k in range(width):
-                    j = 16 * width * block + k
-                    for lane in range(min(16, (n - j + width - 1) // width)):
-                        value = _get(x, (j + width * lane) * x_columns + column)
-                        _put(out, base + 16 * columns * k + lane, value)
+    def serial(job: RowsJob, x: int, n: int, rows_per_task: int) -> Any:
+        strange = prepare(x, n, job.x)
+        if strange == 0:
+            rows(job, 0, job.m)
+        return strange
 
-    return arrange
+    @kernel(parallel=True)
+    def threaded(job: RowsJob, x: int, n: int, rows_per_task: int) -> Any:
+        strange = prepare(x, n, job.x)
+        tasks = (job.m + rows_per_task - 1) // rows_per_task if strange == 0 else 0
+        for task in prange(tasks):
+            rows(job, task * rows_per_task, min(job.m, (task + 1) * rows_per_task))
+        return strange
 
-
-@functools.cache
-def quantise_kernel(bits: int, columns: int) -> Kernel:
-    """Return ``f(x, n, x_columns, out) -> int``: activations as records of 8-bit codes.
-
-    Like `arrange_kernel`, but out is a zero-filled byte array ``(panels, blocks, columns, record)``
-    (see `_integers`). Each 32 columns share a scale, max|x| / 127. Returns how many values
-    are NaN or infinite; the records are of no use if any is.
-    """
-    width = _simd.codes_per_lane(bits)
-    sides, record = planes(bits), record_bytes(bits)
-
-    @kernel
-    def quantise(x: int, n: int, x_columns: int, out: int) -> int:
-        blocks = (n + 16 * width - 1) // (16 * width)
-        bad = 0
-        for column in range(x_columns):
-            panel, c = column // columns, column % columns
-            for low in range(0, n, ACTIVATION_GROUP):
-                high = min(n, low + ACTIVATION_GROUP)
-                largest = abs(_get(x, low * x_columns + column))
-                for j in range(low, high):
-                    value = abs(_get(x, j * x_columns + column))
-                    bad += 0 if value <= 3.4028234663852886e38 else 1
-                    largest = max(largest, value)
-                scale = np.float32(largest / np.float32(127))
-                block, lane = low // (16 * width), low // width % 16
-                place = out + ((panel * blocks + block) * columns + c) * record
-                for lane_low in range(low, high, width):
-                    total = 0
-                    for j in range(lane_low, min(high, lane_low + width)):
-                        ratio = (
-                            _get(x, j * x_columns + column) / scale if scale > 0 else np.float32(0)
-                        )
-                        code = int(
-                            np.rint(min(127, max(-127, ratio)))
-                        )  # subnormal scales are rough
-                        total += code
-                        side, byte = j % sides, 4 * lane + j % width // sides
-                        _put_byte(place + 64 * side, byte, code)
-                    _put_word(place + 64 * sides, lane, total)
-                    _put(place + 64 * (sides + 1), lane, scale)
-                    lane += 1
-        return bad
-
-    return quantise
+    return RowsKernels(rows, serial, threaded)

@@ -19,7 +19,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     read_time,
     takes_row_along,
 )
-from gemmule.rungs.quantized.cpu._rows import multiply_rows
+from gemmule.rungs.quantized.cpu._rows import multiply_vector
 from gemmule.rungs.quantized.cpu._simd import missing_features
 
 
@@ -27,7 +27,7 @@ def _bind(problem: Problem, params: Params) -> Run:
     rows_per_task = int(params["rows_per_task"])
 
     def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
-        multiply_rows(parts, x, y, 1, rows_per_task)
+        multiply_vector(parts, x, y, rows_per_task, integers=False)
 
     return bound(core, "float32")
 

@@ -1,0 +1,127 @@
+"""Activations made ready for the products along stored rows: put in order, or rounded to 8 bits."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from gemmule.backends.intrinsics import load, store
+from gemmule.backends.jit import Kernel, kernel
+from gemmule.rungs.quantized.cpu import _simd
+from gemmule.rungs.quantized.cpu._integers import (
+    ACTIVATION_GROUP,
+    planes,
+    quantise_block,
+    record_bytes,
+)
+
+_get = load("float32", "float32")
+_put = store("float32", "float32")
+_put_byte = store("int8", "int32")
+_put_word = store("int32", "int32")
+
+
+@functools.cache
+def arrange_vector_kernel(bits: int) -> Kernel:
+    """Return ``f(x, n, out) -> 0``: `arrange_kernel` for one column."""
+    arrange = arrange_kernel(bits, 1)
+
+    @kernel
+    def arrange_vector(x: int, n: int, out: int) -> int:
+        arrange(x, n, 1, out)
+        return 0
+
+    return arrange_vector
+
+
+@functools.cache
+def arrange_kernel(bits: int, columns: int) -> Kernel:
+    """Return ``f(x, n, x_columns, out)``: activations in the order of the lanes.
+
+    x: ``(n, x_columns)`` float32, contiguous. out: zero-filled, ``(panels, blocks, codes of a lane,
+    columns, 16)``, where panel p holds columns ``p * columns`` and following ones.
+    """
+    width = _simd.codes_per_lane(bits)
+
+    @kernel
+    def arrange(x: int, n: int, x_columns: int, out: int) -> None:
+        blocks = (n + 16 * width - 1) // (16 * width)
+        for column in range(x_columns):
+            panel, c = column // columns, column % columns
+            for block in range(blocks):
+                base = (panel * blocks + block) * width * columns * 16 + 16 * c
+                for k in range(width):
+                    j = 16 * width * block + k
+                    for lane in range(min(16, (n - j + width - 1) // width)):
+                        value = _get(x, (j + width * lane) * x_columns + column)
+                        _put(out, base + 16 * columns * k + lane, value)
+
+    return arrange
+
+
+@functools.cache
+def quantise_vector_kernel(bits: int) -> Kernel:
+    """Return ``f(x, n, out) -> int``: `quantise_kernel` for one column, in vector registers.
+
+    Writes every byte of the records, so out need not be zero-filled.
+    """
+    round_block = quantise_block(bits)
+    columns, record = _simd.block_columns(bits), record_bytes(bits)
+
+    @kernel
+    def quantise_vector(x: int, n: int, out: int) -> int:
+        flag = np.zeros(1, np.int32)
+        for block in range((n + columns - 1) // columns):
+            low = block * columns
+            round_block(x + 4 * low, n - low, out + block * record, flag.ctypes.data)
+        return int(flag[0])
+
+    return quantise_vector
+
+
+@functools.cache
+def quantise_kernel(bits: int, columns: int) -> Kernel:
+    """Return ``f(x, n, x_columns, out) -> int``: activations as records of 8-bit codes.
+
+    Like `arrange_kernel`, but out is a zero-filled byte array ``(panels, blocks, columns, record)``
+    (see `_integers`). Each 32 columns share a scale, max|x| / 127. Returns how many values
+    are NaN or infinite; the records are of no use if any is.
+    """
+    width = _simd.codes_per_lane(bits)
+    sides, record = planes(bits), record_bytes(bits)
+
+    @kernel
+    def quantise(x: int, n: int, x_columns: int, out: int) -> int:
+        blocks = (n + 16 * width - 1) // (16 * width)
+        bad = 0
+        for column in range(x_columns):
+            panel, c = column // columns, column % columns
+            for low in range(0, n, ACTIVATION_GROUP):
+                high = min(n, low + ACTIVATION_GROUP)
+                largest = abs(_get(x, low * x_columns + column))
+                for j in range(low, high):
+                    value = abs(_get(x, j * x_columns + column))
+                    bad += 0 if value <= 3.4028234663852886e38 else 1
+                    largest = max(largest, value)
+                scale = np.float32(largest / np.float32(127))
+                block, lane = low // (16 * width), low // width % 16
+                place = out + ((panel * blocks + block) * columns + c) * record
+                for lane_low in range(low, high, width):
+                    total = 0
+                    for j in range(lane_low, min(high, lane_low + width)):
+                        ratio = (
+                            _get(x, j * x_columns + column) / scale if scale > 0 else np.float32(0)
+                        )
+                        code = int(
+                            np.rint(min(127, max(-127, ratio)))
+                        )  # subnormal scales are rough
+                        total += code
+                        side, byte = j % sides, 4 * lane + j % width // sides
+                        _put_byte(place + 64 * side, byte, code)
+                    _put_word(place + 64 * sides, lane, total)
+                    _put(place + 64 * (sides + 1), lane, scale)
+                    lane += 1
+        return bad
+
+    return quantise
