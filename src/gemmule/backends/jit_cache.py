@@ -30,6 +30,7 @@ import llvmlite
 import llvmlite.binding
 import numba
 from numba.core.compiler import CompileResult
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from gemmule.errors import GemmuleWarning
@@ -125,7 +126,9 @@ class KernelCache:
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compiled code for a signature, or None when it must be compiled."""
-        target_context.refresh()
+        # All that loading needs. Numba's refresh would import what compiling needs, for 0.25 s with
+        # SciPy installed; a compilation does that itself.
+        rtsys.initialize(target_context)
         path = self._entry(signature, target_context.codegen())
         payload = _read_checked(path)
         if payload is None:
