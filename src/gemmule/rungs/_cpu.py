@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from gemmule.problem import FLOAT8, HALVES, INTEGERS, Problem
 from gemmule.rung import Arithmetic, Machine, Params, Signature, floats, integers
+
+_BYTE = ctypes.c_char
 
 FLOAT_SIGNATURES: tuple[Signature, ...] = floats("float64", "float32", "float16", "bfloat16")
 SIGNATURES: tuple[Signature, ...] = (*FLOAT_SIGNATURES, *integers())
@@ -59,7 +62,13 @@ def whole_reduction(problem: Problem, params: Params) -> int:
 
 def address(array: np.ndarray[Any, Any]) -> int:
     """Return the address of an array's first element."""
-    return array.ctypes.data
+    if array.dtype.kind == "V":  # bfloat16 has no buffer
+        return array.ctypes.data
+    data: Any = array if array.flags.c_contiguous else array.T
+    try:
+        return ctypes.addressof(_BYTE.from_buffer(data))  # half of the other way's time
+    except (TypeError, ValueError, BufferError):  # read-only, empty, or a view with gaps
+        return array.ctypes.data
 
 
 def batch_step(array: np.ndarray[Any, Any], dimensions: int) -> int:
