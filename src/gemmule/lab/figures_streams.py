@@ -40,6 +40,33 @@ def streamed_rows() -> Figure:
     return f
 
 
+def early_rows() -> Figure:
+    """Draw three launches one after another, and the same begun early."""
+    f = Figure(
+        "Early rows: the next launch is there before the last one has ended",
+        "In turn, each launch starts, waits for its first vectors and reads. Begun early, it has "
+        "started and fetched its first vectors by the time the launch before it ends.", 330,
+    )  # fmt: skip
+    f.text(20, 70, "in turn", bold=True)
+    for i in range(3):
+        left = 20 + i * 236
+        f.box(left, 80, 56, 34, "bad", "start", size=13)
+        f.box(left + 58, 80, 72, 34, "x", "first", size=13)
+        f.box(left + 132, 80, 100, 34, lane(i), f"read {i}", size=13)
+    f.text(20, 156, "begun early", bold=True)
+    for i in range(3):
+        left, y = 20 + i * 102, 166 + i * 38
+        f.box(left, y, 56, 30, "bad", "start", size=13)
+        f.box(left + 58, y, 72, 30, "x", "fetch", size=13)
+        f.box(left + 132, y, 70, 30, "shared", "wait", size=13)
+        f.box(left + 204, y, 100, 30, lane(i), f"read {i}", size=13)
+        if i:
+            f.line(left + 204, y - 8, left + 204, y + 38, kind="alarm", dashed=True)
+    f.note(304, "fetch: the first vectors of the matrix, into the L2, which is right whoever wrote them;")
+    f.note(320, "x and the matrix are read after the wait, when all that came before can be seen")
+    return f
+
+
 def clustered_rows() -> Figure:
     """Draw a row shared by the blocks of a cluster."""
     f = Figure(
@@ -229,7 +256,7 @@ def banks() -> Figure:
 
 
 FIGURES: Drawings = {
-    "streamed_rows": streamed_rows, "clustered_rows": clustered_rows, "orders": orders,
+    "streamed_rows": streamed_rows, "clustered_rows": clustered_rows, "early_rows": early_rows, "orders": orders,
     "col_transposed": col_transposed, "block_multiply_transposed": block_multiply_transposed,
     "transpose_then": transpose_then, "banks": banks,
 }  # fmt: skip

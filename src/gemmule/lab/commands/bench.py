@@ -8,7 +8,7 @@ import click
 
 SUITES = {
     "cpu": ("quick", "cpu", "sizes", "model", "ladder"),
-    "cuda": ("quick", "matvec", "matmul", "host", "split"),
+    "cuda": ("quick", "matvec", "chained", "matmul", "host", "split"),
 }
 CEILING_SECONDS = 8.0
 CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6

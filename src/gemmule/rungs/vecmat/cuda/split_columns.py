@@ -57,14 +57,15 @@ SPLITS = (8, *range(4, 8), *range(9, 33), 40, 48, 56, 64, 80, 96, 112, 128, 160,
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Split so that one wave of blocks fills the chip, where there are rows for all of them."""
     aligned = problem.alignment == 16
-    huge = problem.matrix_bytes > 2**30  # then narrow strips in many waves are 1 % ahead
+    huge = problem.matrix_bytes > 2**30  # then narrow strips in many waves are 1 to 4 % ahead
     lanes = 32 if not aligned or (strips(problem, 32) >= 4 and not huge) else 8
     deepest = max(min(SPLITS), problem.n * lanes // 512)
-    seconds, splits = min(
-        (_seconds(problem, machine, lanes, splits), splits)
-        for splits in SPLITS
-        if splits <= deepest and (aligned or ITEMSIZE[problem.a] > 1 or splits % 2 == 0)
-    )
+    even = not aligned and ITEMSIZE[problem.a] == 1
+    fitting = [s for s in SPLITS if s <= deepest and not (even and s % 2)]
+    if huge:
+        blocks = strips(problem, lanes) * problem.batch
+        fitting = [min(fitting, key=lambda s: abs(s * blocks - 27 * machine.units))]
+    seconds, splits = min((_seconds(problem, machine, lanes, s), s) for s in fitting)
     return Suggestion({"lanes": lanes, "unroll": 4, "splits": splits}, seconds)
 
 
