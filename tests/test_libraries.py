@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from gemmule.arrays import check_out
+from gemmule.backends import cuda_arrays
 from gemmule.problem import COMPLEX, FLOAT8, FLOATS, INTEGERS, numpy_dtype, result_dtype
 from products import ARRANGEMENTS, Array, exact, small
 
@@ -95,8 +97,21 @@ def test_torch_lazy_views(torch: Any) -> None:
     assert negative.is_neg()
     x = torch.tensor([1.0, 10.0])
     np.testing.assert_array_equal(gm.matvec(negative, x).numpy(), (negative @ x).numpy())
-    with pytest.raises(ValueError, match="lazy conjugate"):
+    with pytest.raises(ValueError, match="lazily negated or conjugated"):
         gm.matmul(z, z, out=torch.empty_like(z).conj())
+
+
+def test_a_lazily_negated_tensor_of_a_device_is_read_as_it_counts(torch: Any) -> None:
+    """Unwrapping asks a tensor only for its memory, so that one of the host can stand in."""
+    x = torch._neg_view(torch.randn(64))
+    operand = cuda_arrays.from_torch(x, "float32")
+    assert operand.pointer == operand.array.data_ptr() != x.data_ptr()
+    assert not operand.array.is_neg() and torch.equal(operand.array, x)
+    plain = cuda_arrays.from_torch(operand.array, "float32")
+    assert plain.array is plain.original and plain.pointer == operand.pointer
+    with pytest.raises(ValueError, match="lazily negated"):
+        check_out(operand, (64,), "float32", [])
+
 
 
 def test_torch_tensors_that_are_refused(torch: Any) -> None:

@@ -240,9 +240,10 @@ def check_out(out: Operand, shape: tuple[int, ...], dtype: str, inputs: list[Ope
         raise TypeError("out is a JAX array, which is immutable. Leave out= away.")
     if out.device == "cpu" and not out.array.flags.writeable:
         raise ValueError("out is read-only. Pass a writable array.")
-    if out.device == "cpu" and _was_copied(out):
+    if _was_copied(out):
         raise ValueError(
-            "out is misaligned, of foreign byte order, or a lazy conjugate. Pass a plain array."
+            "out is misaligned, of foreign byte order, or a lazily negated or conjugated view. "
+            "Pass a plain array."
         )
     if _overlaps_itself(out.form):
         raise ValueError(

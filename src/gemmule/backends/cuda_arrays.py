@@ -72,10 +72,12 @@ def form_of(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtyp
 
 
 def from_torch(tensor: Any, dtype: str) -> Operand:
-    """Return a CUDA tensor as an operand."""
-    pointer = tensor.data_ptr()
-    form = form_of(pointer, tensor.shape, tensor.stride(), dtype)
-    return Operand(tensor, pointer, form, f"cuda:{tensor.get_device()}", "torch", tensor)
+    """Return a CUDA tensor as an operand; of a lazily negated view, whose memory holds other values
+    than it does, a copy."""
+    plain = tensor.resolve_neg() if tensor.is_neg() else tensor
+    pointer = plain.data_ptr()
+    form = form_of(pointer, plain.shape, plain.stride(), dtype)
+    return Operand(plain, pointer, form, f"cuda:{tensor.get_device()}", "torch", tensor)
 
 
 def from_interface(obj: Any, argument: str) -> Operand:
