@@ -106,12 +106,13 @@ def test_a_lazily_negated_tensor_of_a_device_is_read_as_it_counts(torch: Any) ->
     x = torch._neg_view(torch.randn(64))
     operand = cuda_arrays.from_torch(x, "float32")
     assert operand.pointer == operand.array.data_ptr() != x.data_ptr()
-    assert not operand.array.is_neg() and torch.equal(operand.array, x)
+    assert not operand.array.is_neg()
+    assert torch.equal(operand.array, x)
     plain = cuda_arrays.from_torch(operand.array, "float32")
-    assert plain.array is plain.original and plain.pointer == operand.pointer
+    assert plain.array is plain.original
+    assert plain.pointer == operand.pointer
     with pytest.raises(ValueError, match="lazily negated"):
         check_out(operand, (64,), "float32", [])
-
 
 
 def test_torch_tensors_that_are_refused(torch: Any) -> None:

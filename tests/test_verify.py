@@ -146,3 +146,18 @@ def test_the_tally_keeps_the_first_bad_trials() -> None:
         total.add(part)
     assert total.wrong == 50
     assert [number for number, _, _ in total.bad] == list(range(verify_workers.MOST_SHOWN))
+
+
+@pytest.mark.parametrize("rung", ["panels", "int8_activations"])
+def test_named_rungs_of_either_kind_run_or_refuse(rung: str) -> None:
+    """`panels` is a dense and a quantised rung; reversed views of a dense matrix it refuses."""
+    tally = run_trials(Choice(rung=rung), 40, 0, 1)
+    assert tally.ok, tally.bad
+    assert tally.done == 40
+    assert tally.refused < 20
+    assert (tally.refused > 0) == (rung == "panels")
+
+
+def test_a_rung_that_refuses_everything_is_not_right() -> None:
+    assert not Tally(done=3, refused=3).ok
+    assert Tally(done=3, refused=2).ok

@@ -144,7 +144,7 @@ def random_case(
         "layout_a": layouts[int(draw(len(layouts)))],
         "layout_b": "row" if op == "matvec" else layouts[spare % len(layouts)],
     }
-    quantized = signature in QUANTIZED_SIGNATURES
+    quantized = signature not in ALL_SIGNATURES
     if quantized:
         options |= {"quant": _random_quant(rng, signature), "layout_a": "row"}
     if batch_pick < 6:  # batches of 2, 3, rarely 0; one operand shared in two cases of three

@@ -62,7 +62,7 @@ def early_rows() -> Figure:
         f.box(left + 204, y, 100, 30, lane(i), f"read {i}", size=13)
         if i:
             f.line(left + 204, y - 8, left + 204, y + 38, kind="alarm", dashed=True)
-    f.note(304, "fetch: the first vectors of the matrix, into the L2, which is right whoever wrote them;")
+    f.note(304, "fetch: the first vectors of the matrix, into the L2: right whoever wrote them;")
     f.note(320, "x and the matrix are read after the wait, when all that came before can be seen")
     return f
 
@@ -256,7 +256,8 @@ def banks() -> Figure:
 
 
 FIGURES: Drawings = {
-    "streamed_rows": streamed_rows, "clustered_rows": clustered_rows, "early_rows": early_rows, "orders": orders,
+    "streamed_rows": streamed_rows, "clustered_rows": clustered_rows, "early_rows": early_rows,
+    "orders": orders,
     "col_transposed": col_transposed, "block_multiply_transposed": block_multiply_transposed,
     "transpose_then": transpose_then, "banks": banks,
 }  # fmt: skip

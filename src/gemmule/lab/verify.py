@@ -54,7 +54,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a trial: ``ok``, ``wrong`` or ``raised``; the largest error over its bound."""
+    """What became of a trial, and the largest error over its bound.
+
+    status: ``ok``, ``wrong``, ``raised``, or ``refused`` where the named rung does not take the
+    operands as they lie in memory: a reversed view of a matrix that it reads by rows, say.
+    """
 
     status: str
     ratio: float
@@ -138,6 +142,8 @@ def run(trial: Trial) -> Outcome:
     try:
         return _run(trial)
     except Exception as error:  # whatever a legal call raises is the finding
+        if trial.rung and str(error).startswith(f"rung {trial.rung} cannot compute"):
+            return Outcome("refused", 0.0, str(error), trial.rung)
         return Outcome("raised", np.inf, f"{type(error).__name__}: {error}", trial.rung or "")
 
 

@@ -27,6 +27,7 @@ class Tally:
     done: int = 0
     wrong: int = 0
     raised: int = 0
+    refused: int = 0
     worst_ratio: float = 0.0
     rungs: Counter[str] = field(default_factory=Counter)
     bad: list[tuple[int, Trial, Outcome]] = field(default_factory=list)
@@ -34,14 +35,16 @@ class Tally:
 
     @property
     def ok(self) -> bool:
-        """Whether every trial was right."""
-        return not (self.wrong or self.raised or self.deaths)
+        """Whether every trial was right, and not every one refused."""
+        all_refused = self.done > 0 and self.refused == self.done
+        return not (self.wrong or self.raised or self.deaths or all_refused)
 
     def add(self, other: Tally) -> None:
         """Add another tally to this one, keeping the first bad trials."""
         self.done += other.done
         self.wrong += other.wrong
         self.raised += other.raised
+        self.refused += other.refused
         self.worst_ratio = max(self.worst_ratio, other.worst_ratio)
         self.rungs.update(other.rungs)
         self.bad.extend(other.bad[: MOST_SHOWN - len(self.bad)])
@@ -52,6 +55,9 @@ class Tally:
         self.rungs[outcome.rung] += 1
         if outcome.status == "ok":
             self.worst_ratio = max(self.worst_ratio, outcome.ratio)
+            return
+        if outcome.status == "refused":
+            self.refused += 1
             return
         self.wrong += outcome.status == "wrong"
         self.raised += outcome.status == "raised"

@@ -16,7 +16,7 @@ A_WARP_A_ROW = Constraint(
     lambda problem, params: problem.alignment == 16 or params["lanes"] == 32,
 )
 
-# The share of their speed that unaligned rows leave the rungs that sum columns (one H200, November 2026).
+# What unaligned rows leave of the speed of the rungs that sum columns (one H200, November 2026).
 UNALIGNED = 0.85
 
 

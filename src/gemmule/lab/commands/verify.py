@@ -161,6 +161,10 @@ def _report(tally: Tally, choice: Choice, seed: int, elapsed_s: float) -> None:
         f"({tally.done / max(elapsed_s, 1e-9):,.0f} a second): {tally.wrong:,} wrong, "
         f"{tally.raised:,} raised; largest error {tally.worst_ratio:.3g} of its bound"
     )
+    if tally.refused:
+        click.echo(
+            f"{tally.refused:,} cases refused: the rung does not take those operands as they lie."
+        )
     ranked = tally.rungs.most_common()
     click.echo("rungs: " + ", ".join(f"{name or 'none'} {count:,}" for name, count in ranked))
 

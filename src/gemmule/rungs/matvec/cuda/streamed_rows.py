@@ -50,7 +50,7 @@ def _chain(problem: Problem, params: Params) -> int:
     return turns * vector + 5 + int(params["lanes"]) // 32
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Give a row as many lanes as its vectors keep busy, four loads each where it is long."""
     vectors = problem.n * ITEMSIZE[problem.a] // 16
     rows = problem.m * problem.batch
@@ -118,6 +118,6 @@ RUNG = Rung(
         ),
     ),
     batched=True,
-    suggest=_suggest,
+    suggest=suggest,
     steps=_steps,
 )

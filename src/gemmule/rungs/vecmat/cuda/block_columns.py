@@ -44,9 +44,9 @@ def _chain(problem: Problem, params: Params) -> int:
     return ceil_div(problem.n, threads // lanes) + 5 + threads // 32
 
 
-# One H200 (November 2026), fitted to 264 shapes and dtypes: the share of the read ceiling that strips
-# of so many 16-byte vectors reach, the bytes a multiprocessor must have under way, and how far beyond
-# its fair share one can go where others are idle.
+# One H200 (November 2026), fitted to 264 shapes and dtypes: the share of the read ceiling that
+# strips of so many 16-byte vectors reach, the bytes a multiprocessor must have under way, and how
+# far beyond its fair share one can go where others are idle.
 EFFICIENCY = {1: 0.5, 2: 0.66, 4: 0.84, 8: 0.97, 32: 1.0, 256: 1.0}
 BYTES_UNDER_WAY = 40_000
 BEYOND_SHARE = 1.6
@@ -64,9 +64,9 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     rate = EFFICIENCY[lanes] * fill * machine.read_bytes_per_s
     rate *= 1.0 if problem.alignment == 16 else UNALIGNED
     folding_us = 0.03 * math.log2(max(1.0, 32 / lanes)) + 0.04 * (threads == 512)
-    return starting(problem, machine, folding_us - 0.4, 0.67) + max(
-        problem.compulsory_bytes / rate, 0.54e-6 * (turns * max(1.0, there / at_once) - 1)
-    )
+    waiting = 0.54e-6 * (turns * max(1.0, there / at_once) - 1)
+    start = starting(problem, machine, folding_us - 0.4, 0.67)
+    return start + float(max(problem.compulsory_bytes / rate, waiting))
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:

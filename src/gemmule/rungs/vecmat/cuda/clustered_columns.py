@@ -47,11 +47,8 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     # One H200 (November 2026), fitted to 264 shapes and dtypes.
     rate = 0.87 * min(1.0, blocks / machine.units) * machine.read_bytes_per_s
     rate *= 1.0 if problem.alignment == 16 else 0.8 * UNALIGNED
-    reading = problem.compulsory_bytes / rate
-    return Suggestion(
-        params,
-        starting(problem, machine, 0.31, 0.69) + max(reading, 0.7e-6 * blocks / (4 * machine.units)),
-    )
+    seconds = max(problem.compulsory_bytes / rate, 0.7e-6 * blocks / (4 * machine.units))
+    return Suggestion(params, starting(problem, machine, 0.31, 0.69) + seconds)
 
 
 RUNG = Rung(

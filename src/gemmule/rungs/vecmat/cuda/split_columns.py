@@ -79,7 +79,10 @@ def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> flo
     blocks = strips(problem, lanes) * problem.batch * splits
     slots = machine.units * (4 if aligned else 3)
     full = blocks / slots
-    fill = blocks / (ceil_div(blocks, slots) * slots) if full > 1 else min(0.85 + 0.15 * full, 2 * full)
+    if full > 1:
+        fill = blocks / (ceil_div(blocks, slots) * slots)
+    else:
+        fill = min(0.85 + 0.15 * full, 2 * full)
     rate = 0.977 * fill * machine.read_bytes_per_s * (1.0 if aligned else UNALIGNED)
     turns = ceil_div(problem.n * lanes, splits * 256 * 4)
     sums = 2 * problem.m * problem.batch * splits * ITEMSIZE[accumulator(problem)]
