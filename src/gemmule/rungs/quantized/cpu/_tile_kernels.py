@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def tile_kernels(bits: int, scale_dtype: str, has_zeros: bool) -> TileKernels:
                 for c in range(job.columns):
                     _put(job.y, (row + i) * job.columns + c, totals[c * LANES + i])
 
-    return _in_tasks(tiles)
+    return in_tasks(tiles)
 
 
 @functools.cache
@@ -155,16 +155,18 @@ def float_tile_kernels(bits: int, columns: int, scale_dtype: str, has_zeros: boo
                     value = _get(at_totals, c * LANES + i)
                     _put(job.y, (row + i) * job.columns + c, value)
 
-    return _in_tasks(tiles)
+    return in_tasks(tiles)
 
 
-def _in_tasks(tiles: Kernel) -> TileKernels:
+def in_tasks(tiles: Kernel) -> TileKernels:
+    """Return the forms of ``tiles(job, first row, last row)``, whose job has a field `m`."""
+
     @kernel
-    def serial(job: TileJob, rows_per_task: int) -> None:
+    def serial(job: Any, rows_per_task: int) -> None:
         tiles(job, 0, job.m)
 
     @kernel(parallel=True)
-    def threaded(job: TileJob, rows_per_task: int) -> None:
+    def threaded(job: Any, rows_per_task: int) -> None:
         tasks = (job.m + rows_per_task - 1) // rows_per_task
         for task in prange(tasks):
             tiles(job, task * rows_per_task, min(job.m, (task + 1) * rows_per_task))

@@ -24,9 +24,9 @@ from gemmule.rungs.quantized.cpu._simd import missing_features
 
 COLUMNS = 4  # 4 rows x 4 columns of totals fill half of the 32 vector registers
 
-# Products per second and core, from caches (AMD EPYC, Zen 5, November 2026: 91 to 77 G/s for 4-bit
-# and 72 to 67 G/s for 8-bit codes, at 16 to 256 columns; its multipliers do 130 G/s).
-_PRODUCTS_PER_S = {"uint4": 80e9, "uint8": 68e9}
+# Products per second and core (Xeon with AMX, November 2026: what a further column costs beyond the
+# eighth; AMD EPYC, Zen 5: 80 and 68 G/s from caches, of 130 that its multipliers do).
+_PRODUCTS_PER_S = {"uint4": 59e9, "uint8": 46e9}
 
 
 def _bind(problem: Problem, params: Params) -> Run:

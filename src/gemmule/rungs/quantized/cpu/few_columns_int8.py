@@ -23,8 +23,8 @@ from gemmule.rungs.quantized.cpu._rows import multiply_rows_in_integers
 from gemmule.rungs.quantized.cpu._simd import missing_features
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
 
-# Products per second and core, from caches (AMD EPYC, Zen 5, November 2026).
-_PRODUCTS_PER_S = {"uint4": 140e9, "uint8": 90e9}
+# Products per second and core (as in `few_columns`; AMD EPYC, Zen 5: 140 and 90 G/s from caches).
+_PRODUCTS_PER_S = {"uint4": 95e9, "uint8": 69e9}
 
 
 def _arithmetic(problem: Problem) -> Arithmetic:

@@ -21,9 +21,8 @@ from gemmule.rungs.quantized.cpu._simd import missing_features
 from gemmule.rungs.quantized.cpu._tile_ops import TILE_COLUMNS, chunk_columns
 from gemmule.rungs.quantized.cpu._tiles import groups_are_chunks, multiply_float_tiles
 
-# Products per second and core, from caches (AMD EPYC, Zen 5, November 2026; its multipliers do
-# 130 G/s).
-_PRODUCTS_PER_S = {"uint4": 95e9, "uint8": 95e9}
+# Products per second and core (as in `few_columns`; AMD EPYC, Zen 5: 95 G/s from caches).
+_PRODUCTS_PER_S = {"uint4": 80e9, "uint8": 76e9}
 
 
 def _arithmetic(problem: Problem) -> Arithmetic:

@@ -1,0 +1,271 @@
+"""LLVM code of float products in tile registers: codes as bfloat16, activations as a sum of them.
+
+A bfloat16 has 8 bits of significand, so ``code - zero`` with an integer zero point is one exactly,
+and a float32 is the sum of three, a float16 of two. Products of two are exact in float32, in which
+tiles add. What a zero point has beyond a whole number is taken off the sums (`scale_sums`).
+
+A *chunk* is 64 bytes of each of sixteen rows, and becomes 4 (4 bits) or 2 tiles of 32 columns each.
+Which columns stand in a tile is as decoding has it: `pair_of` tells.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from gemmule.backends.intrinsics import declare
+from gemmule.backends.jit import Intrinsic
+from gemmule.rungs.quantized.cpu._amx import (
+    TILE_BYTES,
+    TILE_ROWS,
+    fetch_line,
+    load_long,
+    load_tile,
+    multiply_tiles,
+    row_of_codes,
+    spread,
+    store_tile,
+    zero_tile,
+)
+from gemmule.rungs.quantized.cpu._simd import (
+    LANES,
+    Value,
+    constant,
+    fused,
+    load_vector,
+    masked_load,
+    operation,
+    splat,
+    store_vector,
+    vector_type,
+    void,
+)
+
+# Sixteen rows each; activations are loaded once for all of them, and the sums of three are as many
+# as an addition needs that waits 52 cycles for the one before it.
+BLOCKS = 3
+BLOCK_ROWS = BLOCKS * TILE_ROWS
+
+# Tiles 0 to 2 hold sums, 3 to 5 weights, 6 and 7 activations.
+SHAPES = ((TILE_ROWS, 64),) * 8
+
+# A task's memory holds for each group of the matrix and each sixteen rows a table: their whole zero
+# points (4 bits: addresses of look-up tables), scales, what the zero points lack of whole ones.
+WHOLE, SCALES, RESTS, TABLE_BYTES = 0, 128, 192, 256
+
+# What a chunk of 48 rows becomes, and its sums: no more than once, to stay in the first cache.
+WEIGHTS_BYTES = BLOCKS * 4 * TILE_BYTES
+SUMS_BYTES = BLOCKS * TILE_BYTES
+
+_MAGIC = 2.0**23  # a float this large has its units in the lowest bits
+
+
+def tiles_of(bits: int) -> int:
+    """Return how many tiles a chunk becomes."""
+    return 16 // bits
+
+
+def pair_of(bits: int) -> tuple[int, int, int]:
+    """Return how the columns of a chunk stand in tiles, as three steps.
+
+    From one pair of columns in a tile to the next, from its first column to its second, and from
+    one tile to the next.
+    """
+    return (8, 4, 1) if bits == 4 else (4, 1, 2)
+
+
+def x_bytes(bits: int, pieces: int) -> int:
+    """Return the size of a chunk's activations: a tile for each piece, and the sums of x."""
+    return tiles_of(bits) * pieces * TILE_BYTES + 64
+
+
+# Places in a task's frame, which tells the operations what to work on; an int64 each. LAST, BYTES:
+# see `row_of_codes`. LINES: where to ask for lines, `LINE_STEP` apart. FACTOR: bits of a float32.
+CODES, ROW_STEP, TABLE, LAST, BYTES, WEIGHTS, X, LINES, LINE_STEP = range(9)
+SUMS, SUMS_OF_X, FACTOR, TOTALS = range(9, 13)
+FRAME_BYTES = 128
+
+
+@functools.cache
+def decode_chunk(bits: int, has_zeros: bool, whole: bool) -> Intrinsic:
+    """Return ``f(frame)``: a chunk of 48 rows as tiles of weights.
+
+    whole: all rows and bytes of the chunk are there.
+    """
+
+    def emit(builder: Any, frame: Value) -> None:
+        codes, step, table, out = (
+            load_long(builder, frame, i) for i in (CODES, ROW_STEP, TABLE, WEIGHTS)
+        )
+        limits = (load_long(builder, frame, LAST), load_long(builder, frame, BYTES))
+        decode = _nibbles if bits == 4 else _bytes
+        for i in range(BLOCK_ROWS):
+            block, lane = divmod(i, TILE_ROWS)
+            row = row_of_codes(builder, codes, step, i, None if whole else limits)
+            place = builder.add(table, table.type(TABLE_BYTES * block))
+            for tile, weights in enumerate(decode(builder, row, place, lane, has_zeros)):
+                store_vector(builder, weights, out, TILE_BYTES * (4 * block + tile) + 64 * lane)
+
+    return operation(f"amx decode_chunk {bits} {has_zeros} {whole}", void, "i", emit)
+
+
+@functools.cache
+def multiply_chunk(bits: int, pieces: int) -> Intrinsic:
+    """Return ``f(frame)``: sums of a chunk's products for 48 rows and 16 columns.
+
+    Between the products it asks for 48 lines, a few at a time: all at once they would keep the
+    activations waiting, which come from the second cache.
+    """
+    turns, lines = tiles_of(bits) * pieces * BLOCKS, BLOCK_ROWS
+
+    def emit(builder: Any, frame: Value) -> None:
+        weights, x, sums, ahead, apart = (
+            load_long(builder, frame, i) for i in (WEIGHTS, X, SUMS, LINES, LINE_STEP)
+        )
+        for turn in range(turns):
+            i, b = divmod(turn, BLOCKS)
+            left, right = BLOCKS + b, 2 * BLOCKS + i % 2
+            if b == 0:
+                load_tile(builder, right, x, 64, TILE_BYTES * i)
+            if i == 0:
+                zero_tile(builder, b)
+            if i % pieces == 0:
+                load_tile(builder, left, weights, 64, TILE_BYTES * (4 * b + i // pieces))
+            multiply_tiles(builder, "tdpbf16ps", b, left, right)
+            for line in range(lines * turn // turns, lines * (turn + 1) // turns):
+                fetch_line(builder, builder.add(ahead, builder.mul(apart, apart.type(line))))
+        for b in range(BLOCKS):
+            store_tile(builder, b, sums, TILE_BYTES * b)
+
+    return operation(f"amx multiply_chunk {bits} {pieces}", void, "i", emit)
+
+
+@functools.cache
+def scale_sums(has_zeros: bool) -> Intrinsic:
+    """Return ``f(frame)``: add the sums of a chunk of 48 rows to the totals.
+
+    ``totals += (sums + rest of zero point * sum of x) * factor * scale``, row by row.
+    """
+
+    def emit(builder: Any, frame: Value) -> None:
+        from llvmlite import ir
+
+        sums, table, of_x, factor, totals = (
+            load_long(builder, frame, i) for i in (SUMS, TABLE, SUMS_OF_X, FACTOR, TOTALS)
+        )
+        number = builder.bitcast(builder.trunc(factor, ir.IntType(32)), ir.FloatType())
+        factors, activations = splat(builder, number), load_vector(builder, of_x, "float32")
+        for i in range(BLOCK_ROWS):
+            place = TABLE_BYTES * (i // TILE_ROWS) + 4 * (i % TILE_ROWS)
+            part = load_vector(builder, sums, "float32", 64 * i)
+            if has_zeros:
+                part = fused(builder, spread(builder, table, RESTS + place), activations, part)
+            part = builder.fmul(part, factors)
+            total = load_vector(builder, totals, "float32", 64 * i)
+            total = fused(builder, part, spread(builder, table, SCALES + place), total)
+            store_vector(builder, total, totals, 64 * i)
+
+    return operation(f"amx scale_sums {has_zeros}", void, "i", emit)
+
+
+def window() -> list[int]:
+    """Return the bfloat16 bits of -15 to 15: sixteen from 15 - zero on are ``code - zero``."""
+    import numpy as np
+
+    return [int(v) >> 16 for v in np.arange(-15, 16).astype(np.float32).view(np.uint32)]
+
+
+def _nibbles(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> list[Value]:
+    """Emit a look-up for nibble k of every 16 bits; the index ends in 5 bits, so tables repeat."""
+    from llvmlite import ir
+
+    words = ir.VectorType(ir.IntType(16), 32)
+    if has_zeros:
+        half = ir.VectorType(ir.IntType(16), 16)
+        place = builder.add(tables, tables.type(WHOLE + 8 * i))
+        at = builder.load(builder.inttoptr(place, ir.IntType(64).as_pointer()), align=8)
+        few = builder.load(builder.inttoptr(at, half.as_pointer()), align=2)
+        twice = ir.VectorType(ir.IntType(32), 32)([lane % 16 for lane in range(32)])
+        table = builder.shuffle_vector(few, half(ir.Undefined), twice)
+    else:
+        table = words(window()[7:23] * 2)
+    name = "llvm.x86.avx512.permvar.hi.512"
+    function = declare(builder, name, ir.FunctionType(words, [words, words]))
+    codes = builder.bitcast(row, words)
+    shifted = [codes] + [builder.lshr(codes, words([4 * k] * 32)) for k in (1, 2, 3)]
+    return [builder.call(function, [table, index]) for index in shifted]
+
+
+def _bytes(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> list[Value]:
+    """Emit ``code - zero`` as floats, of which the upper halves are all there is, and join two."""
+    words = vector_type("int32")
+    codes = builder.bitcast(row, words)
+    zero = spread(builder, tables, WHOLE + 4 * i) if has_zeros else constant(128.0)
+    taken = builder.fadd(zero, constant(_MAGIC))
+    bits_of_magic = constant(0x4B000000, "int32")
+    floats = []
+    for k in range(4):
+        code = builder.lshr(codes, constant(8 * k, "int32")) if k else codes
+        code = builder.and_(code, constant(255, "int32")) if k < 3 else code
+        large = builder.bitcast(builder.or_(code, bits_of_magic), vector_type("float32"))
+        floats.append(builder.bitcast(builder.fsub(large, taken), words))
+    return [_joined(builder, floats[k], floats[k + 1], exact=True) for k in (0, 2)]
+
+
+def _joined(builder: Any, first: Value, second: Value, *, exact: bool = False) -> Value:
+    """Emit the upper halves of two word vectors as pairs, the first one's below."""
+    low = builder.lshr(first, constant(16, "int32"))
+    high = second if exact else builder.and_(second, constant(0xFFFF0000, "int32"))
+    return builder.or_(low, high)
+
+
+@functools.cache
+def pack_pair(pieces: int) -> Intrinsic:
+    """Return ``f(row_a, row_b, counts, out, sums)``: sixteen columns of two rows of x as pieces.
+
+    Of both rows, `counts` modulo 256 and above elements exist, others count as zeros. counts also
+    holds, from bit 16 on, the biased exponent of the power of two that x is multiplied by. Pieces
+    go to tiles that lie one behind the other; `sums` adds up their values.
+    """
+
+    def emit(builder: Any, a: Value, b: Value, counts: Value, out: Value, sums: Value) -> None:
+        from llvmlite import ir
+
+        exponent = builder.shl(builder.lshr(counts, counts.type(16)), counts.type(23))
+        power = builder.bitcast(builder.trunc(exponent, ir.IntType(32)), ir.FloatType())
+        total, split = load_vector(builder, sums, "float32"), []
+        for address, shift in ((a, 0), (b, 8)):
+            count = builder.and_(builder.lshr(counts, counts.type(shift)), counts.type(255))
+            raw = masked_load(builder, address, ir.IntType(32), LANES, count)
+            value = builder.bitcast(raw, vector_type("float32"))
+            value = builder.fmul(value, splat(builder, power))
+            parts, value = _pieces(builder, value, pieces)
+            total = builder.fadd(total, value)
+            split.append(parts)
+        store_vector(builder, total, sums, 0)
+        for piece in range(pieces):
+            joined = _joined(builder, split[0][piece], split[1][piece])
+            store_vector(builder, joined, out, TILE_BYTES * piece)
+
+    return operation(f"amx pack_pair {pieces}", void, "iiiii", emit)
+
+
+def _pieces(builder: Any, value: Value, pieces: int) -> tuple[list[Value], Value]:
+    """Emit words whose upper halves are bfloat16 with the sum `value`, and what they sum to.
+
+    A single piece is rounded to nearest even; of several each is cut off, which cannot overflow,
+    and the last one has no more than 8 bits left.
+    """
+    words, upper = vector_type("int32"), constant(0xFFFF0000, "int32")
+    if pieces == 1:
+        bits = builder.bitcast(value, words)
+        odd = builder.and_(builder.lshr(bits, constant(16, "int32")), constant(1, "int32"))
+        carry = builder.add(odd, constant(0x7FFF, "int32"))
+        rounded = builder.and_(builder.add(bits, carry), upper)
+        return [rounded], builder.bitcast(rounded, value.type)
+    parts, rest = [], value
+    for _ in range(pieces):
+        bits = builder.and_(builder.bitcast(rest, words), upper)
+        parts.append(bits)
+        rest = builder.fsub(rest, builder.bitcast(bits, value.type))
+    return parts, value

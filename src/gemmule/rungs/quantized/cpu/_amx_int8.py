@@ -1,0 +1,199 @@
+"""Products of sixteen rows with sixteen columns of 8-bit activations in tile registers.
+
+A *chunk* is 64 bytes of each of sixteen rows; nibbles become bytes in a small array first. A record
+(see `_tile_ops`) is what 32 columns of x hold for sixteen columns of the result: its eight vectors
+of four activations are a tile as they lie. One instruction multiplies both, 8,192 products; their
+sums are exact, and leave through memory to be scaled, as each record has scales of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.intrinsics import load, store
+from gemmule.backends.jit import Intrinsic, kernel
+from gemmule.rungs.quantized.cpu._amx import (
+    TILE_BYTES,
+    TILE_ROWS,
+    AmxJob,
+    add_to_totals,
+    configured,
+    fetch_lines,
+    load_tile,
+    multiply_tiles,
+    put_rows,
+    released,
+    row_of_codes,
+    spread,
+    store_tile,
+    zero_tile,
+)
+from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
+from gemmule.rungs.quantized.cpu._simd import (
+    LANES,
+    Value,
+    constant,
+    fused,
+    load_vector,
+    operation,
+    store_vector,
+    vector_type,
+    void,
+)
+from gemmule.rungs.quantized.cpu._tile_kernels import TileKernels, in_tasks
+from gemmule.rungs.quantized.cpu._tile_ops import RECORD_BYTES, WORDS, chunk_records
+
+# Tiles 0 to 3 hold the sums of up to four records, 4 and 5 weights, 6 and 7 activations.
+_SHAPES = ((TILE_ROWS, 64),) * 4 + ((TILE_ROWS, ACTIVATION_GROUP),) * 2 + ((WORDS, 64),) * 2
+
+# Sections of a task's memory: sums on their way out of tiles, scales and zero points, weights.
+_TABLES = 4 * TILE_BYTES
+_TABLE_BYTES = 2 * 4 * LANES
+_WEIGHTS = _TABLES + 4 * _TABLE_BYTES
+_TOTALS = _WEIGHTS + 2 * TILE_BYTES
+
+_get = load("float32", "float32")
+_put = store("float32", "float32")
+
+
+@functools.cache
+def unpack_chunk(bits: int) -> Intrinsic:
+    """Return ``f(address, row_step_bytes, last_row, count, out)``: a chunk, one byte a code.
+
+    Sixteen rows from `address` on, `count` bytes of each (the rest are zeros); rows behind
+    `last_row` repeat it. Nibbles come in the order of a record: of every eight columns first the
+    four even ones, then the odd ones.
+    """
+
+    def emit(
+        builder: Any, address: Value, step: Value, last: Value, count: Value, out: Value
+    ) -> None:
+        for i in range(TILE_ROWS):
+            row = row_of_codes(builder, address, step, i, (last, count))
+            if bits == 8:
+                store_vector(builder, row, out, 64 * i)
+                continue
+            words = builder.bitcast(row, vector_type("int32"))
+            nibbles = constant(0x0F0F0F0F, "int32")
+            even = builder.and_(words, nibbles)
+            odd = builder.and_(builder.lshr(words, constant(4, "int32")), nibbles)
+            for half in range(2):
+                order = [8 * half + lane // 2 + LANES * (lane % 2) for lane in range(LANES)]
+                mixed = builder.shuffle_vector(even, odd, vector_type("int32")(order))
+                store_vector(builder, mixed, out, 128 * i + 64 * half)
+
+    return operation(f"amx unpack_chunk {bits}", void, "iiiii", emit)
+
+
+@functools.cache
+def add_records(bits: int, has_zeros: bool, span: int) -> Intrinsic:
+    """Return ``f(work, weights, row_step_bytes, x, totals)``: add a chunk's products to totals.
+
+    work: the task's memory, with tables of 16 scales and 16 zero points for every `span` records;
+    x: the chunk's records; totals: sixteen rows of sixteen columns. Without zero points the sums
+    start from what the fixed one takes off, which the records hold; it is the same for all rows.
+    """
+
+    def emit(
+        builder: Any, work: Value, weights: Value, step: Value, x: Value, totals: Value
+    ) -> None:
+        records = range(chunk_records(bits))
+        for r in records:
+            at, left, right = r * RECORD_BYTES, 4 + r % 2, 6 + r % 2
+            start = at + 64 * (WORDS + 1)
+            if has_zeros:
+                zero_tile(builder, r)
+            else:
+                load_tile(builder, r, x, 0, start)
+            load_tile(builder, left, weights, step, ACTIVATION_GROUP * r)
+            load_tile(builder, right, x, 64, at)
+            multiply_tiles(builder, "tdpbusd", r, left, right)
+            store_tile(builder, r, work, TILE_BYTES * r)
+        for first in records[::span]:
+            table = _TABLES + _TABLE_BYTES * (first // span)
+            parts = [constant(0.0)] * TILE_ROWS
+            for r in records[first : first + span]:
+                parts = _scaled(builder, parts, r, work, x, table if has_zeros else None)
+            add_to_totals(builder, parts, builder.add(work, work.type(table)), totals)
+
+    return operation(f"amx add_records {bits} {has_zeros} {span}", void, "iiiii", emit)
+
+
+def _scaled(
+    builder: Any, parts: list[Value], record: int, work: Value, x: Value, table: int | None
+) -> list[Value]:
+    """Emit ``parts + (sums - zero * sum of x) * scale of x`` for one record, row by row."""
+    at = record * RECORD_BYTES + 64 * WORDS
+    scale = load_vector(builder, x, "float32", at)
+    of_x = builder.sitofp(load_vector(builder, x, "int32", at + 64), scale.type)
+    results = []
+    for i, part in enumerate(parts):
+        sums = load_vector(builder, work, "int32", TILE_BYTES * record + 64 * i)
+        product = builder.sitofp(sums, scale.type)
+        if table is not None:
+            negated = spread(builder, work, table + 4 * LANES + 4 * i)
+            product = fused(builder, negated, of_x, product)
+        results.append(fused(builder, product, scale, part))
+    return results
+
+
+@functools.cache
+def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> TileKernels:
+    """Return the kernels for one kind of matrix; `span` records of a chunk share scales.
+
+    In the job `chunks_per_group` counts from one change of scales to the next, at least 1.
+    """
+    configure, release = configured(*_SHAPES), released()
+    unpack, add, put = unpack_chunk(bits), add_records(bits, has_zeros, span), put_rows
+    scale = load(scale_dtype, "float32")
+    tables = chunk_records(bits) // span
+    chunk_bytes_of_x = chunk_records(bits) * RECORD_BYTES
+    whole, unpacked_step = bits == 8, 8 * 64 // bits
+
+    @kernel
+    def fill(job: AmxJob, work: int, row: int, last: int, group: int) -> None:
+        for t in range(tables):
+            at = work + _TABLES + t * _TABLE_BYTES
+            for i in range(TILE_ROWS):
+                place = (row + min(i, last)) * job.scale_step + min(group + t, job.groups - 1)
+                _put(at, i, scale(job.scales, place))
+                if has_zeros:
+                    _put(at, LANES + i, -_get(job.zeros, place))
+
+    fetch = fetch_lines()
+
+    @kernel
+    def tiles(job: AmxJob, first: int, end: int) -> None:
+        chunks, panels = (job.row_bytes + 63) // 64, (job.columns + LANES - 1) // LANES
+        memory = np.empty(_TOTALS + panels * TILE_BYTES + 64, np.uint8)
+        work = (memory.ctypes.data + 63) // 64 * 64
+        totals = work + _TOTALS
+        configure()
+        for row in range(first, end, TILE_ROWS):
+            last = min(TILE_ROWS, end - row) - 1
+            for i in range(panels * TILE_BYTES // 4):
+                _put(totals, i, np.float32(0))
+            for chunk in range(chunks):
+                at = job.codes + row * job.row_bytes + 64 * chunk
+                below = job.codes + (row + TILE_ROWS) * job.row_bytes
+                fetch(below + chunk * job.line_on, job.line_step)
+                if chunk % job.chunks_per_group == 0:
+                    fill(job, work, row, last, chunk // job.chunks_per_group * tables)
+                count = job.row_bytes - 64 * chunk
+                weights, step = work + _WEIGHTS, unpacked_step
+                if whole and last == TILE_ROWS - 1 and count >= 64:
+                    weights, step = at, job.row_bytes
+                else:
+                    unpack(at, job.row_bytes, last, count, weights)
+                x = job.x + chunk * chunk_bytes_of_x
+                for panel in range(panels):
+                    add(work, weights, step, x + panel * job.panel_bytes,
+                        totals + panel * TILE_BYTES)  # fmt: skip
+            for panel in range(panels):
+                put(job, totals + panel * TILE_BYTES, row, last, panel)
+        release()
+
+    return in_tasks(tiles)

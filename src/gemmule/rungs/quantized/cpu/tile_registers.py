@@ -1,0 +1,97 @@
+"""A few columns: tiles of 48 rows by sixteen columns, activations as sums of bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gemmule.problem import Problem
+from gemmule.rung import Arithmetic, Machine, Params, Rung, Suggestion
+from gemmule.rungs.quantized.cpu._amx import missing_tiles
+from gemmule.rungs.quantized.cpu._amx_launch import multiply_bfloat16_tiles, suggestion
+from gemmule.rungs.quantized.cpu._operands import (
+    FLOAT32_SIGNATURES,
+    ROWS_PER_TASK,
+    Run,
+    Stored,
+    bound,
+    takes_row_along,
+)
+from gemmule.rungs.quantized.cpu._tile_ops import chunk_columns
+from gemmule.rungs.quantized.cpu._tiles import groups_are_chunks
+
+# Codes decoded per second and core, and products, by the pieces of x; from caches (Xeon with AMX,
+# November 2026: 16 rows x 128 columns x 16 columns of 4-bit codes and three pieces take 156 ns,
+# 64 columns 546; of 8-bit codes 224 and 735; with one piece 110, 309, 166 and 412). Two pieces were
+# not timed. 8-bit codes from memory are decoded more slowly, 22 G/s.
+_CODES_PER_S = {"uint4": 58e9, "uint8": 22e9}
+_PRODUCTS_PER_S = {
+    "uint4": {1: 496e9, 2: 330e9, 3: 252e9},
+    "uint8": {1: 400e9, 2: 260e9, 3: 193e9},
+}
+
+
+def _rounds(problem: Problem) -> bool:
+    return problem.quant is not None and problem.quant.activations == "int8"
+
+
+def _pieces(problem: Problem) -> int:
+    """Return how many bfloat16 stand for an activation.
+
+    Where rounding to 8 bits is permitted one is enough: it is wrong by at most 2^-9 of an element,
+    an 8-bit code by 2^-8 of the largest in its block.
+    """
+    return 1 if _rounds(problem) else {"float32": 3, "float16": 2, "bfloat16": 1}[problem.b]
+
+
+def _arithmetic(problem: Problem) -> Arithmetic:
+    """One sum in the tiles along a chunk, one along the chunks.
+
+    Within a chunk a product meets 16 additions in the tile, that of both halves, one for every
+    tile, the rest of its zero point and two scalings. With zero points that are no whole numbers
+    the two terms are up to three times as large as their sum.
+    """
+
+    def chain(p: Problem, params: Params) -> int:
+        bits = 8 if p.a == "uint8" else 4
+        in_chunk = 17 + 3 * 16 // bits + 2
+        if p.quant is not None and p.quant.has_zeros:
+            in_chunk = 3 * (in_chunk + chunk_columns(bits) // 32 * 3 + 17)  # the sum of x, too
+        return in_chunk + -(-p.reduction // chunk_columns(bits)) + 3
+
+    bits = 8 if _rounds(problem) else None
+    return Arithmetic("float32", chain, product="float32", activations_bits=bits)
+
+
+def _bind(problem: Problem, params: Params) -> Run:
+    missing_tiles("bf16")  # the system has to be asked, whoever binds
+    rows_per_task, pieces = int(params["rows_per_task"]), _pieces(problem)
+
+    def core(parts: Stored, B: NDArray[Any], C: NDArray[Any]) -> None:
+        multiply_bfloat16_tiles(parts, B, C, rows_per_task, pieces)
+
+    return bound(core, "float32")
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    products = _PRODUCTS_PER_S[problem.a][_pieces(problem)]
+    return suggestion(problem, machine, _CODES_PER_S[problem.a], products)
+
+
+RUNG = Rung(
+    title="Tile registers",
+    idea="Codes are exact in bfloat16, and a float32 is the sum of three: one instruction "
+    "multiplies 16 rows x 32 columns with sixteen columns of activations.",
+    source="AMX (TDPBF16PS); splitting as in Henry, Tang and Heinecke 2019",
+    op="matmul",
+    signatures=FLOAT32_SIGNATURES,
+    arithmetic=_arithmetic,
+    after="sixteen_rows",
+    params={"rows_per_task": ROWS_PER_TASK},
+    quantized=True,
+    accepts_quant=lambda problem: takes_row_along(problem) and groups_are_chunks(problem),
+    suggest=_suggest,
+    bind=_bind,
+    available=lambda: missing_tiles("bf16"),
+)
