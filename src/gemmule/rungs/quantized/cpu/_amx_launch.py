@@ -34,7 +34,7 @@ from gemmule.rungs.quantized.cpu._tile_ops import RECORD_BYTES, chunk_columns, c
 COLUMNS = 4  # at once, the plain way, as in `few_columns`
 
 # Asking for lines of the next 48 rows: 1.3 ms -> 1.0 with rows of 2 KiB, but 1.4 -> 1.8 with 4 KiB
-# and 16 -> 27 with 8 KiB (two cores of a Xeon, November 2026); the processor's own requests do better.
+# and 16 -> 27 with 8 KiB (two cores of a Xeon, November 2026): the processor does better alone.
 LONG_ROW_BYTES = 4096
 
 _WINDOW = np.array(window(), np.uint16)
