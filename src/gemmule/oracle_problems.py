@@ -144,7 +144,7 @@ def random_case(
         "layout_a": layouts[int(draw(len(layouts)))],
         "layout_b": "row" if op == "matvec" else layouts[spare % len(layouts)],
     }
-    quantized = signature not in ALL_SIGNATURES
+    quantized = signature[0] in ("uint4", "uint8") and signature[1] not in INTEGERS
     if quantized:
         options |= {"quant": _random_quant(rng, signature), "layout_a": "row"}
     if batch_pick < 6:  # batches of 2, 3, rarely 0; one operand shared in two cases of three
