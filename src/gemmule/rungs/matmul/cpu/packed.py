@@ -69,6 +69,8 @@ def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
                         sliver_b = b + jj * depth * number_bytes
                         multiply(sliver_a, sliver_b, depth, corner, columns)
             call(unpack, c, columns, C + i * C_row + j * c_item, C_row, height, breadth)
+        # Numba frees an array behind the place that names it last, whoever holds its address.
+        sums[0] = packed_a[0] = packed_b[0] = number(0)
 
     return blocks
 

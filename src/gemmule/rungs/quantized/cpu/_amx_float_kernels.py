@@ -132,6 +132,7 @@ def float_register_kernels(
             for panel in range(panels):
                 put(job, totals + panel * _TOTALS_BYTES, row, last, panel)
         release()
+        memory[0] = 0  # Numba frees it behind the place that names it last
 
     return in_tasks(tiles)
 

@@ -195,5 +195,6 @@ def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: in
             for panel in range(panels):
                 put(job, totals + panel * TILE_BYTES, row, last, panel)
         release()
+        memory[0] = 0  # Numba frees it behind the place that names it last
 
     return in_tasks(tiles)

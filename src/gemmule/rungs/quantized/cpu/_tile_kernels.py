@@ -99,6 +99,7 @@ def tile_kernels(bits: int, scale_dtype: str, has_zeros: bool) -> TileKernels:
             for i in range(last + 1):
                 for c in range(job.columns):
                     _put(job.y, (row + i) * job.columns + c, totals[c * LANES + i])
+        totals[0] = planes[0] = 0  # Numba frees an array behind the place that names it last
 
     return in_tasks(tiles)
 
@@ -154,6 +155,7 @@ def float_tile_kernels(bits: int, columns: int, scale_dtype: str, has_zeros: boo
                 for c in range(job.columns):
                     value = _get(at_totals, c * LANES + i)
                     _put(job.y, (row + i) * job.columns + c, value)
+        totals[0] = weights[0] = scales[0] = 0  # Numba frees an array that nothing names any more
 
     return in_tasks(tiles)
 

@@ -1,0 +1,69 @@
+"""Kernels keep the memory whose addresses they work on: freed pages are gone at once here.
+
+Numba frees an array behind the place that names it last, also when its address is still in use;
+with the allocator's usual settings such memory mostly stays readable, and nothing is seen.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemmule.rung import all_rungs
+
+# Blocks of a page and more are unmapped when they are freed; smaller ones are overwritten.
+STRICT = {
+    "MALLOC_MMAP_THRESHOLD_": "4096", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_PERTURB_": "165",
+}  # fmt: skip
+CHILD = """
+import sys
+from gemmule.lab.verify import Choice
+from gemmule.lab.verify_workers import run_trials
+for name in sys.argv[1:]:
+    tally = run_trials(Choice(rung=name), 12, 7, 1)
+    assert tally.ok, (name, tally.bad[:1], tally.refused)
+    print(name, tally.done)
+"""
+FREED_TOO_EARLY = """
+import numpy as np
+from gemmule.backends.intrinsics import store
+from gemmule.backends.jit import kernel
+put = store("int64", "int64")
+
+@kernel
+def careless(count: int) -> int:
+    memory = np.empty(count, np.int64)
+    address = memory.ctypes.data
+    for i in range(count):
+        put(address, i, i)
+    return count
+
+careless(100_000)
+"""
+
+
+def _child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], env={**os.environ, **STRICT},
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="settings of the GNU allocator")
+@pytest.mark.parametrize("folder", ["matvec", "vecmat", "matmul", "quantized"])
+def test_no_kernel_uses_memory_that_is_freed(folder: str) -> None:
+    names = [r.name for r in all_rungs("cpu") if r.folder == folder and r.available() is None]
+    done = _child(CHILD, *names)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert len(done.stdout.split()) == 2 * len(names)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="settings of the GNU allocator")
+def test_memory_freed_too_early_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "careless.py"  # Numba wants the source of what it compiles
+    path.write_text(FREED_TOO_EARLY, "utf-8")
+    assert _child(f"import runpy; runpy.run_path({str(path)!r})").returncode < 0
