@@ -38,7 +38,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Take the lanes of `streamed_rows`, and count what two launches in a row save."""
+    """Take the lanes and the time of `streamed_rows`: what is saved depends on other calls."""
     plain = streamed_rows.suggest(problem, machine)
     params = {"lanes": plain.params["lanes"], "unroll": max(2, plain.params["unroll"])}
     return Suggestion(params, plain.expected_s)
