@@ -27,7 +27,7 @@ from gemmule.rungs.quantized.cpu._simd import (
 
 STEP = 32  # elements of one line
 STEP_BYTES = 64
-NEAR, FAR = 3, 2  # LLVM's words for what becomes PREFETCHT0 and PREFETCHT1
+NEAR = 3  # LLVM's word for what becomes PREFETCHT0: into the first-level cache
 
 
 def _places(builder: Any, address: Value, step: Value, count: int) -> list[Value]:
@@ -58,11 +58,8 @@ def no_totals(count: int) -> Intrinsic:
 
 
 @functools.cache
-def ask_for(streams: int, locality: int = NEAR) -> Intrinsic:
-    """Return ``f(address, step)``: ask for the line at `address` and at each following stream.
-
-    locality: how close it is brought, `NEAR` to the first-level cache, `FAR` to the second.
-    """
+def ask_for(streams: int) -> Intrinsic:
+    """Return ``f(address, step)``: ask for the line at `address` and at each following stream."""
 
     def emit(builder: Any, address: Value, step: Value) -> None:
         from llvmlite import ir
@@ -71,11 +68,9 @@ def ask_for(streams: int, locality: int = NEAR) -> Intrinsic:
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         function = declare(builder, "llvm.prefetch.p0", kind)
         for place in _places(builder, address, step, streams):
-            builder.call(
-                function, [builder.inttoptr(place, byte), word(0), word(locality), word(1)]
-            )
+            builder.call(function, [builder.inttoptr(place, byte), word(0), word(NEAR), word(1)])
 
-    return operation(f"ask_for {streams} {locality}", void, "ii", emit)
+    return operation(f"ask_for {streams}", void, "ii", emit)
 
 
 @functools.cache
