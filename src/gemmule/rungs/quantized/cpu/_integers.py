@@ -61,7 +61,7 @@ def weight_planes(builder: Any, word: Value, bits: int) -> list[Value]:
 
 
 @functools.cache
-def add_integer_products(bits: int, columns: int, has_zeros: bool) -> Intrinsic:
+def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = ROWS) -> Intrinsic:
     """Return ``f(totals, scales, zeros, words, x)``, x the address of a block's records.
 
     The integer sum of a lane is exact. Without zeros the fixed zero point is taken off in
@@ -83,7 +83,7 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool) -> Intrinsic:
             if not has_zeros:
                 start = builder.mul(sums, constant(-(2 ** (bits - 1)), "int32"))
             sums_as_floats = builder.sitofp(sums, x_scale.type)
-            for row in range(ROWS):
+            for row in range(rows):
                 total = start
                 for weights, activations in zip(parts[row], xs, strict=True):
                     total = dot(builder, total, weights, activations)
@@ -95,8 +95,8 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool) -> Intrinsic:
                 totals[i] = fused(builder, product, scale, totals[i])
         return totals
 
-    name = f"add_integer_products {bits} {columns} {has_zeros}"
-    return operation(name, lambda: floats(ROWS * columns), "tttti", emit)
+    name = f"add_integer_products {bits} {columns} {has_zeros} {rows}"
+    return operation(name, lambda: floats(rows * columns), "tttti", emit)
 
 
 @functools.cache

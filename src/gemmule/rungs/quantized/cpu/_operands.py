@@ -25,6 +25,9 @@ Core = Callable[["Stored", NDArray[Any], NDArray[Any]], None]
 # Rows of one task of a parallel kernel: enough to hide the launch, few enough to balance.
 ROWS_PER_TASK = (64, 16, 32, 128, 256)
 
+# Shares of the rows that each thread takes of one vector's product.
+SHARES_PER_THREAD = (1, 2, 4)
+
 # Below this many bytes of codes one thread is as fast as two: a launch costs about 8 us
 # (two cores of an EPYC 9005, November 2026).
 SERIAL_BYTES = 200_000

@@ -1,7 +1,7 @@
-"""What the quantised kernels call: operations on four rows at a time, as LLVM code.
+"""What the quantised kernels call: operations on some rows at a time, as LLVM code.
 
-See `_simd` for the order of codes in the lanes. Tuples hold four vectors, one a row, or 4 times
-the columns of activations, row by row.
+See `_simd` for the order of codes in the lanes. Tuples hold four vectors, or `rows`, one a row, or
+so many times the columns of activations, row by row.
 """
 
 from __future__ import annotations
@@ -46,27 +46,31 @@ def zeros_of(count: int) -> Intrinsic:
     )
 
 
-def _emit_words(builder: Any, address: Value, step: Value, count: Value) -> list[Value]:
-    from llvmlite import ir
+@functools.cache
+def load_words_of(rows: int) -> Intrinsic:
+    """Return ``f(address, row_step_bytes, count)``: the first `count` bytes of a block, by rows."""
 
-    return [
-        builder.bitcast(
-            masked_load(builder, row, ir.IntType(8), BLOCK_BYTES, count), vector_type("int32")
-        )
-        for row in row_addresses(builder, address, step)
-    ]
+    def emit(builder: Any, address: Value, step: Value, count: Value) -> list[Value]:
+        from llvmlite import ir
+
+        return [
+            builder.bitcast(
+                masked_load(builder, row, ir.IntType(8), BLOCK_BYTES, count), vector_type("int32")
+            )
+            for row in row_addresses(builder, address, step, rows)
+        ]
+
+    return operation(f"load_words {rows}", lambda: words(rows), "iii", emit)
 
 
-load_words = operation("load_words", words, "iii", _emit_words)
-"""``f(address, row_step_bytes, count)``: the first `count` bytes of a block, in four rows."""
+load_words = load_words_of(ROWS)
 
-
-NEAR, FAR = 3, 2  # LLVM's words for what becomes PREFETCHT0 (into L1) and PREFETCHT1 (into L2)
+INTO_L1 = 3  # LLVM's word for what becomes PREFETCHT0
 
 
 @functools.cache
-def ask_for(locality: int) -> Intrinsic:
-    """Return ``f(address, row_step_bytes)``: ask for a line of four rows, `NEAR` or `FAR`."""
+def ask_for(rows: int) -> Intrinsic:
+    """Return ``f(address, row_step_bytes)``: ask for a line of each of `rows` rows."""
 
     def emit(builder: Any, address: Value, step: Value) -> None:
         from llvmlite import ir
@@ -74,15 +78,15 @@ def ask_for(locality: int) -> Intrinsic:
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         function = declare(builder, "llvm.prefetch.p0", kind)
-        for row in row_addresses(builder, address, step):
+        for row in row_addresses(builder, address, step, rows):
             pointer = builder.inttoptr(row, byte)
-            builder.call(function, [pointer, word(0), word(locality), word(1)])
+            builder.call(function, [pointer, word(0), word(INTO_L1), word(1)])
 
-    return operation(f"ask_for {locality}", void, "ii", emit)
+    return operation(f"ask_for {rows}", void, "ii", emit)
 
 
 @functools.cache
-def group_numbers(dtype: str, per_lane: bool) -> Intrinsic:
+def group_numbers(dtype: str, per_lane: bool, rows: int = ROWS) -> Intrinsic:
     """Return ``f(address, index, row_step, count, lanes)``: a vector of group numbers for each row.
 
     Where groups end at blocks' ends (not `per_lane`) it is element `index` in every lane. Else
@@ -94,7 +98,7 @@ def group_numbers(dtype: str, per_lane: bool) -> Intrinsic:
     def emit(
         builder: Any, address: Value, index: Value, step: Value, count: Value, lanes: Value
     ) -> list[Value]:
-        places = row_addresses(builder, index, step)
+        places = row_addresses(builder, index, step, rows)
         if not per_lane:
             pointers = [element_pointer(builder, address, place, dtype) for place in places]
             stored = [builder.load(pointer, align=1) for pointer in pointers]
@@ -104,7 +108,8 @@ def group_numbers(dtype: str, per_lane: bool) -> Intrinsic:
         loaded = [masked_load(builder, start, llvm_word(size), LANES, count) for start in starts]
         return [lookup(builder, _as_floats(builder, some, dtype), order) for some in loaded]
 
-    return operation(f"group_numbers {dtype} {per_lane}", floats, "iiiii", emit)
+    name = f"group_numbers {dtype} {per_lane} {rows}"
+    return operation(name, lambda: floats(rows), "iiiii", emit)
 
 
 def llvm_word(size: int) -> Any:
@@ -121,9 +126,10 @@ def _as_floats(builder: Any, raw: Value, dtype: str) -> Value:
 
 
 @functools.cache
-def fixed_numbers(value: float) -> Intrinsic:
+def fixed_numbers(value: float, rows: int = ROWS) -> Intrinsic:
     """Return an operation like `group_numbers` that gives `value` for every group."""
-    return operation(f"fixed_numbers {value}", floats, "iiiii", lambda *_: [constant(value)] * ROWS)
+    name = f"fixed_numbers {value} {rows}"
+    return operation(name, lambda: floats(rows), "iiiii", lambda *_: [constant(value)] * rows)
 
 
 def _emit_times(builder: Any, vectors: Sequence[Value], address: Value) -> list[Value]:
@@ -149,11 +155,11 @@ def _tables(builder: Any, scales: Sequence[Value], zeros: Sequence[Value]) -> li
 
 
 @functools.cache
-def add_products(bits: int, columns: int, per_lane: bool) -> Intrinsic:
+def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> Intrinsic:
     """Return ``f(totals, scales, zeros, words, x)``: totals plus a block's weights times x.
 
-    totals: 4 * columns vectors, row by row; x: address of the block's arranged activations. Where
-    all lanes share a group, nibbles are looked up in the table of their 16 weights.
+    totals: rows * columns vectors, row by row; x: address of the block's arranged activations.
+    Where all lanes share a group, nibbles are looked up in the table of their 16 weights.
     """
 
     def looked_up(
@@ -165,7 +171,7 @@ def add_products(bits: int, columns: int, per_lane: bool) -> Intrinsic:
             xs = [
                 load_vector(builder, x, "float32", 64 * (k * columns + c)) for c in range(columns)
             ]
-            for i, (row, c) in enumerate(itertools.product(range(ROWS), range(columns))):
+            for i, (row, c) in enumerate(itertools.product(range(rows), range(columns))):
                 weight = lookup(builder, tables[row], code_k(builder, codes[row], k, bits))
                 totals[i] = fused(builder, weight, xs[c], totals[i])
         return totals
@@ -179,7 +185,7 @@ def add_products(bits: int, columns: int, per_lane: bool) -> Intrinsic:
             xs = [
                 load_vector(builder, x, "float32", 64 * (k * columns + c)) for c in range(columns)
             ]
-            for i, (row, c) in enumerate(itertools.product(range(ROWS), range(columns))):
+            for i, (row, c) in enumerate(itertools.product(range(rows), range(columns))):
                 step = builder.fsub(code_as_float(builder, codes[row], k, bits), zeros[row])
                 parts[i] = fused(builder, step, xs[c], parts[i])
         return [
@@ -190,7 +196,7 @@ def add_products(bits: int, columns: int, per_lane: bool) -> Intrinsic:
         builder: Any, totals: list[Value], scales: list[Value], zeros: list[Value],
         codes: list[Value], x: Value,
     ) -> list[Value]:  # fmt: skip
-        for k, row in itertools.product(range(codes_per_lane(bits)), range(ROWS)):
+        for k, row in itertools.product(range(codes_per_lane(bits)), range(rows)):
             step = builder.fsub(code_as_float(builder, codes[row], k, bits), zeros[row])
             weight = builder.fmul(step, scales[row])
             for c in range(columns):
@@ -203,8 +209,8 @@ def add_products(bits: int, columns: int, per_lane: bool) -> Intrinsic:
         emit = looked_up
     else:  # parts of several columns would not fit the registers beside their totals
         emit = decoded if columns == 1 else scaled
-    name = f"add_products {bits} {columns} {per_lane}"
-    return operation(name, lambda: floats(ROWS * columns), "tttti", emit)
+    name = f"add_products {bits} {columns} {per_lane} {rows}"
+    return operation(name, lambda: floats(rows * columns), "tttti", emit)
 
 
 @functools.cache
@@ -229,7 +235,7 @@ def store_totals(count: int) -> Intrinsic:
 
 
 @functools.cache
-def store_sums(columns: int) -> Intrinsic:
+def store_sums(columns: int, rows: int = ROWS) -> Intrinsic:
     """Return ``f(totals, address, row_step_bytes)``: store the sum over the lanes of each."""
 
     def emit(builder: Any, totals: list[Value], address: Value, step: Value) -> None:
@@ -238,14 +244,14 @@ def store_sums(columns: int) -> Intrinsic:
         element, kind = ir.FloatType(), vector_type("float32")
         form = ir.FunctionType(element, [element, kind])
         reduce = declare(builder, f"llvm.vector.reduce.fadd.v{LANES}f32", form)
-        for row, start in enumerate(row_addresses(builder, address, step)):
+        for row, start in enumerate(row_addresses(builder, address, step, rows)):
             for c in range(columns):
                 values = [element(-0.0), totals[row * columns + c]]
                 total = builder.call(reduce, values, fastmath=("reassoc",))
                 pointer = element_pointer(builder, start, ir.IntType(64)(c), "float32")
                 builder.store(total, pointer, align=4)
 
-    return operation(f"store_sums {columns}", void, "tii", emit)
+    return operation(f"store_sums {columns} {rows}", void, "tii", emit)
 
 
 @functools.cache

@@ -25,14 +25,6 @@ from gemmule.rungs.quantized.cpu._vector_kernels import (
     vector_kernels,
 )
 
-# Each line is asked for twice, the first time 32 KiB or more before its use, in whole steps of four
-# rows, so that a row's start is no surprise to the memory; the second time four rows ahead where L1
-# holds them, else within the row. GB/s, cold, two cores of a Xeon with AVX-512, November 2026, int4
-# with 8-bit activations at 4096 / int8 at 16384 / int4 at 16384: once, four rows ahead into L1,
-# 26.1, 28.5, 24.4; twice, four rows ahead 28.5, 28.2, 24.6, 512 bytes ahead 27.7, 29.3, 27.2.
-FAR_BYTES, NEAR_BYTES, PAGE_BYTES = 32768, 512, 4096
-LONGEST_FAR_BYTES = 256 * 1024  # a part of L2; beyond it a page ahead within the row
-
 # Codes of a task that meets several panels of columns: half of a 1 MiB L2.
 TASK_BYTES = 512 * 1024
 
@@ -48,13 +40,11 @@ class Ready(NamedTuple):
     head: tuple[int, ...]
     x_step: int
     x_bytes: int
-    far: int
-    near: int
     rooms: list[tuple[NDArray[np.uint8], int]]
 
 
 def multiply_vector(
-    parts: Stored, x: NDArray[Any], y: NDArray[Any], rows_per_task: int, integers: bool
+    parts: Stored, x: NDArray[Any], y: NDArray[Any], shares_per_thread: int, integers: bool
 ) -> None:
     """Set ``y = A x`` for vectors of float32, x rounded to 8 bits where `integers`.
 
@@ -67,16 +57,14 @@ def multiply_vector(
     except IndexError:  # the first call, or another thread is at work with it
         room = np.zeros(ready.x_bytes, np.uint8)
         place = _aligned(room)
-    job = RowsJob._make(
-        (*ready.head, place, ready.x_step, 1, address(y), 4, 4, ready.far, ready.near)
-    )
-    kernels = ready.kernels
-    small = parts.codes.nbytes < SERIAL_BYTES or thread_count() == 1
+    job = RowsJob._make((*ready.head, place, ready.x_step, 1, address(y), 4, 4))
+    kernels, threads = ready.kernels, thread_count()
+    small = parts.codes.nbytes < SERIAL_BYTES or threads == 1
     form = kernels.serial if small else kernels.threaded
-    strange = form(job, address(x), parts.n, rows_per_task)
+    strange = form(job, address(x), parts.n, threads * shares_per_thread)
     ready.rooms.append((room, place))
     if strange:
-        multiply_vector(parts, x, y, rows_per_task, integers=False)
+        multiply_vector(parts, x, y, shares_per_thread, integers=False)
 
 
 def multiply_rows(
@@ -139,14 +127,7 @@ def _ready_by(kernels: RowsKernels, parts: Stored, columns: int, integers: bool)
         parts.scale_step, max(parts.scale_step, 1), address(blocks.first), address(blocks.lanes),
     )  # fmt: skip
     x_step = columns * (record_bytes(parts.bits) if integers else 4 * blocks.columns)
-    four = max(ROWS * parts.row_bytes, 1)
-    far = -(-FAR_BYTES // four) * four
-    return Ready(
-        kernels, head, x_step, blocks.count * x_step + BLOCK_BYTES,
-        far if far <= LONGEST_FAR_BYTES else PAGE_BYTES,
-        four if four <= FAR_BYTES else NEAR_BYTES,
-        [],
-    )  # fmt: skip
+    return Ready(kernels, head, x_step, blocks.count * x_step + BLOCK_BYTES, [])
 
 
 def _launch(
@@ -156,9 +137,8 @@ def _launch(
     whole = panels * columns == (1 if y.ndim == 1 else y.shape[1])
     target = y if whole else np.empty((parts.m, panels * columns), np.float32)
     job = RowsJob._make(
-        (*ready.head, x, ready.x_step, panels, address(target), target.strides[0], 4 * columns,
-         ready.far, ready.near)
-    )  # fmt: skip
+        (*ready.head, x, ready.x_step, panels, address(target), target.strides[0], 4 * columns)
+    )
     if columns > 1:  # each panel reads the task's codes again, from L2
         rows_per_task = max(ROWS, min(rows_per_task, TASK_BYTES // parts.row_bytes & -ROWS))
     small = parts.codes.nbytes * panels < SERIAL_BYTES

@@ -6,7 +6,8 @@ step k takes code k of every lane. Activations are arranged to match
 (`_activations.arrange_kernel`), at the cost of a pass over the vector instead of a shuffle
 for every weight.
 
-Kernels handle four rows at a time: most operations take and return tuples of four vectors.
+Kernels handle four rows at a time, or two: most operations take and return tuples of as many
+vectors.
 """
 
 from __future__ import annotations
@@ -94,11 +95,11 @@ def floats(count: int = ROWS) -> Any:
     return numba.types.UniTuple(_numba_types()[0], count)
 
 
-def words() -> Any:
-    """Return the Numba type of a tuple of four word vectors."""
+def words(count: int = ROWS) -> Any:
+    """Return the Numba type of a tuple of `count` word vectors."""
     import numba
 
-    return numba.types.UniTuple(_numba_types()[1], ROWS)
+    return numba.types.UniTuple(_numba_types()[1], count)
 
 
 def operation(name: str, result: Callable[[], Any], arguments: str, emit: Emit) -> Intrinsic:
@@ -233,8 +234,8 @@ def counting() -> Value:
     return vector_type("float32")([float(i) for i in range(LANES)])
 
 
-def row_addresses(builder: Any, address: Value, step: Value) -> list[Value]:
+def row_addresses(builder: Any, address: Value, step: Value, count: int = ROWS) -> list[Value]:
     rows = [address]
-    for _ in range(ROWS - 1):
+    for _ in range(count - 1):
         rows.append(builder.add(rows[-1], step))
     return rows

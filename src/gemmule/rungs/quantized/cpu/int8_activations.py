@@ -10,7 +10,7 @@ from gemmule.problem import Problem
 from gemmule.rung import Arithmetic, Params, Rung
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
-    ROWS_PER_TASK,
+    SHARES_PER_THREAD,
     Run,
     Stored,
     bound,
@@ -28,10 +28,10 @@ def _arithmetic(problem: Problem) -> Arithmetic:
 
 
 def _bind(problem: Problem, params: Params) -> Run:
-    rows_per_task = int(params["rows_per_task"])
+    shares = int(params["shares_per_thread"])
 
     def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
-        multiply_vector(parts, x, y, rows_per_task, integers=True)
+        multiply_vector(parts, x, y, shares, integers=True)
 
     return bound(core, "float32")
 
@@ -47,7 +47,7 @@ RUNG = Rung(
     signatures=FLOAT32_SIGNATURES,
     arithmetic=_arithmetic,
     after="vector_decode",
-    params={"rows_per_task": ROWS_PER_TASK},
+    params={"shares_per_thread": SHARES_PER_THREAD},
     quantized=True,
     accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.95),

@@ -10,7 +10,7 @@ from gemmule.problem import Problem
 from gemmule.rung import Params, Rung
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
-    ROWS_PER_TASK,
+    SHARES_PER_THREAD,
     Run,
     Stored,
     bound,
@@ -24,10 +24,10 @@ from gemmule.rungs.quantized.cpu._simd import missing_features
 
 
 def _bind(problem: Problem, params: Params) -> Run:
-    rows_per_task = int(params["rows_per_task"])
+    shares = int(params["shares_per_thread"])
 
     def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
-        multiply_vector(parts, x, y, rows_per_task, integers=False)
+        multiply_vector(parts, x, y, shares, integers=False)
 
     return bound(core, "float32")
 
@@ -35,14 +35,14 @@ def _bind(problem: Problem, params: Params) -> Run:
 RUNG = Rung(
     title="Decode in vector registers",
     idea="The 16 weights of a group are a vector register, and a permutation by the nibbles looks "
-    "16 of them up at once: 3 instructions for 16 products. Activations are put in the order of "
-    "the lanes once a call, so no weight is shuffled; the next four rows are prefetched.",
+    "16 of them up at once: 3 instructions for 16 products. Activations come in the order of "
+    "the lanes, so no weight is shuffled. Two rows, half a share apart, are read in order.",
     source="a register as look-up table, as in PyTorch's int4 kernel for CPUs; layout our own",
     op="matvec",
     signatures=FLOAT32_SIGNATURES,
     arithmetic=float_arithmetic(in_lanes=True),
     after="threads",
-    params={"rows_per_task": ROWS_PER_TASK},
+    params={"shares_per_thread": SHARES_PER_THREAD},
     quantized=True,
     accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.90),
