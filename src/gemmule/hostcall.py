@@ -54,17 +54,20 @@ class HostCall:
         """Like `checked`, for operands of exactly the planned forms."""
         if out is None:
             out = np.empty(self._shape, self._dtype)
-        elif not self._takes_out(out) or _may_overlap(out, a) or _may_overlap(out, b):
+        elif (
+            type(out) is not np.ndarray
+            or out.dtype != self._dtype
+            or out.shape != self._shape
+            # C-contiguous, aligned, writable; native as the dtypes are equal
+            or not out.flags.carray
+            or _may_overlap(out, a)
+            or _may_overlap(out, b)
+        ):
             return None
         if self._swapped:
             a, b = b, a
         self._run(a, b, out, 1.0, 0.0)
         return out
-
-    def _takes_out(self, out: Any) -> bool:
-        if type(out) is not np.ndarray or out.shape != self._shape or out.dtype != self._dtype:
-            return False
-        return out.flags.carray  # C-contiguous, aligned, writable; native as the dtypes are equal
 
 
 def eager(

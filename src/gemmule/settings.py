@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def cache_folder() -> Path:
@@ -38,8 +39,16 @@ def cache_folder() -> Path:
         return Path("/nonexistent/gemmule")
 
 
+_DEVICE_KEY: Any = os.environ.encodekey("GEMMULE_DEVICE")
+_IN_MEMORY: Any = getattr(os.environ, "_data", None)
+
+
 def default_device() -> str | None:
     """Return ``GEMMULE_DEVICE``, or None when it is unset; ValueError when it is malformed."""
+    # Every product asks. The environment's own dict answers in a tenth of the time of its `get`,
+    # which raises and catches a KeyError where the name is unset.
+    if _IN_MEMORY is not None and _DEVICE_KEY not in _IN_MEMORY:
+        return None
     given = os.environ.get("GEMMULE_DEVICE")
     if not given:
         return None

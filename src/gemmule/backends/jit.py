@@ -191,10 +191,17 @@ def thread_count() -> int:
     """
     if os.getpid() != _IMPORT_PID:
         return 1
+    return int(_started_threads()())
+
+
+@functools.cache
+def _started_threads() -> Callable[[], int]:
+    """Start Numba's threads and return what tells how many a call may use."""
     import numba
 
-    with _BUILD_LOCK:  # the first call starts Numba's threads
-        return int(numba.get_num_threads())
+    with _BUILD_LOCK:
+        numba.get_num_threads()
+    return cast("Callable[[], int]", numba.get_num_threads)
 
 
 def _layer_is_thread_safe() -> bool:

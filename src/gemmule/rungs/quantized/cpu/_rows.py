@@ -33,14 +33,29 @@ class Ready(NamedTuple):
     """What all products of a matrix by one kind of kernel share; `head` begins a `RowsJob`.
 
     x_step: bytes of a block's activations; x_bytes: of a whole panel's, and a line to align them.
-    rooms: zero-filled room for a vector's activations, with its address, for the next call.
     """
 
     kernels: RowsKernels
     head: tuple[int, ...]
     x_step: int
     x_bytes: int
-    rooms: list[tuple[NDArray[np.uint8], int]]
+
+
+class ReadyForVector:
+    """What one vector's products with a matrix share.
+
+    matrix: `Ready.head` and the step of x in memory, at `place`. rooms: zero-filled room for a
+    vector's activations, with its address, for the next call.
+    """
+
+    __slots__ = ("matrix", "n", "place", "rooms", "serial", "small", "threaded", "x_bytes")
+
+    def __init__(self, ready: Ready, parts: Stored) -> None:
+        self.matrix = np.array([*ready.head, ready.x_step], np.int64)
+        self.place, self.n, self.x_bytes = address(self.matrix), parts.n, ready.x_bytes
+        self.serial, self.threaded = ready.kernels.serial, ready.kernels.threaded
+        self.small = parts.codes.nbytes < SERIAL_BYTES
+        self.rooms: list[tuple[NDArray[np.uint8], int]] = []
 
 
 def multiply_vector(
@@ -53,16 +68,15 @@ def multiply_vector(
     """
     ready = parts.kept(_ready_for_vector, integers)
     try:
-        room, place = ready.rooms.pop()
+        kept = ready.rooms.pop()
     except IndexError:  # the first call, or another thread is at work with it
         room = np.zeros(ready.x_bytes, np.uint8)
-        place = _aligned(room)
-    job = RowsJob._make((*ready.head, place, ready.x_step, 1, address(y), 4, 4))
-    kernels, threads = ready.kernels, thread_count()
-    small = parts.codes.nbytes < SERIAL_BYTES or threads == 1
-    form = kernels.serial if small else kernels.threaded
-    strange = form(job, address(x), parts.n, threads * shares_per_thread)
-    ready.rooms.append((room, place))
+        kept = room, _aligned(room)
+    threads = 1 if ready.small else thread_count()
+    form = ready.serial if threads == 1 else ready.threaded
+    shares = threads * shares_per_thread
+    strange = form(ready.place, kept[1], address(x), address(y), ready.n, shares)
+    ready.rooms.append(kept)
     if strange:
         multiply_vector(parts, x, y, shares_per_thread, integers=False)
 
@@ -112,12 +126,12 @@ def _ready(parts: Stored, columns: int, integers: bool) -> Ready:
     return _ready_by(kernels, parts, columns, integers)
 
 
-def _ready_for_vector(parts: Stored, integers: bool) -> Ready:
+def _ready_for_vector(parts: Stored, integers: bool) -> ReadyForVector:
     per_lane = blocks_of(parts.n, parts.bits, parts.group).per_lane
     kernels = vector_kernels(
         parts.bits, per_lane, scale_dtype_of(parts), parts.zeros is not None, integers
     )
-    return _ready_by(kernels, parts, 1, integers)
+    return ReadyForVector(_ready_by(kernels, parts, 1, integers), parts)
 
 
 def _ready_by(kernels: RowsKernels, parts: Stored, columns: int, integers: bool) -> Ready:
@@ -127,7 +141,7 @@ def _ready_by(kernels: RowsKernels, parts: Stored, columns: int, integers: bool)
         parts.scale_step, max(parts.scale_step, 1), address(blocks.first), address(blocks.lanes),
     )  # fmt: skip
     x_step = columns * (record_bytes(parts.bits) if integers else 4 * blocks.columns)
-    return Ready(kernels, head, x_step, blocks.count * x_step + BLOCK_BYTES, [])
+    return Ready(kernels, head, x_step, blocks.count * x_step + BLOCK_BYTES)
 
 
 def _launch(
