@@ -63,6 +63,17 @@ def load_words_of(rows: int) -> Intrinsic:
     return operation(f"load_words {rows}", lambda: words(rows), "iii", emit)
 
 
+@functools.cache
+def load_blocks(rows: int) -> Intrinsic:
+    """Return ``f(address, row_step_bytes)``: a whole block of each row."""
+
+    def emit(builder: Any, address: Value, step: Value) -> list[Value]:
+        places = row_addresses(builder, address, step, rows)
+        return [load_vector(builder, place, "int32") for place in places]
+
+    return operation(f"load_blocks {rows}", lambda: words(rows), "ii", emit)
+
+
 load_words = load_words_of(ROWS)
 
 INTO_L1 = 3  # LLVM's word for what becomes PREFETCHT0

@@ -90,35 +90,37 @@ def zero_points(bits: int, per_lane: bool, has_zeros: bool, rows: int = _simd.RO
 
 def _rows_kernel(load_scales: Intrinsic, load_zeros: Intrinsic, add: Intrinsic) -> Kernel:
     no_totals, store_sums = _row_ops.zeros_of(STRETCHES), _row_ops.store_sums(1, STRETCHES)
-    load_words, ask_for = _row_ops.load_words_of(STRETCHES), _row_ops.ask_for(STRETCHES)
+    load_words, load_blocks = _row_ops.load_words_of(STRETCHES), _row_ops.load_blocks(STRETCHES)
+    ask_for = _row_ops.ask_for(STRETCHES)
 
     @kernel
-    def two_rows(job: RowsJob, panel: int, row: int, step: int) -> None:
-        blocks = (job.row_bytes + 63) // 64
-        start = job.codes + row * job.row_bytes
-        code_step, scale_step = step * job.row_bytes, step * job.scale_step
+    def add_block(totals: Any, words: Any, job: RowsJob, row: int, step: int, block: int) -> Any:
+        group = _index(job.first, block)
+        place = row * job.scale_step + group
+        count, lanes = job.groups - group, job.lanes + 64 * block
+        scales = load_scales(job.scales, place, step * job.scale_step, count, lanes)
+        zeros = load_zeros(job.zeros, place, step * job.scale_step, count, lanes)
+        return add(totals, scales, zeros, words, job.x + block * job.block_step)
+
+    @kernel
+    def two_rows(job: RowsJob, row: int, step: int) -> None:
+        start, code_step = job.codes + row * job.row_bytes, step * job.row_bytes
+        whole, left = job.row_bytes // 64, job.row_bytes % 64
         totals = no_totals()
-        for block in range(blocks):
+        for block in range(whole):
             at = start + 64 * block
             ask_for(at + AHEAD_BYTES, code_step)
-            words = load_words(at, code_step, job.row_bytes - 64 * block)
-            group = _index(job.first, block)
-            place = row * job.scale_step + group
-            count, lanes = job.groups - group, job.lanes + 64 * block
-            scales = load_scales(job.scales, place, scale_step, count, lanes)
-            zeros = load_zeros(job.zeros, place, scale_step, count, lanes)
-            x = job.x + (panel * blocks + block) * job.block_step
-            totals = add(totals, scales, zeros, words, x)
-        y = job.y + row * job.y_step + panel * job.panel_bytes
-        store_sums(totals, y, step * job.y_step)
+            totals = add_block(totals, load_blocks(at, code_step), job, row, step, block)
+        if left > 0:
+            words = load_words(start + 64 * whole, code_step, left)
+            totals = add_block(totals, words, job, row, step, whole)
+        store_sums(totals, job.y + row * job.y_step, step * job.y_step)
 
     @kernel
     def rows(job: RowsJob, first: int, end: int) -> None:
         half = (end - first + 1) // 2
-        for panel in range(job.panels):
-            for row in range(first, first + half):
-                # The last row of an odd number meets itself.
-                two_rows(job, panel, row, half if row + half < end else 0)
+        for row in range(first, first + half):
+            two_rows(job, row, half if row + half < end else 0)  # an odd last row meets itself
 
     return rows
 
