@@ -47,9 +47,10 @@ class AmxJob(NamedTuple):
     A chunk is 64 bytes of a row, and one row of scales has `groups` of them, `scale_step` elements
     from the next row's (0: one scale for all). chunks_per_group: chunks from one change of scales
     to the next. x holds for every sixteen columns of the result `panel_bytes` of packed
-    activations. While rows are in work, lines of those below are asked for, `line_step` bytes apart
-    and from one chunk to the next `line_on` bytes on (0: always the same line). Float activations
-    also need factor: bits of a float32 that sums are multiplied by; window: address of tables.
+    activations. While rows are in work, lines are asked for, `line_step` bytes apart and from one
+    chunk to the next `line_on` bytes on: from the rows below on, and for float activations from
+    `line_ahead` bytes behind where the rows begin. Those also need factor: bits of a float32 that
+    sums are multiplied by; window: address of tables.
     """
 
     codes: int
@@ -66,6 +67,7 @@ class AmxJob(NamedTuple):
     columns: int
     line_step: int
     line_on: int
+    line_ahead: int = 0
     factor: int = 0
     window: int = 0
 
@@ -75,7 +77,8 @@ def missing_tiles(kind: str) -> str | None:
 
     Asks the system for permission where the processor has tiles.
     """
-    reason = missing_features("avx512f", "avx512bw", "amx-tile", f"amx-{kind}")
+    halves = ("avx512fp16",) if kind == "bf16" else ()  # codes become bfloat16 by way of float16
+    reason = missing_features("avx512f", "avx512bw", "amx-tile", f"amx-{kind}", *halves)
     return _refused() if reason is None else reason
 
 

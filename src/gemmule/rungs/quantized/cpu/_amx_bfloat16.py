@@ -6,11 +6,15 @@ tiles add. What a zero point has beyond a whole number is taken off the sums (`s
 
 A *chunk* is 64 bytes of each of sixteen rows, and becomes 4 (4 bits) or 2 tiles of 32 columns each.
 Which columns stand in a tile is as decoding has it: `pair_of` tells.
+
+Decoding, scaling and the products of tiles use different parts of the processor, so they are mixed:
+while one chunk is multiplied the next is decoded, and the sums of the one before are scaled.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.intrinsics import declare
@@ -53,16 +57,29 @@ SHAPES = ((TILE_ROWS, 64),) * 8
 # points (4 bits: addresses of look-up tables), scales, what the zero points lack of whole ones.
 WHOLE, SCALES, RESTS, TABLE_BYTES = 0, 128, 192, 256
 
-# What a chunk of 48 rows becomes, and its sums: no more than once, to stay in the first cache.
-WEIGHTS_BYTES = BLOCKS * 4 * TILE_BYTES
+# What a chunk of 48 rows becomes, and its sums; there are two of each, one in use and one in the
+# making.
 SUMS_BYTES = BLOCKS * TILE_BYTES
 
-_MAGIC = 2.0**23  # a float this large has its units in the lowest bits
+# A float16 from 1024 on has its units in the lowest bits. Its exponent has a bias of 15, that of a
+# bfloat16 127, so a small whole number moved from one to the other comes out smaller by 2^112.
+MAGIC_BITS = 0x6400
+_BIAS_BETWEEN = 112
 
 
 def tiles_of(bits: int) -> int:
     """Return how many tiles a chunk becomes."""
     return 16 // bits
+
+
+def weights_bytes(bits: int) -> int:
+    """Return the size of a decoded chunk of 48 rows."""
+    return BLOCKS * tiles_of(bits) * TILE_BYTES
+
+
+def shrunk_by(bits: int) -> int:
+    """Return the power of two by which decoded codes are smaller than they are."""
+    return _BIAS_BETWEEN if bits == 8 else 0
 
 
 def pair_of(bits: int) -> tuple[int, int, int]:
@@ -71,7 +88,7 @@ def pair_of(bits: int) -> tuple[int, int, int]:
     From one pair of columns in a tile to the next, from its first column to its second, and from
     one tile to the next.
     """
-    return (8, 4, 1) if bits == 4 else (4, 1, 2)
+    return (8, 4, 1) if bits == 4 else (4, 2, 1)
 
 
 def x_bytes(bits: int, pieces: int) -> int:
@@ -79,10 +96,12 @@ def x_bytes(bits: int, pieces: int) -> int:
     return tiles_of(bits) * pieces * TILE_BYTES + 64
 
 
-# Places in a task's frame, which tells the operations what to work on; an int64 each. LAST, BYTES:
-# see `row_of_codes`. LINES: where to ask for lines, `LINE_STEP` apart. FACTOR: bits of a float32.
-CODES, ROW_STEP, TABLE, LAST, BYTES, WEIGHTS, X, LINES, LINE_STEP = range(9)
-SUMS, SUMS_OF_X, FACTOR, TOTALS = range(9, 13)
+# Places in a task's frame, which tells the operations what to work on; an int64 each. Of the chunk
+# to decode: CODES, LAST, BYTES (see `row_of_codes`), TABLE, and NEXT, where its weights go. Of the
+# one to multiply: WEIGHTS, X, SUMS. Of the one to scale: PENDING sums, SCALED, its table,
+# SUMS_OF_X, TOTALS. LINES: where to ask for lines, `LINE_STEP` apart. FACTOR: bits of a float32.
+CODES, ROW_STEP, LAST, BYTES, TABLE, NEXT, WEIGHTS, X = range(8)
+SUMS, PENDING, SCALED, SUMS_OF_X, TOTALS, FACTOR, LINES, LINE_STEP = range(8, 16)
 FRAME_BYTES = 128
 
 
@@ -94,34 +113,44 @@ def decode_chunk(bits: int, has_zeros: bool, whole: bool) -> Intrinsic:
     """
 
     def emit(builder: Any, frame: Value) -> None:
-        codes, step, table, out = (
-            load_long(builder, frame, i) for i in (CODES, ROW_STEP, TABLE, WEIGHTS)
-        )
-        limits = (load_long(builder, frame, LAST), load_long(builder, frame, BYTES))
-        decode = _nibbles if bits == 4 else _bytes
+        decode = _decoding(builder, frame, bits, has_zeros, whole=whole)
         for i in range(BLOCK_ROWS):
-            block, lane = divmod(i, TILE_ROWS)
-            row = row_of_codes(builder, codes, step, i, None if whole else limits)
-            place = builder.add(table, table.type(TABLE_BYTES * block))
-            for tile, weights in enumerate(decode(builder, row, place, lane, has_zeros)):
-                store_vector(builder, weights, out, TILE_BYTES * (4 * block + tile) + 64 * lane)
+            decode(i)
 
     return operation(f"amx decode_chunk {bits} {has_zeros} {whole}", void, "i", emit)
 
 
 @functools.cache
-def multiply_chunk(bits: int, pieces: int) -> Intrinsic:
+def scale_sums(bits: int, has_zeros: bool) -> Intrinsic:
+    """Return ``f(frame)``: add the pending sums of 48 rows to the totals."""
+
+    def emit(builder: Any, frame: Value) -> None:
+        scale = _scaling(builder, frame, bits, has_zeros)
+        for i in range(BLOCK_ROWS):
+            scale(i)
+
+    return operation(f"amx scale_sums {bits} {has_zeros}", void, "i", emit)
+
+
+@functools.cache
+def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> Intrinsic:
     """Return ``f(frame)``: sums of a chunk's products for 48 rows and 16 columns.
 
-    Between the products it asks for 48 lines, a few at a time: all at once they would keep the
-    activations waiting, which come from the second cache.
+    Between the products it adds the pending sums to the totals, asks for 48 lines, and where
+    `decoding` is set decodes the next chunk, of which all rows and bytes must be there.
     """
-    turns, lines = tiles_of(bits) * pieces * BLOCKS, BLOCK_ROWS
+    turns = tiles_of(bits) * pieces * BLOCKS
 
     def emit(builder: Any, frame: Value) -> None:
         weights, x, sums, ahead, apart = (
             load_long(builder, frame, i) for i in (WEIGHTS, X, SUMS, LINES, LINE_STEP)
         )
+        steps = [_scaling(builder, frame, bits, has_zeros)]
+        if decoding:
+            steps.append(_decoding(builder, frame, bits, has_zeros, whole=True))
+            steps.append(
+                lambda i: fetch_line(builder, builder.add(ahead, builder.mul(apart, apart.type(i))))
+            )
         for turn in range(turns):
             i, b = divmod(turn, BLOCKS)
             left, right = BLOCKS + b, 2 * BLOCKS + i % 2
@@ -130,42 +159,65 @@ def multiply_chunk(bits: int, pieces: int) -> Intrinsic:
             if i == 0:
                 zero_tile(builder, b)
             if i % pieces == 0:
-                load_tile(builder, left, weights, 64, TILE_BYTES * (4 * b + i // pieces))
+                place = TILE_BYTES * (tiles_of(bits) * b + i // pieces)
+                load_tile(builder, left, weights, 64, place)
             multiply_tiles(builder, "tdpbf16ps", b, left, right)
-            for line in range(lines * turn // turns, lines * (turn + 1) // turns):
-                fetch_line(builder, builder.add(ahead, builder.mul(apart, apart.type(line))))
+            for row in range(BLOCK_ROWS * turn // turns, BLOCK_ROWS * (turn + 1) // turns):
+                for step in steps:
+                    step(row)
         for b in range(BLOCKS):
             store_tile(builder, b, sums, TILE_BYTES * b)
 
-    return operation(f"amx multiply_chunk {bits} {pieces}", void, "i", emit)
+    name = f"amx multiply_chunk {bits} {pieces} {has_zeros} {decoding}"
+    return operation(name, void, "i", emit)
 
 
-@functools.cache
-def scale_sums(has_zeros: bool) -> Intrinsic:
-    """Return ``f(frame)``: add the sums of a chunk of 48 rows to the totals.
+def _decoding(
+    builder: Any, frame: Value, bits: int, has_zeros: bool, *, whole: bool
+) -> Callable[[int], None]:
+    """Return what emits the decoding of the i-th row."""
+    codes, step, table, out = (load_long(builder, frame, i) for i in (CODES, ROW_STEP, TABLE, NEXT))
+    limits = None
+    if not whole:
+        limits = (load_long(builder, frame, LAST), load_long(builder, frame, BYTES))
+    decode, tiles = _nibbles if bits == 4 else _bytes, tiles_of(bits)
 
-    ``totals += (sums + rest of zero point * sum of x) * factor * scale``, row by row.
+    def emit(i: int) -> None:
+        block, lane = divmod(i, TILE_ROWS)
+        row = row_of_codes(builder, codes, step, i, limits)
+        place = builder.add(table, table.type(TABLE_BYTES * block))
+        for tile, weights in enumerate(decode(builder, row, place, lane, has_zeros)):
+            store_vector(builder, weights, out, TILE_BYTES * (tiles * block + tile) + 64 * lane)
+
+    return emit
+
+
+def _scaling(builder: Any, frame: Value, bits: int, has_zeros: bool) -> Callable[[int], None]:
+    """Return what emits the scaling of the i-th row.
+
+    ``totals += (sums + rest of zero point * sum of x) * factor * scale``.
     """
+    from llvmlite import ir
 
-    def emit(builder: Any, frame: Value) -> None:
-        from llvmlite import ir
+    sums, table, of_x, factor, totals = (
+        load_long(builder, frame, i) for i in (PENDING, SCALED, SUMS_OF_X, FACTOR, TOTALS)
+    )
+    number = builder.bitcast(builder.trunc(factor, ir.IntType(32)), ir.FloatType())
+    factors, activations = splat(builder, number), load_vector(builder, of_x, "float32")
+    if shrunk_by(bits):  # as the sums are
+        activations = builder.fmul(activations, constant(2.0 ** -shrunk_by(bits)))
 
-        sums, table, of_x, factor, totals = (
-            load_long(builder, frame, i) for i in (SUMS, TABLE, SUMS_OF_X, FACTOR, TOTALS)
-        )
-        number = builder.bitcast(builder.trunc(factor, ir.IntType(32)), ir.FloatType())
-        factors, activations = splat(builder, number), load_vector(builder, of_x, "float32")
-        for i in range(BLOCK_ROWS):
-            place = TABLE_BYTES * (i // TILE_ROWS) + 4 * (i % TILE_ROWS)
-            part = load_vector(builder, sums, "float32", 64 * i)
-            if has_zeros:
-                part = fused(builder, spread(builder, table, RESTS + place), activations, part)
-            part = builder.fmul(part, factors)
-            total = load_vector(builder, totals, "float32", 64 * i)
-            total = fused(builder, part, spread(builder, table, SCALES + place), total)
-            store_vector(builder, total, totals, 64 * i)
+    def emit(i: int) -> None:
+        place = TABLE_BYTES * (i // TILE_ROWS) + 4 * (i % TILE_ROWS)
+        part = load_vector(builder, sums, "float32", 64 * i)
+        if has_zeros:
+            part = fused(builder, spread(builder, table, RESTS + place), activations, part)
+        part = builder.fmul(part, factors)
+        total = load_vector(builder, totals, "float32", 64 * i)
+        total = fused(builder, part, spread(builder, table, SCALES + place), total)
+        store_vector(builder, total, totals, 64 * i)
 
-    return operation(f"amx scale_sums {has_zeros}", void, "i", emit)
+    return emit
 
 
 def window() -> list[int]:
@@ -197,26 +249,33 @@ def _nibbles(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -
 
 
 def _bytes(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> list[Value]:
-    """Emit ``code - zero`` as floats, of which the upper halves are all there is, and join two."""
-    words = vector_type("int32")
-    codes = builder.bitcast(row, words)
-    zero = spread(builder, tables, WHOLE + 4 * i) if has_zeros else constant(128.0)
-    taken = builder.fadd(zero, constant(_MAGIC))
-    bits_of_magic = constant(0x4B000000, "int32")
-    floats = []
-    for k in range(4):
-        code = builder.lshr(codes, constant(8 * k, "int32")) if k else codes
-        code = builder.and_(code, constant(255, "int32")) if k < 3 else code
-        large = builder.bitcast(builder.or_(code, bits_of_magic), vector_type("float32"))
-        floats.append(builder.bitcast(builder.fsub(large, taken), words))
-    return [_joined(builder, floats[k], floats[k + 1], exact=True) for k in (0, 2)]
+    """Emit ``code - zero`` as float16 of whole numbers, then as bfloat16, shrunk (`shrunk_by`).
+
+    Moved down by the three bits that its significand is longer, copies of the sign cleared. Half
+    the instructions of the way through float32.
+    """
+    from llvmlite import ir
+
+    words = ir.VectorType(ir.IntType(16), 32)
+    halves = ir.VectorType(ir.HalfType(), 32)
+    codes, magic = builder.bitcast(row, words), words([MAGIC_BITS] * 32)
+    taken = words([MAGIC_BITS + 128] * 32)
+    if has_zeros:  # a pair of them
+        pair = builder.bitcast(spread(builder, tables, WHOLE + 4 * i), vector_type("int32"))
+        taken = builder.bitcast(pair, words)
+    zero, weights = builder.bitcast(taken, halves), []
+    for code in (builder.and_(codes, words([255] * 32)), builder.lshr(codes, words([8] * 32))):
+        large = builder.bitcast(builder.or_(code, magic), halves)
+        exact = builder.bitcast(builder.fsub(large, zero), words)
+        moved = builder.ashr(exact, words([3] * 32))
+        weights.append(builder.and_(moved, words([0x8FFF] * 32)))
+    return weights
 
 
-def _joined(builder: Any, first: Value, second: Value, *, exact: bool = False) -> Value:
+def _joined(builder: Any, first: Value, second: Value) -> Value:
     """Emit the upper halves of two word vectors as pairs, the first one's below."""
     low = builder.lshr(first, constant(16, "int32"))
-    high = second if exact else builder.and_(second, constant(0xFFFF0000, "int32"))
-    return builder.or_(low, high)
+    return builder.or_(low, builder.and_(second, constant(0xFFFF0000, "int32")))
 
 
 @functools.cache

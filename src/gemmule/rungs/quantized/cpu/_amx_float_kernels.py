@@ -30,25 +30,34 @@ from gemmule.rungs.quantized.cpu._tile_ops import chunk_columns
 _get = load("float32", "float32")
 _put = store("float32", "float32")
 _put_long = store("int64", "int64")
+_put_word = store("int32", "int64")
 _get_word = load("int32", "int32")
 
 # Numba takes names of this module only.
-_CODES, _ROW_STEP, _TABLE, _LAST, _BYTES = ops.CODES, ops.ROW_STEP, ops.TABLE, ops.LAST, ops.BYTES
-_WEIGHTS, _X, _LINES, _LINE_STEP = ops.WEIGHTS, ops.X, ops.LINES, ops.LINE_STEP
-_SUMS, _SUMS_OF_X, _FACTOR, _TOTALS = ops.SUMS, ops.SUMS_OF_X, ops.FACTOR, ops.TOTALS
-_WHOLE, _SCALES, _RESTS = ops.WHOLE, ops.SCALES, ops.RESTS
+_CODES, _ROW_STEP, _LAST, _BYTES, _TABLE = ops.CODES, ops.ROW_STEP, ops.LAST, ops.BYTES, ops.TABLE
+_NEXT, _WEIGHTS, _X, _SUMS, _PENDING = ops.NEXT, ops.WEIGHTS, ops.X, ops.SUMS, ops.PENDING
+_SCALED, _SUMS_OF_X, _TOTALS, _FACTOR = ops.SCALED, ops.SUMS_OF_X, ops.TOTALS, ops.FACTOR
+_LINES, _LINE_STEP = ops.LINES, ops.LINE_STEP
+_WHOLE, _SCALES, _RESTS, _MAGIC = ops.WHOLE, ops.SCALES, ops.RESTS, ops.MAGIC_BITS
 
-# Sections of a task's memory: weights and sums of a chunk, frame, totals; then come the tables.
-_SUMS_AT = ops.WEIGHTS_BYTES
-_FRAME_AT = _SUMS_AT + ops.SUMS_BYTES
-_TOTALS_AT = _FRAME_AT + ops.FRAME_BYTES
-_TOTALS_BYTES = BLOCKS * TILE_BYTES
+# Tables are filled for some groups at a time and there are twice as many, as of two chunks one may
+# be decoded with a later group while another is scaled with an earlier one.
+_SOME = 16
 _TABLES_STEP = BLOCKS * TABLE_BYTES
+_TABLES_BYTES = 2 * _SOME * _TABLES_STEP
+
+# Sections of a task's memory: two times sums, the frame, tables, two times weights, then totals, of
+# which the first take what comes before the first chunk.
+_SUMS_BYTES = ops.SUMS_BYTES
+_FRAME_AT = 2 * _SUMS_BYTES
+_TABLES_AT = _FRAME_AT + ops.FRAME_BYTES
+_WEIGHTS_AT = _TABLES_AT + _TABLES_BYTES
+_TOTALS_BYTES = BLOCKS * TILE_BYTES
 
 
 @functools.cache
 def _tables_kernel(bits: int, scale_dtype: str, has_zeros: bool) -> Kernel:
-    """Return ``f(job, tables, row, last)``: scales and zero points of 48 rows, group by group.
+    """Return ``f(job, tables, row, last, group)``: what 48 rows have in `_SOME` groups.
 
     A zero point becomes the nearest code and the rest, so that neither term of
     ``(code - whole) + (whole - zero)`` is more than twice as large as their sum.
@@ -57,24 +66,100 @@ def _tables_kernel(bits: int, scale_dtype: str, has_zeros: bool) -> Kernel:
     highest = np.float32(2**bits - 1)
 
     @kernel
-    def fill(job: AmxJob, tables: int, row: int, last: int) -> None:
+    def fill(job: AmxJob, tables: int, row: int, last: int, group: int) -> None:
+        start_at = tables + group % (2 * _SOME) * _TABLES_STEP
         for i in range(BLOCK_ROWS):
-            start = (row + min(i, last)) * job.scale_step
-            at, lane = tables + i // TILE_ROWS * TABLE_BYTES, i % TILE_ROWS
-            for group in range(job.groups):
-                table = at + group * _TABLES_STEP
-                _put(table + _SCALES, lane, scale(job.scales, start + group))
+            start = (row + min(i, last)) * job.scale_step + group
+            at, lane = start_at + i // TILE_ROWS * TABLE_BYTES, i % TILE_ROWS
+            for k in range(min(_SOME, job.groups - group)):
+                table = at + k * _TABLES_STEP
+                _put(table + _SCALES, lane, scale(job.scales, start + k))
                 if has_zeros:
-                    zero = _get(job.zeros, start + group)
+                    zero = _get(job.zeros, start + k)
                     within = min(max(zero, np.float32(0)), highest)
                     whole = np.floor(within + np.float32(0.5))
                     _put(table + _RESTS, lane, whole - zero)
                     if by_look_up:
                         _put_long(table + _WHOLE, lane, job.window + 2 * (15 - int(whole)))
-                    else:
-                        _put(table + _WHOLE, lane, whole)
+                    else:  # two float16
+                        _put_word(table + _WHOLE, lane, 65537 * (_MAGIC + int(whole)))
 
     return fill
+
+
+@functools.cache
+def _prepare_kernel(bits: int, scale_dtype: str, has_zeros: bool) -> Kernel:
+    """Return ``f(job, work, row, last, chunk)``: say in the frame which chunk is to be decoded.
+
+    Fills tables where groups begin that have none. Returns whether all of the chunk is there.
+    """
+    fill, weights = _tables_kernel(bits, scale_dtype, has_zeros), ops.weights_bytes(bits)
+
+    @kernel
+    def prepare(job: AmxJob, work: int, row: int, last: int, chunk: int) -> bool:
+        frame, count = work + _FRAME_AT, job.row_bytes - 64 * chunk
+        group = chunk // job.chunks_per_group
+        if group % _SOME == 0 and chunk % job.chunks_per_group == 0:
+            fill(job, work + _TABLES_AT, row, last, group)
+        start = job.codes + row * job.row_bytes
+        _put_long(frame, _CODES, start + 64 * chunk)
+        _put_long(frame, _LAST, last)
+        _put_long(frame, _BYTES, count)
+        table = work + _TABLES_AT + group % (2 * _SOME) * _TABLES_STEP
+        _put_long(frame, _TABLE, table)
+        _put_long(frame, _NEXT, work + _WEIGHTS_AT + chunk % 2 * weights)
+        _put_long(frame, _LINES, start + job.line_ahead + chunk * job.line_on)
+        return last == BLOCK_ROWS - 1 and count >= 64
+
+    return prepare
+
+
+@functools.cache
+def _rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Kernel:
+    """Return ``f(job, work, row, last)``: the totals of 48 rows."""
+    decode_edge = ops.decode_chunk(bits, has_zeros, False)
+    scale_up = ops.scale_sums(bits, has_zeros)
+    multiply, multiply_decode = (
+        ops.multiply_chunk(bits, pieces, has_zeros, decoding) for decoding in (False, True)
+    )
+    prepare, weights = _prepare_kernel(bits, scale_dtype, has_zeros), ops.weights_bytes(bits)
+    chunk_bytes_of_x, totals_at = ops.x_bytes(bits, pieces), _WEIGHTS_AT + 2 * weights
+
+    @kernel
+    def add_rows(job: AmxJob, work: int, row: int, last: int) -> None:
+        frame, turn = work + _FRAME_AT, 0
+        chunks, panels = (job.row_bytes + 63) // 64, (job.columns + LANES - 1) // LANES
+        prepare(job, work, row, last, 0)
+        decode_edge(frame)
+        _put_long(frame, _PENDING, work)
+        _put_long(frame, _SCALED, work + _TABLES_AT)
+        _put_long(frame, _SUMS_OF_X, job.x + chunk_bytes_of_x - 64)
+        _put_long(frame, _TOTALS, work + totals_at)
+        for chunk in range(chunks):
+            table = work + _TABLES_AT + chunk // job.chunks_per_group % (2 * _SOME) * _TABLES_STEP
+            fused = False
+            if chunk + 1 < chunks:
+                fused = prepare(job, work, row, last, chunk + 1)
+                if not fused:
+                    decode_edge(frame)
+            _put_long(frame, _WEIGHTS, work + _WEIGHTS_AT + chunk % 2 * weights)
+            for panel in range(panels):
+                x = job.x + chunk * chunk_bytes_of_x + panel * job.panel_bytes
+                sums = work + turn % 2 * _SUMS_BYTES
+                _put_long(frame, _X, x)
+                _put_long(frame, _SUMS, sums)
+                if fused and panel == 0:
+                    multiply_decode(frame)
+                else:
+                    multiply(frame)
+                _put_long(frame, _PENDING, sums)
+                _put_long(frame, _SCALED, table)
+                _put_long(frame, _SUMS_OF_X, x + chunk_bytes_of_x - 64)
+                _put_long(frame, _TOTALS, work + totals_at + (panel + 1) * _TOTALS_BYTES)
+                turn += 1
+        scale_up(frame)
+
+    return add_rows
 
 
 @functools.cache
@@ -83,52 +168,24 @@ def float_register_kernels(
 ) -> TileKernels:
     """Return the kernels for one kind of matrix and of activations."""
     configure, release, put = configured(*ops.SHAPES), released(), put_rows
-    decode, decode_edge = (ops.decode_chunk(bits, has_zeros, whole) for whole in (True, False))
-    multiply, scale_up = ops.multiply_chunk(bits, pieces), ops.scale_sums(has_zeros)
-    fill = _tables_kernel(bits, scale_dtype, has_zeros)
-    chunk_bytes_of_x = ops.x_bytes(bits, pieces)
-
-    @kernel
-    def add_chunk(job: AmxJob, work: int, tables: int, row: int, last: int, chunk: int) -> None:
-        frame, count = work + _FRAME_AT, job.row_bytes - 64 * chunk
-        _put_long(frame, _CODES, job.codes + row * job.row_bytes + 64 * chunk)
-        _put_long(frame, _BYTES, count)
-        _put_long(frame, _TABLE, tables + chunk // job.chunks_per_group * _TABLES_STEP)
-        below = job.codes + (row + BLOCK_ROWS) * job.row_bytes
-        _put_long(frame, _LINES, below + chunk * job.line_on)
-        if last == BLOCK_ROWS - 1 and count >= 64:
-            decode(frame)
-        else:
-            decode_edge(frame)
-        for panel in range((job.columns + LANES - 1) // LANES):
-            x = job.x + chunk * chunk_bytes_of_x + panel * job.panel_bytes
-            _put_long(frame, _X, x)
-            _put_long(frame, _SUMS_OF_X, x + chunk_bytes_of_x - 64)
-            _put_long(frame, _TOTALS, work + _TOTALS_AT + panel * _TOTALS_BYTES)
-            multiply(frame)
-            scale_up(frame)
+    add_rows = _rows_kernel(bits, pieces, scale_dtype, has_zeros)
+    totals_at = _WEIGHTS_AT + 2 * ops.weights_bytes(bits)
 
     @kernel
     def tiles(job: AmxJob, first: int, end: int) -> None:
         panels = (job.columns + LANES - 1) // LANES
-        size = _TOTALS_AT + panels * _TOTALS_BYTES
-        memory = np.empty(size + job.groups * _TABLES_STEP + 64, np.uint8)
+        memory = np.zeros(totals_at + (panels + 1) * _TOTALS_BYTES + 64, np.uint8)
         work = (memory.ctypes.data + 63) // 64 * 64
-        frame, totals = work + _FRAME_AT, work + _TOTALS_AT
+        frame, totals = work + _FRAME_AT, work + totals_at + _TOTALS_BYTES
         configure()
         _put_long(frame, _ROW_STEP, job.row_bytes)
         _put_long(frame, _FACTOR, job.factor)
         _put_long(frame, _LINE_STEP, job.line_step)
-        _put_long(frame, _WEIGHTS, work)
-        _put_long(frame, _SUMS, work + _SUMS_AT)
         for row in range(first, end, BLOCK_ROWS):
             last = min(BLOCK_ROWS, end - row) - 1
-            _put_long(frame, _LAST, last)
             for i in range(panels * _TOTALS_BYTES // 4):
                 _put(totals, i, np.float32(0))
-            fill(job, work + size, row, last)
-            for chunk in range((job.row_bytes + 63) // 64):
-                add_chunk(job, work, work + size, row, last, chunk)
+            add_rows(job, work, row, last)
             for panel in range(panels):
                 put(job, totals + panel * _TOTALS_BYTES, row, last, panel)
         release()

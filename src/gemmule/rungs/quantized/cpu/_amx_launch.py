@@ -11,7 +11,7 @@ from gemmule.backends.jit import thread_count
 from gemmule.problem import Problem
 from gemmule.rung import Machine, Suggestion
 from gemmule.rungs.quantized.cpu._amx import AmxJob
-from gemmule.rungs.quantized.cpu._amx_bfloat16 import BLOCK_ROWS, window, x_bytes
+from gemmule.rungs.quantized.cpu._amx_bfloat16 import BLOCK_ROWS, shrunk_by, window, x_bytes
 from gemmule.rungs.quantized.cpu._amx_float_kernels import (
     float_register_kernels,
     magnitudes,
@@ -33,9 +33,17 @@ from gemmule.rungs.quantized.cpu._tile_ops import RECORD_BYTES, chunk_columns, c
 
 COLUMNS = 4  # at once, the plain way, as in `few_columns`
 
-# Asking for lines of the next 48 rows: 1.3 ms -> 1.0 with rows of 2 KiB, but 1.4 -> 1.8 with 4 KiB
-# and 16 -> 27 with 8 KiB (two cores of a Xeon, November 2026): the processor does better alone.
-LONG_ROW_BYTES = 4096
+# How far ahead in each of the 48 rows in work lines are asked for, in bytes. Instead of not asking:
+# 8192 x 8192 in 6.0 ms, not 7.2, with 8-bit codes and in 4.8, not 5.0, with 4-bit codes; 4096 in
+# 1.3, not 1.5 (two cores of a Xeon in a slow hour, November 2026). 128 and 512 bytes, the rows
+# below and the order of memory were no better.
+LINE_AHEAD = 256
+
+# By the power of two by which decoded codes are smaller than they are: powers of two to try for x,
+# and the least and the largest power that x may then have. Nothing is to be subnormal, and the last
+# of three pieces is a multiple of 2^-23 of its element at worst, a product 2^-112 of that; the sums
+# of a chunk, 128 products with codes below 2^8, are to stay below 2^128.
+_POWERS = {0: ((46, 0), -103, 110), 112: ((60, 110, 10), 9, 126)}
 
 _WINDOW = np.array(window(), np.uint16)
 
@@ -70,7 +78,8 @@ def multiply_bfloat16_tiles(
     An x that holds NaN or infinity, or spans too many powers of two, is multiplied the plain way.
     """
     largest, smallest = magnitudes(address(x), x.size)
-    power = _power_for(int(largest), int(smallest))
+    shrunk = shrunk_by(parts.bits)
+    power = _power_for(int(largest), int(smallest), shrunk)
     if power is None:
         multiply_rows(parts, x, y, COLUMNS, rows_per_task)
         return
@@ -81,9 +90,8 @@ def multiply_bfloat16_tiles(
     pack_kernel(parts.bits, pieces)(
         address(x), parts.n, x.shape[1], 127 + power, place, panel_bytes
     )
-    ahead = parts.row_bytes < LONG_ROW_BYTES
-    job = _job(parts, place, panel_bytes, y, ahead=ahead)._replace(
-        factor=(127 - power) << 23, window=address(_WINDOW)
+    job = _job(parts, place, panel_bytes, y)._replace(
+        factor=(127 + shrunk - power) << 23, window=address(_WINDOW)
     )
     kernels = float_register_kernels(
         parts.bits, pieces, scale_dtype_of(parts), parts.zeros is not None
@@ -91,19 +99,19 @@ def multiply_bfloat16_tiles(
     _launch(kernels, job, parts, -(-rows_per_task // BLOCK_ROWS) * BLOCK_ROWS)
 
 
-def _power_for(largest: int, smallest: int) -> int | None:
+def _power_for(largest: int, smallest: int, shrunk: int) -> int | None:
     """Return the power of two to multiply x by, or None, from bits of its extreme magnitudes.
 
-    The last of three pieces is a multiple of 2^-23 of its element, at worst, and must be at least
-    2^-126; the sums of a chunk, 128 products with codes below 2^8, must stay below 2^128.
+    shrunk: the power of two by which decoded codes are smaller than they are.
     """
-    for power in (46, 0):
-        if largest < (127 + 110 - power) << 23 and smallest >= max(1, (127 - 103 - power) << 23):
+    powers, low, high = _POWERS[shrunk]
+    for power in powers:
+        if largest < (127 + high - power) << 23 and smallest >= max(1, (127 + low - power) << 23):
             return power
     return None
 
 
-def _job(parts: Stored, x: int, panel_bytes: int, y: NDArray[Any], *, ahead: bool = True) -> AmxJob:
+def _job(parts: Stored, x: int, panel_bytes: int, y: NDArray[Any]) -> AmxJob:
     chunks, width = -(-parts.row_bytes // BLOCK_BYTES), chunk_columns(parts.bits)
     return AmxJob(
         codes=address(parts.codes), row_bytes=parts.row_bytes, m=parts.m,
@@ -111,7 +119,7 @@ def _job(parts: Stored, x: int, panel_bytes: int, y: NDArray[Any], *, ahead: boo
         groups=max(parts.scale_step, 1),
         chunks_per_group=chunks if parts.group >= parts.n else max(parts.group // width, 1),
         x=x, panel_bytes=panel_bytes, y=address(y), columns=y.shape[1],
-        line_step=parts.row_bytes if ahead else 0, line_on=BLOCK_BYTES if ahead else 0,
+        line_step=parts.row_bytes, line_on=BLOCK_BYTES, line_ahead=LINE_AHEAD,
     )  # fmt: skip
 
 
