@@ -33,10 +33,12 @@ from gemmule.rungs.quantized.cpu._tile_ops import RECORD_BYTES, chunk_columns, c
 
 COLUMNS = 4  # at once, the plain way, as in `few_columns`
 
-# How far ahead in each of the 48 rows in work lines are asked for, in bytes. Instead of not asking:
-# 8192 x 8192 in 6.0 ms, not 7.2, with 8-bit codes and in 4.8, not 5.0, with 4-bit codes; 4096 in
-# 1.3, not 1.5 (two cores of a Xeon in a slow hour, November 2026). 128 and 512 bytes, the rows
-# below and the order of memory were no better.
+# Lines are asked for with float activations: of short rows those of the next 48 rows, of others, in
+# bytes, so far ahead in each of the 48 in work. Two cores of a Xeon in a slow hour, November 2026,
+# ms: rows of 2 KiB 1.26, not 1.75 ahead in the rows or 1.23 to 1.8 if not asked for; 8192 x 8192 of
+# 8-bit codes 6.0, not 10 for the next rows or 7.2 if not asked for, of 4-bit codes 4.8, not 5.0.
+# 128 and 512 bytes, and the order of memory, were no better.
+LONG_ROW_BYTES = 4096
 LINE_AHEAD = 256
 
 # By the power of two by which decoded codes are smaller than they are: powers of two to try for x,
@@ -90,9 +92,11 @@ def multiply_bfloat16_tiles(
     pack_kernel(parts.bits, pieces)(
         address(x), parts.n, x.shape[1], 127 + power, place, panel_bytes
     )
+    below = parts.row_bytes < LONG_ROW_BYTES
     job = _job(parts, place, panel_bytes, y)._replace(
-        factor=(127 + shrunk - power) << 23, window=address(_WINDOW)
-    )
+        line_ahead=BLOCK_ROWS * parts.row_bytes if below else LINE_AHEAD,
+        factor=(127 + shrunk - power) << 23, window=address(_WINDOW),
+    )  # fmt: skip
     kernels = float_register_kernels(
         parts.bits, pieces, scale_dtype_of(parts), parts.zeros is not None
     )
@@ -119,7 +123,7 @@ def _job(parts: Stored, x: int, panel_bytes: int, y: NDArray[Any]) -> AmxJob:
         groups=max(parts.scale_step, 1),
         chunks_per_group=chunks if parts.group >= parts.n else max(parts.group // width, 1),
         x=x, panel_bytes=panel_bytes, y=address(y), columns=y.shape[1],
-        line_step=parts.row_bytes, line_on=BLOCK_BYTES, line_ahead=LINE_AHEAD,
+        line_step=parts.row_bytes, line_on=BLOCK_BYTES,
     )  # fmt: skip
 
 
