@@ -126,7 +126,7 @@ def _loads_if() -> Case:
         np.where(odd[:, None], data, 0),
         np.where(odd[:, None], raw[:64].reshape(32, 2), 0),
     )
-    out = np.tile(vectors, (3, 1)), np.r_[pairs.reshape(-1), np.where(odd, narrow, 0)]
+    out = np.tile(vectors, (4, 1)), np.r_[pairs.reshape(-1), np.where(odd, narrow, 0)]
     return Case("loads_if", "loads_if", (data,), tuple(o.astype(np.uint32) for o in out))
 
 

@@ -41,6 +41,7 @@ __global__ void loads_if(const __grid_constant__ Args p) {  // every size, wante
   const uint4* pinned = IN(uint4, 0) + t;
   pin(pinned);
   st_stream(OUT(uint4, 0) + 64 + t, ld_if(pinned, odd));
+  st_stream(OUT(uint4, 0) + 96 + t, ld_cs_128_if(IN(uint4, 0) + t, odd));
   st_stream(OUT(uint2, 1) + t, ld_cs_if(IN(uint2, 0) + t, odd));
   const u32 narrow = ld_nc_if(IN(u32, 0) + t, odd) + 3 * ld_cs_if(IN(u16, 0) + t, odd) + 5 * ld_nc_if(IN(u8, 0) + t, odd);
   st_stream(OUT(u32, 1) + 64 + t, narrow);

@@ -30,6 +30,7 @@ CUEMU_LOAD(ld_stream_256)
 CUEMU_LOAD_IF(ld_if)
 CUEMU_LOAD_IF(ld_nc_if)
 CUEMU_LOAD_IF(ld_cs_if)
+CUEMU_LOAD_IF(ld_cs_128_if)
 #undef CUEMU_LOAD_IF
 inline u64 policy_evict_first() { return 0x12f0000000000000ull; }
 inline u64 policy_evict_last() { return 0x14f0000000000000ull; }

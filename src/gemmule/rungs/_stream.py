@@ -11,9 +11,9 @@ FITS = Constraint(
     lambda problem, params: max(problem.m, problem.n) < 2**31 and problem.batch < 65_536,
 )
 
-A_WARP_A_ROW = Constraint(
-    "32 lanes for unaligned rows",
-    lambda problem, params: problem.alignment == 16 or params["lanes"] == 32,
+UNITS_OF_ROWS = Constraint(
+    "8 or 32 lanes for unaligned rows",
+    lambda problem, params: problem.alignment == 16 or params["lanes"] in (8, 32),
 )
 
 # What unaligned rows leave of the speed of the rungs that sum columns (one H200, November 2026).

@@ -107,6 +107,7 @@ PTX_LOAD(ld_stream_256, "ld.global.nc.L1::no_allocate.L2::256B")       // the sa
 PTX_LOAD_IF(ld_if, "ld.global")
 PTX_LOAD_IF(ld_nc_if, "ld.global.nc")
 PTX_LOAD_IF(ld_cs_if, "ld.global.cs")
+PTX_LOAD_IF(ld_cs_128_if, "ld.global.cs.L2::128B")
 #undef PTX_LOAD_IF
 
 // L2 eviction policies for ld_hint and the TMA loads.

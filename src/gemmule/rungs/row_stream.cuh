@@ -27,20 +27,23 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
   typedef typename AccOf<TY>::type Acc;
   typedef typename Pick<EARLY, JustWritten, Again>::type OfX;
   static_assert(LANES <= 32 || LANES == THREADS, "lanes of one warp, or all threads of the block");
-  static_assert(ALIGNED || (R == 1 && LANES >= 32), "unaligned rows: one row a warp");
+  constexpr int APART = ALIGNED || R == 1 ? 1 : Lanes<TA>::count;
+  static_assert(ALIGNED || (LANES >= 32 && THREADS / LANES % APART == 0), "unaligned rows: whole warps, neighbours between them");
   constexpr int CLUSTER = Meet::blocks;
   static_assert(CLUSTER == 1 || LANES == THREADS, "a cluster shares the rows of whole blocks");
   Meet::arrive();  // waited for before the first push
   constexpr int V = Lanes<TA>::count, GROUPS = THREADS / LANES, STEP = LANES * CLUSTER, WARPS = THREADS / 32;
   const int rank = blockIdx.x % CLUSTER, walker = threadIdx.x % LANES + rank * LANES;
   const int m = (int)p.m, n = (int)p.n;
-  const int first_row = blockIdx.x / CLUSTER * (GROUPS * R), row0 = first_row + threadIdx.x / LANES * R;
+  const int first_row = blockIdx.x / CLUSTER * (GROUPS * R), group = threadIdx.x / LANES;
+  const int row0 = first_row + group / APART * (APART * R) + group % APART;
   for (unsigned batch = BATCHED ? blockIdx.y : 0;;) {
     const TA* a[R];
     Acc sum[R];
 #pragma unroll
-    for (int r = 0; r < R; ++r) {  // rows past the end repeat the last one: no predicate for them
-      a[r] = (const TA*)p.a + (unsigned)min(row0 + r, m - 1) * p.a_row + (BATCHED ? batch * p.a_batch : 0);
+    for (int r = 0; r < R; ++r) {  // rows past the end repeat one that begins at the same place of a vector: no predicate
+      const int row = row0 + r * APART < m ? row0 + r * APART : APART == 1 ? m - 1 : min(row0, m - 1);
+      a[r] = (const TA*)p.a + (unsigned)row * p.a_row + (BATCHED ? batch * p.a_batch : 0);
       sum[r] = 0;
     }
     // Vector j begins `skew` elements before column j * V. Two vectors at the head of an unaligned row and one at
@@ -120,7 +123,7 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
     if constexpr (LANES <= 32) {
 #pragma unroll
       for (int r = 0; r < R; ++r)
-        if (walker == r && row0 + r < m) store_sum(p, y + (row0 + r) * p.y_step, sum[r]);
+        if (walker == r && row0 + r * APART < m) store_sum(p, y + (row0 + r * APART) * p.y_step, sum[r]);
     } else {
       __shared__ Acc part[R][WARPS];
       __shared__ Acc inbox[CLUSTER][R];  // [c]: what block c of the cluster found; read by the first one

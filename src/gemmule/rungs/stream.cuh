@@ -20,6 +20,12 @@ template <class TX, int V> struct XChunk {
 struct Once {
   template <class C> __device__ static __forceinline__ C load(const C* p, bool wanted) { return ptx::ld_cs_if(p, wanted); }
 };
+// Pieces of less than a line, whose neighbours other blocks read at the same time: the L2 fetches the line.
+struct OnceNarrow {
+  template <class C> __device__ static __forceinline__ C load(const C* p, bool wanted) { return ptx::ld_cs_128_if(p, wanted); }
+};
+template <bool NARROW> struct OnceFor { typedef Once type; };
+template <> struct OnceFor<true> { typedef OnceNarrow type; };
 struct Again {
   template <class C> __device__ static __forceinline__ C load(const C* p, bool wanted) { return ptx::ld_nc_if(p, wanted); }
 };

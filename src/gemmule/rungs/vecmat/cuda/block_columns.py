@@ -24,15 +24,20 @@ from gemmule.rung import (
     integers,
 )
 from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import A_WARP_A_ROW, FITS, UNALIGNED, flags, starting, strips
+from gemmule.rungs._stream import FITS, UNITS_OF_ROWS, flags, starting, strips
+
+
+def _in_flight(threads: int) -> int:
+    """Return the loads in flight a thread: 1024 threads have 64 registers each."""
+    return 4 if threads == 1024 else 8
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     threads, lanes = params["threads"], params["lanes"]
     return (
         Step(
-            kernel=f"block_columns<{type_arguments(problem)}, {threads}, {lanes}, 8, "
-            f"{flags(problem)}>",
+            kernel=f"block_columns<{type_arguments(problem)}, {threads}, {lanes}, "
+            f"{_in_flight(threads)}, {flags(problem)}>",
             grid=(strips(problem, lanes), problem.batch, 1),
             block=(threads, 1, 1),
         ),
@@ -44,29 +49,49 @@ def _chain(problem: Problem, params: Params) -> int:
     return ceil_div(problem.n, threads // lanes) + 5 + threads // 32
 
 
-# One H200 (November 2026), fitted to 264 shapes and dtypes: the share of the read ceiling that
-# strips of so many 16-byte vectors reach, the bytes a multiprocessor must have under way, and how
-# far beyond its fair share one can go where others are idle.
-EFFICIENCY = {1: 0.5, 2: 0.66, 4: 0.84, 8: 0.97, 32: 1.0, 256: 1.0}
-BYTES_UNDER_WAY = 40_000
-BEYOND_SHARE = 1.6
+# One H200 (November 2026), fitted to 132 shapes and dtypes to choose well (1.3 % behind the
+# best of all measured): the share of the read ceiling that strips of so many 16-byte vectors
+# reach, and what unaligned rows leave of it; the bytes a multiprocessor must have under way; how
+# far beyond its fair share one can go where others are idle; by what large blocks start later.
+EFFICIENCY = {1: 0.51, 2: 0.71, 4: 0.915, 8: 0.968, 32: 0.987, 256: 0.98}
+OF_UNALIGNED = 0.77
+LARGE_BLOCKS_OF_HALVES = 1.045  # 4096 x 4096: 10.1 us by 1024 threads, 10.3 by 512
+BYTES_UNDER_WAY = 34_000
+BEYOND_SHARE = 3.7
+STARTING_US = {256: 0.0, 512: 0.14, 1024: 0.215}
 THREADS_OF_A_UNIT = 768
+
+
+def _fill(problem: Problem, machine: Machine, params: Params) -> tuple[float, float]:
+    """Return which share of the chip's speed the blocks have, and their waves."""
+    lanes, threads = params["lanes"], params["threads"]
+    there = strips(problem, lanes) * problem.batch / machine.units
+    at_once = max(1, THREADS_OF_A_UNIT // threads)
+    under_way = min(max(1.0, there), at_once) * min(threads, problem.n * lanes)
+    under_way *= 16 * _in_flight(threads)
+    waves = there / at_once
+    fill = min(1.0, BEYOND_SHARE * there)
+    if waves >= 1:  # the last blocks have the memory to themselves, and cannot use all of it
+        part = waves % 1
+        fill = waves / (waves - part + (max(part, 1 / BEYOND_SHARE) if part else 0))
+    return min(fill, under_way / BYTES_UNDER_WAY), waves if waves > 4 else math.ceil(waves)
 
 
 def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     """Return the modelled time: a start, and the bytes or the turns, whichever takes longer."""
     lanes, threads = params["lanes"], params["threads"]
-    there = strips(problem, lanes) * problem.batch / machine.units
-    at_once = THREADS_OF_A_UNIT // threads
-    turns = ceil_div(problem.n * lanes, threads * 8)
-    under_way = min(max(1.0, there), at_once) * min(threads, problem.n * lanes) * 128
-    fill = min(1.0, BEYOND_SHARE * there, under_way / BYTES_UNDER_WAY)
+    fill, waves = _fill(problem, machine, params)
     rate = EFFICIENCY[lanes] * fill * machine.read_bytes_per_s
-    rate *= 1.0 if problem.alignment == 16 else UNALIGNED
-    folding_us = 0.03 * math.log2(max(1.0, 32 / lanes)) + 0.04 * (threads == 512)
-    waiting = 0.54e-6 * (turns * max(1.0, there / at_once) - 1)
-    start = starting(problem, machine, folding_us - 0.4, 0.67)
-    return start + float(max(problem.compulsory_bytes / rate, waiting))
+    rate *= 1.0 if problem.alignment == 16 else OF_UNALIGNED
+    if threads == 1024 and waves <= 1 and ITEMSIZE[problem.a] == 2:
+        rate *= LARGE_BLOCKS_OF_HALVES
+    turns = ceil_div(problem.n * lanes, threads * _in_flight(threads))
+    alone = 2 * threads > THREADS_OF_A_UNIT  # nothing is under way between a block and the next
+    between = 0.4e-6 * max(0, math.ceil(waves) - 1) if alone else 0.0
+    folding_us = 0.017 * math.log2(max(1.0, 32 / lanes)) + STARTING_US[threads]
+    start = starting(problem, machine, folding_us - 0.17, 0.55)
+    reading = max(problem.compulsory_bytes / rate, 1.28e-6 * (turns * waves - 1))
+    return start + between + float(reading)
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -90,18 +115,20 @@ RUNG = Rung(
     arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
     layouts=("col",),
     after="col_thread_per_row",
-    params={"lanes": (8, 2, 4, 32, 1, 256), "threads": (512, 256)},
+    params={"lanes": (8, 2, 4, 32, 1, 256), "threads": (512, 256, 1024)},
     constraints=(
         FITS,
-        A_WARP_A_ROW,
+        UNITS_OF_ROWS,
         Constraint(
             "256 threads for 256 lanes",
             lambda problem, params: params["lanes"] != 256 or params["threads"] == 256,
         ),
         Constraint(
-            "512 threads for unaligned rows of bytes",
+            "512 threads for unaligned rows of bytes, not 1024 for any bytes",
             lambda problem, params: (
-                problem.alignment == 16 or ITEMSIZE[problem.a] > 1 or params["threads"] == 512
+                ITEMSIZE[problem.a] > 1
+                or params["threads"] == 512
+                or (params["threads"] == 256 and problem.alignment == 16)
             ),
         ),
     ),

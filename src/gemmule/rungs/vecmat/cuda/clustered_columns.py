@@ -20,7 +20,7 @@ from gemmule.rung import (
     integers,
 )
 from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import A_WARP_A_ROW, FITS, UNALIGNED, flags, starting, strips
+from gemmule.rungs._stream import FITS, UNALIGNED, UNITS_OF_ROWS, flags, starting, strips
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -64,7 +64,7 @@ RUNG = Rung(
     layouts=("col",),
     after="block_columns",
     params={"lanes": (8, 32), "cluster": (8, 4)},
-    constraints=(FITS, A_WARP_A_ROW),
+    constraints=(FITS, UNITS_OF_ROWS),
     archs=("sm_90a", "sm_100a", "sm_120a"),
     batched=True,
     suggest=_suggest,

@@ -9,24 +9,20 @@ __global__ void __launch_bounds__(256, 3) split_columns(const GemvArgs p) {
 #if __CUDA_ARCH__ >= 900 || defined(CUEMU)
   ptx::pdl_launch_dependents();
 #endif
-  const int m = (int)p.m, rank = blockIdx.y, splits = gridDim.y, strip0 = blockIdx.x * S::columns;
+  const int m = (int)p.m, rank = blockIdx.y, splits = gridDim.y;
+  const int columns = S::share(m, gridDim.x), strip0 = blockIdx.x * columns, end = min(strip0 + columns, m);
   const unsigned batch = BATCHED ? blockIdx.z : 0;
   const TA* a = (const TA*)p.a + (BATCHED ? batch * p.a_batch : 0);
   const TX* x = (const TX*)p.x + (BATCHED ? batch * p.x_batch : 0);
-  // A walker steps over a multiple of 8 rows (16 of bytes): all of its own begin at the same place of a vector.
-  const int j = rank * S::depth + threadIdx.x / LANES, skew = skew_of<ALIGNED, S::V>(p, a, strip0, j);
+  const Walk<S, U> walk(rank, splits);
+  const int skew = skew_of<S>(p, a, strip0, walk.first);
   Acc sum[S::V];
-  add_rows<ALIGNED, U>(p, a, x, strip0 + (int)(threadIdx.x % LANES) * S::V - skew, j, splits * S::depth, sum);
+  add_rows(p, a, x, strip0 + (int)(threadIdx.x % LANES) * S::V - skew, end, walk, sum);
 
-  __shared__ alignas(16) Acc parts[S::parts][S::width];
-  collect<S, LANES>(sum, parts, skew);
+  __shared__ alignas(16) Acc parts[S::units][S::width];
+  collect<S>(sum, parts, skew);
   Acc* work = (Acc*)p.work + ((i64)batch * splits + rank) * m + strip0;
-  for (int c = threadIdx.x; c < S::columns && strip0 + c < m; c += 256) {
-    Acc s = 0;
-#pragma unroll
-    for (int k = 0; k < S::parts; ++k) s += parts[k][S::place_of_column(c)];
-    work[c] = s;
-  }
+  add_parts<S>(parts, end - strip0, [&](int c, Acc s) { work[c] = s; });
 }
 
 // One thread per result would leave the chip idle: 8 threads share the splits of each.

@@ -8,6 +8,8 @@ early (programmatic dependent launch) and costs about a microsecond.
 
 from __future__ import annotations
 
+import math
+
 from gemmule.problem import ITEMSIZE, Problem
 from gemmule.rung import (
     Arithmetic,
@@ -21,7 +23,7 @@ from gemmule.rung import (
     integers,
 )
 from gemmule.rungs._cuda import CTYPE, accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import A_WARP_A_ROW, FITS, UNALIGNED, flags, starting, strips
+from gemmule.rungs._stream import FITS, UNITS_OF_ROWS, flags, starting, strips
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -56,21 +58,24 @@ SPLITS = (8, *range(4, 8), *range(9, 33), 40, 48, 56, 64, 80, 96, 112, 128, 160,
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Split so that one wave of blocks fills the chip, where there are rows for all of them."""
-    aligned = problem.alignment == 16
-    huge = problem.matrix_bytes > 2**30  # then narrow strips in many waves are 1 to 4 % ahead
-    lanes = 32 if not aligned or (strips(problem, 32) >= 4 and not huge) else 8
-    deepest = max(min(SPLITS), problem.n * lanes // 512)
-    even = not aligned and ITEMSIZE[problem.a] == 1
-    fitting = [s for s in SPLITS if s <= deepest and not (even and s % 2)]
-    if huge:
-        blocks = strips(problem, lanes) * problem.batch
-        fitting = [min(fitting, key=lambda s: abs(s * blocks - 27 * machine.units))]
-    seconds, splits = min((_seconds(problem, machine, lanes, s), s) for s in fitting)
+    if problem.matrix_bytes > 2**30 and problem.alignment == 16:
+        # Narrow strips in many waves are 1 to 4 % ahead.
+        blocks = strips(problem, 8) * problem.batch
+        splits = min(SPLITS, key=lambda s: abs(s * blocks - 27 * machine.units))
+        seconds = _seconds(problem, machine, 8, splits)
+        return Suggestion({"lanes": 8, "unroll": 4, "splits": splits}, seconds)
+    even = problem.alignment != 16 and ITEMSIZE[problem.a] == 1
+    seconds, lanes, splits = min(
+        (_seconds(problem, machine, lanes, splits), lanes, splits)
+        for lanes in (32, 8)
+        for splits in SPLITS
+        if splits <= max(min(SPLITS), problem.n * lanes // 512) and not (even and splits % 2)
+    )
     return Suggestion({"lanes": lanes, "unroll": 4, "splits": splits}, seconds)
 
 
 def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> float:
-    """Return the modelled time; one H200 (November 2026), fitted to 264 shapes and dtypes.
+    """Return the modelled time; one H200 (November 2026), fitted to 132 shapes and dtypes.
 
     Four blocks of aligned rows are on a multiprocessor at a time, three of unaligned ones: 4095 x
     4095 halves in 17 strips take 11.4 us by 22 splits, 13.8 by 31.
@@ -79,15 +84,21 @@ def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> flo
     blocks = strips(problem, lanes) * problem.batch * splits
     slots = machine.units * (4 if aligned else 3)
     full = blocks / slots
-    if full > 1:
-        fill = blocks / (ceil_div(blocks, slots) * slots)
-    else:
-        fill = min(0.85 + 0.15 * full, 2 * full)
-    rate = 0.977 * fill * machine.read_bytes_per_s * (1.0 if aligned else UNALIGNED)
+    fill = (
+        1.0
+        if full > 4
+        else full / math.ceil(full)
+        if full > 1
+        else min(0.85 + 0.15 * full, 2 * full)
+    )
+    rate = 0.975 * fill * machine.read_bytes_per_s
+    rate *= 1.0 if aligned else 0.92 if lanes == 32 else 0.865
+    rate *= max(0.25, min(1.0, problem.m * ITEMSIZE[problem.a] / (16 * lanes)))
     turns = ceil_div(problem.n * lanes, splits * 256 * 4)
     sums = 2 * problem.m * problem.batch * splits * ITEMSIZE[accumulator(problem)]
-    reading = problem.compulsory_bytes / rate + sums / machine.read_bytes_per_s
-    return starting(problem, machine, 0.2, 0.8) + max(reading, 0.8e-6 * (turns * max(1, full) - 1))
+    reading = problem.compulsory_bytes / rate + 2.4 * sums / machine.read_bytes_per_s
+    start = starting(problem, machine, 0.14 + 0.002 * splits, 0.75)
+    return start + max(reading, 1.0e-6 * (turns * max(1, full) - 1))
 
 
 RUNG = Rung(
@@ -105,7 +116,7 @@ RUNG = Rung(
     params={"lanes": (32, 8, 256), "unroll": (8, 4), "splits": SPLITS},
     constraints=(
         FITS,
-        A_WARP_A_ROW,
+        UNITS_OF_ROWS,
         Constraint(
             "an even number of splits for unaligned rows of bytes",
             lambda problem, params: (
