@@ -81,10 +81,10 @@ SECTIONS: Mapping[str, Mapping[str, Section]] = {
                                       (*_ACCESS, "occupancy, %")),
         "block_multiply": Section("const BlockPlace at(p, WIDTH)", "multiply_block<Acc",
                                   ("sectors a load request", "occupancy, %")),
-        "clustered_columns": Section("collect<S, LANES>(sum, parts, skew);", "s += inbox[r][c]",
+        "clustered_columns": Section("collect<S>(sum, parts, skew);", "s += inbox[r][c]",
                                      _COLUMNS),
         "block_columns": Section(" va[U];", "sum[i] += wide<Acc>(va[u].v[i])", _COLUMNS),
-        "split_columns": Section("collect<S, LANES>(sum, parts, skew);", "work[c] = s;", _COLUMNS),
+        "split_columns": Section("collect<S>(sum, parts, skew);", "work[c] = s;", _COLUMNS),
     },
     "matmul": {
         "naive": Section("for (i64 l = 0; l < p.k", "sum = add_product<FMA>(sum",
