@@ -29,10 +29,11 @@ IDLE_SHARE = 0.1
 LONGEST_REST_S = 0.1
 LONG_REST_MS = 2.0
 # Then its threads have to find a core each: woken on one core, they take turns there by the tick of
-# the scheduler, 8 ms instead of 0.5 ms a call, until the kernel moves one some 60 to 100 ms later
-# (two cores of an Intel Xeon with AVX-512 under KVM, Linux 6, November 2026).
+# the scheduler, 8 ms instead of 0.5 ms a call, until the kernel moves one some 60 to 100 ms later,
+# 450 ms where the host takes processors away (two cores of an Intel Xeon with AVX-512 under KVM,
+# Linux 6, November 2026).
 # Twenty calls in a row show it too, which keeps short calls, most of them serial, from waiting.
-SETTLED_WITHIN, SETTLED_S, SETTLED_CALLS, LONGEST_SETTLING_S = 1.5, 0.03, 20, 0.2
+SETTLED_WITHIN, SETTLED_S, SETTLED_CALLS, LONGEST_SETTLING_S = 1.5, 0.03, 20, 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class HostClock:
     the contestant changes, the clock first waits until the process uses no more processor time
     than a sleeping one does (at most `longest_rest_s`), then makes untimed calls, which wake the
     newcomer's own threads, until they have been as fast for a while as its untimed calls were
-    before (within half; 20 calls or 30 ms, at most a fifth of a second); only then it times.
+    before (within half; 20 calls or 30 ms, at most 0.6 s); only then it times.
     Untimed calls repeat the buffer set used last, so that they bring nothing into the cache that a
     timed call reads next.
 
