@@ -15,6 +15,7 @@ from cuda_emulation import Emulator
 from cuemu.build import missing_tools
 from gemmule.backends import nvrtc
 from gemmule.lab import proofs, verify_cuda
+from gemmule.oracle_problems import make_problem
 from gemmule.rung import CUDA_ARCHS, Rung, all_rungs
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in all_rungs("cuda")]
@@ -38,6 +39,15 @@ def test_right_under_the_emulator(rung: Rung) -> None:
         for trial in verify_cuda.trials(rung, signature, few=True):
             verdict = verify_cuda.judge_trial(rung, trial, emulator.run)
             assert verdict.ok, f"{trial}: {verdict.text}"
+
+
+@pytest.mark.parametrize(("n", "adds"), [(32, 8), (512, 8), (513, 16)])
+def test_the_chain_counts_whole_turns(n: int, adds: int) -> None:
+    """A thread adds 8 neighbouring rows a turn however few rows there are, then 2 + 15 sums."""
+    (rung,) = (r for r in all_rungs("cuda") if r.name == "block_columns")
+    problem = make_problem("matvec", 64, n, 1, ("float32",) * 3, layout_a="col")
+    chain = rung.arithmetic(problem).chain(problem, {"lanes": 8, "threads": 512})
+    assert chain >= adds + 2 + 15
 
 
 def heaviest(rung: Rung, arch: str) -> proofs.Variant:

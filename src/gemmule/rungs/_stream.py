@@ -16,9 +16,6 @@ UNITS_OF_ROWS = Constraint(
     lambda problem, params: problem.alignment == 16 or params["lanes"] in (8, 32),
 )
 
-# What unaligned rows leave of the speed of the rungs that sum columns (one H200, November 2026).
-UNALIGNED = 0.85
-
 
 def flags(problem: Problem) -> str:
     """Return the template arguments ALIGNED and BATCHED."""
@@ -32,6 +29,14 @@ def strips(problem: Problem, lanes: int) -> int:
     """
     vector = 16 // ITEMSIZE[problem.a]
     return ceil_div(problem.m, lanes * vector - (vector - 1) * (problem.alignment != 16))
+
+
+def rows_of_a_thread(problem: Problem, walkers: int, in_flight: int) -> int:
+    """Return the most rows that one thread adds up: whole turns of `in_flight` neighbouring rows.
+
+    walkers: the threads that walk different rows of a strip, of all blocks that share it.
+    """
+    return ceil_div(problem.n, walkers * in_flight) * in_flight
 
 
 def starting(problem: Problem, machine: Machine, beyond_us: float, filling_us: float) -> float:

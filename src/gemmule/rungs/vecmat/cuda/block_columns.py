@@ -24,7 +24,7 @@ from gemmule.rung import (
     integers,
 )
 from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import FITS, UNITS_OF_ROWS, flags, starting, strips
+from gemmule.rungs._stream import FITS, UNITS_OF_ROWS, flags, rows_of_a_thread, starting, strips
 
 
 def _in_flight(threads: int) -> int:
@@ -46,13 +46,14 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 def _chain(problem: Problem, params: Params) -> int:
     threads, lanes = int(params["threads"]), int(params["lanes"])
-    return ceil_div(problem.n, threads // lanes) + 5 + threads // 32
+    return rows_of_a_thread(problem, threads // lanes, _in_flight(threads)) + 5 + threads // 32
 
 
-# One H200 (November 2026), fitted to 132 shapes and dtypes to choose well (1.3 % behind the
-# best of all measured): the share of the read ceiling that strips of so many 16-byte vectors
-# reach, and what unaligned rows leave of it; the bytes a multiprocessor must have under way; how
-# far beyond its fair share one can go where others are idle; by what large blocks start later.
+# One H200 (November 2026), fitted to 132 shapes and dtypes, then set by hand, to choose well (0.6 %
+# behind the best measured, where the choice was measured): the share of the read ceiling that
+# strips of so many 16-byte vectors reach, and what unaligned rows leave of it; the bytes a
+# multiprocessor must have under way; how far beyond its fair share one can go where others are
+# idle; by what large blocks start later.
 EFFICIENCY = {1: 0.51, 2: 0.71, 4: 0.915, 8: 0.968, 32: 0.987, 256: 0.98}
 OF_UNALIGNED = 0.77
 LARGE_BLOCKS_OF_HALVES = 1.045  # 4096 x 4096: 10.1 us by 1024 threads, 10.3 by 512

@@ -19,8 +19,8 @@ from gemmule.rung import (
     floats,
     integers,
 )
-from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import FITS, UNALIGNED, UNITS_OF_ROWS, flags, starting, strips
+from gemmule.rungs._cuda import accumulator, type_arguments
+from gemmule.rungs._stream import FITS, UNITS_OF_ROWS, flags, rows_of_a_thread, starting, strips
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -38,7 +38,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 def _chain(problem: Problem, params: Params) -> int:
     cluster = int(params["cluster"])
-    return ceil_div(problem.n, cluster * (256 // params["lanes"])) + 5 + 8 + cluster
+    return rows_of_a_thread(problem, cluster * (256 // params["lanes"]), 4) + 5 + 8 + cluster
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -46,7 +46,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     blocks = strips(problem, params["lanes"]) * params["cluster"] * problem.batch
     # One H200 (November 2026), fitted to 264 shapes and dtypes.
     rate = 0.87 * min(1.0, blocks / machine.units) * machine.read_bytes_per_s
-    rate *= 1.0 if problem.alignment == 16 else 0.8 * UNALIGNED
+    rate *= 1.0 if problem.alignment == 16 else 0.68
     seconds = max(problem.compulsory_bytes / rate, 0.7e-6 * blocks / (4 * machine.units))
     return Suggestion(params, starting(problem, machine, 0.31, 0.69) + seconds)
 

@@ -23,7 +23,7 @@ from gemmule.rung import (
     integers,
 )
 from gemmule.rungs._cuda import CTYPE, accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import FITS, UNITS_OF_ROWS, flags, starting, strips
+from gemmule.rungs._stream import FITS, UNITS_OF_ROWS, flags, rows_of_a_thread, starting, strips
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -50,7 +50,8 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
 
 def _chain(problem: Problem, params: Params) -> int:
     walkers = params["splits"] * (256 // params["lanes"])
-    return ceil_div(problem.n, walkers) + 5 + 8 + int(params["splits"]) // 8 + 9
+    rows = rows_of_a_thread(problem, walkers, params["unroll"])
+    return rows + 5 + 8 + int(params["splits"]) // 8 + 9
 
 
 SPLITS = (8, *range(4, 8), *range(9, 33), 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
