@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gemmule.arrays import unwrap
+from gemmule.arrays import Form, unwrap
 from gemmule.canonical import Call, Options, View, c_strides, canonical
 from products import ARRANGEMENTS, Array, exact, small
+
+Shape = tuple[int, ...]
 
 SHAPES = {
     "matvec": [
@@ -139,6 +142,53 @@ def test_batches_collapse_to_one_axis() -> None:
     assert problem.batch == 6
     call_problem = problem_of("matmul", np.zeros((2, 1, 4, 5)), np.zeros((3, 5, 6)))
     assert call_problem.batch == 3  # the outer axis of 2 cannot be walked with one stride
+
+
+STEPS = (1, 2, 3, 6, 54, 64)
+SIZES = [(), (2,), (3, 2)]
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+@pytest.mark.parametrize("lead", SIZES, ids=str)
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_alignment_holds_wherever_vectors_start(op: str, lead: Shape, itemsize: int) -> None:
+    """Unit sizes too: their strides say nothing, and those beside them are no longer excused."""
+    dtype = {2: "float16", 4: "float32", 8: "float64"}[itemsize]
+    for rows, cols, down, across in itertools.product((1, 2, 9), (1, 2, 32), STEPS, STEPS):
+        shape = (*lead, rows, cols)
+        outward = tuple(192 * (i + 1) for i in range(len(lead)))
+        matrix = Form(shape, (*outward, down, across), dtype, 16)
+        other = {"matvec": (cols,), "vecmat": (rows,), "matmul": (cols, 4)}[op]
+        beside = Form(other, c_strides(other), dtype, 16)
+        pair = (beside, matrix) if op == "vecmat" else (matrix, beside)
+        call = canonical(op, *pair, None, Options(literal=True))
+        assert call.a.shape[-2:] in ((rows, cols), (cols, rows))
+        for start in _starts(call.a, call.problem.layout_a):
+            assert start * itemsize % call.problem.alignment == 0, (matrix, call)
+
+
+def _starts(view: View, layout: str) -> Iterator[int]:
+    """Yield where the rows (columns, elements) of every batch entry begin, in elements."""
+    walked = {"row": view.shape[:-1], "col": (*view.shape[:-2], 1, view.shape[-1])}
+    for index in np.ndindex(walked.get(layout, view.shape)):
+        yield sum(i * step for i, step in zip(index, view.strides, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "strides", "dtype"),
+    [
+        ("matvec", (1, 9), (54, 3), "float64"),
+        ("vecmat", (1, 32, 1), (192, 6, 3), "float32"),
+        ("matvec", (4, 1, 9), (108, 54, 3), "float64"),
+    ],
+)
+def test_strides_beside_a_unit_size_count(
+    op: str, shape: Shape, strides: Shape, dtype: str
+) -> None:
+    length = shape[-1] if op == "matvec" else shape[-2]
+    matrix, vector = Form(shape, strides, dtype, 16), Form((length,), (1,), dtype, 16)
+    pair = (matrix, vector) if op == "matvec" else (vector, matrix)
+    assert canonical(op, *pair, None, Options()).problem.alignment == 8
 
 
 def test_c_strides() -> None:

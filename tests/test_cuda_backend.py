@@ -212,6 +212,42 @@ def test_nothing_is_launched_for_nothing(fake: FakeDriver) -> None:
     assert len(fake.launches) == 1  # four zeros have to be stored
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int8", "int64"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", [(0, 65), (257, 0), (0, 0), (65, 0), (0, 1)], ids=str)
+def test_empty_products_of_every_layout(
+    fake: FakeDriver, shape: tuple[int, int], turned: bool, dtype: str
+) -> None:
+    matrix = on(0, *shape[::-1], dtype=dtype).T if turned else on(0, *shape, dtype=dtype)
+    for op, (a, b), size in (
+        ("matvec", (matrix, on(0, shape[1], dtype=dtype)), shape[0]),
+        ("vecmat", (on(0, shape[0], dtype=dtype), matrix), shape[1]),
+        ("matmul", (matrix, on(0, shape[1], 3, dtype=dtype)), shape[0]),
+    ):
+        fake.launches.clear()
+        result = getattr(gm, op)(a, b)
+        assert result.shape == ((size, 3) if op == "matmul" else (size,))
+        assert bool(fake.launches) == bool(size)  # zeros have to be stored where there are places
+        assert "reason" in gm.plan(op, a, b).explain()
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "strides", "dtype"),
+    [
+        ("matvec", (1, 9), (54, 3), "float64"),  # each lost the context of an H200
+        ("vecmat", (1, 32, 1), (192, 6, 3), "float32"),
+    ],
+)
+def test_strides_beside_a_unit_size_bound_the_alignment(
+    fake: FakeDriver, op: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str
+) -> None:
+    whole = on(0, 192, dtype=dtype)
+    a = DeviceArray(whole.pointer, shape, strides, dtype, 0, whole)
+    x = on(0, shape[-1] if op == "matvec" else shape[-2], dtype=dtype)
+    planned = gm.plan(op, a, x) if op == "matvec" else gm.plan(op, x, a)
+    assert planned.problem.alignment == 8
+
+
 def test_unproved_rungs_are_not_chosen(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "is_proved", lambda rung, arch: False)
     with pytest.raises(TypeError, match="no proved cuda rung"):

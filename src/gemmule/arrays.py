@@ -23,8 +23,9 @@ _OVERLAP_WORK: Any = 10_000  # candidate solutions tried before two views count 
 class Form(NamedTuple):
     """All of an operand but its address: what a plan is made for. Strides count elements.
 
-    `alignment` in bytes: on a device the largest power of two, at most 16, that divides address
-    and leading strides; on the host the element's own, which is all that host kernels rely on.
+    `alignment` in bytes, of the address alone: on a device the largest power of two, at most 16,
+    that divides it; on the host the element's own, which is all that host kernels rely on. What
+    strides allow depends on how a product walks them, so `gemmule.canonical` counts them in.
     """
 
     shape: tuple[int, ...]
@@ -103,15 +104,9 @@ def _name_of(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def alignment_of(pointer: int, byte_strides: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Return the largest power of two, at most 16, dividing the address and all but unit strides.
-
-    The smallest stride in size is the unit stride along which a kernel reads its vectors.
-    """
+def alignment_of(pointer: int) -> int:
+    """Return the largest power of two, at most 16, that divides an address."""
     bits = pointer | 16
-    steps = [abs(step) for step, size in zip(byte_strides, shape, strict=True) if size > 1]
-    for step in sorted(steps)[1:]:
-        bits |= step
     return bits & -bits
 
 

@@ -309,11 +309,12 @@ def _assemble(
     spec = a.quant
     if spec is not None and options.activations != "float":
         spec = replace(spec, activations=options.activations)
-    aligned = min(a.alignment, b.alignment, 16 if out is None else out.alignment)
-    for steps, form in zip(batch.strides, (a, b, out), strict=True):
-        if form is not None and form.quant is None:
-            for step in steps:
-                aligned = min(aligned, _power_of_two(step * ITEMSIZE[form.dtype]))
+    aligned = 16
+    for view, steps, form in zip(
+        (a_view, b_view, out_view), batch.strides, (a, b, out), strict=True
+    ):
+        if form is not None:
+            aligned = min(aligned, _alignment(form, view, steps))
     if options.batch_invariant:  # of one vector as of the rows of a C-ordered batch of them
         for count_of, name in ((a_view.shape[1], b.dtype), (a_view.shape[0], dtype)):
             aligned = min(aligned, _power_of_two(count_of * ITEMSIZE[name]))
@@ -341,6 +342,24 @@ def _assemble(
     for view, steps in zip((a_view, b_view, out_view), batch.strides, strict=True):
         views.append(View((*batch.shape, *view.shape), (*steps, *view.strides)))
     return Call(op, check_problem(problem), views[0], views[1], views[2], out_shape, outer)
+
+
+def _alignment(form: Form, view: View, batch_steps: Ints) -> int:
+    """Return the largest power of two, at most 16, that divides every place vectors start at.
+
+    Those are the address, and the steps from one batch entry and from one row (column, where the
+    layout says so) to the next. Only the step along which a kernel reads does not count.
+    """
+    aligned = form.alignment
+    if form.quant is not None:
+        return aligned
+    steps = list(batch_steps)
+    if len(view.shape) == 2:
+        leads = {"row": (0,), "col": (1,)}.get(layout_of(view.shape, view.strides), (0, 1))
+        steps += [view.strides[axis] for axis in leads if view.shape[axis] > 1]
+    for step in steps:
+        aligned = min(aligned, _power_of_two(step * ITEMSIZE[form.dtype]))
+    return aligned
 
 
 def _power_of_two(value: int) -> int:

@@ -66,6 +66,8 @@ def choose(
         return _named(call, machine, rung, params)
     if params:
         raise ValueError("params= goes with rung=: name the rung they belong to.")
+    if call.problem.outputs * call.problem.batch == 0:
+        return _simplest(call, machine, "nothing is computed: the result is empty")
     tuned = store.lookup(machine, call.problem)
     if tuned is not None and backend.proved(tuned.rung, machine):
         return Choice(
@@ -238,7 +240,11 @@ def _named(call: Call, machine: Machine, name: str, params: Mapping[str, Any] | 
     raise ValueError(f"rung {name} cannot compute {call.problem.describe()}. {'; '.join(reasons)}.")
 
 
-def _simplest(call: Call, machine: Machine) -> Choice:
+def _simplest(
+    call: Call,
+    machine: Machine,
+    reason: str = "the simplest proved rung: no heuristic covers this problem",
+) -> Choice:
     backend = backends.get(machine.backend)
     for problem, copies, _ in _variants(call.problem, machine):
         for rung in all_rungs(machine.backend):
@@ -248,8 +254,8 @@ def _simplest(call: Call, machine: Machine) -> Choice:
                 and backend.proved(rung, machine)
             ):
                 return Choice(
-                    call, problem, rung, rung.check_params(problem, None), machine,
-                    "the simplest proved rung: no heuristic covers this problem", None, "", copies,
+                    call, problem, rung, rung.check_params(problem, None), machine, reason, None,
+                    "", copies,
                 )  # fmt: skip
     raise TypeError(
         f"no proved {machine.backend} rung computes {call.problem.describe()} on {machine.name}. "

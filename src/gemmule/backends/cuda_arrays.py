@@ -19,7 +19,7 @@ from gemmule.arrays import Form, Operand
 from gemmule.backends import driver
 from gemmule.backends.device_array import DeviceArray
 from gemmule.canonical import Options
-from gemmule.problem import DTYPES, ITEMSIZE, check_dtype, numpy_dtype
+from gemmule.problem import DTYPES, check_dtype, numpy_dtype
 from gemmule.quant import QuantizedMatrix
 
 LEGACY_STREAM = 0
@@ -58,17 +58,8 @@ def sharing_workspaces() -> Iterator[dict[tuple[int, int], tuple[int, object]]]:
 
 
 def form_of(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Form:
-    """Return the form of device memory; its alignment is that of the address and the strides."""
-    itemsize = ITEMSIZE[dtype]
-    if len(shape) == 1:
-        bits = pointer | 16
-    elif len(shape) == 2:
-        first, second = strides
-        bits = pointer | 16 | (first if abs(first) > abs(second) else second) * itemsize
-    else:
-        byte_strides = tuple(step * itemsize for step in strides)
-        return Form(shape, strides, dtype, arrays.alignment_of(pointer, byte_strides, shape))
-    return Form(shape, strides, dtype, bits & -bits)
+    """Return the form of device memory at an address; strides count elements."""
+    return Form(shape, strides, dtype, arrays.alignment_of(pointer))
 
 
 def from_torch(tensor: Any, dtype: str) -> Operand:
