@@ -162,9 +162,12 @@ def test_precision_and_accumulate_options_are_taken() -> None:
     rng = np.random.default_rng(5)
     A, x = small(rng, (20, 30), "float32"), small(rng, (30,), "float32")
     for options in (
-        {"precision": "ieee"}, {"precision": "tf32"}, {"accumulate": "float32"},
-        {"accumulate": "float16"}, {"batch_invariant": True},
-    ):  # fmt: skip
+        {"precision": "ieee"},
+        {"precision": "tf32"},
+        {"accumulate": "float32"},
+        {"accumulate": "float16"},
+        {"batch_invariant": True},
+    ):
         assert_same(gm.matvec(A, x, **options), exact("matvec", A, x), "float32")
 
 

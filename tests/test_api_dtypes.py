@@ -42,8 +42,11 @@ def test_every_pair(a: str, b: str) -> None:
 def test_integers_with_floats_are_refused(a: str, b: str) -> None:
     A, B = np.zeros((3, 3), a), np.zeros((3, 3), numpy_dtype(b))
     for function, left, right in (
-        (gm.matmul, A, B), (gm.matmul, B, A), (gm.matvec, A, B[0]), (gm.vecmat, B[0], A),
-    ):  # fmt: skip
+        (gm.matmul, A, B),
+        (gm.matmul, B, A),
+        (gm.matvec, A, B[0]),
+        (gm.vecmat, B[0], A),
+    ):
         with pytest.raises(TypeError, match="integers and floats do not mix"):
             function(left, right)
 
@@ -107,11 +110,18 @@ def test_the_longest_sum_of_unsigned_bytes(a: str, b: str, n: int) -> None:
 @pytest.mark.parametrize(
     ("a", "out"),
     [
-        ("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64"),
-        ("float64", "float32"), ("float16", "float64"), ("int8", "int64"), ("int64", "int32"),
-        ("complex64", "complex128"), ("float8_e4m3fn", "float16"), ("float32", "bfloat16"),
+        ("float16", "float32"),
+        ("bfloat16", "float32"),
+        ("float32", "float64"),
+        ("float64", "float32"),
+        ("float16", "float64"),
+        ("int8", "int64"),
+        ("int64", "int32"),
+        ("complex64", "complex128"),
+        ("float8_e4m3fn", "float16"),
+        ("float32", "bfloat16"),
     ],
-)  # fmt: skip
+)
 def test_out_dtype(a: str, out: str) -> None:
     rng = np.random.default_rng(3)
     A, B = small(rng, (9, 20), a), small(rng, (20, 6), a)

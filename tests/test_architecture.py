@@ -120,9 +120,9 @@ def faults_of(found: Import) -> str:
         return ""
     sides = {found.module.split(".")[-1].split("_")[0], found.target.split(".")[-1].split("_")[0]}
     if family(found.module) == family(found.target):
-        return f"{found.module} imports its sibling {found.target}" if sides == {
-            "cpu", "cuda"
-        } else ""  # fmt: skip
+        return (
+            f"{found.module} imports its sibling {found.target}" if sides == {"cpu", "cuda"} else ""
+        )
     if layer(found.target) < layer(found.module):
         return ""
     if found.late and any(

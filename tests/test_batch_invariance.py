@@ -139,9 +139,10 @@ def test_what_a_rung_refuses_as_a_batch_goes_vector_by_vector(
     A, X = operands(40, 300, 5, "float32")
     true = Rung.refusal
     monkeypatch.setattr(
-        Rung, "refusal",
+        Rung,
+        "refusal",
         lambda rung, problem: "no batches" if problem.batch > 1 else true(rung, problem),
-    )  # fmt: skip
+    )
     forget_plans()
     try:
         p = gm.plan("matvec", A, X, **INVARIANT)

@@ -36,10 +36,18 @@ def made(problem: Problem, *, share: float | None = None, **over: tuple[float, f
         for name, (value, high) in over.items()
     }
     return Row(
-        "e", problem, "blas", "rung", "cold", Times(2, 1, 3, 1, 9), 1.0, 1.0,
-        percent_of_ceiling=share and 100 * share, speedups=speedups,
+        "e",
+        problem,
+        "blas",
+        "rung",
+        "cold",
+        Times(2, 1, 3, 1, 9),
+        1.0,
+        1.0,
+        percent_of_ceiling=share and 100 * share,
+        speedups=speedups,
         group=f"{problem.m} x {problem.n}",
-    )  # fmt: skip
+    )
 
 
 def quantised(op: str, bits: int, activations: str = "float", **sizes: int) -> Problem:

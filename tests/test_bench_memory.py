@@ -60,9 +60,14 @@ def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
     monkeypatch.setattr(bench, "run", ends_in_the_third)
     with pytest.raises(ending):
         bench_session.start(
-            "quick", _suite(), Path("results"), seconds=0.05, patience=_no_patience(),
-            ceiling_seconds=0.1, resume=None,
-        )  # fmt: skip
+            "quick",
+            _suite(),
+            Path("results"),
+            seconds=0.05,
+            patience=_no_patience(),
+            ceiling_seconds=0.1,
+            resume=None,
+        )
     (path,) = Path("results").iterdir()
     kept = results.read(path).rows
     groups = list(dict.fromkeys(row.group for row in kept))
@@ -135,8 +140,16 @@ def test_the_memory_bounds_what_peers_pack(monkeypatch: pytest.MonkeyPatch) -> N
 
         return one
 
-    peer = Peer("packs", "cpu", lambda: None, lambda p: None, lambda p, a, b: copies(p, a, b)(),
-                lambda: "", copies=copies, own_bytes=lambda problem: MIB)  # fmt: skip
+    peer = Peer(
+        "packs",
+        "cpu",
+        lambda: None,
+        lambda p: None,
+        lambda p, a, b: copies(p, a, b)(),
+        lambda: "",
+        copies=copies,
+        own_bytes=lambda problem: MIB,
+    )
     a, x = np.ones((8, 8), np.float32), np.ones(8, np.float32)
     target = Target(gm.plan("matvec", a, x).problem, "matvec", [(a, x)], a @ x)
     monkeypatch.setattr(bench, "MOST_SETS", 1024)
@@ -212,8 +225,11 @@ def test_contestants_with_other_sets_have_a_sequence_of_their_own() -> None:
 
             return block
 
-    contestants = [Contestant("a", lambda i: None, 5), Contestant("b", lambda i: None, 5),
-                   Contestant("c", lambda i: None, 3)]  # fmt: skip
+    contestants = [
+        Contestant("a", lambda i: None, 5),
+        Contestant("b", lambda i: None, 5),
+        Contestant("c", lambda i: None, 3),
+    ]
     sample(contestants, Clock(), min_blocks=12, max_blocks=12, max_seconds=1e6)
     steps = np.diff(seen["c"]) % 3
     assert (steps == 1).all(), "nobody else reads its sets, so none may be left out"

@@ -113,10 +113,11 @@ def test_results_of_any_strides(how: str) -> None:
         (lambda A, x: gm.gemv(A.astype(int), x.astype(int), alpha=0.5), TypeError, "must be int"),
         (
             lambda A, x: gm.gemv(A.astype("u8"), x.astype("u8"), alpha=-1),
-            ValueError, "alpha is -1, which uint64",
+            ValueError,
+            "alpha is -1, which uint64",
         ),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_told(call: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call(np.eye(3), np.ones(3))

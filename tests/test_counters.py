@@ -16,10 +16,15 @@ SAMPLE = Path(__file__).parent / "data" / "ncu_raw.csv"  # recorded on an H200, 
 MARKS = [
     Mark("matvec", "thread_per_row", "t", {"block": 128}, ("thread_per_row",)),
     Mark("matvec", "col_transposed", "t", {"block": 128}, ("col_transposed",)),
-    Mark("matvec", "block_multiply_transposed", "t", {"width": 16},
-         ("zero_sums", "block_multiply_transposed", "store_sums")),
+    Mark(
+        "matvec",
+        "block_multiply_transposed",
+        "t",
+        {"width": 16},
+        ("zero_sums", "block_multiply_transposed", "store_sums"),
+    ),
     Mark("matvec", "warp_per_row", "t", {"warps": 4}, ("warp_per_row",)),
-]  # fmt: skip
+]
 
 
 def test_the_recorded_page_is_read() -> None:
@@ -41,8 +46,11 @@ def test_pages_without_kernels_give_nothing(text: str) -> None:
 
 
 def test_missing_counters_are_left_out() -> None:
-    lines = ['"ID","Kernel Name","smsp__inst_executed.sum","dram__bytes_read.sum"',
-             '"","","inst","byte"', '"0","k","n/a","64"']  # fmt: skip
+    lines = [
+        '"ID","Kernel Name","smsp__inst_executed.sum","dram__bytes_read.sum"',
+        '"","","inst","byte"',
+        '"0","k","n/a","64"',
+    ]
     assert counters.parse(lines) == [("k", {"DRAM bytes read": 64.0})]
 
 
@@ -76,8 +84,18 @@ def stand_in(folder: Path, body: str) -> None:
 def test_a_stand_in_for_the_tool_is_run_and_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [json.dumps({"op": m.op, "rung": m.rung, "title": m.title, "params": dict(m.params),
-                         "kernels": m.kernels}) for m in MARKS]  # fmt: skip
+    lines = [
+        json.dumps(
+            {
+                "op": m.op,
+                "rung": m.rung,
+                "title": m.title,
+                "params": dict(m.params),
+                "kernels": m.kernels,
+            }
+        )
+        for m in MARKS
+    ]
     (tmp_path / "marks").write_text("".join(f"{line}\n" for line in lines))
     stand_in(tmp_path, f'/bin/cp "{tmp_path}/marks" "$last"; /bin/cat "{SAMPLE}"')
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -121,10 +139,17 @@ def test_the_tool_is_found_in_cuda_home(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     "line",
-    ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "op": "x"}', "[" * 5000,
-     '{"schema":1,"op":"a","rung":"b","title":"c","device":"d","date":"e","note":"","params":{},'
-     '"kernels":[],"counters":{"x":"many"}}'],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        "{}",
+        '{"schema": 2}',
+        '{"schema": 1, "op": "x"}',
+        "[" * 5000,
+        '{"schema":1,"op":"a","rung":"b","title":"c","device":"d","date":"e","note":"","params":{},'
+        '"kernels":[],"counters":{"x":"many"}}',
+    ],
+)
 def test_malformed_lines_are_left_out(line: str, tmp_path: Path) -> None:
     good = Counted("matvec", "naive", "t", "NVIDIA X", "2026-11-21", counters={"time ns": 1.0})
     path = tmp_path / "x" / counters.FILE

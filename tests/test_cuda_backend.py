@@ -29,9 +29,15 @@ from gemmule.rung import all_rungs
 RUNG = next(r for r in all_rungs("cuda") if r.name == "thread_per_row")
 KERNEL = ("thread_per_row<float, float, float, 128>",)
 CACHED = (
-    driver.bindings, driver._remember_process, driver.device_info, driver._primary_context,
-    driver._primary_handle, driver.load, cuda._machine, resolve,
-)  # fmt: skip
+    driver.bindings,
+    driver._remember_process,
+    driver.device_info,
+    driver._primary_context,
+    driver._primary_handle,
+    driver.load,
+    cuda._machine,
+    resolve,
+)
 
 
 def forget() -> None:
@@ -474,7 +480,12 @@ def test_a_measured_ceiling_replaces_the_datasheets(fake: FakeDriver) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{}", "[]", "no json", "[" * 5000, "x" * 100_000,
+        "",
+        "{}",
+        "[]",
+        "no json",
+        "[" * 5000,
+        "x" * 100_000,
         '{"schema": 2, "device": "Fake GPU", "read_bytes_per_s": 4e12}',
         '{"schema": 1, "device": "Another", "read_bytes_per_s": 4e12}',
         '{"schema": 1, "device": "Fake GPU", "read_bytes_per_s": "4e12"}',
@@ -482,7 +493,7 @@ def test_a_measured_ceiling_replaces_the_datasheets(fake: FakeDriver) -> None:
         '{"schema": 1, "device": "Fake GPU", "read_bytes_per_s": 1e20}',
         '{"schema": 1, "device": "Fake GPU", "read_bytes_per_s": -1.0}',
     ],
-)  # fmt: skip
+)
 def test_a_ceiling_that_cannot_be_right_is_overlooked(fake: FakeDriver, text: str) -> None:
     machine = cuda.CudaBackend().machine("cuda")
     path = store_ceilings.save(machine, 4.5e12)

@@ -28,13 +28,27 @@ def test_the_reference_kernels_sum_in_double(order: str) -> None:
     a = np.asarray(rng.standard_normal((37, 70)), dtype=np.float32, order=order)
     x = rng.standard_normal(70).astype(np.float32)
     sums, sizes = np.full(37, np.nan), np.full(37, np.nan)
-    stem, rows, threads = ("reference_rows", 8, 256) if order == "C" else (
-        "reference_columns", 64, 64)  # fmt: skip
+    stem, rows, threads = (
+        ("reference_rows", 8, 256) if order == "C" else ("reference_columns", 64, 64)
+    )
     name = f"{stem}<float, float>"
     packed = launch_args.GEMV.pack(
-        a.ctypes.data, x.ctypes.data, sums.ctypes.data, sizes.ctypes.data, 37, 70, 1,
-        *(step // 4 for step in a.strides), 0, 1, 0, 1, 0, 1.0, 0.0,
-    )  # fmt: skip
+        a.ctypes.data,
+        x.ctypes.data,
+        sums.ctypes.data,
+        sizes.ctypes.data,
+        37,
+        70,
+        1,
+        *(step // 4 for step in a.strides),
+        0,
+        1,
+        0,
+        1,
+        0,
+        1.0,
+        0.0,
+    )
     module = compile_cu(FOLDER / "operands.cu", names=[name], defines=[])
     module.launch(name, grid=(-(-37 // rows), 1, 1), block=(threads, 1, 1), args=[packed])
     wide = a.astype(np.float64)
@@ -144,8 +158,9 @@ def test_the_table_has_a_line_for_each_product_with_its_peers_beside_it() -> Non
     ]
     data = cuda_session.table("title", rows)
     assert [r[:3] for r in data.rows] == [
-        ("512 x 512, A x, float16", "streamed_rows", "2"), ("third", "split_columns", "5")
-    ]  # fmt: skip
+        ("512 x 512, A x, float16", "streamed_rows", "2"),
+        ("third", "split_columns", "5"),
+    ]
     first = dict(zip(data.header, data.rows[0], strict=True))
     assert first["torch, us"] == "3"
     assert first["x over torch"] == "1.50 (1.40 to 1.60)"

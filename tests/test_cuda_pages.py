@@ -153,8 +153,19 @@ def row(name: str, us: float, over: dict[str, float], kind: str = "rung") -> Row
     times = Times(us, us, us, us, 9)
     speedups = {k: Speedup(v, v, v, 9, 0.95, "faster") for k, v in over.items()}
     title = cuda_tables.titles("matvec")[0]
-    return Row("e", Problem("matvec", 4096, 4096), name, kind, "cold", times, 1e3 / us, 1.0,
-               percent_of_ceiling=50.0, speedups=speedups, group=title)  # fmt: skip
+    return Row(
+        "e",
+        Problem("matvec", 4096, 4096),
+        name,
+        kind,
+        "cold",
+        times,
+        1e3 / us,
+        1.0,
+        percent_of_ceiling=50.0,
+        speedups=speedups,
+        group=title,
+    )
 
 
 def test_a_rung_stands_beside_the_nearest_one_before_it() -> None:
@@ -165,9 +176,10 @@ def test_a_rung_stands_beside_the_nearest_one_before_it() -> None:
     assert before(chosen["p_threads_vector"], rungs, present) == "thread_per_row"
     assert before(chosen["thread_per_row"], rungs, present) is None
     rows = [
-        row("thread_per_row", 400.0, {"torch": 0.03}), row("torch", 12.0, {}, "peer"),
+        row("thread_per_row", 400.0, {"torch": 0.03}),
+        row("torch", 12.0, {}, "peer"),
         row("two_step", 16.0, {"torch": 0.75, "thread_per_row": 25.0}),
-    ]  # fmt: skip
+    ]
     text = cuda_tables.rung_times("matvec", chosen["two_step"], rungs, rows)
     assert "x over thread\\_per\\_row | x over torch" in text
     assert "| 16.0 |" in text
@@ -175,18 +187,26 @@ def test_a_rung_stands_beside_the_nearest_one_before_it() -> None:
     assert cuda_tables.rung_times("matvec", chosen["y_blocks"], rungs, rows) == ""
     every = cuda_tables.all_times("matvec", rows).splitlines()
     assert [line.split("|")[1].strip().replace("\\", "") for line in every[2:]] == [
-        "thread_per_row", "two_step", "torch",
-    ]  # fmt: skip
+        "thread_per_row",
+        "two_step",
+        "torch",
+    ]
 
 
 def test_counters_are_shown_beside_those_of_the_rung_before() -> None:
     rungs = ladder("matvec", "cuda")
     title = cuda_tables.titles("matvec")[0]
     counted = [
-        Counted("matvec", name, title, "NVIDIA X", "2026-11-21",
-                counters={**dict.fromkeys(METRICS, 8.0), "load sectors": sectors})
+        Counted(
+            "matvec",
+            name,
+            title,
+            "NVIDIA X",
+            "2026-11-21",
+            counters={**dict.fromkeys(METRICS, 8.0), "load sectors": sectors},
+        )
         for name, sectors in (("thread_per_row", 128.0), ("warp_per_row", 16.0))
-    ]  # fmt: skip
+    ]
     chosen = next(rung for rung in rungs if rung.name == "warp_per_row")
     names = ("sectors a load request", "DRAM read, MB")
     lines = cuda_tables.telling("matvec", chosen, rungs, names, counted).splitlines()

@@ -101,9 +101,13 @@ def test_launch_geometry_is_part_of_the_key() -> None:
     variant = next(proofs.variants(rung))
     first, *rest = variant.launches
     for change in (
-        {"grid": (first.step.grid[0] + 1, 1, 1)}, {"block": (32, 1, 1)}, {"smem": 16},
-        {"cluster": (2, 1, 1)}, {"pdl": True}, {"kernel": "other"},
-    ):  # fmt: skip
+        {"grid": (first.step.grid[0] + 1, 1, 1)},
+        {"block": (32, 1, 1)},
+        {"smem": 16},
+        {"cluster": (2, 1, 1)},
+        {"pdl": True},
+        {"kernel": "other"},
+    ):
         edited = replace(first, step=replace(first.step, **change))
         other = replace(variant, launches=(edited, *rest))
         assert other.geometry_digest() != variant.geometry_digest(), change
@@ -201,10 +205,16 @@ def test_records_of_another_gpu_stay_where_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "", "no json", "[]", "{}", '{"schema": 2}', "[" * 100_000,
-        '{"schema": 1, "folder": "matvec", "rung": "r"}', "x" * (evidence.MAX_LINE_BYTES + 1),
+        "",
+        "no json",
+        "[]",
+        "{}",
+        '{"schema": 2}',
+        "[" * 100_000,
+        '{"schema": 1, "folder": "matvec", "rung": "r"}',
+        "x" * (evidence.MAX_LINE_BYTES + 1),
     ],
-)  # fmt: skip
+)
 def test_lines_that_are_no_records_are_passed_over(tmp_path: Path, line: str) -> None:
     folder = tmp_path / "gpu"
     folder.mkdir()

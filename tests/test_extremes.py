@@ -36,13 +36,20 @@ def test_every_dtype_and_every_rung_takes_part(rung: Rung) -> None:
         assert any(
             rung.refusal(
                 make_problem(
-                    rung.op, m, n, k, signature, layout_a=rung.layouts[0], layout_b=layout_b,
-                    batch=batch, quant=quant,
+                    rung.op,
+                    m,
+                    n,
+                    k,
+                    signature,
+                    layout_a=rung.layouts[0],
+                    layout_b=layout_b,
+                    batch=batch,
+                    quant=quant,
                 )
             )
             is None
             for quant in quants
-        )  # fmt: skip
+        )
 
 
 def test_results_that_differ_are_counted() -> None:

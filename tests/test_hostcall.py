@@ -53,10 +53,13 @@ def unaligned(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     "strange",
     [
-        lambda v: v.view(Subclass), unaligned, lambda v: v.astype(">f4"), lambda v: v.tolist(),
+        lambda v: v.view(Subclass),
+        unaligned,
+        lambda v: v.astype(">f4"),
+        lambda v: v.tolist(),
         lambda v: np.rec.fromarrays([v, v.astype(np.int16)], names="v,w")["v"],  # 6 bytes apart
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("which", [0, 1])
 def test_what_it_does_not_know_is_left_to_the_general_way(
     strange: Callable[[np.ndarray], Any], which: int
@@ -76,10 +79,12 @@ def test_what_it_does_not_know_is_left_to_the_general_way(
 @pytest.mark.parametrize(
     "out",
     [
-        np.empty(6, np.float32), np.empty(5, np.float64), np.empty((5, 1), np.float32),
+        np.empty(6, np.float32),
+        np.empty(5, np.float64),
+        np.empty((5, 1), np.float32),
         np.empty(10, np.float32)[::2],
     ],
-)  # fmt: skip
+)
 def test_a_questionable_out_is_left_to_the_general_way(out: np.ndarray) -> None:
     assert eager("matvec", *operands("matvec"), out) is None
 
@@ -131,11 +136,16 @@ def test_pytorchs_guards_tell_other_tensors_from_those_they_were_made_of() -> No
     same = torch_call._guards(*three())
     assert same(*three())
     others = [
-        (0, torch.randn(8, 8).t()), (0, torch.randn(8, 9)), (1, torch.randn(8).double()),
-        (1, torch.randn(16)[::2]), (1, torch.randn(8, dtype=torch.complex64).conj().imag),
-        (1, np.zeros(8, np.float32)), (2, None), (2, torch.empty(7)),
+        (0, torch.randn(8, 8).t()),
+        (0, torch.randn(8, 9)),
+        (1, torch.randn(8).double()),
+        (1, torch.randn(16)[::2]),
+        (1, torch.randn(8, dtype=torch.complex64).conj().imag),
+        (1, np.zeros(8, np.float32)),
+        (2, None),
+        (2, torch.empty(7)),
         (2, torch.nn.Parameter(torch.empty(8))),
-    ]  # fmt: skip
+    ]
     for place, other in others:
         changed = three()
         changed[place] = other

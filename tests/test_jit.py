@@ -46,8 +46,12 @@ def python(code: str, cache: Path, **environment: str) -> subprocess.CompletedPr
     scope = {**os.environ, "PYTHONPATH": str(SOURCE), "GEMMULE_CACHE": str(cache), **environment}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env=scope, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=scope,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def report(done: subprocess.CompletedProcess[str]) -> Any:

@@ -17,8 +17,10 @@ from gemmule.rung import all_rungs
 
 # Blocks of a page and more are unmapped when they are freed; smaller ones are overwritten.
 STRICT = {
-    "MALLOC_MMAP_THRESHOLD_": "4096", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_PERTURB_": "165",
-}  # fmt: skip
+    "MALLOC_MMAP_THRESHOLD_": "4096",
+    "MALLOC_TRIM_THRESHOLD_": "0",
+    "MALLOC_PERTURB_": "165",
+}
 CHILD = """
 import sys
 from gemmule.lab.verify import Choice
@@ -48,9 +50,13 @@ careless(100_000)
 
 def _child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments], env={**os.environ, **STRICT},
-        capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, **STRICT},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="settings of the GNU allocator")

@@ -53,9 +53,13 @@ def specs(rung: Rung, signature: Signature) -> list[QuantSpec | None]:
     bits = 4 if signature[0] == "uint4" else 8
     kinds = "int8" if "int8" in rung.name else "float"
     groups = [
-        (16, True, "float32"), (-1, False, "float16"), (3, True, "bfloat16"),
-        (128, True, "float16"), (None, True, "float32"), (32, False, "float32"),
-    ]  # fmt: skip
+        (16, True, "float32"),
+        (-1, False, "float16"),
+        (3, True, "bfloat16"),
+        (128, True, "float16"),
+        (None, True, "float32"),
+        (32, False, "float32"),
+    ]
     if rung.op == "matmul":  # a kernel for each number of columns: fewer quantisations
         groups = groups[:2]
     return [
@@ -71,10 +75,9 @@ def taken_specs(rung: Rung, signature: Signature, m: int, n: int, k: int) -> lis
     return [
         spec
         for spec in specs(rung, signature)
-        if rung.refusal(
-            make_problem(rung.op, m, n, k, signature, layout_a=layout, quant=spec)
-        ) is None
-    ]  # fmt: skip
+        if rung.refusal(make_problem(rung.op, m, n, k, signature, layout_a=layout, quant=spec))
+        is None
+    ]
 
 
 def problems(rung: Rung, signature: Signature) -> Iterator[Problem]:

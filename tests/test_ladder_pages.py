@@ -19,8 +19,18 @@ ROOT = Path(__file__).parents[1]
 
 def row(name: str, us: float, problem: Problem, kind: str = "rung") -> Row:
     times = Times(us, us, us, us, 9)
-    return Row("e", problem, name, kind, "cold", times, 1e3 / us, 1.0, percent_of_ceiling=50.0,
-               group="64 x 64, matvec, float32")  # fmt: skip
+    return Row(
+        "e",
+        problem,
+        name,
+        kind,
+        "cold",
+        times,
+        1e3 / us,
+        1.0,
+        percent_of_ceiling=50.0,
+        group="64 x 64, matvec, float32",
+    )
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -46,10 +56,12 @@ def test_every_rung_of_a_ladder_was_measured(op: str) -> None:
 def test_rungs_stand_in_ladder_order_with_what_each_gained() -> None:
     problem = Problem("matvec", 64, 64)
     rows = [
-        row("numpy", 5.0, problem, "peer"), row("threads", 10.0, problem),
-        row("four_rows", 20.0, problem), row("scalar_loop", 80.0, problem),
+        row("numpy", 5.0, problem, "peer"),
+        row("threads", 10.0, problem),
+        row("four_rows", 20.0, problem),
+        row("scalar_loop", 80.0, problem),
         row("panels", 1.0, dataclasses.replace(problem, layout_a="col")),
-    ]  # fmt: skip
+    ]
     lines = ladder_pages.measured("matvec", rows).splitlines()
     names = [line.split("|")[1].strip().replace("\\", "") for line in lines if line[:1] == "|"][2:]
     assert names == ["scalar_loop", "four_rows", "threads", "numpy [peer]"]
@@ -72,11 +84,13 @@ def test_rows_go_to_their_ladder() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "[]", '{"matvec": 3}', '{"matvec": {"threads": {"float32": {}}}}',
+        "[]",
+        '{"matvec": 3}',
+        '{"matvec": {"threads": {"float32": {}}}}',
         '{"matvec": {"threads": {"float32": {"counts": {"evil": 1}, "width": 64, "folded": 0}}}}',
         '{"matvec": {"threads": {"float32": {"counts": {"add": "1"}, "width": 64, "folded": 0}}}}',
     ],
-)  # fmt: skip
+)
 def test_other_files_than_mixes_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "mixes.json"
     path.write_text(text)

@@ -69,11 +69,13 @@ def test_torch_views_are_used_where_they_lie(torch: Any, dtype: str) -> None:
     base = small(rng, (12, 40), dtype)
     tensor = to_torch(torch, base)
     views = [
-        (tensor.T, base.T), (tensor[2:9, 3:33], base[2:9, 3:33]), (tensor[::2], base[::2]),
+        (tensor.T, base.T),
+        (tensor[2:9, 3:33], base[2:9, 3:33]),
+        (tensor[::2], base[::2]),
         (tensor[:, ::3], base[:, ::3]),
         (tensor[:1].expand(5, 40), np.broadcast_to(base[:1], (5, 40))),
         (tensor.unflatten(1, (4, 10))[:, 1], base.reshape(12, 4, 10)[:, 1]),
-    ]  # fmt: skip
+    ]
     for view, same in views:
         x = small(rng, (same.shape[1],), dtype)
         result = gm.matvec(view, to_torch(torch, x))

@@ -330,14 +330,20 @@ def test_cache_size_is_read_from_sysfs(tmp_path) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     for cpu in cpus:
         for index, (level, kind, size, shared) in enumerate(
-            [(1, "Data", "48K", f"{cpu}"), (1, "Instruction", "900M", f"{cpu}"),
-             (3, "Unified", "32M", "0-63")]
-        ):  # fmt: skip
+            [
+                (1, "Data", "48K", f"{cpu}"),
+                (1, "Instruction", "900M", f"{cpu}"),
+                (3, "Unified", "32M", "0-63"),
+            ]
+        ):
             entry = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
             entry.mkdir(parents=True)
             for name, text in (
-                ("level", str(level)), ("type", kind), ("size", size), ("shared_cpu_list", shared)
-            ):  # fmt: skip
+                ("level", str(level)),
+                ("type", kind),
+                ("size", size),
+                ("shared_cpu_list", shared),
+            ):
                 (entry / name).write_text(text + "\n")
     assert last_level_cache_bytes(tmp_path) == 32 << 20
     assert last_level_cache_bytes(tmp_path / "nowhere") is None

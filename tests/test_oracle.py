@@ -101,9 +101,11 @@ def test_correct_product_passes_with_every_single_infinity(name: str) -> None:
 
 def test_every_mix_of_views_layouts_batches_passes() -> None:
     options = itertools.product(
-        VIEWS, ("row", "col", "strided"), ("row", "col"),
+        VIEWS,
+        ("row", "col", "strided"),
+        ("row", "col"),
         ({}, {"batch": 3}, {"batch": 2, "shared_a": True}, {"batch": 2, "shared_b": True}),
-    )  # fmt: skip
+    )
     for view, layout_a, layout_b, batch in options:
         problem = make_problem(
             "matmul", 6, 7, 9, F32, layout_a=layout_a, layout_b=layout_b, **batch
@@ -478,8 +480,13 @@ def test_metamorphic_checks_pass_and_kill() -> None:
     problem = make_problem("matmul", 6, 7, 9, F32, batch=3)
     inputs = make_inputs(problem, "integers", 1, "strided")
     a, b = inputs.a, inputs.b
-    for run in (checks.batch_is_loop, checks.view_is_copy, checks.transpose_swaps,
-                checks.rows_permute, checks.scaling_is_exact):  # fmt: skip
+    for run in (
+        checks.batch_is_loop,
+        checks.view_is_copy,
+        checks.transpose_swaps,
+        checks.rows_permute,
+        checks.scaling_is_exact,
+    ):
         assert run(np.matmul, a, b).ok
     assert checks.rows_permute(lambda m, x: m @ x, a[0], b[0, :, 0]).ok
     for run, broken in (

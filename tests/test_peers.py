@@ -85,8 +85,9 @@ def test_plain_peers_pass_in_every_layout(op: str, dtype: str) -> None:
     served = set()
     for layout in ("row", "col", "strided"):
         for layout_b in ("row", "col"):
-            problem = Problem(op, 96, 80, 64, a=dtype, b=dtype, out=dtype,
-                              layout_a=layout, layout_b=layout_b)  # fmt: skip
+            problem = Problem(
+                op, 96, 80, 64, a=dtype, b=dtype, out=dtype, layout_a=layout, layout_b=layout_b
+            )
             for peer in PLAIN.values():
                 if peer.absent() is None and peer.refuses(problem) is None:
                     assert check(peer, problem) is None, (peer.name, problem)
@@ -117,8 +118,9 @@ def test_absent_peers_are_named_with_the_reason() -> None:
     present, absences = select(Problem("matvec", 8, 8), peers=[right, gone, other, bad])
     assert [p.name for p in present] == ["planted"]
     assert [(a.name, a.reason) for a in absences[:2]] == [
-        ("gone", "libfoo not installed"), ("other", "it needs int3")
-    ]  # fmt: skip
+        ("gone", "libfoo not installed"),
+        ("other", "it needs int3"),
+    ]
     assert absences[2].name == "bad"
     assert "1 of 192" in absences[2].reason
 

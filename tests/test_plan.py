@@ -179,9 +179,10 @@ def test_a_stored_choice_is_taken_and_can_be_forgotten(monkeypatch: pytest.Monke
     A, x = operands()
     default = gm.plan("matvec", A, x)
     other = next(
-        r for r in gm.ladder("matvec", "cpu")
+        r
+        for r in gm.ladder("matvec", "cpu")
         if r.name != default.rung.name and r.refusal(default.problem) is None
-    )  # fmt: skip
+    )
     params = list(other.space(default.problem))[-1]
     machine = backends.get("cpu").machine("cpu")
     tuned = store.Tuned(other, params, 1e-6, "2026-11-21")

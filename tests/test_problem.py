@@ -110,10 +110,12 @@ def test_out_dtype_of_the_same_kind_is_taken() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "limit"),
     [
-        ("int8", "int8", 131_071), ("uint8", "int8", 65_793), ("int8", "uint8", 65_793),
+        ("int8", "int8", 131_071),
+        ("uint8", "int8", 65_793),
+        ("int8", "uint8", 65_793),
         ("uint8", "uint8", 33_025),
     ],
-)  # fmt: skip
+)
 def test_8_bit_sums_end_where_int32_ends(a: str, b: str, limit: int) -> None:
     ranges = [(int(np.iinfo(t).min), int(np.iinfo(t).max)) for t in (a, b)]
     extremes = [p * q for p, q in itertools.product(*ranges)]

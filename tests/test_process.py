@@ -98,8 +98,12 @@ def run(code: str, cache: Path | None, *arguments: str, **environment: str) -> s
         variables["GEMMULE_CACHE"] = str(cache)
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env=variables, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

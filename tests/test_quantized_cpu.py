@@ -37,9 +37,13 @@ MACHINE = Machine("cpu", "test", "x86_64", 2, 40e9, 32 << 20)
 SIZES = [(1, 1), (3, 7), (4, 64), (5, 129), (9, 300), (2, 513)]
 GROUPS = [1, 3, 8, 24, 32, 64, 100, 128, 256, -1, None]
 KINDS = [  # code width, scale dtype, zero points
-    (4, "float32", "integer"), (4, "float16", "none"), (4, "float32", "fraction"),
-    (8, "float32", "integer"), (8, "bfloat16", "none"), (8, "float32", "fraction"),
-]  # fmt: skip
+    (4, "float32", "integer"),
+    (4, "float16", "none"),
+    (4, "float32", "fraction"),
+    (8, "float32", "integer"),
+    (8, "bfloat16", "none"),
+    (8, "float32", "fraction"),
+]
 
 
 def rung_called(name: str) -> Rung:
@@ -47,9 +51,17 @@ def rung_called(name: str) -> Rung:
 
 
 def make_matrix(
-    m: int, n: int, bits: int, group: int | None, scale_dtype: str, zeros: str, seed: int = 0,
-    *, exact: bool = False, perm: bool = False,
-) -> QuantizedMatrix:  # fmt: skip
+    m: int,
+    n: int,
+    bits: int,
+    group: int | None,
+    scale_dtype: str,
+    zeros: str,
+    seed: int = 0,
+    *,
+    exact: bool = False,
+    perm: bool = False,
+) -> QuantizedMatrix:
     """Codes of every value; exact: scales are powers of two, so that small sums are exact."""
     rng = np.random.default_rng((seed, m, n, bits))
     codes = rng.integers(0, 2**bits, (m, n)).astype(np.uint8)
@@ -77,9 +89,15 @@ def problem_of(
     Q: QuantizedMatrix, columns: int | None, b: str, out: str, activations: str
 ) -> Problem:
     spec = QuantSpec(
-        Q.bits, Q.group_size, Q.zeros is not None, "row", Q.scale_dtype, Q.transposed,
-        Q.perm is not None, activations,
-    )  # fmt: skip
+        Q.bits,
+        Q.group_size,
+        Q.zeros is not None,
+        "row",
+        Q.scale_dtype,
+        Q.transposed,
+        Q.perm is not None,
+        activations,
+    )
     name = "uint8" if Q.bits == 8 else "uint4"
     rows, inner = Q.shape
     if columns is None:
@@ -265,9 +283,13 @@ def test_every_code_and_zero_point(name: str) -> None:
         codes = np.arange(2**bits, dtype=np.uint8).reshape(-1, 1)
         for point in points:
             Q0 = QuantizedMatrix.from_parts(
-                codes, np.full((1, 1), 0.5, np.float32), np.full((1, 1), point, np.float32),
-                shape=codes.shape, bits=bits, group_size=None,
-            )  # fmt: skip
+                codes,
+                np.full((1, 1), 0.5, np.float32),
+                np.full((1, 1), point, np.float32),
+                shape=codes.shape,
+                bits=bits,
+                group_size=None,
+            )
             for Q in views(Q0):
                 x = np.ones(x_shape(rung, Q, 1), np.float32)
                 if takes(rung, Q, None if x.ndim == 1 else 1, "float32", "float32"):
@@ -433,9 +455,10 @@ def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(_operands, "stored", whole)
     elif bug == "panel":
         monkeypatch.setattr(
-            _amx_launch, "_launch",
+            _amx_launch,
+            "_launch",
             lambda k, job, *a: launch(k, job._replace(panel_bytes=0), *a),
-        )  # fmt: skip
+        )
     else:
         monkeypatch.setattr(_amx_launch, "quantise_tile_kernel", lambda b, z: quantise(b, True))
     with pytest.raises(AssertionError, match="beyond by"):

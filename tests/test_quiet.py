@@ -13,8 +13,17 @@ HIT = "the CPU was taken away during 9 of 9 blocks"
 
 
 def row(*flags: str) -> Row:
-    return Row("e", Problem("matvec", 2, 2), "blas", "rung", "cold", Times(2, 1, 3, 1, 9), 1.0, 1.0,
-               flags=flags)  # fmt: skip
+    return Row(
+        "e",
+        Problem("matvec", 2, 2),
+        "blas",
+        "rung",
+        "cold",
+        Times(2, 1, 3, 1, 9),
+        1.0,
+        1.0,
+        flags=flags,
+    )
 
 
 class Machine:

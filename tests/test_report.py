@@ -36,13 +36,18 @@ def results(device: str = "Test GPU", peer: str = "numpy", name: str = "threads"
             kind = "peer" if key == peer else "rung"
             over = {} if kind == "peer" else {peer: speedup_of(ratio(taken, run[peer]))}
             rows.append(
-                make_row(here, problem, taken, kind=kind, temperature="cold", speedups=over,
-                         error_ratio=0.125 if kind == "rung" else None)
-            )  # fmt: skip
+                make_row(
+                    here,
+                    problem,
+                    taken,
+                    kind=kind,
+                    temperature="cold",
+                    speedups=over,
+                    error_ratio=0.125 if kind == "rung" else None,
+                )
+            )
     quantised = Problem("matvec", 512, 1024, a="uint4", b="float16", out="float16", quant=QUANT)
-    rows.append(
-        make_row(here, quantised, samples("few", 9.5), kind="rung", temperature="warm")
-    )  # fmt: skip
+    rows.append(make_row(here, quantised, samples("few", 9.5), kind="rung", temperature="warm"))
     return Results({here.id: here}, tuple(rows))
 
 
@@ -140,8 +145,9 @@ def test_report_of_a_file_on_disk(tmp_path) -> None:
 
 
 def test_bandwidth_plot_puts_points_where_they_belong() -> None:
-    line = svg.Series("a", [(256.0, 10.0, 8.0, 12.0), (1024.0, 40.0, 39.0, 41.0),
-                            (4096.0, 20.0, 19.0, 21.0)])  # fmt: skip
+    line = svg.Series(
+        "a", [(256.0, 10.0, 8.0, 12.0), (1024.0, 40.0, 39.0, 41.0), (4096.0, 20.0, 19.0, 21.0)]
+    )
     drawing = svg.bandwidth_plot([line], title="T", ceiling=50.0, x_label="n")
     root = ET.fromstring(drawing)
     dots = [(float(d.get("cx")), float(d.get("cy"))) for d in root.iter(f"{SVG}circle")]
@@ -157,8 +163,12 @@ def test_bandwidth_plot_puts_points_where_they_belong() -> None:
 
 
 def test_speedup_bars_and_the_line_at_one() -> None:
-    bars = [svg.Bar("win", 2.0, 1.9, 2.1), svg.Bar("loss", 0.5, 0.4, 0.6),
-            svg.Bar("open", 1.1, 0.9, 1.3), svg.Bar("few", 3.0, 2.9, 3.1, sure=False)]  # fmt: skip
+    bars = [
+        svg.Bar("win", 2.0, 1.9, 2.1),
+        svg.Bar("loss", 0.5, 0.4, 0.6),
+        svg.Bar("open", 1.1, 0.9, 1.3),
+        svg.Bar("few", 3.0, 2.9, 3.1, sure=False),
+    ]
     root = ET.fromstring(svg.speedup_bars(bars, title="T"))
     drawn = list(root.iter(f"{SVG}rect"))
     assert [d.get("class") for d in drawn] == ["bar win", "bar loss", "bar even", "bar even"]
@@ -170,8 +180,11 @@ def test_speedup_bars_and_the_line_at_one() -> None:
 
 
 def test_ladder_waterfall_names_each_step() -> None:
-    steps = [svg.Bar("naive", 100, 99, 101), svg.Bar("better", 40, 39, 41),
-             svg.Bar("worse", 50, 49, 51)]  # fmt: skip
+    steps = [
+        svg.Bar("naive", 100, 99, 101),
+        svg.Bar("better", 40, 39, 41),
+        svg.Bar("worse", 50, 49, 51),
+    ]
     text = svg.ladder_waterfall(steps, title="T")
     assert "2.50× faster" in text
     assert "1.25× slower" in text
@@ -180,11 +193,14 @@ def test_ladder_waterfall_names_each_step() -> None:
     assert "logarithmic axis" in svg.ladder_waterfall(steps, title="T")
 
 
-@pytest.mark.parametrize("draw", [
-    lambda: svg.speedup_bars([], title="T"),
-    lambda: svg.ladder_waterfall([], title="T"),
-    lambda: svg.bandwidth_plot([], title="T", ceiling=None, x_label="n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: svg.speedup_bars([], title="T"),
+        lambda: svg.ladder_waterfall([], title="T"),
+        lambda: svg.bandwidth_plot([], title="T", ceiling=None, x_label="n"),
+    ],
+)
 def test_nothing_to_draw_is_an_error(draw) -> None:
     with pytest.raises(ValueError, match="at least one"):
         draw()
@@ -200,9 +216,7 @@ def test_markers_are_filled_and_the_rest_is_left_alone(tmp_path) -> None:
     readme.chmod(0o640)
     table = markdown(TableData("t", ("a", "b"), (("1", "2"),), (False, True)))
     assert update_markers(readme, {"cpu": table})
-    assert readme.read_text() == text.replace(
-        "old", "\n| a | b |\n| --- | ---: |\n| 1 | 2 |\n"
-    )  # fmt: skip
+    assert readme.read_text() == text.replace("old", "\n| a | b |\n| --- | ---: |\n| 1 | 2 |\n")
     assert readme.stat().st_mode & 0o777 == 0o640
     assert not update_markers(readme, {"cpu": table}), "a second run changes nothing"
     assert [p.name for p in tmp_path.iterdir()] == ["README.md"]

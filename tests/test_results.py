@@ -31,10 +31,18 @@ QUANT = QuantSpec(4, 128, False, "row", "float16", False)
 def machine(read_gbs: float = 40.0, device: str = "Test CPU") -> Environment:
     ceiling = Ceiling("read", read_gbs, "GB/s", "4 streams, 2 threads", 2, {"1 stream": 33.0})
     return Environment(
-        device=device, backend="cpu", cpu=device, gpus=(), system="Linux", python="3.11",
-        versions={"numpy": "2.4"}, commit=None, threads=2, clocks={"cpu": "3000 MHz"},
+        device=device,
+        backend="cpu",
+        cpu=device,
+        gpus=(),
+        system="Linux",
+        python="3.11",
+        versions={"numpy": "2.4"},
+        commit=None,
+        threads=2,
+        clocks={"cpu": "3000 MHz"},
         ceilings={"read": ceiling},
-    )  # fmt: skip
+    )
 
 
 def samples(name: str, microseconds: float, n: int = 12, spread: float = 0.0) -> Samples:
@@ -45,9 +53,15 @@ def samples(name: str, microseconds: float, n: int = 12, spread: float = 0.0) ->
 def row(environment: Environment, us: float = 100.0, **changes: object) -> Row:
     problem = Problem("matvec", 1000, 1000)
     made = make_row(
-        environment, problem, samples("threads", us), kind="rung", temperature="cold",
-        params={"rows": 4}, error_ratio=0.25, proof="ab12",
-    )  # fmt: skip
+        environment,
+        problem,
+        samples("threads", us),
+        kind="rung",
+        temperature="cold",
+        params={"rows": 4},
+        error_ratio=0.25,
+        proof="ab12",
+    )
     return dataclasses.replace(made, **changes)
 
 
@@ -56,16 +70,22 @@ def test_what_is_written_is_read_back(tmp_path) -> None:
     ours, theirs = samples("threads", 100, spread=0.01), samples("numpy", 120, spread=0.01)
     problem = Problem("matvec", 512, 1024, a="uint4", b="float16", out="float16", quant=QUANT)
     quantised = make_row(
-        here, problem, ours, kind="rung", temperature="cold",
+        here,
+        problem,
+        ours,
+        kind="rung",
+        temperature="cold",
         speedups={"numpy": speedup_of(ratio(ours, theirs))},
-    )  # fmt: skip
+    )
     append(path, [here, row(here)])
     append(path, [quantised, row(here, kind="peer", flags=("a flag",), percent_of_ceiling=None)])
     results = read(path)
     assert results.environments == {here.id: here}
     assert results.rows == (
-        row(here), quantised, row(here, kind="peer", flags=("a flag",), percent_of_ceiling=None)
-    )  # fmt: skip
+        row(here),
+        quantised,
+        row(here, kind="peer", flags=("a flag",), percent_of_ceiling=None),
+    )
     assert not results.torn
     assert quantised.speedups["numpy"].value == pytest.approx(1.2)
     assert quantised.speedups["numpy"].verdict == "faster"

@@ -37,16 +37,27 @@ def make(name: str = "r", after: str | None = None, **changes: object) -> Rung:
         **changes,
     }
     return Rung(
-        title="t", idea="i", source="s", after=after, name=name, folder="matvec", backend="cpu",
-        arithmetic=lambda p: Arithmetic("float32", lambda q, r: q.reduction), **values,
-    )  # fmt: skip
+        title="t",
+        idea="i",
+        source="s",
+        after=after,
+        name=name,
+        folder="matvec",
+        backend="cpu",
+        arithmetic=lambda p: Arithmetic("float32", lambda q, r: q.reduction),
+        **values,
+    )
 
 
 def test_the_space_is_what_the_constraints_leave() -> None:
     space = list(make().space(PROBLEM))
     assert space == [
-        {"p": 8, "q": 1}, {"p": 4, "q": 1}, {"p": 4, "q": 2}, {"p": 2, "q": 1}, {"p": 2, "q": 2},
-    ]  # fmt: skip
+        {"p": 8, "q": 1},
+        {"p": 4, "q": 1},
+        {"p": 4, "q": 2},
+        {"p": 2, "q": 1},
+        {"p": 2, "q": 2},
+    ]
 
 
 def test_defaults_come_first_and_missing_values_are_filled() -> None:

@@ -70,9 +70,14 @@ def stand_in(folder: Path, log: str, *, code: int = 0, outcome: bool = True) -> 
     ],
 )
 def test_only_finished_runs_without_errors_are_clean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, code: int, outcome: bool,
-    errors: int | None, clean: bool,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: str,
+    code: int,
+    outcome: bool,
+    errors: int | None,
+    clean: bool,
+) -> None:
     stand_in(tmp_path, log, code=code, outcome=outcome)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setattr(sanitize, "chunks", lambda rung: [frozenset({"float32,float32,float32"})])
@@ -105,9 +110,11 @@ def test_variants_are_watched_a_few_at_a_time_and_told_at_once(
     seen: list[tuple[str, str]] = []
     other = next(r for r in all_rungs("cuda") if r.name == "two_step")
     sanitize.sanitize(
-        [RUNG, other], ["memcheck", "initcheck"], workers=2,
+        [RUNG, other],
+        ["memcheck", "initcheck"],
+        workers=2,
         report=lambda found: seen.append((found.tool, found.rung)),
-    )  # fmt: skip
+    )
     assert sorted(set(seen)) == [
         (tool, f"matvec/{name}")
         for tool in ("initcheck", "memcheck")

@@ -47,15 +47,17 @@ CLAIMS = (
     *(Claim("warp_vector", 2 * (loads + 1), {"loads": loads}) for loads in (1, 2, 4)),
     Claim("y_blocks", 2 * (1 + 1)),
     Claim("vector_shared_x", 1),  # x comes from shared memory
-    Claim("streamed_rows", 2), Claim("streamed_rows", 2, signature=BYTES),
-    Claim("clustered_columns", 1), Claim("split_columns", 1),
+    Claim("streamed_rows", 2),
+    Claim("streamed_rows", 2, signature=BYTES),
+    Claim("clustered_columns", 1),
+    Claim("split_columns", 1),
     Claim("vector_tile", 2, signature=("float32",) * 3),
     # 16 or 32 codes make one load; as many halves of x make two or four.
     Claim("int8_codes", 1 + 2, {"values": 16}, ("uint8", "float16", "float16")),
     Claim("int4_codes", 1 + 4, {"values": 32}, ("uint4", "float16", "float16")),
     Claim("product_table_int8", 1, {"values": 16}, ("uint8", "float16", "float16")),
     # product_table_int4 loads 8 bytes at most: 16 codes.
-)  # fmt: skip
+)
 
 
 def problem_of(rung: Rung, signature: tuple[str, str, str]) -> Any:

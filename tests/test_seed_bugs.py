@@ -327,9 +327,10 @@ def far_product(rung: Rung, kernels: Callable[[Rung, str, Problem], Any]) -> boo
     dtype = numpy_dtype(problem.a)
     step = (1 << 31) + 64
     memory = mmap.mmap(
-        -1, 2 * (step + 4096) * dtype.itemsize,
+        -1,
+        2 * (step + 4096) * dtype.itemsize,
         flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE,
-    )  # fmt: skip
+    )
     strides = (step, 1) if rung.layouts[0] == "row" else (1, step)
     a: Any = np.ndarray(
         (m, n), dtype, memory, step * dtype.itemsize, tuple(s * dtype.itemsize for s in strides)
@@ -343,9 +344,22 @@ def far_product(rung: Rung, kernels: Callable[[Rung, str, Problem], Any]) -> boo
     work = np.full(rung.workspace(problem, params, machine) + 256, 0xFF, np.uint8)
     base = -(-work.ctypes.data // 256) * 256
     packed = launch_args.GEMV.pack(
-        a.ctypes.data, inputs.b.ctypes.data, inputs.out.ctypes.data, base, m, n, 1, *strides, 0,
-        1, 0, 1, 0, 1.0, 0.0,
-    )  # fmt: skip
+        a.ctypes.data,
+        inputs.b.ctypes.data,
+        inputs.out.ctypes.data,
+        base,
+        m,
+        n,
+        1,
+        *strides,
+        0,
+        1,
+        0,
+        1,
+        0,
+        1.0,
+        0.0,
+    )
     for launch in rung.steps(problem, params, machine):
         kernels(rung, launch.kernel, problem).launch(
             launch.kernel, grid=launch.grid, block=launch.block, args=[packed], smem=launch.smem

@@ -30,8 +30,15 @@ from gemmule.rung import RUNGS_FOLDER, Rung, Signature, Step, all_rungs
 MAP_NORESERVE = 0x4000  # Linux's; the mmap module of Python 3.11 does not name it
 SCHEDULES = (0, 1, 2, 3)  # orders of threads and blocks that each kernel runs in
 F32: Signature = ("float32", "float32", "float32")
-HERE = ("naive", "shared_tile", "rectangular_tile", "register_tile", "vector_tile", "tensor_core",
-        "tensor_core_int8")  # fmt: skip
+HERE = (
+    "naive",
+    "shared_tile",
+    "rectangular_tile",
+    "register_tile",
+    "vector_tile",
+    "tensor_core",
+    "tensor_core_int8",
+)
 LADDER = [r for r in all_rungs("cuda") if r.op == "matmul" and r.name in HERE]
 EACH = pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
 CUDA = "matmul/cuda/"

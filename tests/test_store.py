@@ -25,12 +25,18 @@ PROBLEM = Problem("matvec", 100, 200)
 
 def _rung(name: str) -> Rung:
     return Rung(
-        "title", "idea", "source", "matvec", same("float32"),
+        "title",
+        "idea",
+        "source",
+        "matvec",
+        same("float32"),
         lambda problem: Arithmetic("float32", lambda p, q: p.reduction),
         params={"block": (1, 2, 4), "mode": ("a", "b")},
         constraints=(Constraint("not 4 with b", lambda p, q: (q["block"], q["mode"]) != (4, "b")),),
-        name=name, folder="matvec", backend="cpu",
-    )  # fmt: skip
+        name=name,
+        folder="matvec",
+        backend="cpu",
+    )
 
 
 @pytest.fixture
@@ -163,22 +169,47 @@ def test_garbage_is_a_miss(rungs: tuple[Rung, Rung], name: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 2}, {"schema": "1"}, {"schema": None}, {"schema": True},
-        {"rung": "third"}, {"rung": 1}, {"rung": ["first"]}, {"rung": None}, {"rung": {}},
-        {"folder": "matmul"}, {"folder": "../matvec"}, {"folder": []},
-        {"digest": "0" * 64}, {"digest": None},
-        {"params": {}}, {"params": None}, {"params": []}, {"params": {"block": 2}},
+        {"schema": 2},
+        {"schema": "1"},
+        {"schema": None},
+        {"schema": True},
+        {"rung": "third"},
+        {"rung": 1},
+        {"rung": ["first"]},
+        {"rung": None},
+        {"rung": {}},
+        {"folder": "matmul"},
+        {"folder": "../matvec"},
+        {"folder": []},
+        {"digest": "0" * 64},
+        {"digest": None},
+        {"params": {}},
+        {"params": None},
+        {"params": []},
+        {"params": {"block": 2}},
         {"params": {"block": 2, "mode": "a", "more": 1}},
-        {"params": {"block": 3, "mode": "a"}}, {"params": {"block": 2.0, "mode": "a"}},
-        {"params": {"block": "2", "mode": "a"}}, {"params": {"block": True, "mode": "a"}},
-        {"params": {"block": [2], "mode": "a"}}, {"params": {"block": 2, "mode": None}},
-        {"params": {"block": 4, "mode": "b"}}, {"params": {"block": 10**30, "mode": "a"}},
-        {"time_s": 0.0}, {"time_s": -1.0}, {"time_s": float("nan")}, {"time_s": float("inf")},
-        {"time_s": 1}, {"time_s": "1"}, {"time_s": None}, {"time_s": 1e9}, {"time_s": True},
-        {"date": None}, {"date": 20261121},
+        {"params": {"block": 3, "mode": "a"}},
+        {"params": {"block": 2.0, "mode": "a"}},
+        {"params": {"block": "2", "mode": "a"}},
+        {"params": {"block": True, "mode": "a"}},
+        {"params": {"block": [2], "mode": "a"}},
+        {"params": {"block": 2, "mode": None}},
+        {"params": {"block": 4, "mode": "b"}},
+        {"params": {"block": 10**30, "mode": "a"}},
+        {"time_s": 0.0},
+        {"time_s": -1.0},
+        {"time_s": float("nan")},
+        {"time_s": float("inf")},
+        {"time_s": 1},
+        {"time_s": "1"},
+        {"time_s": None},
+        {"time_s": 1e9},
+        {"time_s": True},
+        {"date": None},
+        {"date": 20261121},
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_values_outside_what_is_declared_are_a_miss(
     rungs: tuple[Rung, Rung], change: dict[str, Any]
 ) -> None:

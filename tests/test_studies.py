@@ -62,12 +62,18 @@ CLAIMS = {
 }  # fmt: skip
 # Decided by arithmetic over what the document itself prints, with no row at all.
 BY_ARITHMETIC = {
-    ("000", "small-x"): CONFIRMED, ("000", "result-size"): REFUTED, ("001", "order"): REFUTED,
-    ("001", "epsilon"): REFUTED, ("002", "coalesced"): REFUTED,
-    ("003", "printed-bandwidths"): REFUTED, ("004", "own-optimum"): REFUTED,
-    ("004", "twice-memory"): CONFIRMED, ("004", "case-count"): REFUTED,
-    ("004", "whose-7.3"): REFUTED, ("004", "eighty-percent"): REFUTED,
-}  # fmt: skip
+    ("000", "small-x"): CONFIRMED,
+    ("000", "result-size"): REFUTED,
+    ("001", "order"): REFUTED,
+    ("001", "epsilon"): REFUTED,
+    ("002", "coalesced"): REFUTED,
+    ("003", "printed-bandwidths"): REFUTED,
+    ("004", "own-optimum"): REFUTED,
+    ("004", "twice-memory"): CONFIRMED,
+    ("004", "case-count"): REFUTED,
+    ("004", "whose-7.3"): REFUTED,
+    ("004", "eighty-percent"): REFUTED,
+}
 
 
 class FakeBench:
@@ -93,14 +99,31 @@ def times(us: float) -> Times:
 
 
 def row(
-    seed: str, experiment: str, name: str, us: float | None = None, *, backend: str = "cuda",
-    temperature: str = "warm", figures: Mapping[str, float] | None = None, note: str = "",
+    seed: str,
+    experiment: str,
+    name: str,
+    us: float | None = None,
+    *,
+    backend: str = "cuda",
+    temperature: str = "warm",
+    figures: Mapping[str, float] | None = None,
+    note: str = "",
     **case: int,
-) -> StudyRow:  # fmt: skip
+) -> StudyRow:
     return StudyRow(
-        seed, experiment, machine().id, "Test device", backend, case, name, "rung", temperature,
-        times_us=None if us is None else times(us), figures=figures or {}, note=note,
-    )  # fmt: skip
+        seed,
+        experiment,
+        machine().id,
+        "Test device",
+        backend,
+        case,
+        name,
+        "rung",
+        temperature,
+        times_us=None if us is None else times(us),
+        figures=figures or {},
+        note=note,
+    )
 
 
 def verdict(seed: str, claim: str, rows: list[StudyRow], **ceilings: float) -> str:
@@ -156,8 +179,16 @@ def test_a_line_that_a_crash_cut_off_is_measured_again(tmp_path: Path) -> None:
 
 def test_verdicts_are_of_the_last_device_and_ceilings_are_held_against_rows() -> None:
     here = machine()  # reads 40 GB/s
-    fast = row("000", "rows x columns", "a", 9.0, backend="cpu", temperature="cold",
-               figures={"gbs": 50.0}, n=8)  # fmt: skip
+    fast = row(
+        "000",
+        "rows x columns",
+        "a",
+        9.0,
+        backend="cpu",
+        temperature="cold",
+        figures={"gbs": 50.0},
+        n=8,
+    )
     rows = [dataclasses.replace(fast, device=name) for name in ("Old CPU", "Test CPU")]
     kept = runner.of_last_devices(Rows(rows, {here.id: here}))
     assert [r.device for r in kept] == ["Test CPU"]
@@ -178,12 +209,15 @@ def test_rows_of_another_device_do_not_count_as_done(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"schema": 9}, "schema 9"), ({"line": "row"}, "'environment' or 'study'"),
-        ({"environment": "0123"}, "does not come before"), ({"seed": "004"}, "is of seed 003"),
-        ({"temperature": "hot"}, "temperature"), ({"surprise": 1}, "unknown field"),
+        ({"schema": 9}, "schema 9"),
+        ({"line": "row"}, "'environment' or 'study'"),
+        ({"environment": "0123"}, "does not come before"),
+        ({"seed": "004"}, "is of seed 003"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"surprise": 1}, "unknown field"),
         ({"name": 7}, "must be str"),
     ],
-)  # fmt: skip
+)
 def test_files_are_not_trusted(tmp_path: Path, change: dict[str, object], words: str) -> None:
     path = tmp_path / "rows.jsonl"
     store.append(path, [machine(), row("003", "sizes", "torch", 3.0, n=512)])
@@ -241,10 +275,18 @@ def test_both_tiles_have_to_win() -> None:
 def total(name: str, times_us: Mapping[int, float], backend: str = "cuda") -> list[StudyRow]:
     parts = dict.fromkeys(splits.PARTS, 10.0)
     return [
-        row("001", "total", name, us, backend=backend, temperature="once",
-            figures={**parts, "kernel": us - 40.0, "gflops": 1.0}, n=n)
+        row(
+            "001",
+            "total",
+            name,
+            us,
+            backend=backend,
+            temperature="once",
+            figures={**parts, "kernel": us - 40.0, "gflops": 1.0},
+            n=n,
+        )
         for n, us in times_us.items()
-    ]  # fmt: skip
+    ]
 
 
 def test_break_even_sizes() -> None:
@@ -265,8 +307,17 @@ def test_break_even_sizes() -> None:
 
 def test_limits_of_001() -> None:
     assert verdict("001", "loading", total("shared tile", {11: 60.0})) == REFUTED
-    heavy = [row("001", "total", "shared tile", 300.0, temperature="once", n=11,
-                 figures=dict.fromkeys(splits.PARTS, 60.0))]  # fmt: skip
+    heavy = [
+        row(
+            "001",
+            "total",
+            "shared tile",
+            300.0,
+            temperature="once",
+            n=11,
+            figures=dict.fromkeys(splits.PARTS, 60.0),
+        )
+    ]
     assert verdict("001", "loading", heavy) == CONFIRMED
     assert verdict("001", "eigen-45", total("eigen", {10000: 46e6}, "cpu")) == CONFIRMED
     assert verdict("001", "eigen-45", total("eigen", {5000: 5e6}, "cpu")) == REFUTED
@@ -313,8 +364,12 @@ def test_counters_decide() -> None:
         sectors = {"load sectors": 9e9, "load sectors hit in L1": 9e9 - misses}
         one = row("000", "counters", "thread_per_row", temperature="once", figures=sectors)
         assert verdict("000", "l2", [one]) == expected
-    table = ['==PROF== noise', '"ID","Kernel Name","sm__throughput.avg.pct_of_peak_sustained_'
-             'elapsed"', '"","","%"', '"0","naive","1,081.5"']  # fmt: skip
+    table = [
+        "==PROF== noise",
+        '"ID","Kernel Name","sm__throughput.avg.pct_of_peak_sustained_elapsed"',
+        '"","","%"',
+        '"0","naive","1,081.5"',
+    ]
     assert counters.parse(table) == {"SM throughput percent": 1081.5}
     assert counters.parse(["==ERROR== no permission"]) == {}
 
@@ -358,8 +413,11 @@ def test_widths_wins_and_ratios_of_004() -> None:
     assert verdict("004", "ratio-transposed", even) == REFUTED
     assert verdict("004", "ratio-then", even) == CONFIRMED
     assert verdict("004", "transposed-wins", even) == REFUTED
-    mixed = [*even, row("004", "widths", "naive transposed", 1.0, m=32, n=128),
-             row("004", "widths", "block_multiply_transposed 64", 5.0, m=32, n=128)]  # fmt: skip
+    mixed = [
+        *even,
+        row("004", "widths", "naive transposed", 1.0, m=32, n=128),
+        row("004", "widths", "block_multiply_transposed 64", 5.0, m=32, n=128),
+    ]
     assert verdict("004", "transposed-wins", mixed) == CONFIRMED
     name, side = "block_multiply 64", 1 << 14
     whole = row("004", "widths", name, 300.0, m=side, n=side)
@@ -400,10 +458,16 @@ def test_full_grids_are_the_documents() -> None:
     for seed in SEEDS:
         study = studies.load(seed)
         for backend in ("cpu", "cuda"):
-            thin = {runner._key(s, backend, "d", n) for s in study.steps(backend, False)
-                    for n in runner._names(s)}  # fmt: skip
-            full = {runner._key(s, backend, "d", n) for s in study.steps(backend, True)
-                    for n in runner._names(s)}  # fmt: skip
+            thin = {
+                runner._key(s, backend, "d", n)
+                for s in study.steps(backend, False)
+                for n in runner._names(s)
+            }
+            full = {
+                runner._key(s, backend, "d", n)
+                for s in study.steps(backend, True)
+                for n in runner._names(s)
+            }
             assert thin
             assert thin <= full
         assert list(study.left_out(False))
@@ -420,10 +484,12 @@ def test_products_are_judged() -> None:
 
 def test_the_cpu_bench_times_rungs_and_peers() -> None:
     lanes = (
-        Lane("loop", "scalar_loop"), Lane("loop, transposed", "scalar_loop", flip=True),
-        Lane("codes", "auto", form="int4"), Lane("numpy", None, peer="numpy"),
+        Lane("loop", "scalar_loop"),
+        Lane("loop, transposed", "scalar_loop", flip=True),
+        Lane("codes", "auto", form="int4"),
+        Lane("numpy", None, peer="numpy"),
         Lane("none", None, peer="nobody"),
-    )  # fmt: skip
+    )
     found = CpuBench(seconds=0.01).measure(
         Cell("test", "matvec", 24, 56, lanes, "warm", layout="col"), lanes
     )
@@ -440,9 +506,18 @@ def test_tables_and_plots_of_a_whole_grid(seed: str, tmp_path: Path) -> None:
     study, rows = studies.load(seed), []
     for step in study.steps("cuda", False):
         if isinstance(step, Cell):
-            rows += [row(seed, step.experiment, lane.name, 7.0, temperature=step.temperature,
-                         figures={"gbs": 5.0, "gflops": 6.0}, **step.filed)
-                     for lane in step.lanes]  # fmt: skip
+            rows += [
+                row(
+                    seed,
+                    step.experiment,
+                    lane.name,
+                    7.0,
+                    temperature=step.temperature,
+                    figures={"gbs": 5.0, "gflops": 6.0},
+                    **step.filed,
+                )
+                for lane in step.lanes
+            ]
     here = dataclasses.replace(machine(), backend="cuda")
     whole = Rows(rows, {here.id: here})
     assert show.comparison_table(study, whole).rows
@@ -456,9 +531,10 @@ def test_tables_and_plots_of_a_whole_grid(seed: str, tmp_path: Path) -> None:
 
 def test_the_command_shows_verdicts_without_measuring(tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        command, ["003", "--device", "cpu", "--show", "--out", str(tmp_path)],
+        command,
+        ["003", "--device", "cpu", "--show", "--out", str(tmp_path)],
         env={"COLUMNS": "200"},
-    )  # fmt: skip
+    )
     assert result.exit_code == 0, result.output
     assert "left out: everything on a GPU" in result.output
     assert "refuted" in result.output

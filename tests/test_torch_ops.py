@@ -22,8 +22,10 @@ from gemmule import torch_ops as ops  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 OPS: dict[str, Callable[..., Any]] = {
-    "matvec": ops.matvec, "vecmat": ops.vecmat, "matmul": ops.matmul,
-}  # fmt: skip
+    "matvec": ops.matvec,
+    "vecmat": ops.vecmat,
+    "matmul": ops.matmul,
+}
 # Per operator, shapes of both operands: plain, batched on either side, broadcast, 1-D, empty.
 SHAPES = {
     "matvec": [
@@ -178,9 +180,10 @@ def test_a_compiled_graph_is_whole_and_differentiable(dynamic: bool) -> None:
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for rows, batch in ((6, 2), (7, 3)):
         inputs = [
-            sample((rows, 5), "float32", 1, grad=True), sample((batch, 5), "float32", 2, grad=True),
+            sample((rows, 5), "float32", 1, grad=True),
+            sample((batch, 5), "float32", 2, grad=True),
             sample((rows, 4), "float32", 3, grad=True),
-        ]  # fmt: skip
+        ]
         eager = [t.detach().clone().requires_grad_() for t in inputs]
         got, wanted = compiled(*inputs), layer(*eager)
         torch.testing.assert_close(got, wanted)

@@ -97,11 +97,19 @@ def made_rung(name: str, fault: str = "", expected_s: float | None = 1e-5, **cha
         return None if expected_s is None else Suggestion({"block": 1}, expected_s)
 
     made = Rung(
-        "title", "idea", "source", "matvec", same("float32"),
+        "title",
+        "idea",
+        "source",
+        "matvec",
+        same("float32"),
         lambda problem: Arithmetic("float32", lambda p, q: p.reduction),
-        params={"block": (1, 2, 4)}, bind=_planted(fault), suggest=suggest,
-        name=name, folder="matvec", backend="cpu",
-    )  # fmt: skip
+        params={"block": (1, 2, 4)},
+        bind=_planted(fault),
+        suggest=suggest,
+        name=name,
+        folder="matvec",
+        backend="cpu",
+    )
     return replace(made, **changes)
 
 
@@ -488,10 +496,14 @@ def test_a_hanging_process_is_a_timeout() -> None:
         ("""print('{"kind": "Measured", "seconds": NaN, "ratio": {}}')""", LaunchFailed, "nonsen"),
         ("""print('{"kind": "Timeout", "text": "made up"}')""", LaunchFailed, "nonsense"),
         ("""print('x'); print('{"kind": "Wrong", "text": "[3] is 5"}')""", Wrong, "[3] is 5"),
-        ("import sys, json; assert json.load(sys.stdin)['rung'] == 'usual'; "
-         """print('{"kind": "CompileFailed", "text": "line 1"}')""", CompileFailed, "line 1"),
+        (
+            "import sys, json; assert json.load(sys.stdin)['rung'] == 'usual'; "
+            """print('{"kind": "CompileFailed", "text": "line 1"}')""",
+            CompileFailed,
+            "line 1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_process_says_or_does_is_an_outcome(code: str, kind: type, words: str) -> None:
     found = _apart(code)
     assert type(found) is kind
@@ -692,13 +704,22 @@ def test_a_faulty_shipped_entry_is_seen(plant: Plant, tmp_path: Path) -> None:
     whole = json.loads(path.read_bytes())
     fields = whole["fields"]
     for change in (
-        {"params": {"block": 3}}, {"digest": "0" * 64}, {"rung": "gone"}, {"time_s": 0.0},
-        {"date": "\x1b[31mnow"}, {"schema": 2}, {"fields": None}, {"device": {}},
-        {"fields": {**fields, "m": 71}}, {"fields": {**fields, "m": "70"}},
-        {"fields": {**fields, "a": "float31"}}, {"fields": {**fields, "more": 1}},
-        {"fields": {**fields, "quant": {"bits": 4}}}, {"device": {**whole["device"], "units": 99}},
+        {"params": {"block": 3}},
+        {"digest": "0" * 64},
+        {"rung": "gone"},
+        {"time_s": 0.0},
+        {"date": "\x1b[31mnow"},
+        {"schema": 2},
+        {"fields": None},
+        {"device": {}},
+        {"fields": {**fields, "m": 71}},
+        {"fields": {**fields, "m": "70"}},
+        {"fields": {**fields, "a": "float31"}},
+        {"fields": {**fields, "more": 1}},
+        {"fields": {**fields, "quant": {"bits": 4}}},
+        {"device": {**whole["device"], "units": 99}},
         {"device": {**whole["device"], "backend": "../cpu"}},
-    ):  # fmt: skip
+    ):
         path.write_text(json.dumps({**whole, **change}))
         assert store.shipped_fault(path), change
     path.write_text(json.dumps(whole))
@@ -917,10 +938,13 @@ def plan_choice(call: Any, rung: Rung) -> Any:
 @pytest.mark.parametrize(
     "problem",
     [
-        Problem("matvec", 10**6, 4099), Problem("matvec", 5, 10**7), Problem("matvec", 3, 4),
-        Problem("matmul", 5000, 4097, 10**5, batch=9), Problem("matvec", 0, 10**6),
+        Problem("matvec", 10**6, 4099),
+        Problem("matvec", 5, 10**7),
+        Problem("matvec", 3, 4),
+        Problem("matmul", 5000, 4097, 10**5, batch=9),
+        Problem("matvec", 0, 10**6),
     ],
-)  # fmt: skip
+)
 def test_the_smaller_problem_keeps_remainders(problem: Problem) -> None:
     from gemmule.tune_trials import smaller
 

@@ -63,12 +63,20 @@ def test_alignment_on_a_device_is_that_of_packed_rows() -> None:
 @pytest.mark.parametrize(
     ("text", "op"),
     [
-        ("4096", "matvec"), ("4x4x4", "vecmat"), ("4x4", "matmul"), ("0x4", "matvec"),
-        ("", "matvec"), ("-1x4", "matvec"), ("4x4x", "matmul"), ("1e3x4", "matvec"),
-        ("99999999999x4", "matvec"), ("4000000000x4", "matvec"), ("٤x4", "matvec"),
+        ("4096", "matvec"),
+        ("4x4x4", "vecmat"),
+        ("4x4", "matmul"),
+        ("0x4", "matvec"),
+        ("", "matvec"),
+        ("-1x4", "matvec"),
+        ("4x4x", "matmul"),
+        ("1e3x4", "matvec"),
+        ("99999999999x4", "matvec"),
+        ("4000000000x4", "matvec"),
+        ("٤x4", "matvec"),
         ("4x4\n", "matvec"),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_are_none(text: str, op: str) -> None:
     with pytest.raises(ValueError, match="sizes are"):
         tuning.sizes_of(text, op)
@@ -91,12 +99,17 @@ def _report(**changes: Any) -> TuneReport:
     default = Candidate(plan.rung, {"block": 1})
     other = Candidate(plan.rung, {"block": 2})
     fields: dict[str, Any] = {
-        "winner": other, "default_s": 2e-6, "winner_s": 1e-6, "gain": Ratio(2, 1.9, 2.1, 20, 0.95),
+        "winner": other,
+        "default_s": 2e-6,
+        "winner_s": 1e-6,
+        "gain": Ratio(2, 1.9, 2.1, 20, 0.95),
         "outcomes": (
-            Wrong(other, "[0] is 1, must be 2"), Wrong(default, "[1] is [bold]1"),
-            CompileFailed(other, "line 3"), Skipped(other, "no time was left to verify it"),
+            Wrong(other, "[0] is 1, must be 2"),
+            Wrong(default, "[1] is [bold]1"),
+            CompileFailed(other, "line 3"),
+            Skipped(other, "no time was left to verify it"),
         ),
-    }  # fmt: skip
+    }
     return TuneReport(plan.problem, plan.choice.machine, default, **{**fields, **changes})
 
 
@@ -105,10 +118,20 @@ def test_the_table_shows_default_winner_gain_and_failures() -> None:
     tuning.show([_report(), _report(winner=None, stopped="lost [it]", gain=None)], console)
     text = console.export_text()
     for part in (
-        "(block=1): 2.0 us", "(block=2): 1.0 us", "2.000x", "1.900 to 2.100", "2 Wrong",
-        "1 CompileFailed", "[0] is 1, must be 2", "[1] is [bold]1", "line 3", "none ran right",
-        "no challenger", "stopped early: lost [it]", "1 configurations were not tried",
-    ):  # fmt: skip
+        "(block=1): 2.0 us",
+        "(block=2): 1.0 us",
+        "2.000x",
+        "1.900 to 2.100",
+        "2 Wrong",
+        "1 CompileFailed",
+        "[0] is 1, must be 2",
+        "[1] is [bold]1",
+        "line 3",
+        "none ran right",
+        "no challenger",
+        "stopped early: lost [it]",
+        "1 configurations were not tried",
+    ):
         assert part in text, part
 
 
@@ -120,8 +143,19 @@ def test_the_command_tunes_and_stores_into_a_folder(
     # Whatever is faster wins, so that there is something to store however the clock falls.
     monkeypatch.setattr(tune, "decisive", lambda share: True)
     monkeypatch.setattr(tune, "MOST_DISTURBED", 1.0)
-    arguments = ["tune", "--sizes", "64x48", "--dtype", "float32", "--op", "matvec", "--seconds",
-                 "2", "--into", str(tmp_path / "table")]  # fmt: skip
+    arguments = [
+        "tune",
+        "--sizes",
+        "64x48",
+        "--dtype",
+        "float32",
+        "--op",
+        "matvec",
+        "--seconds",
+        "2",
+        "--into",
+        str(tmp_path / "table"),
+    ]
     assert cli.run(arguments) == 0
     out = capfd.readouterr().out
     assert "1 products tuned, 1 new choices stored" in out

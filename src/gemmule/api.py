@@ -22,9 +22,13 @@ DEFAULT = Options()
 
 @functools.lru_cache(maxsize=256, typed=True)
 def _options(
-    rung: str | None, out_dtype: str | None, precision: str, accumulate: str | None,
-    batch_invariant: bool, activations: str,
-) -> Options:  # fmt: skip
+    rung: str | None,
+    out_dtype: str | None,
+    precision: str,
+    accumulate: str | None,
+    batch_invariant: bool,
+    activations: str,
+) -> Options:
     if activations not in ("float", "int8"):
         raise ValueError(f"activations is {activations!r}; it must be 'float' or 'int8'.")
     name = None if out_dtype is None else _dtype_name(out_dtype)
@@ -51,9 +55,15 @@ def _frozen(params: Mapping[str, Any] | None) -> Frozen | None:
 
 
 def _multiply(
-    op: str, a: Any, b: Any, out: Any, options: Options, rung: str | None,
-    params: Mapping[str, Any] | None, device: str | None,
-) -> Any:  # fmt: skip
+    op: str,
+    a: Any,
+    b: Any,
+    out: Any,
+    options: Options,
+    rung: str | None,
+    params: Mapping[str, Any] | None,
+    device: str | None,
+) -> Any:
     if type(b) is np.ndarray or type(b) is QuantizedMatrix:
         if device is None and default_device() in (None, "cpu"):
             quick = hostcall.eager(resolve, op, a, b, out, options, rung, _frozen(params))
@@ -80,9 +90,15 @@ def _multiply(
             "product is computed where its operands are."
         )
     plan = resolve(
-        op, left.form, right.form, None if result is None else result.form,
-        right.device if left.library == "gemmule" else left.device, options, rung, _frozen(params),
-    )  # fmt: skip
+        op,
+        left.form,
+        right.form,
+        None if result is None else result.form,
+        right.device if left.library == "gemmule" else left.device,
+        options,
+        rung,
+        _frozen(params),
+    )
     return plan.execute(left, right, result)
 
 
@@ -139,9 +155,13 @@ def matvec(
     array([21., 43.])
     """
     options = DEFAULT
-    if rung is not None or (
-        out_dtype, precision, accumulate, batch_invariant, activations
-    ) != (None, "float32", None, False, "float"):  # fmt: skip
+    if rung is not None or (out_dtype, precision, accumulate, batch_invariant, activations) != (
+        None,
+        "float32",
+        None,
+        False,
+        "float",
+    ):
         options = _options(rung, out_dtype, precision, accumulate, batch_invariant, activations)
     return _multiply("matvec", A, x, out, options, rung, params, device)
 
@@ -307,9 +327,15 @@ def plan(
     left, right, _ = operands(a, b, NAMES[op])
     options = _options(rung, out_dtype, precision, accumulate, batch_invariant, activations)
     return resolve(
-        op, left.form, right.form, None,
-        right.device if left.library == "gemmule" else left.device, options, rung, _frozen(params),
-    )  # fmt: skip
+        op,
+        left.form,
+        right.form,
+        None,
+        right.device if left.library == "gemmule" else left.device,
+        options,
+        rung,
+        _frozen(params),
+    )
 
 
 def asarray(a: Any, /, *, device: str = "cpu") -> Any:

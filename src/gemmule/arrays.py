@@ -117,9 +117,14 @@ def _from_quantized(matrix: QuantizedMatrix) -> Operand:
 def quantized_form(matrix: QuantizedMatrix) -> Form:
     """Return the form of a quantised matrix; `QuantizedMatrix.kept` computes it once."""
     spec = _spec(
-        matrix.bits, matrix.group_size, matrix.zeros is not None, matrix.layout,
-        matrix.scale_dtype, matrix.transposed, matrix.perm is not None,
-    )  # fmt: skip
+        matrix.bits,
+        matrix.group_size,
+        matrix.zeros is not None,
+        matrix.layout,
+        matrix.scale_dtype,
+        matrix.transposed,
+        matrix.perm is not None,
+    )
     return Form(matrix.shape, (0, 0), f"uint{matrix.bits}", 16, spec)
 
 

@@ -90,9 +90,16 @@ def canonical(op: str, a: Form, b: Form, out: Form | None, options: Options) -> 
 
 def _with(call: Call, *, swapped: bool, transposed_quant: bool = False) -> Call:
     return Call(
-        call.op, call.problem, call.a, call.b, call.out, call.out_shape, call.outer, swapped,
+        call.op,
+        call.problem,
+        call.a,
+        call.b,
+        call.out,
+        call.out_shape,
+        call.outer,
+        swapped,
         transposed_quant or call.transposed_quant,
-    )  # fmt: skip
+    )
 
 
 def _swap_last(values: Ints) -> Ints:
@@ -127,16 +134,30 @@ def _matvec(op: str, a: Form, x: Form, out: Form | None, options: Options) -> Ca
         ),
     )
     return _assemble(
-        op, a, x, dtype, options, batch, shape,
-        View(a.shape[-2:], a.strides[-2:]), View(x.shape[-1:], x.strides[-1:]),
-        View(shape[-1:], y_strides[-1:]), out,
-    )  # fmt: skip
+        op,
+        a,
+        x,
+        dtype,
+        options,
+        batch,
+        shape,
+        View(a.shape[-2:], a.strides[-2:]),
+        View(x.shape[-1:], x.strides[-1:]),
+        View(shape[-1:], y_strides[-1:]),
+        out,
+    )
 
 
 def _stacked_vectors(
-    op: str, a: Form, x: Form, shape: Ints, y_strides: Ints, dtype: str, out: Form | None,
+    op: str,
+    a: Form,
+    x: Form,
+    shape: Ints,
+    y_strides: Ints,
+    dtype: str,
+    out: Form | None,
     options: Options,
-) -> Call | None:  # fmt: skip
+) -> Call | None:
     """See one matrix times many vectors as a matmul, where the vectors lie at one stride."""
     batch = _collapse(shape[:-1], (x.strides[:-1], y_strides[:-1], y_strides[:-1]))
     if len(batch.shape) > 1:
@@ -154,9 +175,18 @@ def _stacked_vectors(
         seen_a = View(a.shape, a.strides)
         return _assemble(op, a, x, dtype, options, none, shape, seen_a, flipped, y_flipped, out)
     call = _assemble(
-        op, x, a, dtype, options, none, shape,
-        x_view, View((cols, rows), _swap_last(a.strides)), y_view, out,
-    )  # fmt: skip
+        op,
+        x,
+        a,
+        dtype,
+        options,
+        none,
+        shape,
+        x_view,
+        View((cols, rows), _swap_last(a.strides)),
+        y_view,
+        out,
+    )
     return _with(call, swapped=True)
 
 
@@ -220,9 +250,15 @@ def _turned(form: Form) -> Form:
 
 
 def _single_vector(
-    a: Form, b: Form, dtype: str, batch: _Batch, shape: Ints, views: tuple[View, View, View],
-    out: Form | None, options: Options,
-) -> Call | None:  # fmt: skip
+    a: Form,
+    b: Form,
+    dtype: str,
+    batch: _Batch,
+    shape: Ints,
+    views: tuple[View, View, View],
+    out: Form | None,
+    options: Options,
+) -> Call | None:
     """See a product with one column or one row as a matvec: it is bound by the matrix's bytes.
 
     Not where a batch shares the matrix: matvec after matvec would read it again for each.
@@ -301,9 +337,18 @@ def _collapse(shape: Ints, strides: tuple[Ints, Ints, Ints]) -> _Batch:
 
 
 def _assemble(
-    op: str, a: Form, b: Form, dtype: str, options: Options, batch: _Batch, out_shape: Ints,
-    a_view: View, b_view: View, out_view: View, out: Form | None,
-) -> Call:  # fmt: skip
+    op: str,
+    a: Form,
+    b: Form,
+    dtype: str,
+    options: Options,
+    batch: _Batch,
+    out_shape: Ints,
+    a_view: View,
+    b_view: View,
+    out_view: View,
+    out: Form | None,
+) -> Call:
     outer, count = (batch.shape[:-1], batch.shape[-1]) if batch.shape else ((), 1)
     is_matvec = len(out_view.shape) == 1
     spec = a.quant

@@ -126,9 +126,12 @@ class HostClock:
     name = "host perf_counter_ns"
 
     def __init__(
-        self, host: Host | None = None, *, longest_rest_s: float = LONGEST_REST_S,
+        self,
+        host: Host | None = None,
+        *,
+        longest_rest_s: float = LONGEST_REST_S,
         settled_s: float = SETTLED_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._settled_s = settled_s
         self._host = Host() if host is None else host
         self._longest_rest_s = longest_rest_s

@@ -69,10 +69,16 @@ def _parse(line: str) -> Record | None:
         if data["schema"] != SCHEMA:
             return None
         return Record(
-            str(data["folder"]), str(data["rung"]), str(data["variant"]), str(data["arch"]),
-            str(data["key"]), str(data["device"]), str(data["date"]), int(data["cases"]),
+            str(data["folder"]),
+            str(data["rung"]),
+            str(data["variant"]),
+            str(data["arch"]),
+            str(data["key"]),
+            str(data["device"]),
+            str(data["date"]),
+            int(data["cases"]),
             float(data["worst_ratio"]),
-        )  # fmt: skip
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

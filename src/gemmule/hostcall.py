@@ -71,9 +71,15 @@ class HostCall:
 
 
 def eager(
-    resolve: Callable[..., Any], op: str, a: Any, b: Any, out: Any, options: Options,
-    rung: str | None, params: Any,
-) -> Any | None:  # fmt: skip
+    resolve: Callable[..., Any],
+    op: str,
+    a: Any,
+    b: Any,
+    out: Any,
+    options: Options,
+    rung: str | None,
+    params: Any,
+) -> Any | None:
     """Return an unplanned product, or None: nothing was done, go the other way.
 
     The plan is found by dtypes, shapes and strides alone: 4 us instead of 12 through Operands.
@@ -102,9 +108,14 @@ def _may_overlap(out: Any, operand: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _bound(
-    resolve: Callable[..., Any], op: str, seen_a: Signature, seen_b: Signature, options: Options,
-    rung: str | None, params: Any,
-) -> HostCall | None:  # fmt: skip
+    resolve: Callable[..., Any],
+    op: str,
+    seen_a: Signature,
+    seen_b: Signature,
+    options: Options,
+    rung: str | None,
+    params: Any,
+) -> HostCall | None:
     a, b = _form(seen_a), _form(seen_b)
     if a is None or b is None:
         return None

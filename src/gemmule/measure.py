@@ -255,11 +255,17 @@ def sample(
     run = int(rng.integers(1 << 62))
     return {
         lane.contestant.name: Samples(
-            lane.contestant.name, tuple(lane.seconds), lane.calls, tuple(lane.notes),
-            lane.warmup_s, stopped, clock.name, run,
+            lane.contestant.name,
+            tuple(lane.seconds),
+            lane.calls,
+            tuple(lane.notes),
+            lane.warmup_s,
+            stopped,
+            clock.name,
+            run,
         )
         for lane in lanes
-    }  # fmt: skip
+    }
 
 
 def _stop_rule(
@@ -296,9 +302,11 @@ def _check(
     if not names or len(set(names)) != len(names):
         raise ValueError(f"contestants are {names}; give at least one, each with its own name.")
     limits = {
-        "min_blocks": min_blocks, "max_blocks": max_blocks,
-        "max_seconds": max_seconds, "min_block_s": min_block_s,
-    }  # fmt: skip
+        "min_blocks": min_blocks,
+        "max_blocks": max_blocks,
+        "max_seconds": max_seconds,
+        "min_block_s": min_block_s,
+    }
     for name, value in limits.items():
         if not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive.")

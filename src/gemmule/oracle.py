@@ -156,8 +156,9 @@ def _within_bound(
     magnitude = np.abs(truth.values)
     bound = result_error(problem, arithmetic, magnitude, error)
     with np.errstate(invalid="ignore"):
-        distance = np.abs(out - truth.values if truth.low is None
-                          else (out - truth.values) - truth.low)  # fmt: skip
+        distance = np.abs(
+            out - truth.values if truth.low is None else (out - truth.values) - truth.low
+        )
         good = distance <= bound  # False for a NaN
     finite = True if truth.category is None else truth.category == FINITE
     overflow = _may_overflow(problem, arithmetic, out, truth, magnitude, error)

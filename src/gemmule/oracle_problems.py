@@ -101,9 +101,15 @@ def _matmul_sizes(sizes: list[int], thorough: bool) -> list[tuple[int, int, int]
         triple
         for s in sizes
         for triple in (
-            (s, s, s), (s, 33, 17), (17, s, 33), (33, 17, s), (1, s, s), (s, 1, s), (s, s, 1),
+            (s, s, s),
+            (s, 33, 17),
+            (17, s, 33),
+            (33, 17, s),
+            (1, s, s),
+            (s, 1, s),
+            (s, s, 1),
         )
-    }  # fmt: skip
+    }
     if thorough:
         small = [s for s in sizes if s <= 33]
         triples |= set(itertools.product(small, small, small))

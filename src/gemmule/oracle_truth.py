@@ -64,8 +64,9 @@ def reference(problem: Problem, a: Any, b: Array, *, exact: bool = False) -> Tru
     category = None
     if not (np.isfinite(size_a).all() and np.isfinite(size_b).all()):
         category = nonfinite_map(a64, b64, quantized=problem.quant is not None)
-        a64, b64, size_a, size_b = (np.where(np.isfinite(v), v, 0.0) for v in
-                                    (a64, b64, size_a, size_b))  # fmt: skip
+        a64, b64, size_a, size_b = (
+            np.where(np.isfinite(v), v, 0.0) for v in (a64, b64, size_a, size_b)
+        )
     k = a64.shape[-1]
     low = None
     if problem.out in ("float64", "complex128") and not exact:
@@ -132,14 +133,18 @@ def nonfinite_map(a: Doubles, b: Doubles, *, quantized: bool = False) -> NDArray
     b_plus, b_minus, b_zero = _signs(b)
     a_inf, b_inf = np.isinf(a), np.isinf(b)
     hits = [
-        (a_plus & a_inf, b_plus), (a_minus & a_inf, b_minus),
-        (a_plus, b_plus & b_inf), (a_minus, b_minus & b_inf),
-    ]  # fmt: skip
+        (a_plus & a_inf, b_plus),
+        (a_minus & a_inf, b_minus),
+        (a_plus, b_plus & b_inf),
+        (a_minus, b_minus & b_inf),
+    ]
     plus = _any(hits)
     hits = [
-        (a_plus & a_inf, b_minus), (a_minus & a_inf, b_plus),
-        (a_plus, b_minus & b_inf), (a_minus, b_plus & b_inf),
-    ]  # fmt: skip
+        (a_plus & a_inf, b_minus),
+        (a_minus & a_inf, b_plus),
+        (a_plus, b_minus & b_inf),
+        (a_minus, b_plus & b_inf),
+    ]
     minus = _any(hits)
     nan = nan_a | nan_b | _any([(a_inf, b_zero), (a_zero, b_inf)]) | (plus & minus)
     category = np.select([nan, plus, minus], [NOT_A_NUMBER, PLUS_INF, MINUS_INF], FINITE)

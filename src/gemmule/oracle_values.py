@@ -20,8 +20,16 @@ Array: TypeAlias = NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
 
 # Powers of two by which kind "scaled" stretches rows, columns and the summed axis.
-STRETCH = {"float64": 60, "complex128": 60, "float32": 30, "complex64": 30, "bfloat16": 30,
-           "float16": 4, "float8_e5m2": 3, "float8_e4m3fn": 1}  # fmt: skip
+STRETCH = {
+    "float64": 60,
+    "complex128": 60,
+    "float32": 30,
+    "complex64": 30,
+    "bfloat16": 30,
+    "float16": 4,
+    "float8_e5m2": 3,
+    "float8_e4m3fn": 1,
+}
 EDGES = (0, 1, 31, 32, 63, 64, 127, 128)  # where tiles of common sizes begin and end
 
 

@@ -71,9 +71,16 @@ def choose(
     tuned = store.lookup(machine, call.problem)
     if tuned is not None and backend.proved(tuned.rung, machine):
         return Choice(
-            call, call.problem, tuned.rung, tuned.params, machine,
-            f"tuned on this device, {tuned.date}", tuned.time_s, "", (),
-        )  # fmt: skip
+            call,
+            call.problem,
+            tuned.rung,
+            tuned.params,
+            machine,
+            f"tuned on this device, {tuned.date}",
+            tuned.time_s,
+            "",
+            (),
+        )
     ranked = sorted(_suggestions(call, machine), key=lambda choice: choice.expected_s or 0.0)
     if not ranked:
         return _simplest(call, machine)
@@ -136,9 +143,16 @@ def _suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
                 continue
             found = True
             yield Choice(
-                call, problem, rung, rung.check_params(problem, suggestion.params), machine,
-                "heuristic", suggestion.expected_s + cost_s, "", copies,
-            )  # fmt: skip
+                call,
+                problem,
+                rung,
+                rung.check_params(problem, suggestion.params),
+                machine,
+                "heuristic",
+                suggestion.expected_s + cost_s,
+                "",
+                copies,
+            )
         if found:
             return
 
@@ -234,9 +248,16 @@ def _named(call: Call, machine: Machine, name: str, params: Mapping[str, Any] | 
                     chosen = rung.check_params(problem, params)
                 expected = None if suggestion is None else suggestion.expected_s
                 return Choice(
-                    call, problem, rung, chosen, machine, "named by the caller", expected, "",
+                    call,
+                    problem,
+                    rung,
+                    chosen,
+                    machine,
+                    "named by the caller",
+                    expected,
+                    "",
                     copies,
-                )  # fmt: skip
+                )
     raise ValueError(f"rung {name} cannot compute {call.problem.describe()}. {'; '.join(reasons)}.")
 
 
@@ -254,9 +275,16 @@ def _simplest(
                 and backend.proved(rung, machine)
             ):
                 return Choice(
-                    call, problem, rung, rung.check_params(problem, None), machine, reason, None,
-                    "", copies,
-                )  # fmt: skip
+                    call,
+                    problem,
+                    rung,
+                    rung.check_params(problem, None),
+                    machine,
+                    reason,
+                    None,
+                    "",
+                    copies,
+                )
     raise TypeError(
         f"no proved {machine.backend} rung computes {call.problem.describe()} on {machine.name}. "
         "Convert the operands to another dtype, or name a rung with rung=."
@@ -334,14 +362,24 @@ class Plan:
                 f"was {theirs.describe()} at {theirs.alignment}. Make another plan with gm.plan."
             )
         return resolve(
-            self.op, left.form, right.form, None if out is None else out.form, self.device,
-            self.options, self.rung.name, tuple(self.choice.params.items()),
-        )  # fmt: skip
+            self.op,
+            left.form,
+            right.form,
+            None if out is None else out.form,
+            self.device,
+            self.options,
+            self.rung.name,
+            tuple(self.choice.params.items()),
+        )
 
     def execute(
-        self, left: Operand, right: Operand, out: Operand | None, alpha: float = 1.0,
+        self,
+        left: Operand,
+        right: Operand,
+        out: Operand | None,
+        alpha: float = 1.0,
         beta: float = 0.0,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Run on unwrapped operands of exactly the planned forms; return the foreign result."""
         call = self.choice.call
         like = right if left.library == "gemmule" else left
@@ -407,18 +445,29 @@ class Plan:
 
 @functools.lru_cache(maxsize=4096)
 def resolve(
-    op: str, left: Form, right: Form, out: Form | None, device: str, options: Options,
-    rung: str | None = None, params: Frozen | None = None,
-) -> Plan:  # fmt: skip
+    op: str,
+    left: Form,
+    right: Form,
+    out: Form | None,
+    device: str,
+    options: Options,
+    rung: str | None = None,
+    params: Frozen | None = None,
+) -> Plan:
     """Return the plan for operands of these forms on `device`; cached."""
     call = canonical(op, left, right, out, options)
     backend = backends.get("cpu" if device == "cpu" else "cuda")
     choice = choose(call, backend.machine(device), rung, None if params is None else dict(params))
     copies = "; ".join(choice.copies)
     log.debug(
-        "%s -> %s/%s %s (%s)%s", call.problem.describe(), choice.rung.folder, choice.rung.name,
-        dict(choice.params), choice.reason, f"; {copies}" if copies else "",
-    )  # fmt: skip
+        "%s -> %s/%s %s (%s)%s",
+        call.problem.describe(),
+        choice.rung.folder,
+        choice.rung.name,
+        dict(choice.params),
+        choice.reason,
+        f"; {copies}" if copies else "",
+    )
     if any(copy.startswith("A ") for copy in choice.copies) and call.problem.matrix_bytes > 2**20:
         log.warning("%s: %s", call.problem.describe(), copies)
     run = backend.prepare(choice)

@@ -24,8 +24,13 @@ from numpy.typing import NDArray
 FilePath: TypeAlias = str | os.PathLike[str]
 Tensors: TypeAlias = dict[str, NDArray[Any]]
 
-_NAME_TO_TAG = {"uint8": "U8", "int32": "I32", "float16": "F16", "bfloat16": "BF16",
-                "float32": "F32"}  # fmt: skip
+_NAME_TO_TAG = {
+    "uint8": "U8",
+    "int32": "I32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+}
 _TAG_TO_NAME = {tag: name for name, tag in _NAME_TO_TAG.items()}
 _MAX_HEADER_BYTES = 1 << 16
 """A header of a handful of arrays takes under 1 KiB; the cap bounds what a hostile one can cost."""

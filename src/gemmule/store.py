@@ -157,11 +157,13 @@ def save(machine: Machine, problem: Problem, tuned: Tuned, root: Path | None = N
         "time_s": float(tuned.time_s),
         "date": tuned.date,
         "device": {
-            "backend": machine.backend, "name": machine.name, "arch": machine.arch,
+            "backend": machine.backend,
+            "name": machine.name,
+            "arch": machine.arch,
             "units": machine.units,
         },
         "fields": asdict(problem),
-    }  # fmt: skip
+    }
     folder = cache_folder() / "tuned" if root is None else root
     target = folder / f"{key(machine, problem)}.json"
     if not write_atomically(target, json.dumps(record, indent=1).encode()):

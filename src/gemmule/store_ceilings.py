@@ -50,7 +50,5 @@ def save(machine: Machine, read_bytes_per_s: float) -> Path | None:
     if not PLAUSIBLE[0] <= read_bytes_per_s <= PLAUSIBLE[1]:
         raise ValueError(f"{read_bytes_per_s:.3g} bytes a second is no read rate of a memory.")
     path = _path(machine.backend, machine.name, machine.arch, machine.units)
-    record = {
-        "schema": SCHEMA, "device": machine.name, "read_bytes_per_s": float(read_bytes_per_s)
-    }  # fmt: skip
+    record = {"schema": SCHEMA, "device": machine.name, "read_bytes_per_s": float(read_bytes_per_s)}
     return path if write_atomically(path, json.dumps(record).encode()) else None

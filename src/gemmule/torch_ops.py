@@ -93,8 +93,10 @@ def _call(
 ) -> Any:
     operators = torch.ops.gemmule
     options = {
-        "out_dtype": out_dtype, "precision": precision, "batch_invariant": batch_invariant,
-    }  # fmt: skip
+        "out_dtype": out_dtype,
+        "precision": precision,
+        "batch_invariant": batch_invariant,
+    }
     if out is None:
         return getattr(operators, op).default(a, b, **options)
     getattr(operators, f"{op}_out").default(a, b, out=out, **options)

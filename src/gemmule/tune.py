@@ -76,9 +76,10 @@ def tune_plan(plan: Plan, *, max_seconds: float = 30.0) -> Plan:
     times = math.prod(call.outer) * (call.problem.batch if call.problem.batch_invariant else 1)
     choice = replace(
         choose(call, machine, winner.rung.name, winner.params),
-        reason=f"tuned on this device, {_today()}", expected_s=report.winner_s * times,
+        reason=f"tuned on this device, {_today()}",
+        expected_s=report.winner_s * times,
         runner_up=report.default.name,
-    )  # fmt: skip
+    )
     run = backends.get(machine.backend).prepare(choice)
     short = short_way(run, choice.call, *plan.forms, plan.device)
     return replace(plan, choice=choice, _run=run, short_way=short)
@@ -131,9 +132,15 @@ class _Run:
     """One tuning run: admission, heats, duel, and what is kept of it."""
 
     def __init__(
-        self, session: Session, device: str, max_seconds: float, rung: str | None,
-        root: Path | None, seed: int, progress: Progress,
-    ) -> None:  # fmt: skip
+        self,
+        session: Session,
+        device: str,
+        max_seconds: float,
+        rung: str | None,
+        root: Path | None,
+        seed: int,
+        progress: Progress,
+    ) -> None:
         self.session, self.device, self.max_seconds = session, device, max_seconds
         self.rung, self.root, self.seed, self.progress = rung, root, seed, progress
         self.now = session.place.clock.now
@@ -149,18 +156,33 @@ class _Run:
         default = Candidate(chosen.rung, chosen.params, chosen.expected_s)
         only = chosen.rung if self.rung is not None else None
         tried, skipped = candidates(
-            session.problem, session.machine, default, include_unproved=include_unproved, only=only,
+            session.problem,
+            session.machine,
+            default,
+            include_unproved=include_unproved,
+            only=only,
             seed=self.seed,
-        )  # fmt: skip
+        )
         entrants = self._admitted(default, chosen, [one for one in tried if one.proved])
         best, best_s, gain, default_s = self._contest(default, entrants)
         apart = self._apart([one for one in tried if not one.proved])
         self.outcomes += skipped
         report = TuneReport(
-            session.problem, session.machine, default, best, default_s, best_s, gain,
-            session.cold, tuple(self.outcomes), self.now() - self.start, None,
-            self.stopped or session.lost, self.disturbed, apart,
-        )  # fmt: skip
+            session.problem,
+            session.machine,
+            default,
+            best,
+            default_s,
+            best_s,
+            gain,
+            session.cold,
+            tuple(self.outcomes),
+            self.now() - self.start,
+            None,
+            self.stopped or session.lost,
+            self.disturbed,
+            apart,
+        )
         return replace(report, path=self._store(report))
 
     def _left(self) -> float:
@@ -222,9 +244,12 @@ class _Run:
         while len(challengers) > 1:
             self.progress("timing", total - rounds, total + 1)
             found = self.session.race(
-                [baseline, *challengers], max(slice_s, 1e-3), min_blocks=HEAT_BLOCKS,
-                precision=0.01, seed=self.seed + rounds,
-            )  # fmt: skip
+                [baseline, *challengers],
+                max(slice_s, 1e-3),
+                min_blocks=HEAT_BLOCKS,
+                precision=0.01,
+                seed=self.seed + rounds,
+            )
             base = found[baseline.candidate.name]
             ranked = sorted(
                 ((ratio(found[e.candidate.name], base), i) for i, e in enumerate(challengers)),
@@ -259,8 +284,10 @@ class _Run:
         won = decisive(share)
         return (
             challenger.candidate if won else baseline.candidate,
-            other.median if won else base.median, share.inverse(), default_s,
-        )  # fmt: skip
+            other.median if won else base.median,
+            share.inverse(),
+            default_s,
+        )
 
     def _apart(self, unproved: Sequence[Candidate]) -> Measured | None:
         """Measure unproved candidates in processes of their own; return the fastest."""
@@ -290,8 +317,9 @@ class _Run:
         if report.disturbed > MOST_DISTURBED:
             log.warning(
                 "other programs took a processor away in %.0f %% of the blocks; the result is used "
-                "now, but not stored. Tune again on a quiet machine.", 100 * report.disturbed,
-            )  # fmt: skip
+                "now, but not stored. Tune again on a quiet machine.",
+                100 * report.disturbed,
+            )
             return None
         tuned = store.Tuned(report.winner.rung, report.winner.params, report.winner_s, _today())
         path = store.save(report.machine, report.problem, tuned, self.root)

@@ -50,15 +50,23 @@ def measure_apart(
     dies or answers nonsense.
     """
     request = {
-        "problem": asdict(problem), "device": device, "folder": candidate.rung.folder,
-        "rung": candidate.rung.name, "params": dict(candidate.params), "seed": seed,
+        "problem": asdict(problem),
+        "device": device,
+        "folder": candidate.rung.folder,
+        "rung": candidate.rung.name,
+        "params": dict(candidate.params),
+        "seed": seed,
         "seconds": CHILD_SECONDS,
-    }  # fmt: skip
+    }
     try:
         done = subprocess.run(
-            list(command), input=json.dumps(request), capture_output=True, text=True,
-            timeout=timeout_s, check=False,
-        )  # fmt: skip
+            list(command),
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Timeout(candidate, f"not done after {timeout_s:g} s; its process was ended")
     lines = done.stdout.strip().splitlines()

@@ -126,9 +126,13 @@ class DevicePlace:
         start = block.pointer + (_address(part.buffer) - block.pointer) % _PLACE
         array, size = part.array, part.array.itemsize
         there = DeviceArray(
-            start + _address(array) - _address(part.buffer), array.shape,
-            tuple(step // size for step in array.strides), array.dtype.name, self.ordinal, block,
-        )  # fmt: skip
+            start + _address(array) - _address(part.buffer),
+            array.shape,
+            tuple(step // size for step in array.strides),
+            array.dtype.name,
+            self.ordinal,
+            block,
+        )
         operand = cuda_arrays.from_interface(there, "operand")
         self.send(part, operand)
         return operand
@@ -138,18 +142,24 @@ class DevicePlace:
         from gemmule.backends import driver
 
         driver.copy(
-            _address(frame.buffer), self._start(operand, frame), frame.buffer.nbytes,
-            self.ordinal, 0,
-        )  # fmt: skip
+            _address(frame.buffer),
+            self._start(operand, frame),
+            frame.buffer.nbytes,
+            self.ordinal,
+            0,
+        )
 
     def send(self, frame: Frame, operand: Operand) -> None:
         """Copy the frame's whole buffer over that around the operand."""
         from gemmule.backends import driver
 
         driver.copy(
-            self._start(operand, frame), _address(frame.buffer), frame.buffer.nbytes,
-            self.ordinal, 0,
-        )  # fmt: skip
+            self._start(operand, frame),
+            _address(frame.buffer),
+            frame.buffer.nbytes,
+            self.ordinal,
+            0,
+        )
 
     def _start(self, operand: Operand, frame: Frame) -> int:
         return operand.pointer - (_address(frame.array) - _address(frame.buffer))
@@ -256,9 +266,12 @@ def _twin(frame: Frame) -> Frame:
     buffer = room[start : start + size]
     buffer[:] = frame.buffer
     array: Array = np.ndarray(
-        frame.array.shape, frame.array.dtype, buffer,
-        _address(frame.array) - _address(frame.buffer), frame.array.strides,
-    )  # fmt: skip
+        frame.array.shape,
+        frame.array.dtype,
+        buffer,
+        _address(frame.array) - _address(frame.buffer),
+        frame.array.strides,
+    )
     return Frame(buffer, array, frame.pattern)
 
 

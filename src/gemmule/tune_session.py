@@ -82,9 +82,16 @@ class Session:
         """Return a candidate as a plan's choice."""
         call = self.call if call is None else call
         return Choice(
-            call, call.problem, candidate.rung, candidate.params, self.machine, "tuning",
-            candidate.expected_s, "", (),
-        )  # fmt: skip
+            call,
+            call.problem,
+            candidate.rung,
+            candidate.params,
+            self.machine,
+            "tuning",
+            candidate.expected_s,
+            "",
+            (),
+        )
 
     def admit(self, candidate: Candidate, choice: Choice | None = None) -> Entrant | Failure:
         """Compile, launch and verify a configuration, and time its first blocks.
@@ -127,9 +134,12 @@ class Session:
         """Return the choice on the smaller problem, or None where its parameters are not legal."""
         call = self.exact.call
         problem = replace(
-            full.problem, m=call.problem.m, n=call.problem.n, k=call.problem.k,
+            full.problem,
+            m=call.problem.m,
+            n=call.problem.n,
+            k=call.problem.k,
             batch=call.problem.batch,
-        )  # fmt: skip
+        )
         legal = full.rung.refusal(problem) is None and dict(full.params) in list(
             full.rung.space(problem)
         )
@@ -216,17 +226,27 @@ class Session:
         return seconds > SLOW * self._first_s
 
     def race(
-        self, entrants: Sequence[Entrant], max_seconds: float, *, min_blocks: int,
-        precision: float, seed: int,
-    ) -> dict[str, Samples]:  # fmt: skip
+        self,
+        entrants: Sequence[Entrant],
+        max_seconds: float,
+        *,
+        min_blocks: int,
+        precision: float,
+        seed: int,
+    ) -> dict[str, Samples]:
         """Time the entrants interleaved; samples by candidate name."""
         clock = _Prepared(self.place.clock, {e.candidate.name: e.runner for e in entrants})
         slowest = max(e.first_s for e in entrants)
         return sample(
-            [e.contestant for e in entrants], clock, min_blocks=min_blocks, max_blocks=400,
-            max_seconds=max_seconds, min_block_s=min(1e-2, max(1e-3, slowest)),
-            precision=precision, seed=seed,
-        )  # fmt: skip
+            [e.contestant for e in entrants],
+            clock,
+            min_blocks=min_blocks,
+            max_blocks=400,
+            max_seconds=max_seconds,
+            min_block_s=min(1e-2, max(1e-3, slowest)),
+            precision=precision,
+            seed=seed,
+        )
 
 
 class _Prepared:

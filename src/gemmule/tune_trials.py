@@ -110,16 +110,20 @@ class Sampled:
         """Return what is wrong with the result of `choice`, or ``""``."""
         for part in self.parts:
             found = out[part.entry] if self.problem.batch > 1 else out
-            found = found[part.rows] if part.columns is None else (
-                found[np.ix_(part.rows, part.columns)]
-            )  # fmt: skip
+            found = (
+                found[part.rows]
+                if part.columns is None
+                else (found[np.ix_(part.rows, part.columns)])
+            )
             wrong = self._wrong(choice, part, found)
             if wrong.any():
                 place = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
                 row = int(part.rows[place[0]])
-                where = f"row {row}" if part.columns is None else (
-                    f"[{row}, {int(part.columns[place[1]])}]"
-                )  # fmt: skip
+                where = (
+                    f"row {row}"
+                    if part.columns is None
+                    else (f"[{row}, {int(part.columns[place[1]])}]")
+                )
                 return (
                     f"{where} is {found[place]}, {int(np.count_nonzero(wrong))} of {wrong.size} "
                     "sampled elements are wrong at the full size"

@@ -30,9 +30,12 @@ class Driver:
     def __init__(self, products: dict[str, Callable[..., Any]] | None = None) -> None:
         self.answered = 0
         self.products = products or {
-            "matmul": gm.matmul, "matvec": gm.matvec, "vecmat": gm.vecmat,
-            "gemv": gm.gemv, "gemm": gm.gemm,
-        }  # fmt: skip
+            "matmul": gm.matmul,
+            "matvec": gm.matvec,
+            "vecmat": gm.vecmat,
+            "gemv": gm.gemv,
+            "gemm": gm.gemm,
+        }
 
     def _ours(self, name: str, *operands: Any, **options: Any) -> Any:
         self.answered += 1  # a refusal is an answer

@@ -150,8 +150,10 @@ def test_planted_bugs_are_caught(plant: str) -> None:
     assert set(survivors(TestMatmul, TestMatmul.names, PLANTED[plant])) <= blind
     zeros = {"test_all", "test_vecself"} if plant == "all_zeros" else set()
     consistent = {  # these compare the product with itself
-        "test_accelerate_framework_sgemv_fix", "test_dot_3args", "test_dot_3args_errors",
+        "test_accelerate_framework_sgemv_fix",
+        "test_dot_3args",
+        "test_dot_3args_errors",
         "test_dot_array_order",
-    }  # fmt: skip
+    }
     assert set(survivors(arrays.TestDot, TestDot.names, PLANTED[plant])) <= zeros | consistent
     assert set(survivors(arrays.TestInner, TestInner.names, PLANTED[plant])) <= zeros

@@ -149,10 +149,12 @@ def run(code: str, variant: int, cache: Path, **environment: str) -> subprocess.
     """Start a child that runs the code."""
     cache.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-c", PROLOGUE + code, str(variant)], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", PROLOGUE + code, str(variant)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "GEMMULE_CACHE": str(cache), **environment},
-    )  # fmt: skip
+    )
 
 
 def said(child: subprocess.Popen[str], limit_s: float = LIMIT_S) -> list[str]:
@@ -215,9 +217,12 @@ def test_a_hanging_kernel_is_ended_by_its_watchdog(tmp_path: Path) -> None:
 
 def test_broken_cache_entries(tmp_path: Path) -> None:
     spoil: list[Callable[[bytes], bytes]] = [
-        lambda data: b"", lambda data: data[: len(data) // 2], lambda data: data[:-1] + b"\0",
-        lambda data: b"\0" * len(data), lambda data: data + data,
-    ]  # fmt: skip
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1] + b"\0",
+        lambda data: b"\0" * len(data),
+        lambda data: data + data,
+    ]
 
     def case(variant: int, folder: Path) -> None:
         assert said(run(CACHED, variant, folder)) == ["right"]

@@ -35,14 +35,22 @@ def test_peers_multiply_a_by_b(peer) -> None:
         for layout_b in (("row", "col") if op == "matmul" else ("row",))
     ]
     coded = [
-        Problem(op, 512, 512, 512, a=f"uint{bits}", b=dtype, out=dtype,
-                quant=QuantSpec(bits, group, zeros, "row", "float32", False))
+        Problem(
+            op,
+            512,
+            512,
+            512,
+            a=f"uint{bits}",
+            b=dtype,
+            out=dtype,
+            quant=QuantSpec(bits, group, zeros, "row", "float32", False),
+        )
         for op in ("matvec", "matmul")
         for bits in (4, 8)
         for dtype in ("float16", "bfloat16", "float32")
         for group in (-1, 32, 128)
         for zeros in (False, True)
-    ]  # fmt: skip
+    ]
     for problem in (*plain, *coded):
         if peer.refuses(problem) is None and not (peer.name == "triton" and problem.n < 8):
             reason = check(peer, problem)
@@ -95,9 +103,12 @@ def test_a_bench_gives_rows_of_ours_and_of_the_peers() -> None:
     assert all(ceiling.value == max(ceiling.tried.values()) for ceiling in ceilings.values())
     environment = capture_environment("test", "cuda", ceilings=ceilings, threads=1)
     rows, absent = cuda_bench.run(
-        Product("matvec", (1000, 500), "float32"), environment, GraphClock(),
-        peers=("torch", "jax"), max_seconds=0.2,
-    )  # fmt: skip
+        Product("matvec", (1000, 500), "float32"),
+        environment,
+        GraphClock(),
+        peers=("torch", "jax"),
+        max_seconds=0.2,
+    )
     assert [row.kind for row in rows] in (["rung", "peer"], ["rung"])
     assert rows[0].error_ratio is not None
     assert rows[0].error_ratio <= 1
@@ -126,9 +137,15 @@ def test_captured_calls_run_on_every_replay() -> None:
 def test_the_way_is_split_into_its_parts(op: str) -> None:
     parts = cuda_split.split(op, (64, 64), rounds=2)
     assert [part.name.partition(":")[0] for part in parts] == [
-        "first call", "allocation", "host to device, pageable", "host to device, pinned", "kernel",
-        "device to host, pageable", "device to host, pinned", "free",
-    ]  # fmt: skip
+        "first call",
+        "allocation",
+        "host to device, pageable",
+        "host to device, pinned",
+        "kernel",
+        "device to host, pageable",
+        "device to host, pinned",
+        "free",
+    ]
     moved = {part.name: part.nbytes for part in parts if part.nbytes}
     size = 64 * 64 * 4
     assert moved["host to device, pinned"] == size + (256 if op == "matvec" else size)

@@ -15,10 +15,12 @@ torch = pytest.importorskip("torch")
 # Plain launches take the short way; those with a cluster, a workspace or a second step do not.
 PLAIN = ("streamed_rows", "block_columns")
 KINDS = [
-    ("matvec", "streamed_rows", (1000, 4096)), ("matvec", "clustered_rows", (100, 65536)),
-    ("vecmat", "block_columns", (1000, 4096)), ("vecmat", "clustered_columns", (512, 512)),
+    ("matvec", "streamed_rows", (1000, 4096)),
+    ("matvec", "clustered_rows", (100, 65536)),
+    ("vecmat", "block_columns", (1000, 4096)),
+    ("vecmat", "clustered_columns", (512, 512)),
     ("vecmat", "split_columns", (65536, 128)),
-]  # fmt: skip
+]
 
 
 def operands(op: str, shape: tuple[int, int], seed: int) -> tuple[Any, Any]:

@@ -130,9 +130,15 @@ class Launcher:
             self._launch(a, b, out, alpha, beta, ordinal, stream)
 
     def _launch(
-        self, a: Operand, b: Operand, out: Operand, alpha: float, beta: float, ordinal: int,
+        self,
+        a: Operand,
+        b: Operand,
+        out: Operand,
+        alpha: float,
+        beta: float,
+        ordinal: int,
         stream: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         starters = self.load(ordinal)
         slot = self.slot()
         buffer = slot.buffer

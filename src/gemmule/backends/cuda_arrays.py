@@ -245,17 +245,27 @@ def to_host(operand: Operand) -> np.ndarray[Any, Any]:
     if operand.library == "torch":
         return arrays.unwrap(operand.array.cpu(), "a").array  # type: ignore[no-any-return]
     view = DeviceArray(
-        operand.pointer, operand.form.shape, operand.form.strides, operand.form.dtype,
-        ordinal_of(operand), operand.array,
-    )  # fmt: skip
+        operand.pointer,
+        operand.form.shape,
+        operand.form.strides,
+        operand.form.dtype,
+        ordinal_of(operand),
+        operand.array,
+    )
     driver.synchronize(ordinal_of(operand))
     return view.to_host()
 
 
 def through_device(
-    op: str, left: Operand, right: Operand, out: Operand | None, device: str, options: Options,
-    rung: str | None, params: Any,
-) -> Any:  # fmt: skip
+    op: str,
+    left: Operand,
+    right: Operand,
+    out: Operand | None,
+    device: str,
+    options: Options,
+    rung: str | None,
+    params: Any,
+) -> Any:
     """Multiply host operands on a GPU: copy in, compute, copy out; the result is a host array."""
     from gemmule.plan import resolve
 

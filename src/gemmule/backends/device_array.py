@@ -30,9 +30,14 @@ class DeviceArray:
     __slots__ = ("__weakref__", "_owner", "_pointer", "dtype", "ordinal", "shape", "strides")
 
     def __init__(
-        self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str,
-        ordinal: int, owner: object,
-    ) -> None:  # fmt: skip
+        self,
+        pointer: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: str,
+        ordinal: int,
+        owner: object,
+    ) -> None:
         self._pointer, self._owner = pointer, owner
         self.shape, self.strides, self.dtype, self.ordinal = shape, strides, dtype, ordinal
 
@@ -76,9 +81,13 @@ class DeviceArray:
     def T(self) -> DeviceArray:
         """The transpose, a view."""
         return DeviceArray(
-            self._pointer, self.shape[::-1], self.strides[::-1], self.dtype, self.ordinal,
+            self._pointer,
+            self.shape[::-1],
+            self.strides[::-1],
+            self.dtype,
+            self.ordinal,
             self._owner,
-        )  # fmt: skip
+        )
 
     def to_host(self) -> np.ndarray[Any, Any]:
         """Return a copy as a NumPy array; waits for pending work on the default stream."""
@@ -115,9 +124,13 @@ class DeviceArray:
         return (2, self.ordinal)
 
     def __dlpack__(
-        self, *, stream: int | None = None, max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
         """Return a DLPack capsule that shares the memory and keeps it alive."""
         if copy or dl_device not in (None, (2, self.ordinal)):
             raise BufferError("a DeviceArray is exported in place only; copy it afterwards.")

@@ -29,10 +29,14 @@ class _DataType(ctypes.Structure):
 
 class _Tensor(ctypes.Structure):
     _fields_ = (
-        ("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int32),
-        ("dtype", _DataType), ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
-    )  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
 
 
 class _ManagedTensor(ctypes.Structure):
@@ -48,9 +52,14 @@ _ManagedTensor._fields_ = (
 _CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 _new = ctypes.pythonapi.PyCapsule_New
-_new.restype, _new.argtypes = ctypes.py_object, (
-    ctypes.c_void_p, ctypes.c_char_p, _CapsuleDestructor,
-)  # fmt: skip
+_new.restype, _new.argtypes = (
+    ctypes.py_object,
+    (
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        _CapsuleDestructor,
+    ),
+)
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
 

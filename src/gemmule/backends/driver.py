@@ -152,11 +152,15 @@ def device_info(ordinal: int) -> DeviceInfo:
         )
     clock_hz, bus_bits = get("MEMORY_CLOCK_RATE") * 1000, get("GLOBAL_MEMORY_BUS_WIDTH")
     return DeviceInfo(
-        ordinal, text, capability, get("MULTIPROCESSOR_COUNT"), get("L2_CACHE_SIZE"),
+        ordinal,
+        text,
+        capability,
+        get("MULTIPROCESSOR_COUNT"),
+        get("L2_CACHE_SIZE"),
         get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         int(check(driver.cuDeviceTotalMem(handle), "reading the memory size")),
         2.0 * clock_hz * bus_bits / 8,
-    )  # fmt: skip
+    )
 
 
 @functools.cache

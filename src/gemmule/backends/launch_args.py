@@ -54,14 +54,45 @@ def pack(problem: Problem, call: Call) -> bytes:
     if problem.op == "matvec":
         (a_row, a_col), (x_step,), (y_step,) = cores
         return GEMV.pack(
-            0, 0, 0, 0, problem.m, problem.n, problem.batch, a_row, a_col, batch_steps[0],
-            x_step, batch_steps[1], y_step, batch_steps[2], 1.0, 0.0,
-        )  # fmt: skip
+            0,
+            0,
+            0,
+            0,
+            problem.m,
+            problem.n,
+            problem.batch,
+            a_row,
+            a_col,
+            batch_steps[0],
+            x_step,
+            batch_steps[1],
+            y_step,
+            batch_steps[2],
+            1.0,
+            0.0,
+        )
     (a_row, a_col), (b_row, b_col), (c_row, c_col) = cores
     return GEMM.pack(
-        0, 0, 0, 0, problem.m, problem.n, problem.k, problem.batch, a_row, a_col, batch_steps[0],
-        b_row, b_col, batch_steps[1], c_row, c_col, batch_steps[2], 1.0, 0.0,
-    )  # fmt: skip
+        0,
+        0,
+        0,
+        0,
+        problem.m,
+        problem.n,
+        problem.k,
+        problem.batch,
+        a_row,
+        a_col,
+        batch_steps[0],
+        b_row,
+        b_col,
+        batch_steps[1],
+        c_row,
+        c_col,
+        batch_steps[2],
+        1.0,
+        0.0,
+    )
 
 
 def pack_quantized(problem: Problem, call: Call) -> bytes:
@@ -84,6 +115,24 @@ def pack_quantized(problem: Problem, call: Call) -> bytes:
     groups = -(-n // (size or 1))
     scale_row = 0 if spec.group_size is None else groups
     return QUANT.pack(
-        0, 0, 0, 0, 0, 0, 0, m, n, columns, -(-n * spec.bits // 8), size, groups, scale_row,
-        x_step, x_col, y_step, y_col, 1.0, 0.0,
-    )  # fmt: skip
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        m,
+        n,
+        columns,
+        -(-n * spec.bits // 8),
+        size,
+        groups,
+        scale_row,
+        x_step,
+        x_col,
+        y_step,
+        y_col,
+        1.0,
+        0.0,
+    )

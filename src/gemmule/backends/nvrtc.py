@@ -178,8 +178,14 @@ def headers_version() -> str:
 def _key(path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for text in (
-        str(SCHEMA), arch, *names, *defines, compiler_version(), headers_version(), _headers()
-    ):  # fmt: skip
+        str(SCHEMA),
+        arch,
+        *names,
+        *defines,
+        compiler_version(),
+        headers_version(),
+        _headers(),
+    ):
         digest.update(text.encode() + b"\0")
     digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -262,6 +268,9 @@ def resources(report: str) -> Iterator[Resources]:
         symbol, stack, stores, loads, registers, rest = match.groups()
         shared = re.search(r"(\d+) bytes smem", rest)
         yield Resources(
-            symbol, int(registers), int(stores) + int(loads), int(stack),
+            symbol,
+            int(registers),
+            int(stores) + int(loads),
+            int(stack),
             int(shared.group(1)) if shared else 0,
-        )  # fmt: skip
+        )

@@ -50,8 +50,10 @@ class TorchCall:
     def __init__(self, launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> None:
         torch = sys.modules["torch"]
         self.out_form = (
-            torch.Size(call.out_shape), c_strides(call.out_shape), getattr(torch, call.problem.out)
-        )  # fmt: skip
+            torch.Size(call.out_shape),
+            c_strides(call.out_shape),
+            getattr(torch, call.problem.out),
+        )
         self.trusted = _trusted(launcher, call, a, b, ordinal)
         self.checked = _checked(self.trusted, self.out_form, a, b, ordinal)
 
@@ -203,9 +205,15 @@ def bind(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> Torc
 
 
 def eager(
-    resolve: Callable[..., Any], op: str, a: Any, b: Any, out: Any, options: Options,
-    rung: str | None, params: Any,
-) -> Any | None:  # fmt: skip
+    resolve: Callable[..., Any],
+    op: str,
+    a: Any,
+    b: Any,
+    out: Any,
+    options: Options,
+    rung: str | None,
+    params: Any,
+) -> Any | None:
     """Return an unplanned product of CUDA tensors, or None: nothing was done, go the other way.
 
     resolve: `gemmule.plan.resolve`, handed in because this module lies below it.
@@ -222,18 +230,39 @@ def eager(
             return None
         form = (out.shape, out.stride(), out.dtype)
     product = _bound(
-        resolve, op, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, form, ordinal,
-        options, rung, params,
-    )  # fmt: skip
+        resolve,
+        op,
+        a.shape,
+        a.stride(),
+        a.dtype,
+        b.shape,
+        b.stride(),
+        b.dtype,
+        form,
+        ordinal,
+        options,
+        rung,
+        params,
+    )
     return None if product is None else product(a, b, out)
 
 
 @functools.lru_cache(maxsize=4096)
 def _bound(
-    resolve: Callable[..., Any], op: str, a_shape: Any, a_strides: Any, a_dtype: Any,
-    b_shape: Any, b_strides: Any, b_dtype: Any, out: Any, ordinal: int, options: Options,
-    rung: str | None, params: Any,
-) -> Product | None:  # fmt: skip
+    resolve: Callable[..., Any],
+    op: str,
+    a_shape: Any,
+    a_strides: Any,
+    a_dtype: Any,
+    b_shape: Any,
+    b_strides: Any,
+    b_dtype: Any,
+    out: Any,
+    ordinal: int,
+    options: Options,
+    rung: str | None,
+    params: Any,
+) -> Product | None:
     """Return the trusted product of 16-byte aligned tensors of these forms, or None."""
     from gemmule.backends import cuda_arrays
 

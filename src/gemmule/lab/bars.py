@@ -104,9 +104,16 @@ def bars_table(found: Sequence[Standing]) -> TableData:
         sign, wanted = ("<=", 1 / one.bar.wanted) if one.bar.longest else (">=", one.bar.wanted)
         figures = [f"{value:.2f}" if value is not None else "" for value in (one.worst, one.median)]
         body.append(
-            (one.bar.text, one.bar.against, f"{sign} {wanted:.2f}", *figures, str(one.rows),
-             one.where, one.verdict)
-        )  # fmt: skip
+            (
+                one.bar.text,
+                one.bar.against,
+                f"{sign} {wanted:.2f}",
+                *figures,
+                str(one.rows),
+                one.where,
+                one.verdict,
+            )
+        )
     header = ("bar", "against", "wanted", "worst", "median", "rows", "worst on", "verdict")
     numeric = (False, False, True, True, True, True, False, False)
     reached = frozenset(i for i, one in enumerate(found) if one.passed)

@@ -147,20 +147,30 @@ def run(
         speedups = {one.name: speedup_of(ratio(mine, samples[one.name])) for one in others}
         rows.append(
             make_row(
-                environment, problem, mine, kind="rung", temperature=bench.temperature,
-                params=plans[rung].params, speedups=speedups, error_ratio=errors[rung],
+                environment,
+                problem,
+                mine,
+                kind="rung",
+                temperature=bench.temperature,
+                params=plans[rung].params,
+                speedups=speedups,
+                error_ratio=errors[rung],
                 group=bench.group,
             )
-        )  # fmt: skip
+        )
     for lane in lanes:
         if lane.problem == problem:  # those on other numbers stand in the ratios alone
             rows.append(
                 make_row(
-                    environment, problem, samples[lane.contestant.name], kind="peer",
-                    temperature=bench.temperature if lane.cold else "warm", mode=lane.peer.mode(),
+                    environment,
+                    problem,
+                    samples[lane.contestant.name],
+                    kind="peer",
+                    temperature=bench.temperature if lane.cold else "warm",
+                    mode=lane.peer.mode(),
                     group=bench.group,
                 )
-            )  # fmt: skip
+            )
     return rows, absent
 
 
@@ -187,9 +197,13 @@ def _ours(name: str, op: str, sets: Sets, plan: gm.Plan, options: Mapping[str, A
 
 
 def _peer_lanes(
-    bench: Bench, problem: Problem, peers: Sequence[Peer] | None, speeds: Speeds, limits: Limits,
+    bench: Bench,
+    problem: Problem,
+    peers: Sequence[Peer] | None,
+    speeds: Speeds,
+    limits: Limits,
     seed: int,
-) -> tuple[list[Lane], list[Absence]]:  # fmt: skip
+) -> tuple[list[Lane], list[Absence]]:
     """Prepare every peer that serves the problem, in its dtype and on plain operands."""
     right = getattr(gm, bench.op)(*bench.sets[0], **bench.options)
     target = Target(problem, bench.op, bench.sets, right)

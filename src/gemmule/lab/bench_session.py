@@ -126,9 +126,15 @@ def known_rows(path: Path, suite: Suite) -> tuple[Row, ...]:
 
 
 def start(
-    name: str, suite: Suite, out: Path, *, seconds: float, patience: Patience,
-    ceiling_seconds: float, resume: Path | None,
-) -> None:  # fmt: skip
+    name: str,
+    suite: Suite,
+    out: Path,
+    *,
+    seconds: float,
+    patience: Patience,
+    ceiling_seconds: float,
+    resume: Path | None,
+) -> None:
     """Measure the machine's ceilings, then the suite, into a file of its own or into `resume`."""
     known = () if resume is None else known_rows(resume, suite)
     patience.wait()

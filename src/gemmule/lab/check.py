@@ -149,9 +149,14 @@ def _rows_of(a: Any, rows: slice) -> Any:
     scales = a.scales if whole else a.scales[groups]
     zeros = a.zeros if whole or a.zeros is None else a.zeros[groups]
     return gm.QuantizedMatrix.from_parts(
-        np.ascontiguousarray(a.codes[codes]), scales, zeros, shape=shape, bits=a.bits,
-        group_size=a.group_size, transposed=a.transposed,
-    )  # fmt: skip
+        np.ascontiguousarray(a.codes[codes]),
+        scales,
+        zeros,
+        shape=shape,
+        bits=a.bits,
+        group_size=a.group_size,
+        transposed=a.transposed,
+    )
 
 
 class BlockCheck:

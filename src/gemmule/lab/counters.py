@@ -88,11 +88,29 @@ def find_ncu() -> str | None:
 def command(ncu: str, marks: Path, ordinal: int, seconds: float) -> list[str]:
     """Return the command line that profiles the child."""
     return [
-        ncu, "--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "function",
-        "--clock-control", "none", "--profile-from-start", "off", "--target-processes", "all",
-        "--metrics", ",".join(METRICS.values()),
-        sys.executable, "-m", "gemmule.lab.counted", str(ordinal), str(seconds), str(marks),
-    ]  # fmt: skip
+        ncu,
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+        "--print-kernel-base",
+        "function",
+        "--clock-control",
+        "none",
+        "--profile-from-start",
+        "off",
+        "--target-processes",
+        "all",
+        "--metrics",
+        ",".join(METRICS.values()),
+        sys.executable,
+        "-m",
+        "gemmule.lab.counted",
+        str(ordinal),
+        str(seconds),
+        str(marks),
+    ]
 
 
 def count(device: str, date: str, *, ordinal: int = 0, seconds: float = SECONDS) -> list[Counted]:
@@ -109,9 +127,13 @@ def count(device: str, date: str, *, ordinal: int = 0, seconds: float = SECONDS)
         marks = Path(folder) / "marks.jsonl"
         try:
             done = subprocess.run(
-                command(ncu, marks, ordinal, seconds), capture_output=True, text=True, check=False,
-                timeout=2 * seconds + 60, env={**os.environ, "PYTHONPATH": path},
-            )  # fmt: skip
+                command(ncu, marks, ordinal, seconds),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=2 * seconds + 60,
+                env={**os.environ, "PYTHONPATH": path},
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             return [_nothing(device, date, f"Nsight Compute did not run: {error}"[:300])]
         found = list(assign(read_marks(marks), parse(done.stdout.splitlines()), device, date))
@@ -156,8 +178,10 @@ def read_marks(path: Path) -> list[Mark]:
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [Mark(**{**json.loads(line), "kernels": tuple(json.loads(line)["kernels"])})
-            for line in lines]  # fmt: skip
+    return [
+        Mark(**{**json.loads(line), "kernels": tuple(json.loads(line)["kernels"])})
+        for line in lines
+    ]
 
 
 def assign(
@@ -174,9 +198,15 @@ def assign(
             return
         at += len(mark.kernels)
         yield Counted(
-            mark.op, mark.rung, mark.title, device, date, mark.params, mark.kernels,
+            mark.op,
+            mark.rung,
+            mark.title,
+            device,
+            date,
+            mark.params,
+            mark.kernels,
             together([counters for _, counters in mine]),
-        )  # fmt: skip
+        )
 
 
 def together(kernels: Sequence[Mapping[str, float]]) -> dict[str, float]:

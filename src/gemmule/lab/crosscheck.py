@@ -62,8 +62,9 @@ def crosscheck(
     ours: dict[str, float] = {}
     calls: dict[str, Callable[[int], None]] = {}
     for product in products:
-        sets, _ = make_sets(product.op, product.shape, product.dtype, width=product.width,
-                            ordinal=ordinal)  # fmt: skip
+        sets, _ = make_sets(
+            product.op, product.shape, product.dtype, width=product.width, ordinal=ordinal
+        )
         call = _call(product, sets)
         contestant = Contestant(product.title, call, len(sets))
         found = sample([contestant], clock, max_seconds=max_seconds, min_block_s=0.004)

@@ -56,18 +56,28 @@ def driver_version() -> str:
 
 
 def run(
-    product: Product, environment: Environment, clock: GraphClock, *, peers: Sequence[str],
-    max_seconds: float, rungs: Sequence[str | None] = (None,), seed: int = 0,
-) -> tuple[list[Row], list[Absence]]:  # fmt: skip
+    product: Product,
+    environment: Environment,
+    clock: GraphClock,
+    *,
+    peers: Sequence[str],
+    max_seconds: float,
+    rungs: Sequence[str | None] = (None,),
+    seed: int = 0,
+) -> tuple[list[Row], list[Absence]]:
     """Judge our result, then time ours and the peers; return rows and who took no part.
 
     peers: names out of ``all_peers("cuda")``. rungs: rungs to time by name, None being the
     automatic choice. ArithmeticError where a result of ours is wrong: then nothing is timed.
     """
     sets, turn = make_sets(
-        product.op, product.shape, product.dtype, width=product.width, ordinal=clock.ordinal,
+        product.op,
+        product.shape,
+        product.dtype,
+        width=product.width,
+        ordinal=clock.ordinal,
         seed=seed + 1,
-    )  # fmt: skip
+    )
     temperature = "cold" if turn.cold else "warm"
     plans = {rung: _plan(product, sets[0], rung) for rung in rungs}
     errors = {rung: _judged(product, sets[0], plan) for rung, plan in plans.items()}
@@ -77,9 +87,14 @@ def run(
     lanes = {peer: _prepared(peer, problem, product, sets) for peer in present}
     contestants = [*ours.values(), *(_lane(peer, ready) for peer, ready in lanes.items())]
     samples = sample(
-        contestants, clock, min_blocks=MIN_BLOCKS, max_blocks=MAX_BLOCKS,
-        max_seconds=max_seconds, min_block_s=BLOCK_S, seed=seed,
-    )  # fmt: skip
+        contestants,
+        clock,
+        min_blocks=MIN_BLOCKS,
+        max_blocks=MAX_BLOCKS,
+        max_seconds=max_seconds,
+        min_block_s=BLOCK_S,
+        seed=seed,
+    )
     row = functools.partial(
         make_row, environment, problem, temperature=temperature, group=product.title
     )
@@ -90,10 +105,14 @@ def run(
         proof = proof_of(plan.rung, plan.problem)
         rows.append(
             row(
-                mine, kind="rung", params=plan.params, speedups=speedups,
-                error_ratio=errors[rung], proof=proof,
+                mine,
+                kind="rung",
+                params=plan.params,
+                speedups=speedups,
+                error_ratio=errors[rung],
+                proof=proof,
             )
-        )  # fmt: skip
+        )
     rows += [row(samples[peer.name], kind="peer", mode=peer.mode()) for peer in present]
     return [_with_clocks(one, samples) for one in rows], absent
 
@@ -188,8 +207,10 @@ def settled(
 ) -> tuple[list[Row], Environment]:
     """Hold all rows against the read ceiling; where one rises above it, measure that again."""
     checked, ceilings = enforce(
-        rows, environment.ceilings, "cuda",
+        rows,
+        environment.ceilings,
+        "cuda",
         lambda: measure_ceilings(ordinal, max_seconds=max_seconds, seed=1),
-    )  # fmt: skip
+    )
     final = replace(environment, ceilings=ceilings)
     return [replace(row, environment=final.id) for row in checked], final

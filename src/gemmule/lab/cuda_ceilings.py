@@ -174,9 +174,13 @@ def _best(
         return Contestant(shape.name, lambda _: shape.launch(clock.stream))
 
     timed = sample(
-        [runs(shape) for shape in shapes], clock, max_seconds=max_seconds, min_blocks=6,
-        max_blocks=8, seed=seed,
-    )  # fmt: skip
+        [runs(shape) for shape in shapes],
+        clock,
+        max_seconds=max_seconds,
+        min_blocks=6,
+        max_blocks=8,
+        seed=seed,
+    )
     rates = {s.name: s.amount / timed[s.name].median * 1e-9 for s in shapes}
     winner = max(rates, key=lambda title: rates[title])
     unit = "GB/s" if name in ("read", "copy") else "GFLOP/s"

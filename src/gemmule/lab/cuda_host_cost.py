@@ -34,27 +34,38 @@ def measure(
     a = filled(SIDE * SIDE, DTYPE, ordinal, seed)
     matrix = DeviceArray(a.pointer, (SIDE, SIDE), (SIDE, 1), DTYPE, ordinal, a)
     operands: tuple[Any, ...] = (
-        matrix, filled(SIDE, DTYPE, ordinal, seed + 1), DeviceArray.empty((SIDE,), DTYPE, ordinal)
-    )  # fmt: skip
+        matrix,
+        filled(SIDE, DTYPE, ordinal, seed + 1),
+        DeviceArray.empty((SIDE,), DTYPE, ordinal),
+    )
     reason = torch_missing()
     if reason is None:
         operands = tuple(to_cuda(operand) for operand in operands)
     plan = gm.plan("matvec", *operands[:2])
     calls = dict(_ways(plan, operands, with_torch=reason is None))
     samples = sample(
-        [Contestant(name, _bounded(call, ordinal)) for name, call in calls.items()], HostClock(),
-        max_seconds=max_seconds, min_block_s=1e-3, seed=seed,
-    )  # fmt: skip
+        [Contestant(name, _bounded(call, ordinal)) for name, call in calls.items()],
+        HostClock(),
+        max_seconds=max_seconds,
+        min_block_s=1e-3,
+        seed=seed,
+    )
     rows = []
     for name, found in samples.items():
         kind = "peer" if name.startswith("torch") else "rung"
         others = {n: speedup_of(ratio(found, samples[n])) for n in samples if n.startswith("torch")}
         rows.append(
             make_row(
-                environment, plan.problem, found, kind=kind, temperature="warm", group=GROUP,
-                speedups=others if kind == "rung" else None, mode="host time, nothing waited for",
+                environment,
+                plan.problem,
+                found,
+                kind=kind,
+                temperature="warm",
+                group=GROUP,
+                speedups=others if kind == "rung" else None,
+                mode="host time, nothing waited for",
             )
-        )  # fmt: skip
+        )
     absent = [] if reason is None else [Absence("torch.mv", reason)]
     return rows, absent
 

@@ -64,8 +64,9 @@ def spots() -> Iterator[Spot]:
     coded = ladder("quantized", "cuda")
     lanes = (
         *(Lane(r.name, r.name, form=CODES.get(r.signatures[0][0], "int8")) for r in coded),
-        Lane(PLAIN, "auto", form="float16"), Lane(TORCH, None, form="float16", peer=TORCH),
-    )  # fmt: skip
+        Lane(PLAIN, "auto", form="float16"),
+        Lane(TORCH, None, form="float16", peer=TORCH),
+    )
     cell = Cell("ladder", "matvec", 4096, 4096, lanes, "cold")
     yield Spot("quantized", "4096 x 4096 codes, one scale, float16 x", cell)
 
@@ -96,9 +97,13 @@ def time_spot(
         return [], notes
     contestants = [Contestant(name, one.call, len(one.sets)) for name, (one, _) in bound.items()]
     timed = sample(
-        contestants, bench.clock, min_blocks=MIN_BLOCKS, max_blocks=MAX_BLOCKS,
-        max_seconds=seconds * len(bound), min_block_s=BLOCK_S,
-    )  # fmt: skip
+        contestants,
+        bench.clock,
+        min_blocks=MIN_BLOCKS,
+        max_blocks=MAX_BLOCKS,
+        max_seconds=seconds * len(bound),
+        min_block_s=BLOCK_S,
+    )
     return list(_rows(spot, bound, timed, environment)), notes
 
 
@@ -154,9 +159,11 @@ def _bound(
 
 
 def _rows(
-    spot: Spot, bound: dict[str, tuple[Any, gm.Plan | None]], timed: dict[str, Samples],
+    spot: Spot,
+    bound: dict[str, tuple[Any, gm.Plan | None]],
+    timed: dict[str, Samples],
     environment: Environment,
-) -> Iterator[Row]:  # fmt: skip
+) -> Iterator[Row]:
     rungs = {rung.name: rung for rung in ladder(spot.op, "cuda")}
     first = next(plan for _, plan in bound.values() if plan is not None)
     for name, (_, plan) in bound.items():
@@ -169,11 +176,16 @@ def _rows(
                 speedups[other] = speedup_of(ratio(timed[name], timed[other]))
         problem = first.problem if plan is None else plan.problem
         yield make_row(
-            environment, _plain(problem) if name == TORCH else problem, timed[name],
-            kind="peer" if plan is None else "rung", temperature="cold", speedups=speedups,
-            params={} if plan is None else plan.params, group=spot.title,
+            environment,
+            _plain(problem) if name == TORCH else problem,
+            timed[name],
+            kind="peer" if plan is None else "rung",
+            temperature="cold",
+            speedups=speedups,
+            params={} if plan is None else plan.params,
+            group=spot.title,
             proof=None if plan is None else proof_of(plan.rung, plan.problem),
-        )  # fmt: skip
+        )
 
 
 def _plain(problem: Problem) -> Problem:

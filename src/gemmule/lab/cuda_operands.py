@@ -127,9 +127,22 @@ def reference(matrix: DeviceArray, vector: DeviceArray) -> tuple[np.ndarray, np.
     sums = DeviceArray.empty((rows,), "float64", matrix.ordinal)
     sizes = DeviceArray.empty((rows,), "float64", matrix.ordinal)
     arguments = launch_args.GEMV.pack(
-        matrix.pointer, vector.pointer, sums.pointer, sizes.pointer, rows, columns, 1,
-        *matrix.strides, 0, vector.strides[0], 0, 1, 0, 1.0, 0.0,
-    )  # fmt: skip
+        matrix.pointer,
+        vector.pointer,
+        sums.pointer,
+        sizes.pointer,
+        rows,
+        columns,
+        1,
+        *matrix.strides,
+        0,
+        vector.strides[0],
+        0,
+        1,
+        0,
+        1.0,
+        0.0,
+    )
     per_block, threads = (8, 256) if by_rows else (64, 64)
     kernels = Kernels("operands.cu", (name,), matrix.ordinal)
     kernels.run(name, arguments, blocks=-(-rows // per_block), threads=threads)
@@ -137,9 +150,13 @@ def reference(matrix: DeviceArray, vector: DeviceArray) -> tuple[np.ndarray, np.
 
 
 def _largest(
-    result: np.ndarray, sums: np.ndarray, sizes: np.ndarray, problem: Problem,
-    arithmetic: Arithmetic, params: Params,
-) -> float:  # fmt: skip
+    result: np.ndarray,
+    sums: np.ndarray,
+    sizes: np.ndarray,
+    problem: Problem,
+    arithmetic: Arithmetic,
+    params: Params,
+) -> float:
     nothing = np.zeros((1, 1))
     reference_error = 2.0 * problem.reduction * UNIT_ROUNDOFF["float64"]
     magnitudes = Magnitudes(nothing, nothing, sizes, reference_error)

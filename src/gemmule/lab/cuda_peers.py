@@ -215,9 +215,13 @@ def _never_prepared(problem: Problem, a: Any, b: Any) -> Prepared:
 def _torch_peer(name: str, tf32: bool) -> Peer:
     refuses = _tf32_refuses if tf32 else functools.partial(_refuses, TORCH_DTYPES)
     return Peer(
-        name, "cuda", torch_missing, refuses, functools.partial(_torch_prepare, tf32),
+        name,
+        "cuda",
+        torch_missing,
+        refuses,
+        functools.partial(_torch_prepare, tf32),
         functools.partial(_torch_mode, tf32),
-    )  # fmt: skip
+    )
 
 
 PEERS = (

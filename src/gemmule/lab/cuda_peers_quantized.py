@@ -108,9 +108,13 @@ def _gemlite_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
     codes, scales, zeros = quantized_parts(a)
     group = int(a.group_size or 1)
     layer = GemLiteLinearTriton(
-        W_nbits=a.bits, group_size=group, in_features=problem.reduction, out_features=problem.m,
-        input_dtype=DType.FP16, output_dtype=DType.FP16,
-    )  # fmt: skip
+        W_nbits=a.bits,
+        group_size=group,
+        in_features=problem.reduction,
+        out_features=problem.m,
+        input_dtype=DType.FP16,
+        output_dtype=DType.FP16,
+    )
     per_group = [
         torch.from_numpy(np.ascontiguousarray(part[:, ::group], np.float32)).cuda().to(x.dtype)
         for part in (scales, zeros)

@@ -39,8 +39,9 @@ _ACCESS = ("sectors a load request", "L1 hits, %")
 _STREAM = ("load requests, thousands", "occupancy, %", "issue slots used, %")
 _SHARED = ("L1 hits, %", "shared-memory passes, millions", "issue slots used, %")
 _TENSOR = ("warp instructions, millions", "FMA pipe, %", "tensor pipe, %")
-_MULTIPLY = Section("for (int k = threadIdx.x; k < at.count", "atomicAdd((Acc*)p.work",
-                    (*_ACCESS, "occupancy, %"))  # fmt: skip
+_MULTIPLY = Section(
+    "for (int k = threadIdx.x; k < at.count", "atomicAdd((Acc*)p.work", (*_ACCESS, "occupancy, %")
+)
 _TURN = "sum[r] = dot(va[u][r]"
 _COLUMNS = ("sectors a load request", "occupancy, %", "warp instructions, millions")
 

@@ -30,10 +30,16 @@ FILE_WIDTH = 160  # columns where no terminal tells its width: the table is wide
 
 
 def bench(
-    suite: str, device: str, ops: tuple[str, ...], dtypes: tuple[str, ...],
-    sizes: tuple[int, ...], peers: tuple[str, ...], seconds: float, ceiling_seconds: float,
+    suite: str,
+    device: str,
+    ops: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    sizes: tuple[int, ...],
+    peers: tuple[str, ...],
+    seconds: float,
+    ceiling_seconds: float,
     out: Path,
-) -> None:  # fmt: skip
+) -> None:
     """Measure a suite on a GPU; DeviceError where there is none."""
     ordinal = ordinal_named(device)
     cuda.CudaBackend().machine(device)
@@ -65,9 +71,13 @@ def _peer_names(asked: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ..
 
 
 def _measure(
-    products: Sequence[Product], environment: Environment, ordinal: int, peers: tuple[str, ...],
-    rungs: tuple[str | None, ...], seconds: float,
-) -> tuple[list[Row], list[Absence]]:  # fmt: skip
+    products: Sequence[Product],
+    environment: Environment,
+    ordinal: int,
+    peers: tuple[str, ...],
+    rungs: tuple[str | None, ...],
+    seconds: float,
+) -> tuple[list[Row], list[Absence]]:
     clock = GraphClock(ordinal)
     rows: list[Row] = []
     absent: list[Absence] = []
@@ -92,10 +102,14 @@ def table(title: str, rows: Sequence[Row]) -> TableData:
     for row in ours:
         share = row.percent_of_ceiling
         cells = [
-            row.group, row.name, significant(row.times_us.median), significant(row.gbs),
-            significant(row.tflops), "" if share is None else f"{share:.0f}",
+            row.group,
+            row.name,
+            significant(row.times_us.median),
+            significant(row.gbs),
+            significant(row.tflops),
+            "" if share is None else f"{share:.0f}",
             "" if row.error_ratio is None else f"{row.error_ratio:.2g}",
-        ]  # fmt: skip
+        ]
         for peer in peers:
             time_us = times.get((row.group, peer))
             cells.append("" if time_us is None else significant(time_us))

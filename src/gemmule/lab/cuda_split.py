@@ -37,9 +37,13 @@ class Part:
 
 
 def split(
-    op: str = "matvec", shape: tuple[int, int] = (4096, 4096), dtype: str = "float32",
-    *, ordinal: int = 0, rounds: int = ROUNDS,
-) -> list[Part]:  # fmt: skip
+    op: str = "matvec",
+    shape: tuple[int, int] = (4096, 4096),
+    dtype: str = "float32",
+    *,
+    ordinal: int = 0,
+    rounds: int = ROUNDS,
+) -> list[Part]:
     """Return the parts of a matvec or of a square matmul over a matrix of `shape`, in order.
 
     The matrix's bytes are those copied in (for a matmul twice over), the result's those copied out.
@@ -60,9 +64,11 @@ def split(
             seen.setdefault(name, []).append(seconds)
     moved_in, moved_out = a.nbytes + b.nbytes, _result_bytes(op, a, b)
     nbytes = {
-        "host to device, pageable": moved_in, "host to device, pinned": moved_in,
-        "device to host, pageable": moved_out, "device to host, pinned": moved_out,
-    }  # fmt: skip
+        "host to device, pageable": moved_in,
+        "host to device, pinned": moved_in,
+        "device to host, pageable": moved_out,
+        "device to host, pinned": moved_out,
+    }
     return parts + [
         Part(name, float(np.median(times)), nbytes.get(name, 0)) for name, times in seen.items()
     ]

@@ -9,17 +9,25 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 SQUARES = tuple((n, n) for n in (512, 1024, 2048, 4096, 8192, 16384))
 MATVEC_SHAPES = (
     *SQUARES,
-    (65536, 1024), (262144, 128),  # tall
-    (1024, 65536), (128, 262144),  # wide
-    (4095, 4095), (8191, 1025),  # odd: no row but the first is aligned
-    (4096, 14336), (2112, 7168), (152064, 3584),  # layers of language models
-)  # fmt: skip
+    (65536, 1024),
+    (262144, 128),  # tall
+    (1024, 65536),
+    (128, 262144),  # wide
+    (4095, 4095),
+    (8191, 1025),  # odd: no row but the first is aligned
+    (4096, 14336),
+    (2112, 7168),
+    (152064, 3584),  # layers of language models
+)
 MATMUL_SHAPES = (
     *((n, n, n) for n in (512, 1024, 2048, 4096, 8192)),
-    (4096, 4096, 16), (8192, 8192, 128),  # few columns
-    (1000, 3000, 2000), (1023, 1025, 1027),  # no multiple of a tile; odd
-    (16384, 1024, 2048), (1024, 16384, 2048),
-)  # fmt: skip
+    (4096, 4096, 16),
+    (8192, 8192, 128),  # few columns
+    (1000, 3000, 2000),
+    (1023, 1025, 1027),  # no multiple of a tile; odd
+    (16384, 1024, 2048),
+    (1024, 16384, 2048),
+)
 CHAINED = (*SQUARES, (2112, 7168), (4096, 14336))
 QUICK = ((1024, 1024), (4096, 4096), (8192, 8192))
 

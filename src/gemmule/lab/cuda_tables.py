@@ -87,15 +87,30 @@ def rung_times(op: str, rung: Rung, rungs: Sequence[Rung], rows: Sequence[Row]) 
         previous = before(rung, rungs, present) or ""
         earlier.append(previous)
         share = row.percent_of_ceiling
-        body.append((
-            row.group, significant(row.times_us.median), *rates(row),
-            "" if share is None or row.problem.op == "matmul" else f"{share:.0f}",
-            _gain(row, previous), _gain(row, cuda_ladder.TORCH), _gain(row, cuda_ladder.PLAIN),
-            ", ".join(f"{name} {value}" for name, value in row.params.items()),
-        ))  # fmt: skip
+        body.append(
+            (
+                row.group,
+                significant(row.times_us.median),
+                *rates(row),
+                "" if share is None or row.problem.op == "matmul" else f"{share:.0f}",
+                _gain(row, previous),
+                _gain(row, cuda_ladder.TORCH),
+                _gain(row, cuda_ladder.PLAIN),
+                ", ".join(f"{name} {value}" for name, value in row.params.items()),
+            )
+        )
     names = " or ".join(dict.fromkeys(name for name in earlier if name))
-    header = ("cold", "us", "GB/s", "TFLOP/s", "% of read ceiling", f"x over {names}",
-              f"x over {cuda_ladder.TORCH}", f"x over {cuda_ladder.PLAIN}", PARAMETERS)  # fmt: skip
+    header = (
+        "cold",
+        "us",
+        "GB/s",
+        "TFLOP/s",
+        "% of read ceiling",
+        f"x over {names}",
+        f"x over {cuda_ladder.TORCH}",
+        f"x over {cuda_ladder.PLAIN}",
+        PARAMETERS,
+    )
     return table(header, body) if body else ""
 
 

@@ -20,10 +20,23 @@ from gemmule.store import MAX_BYTES, SHIPPED
 
 ARCHS = ("sm_80", "sm_90a", "sm_120a")  # before clusters, with them and wgmma, with them alone
 LAYOUTS = ("row", "col", "strided")
-MATVEC_SHAPES = ((64, 64), (1024, 1024), (4096, 4096), (16384, 16384), (64, 65536), (65536, 64),
-                 (4095, 4097), (4096, 14336))  # fmt: skip
-MATMUL_SHAPES = ((64, 64, 64), (1024, 1024, 1024), (4096, 4096, 4096), (8192, 16, 8192),
-                 (1023, 1025, 1027))  # fmt: skip
+MATVEC_SHAPES = (
+    (64, 64),
+    (1024, 1024),
+    (4096, 4096),
+    (16384, 16384),
+    (64, 65536),
+    (65536, 64),
+    (4095, 4097),
+    (4096, 14336),
+)
+MATMUL_SHAPES = (
+    (64, 64, 64),
+    (1024, 1024, 1024),
+    (4096, 4096, 4096),
+    (8192, 16, 8192),
+    (1023, 1025, 1027),
+)
 # One quantisation of each kind that plans tell apart; each costs as much as a dtype.
 QUANT_SHAPES = ((4096, 4096), (1000, 4104))
 QUANT_COLUMNS = 4

@@ -151,9 +151,13 @@ def _copy(matrix: Any) -> Any:
         return matrix.copy()
     zeros = None if matrix.zeros is None else matrix.zeros.copy()
     return gm.QuantizedMatrix.from_parts(
-        matrix.codes.copy(), matrix.scales.copy(), zeros, shape=matrix.shape, bits=matrix.bits,
+        matrix.codes.copy(),
+        matrix.scales.copy(),
+        zeros,
+        shape=matrix.shape,
+        bits=matrix.bits,
         group_size=matrix.group_size,
-    )  # fmt: skip
+    )
 
 
 def measure(

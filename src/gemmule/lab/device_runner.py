@@ -34,9 +34,13 @@ class DeviceRunner:
         driver.free(self._base, self.ordinal)
 
     def run(
-        self, rung: Rung, inputs: Inputs, params: Mapping[str, Any], alpha: float = 1.0,
+        self,
+        rung: Rung,
+        inputs: Inputs,
+        params: Mapping[str, Any],
+        alpha: float = 1.0,
         beta: float = 0.0,
-    ) -> np.ndarray[Any, Any]:  # fmt: skip
+    ) -> np.ndarray[Any, Any]:
         """Run the rung once and return `inputs.out`, filled with what the device wrote."""
         problem = inputs.case.problem
         if inputs.out.size == 0:

@@ -31,8 +31,10 @@ What each rung adds, drawn, measured and explained:
 def status() -> str:
     """Return the README's table: how many rungs each ladder has, and how many are proved."""
     proved = {(record.folder, record.rung) for record in evidence.read()}
-    lines = ["| ladder | CPU rungs | CUDA rungs | of them with a GPU proof on record |",
-             "|---|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        "| ladder | CPU rungs | CUDA rungs | of them with a GPU proof on record |",
+        "|---|---:|---:|---:|",
+    ]
     for op in OPS:
         cpu, cuda = (ladder(op, backend) for backend in BACKENDS)
         on_record = sum((rung.folder, rung.name) in proved for rung in cuda)

@@ -13,8 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
-CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
-                "amx_tile", "amx_bf16", "amx_int8")  # fmt: skip
+CPU_FEATURES = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+)
 OPTIONAL = ("torch", "cupy-cuda13x", "cupy-cuda12x", "jax", "scipy", "nvidia-ml-py")
 CUDA_WHEELS = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
 CUDA_FIX = "pip install 'gemmule[cuda13]' (driver 580 or newer), or 'gemmule[cuda12]'"
@@ -38,8 +48,17 @@ def examine() -> list[Finding]:
     """
     findings: list[Finding] = []
     for check in (
-        _python, _numpy, _numba, _processor, _caches, _products, _driver, _wheels, _nvrtc, _optional
-    ):  # fmt: skip
+        _python,
+        _numpy,
+        _numba,
+        _processor,
+        _caches,
+        _products,
+        _driver,
+        _wheels,
+        _nvrtc,
+        _optional,
+    ):
         findings.extend(_safely(check))
     return findings
 
@@ -166,9 +185,11 @@ def _driver() -> Iterator[Finding]:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
         yield Finding(
-            "CUDA driver", NOTE, "not found: products run on the CPU",
+            "CUDA driver",
+            NOTE,
+            "not found: products run on the CPU",
             "install NVIDIA's driver if this machine has a GPU",
-        )  # fmt: skip
+        )
         return
     version, count = ctypes.c_int(), ctypes.c_int()
     library.cuDriverGetVersion(ctypes.byref(version))
@@ -176,9 +197,11 @@ def _driver() -> Iterator[Finding]:
     status = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
     if status != 0 or count.value == 0:
         yield Finding(
-            "CUDA driver", NOTE, f"{label}, but no usable GPU (driver status {status})",
+            "CUDA driver",
+            NOTE,
+            f"{label}, but no usable GPU (driver status {status})",
             "check nvidia-smi and CUDA_VISIBLE_DEVICES",
-        )  # fmt: skip
+        )
         return
     yield Finding("CUDA driver", OK, f"{label}, {count.value} GPU(s): {_gpu_names(library, count)}")
 
@@ -211,8 +234,11 @@ def _nvrtc() -> Iterator[Finding]:
 
         status, program = nvrtc.nvrtcCreateProgram(
             b'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = 1.0f; }',
-            b"probe.cu", 0, [], [],
-        )  # fmt: skip
+            b"probe.cu",
+            0,
+            [],
+            [],
+        )
         options = [b"--gpu-architecture=sm_90a"]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         _, major, minor = nvrtc.nvrtcVersion()

@@ -34,12 +34,19 @@ def capture_environment(
     clock and governor are read here. Versions are those of installed packages that matter.
     """
     return Environment(
-        device=device, backend=backend, cpu=cpu_name(), gpus=tuple(gpus),
-        system=platform.platform(), python=platform.python_version(), versions=_versions(),
-        commit=_commit(), threads=threads, clocks={**_cpu_clocks(), **(clocks or {})},
+        device=device,
+        backend=backend,
+        cpu=cpu_name(),
+        gpus=tuple(gpus),
+        system=platform.platform(),
+        python=platform.python_version(),
+        versions=_versions(),
+        commit=_commit(),
+        threads=threads,
+        clocks={**_cpu_clocks(), **(clocks or {})},
         ceilings=dict(ceilings),
         timestamp=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-    )  # fmt: skip
+    )
 
 
 def cpu_name() -> str:

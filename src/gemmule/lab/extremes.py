@@ -92,9 +92,15 @@ def reruns(rung: Rung, ordinal: int = 0, runs: int = RUNS) -> Iterator[Found]:
         ordered = not rung.arithmetic(middle_problem(rung, signature_of(variant))).unordered
         wrong = f"{runs} runs gave {count} results" if ordered and count > 1 else ""
         yield Found(
-            RERUNS, rung.folder, rung.name, variant.name, proofs.key(variant), runner.machine.name,
-            {"runs": runs, "results": count, "ordered": ordered}, wrong,
-        )  # fmt: skip
+            RERUNS,
+            rung.folder,
+            rung.name,
+            variant.name,
+            proofs.key(variant),
+            runner.machine.name,
+            {"runs": runs, "results": count, "ordered": ordered},
+            wrong,
+        )
     runner.close()
 
 
@@ -108,9 +114,15 @@ def giants(rung: Rung, ordinal: int = 0) -> Iterator[Found]:
     for batch in (1, BATCH) if rung.batched else (1,):
         wrong = multiply_giant(rung, signature_of(variant), batch, ordinal)
         yield Found(
-            GIANT if batch == 1 else GIANT_BATCH, rung.folder, rung.name, variant.name, key,
-            device, {"elements": ELEMENTS}, wrong,
-        )  # fmt: skip
+            GIANT if batch == 1 else GIANT_BATCH,
+            rung.folder,
+            rung.name,
+            variant.name,
+            key,
+            device,
+            {"elements": ELEMENTS},
+            wrong,
+        )
 
 
 def of_rung(folder: str, name: str, ordinal: int = 0) -> list[Found]:
@@ -120,9 +132,12 @@ def of_rung(folder: str, name: str, ordinal: int = 0) -> list[Found]:
 
 
 def of_all(
-    rungs: Sequence[Rung], *, ordinal: int = 0, workers: int = 8,
+    rungs: Sequence[Rung],
+    *,
+    ordinal: int = 0,
+    workers: int = 8,
     report: Callable[[list[Found]], None] = lambda found: None,
-) -> list[Found]:  # fmt: skip
+) -> list[Found]:
     """Check rungs, each in a process of its own; one that dies is reported as wrong."""
     results: list[Found] = []
     context = multiprocessing.get_context("spawn")

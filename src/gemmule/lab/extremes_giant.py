@@ -118,6 +118,12 @@ def _codes(dtype: str, ordinal: int) -> QuantizedMatrix:
         DeviceArray.from_host(np.full((1, 1), value, np.float32), ordinal) for value in (1, 0)
     )
     return QuantizedMatrix(
-        codes=codes, scales=scales, zeros=zeros, perm=None, stored_shape=(ROWS, COLUMNS),
-        bits=bits, group_size=None, device=f"cuda:{ordinal}",
-    )  # fmt: skip
+        codes=codes,
+        scales=scales,
+        zeros=zeros,
+        perm=None,
+        stored_shape=(ROWS, COLUMNS),
+        bits=bits,
+        group_size=None,
+        device=f"cuda:{ordinal}",
+    )

@@ -69,9 +69,16 @@ class Figure:
     words: list[Words] = field(default_factory=list)
 
     def text(
-        self, x: float, y: float, words: str, *, kind: str = "ink", anchor: str = "start",
-        size: int = 15, bold: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        kind: str = "ink",
+        anchor: str = "start",
+        size: int = 15,
+        bold: bool = False,
+    ) -> None:
         """Write words at a baseline; anchor is ``start``, ``middle`` or ``end`` of x."""
         span = len(words) * size * CHARACTER
         left = x - span * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
@@ -93,9 +100,18 @@ class Figure:
         self.lines(20, y, *textwrap.wrap(words, 88), size=14)
 
     def box(
-        self, x: float, y: float, width: float, height: float, kind: str, label: str = "", *,
-        edge: str = "edge", size: int = 14, dashed: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        kind: str,
+        label: str = "",
+        *,
+        edge: str = "edge",
+        size: int = 14,
+        dashed: bool = False,
+    ) -> None:
         """Draw a filled rectangle, its label in the middle."""
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         self.parts.append(
@@ -113,9 +129,15 @@ class Figure:
         )
 
     def cells(
-        self, x: float, y: float, kinds: Sequence[Sequence[str]], *, side: float = 18,
-        labels: Mapping[tuple[int, int], str] | None = None, size: int = 13,
-    ) -> None:  # fmt: skip
+        self,
+        x: float,
+        y: float,
+        kinds: Sequence[Sequence[str]],
+        *,
+        side: float = 18,
+        labels: Mapping[tuple[int, int], str] | None = None,
+        size: int = 13,
+    ) -> None:
         """Draw rows of square cells by their kinds; an empty kind leaves a gap."""
         for row, line in enumerate(kinds):
             for column, kind in enumerate(line):
@@ -124,8 +146,16 @@ class Figure:
                     left, top = x + column * side, y + row * side
                     self.box(left, top, side, side, kind, label, edge="cell", size=size)
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, *, kind: str = "line",
-             dashed: bool = False) -> None:  # fmt: skip
+    def line(
+        self,
+        x1: float,
+        y1: float,
+        x2: float,
+        y2: float,
+        *,
+        kind: str = "line",
+        dashed: bool = False,
+    ) -> None:
         """Draw a straight line."""
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         self.parts.append(f'<path class="{kind}" d="M{x1:g} {y1:g}L{x2:g} {y2:g}"{dash}/>')
@@ -180,9 +210,15 @@ def plain(rows: int, columns: int, kind: str = "mute") -> list[list[str]]:
 
 
 def memory(
-    figure: Figure, x: float, y: float, kinds: Sequence[str], *, side: float = 18,
-    label: str = "memory", labels: Sequence[str] = (),
-) -> None:  # fmt: skip
+    figure: Figure,
+    x: float,
+    y: float,
+    kinds: Sequence[str],
+    *,
+    side: float = 18,
+    label: str = "memory",
+    labels: Sequence[str] = (),
+) -> None:
     """Draw a stretch of memory as a strip of cells with its name before it."""
     figure.text(x - 10, y + side / 2 + 5, label, kind="soft", anchor="end", size=14)
     marked = {(0, i): text for i, text in enumerate(labels)}

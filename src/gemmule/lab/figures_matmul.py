@@ -9,8 +9,9 @@ def product() -> Figure:
     """Draw C = A B."""
     f = Figure(
         "C = A B: an element of C is a row of A times a column of B",
-        "Row i of A and column j of B make element (i, j) of C.", 300,
-    )  # fmt: skip
+        "Row i of A and column j of B make element (i, j) of C.",
+        300,
+    )
     a, b, c = plain(6, 9), plain(9, 7), plain(6, 7)
     a[2] = ["a"] * 9
     for row in range(9):
@@ -25,9 +26,15 @@ def product() -> Figure:
     f.cells(434, 90, c, side=20)
     f.text(504, 236, "C, m x n", anchor="middle")
     f.lines(
-        590, 100, "2 m n k operations", "on m k + k n + m n", "numbers: reuse", "decides, not the",
-        "bytes of memory", size=15,
-    )  # fmt: skip
+        590,
+        100,
+        "2 m n k operations",
+        "on m k + k n + m n",
+        "numbers: reuse",
+        "decides, not the",
+        "bytes of memory",
+        size=15,
+    )
     return f
 
 
@@ -36,8 +43,9 @@ def reuse() -> Figure:
     f = Figure(
         "Reuse: a row of A serves a row of C, a column of B a column of C",
         "Every element of A is used by the n elements of a row of C, every element of B by the m "
-        "elements of a column.", 258,
-    )  # fmt: skip
+        "elements of a column.",
+        258,
+    )
     for panel in range(2):
         left = 20 + panel * 380
         a, b, c = plain(5, 5), plain(5, 5), plain(5, 5)
@@ -65,8 +73,9 @@ def naive() -> Figure:
     f = Figure(
         "Naive: a thread an element, everything from global memory",
         "The threads of a warp compute neighbours in a row of C: they read one element of A, and "
-        "neighbouring elements of B.", 304,
-    )  # fmt: skip
+        "neighbouring elements of B.",
+        304,
+    )
     a, b, c = plain(6, 8), plain(8, 9), plain(6, 9)
     a[2] = ["a"] * 8
     for column in range(8):
@@ -94,8 +103,9 @@ def shared_tile() -> Figure:
     f = Figure(
         "Square tiles: phase by phase through shared memory",
         "A block computes one tile of C. In each phase it stages one tile of A and one of B, and "
-        "all its threads multiply from there.", 330,
-    )  # fmt: skip
+        "all its threads multiply from there.",
+        330,
+    )
     a, b, c = plain(6, 9), plain(9, 6), plain(6, 6)
     for r in range(3):
         for k in range(9):
@@ -127,8 +137,9 @@ def rectangular_tile() -> Figure:
     f = Figure(
         "Rectangular tile: one tile of A meets two tiles of B",
         "The block computes two tiles of C side by side; each value of A read from shared memory "
-        "meets two of B.", 306,
-    )  # fmt: skip
+        "meets two of B.",
+        306,
+    )
     a, b, c = plain(6, 6), plain(6, 9), plain(6, 9)
     for r in range(3):
         for k in range(3):
@@ -159,16 +170,22 @@ def register_tile() -> Figure:
     f = Figure(
         "Register tile: eight values of A meet eight of B in registers",
         "A thread reads a short column of A and a short row of B from shared memory and adds all "
-        "their products to a square of sums in its registers.", 330,
-    )  # fmt: skip
+        "their products to a square of sums in its registers.",
+        330,
+    )
     f.cells(30, 92, plain(8, 1, "a"), side=24)
     f.text(42, 308, "8 of A", anchor="middle")
     f.cells(76, 62, [["x"] * 8], side=24)
     f.text(280, 80, "8 of B", kind="ink")
     f.cells(76, 92, plain(8, 8, "y"), side=24)
     f.text(172, 308, "64 sums", anchor="middle")
-    rows = (("tile", "reads", "products"), ("square", "2", "1"), ("rectangular", "3", "2"),
-            ("register, 4", "8", "16"), ("register, 8", "16", "64"))  # fmt: skip
+    rows = (
+        ("tile", "reads", "products"),
+        ("square", "2", "1"),
+        ("rectangular", "3", "2"),
+        ("register, 4", "8", "16"),
+        ("register, 8", "16", "64"),
+    )
     for index, row in enumerate(rows):
         y = 118 + index * 28
         for x, word, anchor in zip((400, 560, 670), row, ("start", "end", "end"), strict=True):
@@ -183,8 +200,9 @@ def vector_tile() -> Figure:
     f = Figure(
         "Vector tile: 16-byte accesses, and two buffers that take turns",
         "While the sums of one buffer are computed, the next panel is fetched into registers and "
-        "then stored in the other buffer.", 270,
-    )  # fmt: skip
+        "then stored in the other buffer.",
+        270,
+    )
     f.text(102, 82, "one buffer", kind="soft", anchor="end", size=14)
     for turn in range(3):
         left = 112 + turn * 208
@@ -212,8 +230,9 @@ def tensor_core() -> Figure:
     f = Figure(
         "Tensor core: one instruction multiplies 16 x 16 by 16 x 8",
         "A warp's fragments of A and B make a fragment of C in one instruction. Copies fill a ring "
-        "of four stages ahead of the arithmetic.", 356,
-    )  # fmt: skip
+        "of four stages ahead of the arithmetic.",
+        356,
+    )
     f.cells(24, 64, plain(8, 8, "a"), side=14)
     f.text(80, 196, "A, 16 x 16", anchor="middle", size=14)
     f.cells(160, 64, plain(8, 4, "x"), side=14)
@@ -223,9 +242,13 @@ def tensor_core() -> Figure:
     f.cells(298, 64, plain(8, 4, "y"), side=14)
     f.text(330, 196, "C, 16 x 8", anchor="middle", size=14)
     f.lines(
-        410, 84, "2048 multiply-adds by 32 lanes at once;", "each lane holds 8, 4 and 4 numbers of",
-        "the fragments, sums in float32", size=14,
-    )  # fmt: skip
+        410,
+        84,
+        "2048 multiply-adds by 32 lanes at once;",
+        "each lane holds 8, 4 and 4 numbers of",
+        "the fragments, sums in float32",
+        size=14,
+    )
     f.text(20, 232, "ring of stages in shared memory", kind="soft", size=14)
     words = ("multiplied now", "has arrived", "on its way", "copy starts")
     for stage, (kind, word) in enumerate(zip(("y", "a", "mute", "x"), words, strict=True)):
@@ -246,15 +269,28 @@ def tensor_core_int8() -> Figure:
     f = Figure(
         "Bytes on tensor cores: 4 x 4 bytes are transposed on the way in",
         "The instruction wants four bytes of a register along the reduction. Where the matrix lies "
-        "the other way, four registers are transposed by byte permutations.", 300,
-    )  # fmt: skip
+        "the other way, four registers are transposed by byte permutations.",
+        300,
+    )
     letters = "abcdefghijklmnop"
     before = [[lane(r)] * 4 for r in range(4)]
     after = [[lane(c) for c in range(4)] for _ in range(4)]
-    f.cells(110, 80, before, side=34, size=14,
-            labels={(r, c): letters[4 * r + c] for r in range(4) for c in range(4)})  # fmt: skip
-    f.cells(430, 80, after, side=34, size=14,
-            labels={(r, c): letters[4 * c + r] for r in range(4) for c in range(4)})  # fmt: skip
+    f.cells(
+        110,
+        80,
+        before,
+        side=34,
+        size=14,
+        labels={(r, c): letters[4 * r + c] for r in range(4) for c in range(4)},
+    )
+    f.cells(
+        430,
+        80,
+        after,
+        side=34,
+        size=14,
+        labels={(r, c): letters[4 * c + r] for r in range(4) for c in range(4)},
+    )
     for row in range(4):
         f.text(100, 102 + row * 34, f"register {row}", kind="soft", anchor="end", size=14)
         f.text(576, 102 + row * 34, f"register {row}", kind="soft", size=14)
@@ -275,8 +311,9 @@ def few_columns() -> Figure:
     f = Figure(
         "Few columns: every vector of A meets every column",
         "Eight lanes walk a row, four rows side by side. Each vector of A is multiplied with the "
-        "same stretch of every column of B.", 310,
-    )  # fmt: skip
+        "same stretch of every column of B.",
+        310,
+    )
     a = plain(8, 14)
     for row in range(4):
         a[row][4:8] = [lane(row)] * 4
@@ -302,14 +339,20 @@ def few_columns_tensor() -> Figure:
     f = Figure(
         "Few columns on tensor cores: the order of the steps is free",
         "A lane loads 16 neighbouring bytes of its row; the instruction wants its steps apart. "
-        "Both operands keep to one order, so the sum is the same.", 300,
-    )  # fmt: skip
+        "Both operands keep to one order, so the sum is the same.",
+        300,
+    )
     f.text(20, 66, "what the instruction calls its 16 steps, by lane", kind="soft", size=14)
     wanted = [lane(i // 2 % 4) for i in range(16)]
     f.cells(20, 76, [wanted], side=30, labels={(0, i): str(i) for i in range(16)})
     f.text(20, 146, "what a lane loads: 8 neighbouring halves", kind="soft", size=14)
-    f.cells(20, 156, [[lane(i // 8) for i in range(24)]], side=30,
-            labels={(0, i): str(i) for i in range(24)})  # fmt: skip
+    f.cells(
+        20,
+        156,
+        [[lane(i // 8) for i in range(24)]],
+        side=30,
+        labels={(0, i): str(i) for i in range(24)},
+    )
     f.bracket(22, 138, 188, "first mma")
     f.bracket(142, 258, 188, "second mma")
     f.lines(520, 90, "lane t: 2t, 2t+1, 2t+8, 2t+9", size=14)

@@ -11,7 +11,7 @@ def product() -> Figure:
         "y = A x: one element of y is one row of A times x",
         "A row of A and the whole of x make one element of y. Every element of A is used once.",
         284,
-    )  # fmt: skip
+    )
     a = plain(8, 14)
     a[3] = ["a"] * 14
     f.cells(30, 66, [["y" if r == 3 else "mute"] for r in range(8)], side=22)
@@ -23,9 +23,16 @@ def product() -> Figure:
     f.text(96, 266, "A, m rows of n")
     f.text(446, 274, "x, n", size=14)
     f.lines(
-        500, 92, "2 m n operations", "on m n + n + m numbers:", "two for each element of A.", "",
-        "So the bytes of A", "set the time.", size=15,
-    )  # fmt: skip
+        500,
+        92,
+        "2 m n operations",
+        "on m n + n + m numbers:",
+        "two for each element of A.",
+        "",
+        "So the bytes of A",
+        "set the time.",
+        size=15,
+    )
     return f
 
 
@@ -34,15 +41,21 @@ def thread_per_row() -> Figure:
     f = Figure(
         "A thread walks a row: neighbouring threads read a whole row apart",
         "Each row of A belongs to a thread. At one moment the threads of a warp read one column, "
-        "which lies scattered in memory.", 336,
-    )  # fmt: skip
+        "which lies scattered in memory.",
+        336,
+    )
     f.cells(110, 52, striped(6, 18), side=22)
     for row in range(6):
         f.text(100, 52 + row * 22 + 16, f"thread {row}", kind="soft", anchor="end", size=14)
     f.frame(110 + 4 * 22, 50, 22, 6 * 22 + 4)
     f.lines(
-        524, 74, "now: all threads", "of the warp read", "column 4 of", "their own row",
-    )  # fmt: skip
+        524,
+        74,
+        "now: all threads",
+        "of the warp read",
+        "column 4 of",
+        "their own row",
+    )
     strip = [lane(row) if column == 1 else "mute" for row in range(6) for column in range(5)]
     memory(f, 110, 222, strip, side=21)
     for row in range(6):
@@ -61,8 +74,9 @@ def shared_x() -> Figure:
     f = Figure(
         "x by phases through shared memory",
         "In each phase the block copies as many values of x as it has threads; after a barrier "
-        "every thread goes on along its row with them.", 330,
-    )  # fmt: skip
+        "every thread goes on along its row with them.",
+        330,
+    )
     kinds = ["x" if 8 <= i < 16 else "mute" for i in range(28)]
     memory(f, 120, 54, kinds, side=21, label="x")
     f.bracket(120 + 8 * 21, 120 + 16 * 21, 79)
@@ -89,10 +103,18 @@ def warp_per_row() -> Figure:
     f = Figure(
         "A warp shares a row: neighbours read neighbours, then a tree of shuffles",
         "The lanes of a warp take neighbouring elements of one row. Their sums meet in exchanges "
-        "at distance 4, 2 and 1 (16 to 1 for 32 lanes).", 372,
-    )  # fmt: skip
-    memory(f, 90, 54, [lane(i) for i in range(31)], side=20, label="row",
-           labels=[str(i % LANES) for i in range(31)])  # fmt: skip
+        "at distance 4, 2 and 1 (16 to 1 for 32 lanes).",
+        372,
+    )
+    memory(
+        f,
+        90,
+        54,
+        [lane(i) for i in range(31)],
+        side=20,
+        label="row",
+        labels=[str(i % LANES) for i in range(31)],
+    )
     for turn, label in enumerate(("one request", "the next", "the next")):
         left = 90 + turn * LANES * 20
         f.bracket(left + 2, left + LANES * 20 - 2, 78, label)
@@ -117,16 +139,22 @@ def _tree(f: Figure, top: float) -> None:
                 partner = i ^ distance
                 f.line(189 + i * 66, y - 24, 189 + i * 66, y, kind="line")
                 f.line(189 + partner * 66, y - 24, 189 + i * 66, y, kind="line")
-    f.text(20, top + 214, "no shared memory, no barrier: a lane reads its partner's register",
-           kind="soft", size=14)  # fmt: skip
+    f.text(
+        20,
+        top + 214,
+        "no shared memory, no barrier: a lane reads its partner's register",
+        kind="soft",
+        size=14,
+    )
 
 
 def p_threads() -> Figure:
     """Draw one warp over 1, 2 and 4 rows."""
     f = Figure(
         "p lanes a row: a warp carries 32 / p rows",
-        "The same warp with p of 8, 4 and 2 lanes to a row covers one, two and four rows.", 250,
-    )  # fmt: skip
+        "The same warp with p of 8, 4 and 2 lanes to a row covers one, two and four rows.",
+        250,
+    )
     for panel, p in enumerate((8, 4, 2)):
         left = 20 + panel * 248
         rows = LANES // p
@@ -152,8 +180,9 @@ def p_threads_vector() -> Figure:
     """Draw scalar and 16-byte loads."""
     f = Figure(
         "16-byte loads: eight halves an instruction",
-        "A lane takes one element a load, or eight neighbouring halves at once.", 268,
-    )  # fmt: skip
+        "A lane takes one element a load, or eight neighbouring halves at once.",
+        268,
+    )
     f.text(20, 66, "one half a load: 32 lanes fetch 64 bytes", kind="soft", size=14)
     f.cells(20, 76, [[lane(i) for i in range(32)]], side=22)
     f.text(20, 138, "eight halves a load: 32 lanes fetch 512 bytes", kind="soft", size=14)
@@ -173,8 +202,9 @@ def warp_vector() -> Figure:
     f = Figure(
         "Several loads under way: the latency is paid once for four",
         "Above, each load waits before it is used. Below, four loads are issued before the first "
-        "is used.", 278,
-    )  # fmt: skip
+        "is used.",
+        278,
+    )
     f.text(20, 66, "one load at a time", kind="soft", size=14)
     for i in range(3):
         left = 20 + i * 216
@@ -202,8 +232,9 @@ def two_step() -> Figure:
     f = Figure(
         "Two steps: warps by shuffles, then slots of shared memory",
         "A block of p by rows threads. Each warp sums its share of a row and writes one slot; the "
-        "first warp of the row adds the slots.", 334,
-    )  # fmt: skip
+        "first warp of the row adds the slots.",
+        334,
+    )
     f.bracket(112, 472, 72, "", up=True)
     f.text(292, 60, "p = 128 threads: 4 warps", kind="soft", anchor="middle", size=14)
     f.text(530, 60, "slots", kind="soft", size=14)
@@ -233,7 +264,7 @@ def vector_shared_x() -> Figure:
         "A tile of x in shared memory for all rows of the block",
         "The block copies 2048 values of x; its four rows multiply from there, 16 bytes at a time.",
         312,
-    )  # fmt: skip
+    )
     kinds = ["x" if 7 <= i < 14 else "mute" for i in range(28)]
     memory(f, 120, 54, kinds, side=21, label="x")
     f.text(340, 97, "the next tile: 2048 values", kind="soft", anchor="middle", size=14)
@@ -254,8 +285,9 @@ def y_blocks() -> Figure:
     f = Figure(
         "y blocks share a row; a second kernel adds the sections",
         "Four blocks sum a quarter of the row each into the workspace; a second kernel adds the "
-        "four partial sums in order.", 262,
-    )  # fmt: skip
+        "four partial sums in order.",
+        262,
+    )
     f.text(20, 86, "a row", kind="soft", size=14)
     for s in range(4):
         f.box(80 + s * 164, 66, 160, 30, lane(s), f"section {s}: block {s}")

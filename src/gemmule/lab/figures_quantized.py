@@ -10,8 +10,9 @@ def packing() -> Figure:
     f = Figure(
         "Sixteen bytes: 8 halves, 16 codes of 8 bits, 32 codes of 4 bits",
         "The same 16 bytes hold 8 float16 numbers, 16 bytes or 32 nibbles; in a byte the even "
-        "column is the low nibble.", 318,
-    )  # fmt: skip
+        "column is the low nibble.",
+        318,
+    )
     for index, (name, count) in enumerate((("float16", 8), ("8-bit", 16), ("4-bit", 32))):
         y = 56 + index * 52
         f.text(92, y + 22, name, anchor="end")
@@ -36,8 +37,9 @@ def int8_codes() -> Figure:
     f = Figure(
         "8-bit codes: converted and shifted in registers",
         "16 codes come with one load. Each becomes a float, loses the zero point and meets x; the "
-        "scale comes once for the piece.", 232,
-    )  # fmt: skip
+        "scale comes once for the piece.",
+        232,
+    )
     f.text(20, 62, "one load: 16 codes", kind="soft", size=14)
     f.cells(20, 72, [[lane(i // 4) for i in range(16)]], side=24)
     f.arrow(212, 98, 212, 128)
@@ -59,8 +61,9 @@ def int4_codes() -> Figure:
     f = Figure(
         "4-bit codes: two a byte, by mask and shift",
         "The low nibble of a byte is masked, the high one shifted; each then goes the way of an "
-        "8-bit code.", 232,
-    )  # fmt: skip
+        "8-bit code.",
+        232,
+    )
     f.box(30, 96, 90, 40, lane(1), "1011")
     f.box(120, 96, 90, 40, lane(0), "0110")
     f.text(120, 84, "one byte of the matrix", kind="soft", anchor="middle", size=14)
@@ -84,9 +87,11 @@ def _table(bits: int, title: str, note: str) -> Figure:
     """Draw the table of all products with one value of x, and its look-up."""
     codes = 1 << bits
     f = Figure(
-        title, f"For each value of x a table holds its product with each of the {codes} weights. "
-        "Rows look their products up and add them.", 322,
-    )  # fmt: skip
+        title,
+        f"For each value of x a table holds its product with each of the {codes} weights. "
+        "Rows look their products up and add them.",
+        322,
+    )
     kinds = plain(6, 12)
     for row, column in ((0, 3), (1, 9), (2, 1), (3, 6), (4, 3), (5, 11)):
         kinds[row][column] = "y"
@@ -107,22 +112,27 @@ def _table(bits: int, title: str, note: str) -> Figure:
 def product_table_int8() -> Figure:
     """Draw the table of 256 products a value."""
     return _table(
-        8, "Product table for 8-bit codes: look-ups instead of products",
+        8,
+        "Product table for 8-bit codes: look-ups instead of products",
         "256 products of 4 bytes a value: 4 MB for 4096 columns, far more than an L1. The look-ups "
         "of a warp are scattered, so each costs a sector from the L2.",
-    )  # fmt: skip
+    )
 
 
 def product_table_int4() -> Figure:
     """Draw the table of 16 products a value."""
     return _table(
-        4, "Product table for 4-bit codes: 16 products a value",
+        4,
+        "Product table for 4-bit codes: 16 products a value",
         "16 products are 64 bytes a value, 256 KB for 4096 columns: the size of one L1. A weight "
         "still needs a look-up where a multiply-add would do.",
-    )  # fmt: skip
+    )
 
 
 FIGURES: Drawings = {
-    "packing": packing, "int8_codes": int8_codes, "int4_codes": int4_codes,
-    "product_table_int8": product_table_int8, "product_table_int4": product_table_int4,
-}  # fmt: skip
+    "packing": packing,
+    "int8_codes": int8_codes,
+    "int4_codes": int4_codes,
+    "product_table_int8": product_table_int8,
+    "product_table_int4": product_table_int4,
+}

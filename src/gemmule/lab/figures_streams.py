@@ -10,8 +10,9 @@ def streamed_rows() -> Figure:
     f = Figure(
         "Streamed rows: enough bytes under way on every multiprocessor",
         "The eight warps of a block walk one row, two 16-byte loads a lane. Bars compare the bytes "
-        "under way with the 25 KB that the memory needs.", 356,
-    )  # fmt: skip
+        "under way with the 25 KB that the memory needs.",
+        356,
+    )
     f.note(
         66,
         "lanes 256, unroll 2: the 8 warps of a block read a row, two 16-byte loads a lane",
@@ -21,12 +22,18 @@ def streamed_rows() -> Figure:
             f.box(20 + (u * 8 + warp) * 44, 76, 42, 28, lane(warp), f"w{warp}", size=12)
     f.bracket(20, 370, 107, "first load of every lane")
     f.bracket(374, 722, 107, "second load, before the first is used")
-    f.text(20, 172, "bytes under way on one multiprocessor, with 1024 or 2048 threads", kind="soft",
-           size=14)  # fmt: skip
+    f.text(
+        20,
+        172,
+        "bytes under way on one multiprocessor, with 1024 or 2048 threads",
+        kind="soft",
+        size=14,
+    )
     bars = (
-        ("2048 x one half", 4.1, "bad"), ("1024 x 16 bytes", 16.4, "x"),
+        ("2048 x one half", 4.1, "bad"),
+        ("1024 x 16 bytes", 16.4, "x"),
         ("1024 x 2 x 16 bytes", 32.8, "y"),
-    )  # fmt: skip
+    )
     for i, (name, kilobytes, kind) in enumerate(bars):
         y = 184 + i * 34
         f.text(170, y + 18, name, kind="soft", anchor="end", size=14)
@@ -34,8 +41,14 @@ def streamed_rows() -> Figure:
         at = 188 + kilobytes * 13
         f.text(at, y + 18, f"{kilobytes:g} KB", size=14)
     f.line(180 + 25.5 * 13, 178, 180 + 25.5 * 13, 290, kind="alarm", dashed=True)
-    f.text(180 + 25.5 * 13, 308, "needed: 4.8 TB/s x 0.7 us / 132 = 25 KB", kind="soft",
-           anchor="middle", size=14)  # fmt: skip
+    f.text(
+        180 + 25.5 * 13,
+        308,
+        "needed: 4.8 TB/s x 0.7 us / 132 = 25 KB",
+        kind="soft",
+        anchor="middle",
+        size=14,
+    )
     f.note(340, "about 0.7 us is the latency of the memory, 132 the multiprocessors of an H200")
     return f
 
@@ -45,8 +58,9 @@ def early_rows() -> Figure:
     f = Figure(
         "Early rows: the next launch is there before the last one has ended",
         "In turn, each launch starts, waits for its first vectors and reads. Begun early, it has "
-        "started and fetched its first vectors by the time the launch before it ends.", 330,
-    )  # fmt: skip
+        "started and fetched its first vectors by the time the launch before it ends.",
+        330,
+    )
     f.text(20, 70, "in turn", bold=True)
     for i in range(3):
         left = 20 + i * 236
@@ -72,8 +86,9 @@ def clustered_rows() -> Figure:
     f = Figure(
         "Clustered rows: the blocks of a cluster share a row",
         "Four blocks of a cluster take turns along a row; each pushes its sum into the shared "
-        "memory of the first, which adds them in order.", 280,
-    )  # fmt: skip
+        "memory of the first, which adds them in order.",
+        280,
+    )
     f.text(20, 88, "a row", kind="soft", size=14)
     for i in range(8):
         f.box(80 + i * 80, 68, 76, 30, lane(i % 4), f"block {i % 4}", size=13)
@@ -96,8 +111,9 @@ def orders() -> Figure:
     f = Figure(
         "Memory order: a column-major matrix transposed is a row-major one",
         "A matrix of 2 rows and 3 columns, its addresses by rows and by columns, and its "
-        "transpose.", 316,
-    )  # fmt: skip
+        "transpose.",
+        316,
+    )
     names = ("a", "b", "c", "d", "e", "f")
     f.text(20, 66, "A, 2 x 3", bold=True)
     grid = [[lane(0)] * 3, [lane(1)] * 3]
@@ -108,9 +124,11 @@ def orders() -> Figure:
     labels = {(r, c): names[c * 3 + r] for r in range(3) for c in range(2)}
     f.cells(20, 198, turned, side=34, labels=labels, size=15)
     rows = (
-        ("A by rows", "abcdef", 78), ("A by columns", "adbecf", 116),
-        ("A transposed, by rows", "adbecf", 214), ("A transposed, by columns", "abcdef", 252),
-    )  # fmt: skip
+        ("A by rows", "abcdef", 78),
+        ("A by columns", "adbecf", 116),
+        ("A transposed, by rows", "adbecf", 214),
+        ("A transposed, by columns", "abcdef", 252),
+    )
     f.text(428, 66, "address", kind="soft", anchor="end", size=14)
     for address in range(6):
         f.text(456 + address * 32, 66, str(address), kind="soft", anchor="middle", size=14)
@@ -133,8 +151,9 @@ def col_transposed() -> Figure:
     f = Figure(
         "A thread per column of a column-major matrix",
         "Columns lie in one piece each. Each thread walks down its column, so the threads of a "
-        "warp read a whole column apart.", 286,
-    )  # fmt: skip
+        "warp read a whole column apart.",
+        286,
+    )
     f.cells(110, 60, [[lane(c) for c in range(6)] for _ in range(6)], side=24)
     for column in range(6):
         f.arrow(122 + column * 24, 64, 122 + column * 24, 196)
@@ -146,9 +165,14 @@ def col_transposed() -> Figure:
     for column in range(6):
         f.frame(330 + column * 64, 89, 16, 18)
     f.bracket(338, 402, 110, "m elements apart")
-    f.lines(330, 172, "The same bytes and the same loop as",
-            "thread_per_row, seen by someone whose",
-            "matrices lie by columns.", size=14)  # fmt: skip
+    f.lines(
+        330,
+        172,
+        "The same bytes and the same loop as",
+        "thread_per_row, seen by someone whose",
+        "matrices lie by columns.",
+        size=14,
+    )
     f.text(20, 268, "outlined: what the threads of a warp read at one moment", kind="soft", size=14)
     return f
 
@@ -168,8 +192,9 @@ def block_multiply_transposed() -> Figure:
     f = Figure(
         "Transposed block and multiply: a thread per column and section",
         "The stored columns are drawn as rows, since each lies in one piece. A block of threads "
-        "takes WIDTH elements of each of its columns; sections meet by atomic additions.", 330,
-    )  # fmt: skip
+        "takes WIDTH elements of each of its columns; sections meet by atomic additions.",
+        330,
+    )
     f.text(20, 90, "stored", kind="soft", size=14)
     f.text(20, 108, "columns", kind="soft", size=14)
     _sections(f, 90, 84, wide=True)
@@ -179,9 +204,14 @@ def block_multiply_transposed() -> Figure:
     f.text(378, 154, "atomicAdd", kind="soft", anchor="middle", size=13)
     f.cells(424, 84, [[lane(0)] if r < 4 else [lane(3)] for r in range(8)], side=20)
     f.text(452, 168, "sums", kind="soft", size=14)
-    f.lines(500, 100, "outlined: one block of", "threads, a thread a line;",
-            "x[section] in shared memory",
-            size=14)  # fmt: skip
+    f.lines(
+        500,
+        100,
+        "outlined: one block of",
+        "threads, a thread a line;",
+        "x[section] in shared memory",
+        size=14,
+    )
     f.note(
         278,
         "Each thread reads along its own line: addresses of a warp lie a column apart, and "
@@ -195,8 +225,9 @@ def transpose_then() -> Figure:
     f = Figure(
         "Transpose first, then block and multiply",
         "Tiles of 32 by 32 are copied through shared memory into a transposed matrix, which is "
-        "then read coalesced.", 300,
-    )  # fmt: skip
+        "then read coalesced.",
+        300,
+    )
     tile = plain(6, 6)
     for r in range(2):
         for c in range(2):
@@ -227,8 +258,9 @@ def banks() -> Figure:
     f = Figure(
         "Banks of shared memory: one pad column spreads a column over all banks",
         "With a pitch of 8 words a column of a tile lies in one of 8 banks; with a pitch of 9 it "
-        "lies in all of them.", 352,
-    )  # fmt: skip
+        "lies in all of them.",
+        352,
+    )
     for panel, pitch in enumerate((8, 9)):
         left = 20 + panel * 380
         f.text(left, 64, f"rows of {pitch} words", bold=True)
@@ -256,8 +288,12 @@ def banks() -> Figure:
 
 
 FIGURES: Drawings = {
-    "streamed_rows": streamed_rows, "clustered_rows": clustered_rows, "early_rows": early_rows,
+    "streamed_rows": streamed_rows,
+    "clustered_rows": clustered_rows,
+    "early_rows": early_rows,
     "orders": orders,
-    "col_transposed": col_transposed, "block_multiply_transposed": block_multiply_transposed,
-    "transpose_then": transpose_then, "banks": banks,
-}  # fmt: skip
+    "col_transposed": col_transposed,
+    "block_multiply_transposed": block_multiply_transposed,
+    "transpose_then": transpose_then,
+    "banks": banks,
+}

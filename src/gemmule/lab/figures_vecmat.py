@@ -10,8 +10,9 @@ def product() -> Figure:
     f = Figure(
         "y = x A: one element of y is a column of A, but A lies by rows",
         "x stands before the rows of A; one column of A times x makes one element of y. The "
-        "elements of a column lie a whole row apart in memory.", 300,
-    )  # fmt: skip
+        "elements of a column lie a whole row apart in memory.",
+        300,
+    )
     kinds = plain(7, 14)
     for row in range(7):
         kinds[row][5] = "a"
@@ -22,8 +23,7 @@ def product() -> Figure:
     f.text(52, 250, "x, m", anchor="middle")
     f.text(434, 150, "A, m rows of n")
     f.text(434, 264, "y, n")
-    f.lines(560, 90, "neighbouring results", "use neighbouring", "elements of each row",
-            size=15)  # fmt: skip
+    f.lines(560, 90, "neighbouring results", "use neighbouring", "elements of each row", size=15)
     f.note(
         292,
         "Read by columns this is A transposed times x, with A transposed lying by columns.",
@@ -42,16 +42,23 @@ def thread_per_row() -> Figure:
     f = Figure(
         "The same kernel over the other order: neighbours read neighbours",
         "A thread walks down each column of the stored matrix. At one moment a warp reads "
-        "neighbours of one row.", 294,
-    )  # fmt: skip
+        "neighbours of one row.",
+        294,
+    )
     _columns(f, 110, 60)
     f.text(100, 120, "now", kind="soft", anchor="end", size=14)
     f.text(242, 214, "a thread for each result", kind="soft", anchor="middle", size=14)
     f.lines(
-        400, 84, "each request is one piece of a row:", "64 bytes of halves a warp, all used", "",
-        "but there are only n threads: 4096 on", "132 x 2048 places, and each has four",
-        "loads of A on their way at most", size=14,
-    )  # fmt: skip
+        400,
+        84,
+        "each request is one piece of a row:",
+        "64 bytes of halves a warp, all used",
+        "",
+        "but there are only n threads: 4096 on",
+        "132 x 2048 places, and each has four",
+        "loads of A on their way at most",
+        size=14,
+    )
     f.note(
         246,
         "The kernel takes any strides, so it computes row and column offsets for every "
@@ -65,8 +72,9 @@ def shared_x() -> Figure:
     f = Figure(
         "x by phases through shared memory, a thread for each column",
         "The block copies one value of x a thread; then every thread multiplies that stretch of "
-        "its column.", 286,
-    )  # fmt: skip
+        "its column.",
+        286,
+    )
     f.cells(60, 60, [["x" if 2 <= r < 5 else "mute"] for r in range(7)], side=22)
     f.text(71, 234, "x", anchor="middle")
     f.arrow(90, 115, 146, 115)
@@ -76,9 +84,14 @@ def shared_x() -> Figure:
     kinds = [[lane(c) if 2 <= r < 5 else "mute" for c in range(12)] for r in range(7)]
     f.cells(230, 60, kinds, side=22)
     f.lines(
-        510, 96, "128 rows a phase, between", "two barriers; the compiler",
-        "unrolls this loop 16 times,", "the plain one 4 times", size=14,
-    )  # fmt: skip
+        510,
+        96,
+        "128 rows a phase, between",
+        "two barriers; the compiler",
+        "unrolls this loop 16 times,",
+        "the plain one 4 times",
+        size=14,
+    )
     f.note(
         258,
         "Here staging x helps, but not because x is fetched less often: a thread has 16 loads "
@@ -92,8 +105,9 @@ def col_thread_per_row() -> Figure:
     f = Figure(
         "A thread per result, coalesced: what is missing is threads",
         "32 threads read 32 neighbours of a row at once. 4096 threads are 32 blocks, for 132 "
-        "multiprocessors.", 306,
-    )  # fmt: skip
+        "multiprocessors.",
+        306,
+    )
     _columns(f, 40, 60)
     memory(f, 130, 212, ["mute"] * 4 + [lane(i) for i in range(12)] + ["mute"] * 4, side=16)
     f.bracket(130 + 64, 130 + 64 + 192, 229, "one request")
@@ -110,8 +124,9 @@ def block_multiply() -> Figure:
     f = Figure(
         "Block and multiply: sections of the reduction, sums by atomics",
         "The reduction is cut into sections of WIDTH. A block of threads sums one section for its "
-        "results; the sections meet by atomic additions.", 330,
-    )  # fmt: skip
+        "results; the sections meet by atomic additions.",
+        330,
+    )
     kinds = [[lane((r // 2) * 3 + c // 4) for c in range(12)] for r in range(8)]
     f.cells(90, 60, kinds, side=22)
     f.frame(90 + 88, 60 + 44, 88, 44)
@@ -124,8 +139,13 @@ def block_multiply() -> Figure:
         f.arrow(134 + column * 88, 238, 134 + column * 88, 262)
     f.cells(90, 264, [[lane(c // 4) for c in range(12)]], side=22)
     f.text(372, 280, "sums: 4 sections arrive by atomicAdd", kind="soft", size=14)
-    f.text(20, 318, "Many more blocks, coalesced as before. The order of the additions varies.",
-           kind="soft", size=14)  # fmt: skip
+    f.text(
+        20,
+        318,
+        "Many more blocks, coalesced as before. The order of the additions varies.",
+        kind="soft",
+        size=14,
+    )
     return f
 
 
@@ -134,8 +154,9 @@ def block_columns() -> Figure:
     f = Figure(
         "Block columns: 16 bytes of columns a lane, a strip a block",
         "Lanes side by side own 16 bytes of columns each; the other threads of the block take "
-        "other rows of the strip, and their sums meet in shared memory.", 318,
-    )  # fmt: skip
+        "other rows of the strip, and their sums meet in shared memory.",
+        318,
+    )
     for row in range(8):
         for strip in range(3):
             for vector in range(4):
@@ -145,15 +166,25 @@ def block_columns() -> Figure:
     f.frame(235, 57, 129, 157)
     f.text(300, 234, "the strip of a block", kind="soft", anchor="middle", size=14)
     f.lines(
-        510, 84, "a cell: 16 bytes, 8 halves", "4 lanes side by side here;",
-        "2 to 32 in the kernel", "8 loads in flight a thread", size=14,
-    )  # fmt: skip
+        510,
+        84,
+        "a cell: 16 bytes, 8 halves",
+        "4 lanes side by side here;",
+        "2 to 32 in the kernel",
+        "8 loads in flight a thread",
+        size=14,
+    )
     f.arrow(300, 242, 300, 262)
     f.box(238, 264, 124, 22, "shared", "sums of the block", size=13)
     f.arrow(364, 275, 420, 275)
     f.box(424, 264, 124, 22, "y", "y", size=13)
-    f.text(20, 310, "Every load is a piece of a row, and a thread has several under way.",
-           kind="soft", size=14)  # fmt: skip
+    f.text(
+        20,
+        310,
+        "Every load is a piece of a row, and a thread has several under way.",
+        kind="soft",
+        size=14,
+    )
     return f
 
 
@@ -162,8 +193,9 @@ def clustered_columns() -> Figure:
     f = Figure(
         "Clustered columns: a cluster shares the rows of a strip",
         "Each lane sums one 16-byte vector of columns. Four blocks of a cluster take the rows in "
-        "turn, then push their sums to the block that owns each quarter of the columns.", 330,
-    )  # fmt: skip
+        "turn, then push their sums to the block that owns each quarter of the columns.",
+        330,
+    )
     for row in range(8):
         for vector in range(4):
             f.box(120 + vector * 62, 60 + row * 19, 60, 17, lane(row % 4))
@@ -191,8 +223,9 @@ def split_columns() -> Figure:
     f = Figure(
         "Split columns: any number of blocks, a workspace, a second kernel",
         "Blocks of the whole grid take rows of a strip in turn and write partial sums; a second "
-        "kernel adds them in fixed order.", 300,
-    )  # fmt: skip
+        "kernel adds them in fixed order.",
+        300,
+    )
     for row in range(8):
         for vector in range(4):
             f.box(100 + vector * 52, 60 + row * 19, 50, 17, lane(row))
@@ -214,8 +247,12 @@ def split_columns() -> Figure:
 
 
 FIGURES: Drawings = {
-    "product": product, "thread_per_row": thread_per_row, "shared_x": shared_x,
-    "col_thread_per_row": col_thread_per_row, "block_multiply": block_multiply,
-    "block_columns": block_columns, "clustered_columns": clustered_columns,
+    "product": product,
+    "thread_per_row": thread_per_row,
+    "shared_x": shared_x,
+    "col_thread_per_row": col_thread_per_row,
+    "block_multiply": block_multiply,
+    "block_columns": block_columns,
+    "clustered_columns": clustered_columns,
     "split_columns": split_columns,
-}  # fmt: skip
+}

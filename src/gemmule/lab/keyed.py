@@ -24,10 +24,16 @@ FILES = {"sanitized.jsonl": "tool", "extremes.jsonl": "check"}
 def line_of(what: str, value: str, outcome: Any, **figures: Any) -> Line:
     """Return the line that says that check `value` was passed by the variant of `outcome`."""
     return {
-        "schema": evidence.SCHEMA, what: value, "folder": outcome.folder, "rung": outcome.rung,
-        "variant": outcome.variant, "key": outcome.key, "device": outcome.device,
-        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(), **figures,
-    }  # fmt: skip
+        "schema": evidence.SCHEMA,
+        what: value,
+        "folder": outcome.folder,
+        "rung": outcome.rung,
+        "variant": outcome.variant,
+        "key": outcome.key,
+        "device": outcome.device,
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        **figures,
+    }
 
 
 def read(path: Path) -> list[Line]:

@@ -88,8 +88,16 @@ def _ladder_of(row: Row) -> str:
 
 
 def _measured_table(op: str, rows: Sequence[Row]) -> TableData:
-    header = ("rung", "us", "GB/s", "% of read ceiling", "GFLOP/s", "x over the rung before it",
-              "error / bound", "remarks")  # fmt: skip
+    header = (
+        "rung",
+        "us",
+        "GB/s",
+        "% of read ceiling",
+        "GFLOP/s",
+        "x over the rung before it",
+        "error / bound",
+        "remarks",
+    )
     body = []
     times = {row.name: row.times_us.median for row in rows if row.kind == "rung"}
     rungs = ladder(op, "cpu")
@@ -97,12 +105,18 @@ def _measured_table(op: str, rows: Sequence[Row]) -> TableData:
     for row in rows:
         share, error = row.percent_of_ceiling, row.error_ratio
         slower = earlier.get(row.name) if row.kind == "rung" else None
-        body.append((
-            label(row), significant(row.times_us.median), significant(row.gbs),
-            "" if share is None else f"{share:.0f}", significant(1000 * row.tflops),
-            "" if slower is None else f"{slower / row.times_us.median:.2f}",
-            "" if error is None else f"{error:.2g}", "; ".join(row.flags),
-        ))  # fmt: skip
+        body.append(
+            (
+                label(row),
+                significant(row.times_us.median),
+                significant(row.gbs),
+                "" if share is None else f"{share:.0f}",
+                significant(1000 * row.tflops),
+                "" if slower is None else f"{slower / row.times_us.median:.2f}",
+                "" if error is None else f"{error:.2g}",
+                "; ".join(row.flags),
+            )
+        )
     numeric = (False, *[True] * (len(header) - 2), False)
     return without_empty_columns(TableData(op, header, tuple(body), numeric))
 

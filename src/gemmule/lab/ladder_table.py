@@ -88,9 +88,17 @@ def examples(rung: Rung, size: int) -> Iterator[Problem]:
         for spec in _quant_specs(a) if rung.quantized else [None]:
             for layout_b in rung.layouts_b if rung.op == "matmul" else ("row",):
                 problem = Problem(
-                    rung.op, size, size, k, a=a, b=b, out=out, layout_a=layout,
-                    layout_b=layout_b, quant=spec,
-                )  # fmt: skip
+                    rung.op,
+                    size,
+                    size,
+                    k,
+                    a=a,
+                    b=b,
+                    out=out,
+                    layout_a=layout,
+                    layout_b=layout_b,
+                    quant=spec,
+                )
                 if rung.refusal(problem) is None:
                     yield problem
 
@@ -141,13 +149,27 @@ def _cells(row: Row) -> tuple[str, ...]:
     shared = "" if row.shared_bytes is None else f"{row.shared_bytes:,}"
     workspace = "" if row.workspace_bytes is None else f"{row.workspace_bytes:,}"
     return (
-        row.rung, f"{row.technique}: {row.idea}", row.dtypes, row.layouts, workspace, shared,
-        row.arithmetic, row.proof,
-    )  # fmt: skip
+        row.rung,
+        f"{row.technique}: {row.idea}",
+        row.dtypes,
+        row.layouts,
+        workspace,
+        shared,
+        row.arithmetic,
+        row.proof,
+    )
 
 
-HEADERS = ("rung", "technique and idea", "dtypes of A", "A lies", "workspace B", "shared B",
-           "arithmetic", "proof")  # fmt: skip
+HEADERS = (
+    "rung",
+    "technique and idea",
+    "dtypes of A",
+    "A lies",
+    "workspace B",
+    "shared B",
+    "arithmetic",
+    "proof",
+)
 
 
 def show(table_rows: Sequence[Row], title: str) -> None:

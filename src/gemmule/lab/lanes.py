@@ -94,9 +94,14 @@ def canonical(op: str, left: Any, right: Any) -> Operands:
 
 
 def lanes_of(
-    target: Target, peers: Sequence[Peer] | None, speeds: Speeds, limits: Limits, seed: int,
-    *, quiet: bool = False,
-) -> tuple[list[Lane], list[Absence]]:  # fmt: skip
+    target: Target,
+    peers: Sequence[Peer] | None,
+    speeds: Speeds,
+    limits: Limits,
+    seed: int,
+    *,
+    quiet: bool = False,
+) -> tuple[list[Lane], list[Absence]]:
     """Prepare every peer that serves the problem; quiet: do not name those that do not serve it."""
     present, missing = select(target.problem, seed=seed, peers=peers)
     absent = [] if quiet else list(missing)

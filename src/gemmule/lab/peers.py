@@ -87,10 +87,13 @@ def all_peers(backend: str = "cpu") -> tuple[Peer, ...]:
     )
 
     tables = (
-        peers_float.PEERS, peers_eigen.PEERS, peers_quantized.PEERS, peers_ggml.PEERS,
+        peers_float.PEERS,
+        peers_eigen.PEERS,
+        peers_quantized.PEERS,
+        peers_ggml.PEERS,
         cuda_peers.PEERS,
         cuda_peers_quantized.PEERS,
-    )  # fmt: skip
+    )
     return tuple(p for table in tables for p in table if p.backend == backend)
 
 
@@ -189,10 +192,13 @@ def _quantized(problem: Problem, rng: np.random.Generator) -> QuantizedMatrix:
     zeros = rng.integers(0, 1 << spec.bits, groups).astype(np.float32)
     return QuantizedMatrix.from_parts(
         codes if spec.bits == 8 else pack_nibbles(codes),
-        scales.astype(numpy_dtype(spec.scale_dtype)), zeros if spec.has_zeros else None,
-        shape=(rows, columns), bits=spec.bits, group_size=spec.group_size,
+        scales.astype(numpy_dtype(spec.scale_dtype)),
+        zeros if spec.has_zeros else None,
+        shape=(rows, columns),
+        bits=spec.bits,
+        group_size=spec.group_size,
         transposed=spec.transposed,
-    )  # fmt: skip
+    )
 
 
 def in_layout(array: np.ndarray, layout: str) -> np.ndarray:

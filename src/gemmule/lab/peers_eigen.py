@@ -87,8 +87,10 @@ def _prepare(problem: Problem, a: np.ndarray, b: np.ndarray) -> Prepared:
         sizes = [problem.m, problem.n, problem.k]
         orders = [a.flags.c_contiguous, b.flags.c_contiguous]
     arguments: list[Any] = [
-        *pointers, *(ctypes.c_ssize_t(s) for s in sizes), *(ctypes.c_int(o) for o in orders),
-    ]  # fmt: skip
+        *pointers,
+        *(ctypes.c_ssize_t(s) for s in sizes),
+        *(ctypes.c_int(o) for o in orders),
+    ]
 
     def call(_keep: tuple[np.ndarray, ...] = (a, b, out)) -> None:
         function(*arguments)

@@ -130,7 +130,7 @@ def _scipy_prepare(problem: Problem, a: np.ndarray, b: np.ndarray) -> Prepared:
             1.0, left, right, beta=0.0, c=c, overwrite_c=1, trans_a=flag_left, trans_b=flag_right
         ),
         lambda: c.T,
-    )  # fmt: skip
+    )
 
 
 def _scipy_mode() -> str:
@@ -145,7 +145,11 @@ PEERS = (
         "torch", "cpu", lambda: module_missing("torch"), _torch_refuses, _torch_prepare, torch_mode
     ),
     Peer(
-        "scipy.blas", "cpu", lambda: module_missing("scipy"),
-        _scipy_refuses, _scipy_prepare, _scipy_mode,
+        "scipy.blas",
+        "cpu",
+        lambda: module_missing("scipy"),
+        _scipy_refuses,
+        _scipy_prepare,
+        _scipy_mode,
     ),
-)  # fmt: skip
+)

@@ -142,8 +142,13 @@ def two_bits(a: QuantizedMatrix) -> QuantizedMatrix:
     upper = pack_nibbles((codes >> 2).astype(np.uint8))
     zeros = np.full(scales.shape, 2, np.float32)
     return QuantizedMatrix.from_parts(
-        upper, 4 * scales, zeros, shape=a.stored_shape, bits=4, group_size=a.group_size,
-    )  # fmt: skip
+        upper,
+        4 * scales,
+        zeros,
+        shape=a.stored_shape,
+        bits=4,
+        group_size=a.group_size,
+    )
 
 
 def _ort_copies(
@@ -219,16 +224,24 @@ def _ort_model(problem: Problem, a: QuantizedMatrix, level: int, bits: int) -> b
         "Z": pack_bits(points.astype(np.uint8), bits).reshape(-1),
     }
     node = helper.make_node(
-        "MatMulNBits", ["X", *tensors], ["Y"], domain="com.microsoft",
-        K=k, N=rows, bits=bits, block_size=block, accuracy_level=level,
-    )  # fmt: skip
+        "MatMulNBits",
+        ["X", *tensors],
+        ["Y"],
+        domain="com.microsoft",
+        K=k,
+        N=rows,
+        bits=bits,
+        block_size=block,
+        accuracy_level=level,
+    )
     columns = 1 if problem.op == "matvec" else problem.n
     graph = helper.make_graph(
-        [node], "product",
+        [node],
+        "product",
         [helper.make_tensor_value_info("X", TensorProto.FLOAT, [columns, k])],
         [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [columns, rows])],
         [numpy_helper.from_array(value, name) for name, value in tensors.items()],
-    )  # fmt: skip
+    )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
     return model
@@ -256,15 +269,17 @@ def _ort_mode(level: int) -> str:
 def _ort_peer(level: int, bits: int | None = None) -> Peer:
     name = f"onnxruntime level {level}"
     return Peer(
-        name if bits is None else f"{name} on {bits} bits", "cpu",
+        name if bits is None else f"{name} on {bits} bits",
+        "cpu",
         lambda: module_missing("onnxruntime", "onnx"),
         _ort_refuses if bits is None else _ort_two_bits_refuses,
-        functools.partial(_ort_prepare, level, bits), functools.partial(_ort_mode, level),
+        functools.partial(_ort_prepare, level, bits),
+        functools.partial(_ort_mode, level),
         activation_bits=8 if level == 4 else None,
         copies=functools.partial(_ort_copies, level, bits),
         stand_in=None if bits is None else two_bits,
         own_bytes=lambda problem: problem.compulsory_bytes // (1 if bits is None else 2),
-    )  # fmt: skip
+    )
 
 
 def _torch_absent() -> str | None:

@@ -103,9 +103,16 @@ class Maker:
             beside = (Beside(ONE_COLUMN, "matvec", column, options),)
         rungs: tuple[str | None, ...] = _rungs(op, sets[0]) if self.every_rung else (None,)
         return Bench(
-            product.title, op, sets, "cold" if cold else "warm", plain, rungs, options=options,
-            beside=beside, plain_peers=("numpy",),
-        )  # fmt: skip
+            product.title,
+            op,
+            sets,
+            "cold" if cold else "warm",
+            plain,
+            rungs,
+            options=options,
+            beside=beside,
+            plain_peers=("numpy",),
+        )
 
     def _forget(self, product: Product, wide: str | None) -> None:
         """Let go of what this product has no use for, before anything is made for it."""
@@ -191,9 +198,13 @@ def _copy(operand: Any) -> Any:
         return operand.copy(order="K")
     zeros = None if operand.zeros is None else operand.zeros.copy()
     return gm.QuantizedMatrix.from_parts(
-        operand.codes.copy(), operand.scales.copy(), zeros, shape=operand.shape, bits=operand.bits,
+        operand.codes.copy(),
+        operand.scales.copy(),
+        zeros,
+        shape=operand.shape,
+        bits=operand.bits,
         group_size=operand.group_size,
-    )  # fmt: skip
+    )
 
 
 def _rungs(op: str, operands: Operands) -> tuple[str | None, ...]:

@@ -66,10 +66,18 @@ class Variant:
     def geometry_digest(self) -> str:
         """Return a digest of every launch but the kernels' machine code."""
         rows = [
-            [launch.problem, sorted(map(str, launch.params)), launch.step.kernel, launch.step.grid,
-             launch.step.block, launch.step.smem, launch.step.cluster, launch.step.pdl]
+            [
+                launch.problem,
+                sorted(map(str, launch.params)),
+                launch.step.kernel,
+                launch.step.grid,
+                launch.step.block,
+                launch.step.smem,
+                launch.step.cluster,
+                launch.step.pdl,
+            ]
             for launch in self.launches
-        ]  # fmt: skip
+        ]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 

@@ -169,11 +169,23 @@ def make_row(
     read = environment.ceilings.get("read")
     cold = temperature == "cold"
     return Row(
-        environment=environment.id, problem=problem, name=samples.name, kind=kind,
-        temperature=temperature, times_us=times, gbs=gbs,
-        tflops=problem.flops / times.median * 1e-6, params=dict(params or {}),
+        environment=environment.id,
+        problem=problem,
+        name=samples.name,
+        kind=kind,
+        temperature=temperature,
+        times_us=times,
+        gbs=gbs,
+        tflops=problem.flops / times.median * 1e-6,
+        params=dict(params or {}),
         percent_of_ceiling=100 * gbs / read.value if read is not None and cold else None,
-        speedups=dict(speedups or {}), error_ratio=error_ratio, bytes_saved=bytes_saved(problem),
-        proof=proof, mode=mode, flags=disturbed(samples),
-        stopped=samples.stopped, clock=samples.clock, group=group,
-    )  # fmt: skip
+        speedups=dict(speedups or {}),
+        error_ratio=error_ratio,
+        bytes_saved=bytes_saved(problem),
+        proof=proof,
+        mode=mode,
+        flags=disturbed(samples),
+        stopped=samples.stopped,
+        clock=samples.clock,
+        group=group,
+    )

@@ -84,9 +84,7 @@ def render_html(results: Results, *, title: str = "gemmule results") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    machines = [
-        (machine_table(e), ceiling_table(e)) for e in results.environments.values()
-    ]  # fmt: skip
+    machines = [(machine_table(e), ceiling_table(e)) for e in results.environments.values()]
     return environment.get_template("report.html.j2").render(
         title=title,
         machines=machines,
@@ -107,13 +105,18 @@ def write_html(results: Results, path: Path, *, title: str = "gemmule results") 
 def machine_table(environment: Environment) -> TableData:
     """Return what a run depended on, as names and values."""
     lines = [
-        ("device", environment.device), ("CPU", environment.cpu),
-        ("GPUs", ", ".join(environment.gpus)), ("system", environment.system),
-        ("Python", environment.python), ("threads", str(environment.threads)),
-        ("clocks", _pairs(environment.clocks)), ("versions", _pairs(environment.versions)),
-        ("commit", environment.commit or ""), ("data", environment.data),
+        ("device", environment.device),
+        ("CPU", environment.cpu),
+        ("GPUs", ", ".join(environment.gpus)),
+        ("system", environment.system),
+        ("Python", environment.python),
+        ("threads", str(environment.threads)),
+        ("clocks", _pairs(environment.clocks)),
+        ("versions", _pairs(environment.versions)),
+        ("commit", environment.commit or ""),
+        ("data", environment.data),
         ("measured at", environment.timestamp),
-    ]  # fmt: skip
+    ]
     rows = tuple(line for line in lines if line[1])
     return TableData(environment.device, ("what", "value"), rows, (False, False))
 
@@ -127,8 +130,9 @@ def ceiling_table(environment: Environment) -> TableData:
     rows = tuple(
         (c.name, f"{significant(c.value)} {c.unit}", c.shape) for c in environment.ceilings.values()
     )
-    return TableData("Measured ceilings", ("ceiling", "value", "reached by"), rows,
-                     (False, True, False))  # fmt: skip
+    return TableData(
+        "Measured ceilings", ("ceiling", "value", "reached by"), rows, (False, True, False)
+    )
 
 
 def speedup_figures(rows: Sequence[Row]) -> list[Figure]:
@@ -163,9 +167,11 @@ def bandwidth_figures(results: Results) -> list[Figure]:
         series = [_series(name, rows) for name in dict.fromkeys(row.name for row in rows)]
         title = f"{caption} on {environment.device}"
         drawing = svg.bandwidth_plot(
-            series, title=title, ceiling=read.value if read else None,
+            series,
+            title=title,
+            ceiling=read.value if read else None,
             x_label="side of the matrix, √(rows × columns), logarithmic",
-        )  # fmt: skip
+        )
         figures.append(Figure(title, drawing, _series_table(title, series)))
     return figures
 

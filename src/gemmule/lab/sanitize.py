@@ -79,10 +79,14 @@ def errors_in(log: str) -> int | None:
 
 
 def sanitize(
-    rungs: Sequence[Rung], tools: Sequence[str] = TOOLS, *, ordinal: int = 0,
-    limit_s: float = 1800, workers: int = 1,
+    rungs: Sequence[Rung],
+    tools: Sequence[str] = TOOLS,
+    *,
+    ordinal: int = 0,
+    limit_s: float = 1800,
+    workers: int = 1,
     report: Callable[[Report], None] = lambda found: None,
-) -> list[Report]:  # fmt: skip
+) -> list[Report]:
     """Run each tool over each rung, a few variants a process, `workers` processes at a time.
 
     limit_s: a process that needs longer is stopped and reported as having no summary. report is
@@ -115,10 +119,21 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="gemmule-sanitize-") as folder:
         log, results = Path(folder) / "log", Path(folder) / "results.jsonl"
         command = [
-            str(program), "--tool", tool, "--log-file", str(log), "--print-limit", "20",
-            sys.executable, "-m", "gemmule.lab.sanitized", str(ordinal), str(results),
-            f"{rung.folder}/{rung.name}", *sorted(names),
-        ]  # fmt: skip
+            str(program),
+            "--tool",
+            tool,
+            "--log-file",
+            str(log),
+            "--print-limit",
+            "20",
+            sys.executable,
+            "-m",
+            "gemmule.lab.sanitized",
+            str(ordinal),
+            str(results),
+            f"{rung.folder}/{rung.name}",
+            *sorted(names),
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
             said, status = done.stdout + done.stderr, done.returncode

@@ -73,12 +73,13 @@ SUITES: Mapping[str, Suite] = {
     "model": Suite(
         "layers of a language model of 7 billion weights",
         _grid(
-            ("matvec", "matmul"), ("float32", "float16", "bfloat16", "int8", "int4"),
+            ("matvec", "matmul"),
+            ("float32", "float16", "bfloat16", "int8", "int4"),
             ((4096, 4096), (11008, 4096), (4096, 11008), (32000, 4096)),
         ),
     ),
     "ladder": Suite("every rung", _LADDER, every_rung=True),
-}  # fmt: skip
+}
 
 
 def narrowed(

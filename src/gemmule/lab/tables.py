@@ -129,10 +129,16 @@ def summary_table(rows: Iterable[Row]) -> TableData:
     for peer, speedups in sorted(best_speedups(rows).items()):
         values = [s.value for s in speedups.values()]
         lost = sum(s.verdict == "slower" for s in speedups.values())
-        body.append((
-            peer, str(len(values)), f"{geomean(values):.2f}x", f"{min(values):.2f}x",
-            f"{max(values):.2f}x", str(lost),
-        ))  # fmt: skip
+        body.append(
+            (
+                peer,
+                str(len(values)),
+                f"{geomean(values):.2f}x",
+                f"{min(values):.2f}x",
+                f"{max(values):.2f}x",
+                str(lost),
+            )
+        )
     numeric = (False, True, True, True, True, True)
     return TableData("Our fastest rung against each peer", header, tuple(body), numeric)
 

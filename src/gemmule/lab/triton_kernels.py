@@ -16,8 +16,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _matvec_rows(  # type: ignore[no-untyped-def]
-    a, x, y, m, n, row_step, ROWS: tl.constexpr, BLOCK: tl.constexpr, SUM: tl.constexpr,
-):  # fmt: skip
+    a,
+    x,
+    y,
+    m,
+    n,
+    row_step,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SUM: tl.constexpr,
+):
     """Sum ROWS rows of a row-major matrix over blocks of BLOCK columns."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = (rows < m)[:, None]
@@ -27,8 +35,10 @@ def _matvec_rows(  # type: ignore[no-untyped-def]
         here = columns < n
         values = tl.load(
             a + rows[:, None] * row_step + columns[None, :],
-            mask=inside & here[None, :], other=0.0, eviction_policy="evict_first",
-        )  # fmt: skip
+            mask=inside & here[None, :],
+            other=0.0,
+            eviction_policy="evict_first",
+        )
         vector = tl.load(x + columns, mask=here, other=0.0)
         total += values.to(SUM) * vector.to(SUM)[None, :]
     tl.store(y + rows, tl.sum(total, 1).to(y.dtype.element_ty), mask=rows < m)
@@ -36,9 +46,18 @@ def _matvec_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _matmul_persistent(  # type: ignore[no-untyped-def]
-    a, b, c, m, n, k, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-    GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
-):  # fmt: skip
+    a,
+    b,
+    c,
+    m,
+    n,
+    k,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
     """Walk output tiles in groups of rows that share columns of B; A (m, k), B^T (n, k)."""
     tiles_m, tiles_n = tl.cdiv(m, TILE_M), tl.cdiv(n, TILE_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
@@ -63,7 +82,7 @@ def matvec(a: Any, x: Any, y: Any) -> None:
     rows = 4 if m >= 16_384 else 2 if m >= 4096 else 1
     _matvec_rows[(triton.cdiv(m, rows),)](
         a, x, y, m, n, a.stride(0), ROWS=rows, BLOCK=block, SUM=total, num_warps=4
-    )  # fmt: skip
+    )
 
 
 class Matmul:
@@ -85,6 +104,11 @@ class Matmul:
     def __call__(self) -> None:
         """Launch on the current stream."""
         _matmul_persistent[(self._programs,)](
-            *self._operands, *self._sizes, **self._tiles, GROUP=8, PROGRAMS=self._programs,
-            num_warps=8, num_stages=3,
-        )  # fmt: skip
+            *self._operands,
+            *self._sizes,
+            **self._tiles,
+            GROUP=8,
+            PROGRAMS=self._programs,
+            num_warps=8,
+            num_stages=3,
+        )

@@ -74,17 +74,22 @@ def comparison(report: TuneReport) -> Comparison:
     gain = report.gain
     won = gain is not None and report.changed and decisive(gain.inverse())
     return Comparison(
-        report.problem, report.default.name,
+        report.problem,
+        report.default.name,
         report.winner.name if won and report.winner is not None else "the default",
-        report.default_s, report.winner_s, gain.value if won and gain is not None else 1.0,
+        report.default_s,
+        report.winner_s,
+        gain.value if won and gain is not None else 1.0,
         report.disturbed,
-    )  # fmt: skip
+    )
 
 
 def compare(
-    problems: Sequence[Problem], device: str, seconds: float,
+    problems: Sequence[Problem],
+    device: str,
+    seconds: float,
     done: Callable[[Comparison], None] = lambda found: None,
-) -> list[Comparison]:  # fmt: skip
+) -> list[Comparison]:
     """Tune every problem for so many seconds, storing nothing; `done` is told of each."""
     found = []
     with _nothing_stored(), tempfile.TemporaryDirectory() as folder:
@@ -112,8 +117,17 @@ def table(found: Sequence[Comparison]) -> TableData:
     for one in found:
         times = [f"{significant(s * 1e6)}" if s else "" for s in (one.default_s, one.tuned_s)]
         busy = f"busy in {one.disturbed:.0%} of the blocks" if one.disturbed > 0.5 else ""
-        body.append((one.problem.describe(), one.default, times[0], one.tuned, times[1],
-                     f"{one.off:.3f}", busy))  # fmt: skip
+        body.append(
+            (
+                one.problem.describe(),
+                one.default,
+                times[0],
+                one.tuned,
+                times[1],
+                f"{one.off:.3f}",
+                busy,
+            )
+        )
     body.append(("geometric mean", "", "", "", "", f"{mean(found):.3f}", ""))
     header = ("product", "default", "us", "tuned", "us", "default / tuned", "remarks")
     numeric = (False, False, True, False, True, True, False)

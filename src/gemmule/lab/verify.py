@@ -162,9 +162,13 @@ def _run(trial: Trial) -> Outcome:
     rounding = Rounding.of(plan)
     truth_exact = case.kind == "integers"
     verdict = oracle.judge(
-        case.problem, rounding.arithmetic, rounding.params, inputs, _host(result),
+        case.problem,
+        rounding.arithmetic,
+        rounding.params,
+        inputs,
+        _host(result),
         reference(case.problem, inputs.a, inputs.b, exact=truth_exact),
-    )  # fmt: skip
+    )
     return Outcome("ok" if verdict.ok else "wrong", verdict.ratio, verdict.text, plan.rung.name)
 
 

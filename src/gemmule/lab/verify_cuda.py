@@ -147,9 +147,15 @@ def awkward(rung: Rung, signature: Signature, quant: Any, which: int) -> Problem
     m, n, k = (matvec if rung.op == "matvec" else matmul)[which]
     layout_b = rung.layouts_b[0] if rung.op == "matmul" else "row"
     return make_problem(
-        rung.op, m, n, k, signature, layout_a=rung.layouts[which % len(rung.layouts)],
-        layout_b=layout_b, quant=quant,
-    )  # fmt: skip
+        rung.op,
+        m,
+        n,
+        k,
+        signature,
+        layout_a=rung.layouts[which % len(rung.layouts)],
+        layout_b=layout_b,
+        quant=quant,
+    )
 
 
 def judge_trial(rung: Rung, trial: Trial, run: Run) -> Verdict:
@@ -199,9 +205,14 @@ def verify_rung(
 
 
 def verify_all(
-    rungs: Sequence[Rung], *, workers: int | None = None, few: bool = False, ordinal: int = 0,
-    only: Only | None = None, report: Callable[[list[Outcome]], None] = lambda outcomes: None,
-) -> list[Outcome]:  # fmt: skip
+    rungs: Sequence[Rung],
+    *,
+    workers: int | None = None,
+    few: bool = False,
+    ordinal: int = 0,
+    only: Only | None = None,
+    report: Callable[[list[Outcome]], None] = lambda outcomes: None,
+) -> list[Outcome]:
     """Verify rungs in child processes, several at once; a rung whose process dies has failed.
 
     only: for each (folder, rung) the variants to verify, where not all of them. A process that dies
@@ -278,9 +289,16 @@ def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:
                 del records[name]
         if o.cases and not o.failures:
             records[(o.folder, o.rung, o.variant)] = evidence.Record(
-                o.folder, o.rung, o.variant, proofs.PROOF_ARCH, o.key, o.device, today, o.cases,
+                o.folder,
+                o.rung,
+                o.variant,
+                proofs.PROOF_ARCH,
+                o.key,
+                o.device,
+                today,
+                o.cases,
                 round(o.worst_ratio, 4),
-            )  # fmt: skip
+            )
     lines = [
         json.dumps({"schema": evidence.SCHEMA, **asdict(records[name])}) for name in sorted(records)
     ]

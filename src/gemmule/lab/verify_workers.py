@@ -88,11 +88,12 @@ def run_trials(
     places = [context.Value("q", -1) for _ in range(workers)]
     processes = [
         context.Process(
-            target=_work, args=(choice, seed, range(i, cases, workers), channel, places[i]),
+            target=_work,
+            args=(choice, seed, range(i, cases, workers), channel, places[i]),
             daemon=True,
         )
         for i in range(workers)
-    ]  # fmt: skip
+    ]
     for process in processes:
         process.start()
     try:

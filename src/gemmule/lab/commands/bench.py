@@ -124,10 +124,14 @@ def bench(
     chosen = suites.narrowed(suites.SUITES[suite], ops, formats, sizes)
     click.echo(f"suite {suite}, {chosen.title}: {len(chosen.products)} products")
     bench_session.start(
-        suite, chosen, out, seconds=seconds or CPU_SECONDS,
-        patience=Patience(patience, processors_in_use), ceiling_seconds=CEILING_SECONDS,
+        suite,
+        chosen,
+        out,
+        seconds=seconds or CPU_SECONDS,
+        patience=Patience(patience, processors_in_use),
+        ceiling_seconds=CEILING_SECONDS,
         resume=resume,
-    )  # fmt: skip
+    )
 
 
 COMMAND = bench

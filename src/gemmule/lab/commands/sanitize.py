@@ -71,9 +71,13 @@ def sanitize(
             engine.write(evidence, [found])
 
     reports = engine.sanitize(
-        chosen, tools or TOOLS, ordinal=ordinal_named(device), limit_s=limit_s,
-        workers=workers or max(1, (os.cpu_count() or 3) - 2), report=show,
-    )  # fmt: skip
+        chosen,
+        tools or TOOLS,
+        ordinal=ordinal_named(device),
+        limit_s=limit_s,
+        workers=workers or max(1, (os.cpu_count() or 3) - 2),
+        report=show,
+    )
     dirty = [f"{report.tool} {report.rung}" for report in reports if not report.clean]
     if dirty:
         raise WrongResultError(f"not clean: {', '.join(dirty)}.")

@@ -62,9 +62,14 @@ def study(
 
 
 def _one(
-    one: Study, full: bool, device: str | None, out: Path, evidence: Path | None, show: bool,
+    one: Study,
+    full: bool,
+    device: str | None,
+    out: Path,
+    evidence: Path | None,
+    show: bool,
     times: bool,
-) -> None:  # fmt: skip
+) -> None:
     from gemmule.lab.progress import tracked
     from gemmule.lab.studies import devices, runner, store
 
@@ -81,9 +86,13 @@ def _one(
             continue
         environment = devices.environment_of(bench)
         rows = runner.run(
-            one, bench, environment, path, full=full,
+            one,
+            bench,
+            environment,
+            path,
+            full=full,
             progress=lambda todos: tracked(todos, len(todos), "measuring"),
-        )  # fmt: skip
+        )
         if runner.above_ceiling(runner.of_last_devices(rows), bench.backend):
             # Something slowed the ceilings down: of both measurements the higher one counts.
             store.append(path, [devices.environment_of(bench)])

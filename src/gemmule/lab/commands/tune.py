@@ -46,32 +46,43 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
 )
 @click.option("--bits", type=click.Choice(["4", "8"]), help="A quantised matrix of this many bits.")
 @click.option(
-    "--group-size", type=click.IntRange(-1, 1 << 20), default=128, show_default=True,
+    "--group-size",
+    type=click.IntRange(-1, 1 << 20),
+    default=128,
+    show_default=True,
     help="Of a quantised matrix; -1 for a row.",
-)  # fmt: skip
+)
 @click.option(
-    "--layout", type=click.Choice(["row", "col"]), default="row", show_default=True,
+    "--layout",
+    type=click.Choice(["row", "col"]),
+    default="row",
+    show_default=True,
     help="How A lies in memory.",
-)  # fmt: skip
+)
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:<index>.")
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 3600), default=30.0, show_default=True,
+    "--seconds",
+    type=click.FloatRange(0.1, 3600),
+    default=30.0,
+    show_default=True,
     help="Time for each product.",
-)  # fmt: skip
+)
 @click.option(
-    "--include-unproved", is_flag=True,
+    "--include-unproved",
+    is_flag=True,
     help="Also measure rungs without a proof, in processes of their own; they are never chosen.",
-)  # fmt: skip
+)
 @click.option(
     "--into",
     type=click.Path(path_type=Path, file_okay=False),
     help="Store into this folder instead of the cache.",
 )
 @click.option(
-    "--compare", is_flag=True,
+    "--compare",
+    is_flag=True,
     help="Only tell how far the defaults are from what tuning finds: nothing is stored. Without "
     "--sizes, on a list of representative products.",
-)  # fmt: skip
+)
 def tune(
     ops: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -107,9 +118,16 @@ def tune(
         click.echo("GEMMULE_TUNE is 0: stored results are ignored, so nothing was tuned.")
         return
     problems = _problems(
-        ops or ("matvec",), sizes, shapes_from, columns, dtypes or ("float32",), device, layout,
-        None if bits is None else int(bits), group_size,
-    )  # fmt: skip
+        ops or ("matvec",),
+        sizes,
+        shapes_from,
+        columns,
+        dtypes or ("float32",),
+        device,
+        layout,
+        None if bits is None else int(bits),
+        group_size,
+    )
     if compare:
         _compare(problems, device, seconds)
     else:
@@ -131,9 +149,16 @@ def _compare(problems: list[Problem], device: str, seconds: float) -> None:
 
 
 def _problems(
-    ops: tuple[str, ...], sizes: tuple[str, ...], path: Path | None, columns: int,
-    dtypes: tuple[str, ...], device: str, layout: str, bits: int | None, group_size: int,
-) -> list[Problem]:  # fmt: skip
+    ops: tuple[str, ...],
+    sizes: tuple[str, ...],
+    path: Path | None,
+    columns: int,
+    dtypes: tuple[str, ...],
+    device: str,
+    layout: str,
+    bits: int | None,
+    group_size: int,
+) -> list[Problem]:
     """Return every product asked for, once."""
     from gemmule.lab import tuning
 
@@ -170,12 +195,15 @@ def _run(
             stage = progress.add_task("")
             for problem in problems:
                 report = tune_problem(
-                    problem, device, max_seconds=seconds, include_unproved=include_unproved,
+                    problem,
+                    device,
+                    max_seconds=seconds,
+                    include_unproved=include_unproved,
                     root=into,
                     progress=lambda name, done, total: progress.update(
                         stage, description=name, completed=done, total=total
                     ),
-                )  # fmt: skip
+                )
                 reports.append(report)
                 progress.advance(whole)
                 if report.stopped:

@@ -133,9 +133,12 @@ def _prove(
     with bar() as progress:
         task = progress.add_task("prove", total=len(chosen))
         outcomes = verify_cuda.verify_all(
-            chosen, workers=workers, ordinal=ordinal_named(device), only=only,
+            chosen,
+            workers=workers,
+            ordinal=ordinal_named(device),
+            only=only,
             report=lambda found: progress.advance(task),
-        )  # fmt: skip
+        )
     failed = [outcome for outcome in outcomes if outcome.failures]
     for one in failed:
         click.echo(f"{one.folder}/{one.rung} {one.variant}: {one.failures[0]}")

@@ -188,8 +188,9 @@ def _fma(rows: Rows) -> Finding:
     warm = rows.where(KERNELS, backend="cuda", temperature="warm")
     found = verdicts.no_gain(warm, FMA_ON, FMA_OFF)
     words = "; compilers fuse unless told not to, so the document compared like with like"
-    return Finding(found.outcome, found.figure + (words if verdicts.speedups(
-        warm, FMA_ON, FMA_OFF) else ""))  # fmt: skip
+    return Finding(
+        found.outcome, found.figure + (words if verdicts.speedups(warm, FMA_ON, FMA_OFF) else "")
+    )
 
 
 def _dominant(n: int, part: str) -> Callable[[Rows], Finding]:

@@ -10,8 +10,11 @@ from gemmule.lab.studies.records import Finding, Rows, decided, unmeasured
 
 WIDTHS = (8, 16, 32, 64, 128, 256)
 ALGORITHMS = ("block_multiply", "block_multiply_transposed", "transpose_then")
-NAIVE = {"block_multiply": "naive", "block_multiply_transposed": "naive transposed",
-         "transpose_then": "naive transposed"}  # fmt: skip
+NAIVE = {
+    "block_multiply": "naive",
+    "block_multiply_transposed": "naive transposed",
+    "transpose_then": "naive transposed",
+}
 SEED_WIDTH, SEED_HEIGHT, NAIVE_BLOCK = 64, 1024, 256
 WIDTH_RUNS = "widths"
 TRANSPOSE_NAME = "the transpose alone"

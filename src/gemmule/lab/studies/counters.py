@@ -27,9 +27,8 @@ METRICS = {
     "barrier stall cycles": "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio",
     "SM throughput percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "FMA pipe percent": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
-    "memory throughput percent":
-        "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
-}  # fmt: skip
+    "memory throughput percent": "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
+}
 
 
 def count(cell: Cell, lane: Lane) -> Measured:
@@ -38,21 +37,44 @@ def count(cell: Cell, lane: Lane) -> Measured:
     if tool is None:
         return Measured(note="Nsight Compute (ncu) is not installed")
     job = {
-        "op": cell.op, "m": cell.m, "n": cell.n, "columns": cell.columns, "layout": cell.layout,
-        "rung": lane.rung, "params": dict(lane.params), "form": lane.form,
-    }  # fmt: skip
+        "op": cell.op,
+        "m": cell.m,
+        "n": cell.n,
+        "columns": cell.columns,
+        "layout": cell.layout,
+        "rung": lane.rung,
+        "params": dict(lane.params),
+        "form": lane.form,
+    }
     command = [
-        tool, "--csv", "--page", "raw", "--clock-control", "none", "--launch-count", "1",
-        "--kernel-name", f"regex:^{lane.rung}", "--metrics", ",".join(METRICS.values()),
-        sys.executable, "-m", __name__, json.dumps(job),
-    ]  # fmt: skip
+        tool,
+        "--csv",
+        "--page",
+        "raw",
+        "--clock-control",
+        "none",
+        "--launch-count",
+        "1",
+        "--kernel-name",
+        f"regex:^{lane.rung}",
+        "--metrics",
+        ",".join(METRICS.values()),
+        sys.executable,
+        "-m",
+        __name__,
+        json.dumps(job),
+    ]
     source = str(Path(__file__).parents[3])
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS, check=False,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
             env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Measured(note=f"Nsight Compute did not run: {error}"[:300])
     found = parse(done.stdout.splitlines())
@@ -89,9 +111,15 @@ def main(job: str) -> None:
     given = json.loads(job)
     lane = Lane(given["rung"], given["rung"], given["params"], form=given["form"])
     cell = Cell(
-        "counters", given["op"], given["m"], given["n"], (lane,), "warm", given["columns"],
+        "counters",
+        given["op"],
+        given["m"],
+        given["n"],
+        (lane,),
+        "warm",
+        given["columns"],
         given["layout"],
-    )  # fmt: skip
+    )
     bench = GpuBench()
     sets = bench.sets(cell, lane)
     made = sets if isinstance(sets, str) else bench.bind(cell, lane, sets)

@@ -63,9 +63,13 @@ class CpuBench:
         for group in ready.values():
             time.sleep(REST_S)
             timed = sample(
-                [one for one, _ in group], HostClock(), max_seconds=self.seconds * len(group),
-                min_blocks=6, max_blocks=15, min_block_s=0.005,
-            )  # fmt: skip
+                [one for one, _ in group],
+                HostClock(),
+                max_seconds=self.seconds * len(group),
+                min_blocks=6,
+                max_blocks=15,
+                min_block_s=0.005,
+            )
             for one, params in group:
                 times = times_of(timed[one.name])
                 lane = next(lane for lane in lanes if lane.name == one.name)
@@ -148,9 +152,13 @@ def _copy(operands: Operands) -> Operands:
     matrix, other = operands
     if isinstance(matrix, QuantizedMatrix):
         again = QuantizedMatrix.from_parts(
-            matrix.codes.copy(), matrix.scales, matrix.zeros, shape=matrix.stored_shape,
-            bits=matrix.bits, group_size=matrix.group_size,
-        )  # fmt: skip
+            matrix.codes.copy(),
+            matrix.scales,
+            matrix.zeros,
+            shape=matrix.stored_shape,
+            bits=matrix.bits,
+            group_size=matrix.group_size,
+        )
         return again, other.copy()
     return matrix.copy(order="K"), other.copy()
 

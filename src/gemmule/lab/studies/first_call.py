@@ -29,9 +29,13 @@ def first_call(rung: str, n: int) -> Measured:
         environment = {**os.environ, "PYTHONPATH": path, "GEMMULE_CACHE": cache}
         try:
             done = subprocess.run(
-                [sys.executable, "-m", __name__, rung, str(n)], capture_output=True, text=True,
-                timeout=SECONDS, check=False, env=environment,
-            )  # fmt: skip
+                [sys.executable, "-m", __name__, rung, str(n)],
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+                env=environment,
+            )
         except subprocess.TimeoutExpired:
             return Measured(note=f"the first call did not return within {SECONDS} s")
     if done.returncode:

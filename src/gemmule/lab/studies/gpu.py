@@ -100,9 +100,13 @@ class GpuBench:
     def _time(self, cell: Cell, bound: dict[str, Bound], found: dict[str, Measured]) -> None:
         contestants = [Contestant(name, one.call, len(one.sets)) for name, one in bound.items()]
         timed = sample(
-            contestants, self.clock, max_seconds=self.seconds * len(bound), min_blocks=6,
-            max_blocks=8, min_block_s=0.001,
-        )  # fmt: skip
+            contestants,
+            self.clock,
+            max_seconds=self.seconds * len(bound),
+            min_blocks=6,
+            max_blocks=8,
+            min_block_s=0.001,
+        )
         for name, one in bound.items():
             times = times_of(timed[name])
             figures = rates(cell, one.lane, times.median)
@@ -266,8 +270,13 @@ class GpuBench:
     def _judge(self, cell: Cell, lane: Lane, plan: gm.Plan, operands: Operands) -> None:
         """Hold rows of the result, the first and last among them, against the oracle."""
         a, b, out = operands
-        rows = sorted({*range(16), *range(out.shape[0] - 16, out.shape[0]),
-                       *range(0, out.shape[0], max(1, out.shape[0] // 16))})  # fmt: skip
+        rows = sorted(
+            {
+                *range(16),
+                *range(out.shape[0] - 16, out.shape[0]),
+                *range(0, out.shape[0], max(1, out.shape[0] // 16)),
+            }
+        )
         chosen = [row for row in rows if 0 <= row < out.shape[0]][:JUDGED_ROWS]
         if id(a) not in self._host:  # several lanes share their operands
             self._host[id(a)] = self._rows_of(cell, a, chosen)
@@ -285,9 +294,13 @@ class GpuBench:
             return np.ascontiguousarray(a.to_host()[chosen])
         host = a.to("cpu", transfer=lambda part, _: part.to_host())
         return QuantizedMatrix.from_parts(
-            np.asarray(host.codes)[chosen], host.scales, host.zeros,
-            shape=(len(chosen), cell.n), bits=host.bits, group_size=None,
-        )  # fmt: skip
+            np.asarray(host.codes)[chosen],
+            host.scales,
+            host.zeros,
+            shape=(len(chosen), cell.n),
+            bits=host.bits,
+            group_size=None,
+        )
 
 
 def _problem(cell: Cell, a: Any, b: Any) -> Any:

@@ -44,8 +44,9 @@ class StudyRow:
     @property
     def key(self) -> str:
         """What makes two rows the same measurement, whenever it was made."""
-        return key_of(self.backend, self.device, self.experiment, self.case, self.name,
-                      self.temperature)  # fmt: skip
+        return key_of(
+            self.backend, self.device, self.experiment, self.case, self.name, self.temperature
+        )
 
     @property
     def us(self) -> float:
@@ -56,9 +57,13 @@ class StudyRow:
 
 
 def key_of(
-    backend: str, device: str, experiment: str, case: Mapping[str, Value], name: str,
+    backend: str,
+    device: str,
+    experiment: str,
+    case: Mapping[str, Value],
+    name: str,
     temperature: str,
-) -> str:  # fmt: skip
+) -> str:
     """Return the key of a row with these fields."""
     return json.dumps([backend, device, experiment, dict(case), name, temperature], sort_keys=True)
 
@@ -82,9 +87,14 @@ class Rows(Sequence[StudyRow]):
         return iter(self._rows)
 
     def where(
-        self, experiment: str | None = None, *, backend: str | None = None,
-        name: str | None = None, temperature: str | None = None, **case: Value,
-    ) -> Rows:  # fmt: skip
+        self,
+        experiment: str | None = None,
+        *,
+        backend: str | None = None,
+        name: str | None = None,
+        temperature: str | None = None,
+        **case: Value,
+    ) -> Rows:
         """Return the rows that have all of the given values."""
         found = [
             row

@@ -48,9 +48,14 @@ def _filed(step: Step) -> tuple[dict[str, str | int | float | bool], str]:
 
 
 def run(
-    study: Study, bench: Bench, environment: Environment, path: Path, *, full: bool,
+    study: Study,
+    bench: Bench,
+    environment: Environment,
+    path: Path,
+    *,
+    full: bool,
     progress: Callable[[list[Todo]], Iterable[Todo]] = lambda todos: todos,
-) -> Rows:  # fmt: skip
+) -> Rows:
     """Measure what the file lacks, append each step's rows to it, and return all it holds.
 
     Stopped at any moment, by Ctrl-C or a crash, it loses the step under way and nothing else; the
@@ -83,10 +88,20 @@ def _rows(
     for name in one.names:
         result = measured.get(name, Measured(note="it gave no figure"))
         yield StudyRow(
-            seed, one.step.experiment, environment.id, bench.device, bench.backend, case, name,
-            kinds.get(name, "task"), temperature, result.params, result.times_us, result.figures,
+            seed,
+            one.step.experiment,
+            environment.id,
+            bench.device,
+            bench.backend,
+            case,
+            name,
+            kinds.get(name, "task"),
+            temperature,
+            result.params,
+            result.times_us,
+            result.figures,
             result.note,
-        )  # fmt: skip
+        )
 
 
 def merged(parts: Iterable[Rows]) -> Rows:

@@ -42,9 +42,7 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         pair = (Lane(BASIC, BASIC, form=form), Lane(TILED, TILED, form=form))
         case: dict[str, Value] = {"m": TYPE_SIZE, "n": TYPE_SIZE, "dtype": form}
         for temperature in ("warm", "cold"):
-            yield Cell(
-                BY_TYPE, "matvec", TYPE_SIZE, TYPE_SIZE, pair, temperature, case=case
-            )  # fmt: skip
+            yield Cell(BY_TYPE, "matvec", TYPE_SIZE, TYPE_SIZE, pair, temperature, case=case)
     yield Task("counters", (BASIC,), COUNTED, _counted)
 
 
@@ -121,8 +119,10 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
             square = here.where(m=size, n=size)
             basic = {t: pairs_of(square, t) for t in ("warm", "cold")}
             for name in square.names():
-                cells = [_use(square.where(name=name, temperature=t), ceiling, t)
-                         for t in ("warm", "cold")]  # fmt: skip
+                cells = [
+                    _use(square.where(name=name, temperature=t), ceiling, t)
+                    for t in ("warm", "cold")
+                ]
                 ratios = [basic[t].get(name, "") for t in ("warm", "cold")]
                 yield (f"{name}, {backend}, {size}", *cells[0], ratios[0], *cells[1], ratios[1])
 
@@ -146,9 +146,7 @@ def _use(rows: Rows, ceiling: float | None, temperature: str) -> tuple[str, str,
     share = "" if ceiling is None or temperature == "warm" else f"{100 * gbs / ceiling:.0f} %"
     if ceiling is not None and share and gbs > 1.1 * ceiling:
         share += " (above: ceiling disturbed)"
-    return (
-        f"{gbs:.0f}", "" if not datasheet else f"{100 * gbs / datasheet:.0f} %", share
-    )  # fmt: skip
+    return (f"{gbs:.0f}", "" if not datasheet else f"{100 * gbs / datasheet:.0f} %", share)
 
 
 _EACH = ("GB/s", "of datasheet", "of read ceiling", "x basic")

@@ -62,8 +62,12 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
     """Return the grid: proofs and checks first, then totals by size, kernels and counters."""
     runs: dict[str, Value] = {"runs": PROOF_RUNS}
     yield Task("proof", ("all implementations",), runs, proof)
-    yield Task("check of 32 x 32", (EIGEN, NUMPY) if backend == "cpu" else (CUBLAS,),
-               {"n": 32}, small_check)  # fmt: skip
+    yield Task(
+        "check of 32 x 32",
+        (EIGEN, NUMPY) if backend == "cpu" else (CUBLAS,),
+        {"n": 32},
+        small_check,
+    )
     if backend == "cpu":
         yield from _cpu_steps(full)
         return
@@ -153,8 +157,12 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
         ("CPU loop and own kernels", CPU_LOOP, SHARED, printed["cpu_own"]),
     ):
         ours = break_even(by_size(rows, cpu), by_size(rows, gpu))
-        yield (f"break-even n: {words}", str(theirs), "" if ours is None else str(ours),
-               *[""] * len(splits.PARTS))  # fmt: skip
+        yield (
+            f"break-even n: {words}",
+            str(theirs),
+            "" if ours is None else str(ours),
+            *[""] * len(splits.PARTS),
+        )
 
 
 SHOWN = (11, 41, 64, 101, 256, 1024, 2048, 4096, 10000, 26000)

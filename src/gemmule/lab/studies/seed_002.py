@@ -104,8 +104,10 @@ def _compute_bound(rows: Rows) -> Finding:
         if gflops is None or gbs is None:
             return unmeasured(verdicts.NO_GPU)
         near.append(gflops / fma >= 0.6)
-        words.append(f"{name} {100 * gflops / fma:.0f} % of the FMA ceiling, "
-                     f"{100 * gbs / read:.1f} % of the read ceiling")  # fmt: skip
+        words.append(
+            f"{name} {100 * gflops / fma:.0f} % of the FMA ceiling, "
+            f"{100 * gbs / read:.1f} % of the read ceiling"
+        )
     return decided(all(near), "; ".join(words))
 
 
@@ -150,10 +152,13 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
             for row in here.where(m=size, n=size, temperature="warm"):
                 gbs, gflops = row.figures["gbs"], row.figures["gflops"]
                 yield (
-                    f"{row.name}, {backend}, {size}", significant(row.us), f"{gbs:.1f}",
-                    "" if read is None else f"{100 * gbs / read:.1f} %", f"{gflops:,.0f}",
+                    f"{row.name}, {backend}, {size}",
+                    significant(row.us),
+                    f"{gbs:.1f}",
+                    "" if read is None else f"{100 * gbs / read:.1f} %",
+                    f"{gflops:,.0f}",
                     "" if fma is None else f"{100 * gflops / fma:.0f} %",
-                )  # fmt: skip
+                )
 
 
 STUDY = Study(

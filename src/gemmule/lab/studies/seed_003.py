@@ -21,8 +21,14 @@ CODE_ROWS, CODE_THREADS = 8, 512
 DIFFERS, SLIGHTLY = 0.01, 1.5
 TUNED = "fp16, best parameters"
 FASTER = 1.1
-COLUMNS = {"torch": "torch", "fp16 two_step": "fp16", TUNED: "", "int8 codes": "int8",
-           "int4 codes": "int4", "gemmule's choice": ""}  # fmt: skip
+COLUMNS = {
+    "torch": "torch",
+    "fp16 two_step": "fp16",
+    TUNED: "",
+    "int8 codes": "int8",
+    "int4 codes": "int4",
+    "gemmule's choice": "",
+}
 
 
 def _tuned_rung(preset: str) -> str:
@@ -49,16 +55,29 @@ def gpu_lanes(n: int) -> tuple[Lane, ...]:
         Lane("fp16 one block a row", "two_step", {"p": 128, "rows": 4}, form="float16"),
         Lane("fp16 y blocks", "y_blocks", {"p": 128, "rows": 4, "y": 4}, form="float16"),
         Lane("fp16 x in shared memory", "vector_shared_x", {"p": 128, "rows": 4}, form="float16"),
-        Lane("int8 codes, 128 threads", "int8_codes",
-             {"p": 128, "rows": 4, "values": 8}, form="int8"),
-        Lane("int8 product table", "product_table_int8",
-             {"p": 128, "rows": 4, "values": 8}, form="int8"),
-        Lane("int4 codes, 128 threads", "int4_codes",
-             {"p": 128, "rows": 4, "values": 16}, form="int4"),
-        Lane("int4 product table", "product_table_int4",
-             {"p": 128, "rows": 4, "values": 16}, form="int4"),
+        Lane(
+            "int8 codes, 128 threads", "int8_codes", {"p": 128, "rows": 4, "values": 8}, form="int8"
+        ),
+        Lane(
+            "int8 product table",
+            "product_table_int8",
+            {"p": 128, "rows": 4, "values": 8},
+            form="int8",
+        ),
+        Lane(
+            "int4 codes, 128 threads",
+            "int4_codes",
+            {"p": 128, "rows": 4, "values": 16},
+            form="int4",
+        ),
+        Lane(
+            "int4 product table",
+            "product_table_int4",
+            {"p": 128, "rows": 4, "values": 16},
+            form="int4",
+        ),
         Lane("gemmule's choice", "auto", form="float16"),
-    ]  # fmt: skip
+    ]
     return tuple(lanes)
 
 
@@ -125,8 +144,10 @@ def _tuned_over_torch(rows: Rows) -> Finding:
         here = rows.where(EXPERIMENT, backend="cuda", temperature=temperature)
         for n in SIZES:
             of_size = here.where(n=n)
-            ours, torch = (next(iter(of_size.where(name=name).us().values()), None)
-                           for name in (TUNED, "torch"))  # fmt: skip
+            ours, torch = (
+                next(iter(of_size.where(name=name).us().values()), None)
+                for name in (TUNED, "torch")
+            )
             if ours is None or torch is None:
                 continue
             ratios[f"{temperature} {n}"] = torch / ours
@@ -227,10 +248,14 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield, by size and kernel, the printed figures beside ours, warm and cold."""
     for index, n in enumerate(SIZES):
         for name, column in COLUMNS.items():
-            printed = [cell for device in ("P100", "RTX 3090")
-                       for cell in _printed(device, column, index)]  # fmt: skip
-            ours = [cell for temperature in ("warm", "cold")
-                    for cell in _ours(rows, name, column, temperature, n)]  # fmt: skip
+            printed = [
+                cell for device in ("P100", "RTX 3090") for cell in _printed(device, column, index)
+            ]
+            ours = [
+                cell
+                for temperature in ("warm", "cold")
+                for cell in _ours(rows, name, column, temperature, n)
+            ]
             yield (str(n), name, *printed, *ours, _launch(rows, name, n))
 
 

@@ -50,17 +50,23 @@ NAIVE_LANES = (
 )
 WIDTH_LANES = tuple(_lane(algorithm, width) for algorithm in ALGORITHMS for width in WIDTHS)
 TRANSPOSE = Lane(
-    TRANSPOSE_NAME, "transpose_then", preset=f"seed_width_{SEED_WIDTH}", flip=True,
+    TRANSPOSE_NAME,
+    "transpose_then",
+    preset=f"seed_width_{SEED_WIDTH}",
+    flip=True,
     only=("transpose_tiles",),
-)  # fmt: skip
+)
 ZEROING = Lane(
-    "zeroing and storing y", "block_multiply", preset=f"seed_width_{SEED_WIDTH}",
+    "zeroing and storing y",
+    "block_multiply",
+    preset=f"seed_width_{SEED_WIDTH}",
     only=("zero_sums", "store_sums"),
-)  # fmt: skip
+)
 BEST = (Lane("gemmule's choice", "auto"), Lane("gemmule's choice transposed", "auto", flip=True))
 PEERS = (
-    Lane("torch", None, peer="torch"), Lane("torch transposed", None, peer="torch", flip=True),
-)  # fmt: skip
+    Lane("torch", None, peer="torch"),
+    Lane("torch transposed", None, peer="torch", flip=True),
+)
 
 
 def _again(lanes: Iterable[Lane], matrix: int) -> tuple[Lane, ...]:
@@ -94,9 +100,7 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
             yield Cell(WIDTH_RUNS, "matvec", m, n, lanes, temperature, layout="col")
         yield Cell(FIVE, "matvec", m, n, FIVE_LANES, "warm", layout="col")
     for m in (1 << 7, 1 << 14):
-        yield Cell(
-            FIXED, "matvec", m, 128, (ZEROING,), "warm", layout="col", case={"m": m}
-        )  # fmt: skip
+        yield Cell(FIXED, "matvec", m, 128, (ZEROING,), "warm", layout="col", case={"m": m})
 
 
 def left_out(full: bool) -> Iterator[str]:
@@ -299,8 +303,10 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     ]
     average = table["average_ms"]
     lines.append((TRANSPOSE.name, 0.0))
-    lines += [("naive", average["naive"] * 1000),
-              ("naive transposed", average["naive_transposed"] * 1000)]  # fmt: skip
+    lines += [
+        ("naive", average["naive"] * 1000),
+        ("naive transposed", average["naive_transposed"] * 1000),
+    ]
     for name, printed in lines:
         warm = list(_warm(rows).where(name=name).us().values())
         cold = list(

@@ -42,14 +42,18 @@ def times_table(study: Study, rows: Rows, backend: str) -> TableData:
         case = ", ".join(f"{k}={v}" for k, v in row.case.items())
         words = ["", ""]
         if times is not None:
-            words = [significant(times.median),
-                     f"{significant(times.q1)} to {significant(times.q3)}"]  # fmt: skip
+            words = [
+                significant(times.median),
+                f"{significant(times.q1)} to {significant(times.q3)}",
+            ]
         note = row.note or ", ".join(f"{k} {significant(v)}" for k, v in row.figures.items() if v)
         body.append((row.experiment, case, row.name, row.temperature, *words, note))
     return TableData(
-        f"Document {study.seed}: measured on {backend}", header, tuple(body),
+        f"Document {study.seed}: measured on {backend}",
+        header,
+        tuple(body),
         (False, False, False, False, True, True, False),
-    )  # fmt: skip
+    )
 
 
 def absences(rows: Rows) -> Iterator[str]:
@@ -81,9 +85,12 @@ def plots(study: Study, rows: Rows, backend: str) -> Iterator[tuple[str, str]]:
         if not series:
             continue
         drawing = bandwidth_plot(
-            series, title=f"Document {study.seed}, {experiment}, {temperature}, {backend}",
-            ceiling=None, x_label=axis, y_label=UNITS[study.rate],
-        )  # fmt: skip
+            series,
+            title=f"Document {study.seed}, {experiment}, {temperature}, {backend}",
+            ceiling=None,
+            x_label=axis,
+            y_label=UNITS[study.rate],
+        )
         place = experiment.replace(" ", "-")
         yield f"study-{study.seed}-{backend}-{place}-{temperature}", standalone(drawing)
 

@@ -56,9 +56,10 @@ def always(rows: Rows, better: str, plain: str) -> Finding:
     ratios = speedups(rows, better, plain)
     wins = sum(r > 1 for r in ratios.values())
     return of_ratios(
-        ratios, bool(ratios) and wins == len(ratios),
+        ratios,
+        bool(ratios) and wins == len(ratios),
         f"{better} is faster than {plain} in {wins} of {len(ratios)} cases, times as fast:",
-    )  # fmt: skip
+    )
 
 
 def at_sizes(rows: Rows, least: int) -> Rows:

@@ -49,9 +49,20 @@ def block_kernel(a: str, b: str, c: str, working: str) -> Kernel:
 
     @kernel
     def blocked(
-        A: int, A_row: int, A_col: int, B: int, B_row: int, C: int, C_row: int, sums: int,
-        m: int, n: int, k: int, depth: int, width: int,
-    ) -> None:  # fmt: skip
+        A: int,
+        A_row: int,
+        A_col: int,
+        B: int,
+        B_row: int,
+        C: int,
+        C_row: int,
+        sums: int,
+        m: int,
+        n: int,
+        k: int,
+        depth: int,
+        width: int,
+    ) -> None:
         for j in range(0, n, width):
             size = min(width, n - j)
             for i in range(m * width):
@@ -78,9 +89,19 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
         sums = np.empty(m * width, working)
         blocked(
-            _cpu.address(A), *A.strides, _cpu.address(B), B.strides[0], _cpu.address(C),
-            C.strides[0], _cpu.address(sums), m, n, k, params["depth"], width,
-        )  # fmt: skip
+            _cpu.address(A),
+            *A.strides,
+            _cpu.address(B),
+            B.strides[0],
+            _cpu.address(C),
+            C.strides[0],
+            _cpu.address(sums),
+            m,
+            n,
+            k,
+            params["depth"],
+            width,
+        )
 
     return run
 

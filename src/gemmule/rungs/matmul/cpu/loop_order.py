@@ -24,9 +24,18 @@ def row_order_kernel(a: str, b: str, c: str, working: str) -> Kernel:
 
     @kernel
     def row_order(
-        A: int, A_row: int, A_col: int, B: int, B_row: int, C: int, C_row: int, sums: int,
-        m: int, n: int, k: int,
-    ) -> None:  # fmt: skip
+        A: int,
+        A_row: int,
+        A_col: int,
+        B: int,
+        B_row: int,
+        C: int,
+        C_row: int,
+        sums: int,
+        m: int,
+        n: int,
+        k: int,
+    ) -> None:
         for i in range(m):
             for j in range(n):
                 store_sum(sums, j, zero)
@@ -50,9 +59,17 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
         sums = np.empty(n, working)
         row_order(
-            _cpu.address(A), *A.strides, _cpu.address(B), B.strides[0], _cpu.address(C),
-            C.strides[0], _cpu.address(sums), m, n, k,
-        )  # fmt: skip
+            _cpu.address(A),
+            *A.strides,
+            _cpu.address(B),
+            B.strides[0],
+            _cpu.address(C),
+            C.strides[0],
+            _cpu.address(sums),
+            m,
+            n,
+            k,
+        )
 
     return run
 

@@ -45,10 +45,26 @@ def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
 
     @kernel
     def blocks(
-        pack_a: int, pack_b: int, unpack: int,
-        A: int, A_row: int, A_col: int, B: int, B_row: int, B_col: int, C: int, C_row: int,
-        m: int, n: int, k: int, rows: int, columns: int, first: int, last: int, c_item: int,
-    ) -> None:  # fmt: skip
+        pack_a: int,
+        pack_b: int,
+        unpack: int,
+        A: int,
+        A_row: int,
+        A_col: int,
+        B: int,
+        B_row: int,
+        B_col: int,
+        C: int,
+        C_row: int,
+        m: int,
+        n: int,
+        k: int,
+        rows: int,
+        columns: int,
+        first: int,
+        last: int,
+        c_item: int,
+    ) -> None:
         sums = np.empty(rows * columns, number)
         packed_a = np.empty(rows * PITCH, number)
         packed_b = np.empty(columns * DEPTH, number)
@@ -127,9 +143,22 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
         blocks(
-            *packing, _cpu.address(A), *A.strides, _cpu.address(B), *B.strides, _cpu.address(C),
-            C.strides[0], m, n, k, rows, columns, 0, count, C.itemsize,
-        )  # fmt: skip
+            *packing,
+            _cpu.address(A),
+            *A.strides,
+            _cpu.address(B),
+            *B.strides,
+            _cpu.address(C),
+            C.strides[0],
+            m,
+            n,
+            k,
+            rows,
+            columns,
+            0,
+            count,
+            C.itemsize,
+        )
 
     return run
 

@@ -27,16 +27,49 @@ def parallel_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
 
     @kernel(parallel=True)
     def parallel_blocks(
-        pack_a: int, pack_b: int, unpack: int,
-        A: int, A_row: int, A_col: int, B: int, B_row: int, B_col: int, C: int, C_row: int,
-        m: int, n: int, k: int, rows: int, columns: int, count: int, parts: int, c_item: int,
-    ) -> None:  # fmt: skip
+        pack_a: int,
+        pack_b: int,
+        unpack: int,
+        A: int,
+        A_row: int,
+        A_col: int,
+        B: int,
+        B_row: int,
+        B_col: int,
+        C: int,
+        C_row: int,
+        m: int,
+        n: int,
+        k: int,
+        rows: int,
+        columns: int,
+        count: int,
+        parts: int,
+        c_item: int,
+    ) -> None:
         for part in prange(parts):
             first, last = part * count // parts, (part + 1) * count // parts
             blocks(
-                pack_a, pack_b, unpack, A, A_row, A_col, B, B_row, B_col, C, C_row,
-                m, n, k, rows, columns, first, last, c_item,
-            )  # fmt: skip
+                pack_a,
+                pack_b,
+                unpack,
+                A,
+                A_row,
+                A_col,
+                B,
+                B_row,
+                B_col,
+                C,
+                C_row,
+                m,
+                n,
+                k,
+                rows,
+                columns,
+                first,
+                last,
+                c_item,
+            )
 
     return parallel_blocks
 
@@ -53,9 +86,17 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
         operands = (
-            *packing, _cpu.address(A), *A.strides, _cpu.address(B), *B.strides, _cpu.address(C),
-            C.strides[0], m, n, k,
-        )  # fmt: skip
+            *packing,
+            _cpu.address(A),
+            *A.strides,
+            _cpu.address(B),
+            *B.strides,
+            _cpu.address(C),
+            C.strides[0],
+            m,
+            n,
+            k,
+        )
         threads = thread_count()
         rows, columns = block_size(m, n, names[0], params["columns"], threads)
         count = -(-m // rows) * -(-n // columns)

@@ -23,9 +23,18 @@ def triple_kernel(a: str, b: str, c: str, working: str) -> Kernel:
 
     @kernel
     def triple(
-        A: int, A_row: int, A_col: int, B: int, B_row: int, B_col: int, C: int, C_row: int,
-        m: int, n: int, k: int,
-    ) -> None:  # fmt: skip
+        A: int,
+        A_row: int,
+        A_col: int,
+        B: int,
+        B_row: int,
+        B_col: int,
+        C: int,
+        C_row: int,
+        m: int,
+        n: int,
+        k: int,
+    ) -> None:
         for i in range(m):
             for j in range(n):
                 total = zero
@@ -46,9 +55,16 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
         triple(
-            _cpu.address(A), *A.strides, _cpu.address(B), *B.strides, _cpu.address(C), C.strides[0],
-            m, n, k,
-        )  # fmt: skip
+            _cpu.address(A),
+            *A.strides,
+            _cpu.address(B),
+            *B.strides,
+            _cpu.address(C),
+            C.strides[0],
+            m,
+            n,
+            k,
+        )
 
     return run
 

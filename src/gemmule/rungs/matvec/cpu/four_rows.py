@@ -66,9 +66,18 @@ def over_batch(rows: Kernel) -> Kernel:
 
     @kernel
     def batch_rows(
-        A: int, A_batch: int, step: int, x: int, x_batch: int, y: int, y_batch: int,
-        m: int, n: int, first: int, last: int,
-    ) -> None:  # fmt: skip
+        A: int,
+        A_batch: int,
+        step: int,
+        x: int,
+        x_batch: int,
+        y: int,
+        y_batch: int,
+        m: int,
+        n: int,
+        first: int,
+        last: int,
+    ) -> None:
         at = first
         while at < last:
             entry = at // m
@@ -88,10 +97,18 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         batch_rows(
-            _cpu.address(A), _cpu.batch_step(A, 2), A.strides[-2],
-            _cpu.address(x), _cpu.batch_step(x, 1), _cpu.address(y), _cpu.batch_step(y, 1),
-            m, n, 0, total,
-        )  # fmt: skip
+            _cpu.address(A),
+            _cpu.batch_step(A, 2),
+            A.strides[-2],
+            _cpu.address(x),
+            _cpu.batch_step(x, 1),
+            _cpu.address(y),
+            _cpu.batch_step(y, 1),
+            m,
+            n,
+            0,
+            total,
+        )
 
     return run
 

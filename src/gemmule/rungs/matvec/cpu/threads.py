@@ -26,9 +26,18 @@ def in_shares(batch_rows: Kernel) -> Kernel:
 
     @kernel(parallel=True)
     def parallel_rows(
-        A: int, A_batch: int, step: int, x: int, x_batch: int, y: int, y_batch: int,
-        m: int, n: int, total: int, parts: int,
-    ) -> None:  # fmt: skip
+        A: int,
+        A_batch: int,
+        step: int,
+        x: int,
+        x_batch: int,
+        y: int,
+        y_batch: int,
+        m: int,
+        n: int,
+        total: int,
+        parts: int,
+    ) -> None:
         for part in prange(parts):
             first, last = part * total // parts, (part + 1) * total // parts
             batch_rows(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last)
@@ -51,9 +60,14 @@ def bind_rows(
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         operands = (
-            _cpu.address(A), _cpu.batch_step(A, 2), A.strides[-2],
-            _cpu.address(x), _cpu.batch_step(x, 1), _cpu.address(y), _cpu.batch_step(y, 1),
-        )  # fmt: skip
+            _cpu.address(A),
+            _cpu.batch_step(A, 2),
+            A.strides[-2],
+            _cpu.address(x),
+            _cpu.batch_step(x, 1),
+            _cpu.address(y),
+            _cpu.batch_step(y, 1),
+        )
         threads = thread_count()
         if threads == 1:
             serial(*operands, m, n, 0, total)

@@ -217,9 +217,12 @@ def pack_kernel(bits: int, pieces: int) -> Kernel:
                         counts = (some if a < n else 0) + 256 * (some if b < n else 0)
                         at = x + 4 * LANES * panel
                         pack(
-                            at + 4 * columns * a, at + 4 * columns * b, counts + 65536 * exponent,
-                            place + tile * pieces * TILE_BYTES + 64 * j, place + chunk_bytes - 64,
-                        )  # fmt: skip
+                            at + 4 * columns * a,
+                            at + 4 * columns * b,
+                            counts + 65536 * exponent,
+                            place + tile * pieces * TILE_BYTES + 64 * j,
+                            place + chunk_bytes - 64,
+                        )
 
     return packed
 

@@ -190,8 +190,13 @@ def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: in
                     unpack(at, job.row_bytes, last, count, weights)
                 x = job.x + chunk * chunk_bytes_of_x
                 for panel in range(panels):
-                    add(work, weights, step, x + panel * job.panel_bytes,
-                        totals + panel * TILE_BYTES)  # fmt: skip
+                    add(
+                        work,
+                        weights,
+                        step,
+                        x + panel * job.panel_bytes,
+                        totals + panel * TILE_BYTES,
+                    )
             for panel in range(panels):
                 put(job, totals + panel * TILE_BYTES, row, last, panel)
         release()

@@ -95,8 +95,9 @@ def multiply_bfloat16_tiles(
     below = parts.row_bytes < LONG_ROW_BYTES
     job = _job(parts, place, panel_bytes, y)._replace(
         line_ahead=BLOCK_ROWS * parts.row_bytes if below else LINE_AHEAD,
-        factor=(127 + shrunk - power) << 23, window=address(_WINDOW),
-    )  # fmt: skip
+        factor=(127 + shrunk - power) << 23,
+        window=address(_WINDOW),
+    )
     kernels = float_register_kernels(
         parts.bits, pieces, scale_dtype_of(parts), parts.zeros is not None
     )
@@ -118,13 +119,21 @@ def _power_for(largest: int, smallest: int, shrunk: int) -> int | None:
 def _job(parts: Stored, x: int, panel_bytes: int, y: NDArray[Any]) -> AmxJob:
     chunks, width = -(-parts.row_bytes // BLOCK_BYTES), chunk_columns(parts.bits)
     return AmxJob(
-        codes=address(parts.codes), row_bytes=parts.row_bytes, m=parts.m,
-        scales=address(parts.scales), zeros=parts.zeros_address, scale_step=parts.scale_step,
+        codes=address(parts.codes),
+        row_bytes=parts.row_bytes,
+        m=parts.m,
+        scales=address(parts.scales),
+        zeros=parts.zeros_address,
+        scale_step=parts.scale_step,
         groups=max(parts.scale_step, 1),
         chunks_per_group=chunks if parts.group >= parts.n else max(parts.group // width, 1),
-        x=x, panel_bytes=panel_bytes, y=address(y), columns=y.shape[1],
-        line_step=parts.row_bytes, line_on=BLOCK_BYTES,
-    )  # fmt: skip
+        x=x,
+        panel_bytes=panel_bytes,
+        y=address(y),
+        columns=y.shape[1],
+        line_step=parts.row_bytes,
+        line_on=BLOCK_BYTES,
+    )
 
 
 def _launch(kernels: TileKernels, job: AmxJob, parts: Stored, rows_per_task: int) -> None:

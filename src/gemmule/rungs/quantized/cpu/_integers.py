@@ -69,9 +69,13 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
     """
 
     def emit(
-        builder: Any, totals: list[Value], scales: list[Value], zeros: list[Value],
-        codes: list[Value], x: Value,
-    ) -> list[Value]:  # fmt: skip
+        builder: Any,
+        totals: list[Value],
+        scales: list[Value],
+        zeros: list[Value],
+        codes: list[Value],
+        x: Value,
+    ) -> list[Value]:
         parts = [weight_planes(builder, word, bits) for word in codes]
         count = planes(bits)
         for c in range(columns):
@@ -185,8 +189,9 @@ def _group_codes(builder: Any, values: list[Value]) -> tuple[Value, Value]:
     for value in values:
         ratio = builder.select(positive, builder.fdiv(value, scale), constant(0.0))
         # Subnormal scales are rough.
-        ratio = builder.call(smaller, [builder.call(larger, [ratio, constant(-127.0)]),
-                                       constant(127.0)])  # fmt: skip
+        ratio = builder.call(
+            smaller, [builder.call(larger, [ratio, constant(-127.0)]), constant(127.0)]
+        )
         code = builder.fptosi(builder.call(nearest, [ratio]), vector_type("int32"))
         parts.append(builder.trunc(code, ir.VectorType(ir.IntType(8), LANES)))
     order = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), list(range(2 * LANES)))

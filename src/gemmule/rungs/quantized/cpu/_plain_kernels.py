@@ -176,10 +176,17 @@ def four_rows_kernel(kind: Kind) -> Kernel:
             for group, low in enumerate(range(0, A.n, A.group)):
                 high = min(A.n, low + A.group)
                 p0, p1, p2, p3 = segment(
-                    A.codes + row * A.row_bytes, step * A.row_bytes, even, odd, low, high,
-                    zero(A, row, group), zero(A, r1, group), zero(A, r2, group),
+                    A.codes + row * A.row_bytes,
+                    step * A.row_bytes,
+                    even,
+                    odd,
+                    low,
+                    high,
+                    zero(A, row, group),
+                    zero(A, r1, group),
+                    zero(A, r2, group),
                     zero(A, r3, group),
-                )  # fmt: skip
+                )
                 t0 += scale(A, row, group) * p0
                 t1 += scale(A, r1, group) * p1
                 t2 += scale(A, r2, group) * p2
@@ -200,9 +207,17 @@ def _segment(kind: Kind) -> Kernel:
 
     @kernel
     def nibbles(
-        codes: int, step: int, even: int, odd: int, low: int, high: int,
-        z0: float, z1: float, z2: float, z3: float,
-    ) -> tuple[float, float, float, float]:  # fmt: skip
+        codes: int,
+        step: int,
+        even: int,
+        odd: int,
+        low: int,
+        high: int,
+        z0: float,
+        z1: float,
+        z2: float,
+        z3: float,
+    ) -> tuple[float, float, float, float]:
         c1, c2, c3 = codes + step, codes + 2 * step, codes + 3 * step
         p0, p1, p2, p3 = cast(0), cast(0), cast(0), cast(0)
         if low & 1:
@@ -228,9 +243,17 @@ def _segment(kind: Kind) -> Kernel:
 
     @kernel
     def bytes_(
-        codes: int, step: int, even: int, odd: int, low: int, high: int,
-        z0: float, z1: float, z2: float, z3: float,
-    ) -> tuple[float, float, float, float]:  # fmt: skip
+        codes: int,
+        step: int,
+        even: int,
+        odd: int,
+        low: int,
+        high: int,
+        z0: float,
+        z1: float,
+        z2: float,
+        z3: float,
+    ) -> tuple[float, float, float, float]:
         c1, c2, c3 = codes + step, codes + 2 * step, codes + 3 * step
         p0, p1, p2, p3 = cast(0), cast(0), cast(0), cast(0)
         for j in range(low, high):

@@ -174,9 +174,13 @@ def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> I
     """
 
     def looked_up(
-        builder: Any, totals: list[Value], scales: list[Value], zeros: list[Value],
-        codes: list[Value], x: Value,
-    ) -> list[Value]:  # fmt: skip
+        builder: Any,
+        totals: list[Value],
+        scales: list[Value],
+        zeros: list[Value],
+        codes: list[Value],
+        x: Value,
+    ) -> list[Value]:
         tables = _tables(builder, scales, zeros)
         for k in range(codes_per_lane(bits)):
             xs = [
@@ -188,9 +192,13 @@ def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> I
         return totals
 
     def decoded(
-        builder: Any, totals: list[Value], scales: list[Value], zeros: list[Value],
-        codes: list[Value], x: Value,
-    ) -> list[Value]:  # fmt: skip
+        builder: Any,
+        totals: list[Value],
+        scales: list[Value],
+        zeros: list[Value],
+        codes: list[Value],
+        x: Value,
+    ) -> list[Value]:
         parts = [constant(0.0)] * len(totals)
         for k in range(codes_per_lane(bits)):
             xs = [
@@ -204,9 +212,13 @@ def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> I
         ]
 
     def scaled(
-        builder: Any, totals: list[Value], scales: list[Value], zeros: list[Value],
-        codes: list[Value], x: Value,
-    ) -> list[Value]:  # fmt: skip
+        builder: Any,
+        totals: list[Value],
+        scales: list[Value],
+        zeros: list[Value],
+        codes: list[Value],
+        x: Value,
+    ) -> list[Value]:
         for k, row in itertools.product(range(codes_per_lane(bits)), range(rows)):
             step = builder.fsub(code_as_float(builder, codes[row], k, bits), zeros[row])
             weight = builder.fmul(step, scales[row])

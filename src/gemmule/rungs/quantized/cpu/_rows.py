@@ -137,17 +137,29 @@ def _ready_for_vector(parts: Stored, integers: bool) -> ReadyForVector:
 def _ready_by(kernels: RowsKernels, parts: Stored, columns: int, integers: bool) -> Ready:
     blocks = blocks_of(parts.n, parts.bits, parts.group)
     head = (
-        address(parts.codes), parts.row_bytes, parts.m, address(parts.scales), parts.zeros_address,
-        parts.scale_step, max(parts.scale_step, 1), address(blocks.first), address(blocks.lanes),
-    )  # fmt: skip
+        address(parts.codes),
+        parts.row_bytes,
+        parts.m,
+        address(parts.scales),
+        parts.zeros_address,
+        parts.scale_step,
+        max(parts.scale_step, 1),
+        address(blocks.first),
+        address(blocks.lanes),
+    )
     x_step = columns * (record_bytes(parts.bits) if integers else 4 * blocks.columns)
     return Ready(kernels, head, x_step, blocks.count * x_step + BLOCK_BYTES)
 
 
 def _launch(
-    parts: Stored, ready: Ready, x: int, panels: int, y: NDArray[Any], columns: int,
+    parts: Stored,
+    ready: Ready,
+    x: int,
+    panels: int,
+    y: NDArray[Any],
+    columns: int,
     rows_per_task: int,
-) -> None:  # fmt: skip
+) -> None:
     whole = panels * columns == (1 if y.ndim == 1 else y.shape[1])
     target = y if whole else np.empty((parts.m, panels * columns), np.float32)
     job = RowsJob._make(

@@ -93,9 +93,12 @@ def tile_kernels(bits: int, scale_dtype: str, has_zeros: bool) -> TileKernels:
                 x = job.x + chunk * chunk_bytes_of_x
                 for half in range(halves):
                     add(
-                        at_planes, x + half // 2 * job.panel_bytes + half % 2 * 4 * TILE_COLUMNS,
-                        at_scales, at_zeros, at_totals + half * TILE_COLUMNS * 64,
-                    )  # fmt: skip
+                        at_planes,
+                        x + half // 2 * job.panel_bytes + half % 2 * 4 * TILE_COLUMNS,
+                        at_scales,
+                        at_zeros,
+                        at_totals + half * TILE_COLUMNS * 64,
+                    )
             for i in range(last + 1):
                 for c in range(job.columns):
                     _put(job.y, (row + i) * job.columns + c, totals[c * LANES + i])
@@ -190,8 +193,11 @@ def quantise_tile_kernel(bits: int, has_zeros: bool) -> Kernel:
             for record in range((n + ACTIVATION_GROUP - 1) // ACTIVATION_GROUP):
                 low = record * ACTIVATION_GROUP
                 block(
-                    x + 4 * (low * columns + LANES * panel), 4 * columns, n - low,
-                    columns - LANES * panel, out + panel * panel_bytes + record * RECORD_BYTES,
-                )  # fmt: skip
+                    x + 4 * (low * columns + LANES * panel),
+                    4 * columns,
+                    n - low,
+                    columns - LANES * panel,
+                    out + panel * panel_bytes + record * RECORD_BYTES,
+                )
 
     return quantise

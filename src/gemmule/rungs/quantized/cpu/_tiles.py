@@ -80,11 +80,18 @@ def _job(parts: Stored, x: NDArray[Any], panel_bytes: int, y: NDArray[Any]) -> T
     one_group = parts.group >= parts.n
     chunks = -(-parts.row_bytes // BLOCK_BYTES)
     return TileJob(
-        codes=address(parts.codes), row_bytes=parts.row_bytes, m=parts.m,
-        scales=address(parts.scales), zeros=parts.zeros_address, scale_step=parts.scale_step,
+        codes=address(parts.codes),
+        row_bytes=parts.row_bytes,
+        m=parts.m,
+        scales=address(parts.scales),
+        zeros=parts.zeros_address,
+        scale_step=parts.scale_step,
         chunks_per_group=chunks if one_group else parts.group // chunk_columns(parts.bits),
-        x=address(x), panel_bytes=panel_bytes, y=address(y), columns=y.shape[1],
-    )  # fmt: skip
+        x=address(x),
+        panel_bytes=panel_bytes,
+        y=address(y),
+        columns=y.shape[1],
+    )
 
 
 def _launch(kernels: TileKernels, job: TileJob, parts: Stored, rows_per_task: int) -> None:

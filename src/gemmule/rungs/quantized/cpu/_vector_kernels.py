@@ -210,10 +210,22 @@ def vector_kernels(
     def share_of(matrix: int, room: int, y: int, share: int, shares: int) -> None:
         at = matrix
         job = RowsJob(
-            _number(at, 0), _number(at, 1), _number(at, 2), _number(at, 3), _number(at, 4),
-            _number(at, 5), _number(at, 6), _number(at, 7), _number(at, 8), room, _number(at, 9),
-            1, y, 4, 4,
-        )  # fmt: skip
+            _number(at, 0),
+            _number(at, 1),
+            _number(at, 2),
+            _number(at, 3),
+            _number(at, 4),
+            _number(at, 5),
+            _number(at, 6),
+            _number(at, 7),
+            _number(at, 8),
+            room,
+            _number(at, 9),
+            1,
+            y,
+            4,
+            4,
+        )
         rows(job, share * job.m // shares, (share + 1) * job.m // shares)
 
     @kernel

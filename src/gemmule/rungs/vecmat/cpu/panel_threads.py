@@ -24,9 +24,21 @@ def parallel_kernel(a: str, x: str, y: str, working: str) -> Kernel:
 
     @kernel(parallel=True)
     def parallel_panels(
-        A: int, A_batch: int, step: int, x: int, x_batch: int, y: int, y_batch: int,
-        m: int, n: int, total: int, share: int, parts: int, width: int, item: int,
-    ) -> None:  # fmt: skip
+        A: int,
+        A_batch: int,
+        step: int,
+        x: int,
+        x_batch: int,
+        y: int,
+        y_batch: int,
+        m: int,
+        n: int,
+        total: int,
+        share: int,
+        parts: int,
+        width: int,
+        item: int,
+    ) -> None:
         for part in prange(parts):
             first, last = part * share, min(total, (part + 1) * share)
             batch_panels(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last, width, item)
@@ -43,9 +55,16 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         operands = (
-            _cpu.address(A), _cpu.batch_step(A, 2), A.strides[-1],
-            _cpu.address(x), _cpu.batch_step(x, 1), _cpu.address(y), _cpu.batch_step(y, 1), m, n,
-        )  # fmt: skip
+            _cpu.address(A),
+            _cpu.batch_step(A, 2),
+            A.strides[-1],
+            _cpu.address(x),
+            _cpu.batch_step(x, 1),
+            _cpu.address(y),
+            _cpu.batch_step(y, 1),
+            m,
+            n,
+        )
         threads = thread_count()
         if threads == 1:
             serial(*operands, 0, total, width, A.itemsize)

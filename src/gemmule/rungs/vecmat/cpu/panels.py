@@ -94,18 +94,36 @@ def batch_kernel(a: str, x: str, y: str, working: str) -> Kernel:
 
     @kernel
     def batch_panels(
-        A: int, A_batch: int, step: int, x: int, x_batch: int, y: int, y_batch: int,
-        m: int, n: int, first: int, last: int, width: int, item: int,
-    ) -> None:  # fmt: skip
+        A: int,
+        A_batch: int,
+        step: int,
+        x: int,
+        x_batch: int,
+        y: int,
+        y_batch: int,
+        m: int,
+        n: int,
+        first: int,
+        last: int,
+        width: int,
+        item: int,
+    ) -> None:
         at = first
         while at < last:
             entry = at // m
             begin = at - entry * m
             end = min(m, begin + last - at)
             panels(
-                A + entry * A_batch, step, x + entry * x_batch, y + entry * y_batch, n,
-                begin, end, width, item,
-            )  # fmt: skip
+                A + entry * A_batch,
+                step,
+                x + entry * x_batch,
+                y + entry * y_batch,
+                n,
+                begin,
+                end,
+                width,
+                item,
+            )
             at += end - begin
 
     return batch_panels
@@ -120,10 +138,20 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         batch_panels(
-            _cpu.address(A), _cpu.batch_step(A, 2), A.strides[-1],
-            _cpu.address(x), _cpu.batch_step(x, 1), _cpu.address(y), _cpu.batch_step(y, 1),
-            m, n, 0, total, width, A.itemsize,
-        )  # fmt: skip
+            _cpu.address(A),
+            _cpu.batch_step(A, 2),
+            A.strides[-1],
+            _cpu.address(x),
+            _cpu.batch_step(x, 1),
+            _cpu.address(y),
+            _cpu.batch_step(y, 1),
+            m,
+            n,
+            0,
+            total,
+            width,
+            A.itemsize,
+        )
 
     return run
 

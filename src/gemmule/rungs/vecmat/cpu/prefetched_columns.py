@@ -83,9 +83,16 @@ def forms_of(a: str, x: str, y: str) -> Forms:
 
     @kernel
     def share(
-        A: int, step: int, x: int, factors: int, sums: int, m: int, first: int, last: int,
+        A: int,
+        step: int,
+        x: int,
+        factors: int,
+        sums: int,
+        m: int,
+        first: int,
+        last: int,
         width: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         for j in range(first, last):
             put(factors, first + place_of(j - first, last - first), get_x(x, j))
         for i in range(m):
@@ -125,9 +132,16 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
         room = np.empty(threads * m + n, np.float32)
         form = forms.serial if threads == 1 else forms.parallel
         form(
-            _cpu.address(A), A.strides[1], _cpu.address(x), _cpu.address(room), _cpu.address(y),
-            m, n, threads, width,
-        )  # fmt: skip
+            _cpu.address(A),
+            A.strides[1],
+            _cpu.address(x),
+            _cpu.address(room),
+            _cpu.address(y),
+            m,
+            n,
+            threads,
+            width,
+        )
 
     return run
 
