@@ -50,7 +50,7 @@ soak: $(VENV)/dev
 	$(VENV)/bin/gemmule verify --cases $(CASES)
 
 docs: $(VENV)/dev
-	$(VENV)/bin/gemmule docs
+	PYTHONPATH=tools $(PY) -m pages
 
 clean:
 	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from cuemu.build import compile_cu
-from gemmule.lab import proofs, raw_launch, verify_cuda
-from gemmule.oracle_inputs import Inputs
-from gemmule.rung import Rung
+from gemmule.core.rung import Rung
+from gemmule.lab.verify import device as verify_device
+from gemmule.lab.verify import proofs, raw_launch
+from gemmule.oracle.inputs import Inputs
 
 
 class Emulator:
-    """A runner like gemmule.lab.device_runner.DeviceRunner, on the CPU.
+    """A runner like gemmule.lab.verify.device_runner.DeviceRunner, on the CPU.
 
     Threads and blocks run in an order that `seed` shuffles (0: in order). Arrays stay where the
     oracle put them, so their alignment is what the case asked for.
@@ -81,7 +82,7 @@ def _kernels(
     machine = proofs.proof_machine()
     steps = [
         step
-        for trial in verify_cuda.trials(rung, signature, few=True)
+        for trial in verify_device.trials(rung, signature, few=True)
         for step in rung.steps(trial.problem, trial.params, machine)
     ]
     return (

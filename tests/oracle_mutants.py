@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.oracle import Verdict, check
-from gemmule.oracle_inputs import Inputs, make_inputs
-from gemmule.oracle_problems import make_problem
-from gemmule.oracle_values import placements
-from gemmule.problem import INTEGERS, Problem, QuantSpec
-from gemmule.quant import QuantizedMatrix
-from gemmule.rung import Arithmetic
+from gemmule.core.problem import INTEGERS, Problem, QuantSpec
+from gemmule.core.rung import Arithmetic
+from gemmule.oracle.inputs import Inputs, make_inputs
+from gemmule.oracle.judge import Verdict, check
+from gemmule.oracle.problems import make_problem
+from gemmule.oracle.values import placements
+from gemmule.quant.matrix import QuantizedMatrix
 
 SEEDS = 12
 DOCUMENT = Path(__file__).parent.parent / "docs" / "oracle.md"

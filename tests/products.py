@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.problem import numpy_dtype
+from gemmule.core.problem import numpy_dtype
 
 Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.problem import COMPLEX, FLOAT8, FLOATS, INTEGERS, numpy_dtype, result_dtype
+from gemmule.core.problem import COMPLEX, FLOAT8, FLOATS, INTEGERS, numpy_dtype, result_dtype
 from products import assert_same, exact, small
 
 GROUPS = (FLOATS, FLOAT8 + FLOATS, INTEGERS, COMPLEX + FLOATS)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.problem import UNIT_ROUNDOFF, numpy_dtype
-from gemmule.quant import QuantizedMatrix
+from gemmule.core.problem import UNIT_ROUNDOFF, numpy_dtype
+from gemmule.quant.matrix import QuantizedMatrix
 from products import ARRANGEMENTS, Array, misaligned, small
 
 M, N = 13, 45

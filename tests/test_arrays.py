@@ -7,18 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmule.arrays import (
-    Form,
-    alignment_of,
-    check_out,
-    check_same_kind,
-    empty_like_kind,
-    extent,
-    to_kind,
-    unwrap,
-)
-from gemmule.problem import DTYPES, ITEMSIZE, numpy_dtype
-from gemmule.quant import quantize
+from gemmule.arrays.interop import check_out, check_same_kind, empty_like_kind, to_kind, unwrap
+from gemmule.core.operand import Form, alignment_of, extent
+from gemmule.core.problem import DTYPES, ITEMSIZE, numpy_dtype
+from gemmule.quant.matrix import quantize
 from products import ARRANGEMENTS, misaligned
 
 

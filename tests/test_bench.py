@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.lab import bars, bench, suites
-from gemmule.lab.bars import READ, Bar
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.lab.bench import host as host_bench
+from gemmule.lab.bench import suites
+from gemmule.lab.bench.suites import ONE_COLUMN, SUITES, Product, Suite
 from gemmule.lab.cli import run
-from gemmule.lab.records import Ceiling, Environment, Row, Speedup, Times
-from gemmule.lab.suites import ONE_COLUMN, SUITES, Product, Suite
-from gemmule.problem import Problem, QuantSpec
+from gemmule.lab.records.rows import Ceiling, Environment, Row, Speedup, Times
+from gemmule.lab.report import targets
+from gemmule.lab.report.targets import READ, Bar
 
 ENVIRONMENT = Environment("cpu", "cpu", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
 
@@ -22,9 +24,9 @@ ENVIRONMENT = Environment("cpu", "cpu", "cpu", (), "Linux", "3", {}, None, 1, {}
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few copies, and ceilings that cost nothing."""
-    monkeypatch.setattr(bench, "MOST_SETS", 2)
+    monkeypatch.setattr(host_bench, "MOST_SETS", 2)
     ceilings = {"read": Ceiling("read", 40.0, "GB/s", "made", 1)}
-    monkeypatch.setattr(bench, "measure_ceilings", lambda **options: ceilings)
+    monkeypatch.setattr(host_bench, "measure_ceilings", lambda **options: ceilings)
     monkeypatch.setenv("GEMMULE_DEVICE", "cpu")
     monkeypatch.chdir(tmp_path)
 
@@ -56,9 +58,9 @@ def quantised(op: str, bits: int, activations: str = "float", **sizes: int) -> P
     return Problem(op, **{"m": 4096, "n": 4096, **sizes}, a=a, quant=spec)
 
 
-def standing(text: str, against: str, rows: list[Row]) -> bars.Standing:
-    (bar,) = (b for b in bars.CPU_BARS if (b.text, b.against) == (text, against))
-    return bars.standing(bar, rows)
+def standing(text: str, against: str, rows: list[Row]) -> targets.Standing:
+    (bar,) = (b for b in targets.CPU_BARS if (b.text, b.against) == (text, against))
+    return targets.standing(bar, rows)
 
 
 def test_a_bar_is_missed_by_its_worst_row_and_says_where() -> None:
@@ -101,7 +103,7 @@ def test_a_bar_on_time_reads_the_other_way_round() -> None:
         assert found.passed is passed
         assert found.worst == pytest.approx(times)
     assert standing(text, ONE_COLUMN, []).verdict == "not measured"
-    assert bars.bars_table([found]).rows[0][2] == "<= 2.50"
+    assert targets.bars_table([found]).rows[0][2] == "<= 2.50"
 
 
 def test_activations_tell_bars_apart() -> None:
@@ -174,7 +176,7 @@ def test_narrowing_replaces_shapes_and_refuses_to_leave_nothing() -> None:
 def test_ratios_to_peers_on_plain_numbers_and_to_one_column_stand_in_the_row() -> None:
     product = Product("matmul", "int4 x int8", (64, 128), columns=16)
     one = next(suites.benches(Suite("", (product,))))
-    rows, _ = bench.run(one, ENVIRONMENT, max_seconds=0.2)
+    rows, _ = host_bench.run(one, ENVIRONMENT, max_seconds=0.2)
     (ours,) = (row for row in rows if row.kind == "rung")
     assert {ONE_COLUMN, "numpy on float32"} <= set(ours.speedups)
     assert "torch on float32" not in ours.speedups
@@ -188,7 +190,7 @@ def test_a_wrong_product_beside_ours_is_refused(monkeypatch: pytest.MonkeyPatch)
     one = next(suites.benches(Suite("", (product,))))
     monkeypatch.setattr(gm, "matvec", lambda A, x, **o: np.zeros(A.shape[0], np.float32))
     with pytest.raises(ArithmeticError, match="matvec"):
-        bench.run(one, ENVIRONMENT, max_seconds=0.05, peers=())
+        host_bench.run(one, ENVIRONMENT, max_seconds=0.05, peers=())
 
 
 def test_the_command_prints_every_bar(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,9 +198,9 @@ def test_the_command_prints_every_bar(capsys: pytest.CaptureFixture[str]) -> Non
     assert run([*arguments, "--format", "float16"]) == 0
     printed = capsys.readouterr().out
     assert "Bars" in printed
-    assert printed.count("measured") >= len(bars.CPU_BARS), "40 x 40 is too small for any bar"
+    assert printed.count("measured") >= len(targets.CPU_BARS), "40 x 40 is too small for any bar"
 
 
 def test_bars_are_stated_as_the_user_reads_them() -> None:
-    table = bars.bars_table([bars.standing(Bar("b", lambda p: True, "peer", 2.0), [])])
+    table = targets.bars_table([targets.standing(Bar("b", lambda p: True, "peer", 2.0), [])])
     assert table.rows == (("b", "peer", ">= 2.00", "", "", "0", "", "not measured"),)

@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.clocks import Contestant, Rotation, Timing
-from gemmule.lab import bench, bench_session, check, lanes, products, results
-from gemmule.lab.bench import sets_needed
+from gemmule.lab.bench import host as host_bench
+from gemmule.lab.bench import host_session, lanes, products
+from gemmule.lab.bench.host import sets_needed
+from gemmule.lab.bench.lanes import Lane, Limits, Speeds, Target, lanes_of
+from gemmule.lab.bench.products import Maker, Product, drawn
+from gemmule.lab.ceilings.cold import COLD_FROM, SAFETY, plateau_from, rotating_bytes
 from gemmule.lab.cli import run
-from gemmule.lab.cold import COLD_FROM, SAFETY, plateau_from, rotating_bytes
-from gemmule.lab.lanes import Lane, Limits, Speeds, Target, lanes_of
-from gemmule.lab.peers import Peer, Prepared
-from gemmule.lab.products import Maker, Product, drawn
-from gemmule.lab.records import Ceiling
-from gemmule.measure import sample
+from gemmule.lab.peers.peer import Peer, Prepared
+from gemmule.lab.records import results
+from gemmule.lab.records.rows import Ceiling
+from gemmule.lab.verify import check
+from gemmule.timing.clock import Contestant, Timing
+from gemmule.timing.machine import Rotation
+from gemmule.timing.sampler import sample
 
 MIB = 1 << 20
 ARGUMENTS = [
@@ -37,9 +41,9 @@ ARGUMENTS = [
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few copies, and ceilings that cost nothing."""
-    monkeypatch.setattr(bench, "MOST_SETS", 2)
+    monkeypatch.setattr(host_bench, "MOST_SETS", 2)
     ceilings = {"read": Ceiling("read", 40.0, "GB/s", "made", 1)}
-    monkeypatch.setattr(bench, "measure_ceilings", lambda **options: ceilings)
+    monkeypatch.setattr(host_bench, "measure_ceilings", lambda **options: ceilings)
     monkeypatch.setenv("GEMMULE_DEVICE", "cpu")
     monkeypatch.chdir(tmp_path)
 
@@ -49,17 +53,17 @@ def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
     ending: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held: list[int] = []
-    real = engine_run = bench.run
+    real = engine_run = host_bench.run
 
-    def ends_in_the_third(one: bench.Bench, *arguments: Any, **options: Any) -> Any:
+    def ends_in_the_third(one: host_bench.Bench, *arguments: Any, **options: Any) -> Any:
         held.append(sum(1 for path in Path("results").iterdir() for _ in results.read(path).rows))
         if len(held) == 3:
             raise ending
         return real(one, *arguments, **options)
 
-    monkeypatch.setattr(bench, "run", ends_in_the_third)
+    monkeypatch.setattr(host_bench, "run", ends_in_the_third)
     with pytest.raises(ending):
-        bench_session.start(
+        host_session.start(
             "quick",
             _suite(),
             Path("results"),
@@ -75,7 +79,7 @@ def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
     assert [group.split(", ")[1] for group in groups] == ["matvec", "vecmat"]
     assert groups[1] in capsys.readouterr().out, "what was measured is shown all the same"
 
-    monkeypatch.setattr(bench, "run", engine_run)
+    monkeypatch.setattr(host_bench, "run", engine_run)
     assert run([*ARGUMENTS, "--resume", str(path)]) == 0
     captured = capsys.readouterr()
     assert "[1/1]" in captured.err
@@ -86,13 +90,13 @@ def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
 
 
 def _suite() -> Any:
-    from gemmule.lab.suites import SUITES, narrowed
+    from gemmule.lab.bench.suites import SUITES, narrowed
 
     return narrowed(SUITES["quick"], [], ["float32"], [40])
 
 
 def _no_patience() -> Any:
-    from gemmule.lab.quiet import Patience
+    from gemmule.lab.bench.quiet import Patience
 
     return Patience(0.0, lambda: None)
 
@@ -102,9 +106,9 @@ def test_ceilings_measured_anew_rewrite_the_file_in_one_step(
 ) -> None:
     low = {"read": Ceiling("read", 1e-9, "GB/s", "made", 1)}
     high = {"read": Ceiling("read", 1e9, "GB/s", "made", 1)}
-    monkeypatch.setattr(bench, "MOST_SETS", 1 << 16)
-    monkeypatch.setattr(bench, "last_level_cache_bytes", lambda: 4096)
-    monkeypatch.setattr(bench, "measure_ceilings", lambda **o: high if "seed" in o else low)
+    monkeypatch.setattr(host_bench, "MOST_SETS", 1 << 16)
+    monkeypatch.setattr(host_bench, "last_level_cache_bytes", lambda: 4096)
+    monkeypatch.setattr(host_bench, "measure_ceilings", lambda **o: high if "seed" in o else low)
     assert run([*ARGUMENTS, "--op", "matvec"]) == 0
     (path,) = Path("results").iterdir()
     found = results.read(path)
@@ -117,7 +121,7 @@ def test_ceilings_measured_anew_rewrite_the_file_in_one_step(
 def test_the_memory_bounds_our_sets_and_the_row_is_called_warm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bench, "MOST_SETS", 1024)
+    monkeypatch.setattr(host_bench, "MOST_SETS", 1024)
     product = Product("matvec", "float32", (256, 256))
     size = 256 * 256 * 4
     assert len(Maker(cold_bytes=10 * size).bench(product).sets) == 11
@@ -152,7 +156,7 @@ def test_the_memory_bounds_what_peers_pack(monkeypatch: pytest.MonkeyPatch) -> N
     )
     a, x = np.ones((8, 8), np.float32), np.ones(8, np.float32)
     target = Target(gm.plan("matvec", a, x).problem, "matvec", [(a, x)], a @ x)
-    monkeypatch.setattr(bench, "MOST_SETS", 1024)
+    monkeypatch.setattr(host_bench, "MOST_SETS", 1024)
 
     def lane(available: int) -> Lane:
         monkeypatch.setattr(lanes, "available_memory_bytes", lambda: available)
@@ -245,9 +249,9 @@ def test_a_quantised_matrix_is_judged_piece_by_piece(
     Q = gm.quantize(rng.standard_normal((70, 200), np.float32), bits, group_size)
     x = rng.standard_normal(200 if op == "matvec" else 70).astype(np.float32)
     operands = (Q, x) if op == "matvec" else (x, Q)
-    whole = bench.judged(op, *operands)
+    whole = host_bench.judged(op, *operands)
     monkeypatch.setattr(check, "SCRATCH_BYTES", 24 * 200 * 9)
-    assert bench.judged(op, *operands) == whole
+    assert host_bench.judged(op, *operands) == whole
     out = getattr(gm, op)(*operands)
     out[-1] += 1
     plan = gm.plan(op, *operands)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.problem import numpy_dtype
+from gemmule.core.problem import numpy_dtype
 from products import ARRANGEMENTS, assert_same, exact, small
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "uint16", "complex128"]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmule.arrays import Form, unwrap
-from gemmule.canonical import Call, Options, View, c_strides, canonical
+from gemmule.arrays.interop import unwrap
+from gemmule.core.canonical import Call, Options, canonical
+from gemmule.core.operand import Form, View, c_strides
 from products import ARRANGEMENTS, Array, exact, small
 
 Shape = tuple[int, ...]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmule.lab import counters
 from gemmule.lab.cli import run
-from gemmule.lab.counters import METRICS, Counted, Mark
+from gemmule.lab.profile import counters
+from gemmule.lab.profile.counters import METRICS, Counted, Mark
 
 SAMPLE = Path(__file__).parent / "data" / "ncu_raw.csv"  # recorded on an H200, columns thinned
 MARKS = [

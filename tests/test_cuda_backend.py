@@ -18,13 +18,15 @@ import pytest
 
 import gemmule as gm
 from fake_driver import FakeDriver
-from gemmule import store_ceilings
-from gemmule.arrays import Form, Operand
-from gemmule.backends import cuda, cuda_arrays, driver, nvrtc
-from gemmule.backends.device_array import DeviceArray
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda import driver, nvrtc
+from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.operand import Form, Operand
+from gemmule.core.registry import all_rungs
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import resolve
-from gemmule.rung import all_rungs
+from gemmule.storage import ceilings as stored_ceilings
 
 RUNG = next(r for r in all_rungs("cuda") if r.name == "thread_per_row")
 KERNEL = ("thread_per_row<float, float, float, 128>",)
@@ -35,7 +37,7 @@ CACHED = (
     driver._primary_context,
     driver._primary_handle,
     driver.load,
-    cuda._machine,
+    cuda_launch._machine,
     resolve,
 )
 
@@ -100,19 +102,19 @@ def test_a_driver_that_does_not_start_names_its_answer(
 @pytest.mark.parametrize("ordinal", [2, 7])
 def test_an_absent_device_is_refused(fake: FakeDriver, ordinal: int) -> None:
     with pytest.raises(DeviceError, match=f"cuda:{ordinal} was asked for, but there are 2"):
-        cuda.CudaBackend().machine(f"cuda:{ordinal}")
+        cuda_launch.CudaBackend().machine(f"cuda:{ordinal}")
 
 
 @pytest.mark.parametrize("name", ["cuda:", "cuda:x", "gpu", "cuda:-1", "cuda 0"])
 def test_device_names_are_checked(name: str) -> None:
     with pytest.raises(ValueError, match="device is"):
-        cuda_arrays.ordinal_named(name)
+        device_arrays.ordinal_named(name)
 
 
 def test_an_old_device_is_refused(fake: FakeDriver) -> None:
     fake.attributes |= {"COMPUTE_CAPABILITY_MAJOR": 7, "COMPUTE_CAPABILITY_MINOR": 5}
     with pytest.raises(DeviceError, match=r"capability 7\.5; 8\.0 or newer"):
-        cuda.CudaBackend().machine("cuda")
+        cuda_launch.CudaBackend().machine("cuda")
 
 
 def test_a_kernel_the_driver_cannot_load_is_said(fake: FakeDriver) -> None:
@@ -255,10 +257,10 @@ def test_strides_beside_a_unit_size_bound_the_alignment(
 
 
 def test_unproved_rungs_are_not_chosen(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "is_proved", lambda rung, arch: False)
+    monkeypatch.setattr(cuda_launch, "is_proved", lambda rung, arch: False)
     with pytest.raises(TypeError, match="no proved cuda rung"):
         gm.matvec(on(0, 4, 4), on(0, 4))
-    monkeypatch.setattr(cuda, "is_proved", lambda rung, arch: rung.name == RUNG.name)
+    monkeypatch.setattr(cuda_launch, "is_proved", lambda rung, arch: rung.name == RUNG.name)
     forget()
     install(monkeypatch, fake)
     assert gm.plan("matvec", on(0, 4, 4), on(0, 4)).rung.name == RUNG.name
@@ -277,7 +279,7 @@ def test_each_librarys_current_stream_is_used(monkeypatch: pytest.MonkeyPatch) -
 
     torch = SimpleNamespace(_C=SimpleNamespace(_cuda_getCurrentRawStream=raw_stream))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert cuda_arrays.current_stream(operand("torch"), 1) == 111
+    assert device_arrays.current_stream(operand("torch"), 1) == 111
     assert asked == [1]
 
     class Device:
@@ -293,25 +295,25 @@ def test_each_librarys_current_stream_is_used(monkeypatch: pytest.MonkeyPatch) -
     current = SimpleNamespace(ptr=222)
     cupy = SimpleNamespace(cuda=SimpleNamespace(Device=Device, get_current_stream=lambda: current))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    assert cuda_arrays.current_stream(operand("cupy"), 1) == 222
+    assert device_arrays.current_stream(operand("cupy"), 1) == 222
     assert asked == [1, 11]
 
 
 def test_other_arrays_carry_their_stream_or_get_the_default() -> None:
     speaking = SimpleNamespace(__cuda_stream__=lambda: (0, 333))
-    assert cuda_arrays.current_stream(operand("dlpack", speaking), 0) == 333
+    assert device_arrays.current_stream(operand("dlpack", speaking), 0) == 333
     for declared, expected in ((None, 0), (1, 0), (2, 2), (444, 444)):
         array = SimpleNamespace(__cuda_array_interface__={"stream": declared})
-        assert cuda_arrays.current_stream(operand("interface", array), 0) == expected
-    assert cuda_arrays.current_stream(operand("gemmule", object()), 0) == 0
-    with cuda_arrays.using_stream(555):
-        assert cuda_arrays.current_stream(operand("gemmule", object()), 0) == 555
-    assert cuda_arrays.current_stream(operand("gemmule", object()), 0) == 0
+        assert device_arrays.current_stream(operand("interface", array), 0) == expected
+    assert device_arrays.current_stream(operand("gemmule", object()), 0) == 0
+    with device_arrays.using_stream(555):
+        assert device_arrays.current_stream(operand("gemmule", object()), 0) == 555
+    assert device_arrays.current_stream(operand("gemmule", object()), 0) == 0
 
 
 def test_a_chosen_stream_reaches_the_launch(fake: FakeDriver) -> None:
     a, x = on(0, 4, 4), on(0, 4)
-    with cuda_arrays.using_stream(777):
+    with device_arrays.using_stream(777):
         gm.matvec(a, x, rung=RUNG.name)
     gm.matvec(a, x, rung=RUNG.name)
     assert [launch[-1] for launch in fake.launches] == [777, 0]
@@ -470,11 +472,11 @@ def test_a_kernel_that_does_not_compile_says_why(tmp_path: Path, builds: list[in
 
 
 def test_a_measured_ceiling_replaces_the_datasheets(fake: FakeDriver) -> None:
-    machine = cuda.CudaBackend().machine("cuda")
+    machine = cuda_launch.CudaBackend().machine("cuda")
     assert machine.read_bytes_per_s == pytest.approx(0.92 * 2 * 3.201e9 * 6016 / 8)
-    assert store_ceilings.save(machine, 4.5e12) is not None
+    assert stored_ceilings.save(machine, 4.5e12) is not None
     forget()
-    assert cuda.CudaBackend().machine("cuda").read_bytes_per_s == 4.5e12
+    assert cuda_launch.CudaBackend().machine("cuda").read_bytes_per_s == 4.5e12
 
 
 @pytest.mark.parametrize(
@@ -495,20 +497,20 @@ def test_a_measured_ceiling_replaces_the_datasheets(fake: FakeDriver) -> None:
     ],
 )
 def test_a_ceiling_that_cannot_be_right_is_overlooked(fake: FakeDriver, text: str) -> None:
-    machine = cuda.CudaBackend().machine("cuda")
-    path = store_ceilings.save(machine, 4.5e12)
+    machine = cuda_launch.CudaBackend().machine("cuda")
+    path = stored_ceilings.save(machine, 4.5e12)
     assert path is not None
     path.write_text(text)
     names = (machine.backend, machine.name, machine.arch, machine.units)
-    assert store_ceilings.read(*names) is None
+    assert stored_ceilings.read(*names) is None
     with pytest.raises(ValueError, match="no read rate"):
-        store_ceilings.save(machine, 0.0)
+        stored_ceilings.save(machine, 0.0)
 
 
 def test_ceilings_are_ignored_with_tuning_off(
     fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = cuda.CudaBackend().machine("cuda")
-    store_ceilings.save(machine, 4.5e12)
+    machine = cuda_launch.CudaBackend().machine("cuda")
+    stored_ceilings.save(machine, 4.5e12)
     monkeypatch.setenv("GEMMULE_TUNE", "0")
-    assert store_ceilings.read("cuda", machine.name, machine.arch, machine.units) is None
+    assert stored_ceilings.read("cuda", machine.name, machine.arch, machine.units) is None

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from cuemu.build import compile_cu, missing_tools
-from gemmule.backends import launch_args, nvrtc
-from gemmule.lab import cuda_ceilings, cuda_session, cuda_suites
+from gemmule.backends.cuda import launch_args, nvrtc
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.lab.bench import device_session, device_suites
+from gemmule.lab.ceilings import device as device_ceilings
 from gemmule.lab.cli import run
-from gemmule.lab.cuda_launch import FOLDER
-from gemmule.lab.peers import all_peers
-from gemmule.lab.proofs import proof_machine
-from gemmule.lab.records import Row, Speedup, Times
-from gemmule.problem import Problem, QuantSpec
+from gemmule.lab.kernels.launch import FOLDER
+from gemmule.lab.peers.registry import all_peers
+from gemmule.lab.records.rows import Row, Speedup, Times
+from gemmule.lab.verify.proofs import proof_machine
 
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 
@@ -63,7 +64,7 @@ def test_filled_operands_are_normal_and_differ_with_the_seed() -> None:
     found = []
     for seed in (1, 2):
         values = np.zeros(20_000, np.float32)
-        packed = cuda_ceilings.FILL.pack(values.ctypes.data, values.size, seed << 40)
+        packed = device_ceilings.FILL.pack(values.ctypes.data, values.size, seed << 40)
         module.launch(name, grid=(3, 1, 1), block=(256, 1, 1), args=[packed])
         assert abs(values.mean()) < 0.03
         assert abs(values.std() - 1) < 0.03
@@ -79,7 +80,7 @@ def test_the_labs_kernels_compile_without_spills(arch: str) -> None:
     machine = proof_machine(arch)
     fills = [f"fill_normal<{t}>" for t in ("float", "double", "__half", "__nv_bfloat16")]
     for file, names in (
-        ("ceilings.cu", tuple(cuda_ceilings._names(machine))),
+        ("ceilings.cu", tuple(device_ceilings._names(machine))),
         ("operands.cu", tuple(fills)),
     ):
         _, report = nvrtc.build(FOLDER / file, names, arch)
@@ -91,29 +92,29 @@ def test_the_labs_kernels_compile_without_spills(arch: str) -> None:
 def test_the_structs_of_the_ceilings_fit_their_kernels() -> None:
     source = (FOLDER / "ceilings.cu").read_text() + (FOLDER / "operands.cu").read_text()
     assert "const void* a;\n  void* b;\n  long long count;" in source
-    assert struct.calcsize("<QQq") == cuda_ceilings.ARGUMENTS.size
+    assert struct.calcsize("<QQq") == device_ceilings.ARGUMENTS.size
     assert "void* data;\n  i64 count;\n  u64 seed;" in source
-    assert struct.calcsize("<QqQ") == cuda_ceilings.FILL.size
+    assert struct.calcsize("<QqQ") == device_ceilings.FILL.size
 
 
 def test_the_matvec_suite_has_sixty_matrices_from_both_sides() -> None:
-    suite = cuda_suites.CUDA_SUITES["matvec"]
+    suite = device_suites.CUDA_SUITES["matvec"]
     products = suite.products
     assert len({(p.shape, p.dtype) for p in products}) == 60
     assert len(products) == len(set(products)) == 120
     assert {(4096, 14336), (2112, 7168), (152064, 3584)} <= {p.shape for p in products}
     assert {512, 16384} <= {p.shape[0] for p in products if p.shape[0] == p.shape[1]}
-    narrow = cuda_suites.narrowed(
-        cuda_suites.CUDA_SUITES["matvec"], ("vecmat",), ("float16",), (512,)
+    narrow = device_suites.narrowed(
+        device_suites.CUDA_SUITES["matvec"], ("vecmat",), ("float16",), (512,)
     )
     assert [(p.op, p.shape, p.dtype) for p in narrow] == [("vecmat", (512, 512), "float16")]
     with pytest.raises(ValueError, match="no product"):
-        cuda_suites.narrowed(suite, ("matmul",), (), ())
+        device_suites.narrowed(suite, ("matmul",), (), ())
 
 
 def test_every_suite_names_peers_that_exist() -> None:
     known = {peer.name for peer in all_peers("cuda")}
-    for suite in cuda_suites.CUDA_SUITES.values():
+    for suite in device_suites.CUDA_SUITES.values():
         assert set(suite.peers) <= known
 
 
@@ -156,7 +157,7 @@ def test_the_table_has_a_line_for_each_product_with_its_peers_beside_it() -> Non
         row("torch", "peer", 99.0, group="another product"),
         row("split_columns", "rung", 5.0, group="third", flags=("above the read ceiling by 9 %",)),
     ]
-    data = cuda_session.table("title", rows)
+    data = device_session.table("title", rows)
     assert [r[:3] for r in data.rows] == [
         ("512 x 512, A x, float16", "streamed_rows", "2"),
         ("third", "split_columns", "5"),

@@ -10,15 +10,16 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from gemmule.lab import cuda_ladder, cuda_pages, cuda_tables, docs
-from gemmule.lab.counters import METRICS, Counted
-from gemmule.lab.cuda_pages import FIGURES, page, picture
-from gemmule.lab.cuda_sections import SECTIONS, Section, _between, heart
-from gemmule.lab.figures import Figure
-from gemmule.lab.ladder_table import before
-from gemmule.lab.records import Row, Speedup, Times
-from gemmule.problem import Problem
-from gemmule.rung import OPS, ladder
+from gemmule.core.problem import Problem
+from gemmule.core.registry import OPS, ladder
+from gemmule.lab.bench import ladder_times
+from gemmule.lab.profile.counters import METRICS, Counted
+from gemmule.lab.records.rows import Row, Speedup, Times
+from gemmule.lab.report.ladder_table import before
+from pages import build, cuda_pages, ladder_tables
+from pages.cuda_pages import FIGURES, page, picture
+from pages.excerpts import SECTIONS, Section, _between, heart
+from pages.figures.drawing import Figure
 
 ROOT = Path(__file__).parents[1]
 RUNGS = [(op, rung) for op in OPS for rung in ladder(op, "cuda")]
@@ -62,7 +63,7 @@ def test_the_code_shown_of_a_rung_is_in_its_files(op: str, rung) -> None:
         f"no code is shown of {rung.name}: name its first and last line in SECTIONS of "
         "src/gemmule/lab/cuda_sections.py"
     )
-    assert set(section.counters) <= set(cuda_tables.DERIVED)
+    assert set(section.counters) <= set(ladder_tables.DERIVED)
     found = heart(rung, section)
     assert found, (
         f"{rung.source_path.name} and its headers hold no lines from {section.first!r} to "
@@ -121,14 +122,14 @@ def test_a_page_that_lags_behind_the_evidence_is_stale(tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in ("README.md", "docs/ladder.md"):
         shutil.copyfile(ROOT / name, tmp_path / name)
-    docs.update(tmp_path)
-    assert docs.stale(tmp_path) == []
+    build.update(tmp_path)
+    assert build.stale(tmp_path) == []
     drawing = tmp_path / picture("matvec", "banks")
     drawing.write_text("<svg/>")
-    assert docs.stale(tmp_path) == [drawing]
-    (path,) = (tmp_path / "evidence").glob(f"*/{cuda_ladder.FILE}")
+    assert build.stale(tmp_path) == [drawing]
+    (path,) = (tmp_path / "evidence").glob(f"*/{ladder_times.FILE}")
     path.unlink()
-    changed = docs.update(tmp_path)
+    changed = build.update(tmp_path)
     assert tmp_path / page("matvec") in changed
     assert "Not measured yet" in (tmp_path / page("matvec")).read_text()
 
@@ -152,7 +153,7 @@ def test_the_lines_of_a_section_are_the_nearest_pair() -> None:
 def row(name: str, us: float, over: dict[str, float], kind: str = "rung") -> Row:
     times = Times(us, us, us, us, 9)
     speedups = {k: Speedup(v, v, v, 9, 0.95, "faster") for k, v in over.items()}
-    title = cuda_tables.titles("matvec")[0]
+    title = ladder_tables.titles("matvec")[0]
     return Row(
         "e",
         Problem("matvec", 4096, 4096),
@@ -180,12 +181,12 @@ def test_a_rung_stands_beside_the_nearest_one_before_it() -> None:
         row("torch", 12.0, {}, "peer"),
         row("two_step", 16.0, {"torch": 0.75, "thread_per_row": 25.0}),
     ]
-    text = cuda_tables.rung_times("matvec", chosen["two_step"], rungs, rows)
+    text = ladder_tables.rung_times("matvec", chosen["two_step"], rungs, rows)
     assert "x over thread\\_per\\_row | x over torch" in text
     assert "| 16.0 |" in text
     assert "| 25.00 | 0.75 |" in text
-    assert cuda_tables.rung_times("matvec", chosen["y_blocks"], rungs, rows) == ""
-    every = cuda_tables.all_times("matvec", rows).splitlines()
+    assert ladder_tables.rung_times("matvec", chosen["y_blocks"], rungs, rows) == ""
+    every = ladder_tables.all_times("matvec", rows).splitlines()
     assert [line.split("|")[1].strip().replace("\\", "") for line in every[2:]] == [
         "thread_per_row",
         "two_step",
@@ -195,7 +196,7 @@ def test_a_rung_stands_beside_the_nearest_one_before_it() -> None:
 
 def test_counters_are_shown_beside_those_of_the_rung_before() -> None:
     rungs = ladder("matvec", "cuda")
-    title = cuda_tables.titles("matvec")[0]
+    title = ladder_tables.titles("matvec")[0]
     counted = [
         Counted(
             "matvec",
@@ -209,12 +210,12 @@ def test_counters_are_shown_beside_those_of_the_rung_before() -> None:
     ]
     chosen = next(rung for rung in rungs if rung.name == "warp_per_row")
     names = ("sectors a load request", "DRAM read, MB")
-    lines = cuda_tables.telling("matvec", chosen, rungs, names, counted).splitlines()
+    lines = ladder_tables.telling("matvec", chosen, rungs, names, counted).splitlines()
     assert lines[0].endswith("| thread\\_per\\_row | warp\\_per\\_row |")
     assert lines[2] == "| sectors a load request | 16.0 | 2 |"
     assert lines[3] == "| DRAM read, MB | 0 | 0 |"
-    assert cuda_tables.telling("matvec", chosen, rungs, names, []) == ""
-    assert "Not counted yet" in cuda_tables.all_counters("matvec", [])
+    assert ladder_tables.telling("matvec", chosen, rungs, names, []) == ""
+    assert "Not counted yet" in ladder_tables.all_counters("matvec", [])
 
 
 def test_a_rung_without_section_figure_or_figures_still_has_a_block() -> None:
@@ -225,7 +226,7 @@ def test_a_rung_without_section_figure_or_figures_still_has_a_block() -> None:
 
 
 def test_the_products_of_the_ladders_are_named_apart() -> None:
-    spots = list(cuda_ladder.spots())
+    spots = list(ladder_times.spots())
     assert len({spot.title for spot in spots}) == len(spots)
     assert {spot.op for spot in spots} == set(OPS)
     for spot in spots:

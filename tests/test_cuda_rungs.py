@@ -13,10 +13,12 @@ import pytest
 
 from cuda_emulation import Emulator
 from cuemu.build import missing_tools
-from gemmule.backends import nvrtc
-from gemmule.lab import proofs, verify_cuda
-from gemmule.oracle_problems import make_problem
-from gemmule.rung import CUDA_ARCHS, Rung, all_rungs
+from gemmule.backends.cuda import nvrtc
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import CUDA_ARCHS, Rung
+from gemmule.lab.verify import device as verify_device
+from gemmule.lab.verify import proofs
+from gemmule.oracle.problems import make_problem
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in all_rungs("cuda")]
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
@@ -36,8 +38,8 @@ def sampled(rung: Rung) -> list[tuple[str, str, str]]:
 def test_right_under_the_emulator(rung: Rung) -> None:
     for which, signature in enumerate(sampled(rung)):
         emulator = Emulator(seed=which)
-        for trial in verify_cuda.trials(rung, signature, few=True):
-            verdict = verify_cuda.judge_trial(rung, trial, emulator.run)
+        for trial in verify_device.trials(rung, signature, few=True):
+            verdict = verify_device.judge_trial(rung, trial, emulator.run)
             assert verdict.ok, f"{trial}: {verdict.text}"
 
 

@@ -13,10 +13,14 @@ import pytest
 from rich.console import Console
 
 import gemmule as gm
-from gemmule.lab import bench, demo, demo_table, model, results
+from gemmule.lab.bench import host as host_bench
 from gemmule.lab.cli import run
-from gemmule.lab.model import Unreachable, Weights, made_weights
-from gemmule.lab.records import Ceiling, Environment, Row, Speedup
+from gemmule.lab.demo import model
+from gemmule.lab.demo import run as demo_run
+from gemmule.lab.demo import table as demo_table
+from gemmule.lab.demo.model import Unreachable, Weights, made_weights
+from gemmule.lab.records import results
+from gemmule.lab.records.rows import Ceiling, Environment, Row, Speedup
 
 TINY = {(3, 40): 2, (33, 17): 1}
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
@@ -25,10 +29,10 @@ FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No download, few copies, and ceilings that cost nothing."""
-    monkeypatch.setattr(bench, "MOST_SETS", 2)
+    monkeypatch.setattr(host_bench, "MOST_SETS", 2)
     monkeypatch.setattr(model, "SHAPES", TINY)
     ceilings = {"read": Ceiling("read", 40.0, "GB/s", "made", 1)}
-    monkeypatch.setattr(bench, "measure_ceilings", lambda **options: ceilings)
+    monkeypatch.setattr(host_bench, "measure_ceilings", lambda **options: ceilings)
     monkeypatch.setenv("GEMMULE_DEVICE", "cpu")
     monkeypatch.chdir(tmp_path)
 
@@ -42,18 +46,18 @@ def test_made_weights_have_the_shapes_and_are_repeatable() -> None:
 
 
 def test_parts_group_by_shape() -> None:
-    parts = demo.parts_of(made_weights(TINY))
+    parts = demo_run.parts_of(made_weights(TINY))
     assert [(part.shape, len(part.names)) for part in parts] == [((3, 40), 2), ((33, 17), 1)]
 
 
 def test_every_product_is_judged() -> None:
-    outcome = demo.Outcome()
-    parts = demo.parts_of(made_weights(TINY))
-    labels = list(demo.verify(parts, FORMATS, outcome))
-    assert len(labels) == demo.steps(parts, FORMATS)[0] == 3 * len(FORMATS)
-    assert outcome.products == 3 * len(FORMATS) * len(demo.OPS)
+    outcome = demo_run.Outcome()
+    parts = demo_run.parts_of(made_weights(TINY))
+    labels = list(demo_run.verify(parts, FORMATS, outcome))
+    assert len(labels) == demo_run.steps(parts, FORMATS)[0] == 3 * len(FORMATS)
+    assert outcome.products == 3 * len(FORMATS) * len(demo_run.OPS)
     rows, columns = 2 * 3 + 33, 2 * 40 + 17
-    assert outcome.elements == len(FORMATS) * (rows + columns + rows * demo.COLUMNS)
+    assert outcome.elements == len(FORMATS) * (rows + columns + rows * demo_run.COLUMNS)
     assert not outcome.wrong
     assert 0 < outcome.worst_ratio <= 1
 
@@ -67,12 +71,12 @@ def test_a_wrong_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         return y
 
     monkeypatch.setattr(gm, "vecmat", off)
-    outcome = demo.Outcome()
-    list(demo.verify(demo.parts_of(made_weights(TINY)), ("float32",), outcome))
+    outcome = demo_run.Outcome()
+    list(demo_run.verify(demo_run.parts_of(made_weights(TINY)), ("float32",), outcome))
     assert len(outcome.wrong) == 3
     assert all("vecmat" in line or "matvec A" in line for line in outcome.wrong)
     with pytest.raises(ArithmeticError):
-        bench.judged("vecmat", np.ones(3, np.float32), np.ones((3, 4), np.float32))
+        host_bench.judged("vecmat", np.ones(3, np.float32), np.ones((3, 4), np.float32))
 
 
 def test_the_command_without_a_network(
@@ -82,7 +86,7 @@ def test_the_command_without_a_network(
         raise Unreachable("no route to the index")
 
     monkeypatch.setattr(model, "model_weights", unreachable)
-    monkeypatch.setattr(demo, "FORMATS", ("float32", "int4"))
+    monkeypatch.setattr(demo_run, "FORMATS", ("float32", "int4"))
     assert run(["demo", "--out", "made/results", "--seconds", "0.05"]) == 0
     out = capsys.readouterr().out
     assert "the model is out of reach: no route to the index" in out
@@ -106,7 +110,7 @@ def test_the_command_without_a_network(
 def test_wrong_products_end_the_demo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "FORMATS", ("float32",))
+    monkeypatch.setattr(demo_run, "FORMATS", ("float32",))
     monkeypatch.setattr(gm, "matmul", lambda A, B, **o: np.zeros((len(A), B.shape[1]), A.dtype))
     assert run(["demo", "--made"]) == 1
     captured = capsys.readouterr()
@@ -115,10 +119,10 @@ def test_wrong_products_end_the_demo(
 
 
 def test_a_peer_that_is_too_slow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "SLOWEST_CALL_S", 0.0)
-    (part, _) = demo.parts_of(made_weights(TINY))
-    one = next(demo.benches(part, ("float32",)))
-    rows, absent = bench.run(one, _environment(), max_seconds=0.05)
+    monkeypatch.setattr(host_bench, "SLOWEST_CALL_S", 0.0)
+    (part, _) = demo_run.parts_of(made_weights(TINY))
+    one = next(demo_run.benches(part, ("float32",)))
+    rows, absent = host_bench.run(one, _environment(), max_seconds=0.05)
     assert [row.kind for row in rows] == ["rung"]
     assert any(a.name == "numpy" and "too slow" in a.reason for a in absent)
 
@@ -217,13 +221,13 @@ def test_ratios_carry_their_verdict() -> None:
 
 
 def test_the_table_is_aligned_and_grouped_by_operation() -> None:
-    part = demo.parts_of(made_weights(TINY))[1]
+    part = demo_run.parts_of(made_weights(TINY))[1]
     rows: list[Row] = []
-    for one in demo.benches(part, ("float32", "int4")):
-        rows += bench.run(one, _environment(), max_seconds=0.05)[0]
+    for one in demo_run.benches(part, ("float32", "int4")):
+        rows += host_bench.run(one, _environment(), max_seconds=0.05)[0]
     hostile = replace(rows[0], name="[bold]x[/bold]")
     console = Console(width=200, file=io.StringIO())
     demo_table.show([hostile, *rows[1:]], console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "[bold]x[/bold]" in text
-    assert [line for line in text.splitlines() if line in demo.OPS] == list(demo.OPS)
+    assert [line for line in text.splitlines() if line in demo_run.OPS] == list(demo_run.OPS)

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from gemmule import evidence
-from gemmule.backends import launch_args, nvrtc
-from gemmule.lab import default_plans, proofs, standing, verify_cuda
+from gemmule.backends.cuda import launch_args, nvrtc
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import RUNGS_FOLDER, Rung
 from gemmule.lab.cli import run
-from gemmule.oracle_problems import make_problem
-from gemmule.rung import RUNGS_FOLDER, Rung, all_rungs
+from gemmule.lab.verify import default_plans, proofs
+from gemmule.lab.verify import device as verify_device
+from gemmule.lab.verify import status as proof_status
+from gemmule.oracle.problems import make_problem
+from gemmule.storage import evidence
 
 pinned = pytest.mark.skipif(
     not proofs.is_pinned(), reason=f"needs NVRTC {evidence.PINNED_NVRTC}, whose cubins are the keys"
@@ -30,7 +33,7 @@ def test_a_proved_rung_is_proved_as_it_is(rung: Rung) -> None:
     """One variant of each rung; `gemmule verify --stale --check` compares all of them."""
     variant = min(proofs.variants(rung), key=lambda v: len(v.kernels))
     name = (rung.folder, rung.name, variant.name)
-    found = standing.judge({name: proofs.key(variant)}, RECORDS)
+    found = proof_status.judge({name: proofs.key(variant)}, RECORDS)
     assert found.current == [name], found.lines()
 
 
@@ -126,7 +129,7 @@ def test_launch_geometry_is_part_of_the_key() -> None:
 def test_the_packed_structs_are_those_of_the_header(
     struct: str, fields: tuple[tuple[str, str], ...]
 ) -> None:
-    header = (RUNGS_FOLDER / "args.cuh").read_text()
+    header = (RUNGS_FOLDER / "_cuda" / "args.cuh").read_text()
     assert declared(header, struct) == list(fields)
     assert declared(header.replace("i64 m, n", "i64 n, m"), struct) != list(fields)
 
@@ -154,49 +157,49 @@ def record(name: tuple[str, str, str] = NAME, key: str = "k") -> evidence.Record
     return evidence.Record(*name, "sm_90a", key, "NVIDIA X", "2026-11-21", 3, 0.5)
 
 
-def outcome(name: tuple[str, str, str] = NAME, **options: object) -> verify_cuda.Outcome:
-    return verify_cuda.Outcome(*name, **{"key": "k", "cases": 3, "device": "NVIDIA X", **options})
+def outcome(name: tuple[str, str, str] = NAME, **options: object) -> verify_device.Outcome:
+    return verify_device.Outcome(*name, **{"key": "k", "cases": 3, "device": "NVIDIA X", **options})
 
 
 def test_standing_tells_current_stale_missing_and_unproved_apart() -> None:
     other = (NAME[0], NAME[1], "float64,float64,float64")
     third = ("matvec", "another", "float32,float32,float32")
-    same = standing.judge({NAME: "k", other: "k", third: "k"}, [record()])
+    same = proof_status.judge({NAME: "k", other: "k", third: "k"}, [record()])
     assert (same.current, same.missing, same.unproved) == ([NAME], [other], [third])
     assert not same.ok
-    changed = standing.judge({NAME: "new"}, [record()])
+    changed = proof_status.judge({NAME: "new"}, [record()])
     assert changed.stale == [NAME]
     assert not changed.ok
     assert changed.to_prove() == {NAME[:2]: frozenset({NAME[2]})}
-    assert standing.judge({NAME: "k", third: "k"}, [record()]).ok
+    assert proof_status.judge({NAME: "k", third: "k"}, [record()]).ok
     another_gpu = [record(key="old"), record(key="new")]
-    assert standing.judge({NAME: "new"}, another_gpu).current == [NAME]
+    assert proof_status.judge({NAME: "new"}, another_gpu).current == [NAME]
 
 
 @pinned
 def test_failed_variants_lose_their_record_and_others_keep_it(tmp_path: Path) -> None:
     other = (NAME[0], NAME[1], "float64,float64,float64")
     third = ("matvec", "another", "float32,float32,float32")
-    path = verify_cuda.write_evidence(tmp_path, [outcome(), outcome(other), outcome(third)])
+    path = verify_device.write_evidence(tmp_path, [outcome(), outcome(other), outcome(third)])
     assert path == tmp_path / "nvidia-x" / "verified.jsonl"
-    verify_cuda.write_evidence(tmp_path, [outcome(failures=["wrong"])])
+    verify_device.write_evidence(tmp_path, [outcome(failures=["wrong"])])
     assert {r.variant for r in evidence.read(tmp_path) if r.rung == NAME[1]} == {other[2]}
-    died = outcome((*NAME[:2], verify_cuda.EVERY), cases=0, failures=["it died"])
-    verify_cuda.write_evidence(tmp_path, [died])
+    died = outcome((*NAME[:2], verify_device.EVERY), cases=0, failures=["it died"])
+    verify_device.write_evidence(tmp_path, [died])
     assert [(r.folder, r.rung, r.variant) for r in evidence.read(tmp_path)] == [third]
 
 
 def test_nothing_is_written_when_nothing_ran(tmp_path: Path) -> None:
     died = outcome(device="", cases=0, failures=["no device"])
-    assert verify_cuda.write_evidence(tmp_path, [died]) is None
+    assert verify_device.write_evidence(tmp_path, [died]) is None
     assert list(tmp_path.iterdir()) == []
 
 
 @pinned
 def test_records_of_another_gpu_stay_where_they_are(tmp_path: Path) -> None:
-    verify_cuda.write_evidence(tmp_path, [outcome(device="NVIDIA Y")])
+    verify_device.write_evidence(tmp_path, [outcome(device="NVIDIA Y")])
     before = (tmp_path / "nvidia-y" / "verified.jsonl").read_bytes()
-    path = verify_cuda.write_evidence(tmp_path, [outcome()])
+    path = verify_device.write_evidence(tmp_path, [outcome()])
     assert path is not None
     assert len(list(evidence.read_file(path))) == 1
     assert (tmp_path / "nvidia-y" / "verified.jsonl").read_bytes() == before
@@ -235,10 +238,10 @@ def test_the_check_fails_where_a_proof_is_out_of_date(
     assert run(command) == 0
     assert "unproved, never chosen automatically: matvec/p_threads" in capsys.readouterr().out
     keys = proofs.keys((rung,))
-    verify_cuda.write_evidence(tmp_path, [outcome(name, key=key) for name, key in keys.items()])
+    verify_device.write_evidence(tmp_path, [outcome(name, key=key) for name, key in keys.items()])
     assert run(command) == 0
     assert f"{len(keys)} variants proved as they are" in capsys.readouterr().out
     (first, *_) = keys
-    verify_cuda.write_evidence(tmp_path, [outcome(first, key="another")])
+    verify_device.write_evidence(tmp_path, [outcome(first, key="another")])
     assert run(command) == 1
     assert f"stale: {'/'.join(first)} changed since its proof" in capsys.readouterr().out

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmule import evidence
-from gemmule.lab import extremes, extremes_giant, keyed, proofs
-from gemmule.oracle_problems import make_problem
-from gemmule.rung import Rung, all_rungs
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Rung
+from gemmule.lab.records import proof_lines
+from gemmule.lab.verify import extremes, extremes_giant, proofs
+from gemmule.oracle.problems import make_problem
+from gemmule.storage import evidence
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in all_rungs("cuda")]
 TWO_STEP = next(r for r in all_rungs("cuda") if r.name == "two_step")
@@ -99,9 +101,9 @@ def found(check: str, wrong: str = "") -> extremes.Found:
 def test_what_fails_loses_its_line(tmp_path: Path) -> None:
     path = extremes.write(tmp_path, [found("reruns"), found("beyond 2^31")])
     assert path == tmp_path / "nvidia-x" / "extremes.jsonl"
-    assert [line["check"] for line in keyed.read(path)] == ["beyond 2^31", "reruns"]
+    assert [line["check"] for line in proof_lines.read(path)] == ["beyond 2^31", "reruns"]
     extremes.write(tmp_path, [found("reruns", "2 results")])
-    assert [line["check"] for line in keyed.read(path)] == ["beyond 2^31"]
+    assert [line["check"] for line in proof_lines.read(path)] == ["beyond 2^31"]
     assert (
         extremes.write(tmp_path, [extremes.Found("all", "f", "r", "", "", "", wrong="x")]) is None
     )
@@ -110,8 +112,8 @@ def test_what_fails_loses_its_line(tmp_path: Path) -> None:
 def test_lines_of_older_code_are_told(tmp_path: Path) -> None:
     extremes.write(tmp_path, [found("reruns")])
     name = ("matvec", "r", "v")
-    assert keyed.out_of_date(keyed.under(tmp_path), {name: "k"}) == []
-    (words,) = keyed.out_of_date(keyed.under(tmp_path), {name: "new"})
+    assert proof_lines.out_of_date(proof_lines.under(tmp_path), {name: "k"}) == []
+    (words,) = proof_lines.out_of_date(proof_lines.under(tmp_path), {name: "new"})
     assert words == "extremes.jsonl: reruns of matvec/r/v is of older code"
 
 
@@ -122,10 +124,10 @@ def test_lines_that_are_no_records_are_passed_over(tmp_path: Path, line: str) ->
     path = extremes.write(tmp_path, [found("reruns")])
     assert path is not None
     path.write_text(f"{line}\n{path.read_text()}")
-    assert len(keyed.read(path)) == 1
+    assert len(proof_lines.read(path)) == 1
 
 
 def test_what_is_on_file_was_checked_on_the_code_that_was_proved() -> None:
     """The proofs themselves are held against the code in test_evidence."""
     proved = {(r.folder, r.rung, r.variant): r.key for r in evidence.read()}
-    assert keyed.out_of_date(keyed.under(), proved) == []
+    assert proof_lines.out_of_date(proof_lines.under(), proved) == []

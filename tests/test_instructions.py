@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmule.backends import jit
-from gemmule.lab.instructions import hottest_loop, kind_of
+from gemmule.backends.cpu import jit
+from gemmule.lab.profile.instructions import hottest_loop, kind_of
 
 ASSEMBLY = """
 	.text
@@ -80,7 +80,7 @@ def test_kinds(line: str, kind: str) -> None:
 
 SCRIPT = """
 import numpy as np, gemmule as gm
-from gemmule.lab.instructions import mix_of_run
+from gemmule.lab.profile.instructions import mix_of_run
 A, x = np.ones((8, 256), np.float32), np.ones(256, np.float32)
 mix = mix_of_run(lambda: gm.matvec(A, x, rung="four_rows"))
 print(mix.counts["multiply-add"], mix.width)

@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmule.backends.intrinsics import load, multiply_add, store
-from gemmule.backends.jit import Kernel, kernel, thread_count, unavailable
+from gemmule.backends.cpu.intrinsics import load, multiply_add, store
+from gemmule.backends.cpu.jit import Kernel, kernel, thread_count, unavailable
 from gemmule.errors import GemmuleWarning
 from gemmule.settings import cache_folder, default_device, tuning_enabled
 
@@ -27,8 +27,8 @@ SOURCE = Path(__file__).parent.parent / "src"
 
 MULTIPLY = """
 import json, sys, numpy as np
-from gemmule.rung import _load
-from gemmule.problem import Problem
+from gemmule.core.registry import _load
+from gemmule.core.problem import Problem
 def multiply(rung="threads", m=40, n=33):
     problem = Problem(op="matvec", m=m, n=n)
     r = _load("matvec", "cpu", rung)
@@ -76,7 +76,7 @@ print(json.dumps([right, sum(stats.cache_hits.values()), sum(stats.cache_misses.
 
 def test_importing_rungs_imports_no_numba(tmp_path: Path) -> None:
     code = (
-        "import sys, json; from gemmule.rung import all_rungs; all_rungs('cpu');"
+        "import sys, json; from gemmule.core.registry import all_rungs; all_rungs('cpu');"
         "print(json.dumps('numba' in sys.modules))"
     )
     assert report(python(code, tmp_path)) is False
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_trusted_costs_one_warning(tmp_path: Path, fault
 
 def test_a_disk_that_fills_up_costs_one_warning(tmp_path: Path) -> None:
     full = (
-        "import gemmule.backends.jit_cache as c\n"
+        "import gemmule.backends.cpu.jit_cache as c\n"
         "def full(path, content): raise OSError(28, 'No space left on device')\n"
         "c._write_atomically = full\n"
     )
@@ -192,7 +192,7 @@ def test_four_threads_and_a_forked_child(warm: Path, layer: str) -> None:
         MULTIPLY
         + """
 import os, threading
-import gemmule.backends.jit as jit
+import gemmule.backends.cpu.jit as jit
 results = []
 def work():
     for _ in range(30):
@@ -328,7 +328,7 @@ def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_warning_names_the_variable_to_set() -> None:
-    from gemmule.backends.jit_cache import _warn_off
+    from gemmule.backends.cpu.jit_cache import _warn_off
 
     with pytest.warns(GemmuleWarning, match="GEMMULE_CACHE"):
         _warn_off("a reason of this test")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmule.rung import all_rungs
+from gemmule.core.registry import all_rungs
 
 # Blocks of a page and more are unmapped when they are freed; smaller ones are overwritten.
 STRICT = {
@@ -23,8 +23,8 @@ STRICT = {
 }
 CHILD = """
 import sys
-from gemmule.lab.verify import Choice
-from gemmule.lab.verify_workers import run_trials
+from gemmule.lab.verify.random_products import Choice
+from gemmule.lab.verify.workers import run_trials
 for name in sys.argv[1:]:
     tally = run_trials(Choice(rung=name), 12, 7, 1)
     assert tally.ok, (name, tally.bad[:1], tally.refused)
@@ -32,8 +32,8 @@ for name in sys.argv[1:]:
 """
 FREED_TOO_EARLY = """
 import numpy as np
-from gemmule.backends.intrinsics import store
-from gemmule.backends.jit import kernel
+from gemmule.backends.cpu.intrinsics import store
+from gemmule.backends.cpu.jit import kernel
 put = store("int64", "int64")
 
 @kernel

@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.arrays import unwrap
-from gemmule.canonical import Options, canonical
-from gemmule.oracle import Verdict, check
-from gemmule.oracle_inputs import Inputs, make_inputs
-from gemmule.oracle_problems import make_problem, nonfinite_cases
-from gemmule.plan import forget_plans
-from gemmule.problem import INTEGERS, Problem, QuantSpec
-from gemmule.rung import Rung, Signature, all_rungs
+from gemmule.arrays.interop import unwrap
+from gemmule.core.canonical import Options, canonical
+from gemmule.core.problem import INTEGERS, Problem, QuantSpec
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Rung, Signature
+from gemmule.lookup import forget_plans
+from gemmule.oracle.inputs import Inputs, make_inputs
+from gemmule.oracle.judge import Verdict, check
+from gemmule.oracle.problems import make_problem, nonfinite_cases
 
 RUNGS = [rung for rung in all_rungs("cpu") if rung.available() is None]
 FUNCTIONS = {"matvec": gm.matvec, "matmul": gm.matmul}
@@ -223,7 +224,7 @@ def test_the_judge_sees_a_rung_that_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
         return run
 
     forget_plans()
-    module = importlib.import_module("gemmule.plan")  # the package's own `plan` is a function
+    module = importlib.import_module("gemmule.choose")
     monkeypatch.setattr(module, "all_rungs", lambda backend: (replace(rung, bind=wrong),))
     _, found = failures(rung, every_case(rung, ("float32", "float32", "float32")))
     forget_plans()

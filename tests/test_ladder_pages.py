@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmule.lab import docs, ladder_pages
-from gemmule.lab.records import Row, Times
-from gemmule.problem import Problem, QuantSpec
-from gemmule.rung import OPS, ladder
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.registry import OPS, ladder
+from gemmule.lab.records.rows import Row, Times
+from pages import build, ladder_pages
 
 ROOT = Path(__file__).parents[1]
 
@@ -103,16 +103,16 @@ def test_a_page_that_lags_behind_its_files_is_stale(tmp_path: Path) -> None:
     for name in ("README.md", "docs/ladder.md"):
         shutil.copyfile(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "docs" / "img" / "ladder", tmp_path / "docs" / "img" / "ladder")
-    docs.update(tmp_path)
+    build.update(tmp_path)
     path = tmp_path / ladder_pages.FOLDER / ladder_pages.MIXES
     mixes = json.loads(path.read_text())
     mixes["matvec"]["four_rows"]["float32"]["counts"]["multiply-add"] = 4321
     path.write_text(json.dumps(mixes))
     page = tmp_path / ladder_pages.page("matvec")
-    assert docs.stale(tmp_path) == [page]
-    assert docs.update(tmp_path) == [page]
+    assert build.stale(tmp_path) == [page]
+    assert build.update(tmp_path) == [page]
     assert "4321" in page.read_text()
-    assert docs.stale(tmp_path) == []
+    assert build.stale(tmp_path) == []
 
 
 def test_operands_are_those_that_the_rung_takes() -> None:

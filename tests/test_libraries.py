@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.arrays import check_out
-from gemmule.backends import cuda_arrays
-from gemmule.problem import COMPLEX, FLOAT8, FLOATS, INTEGERS, numpy_dtype, result_dtype
+from gemmule.arrays.interop import check_out
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.core.problem import COMPLEX, FLOAT8, FLOATS, INTEGERS, numpy_dtype, result_dtype
 from products import ARRANGEMENTS, Array, exact, small
 
 
@@ -106,11 +106,11 @@ def test_torch_lazy_views(torch: Any) -> None:
 def test_a_lazily_negated_tensor_of_a_device_is_read_as_it_counts(torch: Any) -> None:
     """Unwrapping asks a tensor only for its memory, so that one of the host can stand in."""
     x = torch._neg_view(torch.randn(64))
-    operand = cuda_arrays.from_torch(x, "float32")
+    operand = device_arrays.from_torch(x, "float32")
     assert operand.pointer == operand.array.data_ptr() != x.data_ptr()
     assert not operand.array.is_neg()
     assert torch.equal(operand.array, x)
-    plain = cuda_arrays.from_torch(operand.array, "float32")
+    plain = device_arrays.from_torch(operand.array, "float32")
     assert plain.array is plain.original
     assert plain.pointer == operand.pointer
     with pytest.raises(ValueError, match="lazily negated"):

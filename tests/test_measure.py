@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from gemmule.clocks import Host, Rotation, last_level_cache_bytes, rotation
-from gemmule.measure import Contestant, HostClock, Samples, Timing, ratio, sample
+from gemmule.timing.clock import Host
+from gemmule.timing.machine import Rotation, last_level_cache_bytes, rotation
+from gemmule.timing.sampler import Contestant, HostClock, Samples, Timing, ratio, sample
 
 
 @dataclass

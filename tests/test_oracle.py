@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 import oracle_mutants as mutants
-from gemmule import oracle_checks as checks
-from gemmule import oracle_exact
-from gemmule.oracle import check, judge, tolerance
-from gemmule.oracle_bounds import overflow_threshold
-from gemmule.oracle_inputs import KINDS, VIEWS, make_inputs, shapes
-from gemmule.oracle_problems import (
+from gemmule.core.problem import COMPLEX, FLOAT8, INTEGERS, Problem, QuantSpec, numpy_dtype
+from gemmule.core.rung import Arithmetic, same
+from gemmule.oracle import exact as exact_sums
+from gemmule.oracle import metamorphic as checks
+from gemmule.oracle.bounds import overflow_threshold
+from gemmule.oracle.inputs import KINDS, VIEWS, make_inputs, shapes
+from gemmule.oracle.judge import check, judge, tolerance
+from gemmule.oracle.problems import (
     ALL_SIGNATURES,
     QUANTIZED_SIGNATURES,
     edge_problems,
@@ -26,7 +28,7 @@ from gemmule.oracle_problems import (
     nonfinite_cases,
     random_case,
 )
-from gemmule.oracle_truth import (
+from gemmule.oracle.truth import (
     FINITE,
     MINUS_INF,
     NOT_A_NUMBER,
@@ -35,8 +37,6 @@ from gemmule.oracle_truth import (
     nonfinite_map,
     reference,
 )
-from gemmule.problem import COMPLEX, FLOAT8, INTEGERS, Problem, QuantSpec, numpy_dtype
-from gemmule.rung import Arithmetic, same
 from oracle_mutants import arithmetic, correct, operands, rounded, store, times
 
 FLOAT8_SIGNATURES = (
@@ -296,21 +296,21 @@ def test_doubled_precision_matches_fractions() -> None:
     for k in (0, 1, 2, 3, 7, 16, 33):
         a = rng.standard_normal((4, k)) * 2.0 ** rng.integers(-200, 200, (4, k))
         b = rng.standard_normal((k, 3)) * 2.0 ** rng.integers(-200, 200, (k, 3))
-        high, low = oracle_exact.product(a, b)
+        high, low = exact_sums.product(a, b)
         for i, j in np.ndindex(4, 3):
             terms = [Fraction(x) * Fraction(y) for x, y in zip(a[i], b[:, j], strict=True)]
             error = abs(Fraction(high[i, j]) + Fraction(low[i, j]) - sum(terms))
             size = sum(abs(t) for t in terms)
-            assert error <= size * Fraction(oracle_exact.relative_error(k))
+            assert error <= size * Fraction(exact_sums.relative_error(k))
             assert error <= size * Fraction(2) ** -99
 
 
 def test_doubled_precision_works_block_by_block_and_in_batches() -> None:
     rng = np.random.default_rng(6)
     a, b = rng.standard_normal((3, 700, 40)), rng.standard_normal((40, 30))
-    high, low = oracle_exact.product(a, b)
+    high, low = exact_sums.product(a, b)
     np.testing.assert_allclose(high, a @ b, rtol=0, atol=1e-13)
-    one, one_low = oracle_exact.product(a[2, 650:651], b)
+    one, one_low = exact_sums.product(a[2, 650:651], b)
     assert np.array_equal(high[2, 650:651], one)
     assert np.array_equal(low[2, 650:651], one_low)
 
@@ -318,7 +318,7 @@ def test_doubled_precision_works_block_by_block_and_in_batches() -> None:
 def test_doubled_precision_refuses_what_overflows() -> None:
     for value in (2.0**480, np.inf, np.nan):
         with pytest.raises(ValueError, match=r"A holds .*2\^480"):
-            oracle_exact.product(np.full((1, 1), value), np.ones((1, 1)))
+            exact_sums.product(np.full((1, 1), value), np.ones((1, 1)))
 
 
 def _one_by_one(a: Any, b: Any) -> list[list[int]]:

@@ -7,14 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gemmule.lab.peers import Peer, Prepared, as_float64, check, select
-from gemmule.lab.peers_eigen import PEERS as EIGEN
-from gemmule.lab.peers_float import PEERS as FLOAT
-from gemmule.lab.peers_ggml import PEERS as GGML
-from gemmule.lab.peers_ggml import blocks
-from gemmule.lab.peers_quantized import PEERS as QUANTIZED_ONLY
-from gemmule.lab.peers_quantized import pack_bits
-from gemmule.problem import Problem, QuantSpec
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.lab.peers.cpu_float import PEERS as FLOAT
+from gemmule.lab.peers.cpu_quantized import PEERS as QUANTIZED_ONLY
+from gemmule.lab.peers.cpu_quantized import pack_bits
+from gemmule.lab.peers.eigen import PEERS as EIGEN
+from gemmule.lab.peers.ggml import PEERS as GGML
+from gemmule.lab.peers.ggml import blocks
+from gemmule.lab.peers.peer import Peer, Prepared, as_float64, check
+from gemmule.lab.peers.registry import select
 
 PLAIN = {p.name: p for p in (*FLOAT, *EIGEN)}
 QUANTIZED = (*QUANTIZED_ONLY, *GGML)

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule import backends, store
-from gemmule.plan import forget_plans, resolve
-from gemmule.rung import all_rungs
+from gemmule import backends
+from gemmule.core.registry import all_rungs
+from gemmule.lookup import forget_plans
+from gemmule.plan import resolve
+from gemmule.storage import tuned as tuned_store
 from products import ARRANGEMENTS, assert_same, exact, misaligned, small
 
 
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(store, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(tuned_store, "cache_folder", lambda: tmp_path)
     forget_plans()
     yield
     forget_plans()
@@ -185,8 +187,8 @@ def test_a_stored_choice_is_taken_and_can_be_forgotten(monkeypatch: pytest.Monke
     )
     params = list(other.space(default.problem))[-1]
     machine = backends.get("cpu").machine("cpu")
-    tuned = store.Tuned(other, params, 1e-6, "2026-11-21")
-    assert store.save(machine, default.problem, tuned) is not None
+    tuned = tuned_store.Tuned(other, params, 1e-6, "2026-11-21")
+    assert tuned_store.save(machine, default.problem, tuned) is not None
     assert gm.plan("matvec", A, x) is default
     forget_plans()
     p = gm.plan("matvec", A, x)

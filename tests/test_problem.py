@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemmule.problem import (
+from gemmule.core.problem import (
     DTYPES,
     FLOAT8,
     FLOATS,

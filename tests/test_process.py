@@ -211,7 +211,7 @@ def test_kernels_compiled_by_different_processes_do_not_mix(tmp_path: Path) -> N
 def test_kernels_of_one_source_differ_in_name_in_every_process() -> None:
     """The name is the symbol; Numba tells closures apart by a counter that starts anew."""
     code = """
-from gemmule.backends.jit import kernel
+from gemmule.backends.cpu.jit import kernel
 
 def make(number):
     @kernel

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmule import quant_layouts
-from gemmule import quant_rounding as rounding
 from gemmule.errors import DeviceError
-from gemmule.quant import QuantizedMatrix, quantize
+from gemmule.quant import layouts
+from gemmule.quant import rounding as rounding
+from gemmule.quant.matrix import QuantizedMatrix, quantize
 
 DTYPES = {
     "float64": np.float64,
@@ -226,10 +226,8 @@ def test_the_table_kills_subtraction_in_bytes(
 
 
 def test_the_table_kills_swapped_nibbles(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = quant_layouts.unpack_nibbles
-    monkeypatch.setattr(
-        quant_layouts, "unpack_nibbles", lambda p, n: honest((p << 4) | (p >> 4), n)
-    )
+    honest = layouts.unpack_nibbles
+    monkeypatch.setattr(layouts, "unpack_nibbles", lambda p, n: honest((p << 4) | (p >> 4), n))
     with pytest.raises(AssertionError):
         check_all_codes(4)
 
@@ -529,7 +527,8 @@ def test_quantize_needs_little_memory_beside_the_result() -> None:
 
 def test_import_needs_numpy_only() -> None:
     code = (
-        "import sys, gemmule.quant; print({'safetensors', 'ml_dtypes', 'torch'} & {*sys.modules})"
+        "import sys, gemmule.quant.matrix as _;"
+        "print({'safetensors', 'ml_dtypes', 'torch'} & {*sys.modules})"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"

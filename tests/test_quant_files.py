@@ -16,8 +16,8 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from gemmule import quant_files
-from gemmule.quant import QuantizedMatrix, quantize
+from gemmule.quant import files
+from gemmule.quant.matrix import QuantizedMatrix, quantize
 
 SCALE_DTYPES = ("float32", "float16", "bfloat16")
 PARTS = ("codes", "scales", "zeros", "perm")
@@ -97,7 +97,7 @@ def test_the_safetensors_library_reads_what_we_write(tmp_path: Path, scale_dtype
 def test_we_read_what_the_safetensors_library_writes(tmp_path: Path) -> None:
     Q = matrix()
     Q.save(tmp_path / "ours")
-    metadata = quant_files.read_tensors(tmp_path / "ours", mmap=False)[1]
+    metadata = files.read_tensors(tmp_path / "ours", mmap=False)[1]
     arrays = {name: np.array(getattr(Q, name)) for name in ("codes", "scales", "zeros")}
     safetensors.numpy.save_file(arrays, tmp_path / "theirs", {**metadata, "author": "someone"})
     same(QuantizedMatrix.load(tmp_path / "theirs"), Q)
@@ -395,11 +395,11 @@ def test_the_fuzzer_kills_a_reader_that_does_not_check(
     tmp_path: Path, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unchecked_entry(name: str, entry: Any) -> Any:
-        dtype = quant_files.named_dtype(quant_files._TAG_TO_NAME[entry["dtype"]])
+        dtype = files.named_dtype(files._TAG_TO_NAME[entry["dtype"]])
         return dtype, tuple(entry["shape"]), *entry["data_offsets"]
 
     mutants = {"_check_cover": lambda spans, nbytes: None, "_checked_entry": unchecked_entry}
-    monkeypatch.setattr(quant_files, check, mutants[check])
+    monkeypatch.setattr(files, check, mutants[check])
     # Either the library refuses what this reader took, or the reader itself falls over.
     with pytest.raises((safetensors.SafetensorError, AssertionError, KeyError, TypeError)):
         fuzz(tmp_path, 3000)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmule import quant_layouts as layouts
-from gemmule.quant_layouts import (
+from gemmule.quant import layouts as layouts
+from gemmule.quant.layouts import (
     LAYOUTS,
     get_layout,
     pack_nibbles,

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmule.problem import UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
-from gemmule.quant import QuantizedMatrix
-from gemmule.rung import Machine, Rung, all_rungs
+from gemmule.backends.cpu import amx, simd
+from gemmule.core.problem import UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Machine, Rung
+from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs.quantized.cpu import (
     _activations,
-    _amx,
     _amx_launch,
     _columns,
     _integers,
     _operands,
     _rows,
-    _simd,
     _tile_kernels,
     tile_registers,
 )
@@ -317,7 +317,7 @@ def test_tiny_activations_do_not_overflow_the_codes() -> None:
 
 
 def test_every_problem_has_a_suggestion_that_is_the_fast_one() -> None:
-    features = _simd.missing_features("avx512f", "avx512bw", "avx512vnni")
+    features = simd.missing_features("avx512f", "avx512bw", "avx512vnni")
     Q0 = make_matrix(64, 256, 4, 128, "float32", "integer")
     big = {"m": 4096, "n": 4096}
     for Q, columns, kind in itertools.product(views(Q0), (None, 8, 512), ("float", "int8")):
@@ -385,8 +385,8 @@ def test_tiles_hold_activations_of_every_size() -> None:
 
 
 def test_tiles_refuse_without_the_system_s_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_amx, "missing_features", lambda *wanted: None)
-    monkeypatch.setattr(_amx, "_refused", lambda: "the system does not permit tile registers")
+    monkeypatch.setattr(amx, "missing_features", lambda *wanted: None)
+    monkeypatch.setattr(amx, "_refused", lambda: "the system does not permit tile registers")
     for name in TILE_NAMES:
         assert "permit" in (rung_called(name).available() or "")
 
@@ -402,11 +402,11 @@ def test_the_system_is_asked_for_tiles_once_and_its_answer_told(
             return -1
 
     monkeypatch.setattr("ctypes.CDLL", lambda *a, **k: Library())
-    _amx._refused.cache_clear()
+    amx._refused.cache_clear()
     try:
-        reasons = {_amx._refused() for _ in range(2)}
+        reasons = {amx._refused() for _ in range(2)}
     finally:
-        _amx._refused.cache_clear()
+        amx._refused.cache_clear()
     if sys.platform == "linux" and platform.machine() == "x86_64":
         assert asked == [[158, 0x1023, 18]]
         assert "does not permit" in (reasons.pop() or "")
@@ -467,7 +467,7 @@ def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("bug", ["lanes", "zeros", "prefix", "quads", "groups"])
 def test_the_checks_catch_planted_bugs(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if _simd.missing_features("avx512f", "avx512bw") is not None:
+    if simd.missing_features("avx512f", "avx512bw") is not None:
         pytest.skip("the planted bugs sit in the vector rungs")
     name = "vector_panels" if bug == "quads" else "vector_decode"
 
@@ -519,17 +519,17 @@ def test_vector_rungs_refuse_another_compile_target(monkeypatch: pytest.MonkeyPa
 
 
 def test_missing_features_are_named() -> None:
-    reason = _simd.missing_features("avx512f", "no_such_feature")
+    reason = simd.missing_features("avx512f", "no_such_feature")
     assert reason is not None
     assert "no_such_feature" in reason
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> None:
-    if _simd.missing_features("avx512f", "avx512bw", "avx512vnni") is not None:
+    if simd.missing_features("avx512f", "avx512bw", "avx512vnni") is not None:
         pytest.skip("the rounding is for rungs that this CPU cannot run")
     rng = np.random.default_rng(bits)
-    block, record = _simd.block_columns(bits), _integers.record_bytes(bits)
+    block, record = simd.block_columns(bits), _integers.record_bytes(bits)
     loops = _activations.quantise_kernel(bits, 1)
     vectors = _activations.quantise_vector_kernel(bits)
     for n, scale in itertools.product((1, 31, 32, 33, 64, 129, 500), (1.0, 1e-40, 1e37, 0.0)):
@@ -538,7 +538,7 @@ def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> Non
         slow, fast = np.zeros((blocks, record), np.uint8), np.full((blocks, record), 7, np.uint8)
         assert loops(_operands.address(x), n, 1, _operands.address(slow)) == 0
         assert vectors(_operands.address(x), n, _operands.address(fast)) == 0
-        used = -(-(n - (blocks - 1) * block) // _simd.codes_per_lane(bits))
+        used = -(-(n - (blocks - 1) * block) // simd.codes_per_lane(bits))
         for records in (slow, fast):  # lanes without columns have codes of 0 and any scale
             records[-1, record - 64 + 4 * used :] = 0
         assert np.array_equal(slow, fast)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gemmule.lab.quiet import Patience, disturbed_share, processors_in_use
-from gemmule.lab.records import Row, Times
-from gemmule.problem import Problem
+from gemmule.core.problem import Problem
+from gemmule.lab.bench.quiet import Patience, disturbed_share, processors_in_use
+from gemmule.lab.records.rows import Row, Times
 
 HIT = "the CPU was taken away during 9 of 9 blocks"
 

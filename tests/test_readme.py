@@ -9,8 +9,9 @@ from xml.etree import ElementTree as ET
 import click
 import pytest
 
-from gemmule.lab import cli, docs, speed_table
+from gemmule.lab import cli
 from gemmule.settings import cache_folder, default_device
+from pages import build, speed_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,7 +48,7 @@ def test_the_commands_of_the_pages_exist() -> None:
 
 
 def test_generated_parts_are_current() -> None:
-    assert docs.stale(ROOT) == [], "run `make docs`"
+    assert build.stale(ROOT) == [], "run `make docs`"
 
 
 def test_staleness_is_seen(tmp_path: Path) -> None:
@@ -57,9 +58,9 @@ def test_staleness_is_seen(tmp_path: Path) -> None:
     speed_table.copy_sources(ROOT, tmp_path)
     page = tmp_path / "docs" / "ladder.md"
     page.write_text(page.read_text("utf-8").replace("scalar_loop", "other_loop"), "utf-8")
-    assert docs.stale(tmp_path) == [page]
-    assert docs.update(tmp_path) == [page]
-    assert docs.stale(tmp_path) == []
+    assert build.stale(tmp_path) == [page]
+    assert build.update(tmp_path) == [page]
+    assert build.stale(tmp_path) == []
 
 
 def test_pictures_are_our_own_and_described() -> None:

@@ -11,13 +11,13 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from gemmule.lab import svg
-from gemmule.lab.records import make_row, speedup_of
-from gemmule.lab.report import print_tables, render_html, write_html
-from gemmule.lab.results import Results, append, read
-from gemmule.lab.tables import TableData, markdown, problem_table, update_markers
-from gemmule.measure import ratio
-from gemmule.problem import Problem
+from gemmule.core.problem import Problem
+from gemmule.lab.records.results import Results, append, read
+from gemmule.lab.records.rows import make_row, speedup_of
+from gemmule.lab.report import svg
+from gemmule.lab.report.render import print_tables, render_html, write_html
+from gemmule.lab.report.tables import TableData, markdown, problem_table, update_markers
+from gemmule.timing.sampler import ratio
 from test_results import QUANT, machine, samples
 
 SVG = "{http://www.w3.org/2000/svg}"

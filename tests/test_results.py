@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemmule.lab.ceilings import above_ceiling, enforce
-from gemmule.lab.records import (
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.lab.ceilings.host import above_ceiling, enforce
+from gemmule.lab.records.results import MAX_LINE_BYTES, append, compare, geomean, median, read
+from gemmule.lab.records.rows import (
     Ceiling,
     Environment,
     Row,
@@ -20,10 +22,8 @@ from gemmule.lab.records import (
     make_row,
     speedup_of,
 )
-from gemmule.lab.rerun import agreement, within
-from gemmule.lab.results import MAX_LINE_BYTES, append, compare, geomean, median, read
-from gemmule.measure import Samples, ratio
-from gemmule.problem import Problem, QuantSpec
+from gemmule.lab.report.agreement import agreement, within
+from gemmule.timing.sampler import Samples, ratio
 
 QUANT = QuantSpec(4, 128, False, "row", "float16", False)
 
@@ -225,7 +225,7 @@ def test_edited_environment_is_refused(tmp_path) -> None:
 def test_file_too_large_is_not_read(tmp_path, monkeypatch) -> None:
     path = tmp_path / "r.jsonl"
     append(path, [machine()])
-    monkeypatch.setattr("gemmule.lab.results.MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("gemmule.lab.records.results.MAX_FILE_BYTES", 10)
     with pytest.raises(ValueError, match="the limit is 10"):
         read(path)
 

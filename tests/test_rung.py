@@ -9,21 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmule import rung as rung_module
-from gemmule.problem import DTYPES, Problem, result_dtype
-from gemmule.rung import (
-    BACKENDS,
-    OPS,
-    Arithmetic,
-    Constraint,
-    Rung,
-    all_rungs,
-    find,
-    floats,
-    integers,
-    ladder,
-    same,
-)
+from gemmule.core import registry
+from gemmule.core import rung as rung_module
+from gemmule.core.problem import DTYPES, Problem, result_dtype
+from gemmule.core.registry import OPS, all_rungs, find, ladder
+from gemmule.core.rung import BACKENDS, Arithmetic, Constraint, Rung, floats, integers, same
 
 PROBLEM = Problem("matvec", 10, 20)
 
@@ -112,14 +102,14 @@ def test_a_rung_is_frozen() -> None:
 
 def test_order_follows_after() -> None:
     rungs = [make("c", "b"), make("a"), make("b", "a"), make("d")]
-    assert [r.name for r in rung_module._in_order(rungs)] == ["a", "b", "c", "d"]
+    assert [r.name for r in registry._in_order(rungs)] == ["a", "b", "c", "d"]
 
 
 def test_circles_and_unknown_predecessors_are_refused() -> None:
     with pytest.raises(ValueError, match=r"circle: a, b"):
-        rung_module._in_order([make("a", "b"), make("b", "a")])
+        registry._in_order([make("a", "b"), make("b", "a")])
     with pytest.raises(ValueError, match="after unknown 'z'"):
-        rung_module._in_order([make("a", "z")])
+        registry._in_order([make("a", "z")])
 
 
 @pytest.mark.parametrize("signatures", [floats(*DTYPES[:4]), integers(), same("complex64")])

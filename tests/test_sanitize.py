@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Rung
 from gemmule.errors import DeviceError
-from gemmule.lab import sanitize, verify_cuda
 from gemmule.lab.cli import run
 from gemmule.lab.commands.sanitize import TOOLS
-from gemmule.lab.verify_cuda import Outcome
-from gemmule.rung import Rung, all_rungs
+from gemmule.lab.verify import device as verify_device
+from gemmule.lab.verify import sanitize
+from gemmule.lab.verify.device import Outcome
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 DIRTY = """========= COMPUTE-SANITIZER
@@ -120,7 +122,7 @@ def test_variants_are_watched_a_few_at_a_time_and_told_at_once(
         for tool in ("initcheck", "memcheck")
         for name in ("thread_per_row", "two_step")
     ]
-    pieces = sum(len(list(verify_cuda.chunks(rung))) for rung in (RUNG, other))
+    pieces = sum(len(list(verify_device.chunks(rung))) for rung in (RUNG, other))
     assert len(seen) == 2 * pieces
 
 
@@ -129,7 +131,7 @@ def test_the_sample_has_forty_shapes_of_each_rung(rung: Rung) -> None:
     shapes = {
         (t.problem.m, t.problem.n, t.problem.k, t.problem.batch)
         for signature in rung.signatures
-        for t in verify_cuda.trials(rung, signature, few=True)
+        for t in verify_device.trials(rung, signature, few=True)
     }
     assert len(shapes) >= 40
 

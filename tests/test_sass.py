@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from gemmule.backends import nvrtc
-from gemmule.lab import proofs, sass
-from gemmule.oracle_problems import make_problem
-from gemmule.problem import QuantSpec
-from gemmule.rung import RUNGS_FOLDER, Rung, all_rungs
+from gemmule.backends.cuda import nvrtc
+from gemmule.core.problem import QuantSpec
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import RUNGS_FOLDER, Rung
+from gemmule.lab import sass
+from gemmule.lab.verify import proofs
+from gemmule.oracle.problems import make_problem
 
 pytestmark = pytest.mark.skipif(
     sass.disassembler() is None, reason=f"nvdisasm is missing: pip install {sass.PACKAGE}"

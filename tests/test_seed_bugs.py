@@ -21,12 +21,13 @@ import pytest
 import cuda_emulation
 from cuda_emulation import Emulator
 from cuemu.build import BuildError, EmulationError, compile_cu, missing_tools
-from gemmule import oracle
-from gemmule.backends import launch_args
-from gemmule.oracle_inputs import make_inputs
-from gemmule.oracle_problems import make_problem
-from gemmule.problem import ITEMSIZE, Problem, QuantSpec, numpy_dtype
-from gemmule.rung import RUNGS_FOLDER, Rung, Step, all_rungs
+from gemmule.backends.cuda import launch_args
+from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec, numpy_dtype
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import RUNGS_FOLDER, Rung, Step
+from gemmule.oracle import judge as oracle
+from gemmule.oracle.inputs import make_inputs
+from gemmule.oracle.problems import make_problem
 
 MUTANTS_FOLDER = Path(__file__).parent / "mutants"
 MAP_NORESERVE = 0x4000  # Linux's; the mmap module of Python 3.11 does not name it

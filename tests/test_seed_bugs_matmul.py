@@ -19,13 +19,14 @@ import pytest
 import cuda_emulation
 from cuda_emulation import Emulator
 from cuemu.build import EmulationError, compile_cu, missing_tools
-from gemmule import oracle
-from gemmule.backends import launch_args, nvrtc
-from gemmule.oracle_inputs import make_inputs
-from gemmule.oracle_problems import make_problem
-from gemmule.oracle_values import placements
-from gemmule.problem import ITEMSIZE, Problem, numpy_dtype
-from gemmule.rung import RUNGS_FOLDER, Rung, Signature, Step, all_rungs
+from gemmule.backends.cuda import launch_args, nvrtc
+from gemmule.core.problem import ITEMSIZE, Problem, numpy_dtype
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import RUNGS_FOLDER, Rung, Signature, Step
+from gemmule.oracle import judge as oracle
+from gemmule.oracle.inputs import make_inputs
+from gemmule.oracle.problems import make_problem
+from gemmule.oracle.values import placements
 
 MAP_NORESERVE = 0x4000  # Linux's; the mmap module of Python 3.11 does not name it
 SCHEDULES = (0, 1, 2, 3)  # orders of threads and blocks that each kernel runs in

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from gemmule import rung as rung_module
-from gemmule import store
-from gemmule.problem import Problem
-from gemmule.rung import Arithmetic, Constraint, Machine, Rung, same
+from gemmule.core import rung as rung_module
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Constraint, Machine, Rung, same
+from gemmule.storage import tuned as tuned_store
 
 MACHINE = Machine("cpu", "Test CPU", "x86_64", 2, 1e10, 2**25)
 PROBLEM = Problem("matvec", 100, 200)
@@ -48,26 +48,26 @@ def rungs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Run
     for rung in both:
         (folder / "matvec" / "cpu" / f"{rung.name}.py").write_text(f"# {rung.name}")
     monkeypatch.setattr(rung_module, "RUNGS_FOLDER", folder)
-    monkeypatch.setattr(store, "all_rungs", lambda backend: both)
-    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(tuned_store, "all_rungs", lambda backend: both)
+    monkeypatch.setattr(tuned_store, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("GEMMULE_TUNE", raising=False)
-    store.forget_digests()
+    tuned_store.forget_digests()
     yield both
-    store.forget_digests()
+    tuned_store.forget_digests()
 
 
 def _saved(rung: Rung, **params: Any) -> Path:
-    tuned = store.Tuned(rung, params or {"block": 2, "mode": "a"}, 1e-3, "2026-11-21")
-    path = store.save(MACHINE, PROBLEM, tuned)
+    tuned = tuned_store.Tuned(rung, params or {"block": 2, "mode": "a"}, 1e-3, "2026-11-21")
+    path = tuned_store.save(MACHINE, PROBLEM, tuned)
     assert path is not None
     return path
 
 
 def test_round_trip(rungs: tuple[Rung, Rung]) -> None:
-    assert store.lookup(MACHINE, PROBLEM) is None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
     path = _saved(rungs[1], block=4, mode="a")
-    found = store.lookup(MACHINE, PROBLEM)
+    found = tuned_store.lookup(MACHINE, PROBLEM)
     assert found is not None
     assert found.rung is rungs[1]
     assert (found.params, found.time_s) == ({"block": 4, "mode": "a"}, 1e-3)
@@ -86,20 +86,20 @@ def test_the_key_tells_devices_and_problems_apart(rungs: tuple[Rung, Rung]) -> N
         (MACHINE, replace(PROBLEM, layout_a="col")),
         (MACHINE, replace(PROBLEM, precision="ieee")),
     ]
-    assert all(store.lookup(*other) is None for other in others)
-    keys = {store.key(*other) for other in [*others, (MACHINE, PROBLEM)]}
+    assert all(tuned_store.lookup(*other) is None for other in others)
+    keys = {tuned_store.key(*other) for other in [*others, (MACHINE, PROBLEM)]}
     assert len(keys) == len(others) + 1
 
 
 def test_the_user_s_entry_comes_before_the_shipped_one(rungs: tuple[Rung, Rung]) -> None:
     path = _saved(rungs[0])
-    store.SHIPPED.mkdir()
-    path.rename(store.SHIPPED / path.name)
-    found = store.lookup(MACHINE, PROBLEM)
+    tuned_store.SHIPPED.mkdir()
+    path.rename(tuned_store.SHIPPED / path.name)
+    found = tuned_store.lookup(MACHINE, PROBLEM)
     assert found is not None
     assert found.rung is rungs[0]
     _saved(rungs[1])
-    found = store.lookup(MACHINE, PROBLEM)
+    found = tuned_store.lookup(MACHINE, PROBLEM)
     assert found is not None
     assert found.rung is rungs[1]
 
@@ -109,14 +109,14 @@ def test_tuning_can_be_turned_off(
 ) -> None:
     _saved(rungs[0])
     monkeypatch.setenv("GEMMULE_TUNE", "0")
-    assert store.lookup(MACHINE, PROBLEM) is None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 
 def test_an_edited_rung_makes_its_entries_stale(rungs: tuple[Rung, Rung]) -> None:
     _saved(rungs[0])
     rungs[0].path.write_text("# another kernel")
-    store.forget_digests()
-    assert store.lookup(MACHINE, PROBLEM) is None
+    tuned_store.forget_digests()
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 
 def test_truncated_at_every_byte_is_a_miss(rungs: tuple[Rung, Rung]) -> None:
@@ -124,9 +124,9 @@ def test_truncated_at_every_byte_is_a_miss(rungs: tuple[Rung, Rung]) -> None:
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        assert store.lookup(MACHINE, PROBLEM) is None, length
+        assert tuned_store.lookup(MACHINE, PROBLEM) is None, length
     path.write_bytes(whole)
-    assert store.lookup(MACHINE, PROBLEM) is not None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is not None
 
 
 def test_every_flipped_byte_is_a_miss_or_a_declared_choice(rungs: tuple[Rung, Rung]) -> None:
@@ -137,7 +137,7 @@ def test_every_flipped_byte_is_a_miss_or_a_declared_choice(rungs: tuple[Rung, Ru
             damaged = bytearray(whole)
             damaged[place] ^= flip
             path.write_bytes(damaged)
-            found = store.lookup(MACHINE, PROBLEM)
+            found = tuned_store.lookup(MACHINE, PROBLEM)
             if found is not None:
                 assert found.rung in rungs
                 assert found.params in list(found.rung.space(PROBLEM))
@@ -163,7 +163,7 @@ GARBAGE = {
 @pytest.mark.parametrize("name", GARBAGE)
 def test_garbage_is_a_miss(rungs: tuple[Rung, Rung], name: str) -> None:
     _saved(rungs[0]).write_bytes(GARBAGE[name])
-    assert store.lookup(MACHINE, PROBLEM) is None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_values_outside_what_is_declared_are_a_miss(
     path = _saved(rungs[0])
     record = json.loads(path.read_bytes())
     path.write_text(json.dumps(record))
-    assert store.lookup(MACHINE, PROBLEM) is not None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is not None
     path.write_text(json.dumps({**record, **change}))
-    assert store.lookup(MACHINE, PROBLEM) is None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 
 @pytest.mark.parametrize("field", ["schema", "folder", "rung", "digest", "params", "time_s"])
@@ -227,20 +227,20 @@ def test_a_missing_field_is_a_miss(rungs: tuple[Rung, Rung], field: str) -> None
     record = json.loads(path.read_bytes())
     del record[field]
     path.write_text(json.dumps(record))
-    assert store.lookup(MACHINE, PROBLEM) is None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 
 def test_duplicate_keys_are_a_miss(rungs: tuple[Rung, Rung]) -> None:
     path = _saved(rungs[0])
     text = path.read_text()
     path.write_text(text.replace('"rung": "first"', '"rung": "second", "rung": "first"'))
-    assert store.lookup(MACHINE, PROBLEM) is None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 
 def test_an_oversized_file_is_not_even_parsed(rungs: tuple[Rung, Rung]) -> None:
     path = _saved(rungs[0])
-    path.write_bytes(path.read_bytes() + b" " * store.MAX_BYTES)
-    assert store.lookup(MACHINE, PROBLEM) is None
+    path.write_bytes(path.read_bytes() + b" " * tuned_store.MAX_BYTES)
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 
 def test_folders_links_and_pipes_in_the_place_of_an_entry(
@@ -249,13 +249,13 @@ def test_folders_links_and_pipes_in_the_place_of_an_entry(
     path = _saved(rungs[0])
     path.unlink()
     path.mkdir()
-    assert store.lookup(MACHINE, PROBLEM) is None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
     path.rmdir()
     path.symlink_to(path)
-    assert store.lookup(MACHINE, PROBLEM) is None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
     path.unlink()
     os.mkfifo(path)
-    assert store.lookup(MACHINE, PROBLEM) is None  # and does not wait for a writer
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None  # and does not wait for a writer
 
 
 @pytest.mark.parametrize("where", ["file", "below_a_file"])
@@ -265,9 +265,9 @@ def test_an_unusable_cache_never_raises(
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a folder should be")
     monkeypatch.setenv("GEMMULE_CACHE", str(blocked if where == "file" else blocked / "deeper"))
-    assert store.lookup(MACHINE, PROBLEM) is None
-    tuned = store.Tuned(rungs[0], {"block": 1, "mode": "a"}, 1.0, "2026-11-21")
-    assert store.save(MACHINE, PROBLEM, tuned) is None
+    assert tuned_store.lookup(MACHINE, PROBLEM) is None
+    tuned = tuned_store.Tuned(rungs[0], {"block": 1, "mode": "a"}, 1.0, "2026-11-21")
+    assert tuned_store.save(MACHINE, PROBLEM, tuned) is None
 
 
 def test_a_failed_write_leaves_the_old_entry(
@@ -280,8 +280,8 @@ def test_a_failed_write_leaves_the_old_entry(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    tuned = store.Tuned(rungs[1], {"block": 1, "mode": "a"}, 1.0, "2026-11-21")
-    assert store.save(MACHINE, PROBLEM, tuned) is None
+    tuned = tuned_store.Tuned(rungs[1], {"block": 1, "mode": "a"}, 1.0, "2026-11-21")
+    assert tuned_store.save(MACHINE, PROBLEM, tuned) is None
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -289,7 +289,7 @@ def test_a_failed_write_leaves_the_old_entry(
 WRITER = """
 import sys, time
 from pathlib import Path
-from gemmule.store import write_atomically
+from gemmule.storage.tuned import write_atomically
 path, payload = Path(sys.argv[1]), Path(sys.argv[2]).read_bytes()
 print("ready", flush=True)
 end = time.monotonic() + 1.5
@@ -301,10 +301,10 @@ while time.monotonic() < end:
 def test_four_writers_never_tear_an_entry(rungs: tuple[Rung, Rung], tmp_path: Path) -> None:
     writers = []
     for i in range(4):
-        tuned = store.Tuned(
+        tuned = tuned_store.Tuned(
             rungs[i % 2], {"block": (1, 2, 4, 1)[i], "mode": "a"}, 1.0, "2026-11-21" * 500
         )
-        path = store.save(MACHINE, PROBLEM, tuned)
+        path = tuned_store.save(MACHINE, PROBLEM, tuned)
         assert path is not None
         payload = tmp_path / f"payload{i}"
         payload.write_bytes(path.read_bytes())
@@ -315,7 +315,7 @@ def test_four_writers_never_tear_an_entry(rungs: tuple[Rung, Rung], tmp_path: Pa
         assert writer.stdout.readline() == b"ready\n"
     reads = torn = 0
     while any(writer.poll() is None for writer in writers):
-        torn += store.lookup(MACHINE, PROBLEM) is None
+        torn += tuned_store.lookup(MACHINE, PROBLEM) is None
         reads += 1
     for writer in writers:
         writer.communicate()
@@ -357,7 +357,7 @@ def _survives_mutations(rung: Rung, count: int) -> int:
     whole = path.read_bytes()
     for _ in range(count):
         path.write_bytes(_mutated(rng, whole))
-        found = store.lookup(MACHINE, PROBLEM)
+        found = tuned_store.lookup(MACHINE, PROBLEM)
         if found is not None:
             believed += 1
             assert any(dict(found.params) == declared for declared in found.rung.space(PROBLEM))

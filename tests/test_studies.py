@@ -15,26 +15,23 @@ from click.testing import CliRunner
 
 from gemmule.lab import studies
 from gemmule.lab.commands.study import study as command
-from gemmule.lab.records import Ceiling, Times
-from gemmule.lab.studies import (
+from gemmule.lab.profile import single_launch
+from gemmule.lab.records.rows import Ceiling, Times
+from gemmule.lab.studies import runner, show, splits, store
+from gemmule.lab.studies.cpu import CpuBench
+from gemmule.lab.studies.grid import Cell, Lane, Measured, Task
+from gemmule.lab.studies.published import formula_gbs, published
+from gemmule.lab.studies.records import CONFIRMED, NOT_MEASURABLE, REFUTED, Rows, StudyRow
+from gemmule.lab.studies.seeds import (
     claims_001,
     claims_004,
-    counters,
-    pages,
-    runner,
     seed_000,
     seed_001,
     seed_002,
     seed_003,
     seed_004,
-    show,
-    splits,
-    store,
 )
-from gemmule.lab.studies.cpu import CpuBench
-from gemmule.lab.studies.grid import Cell, Lane, Measured, Task
-from gemmule.lab.studies.published import formula_gbs, published
-from gemmule.lab.studies.records import CONFIRMED, NOT_MEASURABLE, REFUTED, Rows, StudyRow
+from pages import study_pages
 from test_results import machine
 
 ROOT = Path(__file__).parents[1]
@@ -370,8 +367,8 @@ def test_counters_decide() -> None:
         '"","","%"',
         '"0","naive","1,081.5"',
     ]
-    assert counters.parse(table) == {"SM throughput percent": 1081.5}
-    assert counters.parse(["==ERROR== no permission"]) == {}
+    assert single_launch.parse(table) == {"SM throughput percent": 1081.5}
+    assert single_launch.parse(["==ERROR== no permission"]) == {}
 
 
 def test_ceilings_decide() -> None:
@@ -544,15 +541,15 @@ def test_the_command_shows_verdicts_without_measuring(tmp_path: Path) -> None:
 def test_pages_are_up_to_date(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copytree(ROOT / "evidence", tmp_path / "evidence")
-    assert pages.update(tmp_path) == [], "run `gemmule study --docs`"
+    assert study_pages.update(tmp_path) == [], "run `make docs`"
     page = tmp_path / "docs" / "studies" / "003.md"
     page.write_text(page.read_text().replace("217.10", "200.00"))
-    assert page in pages.update(tmp_path)
+    assert page in study_pages.update(tmp_path)
     here = dataclasses.replace(machine(), backend="cuda", device="Test device")
     one = row("003", "sizes", "torch", 5.0, figures={"gbs": 9.0}, n=512)
     one = dataclasses.replace(one, environment=here.id)
     store.append(tmp_path / "evidence" / "aaa" / "study-003.jsonl", [here, one])
-    changed = pages.update(tmp_path)
+    changed = study_pages.update(tmp_path)
     assert tmp_path / "docs" / "img" / "study-003-cuda-sizes-warm.svg" in changed
     assert "img/study-003-cuda-sizes-warm.svg" in page.read_text()
     assert seed_002.STUDY.seed == "002"

@@ -20,16 +20,19 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule import rung as rung_module
-from gemmule import store, tune, tune_isolated, tune_space
-from gemmule.clocks import Contestant, Timing
+from gemmule.choose import choose
+from gemmule.core import registry
+from gemmule.core import rung as rung_module
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.rung import Arithmetic, Constraint, Machine, Rung, Suggestion, same
 from gemmule.errors import CompileError, DeviceError
-from gemmule.measure import Ratio
-from gemmule.plan import forget_plans
-from gemmule.problem import Problem, QuantSpec
-from gemmule.rung import Arithmetic, Constraint, Machine, Rung, Suggestion, same
-from gemmule.tune_operands import HostPlace
-from gemmule.tune_outcomes import (
+from gemmule.lookup import forget_plans
+from gemmule.storage import tuned as tuned_store
+from gemmule.timing.clock import Contestant, Timing
+from gemmule.timing.sampler import Ratio
+from gemmule.tuning import isolated, space, tuner
+from gemmule.tuning.operands import HostPlace
+from gemmule.tuning.outcomes import (
     Candidate,
     CompileFailed,
     LaunchFailed,
@@ -160,13 +163,13 @@ Plant = Callable[..., tuple[Rung, ...]]
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(store, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(tuned_store, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.delenv("GEMMULE_TUNE", raising=False)
-    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(tuned_store, "SHIPPED", tmp_path / "shipped")
     forget_plans()
     yield
     forget_plans()
-    store.forget_digests()
+    tuned_store.forget_digests()
 
 
 @pytest.fixture
@@ -179,9 +182,9 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
         for rung in rungs:
             (folder / f"{rung.name}.py").write_text(f"# {rung.name}")
         monkeypatch.setattr(rung_module, "RUNGS_FOLDER", tmp_path / "rungs")
-        for module in (store, sys.modules[forget_plans.__module__], tune_space):
+        for module in (tuned_store, sys.modules["gemmule.choose"], space):
             monkeypatch.setattr(module, "all_rungs", lambda backend: rungs)
-        store.forget_digests()
+        tuned_store.forget_digests()
         forget_plans()
         return rungs
 
@@ -191,11 +194,11 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
 def tuned(clock: FakeClock | None = None, problem: Problem = PROBLEM, **options: Any) -> TuneReport:
     options.setdefault("max_seconds", 20.0)
     place = FakePlace(FakeClock() if clock is None else clock)
-    return tune.tune_problem(problem, place=place, **options)
+    return tuner.tune_problem(problem, place=place, **options)
 
 
 def entries() -> list[Path]:
-    folder = store.cache_folder() / "tuned"
+    folder = tuned_store.cache_folder() / "tuned"
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -236,7 +239,7 @@ def test_noise_does_not_dethrone_the_default(plant: Plant, monkeypatch: pytest.M
     assert dethroned() == 0
     assert entries() == []
     # Taking whatever was faster in the duel, however little, dethrones equals all the time.
-    monkeypatch.setattr(tune, "decisive", lambda share: share.value < 1)
+    monkeypatch.setattr(tuner, "decisive", lambda share: share.value < 1)
     assert dethroned() >= 3
 
 
@@ -261,7 +264,7 @@ def test_a_winner_is_faster_by_more_than_two_percent(plant: Plant, cost: float, 
     ],
 )
 def test_what_is_decisive(share: Ratio, wins: bool) -> None:
-    assert tune.decisive(share) == wins
+    assert tuner.decisive(share) == wins
 
 
 FULL_SIZE = Problem("matvec", 70_001, 96, alignment=4)
@@ -383,7 +386,7 @@ def test_a_candidate_hopeless_in_its_first_calls_never_meets_the_clock(plant: Pl
     place.wall = wall  # type: ignore[method-assign]
     blocks: list[str] = []
     place.clock.on_block = blocks.append  # type: ignore[attr-defined]
-    report = tune.tune_problem(PROBLEM, max_seconds=20.0, place=place)
+    report = tuner.tune_problem(PROBLEM, max_seconds=20.0, place=place)
     (found,) = [o for o in report.outcomes if isinstance(o, Skipped)]
     assert "on a smaller problem" in found.text
     assert found.candidate.name not in blocks
@@ -413,14 +416,14 @@ def test_the_most_promising_come_first_and_rungs_take_turns(plant: Plant) -> Non
     machine = _cpu()
     plant(a, b, late, hopeless)
     default = Candidate(b, {"block": 1}, 1e-5)
-    found, skipped = tune_space.candidates(PROBLEM, machine, default)
+    found, skipped = space.candidates(PROBLEM, machine, default)
     names = [one.name for one in found]
     assert [one.rung.name for one in found[:6]] == ["b", "a", "late"] * 2
     assert names[1] == "matvec/a(block=1)"  # its suggested point
     assert default.name not in names
-    assert len(names) == len(set(names)) <= tune_space.MOST_CANDIDATES
-    assert sum(one.rung is late for one in found) == tune_space.MOST_WITHOUT_HEURISTIC
-    assert sum(one.rung is a for one in found) == tune_space.MOST_OF_ONE_RUNG
+    assert len(names) == len(set(names)) <= space.MOST_CANDIDATES
+    assert sum(one.rung is late for one in found) == space.MOST_WITHOUT_HEURISTIC
+    assert sum(one.rung is a for one in found) == space.MOST_OF_ONE_RUNG
     assert [one.candidate.rung for one in skipped] == [hopeless] * 3
     assert "more than 4 times" in skipped[0].text
 
@@ -432,14 +435,14 @@ def test_only_declared_allowed_and_proved_configurations_are_tried(
     rungs = plant(made_rung("usual", constraints=(limit,)), made_rung("new"))
     machine = _cpu_of(monkeypatch, proved={"usual"})
     default = Candidate(rungs[0], {"block": 1}, 1e-5)
-    found, _ = tune_space.candidates(PROBLEM, machine, default)
+    found, _ = space.candidates(PROBLEM, machine, default)
     assert [one.name for one in found] == ["matvec/usual(block=2)"]
-    more, _ = tune_space.candidates(PROBLEM, machine, default, include_unproved=True)
+    more, _ = space.candidates(PROBLEM, machine, default, include_unproved=True)
     assert {one.rung.name: one.proved for one in more} == {"usual": True, "new": False}
 
 
 def _cpu_of(monkeypatch: pytest.MonkeyPatch, proved: set[str]) -> Machine:
-    from gemmule.backends.cpu import CpuBackend
+    from gemmule.backends.cpu.launch import CpuBackend
 
     monkeypatch.setattr(CpuBackend, "proved", lambda self, rung, machine: rung.name in proved)
     return Machine("cpu", "Test CPU", "x86_64", 2, 1e10, 2**25)
@@ -456,7 +459,7 @@ def test_unproved_configurations_run_apart_and_are_never_chosen(
         tried.append(candidate.name)
         return Measured(candidate, 1e-6, Ratio(0.01 * len(tried), 0.01, 0.04, 20, 0.95))
 
-    monkeypatch.setattr(tune, "measure_apart", apart)
+    monkeypatch.setattr(tuner, "measure_apart", apart)
     here: list[str] = []
     report = tuned(FakeClock(on_block=here.append), include_unproved=True)
     assert sorted(tried) == [f"matvec/new(block={n})" for n in (1, 2, 4)]
@@ -474,7 +477,7 @@ def test_unproved_configurations_run_apart_and_are_never_chosen(
 def _apart(code: str, **options: Any) -> Any:
     candidate = Candidate(made_rung("usual"), {"block": 1})
     command = [sys.executable, "-c", code]
-    return tune_isolated.measure_apart(PROBLEM, "cpu", candidate, 0, command=command, **options)
+    return isolated.measure_apart(PROBLEM, "cpu", candidate, 0, command=command, **options)
 
 
 def test_a_hanging_process_is_a_timeout() -> None:
@@ -511,9 +514,9 @@ def test_what_a_process_says_or_does_is_an_outcome(code: str, kind: type, words:
 
 
 def test_a_real_process_verifies_and_times_a_real_rung() -> None:
-    rung = next(r for r in rung_module.all_rungs("cpu") if r.name == "scalar_loop")
+    rung = next(r for r in registry.all_rungs("cpu") if r.name == "scalar_loop")
     candidate = Candidate(rung, rung.check_params(PROBLEM, None), None, proved=False)
-    found = tune_isolated.measure_apart(PROBLEM, "cpu", candidate, 1, timeout_s=120)
+    found = isolated.measure_apart(PROBLEM, "cpu", candidate, 1, timeout_s=120)
     assert isinstance(found, Measured), found
     assert found.candidate is candidate
     assert found.ratio.pairs >= 1
@@ -557,7 +560,7 @@ def test_a_cache_that_cannot_be_written(
 ) -> None:
     plant(made_rung("usual"))
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(store, "cache_folder", lambda: tmp_path / "file")
+    monkeypatch.setattr(tuned_store, "cache_folder", lambda: tmp_path / "file")
     with caplog.at_level(logging.WARNING, "gemmule"):
         report = tuned(FakeClock({FASTER: 5e-5}))
     assert report.changed
@@ -604,7 +607,7 @@ def test_an_entry_that_is_no_longer_best_is_replaced(plant: Plant) -> None:
 def _write_for_ever(path: Path, payloads: list[bytes]) -> None:
     while True:
         for payload in payloads:
-            store.write_atomically(path, payload)
+            tuned_store.write_atomically(path, payload)
 
 
 def _killed_writers(kills: int) -> None:
@@ -626,7 +629,7 @@ def _killed_writers(kills: int) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         assert path.read_bytes() in payloads
-        assert store.lookup(_cpu(), PROBLEM) is not None
+        assert tuned_store.lookup(_cpu(), PROBLEM) is not None
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -655,8 +658,8 @@ def test_sixteen_writers_for_a_minute_lose_nothing(plant: Plant, tmp_path: Path)
             try:
                 while time.monotonic() < end:
                     for problem in (problems[i], problems[0]):
-                        entry = store.Tuned(usual, {"block": 4}, 1e-4, "2026-11-21")
-                        assert store.save(machine, problem, entry) is not None
+                        entry = tuned_store.Tuned(usual, {"block": 4}, 1e-4, "2026-11-21")
+                        assert tuned_store.save(machine, problem, entry) is not None
                 status = 0
             finally:
                 os._exit(status)
@@ -664,7 +667,7 @@ def test_sixteen_writers_for_a_minute_lose_nothing(plant: Plant, tmp_path: Path)
     reads = torn = 0
     time.sleep(1.0)
     while time.monotonic() < end - 1:
-        torn += sum(store.lookup(machine, problem) is None for problem in problems)
+        torn += sum(tuned_store.lookup(machine, problem) is None for problem in problems)
         reads += len(problems)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 16
     assert reads > 1000
@@ -686,11 +689,13 @@ def test_what_killed_writers_left_is_swept_after_an_hour(plant: Plant) -> None:
 
 # --- shipped entries ------------------------------------------------------------------------------
 
-SHIPPED = Path(store.__file__).parent / "tuned"
+SHIPPED = Path(tuned_store.__file__).parent / "tuned"
 
 
 def test_every_shipped_entry_would_be_accepted() -> None:
-    faults = [fault for path in sorted(SHIPPED.glob("*")) if (fault := store.shipped_fault(path))]
+    faults = [
+        fault for path in sorted(SHIPPED.glob("*")) if (fault := tuned_store.shipped_fault(path))
+    ]
     assert not faults, "\n".join(faults)
 
 
@@ -700,7 +705,7 @@ def test_a_faulty_shipped_entry_is_seen(plant: Plant, tmp_path: Path) -> None:
     assert path is not None
     assert path.parent == tmp_path / "table"
     assert entries() == []
-    assert store.shipped_fault(path) == ""
+    assert tuned_store.shipped_fault(path) == ""
     whole = json.loads(path.read_bytes())
     fields = whole["fields"]
     for change in (
@@ -721,14 +726,14 @@ def test_a_faulty_shipped_entry_is_seen(plant: Plant, tmp_path: Path) -> None:
         {"device": {**whole["device"], "backend": "../cpu"}},
     ):
         path.write_text(json.dumps({**whole, **change}))
-        assert store.shipped_fault(path), change
+        assert tuned_store.shipped_fault(path), change
     path.write_text(json.dumps(whole))
     moved = path.rename(path.with_name(f"{'0' * 64}.json"))
-    assert "holds the entry of" in store.shipped_fault(moved)
+    assert "holds the entry of" in tuned_store.shipped_fault(moved)
     moved.rename(path)
     usual.path.write_text("# edited")
-    store.forget_digests()
-    assert "changed" in store.shipped_fault(path)
+    tuned_store.forget_digests()
+    assert "changed" in tuned_store.shipped_fault(path)
 
 
 @pytest.mark.parametrize(
@@ -745,7 +750,7 @@ def test_a_faulty_shipped_entry_is_seen(plant: Plant, tmp_path: Path) -> None:
 def test_a_problem_comes_back_from_its_fields(problem: Problem) -> None:
     from dataclasses import asdict
 
-    assert store.problem_of(json.loads(json.dumps(asdict(problem)))) == problem
+    assert tuned_store.problem_of(json.loads(json.dumps(asdict(problem)))) == problem
 
 
 # --- plans ----------------------------------------------------------------------------------------
@@ -762,13 +767,13 @@ def test_an_empty_product_has_nothing_to_tune() -> None:
     plan = gm.plan("matvec", np.ones((0, 4)), np.ones(4))
     assert plan.tune() is plan
     with pytest.raises(ValueError, match="is empty"):
-        tune.tune_problem(plan.problem)
+        tuner.tune_problem(plan.problem)
     with pytest.raises(ValueError, match="must be positive"):
-        tune.tune_problem(PROBLEM, max_seconds=0)
+        tuner.tune_problem(PROBLEM, max_seconds=0)
 
 
 def _with_clock(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
-    monkeypatch.setattr(tune, "place_of", lambda device, cache_bytes: FakePlace(clock))
+    monkeypatch.setattr(tuner, "place_of", lambda device, cache_bytes: FakePlace(clock))
 
 
 def test_a_tuned_plan_computes_the_same(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -842,7 +847,7 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_rungs_on_every_kind_of_problem(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a run needs of operands, views and truths, for the default and two others."""
-    monkeypatch.setattr(tune_space, "MOST_CANDIDATES", 2)
+    monkeypatch.setattr(space, "MOST_CANDIDATES", 2)
     report = tuned(FakeClock({}), REAL[name], max_seconds=0.01)
     assert report.winner is not None, report.outcomes
     assert not report.failures, report.failures
@@ -862,9 +867,9 @@ def test_device_memory_is_filled_and_fetched_as_the_host_laid_it_out(
 ) -> None:
     import ctypes
 
-    from gemmule.backends import driver
-    from gemmule.oracle_inputs import make_inputs
-    from gemmule.tune_operands import DevicePlace, of_inputs, put_all
+    from gemmule.backends.cuda import driver
+    from gemmule.oracle.inputs import make_inputs
+    from gemmule.tuning.operands import DevicePlace, of_inputs, put_all
 
     blocks: dict[int, Any] = {}
 
@@ -912,16 +917,16 @@ def test_device_memory_is_filled_and_fetched_as_the_host_laid_it_out(
 
 
 def test_a_sample_meets_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemmule import tune_trials
-    from gemmule.tune_operands import canonical_call, random_operands
+    from gemmule.tuning import trials
+    from gemmule.tuning.operands import canonical_call, random_operands
 
     k, tile = 8, 32
     problem = Problem("matmul", 1024, 768, k, alignment=4)
-    monkeypatch.setattr(tune_trials, "SAMPLED_ELEMENTS", k * 32)
+    monkeypatch.setattr(trials, "SAMPLED_ELEMENTS", k * 32)
     host = random_operands(problem, 1)
-    sample = tune_trials.sampled(problem, host, 1)
+    sample = trials.sampled(problem, host, 1)
     assert len(sample.parts[0].rows) == 32
-    rung = next(r for r in rung_module.all_rungs("cpu") if (r.folder, r.name) == ("matmul", "blas"))
+    rung = next(r for r in registry.all_rungs("cpu") if (r.folder, r.name) == ("matmul", "blas"))
     choice = plan_choice(canonical_call(problem, host), rung)
     right = host.a.array @ host.b.array  # type: ignore[union-attr]
     assert sample.complaint(choice, right) == ""
@@ -932,7 +937,7 @@ def test_a_sample_meets_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan_choice(call: Any, rung: Rung) -> Any:
-    return sys.modules[forget_plans.__module__].choose(call, _cpu(), rung.name)  # type: ignore[attr-defined]
+    return choose(call, _cpu(), rung.name)
 
 
 @pytest.mark.parametrize(
@@ -946,7 +951,7 @@ def plan_choice(call: Any, rung: Rung) -> Any:
     ],
 )
 def test_the_smaller_problem_keeps_remainders(problem: Problem) -> None:
-    from gemmule.tune_trials import smaller
+    from gemmule.tuning.trials import smaller
 
     small = smaller(problem)
     for name in ("m", "n", "k"):

@@ -12,17 +12,19 @@ import pytest
 from rich.console import Console
 
 import gemmule as gm
-from gemmule import store
-from gemmule.lab import cli, tune_compare, tuning
-from gemmule.measure import Ratio
-from gemmule.plan import forget_plans
-from gemmule.problem import numpy_dtype
-from gemmule.tune_outcomes import Candidate, CompileFailed, Skipped, TuneReport, Wrong
+from gemmule.core.problem import numpy_dtype
+from gemmule.lab import cli
+from gemmule.lab.tune import compare as tune_compare
+from gemmule.lab.tune import requests
+from gemmule.lookup import forget_plans
+from gemmule.storage import tuned as tuned_store
+from gemmule.timing.sampler import Ratio
+from gemmule.tuning.outcomes import Candidate, CompileFailed, Skipped, TuneReport, Wrong
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(store, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(tuned_store, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.delenv("GEMMULE_TUNE", raising=False)
     forget_plans()
     yield
@@ -41,7 +43,7 @@ def test_the_problem_is_the_one_that_a_call_meets(op: str, dtype: str, layout: s
     A = _array((6, 10), dtype, layout)
     other = _array({"matvec": (10,), "vecmat": (6,), "matmul": (10, 4)}[op], dtype)
     pair = (other, A) if op == "vecmat" else (A, other)
-    assert tuning.problem_of(op, sizes, dtype, layout=layout) == gm.plan(op, *pair).problem
+    assert requests.problem_of(op, sizes, dtype, layout=layout) == gm.plan(op, *pair).problem
 
 
 @pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
@@ -51,13 +53,13 @@ def test_a_quantised_problem_is_the_one_that_a_call_meets(op: str, bits: int) ->
     sizes = {"matvec": (6, 64), "vecmat": (6, 64), "matmul": (6, 64, 3)}[op]
     other = _array({"matvec": (64,), "vecmat": (6,), "matmul": (64, 3)}[op], "float16")
     pair = (other, Q) if op == "vecmat" else (Q, other)
-    mine = tuning.problem_of(op, sizes, "float16", bits=bits, group_size=32)
+    mine = requests.problem_of(op, sizes, "float16", bits=bits, group_size=32)
     assert mine == gm.plan(op, *pair).problem
 
 
 def test_alignment_on_a_device_is_that_of_packed_rows() -> None:
-    assert tuning.problem_of("matvec", (6, 10), "float16", device="cuda").alignment == 4
-    assert tuning.problem_of("matvec", (6, 64), "float16", device="cuda").alignment == 16
+    assert requests.problem_of("matvec", (6, 10), "float16", device="cuda").alignment == 4
+    assert requests.problem_of("matvec", (6, 64), "float16", device="cuda").alignment == 16
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_alignment_on_a_device_is_that_of_packed_rows() -> None:
 )
 def test_sizes_that_are_none(text: str, op: str) -> None:
     with pytest.raises(ValueError, match="sizes are"):
-        tuning.sizes_of(text, op)
+        requests.sizes_of(text, op)
 
 
 def test_shapes_of_a_file_the_commonest_first(tmp_path: Path) -> None:
@@ -88,10 +90,10 @@ def test_shapes_of_a_file_the_commonest_first(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     parts = {f"w{i}": np.zeros((4, 8), np.float32) for i in range(3)}
     save_file({**parts, "v": np.zeros((2, 3), np.float32), "bias": np.zeros(8, np.float32)}, path)
-    assert tuning.shapes_in(path) == [(4, 8), (2, 3)]
+    assert requests.shapes_in(path) == [(4, 8), (2, 3)]
     save_file({"bias": np.zeros(8, np.float32)}, path)
     with pytest.raises(ValueError, match="no matrix"):
-        tuning.shapes_in(path)
+        requests.shapes_in(path)
 
 
 def _report(**changes: Any) -> TuneReport:
@@ -115,7 +117,7 @@ def _report(**changes: Any) -> TuneReport:
 
 def test_the_table_shows_default_winner_gain_and_failures() -> None:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    tuning.show([_report(), _report(winner=None, stopped="lost [it]", gain=None)], console)
+    requests.show([_report(), _report(winner=None, stopped="lost [it]", gain=None)], console)
     text = console.export_text()
     for part in (
         "(block=1): 2.0 us",
@@ -138,11 +140,11 @@ def test_the_table_shows_default_winner_gain_and_failures() -> None:
 def test_the_command_tunes_and_stores_into_a_folder(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gemmule import tune
+    from gemmule.tuning import tuner
 
     # Whatever is faster wins, so that there is something to store however the clock falls.
-    monkeypatch.setattr(tune, "decisive", lambda share: True)
-    monkeypatch.setattr(tune, "MOST_DISTURBED", 1.0)
+    monkeypatch.setattr(tuner, "decisive", lambda share: True)
+    monkeypatch.setattr(tuner, "MOST_DISTURBED", 1.0)
     arguments = [
         "tune",
         "--sizes",
@@ -161,7 +163,7 @@ def test_the_command_tunes_and_stores_into_a_folder(
     assert "1 products tuned, 1 new choices stored" in out
     (path,) = (tmp_path / "table").iterdir()
     assert json.loads(path.read_bytes())["problem"].startswith("matvec A 64 x 48 row, float32")
-    assert store.shipped_fault(path) == ""
+    assert tuned_store.shipped_fault(path) == ""
 
 
 @pytest.mark.parametrize(
@@ -193,9 +195,9 @@ def test_tuning_turned_off_says_so(
 def test_products_without_a_right_configuration_are_a_failure(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gemmule import tune
+    from gemmule.tuning import tuner
 
-    monkeypatch.setattr(tune, "tune_problem", lambda *_, **__: _report(winner=None))
+    monkeypatch.setattr(tuner, "tune_problem", lambda *_, **__: _report(winner=None))
     assert cli.run(["tune", "--sizes", "64x64"]) == 1
     captured = capfd.readouterr()
     assert "none ran right" in captured.out
@@ -205,7 +207,7 @@ def test_products_without_a_right_configuration_are_a_failure(
 def test_ctrl_c_shows_what_is_done(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gemmule import tune
+    from gemmule.tuning import tuner
 
     calls: list[Any] = []
 
@@ -215,7 +217,7 @@ def test_ctrl_c_shows_what_is_done(
             raise KeyboardInterrupt
         return _report()
 
-    monkeypatch.setattr(tune, "tune_problem", tuned)
+    monkeypatch.setattr(tuner, "tune_problem", tuned)
     assert cli.run(["tune", "--sizes", "64x64", "--sizes", "32x32", "--sizes", "16x16"]) == 130
     assert "1 products tuned" in capfd.readouterr().out
     assert len(calls) == 2

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.lab import verify, verify_workers
-from gemmule.lab.verify import Case, Choice, Problem, Trial, draw, run, snippet
-from gemmule.lab.verify_workers import Tally, run_trials
+from gemmule.lab.verify import random_products, workers
+from gemmule.lab.verify.random_products import Case, Choice, Problem, Trial, draw, run, snippet
+from gemmule.lab.verify.workers import Tally, run_trials
 
 
 def test_trials_follow_from_seed_and_number() -> None:
@@ -127,9 +127,9 @@ def _dies(choice: Choice, seed: int, numbers: range, channel: Any, place: Any) -
 
 
 def test_a_dead_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_workers, "_work", _dies)
+    monkeypatch.setattr(workers, "_work", _dies)
     fork = multiprocessing.get_context("fork")  # so that the patched function reaches the child
-    monkeypatch.setattr(verify_workers.multiprocessing, "get_context", lambda name: fork)
+    monkeypatch.setattr(workers.multiprocessing, "get_context", lambda name: fork)
     tally = run_trials(Choice("matvec"), 4, 0, 2)
     assert not tally.ok
     assert tally.deaths
@@ -139,13 +139,13 @@ def test_a_dead_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tally_keeps_the_first_bad_trials() -> None:
     total = Tally()
     trial = Trial("matvec", Case(Problem("matvec", 1, 1)))
-    bad = verify.Outcome("wrong", np.inf, "off", "x")
+    bad = random_products.Outcome("wrong", np.inf, "off", "x")
     for number in range(50):
         part = Tally()
         part.count(number, trial, bad)
         total.add(part)
     assert total.wrong == 50
-    assert [number for number, _, _ in total.bad] == list(range(verify_workers.MOST_SHOWN))
+    assert [number for number, _, _ in total.bad] == list(range(workers.MOST_SHOWN))
 
 
 @pytest.mark.parametrize("rung", ["panels", "int8_activations"])

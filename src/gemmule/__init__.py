@@ -1,10 +1,10 @@
 """gemmule: matrix-vector and matrix-matrix products at the limit of the hardware, from Python."""
 
 from gemmule.api import asarray, gemm, gemv, matmul, matvec, plan, vecmat
+from gemmule.core.registry import ladder
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import Plan
-from gemmule.quant import QuantizedMatrix, quantize
-from gemmule.rung import ladder
+from gemmule.quant.matrix import QuantizedMatrix, quantize
 
 __version__ = "0.1.0"
 

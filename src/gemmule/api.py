@@ -1,4 +1,4 @@
-"""The public functions. Each unwraps its operands once, resolves a cached plan, and runs it."""
+"""The public functions. Each turns its keywords into options and asks `gemmule.lookup`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from gemmule import hostcall
-from gemmule.arrays import unwrap
-from gemmule.canonical import Options
-from gemmule.plan import Frozen, Plan, operands, resolve
-from gemmule.problem import COMPLEX, INTEGERS
-from gemmule.quant import QuantizedMatrix
-from gemmule.settings import default_device
+from gemmule.arrays import transfer
+from gemmule.arrays.interop import unwrap
+from gemmule.core.canonical import Frozen, Options
+from gemmule.core.operand import speaker
+from gemmule.core.problem import COMPLEX, INTEGERS
+from gemmule.lookup import NAMES, multiply
+from gemmule.plan import Plan, operands, resolve
+from gemmule.quant.matrix import QuantizedMatrix
 
-NAMES = {"matvec": ("A", "x"), "vecmat": ("x", "A"), "matmul": ("A", "B")}
 DEFAULT = Options()
 
 
@@ -28,11 +28,13 @@ def _options(
     accumulate: str | None,
     batch_invariant: bool,
     activations: str,
+    params: Frozen | None,
 ) -> Options:
     if activations not in ("float", "int8"):
         raise ValueError(f"activations is {activations!r}; it must be 'float' or 'int8'.")
     name = None if out_dtype is None else _dtype_name(out_dtype)
-    return Options(name, precision, accumulate, batch_invariant, activations, rung is not None)
+    literal = rung is not None
+    return Options(name, precision, accumulate, batch_invariant, activations, literal, rung, params)
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -52,54 +54,6 @@ def _frozen(params: Mapping[str, Any] | None) -> Frozen | None:
         if not isinstance(value, bool | int | float | str):
             raise ValueError(f"params: {name}={value!r} is no number, string or bool.")
     return tuple(sorted(params.items()))
-
-
-def _multiply(
-    op: str,
-    a: Any,
-    b: Any,
-    out: Any,
-    options: Options,
-    rung: str | None,
-    params: Mapping[str, Any] | None,
-    device: str | None,
-) -> Any:
-    if type(b) is np.ndarray or type(b) is QuantizedMatrix:
-        if device is None and default_device() in (None, "cpu"):
-            quick = hostcall.eager(resolve, op, a, b, out, options, rung, _frozen(params))
-            if quick is not None:
-                return quick
-    elif device is None and getattr(b, "is_cuda", False):
-        from gemmule.backends import torch_call
-
-        quick = torch_call.eager(resolve, op, a, b, out, options, rung, _frozen(params))
-        if quick is not None:
-            return quick
-    left, right, result = operands(a, b, NAMES[op], out)
-    on_host = left.device == "cpu" == right.device
-    wanted = default_device() if device is None and on_host else device
-    if wanted is not None and wanted != "cpu" and on_host:
-        from gemmule.backends import cuda_arrays
-
-        return cuda_arrays.through_device(
-            op, left, right, result, wanted, options, rung, _frozen(params)
-        )
-    if device is not None and device not in (left.device, left.device.partition(":")[0]):
-        raise ValueError(
-            f"device is {device!r}, but the operands lie on {left.device}. Leave device= away: a "
-            "product is computed where its operands are."
-        )
-    plan = resolve(
-        op,
-        left.form,
-        right.form,
-        None if result is None else result.form,
-        right.device if left.library == "gemmule" else left.device,
-        options,
-        rung,
-        _frozen(params),
-    )
-    return plan.execute(left, right, result)
 
 
 def matvec(
@@ -154,16 +108,17 @@ def matvec(
     >>> gm.matvec(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 10.0]))
     array([21., 43.])
     """
-    options = DEFAULT
-    if rung is not None or (out_dtype, precision, accumulate, batch_invariant, activations) != (
-        None,
-        "float32",
-        None,
-        False,
-        "float",
+    if (
+        rung is None is params is out_dtype is accumulate
+        and precision == "float32"
+        and activations == "float"
+        and not batch_invariant
     ):
-        options = _options(rung, out_dtype, precision, accumulate, batch_invariant, activations)
-    return _multiply("matvec", A, x, out, options, rung, params, device)
+        return multiply("matvec", A, x, out, DEFAULT, device)  # 0.3 us less
+    options = _options(
+        rung, out_dtype, precision, accumulate, batch_invariant, activations, _frozen(params)
+    )
+    return multiply("matvec", A, x, out, options, device)
 
 
 def vecmat(
@@ -190,8 +145,10 @@ def vecmat(
     >>> gm.vecmat(np.array([1.0, 10.0]), np.array([[1.0, 2.0], [3.0, 4.0]]))
     array([31., 42.])
     """
-    options = _options(rung, out_dtype, precision, accumulate, batch_invariant, activations)
-    return _multiply("vecmat", x, A, out, options, rung, params, device)
+    options = _options(
+        rung, out_dtype, precision, accumulate, batch_invariant, activations, _frozen(params)
+    )
+    return multiply("vecmat", x, A, out, options, device)
 
 
 def matmul(
@@ -222,8 +179,10 @@ def matmul(
     array([[1., 2.],
            [3., 4.]])
     """
-    options = _options(rung, out_dtype, precision, accumulate, batch_invariant, activations)
-    return _multiply("matmul", A, B, out, options, rung, params, device)
+    options = _options(
+        rung, out_dtype, precision, accumulate, batch_invariant, activations, _frozen(params)
+    )
+    return multiply("matmul", A, B, out, options, device)
 
 
 def gemv(A: Any, x: Any, y: Any = None, /, *, alpha: float = 1, beta: float = 0) -> Any:
@@ -266,10 +225,8 @@ def _blas(op: str, a: Any, b: Any, c: Any, alpha: float, beta: float, ndim: tupl
         raise ValueError(f"beta is {beta}, but no array to add to was given. Pass it, or beta=0.")
     dtype = None if out is None else out.form.dtype
     options = Options(out_dtype=dtype)
-    like = right if left.library == "gemmule" else left
-    plan = resolve(
-        op, left.form, right.form, None if out is None else out.form, like.device, options
-    )
+    form = None if out is None else out.form
+    plan = resolve(op, left.form, right.form, form, speaker(left, right).device, options)
     for name, value in (("alpha", alpha), ("beta", beta)):
         _check_scalar(name, value, plan.problem.out)
     return plan.execute(left, right, out, alpha, beta)
@@ -325,17 +282,10 @@ def plan(
     if op not in NAMES:
         raise ValueError(f"op is {op!r}; it must be one of {', '.join(NAMES)}.")
     left, right, _ = operands(a, b, NAMES[op])
-    options = _options(rung, out_dtype, precision, accumulate, batch_invariant, activations)
-    return resolve(
-        op,
-        left.form,
-        right.form,
-        None,
-        right.device if left.library == "gemmule" else left.device,
-        options,
-        rung,
-        _frozen(params),
+    options = _options(
+        rung, out_dtype, precision, accumulate, batch_invariant, activations, _frozen(params)
     )
+    return resolve(op, left.form, right.form, None, speaker(left, right).device, options)
 
 
 def asarray(a: Any, /, *, device: str = "cpu") -> Any:
@@ -348,17 +298,7 @@ def asarray(a: Any, /, *, device: str = "cpu") -> Any:
     >>> gm.asarray(np.ones(2)).tolist()
     [1.0, 1.0]
     """
-    if isinstance(a, QuantizedMatrix):
-        from gemmule.backends import cuda_arrays
-
-        return cuda_arrays.quantized_to(a, device)
-    if device == "cpu":
-        operand = unwrap(a, "a")
-        if operand.device == "cpu":
-            return operand.array
-        from gemmule.backends import cuda_arrays
-
-        return cuda_arrays.to_host(operand)
-    from gemmule.backends import cuda_arrays
-
-    return cuda_arrays.to_device(a, device)
+    if device != "cpu" or isinstance(a, QuantizedMatrix):
+        return transfer.to_device(a, device)
+    operand = unwrap(a, "a")
+    return operand.array if operand.device == "cpu" else transfer.to_host(operand)

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from cuemu.source import Sources, collect
 
 HERE = Path(__file__).resolve().parent
-RUNGS = HERE.parent.parent / "src" / "gemmule" / "rungs"
+RUNGS = HERE.parent.parent / "src" / "gemmule" / "rungs" / "_cuda"
 _CHECKS = "alignment,bounds,shift-exponent"
 
 

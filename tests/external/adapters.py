@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.problem import DTYPES
+from gemmule.core.problem import DTYPES
 
 Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.problem import numpy_dtype
+from gemmule.core.problem import numpy_dtype
 from products import ARRANGEMENTS, assert_same, exact, small
 
 S, M, L = 5, 10, 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmule.backends import driver
+from gemmule.backends.cuda import driver
 from gemmule.errors import DeviceError
 
 

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule import arrays
-from gemmule.backends import cuda_arrays, driver
-from gemmule.backends.device_array import DeviceArray
+from gemmule.arrays import interop
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Rung
 from gemmule.errors import DeviceError
-from gemmule.evidence import proved_rungs
-from gemmule.oracle_problems import make_problem
-from gemmule.rung import Rung, all_rungs
+from gemmule.oracle.problems import make_problem
+from gemmule.storage.evidence import proved_rungs
 
 RNG = np.random.default_rng(0)
 M, N = 130, 257
@@ -121,7 +123,7 @@ def test_arrays_with_the_interface_alone_come_in() -> None:
             self.__cuda_array_interface__ = array.__cuda_array_interface__
 
     result = gm.matvec(Foreign(matrix), Foreign(vector))
-    np.testing.assert_array_equal(cuda_arrays.to_host(arrays.unwrap(result, "y")), A @ X)
+    np.testing.assert_array_equal(device_arrays.to_host(interop.unwrap(result, "y")), A @ X)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gemmule.lab import extremes
-from gemmule.rung import Rung, all_rungs
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Rung
+from gemmule.lab.verify import extremes
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in all_rungs("cuda")]
 

@@ -26,7 +26,7 @@ import os, sys, warnings
 import numpy as np
 import gemmule as gm
 from gemmule.backends import cuda, driver, nvrtc
-from gemmule.backends.device_array import DeviceArray
+from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 
 variant = int(sys.argv[1])
@@ -52,7 +52,7 @@ def typed(call, kind, *words, restart=False):
 def planted(source, name, smem=0):
     # a kernel of the test's own, loaded as the back end loads a rung's
     from pathlib import Path
-    from gemmule.rung import Step
+    from gemmule.core.rung import Step
     path = Path(os.environ["GEMMULE_CACHE"]) / "planted.cu"
     path.write_text(source)
     module, _ = nvrtc.build(path, (name,), driver.device_info(0).arch)

@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.backends import driver
-from gemmule.backends.cuda_clock import GraphClock
-from gemmule.backends.device_array import DeviceArray
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.backends.cuda.graph_clock import GraphClock
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.registry import all_rungs
 from gemmule.errors import DeviceError
-from gemmule.lab import cuda_bench, cuda_operands, cuda_split, sanitize
-from gemmule.lab.cuda_ceilings import filled, measure_ceilings
-from gemmule.lab.cuda_suites import Product
-from gemmule.lab.environment import capture_environment
-from gemmule.lab.peers import all_peers, check
-from gemmule.measure import Contestant
-from gemmule.problem import Problem, QuantSpec
-from gemmule.rung import all_rungs
+from gemmule.lab.bench import device as device_bench
+from gemmule.lab.bench import device_operands, host_to_host
+from gemmule.lab.bench.device_suites import Product
+from gemmule.lab.ceilings.device import filled, measure_ceilings
+from gemmule.lab.peers.peer import check
+from gemmule.lab.peers.registry import all_peers
+from gemmule.lab.records.environment import capture_environment
+from gemmule.lab.verify import sanitize
+from gemmule.timing.sampler import Contestant
 
 
 @pytest.mark.parametrize("peer", list(all_peers("cuda")), ids=lambda peer: peer.name)
@@ -66,7 +69,7 @@ def test_peers_multiply_a_by_b(peer) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_operands_are_normal_and_wrong_results_are_caught(op: str, dtype: str) -> None:
     product = Product(op, (300, 200), dtype, 40)
-    sets, turn = cuda_operands.make_sets(op, product.shape, dtype, width=40)
+    sets, turn = device_operands.make_sets(op, product.shape, dtype, width=40)
     assert len(sets) == turn.sets
     values = sets[0].a.to_host().astype(np.float64)
     assert abs(values.mean()) < 0.05
@@ -78,12 +81,12 @@ def test_operands_are_normal_and_wrong_results_are_caught(op: str, dtype: str) -
     driver.synchronize(0)
     problem, rung = plan.choice.problem, plan.rung
     arithmetic = rung.arithmetic(problem)
-    assert cuda_operands.judge(op, one, problem, arithmetic, plan.params) <= 1
+    assert device_operands.judge(op, one, problem, arithmetic, plan.params) <= 1
     spoiled = one.out.to_host()
     spoiled.reshape(-1)[-1] *= 1.5
     driver.copy(one.out.pointer, spoiled.ctypes.data, spoiled.nbytes, 0, 0)
     with pytest.raises(ArithmeticError, match="1 of"):
-        cuda_operands.judge(op, one, problem, arithmetic, plan.params)
+        device_operands.judge(op, one, problem, arithmetic, plan.params)
 
 
 def test_the_reference_is_the_double_product() -> None:
@@ -92,7 +95,7 @@ def test_the_reference_is_the_double_product() -> None:
         host = np.asarray(rng.standard_normal((67, 131)), order=order)
         x = rng.standard_normal(131)
         matrix, vector = DeviceArray.from_host(host), DeviceArray.from_host(x)
-        sums, sizes = cuda_operands.reference(matrix, vector)
+        sums, sizes = device_operands.reference(matrix, vector)
         np.testing.assert_allclose(sums, host @ x, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(sizes, np.abs(host) @ np.abs(x), rtol=1e-12)
 
@@ -102,7 +105,7 @@ def test_a_bench_gives_rows_of_ours_and_of_the_peers() -> None:
     assert set(ceilings) == {"read", "copy", "fma float32", "fma float64", "tensor bfloat16"}
     assert all(ceiling.value == max(ceiling.tried.values()) for ceiling in ceilings.values())
     environment = capture_environment("test", "cuda", ceilings=ceilings, threads=1)
-    rows, absent = cuda_bench.run(
+    rows, absent = device_bench.run(
         Product("matvec", (1000, 500), "float32"),
         environment,
         GraphClock(),
@@ -114,7 +117,7 @@ def test_a_bench_gives_rows_of_ours_and_of_the_peers() -> None:
     assert rows[0].error_ratio <= 1
     assert "jax" in [one.name for one in absent]
     with pytest.raises(ValueError, match="no peer is called 'torhc'"):
-        cuda_bench.serving(rows[0].problem, ("torhc",), GraphClock())
+        device_bench.serving(rows[0].problem, ("torhc",), GraphClock())
 
 
 def test_captured_calls_run_on_every_replay() -> None:
@@ -135,7 +138,7 @@ def test_captured_calls_run_on_every_replay() -> None:
 
 @pytest.mark.parametrize("op", ["matvec", "matmul"])
 def test_the_way_is_split_into_its_parts(op: str) -> None:
-    parts = cuda_split.split(op, (64, 64), rounds=2)
+    parts = host_to_host.split(op, (64, 64), rounds=2)
     assert [part.name.partition(":")[0] for part in parts] == [
         "first call",
         "allocation",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import gemmule as gm
-from gemmule.arrays import unwrap
-from gemmule.backends.torch_call import TorchCall
+from gemmule.arrays.interop import unwrap
+from gemmule.dispatch.torch import TorchCall
 
 torch = pytest.importorskip("torch")
 

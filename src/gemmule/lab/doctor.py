@@ -144,7 +144,7 @@ def _caches() -> Iterator[Finding]:
     folder = cache_folder()
     if importlib.util.find_spec("numba") is None:
         return
-    from gemmule.backends import jit_cache
+    from gemmule.backends.cpu import jit_cache
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,1 +1,1 @@
-"""Every kernel of the package; the directory is the registry (see gemmule.rung)."""
+"""Every kernel of the package; the directory is the registry (see gemmule.core.rung)."""

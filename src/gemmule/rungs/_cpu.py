@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.problem import FLOAT8, HALVES, INTEGERS, Problem
-from gemmule.rung import Arithmetic, Machine, Params, Signature, floats, integers
+from gemmule.core.problem import FLOAT8, HALVES, INTEGERS, Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Signature, floats, integers
 
 _BYTE = ctypes.c_char
 

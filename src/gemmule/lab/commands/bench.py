@@ -112,18 +112,18 @@ def bench(
         offered = "; ".join(f"{name}: {', '.join(names)}" for name, names in SUITES.items())
         raise ValueError(f"--device {device} --suite {suite} is none of {offered}.")
     if backend == "cuda":
-        from gemmule.lab import cuda_session
+        from gemmule.lab.bench import device_session
 
-        cuda_session.bench(
+        device_session.bench(
             suite, device, ops, formats, sizes, peers, seconds or CUDA_SECONDS, CEILING_SECONDS, out
         )
         return
-    from gemmule.lab import bench_session, suites
-    from gemmule.lab.quiet import Patience, processors_in_use
+    from gemmule.lab.bench import host_session, suites
+    from gemmule.lab.bench.quiet import Patience, processors_in_use
 
     chosen = suites.narrowed(suites.SUITES[suite], ops, formats, sizes)
     click.echo(f"suite {suite}, {chosen.title}: {len(chosen.products)} products")
-    bench_session.start(
+    host_session.start(
         suite,
         chosen,
         out,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gemmule.lab.records import Environment, Row
+    from gemmule.lab.records.rows import Environment, Row
 
 CEILING_SECONDS = 6.0
 
@@ -36,36 +36,37 @@ def counters(
     """Renew what the pages of the CUDA ladders show: times of every rung, cold and interleaved with
     the rung before it and PyTorch, and the counters of one launch of each, by Nsight Compute.
     """
-    from gemmule.backends import cuda
-    from gemmule.backends.cuda_arrays import ordinal_named
-    from gemmule.lab import cuda_bench, cuda_ladder
+    from gemmule.backends.cuda import launch as cuda_launch
+    from gemmule.backends.cuda.arrays import ordinal_named
+    from gemmule.lab.bench import device as device_bench
+    from gemmule.lab.bench import ladder_times
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.studies.gpu import GpuBench
-    from gemmule.lab.verify_cuda import slug
+    from gemmule.lab.verify.device import slug
 
-    unknown = set(ops) - {spot.op for spot in cuda_ladder.spots()}
+    unknown = set(ops) - {spot.op for spot in ladder_times.spots()}
     if unknown:
         raise ValueError(f"--op {unknown.pop()} is no ladder: matvec, vecmat, matmul, quantized.")
     ordinal = ordinal_named(device)
-    cuda.CudaBackend().machine(device)  # says what is missing before anything starts
-    environment = cuda_bench.measured_environment(ordinal, CEILING_SECONDS)
+    cuda_launch.CudaBackend().machine(device)  # says what is missing before anything starts
+    environment = device_bench.measured_environment(ordinal, CEILING_SECONDS)
     folder = evidence / slug(environment.device)
     bench = GpuBench(ordinal)
     rows: list[Row] = []
     wrong: list[str] = []
-    for spot in cuda_ladder.spots():
+    for spot in ladder_times.spots():
         if ops and spot.op not in ops:
             continue
-        found, notes = cuda_ladder.time_spot(spot, bench, environment, seconds)
+        found, notes = ladder_times.time_spot(spot, bench, environment, seconds)
         bench.release()
         rows += found
         _show(found, environment)
-        wrong += [note for note in notes if cuda_ladder.WRONG in note]
+        wrong += [note for note in notes if ladder_times.WRONG in note]
         for note in notes:
             click.echo(f"not timed: {note}")
-    rows, environment = cuda_bench.settled(rows, environment, ordinal, CEILING_SECONDS / 2)
-    cuda_ladder.write(folder / cuda_ladder.FILE, environment, rows)
-    click.echo(f"wrote {folder / cuda_ladder.FILE}: {len(rows)} rows")
+    rows, environment = device_bench.settled(rows, environment, ordinal, CEILING_SECONDS / 2)
+    ladder_times.write(folder / ladder_times.FILE, environment, rows)
+    click.echo(f"wrote {folder / ladder_times.FILE}: {len(rows)} rows")
     if not no_ncu:
         _count(folder, environment, ordinal)
     if wrong:
@@ -73,7 +74,7 @@ def counters(
 
 
 def _count(folder: Path, environment: Environment, ordinal: int) -> None:
-    from gemmule.lab import counters as engine
+    from gemmule.lab.profile import counters as engine
 
     counted = engine.count(environment.device, environment.timestamp[:10], ordinal=ordinal)
     for one in counted:

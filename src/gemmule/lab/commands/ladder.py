@@ -23,7 +23,7 @@ def ladder(op: str, backend: str, size: int, markdown: bool) -> None:
 
     OP is matvec (default), vecmat, matmul or quantized.
     """
-    from gemmule.lab import ladder_table
+    from gemmule.lab.report import ladder_table
 
     rows = ladder_table.rows(op, backend, size)
     if not rows:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from gemmule.lab.multiply import Job
+    from gemmule.lab.files.multiply import Job
 
 DTYPES = (
     "float64",
@@ -68,13 +68,13 @@ def multiply(first: str, second: str, output: Path | None, bits: str | None, **g
     gemmule multiply A.npy x.npy -o y.npy
     gemmule multiply model.safetensors:fc.weight x.npy -o y.npy --bits 4 --check
     """
-    from gemmule.lab import files
-    from gemmule.lab.multiply import Job, order
-    from gemmule.lab.output import check_target
+    from gemmule.lab.files import matrices
+    from gemmule.lab.files.multiply import Job, order
+    from gemmule.lab.files.output import check_target
 
     if output is not None:
         check_target(output, force=given["force"])
-    op, left, right = order(given["op"], files.read_matrix(first), files.read_matrix(second))
+    op, left, right = order(given["op"], matrices.read_matrix(first), matrices.read_matrix(second))
     job = Job(
         op,
         left,
@@ -94,8 +94,8 @@ def _run(job: Job, output: Path | None, *, check: bool, force: bool) -> None:
     """Compute into the output file, or into memory without one, then say what was done."""
     import numpy as np
 
-    from gemmule.lab.output import new_matrix
-    from gemmule.problem import numpy_dtype
+    from gemmule.core.problem import numpy_dtype
+    from gemmule.lab.files.output import new_matrix
 
     shape, dtype = job.shape, job.result
     if output is None:
@@ -113,12 +113,12 @@ def _compute(job: Job, result: Any, check: bool) -> None:
     import time
 
     from gemmule.lab.cli import WrongResultError
-    from gemmule.lab.multiply import blocks, flops, multiply
+    from gemmule.lab.files.multiply import blocks, flops, multiply
     from gemmule.lab.progress import tracked
 
     checker = None
     if check:
-        from gemmule.lab.check import BlockCheck
+        from gemmule.lab.verify.check import BlockCheck
 
         checker = BlockCheck(job)
     start = time.perf_counter()

@@ -31,15 +31,15 @@ def report(
     --against, a file of results or of a study is compared with an earlier one.
     """
     if against is not None:
-        from gemmule.lab.rerun import agreement
+        from gemmule.lab.report.agreement import agreement
 
         if len(files) != 1:
             raise ValueError(f"--against compares one file with another; {len(files)} were given.")
         click.echo("\n".join(agreement(against, files[0]).lines()))
         return
-    from gemmule.lab import report as pages
-    from gemmule.lab import results
-    from gemmule.lab.output import check_target
+    from gemmule.lab.files.output import check_target
+    from gemmule.lab.records import results
+    from gemmule.lab.report import render as pages
 
     if output is not None:
         check_target(output, force=force, suffixes=(".html",))

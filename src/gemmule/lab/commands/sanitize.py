@@ -48,10 +48,10 @@ def sanitize(
     import os
 
     from gemmule import backends
-    from gemmule.backends.cuda_arrays import ordinal_named
-    from gemmule.lab import sanitize as engine
+    from gemmule.backends.cuda.arrays import ordinal_named
     from gemmule.lab.cli import WrongResultError
-    from gemmule.lab.proofs import named_rungs
+    from gemmule.lab.verify import sanitize as engine
+    from gemmule.lab.verify.proofs import named_rungs
 
     chosen = named_rungs(names, without)
     engine.find_sanitizer()

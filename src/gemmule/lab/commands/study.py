@@ -32,7 +32,6 @@ SEEDS = ("000", "001", "002", "003", "004")
 )
 @click.option("--show", is_flag=True, help="Measure nothing; judge the rows on file.")
 @click.option("--times", is_flag=True, help="Print every row as well.")
-@click.option("--docs", is_flag=True, help="Rewrite docs/studies/ from the evidence.")
 def study(
     seeds: tuple[str, ...],
     full: bool,
@@ -41,7 +40,6 @@ def study(
     evidence: Path | None,
     show: bool,
     times: bool,
-    docs: bool,
 ) -> None:
     """Redo the experiments of documents 000 to 004 on this machine; default: all five.
 
@@ -49,14 +47,7 @@ def study(
     after Ctrl-C the same command goes on where it stopped.
     """
     from gemmule.lab import studies
-    from gemmule.lab.studies import pages
 
-    if docs:
-        if not Path("docs", "studies").is_dir():
-            raise ValueError(f"{Path().resolve()} is no source tree of gemmule; run it in one.")
-        changed = pages.update(Path())
-        click.echo("\n".join(f"wrote {path}" for path in changed) or "everything is up to date")
-        return
     for seed in seeds or SEEDS:
         _one(studies.load(seed), full, device, out, evidence, show, times)
 
@@ -103,9 +94,9 @@ def _one(
 def _report(one: Study, rows: Rows, plots: Path | None, times: bool, path: Path) -> None:
     from rich.console import Console
 
-    from gemmule.lab.atomic import replace_text
-    from gemmule.lab.report import terminal_table
+    from gemmule.lab.report.render import terminal_table
     from gemmule.lab.studies import show
+    from gemmule.storage.atomic import replace_text
 
     console = Console()
     if times:
@@ -120,7 +111,7 @@ def _report(one: Study, rows: Rows, plots: Path | None, times: bool, path: Path)
     if not rows:
         click.echo(f"{path} holds no rows yet")
         return
-    if plots is None:  # gemmule study --docs draws from evidence
+    if plots is None:  # `make docs` draws from evidence
         click.echo(f"rows in {path}")
         return
     for backend in ("cuda", "cpu"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gemmule.problem import Problem
+    from gemmule.core.problem import Problem
 
 WIDTH = 160  # columns where no terminal tells its width
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
@@ -110,7 +110,7 @@ def tune(
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise ValueError(f"--device is {device!r}; it must be cpu, cuda or cuda:<index>.")
     if compare and not sizes and shapes_from is None:
-        from gemmule.lab.tune_compare import representative
+        from gemmule.lab.tune.compare import representative
 
         _compare(representative(device), device, seconds)
         return
@@ -137,8 +137,8 @@ def tune(
 def _compare(problems: list[Problem], device: str, seconds: float) -> None:
     from rich.console import Console
 
-    from gemmule.lab import tune_compare
-    from gemmule.lab.report import terminal_table
+    from gemmule.lab.report.render import terminal_table
+    from gemmule.lab.tune import compare as tune_compare
 
     def told(one: tune_compare.Comparison) -> None:
         click.echo(f"{one.problem.describe()}: {one.off:.3f}, {one.tuned}", err=True)
@@ -160,18 +160,18 @@ def _problems(
     group_size: int,
 ) -> list[Problem]:
     """Return every product asked for, once."""
-    from gemmule.lab import tuning
+    from gemmule.lab.tune import requests
 
     if not sizes and path is None:
         raise ValueError("there is nothing to tune: give --sizes 4096x4096 or --shapes-from FILE.")
     found: dict[Problem, None] = {}
     for op in ops:
-        wanted = [tuning.sizes_of(text, op) for text in sizes]
-        for shape in [] if path is None else tuning.shapes_in(path):
+        wanted = [requests.sizes_of(text, op) for text in sizes]
+        for shape in [] if path is None else requests.shapes_in(path):
             wanted.append((*shape, columns) if op == "matmul" else shape)
         for one in wanted:
             for dtype in dtypes:
-                problem = tuning.problem_of(
+                problem = requests.problem_of(
                     op, one, dtype, device=device, layout=layout, bits=bits, group_size=group_size
                 )
                 found[problem] = None
@@ -183,10 +183,10 @@ def _run(
 ) -> None:
     from rich.console import Console
 
-    from gemmule.lab import tuning
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.progress import bar
-    from gemmule.tune import TuneReport, tune_problem
+    from gemmule.lab.tune import requests
+    from gemmule.tuning.tuner import TuneReport, tune_problem
 
     reports: list[TuneReport] = []
     try:
@@ -210,7 +210,7 @@ def _run(
                     break
     finally:
         if reports:
-            tuning.show(reports, Console())
+            requests.show(reports, Console())
             stored = sum(report.path is not None for report in reports)
             click.echo(f"{len(reports)} products tuned, {stored} new choices stored")
     if any(report.winner is None for report in reports):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gemmule.lab.verify import Choice
-    from gemmule.lab.verify_workers import Tally
-    from gemmule.rung import Rung
+    from gemmule.core.rung import Rung
+    from gemmule.lab.verify.random_products import Choice
+    from gemmule.lab.verify.workers import Tally
 
 SHOWN = 3
 
@@ -59,8 +59,8 @@ def verify(
 
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.progress import bar
-    from gemmule.lab.verify import Choice
-    from gemmule.lab.verify_workers import run_trials
+    from gemmule.lab.verify.random_products import Choice
+    from gemmule.lab.verify.workers import run_trials
 
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise ValueError(f"--device is {device!r}; it must be cpu, cuda or cuda:<index>.")
@@ -92,7 +92,7 @@ def verify(
 
 
 def _cuda_rungs(name: str | None) -> tuple[Rung, ...]:
-    from gemmule.rung import all_rungs
+    from gemmule.core.registry import all_rungs
 
     chosen = tuple(r for r in all_rungs("cuda") if name in (None, r.name))
     if not chosen:
@@ -102,10 +102,10 @@ def _cuda_rungs(name: str | None) -> tuple[Rung, ...]:
 
 def _check_evidence(root: Path | None, rung: str | None) -> None:
     """Compare the evidence with the code; raise where a rung that plans choose lacks a proof."""
-    from gemmule.lab import standing
     from gemmule.lab.cli import WrongResultError
+    from gemmule.lab.verify import status as proof_status
 
-    found = standing.take(root, _cuda_rungs(rung))
+    found = proof_status.take(root, _cuda_rungs(rung))
     for line in found.lines():
         click.echo(line)
     if not found.ok:
@@ -119,20 +119,21 @@ def _prove(
     root: Path, rung: str | None, device: str, only_stale: bool, workers: int | None
 ) -> None:
     """Prove CUDA rungs on the device and write the records; raise where one fails."""
-    from gemmule.backends.cuda_arrays import ordinal_named
-    from gemmule.lab import standing, verify_cuda
+    from gemmule.backends.cuda.arrays import ordinal_named
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.progress import bar
+    from gemmule.lab.verify import device as verify_device
+    from gemmule.lab.verify import status as proof_status
 
     if device == "cpu":
         raise ValueError("--evidence records what a GPU proved; pass --device cuda with it.")
     chosen, only = _cuda_rungs(rung), None
     if only_stale:
-        only = standing.take(root, chosen, workers=workers or 8).to_prove()
+        only = proof_status.take(root, chosen, workers=workers or 8).to_prove()
         chosen = tuple(r for r in chosen if (r.folder, r.name) in only)
     with bar() as progress:
         task = progress.add_task("prove", total=len(chosen))
-        outcomes = verify_cuda.verify_all(
+        outcomes = verify_device.verify_all(
             chosen,
             workers=workers,
             ordinal=ordinal_named(device),
@@ -145,14 +146,14 @@ def _prove(
     click.echo(
         f"{len(chosen)} rungs, {len(outcomes)} variants, {sum(o.cases for o in outcomes):,} cases"
     )
-    path = verify_cuda.write_evidence(root, outcomes)
+    path = verify_device.write_evidence(root, outcomes)
     click.echo(f"wrote {path}" if path else "nothing ran on a device; nothing was written")
     if failed:
         raise WrongResultError(f"{len(failed)} of {len(outcomes)} variants failed.")
 
 
 def _report(tally: Tally, choice: Choice, seed: int, elapsed_s: float) -> None:
-    from gemmule.lab.verify import snippet
+    from gemmule.lab.verify.random_products import snippet
 
     for number, trial, outcome in tally.bad[:SHOWN]:
         click.echo(f"\ntrial {number}, {outcome.status} by {outcome.rung or '?'}: {outcome.text}")

@@ -1,6 +1,6 @@
 """The experiments of the five documents that this project starts from, redone and judged.
 
-``seed_<number>.py`` is one study: its grid, and one verdict function for each thing that the
+``seeds/seed_<number>.py`` is one study: its grid, and one verdict function for each thing that the
 document claims; ``published/<number>.json`` holds the figures that it printed.
 """
 
@@ -15,6 +15,6 @@ if TYPE_CHECKING:
 
 def load(seed: str) -> Study:
     """Return the study of a document: ``"000"`` to ``"004"``."""
-    module = importlib.import_module(f"gemmule.lab.studies.seed_{seed}")
+    module = importlib.import_module(f"gemmule.lab.studies.seeds.seed_{seed}")
     study: Study = module.STUDY
     return study

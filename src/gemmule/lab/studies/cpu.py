@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.clocks import Contestant, HostClock
-from gemmule.lab import check, peers
-from gemmule.lab.bench import judged, sets_needed
-from gemmule.lab.environment import cpu_name
-from gemmule.lab.records import times_of
+from gemmule.core.problem import numpy_dtype
+from gemmule.lab.bench.host import judged, sets_needed
+from gemmule.lab.peers import registry
+from gemmule.lab.peers.peer import check as check_peer
+from gemmule.lab.records.environment import cpu_name
+from gemmule.lab.records.rows import times_of
 from gemmule.lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
-from gemmule.measure import sample
-from gemmule.problem import numpy_dtype
-from gemmule.quant import QuantizedMatrix
+from gemmule.lab.verify import check
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.timing.clock import Contestant, HostClock
+from gemmule.timing.sampler import sample
 
 # Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and Numba on
 # 2 cores, November 2026), so each pool's implementations are timed in a run of their own.
@@ -121,11 +123,11 @@ def _ours(
 
 def peer_calls(name: str, op: str, sets: Sequence[Operands]) -> list[Callable[[], Any]] | str:
     """Return a peer's calls, checked on small operands first, or why it takes no part."""
-    peer = next((p for p in peers.all_peers("cpu") if p.name == name), None)
+    peer = next((p for p in registry.all_peers("cpu") if p.name == name), None)
     if peer is None:
         return f"no CPU peer is called {name}"
     problem = gm.plan(op, *sets[0]).problem
-    reason = peer.absent() or peer.refuses(problem) or peers.check(peer, problem)
+    reason = peer.absent() or peer.refuses(problem) or check_peer(peer, problem)
     if reason is not None:
         return reason
     prepared = [peer.prepare(problem, left, right) for left, right in sets]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from gemmule.errors import DeviceError
-from gemmule.lab.environment import capture_environment
-from gemmule.lab.records import Environment
+from gemmule.lab.records.environment import capture_environment
+from gemmule.lab.records.rows import Environment
 from gemmule.lab.studies.cpu import CpuBench
 from gemmule.lab.studies.grid import Bench
 from gemmule.lab.studies.runner import shortened
-from gemmule.lab.verify_cuda import slug
+from gemmule.lab.verify.device import slug
 
 CEILING_SECONDS = {"cpu": 3.0, "cuda": 4.0}
 
@@ -42,18 +42,18 @@ def _gpu() -> Bench:
 
 def environment_of(bench: Bench) -> Environment:
     """Return what rows of a bench depend on, its ceilings measured now."""
-    from gemmule.backends.jit import thread_count
+    from gemmule.backends.cpu.jit import thread_count
 
     seconds = CEILING_SECONDS[bench.backend]
     if bench.backend == "cpu":
-        from gemmule.lab import ceilings
+        from gemmule.lab.ceilings import host as host_ceilings
 
-        measured = ceilings.measure_ceilings(max_seconds=seconds)
+        measured = host_ceilings.measure_ceilings(max_seconds=seconds)
         gpus: tuple[str, ...] = ()
     else:
-        from gemmule.lab import cuda_ceilings
+        from gemmule.lab.ceilings import device as device_ceilings
 
-        measured = cuda_ceilings.measure_ceilings(max_seconds=seconds, store=False)
+        measured = device_ceilings.measure_ceilings(max_seconds=seconds, store=False)
         gpus = (bench.device,)
     return shortened(
         capture_environment(

@@ -57,15 +57,16 @@ def main(rung: str, n: int) -> None:
 
     with part("import us"):
         import gemmule as gm
-        from gemmule.backends import cuda, driver
-        from gemmule.backends.device_array import DeviceArray
+        from gemmule.backends.cuda import driver
+        from gemmule.backends.cuda import launch as cuda_launch
+        from gemmule.backends.cuda.device_array import DeviceArray
     with part("context us"):
         driver.synchronize(0)
     with part("first cudaMalloc us"):
         arrays = [DeviceArray.empty((n, n), "float32") for _ in "ABC"]
     with part("compile us"):
         plan = gm.plan("matmul", arrays[0], arrays[1], rung=rung)
-        launcher = cuda.Launcher(plan.choice)
+        launcher = cuda_launch.Launcher(plan.choice)
     with part("load us"):
         launcher.load(0)
     with part("first launch us"):

@@ -16,19 +16,23 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.backends import cuda, driver
-from gemmule.backends.cuda_clock import GraphClock
-from gemmule.backends.device_array import DeviceArray
-from gemmule.clocks import Contestant, rotation
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.backends.cuda.graph_clock import GraphClock
+from gemmule.core.problem import ITEMSIZE
 from gemmule.errors import DeviceError
-from gemmule.lab import check, peers
-from gemmule.lab.cuda_ceilings import filled
-from gemmule.lab.records import times_of
+from gemmule.lab.ceilings.device import filled
+from gemmule.lab.peers import registry
+from gemmule.lab.peers.peer import check as check_peer
+from gemmule.lab.records.rows import times_of
 from gemmule.lab.studies.cpu import codes
 from gemmule.lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
-from gemmule.measure import sample
-from gemmule.problem import ITEMSIZE
-from gemmule.quant import QuantizedMatrix
+from gemmule.lab.verify import check
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.timing.clock import Contestant
+from gemmule.timing.machine import rotation
+from gemmule.timing.sampler import sample
 
 MOST_SETS = 2048
 L2_FACTOR = 4.0
@@ -142,7 +146,7 @@ class GpuBench:
 
         only: launch just the steps whose kernels begin with these names.
         """
-        launcher = cuda.Launcher(plan.choice)
+        launcher = cuda_launch.Launcher(plan.choice)
         space = max(launcher.workspace, 1)
         work = DeviceArray.empty((space,), "uint8", self.ordinal)
         starters = [
@@ -171,14 +175,14 @@ class GpuBench:
         return [made(operands) for operands in sets]
 
     def _peer(self, cell: Cell, lane: Lane, sets: Sequence[Operands]) -> Bound | str:
-        peer = next((p for p in peers.all_peers("cuda") if p.name == lane.peer), None)
+        peer = next((p for p in registry.all_peers("cuda") if p.name == lane.peer), None)
         if peer is None:
             return f"no GPU peer is called {lane.peer}"
         a, b, _ = sets[0]
         problem = gm.plan(cell.op, a, b).problem if cell.op != "matvec" else _problem(cell, a, b)
         key = (peer.name, problem.op, problem.a, problem.layout_a)
         if key not in self._checked:
-            reason = peer.absent() or peer.refuses(problem) or peers.check(peer, problem)
+            reason = peer.absent() or peer.refuses(problem) or check_peer(peer, problem)
             self._checked[key] = reason
         refused = self._checked[key]
         if refused is not None:

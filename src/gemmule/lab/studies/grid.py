@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gemmule.lab.records import Times
+from gemmule.core.problem import ITEMSIZE
+from gemmule.lab.records.rows import Times
 from gemmule.lab.studies.records import Claim, Rows, Value
-from gemmule.problem import ITEMSIZE
 
 CODE_BITS = {"int8": 8, "int4": 4}  # forms that are codes with one scale and zero point
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.backends import driver
+from gemmule.backends.cuda import driver
 from gemmule.errors import DeviceError
 from gemmule.lab.studies import splits
-from gemmule.lab.studies.claims_001 import CPU_LOOP, CUBLAS, EIGEN, NAIVE, NUMPY, SHARED
 from gemmule.lab.studies.cpu import REST_S, peer_calls
 from gemmule.lab.studies.grid import Bench, Measured
 from gemmule.lab.studies.records import Value
+from gemmule.lab.studies.seeds.claims_001 import CPU_LOOP, CUBLAS, EIGEN, NAIVE, NUMPY, SHARED
 
 LARGEST_PROOF = 384
 BUDGET_S = 0.25
@@ -30,9 +30,9 @@ def cpu_multiply(name: str) -> Multiply | str:
         return lambda a, b, c: gm.matmul(a, b, out=c, rung="triple_loop")
     if name == NUMPY:
         return lambda a, b, c: np.matmul(a, b, out=c)
-    from gemmule.lab import peers
+    from gemmule.lab.peers import registry
 
-    peer = next(p for p in peers.all_peers("cpu") if p.name == name)
+    peer = next(p for p in registry.all_peers("cpu") if p.name == name)
     reason = peer.absent()
     if reason is not None:
         return reason

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gemmule.lab.records import Environment, Times
+from gemmule.lab.records.rows import Environment, Times
 
 Value = str | int | float | bool
 Outcome = Literal["confirmed", "refuted", "not measurable here"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmule.lab.ceilings import TOLERANCE
-from gemmule.lab.records import Environment
+from gemmule.lab.ceilings.host import TOLERANCE
+from gemmule.lab.records.rows import Environment
 from gemmule.lab.studies import store
 from gemmule.lab.studies.grid import Bench, Cell, Measured, Step, Study, Task
 from gemmule.lab.studies.records import Rows, StudyRow, key_of

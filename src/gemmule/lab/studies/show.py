@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gemmule.lab.report.svg import Series, bandwidth_plot
+from gemmule.lab.report.tables import TableData, significant, without_empty_columns
 from gemmule.lab.studies.grid import Study
 from gemmule.lab.studies.records import Rows
-from gemmule.lab.svg import Series, bandwidth_plot
-from gemmule.lab.tables import TableData, significant, without_empty_columns
 
 MOST_SERIES = 8
 MOST_NAMED = 6

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.backends import driver
-from gemmule.backends.device_array import DeviceArray
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import DeviceError
-from gemmule.lab import check
-from gemmule.lab.records import Times
+from gemmule.lab.records.rows import Times
 from gemmule.lab.studies.grid import Measured
+from gemmule.lab.verify import check
 
 PARTS = ("allocate", "host to device", "kernel", "device to host", "free")
 JUDGED, JUDGED_COLUMNS, EDGE = 1 << 22, 1024, 4
@@ -84,7 +84,7 @@ def rung_multiply(rung: str, params: dict[str, Any] | None = None) -> Callable[.
 
 def cublas_multiply() -> Callable[..., None] | str:
     """Return cuBLAS's product of device arrays through PyTorch, or why there is none."""
-    from gemmule.lab.cuda_peers import to_cuda, torch_missing
+    from gemmule.lab.peers.gpu_float import to_cuda, torch_missing
 
     reason = torch_missing()
     if reason is not None:

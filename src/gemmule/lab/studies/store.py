@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from gemmule.lab import results
-from gemmule.lab.decode import decode
-from gemmule.lab.records import Environment
+from gemmule.lab.records import results
+from gemmule.lab.records.decode import decode
+from gemmule.lab.records.rows import Environment
 from gemmule.lab.studies.records import TEMPERATURES, Rows, StudyRow
 
 SCHEMA = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gemmule.lab.results import geomean
+from gemmule.lab.records.results import geomean
 from gemmule.lab.studies.records import Finding, Rows, decided, pairs, unmeasured
 
 NO_GPU = "no figures of a GPU are on file"

@@ -1,1 +1,1 @@
-"""Rungs; the directory is the registry (see gemmule.rung)."""
+"""Rungs; the directory is the registry (see gemmule.core.rung)."""

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.intrinsics import (
+from gemmule.backends.cpu.intrinsics import (
     element_pointer,
     emit_multiply_add,
     llvm_type,
     load,
     store,
 )
-from gemmule.backends.jit import Intrinsic, Kernel, kernel
-from gemmule.problem import ITEMSIZE
+from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
+from gemmule.core.problem import ITEMSIZE
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.problem import Problem
-from gemmule.rung import Arithmetic, Machine, Params, Rung, Suggestion, same
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion, same
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.problem import INTEGERS, ITEMSIZE, Problem
-from gemmule.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.problem import INTEGERS, ITEMSIZE, Problem
+from gemmule.core.rung import Machine, Params, Rung, Suggestion
 from gemmule.rungs import _cpu
 
 EXACT_DEPTH = 2**20  # products of 16-bit integers that float64 sums exactly

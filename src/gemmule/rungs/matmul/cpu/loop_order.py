@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.intrinsics import load, multiply_add, store
-from gemmule.backends.jit import Kernel, kernel, unavailable
-from gemmule.problem import Problem
-from gemmule.rung import Params, Rung
+from gemmule.backends.cpu.intrinsics import load, multiply_add, store
+from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Params, Rung
 from gemmule.rungs import _cpu
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.intrinsics import call
-from gemmule.backends.jit import Kernel, kernel, unavailable
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Machine, Params, Rung, Suggestion
+from gemmule.backends.cpu.intrinsics import call
+from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Machine, Params, Rung, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.matmul.cpu._tile import (
     is_narrow,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.jit import Kernel, kernel, prange, thread_count, unavailable
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Suggestion
+from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.matmul.cpu.packed import (
     block_kernel,

@@ -11,8 +11,8 @@ of A under way by then. Of X W^T with few rows, W is what is streamed.
 
 from __future__ import annotations
 
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import (
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import (
     Arithmetic,
     Constraint,
     Machine,
@@ -23,18 +23,18 @@ from gemmule.rung import (
     floats,
     integers,
 )
-from gemmule.rungs import _few
-from gemmule.rungs._cuda import CTYPE, accumulator, ceil_div
-from gemmule.rungs._tiles import EVERY_LAYOUT
+from gemmule.rungs._cuda import few
+from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 LANES = 8
 MOST_STAGES = 4
 
 
 def _width(problem: Problem) -> int:
-    view = _few.seen(problem)
+    view = few.seen(problem)
     # Sixteen sums for every row and halves converted to float32 are more than registers hold.
-    most = 8 if ITEMSIZE[view.matrix] == 2 else _few.MOST
+    most = 8 if ITEMSIZE[view.matrix] == 2 else few.MOST
     return next((w for w in (2, 4, 8, 12) if view.n <= w <= most), most)
 
 
@@ -47,33 +47,33 @@ def _rows(params: Params) -> int:
 
 
 def _stage_bytes(problem: Problem, params: Params) -> int:
-    view, warps = _few.seen(problem), _warps(params)
+    view, warps = few.seen(problem), _warps(params)
     columns = _width(problem) * LANES * view.lanes * ITEMSIZE[view.packed]
     return int(warps * 32 * params["rows"] * 16 + warps // params["across"] * columns)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    view, width, warps = _few.seen(problem), _width(problem), _warps(params)
+    view, width, warps = few.seen(problem), _width(problem), _warps(params)
     stage = _stage_bytes(problem, params)
     stages = max(2, min(MOST_STAGES, machine.shared_bytes // stage))
     types = ", ".join(CTYPE[t] for t in (view.matrix, view.columns, problem.out))
     shape = f"{warps}, {params['across']}, {params['rows']}, {width}, {stages}"
     product = Step(
         kernel=f"few_columns<{types}, {shape}, {str(view.turned).lower()}>",
-        grid=(_few.slabs(problem, _rows(params), width), 1, 1),
+        grid=(few.slabs(problem, _rows(params), width), 1, 1),
         block=(32 * warps, 1, 1),
         smem=stages * stage,
-        pdl=_few.starts_early(machine),
+        pdl=few.starts_early(machine),
     )
-    return _few.after_packing(problem, width, LANES, product)
+    return few.after_packing(problem, width, LANES, product)
 
 
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    return _few.packed_bytes(problem, _width(problem), LANES)
+    return few.packed_bytes(problem, _width(problem), LANES)
 
 
 def _chain(problem: Problem, params: Params) -> int:
-    view = _few.seen(problem)
+    view = few.seen(problem)
     split = _warps(params) // params["across"]
     vectors = ceil_div(ceil_div(view.k, LANES * view.lanes), split)
     return int((vectors + 1) * view.lanes + 5 + split)
@@ -86,19 +86,19 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     # by columns, and what sharing among half as many rows costs.
     share = {2: 0.96, 4: 0.94, 8: 0.925, 12: 0.91, 16: 0.865}[width]
     sets: tuple[tuple[int, int, float], ...] = ((2, 8, 1.0), (1, 8, 1.0 + max(0, width - 8) / 160))
-    if ITEMSIZE[_few.seen(problem).matrix] == 2:
+    if ITEMSIZE[few.seen(problem).matrix] == 2:
         sets = tuple((across, 2 if width == 8 else 4, 1.0) for across in (4, 2, 1))
         share *= 0.85  # an estimate: converting takes as many instructions as multiplying
     times: dict[float, dict[str, int]] = {}
     for across, rows, cost in sets:
         params = {"across": across, "rows": rows}
-        blocks = _few.slabs(problem, _rows(params), width)
+        blocks = few.slabs(problem, _rows(params), width)
         waves = ceil_div(max(blocks, 1), machine.units) * machine.units / max(blocks, 1)
         times.setdefault(cost * waves, params)
     best = min(times)
-    stream_s = _few.stream_s(problem, machine, share, width)
+    stream_s = few.stream_s(problem, machine, share, width)
     fill_s = 1e-6  # of the rings, before the first sum
-    return Suggestion(times[best], machine.call_s + _few.PACK_S + fill_s + stream_s * best)
+    return Suggestion(times[best], machine.call_s + few.PACK_S + fill_s + stream_s * best)
 
 
 RUNG = Rung(
@@ -116,8 +116,8 @@ RUNG = Rung(
     after="vector_tile",
     params={"across": (2, 4, 1), "rows": (4, 8, 2)},
     constraints=(
-        _few.STREAMED,
-        _few.FITS,
+        few.STREAMED,
+        few.FITS,
         Constraint(
             "at most 64 rows a block (across x rows x 4), so that the columns' ring fits",
             lambda problem, params: params["across"] * params["rows"] <= 16,
@@ -125,7 +125,7 @@ RUNG = Rung(
         Constraint(
             "where halves are converted: 2 rows a lane for 8 columns, else up to 4",
             lambda problem, params: (
-                ITEMSIZE[_few.seen(problem).matrix] != 2
+                ITEMSIZE[few.seen(problem).matrix] != 2
                 or params["rows"] * max(4, _width(problem)) <= 16
             ),
         ),

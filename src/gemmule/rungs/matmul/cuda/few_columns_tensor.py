@@ -13,16 +13,16 @@ Float64 by 8 x 8 x 4 instructions, bytes exactly.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
-from gemmule.rungs import _few
-from gemmule.rungs._cuda import CTYPE, accumulator, ceil_div
-from gemmule.rungs._tiles import EVERY_LAYOUT
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
+from gemmule.rungs._cuda import few
+from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 
 def _width(problem: Problem) -> int:
-    columns = _few.seen(problem).n
-    return next((w for w in (2, 4, 8, 12) if columns <= w), _few.MOST)
+    columns = few.seen(problem).n
+    return next((w for w in (2, 4, 8, 12) if columns <= w), few.MOST)
 
 
 def _columns(problem: Problem, params: Params) -> int:
@@ -37,34 +37,34 @@ def _direct(problem: Problem) -> bool:
     One H200 (November 2026): 8192 x 8192 float16 33.1 against 34.7 us for 4 columns, 36.3 against
     34.6 for 8, 38.1 against 35.3 for 16; float64 pays from 3 columns on.
     """
-    view = _few.seen(problem)
+    view = few.seen(problem)
     most = 2 if view.matrix == "float64" else 4
     return problem.alignment == 16 and view.columns_along_k and view.n <= most
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    view, direct, columns = _few.seen(problem), _direct(problem), _columns(problem, params)
+    view, direct, columns = few.seen(problem), _direct(problem), _columns(problem, params)
     warps, tiles, unroll, pieces = (params[n] for n in ("warps", "tiles", "unroll", "pieces"))
     types = ", ".join(CTYPE[t] for t in (view.matrix, view.columns, problem.out))
     shape = f"{warps}, {tiles}, {unroll}, {pieces}, {columns * pieces // 8}"
     flags = ", ".join(str(f).lower() for f in (view.turned, direct))
     product = Step(
         kernel=f"few_columns_tensor<{types}, {shape}, {flags}>",
-        grid=(_few.slabs(problem, 16 * tiles // pieces, columns), 1, 1),
+        grid=(few.slabs(problem, 16 * tiles // pieces, columns), 1, 1),
         block=(32 * warps, 1, 1),
-        pdl=not direct and _few.starts_early(machine),
+        pdl=not direct and few.starts_early(machine),
     )
-    return (product,) if direct else _few.after_packing(problem, columns, 4 * pieces, product)
+    return (product,) if direct else few.after_packing(problem, columns, 4 * pieces, product)
 
 
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
     if _direct(problem):
         return 0
-    return _few.packed_bytes(problem, _columns(problem, params), 4 * params["pieces"])
+    return few.packed_bytes(problem, _columns(problem, params), 4 * params["pieces"])
 
 
 def _chain(problem: Problem, params: Params) -> int:
-    view = _few.seen(problem)
+    view = few.seen(problem)
     steps = 4 * view.lanes  # of a lane's row in one chunk
     chunks = ceil_div(ceil_div(view.k, steps * params["pieces"]), params["warps"])
     return int((chunks + params["unroll"] + 1) * steps + params["warps"] * params["pieces"])
@@ -77,23 +77,23 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     params = {"warps": 4, "tiles": 2, "unroll": 2, "pieces": 2}
     if problem.a == "float64" and width > 4:
         params |= {"tiles": 1, "unroll": 4, "pieces": 2 if width <= 8 else 1}
-    elif not _few.rows_aligned(problem) and width <= 4:
+    elif not few.rows_aligned(problem) and width <= 4:
         params |= {"tiles": 1, "unroll": 2, "pieces": 4}
     rows = 16 * params["tiles"] // params["pieces"]
-    blocks = _few.slabs(problem, rows, _columns(problem, params))
+    blocks = few.slabs(problem, rows, _columns(problem, params))
     if blocks < 3 * machine.units:
         params["warps"] = 8
     share = {2: 0.97, 4: 0.97, 8: 0.965, 12: 0.91, 16: 0.935}[width]
     if problem.a == "float64":
         share -= 0.02 if width <= 4 else 0.06
     fill = min(1.0, blocks * params["warps"] / (12 * machine.units))
-    seconds = _few.stream_s(problem, machine, share, width) / max(fill, 1e-3)
-    pack_s = 0.0 if _direct(problem) else _few.PACK_S
+    seconds = few.stream_s(problem, machine, share, width) / max(fill, 1e-3)
+    pack_s = 0.0 if _direct(problem) else few.PACK_S
     return Suggestion(params, machine.call_s + pack_s + seconds)
 
 
 def _matching(problem: Problem, params: Params) -> bool:
-    view = _few.seen(problem)
+    view = few.seen(problem)
     return (view.matrix, view.columns) != ("int8", "uint8")
 
 
@@ -118,8 +118,8 @@ RUNG = Rung(
     after="few_columns",
     params={"warps": (4, 8), "tiles": (2, 1), "unroll": (2, 1, 4), "pieces": (2, 1, 4)},
     constraints=(
-        _few.STREAMED,
-        _few.FITS,
+        few.STREAMED,
+        few.FITS,
         Constraint("not int8 rows with uint8 columns: no instruction has that pair", _matching),
         Constraint(
             "4 or 8 loads in flight a lane (2 x tiles x unroll)",

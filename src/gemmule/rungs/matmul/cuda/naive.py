@@ -14,10 +14,10 @@ Every stride of A, B and C is taken, so every problem has a right rung.
 
 from __future__ import annotations
 
-from gemmule.problem import FLOATS, Problem
-from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step
-from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._tiles import EVERY_LAYOUT, fits_grid, tiles
+from gemmule.core.problem import FLOATS, Problem
+from gemmule.core.rung import Arithmetic, Constraint, Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, tiles
 
 
 def _size(params: Params) -> tuple[int, int]:

@@ -8,10 +8,10 @@ feed two products where the square tile needs four. The two tiles of B lie side 
 
 from __future__ import annotations
 
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Arithmetic, Machine, Params, Rung, Step
-from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._tiles import EVERY_LAYOUT, fits_grid, tiles
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, tiles
 
 
 def _size(params: Params) -> tuple[int, int]:

@@ -9,10 +9,10 @@ whichever stride is 1.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
-from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._tiles import EVERY_LAYOUT, expected_s, fits_grid, tiles
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, expected_s, fits_grid, tiles
 
 SIDE = 16  # threads along each side of a block
 DEPTH = 8

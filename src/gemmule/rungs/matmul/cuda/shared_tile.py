@@ -8,10 +8,10 @@ other. Each element is fetched from global memory once per tile instead of once 
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Arithmetic, Machine, Params, Rung, Step
-from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._tiles import EVERY_LAYOUT, fits_grid, tiles
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, tiles
 
 
 def _size(params: Params) -> tuple[int, int]:

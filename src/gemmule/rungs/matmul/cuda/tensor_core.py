@@ -11,10 +11,10 @@ but several times slower.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion
-from gemmule.rungs._cuda import type_arguments
-from gemmule.rungs._tiles import expected_s, fits_grid, tiles
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion
+from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.rungs._cuda.tiles import expected_s, fits_grid, tiles
 
 DEPTH, STAGES = 32, 4
 # Flops per second of one multiprocessor: an estimate for mma.sync on compute capability 9.0, which

@@ -11,10 +11,10 @@ Products are plain fused multiply-adds in the accumulator's type: what `precisio
 
 from __future__ import annotations
 
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion, same
-from gemmule.rungs._cuda import accumulator, type_arguments
-from gemmule.rungs._tiles import expected_s, fits_grid, tiles
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion, same
+from gemmule.rungs._cuda.geometry import accumulator, type_arguments
+from gemmule.rungs._cuda.tiles import expected_s, fits_grid, tiles
 
 SIDE = 16  # threads along each side of a block
 # Flops per second of one multiprocessor, by accumulator: estimates from the instruction rates of

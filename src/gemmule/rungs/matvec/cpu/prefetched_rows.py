@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from gemmule.backends.intrinsics import load, store
-from gemmule.backends.jit import Kernel, kernel
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Suggestion, floats
+from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.simd import missing_features
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Suggestion, floats
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu import _streams
 from gemmule.rungs.matvec.cpu.four_rows import over_batch
 from gemmule.rungs.matvec.cpu.threads import bind_rows, in_shares
-from gemmule.rungs.quantized.cpu._simd import missing_features
 
 ROWS = 2
 # A processor prefetches best what is read in order, in few places, page after page. So the two

@@ -9,9 +9,9 @@ one that the block's elements multiply. Shared memory: width x itemsize of x.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._blocks import (
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.blocks import (
     PARAMS,
     PRESETS,
     WIDTH_FITS,
@@ -20,8 +20,8 @@ from gemmule.rungs._blocks import (
     chain,
     workspace,
 )
-from gemmule.rungs._cuda import type_arguments
-from gemmule.rungs._rows import FLOAT_SIGNATURES, sums
+from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:

@@ -8,8 +8,8 @@ same order. One launch, no workspace, the same bits on every run.
 
 from __future__ import annotations
 
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import (
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import (
     Arithmetic,
     Constraint,
     Machine,
@@ -20,8 +20,8 @@ from gemmule.rung import (
     floats,
     integers,
 )
-from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import FITS, flags
+from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.stream import FITS, flags
 
 THREADS = 256
 

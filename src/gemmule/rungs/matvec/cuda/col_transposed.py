@@ -7,10 +7,10 @@ apart. It stands here as the baseline of the two transposed algorithms after it.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._cuda import type_arguments
-from gemmule.rungs._rows import FLOAT_SIGNATURES, row_blocks, sums
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, row_blocks, sums
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gemmule.problem import Problem
-from gemmule.rung import Constraint, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda import ceil_div, type_arguments
-from gemmule.rungs._stream import flags
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Constraint, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import ceil_div, type_arguments
+from gemmule.rungs._cuda.stream import flags
 from gemmule.rungs.matvec.cuda import streamed_rows
 
 

@@ -7,10 +7,10 @@ exactly one thread whatever n is, and a group of p lanes sums by itself.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._cuda import ceil_div, type_arguments
-from gemmule.rungs._rows import BLOCK_FITS, ROW_SIGNATURES, row_blocks, sums, tree
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import ceil_div, type_arguments
+from gemmule.rungs._cuda.rows import BLOCK_FITS, ROW_SIGNATURES, row_blocks, sums, tree
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:

@@ -11,10 +11,10 @@ The presets ``h200_<size>`` are the best parameters found on an H200 where a war
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._cuda import type_arguments
-from gemmule.rungs._rows import (
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
     ROW_SIGNATURES,
     VALUES,

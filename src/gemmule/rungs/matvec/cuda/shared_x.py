@@ -8,10 +8,10 @@ the block has threads, in the dtype of x; shared memory: block x itemsize of x.
 
 from __future__ import annotations
 
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._cuda import ALL_SIGNATURES, type_arguments
-from gemmule.rungs._rows import row_blocks, sums
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, type_arguments
+from gemmule.rungs._cuda.rows import row_blocks, sums
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:

@@ -11,8 +11,8 @@ warp takes rows that begin at the same place of a vector, so that one shifted x 
 
 from __future__ import annotations
 
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import (
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import (
     Arithmetic,
     Constraint,
     Machine,
@@ -23,8 +23,8 @@ from gemmule.rung import (
     floats,
     integers,
 )
-from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import flags, starting
+from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.stream import flags, starting
 
 THREADS_OF_A_UNIT = 1024
 

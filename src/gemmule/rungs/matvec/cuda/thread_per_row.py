@@ -8,9 +8,9 @@ one they read neighbours and the same code is coalesced.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Arithmetic, Machine, Params, Rung, Step
-from gemmule.rungs._cuda import ALL_SIGNATURES, accumulator, ceil_div, type_arguments
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, ceil_div, type_arguments
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:

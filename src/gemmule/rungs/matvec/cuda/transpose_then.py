@@ -11,9 +11,9 @@ width x itemsize of x.
 
 from __future__ import annotations
 
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._blocks import (
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.blocks import (
     PARAMS,
     PRESETS,
     WIDTH_FITS,
@@ -22,8 +22,8 @@ from gemmule.rungs._blocks import (
     chain,
     sums_bytes,
 )
-from gemmule.rungs._cuda import CTYPE, ceil_div, type_arguments
-from gemmule.rungs._rows import FLOAT_SIGNATURES, sums
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, type_arguments
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
 
 TILE, TILE_ROWS = 32, 8  # kTile and kTileRows of the kernel
 

@@ -12,10 +12,10 @@ ceil(m / rows) blocks on x, since y ends at 65,535.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._cuda import type_arguments
-from gemmule.rungs._rows import (
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
     ROW_SIGNATURES,
     SEED_LAYOUTS,

@@ -7,10 +7,10 @@ share, and every tile costs two barriers. Shared memory: tile x itemsize of x, a
 
 from __future__ import annotations
 
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._cuda import type_arguments
-from gemmule.rungs._rows import (
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
     ROW_SIGNATURES,
     load_alignment,

@@ -7,10 +7,10 @@ by shuffles, without shared memory or barriers.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._cuda import ALL_SIGNATURES, ceil_div, type_arguments
-from gemmule.rungs._rows import row_blocks, sums, tree
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, ceil_div, type_arguments
+from gemmule.rungs._cuda.rows import row_blocks, sums, tree
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:

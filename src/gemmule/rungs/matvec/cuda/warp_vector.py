@@ -7,10 +7,10 @@ bytes in flight are what hides the latency of DRAM.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._cuda import type_arguments
-from gemmule.rungs._rows import (
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.rungs._cuda.rows import (
     ROW_SIGNATURES,
     load_alignment,
     row_blocks,

@@ -8,10 +8,10 @@ result is the same in every run, unlike atomics.
 
 from __future__ import annotations
 
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Machine, Params, Rung, Step, Suggestion
-from gemmule.rungs._cuda import accumulator, ceil_div, type_arguments
-from gemmule.rungs._rows import (
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Machine, Params, Rung, Step, Suggestion
+from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
     ROW_SIGNATURES,
     VALUES_FIT,

@@ -6,9 +6,9 @@ import functools
 
 import numpy as np
 
-from gemmule.backends.intrinsics import load, store
-from gemmule.backends.jit import Kernel, kernel
-from gemmule.rungs.quantized.cpu import _simd
+from gemmule.backends.cpu import simd
+from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.rungs.quantized.cpu._integers import (
     ACTIVATION_GROUP,
     planes,
@@ -42,7 +42,7 @@ def arrange_kernel(bits: int, columns: int) -> Kernel:
     x: ``(n, x_columns)`` float32, contiguous. out: zero-filled, ``(panels, blocks, codes of a lane,
     columns, 16)``, where panel p holds columns ``p * columns`` and following ones.
     """
-    width = _simd.codes_per_lane(bits)
+    width = simd.codes_per_lane(bits)
 
     @kernel
     def arrange(x: int, n: int, x_columns: int, out: int) -> None:
@@ -67,7 +67,7 @@ def quantise_vector_kernel(bits: int) -> Kernel:
     Writes every byte of the records, so out need not be zero-filled.
     """
     round_block = quantise_block(bits)
-    columns, record = _simd.block_columns(bits), record_bytes(bits)
+    columns, record = simd.block_columns(bits), record_bytes(bits)
 
     @kernel
     def quantise_vector(x: int, n: int, out: int) -> int:
@@ -88,7 +88,7 @@ def quantise_kernel(bits: int, columns: int) -> Kernel:
     (see `_integers`). Each 32 columns share a scale, max|x| / 127. Returns how many values
     are NaN or infinite; the records are of no use if any is.
     """
-    width = _simd.codes_per_lane(bits)
+    width = simd.codes_per_lane(bits)
     sides, record = planes(bits), record_bytes(bits)
 
     @kernel

@@ -17,9 +17,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from gemmule.backends.intrinsics import declare
-from gemmule.backends.jit import Intrinsic
-from gemmule.rungs.quantized.cpu._amx import (
+from gemmule.backends.cpu.amx import (
     TILE_BYTES,
     TILE_ROWS,
     fetch_line,
@@ -31,7 +29,9 @@ from gemmule.rungs.quantized.cpu._amx import (
     store_tile,
     zero_tile,
 )
-from gemmule.rungs.quantized.cpu._simd import (
+from gemmule.backends.cpu.intrinsics import declare
+from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.simd import (
     LANES,
     Value,
     constant,

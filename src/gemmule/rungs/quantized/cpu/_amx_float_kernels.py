@@ -11,19 +11,12 @@ import functools
 
 import numpy as np
 
-from gemmule.backends.intrinsics import load, store
-from gemmule.backends.jit import Kernel, kernel
+from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, AmxJob, configured, put_rows, released
+from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.simd import LANES
 from gemmule.rungs.quantized.cpu import _amx_bfloat16 as ops
-from gemmule.rungs.quantized.cpu._amx import (
-    TILE_BYTES,
-    TILE_ROWS,
-    AmxJob,
-    configured,
-    put_rows,
-    released,
-)
 from gemmule.rungs.quantized.cpu._amx_bfloat16 import BLOCK_ROWS, BLOCKS, TABLE_BYTES
-from gemmule.rungs.quantized.cpu._simd import LANES
 from gemmule.rungs.quantized.cpu._tile_kernels import TileKernels, in_tasks
 from gemmule.rungs.quantized.cpu._tile_ops import chunk_columns
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.intrinsics import load, store
-from gemmule.backends.jit import Intrinsic, kernel
-from gemmule.rungs.quantized.cpu._amx import (
+from gemmule.backends.cpu.amx import (
     TILE_BYTES,
     TILE_ROWS,
     AmxJob,
@@ -31,8 +29,9 @@ from gemmule.rungs.quantized.cpu._amx import (
     store_tile,
     zero_tile,
 )
-from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
-from gemmule.rungs.quantized.cpu._simd import (
+from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.jit import Intrinsic, kernel
+from gemmule.backends.cpu.simd import (
     LANES,
     Value,
     constant,
@@ -43,6 +42,7 @@ from gemmule.rungs.quantized.cpu._simd import (
     vector_type,
     void,
 )
+from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
 from gemmule.rungs.quantized.cpu._tile_kernels import TileKernels, in_tasks
 from gemmule.rungs.quantized.cpu._tile_ops import RECORD_BYTES, WORDS, chunk_records
 

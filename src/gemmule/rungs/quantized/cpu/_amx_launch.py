@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.jit import thread_count
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Suggestion
-from gemmule.rungs.quantized.cpu._amx import AmxJob
+from gemmule.backends.cpu.amx import AmxJob
+from gemmule.backends.cpu.jit import thread_count
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Suggestion
 from gemmule.rungs.quantized.cpu._amx_bfloat16 import BLOCK_ROWS, shrunk_by, window, x_bytes
 from gemmule.rungs.quantized.cpu._amx_float_kernels import (
     float_register_kernels,
@@ -27,7 +28,6 @@ from gemmule.rungs.quantized.cpu._operands import (
     scale_dtype_of,
 )
 from gemmule.rungs.quantized.cpu._rows import multiply_rows
-from gemmule.rungs.quantized.cpu._simd import BLOCK_BYTES, LANES
 from gemmule.rungs.quantized.cpu._tile_kernels import TileKernels, quantise_tile_kernel
 from gemmule.rungs.quantized.cpu._tile_ops import RECORD_BYTES, chunk_columns, chunk_records
 

@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.jit import thread_count
+from gemmule.backends.cpu.jit import thread_count
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, address
-from gemmule.rungs.quantized.cpu._plain_kernels import (
-    kind_of,
-    matrix_of,
-)
+from gemmule.rungs.quantized.cpu._plain_kernels import kind_of, matrix_of
 from gemmule.rungs.quantized.cpu._plain_spread import decode_kernel, decode_threaded_kernel
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.jit import thread_count
+from gemmule.backends.cpu.jit import thread_count
+from gemmule.backends.cpu.simd import LANES, ROWS
 from gemmule.rungs.quantized.cpu._operands import (
     SERIAL_BYTES,
     Stored,
@@ -15,12 +16,8 @@ from gemmule.rungs.quantized.cpu._operands import (
     blocks_of,
     scale_dtype_of,
 )
-from gemmule.rungs.quantized.cpu._plain_kernels import (
-    kind_of,
-    matrix_of,
-)
+from gemmule.rungs.quantized.cpu._plain_kernels import kind_of, matrix_of
 from gemmule.rungs.quantized.cpu._plain_spread import panel_kernel, panel_threaded_kernel
-from gemmule.rungs.quantized.cpu._simd import LANES, ROWS
 from gemmule.rungs.quantized.cpu._transposed_kernels import PanelsJob, panels_kernels
 
 

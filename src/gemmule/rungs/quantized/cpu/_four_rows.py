@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.jit import thread_count
-from gemmule.problem import Problem
+from gemmule.backends.cpu.jit import thread_count
+from gemmule.core.problem import Problem
 from gemmule.rungs.quantized.cpu._operands import (
     SERIAL_BYTES,
     Run,

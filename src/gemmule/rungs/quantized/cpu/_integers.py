@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gemmule.backends.intrinsics import declare
-from gemmule.backends.jit import Intrinsic
-from gemmule.rungs.quantized.cpu._simd import (
+from gemmule.backends.cpu.intrinsics import declare
+from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.simd import (
     BLOCK_BYTES,
     LANES,
     ROWS,

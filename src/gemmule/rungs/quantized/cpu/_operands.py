@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.problem import Problem
-from gemmule.quant import QuantizedMatrix
-from gemmule.rung import Arithmetic, Machine, Signature, Suggestion
-from gemmule.rungs.quantized.cpu._simd import BLOCK_BYTES, LANES, codes_per_lane
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, codes_per_lane
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Machine, Signature, Suggestion
+from gemmule.quant.matrix import QuantizedMatrix
 
 _BYTE = ctypes.c_char
 Floats = NDArray[np.float32]

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmule.backends.intrinsics import load, store
-from gemmule.backends.jit import Kernel, kernel, prange
+from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.jit import Kernel, kernel, prange
 from gemmule.rungs.quantized.cpu._operands import Stored, address, scale_dtype_of
 
 _byte = load("uint8", "int32")
@@ -203,6 +203,10 @@ def four_rows_kernel(kind: Kind) -> Kernel:
 @functools.cache
 def _segment(kind: Kind) -> Kernel:
     """Return the kernel that sums ``(code - zero) x`` over columns of one group in four rows."""
+    return _segment_of_nibbles(kind) if kind.bits == 4 else _segment_of_bytes(kind)
+
+
+def _segment_of_nibbles(kind: Kind) -> Kernel:
     get, cast = load(kind.working, kind.working), cast_kernel(kind.working)
 
     @kernel
@@ -241,6 +245,12 @@ def _segment(kind: Kind) -> Kernel:
             p3 += (cast(_byte(c3, high >> 1) & 15) - z3) * u
         return p0, p1, p2, p3
 
+    return nibbles
+
+
+def _segment_of_bytes(kind: Kind) -> Kernel:
+    get, cast = load(kind.working, kind.working), cast_kernel(kind.working)
+
     @kernel
     def bytes_(
         codes: int,
@@ -264,7 +274,7 @@ def _segment(kind: Kind) -> Kernel:
             p3 += (cast(_byte(c3, j)) - z3) * v
         return p0, p1, p2, p3
 
-    return nibbles if kind.bits == 4 else bytes_
+    return bytes_
 
 
 @functools.cache

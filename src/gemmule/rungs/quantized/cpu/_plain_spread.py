@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from gemmule.backends.intrinsics import load, store
-from gemmule.backends.jit import Kernel, kernel, prange
+from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.jit import Kernel, kernel, prange
 from gemmule.rungs.quantized.cpu._plain_kernels import Kind, Matrix, cast_kernel, number_kernels
 
 _byte = load("uint8", "int32")

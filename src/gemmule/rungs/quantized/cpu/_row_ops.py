@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from gemmule.backends.intrinsics import declare, element_pointer, widen
-from gemmule.backends.jit import Intrinsic
-from gemmule.rungs.quantized.cpu._simd import (
+from gemmule.backends.cpu.intrinsics import declare, element_pointer, widen
+from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.simd import (
     BLOCK_BYTES,
     LANES,
     ROWS,
@@ -36,6 +36,8 @@ from gemmule.rungs.quantized.cpu._simd import (
     void,
     words,
 )
+
+Values = list[Value]
 
 
 @functools.cache
@@ -174,13 +176,8 @@ def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> I
     """
 
     def looked_up(
-        builder: Any,
-        totals: list[Value],
-        scales: list[Value],
-        zeros: list[Value],
-        codes: list[Value],
-        x: Value,
-    ) -> list[Value]:
+        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, x: Value
+    ) -> Values:
         tables = _tables(builder, scales, zeros)
         for k in range(codes_per_lane(bits)):
             xs = [
@@ -192,13 +189,8 @@ def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> I
         return totals
 
     def decoded(
-        builder: Any,
-        totals: list[Value],
-        scales: list[Value],
-        zeros: list[Value],
-        codes: list[Value],
-        x: Value,
-    ) -> list[Value]:
+        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, x: Value
+    ) -> Values:
         parts = [constant(0.0)] * len(totals)
         for k in range(codes_per_lane(bits)):
             xs = [
@@ -212,13 +204,8 @@ def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> I
         ]
 
     def scaled(
-        builder: Any,
-        totals: list[Value],
-        scales: list[Value],
-        zeros: list[Value],
-        codes: list[Value],
-        x: Value,
-    ) -> list[Value]:
+        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, x: Value
+    ) -> Values:
         for k, row in itertools.product(range(codes_per_lane(bits)), range(rows)):
             step = builder.fsub(code_as_float(builder, codes[row], k, bits), zeros[row])
             weight = builder.fmul(step, scales[row])

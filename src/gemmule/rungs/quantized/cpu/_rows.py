@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.jit import thread_count
+from gemmule.backends.cpu.jit import thread_count
+from gemmule.backends.cpu.simd import BLOCK_BYTES, ROWS
 from gemmule.rungs.quantized.cpu._activations import arrange_kernel, quantise_kernel
 from gemmule.rungs.quantized.cpu._integers import record_bytes
 from gemmule.rungs.quantized.cpu._operands import (
@@ -17,7 +18,6 @@ from gemmule.rungs.quantized.cpu._operands import (
     blocks_of,
     scale_dtype_of,
 )
-from gemmule.rungs.quantized.cpu._simd import BLOCK_BYTES, ROWS
 from gemmule.rungs.quantized.cpu._vector_kernels import (
     RowsJob,
     RowsKernels,

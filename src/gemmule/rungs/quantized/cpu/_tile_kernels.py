@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmule.backends.intrinsics import load, prefetch, store
-from gemmule.backends.jit import Kernel, kernel, prange
+from gemmule.backends.cpu.intrinsics import load, prefetch, store
+from gemmule.backends.cpu.jit import Kernel, kernel, prange
+from gemmule.backends.cpu.simd import LANES
 from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
 from gemmule.rungs.quantized.cpu._row_ops import zeros_of
-from gemmule.rungs.quantized.cpu._simd import LANES
 from gemmule.rungs.quantized.cpu._tile_ops import (
     RECORD_BYTES,
     TILE_COLUMNS,

@@ -11,10 +11,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gemmule.backends.intrinsics import declare
-from gemmule.backends.jit import Intrinsic
-from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP, dot, weight_planes
-from gemmule.rungs.quantized.cpu._simd import (
+from gemmule.backends.cpu.intrinsics import declare
+from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.simd import (
     BLOCK_BYTES,
     LANES,
     ROWS,
@@ -32,6 +31,7 @@ from gemmule.rungs.quantized.cpu._simd import (
     vector_type,
     void,
 )
+from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP, dot, weight_planes
 
 TILE_COLUMNS = 8  # sums in registers: eight in integers and eight in floats
 WORDS = 8  # vectors of four activations in a record

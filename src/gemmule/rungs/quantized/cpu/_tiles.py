@@ -7,16 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.jit import thread_count
-from gemmule.problem import Problem
-from gemmule.rungs.quantized.cpu._operands import (
-    SERIAL_BYTES,
-    Stored,
-    address,
-    scale_dtype_of,
-)
+from gemmule.backends.cpu.jit import thread_count
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES
+from gemmule.core.problem import Problem
+from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, address, scale_dtype_of
 from gemmule.rungs.quantized.cpu._rows import multiply_rows
-from gemmule.rungs.quantized.cpu._simd import BLOCK_BYTES, LANES
 from gemmule.rungs.quantized.cpu._tile_kernels import (
     TileJob,
     TileKernels,

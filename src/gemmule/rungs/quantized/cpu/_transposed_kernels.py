@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from gemmule.backends.intrinsics import load, prefetch
-from gemmule.backends.jit import Kernel, kernel, prange
+from gemmule.backends.cpu.intrinsics import load, prefetch
+from gemmule.backends.cpu.jit import Kernel, kernel, prange
 from gemmule.rungs.quantized.cpu import _row_ops
 from gemmule.rungs.quantized.cpu._vector_kernels import zero_points
 

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmule.backends.intrinsics import load, prefetch
-from gemmule.backends.jit import Intrinsic, Kernel, kernel, prange
-from gemmule.rungs.quantized.cpu import _row_ops, _simd
+from gemmule.backends.cpu import simd
+from gemmule.backends.cpu.intrinsics import load, prefetch
+from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel, prange
+from gemmule.rungs.quantized.cpu import _row_ops
 from gemmule.rungs.quantized.cpu._activations import arrange_vector_kernel, quantise_vector_kernel
 from gemmule.rungs.quantized.cpu._integers import add_integer_products
 
@@ -69,7 +70,7 @@ def rows_kernels(
     bits: int, columns: int, per_lane: bool, scale_dtype: str, has_zeros: bool, integers: bool
 ) -> RowsKernels:
     """Return the kernels for one kind of matrix and `columns` columns of activations at once."""
-    at_once = STRETCHES if columns == 1 else _simd.ROWS
+    at_once = STRETCHES if columns == 1 else simd.ROWS
     load_scales = _row_ops.group_numbers(scale_dtype, per_lane, at_once)
     load_zeros = zero_points(bits, per_lane, has_zeros, at_once)
     if integers:
@@ -81,7 +82,7 @@ def rows_kernels(
     return _in_tasks(_tiles_kernel(load_scales, load_zeros, add, columns))
 
 
-def zero_points(bits: int, per_lane: bool, has_zeros: bool, rows: int = _simd.ROWS) -> Intrinsic:
+def zero_points(bits: int, per_lane: bool, has_zeros: bool, rows: int = simd.ROWS) -> Intrinsic:
     """Return the operation that gives the rows' zero points."""
     if has_zeros:
         return _row_ops.group_numbers("float32", per_lane, rows)
@@ -132,7 +133,7 @@ def _tiles_kernel(
 
     The totals wait in memory between two chunks.
     """
-    count = _simd.ROWS * columns
+    count = simd.ROWS * columns
     load_totals, store_totals = _row_ops.load_totals(count), _row_ops.store_totals(count)
     store_sums, load_words = _row_ops.store_sums(columns), _row_ops.load_words
 

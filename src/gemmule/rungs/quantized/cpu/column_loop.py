@@ -6,9 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.backends import jit
-from gemmule.problem import Problem
-from gemmule.rung import Params, Rung
+from gemmule.backends.cpu import jit
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Params, Rung
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
     Run,

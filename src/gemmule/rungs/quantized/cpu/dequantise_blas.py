@@ -6,9 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.backends import jit
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Suggestion
+from gemmule.backends.cpu import jit
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Suggestion
 from gemmule.rungs.quantized.cpu._blas import multiply_by_blas
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,

@@ -6,8 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Suggestion
+from gemmule.backends.cpu.simd import missing_features
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Suggestion
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
@@ -20,7 +21,6 @@ from gemmule.rungs.quantized.cpu._operands import (
     takes_row_along,
 )
 from gemmule.rungs.quantized.cpu._rows import multiply_rows
-from gemmule.rungs.quantized.cpu._simd import missing_features
 
 COLUMNS = 4  # 4 rows x 4 columns of totals fill half of the 32 vector registers
 

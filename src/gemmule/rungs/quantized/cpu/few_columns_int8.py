@@ -6,8 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.problem import Problem
-from gemmule.rung import Arithmetic, Machine, Params, Rung, Suggestion
+from gemmule.backends.cpu.simd import missing_features
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
@@ -20,7 +21,6 @@ from gemmule.rungs.quantized.cpu._operands import (
     takes_row_along,
 )
 from gemmule.rungs.quantized.cpu._rows import multiply_rows_in_integers
-from gemmule.rungs.quantized.cpu._simd import missing_features
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
 
 # Products per second and core (as in `few_columns`; AMD EPYC, Zen 5: 140 and 90 G/s from caches).

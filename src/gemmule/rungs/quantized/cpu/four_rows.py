@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gemmule.backends import jit
-from gemmule.problem import Problem
-from gemmule.rung import Params, Rung
+from gemmule.backends.cpu import jit
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Params, Rung
 from gemmule.rungs.quantized.cpu._four_rows import bind_four_rows
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,

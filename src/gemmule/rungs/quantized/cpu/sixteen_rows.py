@@ -6,8 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.problem import Problem
-from gemmule.rung import Arithmetic, Machine, Params, Rung, Suggestion
+from gemmule.backends.cpu.simd import missing_features
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
@@ -17,7 +18,6 @@ from gemmule.rungs.quantized.cpu._operands import (
     read_time,
     takes_row_along,
 )
-from gemmule.rungs.quantized.cpu._simd import missing_features
 from gemmule.rungs.quantized.cpu._tile_ops import TILE_COLUMNS, chunk_columns
 from gemmule.rungs.quantized.cpu._tiles import groups_are_chunks, multiply_float_tiles
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.problem import Problem
-from gemmule.rung import Arithmetic, Machine, Params, Rung, Suggestion
-from gemmule.rungs.quantized.cpu._amx import missing_tiles
+from gemmule.backends.cpu.amx import missing_tiles
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion
 from gemmule.rungs.quantized.cpu._amx_launch import (
     groups_are_records,
     multiply_integer_tiles,

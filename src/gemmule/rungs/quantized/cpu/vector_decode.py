@@ -6,8 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.problem import Problem
-from gemmule.rung import Params, Rung
+from gemmule.backends.cpu.simd import missing_features
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Params, Rung
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     SHARES_PER_THREAD,
@@ -20,7 +21,6 @@ from gemmule.rungs.quantized.cpu._operands import (
     takes_row_along,
 )
 from gemmule.rungs.quantized.cpu._rows import multiply_vector
-from gemmule.rungs.quantized.cpu._simd import missing_features
 
 
 def _bind(problem: Problem, params: Params) -> Run:

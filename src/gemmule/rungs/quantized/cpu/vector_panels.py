@@ -6,8 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.problem import Problem
-from gemmule.rung import Params, Rung
+from gemmule.backends.cpu.simd import missing_features
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Params, Rung
 from gemmule.rungs.quantized.cpu._columns import spread_rows
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
@@ -19,7 +20,6 @@ from gemmule.rungs.quantized.cpu._operands import (
     read_time,
     takes_row_across,
 )
-from gemmule.rungs.quantized.cpu._simd import missing_features
 
 
 def _bind(problem: Problem, params: Params) -> Run:

@@ -7,9 +7,9 @@ row leaves half a byte, which the columns dealt out one by one take care of.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._codes import (
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.codes import (
     FITS,
     alignment,
     product_chain,
@@ -17,8 +17,8 @@ from gemmule.rungs._codes import (
     signatures,
     takes_groups,
 )
-from gemmule.rungs._cuda import CTYPE, ceil_div
-from gemmule.rungs._rows import sums
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs._cuda.rows import sums
 
 BITS = 4
 

@@ -8,9 +8,9 @@ and zero point for the matrix; rows and groups of a multiple of 32 columns work 
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._codes import (
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.codes import (
     FITS,
     alignment,
     product_chain,
@@ -18,8 +18,8 @@ from gemmule.rungs._codes import (
     signatures,
     takes_groups,
 )
-from gemmule.rungs._cuda import CTYPE, ceil_div
-from gemmule.rungs._rows import sums
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs._cuda.rows import sums
 
 BITS = 8
 

@@ -6,9 +6,9 @@ The table of `product_table_int8` with 16 entries for each value of x: 16 n floa
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._codes import (
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.codes import (
     FITS,
     alignment,
     scale_type,
@@ -16,8 +16,8 @@ from gemmule.rungs._codes import (
     table_chain,
     takes_one_scale,
 )
-from gemmule.rungs._cuda import CTYPE, ceil_div
-from gemmule.rungs._rows import sums
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs._cuda.rows import sums
 
 BITS = 4
 

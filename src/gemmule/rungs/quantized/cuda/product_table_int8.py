@@ -8,9 +8,9 @@ unsigned, so that each one is an index. The table, 256 n float32 in the workspac
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._codes import (
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.codes import (
     FITS,
     alignment,
     scale_type,
@@ -18,8 +18,8 @@ from gemmule.rungs._codes import (
     table_chain,
     takes_one_scale,
 )
-from gemmule.rungs._cuda import CTYPE, ceil_div
-from gemmule.rungs._rows import sums
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs._cuda.rows import sums
 
 BITS = 8
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmule.backends.intrinsics import load, store
-from gemmule.backends.jit import Kernel, kernel, prange, thread_count
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import Machine, Params, Rung, Suggestion, floats
+from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count
+from gemmule.backends.cpu.simd import missing_features
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Machine, Params, Rung, Suggestion, floats
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu import _streams
-from gemmule.rungs.quantized.cpu._simd import missing_features
 
 COLUMNS = 4
 WIDTHS = (16384, 8192, 4096)  # elements of a panel of y; 16384 float32 stay in a L2

@@ -8,19 +8,17 @@ bits on every run, in a single launch.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import (
-    Arithmetic,
-    Machine,
-    Params,
-    Rung,
-    Step,
-    Suggestion,
-    floats,
-    integers,
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion, floats, integers
+from gemmule.rungs._cuda.geometry import accumulator, type_arguments
+from gemmule.rungs._cuda.stream import (
+    FITS,
+    UNITS_OF_ROWS,
+    flags,
+    rows_of_a_thread,
+    starting,
+    strips,
 )
-from gemmule.rungs._cuda import accumulator, type_arguments
-from gemmule.rungs._stream import FITS, UNITS_OF_ROWS, flags, rows_of_a_thread, starting, strips
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:

@@ -7,10 +7,10 @@ with n iterations, leave a device idle unless m is large.
 
 from __future__ import annotations
 
-from gemmule.problem import Problem
-from gemmule.rung import Machine, Params, Rung, Step
-from gemmule.rungs._cuda import ALL_SIGNATURES, type_arguments
-from gemmule.rungs._rows import row_blocks, sums
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, type_arguments
+from gemmule.rungs._cuda.rows import row_blocks, sums
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:

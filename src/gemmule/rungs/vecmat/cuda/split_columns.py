@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-from gemmule.problem import ITEMSIZE, Problem
-from gemmule.rung import (
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import (
     Arithmetic,
     Constraint,
     Machine,
@@ -22,8 +22,15 @@ from gemmule.rung import (
     floats,
     integers,
 )
-from gemmule.rungs._cuda import CTYPE, accumulator, ceil_div, type_arguments
-from gemmule.rungs._stream import FITS, UNITS_OF_ROWS, flags, rows_of_a_thread, starting, strips
+from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.stream import (
+    FITS,
+    UNITS_OF_ROWS,
+    flags,
+    rows_of_a_thread,
+    starting,
+    strips,
+)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:

@@ -1,0 +1,251 @@
+"""Foreign arrays in, the same kind out: `unwrap`, `empty_like_kind`, overlap checks.
+
+NumPy, PyTorch, CuPy, JAX and this package's own arrays are known by type; anything else comes in
+through DLPack or ``__cuda_array_interface__``. A library is touched only when the caller has
+already imported it, so nothing here imports one. Arrays are never copied to be read, with one
+exception: host data that is misaligned or of foreign byte order.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.operand import Form, Operand, extent
+from gemmule.core.problem import DTYPES, QuantSpec, check_dtype, numpy_dtype
+from gemmule.quant.matrix import QuantizedMatrix
+
+_OVERLAP_WORK: Any = 10_000  # candidate solutions tried before two views count as overlapping
+
+
+def unwrap(obj: Any, argument: str) -> Operand:
+    """Return `obj` as an `Operand`; TypeError for what is no array of a supported dtype."""
+    if type(obj) is np.ndarray:
+        return _from_numpy(obj, obj, "numpy", argument)
+    if isinstance(obj, QuantizedMatrix):
+        return _from_quantized(obj)
+    if isinstance(obj, DeviceArray):
+        return device_arrays.from_own(obj)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        return _from_torch(torch, obj, argument)
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(obj, jax.Array):
+        return _from_jax(jax, obj, argument)
+    if isinstance(obj, np.ma.MaskedArray):
+        raise TypeError(
+            f"{argument} is a masked array, and the mask would be lost. "
+            "Pass .filled(0) or another plain array."
+        )
+    if isinstance(obj, np.ndarray):
+        return _from_numpy(obj.view(np.ndarray), obj, "numpy", argument)
+    if hasattr(obj, "__cuda_array_interface__"):
+        return device_arrays.from_interface(obj, argument)
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        return _from_dlpack(obj, argument)
+    raise TypeError(
+        f"{argument} is a {type(obj).__module__}.{type(obj).__qualname__}; needed is a NumPy, "
+        "PyTorch, CuPy or JAX array, or one with DLPack or __cuda_array_interface__. "
+        "Wrap nested lists with numpy.asarray."
+    )
+
+
+def _from_numpy(array: np.ndarray[Any, Any], original: Any, library: str, argument: str) -> Operand:
+    dtype = array.dtype
+    name = _name_of(dtype)
+    if name not in DTYPES:
+        check_dtype(name, argument)
+    itemsize = dtype.itemsize
+    plain = dtype.isnative and array.flags.aligned
+    if not plain or any(step % itemsize for step in array.strides):
+        array = np.array(array, dtype=dtype.newbyteorder("="), order="K")
+    pointer: int = array.__array_interface__["data"][0]
+    strides = tuple([step // itemsize for step in array.strides])
+    form = Form(array.shape, strides, name, min(itemsize, 16))
+    return Operand(array, pointer, form, "cpu", library, original)
+
+
+@functools.lru_cache(maxsize=256)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """Return ``dtype.name``, which NumPy computes anew in a microsecond."""
+    return dtype.name
+
+
+def _from_quantized(matrix: QuantizedMatrix) -> Operand:
+    return Operand(matrix, 0, matrix.kept(quantized_form), matrix.device, "gemmule", matrix)
+
+
+def quantized_form(matrix: QuantizedMatrix) -> Form:
+    """Return the form of a quantised matrix; `QuantizedMatrix.kept` computes it once."""
+    spec = _spec(
+        matrix.bits,
+        matrix.group_size,
+        matrix.zeros is not None,
+        matrix.layout,
+        matrix.scale_dtype,
+        matrix.transposed,
+        matrix.perm is not None,
+    )
+    return Form(matrix.shape, (0, 0), f"uint{matrix.bits}", 16, spec)
+
+
+_spec = functools.lru_cache(maxsize=256)(QuantSpec)
+
+
+def _from_torch(torch: Any, tensor: Any, argument: str) -> Operand:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise TypeError(
+            f"{argument} is a {tensor.layout} tensor on {tensor.device}; needed is a dense strided "
+            "tensor with data. Call .to_dense() or .dequantize() first."
+        )
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        check_dtype(name, argument)
+    if tensor.is_cuda:
+        return device_arrays.from_torch(tensor, name)
+    if tensor.device.type != "cpu":
+        raise TypeError(f"{argument} lies on {tensor.device}; supported are cpu and cuda devices.")
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        bits = torch.uint16 if name == "bfloat16" else torch.uint8
+        host = plain.view(bits).numpy().view(numpy_dtype(name))
+    else:
+        host = plain.numpy()
+    return _from_numpy(host, tensor, "torch", argument)
+
+
+def _from_jax(jax: Any, array: Any, argument: str) -> Operand:
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError(
+            f"{argument} is a JAX tracer: gemmule runs on arrays, not inside jit, grad or vmap. "
+            "Call it outside the transformed function."
+        )
+    platform = next(iter(array.devices())).platform
+    if platform == "cpu":
+        return _from_numpy(np.asarray(array), array, "jax", argument)
+    return device_arrays.from_dlpack(array, "jax", argument)
+
+
+def _from_dlpack(obj: Any, argument: str) -> Operand:
+    device_type = int(obj.__dlpack_device__()[0])
+    if device_type == 1:
+        return _from_numpy(np.from_dlpack(obj), obj, "dlpack", argument)
+    if device_type == 2:
+        return device_arrays.from_dlpack(obj, "dlpack", argument)
+    raise TypeError(
+        f"{argument} lies on DLPack device type {device_type}; supported are 1 (CPU) and 2 (CUDA)."
+    )
+
+
+def check_same_kind(left: Operand, right: Operand, names: tuple[str, str]) -> None:
+    """Raise TypeError unless both operands share one library and one device."""
+    if left.device == right.device and left.library == right.library:
+        return
+    if left.device == right.device and "gemmule" in (left.library, right.library):
+        return  # a quantised or device matrix goes with arrays of any library beside it
+    raise TypeError(
+        f"{names[0]} is a {left.kind} and {names[1]} a {right.kind}; both must come from one "
+        "library and lie on one device. Convert or move one of them first."
+    )
+
+
+def empty_like_kind(shape: tuple[int, ...], dtype: str, like: Operand) -> Operand:
+    """Return an uninitialised C-ordered array of the kind of `like`."""
+    if like.device != "cpu":
+        return device_arrays.empty(shape, dtype, like)
+    array = np.empty(shape, dtype=numpy_dtype(dtype))
+    return _from_numpy(array, array, "numpy", "out")
+
+
+def to_kind(out: Operand, like: Operand) -> Any:
+    """Return a fresh host result as an array of the library that `like` came from."""
+    if like.device != "cpu" or like.library in ("numpy", "gemmule"):
+        return out.original
+    array = out.array
+    if like.library == "torch":
+        torch = sys.modules["torch"]
+        if out.form.dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            bits = array.view(np.uint16 if out.form.dtype == "bfloat16" else np.uint8)
+            return torch.from_numpy(bits).view(getattr(torch, out.form.dtype))
+        return torch.from_numpy(array) if array.ndim else torch.tensor(array)
+    if like.library == "jax":
+        result = sys.modules["jax"].numpy.asarray(array)
+        if result.dtype.name != out.form.dtype:
+            raise TypeError(
+                f"the result is {out.form.dtype}, which JAX holds only with jax_enable_x64. "
+                "Enable it, or pass a 32-bit out_dtype."
+            )
+        return result
+    namespace = getattr(like.original, "__array_namespace__", None)
+    return namespace().from_dlpack(array) if namespace is not None else array
+
+
+def check_out(out: Operand, shape: tuple[int, ...], dtype: str, inputs: list[Operand]) -> None:
+    """Raise unless `out` has exactly this shape and dtype, is writable, and overlaps no input."""
+    if out.form.shape != shape:
+        raise ValueError(f"out has shape {out.form.shape}; the result has shape {shape}.")
+    if out.form.dtype != dtype:
+        raise TypeError(
+            f"out has dtype {out.form.dtype}; the result has dtype {dtype}. "
+            "Pass an out of that dtype, or out_dtype= to choose another."
+        )
+    if out.library in ("jax",):
+        raise TypeError("out is a JAX array, which is immutable. Leave out= away.")
+    if out.device == "cpu" and not out.array.flags.writeable:
+        raise ValueError("out is read-only. Pass a writable array.")
+    if _was_copied(out):
+        raise ValueError(
+            "out is misaligned, of foreign byte order, or a lazily negated or conjugated view. "
+            "Pass a plain array."
+        )
+    if _overlaps_itself(out.form):
+        raise ValueError(
+            f"out has strides {out.form.strides} for shape {out.form.shape}: several elements "
+            "would share one place. Pass an array whose elements are apart."
+        )
+    for operand in inputs:
+        if operand.form.quant is None and _overlap(out, operand):
+            raise ValueError(
+                "out overlaps an input: the product would overwrite what it still reads. "
+                "Pass another array."
+            )
+
+
+def _was_copied(out: Operand) -> bool:
+    """Whether unwrapping had to copy `out`, so that a result written there would be lost."""
+    if 0 in out.form.shape or out.array is out.original:
+        return False
+    if out.library == "torch":
+        return bool(out.pointer != out.original.data_ptr())
+    return out.library == "numpy" and not np.may_share_memory(out.array, out.original)
+
+
+def _overlaps_itself(form: Form) -> bool:
+    """Whether two indices may name one place: exact unless strides interleave, then True."""
+    reach = 1
+    for step, size in sorted(zip(map(abs, form.strides), form.shape, strict=True)):
+        if size > 1:
+            if step < reach:
+                return 0 not in form.shape
+            reach += (size - 1) * step
+    return False
+
+
+def _overlap(out: Operand, operand: Operand) -> bool:
+    if out.device != operand.device:
+        return False
+    if out.device == "cpu":
+        if not np.may_share_memory(out.array, operand.array):
+            return False
+        try:
+            return np.shares_memory(out.array, operand.array, max_work=_OVERLAP_WORK)
+        except np.exceptions.TooHardError:
+            return True
+    low, high = extent(out)
+    other_low, other_high = extent(operand)
+    return low < other_high and other_low < high

@@ -1,0 +1,51 @@
+"""What a back end is to the layers above: a `Backend` that prepares a choice as a `Run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gemmule.core.choice import Choice
+from gemmule.core.operand import Operand
+from gemmule.core.rung import Machine, Rung
+
+# run(a, b, out, alpha, beta): out = alpha * a b + beta * out, on operands of the prepared forms.
+Run = Callable[[Operand, Operand, Operand, float, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRun:
+    """A `Run` that needs no more of its operands than their host arrays."""
+
+    product: Callable[[Any, Any, Any], None]  # (a, b, out): out = a b
+    scaled: Callable[[Any, Any, Any, float, float], None]  # out = alpha a b + beta out
+
+    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
+        """Set out = alpha * product + beta * out."""
+        if alpha == 1 and beta == 0:
+            self.product(a.array, b.array, out.array)
+        else:
+            self.scaled(a.array, b.array, out.array, alpha, beta)
+
+
+class Backend(Protocol):
+    """What a back end offers the plan: the machine, which rungs are proved, and a launcher."""
+
+    name: str
+
+    def machine(self, device: str) -> Machine:
+        """Describe the device, cheaply and without touching its state."""
+        ...
+
+    def proved(self, rung: Rung, machine: Machine) -> bool:
+        """Tell whether the rung may be chosen automatically on this machine."""
+        ...
+
+    def adapts(self) -> bool:
+        """Tell whether operands may be copied to another dtype or layout that a rung takes."""
+        ...
+
+    def prepare(self, choice: Choice) -> Run:
+        """Compile or bind what `choice` needs and return its launcher."""
+        ...

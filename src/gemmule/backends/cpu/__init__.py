@@ -1,0 +1,1 @@
+"""Host arrays, Numba kernels and BLAS."""

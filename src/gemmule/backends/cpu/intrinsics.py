@@ -1,0 +1,226 @@
+"""Operations that CPU kernels are made of, given as LLVM code.
+
+Memory is addressed by ``(address, index)``: an integer address and an index in elements, so no
+index is checked or wrapped and LLVM sees plain pointer arithmetic. No alignment is assumed.
+Halves live in memory only: a load widens them to float32, a store rounds them to nearest even.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from gemmule.backends.cpu.jit import Intrinsic, intrinsic
+from gemmule.core.problem import FLOAT8, ITEMSIZE
+
+FAST = ("reassoc", "contract")
+
+
+def llvm_type(dtype: str) -> Any:
+    """Return the LLVM type of a dtype as it lies in memory; halves and float8 are integers."""
+    from llvmlite import ir
+
+    if dtype == "float64":
+        return ir.DoubleType()
+    if dtype == "float32":
+        return ir.FloatType()
+    return ir.IntType(8 * ITEMSIZE[dtype])
+
+
+@functools.cache
+def load(stored: str, working: str) -> Intrinsic:
+    """Return ``f(address, index)``: the element of dtype `stored` as a number of dtype `working`.
+
+    `working` is float32 or float64 for floats, int32 or int64 for integers (unsigned values are
+    widened with zeros; 64-bit ones keep their bits).
+    """
+
+    def define(typing_context: Any, address: Any, index: Any) -> Any:
+        from numba.core import types
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = element_pointer(builder, arguments[0], arguments[1], stored)
+            return widen(builder, builder.load(pointer, align=1), stored, working)
+
+        return getattr(types, working)(types.int64, types.int64), generate
+
+    return Intrinsic(define, f"load {stored} {working}")
+
+
+@functools.cache
+def store(stored: str, working: str) -> Intrinsic:
+    """Return ``f(address, index, value)``: write `value` of dtype `working` as dtype `stored`.
+
+    float32 rounds to float16 and bfloat16 to nearest even, NaN stays NaN; integers keep their low
+    bits, or are widened with their sign.
+    """
+
+    def define(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
+        from numba.core import types
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = element_pointer(builder, arguments[0], arguments[1], stored)
+            builder.store(narrow(builder, arguments[2], stored, working), pointer, align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, getattr(types, working)), generate
+
+    return Intrinsic(define, f"store {stored} {working}")
+
+
+def element_pointer(builder: Any, address: Any, index: Any, dtype: str) -> Any:
+    """Emit the pointer to element `index` of the array of `dtype` at `address`."""
+    element = llvm_type(dtype)
+    base = builder.inttoptr(address, element.as_pointer())
+    return builder.gep(base, [index], inbounds=True, source_etype=element)
+
+
+def widen(builder: Any, value: Any, stored: str, working: str) -> Any:
+    """Emit the conversion of a loaded element (or vector of them) to the working dtype."""
+    from llvmlite import ir
+
+    if stored == working:
+        return value
+    lanes = getattr(value.type, "count", None)
+    target = _shaped(llvm_type(working), lanes)
+    if stored == "float16":
+        return builder.fpext(builder.bitcast(value, _shaped(ir.HalfType(), lanes)), target)
+    if stored == "bfloat16":  # a bfloat16 is the upper half of a float32
+        bits = builder.zext(value, _shaped(ir.IntType(32), lanes))
+        return builder.bitcast(builder.shl(bits, _splat(16, bits.type)), target)
+    if stored in FLOAT8:
+        return _widen_float8(builder, value, stored, target, lanes)
+    if stored == "float32":
+        return builder.fpext(value, target)
+    if ITEMSIZE[stored] == ITEMSIZE[working]:
+        return value
+    grow = builder.zext if stored.startswith("u") else builder.sext
+    return grow(value, target)
+
+
+def _widen_float8(builder: Any, value: Any, stored: str, target: Any, lanes: int | None) -> Any:
+    """Emit float8 to float32, through float16, which holds every float8 value exactly.
+
+    e5m2 is the upper byte of a float16. e4m3fn has one exponent bit less: its bits, moved to their
+    places in a float16, are the value divided by 2^8; all ones are NaN.
+    """
+    from llvmlite import ir
+
+    half = _shaped(ir.HalfType(), lanes)
+    bits = builder.zext(value, _shaped(ir.IntType(16), lanes))
+    if stored == "float8_e5m2":
+        shifted = builder.shl(bits, _splat(8, bits.type))
+        return builder.fpext(builder.bitcast(shifted, half), target)
+    magnitude = builder.and_(bits, _splat(0x7F, bits.type))
+    sign = builder.shl(builder.and_(bits, _splat(0x80, bits.type)), _splat(8, bits.type))
+    placed = builder.or_(sign, builder.shl(magnitude, _splat(7, bits.type)))
+    scaled = builder.fmul(
+        builder.fpext(builder.bitcast(placed, half), target), _splat(256.0, target)
+    )
+    is_nan = builder.icmp_unsigned("==", magnitude, _splat(0x7F, bits.type))
+    return builder.select(is_nan, _splat(float("nan"), target), scaled)
+
+
+def narrow(builder: Any, value: Any, stored: str, working: str) -> Any:
+    """Emit the conversion of a number of the working dtype to the dtype it is stored in."""
+    from llvmlite import ir
+
+    if stored == working:
+        return value
+    target = llvm_type(stored)
+    if stored == "float16":
+        return builder.bitcast(builder.fptrunc(value, ir.HalfType()), target)
+    if stored == "bfloat16":
+        return _round_to_bfloat16(builder, value)
+    if stored == "float32":
+        return builder.fptrunc(value, target)
+    if ITEMSIZE[stored] == ITEMSIZE[working]:
+        return value
+    if ITEMSIZE[stored] > ITEMSIZE[working]:
+        return builder.sext(value, target)
+    return builder.trunc(value, target)
+
+
+def _round_to_bfloat16(builder: Any, value: Any) -> Any:
+    """Emit round to nearest even: add 0x7FFF plus the lowest kept bit; a NaN becomes quiet."""
+    from llvmlite import ir
+
+    word, half = ir.IntType(32), ir.IntType(16)
+    bits = builder.bitcast(value, word)
+    upper = builder.lshr(bits, word(16))
+    carry = builder.add(builder.and_(upper, word(1)), word(0x7FFF))
+    rounded = builder.lshr(builder.add(bits, carry), word(16))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    chosen = builder.select(is_nan, builder.or_(upper, word(0x40)), rounded)
+    return builder.trunc(chosen, half)
+
+
+def _shaped(element: Any, lanes: int | None) -> Any:
+    from llvmlite import ir
+
+    return element if lanes is None else ir.VectorType(element, lanes)
+
+
+def _splat(number: float, kind: Any) -> Any:
+    lanes = getattr(kind, "count", None)
+    return kind(number) if lanes is None else kind([number] * lanes)
+
+
+@intrinsic
+def multiply_add(typing_context: Any, total: Any, left: Any, right: Any) -> Any:
+    """``total + left * right`` in the type of `total`: fused where the CPU can, integers wrap."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return emit_multiply_add(builder, *arguments)
+
+    return total(total, total, total), generate
+
+
+def emit_multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    """Emit ``total + left * right`` for scalars or vectors of one type."""
+    from llvmlite import ir
+
+    element = getattr(total.type, "element", total.type)
+    if isinstance(element, ir.IntType):
+        return builder.add(total, builder.mul(left, right))
+    return builder.fadd(total, builder.fmul(left, right, flags=FAST), flags=FAST)
+
+
+@intrinsic
+def call(typing_context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
+    """Call the C function at an address with six int64 (see `Kernel.address`)."""
+    from llvmlite import ir
+    from numba.core import types
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(ir.IntType(8).as_pointer(), [word] * 6)
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for the cache line at `address`, to be read once; any address is allowed."""
+    from llvmlite import ir
+    from numba.core import types
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = declare(builder, "llvm.prefetch.p0", kind)
+        pointer = builder.inttoptr(arguments[0], byte)
+        builder.call(function, [pointer, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+def declare(builder: Any, name: str, kind: Any) -> Any:
+    """Return the LLVM function `name` of type `kind`, declared in the module once."""
+    from llvmlite import ir
+
+    known = builder.module.globals.get(name)
+    return known if known is not None else ir.Function(builder.module, kind, name)

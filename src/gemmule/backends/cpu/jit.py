@@ -1,0 +1,253 @@
+"""Numba, tamed: lazily compiled CPU kernels, a private disk cache, and safe parallel launches.
+
+A rung writes ``@kernel`` above a plain function and calls the result. Importing the rung imports no
+Numba; the first call does. Inside a kernel, other kernels, `Intrinsic` objects and `prange` are
+used by their names and become Numba's own objects when the kernel is built.
+
+Kernels take addresses, strides and sizes (integers), so that one compilation serves every array
+order, alignment and read-only flag; elements are read and written through
+`gemmule.backends.cpu.intrinsics`. ``fastmath`` is ``{"reassoc", "contract"}``: sums may be
+reordered and fused, NaN and Inf keep their meaning. No kernel holds the GIL.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Iterator
+from types import CellType, CodeType, FunctionType
+from typing import Any, cast, overload
+
+import numpy as np
+
+_BUILD_LOCK = threading.RLock()
+_LAUNCH_LOCK = threading.Lock()
+_IMPORT_PID = os.getpid()
+
+_OPTIONS = {
+    "nopython": True,
+    "nogil": True,
+    "boundscheck": False,
+    "error_model": "numpy",
+    "fastmath": {"reassoc", "contract"},
+}
+
+
+def unavailable() -> str | None:
+    """Return why no kernel can be compiled here, or None; imports nothing."""
+    if importlib.util.find_spec("numba") is None:
+        return "Numba is not installed; pip install numba"
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return "NUMBA_DISABLE_JIT is set; unset it"
+    return None
+
+
+class _ParallelRange:
+    """Stands for ``numba.prange`` until a kernel is built; outside of one it is ``range``."""
+
+    def __call__(self, *bounds: int) -> range:
+        return range(*bounds)
+
+
+prange = _ParallelRange()
+
+
+class Intrinsic:
+    """An operation given as LLVM code; see `intrinsic`."""
+
+    def __init__(self, define: Callable[..., Any], name: str) -> None:
+        self.key = name
+        self._define = define
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """Numba's own object for the operation."""
+        import numba.extending
+
+        with _BUILD_LOCK:
+            return numba.extending.intrinsic(self._define)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Refuse: an intrinsic exists inside kernels only."""
+        raise TypeError(f"intrinsic {self.key} can only be used inside a kernel.")
+
+
+def intrinsic(define: Callable[..., Any]) -> Intrinsic:
+    """Declare an operation by its LLVM code, importing no Numba yet.
+
+    `define(typing_context, *argument_types)` returns ``(signature, generate)`` as
+    ``numba.extending.intrinsic`` wants it; it imports ``numba`` and ``llvmlite`` in its body.
+    """
+    return Intrinsic(define, f"{define.__module__}.{define.__qualname__}")
+
+
+class Kernel:
+    """A function compiled on its first call, from the disk cache where it holds it.
+
+    Calls are thread-safe. A parallel kernel must not be called in a forked child (see
+    `thread_count`); the module that owns it calls its serial form there.
+    """
+
+    def __init__(self, function: FunctionType, *, parallel: bool) -> None:
+        self.function = function
+        self.parallel = parallel
+        self.__doc__ = function.__doc__
+        self._dispatcher: Any = None
+        self._launch_freely = not parallel
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Name of the kernel on disk: module, function, line, form, and what its closure holds."""
+        code = self.function.__code__
+        place = f"{self.function.__module__}.{self.function.__qualname__}:{code.co_firstlineno}"
+        cells = self.function.__closure__ or ()
+        # One function may be compiled both ways, and neither may be taken for the other.
+        form = ["parallel"] if self.parallel else []
+        return " ".join([place, *form, *(_describe(cell.cell_contents) for cell in cells)])
+
+    @property
+    def compiled(self) -> Any:
+        """Numba's dispatcher of this kernel, made on first use."""
+        if self._dispatcher is None:
+            with _BUILD_LOCK:
+                if self._dispatcher is None:
+                    self._dispatcher = self._build()
+        return self._dispatcher
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the kernel; arguments are Python integers, NumPy scalars or arrays."""
+        if self._launch_freely:
+            return self.compiled(*arguments)
+        with _LAUNCH_LOCK:
+            result = self.compiled(*arguments)
+            self._launch_freely = _layer_is_thread_safe()
+        return result
+
+    def address(self, arguments: int) -> int:
+        """Return the address of the kernel as a C function of so many int64, compiling it.
+
+        Another kernel calls it through `gemmule.backends.cpu.intrinsics.call`: one compiled caller
+        then serves many callees. The function lives as long as this kernel.
+        """
+        from numba import int64, void
+
+        with _BUILD_LOCK:
+            result = self.compiled.get_compile_result(void(*[int64] * arguments))
+            name = result.fndesc.llvm_cfunc_wrapper_name
+            return int(result.library.get_pointer_to_function(name))
+
+    def _build(self) -> Any:
+        from numba.core.registry import CPUDispatcher
+
+        from gemmule.backends.cpu.jit_cache import KernelCache, kernel_folder
+
+        options = dict(_OPTIONS, parallel=self.parallel)
+        function = _with_resolved_names(self.function)
+        # Symbols are unique within a process only by a counter; code from the disk cache was
+        # compiled in others, so what tells closures of one source apart goes into the name.
+        digest = hashlib.sha256(self.key.encode()).hexdigest()[:16]
+        function.__qualname__ = f"{self.function.__qualname__}_{digest}"
+        dispatcher = CPUDispatcher(function, targetoptions=options)
+        folder = kernel_folder()
+        if folder is not None:
+            # The dispatcher's own switch would take Numba's global cache settings.
+            dispatcher._cache = KernelCache(folder, self.key)
+        return dispatcher
+
+
+@overload
+def kernel(function: Callable[..., Any]) -> Kernel: ...
+@overload
+def kernel(*, parallel: bool) -> Callable[[Callable[..., Any]], Kernel]: ...
+def kernel(
+    function: Callable[..., Any] | None = None, *, parallel: bool = False
+) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
+    """Make a lazily compiled kernel of a function.
+
+    A closure may hold kernels, intrinsics, numbers, strings and NumPy scalar types: that is how one
+    source serves several dtypes (a cached factory returns the kernel of each).
+
+    Example::
+
+        @kernel
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        add(1, 2)  # 3, compiled now
+    """
+    if function is None:
+        return lambda f: Kernel(cast("FunctionType", f), parallel=parallel)
+    return Kernel(cast("FunctionType", function), parallel=parallel)
+
+
+def thread_count() -> int:
+    """Return how many threads a parallel kernel may use now; 1 after ``os.fork``.
+
+    Respects ``numba.set_num_threads`` of the calling thread. A forked child gets 1: GNU OpenMP
+    kills a child that goes parallel, so parallel forms are for more than one thread only.
+    """
+    if os.getpid() != _IMPORT_PID:
+        return 1
+    return int(_started_threads()())
+
+
+@functools.cache
+def _started_threads() -> Callable[[], int]:
+    """Start Numba's threads and return what tells how many a call may use."""
+    import numba
+
+    with _BUILD_LOCK:
+        numba.get_num_threads()
+    return cast("Callable[[], int]", numba.get_num_threads)
+
+
+def _layer_is_thread_safe() -> bool:
+    """Whether Numba's threading layer, known after the first launch, takes concurrent calls."""
+    import numba
+
+    return bool(numba.threading_layer() != "workqueue")
+
+
+def _with_resolved_names(function: FunctionType) -> FunctionType:
+    """Return `function` with Numba's objects in place of ours in its globals and closure."""
+    names = set(_names(function.__code__))
+    scope = {n: _resolve(v) for n, v in function.__globals__.items() if n in names}
+    scope["__name__"] = function.__module__
+    cells = tuple(CellType(_resolve(c.cell_contents)) for c in function.__closure__ or ())
+    copy = FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, cells or None
+    )
+    copy.__qualname__ = function.__qualname__
+    return copy
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _resolve(value: Any) -> Any:
+    if isinstance(value, Kernel | Intrinsic):
+        return value.compiled
+    if isinstance(value, _ParallelRange):
+        import numba
+
+        return numba.prange
+    return value
+
+
+def _describe(value: Any) -> str:
+    """Return a text that is equal in every process for what a closure may hold."""
+    if isinstance(value, Kernel | Intrinsic):
+        return f"({value.key})"
+    if isinstance(value, bool | int | float | str | np.generic | type):
+        return repr(value)
+    raise TypeError(
+        f"a kernel's closure holds a {type(value).__name__}; it may hold kernels, intrinsics, "
+        "numbers, strings and NumPy scalar types."
+    )

@@ -1,0 +1,245 @@
+"""The CPU back end: NumPy views in, a rung's bound function on them.
+
+Where the chosen rung takes another dtype or layout, operands are copied here, and only here; the
+choice lists each copy. Vectors that are not of unit stride are gathered, results that do not lie
+as the rung writes them go through a temporary.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.base import HostRun
+from gemmule.core.choice import Choice
+from gemmule.core.operand import View
+from gemmule.core.problem import HALVES, layout_of, numpy_dtype
+from gemmule.core.rung import Machine, Rung
+
+Array = np.ndarray[Any, Any]
+
+# A lead until `gemmule bench` measures the machine: two cores of an EPYC 9004 read 41 GB/s
+# (November 2026); most desktop and server cores read 10 to 25 GB/s each.
+READ_BYTES_PER_S_PER_CORE = 20e9
+
+
+class CpuBackend:
+    """Host arrays and Numba or BLAS rungs."""
+
+    name = "cpu"
+
+    def machine(self, device: str) -> Machine:
+        """Describe the processor; cached."""
+        return _machine(len(os.sched_getaffinity(0)))
+
+    def proved(self, rung: Rung, machine: Machine) -> bool:
+        """CPU rungs are proved by the test suite on every machine that runs it."""
+        return True
+
+    def adapts(self) -> bool:
+        """Host operands may be copied to what a rung takes; the choice lists every copy."""
+        return True
+
+    def prepare(self, choice: Choice) -> HostRun:
+        """Bind the rung and the copies around it."""
+        core = _bound(choice)
+        if _is_direct(choice):
+            return _direct(_turned(core) if choice.call.op == "vecmat" else core)
+        return _general(choice, core)
+
+
+@functools.cache
+def _machine(threads: int) -> Machine:
+    cores = min(threads, 8)  # memory channels, not cores, bound a many-core read
+    return Machine(
+        backend="cpu",
+        name=_processor_name(),
+        arch=platform.machine(),
+        units=threads,
+        read_bytes_per_s=READ_BYTES_PER_S_PER_CORE * cores,
+        cache_bytes=last_level_cache_bytes(),
+        call_s=1e-6,
+    )
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
+def last_level_cache_bytes() -> int:
+    """Return the size of the largest CPU cache, 32 MiB where the system does not tell."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    sizes = [32 * 2**20]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            text = path.read_text().strip()
+            sizes.append(int(text[:-1]) * units[text[-1]])
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return max(sizes[1:] or sizes)
+
+
+def _bound(choice: Choice) -> Callable[..., None]:
+    """Return the rung's function over canonical arrays, looping over a batch it does not take."""
+    rung, problem = choice.rung, choice.problem
+    if rung.bind is None:
+        raise TypeError(f"rung {rung.folder}/{rung.name} is not a CPU rung: it has no bind.")
+    if problem.batch == 1 or (rung.batched and not problem.batch_invariant):
+        return rung.bind(problem, choice.params)
+    core = rung.bind(problem.alone(), choice.params)
+
+    def loop(a: Any, b: Array, out: Array) -> None:
+        for i in range(problem.batch):
+            core(a[i] if isinstance(a, np.ndarray) else a, b[i], out[i])
+
+    return loop
+
+
+def _is_direct(choice: Choice) -> bool:
+    """Whether operands go to the rung as they are, with no view, copy or temporary.
+
+    A vecmat's matrix goes there as its transpose, which is a view that costs nothing.
+    """
+    call, problem = choice.call, choice.problem
+    if problem != call.problem or call.outer:
+        return False
+    if call.op == "matmul":
+        shapes = (call.a.shape, call.b.shape, call.out.shape)
+        rows = call.out.strides == (problem.n, 1) or call.out.shape[-1] == 0
+        plain = problem.op == "matmul" and not call.swapped and problem.quant is None
+        return plain and rows and all(len(shape) == 2 for shape in (*shapes, call.out_shape))
+    vectors = len(call.out_shape) == 1 and _unit(call.b) and _unit(call.out)
+    if call.op == "vecmat":
+        return vectors and call.swapped and problem.op == "matvec" and problem.quant is None
+    return vectors and problem.op == "matvec" and not call.swapped
+
+
+def _turned(core: Callable[..., None]) -> Callable[..., None]:
+    return lambda a, x, y: core(a.T, x, y)
+
+
+def _unit(view: View) -> bool:
+    return view.strides[-1] == 1 or view.shape[-1] <= 1
+
+
+def _direct(core: Callable[..., None]) -> HostRun:
+    def scaled(a: Any, b: Array, out: Array, alpha: float, beta: float) -> None:
+        _scaled(lambda y: core(a, b, y), out, alpha, beta)
+
+    return HostRun(core, scaled)
+
+
+def _general(choice: Choice, core: Callable[..., None]) -> HostRun:
+    call, one = choice.call, _adapted(choice, core)
+    views = [_viewer(view) for view in (call.a, call.b, call.out)]
+    if call.problem.quant is not None:
+        views[0] = (lambda matrix: matrix.T) if call.transposed_quant else (lambda matrix: matrix)
+    see_a, see_b, see_out = views
+
+    def into(left: Any, right: Array, target: Array) -> None:
+        if not call.outer:
+            one(left, right, target)
+            return
+        for index in np.ndindex(call.outer):
+            inner = left[index] if isinstance(left, np.ndarray) else left
+            one(inner, right[index], target[index])
+
+    def product(a: Any, b: Array, out: Array) -> None:
+        into(see_a(a), see_b(b), see_out(out))
+
+    def scaled(a: Any, b: Array, out: Array, alpha: float, beta: float) -> None:
+        left, right = see_a(a), see_b(b)
+        _scaled(lambda target: into(left, right, target), see_out(out), alpha, beta)
+
+    return HostRun(product, scaled)
+
+
+def _viewer(view: View) -> Callable[[Any], Any]:
+    """Return what shows an array as `view`; the common cases avoid as_strided, which costs 5 us."""
+    shape, steps = view
+
+    def see(array: Array) -> Array:
+        strides = tuple([step * array.itemsize for step in steps])
+        for candidate in (array, array.T):
+            if candidate.shape == shape and candidate.strides == strides:
+                return candidate
+        # Bytes are shown as uint8: as_strided does not know float8.
+        known = array.view(np.uint8) if array.itemsize == 1 else array
+        return np.lib.stride_tricks.as_strided(known, shape, strides).view(array.dtype)
+
+    return see
+
+
+def _adapted(choice: Choice, core: Callable[..., None]) -> Callable[[Any, Array, Array], None]:
+    """Return the rung on one canonical product, converting operands to what it takes."""
+    problem = choice.problem
+    is_matvec, as_given = problem.op == "matvec", problem == choice.call.problem
+    out_dtype = numpy_dtype(problem.out)
+
+    def one(a: Any, b: Array, out: Array) -> None:
+        if not as_given:
+            if isinstance(a, np.ndarray):
+                a = _as_layout(a, problem.a, problem.layout_a, problem.shared_a)
+            if not is_matvec:
+                b = _as_layout(b, problem.b, problem.layout_b, problem.shared_b)
+        if is_matvec:
+            b = np.ascontiguousarray(b, dtype=numpy_dtype(problem.b))
+        if out.dtype == out_dtype and out.flags.c_contiguous:
+            core(a, b, out)
+            return
+        temporary = np.empty(out.shape, dtype=out_dtype)
+        core(a, b, temporary)
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[...] = temporary.astype(out.dtype, copy=False)
+
+    return one
+
+
+def _as_layout(array: Array, dtype: str, layout: str, shared: bool) -> Array:
+    """Return `array` in dtype and layout, copying only where it is not so already."""
+    if shared and array.ndim == 3:
+        one = _as_layout(array[0], dtype, layout, shared=False)
+        return np.broadcast_to(one, array.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = array.astype(numpy_dtype(dtype), copy=False)
+    steps = tuple(step // array.itemsize for step in array.strides[-2:])
+    if layout == "row" and layout_of((array.shape[-2], array.shape[-1]), steps) != "row":
+        return np.ascontiguousarray(array)
+    return array
+
+
+def _scaled(multiply: Callable[[Array], None], out: Array, alpha: float, beta: float) -> None:
+    """Set out = alpha * product + beta * out; beta == 0 does not read out, alpha == 0 only scales.
+
+    Halves are combined in float32 and rounded once more at the end.
+    """
+    if out.size == 0:
+        return
+    if alpha == 0:
+        product: Any = np.zeros((), dtype=out.dtype)
+    else:
+        temporary = np.empty(out.shape, dtype=out.dtype)
+        multiply(temporary)
+        product = temporary
+    wide = np.float32 if out.dtype.name in HALVES else out.dtype
+    scalar = np.dtype(wide).type
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = product.astype(wide)
+        if alpha not in (0, 1):
+            total = total * scalar(alpha)
+        if beta != 0:
+            total = total + scalar(beta) * out.astype(wide)
+        out[...] = total.astype(out.dtype)

@@ -1,0 +1,246 @@
+"""16-lane vectors in kernels: their Numba types and the LLVM code of single steps.
+
+A *word vector* holds 64 bytes of codes as 16 words of 32 bits, one per lane: 8 nibbles or 4 bytes
+a lane. So lane d of block b holds columns ``16 D b + D d .. + D - 1``, D = `codes_per_lane`, and
+step k takes code k of every lane. Activations are arranged to match
+(`_activations.arrange_kernel`), at the cost of a pass over the vector instead of a shuffle
+for every weight.
+
+Kernels handle four rows at a time, or two: most operations take and return tuples of as many
+vectors.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from gemmule.backends.cpu.intrinsics import declare, llvm_type
+from gemmule.backends.cpu.jit import Intrinsic
+
+LANES = 16
+ROWS = 4
+BLOCK_BYTES = 64
+
+Value = Any  # an llvmlite value
+Emit = Callable[..., Any]
+
+
+def codes_per_lane(bits: int) -> int:
+    """Return how many codes of a row one 32-bit lane holds."""
+    return 32 // bits
+
+
+def block_columns(bits: int) -> int:
+    """Return how many columns of a row one block of 64 bytes holds."""
+    return LANES * codes_per_lane(bits)
+
+
+def missing_features(*wanted: str) -> str | None:
+    """Return why kernels that use these CPU features cannot run here, or None."""
+    from gemmule.backends.cpu.jit import unavailable
+
+    reason = unavailable()
+    if reason is not None:
+        return reason
+    for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX"):
+        if os.environ.get(name):  # Numba may compile for less than this CPU has
+            return f"{name} is set, so the compiler's target is not this CPU; unset it"
+    features = _cpu_features()
+    absent = [name for name in wanted if not features.get(name, False)]
+    return f"this CPU lacks {', '.join(absent)}" if absent else None
+
+
+@functools.cache
+def _cpu_features() -> dict[str, bool]:
+    import llvmlite.binding
+
+    try:
+        return dict(llvmlite.binding.get_host_cpu_features())
+    except RuntimeError:  # LLVM does not know the features of this platform
+        return {}
+
+
+@functools.cache
+def _numba_types() -> tuple[Any, Any]:
+    """Return the Numba types of 16 floats and of 16 words, registered with their LLVM form."""
+    from numba.core import types
+    from numba.extending import models, register_model
+
+    class Vector(types.Type):
+        def __init__(self, dtype: str) -> None:
+            super().__init__(name=f"gemmule_{dtype}x{LANES}")
+            self.dtype = dtype
+
+    @register_model(Vector)
+    class VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+        def __init__(self, manager: Any, kind: Any) -> None:
+            super().__init__(manager, kind, vector_type(kind.dtype))
+
+    return Vector("float32"), Vector("int32")
+
+
+def vector_type(dtype: str) -> Any:
+    """Return LLVM's type of a register of `dtype`."""
+    from llvmlite import ir
+
+    return ir.VectorType(llvm_type(dtype), LANES)
+
+
+def floats(count: int = ROWS) -> Any:
+    """Return the Numba type of a tuple of `count` float vectors."""
+    import numba
+
+    return numba.types.UniTuple(_numba_types()[0], count)
+
+
+def words(count: int = ROWS) -> Any:
+    """Return the Numba type of a tuple of `count` word vectors."""
+    import numba
+
+    return numba.types.UniTuple(_numba_types()[1], count)
+
+
+def operation(name: str, result: Callable[[], Any], arguments: str, emit: Emit) -> Intrinsic:
+    """Return an intrinsic from an emitter.
+
+    arguments: one letter each, ``i`` an integer, ``t`` a tuple of vectors. ``emit(builder, *args)``
+    gets integers as LLVM values and tuples as Python lists, and returns a list or None.
+    """
+
+    def define(typing_context: Any, *kinds: Any) -> Any:
+        from numba.core import types
+
+        outcome = result()
+        taken = [types.int64 if a == "i" else k for a, k in zip(arguments, kinds, strict=True)]
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            unpacked = [
+                v if a == "i" else [builder.extract_value(v, i) for i in range(len(k))]
+                for a, k, v in zip(arguments, signature.args, values, strict=True)
+            ]
+            vectors = emit(builder, *unpacked)
+            if vectors is None:
+                return context.get_dummy_value()
+            return context.make_tuple(builder, signature.return_type, vectors)
+
+        return outcome(*taken), generate
+
+    return Intrinsic(_with_arity(define, len(arguments)), name)
+
+
+def _with_arity(define: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Return `define` with `count` named parameters after the first: Numba inspects them."""
+    forms: dict[int, Callable[..., Any]] = {
+        0: lambda c: define(c),
+        1: lambda c, a1: define(c, a1),
+        2: lambda c, a1, a2: define(c, a1, a2),
+        3: lambda c, a1, a2, a3: define(c, a1, a2, a3),
+        4: lambda c, a1, a2, a3, a4: define(c, a1, a2, a3, a4),
+        5: lambda c, a1, a2, a3, a4, a5: define(c, a1, a2, a3, a4, a5),
+    }
+    return forms[count]
+
+
+def void() -> Any:
+    """Return Numba's type of nothing."""
+    from numba.core import types
+
+    return types.void
+
+
+# Emitters: LLVM code for one vector.
+
+
+def constant(value: float, dtype: str = "float32") -> Value:
+    """Return a vector constant with `value` in every lane."""
+    kind = vector_type(dtype)
+    return kind([value] * LANES)
+
+
+def splat(builder: Any, scalar: Value) -> Value:
+    """Emit the vector that holds a scalar in every lane."""
+    from llvmlite import ir
+
+    kind = ir.VectorType(scalar.type, LANES)
+    first = builder.insert_element(kind(ir.Undefined), scalar, ir.IntType(32)(0))
+    return builder.shuffle_vector(first, kind(ir.Undefined), constant(0, "int32"))
+
+
+def load_vector(builder: Any, address: Value, dtype: str, bytes_on: int = 0) -> Value:
+    """Emit a load of 16 elements at address + bytes_on."""
+    place = builder.add(address, address.type(bytes_on))
+    return builder.load(builder.inttoptr(place, vector_type(dtype).as_pointer()), align=1)
+
+
+def store_vector(builder: Any, vector: Value, address: Value, bytes_on: int) -> None:
+    """Store a register `bytes_on` behind an address, whatever its alignment."""
+    place = builder.add(address, address.type(bytes_on))
+    builder.store(vector, builder.inttoptr(place, vector.type.as_pointer()), align=1)
+
+
+def fused(builder: Any, left: Value, right: Value, total: Value) -> Value:
+    """Emit ``left * right + total``, rounded once."""
+    kind = left.type
+    from llvmlite import ir
+
+    function = declare(builder, f"llvm.fma.v{LANES}f32", ir.FunctionType(kind, [kind] * 3))
+    return builder.call(function, [left, right, total])
+
+
+def lookup(builder: Any, table: Value, index: Value) -> Value:
+    """Emit ``table[index % 16]`` lane by lane: one VPERMPS, which reads the low 4 bits."""
+    from llvmlite import ir
+
+    kind = ir.FunctionType(table.type, [table.type, index.type])
+    function = declare(builder, "llvm.x86.avx512.permvar.sf.512", kind)
+    return builder.call(function, [table, index])
+
+
+def masked_load(builder: Any, address: Value, element: Any, lanes: int, count: Value) -> Value:
+    """Emit a load of the first `count` of `lanes` elements; the others are 0 and untouched."""
+    from llvmlite import ir
+
+    bits = ir.IntType(lanes)
+    kind = ir.VectorType(element, lanes)
+    every = builder.icmp_signed(">=", count, count.type(lanes))
+    width = count if lanes == 64 else builder.trunc(count, bits)
+    some = builder.sub(builder.shl(bits(1), width), bits(1))
+    mask = builder.bitcast(
+        builder.select(every, bits(-1), some), ir.VectorType(ir.IntType(1), lanes)
+    )
+    pointer = builder.inttoptr(address, kind.as_pointer())
+    form = ir.FunctionType(kind, [pointer.type, ir.IntType(32), mask.type, kind])
+    function = declare(builder, f"llvm.masked.load.v{lanes}i{element.width}.p0", form)
+    return builder.call(function, [pointer, ir.IntType(32)(1), mask, kind([0] * lanes)])
+
+
+def code_k(builder: Any, word: Value, k: int, bits: int) -> Value:
+    """Emit code k of every lane as a word; nibbles keep the garbage above their 4 bits."""
+    shifted = builder.lshr(word, constant(bits * k, "int32"))
+    if bits == 4 or k == codes_per_lane(bits) - 1:
+        return shifted
+    return builder.and_(shifted, constant(2**bits - 1, "int32"))
+
+
+def code_as_float(builder: Any, word: Value, k: int, bits: int) -> Value:
+    """Emit code k of every lane as a float: a look-up for nibbles, a conversion for bytes."""
+    code = code_k(builder, word, k, bits)
+    if bits == 4:
+        return lookup(builder, counting(), code)
+    return builder.sitofp(code, vector_type("float32"))
+
+
+def counting() -> Value:
+    """Return the register 0.0, 1.0, 2.0, ..."""
+    return vector_type("float32")([float(i) for i in range(LANES)])
+
+
+def row_addresses(builder: Any, address: Value, step: Value, count: int = ROWS) -> list[Value]:
+    """Return the addresses of `count` rows, `step` bytes apart."""
+    rows = [address]
+    for _ in range(count - 1):
+        rows.append(builder.add(rows[-1], step))
+    return rows

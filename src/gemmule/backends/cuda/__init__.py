@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: compile at run time, pack one struct, launch."""

@@ -1,0 +1,210 @@
+"""Device arrays of any library: unwrap, allocate beside them, their current stream, copies.
+
+PyTorch and CuPy are read through their own attributes, which costs a microsecond less a tensor than
+a protocol does; other libraries come in by ``__cuda_array_interface__`` or DLPack.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.operand import Form, Operand, alignment_of, c_strides
+from gemmule.core.problem import DTYPES, check_dtype, numpy_dtype
+
+LEGACY_STREAM = 0
+
+_chosen_stream: ContextVar[int | None] = ContextVar("gemmule_stream", default=None)
+
+
+@contextmanager
+def using_stream(handle: int) -> Iterator[None]:
+    """Run work on arrays of libraries without streams of their own on this stream, in the block."""
+    token = _chosen_stream.set(handle)
+    try:
+        yield
+    finally:
+        _chosen_stream.reset(token)
+
+
+_shared: ContextVar[dict[tuple[int, int], tuple[int, object]] | None] = ContextVar(
+    "gemmule_shared_workspaces", default=None
+)
+
+
+@contextmanager
+def sharing_workspaces() -> Iterator[dict[tuple[int, int], tuple[int, object]]]:
+    """Give every launch in the block the same workspace of a size, and keep it in the result.
+
+    For launches that run one after the other and whose addresses outlive the block: a captured
+    graph replays on the memory that it was captured with.
+    """
+    kept: dict[tuple[int, int], tuple[int, object]] = {}
+    token = _shared.set(kept)
+    try:
+        yield kept
+    finally:
+        _shared.reset(token)
+
+
+def form_of(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Form:
+    """Return the form of device memory at an address; strides count elements."""
+    return Form(shape, strides, dtype, alignment_of(pointer))
+
+
+def from_torch(tensor: Any, dtype: str) -> Operand:
+    """Return a CUDA tensor as an operand; of a lazily negated view, whose memory holds other values
+    than it does, a copy."""
+    plain = tensor.resolve_neg() if tensor.is_neg() else tensor
+    pointer = plain.data_ptr()
+    form = form_of(pointer, plain.shape, plain.stride(), dtype)
+    return Operand(plain, pointer, form, f"cuda:{tensor.get_device()}", "torch", tensor)
+
+
+def from_own(array: DeviceArray) -> Operand:
+    """Return an array of this package's own as an operand, whatever its dtype."""
+    form = form_of(array.pointer, array.shape, array.strides, array.dtype)
+    return Operand(array, array.pointer, form, array.device, "gemmule", array)
+
+
+def from_interface(obj: Any, argument: str) -> Operand:
+    """Return an array with ``__cuda_array_interface__`` (CuPy, Numba) as an operand."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(obj, cupy.ndarray):
+        name = obj.dtype.name
+        check_dtype(name, argument)
+        pointer, itemsize = obj.data.ptr, obj.dtype.itemsize
+        strides = tuple(step // itemsize for step in obj.strides)
+        form = form_of(pointer, obj.shape, strides, name)
+        return Operand(obj, pointer, form, f"cuda:{obj.device.id}", "cupy", obj)
+    face = obj.__cuda_array_interface__
+    dtype = np.dtype(face["typestr"])
+    if not dtype.isnative or dtype.name not in DTYPES or face.get("mask") is not None:
+        check_dtype(f"{dtype.str} with mask" if face.get("mask") else dtype.str, argument)
+    shape, pointer = tuple(face["shape"]), int(face["data"][0])
+    strides = _element_strides(shape, face.get("strides"), dtype.itemsize, argument)
+    ordinal = _ordinal_of(pointer)
+    form = form_of(pointer, shape, strides, dtype.name)
+    return Operand(obj, pointer, form, f"cuda:{ordinal}", "interface", obj)
+
+
+def _element_strides(
+    shape: tuple[int, ...], strides: Any, itemsize: int, argument: str
+) -> tuple[int, ...]:
+    if strides is None:
+        return c_strides(shape)
+    if any(step % itemsize for step in strides):
+        raise ValueError(
+            f"{argument} has byte strides {tuple(strides)}, which are no multiples of its "
+            f"{itemsize}-byte elements. Copy it first."
+        )
+    return tuple(step // itemsize for step in strides)
+
+
+def _ordinal_of(pointer: int) -> int:
+    if pointer == 0:
+        return 0
+    api = driver.bindings()
+    attribute = api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    value = driver.check(api.cuPointerGetAttribute(attribute, pointer), "locating an array")
+    return int(value)
+
+
+def from_dlpack(obj: Any, library: str, argument: str) -> Operand:
+    """Return a CUDA array that speaks DLPack as an operand, ready on the legacy default stream."""
+    from cuda.core.utils import StridedMemoryView
+
+    view = StridedMemoryView.from_dlpack(obj, stream_ptr=1)
+    name = np.dtype(view.dtype).name
+    check_dtype(name, argument)
+    shape = tuple(view.shape)
+    strides = tuple(view.strides) if view.strides is not None else None
+    if strides is None:
+        strides = _element_strides(shape, None, 1, argument)
+    form = form_of(view.ptr, shape, strides, name)
+    return Operand((obj, view), view.ptr, form, f"cuda:{view.device_id}", library, obj)
+
+
+def empty(shape: tuple[int, ...], dtype: str, like: Operand) -> Operand:
+    """Return an uninitialised array of the library and device of `like`, from its allocator."""
+    if like.library == "torch":
+        torch = sys.modules["torch"]
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=like.array.device)
+        return from_torch(tensor, dtype)
+    ordinal = ordinal_of(like)
+    if like.library == "cupy":
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(ordinal):
+            return from_interface(cupy.empty(shape, dtype=numpy_dtype(dtype)), "out")
+    fresh = DeviceArray.empty(shape, dtype, ordinal)
+    if like.library == "jax":
+        converted = sys.modules["jax"].dlpack.from_dlpack(fresh)
+        return from_own(fresh)._replace(original=converted)
+    return from_own(fresh)
+
+
+def workspace(like: Operand, nbytes: int) -> tuple[int, object]:
+    """Return the address of temporary memory from the operand's own allocator, and its owner."""
+    kept = _shared.get()
+    if kept is None:
+        return _fresh_workspace(like, nbytes)
+    key = (ordinal_of(like), nbytes)
+    if key not in kept:
+        kept[key] = _fresh_workspace(like, nbytes)
+    return kept[key]
+
+
+def _fresh_workspace(like: Operand, nbytes: int) -> tuple[int, object]:
+    if like.library == "torch":
+        torch = sys.modules["torch"]
+        tensor = torch.empty(nbytes, dtype=torch.uint8, device=like.array.device)
+        return tensor.data_ptr(), tensor
+    if like.library == "cupy":
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(ordinal_of(like)):
+            memory = cupy.cuda.alloc(nbytes)
+        return memory.ptr, memory
+    array = DeviceArray.empty((nbytes,), "uint8", ordinal_of(like))
+    return array.pointer, array
+
+
+def ordinal_of(operand: Operand) -> int:
+    """Return the device number of an operand on ``cuda:N``."""
+    return int(operand.device[5:])
+
+
+def current_stream(operand: Operand, ordinal: int) -> int:
+    """Return the handle of the caller's current stream on the operand's device."""
+    if operand.library == "torch":
+        stream: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(ordinal)
+        return stream
+    if operand.library == "cupy":
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(ordinal):
+            pointer: int = cupy.cuda.get_current_stream().ptr
+        return pointer
+    chosen = _chosen_stream.get()
+    if chosen is not None:
+        return chosen
+    given = getattr(operand.array, "__cuda_stream__", None)
+    if given is not None:
+        return int(given()[1])
+    if operand.library == "interface":
+        declared = operand.array.__cuda_array_interface__.get("stream")
+        return LEGACY_STREAM if declared in (None, 1) else int(declared)
+    return LEGACY_STREAM
+
+
+def ordinal_named(device: str) -> int:
+    """Return the number in ``cuda`` or ``cuda:N``; ValueError for another name."""
+    head, _, number = device.partition(":")
+    if head != "cuda" or (number and not number.isdigit()) or (not number and ":" in device):
+        raise ValueError(f"device is {device!r}; it must be 'cpu', 'cuda' or 'cuda:<number>'.")
+    return int(number or 0)

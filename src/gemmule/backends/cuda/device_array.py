@@ -1,0 +1,158 @@
+"""`DeviceArray`: a matrix that stays on the GPU with no other library installed."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.dlpack import export_capsule
+from gemmule.core.problem import ITEMSIZE, numpy_dtype
+
+# Dtypes that __cuda_array_interface__ can spell; bfloat16 and float8 travel by DLPack only.
+TYPESTR = {
+    "float64": "<f8", "float32": "<f4", "float16": "<f2", "int8": "|i1", "uint8": "|u1",
+    "int16": "<i2", "uint16": "<u2", "int32": "<i4", "uint32": "<u4", "int64": "<i8",
+    "uint64": "<u8",
+}  # fmt: skip
+
+
+class DeviceArray:
+    """A dense array in the memory of one CUDA device.
+
+    shape counts elements, strides too (not bytes), dtype is a dtype name. The memory is freed when
+    the last view of it goes. It goes wherever an array may stand in this package, and to other
+    libraries through DLPack and ``__cuda_array_interface__``, both without a copy. Work on it runs
+    on the device's legacy default stream. Not offered: arithmetic, item access, reshaping.
+    """
+
+    __slots__ = ("__weakref__", "_owner", "_pointer", "dtype", "ordinal", "shape", "strides")
+
+    def __init__(
+        self,
+        pointer: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: str,
+        ordinal: int,
+        owner: object,
+    ) -> None:
+        self._pointer, self._owner = pointer, owner
+        self.shape, self.strides, self.dtype, self.ordinal = shape, strides, dtype, ordinal
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], dtype: str, ordinal: int = 0) -> DeviceArray:
+        """Return an uninitialised C-ordered array; DeviceError when it does not fit."""
+        nbytes = ITEMSIZE[dtype]
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.append(step)
+            step *= max(size, 1)
+            nbytes *= size
+        block = _Block(nbytes, ordinal)
+        return cls(block.pointer, tuple(shape), tuple(reversed(strides)), dtype, ordinal, block)
+
+    @classmethod
+    def from_host(cls, array: np.ndarray[Any, Any], ordinal: int = 0) -> DeviceArray:
+        """Return a copy of a host array; one contiguous in either order keeps its order."""
+        flipped = array.ndim == 2 and array.flags.f_contiguous and not array.flags.c_contiguous
+        source = np.ascontiguousarray(array.T if flipped else array)
+        result = cls.empty(source.shape, array.dtype.name, ordinal)
+        driver.copy(result._pointer, source.ctypes.data, source.nbytes, ordinal, 0)
+        return result.T if flipped else result
+
+    @property
+    def device(self) -> str:
+        """The device's name, such as ``cuda:0``."""
+        return f"cuda:{self.ordinal}"
+
+    @property
+    def pointer(self) -> int:
+        """Device address of element [0, ..., 0]."""
+        return self._pointer
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return int(np.prod(self.shape, dtype=np.int64)) * ITEMSIZE[self.dtype]
+
+    @property
+    def T(self) -> DeviceArray:
+        """The transpose, a view."""
+        return DeviceArray(
+            self._pointer,
+            self.shape[::-1],
+            self.strides[::-1],
+            self.dtype,
+            self.ordinal,
+            self._owner,
+        )
+
+    def to_host(self) -> np.ndarray[Any, Any]:
+        """Return a copy as a NumPy array; waits for pending work on the default stream."""
+        host = np.empty(self.shape, dtype=numpy_dtype(self.dtype))
+        if _is_c_order(self.shape, self.strides):
+            driver.copy(host.ctypes.data, self._pointer, host.nbytes, self.ordinal, 0)
+            return host
+        if _is_c_order(self.shape[::-1], self.strides[::-1]):
+            return self.T.to_host().T
+        raise ValueError(
+            f"a DeviceArray of shape {self.shape} and strides {self.strides} is not contiguous; "
+            "only contiguous arrays and their transposes are copied to the host."
+        )
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """CUDA array interface, version 3; AttributeError for dtypes that it cannot spell."""
+        if self.dtype not in TYPESTR:
+            raise AttributeError(
+                f"__cuda_array_interface__ has no name for {self.dtype}; use DLPack."
+            )
+        itemsize = ITEMSIZE[self.dtype]
+        return {
+            "shape": self.shape,
+            "typestr": TYPESTR[self.dtype],
+            "data": (self._pointer, False),
+            "strides": tuple(step * itemsize for step in self.strides),
+            "stream": 1,
+            "version": 3,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's device type (2, CUDA) and the ordinal."""
+        return (2, self.ordinal)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a DLPack capsule that shares the memory and keeps it alive."""
+        if copy or dl_device not in (None, (2, self.ordinal)):
+            raise BufferError("a DeviceArray is exported in place only; copy it afterwards.")
+        return export_capsule(self)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, device={self.device})"
+
+
+class _Block:
+    """Owner of one allocation."""
+
+    def __init__(self, nbytes: int, ordinal: int) -> None:
+        self.pointer = driver.allocate(nbytes, ordinal)
+        weakref.finalize(self, driver.free, self.pointer, ordinal)
+
+
+def _is_c_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != step:
+            return False
+        step *= max(size, 1)
+    return True

@@ -1,0 +1,260 @@
+"""The CUDA back end: compile the chosen rung's kernels for the device, pack a struct, launch.
+
+A launch goes to the operands' device (not the current one) and the caller's current stream, and
+nothing waits for it. Each thread packs its arguments into memory of its own, so threads share
+no state; temporaries come from the operands' own allocator on that stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gemmule.backends.base import Run
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda import driver, launch_args, nvrtc
+from gemmule.core.choice import Choice
+from gemmule.core.operand import Operand, View
+from gemmule.core.problem import ITEMSIZE
+from gemmule.core.rung import Machine, Rung, Step
+from gemmule.storage import ceilings as stored_ceilings
+from gemmule.storage.evidence import is_proved
+
+# Share of the datasheet's memory rate that a plain read reaches: 4.5 of 4.9 TB/s on one H200
+# (driver 580, November 2026). A measured ceiling, where stored, replaces the product.
+READ_SHARE = 0.92
+# Time of the smallest kernel in a chain of graph launches on that H200.
+CALL_S = 1.8e-6
+
+
+class CudaBackend:
+    """Device operands and kernels compiled at run time."""
+
+    name = "cuda"
+
+    def machine(self, device: str) -> Machine:
+        """Describe a device; DeviceError when it is absent or too old."""
+        return _machine(device_arrays.ordinal_named(device))
+
+    def proved(self, rung: Rung, machine: Machine) -> bool:
+        """A rung is proved where records of a real GPU stand in the evidence."""
+        return is_proved(rung, machine.arch)
+
+    def adapts(self) -> bool:
+        """Device operands are never copied to another dtype or layout."""
+        return False
+
+    def prepare(self, choice: Choice) -> Run:
+        """Compile the rung's kernels for the device and return their launcher."""
+        problem = choice.call.problem
+        if problem.batch == 0 or problem.outputs == 0 or 0 in choice.call.outer:
+            return lambda a, b, out, alpha, beta: None
+        return Launcher(choice)
+
+
+@functools.cache
+def _machine(ordinal: int) -> Machine:
+    info = driver.device_info(ordinal)
+    measured = stored_ceilings.read("cuda", info.name, info.arch, info.multiprocessors)
+    return Machine(
+        backend="cuda",
+        name=info.name,
+        arch=info.arch,
+        units=info.multiprocessors,
+        read_bytes_per_s=measured or READ_SHARE * info.datasheet_bytes_per_s,
+        cache_bytes=info.l2_bytes,
+        shared_bytes=info.shared_bytes,
+        call_s=CALL_S,
+    )
+
+
+def kernels(rung: Rung, steps: tuple[Step, ...], arch: str) -> nvrtc.Module:
+    """Return the compiled module that holds every kernel of `steps`."""
+    defines = tuple(dict.fromkeys(d for step in steps for d in step.defines))
+    names = tuple(dict.fromkeys(step.kernel for step in steps))
+    return nvrtc.compile_file(rung.source_path, names, arch, defines)
+
+
+def rung_steps(rung: Rung, problem: Any, params: Any, machine: Machine) -> tuple[Step, ...]:
+    """Return a CUDA rung's launches for a problem; TypeError for a rung of another back end."""
+    if rung.steps is None:
+        raise TypeError(f"rung {rung.folder}/{rung.name} is not a CUDA rung: it has no steps.")
+    return rung.steps(problem, params, machine)
+
+
+class Slot:
+    """One thread's argument memory: the struct, and the pointer array that the driver reads."""
+
+    def __init__(self, template: bytes) -> None:
+        self.buffer = ctypes.create_string_buffer(template, len(template))
+        self.params = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
+        self.address = ctypes.addressof(self.params)
+
+
+class Launcher:
+    """A prepared choice: packed arguments, loaded kernels, and how to start them."""
+
+    def __init__(self, choice: Choice) -> None:
+        call, problem = choice.call, choice.problem
+        self.outer = call.outer
+        self.quantized = problem.quant is not None
+        self.template = (
+            launch_args.pack_quantized(problem, call)
+            if self.quantized
+            else launch_args.pack(problem, call)
+        )
+        self.scalars_at = len(self.template) - launch_args.SCALARS.size
+        steps = rung_steps(choice.rung, problem, choice.params, choice.machine)
+        self.steps = steps
+        self.module = kernels(choice.rung, steps, choice.machine.arch)
+        self.workspace = choice.rung.workspace(problem, choice.params, choice.machine)
+        self.offsets = _offsets(call.outer, (call.a, call.b, call.out), problem)
+        self.local = threading.local()
+        self.starters: dict[int, tuple[Callable[[int, int], None], ...]] = {}
+
+    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
+        """Launch on operands of the prepared forms."""
+        ordinal = int(out.device[5:])
+        stream = device_arrays.current_stream(out, ordinal)
+        if driver.is_current(ordinal):
+            self._launch(a, b, out, alpha, beta, ordinal, stream)
+            return
+        with driver.on_device(ordinal):
+            self._launch(a, b, out, alpha, beta, ordinal, stream)
+
+    def _launch(
+        self,
+        a: Operand,
+        b: Operand,
+        out: Operand,
+        alpha: float,
+        beta: float,
+        ordinal: int,
+        stream: int,
+    ) -> None:
+        starters = self.load(ordinal)
+        slot = self.slot()
+        buffer = slot.buffer
+        launch_args.SCALARS.pack_into(buffer, self.scalars_at, alpha, beta)
+        work, owner = 0, None
+        if self.workspace:
+            work, owner = device_arrays.workspace(out, self.workspace)
+        if self.quantized:
+            parts = _parts(a)
+            for _, right, result in self.offsets:
+                _QUANT_POINTERS.pack_into(
+                    buffer, 0, *parts, b.pointer + right, out.pointer + result, work
+                )
+                for start in starters:
+                    start(slot.address, stream)
+            return
+        for left, right, result in self.offsets:
+            _POINTERS.pack_into(
+                buffer, 0, a.pointer + left, b.pointer + right, out.pointer + result, work
+            )
+            for start in starters:
+                start(slot.address, stream)
+        if (alpha, beta) != (1.0, 0.0):  # the short way relies on the defaults
+            launch_args.SCALARS.pack_into(buffer, self.scalars_at, 1.0, 0.0)
+        del owner  # its allocator reuses the memory in stream order
+
+    def slot(self) -> Slot:
+        """Return this thread's argument memory."""
+        try:
+            slot: Slot = self.local.slot
+        except AttributeError:
+            slot = self.local.slot = Slot(self.template)
+        return slot
+
+    def load(self, ordinal: int) -> tuple[Callable[[int, int], None], ...]:
+        """Return the functions that launch each step on a device, loading the kernels once."""
+        found = self.starters.get(ordinal)
+        if found is not None:
+            return found
+        loaded = []
+        for step in self.steps:
+            symbol = self.module.symbols[step.kernel]
+            handle = driver.load(self.module.cubin, symbol, ordinal, step.smem)
+            loaded.append(starter(handle, step))
+        self.starters[ordinal] = tuple(loaded)
+        return self.starters[ordinal]
+
+
+_POINTERS = struct.Struct("<QQQQ")
+_QUANT_POINTERS = struct.Struct("<QQQQQQQ")
+
+
+def _parts(matrix: Operand) -> tuple[int, int, int, int]:
+    q = matrix.array
+    zeros = 0 if q.zeros is None else q.zeros.pointer
+    perm = 0 if q.perm is None else q.perm.pointer
+    return q.codes.pointer, q.scales.pointer, zeros, perm
+
+
+def _offsets(
+    outer: tuple[int, ...], views: tuple[View, View, View], problem: Any
+) -> tuple[tuple[int, int, int], ...]:
+    """Return the byte offsets of every outer batch entry."""
+    itemsizes = [ITEMSIZE.get(t, 1) for t in (problem.a, problem.b, problem.out)]
+    found = []
+    for index in itertools.product(*(range(size) for size in outer)):
+        found.append(
+            tuple(
+                itemsize * sum(i * s for i, s in zip(index, view.strides, strict=False))
+                for itemsize, view in zip(itemsizes, views, strict=True)
+            )
+        )
+    return tuple((x[0], x[1], x[2]) for x in found)
+
+
+def starter(handle: Any, step: Step) -> Callable[[int, int], None]:
+    """Return a function (params address, stream) that launches one kernel."""
+    if step.pdl or step.cluster != (1, 1, 1):
+        return _extended_starter(handle, step)
+    api = driver.bindings()
+    launch, function = api.cuLaunchKernel, api.CUfunction(int(handle))
+    (gx, gy, gz), (bx, by, bz), smem = step.grid, step.block, step.smem
+    name = step.kernel
+
+    def start(params: int, stream: int) -> None:
+        (code,) = launch(function, gx, gy, gz, bx, by, bz, smem, stream, params, 0)
+        if code:
+            raise driver.error_of(code, f"launching {name}")
+
+    return start
+
+
+def _extended_starter(handle: Any, step: Step) -> Callable[[int, int], None]:
+    """Return a launcher with cluster dimensions and programmatic dependent launch."""
+    api = driver.bindings()
+    function = api.CUfunction(int(handle))
+    attributes = []
+    if step.cluster != (1, 1, 1):
+        cluster = api.CUlaunchAttribute()
+        cluster.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = (
+            step.cluster
+        )
+        attributes.append(cluster)
+    if step.pdl:
+        dependent = api.CUlaunchAttribute()
+        dependent.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        dependent.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(dependent)
+
+    def start(params: int, stream: int) -> None:
+        config = api.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = step.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = step.block
+        config.sharedMemBytes, config.hStream = step.smem, api.CUstream(stream)
+        config.numAttrs, config.attrs = len(attributes), attributes
+        (code,) = api.cuLaunchKernelEx(config, function, params, 0)
+        if code:
+            raise driver.error_of(code, f"launching {step.kernel}")
+
+    return start

@@ -1,0 +1,276 @@
+"""From a .cu file to a cubin: NVRTC through cuda.core, with a disk cache.
+
+A cubin is built for one exact architecture (``sm_90a``), needs no GPU and no driver to build, and
+is cached under a digest of everything it depends on: the source, every header beside it, the
+toolkit headers' place and version, the compiler's version, the name expressions and the options.
+The cache folder holds code and is trusted, so it must be the user's own with mode 0700; an entry
+whose checksum does not fit is a miss.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemmule.core.rung import RUNGS_FOLDER
+from gemmule.errors import CompileError, GemmuleWarning
+from gemmule.settings import cache_folder
+from gemmule.storage.atomic import write_atomically
+
+SCHEMA = 1
+MAX_ENTRY_BYTES = 64 * 2**20
+INSTALL = "pip install 'gemmule[cuda13]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """Compiled code: the cubin, and each kernel's name expression with its symbol."""
+
+    cubin: bytes
+    symbols: dict[str, str]
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the cubin, the key of its proof."""
+        return hashlib.sha256(self.cubin).hexdigest()
+
+
+def compile_file(
+    path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...] = ()
+) -> Module:
+    """Return the module of `path` with the kernels `names` instantiated, from cache if it can be.
+
+    names are C++ name expressions such as ``thread_per_row<float, float, float, 128>``; arch is
+    ``sm_90a`` or the like. Raises CompileError with the compiler's words, or DeviceError-free
+    CompileError naming the missing package when NVRTC is not installed.
+    """
+    names, defines = tuple(dict.fromkeys(names)), tuple(defines)
+    key = _key(path, names, arch, defines)
+    entry = _entry(key)
+    cached = _read(entry) if entry is not None else None
+    if cached is not None:
+        return cached
+    module, _ = build(path, names, arch, defines)
+    if entry is not None:
+        _write(entry, module)
+    return module
+
+
+def build(
+    path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...] = ()
+) -> tuple[Module, str]:
+    """Compile without the cache; return the module and ptxas' report of registers and spills."""
+    core = _cuda_core()
+    options = core.ProgramOptions(
+        name=path.name,  # the folder must not leak into the cubin, its digest is a key
+        arch=arch,
+        std="c++17",
+        device_as_default_execution_space=False,
+        include_path=[str(RUNGS_FOLDER / "_cuda"), *(str(p) for p in include_folders())],
+        define_macro=list(defines) or None,
+        ptxas_options="-v",
+        no_display_error_number=True,
+    )
+    log = io.StringIO()
+    try:
+        program = core.Program(path.read_text(), code_type="c++", options=options)
+        code = program.compile("cubin", name_expressions=names, logs=log)
+    except Exception as error:
+        text = f"{log.getvalue()}\n{error}".strip()
+        raise CompileError(
+            f"NVRTC {compiler_version()} could not compile {path.name} for {arch} "
+            f"({', '.join(names)}): {_first_error(text)} The whole log is in .log.",
+            log=text,
+        ) from None
+    symbols = {name: _text(code.symbol_mapping[name]) for name in names}
+    return Module(bytes(code.code), symbols), log.getvalue()
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _first_error(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\berror\b.*:", line)]
+    return (errors or lines[-1:] or ["no message"])[0] + "."
+
+
+_importing = threading.Lock()  # cuda.core swaps modules while it is imported
+
+
+@functools.cache
+def _cuda_core() -> Any:
+    try:
+        with _importing:
+            from cuda import core
+            from cuda.bindings import nvrtc
+
+            nvrtc.nvrtcVersion()
+    except Exception as error:
+        raise CompileError(
+            f"CUDA kernels need NVRTC and cuda-core, and they could not be loaded ({error}). "
+            f"Install them: {INSTALL}."
+        ) from None
+    return core
+
+
+@functools.cache
+def compiler_version() -> str:
+    """Return NVRTC's exact version, such as ``13.0.88``, or its major.minor where unpackaged."""
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    for package in ("nvidia-cuda-nvrtc", f"nvidia-cuda-nvrtc-cu{major}"):
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if version.startswith(f"{major}.{minor}."):
+            return version
+    return f"{major}.{minor}"
+
+
+@functools.cache
+def include_folders() -> tuple[Path, ...]:
+    """Return the folders with cuda_fp16.h and its kin: the pip package's, else CUDA_HOME's."""
+    candidates: list[Path] = []
+    for package in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"):
+        try:
+            files = importlib.metadata.files(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        candidates += [Path(str(f.locate())).parent for f in files if f.name == "cuda_fp16.h"]
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            candidates.append(Path(os.environ[variable]) / "include")
+    candidates.append(Path("/usr/local/cuda/include"))
+    for folder in candidates:
+        if (folder / "cuda_fp16.h").is_file():
+            nested = folder / "cccl"
+            return (folder, nested) if nested.is_dir() else (folder,)
+    raise CompileError(
+        "the CUDA headers (cuda_fp16.h) were not found in pip's nvidia-cuda-runtime, in CUDA_HOME "
+        f"or in /usr/local/cuda. Install them: {INSTALL}."
+    )
+
+
+def headers_version() -> str:
+    """Return the toolkit headers' package version, or the folder they come from."""
+    for package in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"):
+        try:
+            return f"{package} {importlib.metadata.version(package)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return str(include_folders()[0])
+
+
+def _key(path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for text in (
+        str(SCHEMA),
+        arch,
+        *names,
+        *defines,
+        compiler_version(),
+        headers_version(),
+        _headers(),
+    ):
+        digest.update(text.encode() + b"\0")
+    digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _headers() -> str:
+    digest = hashlib.sha256()
+    for header in sorted(RUNGS_FOLDER.rglob("*.cuh")):
+        digest.update(header.read_bytes())
+    return digest.hexdigest()
+
+
+def _entry(key: str) -> Path | None:
+    folder = _trusted_folder(cache_folder() / "cubin")
+    return None if folder is None else folder / f"{key}.cubin"
+
+
+@functools.cache
+def _trusted_folder(folder: Path) -> Path | None:
+    """Create the cache folder, or warn once and go without where it cannot be trusted."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+        if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise OSError("it is a symbolic link, another user's, or writable by others")
+        if not os.access(folder, os.W_OK):
+            raise OSError("it is not writable")
+    except OSError as error:
+        warnings.warn(
+            f"compiled kernels are not cached in {folder}: {error}. Set GEMMULE_CACHE to a "
+            "private folder.",
+            GemmuleWarning,
+            stacklevel=2,
+        )
+        return None
+    return folder
+
+
+def _read(entry: Path) -> Module | None:
+    """Return a cache entry whose checksum fits: one line of JSON, then the cubin."""
+    try:
+        if entry.stat().st_size > MAX_ENTRY_BYTES:
+            return None
+        head, _, cubin = entry.read_bytes().partition(b"\n")
+        record = json.loads(head)
+        symbols = record["symbols"]
+        good = record["sha256"] == hashlib.sha256(cubin).hexdigest()
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    if not good or not isinstance(symbols, dict):
+        return None
+    return Module(cubin, {str(k): str(v) for k, v in symbols.items()})
+
+
+def _write(entry: Path, module: Module) -> None:
+    head = json.dumps({"sha256": module.digest(), "symbols": module.symbols})
+    write_atomically(entry, head.encode() + b"\n" + module.cubin)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What ptxas says of one kernel."""
+
+    symbol: str
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+def resources(report: str) -> Iterator[Resources]:
+    """Yield the registers, spills, stack and static shared memory of every kernel in a report."""
+    pattern = re.compile(
+        r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads.*?Used (\d+) registers([^\n]*)",
+        re.S,
+    )
+    for match in pattern.finditer(report):
+        symbol, stack, stores, loads, registers, rest = match.groups()
+        shared = re.search(r"(\d+) bytes smem", rest)
+        yield Resources(
+            symbol,
+            int(registers),
+            int(stores) + int(loads),
+            int(stack),
+            int(shared.group(1)) if shared else 0,
+        )

@@ -1,0 +1,253 @@
+"""From a problem to a choice: a tuned entry, else the rungs' heuristics, else the simplest rung."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemmule import backends
+from gemmule.core.canonical import Call, Frozen
+from gemmule.core.choice import Choice
+from gemmule.core.problem import ITEMSIZE, Problem, result_dtype
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Machine, Rung
+from gemmule.storage import tuned as tuned_store
+
+
+def choose(
+    call: Call, machine: Machine, rung: str | None = None, params: Frozen | None = None
+) -> Choice:
+    """Choose rung and parameters for a canonical call on a machine.
+
+    With `rung` the named one is taken (ValueError where it cannot compute the problem). Otherwise
+    only proved rungs whose arithmetic is float32 or better take part.
+    """
+    if call.problem.batch_invariant and call.problem.batch != 1:
+        return _as_alone(call, machine, rung, params)
+    backend = backends.get(machine.backend)
+    if rung is not None:
+        return _named(call, machine, rung, params)
+    if params:
+        raise ValueError("params= goes with rung=: name the rung they belong to.")
+    if call.problem.outputs * call.problem.batch == 0:
+        return _simplest(call, machine, "nothing is computed: the result is empty")
+    tuned = tuned_store.lookup(machine, call.problem)
+    if tuned is not None and backend.proved(tuned.rung, machine):
+        return Choice(
+            call,
+            call.problem,
+            tuned.rung,
+            tuned.params,
+            machine,
+            f"tuned on this device, {tuned.date}",
+            tuned.time_s,
+            "",
+            (),
+        )
+    ranked = sorted(_suggestions(call, machine), key=lambda choice: choice.expected_s or 0.0)
+    if not ranked:
+        return _simplest(call, machine)
+    best = ranked[0]
+    other = next((c for c in ranked[1:] if c.rung is not best.rung), None)
+    runner_up = "" if other is None else _in_words(other)
+    return replace(best, runner_up=runner_up)
+
+
+def _as_alone(call: Call, machine: Machine, rung: str | None, params: Frozen | None) -> Choice:
+    """Choose for one product of a batch as if it were alone, and run the whole batch that way.
+
+    Where the chosen rung does not take the batch in one go, the back end walks it as outer axes.
+    """
+    problem = call.problem
+    one = replace(call, problem=problem.alone(), outer=(*call.outer, problem.batch))
+    choice = choose(one, machine, rung, params)
+    expected_s = None if choice.expected_s is None else choice.expected_s * problem.batch
+    together = replace(
+        choice.problem, batch=problem.batch, shared_a=problem.shared_a, shared_b=problem.shared_b
+    )
+    if choice.rung.refusal(together) is None and all(
+        constraint.holds(together, choice.params) for constraint in choice.rung.constraints
+    ):
+        return replace(choice, call=call, problem=together, expected_s=expected_s)
+    return replace(choice, expected_s=expected_s)
+
+
+def _in_words(choice: Choice) -> str:
+    params = ", ".join(f"{k}={v}" for k, v in choice.params.items())
+    expected = "" if choice.expected_s is None else f", {choice.expected_s * 1e6:.1f} us expected"
+    return f"{choice.rung.folder}/{choice.rung.name}({params}){expected}"
+
+
+def eligible(rung: Rung, problem: Problem) -> bool:
+    """Tell whether the rung is for automatic choices, and its arithmetic good enough."""
+    if rung.by_name_only:
+        return False
+    arithmetic = rung.arithmetic(problem)
+    if problem.quant is not None and problem.quant.activations == "int8":
+        return arithmetic.activations_bits is not None
+    if problem.accumulate == "float16" and arithmetic.accumulator == "float16":
+        return True
+    if problem.precision == "tf32" and arithmetic.inputs == "tf32":
+        return True
+    return arithmetic.at_least_float32
+
+
+def _suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
+    backend = backends.get(machine.backend)
+    for problem, copies, cost_s in _variants(call.problem, machine):
+        found = False
+        for rung in all_rungs(machine.backend):
+            if rung.refusal(problem) is not None or not eligible(rung, problem):
+                continue
+            suggestion = rung.suggest(problem, machine)
+            if suggestion is None or not backend.proved(rung, machine):
+                continue
+            found = True
+            yield Choice(
+                call,
+                problem,
+                rung,
+                rung.check_params(problem, suggestion.params),
+                machine,
+                "heuristic",
+                suggestion.expected_s + cost_s,
+                "",
+                copies,
+            )
+        if found:
+            return
+
+
+def _variants(
+    problem: Problem, machine: Machine
+) -> Iterator[tuple[Problem, tuple[str, ...], float]]:
+    """Yield the problem as it is, then (on back ends that copy) adapted ones, cheapest first."""
+    yield problem, (), 0.0
+    if not backends.get(machine.backend).adapts():
+        return
+    adapted: list[tuple[float, int, Problem, tuple[str, ...]]] = []
+    for layout_a, layout_b in _layout_variants(problem):
+        dtypes = (problem.a, problem.b, problem.out)
+        quantized = problem.quant is not None
+        for a, b, out in _dtype_variants(problem.op, dtypes, quantized, machine.backend):
+            candidate = replace(
+                problem, layout_a=layout_a, layout_b=layout_b, a=a, b=b, out=out, layout_out="row"
+            )
+            if candidate != problem:
+                copies, moved = _copies(problem, candidate)
+                adapted.append((moved, len(adapted), candidate, copies))
+    for moved, _, candidate, copies in sorted(adapted, key=lambda item: item[:2]):
+        yield candidate, copies, moved / machine.read_bytes_per_s
+
+
+def _layout_variants(problem: Problem) -> list[tuple[str, str]]:
+    layouts_a = [problem.layout_a] + (["row"] if problem.layout_a != "row" else [])
+    layouts_b = [problem.layout_b] + (["row"] if problem.layout_b != "row" else [])
+    return [(a, b) for a in layouts_a for b in layouts_b]
+
+
+@functools.cache  # a few hundred dtype triples exist; asking every signature costs 0.5 ms
+def _dtype_variants(
+    op: str, own: tuple[str, str, str], quantized: bool, backend: str
+) -> tuple[tuple[str, str, str], ...]:
+    found = [own]
+    for rung in all_rungs(backend):
+        if rung.op != op or rung.quantized != quantized:
+            continue
+        for signature in rung.signatures:
+            if signature not in found and _widens(own, signature, quantized):
+                found.append(signature)
+    return tuple(found)
+
+
+def _widens(own: tuple[str, str, str], wider: tuple[str, str, str], quantized: bool) -> bool:
+    """Whether operands of `own` convert to those of `wider` without loss, and the result back."""
+    operands = zip(own[:2], wider[:2], strict=True)
+    if quantized:
+        if own[0] != wider[0]:
+            return False
+        operands = zip(own[1:2], wider[1:2], strict=True)
+    try:
+        if any(a != w and result_dtype(a, w) != w for a, w in operands):
+            return False
+        return own[2] == wider[2] or result_dtype(own[2], wider[2]) == wider[2]
+    except TypeError:
+        return False
+
+
+def _copies(problem: Problem, adapted: Problem) -> tuple[tuple[str, ...], float]:
+    words, moved = [], 0.0
+    inner = problem.n if problem.op == "matvec" else problem.k
+    sizes = (problem.m * inner, inner * (1 if problem.op == "matvec" else problem.n))
+    before = ((problem.a, problem.layout_a), (problem.b, problem.layout_b))
+    after = ((adapted.a, adapted.layout_a), (adapted.b, adapted.layout_b))
+    for name, size, old, new in zip("AB", sizes, before, after, strict=True):
+        if old == new:
+            continue
+        nbytes = size * problem.batch * ITEMSIZE.get(new[0], 1)
+        moved += 4.0 * nbytes  # a strided or converting copy runs far below the read ceiling
+        words.append(f"{name} copied from {old[0]} {old[1]} to {new[0]} {new[1]}, {nbytes:,} bytes")
+    if adapted.out != problem.out:
+        words.append(f"result converted from {adapted.out} to {problem.out}")
+        moved += problem.outputs * problem.batch * ITEMSIZE[adapted.out]
+    return tuple(words), moved
+
+
+def _named(call: Call, machine: Machine, name: str, params: Frozen | None) -> Choice:
+    named = [r for r in all_rungs(machine.backend) if r.name == name]
+    if not named:
+        known = ", ".join(dict.fromkeys(r.name for r in all_rungs(machine.backend)))
+        raise ValueError(f"no {machine.backend} rung is called {name!r}; there are: {known}.")
+    reasons = [f"{r.folder}/{name}: {r.refusal(call.problem)}" for r in named]
+    for problem, copies, _ in _variants(call.problem, machine):
+        for rung in named:
+            if rung.refusal(problem) is None:
+                suggestion = rung.suggest(problem, machine)
+                if params is None and suggestion is not None:
+                    chosen = rung.check_params(problem, suggestion.params)
+                else:
+                    chosen = rung.check_params(problem, dict(params or ()))
+                expected = None if suggestion is None else suggestion.expected_s
+                return Choice(
+                    call,
+                    problem,
+                    rung,
+                    chosen,
+                    machine,
+                    "named by the caller",
+                    expected,
+                    "",
+                    copies,
+                )
+    raise ValueError(f"rung {name} cannot compute {call.problem.describe()}. {'; '.join(reasons)}.")
+
+
+def _simplest(
+    call: Call,
+    machine: Machine,
+    reason: str = "the simplest proved rung: no heuristic covers this problem",
+) -> Choice:
+    backend = backends.get(machine.backend)
+    for problem, copies, _ in _variants(call.problem, machine):
+        for rung in all_rungs(machine.backend):
+            if (
+                rung.refusal(problem) is None
+                and eligible(rung, problem)
+                and backend.proved(rung, machine)
+            ):
+                return Choice(
+                    call,
+                    problem,
+                    rung,
+                    rung.check_params(problem, None),
+                    machine,
+                    reason,
+                    None,
+                    "",
+                    copies,
+                )
+    raise TypeError(
+        f"no proved {machine.backend} rung computes {call.problem.describe()} on {machine.name}. "
+        "Convert the operands to another dtype, or name a rung with rung=."
+    )

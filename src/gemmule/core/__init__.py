@@ -1,0 +1,1 @@
+"""Frozen data and pure functions: problems, operands, rungs, choices; no library is touched."""

@@ -1,0 +1,375 @@
+"""From the user's operands to a canonical product: which problem it is, and how each array is seen.
+
+Everything here works on shapes and strides alone, so it serves every device and its results can
+be cached. A canonical view has axes ``(*outer, batch, rows, cols)``: `outer` are batch axes that
+cannot be walked with one stride (usually none), and the batch axis is absent when batch is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from gemmule.core.operand import Form, Ints, View, c_strides, power_of_two, vector_alignment
+from gemmule.core.problem import (
+    FLOATS,
+    ITEMSIZE,
+    Problem,
+    QuantSpec,
+    check_problem,
+    layout_of,
+    matmul_shape,
+    matvec_shape,
+    result_dtype,
+)
+
+Frozen = tuple[tuple[str, Any], ...]  # parameter values, sorted by name
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The keyword options of a call: what shapes its problem, and the rung that was named."""
+
+    out_dtype: str | None = None
+    precision: str = "float32"
+    accumulate: str | None = None
+    batch_invariant: bool = False
+    activations: str = "float"
+    literal: bool = False  # a rung was named: keep the operation the user wrote
+    rung: str | None = None
+    params: Frozen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A canonical call. With `swapped`, the user's second operand is the canonical first."""
+
+    op: str
+    problem: Problem
+    a: View
+    b: View
+    out: View
+    out_shape: Ints
+    outer: Ints = ()
+    swapped: bool = False
+    transposed_quant: bool = False
+
+
+class _Batch(NamedTuple):
+    shape: Ints
+    strides: tuple[Ints, Ints, Ints]
+
+
+def canonical(op: str, a: Form, b: Form, out: Form | None, options: Options) -> Call:
+    """Return the canonical call of ``op`` on operands of these forms.
+
+    op: ``matvec`` (A, x), ``vecmat`` (x, A) or ``matmul`` (A, B); `out` is the form of the user's
+    out, or None for a fresh C-ordered array. Raises as the public functions do.
+    """
+    if op == "matmul":
+        return _matmul(a, b, out, options)
+    matrix, vector = (a, b) if op == "matvec" else (b, a)
+    shape = _swap_last(matrix.shape) if op == "vecmat" else matrix.shape
+    strides = _swap_last(matrix.strides) if op == "vecmat" else matrix.strides
+    seen = matrix._replace(shape=shape, strides=strides)
+    if op == "vecmat":
+        seen = seen._replace(quant=_flip(matrix.quant))
+    call = _matvec(op, seen, vector, out, options)
+    if op == "vecmat" and not call.swapped:
+        return _with(call, swapped=True, transposed_quant=matrix.quant is not None)
+    if op == "vecmat":
+        return _with(call, swapped=False)
+    return call
+
+
+def _with(call: Call, *, swapped: bool, transposed_quant: bool = False) -> Call:
+    return Call(
+        call.op,
+        call.problem,
+        call.a,
+        call.b,
+        call.out,
+        call.out_shape,
+        call.outer,
+        swapped,
+        transposed_quant or call.transposed_quant,
+    )
+
+
+def _swap_last(values: Ints) -> Ints:
+    return (*values[:-2], values[-1], values[-2]) if len(values) >= 2 else values
+
+
+def _matvec(op: str, a: Form, x: Form, out: Form | None, options: Options) -> Call:
+    shape = matvec_shape(a.shape, x.shape, op=op)
+    y_strides = out.strides if out is not None and out.shape == shape else c_strides(shape)
+    dtype = _result(a, x, options.out_dtype)
+    batch_shape = shape[:-1]
+    many = math.prod(batch_shape) != 1
+    if many and len(a.shape) == 2 and not options.literal and not options.batch_invariant:
+        stacked = _stacked_vectors(op, a, x, shape, y_strides, dtype, out, options)
+        if stacked is not None:
+            return stacked
+    batch = _collapse(
+        batch_shape,
+        (
+            _broadcast_strides(a.shape[:-2], a.strides[:-2], batch_shape),
+            _broadcast_strides(x.shape[:-1], x.strides[:-1], batch_shape),
+            y_strides[:-1],
+        ),
+    )
+    return _assemble(
+        op,
+        a,
+        x,
+        dtype,
+        options,
+        batch,
+        shape,
+        View(a.shape[-2:], a.strides[-2:]),
+        View(x.shape[-1:], x.strides[-1:]),
+        View(shape[-1:], y_strides[-1:]),
+        out,
+    )
+
+
+def _stacked_vectors(
+    op: str,
+    a: Form,
+    x: Form,
+    shape: Ints,
+    y_strides: Ints,
+    dtype: str,
+    out: Form | None,
+    options: Options,
+) -> Call | None:
+    """See one matrix times many vectors as a matmul, where the vectors lie at one stride."""
+    batch = _collapse(shape[:-1], (x.strides[:-1], y_strides[:-1], y_strides[:-1]))
+    if len(batch.shape) > 1:
+        return None
+    count = batch.shape[0] if batch.shape else 1
+    x_step = batch.strides[0][0] if batch.shape else x.shape[-1]
+    y_step = batch.strides[1][0] if batch.shape else shape[-1]
+    none = _Batch((), ((), (), ()))
+    rows, cols = a.shape
+    x_view = View((count, cols), (x_step, x.strides[-1]))
+    y_view = View((count, rows), (y_step, y_strides[-1]))
+    if a.quant is not None:  # the quantised matrix stays the first operand
+        flipped = View((cols, count), _swap_last(x_view.strides))
+        y_flipped = View((rows, count), _swap_last(y_view.strides))
+        seen_a = View(a.shape, a.strides)
+        return _assemble(op, a, x, dtype, options, none, shape, seen_a, flipped, y_flipped, out)
+    call = _assemble(
+        op,
+        x,
+        a,
+        dtype,
+        options,
+        none,
+        shape,
+        x_view,
+        View((cols, rows), _swap_last(a.strides)),
+        y_view,
+        out,
+    )
+    return _with(call, swapped=True)
+
+
+def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
+    if not a.shape or not b.shape:
+        raise ValueError(
+            f"matmul does not take 0-D operands; got shapes {a.shape} and {b.shape}. "
+            "Multiply by a scalar with *."
+        )
+    if len(a.shape) == 1:
+        return _vector_first(a, b, out, options)
+    if len(b.shape) == 1:
+        return canonical("matvec", a, b, out, options)
+    shape = matmul_shape(a.shape, b.shape)
+    if b.quant is not None:
+        return _quantized_second(a, b, shape, out, options)
+    if options.batch_invariant:
+        return _vector_by_vector(a, b, shape, out, options)
+    strides = out.strides if out is not None and out.shape == shape else c_strides(shape)
+    dtype = _result(a, b, options.out_dtype)
+    batch_shape = shape[:-2]
+    batch = _collapse(
+        batch_shape,
+        (
+            _broadcast_strides(a.shape[:-2], a.strides[:-2], batch_shape),
+            _broadcast_strides(b.shape[:-2], b.strides[:-2], batch_shape),
+            strides[:-2],
+        ),
+    )
+    views = (
+        View(a.shape[-2:], a.strides[-2:]),
+        View(b.shape[-2:], b.strides[-2:]),
+        View(shape[-2:], strides[-2:]),
+    )
+    if not options.literal and a.quant is None:
+        vector = _single_vector(a, b, dtype, batch, shape, views, out, options)
+        if vector is not None:
+            return vector
+    return _assemble("matmul", a, b, dtype, options, batch, shape, *views, out)
+
+
+def _vector_by_vector(a: Form, b: Form, shape: Ints, out: Form | None, options: Options) -> Call:
+    """See a matmul as a batch of matvecs: of the rows of A, or of the columns of B beside Q."""
+    if a.quant is not None:
+        columns = _turned(b)
+        result = Form(shape, c_strides(shape), _result(a, b, options.out_dtype), 16)
+        call = _matvec("matmul", a, columns, _turned(out or result), options)
+        return replace(call, out_shape=shape)
+    matrix = _turned(b)
+    if len(b.shape) > 2:  # every row of A meets the matrix of its batch entry
+        matrix = matrix._replace(
+            shape=(*matrix.shape[:-2], 1, *matrix.shape[-2:]),
+            strides=(*matrix.strides[:-2], 0, *matrix.strides[-2:]),
+        )
+    return _with(_matvec("matmul", matrix, a, out, options), swapped=True)
+
+
+def _turned(form: Form) -> Form:
+    """Return the form of an array whose last two axes are seen in the other order."""
+    return form._replace(shape=_swap_last(form.shape), strides=_swap_last(form.strides))
+
+
+def _single_vector(
+    a: Form,
+    b: Form,
+    dtype: str,
+    batch: _Batch,
+    shape: Ints,
+    views: tuple[View, View, View],
+    out: Form | None,
+    options: Options,
+) -> Call | None:
+    """See a product with one column or one row as a matvec: it is bound by the matrix's bytes.
+
+    Not where a batch shares the matrix: matvec after matvec would read it again for each.
+    """
+    a_view, b_view, c_view = views
+    of_a, of_b, of_c = batch.strides
+    if shape[-1] == 1 and 0 not in of_a:
+        x = View(b_view.shape[:1], b_view.strides[:1])
+        y = View(c_view.shape[:1], c_view.strides[:1])
+        return _assemble("matmul", a, b, dtype, options, batch, shape, a_view, x, y, out)
+    if shape[-2] == 1 and 0 not in of_b:
+        x = View(a_view.shape[1:], a_view.strides[1:])
+        y = View(c_view.shape[1:], c_view.strides[1:])
+        matrix = View(_swap_last(b_view.shape), _swap_last(b_view.strides))
+        turned = _Batch(batch.shape, (of_b, of_a, of_c))
+        call = _assemble("matmul", b, a, dtype, options, turned, shape, matrix, x, y, out)
+        return _with(call, swapped=True)
+    return None
+
+
+def _vector_first(a: Form, b: Form, out: Form | None, options: Options) -> Call:
+    if len(b.shape) == 1:  # the inner product: a matrix of one row
+        if a.shape != b.shape:
+            raise ValueError(
+                f"matmul: vectors of {a.shape[0]} and {b.shape[0]} elements; "
+                "they must be equally long."
+            )
+        row = a._replace(shape=(1, *a.shape), strides=(max(a.shape[0], 1), *a.strides))
+        call = canonical("matvec", row, b, None, options)
+        return Call("matmul", call.problem, call.a, call.b, call.out, ())
+    return canonical("vecmat", a, b, out, options)
+
+
+def _quantized_second(a: Form, b: Form, shape: Ints, out: Form | None, options: Options) -> Call:
+    """See ``A Q`` as ``(Q^T A^T)^T``: the quantised matrix is always the first operand."""
+    matrix = b._replace(shape=_swap_last(b.shape), quant=_flip(b.quant))
+    call = canonical("matvec", matrix, a, out, replace(options, literal=False))
+    return Call("matmul", call.problem, call.a, call.b, call.out, shape, call.outer, True, True)
+
+
+def _flip(spec: QuantSpec | None) -> QuantSpec | None:
+    return None if spec is None else replace(spec, transposed=not spec.transposed)
+
+
+def _result(a: Form, b: Form, out_dtype: str | None) -> str:
+    """Return the result's dtype; a quantised matrix takes the dtype of what it multiplies."""
+    if a.quant is None:
+        return result_dtype(a.dtype, b.dtype, out_dtype)
+    if b.dtype not in FLOATS:
+        raise TypeError(
+            f"a quantised matrix multiplies {', '.join(FLOATS)}; the other operand is {b.dtype}. "
+            "Convert it first."
+        )
+    return result_dtype(b.dtype, b.dtype, out_dtype)
+
+
+def _broadcast_strides(shape: Ints, strides: Ints, wanted: Ints) -> Ints:
+    lead = len(wanted) - len(shape)
+    return (0,) * lead + tuple(
+        0 if size == 1 and want != 1 else step
+        for size, step, want in zip(shape, strides, wanted[lead:], strict=True)
+    )
+
+
+def _collapse(shape: Ints, strides: tuple[Ints, Ints, Ints]) -> _Batch:
+    """Merge neighbouring batch axes that every operand walks with one stride; drop sizes of 1."""
+    axes = [(size, [steps[i] for steps in strides]) for i, size in enumerate(shape) if size != 1]
+    merged: list[tuple[int, list[int]]] = []
+    for size, steps in axes:
+        if merged and merged[-1][1] == [step * size for step in steps]:
+            merged[-1] = (merged[-1][0] * size, steps)
+        else:
+            merged.append((size, steps))
+    columns = tuple(tuple(steps[i] for _, steps in merged) for i in range(3))
+    return _Batch(tuple(size for size, _ in merged), (columns[0], columns[1], columns[2]))
+
+
+def _assemble(
+    op: str,
+    a: Form,
+    b: Form,
+    dtype: str,
+    options: Options,
+    batch: _Batch,
+    out_shape: Ints,
+    a_view: View,
+    b_view: View,
+    out_view: View,
+    out: Form | None,
+) -> Call:
+    outer, count = (batch.shape[:-1], batch.shape[-1]) if batch.shape else ((), 1)
+    is_matvec = len(out_view.shape) == 1
+    spec = a.quant
+    if spec is not None and options.activations != "float":
+        spec = replace(spec, activations=options.activations)
+    aligned = 16
+    for view, steps, form in zip(
+        (a_view, b_view, out_view), batch.strides, (a, b, out), strict=True
+    ):
+        if form is not None:
+            aligned = min(aligned, vector_alignment(form, view, steps))
+    if options.batch_invariant:  # of one vector as of the rows of a C-ordered batch of them
+        for count_of, name in ((a_view.shape[1], b.dtype), (a_view.shape[0], dtype)):
+            aligned = min(aligned, power_of_two(count_of * ITEMSIZE[name]))
+    problem = Problem(
+        op="matvec" if is_matvec else "matmul",
+        m=a_view.shape[0],
+        n=a_view.shape[1] if is_matvec else b_view.shape[1],
+        k=1 if is_matvec else a_view.shape[1],
+        batch=count,
+        a=a.dtype,
+        b=b.dtype,
+        out=dtype,
+        layout_a=layout_of(a_view.shape, a_view.strides) if spec is None else "row",
+        layout_b="row" if is_matvec else layout_of(b_view.shape, b_view.strides),
+        layout_out="row" if is_matvec else layout_of(out_view.shape, out_view.strides),
+        alignment=aligned,
+        shared_a=count > 1 and batch.strides[0][-1] == 0,
+        shared_b=count > 1 and batch.strides[1][-1] == 0,
+        precision=options.precision,
+        accumulate=options.accumulate,
+        batch_invariant=options.batch_invariant,
+        quant=spec,
+    )
+    views = []
+    for view, steps in zip((a_view, b_view, out_view), batch.strides, strict=True):
+        views.append(View((*batch.shape, *view.shape), (*steps, *view.strides)))
+    return Call(op, check_problem(problem), views[0], views[1], views[2], out_shape, outer)

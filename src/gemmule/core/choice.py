@@ -1,0 +1,30 @@
+"""The frozen `Choice`: a rung with its parameters for a problem, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemmule.core.canonical import Call
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Rung
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A rung with its parameters for a problem, and why.
+
+    `problem` is what the rung is given; where it differs from ``call.problem`` the back end copies
+    operands first, and `copies` says so in words.
+    """
+
+    call: Call
+    problem: Problem
+    rung: Rung
+    params: Mapping[str, Any]
+    machine: Machine
+    reason: str
+    expected_s: float | None
+    runner_up: str
+    copies: tuple[str, ...]

@@ -1,0 +1,109 @@
+"""What a product needs to know of an array: `Form` (all but its address), `Operand`, and `View`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gemmule.core.problem import ITEMSIZE, QuantSpec, layout_of, numpy_dtype
+
+Ints = tuple[int, ...]
+
+
+class Form(NamedTuple):
+    """All of an operand but its address: what a plan is made for. Strides count elements.
+
+    `alignment` in bytes, of the address alone: on a device the largest power of two, at most 16,
+    that divides it; on the host the element's own, which is all that host kernels rely on. What
+    strides allow depends on how a product walks them, so `gemmule.core.canonical` counts them in.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    alignment: int
+    quant: QuantSpec | None = None
+
+
+class Operand(NamedTuple):
+    """One array of a call: an ndarray view on the host, the foreign object on a device."""
+
+    array: Any
+    pointer: int
+    form: Form
+    device: str
+    library: str
+    original: Any
+
+    @property
+    def kind(self) -> str:
+        """Library and device, for messages."""
+        return f"{self.library} array on {self.device}"
+
+
+def alignment_of(pointer: int) -> int:
+    """Return the largest power of two, at most 16, that divides an address."""
+    bits = pointer | 16
+    return bits & -bits
+
+
+def extent(operand: Operand) -> tuple[int, int]:
+    """Return the first address that the operand's elements touch and the one behind the last."""
+    if 0 in operand.form.shape:
+        return operand.pointer, operand.pointer
+    itemsize = numpy_dtype(operand.form.dtype).itemsize
+    reach = [
+        (size - 1) * step
+        for size, step in zip(operand.form.shape, operand.form.strides, strict=True)
+    ]
+    low = operand.pointer + itemsize * sum(r for r in reach if r < 0)
+    high = operand.pointer + itemsize * (sum(r for r in reach if r > 0) + 1)
+    return low, high
+
+
+class View(NamedTuple):
+    """Shape and strides (in elements) under which a canonical operand sees its array."""
+
+    shape: Ints
+    strides: Ints
+
+
+def c_strides(shape: Ints) -> Ints:
+    """Return the strides, in elements, of a C-ordered array."""
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(steps))
+
+
+def vector_alignment(form: Form, view: View, batch_steps: Ints) -> int:
+    """Return the largest power of two, at most 16, that divides every place vectors start at.
+
+    Those are the address, and the steps from one batch entry and from one row (column, where the
+    layout says so) to the next. Only the step along which a kernel reads does not count.
+    """
+    aligned = form.alignment
+    if form.quant is not None:
+        return aligned
+    steps = list(batch_steps)
+    if len(view.shape) == 2:
+        leads = {"row": (0,), "col": (1,)}.get(layout_of(view.shape, view.strides), (0, 1))
+        steps += [view.strides[axis] for axis in leads if view.shape[axis] > 1]
+    for step in steps:
+        aligned = min(aligned, power_of_two(step * ITEMSIZE[form.dtype]))
+    return aligned
+
+
+def power_of_two(value: int) -> int:
+    """Return the largest power of two, at most 16, that divides `value`."""
+    bits = abs(value) | 16
+    return bits & -bits
+
+
+def speaker(left: Operand, right: Operand) -> Operand:
+    """Return the operand whose library, device and stream the result takes.
+
+    A matrix of this package's own (quantised, or kept on a device) goes with arrays of any library,
+    so the operand beside it speaks.
+    """
+    return right if left.library == "gemmule" else left

@@ -1,0 +1,98 @@
+"""The ladder read from its folders: ``rungs/<folder>/<backend>/<name>.py``.
+
+The directory is the registry: each such file holds one module-level ``RUNG``, and beside a CUDA
+rung lies ``<name>.cu``. Nothing else names a rung. A module whose name begins with an underscore is
+shared code, not a rung.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import replace
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import BACKENDS, RUNGS_FOLDER, Rung
+
+
+@functools.cache
+def _load(folder: str, backend: str, name: str) -> Rung:
+    module = importlib.import_module(f"gemmule.rungs.{folder}.{backend}.{name}")
+    rung: Rung = module.RUNG
+    return replace(rung, name=name, folder=folder, backend=backend)
+
+
+@functools.cache
+def all_rungs(backend: str) -> tuple[Rung, ...]:
+    """Return every rung of a back end, read from the directory, in ladder order."""
+    found = []
+    for path in sorted(RUNGS_FOLDER.glob(f"*/{backend}/*.py")):
+        if not path.stem.startswith("_"):
+            found.append(_load(path.parent.parent.name, backend, path.stem))
+    return tuple(_in_order(found))
+
+
+def _in_order(rungs: list[Rung]) -> list[Rung]:
+    """Sort so that a rung comes after the one it names in `after`, folder by folder."""
+    by_key = {(r.folder, r.name): r for r in rungs}
+    order: list[Rung] = []
+
+    def place(rung: Rung, seen: frozenset[str]) -> None:
+        if rung in order:
+            return
+        if rung.name in seen:
+            raise ValueError(f"rungs name each other in a circle: {', '.join(sorted(seen))}.")
+        earlier = by_key.get((rung.folder, rung.after or ""))
+        if rung.after and earlier is None:
+            raise ValueError(f"rung {rung.folder}/{rung.name} comes after unknown {rung.after!r}.")
+        if earlier is not None:
+            place(earlier, seen | {rung.name})
+        order.append(rung)
+
+    for rung in rungs:
+        place(rung, frozenset())
+    return order
+
+
+OPS = ("matvec", "vecmat", "matmul", "quantized")
+
+
+def ladder(op: str, backend: str = "cpu") -> tuple[Rung, ...]:
+    """Return the rungs of one operation on one back end, from the simplest to the fastest.
+
+    op: ``"matvec"``, ``"vecmat"``, ``"matmul"`` or ``"quantized"``; backend: ``"cpu"`` or
+    ``"cuda"``. The vecmat ladder holds the rungs that read a row-major matrix across its rows.
+    Loading a ladder imports the rungs' modules but compiles nothing. ValueError for other names.
+
+    >>> from gemmule.core.rung import ladder
+    >>> [r.name for r in ladder("matmul", "cpu")][:1] != []
+    True
+    """
+    if op not in OPS:
+        raise ValueError(f"op is {op!r}; it must be one of {', '.join(OPS)}.")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}.")
+    return tuple(r for r in all_rungs(backend) if _stands_on(r, op))
+
+
+def _stands_on(rung: Rung, op: str) -> bool:
+    if op == "quantized" or rung.quantized:
+        return rung.quantized and op == "quantized"
+    if op == "vecmat":
+        return rung.op == "matvec" and "col" in rung.layouts
+    return rung.op == op and (op == "matmul" or "row" in rung.layouts)
+
+
+def find(name: str, problem: Problem, backend: str) -> Rung:
+    """Return the rung called `name` that takes `problem`; ValueError says why none does."""
+    named = [r for r in all_rungs(backend) if r.name == name]
+    if not named:
+        known = ", ".join(sorted({r.name for r in all_rungs(backend)}))
+        raise ValueError(f"no {backend} rung is called {name!r}; there are: {known}.")
+    reasons = []
+    for rung in named:
+        reason = rung.refusal(problem)
+        if reason is None:
+            return rung
+        reasons.append(f"{rung.folder}/{rung.name}: {reason}")
+    raise ValueError(f"rung {name} cannot compute {problem.describe()}: {'; '.join(reasons)}.")

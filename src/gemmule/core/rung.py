@@ -1,0 +1,258 @@
+"""The frozen `Rung`: one kernel, what it takes, its search space, and how it runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gemmule.core.problem import UNIT_ROUNDOFF, Problem
+
+Params = Mapping[str, Any]
+Signature = tuple[str, str, str]  # dtype names of A, of x or B, of the result
+
+RUNGS_FOLDER = Path(__file__).parents[1] / "rungs"
+BACKENDS = ("cpu", "cuda")
+CUDA_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device a plan is for, as far as heuristics need to know it.
+
+    `units`: CPU threads or GPU multiprocessors. `read_bytes_per_s`: the read ceiling, measured
+    where a measurement is stored, else a datasheet lead. `call_s`: cost of the smallest kernel.
+    """
+
+    backend: str
+    name: str
+    arch: str
+    units: int
+    read_bytes_per_s: float
+    cache_bytes: int
+    shared_bytes: int = 0
+    call_s: float = 2e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How a rung rounds, from which the oracle derives its error bound.
+
+    accumulator: dtype name of the running sum. chain(problem, params): most additions any product
+    passes through before it is in the result. product: dtype whose rounding each product suffers
+    (None when products are exact or fused). inputs: dtype that the operands are rounded to first
+    (``"tf32"``), else None. per_add: extra factor on the accumulator's unit roundoff (2 for tensor
+    cores, which truncate). unordered: the order of additions may differ from run to run.
+    """
+
+    accumulator: str
+    chain: Callable[[Problem, Params], int]
+    product: str | None = None
+    inputs: str | None = None
+    per_add: float = 1.0
+    unordered: bool = False
+    activations_bits: int | None = None
+
+    @property
+    def at_least_float32(self) -> bool:
+        """Whether sums keep float32 or better, from operands that are not rounded first."""
+        wide = self.accumulator in ("float32", "float64", "complex64", "complex128")
+        exact = self.accumulator.startswith(("int", "uint"))
+        return (exact or wide) and self.inputs is None and self.activations_bits is None
+
+    @property
+    def accumulator_u(self) -> float:
+        """Unit roundoff of the accumulator; 0 for integers."""
+        return UNIT_ROUNDOFF.get(self.accumulator, 0.0) * self.per_add
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """One condition on problem and parameters, with the words that explain it."""
+
+    text: str
+    holds: Callable[[Problem, Params], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel launch: the name expression that NVRTC instantiates, and its geometry.
+
+    grid counts thread blocks (not clusters); smem is dynamic shared memory in bytes; `defines` go
+    to the compiler. Grid y and z never carry a size of the problem: they end at 65,535.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    pdl: bool = False
+    defines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """What a rung's heuristic proposes for a problem: parameters and the expected time."""
+
+    params: Mapping[str, Any]
+    expected_s: float
+
+
+def _no_suggestion(problem: Problem, machine: Machine) -> Suggestion | None:
+    return None
+
+
+def _no_workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    return 0
+
+
+@dataclass(frozen=True, eq=False)
+class Rung:
+    """One kernel: what it teaches, what it takes, its search space, and how it runs.
+
+    The loader fills `name`, `folder` and `backend` from the path. `params` is the declared search
+    space, name -> values, the first value being the default; `presets` are named points of it.
+    `layouts` are those of A that the rung takes (see `gemmule.core.problem`), `layouts_b` those of
+    B.
+
+    A CPU rung gives ``bind(problem, params) -> run(A, x, y)`` over NumPy views; a CUDA rung gives
+    ``steps(problem, params, machine)``, and `workspace` in bytes. `batched` rungs take a leading
+    batch axis; for the others the back end loops. `by_name_only` rungs are neither chosen by plans
+    nor tried by the tuner unless they are named: what they gain depends on the calls around them.
+    """
+
+    title: str
+    idea: str
+    source: str
+    op: str
+    signatures: tuple[Signature, ...]
+    arithmetic: Callable[[Problem], Arithmetic]
+    layouts: tuple[str, ...] = ("row",)
+    layouts_b: tuple[str, ...] = ("row", "col")
+    after: str | None = None
+    params: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    presets: Mapping[str, Params] = field(default_factory=dict)
+    constraints: tuple[Constraint, ...] = ()
+    quantized: bool = False
+    accepts_quant: Callable[[Problem], bool] | None = None
+    batched: bool = False
+    suggest: Callable[[Problem, Machine], Suggestion | None] = _no_suggestion
+    bind: Callable[[Problem, Params], Callable[..., None]] | None = None
+    steps: Callable[[Problem, Params, Machine], tuple[Step, ...]] | None = None
+    workspace: Callable[[Problem, Params, Machine], int] = _no_workspace
+    archs: tuple[str, ...] = CUDA_ARCHS
+    spills: bool = False
+    by_name_only: bool = False
+    available: Callable[[], str | None] = field(default=lambda: None)
+    name: str = ""
+    folder: str = ""
+    backend: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The rung's Python file."""
+        return RUNGS_FOLDER / self.folder / self.backend / f"{self.name}.py"
+
+    @property
+    def source_path(self) -> Path:
+        """The file that holds the kernel: the .cu beside a CUDA rung, else the Python file."""
+        return self.path.with_suffix(".cu") if self.backend == "cuda" else self.path
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the first value of every parameter."""
+        return {name: values[0] for name, values in self.params.items()}
+
+    def space(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        """Yield every declared parameter combination that the constraints allow."""
+        names = list(self.params)
+        for values in itertools.product(*(self.params[name] for name in names)):
+            params = dict(zip(names, values, strict=True))
+            if all(c.holds(problem, params) for c in self.constraints):
+                yield params
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Return why the rung does not take `problem` on this machine, or None when it does."""
+        return self.mismatch(problem) or self.available()
+
+    def mismatch(self, problem: Problem) -> str | None:
+        """Return why `problem` is none that the rung is made for, whatever machine this is."""
+        if problem.op != self.op:
+            return f"it computes {self.op}, not {problem.op}"
+        if self.quantized != (problem.quant is not None):
+            return "it needs a quantised matrix" if self.quantized else "the matrix is quantised"
+        if (problem.a, problem.b, problem.out) not in self.signatures:
+            wanted = f"{problem.a} x {problem.b} -> {problem.out}"
+            return f"it does not take dtypes {wanted}"
+        if problem.layout_a not in self.layouts:
+            return f"it reads A as {' or '.join(self.layouts)}, not {problem.layout_a}"
+        if self.op == "matmul" and problem.layout_b not in self.layouts_b:
+            return f"it reads B as {' or '.join(self.layouts_b)}, not {problem.layout_b}"
+        if self.accepts_quant is not None and not self.accepts_quant(problem):
+            return "it does not take this quantisation"
+        if not any(True for _ in self.space(problem)):
+            return "no parameters fit: " + "; ".join(c.text for c in self.constraints)
+        return None
+
+    def check_params(self, problem: Problem, params: Params | None) -> dict[str, Any]:
+        """Return a full, legal parameter set: the defaults overlaid with `params`.
+
+        Raises ValueError for an unknown name, a value outside the declared space, or a broken
+        constraint. Values missing in `params` are filled so that the constraints hold.
+        """
+        given = dict(params or {})
+        for name, value in given.items():
+            if name not in self.params:
+                known = ", ".join(self.params) or "none"
+                raise ValueError(f"rung {self.name} has no parameter {name!r}; it has: {known}.")
+            if value not in self.params[name]:
+                raise ValueError(
+                    f"rung {self.name}: {name}={value!r} is outside its declared values "
+                    f"{self.params[name]}."
+                )
+        chosen = {**self.defaults(), **given}
+        broken = [c.text for c in self.constraints if not c.holds(problem, chosen)]
+        if not broken:
+            return chosen
+        for candidate in self.space(problem):
+            if all(candidate[name] == value for name, value in given.items()):
+                return candidate
+        raise ValueError(
+            f"rung {self.name} cannot run {problem.describe()} with {chosen}: {'; '.join(broken)}."
+        )
+
+
+def same(*dtypes: str) -> tuple[Signature, ...]:
+    """Return signatures whose operands and result share one dtype."""
+    return tuple((t, t, t) for t in dtypes)
+
+
+def floats(*dtypes: str) -> tuple[Signature, ...]:
+    """Return signatures of float matrices with every mix a product of them may meet.
+
+    For each matrix dtype: the vector in the same dtype or in float32, the result in the
+    promoted dtype or, for halves, in float32; float64 stays with float64.
+    """
+    result: list[Signature] = []
+    for a in dtypes:
+        if a == "float64":
+            result.append((a, a, a))
+        elif a == "float32":
+            result += [(a, a, a)]
+        else:
+            result += [(a, a, a), (a, a, "float32"), (a, "float32", "float32")]
+    return tuple(result)
+
+
+def integers() -> tuple[Signature, ...]:
+    """Return the signatures of integer products: 8-bit to int32 or int64, others to 64 bits."""
+    small = [
+        (a, b, out)
+        for a in ("int8", "uint8")
+        for b in ("int8", "uint8")
+        for out in ("int32", "int64")
+    ]
+    wide = [(t, t, "int64") for t in ("int16", "int32", "int64")]
+    return (*small, *wide, *((t, t, "uint64") for t in ("uint16", "uint32", "uint64")))

@@ -1,0 +1,37 @@
+"""Which short way a launcher offers: none, one on host arrays, or one on PyTorch's CUDA tensors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from gemmule.backends.base import HostRun, Run
+from gemmule.core.canonical import Call
+from gemmule.core.operand import Form
+from gemmule.dispatch.host import HostCall
+
+
+class ShortWay(Protocol):
+    """A quick way of a planned product; the attributes may be methods or closures."""
+
+    @property
+    def checked(self) -> Callable[[Any, Any, Any], Any | None]:
+        """(a, b, out) -> the product, or None when nothing was done: go the general way."""
+        ...
+
+    @property
+    def trusted(self) -> Callable[[Any, Any, Any], Any | None]:
+        """As `checked`, for operands whose signatures are known to be those planned for."""
+        ...
+
+
+def bind(run: Run, call: Call, a: Form, b: Form, device: str) -> ShortWay | None:
+    """Return the short way of a prepared launcher, or None where there is none."""
+    if isinstance(run, HostRun):
+        return HostCall(run, call, a, b)
+    if a.quant is not None or b.quant is not None or "torch" not in sys.modules:
+        return None
+    from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
+
+    return torch_calls.bind(run, call, a, b, int(device[5:]))

@@ -1,0 +1,215 @@
+"""The short way of a product of CUDA tensors of PyTorch.
+
+A `TorchCall` compares what a call brings with what was planned, attribute by attribute, and goes
+straight to the launch; `seen` is what tells the tensors of an unplanned call apart: shapes, strides
+and dtypes alone. What they do not know (another library or device, other strides, less alignment,
+a questionable `out`) is left to the general way, which accepts or refuses it with an explanation.
+
+The functions are closures and the launch goes through ctypes: on an H200's host (November 2026) a
+planned call takes 5.7 us with methods and cuda.bindings, of which the driver itself needs 2.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.launch import Launcher
+from gemmule.core.canonical import Call
+from gemmule.core.operand import Form, c_strides
+from gemmule.core.problem import ITEMSIZE
+from gemmule.core.rung import Step
+
+Product = Callable[[Any, Any, Any], Any]
+# What tells tensors apart: dtype, shape, strides in elements, device.
+Signature = tuple[Any, Any, tuple[int, ...], int]
+
+# CUlaunchConfig without attributes, directly followed by the kernel's struct: one packing writes
+# the stream, no attributes, and the addresses of A, of x or B, and of the result.
+CONFIG = struct.Struct("<7I4xQQI4x")
+MOVING = struct.Struct("<Q16xQQQ")
+MOVING_AT = 32
+
+
+class TorchCall:
+    """One product of tensors of exactly the planned dtypes, shapes and strides, on one device.
+
+    ``checked(a, b, out)`` and ``trusted(a, b, out)`` return the product or None, when nothing was
+    done; the latter relies on the caller for types, forms and device. `out_seen`: the signature of
+    a right `out`.
+    """
+
+    __slots__ = ("checked", "out_seen", "trusted")
+
+    def __init__(self, launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> None:
+        torch = sys.modules["torch"]
+        dtype, shape = getattr(torch, call.problem.out), torch.Size(call.out_shape)
+        self.out_seen = (dtype, shape, c_strides(call.out_shape), ordinal)
+        self.trusted = _trusted(launcher, call, a, b, ordinal)
+        self.checked = _checked(self.trusted, self.out_seen, a, b)
+
+
+def _checked(trusted: Product, out_seen: Signature, a: Form, b: Form) -> Product:
+    torch = sys.modules["torch"]
+    tensor = torch.Tensor
+    a_shape, a_strides, a_dtype = torch.Size(a.shape), a.strides, getattr(torch, a.dtype)
+    b_shape, b_strides, b_dtype = torch.Size(b.shape), b.strides, getattr(torch, b.dtype)
+    out_dtype, out_shape, out_strides, ordinal = out_seen
+    known: Callable[[Any, Any, Any], bool] | None = None
+
+    def checked(a: Any, b: Any, out: Any) -> Any:
+        nonlocal known
+        if known is not None and out is not None and known(a, b, out):
+            return trusted(a, b, out)
+        if (
+            type(a) is tensor
+            and type(b) is tensor
+            and a.shape == a_shape
+            and b.shape == b_shape
+            and a.stride() == a_strides
+            and b.stride() == b_strides
+            and a.dtype is a_dtype
+            and b.dtype is b_dtype
+            and a.get_device() == ordinal
+            and b.get_device() == ordinal
+            and not (a.is_neg() or b.is_neg())
+            and (
+                out is None
+                or (
+                    type(out) is tensor
+                    and out.shape == out_shape
+                    and out.stride() == out_strides
+                    and out.dtype is out_dtype
+                    and out.get_device() == ordinal
+                    and not out.is_neg()
+                )
+            )
+        ):
+            if out is not None and known is None:
+                known = _guards(a, b, out)
+            return trusted(a, b, out)
+        return None
+
+    return checked
+
+
+def _guards(*tensors: Any) -> Callable[..., bool]:
+    """Return PyTorch's own test for "like these": types, dtypes, devices, shapes, strides, flags.
+
+    It compares three tensors in 0.3 us where Python's attributes take 0.9. It is no public
+    interface, so a PyTorch without it goes the long way; it keeps no reference to the tensors.
+    """
+    with contextlib.suppress(Exception):  # whatever another version's private interface raises
+        guards = sys.modules["torch"]._C._dynamo.guards.TensorGuards
+        same: Callable[..., bool] = guards(
+            *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+        ).check
+        if same(*tensors) is True:
+            return same
+    return lambda *others: False
+
+
+def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> Product:
+    torch = sys.modules["torch"]
+    empty, native = torch.empty, torch._C
+    device_of, stream_of = native._cuda_getDevice, native._cuda_getCurrentRawStream
+    shape, dtype = call.out_shape, getattr(torch, call.problem.out)
+    device = torch.device("cuda", ordinal)
+    a_bytes, b_bytes = _extent(a), _extent(b)
+    out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
+    mask, swapped = call.problem.alignment - 1, call.swapped
+    launch, local, pack_into = _launch(), threading.local(), MOVING.pack_into
+    template, step, function = launcher.template, launcher.steps[0], _kernel(launcher, ordinal)
+
+    def trusted(a: Any, b: Any, out: Any) -> Any:
+        if out is None:
+            out = empty(shape, dtype=dtype, device=device)
+        left, right, result = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        if (left | right | result) & mask or device_of() != ordinal or not (left and right):
+            return None
+        end = result + out_bytes
+        if (result < left + a_bytes and left < end) or (result < right + b_bytes and right < end):
+            return None  # out may overlap an input
+        if swapped:
+            left, right = right, left
+        try:
+            buffer, address, params = local.slot
+        except AttributeError:
+            buffer, address, params = local.slot = _slot(template, step)
+        pack_into(buffer, MOVING_AT, stream_of(ordinal), left, right, result)
+        code = launch(address, function, params, None)
+        if code:
+            raise _failed(code, step)
+        return out
+
+    return trusted
+
+
+def _slot(template: bytes, step: Step) -> tuple[Any, int, int]:
+    """Return one thread's memory: config and struct, its address, and that of the pointer array."""
+    config = CONFIG.pack(*step.grid, *step.block, step.smem, 0, 0, 0)
+    buffer = ctypes.create_string_buffer(config + template, len(config) + len(template))
+    address = ctypes.addressof(buffer)
+    params = (ctypes.c_void_p * 1)(address + len(config))
+    buffer.params = params  # type: ignore[attr-defined]  # lives as long as the buffer
+    return buffer, address, ctypes.addressof(params)
+
+
+def _kernel(launcher: Launcher, ordinal: int) -> int:
+    """Return the handle of the only step's kernel, loaded."""
+    launcher.load(ordinal)
+    module, step = launcher.module, launcher.steps[0]
+    return int(driver.load(module.cubin, module.symbols[step.kernel], ordinal, step.smem))
+
+
+def _launch() -> Callable[..., int]:
+    """Return the driver's launch: (config address, kernel, params address, None) -> code."""
+    call = ctypes.PyDLL("libcuda.so.1").cuLaunchKernelEx  # a launch is too short to drop the GIL
+    call.argtypes, call.restype = (ctypes.c_void_p,) * 4, ctypes.c_int
+    return call
+
+
+def _failed(code: int, step: Step) -> Exception:
+    return driver.error_of(driver.bindings().CUresult(code), f"launching {step.kernel}")
+
+
+def _extent(form: Form) -> int:
+    """Return the bytes from the first element to behind the last; strides are not negative."""
+    reach = sum((s - 1) * t for s, t in zip(form.shape, form.strides, strict=True) if s > 0)
+    return (reach + 1) * ITEMSIZE[form.dtype]
+
+
+def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | None:
+    """Return the short way of a prepared launcher, or None where there is none."""
+    torch = sys.modules["torch"]
+    if not isinstance(run, Launcher) or not hasattr(torch._C, "_cuda_getDevice"):
+        return None  # a PyTorch built without CUDA has no CUDA tensors
+    if call.outer or run.workspace or run.quantized:
+        return None
+    if len(run.steps) != 1 or run.steps[0].pdl or run.steps[0].cluster != (1, 1, 1):
+        return None
+    if any(step < 0 for step in (*a.strides, *b.strides)) or 0 in (*a.shape, *b.shape):
+        return None
+    return TorchCall(run, call, a, b, ordinal) if driver.is_current(ordinal) else None
+
+
+def seen(tensor: Any) -> Signature | None:
+    """Return what tells a CUDA tensor apart, or None: it is for the general way."""
+    if type(tensor) is not sys.modules["torch"].Tensor:
+        return None
+    ordinal = tensor.get_device()
+    if ordinal < 0 or tensor.is_neg():
+        return None  # a lazily negated view holds other values than its memory
+    return tensor.dtype, tensor.shape, tensor.stride(), ordinal
+
+
+def form(signature: Signature) -> Form:
+    """Return the form of a 16-byte aligned tensor with this signature."""
+    dtype, shape, strides, _ = signature
+    return Form(tuple(shape), strides, str(dtype).removeprefix("torch."), 16)

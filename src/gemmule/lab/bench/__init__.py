@@ -1,0 +1,1 @@
+"""Products timed beside their peers."""

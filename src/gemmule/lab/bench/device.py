@@ -1,0 +1,210 @@
+"""Products on a GPU beside their peers: judged, then timed in one interleaved run of graph replays.
+
+The GPU's time of a call is measured cold, over operand sets that rotate past the L2; what a call
+costs the host is another matter and has its own rows (`gemmule.lab.bench.host_cost`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import gemmule as gm
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda.graph_clock import GraphClock
+from gemmule.core.problem import Problem
+from gemmule.lab.bench.device_operands import OperandSet, judge, make_sets
+from gemmule.lab.bench.device_suites import Product
+from gemmule.lab.ceilings.device import measure_ceilings
+from gemmule.lab.ceilings.host import enforce
+from gemmule.lab.peers.peer import Absence, Peer, Prepared, check, check_operands, small_problem
+from gemmule.lab.peers.registry import all_peers
+from gemmule.lab.records.environment import capture_environment
+from gemmule.lab.records.known_proofs import proof_of
+from gemmule.lab.records.rows import Environment, Row, make_row, speedup_of
+from gemmule.timing.sampler import Contestant, Samples, ratio, sample
+
+MIN_BLOCKS, MAX_BLOCKS = 7, 40
+BLOCK_S = 0.004
+
+
+def measured_environment(ordinal: int, max_seconds: float) -> Environment:
+    """Return this machine with the GPU's ceilings, measured now and stored for plans."""
+    machine = cuda_launch.CudaBackend().machine(f"cuda:{ordinal}")
+    ceilings = measure_ceilings(ordinal, max_seconds=max_seconds)
+    names = tuple(driver.device_info(i).name for i in range(driver.device_count()))
+    clocks = {"driver": driver_version()}
+    return capture_environment(
+        machine.name, "cuda", ceilings=ceilings, threads=machine.units, gpus=names, clocks=clocks
+    )
+
+
+def driver_version() -> str:
+    """Return the CUDA version that the driver supports, such as ``CUDA 13.0``."""
+    version = driver.check(
+        driver.bindings().cuDriverGetVersion(), "asking for the driver's version"
+    )
+    return f"CUDA {version // 1000}.{version % 1000 // 10}"
+
+
+def run(
+    product: Product,
+    environment: Environment,
+    clock: GraphClock,
+    *,
+    peers: Sequence[str],
+    max_seconds: float,
+    rungs: Sequence[str | None] = (None,),
+    seed: int = 0,
+) -> tuple[list[Row], list[Absence]]:
+    """Judge our result, then time ours and the peers; return rows and who took no part.
+
+    peers: names out of ``all_peers("cuda")``. rungs: rungs to time by name, None being the
+    automatic choice. ArithmeticError where a result of ours is wrong: then nothing is timed.
+    """
+    sets, turn = make_sets(
+        product.op,
+        product.shape,
+        product.dtype,
+        width=product.width,
+        ordinal=clock.ordinal,
+        seed=seed + 1,
+    )
+    temperature = "cold" if turn.cold else "warm"
+    plans = {rung: _plan(product, sets[0], rung) for rung in rungs}
+    errors = {rung: _judged(product, sets[0], plan) for rung, plan in plans.items()}
+    ours = {rung: _contestant(product, sets, plan) for rung, plan in plans.items()}
+    problem = next(iter(plans.values())).problem
+    present, absent = serving(problem, peers, clock)
+    lanes = {peer: _prepared(peer, problem, product, sets) for peer in present}
+    contestants = [*ours.values(), *(_lane(peer, ready) for peer, ready in lanes.items())]
+    samples = sample(
+        contestants,
+        clock,
+        min_blocks=MIN_BLOCKS,
+        max_blocks=MAX_BLOCKS,
+        max_seconds=max_seconds,
+        min_block_s=BLOCK_S,
+        seed=seed,
+    )
+    row = functools.partial(
+        make_row, environment, problem, temperature=temperature, group=product.title
+    )
+    rows = []
+    for rung, plan in plans.items():
+        mine = samples[ours[rung].name]
+        speedups = {p.name: speedup_of(ratio(mine, samples[p.name])) for p in present}
+        proof = proof_of(plan.rung, plan.problem)
+        rows.append(
+            row(
+                mine,
+                kind="rung",
+                params=plan.params,
+                speedups=speedups,
+                error_ratio=errors[rung],
+                proof=proof,
+            )
+        )
+    rows += [row(samples[peer.name], kind="peer", mode=peer.mode()) for peer in present]
+    return [_with_clocks(one, samples) for one in rows], absent
+
+
+def _plan(product: Product, one: OperandSet, rung: str | None) -> gm.Plan:
+    left, right = (one.b, one.a) if product.op == "vecmat" else (one.a, one.b)
+    return gm.plan(product.op, left, right, rung=rung)
+
+
+def _call(plan: gm.Plan, product: Product, one: OperandSet) -> None:
+    left, right = (one.b, one.a) if product.op == "vecmat" else (one.a, one.b)
+    plan(left, right, out=one.out)
+
+
+def _judged(product: Product, one: OperandSet, plan: gm.Plan) -> float:
+    _call(plan, product, one)
+    driver.synchronize(one.out.ordinal)
+    choice = plan.choice
+    arithmetic = choice.rung.arithmetic(choice.problem)
+    return judge(product.op, one, choice.problem, arithmetic, choice.params)
+
+
+def _contestant(product: Product, sets: Sequence[OperandSet], plan: gm.Plan) -> Contestant:
+    return Contestant(plan.rung.name, lambda i: _call(plan, product, sets[i]), len(sets))
+
+
+def serving(
+    problem: Problem, names: Sequence[str], clock: GraphClock
+) -> tuple[list[Peer], list[Absence]]:
+    """Return the named peers that may be timed on `problem`, and the others with the reason.
+
+    Each has been checked on rectangular operands of the problem's kind, and captured into a graph.
+    ValueError for a name that no peer has.
+    """
+    known = {peer.name: peer for peer in all_peers("cuda")}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"no peer is called {unknown[0]!r}; there are: {', '.join(known)}.")
+    present, absences = [], []
+    for name in names:
+        peer = known[name]
+        reason = (
+            peer.absent() or peer.refuses(problem) or _checked(peer, small_problem(problem), clock)
+        )
+        if reason is None:
+            present.append(peer)
+        else:
+            absences.append(Absence(name, reason))
+    return present, absences
+
+
+@functools.lru_cache(maxsize=1024)
+def _checked(peer: Peer, problem: Problem, clock: GraphClock) -> str | None:
+    reason = check(peer, problem)
+    if reason is not None:
+        return reason
+    prepared = peer.prepare(problem, *check_operands(problem, 0, exact=True))
+    try:
+        clock.prepare(_lane(peer, [prepared]))
+    except Exception as error:  # whatever a foreign library raises
+        return f"its calls cannot be captured into a graph: {str(error)[:200]}"
+    return None
+
+
+def _prepared(
+    peer: Peer, problem: Problem, product: Product, sets: Sequence[OperandSet]
+) -> list[Prepared]:
+    turned = product.op == "vecmat"  # peers get the canonical product: x A is A^T x
+    return [peer.prepare(problem, one.a.T if turned else one.a, one.b) for one in sets]
+
+
+def _lane(peer: Peer, prepared: Sequence[Prepared]) -> Contestant:
+    def call(index: int) -> None:
+        prepared[index].call()
+
+    return Contestant(peer.name, call, len(prepared))
+
+
+def _with_clocks(row: Row, samples: dict[str, Samples]) -> Row:
+    """Flag a row during which the GPU throttled, by the reasons that NVML gives."""
+    reasons = {int(note["throttle"]) for note in samples[row.name].notes if note.get("throttle")}
+    # 1: idle between blocks; 4: the power limit, the normal state of a busy tensor core.
+    serious = sorted(reason for reason in reasons if reason & ~0x5)
+    if not serious:
+        return row
+    words = ", ".join(f"{reason:#x}" for reason in serious)
+    return replace(row, flags=(*row.flags, f"clocks lowered (NVML reasons {words})"))
+
+
+def settled(
+    rows: Sequence[Row], environment: Environment, ordinal: int, max_seconds: float
+) -> tuple[list[Row], Environment]:
+    """Hold all rows against the read ceiling; where one rises above it, measure that again."""
+    checked, ceilings = enforce(
+        rows,
+        environment.ceilings,
+        "cuda",
+        lambda: measure_ceilings(ordinal, max_seconds=max_seconds, seed=1),
+    )
+    final = replace(environment, ceilings=ceilings)
+    return [replace(row, environment=final.id) for row in checked], final

@@ -1,0 +1,175 @@
+"""Operand sets on a GPU: made there from random numbers, and results judged there.
+
+Judging is by double sums that a plain kernel of the lab computes from the same operands, held
+against the bound that the rung's arithmetic implies; the oracle on the host would need minutes for
+the sizes that are measured. (The oracle has proved the rung before; this tells that it is also
+right at this size.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemmule.backends.cuda import driver, launch_args
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.problem import ITEMSIZE, UNIT_ROUNDOFF, Problem
+from gemmule.core.rung import Arithmetic, Params
+from gemmule.lab.ceilings.device import filled
+from gemmule.lab.kernels.launch import Kernels
+from gemmule.oracle.bounds import Magnitudes, result_error, sum_error
+from gemmule.rungs._cuda.geometry import CTYPE
+from gemmule.timing.machine import Rotation, rotation
+
+ALIGNMENT = 256
+CACHES = 4.0  # caches' worth of other bytes between two uses of a set
+MOST_SETS = 4096
+SAMPLED = 8  # rows and columns of a matrix product that are judged
+
+
+@dataclass(frozen=True, slots=True)
+class OperandSet:
+    """One product's operands and its own result, side by side in one allocation.
+
+    a: (rows, columns), row-major; b: a vector, or a matrix (columns, width); out: as the product.
+    """
+
+    a: DeviceArray
+    b: DeviceArray
+    out: DeviceArray
+
+
+def shapes_of(op: str, shape: tuple[int, int], width: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of matrix, other operand and result of a product over a (rows, columns)."""
+    rows, columns = shape
+    return {
+        "matvec": (shape, (columns,), (rows,)),
+        "vecmat": (shape, (rows,), (columns,)),
+        "matmul": (shape, (columns, width), (rows, width)),
+    }[op]
+
+
+def make_sets(
+    op: str, shape: tuple[int, int], dtype: str, *, width: int = 1, ordinal: int = 0, seed: int = 0
+) -> tuple[list[OperandSet], Rotation]:
+    """Return enough operand sets that every read is a cold one, and the rotation they make.
+
+    Half of the free memory at most is taken; where that is too little the rotation is not cold.
+    """
+    shapes = shapes_of(op, shape, width)
+    itemsize = ITEMSIZE[dtype]
+    sizes = [
+        -(-int(np.prod(s, dtype=np.int64)) * itemsize // ALIGNMENT) * ALIGNMENT for s in shapes
+    ]
+    free_bytes, _ = driver.memory_bytes(ordinal)
+    l2_bytes = driver.device_info(ordinal).l2_bytes
+    turn = rotation(sum(sizes), l2_bytes, factor=CACHES, memory_bytes=free_bytes // 2)
+    count = min(turn.sets, MOST_SETS)
+    block = filled(count * sum(sizes) // itemsize, dtype, ordinal, seed)
+    sets = [
+        OperandSet(*_cut(block, block.pointer + index * sum(sizes), shapes, sizes))
+        for index in range(count)
+    ]
+    return sets, Rotation(count, count * sum(sizes), turn.cold and count == turn.sets)
+
+
+def _cut(
+    block: DeviceArray, start: int, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]
+) -> list[DeviceArray]:
+    found = []
+    for shape, size in zip(shapes, sizes, strict=True):
+        strides = (shape[1], 1) if len(shape) == 2 else (1,)
+        found.append(DeviceArray(start, shape, strides, block.dtype, block.ordinal, block))
+        start += size
+    return found
+
+
+def judge(
+    op: str, one: OperandSet, problem: Problem, arithmetic: Arithmetic, params: Params
+) -> float:
+    """Return the largest error of ``one.out`` over its bound; ArithmeticError when it exceeds 1.
+
+    Every element of a vector is judged, of a matrix eight random rows and columns.
+    """
+    if op != "matmul":
+        matrix = one.a.T if op == "vecmat" else one.a
+        sums, sizes = reference(matrix, one.b)
+        return _largest(one.out.to_host(), sums, sizes, problem, arithmetic, params)
+    result = one.out.to_host()
+    rng = np.random.default_rng(0)
+    worst = 0.0
+    for row in {0, problem.m - 1, *map(int, rng.integers(0, problem.m, SAMPLED - 2))}:
+        found = reference(one.b.T, _line(one.a, row))
+        worst = max(worst, _largest(result[row], *found, problem, arithmetic, params))
+    for column in {0, problem.n - 1, *map(int, rng.integers(0, problem.n, SAMPLED - 2))}:
+        found = reference(one.a, _line(one.b.T, column))
+        worst = max(worst, _largest(result[:, column], *found, problem, arithmetic, params))
+    return worst
+
+
+def _line(matrix: DeviceArray, row: int) -> DeviceArray:
+    """Return one row of a matrix as a vector, a view."""
+    row_step, column_step = matrix.strides
+    start = matrix.pointer + row * row_step * ITEMSIZE[matrix.dtype]
+    return DeviceArray(
+        start, (matrix.shape[1],), (column_step,), matrix.dtype, matrix.ordinal, matrix
+    )
+
+
+def reference(matrix: DeviceArray, vector: DeviceArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums of a x and of |a| |x| over every row, in double, as host arrays."""
+    rows, columns = matrix.shape
+    by_rows = matrix.strides[1] == 1
+    stem = "reference_rows" if by_rows else "reference_columns"
+    name = f"{stem}<{CTYPE[matrix.dtype]}, {CTYPE[vector.dtype]}>"
+    sums = DeviceArray.empty((rows,), "float64", matrix.ordinal)
+    sizes = DeviceArray.empty((rows,), "float64", matrix.ordinal)
+    arguments = launch_args.GEMV.pack(
+        matrix.pointer,
+        vector.pointer,
+        sums.pointer,
+        sizes.pointer,
+        rows,
+        columns,
+        1,
+        *matrix.strides,
+        0,
+        vector.strides[0],
+        0,
+        1,
+        0,
+        1.0,
+        0.0,
+    )
+    per_block, threads = (8, 256) if by_rows else (64, 64)
+    kernels = Kernels("operands.cu", (name,), matrix.ordinal)
+    kernels.run(name, arguments, blocks=-(-rows // per_block), threads=threads)
+    return sums.to_host(), sizes.to_host()
+
+
+def _largest(
+    result: np.ndarray,
+    sums: np.ndarray,
+    sizes: np.ndarray,
+    problem: Problem,
+    arithmetic: Arithmetic,
+    params: Params,
+) -> float:
+    nothing = np.zeros((1, 1))
+    reference_error = 2.0 * problem.reduction * UNIT_ROUNDOFF["float64"]
+    magnitudes = Magnitudes(nothing, nothing, sizes, reference_error)
+    if arithmetic.inputs is not None or arithmetic.activations_bits is not None:
+        raise ValueError("rungs that round their operands first are judged by the oracle alone.")
+    error = sum_error(problem, arithmetic, params, magnitudes)
+    bound = result_error(problem, arithmetic, np.abs(sums), error)
+    off = np.abs(result.astype(np.float64) - sums)
+    wrong = ~(off <= bound)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ArithmeticError(
+            f"{problem.describe()}: {wrong.sum():,} of {wrong.size:,} elements are wrong; element "
+            f"{at} is {result[at]}, the truth {sums[at]:.9g}, and {bound[at]:.3g} the bound."
+        )
+    return float((off / np.maximum(bound, np.finfo(np.float64).tiny)).max(initial=0.0))

@@ -1,0 +1,1 @@
+"""What this machine's memory and units can do, measured."""

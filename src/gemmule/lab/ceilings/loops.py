@@ -1,0 +1,158 @@
+"""The loops that reach a CPU's ceilings, written as LLVM code so that each load is the one named.
+
+What is read is folded into sums that the loops return, else the compiler would leave it out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from gemmule.backends.cpu.jit import Intrinsic, kernel, prange
+
+STEP_BYTES = 256  # what one step of a loop takes from each stream
+ACCUMULATORS = 16  # independent chains: enough for two multiply-adds a cycle of latency 4
+
+Emit = Callable[[Any, Any, Any, Any], Any]
+
+
+def vector_bytes() -> int:
+    """Return the width of the CPU's vector registers."""
+    import llvmlite.binding
+
+    features = llvmlite.binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 64
+    return 32 if features.get("avx2") else 16
+
+
+@functools.cache
+def read_loop(streams: int, lanes: int, parallel: bool) -> Any:
+    """Return the kernel ``f(address, 0, length, step, threads)`` that reads.
+
+    Thread t reads `streams` consecutive stretches of `length` bytes (a multiple of 256) side by
+    side, beginning at ``address + t * step``, by loads of `lanes` 8-byte words.
+    """
+
+    def emit(builder: Any, address: Any, other: Any, length: Any) -> Any:
+        from llvmlite import ir
+        from numba.core import cgutils
+
+        word = ir.VectorType(ir.IntType(64), lanes) if lanes > 1 else ir.IntType(64)
+        starts = [builder.add(address, builder.mul(length, length.type(s))) for s in range(streams)]
+        sums = [cgutils.alloca_once_value(builder, word(None)) for _ in range(2)]
+        with cgutils.for_range_slice(builder, length.type(0), length, length.type(STEP_BYTES)) as (
+            offset,
+            _,
+        ):
+            for start in starts:
+                for inside in range(0, STEP_BYTES, 8 * lanes):
+                    place = builder.add(builder.add(start, offset), length.type(inside))
+                    total = sums[inside // (8 * lanes) % 2]
+                    value = _load(builder, place, word)
+                    builder.store(builder.xor(builder.load(total), value), total)
+        return _fold(builder, builder.xor(*(builder.load(s) for s in sums)))
+
+    return _per_thread(_loop(f"read {streams} {lanes}", emit), parallel)
+
+
+@functools.cache
+def copy_loop(streaming: bool, parallel: bool) -> Any:
+    """Return the kernel ``f(address, other, length, step, threads)`` that copies.
+
+    Thread t copies `length` bytes (a multiple of 256) from ``address + t * step`` to `other` bytes
+    further on, both aligned to 64; `streaming` stores pass the cache by.
+    """
+    lanes = vector_bytes() // 8
+
+    def emit(builder: Any, address: Any, other: Any, length: Any) -> Any:
+        from llvmlite import ir
+        from numba.core import cgutils
+
+        word = ir.VectorType(ir.IntType(64), lanes)
+        hint = builder.module.add_metadata([ir.IntType(32)(1)])
+        with cgutils.for_range_slice(builder, length.type(0), length, length.type(STEP_BYTES)) as (
+            offset,
+            _,
+        ):
+            for inside in range(0, STEP_BYTES, 8 * lanes):
+                source = builder.add(builder.add(address, offset), length.type(inside))
+                target = builder.inttoptr(builder.add(source, other), word.as_pointer())
+                store = builder.store(_load(builder, source, word), target, align=8 * lanes)
+                if streaming:
+                    store.set_metadata("nontemporal", hint)
+        return length
+
+    return _per_thread(_loop(f"copy {streaming} {lanes}", emit), parallel)
+
+
+@functools.cache
+def fma_loop(dtype: str, lanes: int, parallel: bool) -> Any:
+    """Return the kernel ``f(0, 0, steps, 0, threads)``: per step one FMA on every accumulator."""
+
+    def emit(builder: Any, address: Any, other: Any, length: Any) -> Any:
+        from llvmlite import ir
+        from numba.core import cgutils
+
+        element = ir.FloatType() if dtype == "float32" else ir.DoubleType()
+        vector = ir.VectorType(element, lanes)
+        half = vector([0.5] * lanes)
+        # Each chain starts elsewhere: equal ones would be merged into a single chain.
+        starts = [vector([i / 16] * lanes) for i in range(ACCUMULATORS)]
+        cells = [cgutils.alloca_once_value(builder, start) for start in starts]
+        shape = ir.FunctionType(vector, [vector] * 3)
+        name = f"llvm.fma.v{lanes}f{32 if dtype == 'float32' else 64}"
+        fma = cgutils.get_or_insert_function(builder.module, shape, name)
+        with cgutils.for_range(builder, length):
+            for cell in cells:
+                builder.store(builder.call(fma, [builder.load(cell), half, half]), cell)
+        total = functools.reduce(builder.fadd, [builder.load(cell) for cell in cells])
+        words = ir.VectorType(ir.IntType(64), lanes * (4 if dtype == "float32" else 8) // 8)
+        return _fold(builder, builder.bitcast(total, words))
+
+    return _per_thread(_loop(f"fma {dtype} {lanes}", emit), parallel)
+
+
+@functools.cache
+def _per_thread(body: Intrinsic, parallel: bool) -> Any:
+    @kernel(parallel=parallel)
+    def run(address, other, length, step, threads):  # type: ignore[no-untyped-def]
+        total = 0
+        for t in prange(threads):
+            total += body(address + t * step, other, length)
+        return total
+
+    return run
+
+
+def _loop(name: str, emit: Emit) -> Intrinsic:
+    """Return ``f(address, other, length)`` whose body `emit` writes; all are int64."""
+
+    def define(typing_context: Any, address: Any, other: Any, length: Any) -> Any:
+        from numba.core import types
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return emit(builder, *arguments)
+
+        return types.int64(types.int64, types.int64, types.int64), generate
+
+    return Intrinsic(define, f"{__name__} {name}")
+
+
+def _load(builder: Any, address: Any, word: Any) -> Any:
+    """Emit one load; a scalar one is atomic, so that the compiler widens no row of them."""
+    pointer = builder.inttoptr(address, word.as_pointer())
+    if hasattr(word, "count"):
+        return builder.load(pointer, align=8)
+    return builder.load_atomic(pointer, "monotonic", 8)
+
+
+def _fold(builder: Any, value: Any) -> Any:
+    """Emit the exclusive or of a vector's words."""
+    from llvmlite import ir
+
+    if not hasattr(value.type, "count"):
+        return value
+    words = [builder.extract_element(value, ir.IntType(32)(i)) for i in range(value.type.count)]
+    return functools.reduce(builder.xor, words)

@@ -1,0 +1,1 @@
+"""Other people's implementations, checked and timed beside ours."""

@@ -1,0 +1,153 @@
+"""Peers for quantised matrices on a GPU: PyTorch's packed products, gemlite, bitsandbytes.
+
+As on the CPU all compute ``X W^T`` and are given our codes, scales and zero points, unchanged in
+value and packed outside the timed call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmule.core.problem import Problem
+from gemmule.lab.peers.cpu_quantized import plain_quant, shaped
+from gemmule.lab.peers.gpu_float import gpu_missing, to_cuda, to_host, torch_missing
+from gemmule.lab.peers.peer import Peer, Prepared, module_missing, quantized_parts
+from gemmule.quant.matrix import QuantizedMatrix
+
+INT4_GROUPS = (32, 64, 128, 256)
+INNER_TILES = 8  # of PyTorch's packed int4: 16 columns each
+
+
+def _rows(problem: Problem, b: Any) -> Any:
+    """Return the transpose of B as a row-major tensor (columns, k)."""
+    tensor = to_cuda(b)
+    return tensor.reshape(1, -1) if problem.op == "matvec" else tensor.T.contiguous()
+
+
+def _timed(problem: Problem, multiply: Callable[[], Any]) -> Prepared:
+    import torch
+
+    latest: list[Any] = []
+
+    def call() -> None:
+        with torch.inference_mode():
+            latest[:] = [multiply()]
+
+    return Prepared(call, lambda: shaped(problem, to_host(latest[0])))
+
+
+def _int4_refuses(problem: Problem) -> str | None:
+    spec = plain_quant(problem, ("bfloat16",))
+    if isinstance(spec, str):
+        return spec
+    if spec.bits != 4 or spec.group_size not in INT4_GROUPS:
+        return "it takes 4 bits in groups of 32, 64, 128 or 256"
+    if problem.m % 8 or problem.reduction % (16 * INNER_TILES):
+        return "it needs a multiple of 8 rows and of 128 columns"
+    return None
+
+
+def _int4_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
+    """Give scale and offset for its formula w = (code - 8) * scale + offset."""
+    import torch
+
+    x = _rows(problem, b)
+    codes, scales, zeros = quantized_parts(a)
+    group = int(a.group_size or 1)
+    high_first = (codes[:, ::2] << 4 | codes[:, 1::2]).astype(np.uint8)
+    packed = torch._convert_weight_to_int4pack(torch.from_numpy(high_first).cuda(), INNER_TILES)
+    pairs = np.stack([scales, scales * (8 - zeros)], axis=-1)[:, ::group].transpose(1, 0, 2)
+    offsets = torch.from_numpy(np.ascontiguousarray(pairs, np.float32)).cuda().to(x.dtype)
+    return _timed(problem, lambda: torch._weight_int4pack_mm(x, packed, group, offsets))
+
+
+def _int8_refuses(problem: Problem) -> str | None:
+    spec = plain_quant(problem, ("bfloat16", "float16", "float32"))
+    if isinstance(spec, str):
+        return spec
+    if spec.bits != 8 or spec.group_size != -1 or spec.has_zeros:
+        return "it takes symmetric int8 with one scale per row"
+    return None
+
+
+def _int8_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
+    import torch
+
+    x = _rows(problem, b)
+    codes, scales, _ = quantized_parts(a)
+    weights = torch.from_numpy((codes ^ 0x80).view(np.int8)).cuda()
+    row_scales = torch.from_numpy(scales[:, 0].copy()).cuda().to(x.dtype)
+    return _timed(problem, lambda: torch._weight_int8pack_mm(x, weights, row_scales))
+
+
+def _torch_mode() -> str:
+    import torch
+
+    return f"PyTorch {torch.__version__}, weights packed beforehand"
+
+
+def _gemlite_refuses(problem: Problem) -> str | None:
+    spec = plain_quant(problem, ("float16",))
+    if isinstance(spec, str):
+        return spec
+    if spec.group_size not in INT4_GROUPS or not spec.has_zeros:
+        return "it takes groups of 32, 64, 128 or 256 with zero points"
+    if problem.m % 32 or problem.reduction % 32:
+        return "it needs a multiple of 32 rows and columns"
+    return None
+
+
+def _gemlite_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
+    import torch
+    from gemlite.core import DType, GemLiteLinearTriton
+
+    x = _rows(problem, b)
+    codes, scales, zeros = quantized_parts(a)
+    group = int(a.group_size or 1)
+    layer = GemLiteLinearTriton(
+        W_nbits=a.bits,
+        group_size=group,
+        in_features=problem.reduction,
+        out_features=problem.m,
+        input_dtype=DType.FP16,
+        output_dtype=DType.FP16,
+    )
+    per_group = [
+        torch.from_numpy(np.ascontiguousarray(part[:, ::group], np.float32)).cuda().to(x.dtype)
+        for part in (scales, zeros)
+    ]
+    layer.pack(torch.from_numpy(codes).cuda(), *per_group, None)
+    return _timed(problem, lambda: layer(x))
+
+
+def _gemlite_mode() -> str:
+    import gemlite
+
+    return f"gemlite {getattr(gemlite, '__version__', 'of unknown version')}"
+
+
+def _bitsandbytes_refuses(problem: Problem) -> str | None:
+    if problem.quant is None:
+        return "it takes quantised matrices only"
+    return "its 4-bit codes stand for a fixed table of numbers, not for scale x (code - zero)"
+
+
+def _bitsandbytes_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
+    raise TypeError(str(_bitsandbytes_refuses(problem)))
+
+
+PEERS = (
+    Peer("torch int4pack", "cuda", torch_missing, _int4_refuses, _int4_prepare, _torch_mode),
+    Peer("torch int8pack", "cuda", torch_missing, _int8_refuses, _int8_prepare, _torch_mode),
+    Peer(
+        "gemlite", "cuda", lambda: module_missing("gemlite") or torch_missing(),
+        _gemlite_refuses, _gemlite_prepare, _gemlite_mode,
+    ),
+    Peer(
+        "bitsandbytes", "cuda", lambda: module_missing("bitsandbytes") or gpu_missing(),
+        _bitsandbytes_refuses, _bitsandbytes_prepare, lambda: "bitsandbytes",
+    ),
+)  # fmt: skip

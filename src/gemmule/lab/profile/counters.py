@@ -1,0 +1,259 @@
+"""Hardware counters of every CUDA rung at the ladders' fixed problems, by Nsight Compute.
+
+One child process, `gemmule.lab.profile.counted`, launches each rung once between the profiler's
+start and stop and says which kernels it launched; Nsight Compute gives a row of figures for each
+kernel. A rung of several kernels gets the sums of what can be added, and means weighted by time of
+what cannot.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gemmule.storage.atomic import write_atomically
+
+FILE, SCHEMA = "counters.jsonl", 1
+MAX_FILE_BYTES, MAX_LINE_BYTES = 4 << 20, 16_384
+SECONDS = 70  # for launching; Nsight Compute itself needs some more at both ends
+LOAD = "pipe_lsu_mem_global_op"
+METRICS = {
+    "time ns": "gpu__time_duration.sum",
+    "DRAM bytes read": "dram__bytes_read.sum",
+    "DRAM bytes written": "dram__bytes_write.sum",
+    "load requests": f"l1tex__t_requests_{LOAD}_ld.sum",
+    "load sectors": f"l1tex__t_sectors_{LOAD}_ld.sum",
+    "load sectors hit in L1": f"l1tex__t_sectors_{LOAD}_ld_lookup_hit.sum",
+    "L2 sectors read": "lts__t_sectors_op_read.sum",
+    "L2 sectors read, hit": "lts__t_sectors_op_read_lookup_hit.sum",
+    "shared wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "shared bank conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "warp instructions": "smsp__inst_executed.sum",
+    "occupancy %": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "issue slots %": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "FMA pipe %": "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active",
+    "tensor pipe %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+}
+_HOMES = ("CUDA_HOME", "CUDA_PATH")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What the child launched: a rung of a ladder, the product, and the kernels in order."""
+
+    op: str
+    rung: str
+    title: str
+    params: Mapping[str, Any]
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The counters of one rung on one product; none, and a note, where they could not be read."""
+
+    op: str
+    rung: str
+    title: str
+    device: str
+    date: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    kernels: tuple[str, ...] = ()
+    counters: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+def find_ncu() -> str | None:
+    """Return the path of Nsight Compute, or None where it is not installed."""
+    found = shutil.which("ncu")
+    if found is not None:
+        return found
+    homes = [os.environ[name] for name in _HOMES if os.environ.get(name)]
+    for home in (*homes, "/usr/local/cuda"):
+        candidate = Path(home) / "bin" / "ncu"
+        if os.access(candidate, os.X_OK):
+            return str(candidate)
+    return None
+
+
+def command(ncu: str, marks: Path, ordinal: int, seconds: float) -> list[str]:
+    """Return the command line that profiles the child."""
+    return [
+        ncu,
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+        "--print-kernel-base",
+        "function",
+        "--clock-control",
+        "none",
+        "--profile-from-start",
+        "off",
+        "--target-processes",
+        "all",
+        "--metrics",
+        ",".join(METRICS.values()),
+        sys.executable,
+        "-m",
+        "gemmule.lab.profile.counted",
+        str(ordinal),
+        str(seconds),
+        str(marks),
+    ]
+
+
+def count(device: str, date: str, *, ordinal: int = 0, seconds: float = SECONDS) -> list[Counted]:
+    """Return the counters of every rung that there was time for; one note where there are none.
+
+    seconds: after which the child launches no more.
+    """
+    ncu = find_ncu()
+    if ncu is None:
+        return [_nothing(device, date, "Nsight Compute (ncu) is not installed")]
+    source = str(Path(__file__).parents[3])
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory(prefix="gemmule-counters-") as folder:
+        marks = Path(folder) / "marks.jsonl"
+        try:
+            done = subprocess.run(
+                command(ncu, marks, ordinal, seconds),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=2 * seconds + 60,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return [_nothing(device, date, f"Nsight Compute did not run: {error}"[:300])]
+        found = list(assign(read_marks(marks), parse(done.stdout.splitlines()), device, date))
+    if not any(one.counters for one in found):
+        last = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["no output"]
+        return [_nothing(device, date, f"Nsight Compute read no counters: {last[0]}"[:300])]
+    return found
+
+
+def _nothing(device: str, date: str, note: str) -> Counted:
+    return Counted("", "", "", device, date, note=note)
+
+
+def parse(lines: Iterable[str]) -> list[tuple[str, dict[str, float]]]:
+    """Return (kernel, counters by our names) for each row of Nsight Compute's raw CSV page.
+
+    >>> header = '"ID","Kernel Name","smsp__inst_executed.sum"'
+    >>> parse(["==PROF== Connected", header, '"","","inst"', '"0","naive","1,024"'])
+    [('naive', {'warp instructions': 1024.0})]
+    """
+    table = [row for row in csv.reader(lines) if len(row) > 1]
+    begin = next((i for i, row in enumerate(table) if row[0] == "ID"), None)
+    if begin is None:
+        return []
+    found = []
+    for row in table[begin + 1 :]:
+        values = dict(zip(table[begin], row, strict=False))
+        if not row[0].isdigit():  # the row of units, and whatever the program itself printed
+            continue
+        counters = {}
+        for name, metric in METRICS.items():
+            try:
+                counters[name] = float(values[metric].replace(",", ""))
+            except (KeyError, ValueError):  # a counter that this chip or tool does not have
+                continue
+        found.append((values.get("Kernel Name", ""), counters))
+    return found
+
+
+def read_marks(path: Path) -> list[Mark]:
+    """Return what the child wrote down; nothing where it wrote nothing."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [
+        Mark(**{**json.loads(line), "kernels": tuple(json.loads(line)["kernels"])})
+        for line in lines
+    ]
+
+
+def assign(
+    marks: Sequence[Mark], rows: Sequence[tuple[str, Mapping[str, float]]], device: str, date: str
+) -> Iterator[Counted]:
+    """Give the rows of kernels, which come in the order of launching, to the rungs they belong to.
+
+    From the first kernel of another name on, nothing is assigned: the rest could be shifted.
+    """
+    at = 0
+    for mark in marks:
+        mine = rows[at : at + len(mark.kernels)]
+        if [name for name, _ in mine] != list(mark.kernels):
+            return
+        at += len(mark.kernels)
+        yield Counted(
+            mark.op,
+            mark.rung,
+            mark.title,
+            device,
+            date,
+            mark.params,
+            mark.kernels,
+            together([counters for _, counters in mine]),
+        )
+
+
+def together(kernels: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the counters of several kernels as of one: sums, and shares weighted by time."""
+    spans = [one.get("time ns", 0.0) for one in kernels]
+    whole = sum(spans)
+    found = {}
+    for name in METRICS:
+        if not all(name in one for one in kernels):
+            continue
+        values = [one[name] for one in kernels]
+        if not name.endswith("%"):
+            found[name] = sum(values)
+        elif whole > 0:
+            weighted = sum(v * span for v, span in zip(values, spans, strict=True))
+            found[name] = round(weighted / whole, 3)
+    return found
+
+
+def write(path: Path, found: Iterable[Counted]) -> None:
+    """Replace a file of counters; OSError where it cannot be written."""
+    lines = [json.dumps({"schema": SCHEMA, **asdict(one)}) for one in found]
+    if not write_atomically(path, "".join(f"{line}\n" for line in lines).encode()):
+        raise OSError(f"{path} cannot be written.")
+
+
+def read(evidence: Path) -> list[Counted]:
+    """Return the counters of the newest file below an evidence folder, malformed lines left out."""
+    newest: list[Counted] = []
+    for path in sorted(evidence.glob(f"*/{FILE}")):
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ValueError(f"{path} has more than {MAX_FILE_BYTES:,} bytes; count anew.")
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found = [one for line in lines if (one := _parsed(line)) is not None]
+        if max((o.date for o in found), default="") > max((o.date for o in newest), default=""):
+            newest = found
+    return newest
+
+
+def _parsed(line: str) -> Counted | None:
+    try:
+        data = json.loads(line) if len(line) <= MAX_LINE_BYTES else None
+        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+            return None
+        texts = {n: str(data[n]) for n in ("op", "rung", "title", "device", "date", "note")}
+        counters = {str(k): float(v) for k, v in data["counters"].items()}
+        kernels = tuple(str(name) for name in data["kernels"])
+        return Counted(**texts, params=dict(data["params"]), kernels=kernels, counters=counters)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,122 @@
+"""Our GPU times beside those of NVBench (package cuda-bench), which measures in another way.
+
+NVBench flushes the L2 before every launch and brackets each with events; we replay graphs of calls
+over rotating buffers. A difference of a few microseconds is what the events around a single launch
+cost; one that grows with the product would be a mistake in one of the two.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gemmule as gm
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.graph_clock import GraphClock
+from gemmule.errors import DeviceError
+from gemmule.lab.bench.device_operands import OperandSet, make_sets
+from gemmule.lab.bench.device_suites import Product
+from gemmule.lab.peers.peer import module_missing
+from gemmule.timing.sampler import Contestant, sample
+
+PRODUCTS = (
+    Product("matvec", (1024, 1024), "float16"),
+    Product("matvec", (4096, 4096), "float16"),
+    Product("matvec", (8192, 8192), "float32"),
+    Product("vecmat", (8192, 8192), "float32"),
+    Product("matmul", (2048, 2048), "float32", 2048),
+)
+COLD_MEAN = "nv/cold/time/gpu/mean"
+INSTALL = "pip install 'cuda-bench[cu13]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One product's time of a call by both ways, in seconds; theirs is a mean."""
+
+    product: Product
+    ours_s: float
+    theirs_s: float
+
+    @property
+    def difference_s(self) -> float:
+        """How much longer NVBench says that a call takes."""
+        return self.theirs_s - self.ours_s
+
+
+def crosscheck(
+    products: Sequence[Product] = PRODUCTS, *, ordinal: int = 0, max_seconds: float = 2.0
+) -> list[Pair]:
+    """Measure products by both clocks; DeviceError where cuda-bench or a GPU is missing.
+
+    NVBench keeps one registry a process, so this can be called once a process.
+    """
+    missing = module_missing("cuda.bench")
+    if missing is not None:
+        raise DeviceError(f"the cross-check needs NVBench's Python package. Install it: {INSTALL}.")
+    clock = GraphClock(ordinal)
+    ours: dict[str, float] = {}
+    calls: dict[str, Callable[[int], None]] = {}
+    for product in products:
+        sets, _ = make_sets(
+            product.op, product.shape, product.dtype, width=product.width, ordinal=ordinal
+        )
+        call = _call(product, sets)
+        contestant = Contestant(product.title, call, len(sets))
+        found = sample([contestant], clock, max_seconds=max_seconds, min_block_s=0.004)
+        ours[product.title], calls[product.title] = found[product.title].median, call
+    theirs = _by_nvbench(calls, ordinal)
+    return [Pair(p, ours[p.title], theirs[p.title]) for p in products]
+
+
+def _call(product: Product, sets: Sequence[OperandSet]) -> Callable[[int], None]:
+    def operands(one: OperandSet) -> tuple[Any, Any]:
+        return (one.b, one.a) if product.op == "vecmat" else (one.a, one.b)
+
+    plan = gm.plan(product.op, *operands(sets[0]))
+
+    def call(index: int) -> None:
+        one = sets[index]
+        plan(*operands(one), out=one.out)
+
+    return call
+
+
+def _by_nvbench(calls: dict[str, Callable[[int], None]], ordinal: int) -> dict[str, float]:
+    """Return NVBench's mean cold GPU time of each call, by title."""
+    from cuda import bench
+    from cuda.bench.results import BenchmarkResult
+
+    names = {f"product {index}": title for index, title in enumerate(calls)}
+    for name, title in names.items():
+        bench.register(_benchmark(calls[title])).set_name(name)
+    with tempfile.TemporaryDirectory(prefix="gemmule-nvbench-") as folder:
+        path = Path(folder) / "times.json"
+        bench.run_all_benchmarks(
+            [sys.argv[0], "--json", str(path), "--devices", str(ordinal), "--timeout", "5"]
+        )
+        result = BenchmarkResult.from_json(path)
+    driver.synchronize(ordinal)
+    found = {}
+    for name, title in names.items():
+        summary = result[name][0].summaries.get(COLD_MEAN)
+        if summary is None or summary.value is None:
+            raise DeviceError(f"NVBench gave no cold time for {title}.")
+        found[title] = float(summary.value)
+    return found
+
+
+def _benchmark(call: Callable[[int], None]) -> Callable[[Any], None]:
+    def measured(state: Any) -> None:
+        def launch(launched: Any) -> None:
+            with device_arrays.using_stream(launched.get_stream().addressof()):
+                call(0)
+
+        state.exec(launch, batched=False)
+
+    return measured

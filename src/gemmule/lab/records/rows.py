@@ -1,0 +1,191 @@
+"""The records of the lab: a ceiling, an environment, one timed row, and how rows are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemmule.core.problem import Problem
+from gemmule.timing.sampler import Ratio, Samples
+
+TEMPERATURES = ("cold", "warm")
+KINDS = ("rung", "peer")
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """A limit measured on a device: the best of several ways to reach it.
+
+    name: ``read``, ``copy``, ``fma float32``, ...; value in `unit` (``GB/s`` or ``GFLOP/s``);
+    `shape` names the way that won, `tried` holds what every way gave. `measured` counts how often
+    the ceiling was taken (more than once when a row rose above it).
+    """
+
+    name: str
+    value: float
+    unit: str
+    shape: str
+    threads: int
+    tried: Mapping[str, float] = field(default_factory=dict)
+    measured: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where and with what rows were measured. `id` is the digest of everything else."""
+
+    device: str
+    backend: str
+    cpu: str
+    gpus: tuple[str, ...]
+    system: str
+    python: str
+    versions: Mapping[str, str]
+    commit: str | None
+    threads: int
+    clocks: Mapping[str, str]
+    ceilings: Mapping[str, Ceiling]
+    data: str = "normal random"
+    timestamp: str = ""
+
+    @property
+    def id(self) -> str:
+        """Sixteen hexadecimal digits that name this environment."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Times of one call in microseconds over `n` blocks."""
+
+    median: float
+    q1: float
+    q3: float
+    min: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """How many times as fast as a peer, with the interval of the given confidence."""
+
+    value: float
+    low: float
+    high: float
+    pairs: int
+    confidence: float
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One implementation on one problem, timed.
+
+    gbs: 10^9 compulsory bytes a second; tflops: 10^12 operations a second, 2 m n k being the count;
+    percent_of_ceiling: of the measured read ceiling, None where no DRAM ceiling applies (warm
+    rows). speedups: over each peer of the same run. error_ratio: largest error over the oracle's
+    bound. bytes_saved: against the same matrix in float32. proof: digest of the rung's evidence.
+    flags: what a reader has to know (``above the read ceiling by 12 %``).
+    """
+
+    environment: str
+    problem: Problem
+    name: str
+    kind: str
+    temperature: str
+    times_us: Times
+    gbs: float
+    tflops: float
+    params: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    percent_of_ceiling: float | None = None
+    speedups: Mapping[str, Speedup] = field(default_factory=dict)
+    error_ratio: float | None = None
+    bytes_saved: int = 0
+    proof: str | None = None
+    mode: str = ""
+    flags: tuple[str, ...] = ()
+    stopped: str = ""
+    clock: str = ""
+    group: str = ""
+
+    @property
+    def key(self) -> str:
+        """What makes two rows of different files the same measurement."""
+        parts = [dataclasses.asdict(self.problem), self.kind, self.name, dict(self.params)]
+        return json.dumps([*parts, self.temperature, self.group], sort_keys=True)
+
+
+def times_of(samples: Samples) -> Times:
+    """Return the statistics of samples in microseconds."""
+    median, q1, q3 = samples.median * 1e6, samples.q1 * 1e6, samples.q3 * 1e6
+    return Times(median, q1, q3, samples.best * 1e6, samples.n)
+
+
+def speedup_of(time_ratio: Ratio) -> Speedup:
+    """Return the speed-up over a peer from ``ratio(ours, peer)``, a ratio of times."""
+    up = time_ratio.inverse()
+    return Speedup(up.value, up.low, up.high, up.pairs, up.confidence, time_ratio.verdict)
+
+
+def disturbed(samples: Samples) -> tuple[str, ...]:
+    """Return the flag of samples more than half of whose blocks lost the CPU to another process."""
+    hit = sum(int(note.get("preempted", 0)) > 0 for note in samples.notes)
+    if 2 * hit <= samples.n:
+        return ()
+    return (f"the CPU was taken away during {hit} of {samples.n} blocks",)
+
+
+def bytes_saved(problem: Problem) -> int:
+    """Return the bytes the matrix takes less than it would in float32 (negative: more)."""
+    entries = problem.batch if not problem.shared_a else 1
+    return entries * (problem.m * problem.reduction * 4 - problem.matrix_bytes)
+
+
+def make_row(
+    environment: Environment,
+    problem: Problem,
+    samples: Samples,
+    *,
+    kind: str,
+    temperature: str,
+    params: Mapping[str, Any] | None = None,
+    speedups: Mapping[str, Speedup] | None = None,
+    error_ratio: float | None = None,
+    proof: str | None = None,
+    mode: str = "",
+    group: str = "",
+) -> Row:
+    """Return the row of one contestant; the contestant's name is the row's.
+
+    `temperature` is ``cold`` or ``warm``; only cold rows get a share of the read ceiling.
+    """
+    times = times_of(samples)
+    gbs = problem.compulsory_bytes / times.median * 1e-3
+    read = environment.ceilings.get("read")
+    cold = temperature == "cold"
+    return Row(
+        environment=environment.id,
+        problem=problem,
+        name=samples.name,
+        kind=kind,
+        temperature=temperature,
+        times_us=times,
+        gbs=gbs,
+        tflops=problem.flops / times.median * 1e-6,
+        params=dict(params or {}),
+        percent_of_ceiling=100 * gbs / read.value if read is not None and cold else None,
+        speedups=dict(speedups or {}),
+        error_ratio=error_ratio,
+        bytes_saved=bytes_saved(problem),
+        proof=proof,
+        mode=mode,
+        flags=disturbed(samples),
+        stopped=samples.stopped,
+        clock=samples.clock,
+        group=group,
+    )

@@ -1,0 +1,212 @@
+"""The ladder as a table: every rung with its idea, its limits, its arithmetic and its proof."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gemmule import backends
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.registry import ladder
+from gemmule.core.rung import Machine, Rung
+from gemmule.errors import DeviceError
+
+# What workspaces of CUDA rungs are computed for where no GPU is present: the H200 of the evidence.
+REFERENCE_GPU = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.8e12, 50 << 20, 227 << 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rung as strings; sizes in bytes, None where the rung takes no square problem of ours."""
+
+    rung: str
+    technique: str
+    idea: str
+    after: str
+    dtypes: str
+    layouts: str
+    workspace_bytes: int | None
+    shared_bytes: int | None
+    arithmetic: str
+    proof: str
+
+
+def rows(
+    op: str, backend: str, size: int, machine: Machine | None = None, *, here: bool = True
+) -> list[Row]:
+    """Return one row for each rung of `op`, for a square problem of `size`, in ladder order.
+
+    machine: what workspaces and proofs are for; default: the device here. here: tell which rungs
+    this machine cannot run; documents, which are for every machine, do not.
+    """
+    chosen = machine_of(backend) if machine is None else machine
+    return [_row(rung, chosen, size, here) for rung in ladder(op, backend)]
+
+
+def before(rung: Rung, rungs: Sequence[Rung], present: Iterable[str]) -> str | None:
+    """Return the nearest rung that `rung` builds on, along `after`, among those present."""
+    known = {one.name: one for one in rungs}
+    here, name = set(present), rung.after
+    while name is not None and name not in here:
+        name = known[name].after if name in known else None
+    return name
+
+
+def machine_of(backend: str) -> Machine:
+    """Return the machine of a back end, or the reference GPU where none is present."""
+    try:
+        return backends.get(backend).machine(backend)
+    except (DeviceError, ImportError):
+        return REFERENCE_GPU
+
+
+def _row(rung: Rung, machine: Machine, size: int, here: bool) -> Row:
+    example = next(examples(rung, size), None)
+    workspace = shared = None
+    arithmetic = "?"
+    if example is not None:
+        params = rung.check_params(example, None)
+        workspace = rung.workspace(example, params, machine)
+        if rung.steps is not None:
+            shared = max((step.smem for step in rung.steps(example, params, machine)), default=0)
+        arithmetic = _arithmetic(rung, size)
+    return Row(
+        rung.name,
+        rung.title,
+        rung.idea,
+        rung.after or "",
+        _dtypes(rung),
+        ", ".join(rung.layouts),
+        workspace,
+        shared,
+        arithmetic,
+        _proof(rung, machine, here),
+    )
+
+
+def examples(rung: Rung, size: int) -> Iterator[Problem]:
+    """Yield square problems that the rung takes, in the order it declares its dtypes."""
+    for (a, b, out), layout in itertools.product(rung.signatures, rung.layouts):
+        k = size if rung.op == "matmul" else 1
+        for spec in _quant_specs(a) if rung.quantized else [None]:
+            for layout_b in rung.layouts_b if rung.op == "matmul" else ("row",):
+                problem = Problem(
+                    rung.op,
+                    size,
+                    size,
+                    k,
+                    a=a,
+                    b=b,
+                    out=out,
+                    layout_a=layout,
+                    layout_b=layout_b,
+                    quant=spec,
+                )
+                if rung.mismatch(problem) is None:
+                    yield problem
+
+
+def _quant_specs(code: str) -> Iterator[QuantSpec]:
+    bits = int(code.removeprefix("uint"))
+    options = itertools.product((128, -1, None), (False, True), (False, True), ("float", "int8"))
+    for group, zeros, turned, activations in options:
+        yield QuantSpec(
+            bits, group, zeros, "row", "float16", transposed=turned, activations=activations
+        )
+
+
+def _arithmetic(rung: Rung, size: int) -> str:
+    """Say how the rung rounds, over all dtypes that it takes."""
+    found = [rung.arithmetic(problem) for problem in examples(rung, size)]
+    words = [", ".join(dict.fromkeys(a.accumulator for a in found)) + " sums"]
+    rounded = dict.fromkeys(a.inputs for a in found if a.inputs)
+    if rounded:
+        words.append(f"operands rounded to {', '.join(rounded)}")
+    bits = dict.fromkeys(str(a.activations_bits) for a in found if a.activations_bits)
+    if bits:
+        asked = " where asked for" if any(a.activations_bits is None for a in found) else ""
+        words.append(f"vector quantised to {', '.join(bits)} bits{asked}")
+    if any(a.unordered for a in found):
+        words.append("order varies")
+    return ", ".join(words)
+
+
+def _dtypes(rung: Rung) -> str:
+    return ", ".join(dict.fromkeys(a for a, _, _ in rung.signatures))
+
+
+def _proof(rung: Rung, machine: Machine, here: bool) -> str:
+    reason = rung.available() if here else None
+    if reason is not None:
+        return f"not here: {reason}"
+    if machine.backend == "cpu":
+        return "proved by the tests"
+    try:
+        proved = backends.get(machine.backend).proved(rung, machine)
+    except (DeviceError, ImportError):
+        return "not checked: no GPU"
+    return "proved" if proved else "unproved"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    shared = "" if row.shared_bytes is None else f"{row.shared_bytes:,}"
+    workspace = "" if row.workspace_bytes is None else f"{row.workspace_bytes:,}"
+    return (
+        row.rung,
+        f"{row.technique}: {row.idea}",
+        row.dtypes,
+        row.layouts,
+        workspace,
+        shared,
+        row.arithmetic,
+        row.proof,
+    )
+
+
+HEADERS = (
+    "rung",
+    "technique and idea",
+    "dtypes of A",
+    "A lies",
+    "workspace B",
+    "shared B",
+    "arithmetic",
+    "proof",
+)
+
+
+def show(table_rows: Sequence[Row], title: str) -> None:
+    """Print the ladder to the terminal, a few lines a rung, wrapped to its width."""
+    from rich.console import Console, Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console()
+    console.print(Text(title, style="bold"))
+    for number, row in enumerate(table_rows, 1):
+        head = Text.assemble((f"{number:>2}. {row.rung}", "bold cyan"), f"  {row.technique}")
+        if row.after:
+            head.append(f"  (after {row.after})", style="dim")
+        console.print(Text(""), head)
+        console.print(Padding(Group(*(Text(line) for line in _facts(row))), (0, 0, 0, 4)))
+
+
+def _facts(row: Row) -> list[str]:
+    sizes = [] if row.workspace_bytes is None else [f"workspace {row.workspace_bytes:,} B"]
+    if row.shared_bytes is not None:
+        sizes.append(f"dynamic shared memory {row.shared_bytes:,} B a block")
+    return [
+        row.idea,
+        f"A: {row.dtypes}; {row.layouts}",
+        "; ".join([row.arithmetic, *sizes, row.proof]),
+    ]
+
+
+def markdown(table_rows: Sequence[Row]) -> str:
+    """Return the table as Markdown, for documents."""
+    lines = ["| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS)]
+    lines += [
+        "| " + " | ".join(c.replace("|", "\\|") for c in _cells(row)) + " |" for row in table_rows
+    ]
+    return "\n".join(lines)

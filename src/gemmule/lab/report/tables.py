@@ -1,0 +1,199 @@
+"""Result rows as tables of text: one set of cells for the terminal, the HTML page and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from gemmule.lab.records.results import geomean
+from gemmule.lab.records.rows import Row, Speedup
+from gemmule.storage.atomic import replace_text
+from gemmule.timing.sampler import CONFIDENCE
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TableData:
+    """A table of texts: `numeric[c]` aligns column c to the right, `best` rows are marked."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: tuple[bool, ...]
+    best: frozenset[int] = frozenset()
+
+
+def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Return rows grouped by what was computed, cold or warm; each group from fast to slow."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        title = f"{row.problem.describe()}, {row.temperature}"
+        groups.setdefault(f"{row.group}: {title}" if row.group else title, []).append(row)
+    return {k: sorted(v, key=lambda r: r.times_us.median) for k, v in groups.items()}
+
+
+def problem_table(title: str, rows: Sequence[Row]) -> TableData:
+    """Return the table of one problem: time, bandwidth, share of the ceiling, ratios, error."""
+    peers = sorted({peer for row in rows for peer in row.speedups})
+    ceiling = any(row.percent_of_ceiling is not None for row in rows)
+    header = ["implementation", "us", "q1 to q3", "GB/s"]
+    header += ["% of read ceiling"] if ceiling else []
+    header += [f"x over {peer}" for peer in peers] + ["error / bound", "bytes saved", "remarks"]
+    body = []
+    for row in rows:
+        times = row.times_us
+        cells = [label(row), significant(times.median)]
+        cells += [f"{significant(times.q1)} to {significant(times.q3)}", significant(row.gbs)]
+        if ceiling:
+            share = row.percent_of_ceiling
+            cells.append("" if share is None else f"{share:.0f}")
+        cells += [speedup_text(row.speedups.get(peer)) for peer in peers]
+        cells.append("" if row.error_ratio is None else f"{row.error_ratio:.2g}")
+        cells += [byte_text(row.bytes_saved), "; ".join(row.flags)]
+        body.append(tuple(cells))
+    numeric = (False, *[True] * (len(header) - 2), False)
+    ours = [i for i, row in enumerate(rows) if row.kind == "rung"]
+    full = TableData(title, tuple(header), tuple(body), numeric, frozenset(ours[:1]))
+    return without_empty_columns(full)
+
+
+def without_empty_columns(table: TableData) -> TableData:
+    """Return the table less the columns in which no row has anything."""
+    kept = [i for i in range(len(table.header)) if any(row[i] for row in table.rows)]
+
+    def pick(values: Sequence[T]) -> tuple[T, ...]:
+        return tuple(values[i] for i in kept)
+
+    rows = tuple(pick(row) for row in table.rows)
+    return replace(table, header=pick(table.header), rows=rows, numeric=pick(table.numeric))
+
+
+def label(row: Row) -> str:
+    """Return a row's implementation in words: name, parameters, and whether it is a peer."""
+    params = ", ".join(f"{k}={v}" for k, v in row.params.items())
+    return f"{row.name}{f' ({params})' if params else ''}{' [peer]' if row.kind == 'peer' else ''}"
+
+
+def speedup_text(speedup: Speedup | None) -> str:
+    """Return ``1.23 (1.20 to 1.26)``; an interval below 95 % confidence is marked with ``~``."""
+    if speedup is None:
+        return ""
+    mark = "~" if speedup.confidence < CONFIDENCE else ""
+    return f"{mark}{speedup.value:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
+
+
+def significant(value: float) -> str:
+    """Return a positive number with three significant digits, or whole when it has more.
+
+    >>> significant(0.01234), significant(12.345), significant(12345.6)
+    ('0.0123', '12.3', '12,346')
+    """
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def byte_text(count: int) -> str:
+    """Return a number of bytes in words; empty for zero.
+
+    >>> byte_text(3 << 20), byte_text(0), byte_text(-512)
+    ('3.0 MiB', '', '-512 B')
+    """
+    if count == 0:
+        return ""
+    size, sign = float(abs(count)), "-" if count < 0 else ""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{sign}{size:.0f} B" if unit == "B" else f"{sign}{size:.1f} {unit}"
+        size /= 1024
+    return f"{sign}{size:.1f} GiB"
+
+
+def best_speedups(rows: Iterable[Row]) -> dict[str, dict[str, Speedup]]:
+    """Return, per peer and problem, the speed-up of our fastest rung there."""
+    found: dict[str, dict[str, Speedup]] = {}
+    for title, group in by_problem(rows).items():
+        ours = next((row for row in group if row.kind == "rung"), None)
+        for peer, speedup in (ours.speedups if ours is not None else {}).items():
+            found.setdefault(peer, {})[title] = speedup
+    return found
+
+
+def summary_table(rows: Iterable[Row]) -> TableData:
+    """Return one line per peer: problems, geometric mean, worst and best, problems lost."""
+    header = ("peer", "problems", "geometric mean", "worst", "best", "surely slower on")
+    body = []
+    for peer, speedups in sorted(best_speedups(rows).items()):
+        values = [s.value for s in speedups.values()]
+        lost = sum(s.verdict == "slower" for s in speedups.values())
+        body.append(
+            (
+                peer,
+                str(len(values)),
+                f"{geomean(values):.2f}x",
+                f"{min(values):.2f}x",
+                f"{max(values):.2f}x",
+                str(lost),
+            )
+        )
+    numeric = (False, True, True, True, True, True)
+    return TableData("Our fastest rung against each peer", header, tuple(body), numeric)
+
+
+def markdown(table: TableData) -> str:
+    """Return a table as GitHub Markdown; characters that would break or script it are escaped."""
+    lines = [_markdown_line(table.header)]
+    lines.append(_markdown_line(["---:" if right else "---" for right in table.numeric], raw=True))
+    lines += [_markdown_line(row) for row in table.rows]
+    return "\n".join(lines)
+
+
+def _markdown_line(cells: Sequence[str], *, raw: bool = False) -> str:
+    return "| " + " | ".join(cells if raw else [_markdown_text(c) for c in cells]) + " |"
+
+
+def _markdown_text(text: str) -> str:
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return "".join("\\" + c if c in "\\|`*_[]" else c for c in text)
+
+
+def update_markers(path: Path, tables: Mapping[str, str]) -> bool:
+    """Put each text of `tables` between its markers in a Markdown file; return whether it changed.
+
+    The markers are ``<!-- table:NAME -->`` and ``<!-- /table -->``, each on a line of its own.
+    ValueError for a name without markers, a marker that is not closed, or a text that holds a
+    marker itself. Tables that the file marks but `tables` lacks are left alone.
+    """
+    old = path.read_text(encoding="utf-8")
+    lines, wanted, output = old.split("\n"), dict(tables), []
+    while lines:
+        line = lines.pop(0)
+        output.append(line)
+        name = _marked_name(line)
+        if name is None:
+            continue
+        inside = []
+        while lines and lines[0].strip() != "<!-- /table -->" and _marked_name(lines[0]) is None:
+            inside.append(lines.pop(0))
+        if not lines or lines[0].strip() != "<!-- /table -->":
+            raise ValueError(f"{path}: table {name!r} is not closed; add <!-- /table --> after it.")
+        text = wanted.pop(name, None)
+        if text is not None and ("<!--" in text or "-->" in text):
+            raise ValueError(f"the text of table {name!r} holds an HTML comment; take it out.")
+        output += inside if text is None else ["", *text.strip("\n").split("\n"), ""]
+    if wanted:
+        raise ValueError(f"{path} has no marker <!-- table:{next(iter(wanted))} -->; add it.")
+    new = "\n".join(output)
+    if new != old:
+        replace_text(path, new)
+    return new != old
+
+
+def _marked_name(line: str) -> str | None:
+    text = line.strip()
+    if text.startswith("<!-- table:") and text.endswith(" -->"):
+        return text.removeprefix("<!-- table:").removesuffix(" -->").strip()
+    return None

@@ -1,0 +1,1 @@
+"""What the tuner is asked, and how far heuristics are from it."""

@@ -1,0 +1,313 @@
+"""Verifying CUDA rungs on a real device against the oracle, and writing down what was proved.
+
+Every rung runs in a child process of its own: a kernel that faults takes its CUDA context with it,
+and must not take the others.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gemmule.backends.cuda import nvrtc
+from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Rung, Signature
+from gemmule.lab.verify import proofs
+from gemmule.oracle.inputs import make_inputs
+from gemmule.oracle.judge import Verdict, check
+from gemmule.oracle.problems import edge_problems, make_problem, nonfinite_cases
+from gemmule.storage import evidence
+from gemmule.storage.atomic import write_atomically
+
+Run = Callable[[Rung, Any, Mapping[str, Any]], Any]
+Only = Mapping[tuple[str, str], frozenset[str]]
+_Task = tuple[str, str, int, bool, frozenset[str] | None]
+MOST, FEW, LEAST = 160, 12, 72  # edge problems of a variant, of which a rung has 4 to 22
+CHUNK = 4  # variants that one child process verifies
+_T = TypeVar("_T")
+EVERY = "all"  # the variant of an outcome that stands for the whole rung
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was found for one variant."""
+
+    folder: str
+    rung: str
+    variant: str
+    key: str
+    cases: int = 0
+    worst_ratio: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    device: str = ""
+    shapes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One launch to judge."""
+
+    problem: Problem
+    params: Mapping[str, Any]
+    kind: str
+    view: str
+    seed: int
+
+
+def trials(rung: Rung, signature: Signature, *, few: bool = False) -> Iterator[Trial]:
+    """Yield the launches that prove a variant: edge sizes, every parameter set, NaN and Inf.
+
+    few: a sample of them, for sanitizers and the emulator, which run a thousand times slower; all
+    signatures together meet 40 sizes or more.
+    """
+    is_integer = signature[2].startswith(("int", "uint"))
+    kinds = ("integers",) if is_integer else ("integers", "normal", "cancel")
+    views = ("contiguous", "padded", "sliced")
+    quants: list[QuantSpec | None] = [None]
+    if rung.quantized:
+        quants = list(proofs.quant_specs(signature))
+    problems = list(_edges(rung, signature, quants, few=few))
+    for i, packed in enumerate(_spread(problems, _sample(rung) if few else MOST, signature)):
+        problem, view = _seen(rung, packed, views[i // 3 % len(views)])
+        params = rung.check_params(problem, None)
+        yield Trial(problem, params, kinds[i % len(kinds)], view, i)
+    for quant in _spread(quants, 1 if few else 4, signature):
+        yield from _parameter_trials(rung, signature, quant, few=few)
+    sample = awkward(rung, signature, quants[0], 0)
+    if not (is_integer or few) and rung.refusal(sample) is None:
+        params = rung.check_params(sample, None)
+        for case in _spread(list(nonfinite_cases(sample)), 40, signature):
+            yield Trial(sample, params, "nonfinite", "contiguous", case.seed)
+
+
+def _edges(
+    rung: Rung, signature: Signature, quants: list[QuantSpec | None], *, few: bool
+) -> Iterator[Problem]:
+    """Yield the edge problems that the rung takes; a few: each size with one quantisation only."""
+    usable = [q for q in quants if rung.refusal(awkward(rung, signature, q, 1)) is None] or quants
+    of_quant = [
+        list(edge_problems(rung.op, signature, rung.layouts, layouts_b=rung.layouts_b, quant=q))
+        for q in (usable if few else quants)
+    ]
+    if few:
+        of_quant = [[of_quant[i % len(of_quant)][i] for i in range(len(of_quant[0]))]]
+    yield from (p for problems in of_quant for p in problems if rung.refusal(p) is None)
+
+
+def _sample(rung: Rung) -> int:
+    """Return how many edge problems of each variant make 40 sizes and more of the rung."""
+    return max(FEW, LEAST // len(rung.signatures))
+
+
+def _spread(items: list[_T], most: int, signature: Signature) -> list[_T]:
+    """Return at most `most` items, evenly spread; each signature begins elsewhere.
+
+    So a rung's signatures together meet every size and layout, at a bounded cost for each.
+    """
+    step = max(1, -(-len(items) // most))
+    start = sum(map(ord, "".join(signature))) % step
+    return items[start::step]
+
+
+def _seen(rung: Rung, problem: Problem, view: str) -> tuple[Problem, str]:
+    """Return the problem under a view: what begins one element later is aligned to no more."""
+    if view != "sliced":
+        return problem, view
+    types = (problem.b, problem.out) if problem.quant else (problem.a, problem.b, problem.out)
+    smallest = min(ITEMSIZE[name] for name in types)
+    later = replace(problem, alignment=min(problem.alignment, smallest))
+    return (later, view) if rung.refusal(later) is None else (problem, "contiguous")
+
+
+def _parameter_trials(
+    rung: Rung, signature: Signature, quant: Any, *, few: bool
+) -> Iterator[Trial]:
+    """Yield every declared parameter set at awkward sizes."""
+    for which in range(1 if few else 3):
+        problem = awkward(rung, signature, quant, which)
+        if rung.refusal(problem) is not None:
+            continue
+        every = list(rung.space(problem))
+        for i, params in enumerate(every[:: max(1, len(every) // 6)] if few else every):
+            yield Trial(problem, params, "integers", "contiguous", 1000 + i)
+
+
+def awkward(rung: Rung, signature: Signature, quant: Any, which: int) -> Problem:
+    """Return a problem of odd sizes in a layout that the rung takes."""
+    matvec = ((129, 331, 1), (1030, 2056, 1), (67, 4104, 1))
+    matmul = ((67, 45, 131), (130, 129, 264), (40, 200, 520))
+    m, n, k = (matvec if rung.op == "matvec" else matmul)[which]
+    layout_b = rung.layouts_b[0] if rung.op == "matmul" else "row"
+    return make_problem(
+        rung.op,
+        m,
+        n,
+        k,
+        signature,
+        layout_a=rung.layouts[which % len(rung.layouts)],
+        layout_b=layout_b,
+        quant=quant,
+    )
+
+
+def judge_trial(rung: Rung, trial: Trial, run: Run) -> Verdict:
+    """Run one trial and judge it."""
+    arithmetic = rung.arithmetic(trial.problem)
+    inputs = make_inputs(
+        trial.problem, trial.kind, trial.seed, trial.view, accumulator=narrow(arithmetic)
+    )
+    out = run(rung, inputs, trial.params)
+    return check(inputs, arithmetic, trial.params, out)
+
+
+def narrow(arithmetic: Any) -> str | None:
+    """Return the accumulator's dtype where it is a half, in which integers must stay exact."""
+    return arithmetic.accumulator if arithmetic.accumulator in ("float16", "bfloat16") else None
+
+
+def verify_rung(
+    folder: str, name: str, ordinal: int = 0, few: bool = False, only: frozenset[str] | None = None
+) -> list[Outcome]:
+    """Verify a rung's variants (all, or those named in `only`) on a device, in this process."""
+    from gemmule.lab.verify.device_runner import DeviceRunner
+
+    rung = next(r for r in all_rungs("cuda") if (r.folder, r.name) == (folder, name))
+    runner = DeviceRunner(ordinal)
+    device = runner.machine.name
+    outcomes = []
+    for variant in proofs.variants(rung):
+        if only is not None and variant.name not in only:
+            continue
+        signature = tuple(variant.name.split(","))
+        outcome = Outcome(folder, name, variant.name, proofs.key(variant), device=device)
+        shapes = set()
+        for trial in trials(rung, (signature[0], signature[1], signature[2]), few=few):
+            verdict = judge_trial(rung, trial, runner.run)
+            outcome.cases += 1
+            shapes.add((trial.problem.m, trial.problem.n, trial.problem.k, trial.problem.batch))
+            outcome.worst_ratio = max(outcome.worst_ratio, verdict.ratio)
+            if not verdict.ok:
+                outcome.failures.append(f"{trial}: {verdict.text}")
+                if len(outcome.failures) >= 3:
+                    break
+        outcome.shapes = len(shapes)
+        outcomes.append(outcome)
+    runner.close()
+    return outcomes
+
+
+def verify_all(
+    rungs: Sequence[Rung],
+    *,
+    workers: int | None = None,
+    few: bool = False,
+    ordinal: int = 0,
+    only: Only | None = None,
+    report: Callable[[list[Outcome]], None] = lambda outcomes: None,
+) -> list[Outcome]:
+    """Verify rungs in child processes, several at once; a rung whose process dies has failed.
+
+    only: for each (folder, rung) the variants to verify, where not all of them. A process that dies
+    takes its whole pool along, so the rungs that were under way then run again, each alone.
+    """
+    count = workers or max(1, min(14, (os.cpu_count() or 2) - 2))
+    tasks = [
+        (r.folder, r.name, ordinal, few, chunk)
+        for r in rungs
+        for chunk in chunks(r, None if only is None else only[(r.folder, r.name)])
+    ]
+    found: list[Outcome] = []
+
+    def keep(outcomes: list[Outcome]) -> None:
+        found.extend(outcomes)
+        report(outcomes)
+
+    again = _in_pool(tasks, count, keep)
+    for task in again:
+        for folder, name, *_ in _in_pool([task], 1, keep):
+            text = "its process died: a crash, or the system killed it"
+            keep([Outcome(folder, name, EVERY, "", failures=[text])])
+    return found
+
+
+def chunks(rung: Rung, only: frozenset[str] | None = None) -> Iterator[frozenset[str]]:
+    """Yield the names of the rung's variants (or of those in `only`), a few at a time."""
+    names = [v.name for v in proofs.variants(rung) if only is None or v.name in only]
+    for start in range(0, len(names), CHUNK):
+        yield frozenset(names[start : start + CHUNK])
+
+
+def _in_pool(
+    tasks: Sequence[_Task], workers: int, keep: Callable[[list[Outcome]], None]
+) -> list[_Task]:
+    """Run tasks in one pool and return those that it did not finish because a process died."""
+    unfinished = []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+        futures = {pool.submit(verify_rung, *task): task for task in tasks}
+        for future in as_completed(futures):
+            folder, name, *_ = task = futures[future]
+            try:
+                outcomes = future.result()
+            except BrokenProcessPool:
+                unfinished.append(task)
+                continue
+            except Exception as error:  # a fault of the device, say: the rung's failure, not ours
+                outcomes = [Outcome(folder, name, EVERY, "", failures=[f"{error!r}"])]
+            keep(outcomes)
+    return unfinished
+
+
+def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:
+    """Merge the proofs into ``<root>/<gpu>/verified.jsonl``; failed variants lose their record.
+
+    Returns the file, or None when no outcome came from a device. ValueError unless NVRTC here is
+    the pinned one: other compilers' cubins are no keys.
+    """
+    device = next((o.device for o in outcomes if o.device), None)
+    if device is None:
+        return None
+    if not proofs.is_pinned():
+        raise ValueError(
+            f"evidence is keyed by the cubins of NVRTC {evidence.PINNED_NVRTC}; installed is "
+            f"{nvrtc.compiler_version()}. Install nvidia-cuda-nvrtc=={evidence.PINNED_NVRTC}."
+        )
+    path = root / slug(device) / "verified.jsonl"
+    records = {(r.folder, r.rung, r.variant): r for r in evidence.read_file(path)}
+    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    for o in outcomes:
+        for name in [n for n in records if n[:2] == (o.folder, o.rung)]:
+            if o.variant in (EVERY, name[2]):
+                del records[name]
+        if o.cases and not o.failures:
+            records[(o.folder, o.rung, o.variant)] = evidence.Record(
+                o.folder,
+                o.rung,
+                o.variant,
+                proofs.PROOF_ARCH,
+                o.key,
+                o.device,
+                today,
+                o.cases,
+                round(o.worst_ratio, 4),
+            )
+    lines = [
+        json.dumps({"schema": evidence.SCHEMA, **asdict(records[name])}) for name in sorted(records)
+    ]
+    if not write_atomically(path, "".join(f"{line}\n" for line in lines).encode()):
+        raise OSError(f"{path} cannot be written.")
+    return path
+
+
+def slug(name: str) -> str:
+    """Return a device's name as a folder's: ``NVIDIA H200`` is ``nvidia-h200``."""
+    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "unknown"

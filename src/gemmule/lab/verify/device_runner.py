@@ -1,0 +1,108 @@
+"""Runs a CUDA rung on the oracle's inputs on a real device, bytes around them included.
+
+Each input buffer goes to the device with the same address modulo 256, so alignment there is what
+the case asked for; the whole buffer comes back, so the guard bytes around the output are judged.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.core.rung import Machine, Rung
+from gemmule.lab.verify import raw_launch
+from gemmule.oracle.inputs import Inputs
+
+_PLACE = 256
+
+
+class DeviceRunner:
+    """One device and an arena of its memory; not for use from several threads."""
+
+    def __init__(self, ordinal: int = 0, arena_bytes: int = 256 * 2**20) -> None:
+        self.ordinal = ordinal
+        self.machine: Machine = cuda_launch.CudaBackend().machine(f"cuda:{ordinal}")
+        self._base = driver.allocate(arena_bytes, ordinal)
+        self._size, self._used = arena_bytes, 0
+
+    def close(self) -> None:
+        """Give the arena back."""
+        driver.free(self._base, self.ordinal)
+
+    def run(
+        self,
+        rung: Rung,
+        inputs: Inputs,
+        params: Mapping[str, Any],
+        alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> np.ndarray[Any, Any]:
+        """Run the rung once and return `inputs.out`, filled with what the device wrote."""
+        problem = inputs.case.problem
+        if inputs.out.size == 0:
+            return inputs.out  # the back end launches nothing either
+        self._used = 0
+        steps = cuda_launch.rung_steps(rung, problem, params, self.machine)
+        workspace = rung.workspace(problem, params, self.machine)
+        work = self._take(workspace, 0)
+        if workspace:
+            self._upload(work, np.full(workspace, 0xFF, np.uint8))
+        addresses = [self._place(part, inputs) for part in raw_launch.parts(inputs)]
+        packed = raw_launch.arguments(inputs, addresses, work, alpha, beta)
+        self._launch(rung, steps, packed)
+        self._download(inputs, addresses[-1])
+        return inputs.out
+
+    def _launch(self, rung: Rung, steps: tuple[Any, ...], packed: bytes) -> None:
+        module = cuda_launch.kernels(rung, steps, self.machine.arch)
+        buffer = ctypes.create_string_buffer(packed, len(packed))
+        params = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+        with driver.on_device(self.ordinal):
+            for step in steps:
+                handle = driver.load(
+                    module.cubin, module.symbols[step.kernel], self.ordinal, step.smem
+                )
+                cuda_launch.starter(handle, step)(ctypes.addressof(params), 0)
+        driver.synchronize(self.ordinal)
+
+    def _take(self, nbytes: int, remainder: int) -> int:
+        start = self._used + (remainder - (self._base + self._used)) % _PLACE
+        if start + nbytes > self._size:
+            raise MemoryError(
+                f"the case needs {start + nbytes:,} bytes; the arena holds {self._size:,}."
+            )
+        self._used = start + nbytes
+        return self._base + start
+
+    def _place(self, part: Any, inputs: Inputs) -> int:
+        """Copy the buffer around an array to the device; return the array's address there."""
+        if part is None:
+            return 0
+        whole = _surrounding(part, inputs)
+        host = int(whole.__array_interface__["data"][0])
+        target = self._take(whole.nbytes, host % _PLACE)
+        self._upload(target, whole)
+        return target + int(part.__array_interface__["data"][0]) - host
+
+    def _upload(self, target: int, source: np.ndarray[Any, Any]) -> None:
+        address = int(source.__array_interface__["data"][0])
+        driver.copy(target, address, source.nbytes, self.ordinal, 0)
+
+    def _download(self, inputs: Inputs, address: int) -> None:
+        whole = _surrounding(inputs.out, inputs)
+        host = int(whole.__array_interface__["data"][0])
+        source = address - int(inputs.out.__array_interface__["data"][0]) + host
+        driver.copy(host, source, whole.nbytes, self.ordinal, 0)
+
+
+def _surrounding(part: Any, inputs: Inputs) -> np.ndarray[Any, Any]:
+    """Return the byte buffer of the frame that an input array was cut from, or the array itself."""
+    for frame in inputs.frames:
+        if frame.array is part:
+            return frame.buffer
+    return np.ascontiguousarray(part)

@@ -1,0 +1,173 @@
+"""The keys of proofs: which kernels a rung consists of, compiled how, launched how.
+
+A *variant* is one rung with one dtype signature (and quantisation, where it is quantised). Its
+kernels are those that the whole declared parameter space launches over a fixed list of problems;
+its key digests their cubin, as the pinned NVRTC builds it, and every launch's geometry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from gemmule.backends.cuda import nvrtc
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Machine, Rung, Signature, Step
+from gemmule.oracle.problems import make_problem
+from gemmule.storage import evidence
+
+PROOF_ARCH = (
+    "sm_90a"  # the architecture of the device that proves; others are compiled and emulated
+)
+MATVEC_SIZES = (
+    (1, 1),
+    (3, 5),
+    (33, 65),
+    (130, 257),
+    (1000, 4096),
+    (4096, 4096),
+    (65536, 96),
+    (7, 70000),
+)
+MATMUL_SIZES = (
+    (1, 1, 1),
+    (33, 17, 65),
+    (130, 257, 96),
+    (512, 512, 512),
+    (4096, 16, 4096),
+    (5, 70000, 40),
+)
+GROUPS = (128, 32, -1, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One step of one problem with one parameter set."""
+
+    problem: int
+    params: tuple[tuple[str, object], ...]
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One rung with one signature, its kernels and its launches."""
+
+    rung: Rung
+    name: str
+    kernels: tuple[str, ...]
+    defines: tuple[str, ...]
+    launches: tuple[Launch, ...]
+
+    def geometry_digest(self) -> str:
+        """Return a digest of every launch but the kernels' machine code."""
+        rows = [
+            [
+                launch.problem,
+                sorted(map(str, launch.params)),
+                launch.step.kernel,
+                launch.step.grid,
+                launch.step.block,
+                launch.step.smem,
+                launch.step.cluster,
+                launch.step.pdl,
+            ]
+            for launch in self.launches
+        ]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def named_rungs(names: Collection[str] = (), without: Collection[str] = ()) -> tuple[Rung, ...]:
+    """Return the CUDA rungs called `names` (default: all) but `without`; ValueError for others."""
+    rungs = all_rungs("cuda")
+    unknown = {*names, *without} - {rung.name for rung in rungs}
+    if unknown:
+        raise ValueError(
+            f"no cuda rung is called {min(unknown)!r}; see gemmule ladder --backend cuda."
+        )
+    return tuple(r for r in rungs if r.name in (names or (r.name,)) and r.name not in without)
+
+
+def proof_machine(arch: str = PROOF_ARCH) -> Machine:
+    """Return the fixed machine that geometry is asked for: an H200's figures, whatever is here."""
+    return Machine("cuda", "reference", arch, 132, 4.5e12, 60 * 2**20, 227 * 1024, 1.8e-6)
+
+
+def fixed_problems(rung: Rung, signature: Signature) -> Iterator[Problem]:
+    """Yield the problems whose launches enter a variant's key."""
+    sizes = [(m, n, 1) for m, n in MATVEC_SIZES] if rung.op == "matvec" else list(MATMUL_SIZES)
+    quants = [None] if not rung.quantized else list(quant_specs(signature))
+    layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
+    for (m, n, k), layout_a, layout_b, quant in itertools.product(
+        sizes, rung.layouts, layouts_b, quants
+    ):
+        problem = make_problem(
+            rung.op, m, n, k, signature, layout_a=layout_a, layout_b=layout_b, quant=quant
+        )
+        for alignment in {problem.alignment, 16 if problem.alignment == 16 else 1}:
+            candidate = replace(problem, alignment=alignment)
+            if rung.refusal(candidate) is None:
+                yield candidate
+
+
+def quant_specs(signature: Signature) -> Iterator[QuantSpec]:
+    """Yield the quantisations that the fixed problems of a signature meet."""
+    bits = 4 if signature[0] == "uint4" else 8
+    for group, zeros, transposed, scale, layout in itertools.product(
+        GROUPS, (False, True), (False, True), ("float32", "float16"), ("row", "mma16")
+    ):
+        yield QuantSpec(bits, group, zeros, layout, scale, transposed)
+
+
+def variants(rung: Rung, machine: Machine | None = None) -> Iterator[Variant]:
+    """Yield every variant of a CUDA rung."""
+    machine = proof_machine() if machine is None else machine
+    if rung.steps is None:
+        return
+    for signature in rung.signatures:
+        launches = []
+        for index, problem in enumerate(fixed_problems(rung, signature)):
+            for params in rung.space(problem):
+                frozen = tuple(sorted(params.items()))
+                for step in rung.steps(problem, params, machine):
+                    launches.append(Launch(index, frozen, step))
+        if launches:
+            kernels = tuple(dict.fromkeys(launch.step.kernel for launch in launches))
+            defines = tuple(dict.fromkeys(d for launch in launches for d in launch.step.defines))
+            yield Variant(rung, ",".join(signature), kernels, defines, tuple(launches))
+
+
+def key(variant: Variant, arch: str = PROOF_ARCH) -> str:
+    """Return the variant's key; CompileError unless the pinned NVRTC is what compiles here."""
+    module = nvrtc.compile_file(variant.rung.source_path, variant.kernels, arch, variant.defines)
+    text = f"{module.digest()} {variant.geometry_digest()}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_pinned() -> bool:
+    """Tell whether NVRTC here is the one whose cubins are the keys."""
+    return nvrtc.compiler_version() == evidence.PINNED_NVRTC
+
+
+def keys(
+    rungs: tuple[Rung, ...] | None = None, workers: int = 2
+) -> dict[tuple[str, str, str], str]:
+    """Return the current key of every variant: (folder, rung, variant) -> key."""
+    chosen = all_rungs("cuda") if rungs is None else rungs
+    todo = [variant for rung in chosen for variant in variants(rung)]
+    with ThreadPoolExecutor(workers) as pool:
+        found = list(pool.map(key, todo))
+    return {
+        (v.rung.folder, v.rung.name, v.name): value for v, value in zip(todo, found, strict=True)
+    }
+
+
+def stale(rungs: tuple[Rung, ...] | None = None) -> list[tuple[str, str, str]]:
+    """Return the variants without a current proof, by (folder, rung, variant)."""
+    proved = {(r.folder, r.rung, r.variant): r.key for r in evidence.read()}
+    return [name for name, value in keys(rungs).items() if proved.get(name) != value]

@@ -1,0 +1,220 @@
+"""Volume: seeded random products through the public API, each judged by the oracle.
+
+A *trial* is one oracle case and the way it is called: through ``matvec``, ``vecmat`` or ``matmul``,
+into a poisoned ``out`` or a fresh result, with the automatic choice or a named rung. It follows
+from a seed and its number alone, and its ``repr`` is Python that makes it again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gemmule as gm
+from gemmule.core.problem import COMPLEX, Problem, QuantSpec
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Rung, Signature
+from gemmule.lab.verify.check import Rounding
+from gemmule.oracle import judge as oracle
+from gemmule.oracle.inputs import Case, Inputs, make_inputs
+from gemmule.oracle.problems import ALL_SIGNATURES, QUANTIZED_SIGNATURES, make_problem, random_case
+from gemmule.oracle.truth import reference
+
+__all__ = [
+    "Case", "Choice", "Outcome", "Problem", "QuantSpec", "Trial", "draw", "run", "snippet",
+]  # fmt: skip
+
+Array: TypeAlias = NDArray[Any]
+
+OPS = ("matvec", "vecmat", "matmul", "quantized")
+LARGER_EVERY, LARGER = 16, 130  # now and then past a tile of 128
+MOST_POINTS = 256  # of a rung's parameter space
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One case and how it is called. `into_out`: write to a poisoned, guarded array."""
+
+    op: str
+    case: Case
+    into_out: bool = False
+    rung: str | None = None
+    params: tuple[tuple[str, Any], ...] | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a trial, and the largest error over its bound.
+
+    status: ``ok``, ``wrong``, ``raised``, or ``refused`` where the named rung does not take the
+    operands as they lie in memory: a reversed view of a matrix that it reads by rows, say.
+    """
+
+    status: str
+    ratio: float
+    text: str
+    rung: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What trials are drawn from."""
+
+    op: str | None = None
+    rung: str | None = None
+    device: str = "cpu"
+
+    @property
+    def backend(self) -> str:
+        """The back end of the device."""
+        return "cpu" if self.device == "cpu" else "cuda"
+
+    def rungs(self) -> list[Rung]:
+        """Return the rungs of the given name; ValueError when there is none."""
+        if self.rung is None:
+            return []
+        named = [rung for rung in all_rungs(self.backend) if rung.name == self.rung]
+        if not named:
+            known = ", ".join(dict.fromkeys(rung.name for rung in all_rungs(self.backend)))
+            raise ValueError(f"no {self.backend} rung is called {self.rung!r}; there are: {known}.")
+        return named
+
+
+def draw(choice: Choice, seed: int, number: int) -> Trial:
+    """Return trial `number` of a seed: the same trial on every machine."""
+    rng = np.random.Generator(np.random.SFC64([seed, number]))
+    largest = LARGER if number % LARGER_EVERY == 0 else 33
+    rungs = choice.rungs()
+    if rungs:
+        return _draw_for_rung(rungs[int(rng.integers(len(rungs)))], choice, rng, largest)
+    op = choice.op or OPS[int(rng.integers(len(OPS)))]
+    case = random_case(
+        rng, ops=_case_ops(op), signatures=_signatures(op, choice.backend), largest=largest
+    )
+    if op == "quantized":
+        op = ("matvec", "vecmat")[number % 2] if case.problem.op == "matvec" else "matmul"
+    return Trial(op, case, bool(rng.integers(2)), device=choice.device)
+
+
+def _case_ops(op: str) -> tuple[str, ...]:
+    return {"matmul": ("matmul",), "quantized": ("matvec", "matmul")}.get(op, ("matvec",))
+
+
+def _signatures(op: str, backend: str) -> Sequence[Signature]:
+    if op == "quantized":
+        return QUANTIZED_SIGNATURES
+    if backend == "cuda":
+        return tuple(s for s in ALL_SIGNATURES if s[0] not in COMPLEX)
+    return ALL_SIGNATURES
+
+
+def _draw_for_rung(rung: Rung, choice: Choice, rng: np.random.Generator, largest: int) -> Trial:
+    """Draw a case the rung takes: of its dtypes and layouts, at a random point of its space."""
+    for _ in range(64):
+        case = random_case(
+            rng, ops=(rung.op,), signatures=rung.signatures, layouts=rung.layouts, largest=largest
+        )
+        problem = case.problem
+        if rung.refusal(problem) is not None:
+            continue
+        points = list(itertools.islice(rung.space(problem), MOST_POINTS))
+        point = points[int(rng.integers(len(points)))]
+        return Trial(rung.op, case, False, rung.name, tuple(sorted(point.items())), choice.device)
+    example = make_problem(rung.op, 3, 5, 7, rung.signatures[0], layout_a=rung.layouts[0])
+    raise ValueError(
+        f"no random problem fits rung {rung.folder}/{rung.name}; it says of one: "
+        f"{rung.refusal(example)}."
+    )
+
+
+def run(trial: Trial) -> Outcome:
+    """Make the operands, call the public function, and judge what it returns."""
+    try:
+        return _run(trial)
+    except Exception as error:  # whatever a legal call raises is the finding
+        if trial.rung and str(error).startswith(f"rung {trial.rung} cannot compute"):
+            return Outcome("refused", 0.0, str(error), trial.rung)
+        return Outcome("raised", np.inf, f"{type(error).__name__}: {error}", trial.rung or "")
+
+
+def _run(trial: Trial) -> Outcome:
+    case = trial.case
+    inputs = make_inputs(case.problem, case.kind, case.seed, case.view)
+    left, right = _operands(trial, inputs)
+    out = inputs.out if trial.into_out else None
+    plan = _plan(trial, left, right)
+    if trial.device == "cpu":
+        result = _call(trial, left, right, out)
+    else:
+        result = _through_device(trial, left, right, out)
+    if out is not None and trial.device == "cpu" and result is not out:
+        return Outcome("wrong", np.inf, "the result is not the out that was given", plan.rung.name)
+    rounding = Rounding.of(plan)
+    truth_exact = case.kind == "integers"
+    verdict = oracle.judge(
+        case.problem,
+        rounding.arithmetic,
+        rounding.params,
+        inputs,
+        _host(result),
+        reference(case.problem, inputs.a, inputs.b, exact=truth_exact),
+    )
+    return Outcome("ok" if verdict.ok else "wrong", verdict.ratio, verdict.text, plan.rung.name)
+
+
+def _operands(trial: Trial, inputs: Inputs) -> tuple[Any, Any]:
+    """Return the operands in the order of the public function; vecmat sees A transposed."""
+    if trial.op != "vecmat":
+        return inputs.a, inputs.b
+    a = inputs.a
+    return inputs.b, a.T if isinstance(a, gm.QuantizedMatrix) else a.swapaxes(-1, -2)
+
+
+def _options(trial: Trial, problem: Problem) -> dict[str, Any]:
+    return {
+        "out_dtype": problem.out,
+        "rung": trial.rung,
+        "params": None if trial.params is None else dict(trial.params),
+    }
+
+
+def _plan(trial: Trial, left: Any, right: Any) -> gm.Plan:
+    options = _options(trial, trial.case.problem)
+    if trial.device != "cpu":
+        left, right = gm.asarray(left, device=trial.device), gm.asarray(right, device=trial.device)
+    return gm.plan(trial.op, left, right, **options)
+
+
+def _call(trial: Trial, left: Any, right: Any, out: Any) -> Any:
+    return getattr(gm, trial.op)(left, right, out=out, **_options(trial, trial.case.problem))
+
+
+def _through_device(trial: Trial, left: Any, right: Any, out: Array | None) -> Any:
+    """Compute on the device, in the poisoned out's own bytes where one is given."""
+    device = trial.device
+    placed = gm.asarray(left, device=device), gm.asarray(right, device=device)
+    target = None if out is None else gm.asarray(out, device=device)
+    return gm.asarray(_call(trial, *placed, target), device="cpu")
+
+
+def _host(result: Any) -> Array:
+    array: Array = np.asarray(result)
+    return array
+
+
+def snippet(trial: Trial) -> str:
+    """Return Python that repeats a trial by hand.
+
+    >>> print(snippet(Trial("matvec", Case(Problem("matvec", 2, 3)))).splitlines()[0])
+    from gemmule.lab.verify.random_products import Case, Problem, QuantSpec, Trial, run
+    """
+    return (
+        "from gemmule.lab.verify.random_products import Case, Problem, QuantSpec, Trial, run\n"
+        f"print(run({trial!r}))"
+    )

@@ -1,0 +1,121 @@
+"""From a call's operands to its product: one look-up, then the kernel.
+
+The cache goes from the operands' signatures (dtype, shape, strides, device) to a bound call, so a
+product met before costs a look-up and a launch. What has no short way goes the general way:
+operands are unwrapped, checked and planned, and the plan runs on them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+
+from gemmule.arrays import transfer
+from gemmule.arrays.interop import check_out, to_kind, unwrap
+from gemmule.core.canonical import Options
+from gemmule.core.operand import Form, Operand, speaker
+from gemmule.dispatch import host
+from gemmule.plan import operands, resolve
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.settings import default_device
+
+NAMES = {"matvec": ("A", "x"), "vecmat": ("x", "A"), "matmul": ("A", "B")}
+
+
+def multiply(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None) -> Any:
+    """Return the product of the user's operands, by the short way where there is one."""
+    if device is None:
+        signatures = _signatures(a, b, out)
+        if signatures is not None:
+            product = _bound(op, *signatures, options)
+            if product is not None:
+                result = product(a, b, out)
+                if result is not None:
+                    return result
+    return _general(op, a, b, out, options, device)
+
+
+def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
+    """Return what tells the operands apart, or None: they are for the general way.
+
+    `out` takes part on devices; on the host the bound call looks at it.
+    """
+    kind = type(b)
+    if kind is np.ndarray or kind is QuantizedMatrix:
+        if default_device() not in (None, "cpu"):
+            return None
+        seen_a, seen_b = host.seen(a), host.seen(b)
+        return None if seen_a is None or seen_b is None else (seen_a, seen_b, None)
+    if getattr(b, "is_cuda", False) and "torch" in sys.modules:
+        from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
+
+        seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
+        seen_out = None if out is None else torch_calls.seen(out)
+        if seen_a is None or seen_b is None or (out is not None and seen_out is None):
+            return None
+        return seen_a, seen_b, seen_out
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -> Any:
+    """Return the bound call (a, b, out) for operands of these signatures, or None."""
+    on_host = isinstance(seen_a, Form) or isinstance(seen_a[0], np.dtype)
+    if on_host:
+        left, right, device = host.form(seen_a), host.form(seen_b), "cpu"
+    else:
+        from gemmule.dispatch import torch as torch_calls
+
+        if seen_b[3] != seen_a[3]:
+            return None
+        left, right = torch_calls.form(seen_a), torch_calls.form(seen_b)
+        device = f"cuda:{seen_a[3]}"
+    if left is None or right is None:
+        return None
+    short_way = resolve(op, left, right, None, device, options).short_way
+    if short_way is None:
+        return None
+    if seen_out is not None and getattr(short_way, "out_seen", None) != seen_out:
+        return None
+    return short_way.trusted
+
+
+def _general(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None) -> Any:
+    left, right, result = operands(a, b, NAMES[op], out)
+    on_host = left.device == "cpu" == right.device
+    wanted = default_device() if device is None and on_host else device
+    if wanted is not None and wanted != "cpu" and on_host:
+        return _through_device(op, (left, right), result, wanted, options)
+    if device is not None and device not in (left.device, left.device.partition(":")[0]):
+        raise ValueError(
+            f"device is {device!r}, but the operands lie on {left.device}. Leave device= away: a "
+            "product is computed where its operands are."
+        )
+    form = None if result is None else result.form
+    where = speaker(left, right).device
+    return resolve(op, left.form, right.form, form, where, options).execute(left, right, result)
+
+
+def _through_device(
+    op: str, pair: tuple[Operand, Operand], out: Operand | None, device: str, options: Options
+) -> Any:
+    """Multiply host operands on a GPU: copy in, compute, copy out; the result is a host array."""
+    left, right = (unwrap(transfer.to_device(one.array, device), "operand") for one in pair)
+    plan = resolve(op, left.form, right.form, None, left.device, options)
+    call = plan.choice.call
+    if out is not None:
+        check_out(out, call.out_shape, call.problem.out, list(pair))
+    result = plan.execute(left, right, None).to_host()
+    if out is not None:
+        out.array[...] = result
+        return out.original
+    return to_kind(unwrap(result, "result"), speaker(*pair))
+
+
+def forget_plans() -> None:
+    """Drop cached plans and bound calls, so that the next call sees new tuning results."""
+    resolve.cache_clear()
+    _bound.cache_clear()

@@ -1,0 +1,1 @@
+"""Quantised matrices: codes, scales, zero points, and how they lie."""

@@ -1,0 +1,254 @@
+"""Checks of everything a quantised matrix is made of, from callers and from files.
+
+Each function returns its argument in canonical form, or raises TypeError for a wrong dtype or kind
+and ValueError for a wrong shape or value.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.quant.layouts import Codes, Layout
+from gemmule.quant.rounding import Floats, group_count
+
+SCALE_DTYPES = ("float32", "float16", "bfloat16")
+FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+_MAX_SIZE = 1 << 40
+_SCHEMA = "1"
+_SCHEMA_KEY = "gemmule_quantized_matrix"
+_COUNT = re.compile(r"0|[1-9][0-9]{0,12}")
+
+
+def one_of(name: str, value: str, known: Collection[str]) -> str:
+    """Require an option to be one of some strings."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {value!r}; known are {', '.join(known)}")
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; known are {', '.join(known)}")
+    return value
+
+
+def bits(value: int) -> int:
+    """Require 4 or 8."""
+    number = _integer("bits", value)
+    if number not in (4, 8):
+        raise ValueError(f"bits is {number}, but must be 4 or 8")
+    return number
+
+
+def group_size(value: int | None) -> int | None:
+    """Require a positive int, -1 (a row) or None (the whole matrix)."""
+    if value is None:
+        return None
+    number = _integer("group_size", value)
+    if number != -1 and not 1 <= number <= _MAX_SIZE:
+        raise ValueError(
+            f"group_size is {number}, but must be a positive int, -1 for one group a row, or None "
+            "for one group in all"
+        )
+    return number
+
+
+def shape(value: tuple[int, int]) -> tuple[int, int]:
+    """Require two sizes of at least 0."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"shape is {value!r}, but must be two sizes (m, n)")
+    m, n = (_integer("each size in shape", size) for size in value)
+    if not (0 <= m <= _MAX_SIZE and 0 <= n <= _MAX_SIZE):
+        raise ValueError(f"shape is {(m, n)}, but sizes must lie in 0..{_MAX_SIZE}")
+    return m, n
+
+
+def _integer(name: str, value: object) -> int:
+    if isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {value!r}") from None
+
+
+def float_matrix(W: object) -> NDArray[Any]:
+    """Require a 2-D NumPy array of float64, float32, float16 or bfloat16, any byte order."""
+    array = _host_array("W", W)
+    if array.dtype.newbyteorder("=").name not in FLOAT_DTYPES:
+        raise TypeError(
+            f"W has dtype {array.dtype}, but must be {', '.join(FLOAT_DTYPES)}; convert it first "
+            "with W.astype"
+        )
+    if array.ndim != 2:
+        raise ValueError(f"W has shape {array.shape}, but must be 2-D: reshape it to (m, n)")
+    return array
+
+
+def _host_array(name: str, value: object) -> NDArray[Any]:
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} must be a NumPy array (not a masked one), got {type(value).__name__}; "
+            "convert it with numpy.asarray"
+        )
+    return np.asarray(value)
+
+
+def codes(value: Codes, stored: tuple[int, int], bits: int, layout: Layout) -> Codes:
+    """Require uint8 storage of the layout's shape, no bit set outside the codes."""
+    array = _host_array("codes", value)
+    if array.dtype != np.uint8:
+        raise TypeError(
+            f"codes have dtype {array.dtype}, but must be uint8; make int8 codes unsigned with "
+            "codes.view(numpy.uint8) ^ 0x80 and add 128 to the zero points"
+        )
+    m, n = stored
+    expected = layout.storage_shape(m, n, bits)
+    if array.shape != expected:
+        raise ValueError(
+            f"codes have shape {array.shape}, but a {m} x {n} matrix of {bits}-bit codes in "
+            f"layout {layout.name!r} takes {expected}"
+        )
+    array = read_only(array)
+    if not layout.padding_is_zero(array, m, n, bits):
+        raise ValueError(
+            f"codes have bits set where a {m} x {n} matrix in layout {layout.name!r} has no code; "
+            "padding and the tail nibble of odd rows must be 0"
+        )
+    return array
+
+
+def scales(value: NDArray[Any], stored: tuple[int, int], group_size: int | None) -> NDArray[Any]:
+    """Require finite float32, float16 or bfloat16, one for each group."""
+    array = _host_array("scales", value)
+    if dtype_name(array) not in SCALE_DTYPES:
+        raise TypeError(f"scales have dtype {array.dtype}, but must be {', '.join(SCALE_DTYPES)}")
+    return _per_group("scales", array, stored, group_size)
+
+
+def zeros(
+    value: NDArray[np.float32], stored: tuple[int, int], group_size: int | None
+) -> NDArray[np.float32]:
+    """Require finite float32, one for each group."""
+    array = _host_array("zeros", value)
+    if dtype_name(array) != "float32":
+        raise TypeError(
+            f"zeros have dtype {array.dtype}, but must be float32: convert them with "
+            "zeros.astype('float32')"
+        )
+    return _per_group("zeros", array, stored, group_size)
+
+
+def _per_group(
+    name: str, array: NDArray[Any], stored: tuple[int, int], group_size: int | None
+) -> NDArray[Any]:
+    m, n = stored
+    expected = (1, 1) if group_size is None else (m, group_count(n, group_size))
+    if array.shape != expected:
+        raise ValueError(
+            f"{name} have shape {array.shape}, but a {m} x {n} matrix with group_size "
+            f"{group_size} takes {expected}"
+        )
+    finite = np.isfinite(array)
+    if not finite.all():
+        row, group = (int(i) for i in np.argwhere(~finite)[0])
+        raise ValueError(f"{name}[{row}, {group}] is {array[row, group]}, but must be finite")
+    return read_only(array)
+
+
+def scales_fit(scales: Floats, group_size: int | None) -> None:
+    """Require scales that `quantize` computed to be finite in their dtype."""
+    finite = np.isfinite(scales)
+    if finite.all():
+        return
+    row, group = (int(i) for i in np.argwhere(~finite)[0])
+    place = "the matrix" if group_size is None else f"row {row}, group {group}"
+    remedy = "scale W down" if dtype_name(scales) == "float32" else "use scale_dtype='float32'"
+    raise ValueError(f"the scale of {place} overflows {dtype_name(scales)}: {remedy}")
+
+
+def perm(value: NDArray[np.integer[Any]], n: int) -> NDArray[np.int32]:
+    """Require a permutation of 0 .. n - 1; returns an int32 copy, so that it stays one."""
+    array = _host_array("perm", value)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"perm has dtype {array.dtype}, but must be of integers")
+    if array.shape != (n,) or n > np.iinfo(np.int32).max:
+        raise ValueError(f"perm has shape {array.shape}, but must be ({n},), below 2^31 entries")
+    if n and (array.min() < 0 or array.max() >= n):
+        raise ValueError(f"perm has entries in {array.min()}..{array.max()}, not in 0..{n - 1}")
+    order = array.astype(np.int32)
+    counts = np.bincount(order, minlength=n)
+    if (counts != 1).any():
+        twice = int(np.argmax(counts > 1))
+        raise ValueError(f"perm is no permutation: it holds {twice} {counts[twice]} times")
+    return read_only(order)
+
+
+def dtype_name(array: Any) -> str:
+    """Return the name of a native dtype, of a NumPy array or another library's."""
+    dtype = array.dtype
+    if isinstance(dtype, np.dtype) and not dtype.isnative:
+        return str(dtype)
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a C-contiguous, aligned, read-only view (a copy of what is not)."""
+    view = np.require(array, requirements=("C", "A")).view()
+    view.flags.writeable = False
+    return view
+
+
+def to_metadata(
+    stored: tuple[int, int], bits: int, group_size: int | None, transposed: bool
+) -> dict[str, str]:
+    """Return what a file has to say beside its arrays."""
+    return {
+        _SCHEMA_KEY: _SCHEMA,
+        "rows": str(stored[0]),
+        "columns": str(stored[1]),
+        "bits": str(bits),
+        "group_size": "none" if group_size is None else str(group_size),
+        "transposed": "true" if transposed else "false",
+    }
+
+
+def file_parts(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `from_parts` from a file's arrays and metadata."""
+    if _SCHEMA_KEY not in metadata:
+        raise ValueError(f"no quantised matrix: the metadata have no {_SCHEMA_KEY!r}")
+    if metadata[_SCHEMA_KEY] != _SCHEMA:
+        raise ValueError(
+            f"schema {metadata[_SCHEMA_KEY]!r} is unknown; this version reads schema {_SCHEMA}: "
+            "update gemmule, or save the matrix again"
+        )
+    missing = {"codes", "scales"} - tensors.keys()
+    surplus = tensors.keys() - {"codes", "scales", "zeros", "perm"}
+    if missing or surplus:
+        raise ValueError(f"tensors missing: {sorted(missing)}, unknown: {sorted(surplus)}")
+    group = metadata.get("group_size")
+    special = {"none": None, "-1": -1}
+    return {
+        **tensors,
+        "shape": (_count(metadata, "rows"), _count(metadata, "columns")),
+        "bits": _count(metadata, "bits"),
+        "group_size": special[group] if group in special else _count(metadata, "group_size"),
+        "transposed": _flag(metadata, "transposed"),
+    }
+
+
+def _count(metadata: Mapping[str, str], key: str) -> int:
+    text = metadata.get(key)
+    if text is None or not _COUNT.fullmatch(text):
+        raise ValueError(f"metadata {key!r} is {text!r}, but must be a number")
+    return int(text)
+
+
+def _flag(metadata: Mapping[str, str], key: str) -> bool:
+    text = metadata.get(key)
+    if text not in ("true", "false"):
+        raise ValueError(f"metadata {key!r} is {text!r}, but must be 'true' or 'false'")
+    return text == "true"

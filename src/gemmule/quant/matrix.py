@@ -1,0 +1,338 @@
+"""Quantised matrices: 8-bit and 4-bit codes with a scale and a zero point for each group.
+
+A weight is ``w = scale * (code - zero)``. `quantize` makes a `QuantizedMatrix` from floats,
+`QuantizedMatrix.from_parts` from codes, scales and zero points that already exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self, TypeAlias, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.errors import DeviceError
+from gemmule.quant import checks as checks
+from gemmule.quant import rounding as rounding
+from gemmule.quant.files import FilePath, named_dtype, read_tensors, write_tensors
+from gemmule.quant.layouts import get_layout, pack_nibbles, row_blocks, row_codes
+
+Array: TypeAlias = Any
+"""A NumPy array, or another device's array that a `Transfer` made from one."""
+
+Transfer: TypeAlias = Callable[[Array, str], Array]
+"""``transfer(array, device)`` returns a copy of ``array`` on ``device``."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class QuantizedMatrix:
+    """A matrix of b-bit codes: ``w = scale * (code - zero)``.
+
+    Build one with `quantize`, `from_parts` or `load`, which check everything; the bare
+    constructor checks nothing. Arrays are never written to after that (host arrays are read-only).
+
+    - ``stored_shape``: ``(m, n)`` of the stored matrix. Groups run along its n columns.
+    - ``codes``: uint8, 2-D, in the order ``layout``; for ``row``: ``(m, n)`` for 8 bits and
+      ``(m, ceil(n / 2))`` for 4 bits (low nibble = even column, tail nibble 0).
+    - ``scales``: float32, float16 or bfloat16, ``(m, n_groups)`` whatever the layout of the codes:
+      ``(m, ceil(n / group_size))``, ``(m, 1)`` for group size -1 (a row), ``(1, 1)`` for None (the
+      whole matrix).
+    - ``zeros``: float32 of the shape of ``scales``, or None for ``2^(bits-1)`` everywhere.
+    - ``perm``: None, or int32 ``(n,)``, a permutation: stored column j is column ``perm[j]`` of the
+      matrix. So ``stored = W[:, perm]`` and ``W @ x = stored @ x[perm]`` (GPTQ's act-order, with
+      ``perm = argsort(g_idx)``).
+    - ``transposed``: whether this is the view ``.T``: the matrix is then the transpose of all that.
+    - ``device``: where the arrays lie; ``"cpu"`` means NumPy arrays.
+
+    >>> Q = quantize(np.eye(3, dtype=np.float32), bits=4, group_size=2)
+    >>> Q.shape, Q.codes.shape, Q.scales.shape, Q.T.shape
+    ((3, 3), (3, 2), (3, 2), (3, 3))
+    """
+
+    codes: Array
+    scales: Array
+    zeros: Array | None
+    perm: Array | None
+    stored_shape: tuple[int, int]
+    bits: int
+    group_size: int | None
+    layout: str = "row"
+    transposed: bool = False
+    device: str = "cpu"
+    _kept: dict[Any, Any] = field(default_factory=dict, init=False)
+
+    def kept(self, make: Callable[[Self], T]) -> T:
+        """Return ``make(self)``, computed once for each `make`, since the parts never change."""
+        found = self._kept.get(make)
+        if found is None:
+            found = self._kept[make] = make(self)
+        return cast("T", found)
+
+    def __getstate__(self) -> list[Any]:
+        """Copies and pickles take the parts alone: what was kept may hold their addresses."""
+        return [{} if f.name == "_kept" else getattr(self, f.name) for f in fields(self)]
+
+    @classmethod
+    def from_parts(
+        cls,
+        codes: NDArray[np.uint8],
+        scales: NDArray[Any],
+        zeros: NDArray[np.float32] | None = None,
+        *,
+        shape: tuple[int, int],
+        bits: int,
+        group_size: int | None,
+        perm: NDArray[np.integer[Any]] | None = None,
+        layout: str = "row",
+        transposed: bool = False,
+    ) -> Self:
+        """Build a matrix from existing parts, all checked; see the class for each one's form.
+
+        ``shape`` is that of the stored matrix, before any transposition. Scales may be negative
+        or zero, zero points need not be integers; both must be finite. The parts are not copied,
+        unless they are not C-contiguous, and ``perm`` always is; do not change them afterwards.
+
+        Signed codes are made unsigned first: ``codes.view(np.uint8) ^ 0x80`` with ``zeros + 128``.
+
+        Raises TypeError for a wrong dtype or kind; ValueError for a wrong shape, a value out of
+        range, a scale or zero that is not finite, bits set where no code is, or a ``perm`` that is
+        no permutation.
+
+        >>> codes = np.array([[0, 128, 255]], np.uint8)
+        >>> one, zero = np.ones((1, 1), np.float32), np.full((1, 1), 128, np.float32)
+        >>> Q = QuantizedMatrix.from_parts(codes, one, zero, shape=(1, 3), bits=8, group_size=-1)
+        >>> Q.dequantize().tolist()
+        [[-128.0, 0.0, 127.0]]
+        """
+        shape = checks.shape(shape)
+        bits, group_size = checks.bits(bits), checks.group_size(group_size)
+        return cls(
+            codes=checks.codes(codes, shape, bits, get_layout(layout)),
+            scales=checks.scales(scales, shape, group_size),
+            zeros=None if zeros is None else checks.zeros(zeros, shape, group_size),
+            perm=None if perm is None else checks.perm(perm, shape[1]),
+            stored_shape=shape,
+            bits=bits,
+            group_size=group_size,
+            layout=layout,
+            transposed=bool(transposed),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix, after transposition."""
+        m, n = self.stored_shape
+        return (n, m) if self.transposed else (m, n)
+
+    @property
+    def T(self) -> Self:
+        """The transpose, as a view of the same arrays."""
+        return replace(self, transposed=not self.transposed)
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the zero point is ``2^(bits-1)`` everywhere and not stored."""
+        return self.zeros is None
+
+    @property
+    def n_groups(self) -> int:
+        """Groups along one row of the stored matrix."""
+        return rounding.group_count(self.stored_shape[1], self.group_size)
+
+    @property
+    def dtype_name(self) -> str:
+        """``"int4"`` or ``"int8"``."""
+        return f"int{self.bits}"
+
+    @property
+    def scale_dtype(self) -> str:
+        """``"float32"``, ``"float16"`` or ``"bfloat16"``."""
+        return checks.dtype_name(self.scales)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales, zero points and permutation together."""
+        parts = (self.codes, self.scales, self.zeros, self.perm)
+        return sum(int(part.nbytes) for part in parts if part is not None)
+
+    def __repr__(self) -> str:
+        return (
+            f"QuantizedMatrix(shape={self.shape}, bits={self.bits}, group_size={self.group_size}, "
+            f"symmetric={self.symmetric}, scale_dtype={self.scale_dtype!r}, "
+            f"perm={'no' if self.perm is None else 'yes'}, transposed={self.transposed}, "
+            f"layout={self.layout!r}, device={self.device!r})"
+        )
+
+    def dequantize(self, dtype: str = "float32") -> NDArray[Any]:
+        """Return the matrix as floats: an array of ``shape``, transposition and perm applied.
+
+        ``dtype``: ``"float32"``, ``"float64"``, ``"float16"`` or ``"bfloat16"``. float64 computes
+        in float64, where integer zero points make each weight exact; the others compute
+        ``scale * (code - zero)`` in float32, correctly rounded for integer zero points, and round
+        once more to a narrower dtype. Overflow gives infinity. The result of a transposed matrix
+        is column-major. Raises DeviceError when the matrix is not on the host.
+
+        >>> quantize(np.array([[0.0, 15.0, 3.2]]), bits=4).dequantize("float16").tolist()
+        [[0.0, 15.0, 3.0]]
+        """
+        target = named_dtype(checks.one_of("dtype", dtype, checks.FLOAT_DTYPES))
+        compute = np.dtype(np.float64 if dtype == "float64" else np.float32)
+        host = self._on_host("dequantize").to(layout="row")
+        m, n = self.stored_shape
+        weights = np.empty((m, n), target)
+        columns = slice(None) if self.perm is None else self.perm
+        for rows in row_blocks(m, n):
+            per_group = slice(None) if self.group_size is None else rows
+            zeros = 2.0 ** (self.bits - 1) if self.zeros is None else self.zeros[per_group]
+            codes = row_codes(host.codes, rows, n, self.bits)
+            weights[rows, columns] = rounding.decode(
+                codes, self.scales[per_group], zeros, self.group_size, compute
+            )
+        return weights.T if self.transposed else weights
+
+    def to(
+        self,
+        device: str | None = None,
+        layout: str | None = None,
+        *,
+        transfer: Transfer | None = None,
+    ) -> Self:
+        """Return this matrix on another device and/or in another layout; None leaves as it is.
+
+        ``transfer(array, device)`` copies one array; it is called for each part when the device
+        changes, also on the way through the host that a change of layout takes. Raises ValueError
+        for an unknown layout, DeviceError when the device changes and there is no ``transfer``.
+
+        >>> Q = quantize(np.ones((3, 3)), bits=4)
+        >>> Q.to(layout="mma16").codes.shape
+        (1, 512)
+        """
+        target = self.layout if layout is None else get_layout(layout).name
+        source = self if target == self.layout else self._on("cpu", transfer)._in_layout(target)
+        return source._on(self.device if device is None else device, transfer)
+
+    def save(self, path: FilePath) -> None:
+        """Write the matrix to ``path`` as a safetensors file, its codes in layout ``row``.
+
+        The file replaces an existing one only when it is complete. Everything comes back exactly
+        with `load`: codes, scales in their dtype, zero points, perm and transposition. Raises
+        DeviceError when the matrix is not on the host, OSError as `open` does.
+        """
+        host = self._on_host("save").to(layout="row")
+        parts = {"codes": host.codes, "scales": host.scales, "zeros": host.zeros, "perm": host.perm}
+        tensors = {name: part for name, part in parts.items() if part is not None}
+        if host.codes.nbytes % 8:  # keep the floats behind the codes aligned
+            tensors["codes"] = tensors.pop("codes")
+        metadata = checks.to_metadata(
+            self.stored_shape, self.bits, self.group_size, self.transposed
+        )
+        write_tensors(path, tensors, metadata)
+
+    @classmethod
+    def load(cls, path: FilePath, mmap: bool = True) -> Self:
+        """Read a matrix that `save` wrote.
+
+        With ``mmap`` the codes stay in the file and are read when used; the file must not change
+        while the matrix lives. Without, they are copied. The file need not be trusted: ValueError,
+        naming file and fault, for everything that is not a well-formed quantised matrix; OSError
+        as `open` raises it; ImportError for bfloat16 scales without ml_dtypes.
+
+        >>> import tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder) / "w.safetensors"
+        ...     quantize(np.ones((2, 3)), bits=8, group_size=-1).save(path)
+        ...     QuantizedMatrix.load(path, mmap=False).shape
+        (2, 3)
+        """
+        tensors, metadata = read_tensors(path, mmap=mmap)
+        try:
+            return cls.from_parts(**checks.file_parts(tensors, metadata))
+        except (TypeError, ValueError) as error:  # a wrong dtype in a file is a wrong value
+            raise ValueError(f"{path}: {error}") from error
+
+    def _on_host(self, action: str) -> Self:
+        if self.device != "cpu":
+            raise DeviceError(f"cannot {action} on {self.device}: call .to('cpu') first")
+        return self
+
+    def _on(self, device: str, transfer: Transfer | None) -> Self:
+        if device == self.device:
+            return self
+        if transfer is None:
+            raise DeviceError(
+                f"cannot move a quantised matrix from {self.device} to {device}: pass "
+                "transfer=, a function (array, device) that copies one array"
+            )
+        return replace(
+            self,
+            codes=transfer(self.codes, device),
+            scales=transfer(self.scales, device),
+            zeros=None if self.zeros is None else transfer(self.zeros, device),
+            perm=None if self.perm is None else transfer(self.perm, device),
+            device=device,
+        )
+
+    def _in_layout(self, layout: str) -> Self:
+        m, n = self.stored_shape
+        row = get_layout(self.layout).to_row(self.codes, m, n, self.bits)
+        codes = get_layout(layout).from_row(row, m, n, self.bits)
+        return replace(self, codes=checks.read_only(codes), layout=layout)
+
+
+def quantize(
+    W: NDArray[Any],
+    bits: int = 4,
+    group_size: int | None = 128,
+    symmetric: bool = False,
+    scale_dtype: str = "float32",
+    *,
+    perm: NDArray[np.integer[Any]] | None = None,
+) -> QuantizedMatrix:
+    """Quantise a float matrix to ``bits``-bit codes by rounding each weight to the nearest.
+
+    - ``W``: ``(m, n)`` NumPy array of float64, float32, float16 or bfloat16, any strides, finite.
+      Sizes may be 0. It is read block by block; no whole copy is made.
+    - ``bits``: 4 or 8. ``group_size``: columns that share a scale (a positive int; the last group
+      of a row may be shorter), -1 for one group a row, None for one for the whole matrix.
+    - ``symmetric``: False stores an integer zero point, 0 .. 2^bits - 1, per group; True fixes it
+      at 2^(bits-1) and stores none.
+    - ``scale_dtype``: ``"float32"``, ``"float16"`` or ``"bfloat16"``; scales are rounded up.
+    - ``perm``: quantise ``W[:, perm]`` instead, and record it; the result still stands for W.
+
+    Promised: weight 0 comes back as exactly 0, and ``|w - w'| <= scale (1/2 + 6 (2^bits - 1) u)``
+    for ``w' = dequantize("float64")``, u = 2^-53 for a float64 W and 2^-24 else. The scale is
+    (max - min) / (2^bits - 1) of the group widened to include 0, when symmetric
+    max(max / (2^(bits-1) - 1), -min / 2^(bits-1)), rounded up to ``scale_dtype``. Not promised:
+    anything better than rounding to nearest (no calibration, no search for scales).
+
+    Raises TypeError for what is not a NumPy float matrix; ValueError for a wrong shape or option,
+    for a NaN or infinity in W (naming the place), and where ``scale_dtype`` cannot hold a scale.
+
+    >>> Q = quantize(np.array([[0.0, 0.5, 1.5, 7.5]]), bits=4, group_size=4)
+    >>> Q.scales.tolist(), Q.zeros.tolist(), Q.codes.tolist()
+    ([[0.5]], [[0.0]], [[16, 243]])
+    """
+    W = checks.float_matrix(W)
+    m, n = W.shape
+    bits, group_size = checks.bits(bits), checks.group_size(group_size)
+    checks.one_of("scale_dtype", scale_dtype, checks.SCALE_DTYPES)
+    order = None if perm is None else checks.perm(perm, n)
+    low, high = rounding.matrix_limits(W, group_size, order)
+    scales = rounding.round_up(rounding.exact_scales(low, high, bits, symmetric), scale_dtype)
+    checks.scales_fit(scales, group_size)
+    zeros = None if symmetric else rounding.zero_points(low, scales)
+    codes = np.empty((m, -(-n * bits // 8)), np.uint8)
+    for rows in row_blocks(m, n):
+        per_group = slice(None) if group_size is None else rows
+        zero = 2.0 ** (bits - 1) if zeros is None else zeros[per_group]
+        block = rounding.compute_block(W, rows, order)
+        block_codes = rounding.encode(block, scales[per_group], zero, bits, group_size)
+        codes[rows] = pack_nibbles(block_codes) if bits == 4 else block_codes
+    return QuantizedMatrix.from_parts(
+        codes, scales, zeros, shape=(m, n), bits=bits, group_size=group_size, perm=order
+    )

@@ -1,0 +1,47 @@
+"""Shared words of the CUDA matmul rungs: grids of tiles, and a model of their time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Constraint, Machine, Params
+from gemmule.rungs._cuda.geometry import ceil_div
+
+LARGEST_GRID = 2**31 - 1
+EVERY_LAYOUT = ("row", "col", "strided")
+
+
+def tiles(problem: Problem, height: int, width: int) -> int:
+    """Return how many tiles of C there are, over the whole batch."""
+    return ceil_div(problem.m, height) * ceil_div(problem.n, width) * problem.batch
+
+
+def fits_grid(size: Callable[[Params], tuple[int, int]]) -> Constraint:
+    """Return the constraint that all tiles, of `size(params)` rows and columns, fit on grid x."""
+    return Constraint(
+        f"at most {LARGEST_GRID:,} blocks",
+        lambda problem, params: tiles(problem, *size(params)) <= LARGEST_GRID,
+    )
+
+
+def expected_s(
+    problem: Problem, machine: Machine, tile: tuple[int, int], resident: int, unit_flops: float
+) -> float:
+    """Return the modelled time of a tiled matmul in seconds.
+
+    tile: rows and columns of C that a block computes; resident: blocks that one multiprocessor
+    runs at a time; unit_flops: flops per second that one multiprocessor reaches when it is full.
+    Blocks run in waves, the last of which may leave multiprocessors idle; each computes a whole
+    tile, padding included. Bytes and flops overlap, so the longer of both counts.
+    """
+    height, width = tile
+    blocks = tiles(problem, height, width)
+    waves = ceil_div(blocks, machine.units * resident)
+    busy = min(resident, ceil_div(blocks, machine.units))  # blocks that share a multiprocessor
+    block_flops = 2.0 * height * width * max(problem.k, 1)
+    # A multiprocessor with fewer blocks than it can hold has fewer warps to hide latency with.
+    share = unit_flops * (0.5 + 0.5 * busy / resident)
+    compute = waves * busy * block_flops / share
+    moved = problem.compulsory_bytes / machine.read_bytes_per_s
+    return machine.call_s + max(compute, moved)

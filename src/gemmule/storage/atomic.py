@@ -1,0 +1,56 @@
+"""Small files, read with care and replaced whole: readers see the old or the new, never half."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+MAX_BYTES = 65_536
+# Names of files that a write left behind when it was cut off begin so.
+LEFT_OVER = ".new-"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write `text` to `path` in UTF-8, keeping the permissions of a file that is there already.
+
+    OSError where the folder does not exist or cannot be written.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def small_file(path: Path) -> bytes:
+    """Return the content of a regular file of at most MAX_BYTES; never wait for a pipe."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode) or state.st_size > MAX_BYTES:
+            raise ValueError(f"{path} is no regular file of at most {MAX_BYTES:,} bytes")
+        return file.read(MAX_BYTES)
+
+
+def write_atomically(path: Path, data: bytes) -> bool:
+    """Replace `path` by `data` in one step; False when the folder cannot be written."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=LEFT_OVER)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError:
+        return False
+    return True

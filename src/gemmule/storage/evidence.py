@@ -1,0 +1,98 @@
+"""What real GPUs proved: records under ``evidence/<gpu>/``, and the keys that tie them to code.
+
+A record says that one *variant* of a rung (a set of kernel instances, compiled by the pinned NVRTC
+for one architecture) gave right results on a real device. Its key is the SHA-256 of the cubin
+together with the launch geometry over a fixed list of problems, so comments, names and unrelated
+header additions leave it alone, and any edit that changes the machine code or the geometry does
+not. Continuous integration rebuilds the cubins and compares (`gemmule.lab.verify.proofs`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmule.core.rung import Rung
+
+SCHEMA = 1
+PINNED_NVRTC = "13.0.88"
+MAX_LINE_BYTES = 65_536
+MAX_FILE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One proof: rung, variant, architecture, key, and what was run on which device."""
+
+    folder: str
+    rung: str
+    variant: str
+    arch: str
+    key: str
+    device: str
+    date: str
+    cases: int
+    worst_ratio: float
+
+
+def folder() -> Path:
+    """Return the evidence folder: the package's own copy, else the source tree's."""
+    packaged = Path(__file__).parents[1] / "evidence"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "evidence"
+
+
+def read(root: Path | None = None) -> Iterator[Record]:
+    """Yield every well-formed record under `root`; others are skipped."""
+    base = folder() if root is None else root
+    for path in sorted(base.glob("*/verified.jsonl")):
+        yield from read_file(path)
+
+
+def read_file(path: Path) -> Iterator[Record]:
+    """Yield the well-formed records of one file; none where it is absent or too large."""
+    if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        record = _parse(line)
+        if record is not None:
+            yield record
+
+
+def _parse(line: str) -> Record | None:
+    if len(line) > MAX_LINE_BYTES:
+        return None
+    try:
+        data = json.loads(line)
+        if data["schema"] != SCHEMA:
+            return None
+        return Record(
+            str(data["folder"]),
+            str(data["rung"]),
+            str(data["variant"]),
+            str(data["arch"]),
+            str(data["key"]),
+            str(data["device"]),
+            str(data["date"]),
+            int(data["cases"]),
+            float(data["worst_ratio"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+@functools.cache
+def proved_rungs() -> frozenset[tuple[str, str]]:
+    """Return (folder, name) of every rung with at least one record."""
+    return frozenset((r.folder, r.rung) for r in read())
+
+
+def is_proved(rung: Rung, arch: str) -> bool:
+    """Tell whether a real GPU proved the rung.
+
+    A record of one architecture stands for the rung's algorithm on all that it declares; the
+    ladder table shows on which device the proof was made.
+    """
+    return arch in rung.archs and (rung.folder, rung.name) in proved_rungs()

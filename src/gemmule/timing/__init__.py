@@ -1,0 +1,1 @@
+"""Measuring in turns, and what the machine is."""

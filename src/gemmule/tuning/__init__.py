@@ -1,0 +1,1 @@
+"""Find, verify and time the candidates for a problem."""

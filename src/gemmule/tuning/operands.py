@@ -1,0 +1,272 @@
+"""Where a tuning run's operands lie: canonical arrays on the host or on a device, and their clock.
+
+A `Place` puts arrays that were laid out on the host (see `gemmule.oracle.inputs`) where the back
+end reads them, brings results back, and names the clock that times work there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.arrays import interop, transfer
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.canonical import Call
+from gemmule.core.operand import Operand, View
+from gemmule.core.problem import COMPLEX, INTEGERS, Problem, numpy_dtype
+from gemmule.oracle.inputs import Frame, Inputs, lay_out, make_inputs, shapes
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.timing.clock import Clock, HostClock
+from gemmule.timing.machine import available_memory_bytes, last_level_cache_bytes
+
+Array: TypeAlias = NDArray[Any]
+
+# A prime, so that a matrix filled by repeating a block of this many numbers has no two rows alike.
+BLOCK = 1_000_003
+ASSUMED_CACHE_BYTES = 256 << 20
+_PLACE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Operands on the host: a frame's matrix A (or a QuantizedMatrix), its B or x, its result."""
+
+    a: Frame | QuantizedMatrix
+    b: Frame
+    out: Frame
+
+
+class Place(Protocol):
+    """One device's memory and clock. caches: bytes that have to pass between two cold reads."""
+
+    clock: Clock
+    caches: int
+
+    def room(self) -> int:
+        """Return how many bytes a run may take."""
+
+    def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
+        """Return the part as an operand here; without `copy`, the host's own memory may serve."""
+
+    def fetch(self, operand: Operand, frame: Frame) -> None:
+        """Bring what lies around and in `operand` back into the frame it was put from."""
+
+    def send(self, frame: Frame, operand: Operand) -> None:
+        """Overwrite what lies around and in `operand` by the frame it was put from."""
+
+    def wait(self) -> None:
+        """Return when all work is done; DeviceError where some of it failed."""
+
+    def wall(self) -> float:
+        """Return wall time in seconds, by which first calls are judged hopeless or not."""
+
+
+class HostPlace:
+    """Memory of the host."""
+
+    def __init__(self) -> None:
+        self.clock: Clock = HostClock()
+        self.caches = 2 * (last_level_cache_bytes() or ASSUMED_CACHE_BYTES)
+
+    def room(self) -> int:
+        """Return half of the memory that is available now."""
+        return available_memory_bytes() // 2
+
+    def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
+        """Return the part, or a copy that lies at the same address modulo 256."""
+        if isinstance(part, QuantizedMatrix):
+            return interop.unwrap(_copied(part) if copy else part, "A")
+        return interop.unwrap(_twin(part).array if copy else part.array, "operand")
+
+    def fetch(self, operand: Operand, frame: Frame) -> None:
+        """Do nothing: the operand is the frame's own memory."""
+
+    def send(self, frame: Frame, operand: Operand) -> None:
+        """Do nothing: the operand is the frame's own memory."""
+
+    def wait(self) -> None:
+        """Do nothing: host calls return when they are done."""
+
+    def wall(self) -> float:
+        """Return ``time.perf_counter()``."""
+        return time.perf_counter()
+
+
+class DevicePlace:
+    """Memory of one CUDA device."""
+
+    def __init__(self, ordinal: int, cache_bytes: int) -> None:
+        from gemmule.backends.cuda.graph_clock import GraphClock
+
+        self.ordinal = ordinal
+        self.clock: Clock = GraphClock(ordinal)
+        self.caches = 4 * cache_bytes
+
+    def room(self) -> int:
+        """Return half of the device's free memory."""
+        with driver.on_device(self.ordinal):
+            free, _ = driver.check(driver.bindings().cuMemGetInfo(), "asking for free memory")
+        return int(free) // 2
+
+    def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
+        """Return a copy on the device, at the host's address modulo 256."""
+        if isinstance(part, QuantizedMatrix):
+            moved = transfer.to_device(part, f"cuda:{self.ordinal}")
+            return interop.unwrap(moved, "A")
+        block = DeviceArray.empty((part.buffer.nbytes + _PLACE,), "uint8", self.ordinal)
+        start = block.pointer + (_address(part.buffer) - block.pointer) % _PLACE
+        array, size = part.array, part.array.itemsize
+        there = DeviceArray(
+            start + _address(array) - _address(part.buffer),
+            array.shape,
+            tuple(step // size for step in array.strides),
+            array.dtype.name,
+            self.ordinal,
+            block,
+        )
+        operand = device_arrays.from_own(there)
+        self.send(part, operand)
+        return operand
+
+    def fetch(self, operand: Operand, frame: Frame) -> None:
+        """Copy the whole buffer around the operand into the frame."""
+        driver.copy(
+            _address(frame.buffer),
+            self._start(operand, frame),
+            frame.buffer.nbytes,
+            self.ordinal,
+            0,
+        )
+
+    def send(self, frame: Frame, operand: Operand) -> None:
+        """Copy the frame's whole buffer over that around the operand."""
+        driver.copy(
+            self._start(operand, frame),
+            _address(frame.buffer),
+            frame.buffer.nbytes,
+            self.ordinal,
+            0,
+        )
+
+    def _start(self, operand: Operand, frame: Frame) -> int:
+        return operand.pointer - (_address(frame.array) - _address(frame.buffer))
+
+    def wait(self) -> None:
+        """Wait for all work on the device."""
+        driver.synchronize(self.ordinal)
+
+    def wall(self) -> float:
+        """Return ``time.perf_counter()``."""
+        return time.perf_counter()
+
+
+def place_of(device: str, cache_bytes: int) -> Place:
+    """Return the place that a device name means: ``cpu``, ``cuda`` or ``cuda:<number>``."""
+    if device == "cpu":
+        return HostPlace()
+    from gemmule.backends.cuda.arrays import ordinal_named
+
+    return DevicePlace(ordinal_named(device), cache_bytes)
+
+
+def of_inputs(inputs: Inputs) -> Host:
+    """Return the oracle's inputs as host operands."""
+    out, b = inputs.frames[:2]
+    return Host(inputs.a if len(inputs.frames) == 2 else inputs.frames[2], b, out)
+
+
+def random_operands(problem: Problem, seed: int) -> Host:
+    """Return operands to time: normal numbers (integers from their whole range), packed rows."""
+    if problem.quant is not None:
+        return of_inputs(make_inputs(problem, "normal", seed))
+    rng = np.random.default_rng(seed)
+    shape_a, shape_b, shape_out = shapes(problem)
+    a = lay_out(shape_a, problem.a, problem.layout_a, "contiguous", problem, is_matrix=True)
+    b = lay_out(shape_b, problem.b, problem.layout_b, "contiguous", problem)
+    out = lay_out(shape_out, problem.out, problem.layout_out, "contiguous", problem, is_out=True)
+    for frame, name in ((a, problem.a), (b, problem.b)):
+        block = _random(rng, name, min(BLOCK, frame.array.size))
+        frame.array[...] = np.resize(block, frame.array.shape)
+    return Host(a, b, out)
+
+
+def _random(rng: np.random.Generator, name: str, count: int) -> Array:
+    dtype: Any = numpy_dtype(name)
+    if name in INTEGERS:
+        info = np.iinfo(dtype)
+        return rng.integers(info.min, info.max, count, dtype=dtype.type, endpoint=True)
+    values: Array = rng.standard_normal(count)
+    if name in COMPLEX:
+        values = values + 1j * rng.standard_normal(count)
+    return values.astype(dtype)
+
+
+def canonical_call(problem: Problem, host: Host) -> Call:
+    """Return the canonical call over these operands as they lie."""
+    if isinstance(host.a, QuantizedMatrix):
+        a = View((problem.m, problem.reduction), (0, 0))
+    else:
+        a = _view(host.a.array)
+    b, out = _view(host.b.array), _view(host.out.array)
+    if problem.batch > 1:
+        rank = 2 if problem.op == "matvec" else 3
+        a, b = _batched(a, 3, problem.batch), _batched(b, rank, problem.batch)
+    return Call(problem.op, problem, a, b, out, out.shape)
+
+
+def _view(array: Array) -> View:
+    return View(array.shape, tuple(step // array.itemsize for step in array.strides))
+
+
+def _batched(view: View, rank: int, batch: int) -> View:
+    """Give a shared operand the batch axis, with a stride of zero."""
+    if len(view.shape) == rank:
+        return view
+    return View((batch, *view.shape), (0, *view.strides))
+
+
+def put_all(place: Place, host: Host, *, copy: bool) -> tuple[Operand, Operand, Operand]:
+    """Put A, B and the result somewhere."""
+    a, b, out = (place.put(part, copy=copy) for part in (host.a, host.b, host.out))
+    return a, b, out
+
+
+def nbytes(host: Host) -> int:
+    """Return the bytes of all buffers of one set."""
+    parts: Sequence[Any] = (host.a, host.b, host.out)
+    return sum(int(p.buffer.nbytes if isinstance(p, Frame) else p.nbytes) for p in parts)
+
+
+def _copied(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    parts = {name: getattr(matrix, name) for name in ("codes", "scales", "zeros", "perm")}
+    copies: dict[str, Any] = {n: None if p is None else p.copy() for n, p in parts.items()}
+    return dataclasses.replace(matrix, **copies)
+
+
+def _twin(frame: Frame) -> Frame:
+    """Return a copy of a frame in memory of its own, at the same address modulo 256."""
+    size = frame.buffer.nbytes
+    room = np.empty(size + _PLACE, np.uint8)
+    start = (_address(frame.buffer) - _address(room)) % _PLACE
+    buffer = room[start : start + size]
+    buffer[:] = frame.buffer
+    array: Array = np.ndarray(
+        frame.array.shape,
+        frame.array.dtype,
+        buffer,
+        _address(frame.array) - _address(frame.buffer),
+        frame.array.strides,
+    )
+    return Frame(buffer, array, frame.pattern)
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])

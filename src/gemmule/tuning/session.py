@@ -1,0 +1,269 @@
+"""One problem on one device made ready for timing: rotating operands, and who may take part.
+
+`Session.admit` compiles, launches and verifies a configuration and runs its first blocks; whatever
+goes wrong comes back as a typed outcome. `Session.race` times those admitted, interleaved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gemmule import backends
+from gemmule.backends.base import Run
+from gemmule.choose import choose
+from gemmule.core.canonical import Call
+from gemmule.core.choice import Choice
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine
+from gemmule.errors import CompileError, DeviceError
+from gemmule.timing.clock import BlockRunner, Clock, Contestant
+from gemmule.timing.machine import rotation
+from gemmule.timing.sampler import Samples, sample
+from gemmule.tuning.operands import Place, canonical_call, nbytes, put_all, random_operands
+from gemmule.tuning.outcomes import Candidate, CompileFailed, Failure, LaunchFailed, Skipped, Wrong
+from gemmule.tuning.trials import Exact, Sampled, exact, sampled
+
+MOST_SETS = 4096
+SLOW = 5.0  # times the baseline's first blocks: such a candidate is not timed any further
+ATTEMPTS, REST_S = 4, 2e-3
+SLOWEST_UNTRIED_S = 2e-3  # a shorter call is timed whatever it seems: most of it may be overhead
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A verified configuration under the clock; first_s: time of one call in its first blocks."""
+
+    candidate: Candidate
+    contestant: Contestant
+    runner: BlockRunner
+    first_s: float
+
+
+class Session:
+    """One problem's operands on one device; not for use from several threads."""
+
+    def __init__(self, problem: Problem, machine: Machine, place: Place, seed: int = 0) -> None:
+        self.problem, self.machine, self.place, self.seed = problem, machine, place, seed
+        self.backend = backends.get(machine.backend)
+        host = random_operands(problem, seed)
+        self.turn = rotation(nbytes(host), place.caches, factor=1.0, memory_bytes=place.room())
+        self.call: Call = canonical_call(problem, host)
+        self.sampled: Sampled = sampled(problem, host, seed)
+        self._renew_exact()
+        count = min(self.turn.sets, MOST_SETS)
+        self.cold = self.turn.cold and count == self.turn.sets
+        self._out = host.out
+        self._sets = [put_all(place, host, copy=i > 0) for i in range(count)]
+        # One call of the baseline, once it is admitted: on the smaller problem, at full size, and
+        # on the clock.
+        self._small_s = self._whole_s = self._first_s = math.inf
+        self.lost = ""  # what ended the device's context, so that nothing can run any more
+
+    def _renew_exact(self) -> None:
+        """Make the smaller problem, anew where a candidate has changed its inputs."""
+        self.exact: Exact = exact(self.problem, self.seed)
+        self._exact_operands = put_all(self.place, self.exact.host, copy=False)
+
+    def default(self, rung: str | None = None, params: Any = None) -> Choice:
+        """Return what a plan chooses for this problem now (or the named rung)."""
+        return choose(self.call, self.machine, rung, params)
+
+    def choice(self, candidate: Candidate, call: Call | None = None) -> Choice:
+        """Return a candidate as a plan's choice."""
+        call = self.call if call is None else call
+        return Choice(
+            call,
+            call.problem,
+            candidate.rung,
+            candidate.params,
+            self.machine,
+            "tuning",
+            candidate.expected_s,
+            "",
+            (),
+        )
+
+    def admit(self, candidate: Candidate, choice: Choice | None = None) -> Entrant | Failure:
+        """Compile, launch and verify a configuration, and time its first blocks.
+
+        choice: how the plan runs it, where that converts operands first.
+        """
+        full = self.choice(candidate) if choice is None else choice
+        try:
+            small = self._small_choice(full)
+            if small is None:
+                return Skipped(candidate, "its parameters do not fit the size it is verified at")
+            run = self.backend.prepare(small)
+            whole = run if small.call is full.call else self.backend.prepare(full)
+        except CompileError as error:
+            return CompileFailed(candidate, _first_line(error))
+        except DeviceError as error:
+            return self._failed(candidate, error)
+        except Exception as error:  # of a compiler's own kind: the configuration's fault
+            return CompileFailed(candidate, _first_line(error))
+        try:
+            return self._verified(candidate, small, run, full, whole)
+        except Exception as error:  # whatever a launch raises is this configuration's failure
+            return self._failed(candidate, error)
+
+    def compile_quietly(self, candidate: Candidate) -> None:
+        """Compile a candidate for both sizes; an error is met again when it is admitted."""
+        full = self.choice(candidate)
+        small = self._small_choice(full)
+        with contextlib.suppress(Exception):
+            self.backend.prepare(full)
+            if small is not None:
+                self.backend.prepare(small)
+
+    def _failed(self, candidate: Candidate, error: Exception) -> Failure:
+        if isinstance(error, DeviceError) and error.restart:
+            self.lost = f"{candidate.name} lost the device: {_first_line(error)}"
+        return LaunchFailed(candidate, _first_line(error))
+
+    def _small_choice(self, full: Choice) -> Choice | None:
+        """Return the choice on the smaller problem, or None where its parameters are not legal."""
+        call = self.exact.call
+        problem = replace(
+            full.problem,
+            m=call.problem.m,
+            n=call.problem.n,
+            k=call.problem.k,
+            batch=call.problem.batch,
+        )
+        legal = full.rung.refusal(problem) is None and dict(full.params) in list(
+            full.rung.space(problem)
+        )
+        return replace(full, call=call, problem=problem) if legal else None
+
+    def _verified(
+        self, candidate: Candidate, small: Choice, run: Run, full: Choice, whole: Run
+    ) -> Entrant | Failure:
+        self._fill_exact(run)
+        verdict = self.exact.judge(small)
+        if not verdict.ok:
+            if verdict.kind == "side effect":
+                self._renew_exact()
+            return Wrong(candidate, verdict.text)
+        small_s = self._call_s(run, self._exact_operands, self._small_s)
+        if self._hopeless(small_s, self._small_s):
+            return Skipped(candidate, _slow_words(small_s, self._small_s, "on a smaller problem"))
+        out = self._sets[0][2]
+        self.place.send(self._out, out)  # the poison: elements that stay unwritten are NaN
+        whole(*self._sets[0], 1.0, 0.0)
+        self.place.wait()
+        self.place.fetch(out, self._out)
+        complaint = self.sampled.complaint(full, self._out.array)
+        self._out.buffer[:] = self._out.pattern
+        if complaint:
+            return Wrong(candidate, complaint)
+        whole_s = self._call_s(whole, self._sets[0], self._whole_s)
+        if self._hopeless(whole_s, self._whole_s):
+            return Skipped(candidate, _slow_words(whole_s, self._whole_s, "in its first call"))
+        entrant = self._first_blocks(candidate, whole)
+        if isinstance(entrant, Entrant) and math.isinf(self._first_s):  # the baseline is the first
+            self._small_s, self._whole_s, self._first_s = small_s, whole_s, entrant.first_s
+        return entrant
+
+    def _fill_exact(self, run: Run) -> None:
+        """Compute the smaller problem and bring back everything that lies around it."""
+        self.exact.inputs.poison()
+        host, operands = self.exact.host, self._exact_operands
+        self.place.send(host.out, operands[2])
+        run(*operands, 1.0, 0.0)
+        self.place.wait()
+        for frame, operand in ((host.b, operands[1]), (host.out, operands[2])):
+            self.place.fetch(operand, frame)
+        if len(self.exact.inputs.frames) > 2:
+            self.place.fetch(operands[0], self.exact.inputs.frames[2])
+
+    def _call_s(self, run: Run, operands: tuple[Any, Any, Any], baseline_s: float) -> float:
+        """Return the time of one call, the best of a few where it seems hopeless at first.
+
+        The first calls after another program, or another pool of threads, has run may take many
+        milliseconds longer than all later ones.
+        """
+        best = math.inf
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(REST_S)
+            start = self.place.wall()
+            run(*operands, 1.0, 0.0)
+            self.place.wait()
+            best = min(best, self.place.wall() - start)
+            if not self._hopeless(best, baseline_s):
+                break
+        return best
+
+    def _hopeless(self, seconds: float, baseline_s: float) -> bool:
+        """Tell from one call, host overhead included, whether timing it would waste the budget."""
+        return seconds > max(2 * SLOW * baseline_s, SLOWEST_UNTRIED_S)
+
+    def _first_blocks(self, candidate: Candidate, run: Run) -> Entrant | Failure:
+        sets = self._sets
+        contestant = Contestant(candidate.name, lambda i: run(*sets[i], 1.0, 0.0), len(sets))
+        runner = self.place.clock.prepare(contestant)
+        first_s, made = math.inf, 0
+        for attempt in range(ATTEMPTS):
+            block = runner(made % len(sets), 1)
+            first_s, made = min(first_s, block.seconds / block.calls), made + block.calls
+            if attempt and not self._too_slow(first_s):
+                break
+        if self._too_slow(first_s):
+            return Skipped(candidate, _slow_words(first_s, self._first_s, "in its first blocks"))
+        return Entrant(candidate, contestant, runner, first_s)
+
+    def _too_slow(self, seconds: float) -> bool:
+        return seconds > SLOW * self._first_s
+
+    def race(
+        self,
+        entrants: Sequence[Entrant],
+        max_seconds: float,
+        *,
+        min_blocks: int,
+        precision: float,
+        seed: int,
+    ) -> dict[str, Samples]:
+        """Time the entrants interleaved; samples by candidate name."""
+        clock = _Prepared(self.place.clock, {e.candidate.name: e.runner for e in entrants})
+        slowest = max(e.first_s for e in entrants)
+        return sample(
+            [e.contestant for e in entrants],
+            clock,
+            min_blocks=min_blocks,
+            max_blocks=400,
+            max_seconds=max_seconds,
+            min_block_s=min(1e-2, max(1e-3, slowest)),
+            precision=precision,
+            seed=seed,
+        )
+
+
+class _Prepared:
+    """A clock whose contestants were prepared when they were admitted."""
+
+    def __init__(self, clock: Clock, runners: dict[str, BlockRunner]) -> None:
+        self._clock, self._runners = clock, runners
+        self.name, self.overhead_s = clock.name, clock.overhead_s
+
+    def now(self) -> float:
+        """Return the clock's own time."""
+        return self._clock.now()
+
+    def prepare(self, contestant: Contestant) -> BlockRunner:
+        """Return the runner made before."""
+        return self._runners[contestant.name]
+
+
+def _slow_words(seconds: float, baseline_s: float, where: str) -> str:
+    return f"{seconds * 1e6:,.0f} us {where}, {seconds / baseline_s:,.0f} times the default's"
+
+
+def _first_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{type(error).__name__}: {text}"[:400]

@@ -1,0 +1,185 @@
+"""Verifying one configuration: exact integers on a smaller problem, then the operands to be timed.
+
+The smaller problem keeps the sum's length and every size's remainder by 128, so the same tails and
+the same templates are met; its results must be bitwise equal to the truth, its inputs unchanged,
+the bytes around its output intact. On the timed operands themselves a sample of rows and columns
+that meets every tile is held to the bound that the rung's arithmetic implies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.core.canonical import Call
+from gemmule.core.choice import Choice
+from gemmule.core.problem import COMPLEX, INTEGERS, Problem
+from gemmule.core.rung import Arithmetic
+from gemmule.oracle import judge as oracle
+from gemmule.oracle.inputs import Inputs, make_inputs
+from gemmule.oracle.truth import Truth, reference
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.tuning.operands import Host, canonical_call, of_inputs
+
+Array: TypeAlias = NDArray[Any]
+Ints: TypeAlias = NDArray[np.int64]
+
+MODULUS = 128
+MOST_ELEMENTS = 1 << 22  # of the smaller problem's matrix
+LONGEST_SUM = 1 << 16
+LARGEST_TILE, LONGEST_TILE_SUM = 256, 1024  # of the smaller problem of a matmul
+SAMPLED_ELEMENTS = 1 << 23  # of each operand that a sample of the timed operands reads
+WHOLE_QUANTIZED = 1 << 24  # codes; larger quantised matrices are judged on the smaller problem only
+
+
+def smaller(problem: Problem) -> Problem:
+    """Return the problem to verify on: itself where it is small, else one of the same remainders.
+
+    >>> p = smaller(Problem("matvec", 100_003, 4096))
+    >>> (p.m % 128, p.n)
+    (35, 4096)
+    """
+    batch = min(problem.batch, 3)
+    if problem.op == "matvec":
+        n = _shrunk(problem.n, LONGEST_SUM)
+        m = _shrunk(problem.m, max(MOST_ELEMENTS // max(n, 1), 2 * MODULUS))
+        return replace(problem, m=m, n=n, batch=batch)
+    m, n = _shrunk(problem.m, LARGEST_TILE), _shrunk(problem.n, LARGEST_TILE)
+    return replace(problem, m=m, n=n, k=_shrunk(problem.k, LONGEST_TILE_SUM), batch=batch)
+
+
+def _shrunk(size: int, most: int) -> int:
+    return size if size <= most else most // MODULUS * MODULUS + size % MODULUS
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The smaller problem of small integers, and its truth."""
+
+    inputs: Inputs
+    host: Host
+    call: Call
+    truth: Truth
+
+    def judge(self, choice: Choice) -> oracle.Verdict:
+        """Judge what lies in the inputs' own output, computed by `choice`."""
+        problem, out = self.call.problem, self.inputs.out
+        arithmetic = _fixed(choice)
+        return oracle.judge(problem, arithmetic, choice.params, self.inputs, out, self.truth)
+
+
+def exact(problem: Problem, seed: int) -> Exact:
+    """Make the smaller problem of `problem`."""
+    inputs = make_inputs(smaller(problem), "integers", seed)
+    host = of_inputs(inputs)
+    truth = reference(inputs.case.problem, inputs.a, inputs.b, exact=True)
+    return Exact(inputs, host, canonical_call(inputs.case.problem, host), truth)
+
+
+def _fixed(choice: Choice) -> Arithmetic:
+    """Return the rung's arithmetic with its chain at the problem that the rung itself is given.
+
+    Where operands are converted first, the judged problem is another than the rung's.
+    """
+    arithmetic = choice.rung.arithmetic(choice.problem)
+    longest = arithmetic.chain(choice.problem, choice.params)
+    return replace(arithmetic, chain=lambda problem, params: longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A sample of one product of the batch: which rows and columns, and their truth."""
+
+    entry: int
+    rows: Ints
+    columns: Ints | None
+    truth: Truth
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Samples of the timed operands; none where their truth would take too long."""
+
+    problem: Problem
+    parts: tuple[Part, ...]
+
+    def complaint(self, choice: Choice, out: Array) -> str:
+        """Return what is wrong with the result of `choice`, or ``""``."""
+        for part in self.parts:
+            found = out[part.entry] if self.problem.batch > 1 else out
+            found = (
+                found[part.rows]
+                if part.columns is None
+                else (found[np.ix_(part.rows, part.columns)])
+            )
+            wrong = self._wrong(choice, part, found)
+            if wrong.any():
+                place = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+                row = int(part.rows[place[0]])
+                where = (
+                    f"row {row}"
+                    if part.columns is None
+                    else (f"[{row}, {int(part.columns[place[1]])}]")
+                )
+                return (
+                    f"{where} is {found[place]}, {int(np.count_nonzero(wrong))} of {wrong.size} "
+                    "sampled elements are wrong at the full size"
+                )
+        return ""
+
+    def _wrong(self, choice: Choice, part: Part, found: Array) -> NDArray[np.bool_]:
+        values = part.truth.values
+        values = values[..., 0] if self.problem.op == "matvec" else values
+        if self.problem.out in INTEGERS:
+            return np.asarray(found != values.astype(found.dtype), np.bool_)
+        bound = oracle.tolerance(self.problem.alone(), _fixed(choice), choice.params, part.truth)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(~(np.abs(found.astype(np.float64) - values) <= bound), np.bool_)
+
+
+def sampled(problem: Problem, host: Host, seed: int) -> Sampled:
+    """Compute the truth of a sample of the timed operands: first and last entry of the batch."""
+    if problem.out in COMPLEX or problem.outputs == 0 or problem.batch == 0:
+        return Sampled(problem, ())
+    if problem.quant is not None and problem.m * problem.reduction > WHOLE_QUANTIZED:
+        return Sampled(problem, ())
+    rng = np.random.default_rng(seed)
+    entries = sorted({0, problem.batch - 1})
+    return Sampled(problem, tuple(_part(problem, host, entry, rng) for entry in entries))
+
+
+def _part(problem: Problem, host: Host, entry: int, rng: np.random.Generator) -> Part:
+    b = host.b.array if problem.batch == 1 or problem.shared_b else host.b.array[entry]
+    columns = None
+    if problem.op == "matmul":
+        columns = spread(problem.n, max(1, SAMPLED_ELEMENTS // max(problem.k, 1)), rng)
+        b = b[:, columns]
+    if isinstance(host.a, QuantizedMatrix):
+        rows = np.arange(problem.m)
+        a: Any = host.a
+    else:
+        whole = host.a.array if problem.batch == 1 or problem.shared_a else host.a.array[entry]
+        rows = spread(problem.m, max(1, SAMPLED_ELEMENTS // max(problem.reduction, 1)), rng)
+        a = whole[rows]
+    return Part(entry, rows, columns, reference(problem.alone(), a, b))
+
+
+def spread(size: int, most: int, rng: np.random.Generator) -> Ints:
+    """Return at most `most` sorted indices below `size`: first, last, one at random in each band.
+
+    >>> spread(5, 8, np.random.default_rng(0)).tolist()
+    [0, 1, 2, 3, 4]
+    >>> some = spread(1000, 10, np.random.default_rng(0))
+    >>> (len(some), int(some[0]), int(some[-1]))
+    (10, 0, 999)
+    """
+    if size <= most:
+        return np.arange(size)
+    edges = np.linspace(0, size, most + 1).astype(np.int64)
+    chosen = rng.integers(edges[:-1], edges[1:])
+    chosen[-1] = size - 1
+    chosen[0] = 0 if most > 1 else chosen[0]
+    return np.asarray(chosen, np.int64)

@@ -1,0 +1,1 @@
+"""What writes this repository's documents; not part of the package."""

@@ -1,0 +1,42 @@
+"""``PYTHONPATH=tools python -m pages``: rewrite what the documents generate, from the evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pages import build, ladder_pages, study_pages
+
+
+@click.command(short_help="Rewrite the generated parts of the documents.")
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 where something is stale.")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=Path(),
+    help="The source tree; default: here.",
+)
+@click.option(
+    "--instructions",
+    is_flag=True,
+    help="First compile every CPU rung anew and record what its hot loop is made of.",
+)
+def docs(check: bool, root: Path, instructions: bool) -> None:
+    """Bring the pages of the ladders and the tables of README.md up to date, in a source tree."""
+    if not (root / "src" / "gemmule").is_dir():
+        raise click.ClickException(f"{root.resolve()} is no source tree of gemmule.")
+    if instructions:
+        click.echo(f"wrote {ladder_pages.record(root)}")
+    if not check:
+        changed = [*build.update(root), *study_pages.update(root)]
+        click.echo("\n".join(f"wrote {path}" for path in changed) or "everything is up to date")
+        return
+    stale = ", ".join(str(path) for path in build.stale(root))
+    if stale:
+        raise click.ClickException(f"out of date: {stale}. Run `make docs`.")
+    click.echo("everything is up to date")
+
+
+if __name__ == "__main__":
+    docs()

@@ -1,0 +1,251 @@
+"""The pages of the CPU ladders: what was measured of each rung, and what its hot loop is made of.
+
+The words of a page are written by hand, its tables come from two files beside it: rows of
+``gemmule bench --suite ladder`` and instruction mixes. `record` makes the latter anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gemmule.core.registry import OPS, ladder
+from gemmule.lab.profile.instructions import KINDS
+from gemmule.lab.records import results
+from gemmule.lab.records.rows import Environment, Row
+from gemmule.lab.report.ladder_table import before
+from gemmule.lab.report.tables import TableData, label, markdown, significant, without_empty_columns
+from gemmule.storage.atomic import replace_text
+
+FOLDER = Path("docs") / "ladder"
+MEASURED = "cpu_ladder.jsonl"
+MIXES = "cpu_instructions.json"
+FORMATS = ("float32", "float16", "plain int8", "int8", "int4")
+MAX_BYTES = 1 << 20
+NOT_YET = "Not measured yet: `gemmule bench --suite ladder`."
+
+
+def page(op: str) -> Path:
+    """Return where the page of a CPU ladder lies in a source tree."""
+    return FOLDER / f"cpu_{op}.md"
+
+
+def tables(root: Path) -> dict[Path, dict[str, str]]:
+    """Return the tables of every page that exists below `root`, from the files beside them."""
+    found = {}
+    for op in OPS:
+        if not (root / page(op)).is_file():
+            continue
+        texts = [NOT_YET]
+        if (root / FOLDER / MEASURED).is_file():
+            held = results.read(root / FOLDER / MEASURED)
+            texts = [*map(conditions, held.environments.values()), measured(op, held.rows)]
+        found[page(op)] = {
+            "measured": "\n\n".join(texts),
+            "instructions": instructions(op, read_mixes(root / FOLDER / MIXES)),
+        }
+    return found
+
+
+def conditions(environment: Environment) -> str:
+    """Return where and when rows were measured."""
+    read = environment.ceilings.get("read")
+    ceiling = "" if read is None else f", read ceiling {significant(read.value)} GB/s"
+    day = environment.timestamp[:10]
+    return f"{environment.cpu}, {environment.threads} threads, {day}{ceiling}."
+
+
+def measured(op: str, rows: Sequence[Row]) -> str:
+    """Return one table per product of the ladder: its rungs in order, then the peers."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if _ladder_of(row) == op:
+            groups.setdefault(row.group, []).append(row)
+    order = {rung.name: place for place, rung in enumerate(ladder(op, "cpu"))}
+    parts = []
+    for title, group in groups.items():
+        ours = [row for row in group if row.kind == "rung"]
+        ours.sort(key=lambda row: order.get(row.name, len(order)))
+        peers = sorted((r for r in group if r.kind == "peer"), key=lambda r: r.times_us.median)
+        parts.append(f"**{title}**\n\n{markdown(_measured_table(op, [*ours, *peers]))}")
+    return "\n\n".join(parts)
+
+
+def _ladder_of(row: Row) -> str:
+    problem = row.problem
+    if problem.quant is not None:
+        return "quantized"
+    if problem.op == "matmul":
+        return "matmul"
+    return "matvec" if problem.layout_a == "row" else "vecmat"
+
+
+def _measured_table(op: str, rows: Sequence[Row]) -> TableData:
+    header = (
+        "rung",
+        "us",
+        "GB/s",
+        "% of read ceiling",
+        "GFLOP/s",
+        "x over the rung before it",
+        "error / bound",
+        "remarks",
+    )
+    body = []
+    times = {row.name: row.times_us.median for row in rows if row.kind == "rung"}
+    rungs = ladder(op, "cpu")
+    earlier = {rung.name: times.get(before(rung, rungs, times) or "") for rung in rungs}
+    for row in rows:
+        share, error = row.percent_of_ceiling, row.error_ratio
+        slower = earlier.get(row.name) if row.kind == "rung" else None
+        body.append(
+            (
+                label(row),
+                significant(row.times_us.median),
+                significant(row.gbs),
+                "" if share is None else f"{share:.0f}",
+                significant(1000 * row.tflops),
+                "" if slower is None else f"{slower / row.times_us.median:.2f}",
+                "" if error is None else f"{error:.2g}",
+                "; ".join(row.flags),
+            )
+        )
+    numeric = (False, *[True] * (len(header) - 2), False)
+    return without_empty_columns(TableData(op, header, tuple(body), numeric))
+
+
+def instructions(op: str, mixes: Mapping[str, Any]) -> str:
+    """Return the table of the hot loops of a ladder's rungs."""
+    kept = [kind for kind in KINDS if kind != "scalar"]
+    header = ("rung", "format", "bytes a vector", *kept, "from memory", "scalar", "per product")
+    body = []
+    for rung in ladder(op, "cpu"):
+        for name in FORMATS:
+            mix = mixes.get(op, {}).get(rung.name, {}).get(name)
+            if mix is not None:
+                body.append(_mix_cells(rung.name, name, mix, kept))
+    numeric = (False, False, *[True] * (len(header) - 2))
+    return markdown(without_empty_columns(TableData("", header, tuple(body), numeric)))
+
+
+def _mix_cells(
+    rung: str, name: str, mix: Mapping[str, Any], kept: Sequence[str]
+) -> tuple[str, ...]:
+    counts = mix["counts"]
+    products = counts.get("multiply-add", 0) + counts.get("dot product", 0)
+    share = f"{sum(counts.values()) / products:.1f}" if products else ""
+    cells = [str(counts[kind]) if kind in counts else "" for kind in (*kept,)]
+    scalar = str(counts.get("scalar", ""))
+    return (rung, name, str(mix["width"]), *cells, str(mix["folded"] or ""), scalar, share)
+
+
+def read_mixes(path: Path) -> dict[str, Any]:
+    """Return recorded mixes: ladder -> rung -> format -> mix; ValueError for anything else."""
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path} has more than {MAX_BYTES:,} bytes; record it anew.")
+    data = json.loads(path.read_text("utf-8"))
+    try:
+        for rungs in data.values():
+            for formats in rungs.values():
+                for mix in formats.values():
+                    counts = mix["counts"]
+                    known = set(counts) <= set(KINDS) and set(mix) == {"counts", "width", "folded"}
+                    if not known or not all(type(c) is int for c in counts.values()):
+                        raise ValueError(f"{path} holds {mix}, which is no instruction mix.")
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no instruction mixes: {error!r}.") from error
+    return dict(data)
+
+
+# One process for each product: only kernels that it compiles itself show their assembly.
+_SCRIPT = """
+import dataclasses, json, sys
+import gemmule as gm
+from gemmule.lab.profile.instructions import mix_of_run
+from pages.ladder_pages import operands_of
+op, rung, name = sys.argv[1:]
+function, operands, options = operands_of(op, rung, name)
+mix = mix_of_run(lambda: getattr(gm, function)(*operands, rung=rung, **options))
+print("null" if mix is None else json.dumps(dataclasses.asdict(mix)))
+"""
+
+
+def operands_of(op: str, rung: str, name: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Return function, small operands and options that a rung of a ladder takes in a format.
+
+    ValueError when it takes none.
+    """
+    import numpy as np
+
+    import gemmule as gm
+    from gemmule.core.problem import numpy_dtype
+
+    rng = np.random.default_rng(0)
+    options: dict[str, Any] = {"activations": "int8"} if "int8" in rung else {}
+    matrix: Any = rng.standard_normal((64, 512), np.float32)
+    if name in ("int8", "int4"):
+        matrix = gm.quantize(matrix, bits=int(name[3:]), group_size=128)
+        ways: tuple[str, ...] = ("matvec", "vecmat", "matmul")
+    else:
+        matrix = (3 * matrix).astype(numpy_dtype(name.removeprefix("plain ")))
+        ways = (op,)
+    for function in ways:
+        width = 16 if op == "quantized" else 64
+        size = {"matvec": (512,), "vecmat": (64,), "matmul": (512, width)}[function]
+        other = rng.standard_normal(size, np.float32)
+        if name not in ("int8", "int4"):
+            other = (3 * other).astype(matrix.dtype)
+        operands = (other, matrix) if function == "vecmat" else (matrix, other)
+        try:
+            plan = gm.plan(function, *operands, rung=rung, **options)
+        except ValueError:
+            continue
+        if not plan.choice.copies:  # of operands that are converted first, the loop says nothing
+            return function, operands, options
+    raise ValueError(f"rung {rung} takes no {name} operands.")
+
+
+def record(root: Path) -> Path:
+    """Compile every rung anew, record the mixes of its hot loops, and return the file."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for op in OPS:
+        formats = FORMATS[3:] if op == "quantized" else FORMATS[: 3 if op == "matmul" else 2]
+        for rung in ladder(op, "cpu"):
+            for name in formats:
+                mix = _compiled_mix(op, rung.name, name)
+                if mix is not None:
+                    found.setdefault(op, {}).setdefault(rung.name, {})[name] = mix
+    path = root / FOLDER / MIXES
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, json.dumps(found, indent=1) + "\n")
+    return path
+
+
+def _compiled_mix(op: str, rung: str, name: str) -> Any:
+    """Return a rung's mix as JSON gives it; None where it takes no such operands."""
+    try:
+        operands_of(op, rung, name)
+    except ValueError:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"GEMMULE_CACHE": folder, "GEMMULE_DEVICE": "cpu"}
+        run = [sys.executable, "-c", _SCRIPT, op, rung, name]
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def copy_sources(root: Path, copy: Path) -> Iterable[Path]:
+    """Copy the pages and their data to another tree; return their paths below it."""
+    (copy / FOLDER).mkdir(parents=True, exist_ok=True)
+    names = [page(op) for op in OPS] + [FOLDER / MEASURED, FOLDER / MIXES]
+    present = [name for name in names if (root / name).is_file()]
+    for name in present:
+        shutil.copyfile(root / name, copy / name)
+    return present

@@ -1,0 +1,211 @@
+"""Times and counters of the CUDA ladders as tables, and the bars at the head of each page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from gemmule.core.registry import ladder
+from gemmule.core.rung import Rung
+from gemmule.lab.bench import ladder_times
+from gemmule.lab.profile.counters import Counted
+from gemmule.lab.records.rows import Environment, Row
+from gemmule.lab.report.ladder_table import before
+from gemmule.lab.report.tables import TableData, markdown, significant
+from pages.figures.drawing import Figure
+
+PARAMETERS = "parameters"
+COMMAND = "`gemmule counters --device cuda --evidence evidence/`"
+
+
+def _ratio(over: str, under: str, factor: float) -> Callable[[Mapping[str, float]], float | None]:
+    def value(raw: Mapping[str, float]) -> float | None:
+        if over not in raw or not raw.get(under):
+            return None
+        return factor * raw[over] / raw[under]
+
+    return value
+
+
+def _scaled(name: str, factor: float) -> Callable[[Mapping[str, float]], float | None]:
+    return lambda raw: raw[name] * factor if name in raw else None
+
+
+DERIVED: Mapping[str, Callable[[Mapping[str, float]], float | None]] = {
+    "DRAM read, MB": _scaled("DRAM bytes read", 1e-6),
+    "DRAM written, MB": _scaled("DRAM bytes written", 1e-6),
+    "load requests, thousands": _scaled("load requests", 1e-3),
+    "sectors a load request": _ratio("load sectors", "load requests", 1.0),
+    "L1 hits, %": _ratio("load sectors hit in L1", "load sectors", 100.0),
+    "L2 hits, %": _ratio("L2 sectors read, hit", "L2 sectors read", 100.0),
+    "shared-memory passes, millions": _scaled("shared wavefronts", 1e-6),
+    "bank conflicts, % of passes": _ratio("shared bank conflicts", "shared wavefronts", 100.0),
+    "warp instructions, millions": _scaled("warp instructions", 1e-6),
+    "occupancy, %": _scaled("occupancy %", 1.0),
+    "issue slots used, %": _scaled("issue slots %", 1.0),
+    "FMA pipe, %": _scaled("FMA pipe %", 1.0),
+    "tensor pipe, %": _scaled("tensor pipe %", 1.0),
+}
+
+
+def shown(counter: str, one: Counted) -> str:
+    """Return a derived counter as text; empty where it was not counted."""
+    value = DERIVED[counter](one.counters)
+    if value is None:
+        return ""
+    return "0" if value < 0.005 else significant(value)
+
+
+def conditions(environment: Environment | None) -> str:
+    """Return where and when the times were taken."""
+    if environment is None:
+        return f"Not measured yet: {COMMAND}."
+    read = environment.ceilings.get("read")
+    versions = ", ".join(
+        f"{name} {environment.versions[name]}"
+        for name in ("torch", "nvidia-cuda-nvrtc")
+        if name in environment.versions
+    )
+    ceiling = "" if read is None else f"; read ceiling {read.value / 1e3:.2f} TB/s, the same run"
+    day = environment.timestamp[:10]
+    return f"{environment.device}, {day}, {versions}{ceiling}. Renewed by {COMMAND}."
+
+
+def titles(op: str) -> tuple[str, ...]:
+    """Return the products of a ladder in words, in order."""
+    return tuple(spot.title for spot in ladder_times.spots() if spot.op == op)
+
+
+def rung_times(op: str, rung: Rung, rungs: Sequence[Rung], rows: Sequence[Row]) -> str:
+    """Return one rung's times on every product, beside the rung before it; empty without any."""
+    body = []
+    known = titles(op)
+    earlier: list[str] = []
+    for row in rows:
+        if row.kind != "rung" or row.name != rung.name or row.group not in known:
+            continue
+        present = {one.name for one in rows if one.group == row.group}
+        previous = before(rung, rungs, present) or ""
+        earlier.append(previous)
+        share = row.percent_of_ceiling
+        body.append(
+            (
+                row.group,
+                significant(row.times_us.median),
+                *rates(row),
+                "" if share is None or row.problem.op == "matmul" else f"{share:.0f}",
+                _gain(row, previous),
+                _gain(row, ladder_times.TORCH),
+                _gain(row, ladder_times.PLAIN),
+                ", ".join(f"{name} {value}" for name, value in row.params.items()),
+            )
+        )
+    names = " or ".join(dict.fromkeys(name for name in earlier if name))
+    header = (
+        "cold",
+        "us",
+        "GB/s",
+        "TFLOP/s",
+        "% of read ceiling",
+        f"x over {names}",
+        f"x over {ladder_times.TORCH}",
+        f"x over {ladder_times.PLAIN}",
+        PARAMETERS,
+    )
+    return table(header, body) if body else ""
+
+
+def rates(row: Row) -> tuple[str, str]:
+    """Return bandwidth and arithmetic rate, the one that does not limit the product empty."""
+    if row.problem.op == "matmul":
+        return "", significant(row.tflops)
+    return significant(row.gbs), ""
+
+
+def _gain(row: Row, other: str) -> str:
+    """Return how many times as fast as another; ``~`` where the interval is below 95 %."""
+    speedup = row.speedups.get(other)
+    return "" if speedup is None else f"{speedup.value:.2f}"
+
+
+def telling(
+    op: str, rung: Rung, rungs: Sequence[Rung], names: Sequence[str], counted: Sequence[Counted]
+) -> str:
+    """Return the counters that explain a rung, beside those of the rung before it."""
+    mine = {one.title: one for one in counted if (one.op, one.rung) == (op, rung.name)}
+    title = next((title for title in titles(op) if title in mine), None)
+    if title is None:
+        return ""
+    if rung.name.startswith("few_columns"):  # what they are for, not what they can do as well
+        title = next((t for t in mine if "columns" in t), title)
+    present = {one.rung: one for one in counted if (one.op, one.title) == (op, title)}
+    previous = before(rung, rungs, present)
+    others = [present[previous]] if previous else []
+    header = (f"counted, {title}", *(one.rung for one in others), rung.name)
+    body = [
+        (name, *(shown(name, one) for one in (*others, mine[title])))
+        for name in names or DERIVED
+        if shown(name, mine[title])
+    ]
+    return table(header, body) if body else ""
+
+
+def all_times(op: str, rows: Sequence[Row]) -> str:
+    """Return the times of all rungs and peers of a ladder, a column for each product."""
+    columns = [title for title in titles(op) if any(row.group == title for row in rows)]
+    names = [rung.name for rung in ladder(op, "cuda")]
+    names += [ladder_times.PLAIN, ladder_times.TORCH]
+    times = {(row.name, row.group): significant(row.times_us.median) for row in rows}
+    body = [(name, *(times.get((name, title), "") for title in columns)) for name in names]
+    body = [line for line in body if any(line[1:])]
+    if not body:
+        return f"Not measured yet: {COMMAND}."
+    return table(("us, cold", *columns), body)
+
+
+def all_counters(op: str, counted: Sequence[Counted]) -> str:
+    """Return every counter of every rung, a table for each product."""
+    parts = []
+    for title in titles(op):
+        present = {one.rung: one for one in counted if (one.op, one.title) == (op, title)}
+        order = [rung.name for rung in ladder(op, "cuda") if rung.name in present]
+        body = [(name, *(shown(key, present[name]) for key in DERIVED)) for name in order]
+        if body:
+            parts.append(f"**{title}**\n\n{table(('rung', *DERIVED), body)}")
+    return "\n\n".join(parts) or f"Not counted yet: {COMMAND}."
+
+
+def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table without the columns that nothing stands in."""
+    kept = [i for i in range(len(header)) if any(line[i] for line in body)]
+    lines = tuple(tuple(line[i] for i in kept) for line in body)
+    names = tuple(header[i] for i in kept)
+    numeric = tuple(i > 0 and name != PARAMETERS for i, name in enumerate(names))
+    return markdown(TableData("", names, lines, numeric))
+
+
+def times_figure(op: str, rows: Sequence[Row]) -> Figure:
+    """Draw the times of a ladder's first product as bars, on a logarithmic axis."""
+    title = titles(op)[0]
+    order = [rung.name for rung in ladder(op, "cuda")] + [ladder_times.PLAIN, ladder_times.TORCH]
+    times = {row.name: row.times_us.median for row in rows if row.group == title}
+    names = [name for name in order if name in times]
+    told = "; ".join(f"{name} {significant(times[name])} us" for name in names)
+    f = Figure(f"{title}: time of each rung", told or "Not measured yet.", 92 + 28 * len(names))
+    if not names:
+        f.text(20, 64, "not measured yet", kind="soft")
+        return f
+    fastest, slowest = min(times[name] for name in names), max(times[name] for name in names)
+    span = math.log(2 * slowest / fastest)
+    for index, name in enumerate(names):
+        y = 52 + 28 * index
+        length = 390 * math.log(2 * times[name] / fastest) / span
+        f.text(232, y + 16, name, anchor="end")
+        f.box(242, y, round(length, 1), 22, "a" if name in times and _ours(op, name) else "x")
+        f.text(round(250 + length, 1), y + 16, f"{significant(times[name])} us")
+    f.text(242, 76 + 28 * len(names), "logarithmic axis; cold", kind="soft", size=14)
+    return f
+
+
+def _ours(op: str, name: str) -> bool:
+    return any(rung.name == name for rung in ladder(op, "cuda"))

@@ -1,0 +1,84 @@
+"""The README's table of speeds: dense products of a recorded run beside PyTorch, by dtype."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from gemmule.lab.records import results
+from gemmule.lab.records.rows import Row
+
+LARGE_BYTES = 64 * 2**20
+PEER = "torch"
+DIRECTIONS = {"A x": "row", "x A": "col"}
+NONE_YET = "No run is on record."
+
+
+def sources(root: Path) -> list[Path]:
+    """Return the result files that the table is made of, one a device."""
+    return sorted(root.glob("evidence/*/bench/matvec.jsonl"))
+
+
+def copy_sources(root: Path, to: Path) -> None:
+    """Copy what the table is made of into another tree."""
+    for path in sources(root):
+        target = to / path.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def speed(root: Path) -> str:
+    """Return a Markdown table for every device on record."""
+    return "\n\n".join(_device(path) for path in sources(root)) or NONE_YET
+
+
+def _device(path: Path) -> str:
+    found = results.read(path)
+    rows = [row for row in found.rows if row.kind == "rung" and PEER in row.speedups]
+    environment = found.environments[rows[0].environment]
+    shapes = {(row.problem.m, row.problem.n) for row in rows if row.problem.layout_a == "row"}
+    version = environment.versions.get(PEER, "")
+    head = (
+        f"{environment.device}, {environment.timestamp[:10]}, {len(rows)} products of "
+        f"{len(shapes)} shapes (square, tall, wide, odd, of models), cold, {PEER} {version} in the "
+        "same run:"
+    )
+    lines = [head, ""]
+    titles = [
+        f"{direction}: {what}"
+        for direction in DIRECTIONS
+        for what in (f"x {PEER} (least)", "read ceiling, large")
+    ]
+    lines.append(f"| dtype | {' | '.join(titles)} |")
+    lines.append("|---|" + "---:|" * len(titles))
+    for dtype in dict.fromkeys(row.problem.a for row in rows):
+        cells = [
+            cell
+            for layout in DIRECTIONS.values()
+            for cell in _cells(
+                [r for r in rows if (r.problem.a, r.problem.layout_a) == (dtype, layout)]
+            )
+        ]
+        lines.append(f"| {dtype} | {' | '.join(cells)} |")
+    everything = [row.speedups[PEER].value for row in rows]
+    lines.append(
+        f"\nOver all of them {results.geomean(everything):.2f} times as fast as {PEER} in the "
+        f"geometric mean, {min(everything):.2f} at least."
+    )
+    return "\n".join(lines)
+
+
+def _cells(rows: Sequence[Row]) -> tuple[str, str]:
+    """Return the ratio to the peer, and the median share of the read ceiling of large matrices."""
+    if not rows:
+        return "", ""
+    ratios = [row.speedups[PEER].value for row in rows]
+    shares = [
+        row.percent_of_ceiling
+        for row in rows
+        if row.percent_of_ceiling is not None and row.problem.matrix_bytes > LARGE_BYTES
+    ]
+    share = f"{statistics.median(shares):.0f} %" if shares else ""
+    return f"{results.geomean(ratios):.2f} ({min(ratios):.2f})", share

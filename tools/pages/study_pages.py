@@ -1,0 +1,60 @@
+"""The generated parts of ``docs/studies/``: verdicts and figures, from the evidence of each GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gemmule.lab import studies
+from gemmule.lab.report.tables import markdown, update_markers
+from gemmule.lab.studies import show, store
+from gemmule.lab.studies.records import Rows
+from gemmule.lab.studies.runner import merged, of_last_devices
+from gemmule.storage.atomic import replace_text
+
+SEEDS = ("000", "001", "002", "003", "004")
+
+
+def update(root: Path) -> list[Path]:
+    """Rewrite the tables and plots of every page below `root`; return the files that changed."""
+    changed = []
+    for seed in SEEDS:
+        page = root / "docs" / "studies" / f"{seed}.md"
+        study = studies.load(seed)
+        rows = evidence_rows(root / "evidence", seed)
+        drawings = {
+            name: drawing
+            for backend in ("cuda", "cpu")
+            for name, drawing in show.plots(study, rows, backend)
+        }
+        tables = {
+            "measured": _measured(rows),
+            "plots": "\n\n".join(f"![{name}](../img/{name}.svg)" for name in drawings)
+            or "None yet.",
+            "claims": markdown(show.verdict_table(study, rows)),
+            "comparison": markdown(show.comparison_table(study, rows)),
+        }
+        if update_markers(page, tables):
+            changed.append(page)
+        for name, drawing in drawings.items():
+            target = root / "docs" / "img" / f"{name}.svg"
+            if not target.is_file() or target.read_text(encoding="utf-8") != drawing:
+                replace_text(target, drawing)
+                changed.append(target)
+    return changed
+
+
+def evidence_rows(evidence: Path, seed: str) -> Rows:
+    """Return a seed's rows of the first device on record, those of GPUs before those of CPUs."""
+    files = [store.read(path, seed) for path in sorted(evidence.glob(f"*/study-{seed}.jsonl"))]
+    files.sort(key=lambda rows: not any(row.backend == "cuda" for row in rows))
+    return of_last_devices(merged(files[:1]))
+
+
+def _measured(rows: Rows) -> str:
+    """Return where and when the rows were measured."""
+    lines = []
+    for environment in rows.environments.values():
+        count = sum(row.environment == environment.id for row in rows)
+        when = environment.timestamp[:10]
+        lines.append(f"- {environment.device}: {count} rows, {when}, {environment.system}")
+    return "\n".join(lines) or "Not measured yet: `gemmule study --evidence evidence/`."
