@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -9,12 +10,22 @@ from xml.etree import ElementTree as ET
 import click
 import pytest
 
+from gemmule.core.registry import OPS
+from gemmule.core.rung import BACKENDS
 from gemmule.lab import cli
 from gemmule.settings import cache_folder, default_device
 from pages import build, speed_table
+from test_architecture import LAYERS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+NOTES = sorted((DOCS / "notes").glob("*.md"))
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *sorted(DOCS.glob("*.md")),
+    *NOTES,
+    *sorted((DOCS / "decisions").glob("*.md")),
+]
 
 
 def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,6 +80,32 @@ def test_pictures_are_our_own_and_described() -> None:
         names = {child.tag.rpartition("}")[2] for child in root}
         assert {"title", "desc"} <= names, path.name
         assert "<script" not in path.read_text("utf-8")
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_layers() -> None:
+    """Rooms from top to bottom as tests/test_architecture.py reads imports, from the last up."""
+    root = ET.parse(ROOT / "docs" / "img" / "architecture.svg").getroot()
+    tags = [(child.tag.rpartition("}")[2], child) for child in root]
+    drawn: dict[float, list[str]] = {}
+    for (tag, box), (_, label) in itertools.pairwise(tags):
+        if tag == "rect" and box.get("rx") == "5":
+            drawn.setdefault(float(box.attrib["y"]), []).append(label.text or "")
+    layers = [layer for layer in reversed(LAYERS) if layer != ("__main__",)]
+    assert [sorted(drawn[y]) for y in sorted(drawn)] == [sorted(layer) for layer in layers]
+
+
+@pytest.mark.parametrize("page", NOTES, ids=lambda page: page.stem)
+def test_notes_hold_one_table_of_what_was_tried(page: Path) -> None:
+    lines = page.read_text("utf-8").splitlines()
+    tables = [i for i, line in enumerate(lines) if line.startswith("|") and lines[i - 1][:1] != "|"]
+    assert [lines[i] for i in tables] == ["| tried | expected | measured | kept? |"]
+    rows = [line for line in lines if line.startswith("|")][2:]
+    assert not [row for row in rows if row.count("|") != 5 or "|  |" in row]
+
+
+def test_every_ladder_has_a_page_of_notes() -> None:
+    wanted = {f"{backend}_{op}" for backend in BACKENDS for op in OPS}
+    assert {page.stem for page in NOTES} == wanted | {"measuring"}
 
 
 def test_the_table_of_environment_variables_is_complete() -> None:
