@@ -10,7 +10,7 @@ import pytest
 
 from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import RUNGS_FOLDER, Rung
+from gemmule.core.rung import HEADERS_FOLDER, Rung
 from gemmule.lab.cli import run
 from gemmule.lab.verify import default_plans, proofs
 from gemmule.lab.verify import device as verify_device
@@ -129,7 +129,7 @@ def test_launch_geometry_is_part_of_the_key() -> None:
 def test_the_packed_structs_are_those_of_the_header(
     struct: str, fields: tuple[tuple[str, str], ...]
 ) -> None:
-    header = (RUNGS_FOLDER / "_cuda" / "args.cuh").read_text()
+    header = (HEADERS_FOLDER / "args.cuh").read_text()
     assert declared(header, struct) == list(fields)
     assert declared(header.replace("i64 m, n", "i64 n, m"), struct) != list(fields)
 

@@ -117,7 +117,10 @@ def test_a_page_that_lags_behind_its_files_is_stale(tmp_path: Path) -> None:
 
 def test_operands_are_those_that_the_rung_takes() -> None:
     assert ladder_pages.operands_of("quantized", "panels", "int4")[0] == "vecmat"
-    function, _, options = ladder_pages.operands_of("quantized", "sixteen_rows_int8", "int8")
-    assert (function, options) == ("matmul", {"activations": "int8"})
+    called = {rung.name: rung for rung in ladder("quantized")}
+    for name, op in (("int8_activations", "matvec"), ("sixteen_rows_int8", "matmul")):
+        if called[name].available() is None:
+            function, _, options = ladder_pages.operands_of("quantized", name, "int8")
+            assert (function, options) == (op, {"activations": "int8"})
     with pytest.raises(ValueError, match="takes no float16"):
         ladder_pages.operands_of("matvec", "blas", "float16")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+import sass
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import QuantSpec
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import RUNGS_FOLDER, Rung
-from gemmule.lab import sass
+from gemmule.core.rung import HEADERS_FOLDER, Rung
 from gemmule.lab.verify import proofs
 from gemmule.oracle.problems import make_problem
 
@@ -92,7 +92,7 @@ def test_vectors_aligned_to_two_bytes_are_caught(
     alignment: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plant the seed's mistake: vectors read as a struct of halves whose alignment is a half's."""
-    for header in RUNGS_FOLDER.glob("*.cuh"):
+    for header in HEADERS_FOLDER.glob("*.cuh"):
         shutil.copy(header, tmp_path)
     edits = (
         ("ptx.cuh", "struct alignas(sizeof(T) * N) Vec {", f"struct alignas({alignment}) Vec {{"),
@@ -104,5 +104,5 @@ def test_vectors_aligned_to_two_bytes_are_caught(
         (tmp_path / name).write_text(text.replace(old, new))
     claim = next(c for c in CLAIMS if c.rung == "two_step")
     source = next(r for r in all_rungs("cuda") if r.name == claim.rung).source_path
-    monkeypatch.setattr(nvrtc, "RUNGS_FOLDER", tmp_path)
+    monkeypatch.setattr(nvrtc, "HEADERS_FOLDER", tmp_path)
     assert (loads_of(claim, source) >= claim.loads) == kept

@@ -24,7 +24,7 @@ from cuemu.build import BuildError, EmulationError, compile_cu, missing_tools
 from gemmule.backends.cuda import launch_args
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import RUNGS_FOLDER, Rung, Step
+from gemmule.core.rung import HEADERS_FOLDER, RUNGS_FOLDER, Rung, Step
 from gemmule.oracle import judge as oracle
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.problems import make_problem
@@ -191,7 +191,7 @@ def source_of(mutant: Mutant, rung: Rung, folder: Path) -> Path:
     target = folder / kernel.name
     target.write_text(kernel.read_text())
     for name in planted:
-        path = kernel if Path(name).name == kernel.name else RUNGS_FOLDER / name
+        path = kernel if Path(name).name == kernel.name else HEADERS_FOLDER / name
         text = path.read_text()
         for _, old, new in (edit for edit in mutant.edits if edit[0] == name):
             assert text.count(old) == 1, f"{mutant.name}: {old!r} is {text.count(old)} times there"
@@ -199,7 +199,7 @@ def source_of(mutant: Mutant, rung: Rung, folder: Path) -> Path:
         (folder / path.name).write_text(text)
     for header in ("rows.cuh", "blocks.cuh", "codes.cuh"):  # so that they include each other
         if not (folder / header).exists():
-            (folder / header).write_text((RUNGS_FOLDER / header).read_text())
+            (folder / header).write_text((HEADERS_FOLDER / header).read_text())
     return target
 
 

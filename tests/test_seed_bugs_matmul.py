@@ -22,7 +22,7 @@ from cuemu.build import EmulationError, compile_cu, missing_tools
 from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem, numpy_dtype
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import RUNGS_FOLDER, Rung, Signature, Step
+from gemmule.core.rung import HEADERS_FOLDER, RUNGS_FOLDER, Rung, Signature, Step
 from gemmule.oracle import judge as oracle
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.problems import make_problem
@@ -160,7 +160,8 @@ def source_of(edits: tuple[Edit, ...], rung: Rung, folder: Path) -> Path:
     """Write the mutated sources into `folder`, where they come before the shipped ones."""
     texts = {rung.source_path.name: rung.source_path.read_text()}
     for name, old, new in edits:
-        text = texts.get(Path(name).name, (RUNGS_FOLDER / name).read_text())
+        home = HEADERS_FOLDER if name.endswith(".cuh") else RUNGS_FOLDER
+        text = texts.get(Path(name).name, (home / name).read_text())
         assert old in text, f"{old!r} is not in {name}"
         texts[Path(name).name] = text.replace(old, new)
     for name, text in texts.items():
@@ -271,7 +272,7 @@ def ptx_of(path: Path, name: str) -> str:
     api = pytest.importorskip("cuda.bindings.nvrtc")
     text = path.read_text().encode()
     created, program = api.nvrtcCreateProgram(text, path.name.encode(), 0, [], [])
-    folders = [RUNGS_FOLDER, *nvrtc.include_folders()]
+    folders = [HEADERS_FOLDER, *nvrtc.include_folders()]
     options = ["--gpu-architecture=compute_90a", "-std=c++17", *(f"-I{f}" for f in folders)]
     encoded = [option.encode() for option in options]
     codes = [created]

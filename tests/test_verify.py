@@ -148,7 +148,7 @@ def test_the_tally_keeps_the_first_bad_trials() -> None:
     assert [number for number, _, _ in total.bad] == list(range(workers.MOST_SHOWN))
 
 
-@pytest.mark.parametrize("rung", ["panels", "int8_activations"])
+@pytest.mark.parametrize("rung", ["panels", "unpack_loop"])
 def test_named_rungs_of_either_kind_run_or_refuse(rung: str) -> None:
     """`panels` is a dense and a quantised rung; reversed views of a dense matrix it refuses."""
     tally = run_trials(Choice(rung=rung), 40, 0, 1)

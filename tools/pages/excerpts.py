@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmule.core.rung import RUNGS_FOLDER, Rung
+from gemmule.core.rung import HEADERS_FOLDER, Rung
 
 MOST_LINES = 30
 _INCLUDE = re.compile(r'#include "([\w./]+)"')
@@ -159,7 +159,7 @@ def _files(source: Path) -> Iterator[Path]:
         path = waiting.pop(0)
         yield path
         for name in _INCLUDE.findall(path.read_text(encoding="utf-8")):
-            header = RUNGS_FOLDER / "_cuda" / name
+            header = HEADERS_FOLDER / name
             if header.is_file() and header not in seen:
                 seen.add(header)
                 waiting.append(header)

@@ -64,7 +64,7 @@ def ladder(op: str, backend: str = "cpu") -> tuple[Rung, ...]:
     ``"cuda"``. The vecmat ladder holds the rungs that read a row-major matrix across its rows.
     Loading a ladder imports the rungs' modules but compiles nothing. ValueError for other names.
 
-    >>> from gemmule.core.rung import ladder
+    >>> from gemmule.core.registry import ladder
     >>> [r.name for r in ladder("matmul", "cpu")][:1] != []
     True
     """

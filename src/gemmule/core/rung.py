@@ -14,6 +14,7 @@ Params = Mapping[str, Any]
 Signature = tuple[str, str, str]  # dtype names of A, of x or B, of the result
 
 RUNGS_FOLDER = Path(__file__).parents[1] / "rungs"
+HEADERS_FOLDER = RUNGS_FOLDER / "_cuda"
 BACKENDS = ("cpu", "cuda")
 CUDA_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 

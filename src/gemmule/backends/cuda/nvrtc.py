@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemmule.core.rung import RUNGS_FOLDER
+from gemmule.core.rung import HEADERS_FOLDER
 from gemmule.errors import CompileError, GemmuleWarning
 from gemmule.settings import cache_folder
 from gemmule.storage.atomic import write_atomically
@@ -76,7 +76,7 @@ def build(
         arch=arch,
         std="c++17",
         device_as_default_execution_space=False,
-        include_path=[str(RUNGS_FOLDER / "_cuda"), *(str(p) for p in include_folders())],
+        include_path=[str(HEADERS_FOLDER), *(str(p) for p in include_folders())],
         define_macro=list(defines) or None,
         ptxas_options="-v",
         no_display_error_number=True,
@@ -194,7 +194,7 @@ def _key(path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...]
 @functools.cache
 def _headers() -> str:
     digest = hashlib.sha256()
-    for header in sorted(RUNGS_FOLDER.rglob("*.cuh")):
+    for header in sorted(HEADERS_FOLDER.glob("*.cuh")):
         digest.update(header.read_bytes())
     return digest.hexdigest()
 
