@@ -247,3 +247,18 @@ def test_batch_invariant_plans_do_not_depend_on_the_batch(size: int, dtype: str)
         X = np.broadcast_to(A[0], (batch, size))
         p = gm.plan("matvec", A, X, batch_invariant=True)
         assert (p.rung.name, p.params) == (alone.rung.name, alone.params)
+
+
+def test_objects_show_themselves_in_one_line() -> None:
+    planned = gm.plan("matvec", np.eye(3), np.ones(3))
+    for thing in (planned, planned.rung, gm.ladder("matvec"), gm.quantize(np.eye(8))):
+        assert "\n" not in repr(thing)
+        assert len(repr(thing)) < 250
+    assert "matvec/blas on cpu" in repr(planned)
+    assert "<th>sums in    </th><td>float64</td>" in planned._repr_html_()
+    assert "<th>four_rows</th>" in gm.ladder("matvec")._repr_html_()
+
+
+def test_the_package_lists_its_public_names_alone() -> None:
+    assert dir(gm) == sorted(gm.__all__)
+    assert all(hasattr(gm, name) for name in dir(gm))

@@ -1,5 +1,7 @@
 """gemmule: matrix-vector and matrix-matrix products at the limit of the hardware, from Python."""
 
+from __future__ import annotations
+
 from gemmule.api import asarray, gemm, gemv, matmul, matvec, plan, vecmat
 from gemmule.core.registry import ladder
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
@@ -25,3 +27,8 @@ __all__ = [
     "quantize",
     "vecmat",
 ]
+
+
+def __dir__() -> list[str]:
+    """List the public names alone; the package's rooms stay importable."""
+    return __all__

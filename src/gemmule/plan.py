@@ -6,6 +6,7 @@ import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any
 
 from gemmule import backends
@@ -22,7 +23,7 @@ from gemmule.dispatch.bind import ShortWay, bind
 log = logging.getLogger("gemmule")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """One product, decided once and callable many times; frozen.
 
@@ -38,6 +39,16 @@ class Plan:
     device: str
     _run: Run = field(repr=False)
     short_way: ShortWay | None = field(repr=False, default=None)
+
+    def __repr__(self) -> str:
+        rung = self.choice.rung
+        return f"Plan({self.problem.describe()}: {rung.folder}/{rung.name} on {self.device})"
+
+    def _repr_html_(self) -> str:
+        """Return the explanation as a small table, for notebooks."""
+        rows = ((line[:11], line[11:]) for line in self.explain().splitlines())
+        cells = (f"<tr><th>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in rows)
+        return f"<table>{''.join(cells)}</table>"
 
     @property
     def problem(self) -> Problem:

@@ -61,6 +61,31 @@ class _Batch(NamedTuple):
     strides: tuple[Ints, Ints, Ints]
 
 
+ALONE = _Batch((), ((), (), ()))
+Views = tuple[View, View, View]  # of A, of x or B, of the result
+
+
+class _Product(NamedTuple):
+    """What was asked for: the operands' forms, that of a given `out`, and the result they have."""
+
+    op: str
+    a: Form
+    b: Form
+    out: Form | None
+    options: Options
+    dtype: str
+    shape: Ints
+
+    def exchanged(self) -> _Product:
+        """Return the product with its operands in the other order."""
+        return self._replace(a=self.b, b=self.a)
+
+    def out_strides(self) -> Ints:
+        """Return the strides of the result: those of `out`, else of a fresh array."""
+        given = self.out is not None and self.out.shape == self.shape
+        return self.out.strides if given and self.out is not None else c_strides(self.shape)
+
+
 def canonical(op: str, a: Form, b: Form, out: Form | None, options: Options) -> Call:
     """Return the canonical call of ``op`` on operands of these forms.
 
@@ -84,17 +109,8 @@ def canonical(op: str, a: Form, b: Form, out: Form | None, options: Options) -> 
 
 
 def _with(call: Call, *, swapped: bool, transposed_quant: bool = False) -> Call:
-    return Call(
-        call.op,
-        call.problem,
-        call.a,
-        call.b,
-        call.out,
-        call.out_shape,
-        call.outer,
-        swapped,
-        transposed_quant or call.transposed_quant,
-    )
+    turned = transposed_quant or call.transposed_quant
+    return replace(call, swapped=swapped, transposed_quant=turned)
 
 
 def _swap_last(values: Ints) -> Ints:
@@ -103,12 +119,11 @@ def _swap_last(values: Ints) -> Ints:
 
 def _matvec(op: str, a: Form, x: Form, out: Form | None, options: Options) -> Call:
     shape = matvec_shape(a.shape, x.shape, op=op)
-    y_strides = out.strides if out is not None and out.shape == shape else c_strides(shape)
-    dtype = _result(a, x, options.out_dtype)
-    batch_shape = shape[:-1]
+    asked = _Product(op, a, x, out, options, _result(a, x, options.out_dtype), shape)
+    y_strides, batch_shape = asked.out_strides(), shape[:-1]
     many = math.prod(batch_shape) != 1
     if many and len(a.shape) == 2 and not options.literal and not options.batch_invariant:
-        stacked = _stacked_vectors(op, a, x, shape, y_strides, dtype, out, options)
+        stacked = _stacked_vectors(asked, y_strides)
         if stacked is not None:
             return stacked
     batch = _collapse(
@@ -119,61 +134,32 @@ def _matvec(op: str, a: Form, x: Form, out: Form | None, options: Options) -> Ca
             y_strides[:-1],
         ),
     )
-    return _assemble(
-        op,
-        a,
-        x,
-        dtype,
-        options,
-        batch,
-        shape,
+    views = (
         View(a.shape[-2:], a.strides[-2:]),
         View(x.shape[-1:], x.strides[-1:]),
         View(shape[-1:], y_strides[-1:]),
-        out,
     )
+    return _assemble(asked, batch, views)
 
 
-def _stacked_vectors(
-    op: str,
-    a: Form,
-    x: Form,
-    shape: Ints,
-    y_strides: Ints,
-    dtype: str,
-    out: Form | None,
-    options: Options,
-) -> Call | None:
+def _stacked_vectors(asked: _Product, y_strides: Ints) -> Call | None:
     """See one matrix times many vectors as a matmul, where the vectors lie at one stride."""
+    a, x, shape = asked.a, asked.b, asked.shape
     batch = _collapse(shape[:-1], (x.strides[:-1], y_strides[:-1], y_strides[:-1]))
     if len(batch.shape) > 1:
         return None
     count = batch.shape[0] if batch.shape else 1
     x_step = batch.strides[0][0] if batch.shape else x.shape[-1]
     y_step = batch.strides[1][0] if batch.shape else shape[-1]
-    none = _Batch((), ((), (), ()))
     rows, cols = a.shape
     x_view = View((count, cols), (x_step, x.strides[-1]))
     y_view = View((count, rows), (y_step, y_strides[-1]))
     if a.quant is not None:  # the quantised matrix stays the first operand
         flipped = View((cols, count), _swap_last(x_view.strides))
         y_flipped = View((rows, count), _swap_last(y_view.strides))
-        seen_a = View(a.shape, a.strides)
-        return _assemble(op, a, x, dtype, options, none, shape, seen_a, flipped, y_flipped, out)
-    call = _assemble(
-        op,
-        x,
-        a,
-        dtype,
-        options,
-        none,
-        shape,
-        x_view,
-        View((cols, rows), _swap_last(a.strides)),
-        y_view,
-        out,
-    )
-    return _with(call, swapped=True)
+        return _assemble(asked, ALONE, (View(a.shape, a.strides), flipped, y_flipped))
+    matrix = View((cols, rows), _swap_last(a.strides))
+    return _with(_assemble(asked.exchanged(), ALONE, (x_view, matrix, y_view)), swapped=True)
 
 
 def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
@@ -191,9 +177,8 @@ def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
         return _quantized_second(a, b, shape, out, options)
     if options.batch_invariant:
         return _vector_by_vector(a, b, shape, out, options)
-    strides = out.strides if out is not None and out.shape == shape else c_strides(shape)
-    dtype = _result(a, b, options.out_dtype)
-    batch_shape = shape[:-2]
+    asked = _Product("matmul", a, b, out, options, _result(a, b, options.out_dtype), shape)
+    strides, batch_shape = asked.out_strides(), shape[:-2]
     batch = _collapse(
         batch_shape,
         (
@@ -208,10 +193,10 @@ def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
         View(shape[-2:], strides[-2:]),
     )
     if not options.literal and a.quant is None:
-        vector = _single_vector(a, b, dtype, batch, shape, views, out, options)
+        vector = _single_vector(asked, batch, views)
         if vector is not None:
             return vector
-    return _assemble("matmul", a, b, dtype, options, batch, shape, *views, out)
+    return _assemble(asked, batch, views)
 
 
 def _vector_by_vector(a: Form, b: Form, shape: Ints, out: Form | None, options: Options) -> Call:
@@ -235,33 +220,23 @@ def _turned(form: Form) -> Form:
     return form._replace(shape=_swap_last(form.shape), strides=_swap_last(form.strides))
 
 
-def _single_vector(
-    a: Form,
-    b: Form,
-    dtype: str,
-    batch: _Batch,
-    shape: Ints,
-    views: tuple[View, View, View],
-    out: Form | None,
-    options: Options,
-) -> Call | None:
+def _single_vector(asked: _Product, batch: _Batch, views: Views) -> Call | None:
     """See a product with one column or one row as a matvec: it is bound by the matrix's bytes.
 
     Not where a batch shares the matrix: matvec after matvec would read it again for each.
     """
     a_view, b_view, c_view = views
     of_a, of_b, of_c = batch.strides
-    if shape[-1] == 1 and 0 not in of_a:
+    if asked.shape[-1] == 1 and 0 not in of_a:
         x = View(b_view.shape[:1], b_view.strides[:1])
         y = View(c_view.shape[:1], c_view.strides[:1])
-        return _assemble("matmul", a, b, dtype, options, batch, shape, a_view, x, y, out)
-    if shape[-2] == 1 and 0 not in of_b:
+        return _assemble(asked, batch, (a_view, x, y))
+    if asked.shape[-2] == 1 and 0 not in of_b:
         x = View(a_view.shape[1:], a_view.strides[1:])
         y = View(c_view.shape[1:], c_view.strides[1:])
         matrix = View(_swap_last(b_view.shape), _swap_last(b_view.strides))
         turned = _Batch(batch.shape, (of_b, of_a, of_c))
-        call = _assemble("matmul", b, a, dtype, options, turned, shape, matrix, x, y, out)
-        return _with(call, swapped=True)
+        return _with(_assemble(asked.exchanged(), turned, (matrix, x, y)), swapped=True)
     return None
 
 
@@ -322,28 +297,16 @@ def _collapse(shape: Ints, strides: tuple[Ints, Ints, Ints]) -> _Batch:
     return _Batch(tuple(size for size, _ in merged), (columns[0], columns[1], columns[2]))
 
 
-def _assemble(
-    op: str,
-    a: Form,
-    b: Form,
-    dtype: str,
-    options: Options,
-    batch: _Batch,
-    out_shape: Ints,
-    a_view: View,
-    b_view: View,
-    out_view: View,
-    out: Form | None,
-) -> Call:
+def _assemble(asked: _Product, batch: _Batch, seen: Views) -> Call:
+    _, a, b, out, options, dtype, _ = asked
+    a_view, b_view, out_view = seen
     outer, count = (batch.shape[:-1], batch.shape[-1]) if batch.shape else ((), 1)
     is_matvec = len(out_view.shape) == 1
     spec = a.quant
     if spec is not None and options.activations != "float":
         spec = replace(spec, activations=options.activations)
     aligned = 16
-    for view, steps, form in zip(
-        (a_view, b_view, out_view), batch.strides, (a, b, out), strict=True
-    ):
+    for view, steps, form in zip(seen, batch.strides, (a, b, out), strict=True):
         if form is not None:
             aligned = min(aligned, vector_alignment(form, view, steps))
     if options.batch_invariant:  # of one vector as of the rows of a C-ordered batch of them
@@ -369,7 +332,8 @@ def _assemble(
         batch_invariant=options.batch_invariant,
         quant=spec,
     )
-    views = []
-    for view, steps in zip((a_view, b_view, out_view), batch.strides, strict=True):
-        views.append(View((*batch.shape, *view.shape), (*steps, *view.strides)))
-    return Call(op, check_problem(problem), views[0], views[1], views[2], out_shape, outer)
+    views = [
+        View((*batch.shape, *view.shape), (*steps, *view.strides))
+        for view, steps in zip(seen, batch.strides, strict=True)
+    ]
+    return Call(asked.op, check_problem(problem), views[0], views[1], views[2], asked.shape, outer)

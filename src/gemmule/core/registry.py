@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 from dataclasses import replace
+from html import escape
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import BACKENDS, RUNGS_FOLDER, Rung
@@ -54,10 +55,24 @@ def _in_order(rungs: list[Rung]) -> list[Rung]:
     return order
 
 
+class Ladder(tuple[Rung, ...]):
+    """Rungs from the simplest to the fastest: a tuple that shows itself in a line or a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Ladder({' -> '.join(rung.name for rung in self)})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of names and ideas, for notebooks."""
+        cells = (f"<tr><th>{r.name}</th><td>{escape(r.idea)}</td></tr>" for r in self)
+        return f"<table>{''.join(cells)}</table>"
+
+
 OPS = ("matvec", "vecmat", "matmul", "quantized")
 
 
-def ladder(op: str, backend: str = "cpu") -> tuple[Rung, ...]:
+def ladder(op: str, backend: str = "cpu") -> Ladder:
     """Return the rungs of one operation on one back end, from the simplest to the fastest.
 
     op: ``"matvec"``, ``"vecmat"``, ``"matmul"`` or ``"quantized"``; backend: ``"cpu"`` or
@@ -72,7 +87,7 @@ def ladder(op: str, backend: str = "cpu") -> tuple[Rung, ...]:
         raise ValueError(f"op is {op!r}; it must be one of {', '.join(OPS)}.")
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}.")
-    return tuple(r for r in all_rungs(backend) if _stands_on(r, op))
+    return Ladder(r for r in all_rungs(backend) if _stands_on(r, op))
 
 
 def _stands_on(rung: Rung, op: str) -> bool:

@@ -110,7 +110,7 @@ def _no_workspace(problem: Problem, params: Params, machine: Machine) -> int:
     return 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rung:
     """One kernel: what it teaches, what it takes, its search space, and how it runs.
 
@@ -151,6 +151,9 @@ class Rung:
     name: str = ""
     folder: str = ""
     backend: str = ""
+
+    def __repr__(self) -> str:
+        return f"<rung {self.folder}/{self.name} ({self.backend}): {self.title}>"
 
     @property
     def path(self) -> Path:
