@@ -10,10 +10,11 @@ import pytest
 
 import gemmule as gm
 from gemmule.lab.bench import host as host_bench
-from gemmule.lab.bench import host_session, lanes, products
+from gemmule.lab.bench import lanes, products, session
 from gemmule.lab.bench.host import sets_needed
 from gemmule.lab.bench.lanes import Lane, Limits, Speeds, Target, lanes_of
-from gemmule.lab.bench.products import Maker, Product, drawn
+from gemmule.lab.bench.products import Maker, drawn
+from gemmule.lab.bench.suites import Product
 from gemmule.lab.ceilings.cold import COLD_FROM, SAFETY, plateau_from, rotating_bytes
 from gemmule.lab.cli import run
 from gemmule.lab.peers.peer import Peer, Prepared
@@ -63,11 +64,11 @@ def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
 
     monkeypatch.setattr(host_bench, "run", ends_in_the_third)
     with pytest.raises(ending):
-        host_session.start(
+        session.start(
             "quick",
             _suite(),
+            session.cpu_meter(_suite(), 0.05),
             Path("results"),
-            seconds=0.05,
             patience=_no_patience(),
             ceiling_seconds=0.1,
             resume=None,

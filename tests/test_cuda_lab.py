@@ -11,12 +11,13 @@ import pytest
 from cuemu.build import compile_cu, missing_tools
 from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.lab.bench import device_session, device_suites
+from gemmule.lab.bench import suites
 from gemmule.lab.ceilings import device as device_ceilings
 from gemmule.lab.cli import run
 from gemmule.lab.kernels.launch import FOLDER
 from gemmule.lab.peers.registry import all_peers
 from gemmule.lab.records.rows import Row, Speedup, Times
+from gemmule.lab.report.tables import products_table
 from gemmule.lab.verify.proofs import proof_machine
 
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
@@ -98,23 +99,23 @@ def test_the_structs_of_the_ceilings_fit_their_kernels() -> None:
 
 
 def test_the_matvec_suite_has_sixty_matrices_from_both_sides() -> None:
-    suite = device_suites.CUDA_SUITES["matvec"]
+    suite = suites.CUDA_SUITES["matvec"]
     products = suite.products
-    assert len({(p.shape, p.dtype) for p in products}) == 60
+    assert len({(p.shape, p.format) for p in products}) == 60
     assert len(products) == len(set(products)) == 120
     assert {(4096, 14336), (2112, 7168), (152064, 3584)} <= {p.shape for p in products}
     assert {512, 16384} <= {p.shape[0] for p in products if p.shape[0] == p.shape[1]}
-    narrow = device_suites.narrowed(
-        device_suites.CUDA_SUITES["matvec"], ("vecmat",), ("float16",), (512,)
-    )
-    assert [(p.op, p.shape, p.dtype) for p in narrow] == [("vecmat", (512, 512), "float16")]
+    narrow = suites.narrowed(suite, ("vecmat",), ("float16",), (512,))
+    assert [(p.op, p.shape, p.format) for p in narrow.products] == [
+        ("vecmat", (512, 512), "float16")
+    ]
     with pytest.raises(ValueError, match="no product"):
-        device_suites.narrowed(suite, ("matmul",), (), ())
+        suites.narrowed(suite, ("matmul",), (), ())
 
 
 def test_every_suite_names_peers_that_exist() -> None:
     known = {peer.name for peer in all_peers("cuda")}
-    for suite in device_suites.CUDA_SUITES.values():
+    for suite in suites.CUDA_SUITES.values():
         assert set(suite.peers) <= known
 
 
@@ -157,7 +158,7 @@ def test_the_table_has_a_line_for_each_product_with_its_peers_beside_it() -> Non
         row("torch", "peer", 99.0, group="another product"),
         row("split_columns", "rung", 5.0, group="third", flags=("above the read ceiling by 9 %",)),
     ]
-    data = device_session.table("title", rows)
+    data = products_table("title", rows)
     assert [r[:3] for r in data.rows] == [
         ("512 x 512, A x, float16", "streamed_rows", "2"),
         ("third", "split_columns", "5"),

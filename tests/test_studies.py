@@ -14,12 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 from gemmule.lab import studies
+from gemmule.lab.bench.host_to_host import PARTS
 from gemmule.lab.commands.study import study as command
 from gemmule.lab.profile import single_launch
 from gemmule.lab.records.rows import Ceiling, Times
-from gemmule.lab.studies import runner, show, splits, store
+from gemmule.lab.studies import runner, show, store
 from gemmule.lab.studies.cpu import CpuBench
 from gemmule.lab.studies.grid import Cell, Lane, Measured, Task
+from gemmule.lab.studies.host_products import judge
 from gemmule.lab.studies.published import formula_gbs, published
 from gemmule.lab.studies.records import CONFIRMED, NOT_MEASURABLE, REFUTED, Rows, StudyRow
 from gemmule.lab.studies.seeds import (
@@ -270,7 +272,7 @@ def test_both_tiles_have_to_win() -> None:
 
 
 def total(name: str, times_us: Mapping[int, float], backend: str = "cuda") -> list[StudyRow]:
-    parts = dict.fromkeys(splits.PARTS, 10.0)
+    parts = dict.fromkeys(PARTS, 10.0)
     return [
         row(
             "001",
@@ -312,7 +314,7 @@ def test_limits_of_001() -> None:
             300.0,
             temperature="once",
             n=11,
-            figures=dict.fromkeys(splits.PARTS, 60.0),
+            figures=dict.fromkeys(PARTS, 60.0),
         )
     ]
     assert verdict("001", "loading", heavy) == CONFIRMED
@@ -473,10 +475,10 @@ def test_full_grids_are_the_documents() -> None:
 def test_products_are_judged() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((40, 40)).astype(np.float32) for _ in "ab")
-    splits.judge(a, b, a @ b)
+    judge(a, b, a @ b)
     for wrong in (b @ a, (a @ b).T, a @ b + np.float32(1e-3), np.full_like(a, np.nan)):
         with pytest.raises(ArithmeticError):
-            splits.judge(a, b, wrong)
+            judge(a, b, wrong)
 
 
 def test_the_cpu_bench_times_rungs_and_peers() -> None:

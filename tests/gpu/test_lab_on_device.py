@@ -16,7 +16,7 @@ from gemmule.core.registry import all_rungs
 from gemmule.errors import DeviceError
 from gemmule.lab.bench import device as device_bench
 from gemmule.lab.bench import device_operands, host_to_host
-from gemmule.lab.bench.device_suites import Product
+from gemmule.lab.bench.suites import Product
 from gemmule.lab.ceilings.device import filled, measure_ceilings
 from gemmule.lab.peers.peer import check
 from gemmule.lab.peers.registry import all_peers
@@ -68,7 +68,7 @@ def test_peers_multiply_a_by_b(peer) -> None:
 @pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_operands_are_normal_and_wrong_results_are_caught(op: str, dtype: str) -> None:
-    product = Product(op, (300, 200), dtype, 40)
+    product = Product(op, dtype, (300, 200), 40)
     sets, turn = device_operands.make_sets(op, product.shape, dtype, width=40)
     assert len(sets) == turn.sets
     values = sets[0].a.to_host().astype(np.float64)
@@ -106,7 +106,7 @@ def test_a_bench_gives_rows_of_ours_and_of_the_peers() -> None:
     assert all(ceiling.value == max(ceiling.tried.values()) for ceiling in ceilings.values())
     environment = capture_environment("test", "cuda", ceilings=ceilings, threads=1)
     rows, absent = device_bench.run(
-        Product("matvec", (1000, 500), "float32"),
+        Product("matvec", "float32", (1000, 500)),
         environment,
         GraphClock(),
         peers=("torch", "jax"),

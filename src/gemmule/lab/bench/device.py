@@ -16,7 +16,7 @@ from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.problem import Problem
 from gemmule.lab.bench.device_operands import OperandSet, judge, make_sets
-from gemmule.lab.bench.device_suites import Product
+from gemmule.lab.bench.suites import Product
 from gemmule.lab.ceilings.device import measure_ceilings
 from gemmule.lab.ceilings.host import enforce
 from gemmule.lab.peers.peer import Absence, Peer, Prepared, check, check_operands, small_problem
@@ -67,7 +67,7 @@ def run(
     sets, turn = make_sets(
         product.op,
         product.shape,
-        product.dtype,
+        product.format,
         width=product.width,
         ordinal=clock.ordinal,
         seed=seed + 1,

@@ -1,28 +1,42 @@
-"""One product from host to host, split into its parts, with plain allocations of the driver.
+"""Products on a GPU from host arrays to host array, split into parts, with raw allocations.
 
-First call: context, compilation and loading; then allocation, copies from pinned and from pageable
-memory, the kernel, the copy back, and freeing. Each part is timed by the host clock around work
-that is waited for, the median of several rounds; the first call happens once a process.
+Each part is timed by the host's clock around work that is waited for. The first call (context,
+compilation and loading) happens once a process.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 
 import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import numpy_dtype
+from gemmule.lab.report.render import terminal_table, wide_console
+from gemmule.lab.report.tables import TableData, significant
+from gemmule.storage.atomic import write_atomically
 
+PARTS = ("allocate", "host to device", "kernel", "device to host", "free")
+PINNED = ", pinned"
+PAGEABLE = ", pageable"  # what is said of a copy where there is a pinned one beside it
 ROUNDS = 7
+SIDES = (64, 1024, 4096)
+
+Array = Any
+Multiply = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Part:
     """One part of the way: seconds (the median over rounds), bytes moved, 0 where none are."""
 
@@ -34,6 +48,83 @@ class Part:
     def gbs(self) -> float | None:
         """10^9 bytes a second, None for parts that move nothing."""
         return self.nbytes / self.seconds * 1e-9 if self.nbytes else None
+
+
+class _Watch:
+    """Sums up host time by part, each ended by waiting for the device."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.us: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        driver.synchronize(self.ordinal)
+        self.us[name] = (time.perf_counter() - start) * 1e6
+
+
+def once(
+    hosts: Sequence[Array], multiply: Multiply, ordinal: int, *, pinned: bool = False
+) -> dict[str, float]:
+    """Multiply the host arrays A, B into C once; return microseconds by part.
+
+    multiply(A, B, C) launches on device arrays. pinned: copy from and to page-locked memory too.
+    DeviceError when the three do not fit; what was allocated is given back.
+    """
+    watch, pointers = _Watch(ordinal), []
+    a, b, c = hosts
+    try:
+        with watch.part("allocate"):
+            for host in hosts:
+                pointers.append(driver.allocate(host.nbytes, ordinal))
+        views = [_view(at, host, ordinal) for at, host in zip(pointers, hosts, strict=True)]
+        with watch.part("host to device"):
+            _copy_in(pointers, (a, b), ordinal)
+        if pinned:
+            part = watch.part("host to device" + PINNED)
+            with _pinned(a, ordinal) as first, _pinned(b, ordinal) as second, part:
+                _copy_in(pointers, (first, second), ordinal)
+        with watch.part("kernel"):
+            multiply(*views)
+        with watch.part("device to host"):
+            driver.copy(c.ctypes.data, pointers[2], c.nbytes, ordinal, 0)
+        if pinned:
+            with _pinned(c, ordinal) as target, watch.part("device to host" + PINNED):
+                driver.copy(target.ctypes.data, pointers[2], c.nbytes, ordinal, 0)
+    finally:
+        with watch.part("free"):
+            for at in pointers:
+                driver.free(at, ordinal)
+    return watch.us
+
+
+def _view(at: int, host: Array, ordinal: int) -> DeviceArray:
+    strides = tuple(step // host.itemsize for step in host.strides)
+    return DeviceArray(at, host.shape, strides, host.dtype.name, ordinal, None)
+
+
+def _copy_in(pointers: Sequence[int], sources: Sequence[Array], ordinal: int) -> None:
+    for at, source in zip(pointers, sources, strict=False):
+        driver.copy(at, source.ctypes.data, source.nbytes, ordinal, 0)
+
+
+@contextmanager
+def _pinned(host: Array, ordinal: int) -> Iterator[np.ndarray]:
+    """Give page-locked host memory that holds a copy of an array's bytes, for the block."""
+    import ctypes
+
+    api = driver.bindings()
+    with driver.on_device(ordinal):
+        address = int(driver.check(api.cuMemAllocHost(max(host.nbytes, 1)), "pinning host memory"))
+    try:
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * host.nbytes).from_address(address))
+        memory[:] = host.reshape(-1).view(np.uint8)
+        yield memory
+    finally:
+        with driver.on_device(ordinal):
+            driver.check(api.cuMemFreeHost(address), "unpinning host memory")
 
 
 def split(
@@ -52,123 +143,60 @@ def split(
     if op not in ("matvec", "matmul"):
         raise ValueError(f"op is {op!r}; it must be 'matvec' or 'matmul'.")
     rng = np.random.default_rng(0)
-    a = rng.standard_normal(shape, np.float32).astype(numpy_dtype(dtype))
     inner = shape[1]
-    b = rng.standard_normal((inner,) if op == "matvec" else (inner, inner), np.float32)
-    b = b.astype(numpy_dtype(dtype))
-    first = _seconds(lambda: _first_call(op, a, b, ordinal))
-    parts = [Part("first call: context, compilation, loading", first)]
-    seen: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for name, seconds in _round(op, a, b, ordinal):
-            seen.setdefault(name, []).append(seconds)
-    moved_in, moved_out = a.nbytes + b.nbytes, _result_bytes(op, a, b)
-    nbytes = {
-        "host to device, pageable": moved_in,
-        "host to device, pinned": moved_in,
-        "device to host, pageable": moved_out,
-        "device to host, pinned": moved_out,
-    }
-    return parts + [
-        Part(name, float(np.median(times)), nbytes.get(name, 0)) for name, times in seen.items()
-    ]
-
-
-def _result_bytes(op: str, a: np.ndarray, b: np.ndarray) -> int:
-    columns = 1 if op == "matvec" else int(b.shape[1])
-    return int(a.shape[0]) * columns * a.itemsize
-
-
-def _seconds(work: Callable[[], object]) -> float:
+    other, result = ((inner,), shape[:1]) if op == "matvec" else ((inner, inner), shape)
+    a, b = (
+        rng.standard_normal(size, np.float32).astype(numpy_dtype(dtype)) for size in (shape, other)
+    )
+    c = np.ones(result, a.dtype)
     start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def _first_call(op: str, a: np.ndarray, b: np.ndarray, ordinal: int) -> None:
     left, right = (DeviceArray.from_host(host, ordinal) for host in (a, b))
     getattr(gm, op)(left, right)
     driver.synchronize(ordinal)
-
-
-def _round(op: str, a: np.ndarray, b: np.ndarray, ordinal: int) -> Iterator[tuple[str, float]]:
-    """Go the whole way once, yielding each part's name and seconds."""
-    sizes = (a.nbytes, b.nbytes, _result_bytes(op, a, b))
-    start = time.perf_counter()
-    places = [driver.allocate(size, ordinal) for size in sizes]
-    yield "allocation", time.perf_counter() - start
-    try:
-        for name, hosts in (("pageable", (a, b)), ("pinned", None)):
-            with _source(hosts, a, b) as sources:
-                start = time.perf_counter()
-                for place, source in zip(places, sources, strict=False):
-                    driver.copy(place, source.ctypes.data, source.nbytes, ordinal, 0)
-                yield f"host to device, {name}", time.perf_counter() - start
-        yield "kernel", _kernel(op, a, b, places, ordinal)
-        for name in ("pageable", "pinned"):
-            with _target(name, sizes[2]) as target:
-                start = time.perf_counter()
-                driver.copy(target.ctypes.data, places[2], sizes[2], ordinal, 0)
-                yield f"device to host, {name}", time.perf_counter() - start
-    finally:
-        start = time.perf_counter()
-        for place in places:
-            driver.free(place, ordinal)
-        freed = time.perf_counter() - start
-    yield "free", freed
-
-
-def _kernel(op: str, a: np.ndarray, b: np.ndarray, places: list[int], ordinal: int) -> float:
-    """Return the seconds from the planned call until the device is done."""
-
-    def view(place: int, shape: tuple[int, ...]) -> DeviceArray:
-        strides = (shape[1], 1) if len(shape) == 2 else (1,)
-        return DeviceArray(place, shape, strides, a.dtype.name, ordinal, None)
-
-    left, right = view(places[0], a.shape), view(places[1], b.shape)
-    out = view(places[2], (a.shape[0],) if op == "matvec" else (a.shape[0], b.shape[1]))
+    first = Part("first call: context, compilation, loading", time.perf_counter() - start)
     plan = gm.plan(op, left, right)
-    driver.synchronize(ordinal)
-    start = time.perf_counter()
-    plan(left, right, out=out)
-    driver.synchronize(ordinal)
-    return time.perf_counter() - start
+
+    def multiply(a: DeviceArray, b: DeviceArray, c: DeviceArray) -> None:
+        plan(a, b, out=c)
+
+    runs = [once((a, b, c), multiply, ordinal, pinned=True) for _ in range(rounds)]
+    moved = {"host to device": a.nbytes + b.nbytes, "device to host": c.nbytes}
+    words = {"allocate": "allocation", **{name: name + PAGEABLE for name in moved}}
+    return [first] + [
+        Part(
+            words.get(name, name),
+            float(np.median([run[name] for run in runs])) * 1e-6,
+            moved.get(name.removesuffix(PINNED), 0),
+        )
+        for name in runs[0]
+    ]
 
 
-@contextmanager
-def _pinned(nbytes: int) -> Iterator[np.ndarray]:
-    """Give page-locked host memory as bytes, for the block."""
-    import ctypes
-
-    api = driver.bindings()
-    with driver.on_device(0):
-        address = int(driver.check(api.cuMemAllocHost(max(nbytes, 1)), "pinning host memory"))
-    try:
-        yield np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-    finally:
-        with driver.on_device(0):
-            driver.check(api.cuMemFreeHost(address), "unpinning host memory")
-
-
-@contextmanager
-def _source(
-    hosts: tuple[np.ndarray, ...] | None, a: np.ndarray, b: np.ndarray
-) -> Iterator[list[np.ndarray]]:
-    """Give the operands' bytes in ordinary memory, or copied to pinned memory."""
-    if hosts is not None:
-        yield list(hosts)
-        return
-    with _pinned(a.nbytes) as first, _pinned(b.nbytes) as second:
-        first[:] = a.reshape(-1).view(np.uint8)
-        second[:] = b.reshape(-1).view(np.uint8)
-        yield [first, second]
+def show(ordinal: int, sides: Sequence[int], out: Path) -> None:
+    """Print and write the parts of a product's way from host to host, for square matrices."""
+    lines = []
+    for op in ("matvec", "matmul"):
+        for side in sides:
+            parts = split(op, (side, side), ordinal=ordinal)
+            wide_console().print(terminal_table(_table(f"{op}, {side} x {side}, float32", parts)))
+            lines += [
+                json.dumps({"schema": 1, "op": op, "side": side, **dataclasses.asdict(part)})
+                for part in parts
+            ]
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
+    path = out / f"cuda-split-{stamp}.jsonl"
+    if not write_atomically(path, "".join(f"{line}\n" for line in lines).encode()):
+        raise OSError(f"{path} cannot be written.")
+    click.echo(f"wrote {path}")
 
 
-@contextmanager
-def _target(name: str, nbytes: int) -> Iterator[np.ndarray]:
-    """Give host memory to copy a result to, touched before."""
-    if name == "pinned":
-        with _pinned(nbytes) as memory:
-            yield memory
-        return
-    yield np.ones(nbytes, np.uint8)
+def _table(title: str, parts: Sequence[Part]) -> TableData:
+    body = tuple(
+        (
+            part.name,
+            significant(part.seconds * 1e3),
+            "" if part.gbs is None else significant(part.gbs),
+        )
+        for part in parts
+    )
+    return TableData(title, ("part", "ms", "GB/s"), body, (False, True, True))

@@ -6,6 +6,7 @@ How many sets that takes follows from their bytes; how many there are is bounded
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,43 +17,11 @@ from gemmule.core.problem import numpy_dtype
 from gemmule.core.registry import ladder
 from gemmule.lab.bench.host import Bench, Beside, sets_needed
 from gemmule.lab.bench.lanes import Operands, Sets
+from gemmule.lab.bench.suites import BITS, PLAIN_INTEGERS, Product, Suite
 from gemmule.timing.machine import available_memory_bytes
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-BITS = {"int8": 8, "int4": 4, "int8 x int8": 8, "int4 x int8": 4}
-"""Quantised formats, in groups of `GROUP_SIZE`; ``x int8`` permits activations of 8 bits."""
-PLAIN_INTEGERS = {"plain int8": "int8", "plain int32": "int32", "plain int64": "int64"}
-FORMATS = (*FLOATS, *BITS, *PLAIN_INTEGERS)
 GROUP_SIZE = 128
-BLOCK_COLUMNS = 64
 ONE_COLUMN = "gemmule on one column"
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One thing to measure. shape: rows and columns of the matrix.
-
-    columns: of a matmul's right operand; None makes it square. column_major: the matrix lies by
-    columns.
-    """
-
-    op: str
-    format: str
-    shape: tuple[int, int]
-    columns: int | None = BLOCK_COLUMNS
-    column_major: bool = False
-
-    @property
-    def title(self) -> str:
-        """The product in words: shape, operation, format."""
-        words = self.op
-        if self.op == "matmul" and self.columns != BLOCK_COLUMNS:
-            words += " square" if self.columns is None else f" {self.columns} columns"
-        if self.column_major:
-            words += " by columns"
-        return f"{self.shape[0]} x {self.shape[1]}, {words}, {self.format}"
-
-
 OPERANDS_SHARE = 1 / 4
 """Of the memory available: most that a product's operand sets take; peers take as much again."""
 POOL = 1 << 22
@@ -86,7 +55,8 @@ class Maker:
         elif name in ("plain int8", "plain int32"):
             wide = "int64"
         self._forget(product, wide)
-        other = _other(product, np.random.default_rng(self.seed + 1))
+        rng = np.random.default_rng(self.seed + 1)
+        other = drawn(product.other_shape, rng, product.format in PLAIN_INTEGERS)
         room = int(available_memory_bytes() * OPERANDS_SHARE)
         dtype = None if name in BITS else numpy_dtype(PLAIN_INTEGERS.get(name, name))
         matrices, cold = self._copies(self._matrices, lambda: self._matrix(product), room)
@@ -153,6 +123,16 @@ class Maker:
         return list(kept), turn.cold
 
 
+def benches(suite: Suite, seed: int = 0, cold_bytes: int | None = None) -> Iterator[Bench]:
+    """Yield the products of a suite, operands made when each is asked for.
+
+    Memory is bounded only if the caller lets go of a product before asking for the next.
+    """
+    maker = Maker(suite.every_rung, seed, cold_bytes)
+    for product in suite.products:
+        yield maker.bench(product)
+
+
 def drawn(shape: tuple[int, ...], rng: np.random.Generator, integers: bool = False) -> Any:
     """Return random normal float32 numbers, or integers of 8 bits in int64.
 
@@ -174,14 +154,6 @@ def drawn(shape: tuple[int, ...], rng: np.random.Generator, integers: bool = Fal
     for row, start in zip(matrix, rng.integers(0, POOL, shape[0]), strict=True):
         row[:] = pool[start : start + width]
     return matrix
-
-
-def _other(product: Product, rng: np.random.Generator) -> Any:
-    """Return the vector or the right-hand matrix, as drawn."""
-    rows, columns = product.shape
-    width = columns if product.columns is None else product.columns
-    shape = {"matvec": (columns,), "vecmat": (rows,), "matmul": (columns, width)}[product.op]
-    return drawn(shape, rng, product.format in PLAIN_INTEGERS)
 
 
 def _as(other: Any, dtype: Any) -> Any:

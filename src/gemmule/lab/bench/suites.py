@@ -1,40 +1,78 @@
-"""Named sets of products to measure: operation, shape, format."""
+"""Named sets of products to measure, on a CPU and on a GPU: operation, shape, format; as data."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gemmule.lab.bench.host import Bench
-from gemmule.lab.bench.products import (
-    BITS,
-    FLOATS,
-    FORMATS,
-    ONE_COLUMN,
-    PLAIN_INTEGERS,
-    Maker,
-    Product,
-)
 from gemmule.lab.report.targets import CPU_BARS, Bar
 
-__all__ = ["FORMATS", "ONE_COLUMN", "SUITES", "Product", "Suite", "benches", "narrowed"]
-
 OPS = ("matvec", "vecmat", "matmul")
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+BITS = {"int8": 8, "int4": 4, "int8 x int8": 8, "int4 x int8": 4}
+"""Quantised formats; ``x int8`` permits activations of 8 bits."""
+PLAIN_INTEGERS = {"plain int8": "int8", "plain int32": "int32", "plain int64": "int64"}
+FORMATS = (*FLOATS, *BITS, *PLAIN_INTEGERS)
+BLOCK_COLUMNS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One thing to measure. shape: rows and columns of the matrix.
+
+    columns: of a matmul's right operand; None makes it square. column_major: the matrix lies by
+    columns.
+    """
+
+    op: str
+    format: str
+    shape: tuple[int, int]
+    columns: int | None = BLOCK_COLUMNS
+    column_major: bool = False
+
+    @property
+    def title(self) -> str:
+        """The product in words: shape, operation, format."""
+        words = self.op
+        if self.op == "matmul" and self.columns != BLOCK_COLUMNS:
+            words += " square" if self.columns is None else f" {self.columns} columns"
+        if self.column_major:
+            words += " by columns"
+        return f"{self.shape[0]} x {self.shape[1]}, {words}, {self.format}"
+
+    @property
+    def width(self) -> int:
+        """The columns of the right operand, 1 for a vector."""
+        if self.op != "matmul":
+            return 1
+        return self.shape[1] if self.columns is None else self.columns
+
+    @property
+    def other_shape(self) -> tuple[int, ...]:
+        """The shape of the vector or of the right-hand matrix."""
+        rows, columns = self.shape
+        return {"matvec": (columns,), "vecmat": (rows,), "matmul": (columns, self.width)}[self.op]
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
     """What a suite measures, and the bars that its rows are held against.
 
-    every_rung: all rungs of the ladder that take the problem, not the automatic choice alone.
+    every_rung: all rungs of the ladder that take the problem, not the automatic choice alone;
+    rungs: on a GPU those to time, by name, None being the automatic choice. peers: on a GPU those
+    that run beside ours unless others are asked for; on a CPU all do. host_cost: time
+    what one call costs the host, whatever the products.
     """
 
     title: str
     products: tuple[Product, ...]
     every_rung: bool = False
     bars: tuple[Bar, ...] = ()
+    peers: tuple[str, ...] = ("torch",)
+    rungs: tuple[str | None, ...] = (None,)
+    host_cost: bool = False
 
 
 def _squares(*sizes: int) -> tuple[tuple[int, int], ...]:
@@ -89,6 +127,54 @@ SUITES: Mapping[str, Suite] = {
     "ladder": Suite("every rung", _LADDER, every_rung=True),
 }
 
+_HALVES_FIRST = ("float16", "bfloat16", "float32", "float64")
+_POWERS = _squares(512, 1024, 2048, 4096, 8192, 16384)
+_MATVEC_SHAPES = (
+    *_POWERS,
+    (65536, 1024),
+    (262144, 128),  # tall
+    (1024, 65536),
+    (128, 262144),  # wide
+    (4095, 4095),
+    (8191, 1025),  # odd: no row but the first is aligned
+    (4096, 14336),
+    (2112, 7168),
+    (152064, 3584),  # layers of language models
+)
+_MATMUL_SHAPES = (
+    *((n, n, None) for n in (512, 1024, 2048, 4096, 8192)),
+    (4096, 4096, 16),
+    (8192, 8192, 128),  # few columns
+    (1000, 3000, 2000),
+    (1023, 1025, 1027),  # no multiple of a tile; odd
+    (16384, 1024, 2048),
+    (1024, 16384, 2048),
+)
+_MATMUL = tuple(
+    Product("matmul", dtype, (rows, columns), width)
+    for rows, columns, width in _MATMUL_SHAPES
+    for dtype in ("bfloat16", "float16", "float32", "float64")
+)
+
+CUDA_SUITES: Mapping[str, Suite] = {
+    "quick": Suite(
+        "a first look", _grid(_VECTORS, ("float16", "float32"), _squares(1024, 4096, 8192))
+    ),
+    "matvec": Suite(
+        "60 matrices, each by a vector from either side",
+        _grid(_VECTORS, _HALVES_FIRST, _MATVEC_SHAPES),
+    ),
+    "chained": Suite(
+        "each call begun before the one in front of it has ended, and the same in turn",
+        _grid(("matvec",), _HALVES_FIRST, (*_POWERS, (2112, 7168), (4096, 14336))),
+        rungs=("streamed_rows", "early_rows"),
+    ),
+    "matmul": Suite("matrices by matrices", _MATMUL),
+    "host": Suite(
+        "what one call costs the host", (Product("matvec", "float32", (64, 64)),), host_cost=True
+    ),
+}
+
 
 def narrowed(
     suite: Suite, ops: Sequence[str], formats: Sequence[str], sizes: Sequence[int]
@@ -108,13 +194,3 @@ def narrowed(
     if not kept:
         raise ValueError("the suite has no product of these operations and formats.")
     return replace(suite, products=tuple(dict.fromkeys(kept)))
-
-
-def benches(suite: Suite, seed: int = 0, cold_bytes: int | None = None) -> Iterator[Bench]:
-    """Yield the products of a suite, operands made when each is asked for.
-
-    Memory is bounded only if the caller lets go of a product before asking for the next.
-    """
-    maker = Maker(suite.every_rung, seed, cold_bytes)
-    for product in suite.products:
-        yield maker.bench(product)

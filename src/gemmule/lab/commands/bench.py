@@ -73,7 +73,7 @@ CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
     type=click.FloatRange(0, 86400),
     default=0.0,
     show_default=True,
-    help="On a CPU: seconds to spend in all on waiting for idle processors before a product, and "
+    help="Seconds to spend in all on waiting for idle processors before a product, and "
     "on measuring again what other processes disturbed.",
 )
 @click.option(
@@ -86,7 +86,7 @@ CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="On a CPU: go on with this file of an earlier run; what it holds is not measured again.",
+    help="Go on with this file of an earlier run; what it holds is not measured again.",
 )
 def bench(
     suite: str,
@@ -111,23 +111,25 @@ def bench(
     if known is None or suite not in known:
         offered = "; ".join(f"{name}: {', '.join(names)}" for name, names in SUITES.items())
         raise ValueError(f"--device {device} --suite {suite} is none of {offered}.")
-    if backend == "cuda":
-        from gemmule.lab.bench import device_session
-
-        device_session.bench(
-            suite, device, ops, formats, sizes, peers, seconds or CUDA_SECONDS, CEILING_SECONDS, out
-        )
-        return
-    from gemmule.lab.bench import host_session, suites
+    from gemmule.lab.bench import host_to_host, session, suites
     from gemmule.lab.bench.quiet import Patience, processors_in_use
 
-    chosen = suites.narrowed(suites.SUITES[suite], ops, formats, sizes)
-    click.echo(f"suite {suite}, {chosen.title}: {len(chosen.products)} products")
-    host_session.start(
+    if suite == "split":
+        from gemmule.backends.cuda.arrays import ordinal_named
+
+        host_to_host.show(ordinal_named(device), sizes or host_to_host.SIDES, out)
+        return
+    all_suites = suites.CUDA_SUITES if backend == "cuda" else suites.SUITES
+    chosen = suites.narrowed(all_suites[suite], ops, formats, sizes)
+    if backend == "cuda":
+        meter = session.cuda_meter(chosen, seconds or CUDA_SECONDS, device, peers)
+    else:
+        meter = session.cpu_meter(chosen, seconds or CPU_SECONDS)
+    session.start(
         suite,
         chosen,
+        meter,
         out,
-        seconds=seconds or CPU_SECONDS,
         patience=Patience(patience, processors_in_use),
         ceiling_seconds=CEILING_SECONDS,
         resume=resume,

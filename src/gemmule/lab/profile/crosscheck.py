@@ -20,16 +20,16 @@ from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.errors import DeviceError
 from gemmule.lab.bench.device_operands import OperandSet, make_sets
-from gemmule.lab.bench.device_suites import Product
+from gemmule.lab.bench.suites import Product
 from gemmule.lab.peers.peer import module_missing
 from gemmule.timing.sampler import Contestant, sample
 
 PRODUCTS = (
-    Product("matvec", (1024, 1024), "float16"),
-    Product("matvec", (4096, 4096), "float16"),
-    Product("matvec", (8192, 8192), "float32"),
-    Product("vecmat", (8192, 8192), "float32"),
-    Product("matmul", (2048, 2048), "float32", 2048),
+    Product("matvec", "float16", (1024, 1024)),
+    Product("matvec", "float16", (4096, 4096)),
+    Product("matvec", "float32", (8192, 8192)),
+    Product("vecmat", "float32", (8192, 8192)),
+    Product("matmul", "float32", (2048, 2048), 2048),
 )
 COLD_MEAN = "nv/cold/time/gpu/mean"
 INSTALL = "pip install 'cuda-bench[cu13]'"
@@ -64,7 +64,7 @@ def crosscheck(
     calls: dict[str, Callable[[int], None]] = {}
     for product in products:
         sets, _ = make_sets(
-            product.op, product.shape, product.dtype, width=product.width, ordinal=ordinal
+            product.op, product.shape, product.format, width=product.width, ordinal=ordinal
         )
         call = _call(product, sets)
         contestant = Contestant(product.title, call, len(sets))

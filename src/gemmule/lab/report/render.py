@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 FOLDER = Path(__file__).parent
+FILE_WIDTH = 160
 LADDER_FROM = 3  # rungs on one problem that make a ladder worth drawing
 
 
@@ -51,6 +52,14 @@ def print_tables(rows: Sequence[Row], console: Console) -> None:
     summary = summary_table(rows)
     if summary.rows:
         console.print(terminal_table(summary))
+
+
+def wide_console() -> Console:
+    """Return a console that is wide where no terminal tells its width."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
 def terminal_table(data: TableData) -> RenderableType:

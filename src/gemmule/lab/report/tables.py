@@ -60,6 +60,49 @@ def problem_table(title: str, rows: Sequence[Row]) -> TableData:
     return without_empty_columns(full)
 
 
+def products_table(title: str, rows: Sequence[Row]) -> TableData:
+    """Return one line for each of our rows: time, bandwidth, share of the ceiling, ratios."""
+    ours = [row for row in rows if row.kind == "rung"]
+    peers = list(dict.fromkeys(name for row in ours for name in row.speedups))
+    times = {(row.group, row.name): row.times_us.median for row in rows if row.kind == "peer"}
+    header = ["product", "rung", "us", "GB/s", "TFLOP/s", "% of read ceiling", "error / bound"]
+    for peer in peers:
+        header += [f"{peer}, us", f"x over {peer}"]
+    body = []
+    for row in ours:
+        share = row.percent_of_ceiling
+        cells = [
+            row.group,
+            row.name,
+            significant(row.times_us.median),
+            significant(row.gbs),
+            significant(row.tflops),
+            "" if share is None else f"{share:.0f}",
+            "" if row.error_ratio is None else f"{row.error_ratio:.2g}",
+        ]
+        for peer in peers:
+            time_us = times.get((row.group, peer))
+            cells.append("" if time_us is None else significant(time_us))
+            cells.append(speedup_text(row.speedups.get(peer)))
+        body.append((*cells, "; ".join(row.flags)))
+    numeric = (False, False, *[True] * (len(header) - 2), False)
+    return without_empty_columns(TableData(title, (*header, "remarks"), tuple(body), numeric))
+
+
+def in_words(rows: Sequence[Row]) -> str:
+    """Return one line on what was found: our fastest, its bandwidth, the fastest peer's share."""
+    ours = [row for row in rows if row.kind == "rung"]
+    if not ours:
+        return "nothing was timed"
+    best = min(ours, key=lambda row: row.times_us.median)
+    words = f"{best.name} {significant(best.times_us.median)} us, {significant(best.gbs)} GB/s"
+    if best.percent_of_ceiling is not None:
+        words += f", {best.percent_of_ceiling:.0f} % of the read ceiling"
+    for name, speedup in best.speedups.items():
+        words += f", {speedup.value:.2f} x {name}"
+    return words + "".join(f", {flag}" for flag in best.flags)
+
+
 def without_empty_columns(table: TableData) -> TableData:
     """Return the table less the columns in which no row has anything."""
     kept = [i for i in range(len(table.header)) if any(row[i] for row in table.rows)]

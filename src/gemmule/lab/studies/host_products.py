@@ -1,4 +1,4 @@
-"""Document 001's checks before timing, its products on the CPU, and the largest that fits a GPU."""
+"""Document 001's products from host to host: checked, split into parts, the largest that fits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ import numpy as np
 
 import gemmule as gm
 from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import DeviceError
-from gemmule.lab.studies import splits
+from gemmule.lab.bench.host_to_host import PARTS, once
+from gemmule.lab.records.rows import Times
 from gemmule.lab.studies.cpu import REST_S, peer_calls
 from gemmule.lab.studies.grid import Bench, Measured
 from gemmule.lab.studies.records import Value
 from gemmule.lab.studies.seeds.claims_001 import CPU_LOOP, CUBLAS, EIGEN, NAIVE, NUMPY, SHARED
+from gemmule.lab.verify import check
 
+JUDGED, JUDGED_COLUMNS, EDGE = 1 << 22, 1024, 4
+PERIOD = 16_777_213
 LARGEST_PROOF = 384
 BUDGET_S = 0.25
 STEP = 1000
 
+Array = Any
 Multiply = Callable[[Any, Any, Any], None]
 
 
@@ -47,13 +53,13 @@ def cpu_multiply(name: str) -> Multiply | str:
 
 def gpu_multiply(name: str, ordinal: int) -> Multiply | str:
     """Return a host-to-host product on the GPU by name, or why there is none here."""
-    made = splits.cublas_multiply() if name == CUBLAS else None
+    made = cublas_multiply() if name == CUBLAS else None
     if isinstance(made, str):
         return made
-    chosen = made or splits.rung_multiply({NAIVE: "naive", SHARED: "shared_tile"}[name])
+    chosen = made or rung_multiply({NAIVE: "naive", SHARED: "shared_tile"}[name])
 
     def multiply(a: Any, b: Any, c: Any) -> None:
-        splits.once(a, b, c, chosen, ordinal)
+        once((a, b, c), chosen, ordinal)
 
     return multiply
 
@@ -89,7 +95,7 @@ def _results(n: int, present: Mapping[str, Multiply], rng: np.random.Generator) 
         c = np.full((n, n), np.nan, np.float32)
         multiply(a, b, c)
         try:
-            splits.judge(a, b, c)
+            judge(a, b, c)
         except ArithmeticError as error:
             raise ArithmeticError(f"{name}: {error}") from None
         results.append(c)
@@ -135,7 +141,7 @@ def cpu_total(
             runs.append((time.perf_counter() - begin) * 1e6)
             if runs[-1] > 4e6 * BUDGET_S:
                 break
-        times = splits.times_of_us(runs)
+        times = times_of_us(runs)
         found[name] = Measured(times, {"gflops": 2e-3 * n**3 / times.median})
     return found
 
@@ -163,9 +169,9 @@ def largest(
     figures = {"largest n": float(n), "next n refused": float(isinstance(refusal, str))}
     found = {"allocation": Measured(figures=figures, note=str(refusal))}
     if "product" in names:
-        made = splits.cublas_multiply()
+        made = cublas_multiply()
         found["product"] = (
-            Measured(note=made) if isinstance(made, str) else splits.split(n, made, ordinal, 0)
+            Measured(note=made) if isinstance(made, str) else split_product(n, made, ordinal, 0)
         )
     return {name: found[name] for name in names}
 
@@ -182,3 +188,81 @@ def _fits(n: int, ordinal: int) -> float | str:
         for pointer in pointers:
             driver.free(pointer, ordinal)
     return 1.0
+
+
+def rung_multiply(rung: str, params: dict[str, Any] | None = None) -> Callable[..., None]:
+    """Return a product of device arrays by a rung, planned at the first call of each size."""
+    plans: dict[tuple[int, ...], gm.Plan] = {}
+
+    def multiply(a: DeviceArray, b: DeviceArray, c: DeviceArray) -> None:
+        if a.shape not in plans:
+            plans[a.shape] = gm.plan("matmul", a, b, rung=rung, params=params)
+        plans[a.shape](a, b, out=c)
+
+    return multiply
+
+
+def cublas_multiply() -> Callable[..., None] | str:
+    """Return cuBLAS's product of device arrays through PyTorch, or why there is none."""
+    from gemmule.lab.peers.gpu_float import to_cuda, torch_missing
+
+    reason = torch_missing()
+    if reason is not None:
+        return reason
+    import torch
+
+    def multiply(a: DeviceArray, b: DeviceArray, c: DeviceArray) -> None:
+        # Row-major operands and A before B: PyTorch asks cuBLAS for B^T A^T in column-major order.
+        torch.matmul(to_cuda(a), to_cuda(b), out=to_cuda(c))
+
+    return multiply
+
+
+def split_product(n: int, multiply: Callable[..., None], ordinal: int, repeats: int) -> Measured:
+    """Return the median parts of `repeats` products of n x n, after one that is not counted.
+
+    Judged by the oracle on sampled rows; ArithmeticError for a wrong result.
+    """
+    a, b = (_numbers(n, seed) for seed in (1, 2))
+    c = np.empty_like(a)
+    try:
+        first = once((a, b, c), multiply, ordinal)
+        judge(a, b, c)
+        runs = [once((a, b, c), multiply, ordinal) for _ in range(repeats)]
+    except DeviceError as error:
+        if error.restart:
+            raise
+        return Measured(note=str(error))
+    runs = runs or [first]
+    totals = [sum(run.values()) for run in runs]
+    figures = {name: float(np.median([run[name] for run in runs])) for name in PARTS}
+    figures |= {f"first {name}": first[name] for name in PARTS}
+    times = times_of_us(totals)
+    figures["gflops"] = 2e-3 * n**3 / times.median
+    return Measured(times, figures)
+
+
+def _numbers(n: int, seed: int) -> Array:
+    """Return normal numbers; those of large matrices repeat with a period that no row divides."""
+    flat = np.random.default_rng(seed).standard_normal(min(n * n, PERIOD), np.float32)
+    return np.resize(flat, (n, n))
+
+
+def times_of_us(values: list[float]) -> Times:
+    """Return the statistics of times in microseconds."""
+    quartiles = [float(np.quantile(values, q)) for q in (0.25, 0.5, 0.75)]
+    return Times(quartiles[1], quartiles[0], quartiles[2], min(values), len(values))
+
+
+def judge(a: Array, b: Array, c: Array) -> None:
+    """Hold the first and last rows of a product against the oracle; ArithmeticError if wrong."""
+    n = len(a)
+    count = max(2 * EDGE, JUDGED // max(n, 1) ** 2)
+    rows = sorted({*range(min(n, count // 2)), *range(max(0, n - count // 2), n)})
+    columns = sorted({*range(min(n, JUDGED_COLUMNS)), *range(max(0, n - EDGE), n)})
+    left, right = np.ascontiguousarray(a[rows]), np.ascontiguousarray(b[:, columns])
+    result = np.ascontiguousarray(c[rows][:, columns])
+    plan = gm.plan("matmul", left, right, rung="triple_loop")
+    verdict = check.judge("matmul", left, right, result, check.Rounding.of(plan))
+    if not verdict.ok:
+        raise ArithmeticError(f"a product of {n} x {n}: {verdict.text}")

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from gemmule.lab.bench.host_to_host import PARTS
 from gemmule.lab.profile.single_launch import count
 from gemmule.lab.report.tables import significant
-from gemmule.lab.studies import splits
 from gemmule.lab.studies.first_call import first_call
 from gemmule.lab.studies.grid import Bench, Cell, Lane, Measured, Step, Study, Task
-from gemmule.lab.studies.host_products import cpu_total, largest, proof, small_check
+from gemmule.lab.studies.host_products import (
+    cpu_total,
+    cublas_multiply,
+    largest,
+    proof,
+    rung_multiply,
+    small_check,
+    split_product,
+)
 from gemmule.lab.studies.published import published
 from gemmule.lab.studies.records import Rows, Value
 from gemmule.lab.studies.seeds.claims_001 import (
@@ -108,11 +116,11 @@ def _total(
     n, ordinal = int(case["n"]), int(getattr(bench, "ordinal", 0))
     found = {}
     for name in names:
-        made = splits.cublas_multiply() if name == CUBLAS else splits.rung_multiply(*RUNGS[name])
+        made = cublas_multiply() if name == CUBLAS else rung_multiply(*RUNGS[name])
         if isinstance(made, str):
             found[name] = Measured(note=made)
         else:
-            found[name] = splits.split(n, made, ordinal, _repeats(n))
+            found[name] = split_product(n, made, ordinal, _repeats(n))
     return found
 
 
@@ -148,7 +156,7 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     shown = [n for n in sizes if n in SHOWN or n == sizes[-1]]
     for n in shown:
         for row in rows.where(TOTAL, n=n).timed():
-            parts = [significant(row.figures[p]) if p in row.figures else "" for p in splits.PARTS]
+            parts = [significant(row.figures[p]) if p in row.figures else "" for p in PARTS]
             yield (f"{row.name}, n = {n}", "", significant(row.us), *parts)
     printed = published("001")["break_even"]
     for words, cpu, gpu, theirs in (
@@ -161,13 +169,13 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
             f"break-even n: {words}",
             str(theirs),
             "" if ours is None else str(ours),
-            *[""] * len(splits.PARTS),
+            *[""] * len(PARTS),
         )
 
 
 SHOWN = (11, 41, 64, 101, 256, 1024, 2048, 4096, 10000, 26000)
 STUDY = Study(
     "001", "Matmul from host to host, split by part", steps, left_out, CLAIMS, comparison,
-    ("what", "printed", "ours, us or n", *(f"{part} us" for part in splits.PARTS)),
+    ("what", "printed", "ours, us or n", *(f"{part} us" for part in PARTS)),
     plots=((TOTAL, "once", "n"), (KERNELS, "warm", "n")), rate="gflops",
 )  # fmt: skip
