@@ -18,6 +18,7 @@ from gemmule.core import rung as rung_module
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, Machine, Rung, same
 from gemmule.storage import tuned as tuned_store
+from gemmule.storage.atomic import MAX_BYTES
 
 MACHINE = Machine("cpu", "Test CPU", "x86_64", 2, 1e10, 2**25)
 PROBLEM = Problem("matvec", 100, 200)
@@ -239,7 +240,7 @@ def test_duplicate_keys_are_a_miss(rungs: tuple[Rung, Rung]) -> None:
 
 def test_an_oversized_file_is_not_even_parsed(rungs: tuple[Rung, Rung]) -> None:
     path = _saved(rungs[0])
-    path.write_bytes(path.read_bytes() + b" " * tuned_store.MAX_BYTES)
+    path.write_bytes(path.read_bytes() + b" " * MAX_BYTES)
     assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.arrays import interop
-from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.arrays import interop, transfer
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.registry import all_rungs
@@ -123,7 +122,7 @@ def test_arrays_with_the_interface_alone_come_in() -> None:
             self.__cuda_array_interface__ = array.__cuda_array_interface__
 
     result = gm.matvec(Foreign(matrix), Foreign(vector))
-    np.testing.assert_array_equal(device_arrays.to_host(interop.unwrap(result, "y")), A @ X)
+    np.testing.assert_array_equal(transfer.to_host(interop.unwrap(result, "y")), A @ X)
 
 
 @pytest.mark.parametrize("op", OPS)
