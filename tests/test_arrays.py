@@ -10,7 +10,7 @@ import pytest
 from gemmule.arrays.interop import check_out, check_same_kind, empty_like_kind, to_kind, unwrap
 from gemmule.core.operand import Form, alignment_of, extent
 from gemmule.core.problem import DTYPES, ITEMSIZE, numpy_dtype
-from gemmule.quant.matrix import quantize
+from gemmule.quant.quantize import quantize
 from products import ARRANGEMENTS, misaligned
 
 

@@ -14,13 +14,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gemmule as gm
 from gemmule.errors import DeviceError
-from gemmule.quant import layouts
+from gemmule.quant import layouts, library
 from gemmule.quant import rounding as rounding
-from gemmule.quant.matrix import QuantizedMatrix, quantize
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.quantize import quantize
 
 DTYPES = {
     "float64": np.float64,
@@ -377,6 +380,7 @@ def test_wrong_inputs_of_quantize() -> None:
     W = normal(2, 4)
     wrong: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
         (TypeError, "got list", (W.tolist(),), {}),
+        (TypeError, "got QuantizedMatrix", (quantize(W),), {}),
         (TypeError, "masked", (np.ma.masked_array(W),), {}),
         (TypeError, "dtype int64", (W.astype(int),), {}),
         (TypeError, "dtype complex64", (W.astype(np.complex64),), {}),
@@ -466,29 +470,168 @@ def test_padding_of_mma16_is_checked() -> None:
         )
 
 
-def test_devices_go_through_the_transfer() -> None:
+def test_devices_go_through_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     Q = quantize(normal(3, 5), 4, 2, perm=np.arange(5)[::-1])
     calls: list[str] = []
 
-    def transfer(array: Any, device: str) -> Any:
-        calls.append(device)
-        return array.copy()
+    def transfer(device: str) -> Any:
+        return device, lambda array: calls.append(device) or array.copy()
 
-    moved = Q.to("cuda:1", transfer=transfer)
+    monkeypatch.setattr(library, "mover", transfer)
+    moved = Q.to("cuda:1")
     assert (moved.device, calls) == ("cuda:1", ["cuda:1"] * 4)
-    relaid = moved.to(layout="mma16", transfer=transfer)
+    relaid = moved.to(layout="mma16")
     assert (relaid.device, calls[4:]) == ("cuda:1", ["cpu"] * 4 + ["cuda:1"] * 4)
-    back = relaid.to("cpu", "row", transfer=transfer)
-    np.testing.assert_array_equal(back.dequantize(), Q.dequantize())
+    np.testing.assert_array_equal(relaid.to("cpu", "row").dequantize(), Q.dequantize())
+    np.testing.assert_array_equal(np.asarray(moved), Q.dequantize())
     assert Q.to("cpu") is Q
-    for refused in (
-        lambda: Q.to("cuda:0"),
-        lambda: moved.to(layout="mma16"),
-        moved.dequantize,
-        lambda: moved.save("never-written"),
-    ):
+    for refused in (moved.dequantize, lambda: moved.save("never-written")):
         with pytest.raises(DeviceError):
             refused()
+
+
+def test_a_matrix_of_codes_moves_to_what_is_no_device() -> None:
+    with pytest.raises(ValueError, match="device is 'gpu'"):
+        quantize(normal(3, 5)).to("gpu")
+
+
+def test_operators_and_the_array_protocol() -> None:
+    W, x, X = normal(6, 33), normal(1, 33, 1)[0], normal(33, 4, 2)
+    Q = quantize(W, 8, 16)
+    assert (Q.ndim, Q.dtype, Q.T.ndim) == (2, np.float32, 2)
+    np.testing.assert_array_equal(Q @ x, gm.matvec(Q, x))
+    np.testing.assert_array_equal(Q @ X, gm.matmul(Q, X))
+    np.testing.assert_array_equal(x @ Q.T, gm.vecmat(x, Q.T))
+    np.testing.assert_array_equal(X.T @ Q.T, gm.matmul(X.T, Q.T))
+    assert isinstance(torch.from_numpy(x) @ Q.T, torch.Tensor)
+    assert isinstance(Q @ torch.from_numpy(X), torch.Tensor)
+    np.testing.assert_array_equal((torch.from_numpy(x) @ Q.T).numpy(), x @ Q.T)
+    np.testing.assert_array_equal(np.asarray(Q), Q.dequantize())
+    assert np.asarray(Q.T, "float16").dtype == np.float16
+    with pytest.raises(ValueError, match="only by a copy"):
+        np.array(Q, copy=False)
+    with pytest.raises(TypeError, match="list"):
+        Q @ [1.0]
+
+
+TORCH = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", TORCH)
+@pytest.mark.parametrize("method", ["rtn", "mse"])
+@pytest.mark.parametrize("group_size", [None, -1, 1, 7, 64, 500])
+def test_torch_gives_the_codes_of_numpy(dtype: str, method: str, group_size: int | None) -> None:
+    W, perm = normal(7, 131, dtype=DTYPES[dtype]), np.random.default_rng(3).permutation(131)
+    tensor = torch.from_numpy(W.astype(np.float64)).to(TORCH[dtype]).requires_grad_()
+    importance = np.random.default_rng(4).random(131)
+    for bits, symmetric, scale_dtype in ((4, False, "bfloat16"), (8, True, "float32")):
+        options = {"method": method, "perm": perm, "importance": importance}
+        ours = quantize(tensor, bits, group_size, symmetric, scale_dtype, **options)
+        plain = quantize(W, bits, group_size, symmetric, scale_dtype, **options)
+        for name in ("codes", "scales", "zeros", "perm"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(plain, name))
+        assert ours.error == pytest.approx(plain.error)
+    strided = quantize(tensor.T, 4, group_size)
+    np.testing.assert_array_equal(strided.dequantize(), quantize(W.T, 4, group_size).dequantize())
+
+
+def test_torch_matrices_are_checked() -> None:
+    W = torch.from_numpy(normal(4, 300))
+    for error, words, wrong in (
+        (TypeError, "dtype torch.int64", W.long()),
+        (ValueError, r"shape \(300,\)", W[0]),
+        (
+            ValueError,
+            r"^W\[3, 7\] is nan",
+            W.index_put((torch.tensor(3), torch.tensor(7)), torch.tensor(torch.nan)),
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            quantize(wrong)
+
+
+class Exporter:
+    """An array of a library nobody knows, through DLPack alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack_is_enough() -> None:
+    W = normal(4, 40)
+    np.testing.assert_array_equal(quantize(Exporter(W)).codes, quantize(W).codes)
+
+
+def errors_of(W: np.ndarray, Q: QuantizedMatrix, importance: Any = 1) -> np.ndarray:
+    """Each row's weighted squared error, from the dequantised matrix."""
+    return (importance * (Q.dequantize("float64") - W.astype(np.float64)) ** 2).sum(1)
+
+
+@pytest.mark.parametrize("method", ["mse", "hqq"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+@pytest.mark.parametrize("scale_dtype", SCALE_DTYPES)
+def test_searched_scales_are_never_worse(
+    method: str, bits: int, shift: float, scale_dtype: str
+) -> None:
+    W, importance = normal(40, 48) + np.float32(shift), np.random.default_rng(9).random(48) ** 4
+    for group_size in (-1, None):
+        for weights in (None, importance):
+            options = {"importance": weights, "scale_dtype": scale_dtype}
+            plain = quantize(W, bits, group_size, **options)
+            found = quantize(W, bits, group_size, method=method, **options)
+            count = np.ones(48) if weights is None else weights
+            ours, theirs = errors_of(W, found, count), errors_of(W, plain, count)
+            if group_size is None:
+                ours, theirs = ours.sum(keepdims=True), theirs.sum(keepdims=True)
+            assert (ours <= theirs * (1 + 1e-4)).all()
+            relative = math.sqrt(ours.sum() / (count * W.astype(np.float64) ** 2).sum())
+            assert found.error == pytest.approx(relative, rel=1e-3)
+
+
+def test_methods_reach_what_is_known_of_normal_weights() -> None:
+    """A fine grid over scale and zero point of each group: no method of two numbers does better."""
+    W = normal(30, 64, dtype=np.float64)
+    best = np.full(30, np.inf)
+    low, high = W.min(1, keepdims=True), W.max(1, keepdims=True)
+    for shrink in np.linspace(1, 0.6, 41):
+        for shift in np.linspace(-1, 1, 21):
+            scale = (high - low) * shrink / 15
+            zero = 7.5 - (low + high) / 2 / scale + shift
+            codes = np.clip(np.rint(W / scale + zero), 0, 15)
+            best = np.minimum(best, ((scale * (codes - zero) - W) ** 2).sum(1))
+    found = {m: errors_of(W, quantize(W, 4, -1, method=m)).sum() for m in ("rtn", "mse", "hqq")}
+    assert found["hqq"] < 1.05 * best.sum() < found["mse"] < found["rtn"]
+
+
+def test_importance_moves_the_error_to_where_it_counts_less() -> None:
+    W, importance = normal(50, 64), np.where(np.arange(64) % 8, 0.01, 1)
+    plain, weighted = (
+        quantize(W, 4, 64, method="hqq", importance=count) for count in (None, importance)
+    )
+    assert errors_of(W, weighted, importance).sum() < 0.6 * errors_of(W, plain, importance).sum()
+    ragged = quantize(W[:, :50], 4, 16, method="hqq")  # the filled-up group is not fitted to zeros
+    alone = quantize(W[:, 48:50], 4, 2, method="hqq")
+    np.testing.assert_allclose(ragged.dequantize()[:, 48:], alone.dequantize(), rtol=1e-5)
+
+
+def test_wrong_methods_and_importance() -> None:
+    W = normal(2, 4)
+    for words, options in (
+        ("method is 'gptq'", {"method": "gptq"}),
+        ("symmetric=True has none", {"method": "hqq", "symmetric": True}),
+        (r"importance has shape \(3,\)", {"importance": np.ones(3)}),
+        ("finite and not negative", {"importance": np.array([1, 1, -1, 1])}),
+        ("finite and not negative", {"importance": np.array([1, 1, np.nan, 1])}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            quantize(W, **options)
 
 
 def test_float32_weights_are_correctly_rounded_for_integer_zero_points() -> None:

@@ -17,7 +17,8 @@ import safetensors
 import safetensors.numpy
 
 from gemmule.quant import files
-from gemmule.quant.matrix import QuantizedMatrix, quantize
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.quantize import quantize
 
 SCALE_DTYPES = ("float32", "float16", "bfloat16")
 PARTS = ("codes", "scales", "zeros", "perm")

@@ -6,7 +6,8 @@ from gemmule.api import asarray, gemm, gemv, matmul, matvec, plan, vecmat
 from gemmule.core.registry import ladder
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import Plan
-from gemmule.quant.matrix import QuantizedMatrix, quantize
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.quantize import quantize
 
 __version__ = "0.1.0"
 

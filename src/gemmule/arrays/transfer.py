@@ -21,20 +21,13 @@ def to_device(obj: Any, device: str) -> Any:
     is on a device already.
     """
     if isinstance(obj, QuantizedMatrix):
-        name = device if device == "cpu" else f"cuda:{ordinal_named(device)}"
-        return obj.to(name, transfer=_part)
+        return obj.to(device)
     operand = unwrap(obj, "a")
     if operand.device != "cpu":
         raise ValueError(
             f"a already lies on {operand.device}; it can be used as it is, with no copy."
         )
     return DeviceArray.from_host(operand.array, ordinal_named(device))
-
-
-def _part(part: Any, device: str) -> Any:
-    if device == "cpu":
-        return to_host(unwrap(part, "part"))
-    return DeviceArray.from_host(np.asarray(part), ordinal_named(device))
 
 
 def to_host(operand: Operand) -> np.ndarray[Any, Any]:

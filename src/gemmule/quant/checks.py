@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.quant.layouts import Codes, Layout
-from gemmule.quant.rounding import Floats, group_count
+from gemmule.quant.library import is_known, library_of
+from gemmule.quant.rounding import dtype_name, group_count
 
 SCALE_DTYPES = ("float32", "float16", "bfloat16")
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -75,16 +76,32 @@ def _integer(name: str, value: object) -> int:
         raise TypeError(f"{name} must be an int, got {value!r}") from None
 
 
-def float_matrix(W: object) -> NDArray[Any]:
-    """Require a 2-D NumPy array of float64, float32, float16 or bfloat16, any byte order."""
-    array = _host_array("W", W)
-    if array.dtype.newbyteorder("=").name not in FLOAT_DTYPES:
+def float_matrix(W: Any) -> Any:
+    """Require a 2-D NumPy, PyTorch or CuPy array of a float dtype, any byte order."""
+    if isinstance(W, np.ma.MaskedArray) or not is_known(W):
         raise TypeError(
-            f"W has dtype {array.dtype}, but must be {', '.join(FLOAT_DTYPES)}; convert it first "
-            "with W.astype"
+            "W must be an array of NumPy (not a masked one), PyTorch, CuPy or JAX, a DeviceArray, "
+            f"or one with DLPack; got {type(W).__name__}. Convert it with numpy.asarray"
         )
-    if array.ndim != 2:
-        raise ValueError(f"W has shape {array.shape}, but must be 2-D: reshape it to (m, n)")
+    native = W.dtype.newbyteorder("=") if isinstance(W.dtype, np.dtype) else W.dtype
+    name = str(getattr(native, "name", native)).removeprefix("torch.")
+    if name not in FLOAT_DTYPES:
+        raise TypeError(
+            f"W has dtype {W.dtype}, but must be {', '.join(FLOAT_DTYPES)}; convert it first"
+        )
+    if W.ndim != 2:
+        raise ValueError(f"W has shape {tuple(W.shape)}, but must be 2-D: reshape it to (m, n)")
+    return W
+
+
+def importance(value: Any, n: int) -> NDArray[np.float64]:
+    """Require n finite numbers that are not negative; returns them on the host."""
+    cpu = value.cpu() if hasattr(value, "cpu") else value
+    array = np.asarray(cpu, np.float64)
+    if array.shape != (n,):
+        raise ValueError(f"importance has shape {array.shape}, but must be ({n},): one a column")
+    if not (np.isfinite(array) & (array >= 0)).all():
+        raise ValueError("importance must be finite and not negative everywhere")
     return array
 
 
@@ -159,13 +176,14 @@ def _per_group(
     return read_only(array)
 
 
-def scales_fit(scales: Floats, group_size: int | None) -> None:
-    """Require scales that `quantize` computed to be finite in their dtype."""
-    finite = np.isfinite(scales)
-    if finite.all():
+def scales_fit(scales: Any, group_size: int | None, first_row: int = 0) -> None:
+    """Require scales that `quantize` computed, of any library, to be finite in their dtype."""
+    xp = library_of(scales).xp
+    finite = xp.isfinite(scales)
+    if bool(finite.all()):
         return
-    row, group = (int(i) for i in np.argwhere(~finite)[0])
-    place = "the matrix" if group_size is None else f"row {row}, group {group}"
+    row, group = (int(i) for i in xp.argwhere(~finite)[0])
+    place = "the matrix" if group_size is None else f"row {first_row + row}, group {group}"
     remedy = "scale W down" if dtype_name(scales) == "float32" else "use scale_dtype='float32'"
     raise ValueError(f"the scale of {place} overflows {dtype_name(scales)}: {remedy}")
 
@@ -185,14 +203,6 @@ def perm(value: NDArray[np.integer[Any]], n: int) -> NDArray[np.int32]:
         twice = int(np.argmax(counts > 1))
         raise ValueError(f"perm is no permutation: it holds {twice} {counts[twice]} times")
     return read_only(order)
-
-
-def dtype_name(array: Any) -> str:
-    """Return the name of a native dtype, of a NumPy array or another library's."""
-    dtype = array.dtype
-    if isinstance(dtype, np.dtype) and not dtype.isnative:
-        return str(dtype)
-    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

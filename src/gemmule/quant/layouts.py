@@ -24,14 +24,14 @@ _TILE_BYTES = 512
 """One mma16 tile: 32 lanes of one 16-byte load each."""
 
 
-def row_blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Cut ``rows`` rows of ``columns`` elements into consecutive cache-sized slices.
+def row_blocks(rows: int, columns: int, elements: int = _BLOCK_ELEMENTS) -> Iterator[slice]:
+    """Cut ``rows`` rows of ``columns`` elements into consecutive slices, cache-sized by default.
 
     Yields nothing when there is no element at all, however many rows an empty matrix has.
     """
     if columns == 0:
         return
-    step = max(1, _BLOCK_ELEMENTS // columns)
+    step = max(1, elements // columns)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
@@ -45,9 +45,9 @@ def pack_nibbles(codes: Codes) -> Codes:
     >>> pack_nibbles(np.array([[1, 2, 15]], np.uint8)).tolist()
     [[33, 15]]
     """
-    if codes.size and codes.max() > 15:
+    if 0 not in codes.shape and codes.max() > 15:
         raise ValueError(f"4-bit codes lie in 0..15, got {codes.max()}; quantise with bits=8")
-    packed = codes[:, 0::2].copy()
+    packed = codes[:, 0::2] + 0  # a copy, of NumPy's, PyTorch's and CuPy's arrays alike
     packed[:, : codes.shape[1] // 2] |= codes[:, 1::2] << 4
     return packed
 

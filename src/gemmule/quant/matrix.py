@@ -8,23 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.errors import DeviceError
 from gemmule.quant import checks as checks
+from gemmule.quant import library
 from gemmule.quant import rounding as rounding
 from gemmule.quant.files import FilePath, named_dtype, read_tensors, write_tensors
-from gemmule.quant.layouts import get_layout, pack_nibbles, row_blocks, row_codes
+from gemmule.quant.layouts import get_layout, row_blocks, row_codes
 
 Array: TypeAlias = Any
 """A NumPy array, or another device's array that a `Transfer` made from one."""
-
-Transfer: TypeAlias = Callable[[Array, str], Array]
-"""``transfer(array, device)`` returns a copy of ``array`` on ``device``."""
-
 
 T = TypeVar("T")
 
@@ -48,8 +45,10 @@ class QuantizedMatrix:
       ``perm = argsort(g_idx)``).
     - ``transposed``: whether this is the view ``.T``: the matrix is then the transpose of all that.
     - ``device``: where the arrays lie; ``"cpu"`` means NumPy arrays.
+    - ``error``: what `quantize` says of it, None where nothing is known; files do not keep it.
 
-    >>> Q = quantize(np.eye(3, dtype=np.float32), bits=4, group_size=2)
+    >>> import gemmule as gm, numpy as np
+    >>> Q = gm.quantize(np.eye(3, dtype=np.float32), bits=4, group_size=2)
     >>> Q.shape, Q.codes.shape, Q.scales.shape, Q.T.shape
     ((3, 3), (3, 2), (3, 2), (3, 3))
     """
@@ -64,7 +63,12 @@ class QuantizedMatrix:
     layout: str = "row"
     transposed: bool = False
     device: str = "cpu"
+    error: float | None = None
     _kept: dict[Any, Any] = field(default_factory=dict, init=False)
+
+    # NumPy and CuPy leave ``x @ Q`` to Q, instead of making Q an array first.
+    __array_ufunc__: ClassVar[None] = None
+    __array_priority__: ClassVar[int] = 1000
 
     def kept(self, make: Callable[[Self], T]) -> T:
         """Return ``make(self)``, computed once for each `make`, since the parts never change."""
@@ -135,6 +139,16 @@ class QuantizedMatrix:
         return replace(self, transposed=not self.transposed)
 
     @property
+    def ndim(self) -> int:
+        """2."""
+        return 2
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of ``numpy.asarray(Q)``: float32."""
+        return np.dtype(np.float32)
+
+    @property
     def symmetric(self) -> bool:
         """Whether the zero point is ``2^(bits-1)`` everywhere and not stored."""
         return self.zeros is None
@@ -152,7 +166,7 @@ class QuantizedMatrix:
     @property
     def scale_dtype(self) -> str:
         """``"float32"``, ``"float16"`` or ``"bfloat16"``."""
-        return checks.dtype_name(self.scales)
+        return rounding.dtype_name(self.scales)
 
     @property
     def nbytes(self) -> int:
@@ -177,7 +191,8 @@ class QuantizedMatrix:
         once more to a narrower dtype. Overflow gives infinity. The result of a transposed matrix
         is column-major. Raises DeviceError when the matrix is not on the host.
 
-        >>> quantize(np.array([[0.0, 15.0, 3.2]]), bits=4).dequantize("float16").tolist()
+        >>> import gemmule as gm, numpy as np
+        >>> gm.quantize(np.array([[0.0, 15.0, 3.2]]), bits=4).dequantize("float16").tolist()
         [[0.0, 15.0, 3.0]]
         """
         target = named_dtype(checks.one_of("dtype", dtype, checks.FLOAT_DTYPES))
@@ -195,26 +210,39 @@ class QuantizedMatrix:
             )
         return weights.T if self.transposed else weights
 
-    def to(
-        self,
-        device: str | None = None,
-        layout: str | None = None,
-        *,
-        transfer: Transfer | None = None,
-    ) -> Self:
+    def to(self, device: str | None = None, layout: str | None = None) -> Self:
         """Return this matrix on another device and/or in another layout; None leaves as it is.
 
-        ``transfer(array, device)`` copies one array; it is called for each part when the device
-        changes, also on the way through the host that a change of layout takes. Raises ValueError
-        for an unknown layout, DeviceError when the device changes and there is no ``transfer``.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. A change of layout goes through the host.
+        Raises ValueError for an unknown layout or device, DeviceError where there is no GPU.
 
-        >>> Q = quantize(np.ones((3, 3)), bits=4)
+        >>> import gemmule as gm, numpy as np
+        >>> Q = gm.quantize(np.ones((3, 3)), bits=4)
         >>> Q.to(layout="mma16").codes.shape
         (1, 512)
         """
         target = self.layout if layout is None else get_layout(layout).name
-        source = self if target == self.layout else self._on("cpu", transfer)._in_layout(target)
-        return source._on(self.device if device is None else device, transfer)
+        source = self if target == self.layout else self._on("cpu")._in_layout(target)
+        return source._on(self.device if device is None else device)
+
+    def __matmul__(self, other: Any) -> Any:
+        """Return ``Q @ other`` by `gemmule.matmul`, an array of the other operand's library."""
+        from gemmule.api import matmul
+
+        return matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        """Return ``other @ Q`` by `gemmule.matmul`, an array of the other operand's library."""
+        from gemmule.api import matmul
+
+        return matmul(other, self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the matrix as floats on the host, by default float32."""
+        if copy is False:
+            raise ValueError("a quantised matrix becomes an array only by a copy: use copy=None")
+        name = "float32" if dtype is None else np.dtype(dtype).name
+        return self._on("cpu").dequantize(name)
 
     def save(self, path: FilePath) -> None:
         """Write the matrix to ``path`` as a safetensors file, its codes in layout ``row``.
@@ -242,10 +270,10 @@ class QuantizedMatrix:
         naming file and fault, for everything that is not a well-formed quantised matrix; OSError
         as `open` raises it; ImportError for bfloat16 scales without ml_dtypes.
 
-        >>> import tempfile, pathlib
+        >>> import tempfile, pathlib, gemmule as gm
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder) / "w.safetensors"
-        ...     quantize(np.ones((2, 3)), bits=8, group_size=-1).save(path)
+        ...     gm.quantize(np.ones((2, 3)), bits=8, group_size=-1).save(path)
         ...     QuantizedMatrix.load(path, mmap=False).shape
         (2, 3)
         """
@@ -260,21 +288,19 @@ class QuantizedMatrix:
             raise DeviceError(f"cannot {action} on {self.device}: call .to('cpu') first")
         return self
 
-    def _on(self, device: str, transfer: Transfer | None) -> Self:
+    def _on(self, device: str) -> Self:
         if device == self.device:
             return self
-        if transfer is None:
-            raise DeviceError(
-                f"cannot move a quantised matrix from {self.device} to {device}: pass "
-                "transfer=, a function (array, device) that copies one array"
-            )
+        name, move = library.mover(device)
+        if name == self.device:
+            return self
         return replace(
             self,
-            codes=transfer(self.codes, device),
-            scales=transfer(self.scales, device),
-            zeros=None if self.zeros is None else transfer(self.zeros, device),
-            perm=None if self.perm is None else transfer(self.perm, device),
-            device=device,
+            codes=move(self.codes),
+            scales=move(self.scales),
+            zeros=None if self.zeros is None else move(self.zeros),
+            perm=None if self.perm is None else move(self.perm),
+            device=name,
         )
 
     def _in_layout(self, layout: str) -> Self:
@@ -282,57 +308,3 @@ class QuantizedMatrix:
         row = get_layout(self.layout).to_row(self.codes, m, n, self.bits)
         codes = get_layout(layout).from_row(row, m, n, self.bits)
         return replace(self, codes=checks.read_only(codes), layout=layout)
-
-
-def quantize(
-    W: NDArray[Any],
-    bits: int = 4,
-    group_size: int | None = 128,
-    symmetric: bool = False,
-    scale_dtype: str = "float32",
-    *,
-    perm: NDArray[np.integer[Any]] | None = None,
-) -> QuantizedMatrix:
-    """Quantise a float matrix to ``bits``-bit codes by rounding each weight to the nearest.
-
-    - ``W``: ``(m, n)`` NumPy array of float64, float32, float16 or bfloat16, any strides, finite.
-      Sizes may be 0. It is read block by block; no whole copy is made.
-    - ``bits``: 4 or 8. ``group_size``: columns that share a scale (a positive int; the last group
-      of a row may be shorter), -1 for one group a row, None for one for the whole matrix.
-    - ``symmetric``: False stores an integer zero point, 0 .. 2^bits - 1, per group; True fixes it
-      at 2^(bits-1) and stores none.
-    - ``scale_dtype``: ``"float32"``, ``"float16"`` or ``"bfloat16"``; scales are rounded up.
-    - ``perm``: quantise ``W[:, perm]`` instead, and record it; the result still stands for W.
-
-    Promised: weight 0 comes back as exactly 0, and ``|w - w'| <= scale (1/2 + 6 (2^bits - 1) u)``
-    for ``w' = dequantize("float64")``, u = 2^-53 for a float64 W and 2^-24 else. The scale is
-    (max - min) / (2^bits - 1) of the group widened to include 0, when symmetric
-    max(max / (2^(bits-1) - 1), -min / 2^(bits-1)), rounded up to ``scale_dtype``. Not promised:
-    anything better than rounding to nearest (no calibration, no search for scales).
-
-    Raises TypeError for what is not a NumPy float matrix; ValueError for a wrong shape or option,
-    for a NaN or infinity in W (naming the place), and where ``scale_dtype`` cannot hold a scale.
-
-    >>> Q = quantize(np.array([[0.0, 0.5, 1.5, 7.5]]), bits=4, group_size=4)
-    >>> Q.scales.tolist(), Q.zeros.tolist(), Q.codes.tolist()
-    ([[0.5]], [[0.0]], [[16, 243]])
-    """
-    W = checks.float_matrix(W)
-    m, n = W.shape
-    bits, group_size = checks.bits(bits), checks.group_size(group_size)
-    checks.one_of("scale_dtype", scale_dtype, checks.SCALE_DTYPES)
-    order = None if perm is None else checks.perm(perm, n)
-    low, high = rounding.matrix_limits(W, group_size, order)
-    scales = rounding.round_up(rounding.exact_scales(low, high, bits, symmetric), scale_dtype)
-    checks.scales_fit(scales, group_size)
-    zeros = None if symmetric else rounding.zero_points(low, scales)
-    codes = np.empty((m, -(-n * bits // 8)), np.uint8)
-    for rows in row_blocks(m, n):
-        per_group = slice(None) if group_size is None else rows
-        zero = 2.0 ** (bits - 1) if zeros is None else zeros[per_group]
-        block = rounding.compute_block(W, rows, order)
-        block_codes = rounding.encode(block, scales[per_group], zero, bits, group_size)
-        codes[rows] = pack_nibbles(block_codes) if bits == 4 else block_codes
-    return QuantizedMatrix.from_parts(
-        codes, scales, zeros, shape=(m, n), bits=bits, group_size=group_size, perm=order
-    )

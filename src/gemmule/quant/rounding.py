@@ -1,8 +1,9 @@
 """The arithmetic of quantisation: from weights to scales, zero points and codes, and back.
 
-Everything here works on a block of whole rows, row-major, of a matrix ``(r, n)``. Numbers that
-belong to a group come as ``(r, n_groups)``, or ``(r, 1)`` / ``(1, 1)`` where a group is a whole row
-or the whole matrix.
+Everything works on blocks of whole rows, row-major, of a matrix ``(r, n)``, or on their groups,
+``(r, n_groups, columns of a group)``. Numbers that belong to a group come as ``(r, n_groups)``, or
+``(r, 1)`` / ``(1, 1)`` where a group is a whole row or the whole matrix. What makes codes is
+written once for NumPy, PyTorch and CuPy; `decode` is NumPy's alone.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.quant.files import named_dtype
-from gemmule.quant.layouts import row_blocks
+from gemmule.quant.library import Array, library_of
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 GroupSize: TypeAlias = int | None
@@ -26,26 +26,13 @@ def group_count(n: int, group_size: GroupSize) -> int:
     return 1 if group_size is None or group_size == -1 else -(-n // group_size)
 
 
-def group_limits(block: Floats, group_size: GroupSize) -> tuple[Floats, Floats]:
-    """Return each group's least and greatest element, widened to include 0, as float64.
-
-    A group that holds a NaN or an infinity shows it in one of its limits. ``block`` must have at
-    least one column.
-    """
-    n = block.shape[1]
-    step = n if group_size is None or group_size == -1 else group_size
-    starts = np.arange(0, n, step)
-    low = np.minimum.reduceat(block, starts, axis=1).astype(np.float64)
-    high = np.maximum.reduceat(block, starts, axis=1).astype(np.float64)
-    return np.minimum(low, 0.0), np.maximum(high, 0.0)
-
-
-def compute_block(W: NDArray[Any], rows: slice, order: NDArray[np.int32] | None) -> Floats:
+def compute_block(W: Array, rows: slice, order: Array | None) -> Array:
     """Return rows of W, columns in stored order, row-major and native, float64 or else float32."""
-    block = W[rows] if order is None else W[rows, order]
-    compute = np.float64 if W.dtype.itemsize == 8 else np.float32
-    if block.shape[1] <= _TILE_COLUMNS or abs(block.strides[1]) <= abs(block.strides[0]):
-        return np.ascontiguousarray(block, dtype=compute)
+    block = W[rows] if order is None else W[rows][:, order]
+    compute = "float64" if W.dtype.itemsize == 8 else "float32"
+    ours = isinstance(block, np.ndarray)
+    if not ours or block.shape[1] <= _TILE_COLUMNS or _runs_along_rows(block):
+        return library_of(block).dense(block, compute)
     # Column-major: copied tile by tile, so that the lines a tile touches stay in the L1 cache.
     copied: Floats = np.empty(block.shape, compute)
     for start in range(0, block.shape[1], _TILE_COLUMNS):
@@ -54,78 +41,118 @@ def compute_block(W: NDArray[Any], rows: slice, order: NDArray[np.int32] | None)
     return copied
 
 
-def matrix_limits(
-    W: NDArray[Any], group_size: int | None, order: NDArray[np.int32] | None
-) -> tuple[Floats, Floats]:
-    """Return each group's limits, float64 ``(m, n_groups)`` or ``(1, 1)``; refuse NaN and Inf."""
-    m, n = W.shape
-    low, high = np.zeros((2, m, group_count(n, group_size)))
-    for rows in row_blocks(m, n):
-        block = compute_block(W, rows, order)
-        low[rows], high[rows] = group_limits(block, group_size)
-        if not np.isfinite(low[rows]).all() or not np.isfinite(high[rows]).all():
-            row, column = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
-            place = f"{rows.start + row}, {column if order is None else order[column]}"
-            raise ValueError(
-                f"W[{place}] is {block[row, column]}, but only finite weights have codes: "
-                "replace it first, for example with numpy.nan_to_num"
-            )
-    if group_size is None:
-        return low.min(keepdims=True, initial=0.0), high.max(keepdims=True, initial=0.0)
-    return low, high
+def _runs_along_rows(block: Floats) -> bool:
+    return abs(block.strides[1]) <= abs(block.strides[0])
 
 
-def exact_scales(low: Floats, high: Floats, bits: int, symmetric: bool) -> Floats:
+def grouped(block: Array, group_size: GroupSize) -> Array:
+    """Return ``(r, n)``, n > 0, as its groups; a short last one is filled up with zeros."""
+    r, n = block.shape
+    step = n if group_size is None or group_size == -1 else min(group_size, n)
+    if n % step:
+        xp = library_of(block).xp
+        block = xp.concatenate((block, xp.zeros_like(block[:, : step - n % step])), 1)
+    return block.reshape(r, -1, step)
+
+
+def limits(groups: Array) -> tuple[Array, Array]:
+    """Return each group's least and greatest element, as float64.
+
+    A group that holds a NaN or an infinity shows it in one of its limits.
+    """
+    library = library_of(groups)
+    low, high = library.xp.amin(groups, -1), library.xp.amax(groups, -1)
+    return library.cast(low, "float64"), library.cast(high, "float64")
+
+
+def refuse_non_finite(low: Array, high: Array, groups: Array, first_row: int, order: Any) -> None:
+    """Raise ValueError, naming the place in W, where the groups' limits are not finite."""
+    xp = library_of(low).xp
+    if bool((xp.isfinite(low) & xp.isfinite(high)).all()):
+        return
+    row, group, at = (int(i) for i in xp.argwhere(~xp.isfinite(groups))[0])
+    column = group * groups.shape[2] + at
+    raise ValueError(
+        f"W[{first_row + row}, {column if order is None else order[column]}] is "
+        f"{float(groups[row, group, at])}, but only finite weights have codes: "
+        "replace it first, for example with numpy.nan_to_num"
+    )
+
+
+def exact_scales(low: Array, high: Array, bits: int, symmetric: bool) -> Array:
     """Return the least float64 scales for which the limits fit the codes; 1 for a group of zeros.
 
-    Without zero points the codes reach from ``-2^(bits-1)`` to ``2^(bits-1) - 1`` scales, so the
-    two limits are measured apart. Overflow gives infinity.
+    The limits are widened to include 0 first. Without zero points the codes reach from
+    ``-2^(bits-1)`` to ``2^(bits-1) - 1`` scales, so both are measured apart. Overflow gives
+    infinity.
     """
+    xp = library_of(low).xp
+    low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
     with np.errstate(over="ignore"):
         if symmetric:
             half = 2 ** (bits - 1)
-            scales: Floats = np.maximum(high / (half - 1), low / -half)
+            scales = xp.maximum(high / (half - 1), low / -half)
         else:
             scales = (high - low) / (2**bits - 1)
     scales[(low == 0) & (high == 0)] = 1.0
     return scales
 
 
-def round_up(scales: Floats, dtype_name: str) -> Floats:
+def round_up(scales: Array, dtype_name: str) -> Array:
     """Convert positive float64 numbers to a narrower dtype, rounding towards infinity.
 
     A scale that is never smaller than the exact one keeps every weight within half a step of a
     code: rounded to nearest, the ends of a group could be clamped by more.
     """
-    dtype = named_dtype(dtype_name)
+    library = library_of(scales)
     with np.errstate(over="ignore", under="ignore"):
-        rounded = scales.astype(dtype)
-    below = rounded.astype(np.float64) < scales
+        rounded = library.cast(scales, dtype_name)
+    below = library.cast(rounded, "float64") < scales
     # The next float above a finite positive one has the next bit pattern.
-    patterns = rounded.view(np.dtype(f"u{dtype.itemsize}"))
-    patterns[below] += 1
+    pattern = f"int{8 * rounded.dtype.itemsize}"
+    patterns = rounded.view(library.dtype(pattern))
+    patterns += library.cast(below, pattern)
     return rounded
 
 
-def zero_points(low: Floats, scales: Floats) -> NDArray[np.float32]:
-    """Return the codes, 0 .. 2^bits - 1, that stand for weight 0; ``low`` is 0 or below."""
-    zeros: NDArray[np.float32] = np.rint(np.abs(low) / scales.astype(np.float64)).astype(np.float32)
-    return zeros
+def zero_points(low: Array, scales: Array) -> Array:
+    """Return the codes, 0 .. 2^bits - 1, that stand for weight 0."""
+    library = library_of(low)
+    below = abs(library.xp.clip(low, None, 0.0))
+    return library.cast(library.xp.round(below / library.cast(scales, "float64")), "float32")
 
 
-def encode(
-    block: Floats, scales: Floats, zeros: Floats | float, bits: int, group_size: GroupSize
-) -> NDArray[np.uint8]:
-    """Return codes ``(r, n)``: ``round(w / scale) + zero``, ties to even, clamped to the bits.
+def steps(
+    groups: Array, scales: Array, zeros: Array | float, bits: int, whole_zeros: bool = True
+) -> Array:
+    """Return the codes of groups as floats: ``round(w / scale) + zero``, clamped to the bits.
 
-    The arithmetic is that of ``block``'s dtype.
+    Ties go to even; the arithmetic is that of ``groups``' dtype. Zero points that are no integers
+    (``whole_zeros`` False) are added before rounding.
     """
-    n = block.shape[1]
-    steps = np.divide(block, per_column(scales.astype(block.dtype), n, group_size))
-    np.rint(steps, out=steps)
-    steps += per_column(np.asarray(zeros, block.dtype), n, group_size)
-    np.clip(steps, 0, 2**bits - 1, out=steps)
-    return steps.astype(np.uint8)
+    xp = library_of(groups).xp
+    codes = groups / spread(scales, groups)
+    if not whole_zeros:
+        codes += spread(zeros, groups)
+    xp.round(codes, out=codes)
+    if whole_zeros:
+        codes += spread(zeros, groups)
+    return xp.clip(codes, 0, 2**bits - 1, out=codes)
+
+
+def spread(values: Array | float, groups: Array) -> Array | float:
+    """Return numbers ``(r, n_groups)`` in the groups' dtype, ready to meet their elements."""
+    if isinstance(values, float):
+        return values
+    return library_of(groups).cast(values, dtype_name(groups))[..., None]
+
+
+def dtype_name(array: Array) -> str:
+    """Return the name of a native dtype, of a NumPy array or another library's."""
+    dtype = array.dtype
+    if isinstance(dtype, np.dtype) and not dtype.isnative:
+        return str(dtype)
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
 def decode(

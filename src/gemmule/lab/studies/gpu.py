@@ -242,10 +242,7 @@ class GpuBench:
         x = filled(cell.n, "float16", self.ordinal, 3)
         found = []
         for _ in range(count):
-            moved = host.to(
-                self.clock_device,
-                transfer=lambda part, _: DeviceArray.from_host(np.asarray(part), self.ordinal),
-            )
+            moved = host.to(self.clock_device)
             out = DeviceArray.empty((cell.m,), "float16", self.ordinal)
             found.append((moved, x, out))
         return found
@@ -296,7 +293,7 @@ class GpuBench:
     def _rows_of(self, cell: Cell, a: Any, chosen: list[int]) -> Any:
         if not isinstance(a, QuantizedMatrix):
             return np.ascontiguousarray(a.to_host()[chosen])
-        host = a.to("cpu", transfer=lambda part, _: part.to_host())
+        host = a.to("cpu")
         return QuantizedMatrix.from_parts(
             np.asarray(host.codes)[chosen],
             host.scales,

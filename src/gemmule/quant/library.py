@@ -1,0 +1,126 @@
+"""What NumPy, PyTorch and CuPy spell differently, for arithmetic that is written once.
+
+`opened` takes the caller's matrix as one of the three; `closed` turns the parts of the result into
+what a `QuantizedMatrix` holds: NumPy arrays on the host, `DeviceArray` views of the same memory on
+a GPU. Only libraries that the caller has imported are touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cuda.arrays import ordinal_named
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.quant.files import named_dtype
+
+Array = Any
+log = logging.getLogger("gemmule")
+
+
+class Library:
+    """One array library. `xp` is its module; `device` where its arrays lie, None on the host."""
+
+    def __init__(self, xp: Any, device: Any = None) -> None:
+        self.xp, self.device = xp, device
+        self.is_torch = xp.__name__ == "torch"
+
+    def dtype(self, name: str) -> Any:
+        """Return the library's dtype object called `name`."""
+        return getattr(self.xp, name) if self.is_torch else named_dtype(name)
+
+    def cast(self, array: Array, name: str) -> Array:
+        """Return the array in another dtype; itself where it has it already."""
+        dtype = self.dtype(name)
+        return array.to(dtype) if self.is_torch else array.astype(dtype, copy=False)
+
+    def dense(self, array: Array, name: str) -> Array:
+        """Return the array in a dtype and row-major."""
+        cast = self.cast(array, name)
+        return cast.contiguous() if self.is_torch else self.xp.ascontiguousarray(cast)
+
+    def empty(self, shape: tuple[int, ...], name: str) -> Array:
+        """Return an uninitialised array on the device."""
+        where = {"device": self.device} if self.is_torch else {}
+        return self.xp.empty(shape, dtype=self.dtype(name), **where)
+
+    def asarray(self, host: np.ndarray[Any, Any]) -> Array:
+        """Return a host array on the device."""
+        if self.xp is np:
+            return host
+        return self.xp.asarray(host.copy(), **({"device": self.device} if self.is_torch else {}))
+
+
+HOST = Library(np)
+
+
+def library_of(array: Array) -> Library:
+    """Return the library of an array that `opened` gave."""
+    root = type(array).__module__.partition(".")[0]
+    if root == "torch":
+        return Library(sys.modules["torch"], array.device)
+    return HOST if root == "numpy" else Library(sys.modules["cupy"])
+
+
+def is_known(array: Array) -> bool:
+    """Whether one of the three libraries computes on an array as it is."""
+    of = {"torch": "Tensor", "cupy": "ndarray"}
+    loaded = [getattr(sys.modules[name], kind) for name, kind in of.items() if name in sys.modules]
+    return isinstance(array, (np.ndarray, *loaded))
+
+
+def opened(W: Array) -> tuple[Array, str | None]:
+    """Return a matrix as an array of NumPy, PyTorch or CuPy, and the device its codes belong on.
+
+    The memory is shared, and the device None, wherever one of the three can compute on it: what
+    lies on a GPU and belongs to another library (JAX, this package's DeviceArray, any DLPack
+    exporter) is seen through PyTorch or CuPy, where the caller has imported one. Where not, it is
+    copied to the host, and the device says where the result has to go back. What is no array is
+    returned as it is, for the checks to refuse.
+    """
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(W, torch.Tensor):
+        return W.detach().resolve_neg(), None
+    if is_known(W) or not hasattr(W, "__dlpack_device__"):
+        return W, None
+    kind, ordinal = (int(number) for number in W.__dlpack_device__())
+    if kind == 1:
+        return (np.asarray(W) if hasattr(W, "__array__") else np.from_dlpack(W)), None
+    for module in (torch, cupy):
+        if module is not None:
+            return module.from_dlpack(W), None
+    log.warning("W is copied to the host to be quantised: import torch or cupy to do it there")
+    return (W.to_host() if hasattr(W, "to_host") else np.asarray(W)), f"cuda:{ordinal}"
+
+
+def closed(array: Array) -> Array:
+    """Return a computed part as a QuantizedMatrix holds it: an ndarray, or a view on the device."""
+    if isinstance(array, np.ndarray):
+        return array
+    if library_of(array).is_torch and not array.is_cuda:
+        if str(array.dtype) != "torch.bfloat16":
+            return array.numpy()
+        return array.view(sys.modules["torch"].uint16).numpy().view(named_dtype("bfloat16"))
+    dtype = str(array.dtype).removeprefix("torch.")
+    if library_of(array).is_torch:
+        place, ordinal = array.data_ptr(), array.get_device()
+    else:
+        place, ordinal = array.data.ptr, array.device.id
+    strides = (array.shape[1], 1) if array.ndim == 2 else (1,)
+    return DeviceArray(place, tuple(array.shape), strides, dtype, ordinal, array)
+
+
+def mover(device: str) -> tuple[str, Callable[[Array], Array]]:
+    """Return a device's full name, and what copies one part of a quantised matrix there."""
+    if device == "cpu":
+        return device, _fetched
+    ordinal = ordinal_named(device)
+    return f"cuda:{ordinal}", lambda part: DeviceArray.from_host(_fetched(part), ordinal)
+
+
+def _fetched(part: Array) -> np.ndarray[Any, Any]:
+    return part.to_host() if isinstance(part, DeviceArray) else np.asarray(part)
