@@ -1,0 +1,244 @@
+"""Quantised weights as other tools store them, code by code: GPTQ, AWQ, HQQ.
+
+Each function takes one layer's arrays, which need not be trusted, and returns the `QuantizedMatrix`
+``W (out features, in features)`` of the same codes. TypeError for a wrong dtype, ValueError for
+shapes and values that do not belong together. `read_layer` finds the arrays in a safetensors file;
+`gemmule.quant.gguf` reads GGUF's blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.quant.checks import SCALE_DTYPES
+from gemmule.quant.files import FilePath
+from gemmule.quant.layouts import Codes, pack_nibbles
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.rounding import dtype_name
+
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Column j of eight lies in nibble ``AWQ_ORDER[j]`` of a word."""
+
+
+def from_gptq(
+    qweight: NDArray[np.int32],
+    qzeros: NDArray[np.int32],
+    scales: NDArray[Any],
+    g_idx: NDArray[np.int32] | None = None,
+    *,
+    bits: int = 4,
+    stored_zero: int = 1,
+) -> QuantizedMatrix:
+    """Return the matrix of a GPTQ layer, with 4 or 8 bits, act-order too.
+
+    - ``qweight``: int32 ``(n bits / 32, m)``: a word holds codes of consecutive rows of W^T, lowest
+      bits first. ``qzeros``: int32 ``(groups, m bits / 32)``. ``scales``: ``(groups, m)``.
+    - ``g_idx``: int32 ``(n,)``, the group of each input. Out of order (act-order), it becomes the
+      matrix's ``perm``; each group but the last must have as many inputs. Without it, all have.
+    - ``stored_zero``: what the writer subtracted from zero points: 1, in format ``gptq_v2`` 0.
+
+    >>> words = np.array([[0x76543210], [0x7EDCBA98]], np.uint32).view(np.int32)
+    >>> zero = np.zeros((1, 1), np.int32)
+    >>> from_gptq(np.repeat(words, 8, 1), zero, np.ones((1, 8), np.float16)).dequantize()[0, :3]
+    array([-1.,  0.,  1.], dtype=float32)
+    """
+    if bits not in (4, 8):
+        raise ValueError(f"bits is {bits}, but must be 4 or 8")
+    per_word = 32 // bits
+    rows, m = _shape("qweight", qweight, "int32", 2)
+    n, groups = rows * per_word, _groups(scales, m)
+    _expect("qzeros", qzeros, "int32", (groups, -(-m // per_word)))
+    perm, size = _order(g_idx, n, groups)
+    codes = _unpacked(np.ascontiguousarray(qweight.T), bits)
+    zeros = (_unpacked(qzeros, bits)[:, :m].T + np.uint8(stored_zero)) & np.uint8(2**bits - 1)
+    if perm is not None:
+        codes = codes[:, perm]
+    return _matrix(codes, scales.T, zeros, bits, size, perm)
+
+
+def from_awq(
+    qweight: NDArray[np.int32], qzeros: NDArray[np.int32], scales: NDArray[Any]
+) -> QuantizedMatrix:
+    """Return the matrix of an AWQ layer in the ``gemm`` layout: 4 bits, zero points.
+
+    ``qweight``: int32 ``(n, m / 8)``, ``qzeros``: int32 ``(groups, m / 8)``, ``scales``:
+    ``(groups, m)``. A word holds eight neighbouring outputs in the order 0 2 4 6 1 3 5 7.
+
+    >>> word = np.array([[0x75316420]], np.uint32).view(np.int32)
+    >>> Q = from_awq(word, np.zeros((1, 1), np.int32), np.ones((1, 8), np.float16))
+    >>> Q.dequantize()[:, 0].tolist()
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    """
+    n, words = _shape("qweight", qweight, "int32", 2)
+    m = 8 * words
+    groups = _groups(scales, m)
+    _expect("qzeros", qzeros, "int32", (groups, words))
+    size = _even_groups(n, groups)
+    codes, zeros = (
+        _unpacked(packed, 4).reshape(len(packed), -1, 8)[..., AWQ_ORDER].reshape(-1, m).T
+        for packed in (qweight, qzeros)
+    )
+    return _matrix(codes, scales.T, zeros, 4, size, None)
+
+
+def from_hqq(
+    W_q: NDArray[np.uint8],
+    scale: NDArray[Any],
+    zero: NDArray[Any],
+    *,
+    shape: tuple[int, int],
+    bits: int = 4,
+    axis: int = 1,
+) -> QuantizedMatrix:
+    """Return the matrix of an HQQ layer with groups along its rows (``axis=1``).
+
+    - ``W_q``: uint8; 8 bits: ``(groups, group size)``; 4 bits: half as many rows, the first half of
+      the groups in the high nibbles. ``scale``, ``zero``: one a group, floats.
+    - ``shape``: ``(m, n)``; n must be a multiple of the group size.
+
+    Groups along columns (HQQ's ``axis=0``) are a ValueError: no layout here holds them.
+
+    >>> W_q, one = np.array([[0x10, 0x32]], np.uint8), np.ones((2, 1), np.float16)
+    >>> from_hqq(W_q, one, one, shape=(2, 2)).dequantize().tolist()
+    [[0.0, 2.0], [-1.0, 1.0]]
+    """
+    if axis != 1:
+        raise ValueError(f"axis is {axis}; groups must run along rows: quantise with axis=1")
+    if bits not in (4, 8):
+        raise ValueError(f"bits is {bits}, but must be 4 or 8")
+    size = _shape("W_q", W_q, "uint8", 2)[1]
+    codes = np.concatenate((W_q >> 4, W_q & 15)) if bits == 4 else W_q
+    m, n = (int(value) for value in shape)
+    if codes.size != m * n or size == 0 or n % size:
+        raise ValueError(
+            f"W_q of shape {W_q.shape} holds {codes.size} codes in groups of {size}; a "
+            f"{m} x {n} matrix takes {m * n}, and whole groups in each row"
+        )
+    for name, values in (("scale", scale), ("zero", zero)):
+        if values.size != len(codes):
+            raise ValueError(f"{name} has {values.size} numbers, but there are {len(codes)} groups")
+    zeros = _floats("zero", zero).astype(np.float32).reshape(m, -1)
+    return _matrix(codes.reshape(m, n), scale.reshape(m, -1), zeros, bits, size, None)
+
+
+def read_layer(path: FilePath, name: str, *, stored_zero: int = 1) -> QuantizedMatrix:
+    """Return the layer `name` of a safetensors file that GPTQ, AWQ or HQQ wrote.
+
+    Which one it was, and how many bits, the tensors ``name.qweight`` or ``name.W_q`` and those
+    beside it tell. `stored_zero` is that of `from_gptq`: a file of format ``gptq_v2`` needs 0.
+    OSError as `open`; ValueError, naming the file, for a layer that is not there, and for tensors
+    that do not belong together; TypeError for a wrong dtype.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            head = f"{name}."
+            tensors = {
+                key.removeprefix(head): file.get_tensor(key)
+                for key in file.keys()  # noqa: SIM118  a file is no mapping
+                if key.startswith(head) and "." not in key.removeprefix(head)
+            }
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable .safetensors file: {error}") from None
+    try:
+        return _of_tensors(tensors, stored_zero)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{path}, layer {name!r}: {error}") from error
+    except KeyError as missing:
+        raise ValueError(f"{path}, layer {name!r}: it has no tensor {missing}") from None
+
+
+def _of_tensors(tensors: dict[str, NDArray[Any]], stored_zero: int) -> QuantizedMatrix:
+    if "W_q" in tensors:
+        bits, axis = (int(tensors[key].item()) for key in ("nbits", "axis"))
+        shape = tuple(int(size) for size in tensors["shape"])
+        if len(shape) != 2:
+            raise ValueError(f"shape is {shape}, but must be two sizes")
+        codes, scale, zero = (tensors[key] for key in ("W_q", "scale", "zero"))
+        return from_hqq(codes, scale, zero, shape=shape, bits=bits, axis=axis)
+    packed = tensors["qweight"], tensors["qzeros"], tensors["scales"]
+    words, zeros, m = (_shape("a tensor", array, None, 2)[1] for array in packed)
+    if words != m:
+        return from_awq(*packed)
+    bits = 8 if 4 * zeros >= m else 4
+    return from_gptq(*packed, tensors.get("g_idx"), bits=bits, stored_zero=stored_zero)
+
+
+def _unpacked(words: NDArray[np.int32], bits: int) -> Codes:
+    """Return the codes of int32 words, lowest bits first: uint8 ``(r, words * 32 / bits)``."""
+    packed = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return packed
+    return np.stack((packed & 15, packed >> 4), -1).reshape(len(packed), -1)
+
+
+def _order(
+    g_idx: NDArray[np.int32] | None, n: int, groups: int
+) -> tuple[NDArray[np.int64] | None, int]:
+    """Return what sorts inputs by group, None where they are sorted, and the group size."""
+    if g_idx is None:
+        return None, _even_groups(n, groups)
+    _expect("g_idx", g_idx, "int32", (n,))
+    if n and (g_idx.min() < 0 or g_idx.max() >= groups):
+        raise ValueError(
+            f"g_idx has entries in {g_idx.min()}..{g_idx.max()}, not in 0..{groups - 1}"
+        )
+    size = max(1, int(np.bincount(g_idx).max(initial=0)))
+    perm = np.argsort(g_idx, kind="stable")
+    if -(-n // size) != groups or not np.array_equal(g_idx[perm], np.arange(n) // size):
+        raise ValueError(f"g_idx does not share {n} inputs out to {groups} groups of {size}")
+    return (None if np.array_equal(perm, np.arange(n)) else perm), size
+
+
+def _even_groups(n: int, groups: int) -> int:
+    if not groups or not n or n % groups:
+        raise ValueError(f"{n} inputs do not come in {groups} groups of one size")
+    return n // groups
+
+
+def _matrix(
+    codes: Codes, scales: NDArray[Any], zeros: NDArray[Any], bits: int, size: int, perm: Any
+) -> QuantizedMatrix:
+    """Return codes ``(m, n)`` with scales and zero points ``(m, groups)`` as a checked matrix."""
+    middle = bool((zeros == 2 ** (bits - 1)).all())
+    return QuantizedMatrix.from_parts(
+        pack_nibbles(codes) if bits == 4 else np.ascontiguousarray(codes),
+        np.ascontiguousarray(_floats("scales", scales)),
+        None if middle else np.ascontiguousarray(zeros, np.float32),
+        shape=(codes.shape[0], codes.shape[1]),
+        bits=bits,
+        group_size=size,
+        perm=perm,
+    )
+
+
+def _floats(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    if dtype_name(array) not in SCALE_DTYPES:
+        raise TypeError(f"{name} has dtype {array.dtype}, but must be {', '.join(SCALE_DTYPES)}")
+    return array
+
+
+def _groups(scales: NDArray[Any], m: int) -> int:
+    groups, columns = _shape("scales", _floats("scales", scales), None, 2)
+    if columns != m:
+        raise ValueError(f"scales have {columns} columns, but qweight has {m} outputs")
+    return int(groups)
+
+
+def _shape(name: str, array: Any, dtype: str | None, ndim: int) -> Any:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} is a {type(array).__name__}, but must be a NumPy array")
+    if dtype is not None and array.dtype.name != dtype:
+        raise TypeError(f"{name} has dtype {array.dtype}, but must be {dtype}")
+    if array.ndim != ndim:
+        raise ValueError(f"{name} has shape {array.shape}, but must have {ndim} dimensions")
+    return array.shape
+
+
+def _expect(name: str, array: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    if _shape(name, array, dtype, len(shape)) != shape:
+        raise ValueError(f"{name} has shape {array.shape}, but {shape} belongs to the others")

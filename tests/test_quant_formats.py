@@ -1,0 +1,256 @@
+"""GPTQ, AWQ, HQQ and GGUF weights, code by code against their own arithmetic written out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from safetensors.numpy import save_file
+
+from gemmule.quant import formats as quant_formats
+from gemmule.quant import gguf as quant_gguf
+from gemmule.quant.formats import from_awq, from_gptq, from_hqq, read_layer
+from gemmule.quant.gguf import from_gguf, read_gguf
+from gemmule.quant.layouts import row_codes
+from gemmule.quant.matrix import QuantizedMatrix
+
+rng = np.random.default_rng(16)
+
+
+def codes_of(Q: QuantizedMatrix) -> np.ndarray:
+    """The codes in the matrix's own column order."""
+    m, n = Q.stored_shape
+    codes = np.empty((m, n), np.uint8)
+    codes[:, slice(None) if Q.perm is None else Q.perm] = row_codes(Q.codes, slice(0, m), n, Q.bits)
+    return codes
+
+
+def packed(codes: np.ndarray, bits: int, order: Any = None) -> np.ndarray:
+    """Codes of each row into int32 words by Python integers; `order[i]` is nibble i's column."""
+    per = 32 // bits
+    order = range(per) if order is None else order
+    words = [
+        [
+            sum(int(row[w + order[i]]) << bits * i for i in range(per))
+            for w in range(0, len(row), per)
+        ]
+        for row in codes
+    ]
+    return np.array(words, np.uint32).view(np.int32)
+
+
+def layer(m: int, n: int, size: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    codes = rng.integers(0, 2**bits, (m, n), np.uint8)
+    zeros = rng.integers(0, 2**bits, (m, -(-n // size)), np.uint8)
+    return codes, zeros, rng.random(zeros.shape).astype(np.float16)
+
+
+def weights(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, g_idx: np.ndarray) -> Any:
+    steps = codes.astype(np.float64) - zeros.astype(np.float64)[:, g_idx]
+    return scales.astype(np.float64)[:, g_idx] * steps
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("stored_zero", [0, 1])
+@pytest.mark.parametrize(("n", "size"), [(64, 16), (64, 64), (40, 16)])
+def test_gptq(bits: int, act_order: bool, stored_zero: int, n: int, size: int) -> None:
+    codes, zeros, scales = layer(16, n, size, bits)
+    g_idx = (np.arange(n) // size).astype(np.int32)
+    if act_order:
+        rng.shuffle(g_idx)
+    stored = (zeros.astype(int) - stored_zero) % 2**bits
+    Q = from_gptq(
+        packed(codes, bits).T.copy(),
+        packed(stored.T, bits),
+        scales.T.copy(),
+        g_idx,
+        bits=bits,
+        stored_zero=stored_zero,
+    )
+    assert (Q.shape, Q.bits, Q.group_size, Q.scale_dtype) == ((16, n), bits, size, "float16")
+    assert (Q.perm is not None) == (act_order and n > size)
+    np.testing.assert_array_equal(codes_of(Q), codes)
+    np.testing.assert_array_equal(Q.dequantize("float64"), weights(codes, zeros, scales, g_idx))
+
+
+def test_gptq_of_equal_zeros_stores_none() -> None:
+    Q = from_gptq(
+        np.zeros((2, 8), np.int32),
+        np.full((1, 1), 0x77777777, np.int32),
+        np.ones((1, 8), np.float16),
+    )
+    assert Q.symmetric
+    assert (Q.dequantize() == -8).all()
+
+
+def test_awq() -> None:
+    codes, zeros, scales = layer(24, 64, 16, 4)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    Q = from_awq(packed(codes.T, 4, order), packed(zeros.T, 4, order), scales.T.copy())
+    np.testing.assert_array_equal(codes_of(Q), codes)
+    g_idx = np.arange(64) // 16
+    np.testing.assert_array_equal(Q.dequantize("float64"), weights(codes, zeros, scales, g_idx))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_hqq(bits: int) -> None:
+    codes, _, scales = layer(6, 64, 16, bits)
+    zeros = rng.normal(8, 2, scales.shape).astype(np.float16)
+    rows = codes.reshape(-1, 16)
+    half = len(rows) // 2
+    W_q = (rows[:half] << 4) | rows[half:] if bits == 4 else rows
+    scale, zero = scales.reshape(-1, 1), zeros.reshape(-1, 1)
+    Q = from_hqq(W_q, scale, zero, shape=(6, 64), bits=bits)
+    np.testing.assert_array_equal(codes_of(Q), codes)
+    g_idx = np.arange(64) // 16
+    np.testing.assert_array_equal(Q.dequantize("float64"), weights(codes, zeros, scales, g_idx))
+
+
+def test_the_codes_kill_another_order_of_awq(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quant_formats, "AWQ_ORDER", (0, 2, 4, 6, 1, 3, 5, 7))
+    with pytest.raises(AssertionError):
+        test_awq()
+
+
+KINDS = {"Q4_0": 0, "Q4_1": 4, "Q8_0": 0, "Q4_K": 4, "Q6_K": 0}
+
+
+def blocks(kind: str, m: int, n: int) -> np.ndarray:
+    """Quantised by the gguf package where it can; else random blocks with finite halves."""
+    if not kind.endswith("K"):
+        return gguf.quantize(rng.standard_normal((m, n)).astype(np.float32), Type[kind])
+    weights, nbytes = gguf.GGML_QUANT_SIZES[Type[kind]]
+    data = rng.integers(0, 256, (m * n // weights, nbytes), np.uint8)
+    for at in (0, 2) if kind == "Q4_K" else (208,):
+        halves = rng.standard_normal((len(data), 1)).astype(np.float16)
+        data[:, at : at + 2] = halves.view(np.uint8)
+    return data.reshape(m, -1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gguf_blocks(kind: str) -> None:
+    data = blocks(kind, 5, 512)
+    truth = gguf.dequantize(data, Type[kind]).astype(np.float64)
+    Q = from_gguf(data, kind, (5, 512))
+    ours, width = Q.dequantize("float64"), Q.group_size or 1
+    if not KINDS[kind]:
+        np.testing.assert_array_equal(ours, truth)
+        return
+    # weight = scale * code + offset: the zero point -offset / scale is rounded once, by u of it
+    scale = np.repeat(abs(Q.scales.astype(np.float64)), width, 1)
+    offset = np.repeat(abs(Q.scales.astype(np.float64) * Q.zeros), width, 1)
+    assert (abs(ours - truth) <= 2.0**-23 * (offset + 15 * scale)).all()
+    code = np.rint(
+        (truth + np.repeat(Q.scales.astype(np.float64) * Q.zeros, width, 1))
+        / np.repeat(Q.scales, width, 1)
+    )
+    np.testing.assert_array_equal(code, codes_of(Q))
+
+
+def test_gguf_kills_swapped_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = quant_gguf._nibbles
+    monkeypatch.setattr(quant_gguf, "_nibbles", lambda p, run: honest((p << 4) | (p >> 4), run))
+    for kind in ("Q4_0", "Q4_1", "Q4_K", "Q6_K"):
+        with pytest.raises(AssertionError):
+            test_gguf_blocks(kind)
+
+
+def test_a_gguf_block_without_scale_holds_its_offset() -> None:
+    W = np.full((1, 64), 0.75, np.float32)
+    W[:, 32:] = 0
+    data = gguf.quantize(W, Type.Q4_1)
+    np.testing.assert_array_equal(from_gguf(data, "Q4_1", (1, 64)).dequantize(), W)
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    path, data = tmp_path / "m.gguf", blocks("Q4_0", 3, 64)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("a.weight", data, raw_dtype=Type.Q4_0)
+    writer.add_tensor("norm", np.ones(4, np.float32))
+    writer.add_tensor("plain", np.ones((4, 2), np.float32))
+    for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, step)()
+    np.testing.assert_array_equal(
+        read_gguf(path, "a.weight").dequantize(), gguf.dequantize(data, Type.Q4_0)
+    )
+    for name, words in (("b", "no tensor 'b'"), ("norm", "1 dim"), ("plain", "type is F32")):
+        with pytest.raises(ValueError, match=words):
+            read_gguf(path, name)
+    whole = path.read_bytes()
+    for size in (0, 3, 20, 60, len(whole) - 40):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="not a readable GGUF file"):
+            read_gguf(path, "a.weight")
+
+
+def test_layers_of_a_file(tmp_path: Path) -> None:
+    path, order = tmp_path / "m.safetensors", (0, 2, 4, 6, 1, 3, 5, 7)
+    codes, zeros, scales = layer(24, 64, 16, 4)
+    wide, wide_zeros, _ = layer(24, 64, 16, 8)
+    layers: dict[str, dict[str, np.ndarray]] = {
+        "a": {"qweight": packed(codes.T, 4, order), "qzeros": packed(zeros.T, 4, order)},
+        "g": {"qweight": packed(codes, 4).T, "qzeros": packed((zeros.T - 1) & 15, 4)},
+        "w": {"qweight": packed(wide, 8).T, "qzeros": packed(wide_zeros.T - 1, 8)},
+    }
+    tensors = {
+        f"{name}.{key}": np.ascontiguousarray(value)
+        for name, parts in layers.items()
+        for key, value in {**parts, "scales": scales.T}.items()
+    }
+    rows, numbers = codes.reshape(-1, 16), {"nbits": 4, "axis": 1, "shape": [24, 64]}
+    tensors |= {f"h.{key}": np.array(value, np.int32) for key, value in numbers.items()}
+    tensors["h.W_q"] = (rows[: len(rows) // 2] << 4) | rows[len(rows) // 2 :]
+    tensors["h.scale"] = scales.reshape(-1, 1).astype(ml_dtypes.bfloat16)
+    tensors["h.zero"] = zeros.reshape(-1, 1).astype(np.float16)
+    save_file(tensors, path)
+    for name, expected in (("a", codes), ("g", codes), ("w", wide), ("h", codes)):
+        np.testing.assert_array_equal(codes_of(read_layer(path, name)), expected)
+    truth = weights(wide, wide_zeros, scales, np.arange(64) // 16)
+    np.testing.assert_array_equal(read_layer(path, "w").dequantize("float64"), truth)
+    assert read_layer(path, "h").scale_dtype == "bfloat16"
+    with pytest.raises(ValueError, match=r"m\.safetensors, layer 'b': it has no tensor 'qweight'"):
+        read_layer(path, "b")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="not a readable"):
+        read_layer(path, "a")
+
+
+def test_wrong_parts() -> None:
+    codes, zeros, scales = layer(16, 64, 16, 4)
+    q, z, s = packed(codes, 4).T.copy(), packed(zeros.T, 4), scales.T.copy()
+    g = (np.arange(64) // 16).astype(np.int32)
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (TypeError, "list", lambda: from_gptq(q.tolist(), z, s)),
+        (TypeError, "qweight has dtype int64", lambda: from_gptq(q.astype(int), z, s)),
+        (ValueError, "qweight has shape", lambda: from_gptq(q[0], z, s)),
+        (ValueError, "qzeros has shape", lambda: from_gptq(q, z[:, :1], s)),
+        (ValueError, "scales have 15 columns", lambda: from_gptq(q, z, s[:, :15])),
+        (TypeError, "scales has dtype int32", lambda: from_gptq(q, z, s.astype(np.int32))),
+        (ValueError, "finite", lambda: from_gptq(q, z, s * np.float16(np.inf))),
+        (ValueError, "g_idx has shape", lambda: from_gptq(q, z, s, g[:-1])),
+        (ValueError, "g_idx does not share", lambda: from_gptq(q, z, s, g * 0)),
+        (ValueError, r"entries in -1\.\.2", lambda: from_gptq(q, z, s, g - 1)),
+        (ValueError, r"entries in 1\.\.4", lambda: from_gptq(q, z, s, g + 1)),
+        (ValueError, "bits is 3", lambda: from_gptq(q, z, s, bits=3)),
+        (ValueError, "do not come in 0", lambda: from_gptq(q, z[:0], s[:0])),
+        (
+            ValueError,
+            "do not come in",
+            lambda: from_gptq(q[:2], np.repeat(z, 3, 0), np.repeat(s, 3, 0)),
+        ),
+        (ValueError, "axis is 0", lambda: from_hqq(codes, s, s, shape=(16, 64), axis=0)),
+        (ValueError, "holds 2048 codes", lambda: from_hqq(codes, s, s, shape=(16, 64))),
+        (ValueError, "scale has 64", lambda: from_hqq(codes, s, s, shape=(32, 64))),
+        (ValueError, "type is Q5_0", lambda: from_gguf(codes, "Q5_0", (16, 64))),
+        (ValueError, "are no 16 x 64", lambda: from_gguf(codes, "Q4_0", (16, 64))),
+        (ValueError, "are no 2 x 16", lambda: from_gguf(codes[0, :18], "Q4_0", (2, 16))),
+    ]
+    for error, words, call in wrong:
+        with pytest.raises(error, match=words):
+            call()
