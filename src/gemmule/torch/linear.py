@@ -1,0 +1,331 @@
+"""Quantised linear layers of PyTorch: `QuantLinear`, `quantize_`, and the operator below them.
+
+``torch.ops.gemmule.quantized_linear`` takes a quantised matrix as its tensors, so that a whole
+model compiles without a graph break. It runs `gemmule.matvec` and `gemmule.vecmat`, on the CPU and
+on CUDA devices, and is differentiable in x, not in the weights.
+
+>>> import torch, gemmule.torch.linear as gl
+>>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+>>> gl.quantize_(model, bits=8)(torch.ones(2, 64)).shape
+torch.Size([2, 8])
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from gemmule import api
+from gemmule.quant import checks, rounding
+from gemmule.quant.files import named_dtype
+from gemmule.quant.library import closed
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.quantize import quantize
+
+Filter = Callable[[str, torch.nn.Linear], bool]
+
+_LIBRARY = torch.library.Library("gemmule", "FRAGMENT")
+_SCHEMA = (
+    "quantized_linear(Tensor x, Tensor codes, Tensor scales, Tensor? zeros, Tensor? perm, "
+    "SymInt rows, SymInt columns, int bits, int? group_size, bool transposed=False) -> Tensor"
+)
+_PARTS = ("codes", "scales", "zeros", "perm")
+
+
+class QuantLinear(torch.nn.Module):  # type: ignore[misc]
+    """``x W^T + bias`` with W quantised: what stands in for `torch.nn.Linear`.
+
+    Its buffers are a `QuantizedMatrix`'s parts in layout ``row``: ``codes``, ``scales``, ``zeros``
+    (None when symmetric) and ``perm`` (None without one). A state_dict holds them and ``bias``, and
+    loads into a layer made with the same options (one with ``perm`` into one that has it).
+    ``.half()`` and ``.to(dtype)`` leave the numbers as they are: x decides in which dtype is
+    computed. Sums are kept in float32 for halves.
+
+    Make one from a layer (`from_linear`), from a matrix (`from_matrix`), or empty, to load into.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    perm: torch.Tensor | None
+    bias: torch.nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        bits: int = 4,
+        group_size: int | None = 64,
+        symmetric: bool = False,
+        scale_dtype: str = "float32",
+    ) -> None:
+        super().__init__()
+        shape = out_features, in_features
+        codes = np.zeros((out_features, -(-in_features * bits // 8)), np.uint8)
+        groups = rounding.group_count(in_features, group_size)
+        scales = np.ones((1, 1) if group_size is None else (out_features, groups))
+        zeros = None if symmetric else np.zeros(scales.shape, np.float32)
+        scales = scales.astype(named_dtype(scale_dtype))
+        self._hold(
+            QuantizedMatrix.from_parts(
+                codes, scales, zeros, shape=shape, bits=bits, group_size=group_size
+            )
+        )
+        self.bias = torch.nn.Parameter(torch.zeros(out_features)) if bias else None
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, **options: Any) -> Self:
+        """Return a layer's quantised form, on its device; options as `gemmule.quantize` has them.
+
+        The bias is shared with the layer, not copied.
+
+        >>> import torch, gemmule.torch.linear as gl
+        >>> gl.QuantLinear.from_linear(torch.nn.Linear(64, 32), bits=4, group_size=32)
+        QuantLinear(in_features=64, out_features=32, bits=4, group_size=32, bias=True)
+        """
+        return cls.from_matrix(quantize(linear.weight, **options), linear.bias)
+
+    @classmethod
+    def from_matrix(cls, matrix: QuantizedMatrix, bias: torch.Tensor | None = None) -> Self:
+        """Return a layer of an existing matrix ``W (out, in)``, such as one of another tool's file.
+
+        ValueError for a transposed matrix, or a bias that is not ``(out,)``.
+        """
+        if matrix.transposed:
+            raise ValueError("the matrix is transposed: give the one that is W (out, in) itself")
+        if bias is not None and tuple(bias.shape) != matrix.shape[:1]:
+            raise ValueError(f"bias has shape {tuple(bias.shape)}, but must be {matrix.shape[:1]}")
+        layer = cls.__new__(cls)
+        torch.nn.Module.__init__(layer)
+        layer._hold(matrix.to(layout="row"))
+        held = bias is None or isinstance(bias, torch.nn.Parameter)
+        layer.bias = bias if held else torch.nn.Parameter(bias)
+        return layer
+
+    def _hold(self, matrix: QuantizedMatrix) -> None:
+        self.out_features, self.in_features = matrix.stored_shape
+        self.bits, self.group_size = matrix.bits, matrix.group_size
+        for part in _PARTS:
+            self.register_buffer(part, _tensor(getattr(matrix, part)))
+
+    @property
+    def matrix(self) -> QuantizedMatrix:
+        """The weights as a QuantizedMatrix that shares this layer's memory."""
+        parts = (self.codes, self.scales, self.zeros, self.perm)
+        return _matrix_of(parts, self._shape, self.bits, self.group_size)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x W^T + bias`` in x's dtype; x has shape (..., in_features)."""
+        y: torch.Tensor = torch.ops.gemmule.quantized_linear.default(
+            x,
+            self.codes,
+            self.scales,
+            self.zeros,
+            self.perm,
+            *self._shape,
+            self.bits,
+            self.group_size,
+        )
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def extra_repr(self) -> str:
+        """Return what stands between the brackets of the layer's repr."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}, "
+            f"group_size={self.group_size}, bias={self.bias is not None}"
+        )
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        # Seen as integers, scales and zero points follow to a device but not to another dtype.
+        dtypes = {}
+        for part in ("scales", "zeros"):
+            tensor = getattr(self, part)
+            if tensor is not None:
+                dtypes[part] = tensor.dtype
+                setattr(self, part, tensor.view(getattr(torch, f"int{8 * tensor.itemsize}")))
+        super()._apply(fn, recurse)
+        for part, dtype in dtypes.items():
+            setattr(self, part, getattr(self, part).view(dtype))
+        return self
+
+
+def quantize_(
+    model: torch.nn.Module,
+    bits: int = 4,
+    group_size: int | None = 64,
+    *,
+    filter: Filter | None = None,  # noqa: A002  the name that users of such functions look for
+    **options: Any,
+) -> torch.nn.Module:
+    """Replace the linear layers of a model by quantised ones, in place; return the model.
+
+    filter: called with a layer's full name and the `torch.nn.Linear`; True where it is replaced
+    (default: all; subclasses of Linear stay). options: those of `gemmule.quantize`, such as
+    ``method``, ``symmetric``, ``scale_dtype``. A layer that stands in several places stays one.
+    Weights that are shared with something else, such as an embedding, are not shared any more.
+
+    ValueError where the model is itself a linear layer: use `QuantLinear.from_linear`.
+
+    >>> import torch, gemmule.torch.linear as gl
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 2))
+    >>> gl.quantize_(model, filter=lambda name, layer: layer.out_features > 2)
+    Sequential(
+      (0): QuantLinear(in_features=64, out_features=64, bits=4, group_size=64, bias=True)
+      (1): Linear(in_features=64, out_features=2, bias=True)
+    )
+    """
+    if type(model) is torch.nn.Linear:
+        raise ValueError("the model is one linear layer: use QuantLinear.from_linear")
+    made: dict[torch.nn.Module, QuantLinear] = {}
+    for path, parent in list(model.named_modules()):
+        for name, child in list(parent.named_children()):
+            full = f"{path}.{name}" if path else name
+            if type(child) is not torch.nn.Linear or not (filter is None or filter(full, child)):
+                continue
+            if child not in made:
+                made[child] = QuantLinear.from_linear(
+                    child, bits=bits, group_size=group_size, **options
+                )
+            setattr(parent, name, made[child])
+    return model
+
+
+def _tensor(part: Any) -> torch.Tensor | None:
+    """Return a part of a matrix as a tensor: of NumPy's a copy, of a device's the same memory."""
+    if part is None:
+        return None
+    if not isinstance(part, np.ndarray):
+        return torch.from_dlpack(part)
+    if part.dtype.name == "bfloat16":
+        return torch.from_numpy(part.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(part.copy())
+
+
+# ---- the operator ------------------------------------------------------------------------------
+_matrices: dict[int, tuple[weakref.ref[torch.Tensor], Any, QuantizedMatrix]] = {}
+
+
+def _matrix_of(
+    parts: tuple[torch.Tensor | None, ...],
+    shape: tuple[int, int],
+    bits: int,
+    group_size: int | None,
+) -> QuantizedMatrix:
+    """Return the matrix that tensors stand for, checked once for as long as they do not change.
+
+    What kernels keep of a matrix, such as another order of its codes, stays with it.
+    """
+    codes = parts[0]
+    assert codes is not None  # noqa: S101  the schema has it so
+    state = (*(_state(part) for part in parts), shape, bits, group_size)
+    known = _matrices.get(id(codes))
+    if known is not None and known[0]() is codes and known[1] == state:
+        return known[2]
+    # Detached: what the matrix holds must not keep the tensor itself alive.
+    own: list[Any] = [None if p is None else closed(p.detach().contiguous()) for p in parts]
+    arrays = own[0], own[1], own[2], own[3]
+    if codes.is_cuda:
+        matrix = _on_device(parts, arrays, shape, bits, group_size)
+    else:
+        matrix = QuantizedMatrix.from_parts(
+            *arrays[:3], shape=shape, bits=bits, group_size=group_size, perm=arrays[3]
+        )
+    key = id(codes)
+    reference = weakref.ref(codes, lambda _: _matrices.pop(key, None))
+    _matrices[key] = (reference, state, matrix)
+    return matrix
+
+
+def _state(tensor: torch.Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype, version
+
+
+def _on_device(
+    parts: tuple[Any, ...],
+    arrays: tuple[Any, Any, Any, Any],
+    shape: tuple[int, int],
+    bits: int,
+    group_size: int | None,
+) -> QuantizedMatrix:
+    """Return a matrix on a GPU, of parts whose shapes, dtypes, places and order are checked."""
+    m, n = shape
+    count = (1, 1) if group_size is None else (m, rounding.group_count(n, group_size))
+    wanted = ((m, -(-n * bits // 8)), count, count, (n,))
+    dtypes = (("uint8",), checks.SCALE_DTYPES, ("float32",), ("int32",))
+    for name, part, size, known in zip(_PARTS, parts, wanted, dtypes, strict=True):
+        if part is not None and (tuple(part.shape) != size or part.device != parts[0].device):
+            raise ValueError(f"{name} has shape {tuple(part.shape)} on {part.device}, not {size}")
+        if part is not None and rounding.dtype_name(part) not in known:
+            raise TypeError(f"{name} has dtype {part.dtype}, but must be {' or '.join(known)}")
+    perm = parts[3]
+    if perm is not None and not torch.equal(perm.sort().values, torch.arange(n).to(perm)):
+        raise ValueError(f"perm is no permutation of 0..{n - 1}")
+    return QuantizedMatrix(
+        *arrays,
+        stored_shape=shape,
+        bits=bits,
+        group_size=group_size,
+        device=arrays[0].device,
+    )
+
+
+def _run(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    perm: torch.Tensor | None,
+    rows: int,
+    columns: int,
+    bits: int,
+    group_size: int | None,
+    transposed: bool = False,
+) -> torch.Tensor:
+    matrix = _matrix_of((codes, scales, zeros, perm), (rows, columns), bits, group_size)
+    x = x.detach()
+    y: torch.Tensor = api.vecmat(x, matrix) if transposed else api.matvec(matrix, x)
+    return y
+
+
+def _fake(x: torch.Tensor, *parts: Any) -> torch.Tensor:
+    rows, columns, transposed = parts[4], parts[5], len(parts) > 8 and parts[8]
+    inner, outer = (rows, columns) if transposed else (columns, rows)
+    if x.shape[-1] != inner:
+        raise ValueError(f"x has {x.shape[-1]} columns, but the layer takes {inner}")
+    return x.new_empty((*x.shape[:-1], outer))
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:5])
+    ctx.form = inputs[5:]
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Return x's gradient, ``grad W``; codes, scales and zero points have none."""
+    *form, transposed = ctx.form
+    back = torch.ops.gemmule.quantized_linear.default(
+        grad, *ctx.saved_tensors, *form, not transposed
+    )
+    return back, *(None,) * 9
+
+
+_LIBRARY.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("quantized_linear", _run, _key)
+torch.library.register_fake("gemmule::quantized_linear", _fake, lib=_LIBRARY)
+torch.library.register_autograd(
+    "gemmule::quantized_linear", _backward, setup_context=_remember, lib=_LIBRARY
+)

@@ -1,0 +1,193 @@
+"""Quantised linear layers: what they compute, their gradients, graphs, state and errors."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import gc
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gemmule as gm  # noqa: E402
+from gemmule.quant import formats, gguf, matrix, quantize  # noqa: E402
+from gemmule.torch import linear as gl  # noqa: E402
+
+OPTIONS = [
+    {"bits": 4, "group_size": 16},
+    {"bits": 8, "group_size": -1, "symmetric": True, "scale_dtype": "float16"},
+    {"bits": 4, "group_size": None, "scale_dtype": "bfloat16"},
+    {"bits": 4, "group_size": 32, "perm": np.random.default_rng(0).permutation(48)},
+]
+
+
+def linear(seed: int = 0, dtype: Any = torch.float32) -> Any:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(48, 20).to(dtype)
+
+
+def dense(layer: Any, x: Any) -> Any:
+    """The layer with its exact weights, in float64."""
+    weight = torch.from_numpy(layer.matrix.dequantize("float64"))
+    return x.double() @ weight.T + (0 if layer.bias is None else layer.bias.double())
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_forward(options: dict[str, Any], dtype: Any) -> None:
+    plain = linear(dtype=dtype)
+    layer = gl.QuantLinear.from_linear(plain, **options)
+    Q = gm.quantize(plain.weight, **options)
+    np.testing.assert_array_equal(layer.matrix.dequantize(), Q.dequantize())
+    for shape in ((48,), (1, 48), (3, 48), (2, 3, 48), (0, 48)):
+        x = torch.randn(shape, dtype=dtype)
+        y = layer(x)
+        assert (y.dtype, y.shape) == (dtype, (*shape[:-1], 20))
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(y.double(), dense(layer, x), rtol=tolerance, atol=tolerance)
+    strided = torch.randn(48, 7, dtype=dtype).T
+    torch.testing.assert_close(layer(strided), layer(strided.contiguous()))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gradients(options: dict[str, Any]) -> None:
+    layer = gl.QuantLinear.from_linear(linear().double(), **options)
+    x = torch.randn(3, 48, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layer, x)
+    assert torch.autograd.gradgradcheck(layer, x)
+    layer(x).sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((20,), 3.0, dtype=torch.float64))
+
+
+def test_the_operator_is_sound() -> None:
+    layer = gl.QuantLinear.from_linear(linear(), **OPTIONS[3])
+    parts = (layer.codes, layer.scales, layer.zeros, layer.perm, 20, 48, 4, 32)
+    x = torch.randn(3, 48, requires_grad=True)
+    torch.library.opcheck(torch.ops.gemmule.quantized_linear.default, (x, *parts))
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(
+            torch.nn.Linear(48, 96), torch.nn.GELU(), torch.nn.Linear(96, 48)
+        )
+        self.again = self.inner[0]
+        self.attention = torch.nn.MultiheadAttention(48, 4)
+        self.head = torch.nn.Linear(48, 5, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(x + self.inner(x))
+
+
+def test_a_whole_model_compiles_without_a_break() -> None:
+    torch.manual_seed(0)
+    model = gl.quantize_(Block(), group_size=16)
+    x = torch.randn(4, 48)
+    expected = model(x)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(compiled(x), expected)
+    torch.testing.assert_close(compiled(x[:2]), expected[:2])
+    assert torch._dynamo.explain(model)(x).graph_break_count == 0
+
+
+def test_quantize_replaces_what_the_filter_takes() -> None:
+    torch.manual_seed(0)
+    seen: list[str] = []
+    model = Block()
+    same = gl.quantize_(model, filter=lambda name, _: seen.append(name) or name != "head")
+    assert same is model
+    assert seen == ["again", "head", "inner.0", "inner.2"]
+    assert type(model.head) is torch.nn.Linear
+    assert model.again is model.inner[0]
+    assert type(model.inner[0]) is gl.QuantLinear
+    assert isinstance(model.attention.out_proj, torch.nn.Linear)
+    with pytest.raises(ValueError, match="from_linear"):
+        gl.quantize_(linear())
+
+
+def test_state_goes_round() -> None:
+    torch.manual_seed(0)
+    model, other = (gl.quantize_(Block(), bits=8, scale_dtype="bfloat16") for _ in "ab")
+    x = torch.randn(2, 48)
+    assert not torch.equal(model(x), other(x))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
+    empty = gl.QuantLinear(48, 96, bits=8, scale_dtype="bfloat16")
+    empty.load_state_dict(model.inner[0].state_dict())
+    torch.testing.assert_close(empty(x), model.inner[0](x), rtol=0, atol=0)
+    torch.testing.assert_close(copy.deepcopy(model)(x), model(x), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        gl.QuantLinear(48, 96, bits=4, scale_dtype="bfloat16").load_state_dict(empty.state_dict())
+
+
+def test_a_change_in_place_is_seen() -> None:
+    layer = gl.QuantLinear.from_linear(linear(), bits=8, group_size=-1)
+    x, before = torch.ones(48), None
+    before = layer(x)
+    layer.scales *= 2
+    torch.testing.assert_close(layer(x) - layer.bias, 2 * (before - layer.bias))
+
+
+def test_other_dtypes_leave_the_numbers_alone() -> None:
+    layer = gl.QuantLinear.from_linear(linear(), method="hqq", group_size=16)
+    parts = {name: tensor.clone() for name, tensor in layer.named_buffers()}
+    layer.half()
+    for name, tensor in parts.items():
+        assert torch.equal(getattr(layer, name), tensor)
+    assert layer.bias.dtype == torch.float16
+    assert layer(torch.ones(48).half()).dtype == torch.float16
+
+
+def test_matrices_are_forgotten_with_their_tensors() -> None:
+    gc.collect()
+    before = len(gl._matrices)
+    layer = gl.QuantLinear.from_linear(linear())
+    layer(torch.ones(48))
+    assert len(gl._matrices) == before + 1
+    del layer
+    gc.collect()
+    assert len(gl._matrices) == before
+
+
+def test_wrong_layers_and_tensors() -> None:
+    Q = gm.quantize(np.ones((20, 48), np.float32), group_size=16)
+    with pytest.raises(ValueError, match="transposed"):
+        gl.QuantLinear.from_matrix(Q.T)
+    with pytest.raises(ValueError, match="bias has shape"):
+        gl.QuantLinear.from_matrix(Q, torch.ones(3))
+    layer = gl.QuantLinear.from_matrix(Q)
+    with pytest.raises(ValueError, match="summed axis"):
+        layer(torch.ones(47))
+    with pytest.raises(TypeError, match="multiplies"):
+        layer(torch.ones(48, dtype=torch.int64))
+    layer.codes = layer.codes[:, :-1]
+    with pytest.raises(ValueError, match="codes have shape"):
+        layer(torch.ones(48))
+    layer.codes, layer.scales = _fresh(Q), torch.full_like(layer.scales, torch.nan)
+    with pytest.raises(ValueError, match="finite"):
+        layer(torch.ones(48))
+
+
+def _fresh(Q: Any) -> Any:
+    return torch.from_numpy(Q.codes.copy())
+
+
+def test_the_page_and_the_examples_in_docstrings_run() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "quantised.md").read_text("utf-8")
+    names: dict[str, object] = {}
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S)):
+        exec(compile(block, f"quantised.md block {number}", "exec"), names)
+    for module in (gl, formats, gguf, matrix, quantize):
+        found = doctest.testmod(module)
+        assert found.attempted
+        assert not found.failed, module.__name__
