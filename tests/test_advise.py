@@ -1,0 +1,88 @@
+"""``gemmule advise``: what it measures, what it decides, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from gemmule.lab import cli
+from gemmule.lab.demo import advise
+from gemmule.lab.demo.advise import COLUMNS, Cost, Settings, decide
+from gemmule.timing.sampler import Ratio
+
+SLOW, SAME, FAST = (
+    Ratio(0.5, 0.4, 0.6, 9, 0.95),
+    Ratio(1.1, 0.9, 1.3, 9, 0.95),
+    Ratio(2, 1.9, 2.1, 9, 0.95),
+)
+
+
+def cost(int8: list[Ratio], int4: list[Ratio]) -> Cost:
+    gains = {("int8", c): g for c, g in zip(COLUMNS, int8, strict=True)}
+    gains |= {("int4", c): g for c, g in zip(COLUMNS, int4, strict=True)}
+    return Cost((64, 64), {}, gains, {"float16": 8192, "int8": 4600, "int4": 2500}, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "int8", "int4", "take", "why"),
+    [
+        ("fc", 0.1, [FAST] * 3, [FAST] * 3, "int4", "up to 2.00x"),
+        ("fc", 0.1, [FAST] * 3, [FAST, SAME, SAME], "int4", "up to 2.00x"),
+        ("fc", 0.1, [FAST] * 3, [FAST, SAME, SLOW], "int8", "int4 is slower at 16 columns"),
+        ("fc", 0.2, [FAST] * 3, [FAST] * 3, "int8", "int4 has error 0.200, above 0.12"),
+        (
+            "fc",
+            np.nan,
+            [SAME] * 3,
+            [FAST] * 3,
+            "float16",
+            "int4 has error nan, above 0.12; int8 is not",
+        ),
+        ("fc", 0.1, [SLOW] * 3, [SAME] * 3, "float16", "int8 is slower at 1, 4, 16 columns"),
+        ("word_embeddings.weight", 0.1, [FAST] * 3, [FAST] * 3, "float16", "looked up"),
+    ],
+)
+def test_decisions(
+    name: str, error: float, int8: list[Ratio], int4: list[Ratio], take: str, why: str
+) -> None:
+    found, reason = decide(name, {"int8": 0.01, "int4": error}, cost(int8, int4), 0.12)
+    assert found == take
+    assert why in reason
+
+
+def test_advice_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, rng = tmp_path / "m.safetensors", np.random.default_rng(0)
+    normal = rng.standard_normal((48, 64)).astype(np.float32)
+    spiked = normal.copy()
+    spiked[:, 5] *= 100  # one column takes the range of its group
+    save_file(
+        {
+            "a.weight": normal,
+            "spiked.weight": spiked,
+            "bias": normal[0],
+            "ids": np.ones((2, 2), int),
+        },
+        path,
+    )
+    assert cli.run(["advise", str(path), "--seconds", "0.05", "--max-error", "0.15"]) == 0
+    text = capsys.readouterr().out
+    assert text.partition("other work")[0].count("48 x 64") == 3  # one shape timed, two weights
+    assert "2 weights" in text
+    assert "ids" not in text
+    costs: dict[tuple[int, int], Cost] = {}
+    plain, other = advise.advise(path, Settings(seconds=0.05), costs)
+    assert plain.errors["int4"] < 0.12 < 5 * plain.errors["int4"]
+    assert plain.errors["int8"] < 0.1 * plain.errors["int4"]
+    assert other.errors["int4"] != plain.errors["int4"]
+    assert set(costs[48, 64].seconds) == {(f, c) for f in advise.FORMATS for c in COLUMNS}
+    assert costs[48, 64].nbytes["int4"] < costs[48, 64].nbytes["int8"] < 48 * 64 * 2
+
+
+def test_a_file_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({"bias": np.ones(3, np.float32)}, path)
+    assert cli.run(["advise", str(path)]) == 2
+    assert "holds no 2-D weight" in capsys.readouterr().err
