@@ -17,6 +17,7 @@ import pytest
 from gemmule.core import rung as rung_module
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, Machine, Rung, same
+from gemmule.storage import sources
 from gemmule.storage import tuned as tuned_store
 from gemmule.storage.atomic import MAX_BYTES
 
@@ -53,9 +54,9 @@ def rungs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Run
     monkeypatch.setattr(tuned_store, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("GEMMULE_TUNE", raising=False)
-    tuned_store.forget_digests()
+    sources.forget_digests()
     yield both
-    tuned_store.forget_digests()
+    sources.forget_digests()
 
 
 def _saved(rung: Rung, **params: Any) -> Path:
@@ -116,7 +117,7 @@ def test_tuning_can_be_turned_off(
 def test_an_edited_rung_makes_its_entries_stale(rungs: tuple[Rung, Rung]) -> None:
     _saved(rungs[0])
     rungs[0].path.write_text("# another kernel")
-    tuned_store.forget_digests()
+    sources.forget_digests()
     assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 

@@ -27,6 +27,7 @@ from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.rung import Arithmetic, Constraint, Machine, Rung, Suggestion, same
 from gemmule.errors import CompileError, DeviceError
 from gemmule.lookup import forget_plans
+from gemmule.storage import sources
 from gemmule.storage import tuned as tuned_store
 from gemmule.timing.clock import Contestant, Timing
 from gemmule.timing.sampler import Ratio
@@ -169,7 +170,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     forget_plans()
     yield
     forget_plans()
-    tuned_store.forget_digests()
+    sources.forget_digests()
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
         monkeypatch.setattr(rung_module, "RUNGS_FOLDER", tmp_path / "rungs")
         for module in (tuned_store, sys.modules["gemmule.choose"], space):
             monkeypatch.setattr(module, "all_rungs", lambda backend: rungs)
-        tuned_store.forget_digests()
+        sources.forget_digests()
         forget_plans()
         return rungs
 
@@ -689,13 +690,13 @@ def test_what_killed_writers_left_is_swept_after_an_hour(plant: Plant) -> None:
 
 # --- shipped entries ------------------------------------------------------------------------------
 
-SHIPPED = Path(tuned_store.__file__).parent / "tuned"
+SHIPPED = tuned_store.SHIPPED
 
 
 def test_every_shipped_entry_would_be_accepted() -> None:
-    faults = [
-        fault for path in sorted(SHIPPED.glob("*")) if (fault := tuned_store.shipped_fault(path))
-    ]
+    shipped = sorted(SHIPPED.glob("*"))
+    assert shipped, f"nothing lies in {SHIPPED}"
+    faults = [fault for path in shipped if (fault := tuned_store.shipped_fault(path))]
     assert not faults, "\n".join(faults)
 
 
@@ -732,7 +733,7 @@ def test_a_faulty_shipped_entry_is_seen(plant: Plant, tmp_path: Path) -> None:
     assert "holds the entry of" in tuned_store.shipped_fault(moved)
     moved.rename(path)
     usual.path.write_text("# edited")
-    tuned_store.forget_digests()
+    sources.forget_digests()
     assert "changed" in tuned_store.shipped_fault(path)
 
 

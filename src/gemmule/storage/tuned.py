@@ -2,8 +2,8 @@
 
 Promised: a reader sees a whole entry or none; two writers cannot mix entries; an entry can only
 pick a rung and parameter values that the rung itself declares; a file that is corrupt, too large,
-of another schema, or about a rung that changed since is a miss. Not promised: that an entry
-survives a power cut right after it was written.
+of another schema, or about a rung of which any source changed since (`gemmule.storage.sources`) is
+a miss. Not promised: that an entry survives a power cut right after it was written.
 
 Files in `SHIPPED` come with the package. Each names its device and problem in full, so that
 `shipped_fault` can tell without that device whether a plan would accept it.
@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from gemmule.core.registry import all_rungs
 from gemmule.core.rung import BACKENDS, Machine, Rung
 from gemmule.settings import cache_folder, tuning_enabled
 from gemmule.storage.atomic import LEFT_OVER, small_file, write_atomically
+from gemmule.storage.sources import rung_digest
 
 SCHEMA = 1
 SHIPPED = Path(__file__).parents[1] / "tuned"
@@ -51,24 +51,6 @@ def key(machine: Machine, problem: Problem) -> str:
         sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def rung_digest(rung: Rung) -> str:
-    """Return a digest of the rung's files: an edited rung makes its tuned entries stale."""
-    return _digest(rung.path, rung.source_path)
-
-
-@lru_cache(maxsize=1024)
-def _digest(*paths: Path) -> str:
-    digest = hashlib.sha256()
-    for path in dict.fromkeys(paths):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def forget_digests() -> None:
-    """Read the rungs' files again at the next lookup."""
-    _digest.cache_clear()
 
 
 def lookup(machine: Machine, problem: Problem) -> Tuned | None:
