@@ -8,7 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from cuemu.build import compile_cu, missing_tools
+from cuemu.build import compile_cu
+from cuemu.toolchain import missing_tools
 from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.lab.bench import suites

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cuda_emulation import Emulator
-from cuemu.build import missing_tools
+from cuemu.toolchain import missing_tools
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CUDA_ARCHS, Rung

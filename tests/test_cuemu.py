@@ -11,20 +11,11 @@ import numpy as np
 import pytest
 
 from cuemu import asan, device
-from cuemu.build import (
-    RUNGS,
-    BuildError,
-    EmulationError,
-    Module,
-    Report,
-    compile_cu,
-    device_array,
-    missing_tools,
-    tensor_map,
-)
+from cuemu.build import RUNGS, EmulationError, Module, Report, compile_cu, device_array, tensor_map
 from cuemu.cases import CASES, Case, run_on_emulator
 from cuemu.cases import SOURCE as PRIMITIVES
 from cuemu.source import rewrite, rewrite_declaration
+from cuemu.toolchain import BuildError, missing_tools
 
 _REASON = missing_tools()
 needs_compiler = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))

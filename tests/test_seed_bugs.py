@@ -20,7 +20,8 @@ import pytest
 
 import cuda_emulation
 from cuda_emulation import Emulator
-from cuemu.build import BuildError, EmulationError, compile_cu, missing_tools
+from cuemu.build import EmulationError, compile_cu
+from cuemu.toolchain import BuildError, missing_tools
 from gemmule.backends.cuda import launch_args
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs

@@ -18,7 +18,8 @@ import pytest
 
 import cuda_emulation
 from cuda_emulation import Emulator
-from cuemu.build import EmulationError, compile_cu, missing_tools
+from cuemu.build import EmulationError, compile_cu
+from cuemu.toolchain import missing_tools
 from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem, numpy_dtype
 from gemmule.core.registry import all_rungs

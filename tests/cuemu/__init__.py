@@ -1,8 +1,8 @@
 """Runs unmodified CUDA C++ kernels on the CPU, one fiber per thread, to test without a GPU.
 
-`build.compile_cu` compiles and launches, `cases` tables the primitives, `asan` looks for stray
-accesses, `device` runs the same cases on a GPU. What a kernel does wrong comes back as
-`build.EmulationError`:
+`build.compile_cu` compiles and launches; what all kernels share is `runtime.cpp`, which `toolchain`
+builds once. `cases` tables the primitives, `asan` looks for stray accesses, `device` runs the same
+cases on a GPU. What a kernel does wrong comes back as `build.EmulationError`:
 
 - deadlocks, divergent barriers and warps, bad masks, misaligned accesses, faults, endless loops;
 - misuse of mbarriers, bulk copies, clusters and wgmma;

@@ -15,7 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cuemu.build import BuildError, EmulationError
+from cuemu.build import EmulationError
+from cuemu.toolchain import BuildError
 
 _OPTIONS = (
     "detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=0:allocator_may_return_null=1"

@@ -16,58 +16,26 @@ using Group = std::vector<Work>;
 struct GroupQueue {
   Group open;
   std::deque<Group> closed;
-  void commit() {
-    ++S.in_runtime;
-    closed.push_back(std::move(open));
-    open.clear();
-    --S.in_runtime;
-  }
-  void add(Work work) {
-    ++S.in_runtime;
-    open.push_back(std::move(work));
-    --S.in_runtime;
-  }
-  // Completes the oldest groups until at most `left` remain.
-  void wait(size_t left) {
-    while (closed.size() > left) {
-      Group group = std::move(closed.front());
-      closed.pop_front();
-      for (Work& work : group) work();
-    }
-  }
+  void commit();
+  void add(Work work);
+  void wait(size_t left);   // completes the oldest groups until at most `left` remain
 };
 struct AsyncQueues {
   GroupQueue copies, stores, mma;
 };
-inline std::vector<AsyncQueues> queues;
+void send_later(void* bar, Work work);   // a TMA load on its way to shared memory; `bar` is the mbarrier it reports to
+void deliver(void* bar);
 
-// A TMA load on its way to a block's shared memory; `bar` is the mbarrier it reports to.
-struct InFlight { void* bar; Work deliver; };
-inline std::deque<InFlight> in_flight;
-
-inline void deliver(void* bar) {
-  for (size_t i = 0; i < in_flight.size();) {
-    if (in_flight[i].bar != bar) { ++i; continue; }
-    Work work = std::move(in_flight[i].deliver);
-    in_flight.erase(in_flight.begin() + long(i));
-    work();
-    progress();
-  }
-}
-inline void start_async(size_t fibers) {
-  queues.clear();
-  queues.resize(fibers);
-  in_flight.clear();
-  for (size_t i = 0; i < fibers; ++i) S.fibers[i].queues = &queues[i];
-}
-inline void end_async() {
-  in_flight.clear();
-  queues.clear();
-}
-// Bulk stores need no wait to be complete at the end of the grid; loads that nobody awaited are dropped.
-inline void thread_exits(Fiber& f) {
-  f.queues->stores.commit();
-  f.queues->stores.wait(0);
-}
+// One thread's part of a wgmma: where its accumulators are, and its rows of a if they are in registers.
+struct WgmmaPart {
+  void* d;
+  uint64_t a, b;
+  unsigned a_regs[4];
+  bool accumulate;
+  void (*run)(const std::vector<WgmmaPart>& parts);
+};
+void wgmma_issue(const WgmmaPart& part);
+void wgmma_close_group();
+void wgmma_wait_group(size_t left, const char* file, int line);
 
 }  // namespace cuemu

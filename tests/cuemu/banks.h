@@ -1,5 +1,6 @@
 // Bank conflicts, from the memory hooks that -fsanitize=thread inserts (no library is linked; the hooks are ours).
 // The n-th access of each lane from one place in the code is taken as one request of the warp.
+// Part of runtime.cpp.
 #pragma once
 #include <deque>
 #include <map>
@@ -10,10 +11,6 @@
 
 namespace cuemu {
 
-struct Request {
-  unsigned lanes = 0, bytes = 0;
-  unsigned address[32];
-};
 struct Place {   // one instruction of one warp
   unsigned done[32] = {};      // accesses of each lane
   unsigned first = 0;          // number of the oldest open request
@@ -23,7 +20,7 @@ using Places = std::map<std::pair<unsigned, const void*>, Place>;
 inline Places* places = nullptr;
 
 // A pass serves 128 bytes: 32 lanes of 4 bytes, 16 of 8, 8 of 16; lanes with the same word share it.
-CUEMU_PLAIN inline void count_request(const Request& r) {
+CUEMU_PLAIN void count_request(const Request& r) {
   const unsigned group = r.bytes <= 4 ? 32 : r.bytes == 8 ? 16 : 8;
   for (unsigned first = 0; first < 32; first += group) {
     unsigned words[32][32], used[32] = {}, passes = 0;

@@ -9,19 +9,12 @@ memory (`array.ctypes.data`); `device_array` allocates as a device does, 256-byt
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import functools
 import hashlib
-import importlib.util
 import os
-import shutil
-import stat
 import struct
-import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from cuemu import toolchain
 from cuemu.source import Sources, collect
+from cuemu.toolchain import HERE, BuildError
 
-HERE = Path(__file__).resolve().parent
 RUNGS = HERE.parent.parent / "src" / "gemmule" / "rungs" / "_cuda"
-_CHECKS = "alignment,bounds,shift-exponent"
 
 
 class EmulationError(RuntimeError):
@@ -43,10 +36,6 @@ class EmulationError(RuntimeError):
         super().__init__(f"{kind}: {text}")
         self.kind = kind
         self.text = text
-
-
-class BuildError(RuntimeError):
-    """g++ or the CUDA headers are missing, or the source does not compile."""
 
 
 @dataclass(frozen=True)
@@ -221,73 +210,6 @@ def to_device(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     return copy
 
 
-def cuda_include_dirs() -> list[Path]:
-    """Return the folders of cuda_fp16.h and its companions: the header wheels, else CUDA_HOME."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
-    candidates = [root / part / "include" for root in roots for part in ("cu13", "cuda_runtime")]
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if variable in os.environ:
-            candidates.append(Path(os.environ[variable]) / "include")
-    candidates.append(Path("/usr/local/cuda/include"))
-    for folder in candidates:
-        if (folder / "cuda_fp16.h").is_file() and (folder / "crt" / "host_defines.h").is_file():
-            return [folder, *(d for d in (folder / "cccl",) if d.is_dir())]
-    raise BuildError(
-        "cuda_fp16.h was not found; install nvidia-cuda-runtime, nvidia-cuda-crt and "
-        "nvidia-cuda-cccl (extra `dev`), or set CUDA_HOME"
-    )
-
-
-def missing_tools() -> str | None:
-    """Return why kernels cannot be compiled here, or None where they can."""
-    if shutil.which("g++") is None:
-        return "g++ is not installed"
-    try:
-        cuda_include_dirs()
-    except BuildError as error:
-        return str(error)
-    return None
-
-
-@functools.cache
-def _machine() -> str:
-    """Return what a binary depends on beyond its source: compiler, CPU features, our headers."""
-    version = subprocess.run(["g++", "-v"], capture_output=True, text=True, check=True).stderr
-    cpu = Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0]
-    hasher = hashlib.sha256((version + cpu).encode())
-    for header in sorted(HERE.glob("*.h")):
-        hasher.update(header.read_bytes())
-    for folder in cuda_include_dirs():
-        hasher.update(str(folder).encode())
-    return hasher.hexdigest()
-
-
-def _cache_dir() -> Path:
-    """Return a folder that only this user can write, since what lies there is loaded and run."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "gemmule-cuemu"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    state = folder.stat()
-    if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise BuildError(f"{folder} must belong to this user and be writable by no other")
-    return folder
-
-
-def _flags(asan: bool, bank_conflicts: bool) -> list[str]:
-    flags = ["-std=c++17", "-march=native", "-fno-strict-aliasing", "-ffp-contract=fast", "-fPIC"]
-    flags += ["-fvisibility=hidden", "-fno-gnu-unique", "-fwrapv", "-w", "-pipe"]
-    if asan:
-        flags += ["-O1", "-g1", "-fno-omit-frame-pointer", f"-fsanitize=address,{_CHECKS}"]
-    elif bank_conflicts:
-        # The instrumentation of -fsanitize=thread calls us for every access; no library is linked.
-        # Splitting structures would turn one 16-byte access into four of 4 bytes.
-        flags += ["-O1", "-fno-tree-sra", "-fno-ipa-sra", "-fsanitize=thread", "-DCUEMU_BANKS=1"]
-    else:
-        flags += ["-O1", f"-fsanitize={_CHECKS}"]
-    return flags
-
-
 def _wrapper(sources: Sources, path: Path, names: Sequence[str]) -> str:
     lines = ['#include "cuemu.h"', f'#line 1 "{path}"', sources.text, '#line 1 "launchers"']
     export = 'extern "C" __attribute__((visibility("default"))) int'
@@ -320,49 +242,34 @@ def compile_cu(
     own = [HERE, path.resolve().parent, RUNGS]
     folders = [*own, *(Path(p) for p in include)]
     sources = collect(path, folders)
-    flags = _flags(asan, bank_conflicts) + [f"-D{d}" for d in defines]
-    key = "\0".join([sources.digest, _machine(), *flags, *map(str, folders), *names])
+    mode, chosen = toolchain.flags(asan, bank_conflicts), [f"-D{d}" for d in defines]
+    key = "\0".join(
+        [sources.digest, toolchain.machine(), *mode, *chosen, *map(str, folders), *names]
+    )
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-    library = _cache_dir() / f"{path.stem}-{digest}.so"
-    if not library.is_file():
-        _build(library, _wrapper(sources, path.resolve(), names), sources, flags, folders)
-    with contextlib.suppress(OSError):
-        os.utime(library)  # its last use, for _prune
+    library = toolchain.cache_dir() / f"{path.stem}-{digest}.so"
+    with toolchain.one_maker(library) as missing:
+        if missing:
+            text = _wrapper(sources, path.resolve(), names)
+            shared = toolchain.prepared(mode)
+            _build(library, text, sources.headers, [*mode, *chosen], [shared, *folders])
     return Module(library, names)
 
 
 def _build(
-    library: Path, text: str, sources: Sources, flags: list[str], folders: list[Path]
+    library: Path, text: str, headers: dict[str, str], flags: list[str], folders: list[Path]
 ) -> None:
-    if (reason := missing_tools()) is not None:
-        raise BuildError(reason)
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch_name:
         scratch = Path(scratch_name)
         (scratch / "kernel.cpp").write_text(text, encoding="utf-8")
-        for name, header in sources.headers.items():
+        for name, header in headers.items():
             (scratch / name).write_text(header, encoding="utf-8")
-        dirs = [scratch, *folders]
-        command = ["g++", *flags, *(f"-I{d}" for d in dirs)]
-        command += [f"-isystem{d}" for d in cuda_include_dirs()]
         made = scratch / "kernel.o"
-        _run([*command, "-c", "kernel.cpp", "-o", made.name], scratch)
+        command = toolchain.compiler(flags, [*folders[:1], scratch, *folders[1:]])
+        toolchain.run([*command, "-c", "kernel.cpp", "-o", made.name], scratch)
         # Linking without the thread and undefined-behaviour libraries: their entry points are ours.
-        link = ["g++", "-shared", "-o", "kernel.so", made.name, "-lrt"]
-        _run(link, scratch)
+        objects = [made.name, str(folders[0] / "runtime.o")]
+        link = ["g++", "-shared", "-o", "kernel.so", *objects, "-lrt"]
+        toolchain.run(link, scratch)
         (scratch / "kernel.so").replace(library)
-    _prune(library.parent)
-
-
-def _prune(folder: Path) -> None:
-    """Delete libraries that have not been used for two weeks."""
-    limit = time.time() - 14 * 86400
-    for old in folder.glob("*.so"):
-        with contextlib.suppress(OSError):  # another process may have deleted it
-            if old.stat().st_mtime < limit:
-                old.unlink()
-
-
-def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BuildError(f"g++ failed:\n{done.stderr[:6000]}")
+    toolchain.prune(library.parent)

@@ -18,12 +18,7 @@
 #include "async.h"
 #include "shared.h"
 #include "barrier.h"
-#include "watchdog.h"
 #include "launch.h"
-#include "checks.h"
-#ifdef CUEMU_BANKS
-#include "banks.h"
-#endif
 #include "warp.h"
 #include "atomics.h"
 #include "intrinsics.h"

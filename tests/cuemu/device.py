@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from cuemu.build import RUNGS, cuda_include_dirs
+from cuemu.build import RUNGS
 from cuemu.cases import CASES, SOURCE, Case, Map, pack_args
 from cuemu.layouts import Array
+from cuemu.toolchain import cuda_include_dirs
 
 _LEVELS = {"sm_80": 80, "sm_89": 89, "sm_90": 90}
 

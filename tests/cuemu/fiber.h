@@ -13,28 +13,6 @@ namespace cuemu {
 
 // Saves the callee-saved registers and the stack pointer, then continues on another stack.
 extern "C" void cuemu_switch(void** save_sp, void* load_sp);
-asm(R"(.text
-.globl cuemu_switch
-.hidden cuemu_switch
-.type cuemu_switch, @function
-cuemu_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size cuemu_switch, .-cuemu_switch
-)");
 
 inline constexpr size_t kStackBytes = 256 << 10;
 inline constexpr size_t kPageBytes = 4096;

@@ -20,15 +20,6 @@ struct SharedArena {
 };
 inline SharedArena arena;
 
-inline bool reserve_shared(size_t blocks) {
-  if (blocks > arena.count) {
-    free(arena.base);
-    arena.base = static_cast<char*>(aligned_alloc(1024, blocks * kSharedBytes));
-    arena.count = arena.base ? blocks : 0;
-  }
-  for (size_t i = 0; i < blocks && arena.base; ++i) S.ctas[i].shared = arena.base + i * kSharedBytes;
-  return arena.base != nullptr;
-}
 // The dynamic part starts no better aligned than the kernel declares (at least 16 bytes).
 inline unsigned dynamic_offset(size_t align) {
   return kReservedBytes + (align >= 1024 ? 0 : unsigned(align < 16 ? 16 : align));
@@ -40,32 +31,6 @@ inline size_t widest(std::initializer_list<size_t> all) {
 }
 inline unsigned dynamic_limit() { return kReservedBytes + 512 + S.cfg.smem + kGuardBytes; }
 
-inline void poison_shared(Cta& c) {
-#if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(c.shared, kSharedBytes);
-#endif
-  memset(c.shared, kPoison, dynamic_limit());
-  memset(c.shared + S.static_low, kPoison, kSharedBytes - S.static_low);
-#if defined(__SANITIZE_ADDRESS__)
-  __asan_poison_memory_region(c.shared, S.static_low);
-  for (const SharedVar& v : S.static_vars) __asan_unpoison_memory_region(c.shared + v.offset, v.bytes);
-#endif
-}
-// A write past the end of the dynamic part shows here even without AddressSanitizer.
-inline void check_shared_end(const Cta& c) {
-#if !defined(__SANITIZE_ADDRESS__)
-  for (unsigned i = S.dynamic_end; i && i < dynamic_limit(); ++i)
-    if (static_cast<unsigned char>(c.shared[i]) != kPoison) {
-      snprintf(S.report.kind, sizeof S.report.kind, "shared_overrun");
-      snprintf(S.report.text, sizeof S.report.text, "block (%u,%u,%u) wrote past its %u bytes of dynamic shared memory",
-               c.index.x, c.index.y, c.index.z, S.cfg.smem);
-      return;
-    }
-#else
-  (void)c;
-#endif
-}
-
 // extern __shared__: see source.py, which rewrites the declaration into a call of this.
 inline char* dynamic_shared(size_t align) {
   char* p = S.cur->cta->shared + dynamic_offset(align);
@@ -76,28 +41,7 @@ inline char* dynamic_shared(size_t align) {
   return p;
 }
 // __shared__: one place per declaration and template instance, told apart by the address of a local static.
-inline char* static_shared(const void* key, size_t bytes, size_t align) {
-  Cta& c = *S.cur->cta;
-  for (const SharedVar& v : S.static_vars)
-    if (v.key == key) return c.shared + v.offset;
-  const size_t gap = align < 16 ? 16 : align;
-  const long long at = (static_cast<long long>(S.static_low) - static_cast<long long>(bytes)) & ~(long long)(gap - 1);
-  S.static_bytes += unsigned(bytes);
-  if (S.static_bytes > kMaxStaticBytes) fail("launch", "more than 48 KiB of static __shared__ memory");
-  if (S.static_bytes + S.cfg.smem > kMaxDynamicBytes)
-    fail("launch", "static and dynamic shared memory together exceed 227 KiB");
-  ++S.in_runtime;
-  S.static_vars.push_back({key, unsigned(at), bytes});
-  --S.in_runtime;
-  S.static_low = unsigned(at);
-  for (Cta& each : S.ctas) {
-#if defined(__SANITIZE_ADDRESS__)
-    __asan_unpoison_memory_region(each.shared + at, bytes);
-#endif
-    memset(each.shared + at, kPoison, bytes);
-  }
-  return c.shared + at;
-}
+char* static_shared(const void* key, size_t bytes, size_t align);
 
 // Addresses of the shared state space: the offset in one's own block, or (rank + 1) << 24 | offset after mapa.
 inline unsigned to_shared_address(const void* p) {
@@ -116,5 +60,14 @@ inline char* from_shared_address(unsigned a) {
   const Cta& c = *S.cur->cta;
   return (rank ? S.ctas[c.cluster_first + rank - 1].shared : c.shared) + offset;
 }
+
+#ifdef CUEMU_BANKS
+// What a warp asks of shared memory at once; counted in passes over the banks.
+struct Request {
+  unsigned lanes = 0, bytes = 0;
+  unsigned address[32];
+};
+void count_request(const Request& r);
+#endif
 
 }  // namespace cuemu

@@ -66,12 +66,10 @@ void send(unsigned bar, unsigned mask, unsigned bytes, F work) {
     void* b = to.shared + (bar & 0xffffff);
     const unsigned full = (r + 1) << 24 | (bar & 0xffffff);
     ++S.report.async_copies;
-    ++S.in_runtime;
-    in_flight.push_back({b, [=, &to] {
+    send_later(b, [=, &to] {
       work(to.shared);
       mbarrier_deliver(mbarrier_at(full, "a bulk copy", "", 0), bytes);
-    }});
-    --S.in_runtime;
+    });
   }
 }
 inline unsigned own_mask() { return 1u << S.cur->cta->rank; }

@@ -24,21 +24,6 @@ struct Operand {
   }
 };
 
-// One thread's part of a wgmma: where its accumulators are, and its rows of a if they are in registers.
-struct WgmmaPart {
-  void* d;
-  uint64_t a, b;
-  unsigned a_regs[4];
-  bool accumulate;
-  void (*run)(const std::vector<WgmmaPart>& parts);
-};
-struct Warpgroup {
-  std::vector<std::vector<WgmmaPart>> open[128];   // per thread: the groups under way, the last one open
-  unsigned arrived = 0, generation = 0;
-};
-inline std::vector<Warpgroup> warpgroups;
-inline unsigned long warpgroups_serial = 0;   // the resident group they belong to
-
 template <Kind K, class D, int N, bool RegsA, bool TransA, bool TransB>
 void wgmma_run(const std::vector<WgmmaPart>& parts) {
   constexpr int B = element_bytes(K), KS = 32 / B;
@@ -72,70 +57,12 @@ void wgmma_run(const std::vector<WgmmaPart>& parts) {
   ++S.report.mma_ops;
 }
 
-inline Warpgroup& my_warpgroup() {
-  const size_t per_block = (S.threads + 127) / 128;
-  if (warpgroups_serial != S.serial) {
-    ++S.in_runtime;
-    warpgroups.assign(S.ctas.size() * per_block, Warpgroup{});
-    warpgroups_serial = S.serial;
-    --S.in_runtime;
-  }
-  return warpgroups[size_t(S.cur->cta - S.ctas.data()) * per_block + S.cur->id / 128];
-}
-inline std::vector<std::vector<WgmmaPart>>& my_groups() { return my_warpgroup().open[S.cur->id % 128]; }
-
-inline void wgmma_issue(const WgmmaPart& part) {
-  ++S.in_runtime;
-  auto& groups = my_groups();
-  if (groups.empty()) groups.emplace_back();
-  groups.back().push_back(part);
-  --S.in_runtime;
-}
-// The oldest groups of all 128 threads, until `left` closed ones remain.
-inline void wgmma_complete(Warpgroup& w, size_t left) {
-  std::vector<WgmmaPart> parts(128);
-  while (w.open[0].size() > left + 1) {
-    const size_t count = w.open[0][0].size();
-    for (auto& groups : w.open)
-      if (groups.size() != w.open[0].size() || groups[0].size() != count)
-        fail("wgmma", "the threads of a warpgroup have issued different numbers of wgmma");
-    for (size_t op = 0; op < count; ++op) {
-      for (size_t t = 0; t < 128; ++t) parts[t] = w.open[t][0][op];
-      parts[0].run(parts);
-    }
-    for (auto& groups : w.open) groups.erase(groups.begin());
-  }
-}
-inline void wgmma_wait_group(size_t left, const char* file, int line) {
-  if (S.cur->id / 128 * 128 + 128 > S.threads) fail("wgmma", "%s:%d: a warpgroup has 128 threads", base_name(file),
-      line);
-  Warpgroup& w = my_warpgroup();
-  const unsigned generation = w.generation;
-  wait_at("wgmma_wait", file, line);
-  progress();
-  if (++w.arrived == 128) {
-    ++S.in_runtime;
-    wgmma_complete(w, left);
-    --S.in_runtime;
-    w.arrived = 0;
-    ++w.generation;
-    return;
-  }
-  while (w.generation == generation) pick_next();
-}
-
 }  // namespace cuemu
 
 namespace ptx {
 
 inline void wgmma_fence() {}
-inline void wgmma_commit() {
-  auto& groups = cuemu::my_groups();
-  ++cuemu::S.in_runtime;
-  if (groups.empty()) groups.emplace_back();
-  groups.emplace_back();
-  --cuemu::S.in_runtime;
-}
+inline void wgmma_commit() { cuemu::wgmma_close_group(); }
 template <int N>
 void wgmma_wait(CUEMU_AT) { cuemu::wgmma_wait_group(N, file, line); }
 
