@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cuemu.build import compile_cu
-from gemmule.core.rung import Rung
+from gemmule.core.rung import Rung, Signature
 from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import proofs, raw_launch
 from gemmule.oracle.inputs import Inputs
@@ -63,29 +64,43 @@ class Emulator:
         return inputs.out
 
 
+def sampled(rung: Rung) -> list[Signature]:
+    """Return two signatures of a rung: its first, and a half or an integer, by turns."""
+    first = rung.signatures[0]
+    kinds = (("int32", "int64"), ("float16", "bfloat16"))
+    wanted = kinds[len(rung.name) % 2]
+    others = [s for s in rung.signatures if s[2] in wanted] or list(rung.signatures[1:])
+    return [first, *(s for s in others[:1] if s != first)]
+
+
 def emulated(rung: Rung, kernel: str, problem: Any, *, bank_conflicts: bool = False) -> Any:
-    """Compile, once per variant, the kernels that the variant's trials launch, and `kernel`."""
+    """Compile, once for all sampled signatures, what their trials launch, or else `kernel`."""
     signature = (problem.a, problem.b, problem.out)
-    names, defines = _kernels(rung, signature)
+    together = tuple(sampled(rung))
+    names, defines = _kernels(rung, together if signature in together else (signature,))
     if kernel not in names:  # one that the trials do not reach
         names = (kernel,)
-    return compile_cu(
-        rung.source_path, names=list(names), defines=list(defines), bank_conflicts=bank_conflicts
-    )
+    return _module(rung.source_path, names, defines, bank_conflicts)
+
+
+@functools.cache
+def _module(path: Path, names: tuple[str, ...], defines: tuple[str, ...], conflicts: bool) -> Any:
+    """Compile the kernels of a shipped file, which no test changes."""
+    return compile_cu(path, names=names, defines=defines, bank_conflicts=conflicts)
 
 
 @functools.cache
 def _kernels(
-    rung: Rung, signature: tuple[str, str, str]
+    rung: Rung, signatures: tuple[Signature, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     assert rung.steps is not None
     machine = proofs.proof_machine()
     steps = [
         step
+        for signature in signatures
         for trial in verify_device.trials(rung, signature, few=True)
         for step in rung.steps(trial.problem, trial.params, machine)
     ]
-    return (
-        tuple(dict.fromkeys(step.kernel for step in steps)),
-        tuple(dict.fromkeys(define for step in steps for define in step.defines)),
-    )
+    defines = {step.defines for step in steps}
+    assert len(defines) == 1, f"{rung.name}: its signatures want different defines: {defines}"
+    return tuple(dict.fromkeys(step.kernel for step in steps)), defines.pop()
