@@ -48,14 +48,23 @@ def forget() -> None:
         function.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder of cubins, which depend on nothing that a test with a fake driver changes."""
+    return tmp_path_factory.mktemp("compiled")
+
+
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeDriver]:
-    """A driver with two devices in the place of NVIDIA's, and an empty cache folder."""
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled: Path) -> Iterator[FakeDriver]:
+    """A driver with two devices in the place of NVIDIA's, and no tuned or measured values."""
     stand_in = FakeDriver()
     install(monkeypatch, stand_in)
     monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(nvrtc, "cache_folder", lambda: compiled)
+    gc.freeze()  # what other tests left is not searched for this one's arrays
     yield stand_in
     gc.collect()  # arrays give their memory back to the driver they came from
+    gc.unfreeze()
     forget()
 
 
