@@ -1,7 +1,7 @@
 """What holds for the process: imports, threads, fork, and a cache folder that cannot be used.
 
-Each case runs in a child with a cache of its own, on both of Numba's threading layers where that
-matters.
+Each case runs in a child, on both of Numba's threading layers and with a cache of its own where
+that matters.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from gemmule.settings import cache_folder
 
 LAYERS = ["omp", "workqueue"]
 
@@ -109,9 +111,9 @@ def run(code: str, cache: Path | None, *arguments: str, **environment: str) -> s
 
 
 @pytest.fixture(scope="module")
-def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that holds what the products need, so that the other children compile nothing."""
-    cache = tmp_path_factory.mktemp("cache")
+def warm_cache() -> Path:
+    """The cache of all tests, with what the products need: the other children compile nothing."""
+    cache = cache_folder()
     run(PRODUCTS + "right()", cache)
     return cache
 
