@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemmule.lab.cli import run
-from gemmule.lab.profile import counters
+from gemmule.lab.profile import counters, ncu
 from gemmule.lab.profile.counters import METRICS, Counted, Mark
 
 SAMPLE = Path(__file__).parent / "data" / "ncu_raw.csv"  # recorded on an H200, columns thinned
@@ -28,7 +28,7 @@ MARKS = [
 
 
 def test_the_recorded_page_is_read() -> None:
-    rows = counters.parse(SAMPLE.read_text().splitlines())
+    rows = ncu.parse(SAMPLE.read_text().splitlines(), METRICS)
     assert [name for name, _ in rows][:3] == ["thread_per_row", "col_transposed", "zero_sums"]
     first = rows[0][1]
     assert set(first) == set(METRICS)
@@ -42,7 +42,7 @@ def test_the_recorded_page_is_read() -> None:
     ["", "==ERROR== No kernels were profiled.", '"ID","Kernel Name"\n', "x,y\n1,2\n"],
 )
 def test_pages_without_kernels_give_nothing(text: str) -> None:
-    assert counters.parse(text.splitlines()) == []
+    assert ncu.parse(text.splitlines(), METRICS) == []
 
 
 def test_missing_counters_are_left_out() -> None:
@@ -51,11 +51,11 @@ def test_missing_counters_are_left_out() -> None:
         '"","","inst","byte"',
         '"0","k","n/a","64"',
     ]
-    assert counters.parse(lines) == [("k", {"DRAM bytes read": 64.0})]
+    assert ncu.parse(lines, METRICS) == [("k", {"DRAM bytes read": 64.0})]
 
 
 def test_kernels_go_to_the_rungs_that_launched_them() -> None:
-    rows = counters.parse(SAMPLE.read_text().splitlines())
+    rows = ncu.parse(SAMPLE.read_text().splitlines(), METRICS)
     found = list(counters.assign(MARKS, rows, "NVIDIA H200", "2026-11-21"))
     assert [one.rung for one in found] == [mark.rung for mark in MARKS]
     parts = rows[2:5]
@@ -68,7 +68,7 @@ def test_kernels_go_to_the_rungs_that_launched_them() -> None:
 
 
 def test_a_kernel_out_of_place_ends_the_assignment() -> None:
-    rows = counters.parse(SAMPLE.read_text().splitlines())
+    rows = ncu.parse(SAMPLE.read_text().splitlines(), METRICS)
     shifted = [rows[0], *rows[2:]]
     assert [one.rung for one in counters.assign(MARKS, shifted, "X", "d")] == ["thread_per_row"]
     assert list(counters.assign(MARKS, [], "X", "d")) == []
@@ -124,7 +124,7 @@ def test_what_the_tool_says_is_told(
 
 
 def test_an_absent_tool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "find_ncu", lambda: None)
+    monkeypatch.setattr(ncu, "find_ncu", lambda: None)
     (found,) = counters.count("NVIDIA X", "2026-11-21")
     assert "not installed" in found.note
 
@@ -134,7 +134,7 @@ def test_the_tool_is_found_in_cuda_home(tmp_path: Path, monkeypatch: pytest.Monk
     stand_in(tmp_path / "bin", "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert counters.find_ncu() == str(tmp_path / "bin" / "ncu")
+    assert ncu.find_ncu() == str(tmp_path / "bin" / "ncu")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from gemmule.lab import studies
 from gemmule.lab.bench.host_to_host import PARTS
 from gemmule.lab.commands.study import study as command
-from gemmule.lab.profile import single_launch
+from gemmule.lab.profile import ncu
+from gemmule.lab.profile.single_launch import METRICS
 from gemmule.lab.records.rows import Ceiling, Times
 from gemmule.lab.studies import runner, show, store
 from gemmule.lab.studies.cpu import CpuBench
@@ -369,8 +370,8 @@ def test_counters_decide() -> None:
         '"","","%"',
         '"0","naive","1,081.5"',
     ]
-    assert single_launch.parse(table) == {"SM throughput percent": 1081.5}
-    assert single_launch.parse(["==ERROR== no permission"]) == {}
+    assert ncu.parse(table, METRICS) == [("naive", {"SM throughput percent": 1081.5})]
+    assert ncu.parse(["==ERROR== no permission"], METRICS) == []
 
 
 def test_ceilings_decide() -> None:

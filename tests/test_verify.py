@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmule as gm
+from gemmule.lab.processes import each_apart
 from gemmule.lab.verify import random_products, workers
 from gemmule.lab.verify.random_products import Case, Choice, Problem, Trial, draw, run, snippet
 from gemmule.lab.verify.workers import Tally, run_trials
@@ -134,6 +137,28 @@ def test_a_dead_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not tally.ok
     assert tally.deaths
     assert "exit code -9" in tally.deaths[0]
+
+
+def _task(name: str, folder: str) -> str:
+    """Return a name; kill the process for one, and once, for another, where nothing stands yet."""
+    mark = Path(folder) / name
+    if name == "dies" or (name == "dies once" and not mark.exists()):
+        mark.touch()
+        os.kill(os.getpid(), 9)
+    if name == "raises":
+        raise ValueError(name)
+    return name
+
+
+def test_a_task_whose_process_dies_is_told_and_takes_no_other_along(tmp_path: Path) -> None:
+    names = ("dies", "dies once", "raises", "works")
+    kept: dict[str, list[object]] = {name: [] for name in names}
+    tasks = [(name, str(tmp_path)) for name in names]
+    each_apart(_task, tasks, 2, lambda task, found: kept[task[0]].append(found))
+    assert [len(found) for found in kept.values()] == [1, 1, 1, 1]
+    assert isinstance(kept["dies"][0], BrokenProcessPool)
+    assert isinstance(kept["raises"][0], ValueError)
+    assert (kept["dies once"], kept["works"]) == (["dies once"], ["works"])
 
 
 def test_the_tally_keeps_the_first_bad_trials() -> None:

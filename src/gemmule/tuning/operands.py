@@ -6,9 +6,9 @@ end reads them, brings results back, and names the clock that times work there.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -83,7 +83,7 @@ class HostPlace:
     def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
         """Return the part, or a copy that lies at the same address modulo 256."""
         if isinstance(part, QuantizedMatrix):
-            return interop.unwrap(_copied(part) if copy else part, "A")
+            return interop.unwrap(deepcopy(part) if copy else part, "A")
         return interop.unwrap(_twin(part).array if copy else part.array, "operand")
 
     def fetch(self, operand: Operand, frame: Frame) -> None:
@@ -243,12 +243,6 @@ def nbytes(host: Host) -> int:
     """Return the bytes of all buffers of one set."""
     parts: Sequence[Any] = (host.a, host.b, host.out)
     return sum(int(p.buffer.nbytes if isinstance(p, Frame) else p.nbytes) for p in parts)
-
-
-def _copied(matrix: QuantizedMatrix) -> QuantizedMatrix:
-    parts = {name: getattr(matrix, name) for name in ("codes", "scales", "zeros", "perm")}
-    copies: dict[str, Any] = {n: None if p is None else p.copy() for n, p in parts.items()}
-    return dataclasses.replace(matrix, **copies)
 
 
 def _twin(frame: Frame) -> Frame:

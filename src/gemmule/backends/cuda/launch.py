@@ -145,10 +145,10 @@ class Launcher:
         if self.workspace:
             work, owner = device_arrays.workspace(out, self.workspace)
         if self.quantized:
-            parts = _parts(a)
+            matrix = parts(a.array)
             for _, right, result in self.offsets:
                 _QUANT_POINTERS.pack_into(
-                    buffer, 0, *parts, b.pointer + right, out.pointer + result, work
+                    buffer, 0, *matrix, b.pointer + right, out.pointer + result, work
                 )
                 for start in starters:
                     start(slot.address, stream)
@@ -189,8 +189,8 @@ _POINTERS = struct.Struct("<QQQQ")
 _QUANT_POINTERS = struct.Struct("<QQQQQQQ")
 
 
-def _parts(matrix: Operand) -> tuple[int, int, int, int]:
-    q = matrix.array
+def parts(q: Any) -> tuple[int, int, int, int]:
+    """Return the addresses of a quantised matrix's codes, scales, zero points and permutation."""
     zeros = 0 if q.zeros is None else q.zeros.pointer
     perm = 0 if q.perm is None else q.perm.pointer
     return q.codes.pointer, q.scales.pointer, zeros, perm

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from typing import Any
 
 from gemmule.core.canonical import Call
 from gemmule.core.problem import Problem
@@ -37,6 +39,11 @@ GEMM = struct.Struct("<" + "".join(code for _, code in GEMM_FIELDS))
 QUANT = struct.Struct("<" + "".join(code for _, code in QUANT_FIELDS))
 SCALARS = struct.Struct("<dd")
 POINTERS = struct.Struct("<QQQ")  # of A, of x or B, and of the result: the first three words
+
+
+def place(packed: Any, addresses: Sequence[int]) -> None:
+    """Write the addresses that a struct begins with, the workspace's last."""
+    struct.pack_into(f"<{len(addresses)}Q", packed, 0, *addresses)
 
 
 def pack(problem: Problem, call: Call) -> bytes:

@@ -7,6 +7,7 @@ How many sets that takes follows from their bytes; how many there are is bounded
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,7 +120,7 @@ class Maker:
             kept.append(make())
         turn = sets_needed(int(kept[0].nbytes), self.cold_bytes, room)
         del kept[turn.sets :]
-        kept += [_copy(kept[0]) for _ in range(turn.sets - len(kept))]
+        kept += [deepcopy(kept[0]) for _ in range(turn.sets - len(kept))]
         return list(kept), turn.cold
 
 
@@ -163,20 +164,6 @@ def _as(other: Any, dtype: Any) -> Any:
 
 def _in_order(op: str, matrix: Any, other: Any) -> Operands:
     return (other, matrix) if op == "vecmat" else (matrix, other)
-
-
-def _copy(operand: Any) -> Any:
-    if not isinstance(operand, gm.QuantizedMatrix):
-        return operand.copy(order="K")
-    zeros = None if operand.zeros is None else operand.zeros.copy()
-    return gm.QuantizedMatrix.from_parts(
-        operand.codes.copy(),
-        operand.scales.copy(),
-        zeros,
-        shape=operand.shape,
-        bits=operand.bits,
-        group_size=operand.group_size,
-    )
 
 
 def _rungs(op: str, operands: Operands) -> tuple[str | None, ...]:

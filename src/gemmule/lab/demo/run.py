@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -142,23 +143,9 @@ def _rotating(
 ) -> list[Operands]:
     """Return operand sets, each at addresses of its own, so that no cache has seen it."""
     return [
-        in_order(op, _copy(matrices[i % len(matrices)]), others[i % len(others)].copy())
+        in_order(op, deepcopy(matrices[i % len(matrices)]), others[i % len(others)].copy())
         for i in range(count)
     ]
-
-
-def _copy(matrix: Any) -> Any:
-    if not isinstance(matrix, gm.QuantizedMatrix):
-        return matrix.copy()
-    zeros = None if matrix.zeros is None else matrix.zeros.copy()
-    return gm.QuantizedMatrix.from_parts(
-        matrix.codes.copy(),
-        matrix.scales.copy(),
-        zeros,
-        shape=matrix.shape,
-        bits=matrix.bits,
-        group_size=matrix.group_size,
-    )
 
 
 def measure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,12 +28,10 @@ class Kernels:
         symbol = self._module.symbols[name]
         handle = driver.load(self._module.cubin, symbol, self.ordinal, smem)
         start = cuda_launch.starter(handle, step)
-        buffer = ctypes.create_string_buffer(arguments, len(arguments))
-        params = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        address = ctypes.addressof(params)
+        slot = cuda_launch.Slot(arguments)
 
-        def launch(stream: int, _alive: tuple[object, object] = (buffer, params)) -> None:
-            start(address, stream)
+        def launch(stream: int) -> None:
+            start(slot.address, stream)
 
         return launch
 

@@ -8,18 +8,14 @@ what cannot.
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gemmule.lab.profile import ncu
 from gemmule.storage.atomic import write_atomically
 
 FILE, SCHEMA = "counters.jsonl", 1
@@ -43,7 +39,6 @@ METRICS = {
     "FMA pipe %": "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active",
     "tensor pipe %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
 }
-_HOMES = ("CUDA_HOME", "CUDA_PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,105 +67,24 @@ class Counted:
     note: str = ""
 
 
-def find_ncu() -> str | None:
-    """Return the path of Nsight Compute, or None where it is not installed."""
-    found = shutil.which("ncu")
-    if found is not None:
-        return found
-    homes = [os.environ[name] for name in _HOMES if os.environ.get(name)]
-    for home in (*homes, "/usr/local/cuda"):
-        candidate = Path(home) / "bin" / "ncu"
-        if os.access(candidate, os.X_OK):
-            return str(candidate)
-    return None
-
-
-def command(ncu: str, marks: Path, ordinal: int, seconds: float) -> list[str]:
-    """Return the command line that profiles the child."""
-    return [
-        ncu,
-        "--csv",
-        "--page",
-        "raw",
-        "--print-units",
-        "base",
-        "--print-kernel-base",
-        "function",
-        "--clock-control",
-        "none",
-        "--profile-from-start",
-        "off",
-        "--target-processes",
-        "all",
-        "--metrics",
-        ",".join(METRICS.values()),
-        sys.executable,
-        "-m",
-        "gemmule.lab.profile.counted",
-        str(ordinal),
-        str(seconds),
-        str(marks),
-    ]
-
-
 def count(device: str, date: str, *, ordinal: int = 0, seconds: float = SECONDS) -> list[Counted]:
     """Return the counters of every rung that there was time for; one note where there are none.
 
     seconds: after which the child launches no more.
     """
-    ncu = find_ncu()
-    if ncu is None:
-        return [_nothing(device, date, "Nsight Compute (ncu) is not installed")]
-    source = str(Path(__file__).parents[3])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    options = ["--print-kernel-base", "function", "--profile-from-start", "off"]
     with tempfile.TemporaryDirectory(prefix="gemmule-counters-") as folder:
         marks = Path(folder) / "marks.jsonl"
-        try:
-            done = subprocess.run(
-                command(ncu, marks, ordinal, seconds),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=2 * seconds + 60,
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return [_nothing(device, date, f"Nsight Compute did not run: {error}"[:300])]
-        found = list(assign(read_marks(marks), parse(done.stdout.splitlines()), device, date))
-    if not any(one.counters for one in found):
-        last = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["no output"]
-        return [_nothing(device, date, f"Nsight Compute read no counters: {last[0]}"[:300])]
-    return found
+        child = ["gemmule.lab.profile.counted", str(ordinal), str(seconds), str(marks)]
+        rows, note = ncu.profile(
+            METRICS, [*options, "--target-processes", "all"], child, 2 * seconds + 60
+        )
+        found = list(assign(read_marks(marks), rows, device, date))
+    return found if any(one.counters for one in found) else [_nothing(device, date, note)]
 
 
 def _nothing(device: str, date: str, note: str) -> Counted:
     return Counted("", "", "", device, date, note=note)
-
-
-def parse(lines: Iterable[str]) -> list[tuple[str, dict[str, float]]]:
-    """Return (kernel, counters by our names) for each row of Nsight Compute's raw CSV page.
-
-    >>> header = '"ID","Kernel Name","smsp__inst_executed.sum"'
-    >>> parse(["==PROF== Connected", header, '"","","inst"', '"0","naive","1,024"'])
-    [('naive', {'warp instructions': 1024.0})]
-    """
-    table = [row for row in csv.reader(lines) if len(row) > 1]
-    begin = next((i for i, row in enumerate(table) if row[0] == "ID"), None)
-    if begin is None:
-        return []
-    found = []
-    for row in table[begin + 1 :]:
-        values = dict(zip(table[begin], row, strict=False))
-        if not row[0].isdigit():  # the row of units, and whatever the program itself printed
-            continue
-        counters = {}
-        for name, metric in METRICS.items():
-            try:
-                counters[name] = float(values[metric].replace(",", ""))
-            except (KeyError, ValueError):  # a counter that this chip or tool does not have
-                continue
-        found.append((values.get("Kernel Name", ""), counters))
-    return found
 
 
 def read_marks(path: Path) -> list[Mark]:

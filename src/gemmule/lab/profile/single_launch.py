@@ -5,15 +5,10 @@ Run as a module, this file is that child: it launches one rung on one problem.
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 
+from gemmule.lab.profile import ncu
 from gemmule.lab.studies.grid import Cell, Lane, Measured
 
 SECONDS = 120
@@ -33,9 +28,6 @@ METRICS = {
 
 def count(cell: Cell, lane: Lane) -> Measured:
     """Return the counters of one launch of a rung, or a note that says why there are none."""
-    tool = shutil.which("ncu")
-    if tool is None:
-        return Measured(note="Nsight Compute (ncu) is not installed")
     job = {
         "op": cell.op,
         "m": cell.m,
@@ -46,62 +38,10 @@ def count(cell: Cell, lane: Lane) -> Measured:
         "params": dict(lane.params),
         "form": lane.form,
     }
-    command = [
-        tool,
-        "--csv",
-        "--page",
-        "raw",
-        "--clock-control",
-        "none",
-        "--launch-count",
-        "1",
-        "--kernel-name",
-        f"regex:^{lane.rung}",
-        "--metrics",
-        ",".join(METRICS.values()),
-        sys.executable,
-        "-m",
-        __name__,
-        json.dumps(job),
-    ]
-    source = str(Path(__file__).parents[3])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Measured(note=f"Nsight Compute did not run: {error}"[:300])
-    found = parse(done.stdout.splitlines())
-    if not found:
-        last = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["no output"]
-        return Measured(note=f"Nsight Compute read no counters: {last[0]}"[:300])
-    return Measured(figures=found)
-
-
-def parse(lines: Iterable[str]) -> dict[str, float]:
-    """Return the counters by our names from Nsight Compute's raw CSV page.
-
-    >>> parse(['"ID","sm__throughput.avg.pct_of_peak_sustained_elapsed"', '"","%"', '"0","81.5"'])
-    {'SM throughput percent': 81.5}
-    """
-    table = [row for row in csv.reader(lines) if len(row) > 1]
-    begin = next((i for i, row in enumerate(table) if row[0] == "ID"), None)
-    if begin is None or len(table) < begin + 3:
-        return {}
-    values: Mapping[str, str] = dict(zip(table[begin], table[begin + 2], strict=False))
-    found = {}
-    for name, metric in METRICS.items():
-        try:
-            found[name] = float(values[metric].replace(",", ""))
-        except (KeyError, ValueError):  # a counter that this chip or tool does not have
-            continue
-    return found
+    options = ["--launch-count", "1", "--kernel-name", f"regex:^{lane.rung}"]
+    rows, note = ncu.profile(METRICS, options, [__name__, json.dumps(job)], SECONDS)
+    figures = rows[0][1] if rows else {}
+    return Measured(figures=figures) if figures else Measured(note=note)
 
 
 def main(job: str) -> None:

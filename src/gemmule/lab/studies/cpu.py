@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -147,22 +148,7 @@ def operand_sets(cell: Cell, lane: Lane) -> list[Operands] | str:
         if not turn.cold or turn.bytes > COLD_BYTES:
             return "cold sets past the cache would take too much memory, or too many sets"
         count = turn.sets
-    return [first, *(_copy(first) for _ in range(count - 1))]
-
-
-def _copy(operands: Operands) -> Operands:
-    matrix, other = operands
-    if isinstance(matrix, QuantizedMatrix):
-        again = QuantizedMatrix.from_parts(
-            matrix.codes.copy(),
-            matrix.scales,
-            matrix.zeros,
-            shape=matrix.stored_shape,
-            bits=matrix.bits,
-            group_size=matrix.group_size,
-        )
-        return again, other.copy()
-    return matrix.copy(order="K"), other.copy()
+    return [first, *(deepcopy(first) for _ in range(count - 1))]
 
 
 def _operands(cell: Cell, lane: Lane, rng: np.random.Generator) -> Operands:

@@ -6,8 +6,6 @@ launches are packed once for each operand set, with a workspace that outlives th
 
 from __future__ import annotations
 
-import ctypes
-import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.backends.cuda import driver
+from gemmule.backends.cuda import driver, launch_args
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.graph_clock import GraphClock
@@ -38,8 +36,6 @@ MOST_SETS = 2048
 L2_FACTOR = 4.0
 SPACING = 256
 JUDGED_ROWS = 48
-WORDS = struct.Struct("<QQQQ")
-QUANT_WORDS = struct.Struct("<QQQQQQQ")
 
 Operands = tuple[Any, Any, DeviceArray]
 
@@ -156,19 +152,18 @@ class GpuBench:
         ]
 
         def made(operands: Operands) -> Callable[[int], None]:
-            packed = bytearray(launcher.template)
             a, b, out = operands
             if plan.choice.call.swapped:
                 a, b = b, a
-            _write_words(packed, a, b, out, work.pointer)
-            buffer = ctypes.create_string_buffer(bytes(packed), len(packed))
-            words = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-            alive = (buffer, words, work, operands)
+            slot = cuda_launch.Slot(launcher.template)
+            matrix = cuda_launch.parts(a) if launcher.quantized else (a.pointer,)
+            launch_args.place(slot.buffer, (*matrix, b.pointer, out.pointer, work.pointer))
+            alive = (slot, work, operands)
 
             def launch(stream: int, _alive: object = alive) -> None:
                 with driver.on_device(self.ordinal):
                     for start in starters:
-                        start(ctypes.addressof(words), stream)
+                        start(slot.address, stream)
 
             return launch
 
@@ -308,16 +303,6 @@ def _problem(cell: Cell, a: Any, b: Any) -> Any:
     """Return the problem as an automatic plan, or else the simplest rung, sees it."""
     rung = "col_thread_per_row" if cell.layout == "col" and a.strides[0] == 1 else "thread_per_row"
     return gm.plan(cell.op, a, b, rung=rung).problem
-
-
-def _write_words(packed: bytearray, a: Any, b: Any, out: DeviceArray, work: int) -> None:
-    if isinstance(a, QuantizedMatrix):
-        zeros = 0 if a.zeros is None else a.zeros.pointer
-        QUANT_WORDS.pack_into(
-            packed, 0, a.codes.pointer, a.scales.pointer, zeros, 0, b.pointer, out.pointer, work
-        )
-        return
-    WORDS.pack_into(packed, 0, a.pointer, b.pointer, out.pointer, work)
 
 
 def _out(form: str) -> str:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Signature
+from gemmule.lab.processes import Task, each_apart
 from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import Verdict, check
@@ -30,7 +29,6 @@ from gemmule.storage.atomic import write_atomically
 
 Run = Callable[[Rung, Any, Mapping[str, Any]], Any]
 Only = Mapping[tuple[str, str], frozenset[str]]
-_Task = tuple[str, str, int, bool, frozenset[str] | None]
 MOST, FEW, LEAST = 160, 12, 72  # edge problems of a variant, of which a rung has 4 to 22
 CHUNK = 4  # variants that one child process verifies
 _T = TypeVar("_T")
@@ -227,15 +225,15 @@ def verify_all(
     ]
     found: list[Outcome] = []
 
-    def keep(outcomes: list[Outcome]) -> None:
-        found.extend(outcomes)
-        report(outcomes)
+    def keep(task: Task, made: list[Outcome] | Exception) -> None:
+        if isinstance(made, Exception):
+            died = isinstance(made, BrokenProcessPool)
+            text = "its process died: a crash, or the system killed it" if died else f"{made!r}"
+            made = [Outcome(task[0], task[1], EVERY, "", failures=[text])]
+        found.extend(made)
+        report(made)
 
-    again = _in_pool(tasks, count, keep)
-    for task in again:
-        for folder, name, *_ in _in_pool([task], 1, keep):
-            text = "its process died: a crash, or the system killed it"
-            keep([Outcome(folder, name, EVERY, "", failures=[text])])
+    each_apart(verify_rung, tasks, count, keep)
     return found
 
 
@@ -244,27 +242,6 @@ def chunks(rung: Rung, only: frozenset[str] | None = None) -> Iterator[frozenset
     names = [v.name for v in proofs.variants(rung) if only is None or v.name in only]
     for start in range(0, len(names), CHUNK):
         yield frozenset(names[start : start + CHUNK])
-
-
-def _in_pool(
-    tasks: Sequence[_Task], workers: int, keep: Callable[[list[Outcome]], None]
-) -> list[_Task]:
-    """Run tasks in one pool and return those that it did not finish because a process died."""
-    unfinished = []
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
-        futures = {pool.submit(verify_rung, *task): task for task in tasks}
-        for future in as_completed(futures):
-            folder, name, *_ = task = futures[future]
-            try:
-                outcomes = future.result()
-            except BrokenProcessPool:
-                unfinished.append(task)
-                continue
-            except Exception as error:  # a fault of the device, say: the rung's failure, not ours
-                outcomes = [Outcome(folder, name, EVERY, "", failures=[f"{error!r}"])]
-            keep(outcomes)
-    return unfinished
 
 
 def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:

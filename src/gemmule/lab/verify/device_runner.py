@@ -6,7 +6,6 @@ the case asked for; the whole buffer comes back, so the guard bytes around the o
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,14 +59,13 @@ class DeviceRunner:
 
     def _launch(self, rung: Rung, steps: tuple[Any, ...], packed: bytes) -> None:
         module = cuda_launch.kernels(rung, steps, self.machine.arch)
-        buffer = ctypes.create_string_buffer(packed, len(packed))
-        params = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+        slot = cuda_launch.Slot(packed)
         with driver.on_device(self.ordinal):
             for step in steps:
                 handle = driver.load(
                     module.cubin, module.symbols[step.kernel], self.ordinal, step.smem
                 )
-                cuda_launch.starter(handle, step)(ctypes.addressof(params), 0)
+                cuda_launch.starter(handle, step)(slot.address, 0)
         driver.synchronize(self.ordinal)
 
     def _take(self, nbytes: int, remainder: int) -> int:

@@ -9,10 +9,7 @@ offset which loses bits reads a zero in their place or finds one of them elsewhe
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from typing import Any
 from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Signature
+from gemmule.lab.processes import Task, each_apart
 from gemmule.lab.records import proof_lines
 from gemmule.lab.verify import proofs
 from gemmule.lab.verify.device import awkward, narrow, slug
@@ -142,17 +140,14 @@ def of_all(
 ) -> list[Found]:
     """Check rungs, each in a process of its own; one that dies is reported as wrong."""
     results: list[Found] = []
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
-        futures = {pool.submit(of_rung, r.folder, r.name, ordinal): r for r in rungs}
-        for future in as_completed(futures):
-            rung = futures[future]
-            try:
-                found = future.result()
-            except (Exception, BrokenProcessPool) as error:  # a fault of the device, say
-                found = [Found("all", rung.folder, rung.name, "", "", "", wrong=repr(error))]
-            results += found
-            report(found)
+
+    def keep(task: Task, found: list[Found] | Exception) -> None:
+        if isinstance(found, Exception):
+            found = [Found("all", task[0], task[1], "", "", "", wrong=repr(found))]
+        results.extend(found)
+        report(found)
+
+    each_apart(of_rung, [(r.folder, r.name, ordinal) for r in rungs], workers, keep)
     return results
 
 
