@@ -163,6 +163,15 @@ def test_npy_cut_short(tmp_path: Path, cut: int) -> None:
         read_matrix(str(path))
 
 
+@pytest.mark.parametrize("descr", ["'<1e'", "('<f2', (1,))", "('<f2', (2, 2))"])
+def test_elements_that_are_arrays_are_refused(tmp_path: Path, descr: str) -> None:
+    """Mapped, they gave another shape than the header's and NumPy's."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (3,), }}\n"
+    (tmp_path / "a.npy").write_bytes(_npy(header, bytes(48)))
+    with pytest.raises((TypeError, ValueError), match=r"a\.npy"):
+        read_matrix(str(tmp_path / "a.npy"))
+
+
 def test_npy_header_is_data_not_code(tmp_path: Path) -> None:
     flag = tmp_path / "ran"
     code = f"__import__('pathlib').Path({str(flag)!r}).touch()\n"

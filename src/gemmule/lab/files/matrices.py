@@ -9,6 +9,7 @@ Column-major files stay column-major. `gemmule.lab.files.output` writes results.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import struct
@@ -22,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.problem import DTYPES, numpy_dtype
-from gemmule.lab.files.scipy_files import read_mat, read_mtx
+from gemmule.lab.files.mat import read_mat
+from gemmule.lab.files.mtx import read_mtx
 from gemmule.lab.files.sources import Source, check_shape, check_size, parse_source, pick
 from gemmule.timing.machine import available_memory_bytes
 
@@ -115,6 +117,8 @@ def _npy_header(file: IO[bytes], source: Source) -> _NpyHeader:
             f"{source} holds Python objects (dtype {dtype}), which are refused: reading them runs "
             "code from the file. Save a numeric array."
         )
+    if dtype.subdtype is not None:
+        raise TypeError(f"{source} holds elements of dtype {dtype}; each must be one number.")
     check_shape(source, shape)
     return _NpyHeader(tuple(shape), bool(order), dtype)
 
@@ -202,10 +206,14 @@ def _read_npz(source: Source, limit: int) -> Matrix:
             check_size(source, info.file_size, limit)
             with archive.open(info) as member:
                 return _read_member(member, info.file_size, source)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
+    except (ValueError, TypeError, MemoryError):
+        raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a place before the file's begin, from a damaged directory
+            raise
         raise ValueError(f"{source} is not a readable .npz file: {error}.") from None
-    except RuntimeError as error:  # zipfile's word for an encrypted member
-        raise ValueError(f"{source} cannot be read: {error}.") from None
+    except Exception as error:  # zipfile fed with damaged bytes fails in any way
+        raise ValueError(f"{source} is not a readable .npz file: {error}.") from None
 
 
 def _read_member(member: IO[bytes], file_size: int, source: Source) -> Matrix:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import gemmule as gm
 from gemmule.core.problem import FLOATS, matmul_shape, matvec_shape, numpy_dtype, result_dtype
+from gemmule.quant.checks import group_size
 from gemmule.timing.machine import available_memory_bytes
 
 Matrix: TypeAlias = NDArray[Any]
@@ -82,13 +83,25 @@ def order(op: str | None, first: Matrix, second: Matrix) -> tuple[str, Matrix, M
     """Return the operation and its operands in the public order.
 
     Without `op` the dimensions decide: two matrices are a matmul, a matrix and a vector a matvec,
-    a vector and a matrix a vecmat. With ``vecmat`` the vector may be given second.
+    a vector and a matrix a vecmat. With ``vecmat`` the vector may be given second. Where `op` asks
+    for a vector, a matrix of one column or one row is one: some formats hold nothing else.
     """
     if op is None:
         op = "vecmat" if first.ndim == 1 else "matvec" if second.ndim == 1 else "matmul"
-    if op == "vecmat" and first.ndim > 1 and second.ndim == 1:
-        first, second = second, first
-    return op, first, second
+    if op == "vecmat":
+        last_alone = _is_vector(second) and not _is_vector(first)
+        if (first.ndim > 1 and second.ndim == 1) or last_alone:
+            first, second = second, first
+        return op, _as_vector(first), second
+    return op, first, _as_vector(second) if op == "matvec" else second
+
+
+def _is_vector(array: Matrix) -> bool:
+    return array.ndim == 1 or (array.ndim == 2 and 1 in array.shape)
+
+
+def _as_vector(array: Matrix) -> Matrix:
+    return array.reshape(-1) if array.ndim == 2 and 1 in array.shape else array
 
 
 def quantized(job: Job) -> gm.QuantizedMatrix:
@@ -96,6 +109,7 @@ def quantized(job: Job) -> gm.QuantizedMatrix:
     matrix, bits = job.matrix, job.bits or 8
     if matrix.ndim != 2:
         raise ValueError(f"only a 2-D matrix can be quantised; got shape {matrix.shape}.")
+    group_size(job.group_size)
     per_row = 1 if job.group_size == -1 else -(-matrix.shape[1] // job.group_size)
     needed = matrix.size * bits // 8 + matrix.shape[0] * per_row * 8
     if needed > available_memory_bytes() * 0.8:
