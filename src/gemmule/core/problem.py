@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gemmule.core import fork
+
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -47,7 +49,8 @@ MAX_INT8_REDUCTION = 131_071  # 131,071 * 2^14 < 2^31: the longest sum of int8 p
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
     """Return the NumPy dtype of a dtype name; bfloat16 and float8 come from ml_dtypes."""
     if name in ("bfloat16", *FLOAT8):
-        import ml_dtypes
+        with fork.WHOLE:
+            import ml_dtypes
 
         extension: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
         return extension

@@ -12,6 +12,7 @@ import importlib
 from dataclasses import replace
 from html import escape
 
+from gemmule.core import fork
 from gemmule.core.problem import Problem
 from gemmule.core.rung import BACKENDS, RUNGS_FOLDER, Rung
 
@@ -27,9 +28,10 @@ def _load(folder: str, backend: str, name: str) -> Rung:
 def all_rungs(backend: str) -> tuple[Rung, ...]:
     """Return every rung of a back end, read from the directory, in ladder order."""
     found = []
-    for path in sorted(RUNGS_FOLDER.glob(f"*/{backend}/*.py")):
-        if not path.stem.startswith("_"):
-            found.append(_load(path.parent.parent.name, backend, path.stem))
+    with fork.WHOLE:
+        for path in sorted(RUNGS_FOLDER.glob(f"*/{backend}/*.py")):
+            if not path.stem.startswith("_"):
+                found.append(_load(path.parent.parent.name, backend, path.stem))
     return tuple(_in_order(found))
 
 

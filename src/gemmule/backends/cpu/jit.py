@@ -23,7 +23,8 @@ from typing import Any, cast, overload
 
 import numpy as np
 
-_BUILD_LOCK = threading.RLock()
+from gemmule.core import fork
+
 _LAUNCH_LOCK = threading.Lock()
 _IMPORT_PID = os.getpid()
 
@@ -61,14 +62,15 @@ class Intrinsic:
     def __init__(self, define: Callable[..., Any], name: str) -> None:
         self.key = name
         self._define = define
+        self._made: Any = None
 
-    @functools.cached_property
+    @property
     def compiled(self) -> Any:
-        """Numba's own object for the operation."""
-        import numba.extending
-
-        with _BUILD_LOCK:
-            return numba.extending.intrinsic(self._define)
+        """Numba's own object for the operation, made on first use."""
+        with fork.WHOLE:
+            if self._made is None:
+                self._made = _numba().extending.intrinsic(self._define)
+            return self._made
 
     def __call__(self, *arguments: Any) -> Any:
         """Refuse: an intrinsic exists inside kernels only."""
@@ -112,7 +114,7 @@ class Kernel:
     def compiled(self) -> Any:
         """Numba's dispatcher of this kernel, made on first use."""
         if self._dispatcher is None:
-            with _BUILD_LOCK:
+            with fork.WHOLE:
                 if self._dispatcher is None:
                     self._dispatcher = self._build()
         return self._dispatcher
@@ -132,14 +134,14 @@ class Kernel:
         Another kernel calls it through `gemmule.backends.cpu.intrinsics.call`: one compiled caller
         then serves many callees. The function lives as long as this kernel.
         """
-        from numba import int64, void
-
-        with _BUILD_LOCK:
+        with fork.WHOLE:
+            int64, void = _numba().int64, _numba().void
             result = self.compiled.get_compile_result(void(*[int64] * arguments))
             name = result.fndesc.llvm_cfunc_wrapper_name
             return int(result.library.get_pointer_to_function(name))
 
     def _build(self) -> Any:
+        _numba()
         from numba.core.registry import CPUDispatcher
 
         from gemmule.backends.cpu.jit_cache import KernelCache, kernel_folder
@@ -197,18 +199,15 @@ def thread_count() -> int:
 @functools.cache
 def _started_threads() -> Callable[[], int]:
     """Start Numba's threads and return what tells how many a call may use."""
-    import numba
-
-    with _BUILD_LOCK:
+    with fork.WHOLE:
+        numba = _numba()
         numba.get_num_threads()
     return cast("Callable[[], int]", numba.get_num_threads)
 
 
 def _layer_is_thread_safe() -> bool:
     """Whether Numba's threading layer, known after the first launch, takes concurrent calls."""
-    import numba
-
-    return bool(numba.threading_layer() != "workqueue")
+    return bool(_numba().threading_layer() != "workqueue")
 
 
 def _with_resolved_names(function: FunctionType) -> FunctionType:
@@ -235,10 +234,25 @@ def _resolve(value: Any) -> Any:
     if isinstance(value, Kernel | Intrinsic):
         return value.compiled
     if isinstance(value, _ParallelRange):
-        import numba
-
-        return numba.prange
+        return _numba().prange
     return value
+
+
+@functools.cache
+def _numba() -> Any:
+    """Import Numba; from now on a fork waits for its compiler, and for LLVM."""
+    with fork.WHOLE:
+        import numba.extending
+        from llvmlite.binding import ffi
+        from numba.core.compiler_lock import global_compiler_lock
+
+        fork.hold("numba", global_compiler_lock)
+        # LLVM's objects are also freed outside of a compilation, by whichever thread lets them go.
+        held = getattr(ffi.lib, "_lock", None)
+        lock = getattr(held, "_lock", None)
+        if lock is not None:
+            fork.hold("llvm", lock)
+        return numba
 
 
 def _describe(value: Any) -> str:

@@ -1,0 +1,69 @@
+"""What a forked child must find whole: no import and no compilation half done by another thread.
+
+``os.fork`` copies one thread, and the locks that others hold stay held in the child for good: of a
+module being imported, of Numba's compiler, of LLVM. So the package imports its parts and builds its
+kernels under one lock, `WHOLE`, and a fork waits for it and for the locks given to `hold`: at most
+as long as the kernel being compiled takes. What is not covered: locks of other libraries, such as
+those of a BLAS whose threads are at work (``docs/threads.md``).
+"""
+
+from __future__ import annotations
+
+import logging  # noqa: F401  registers its own lock for forks; see the end
+import os
+import threading
+from typing import Protocol
+
+WHOLE = threading.RLock()
+
+
+class Lock(Protocol):
+    """What can be acquired by the thread that forks, and released by it in parent and child."""
+
+    def acquire(self) -> object:
+        """Wait for the lock."""
+        ...
+
+    def release(self) -> object:
+        """Give it back."""
+        ...
+
+
+_held: dict[str, Lock] = {}
+
+
+def hold(name: str, lock: Lock) -> None:
+    """Make every later fork wait for `lock` too, after those named before it; once a name."""
+    with WHOLE:
+        _held.setdefault(name, lock)
+
+
+class _Mine(threading.local):
+    """The locks that this thread took for the fork it is about to make."""
+
+    def __init__(self) -> None:
+        self.taken: list[Lock] = []
+
+
+_mine = _Mine()
+
+
+def _before() -> None:
+    _take(WHOLE)
+    for lock in _held.values():  # read now: what had WHOLE may have added to them
+        _take(lock)
+
+
+def _take(lock: Lock) -> None:
+    lock.acquire()
+    _mine.taken.append(lock)  # one by one: a signal handler may raise while one is waited for
+
+
+def _after() -> None:
+    while _mine.taken:
+        _mine.taken.pop().release()
+
+
+# What is registered last waits first. Logging takes its lock for a fork too, and a thread that
+# imports or compiles may log: so logging has to be imported, and wait, after this.
+os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)
