@@ -17,9 +17,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import gemmule as gm
 from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, thread_count, unavailable
 from gemmule.errors import GemmuleWarning
+from gemmule.lookup import forget_plans
 from gemmule.settings import cache_folder, default_device, tuning_enabled
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs Numba")
@@ -325,6 +327,25 @@ def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch)
         default_device()
     monkeypatch.setenv("GEMMULE_TUNE", "0")
     assert not tuning_enabled()
+    for given in ("1", ""):
+        monkeypatch.setenv("GEMMULE_TUNE", given)
+        assert tuning_enabled()
+
+
+def test_settings_that_mean_nothing_are_refused_by_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    A = np.ones((3, 3), np.float16)
+    for name, value, words in (
+        ("GEMMULE_TUNE", "yes", "must be 0 .* or 1"),
+        ("GEMMULE_CACHE", "~no-such-user/x", "home of ~no-such-user is unknown"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            forget_plans()
+            with pytest.raises(ValueError, match=rf"{name} is '{value}'.*{words}"):
+                gm.matvec(A, A[0])
+    forget_plans()
 
 
 def test_a_warning_names_the_variable_to_set() -> None:

@@ -4,7 +4,7 @@
 ``GEMMULE_CACHE``      folder for compiled kernels and tuning results; default
                        ``$XDG_CACHE_HOME/gemmule``, else ``~/.cache/gemmule``
 ``GEMMULE_DEVICE``     device of operands that name none, ``cpu`` or ``cuda[:index]``
-``GEMMULE_TUNE``       ``0``: ignore stored tuning results
+``GEMMULE_TUNE``       ``0``: ignore stored tuning results; ``1``, the default: use them
 =====================  ===================================================================
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 def cache_folder() -> Path:
     """Return the cache folder of the package; it need not exist.
 
+    ValueError where ``GEMMULE_CACHE`` names the home of a user that the system does not know.
     Example: with ``GEMMULE_CACHE=/scratch/me`` this is ``Path("/scratch/me")``.
 
     >>> from gemmule.settings import cache_folder
@@ -29,7 +30,13 @@ def cache_folder() -> Path:
     """
     given = os.environ.get("GEMMULE_CACHE")
     if given:
-        return Path(given).expanduser().absolute()
+        try:
+            return Path(given).expanduser().absolute()
+        except RuntimeError:
+            raise ValueError(
+                f"GEMMULE_CACHE is {given!r}, and the home of {Path(given).parts[0]} is unknown "
+                "here; set it to a folder, or unset it."
+            ) from None
     base = os.environ.get("XDG_CACHE_HOME")
     if base and Path(base).is_absolute():  # the XDG specification ignores relative paths
         return Path(base) / "gemmule"
@@ -58,8 +65,17 @@ def default_device() -> str | None:
 
 
 def tuning_enabled() -> bool:
-    """Return False when ``GEMMULE_TUNE`` is ``0``: stored tuning results are then ignored."""
-    return os.environ.get("GEMMULE_TUNE", "1") != "0"
+    """Return False when ``GEMMULE_TUNE`` is ``0``: stored tuning results are then ignored.
+
+    ValueError for anything but ``0``, ``1`` and the empty string, which is the default.
+    """
+    given = os.environ.get("GEMMULE_TUNE") or "1"
+    if given not in ("0", "1"):
+        raise ValueError(
+            f"GEMMULE_TUNE is {given!r}; it must be 0 (ignore stored tuning results) or 1 (use "
+            "them, the default)."
+        )
+    return given == "1"
 
 
 @contextmanager

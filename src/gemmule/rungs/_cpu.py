@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -91,10 +94,26 @@ def streaming_s(problem: Problem, machine: Machine, share: float, cached_share: 
     return problem.compulsory_bytes / rate
 
 
+class _Quiet(threading.local):
+    """What calls NumPy without its warnings of NaN and infinity: they are the caller's numbers.
+
+    ``QUIET.run(function, *arguments)``. A context of its own for each thread costs a call 0.1 us,
+    and ``np.errstate`` 0.7 (EPYC Zen 5, 2026-11), a third of a small product.
+    """
+
+    def __init__(self) -> None:
+        context = contextvars.Context()
+        context.run(functools.partial(np.seterr, all="ignore"))
+        self.run = context.run
+
+
+QUIET = _Quiet()
+
+
 def sum_partials(partials: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
     """Write the sum of the rows of `partials` (parts, m) to y (m,), rounded once to its dtype."""
-    total = np.add.reduce(partials, axis=0)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
+        total = np.add.reduce(partials, axis=0)
         np.copyto(y, total, casting="unsafe")
 
 

@@ -202,7 +202,7 @@ def _adapted(choice: Choice, core: Callable[..., None]) -> Callable[[Any, Array,
             return
         temporary = np.empty(out.shape, dtype=out_dtype)
         core(a, b, temporary)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             out[...] = temporary.astype(out.dtype, copy=False)
 
     return one
@@ -213,7 +213,7 @@ def _as_layout(array: Array, dtype: str, layout: str, shared: bool) -> Array:
     if shared and array.ndim == 3:
         one = _as_layout(array[0], dtype, layout, shared=False)
         return np.broadcast_to(one, array.shape)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         array = array.astype(numpy_dtype(dtype), copy=False)
     steps = tuple(step // array.itemsize for step in array.strides[-2:])
     if layout == "row" and layout_of((array.shape[-2], array.shape[-1]), steps) != "row":
@@ -236,7 +236,7 @@ def _scaled(multiply: Callable[[Array], None], out: Array, alpha: float, beta: f
         product = temporary
     wide = np.float32 if out.dtype.name in HALVES else out.dtype
     scalar = np.dtype(wide).type
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         total = product.astype(wide)
         if alpha not in (0, 1):
             total = total * scalar(alpha)

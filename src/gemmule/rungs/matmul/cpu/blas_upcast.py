@@ -43,7 +43,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
         return total
 
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             for i in range(0, m, size):
                 for j in range(0, n, size):
                     target = C[i : i + size, j : j + size]

@@ -19,7 +19,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         vector = x.astype(working, copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             for first in range(0, problem.m, rows):
                 block = A[first : first + rows].astype(working, copy=False)
                 np.copyto(y[first : first + rows], np.dot(block, vector), casting="unsafe")

@@ -28,7 +28,7 @@ def multiply_by_blas(
     for first in range(0, parts.m, rows):
         end = min(parts.m, first + rows)
         weights = _decoded(parts, first, end, block)
-        with np.errstate(over="ignore", invalid="ignore"):  # NaN and Inf are the caller's
+        with np.errstate(all="ignore"):  # NaN and Inf are the caller's
             if transposed:
                 C += weights.T @ B[first:end]
             else:

@@ -117,7 +117,7 @@ def bound(core: Core, working: str) -> Run:
         core(matrix.kept(stored), x, result)
         if not direct:
             where: Any = matrix.perm if scattered else ...
-            with np.errstate(over="ignore", invalid="ignore"):
+            with np.errstate(all="ignore"):
                 y[where] = result.astype(y.dtype, copy=False)
 
     return run
