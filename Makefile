@@ -14,7 +14,7 @@ help:
 	@echo 'make demo    multiply the weights of a real model, checked and measured (< 5 minutes)'
 	@echo 'make test    install the development tools and run the tests'
 	@echo 'make check   lint, format, types, import direction'
-	@echo 'make soak    the long tests, and CASES=$(CASES) random products'
+	@echo 'make soak    the long tests, damaged files, and CASES=$(CASES) random products'
 	@echo 'make docs    rewrite the generated parts of the documents'
 	@echo 'make clean   remove .venv and everything generated'
 
@@ -47,6 +47,7 @@ check: $(VENV)/dev
 
 soak: $(VENV)/dev
 	$(PY) -m pytest -m soak --timeout 0
+	$(PY) tests/corruption.py
 	$(VENV)/bin/gemmule verify --cases $(CASES)
 
 docs: $(VENV)/dev

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -414,7 +414,8 @@ def test_the_second_compilation_is_read_from_disk(builds: list[int], tmp_path: P
         lambda data: data[:-1] + bytes([data[-1] ^ 1]),
         lambda data: b"{}\n" + data.partition(b"\n")[2],
         lambda data: b"[" * 5000 + b"\n" + data.partition(b"\n")[2],
-        lambda data: json.dumps({"sha256": 1, "symbols": []}).encode() + b"\nx",
+        lambda data: data.replace(b'": "_Z', b'": "_Y', 1),  # the symbol of another kernel
+        lambda data: hashlib.sha256(b"[]\nx").hexdigest().encode() + b"\n[]\nx",
     ],
 )
 def test_a_broken_entry_is_compiled_again(builds: list[int], tmp_path: Path, spoil: Any) -> None:

@@ -205,6 +205,12 @@ def test_records_of_another_gpu_stay_where_they_are(tmp_path: Path) -> None:
     assert (tmp_path / "nvidia-y" / "verified.jsonl").read_bytes() == before
 
 
+GOOD = (
+    '{"schema": 1, "folder": "matvec", "rung": "r", "variant": "v", "arch": "sm_90a", '
+    '"key": "k", "device": "d", "date": "2026-11-21", "cases": 1, "worst_ratio": 0.5}'
+)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -216,16 +222,19 @@ def test_records_of_another_gpu_stay_where_they_are(tmp_path: Path) -> None:
         "[" * 100_000,
         '{"schema": 1, "folder": "matvec", "rung": "r"}',
         "x" * (evidence.MAX_LINE_BYTES + 1),
+        GOOD.replace('"cases": 1', '"cases": -1'),
+        GOOD.replace('"cases": 1', '"cases": true'),
+        GOOD.replace('"cases": 1', '"cases": "1"'),
+        GOOD.replace("0.5", "NaN"),
+        GOOD.replace("0.5", "1.5"),
+        GOOD.replace('"matvec"', '["matvec"]'),
+        GOOD.replace('"rung": "r"', '"rung": "r", "rung": "s"'),
     ],
 )
 def test_lines_that_are_no_records_are_passed_over(tmp_path: Path, line: str) -> None:
     folder = tmp_path / "gpu"
     folder.mkdir()
-    good = (
-        '{"schema": 1, "folder": "matvec", "rung": "r", "variant": "v", "arch": "sm_90a", '
-        '"key": "k", "device": "d", "date": "2026-11-21", "cases": 1, "worst_ratio": 0.5}'
-    )
-    (folder / "verified.jsonl").write_text(f"{line}\n{good}\n")
+    (folder / "verified.jsonl").write_text(f"{line}\n{GOOD}\n")
     assert [r.rung for r in evidence.read(tmp_path)] == ["r"]
 
 

@@ -485,7 +485,7 @@ def test_devices_go_through_the_transfer(monkeypatch: pytest.MonkeyPatch) -> Non
     np.testing.assert_array_equal(relaid.to("cpu", "row").dequantize(), Q.dequantize())
     np.testing.assert_array_equal(np.asarray(moved), Q.dequantize())
     assert Q.to("cpu") is Q
-    for refused in (moved.dequantize, lambda: moved.save("never-written")):
+    for refused in (moved.dequantize, lambda: moved.save("never-written.safetensors")):
         with pytest.raises(DeviceError):
             refused()
 

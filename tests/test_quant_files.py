@@ -67,8 +67,8 @@ def test_round_trip_is_exact(tmp_path: Path, index: int, mmap: bool) -> None:
     loaded = QuantizedMatrix.load(path, mmap=mmap)
     same(loaded, Q)
     np.testing.assert_array_equal(loaded.dequantize(), Q.dequantize())
-    loaded.save(str(tmp_path / "again"))
-    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+    loaded.save(str(tmp_path / "again.safetensors"))
+    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
 
 
 def test_float_zero_points_and_signed_scales_round_trip(tmp_path: Path) -> None:
@@ -80,15 +80,15 @@ def test_float_zero_points_and_signed_scales_round_trip(tmp_path: Path) -> None:
         bits=8,
         group_size=-1,
     )
-    Q.save(tmp_path / "w")
-    same(QuantizedMatrix.load(tmp_path / "w"), Q)
+    Q.save(tmp_path / "w.safetensors")
+    same(QuantizedMatrix.load(tmp_path / "w.safetensors"), Q)
 
 
 @pytest.mark.parametrize("scale_dtype", SCALE_DTYPES)
 def test_the_safetensors_library_reads_what_we_write(tmp_path: Path, scale_dtype: str) -> None:
     Q = matrix(scale_dtype=scale_dtype, perm=np.arange(21)[::-1])
-    Q.save(tmp_path / "w")
-    tensors = safetensors.numpy.load_file(tmp_path / "w")
+    Q.save(tmp_path / "w.safetensors")
+    tensors = safetensors.numpy.load_file(tmp_path / "w.safetensors")
     assert tensors.keys() == set(PARTS)
     for name, tensor in tensors.items():
         assert tensor.tobytes() == getattr(Q, name).tobytes()
@@ -97,8 +97,8 @@ def test_the_safetensors_library_reads_what_we_write(tmp_path: Path, scale_dtype
 
 def test_we_read_what_the_safetensors_library_writes(tmp_path: Path) -> None:
     Q = matrix()
-    Q.save(tmp_path / "ours")
-    metadata = files.read_tensors(tmp_path / "ours", mmap=False)[1]
+    Q.save(tmp_path / "ours.safetensors")
+    metadata = files.read_tensors(tmp_path / "ours.safetensors", mmap=False)[1]
     arrays = {name: np.array(getattr(Q, name)) for name in ("codes", "scales", "zeros")}
     safetensors.numpy.save_file(arrays, tmp_path / "theirs", {**metadata, "author": "someone"})
     same(QuantizedMatrix.load(tmp_path / "theirs"), Q)
@@ -106,12 +106,12 @@ def test_we_read_what_the_safetensors_library_writes(tmp_path: Path) -> None:
 
 def test_codes_start_on_a_cache_line(tmp_path: Path) -> None:
     Q = matrix(16, 32)
-    Q.save(tmp_path / "w")
-    assert QuantizedMatrix.load(tmp_path / "w").codes.ctypes.data % 64 == 0
+    Q.save(tmp_path / "w.safetensors")
+    assert QuantizedMatrix.load(tmp_path / "w.safetensors").codes.ctypes.data % 64 == 0
 
 
 def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "w"
+    path = tmp_path / "w.safetensors"
     matrix().save(path)
     before = path.read_bytes()
 
@@ -120,16 +120,44 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="no space left"):
-        matrix(bits=8).save(path)
+        matrix(bits=8).save(path, overwrite=True)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_saving_replaces_nothing_unless_told_to(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        matrix().save(path)
+    assert path.read_bytes() == b"precious"
+    matrix().save(path, overwrite=True)
+    assert QuantizedMatrix.load(path).shape == matrix().shape
+
+
+def test_a_file_that_appears_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "w.safetensors"
+    monkeypatch.setattr(os, "fsync", lambda descriptor: path.write_bytes(b"precious"))
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        matrix().save(path)
+    assert path.read_bytes() == b"precious"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["w", "w.npy", "w.bin"])
+def test_other_suffixes_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"saved as \.safetensors"):
+        matrix().save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_saving_replaces_under_an_open_map(tmp_path: Path) -> None:
-    path, Q = tmp_path / "w", matrix()
+    path, Q = tmp_path / "w.safetensors", matrix()
     Q.save(path)
     mapped = QuantizedMatrix.load(path)
-    matrix(7, 33, bits=8).save(path)
+    matrix(7, 33, bits=8).save(path, overwrite=True)
     same(mapped, Q)
 
 
@@ -137,10 +165,10 @@ def test_saving_replaces_under_an_open_map(tmp_path: Path) -> None:
 def test_the_mode_follows_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        matrix().save(tmp_path / "w")
+        matrix().save(tmp_path / "w.safetensors")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "w").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "w.safetensors").stat().st_mode) == 0o640
 
 
 def test_missing_files_and_folders_are_os_errors(tmp_path: Path) -> None:
@@ -149,7 +177,7 @@ def test_missing_files_and_folders_are_os_errors(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         QuantizedMatrix.load(tmp_path)
     with pytest.raises(FileNotFoundError):
-        matrix().save(tmp_path / "none" / "w")
+        matrix().save(tmp_path / "none" / "w.safetensors")
 
 
 def split(content: bytes) -> tuple[dict[str, Any], bytes]:
@@ -276,7 +304,7 @@ FAULTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_named(tmp_path: Path, fault: str, mmap: bool) -> None:
     words, edit = FAULTS[fault]
-    path = tmp_path / "w"
+    path = tmp_path / "w.safetensors"
     matrix().save(path)
     path.write_bytes(edit(path.read_bytes()))
     with pytest.raises(ValueError, match=rf"(?s)^{path}: .*({words})"):
@@ -284,7 +312,7 @@ def test_faults_are_named(tmp_path: Path, fault: str, mmap: bool) -> None:
 
 
 def test_perm_in_a_file_must_be_a_permutation(tmp_path: Path) -> None:
-    path = tmp_path / "w"
+    path = tmp_path / "w.safetensors"
     matrix(perm=np.arange(21)).save(path)
     header, data = split(path.read_bytes())
     start = header["perm"]["data_offsets"][0]
@@ -295,7 +323,7 @@ def test_perm_in_a_file_must_be_a_permutation(tmp_path: Path) -> None:
 
 
 def test_a_huge_empty_matrix_costs_nothing(tmp_path: Path) -> None:
-    path, rows = tmp_path / "w", 10**12
+    path, rows = tmp_path / "w.safetensors", 10**12
     matrix(0, 0, group_size=2).save(path)
     header, data = split(path.read_bytes())
     header["__metadata__"]["rows"] = str(rows)
@@ -307,7 +335,7 @@ def test_a_huge_empty_matrix_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_unaligned_tensors_are_read_right(tmp_path: Path) -> None:
-    path, Q = tmp_path / "w", matrix(3, 21)
+    path, Q = tmp_path / "w.safetensors", matrix(3, 21)
     Q.save(path)
     header, data = split(path.read_bytes())
     order = ["codes", "zeros", "scales"]
@@ -368,8 +396,8 @@ def fuzz(folder: Path, rounds: int) -> tuple[int, int]:
     rng = np.random.default_rng(20)
     contents = []
     for index, Q in enumerate(every_kind()):
-        Q.save(folder / str(index))
-        contents.append((folder / str(index)).read_bytes())
+        Q.save(folder / f"{index}.safetensors")
+        contents.append((folder / f"{index}.safetensors").read_bytes())
     accepted = 0
     for index in range(rounds):
         content = mutate(contents[index % len(contents)], rng)
@@ -385,10 +413,10 @@ def test_mutated_files_are_refused_or_read_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", range(len(every_kind())))
 def test_every_truncation_is_refused(tmp_path: Path, index: int) -> None:
-    every_kind()[index].save(tmp_path / "w")
-    content = (tmp_path / "w").read_bytes()
+    every_kind()[index].save(tmp_path / "w.safetensors")
+    content = (tmp_path / "w.safetensors").read_bytes()
     for length in range(len(content)):
-        assert not judge(tmp_path / "cut", content[:length], mmap=True)
+        assert not judge(tmp_path / "cut.safetensors", content[:length], mmap=True)
 
 
 @pytest.mark.parametrize("check", ["_check_cover", "_checked_entry"])

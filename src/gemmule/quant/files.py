@@ -56,13 +56,30 @@ def named_dtype(name: str) -> np.dtype[Any]:
     return bfloat16
 
 
-def write_tensors(path: FilePath, tensors: Tensors, metadata: Mapping[str, str]) -> None:
+def check_target(path: FilePath, *, overwrite: bool) -> None:
+    """Raise ValueError for another suffix, FileExistsError for a name that is taken."""
+    target = Path(path)
+    if target.suffix.lower() != ".safetensors":
+        raise ValueError(
+            f"{target} has suffix {target.suffix!r}; a quantised matrix is saved as .safetensors."
+        )
+    if target.exists() and not overwrite:
+        raise _taken(target)
+
+
+def _taken(target: Path) -> FileExistsError:
+    return FileExistsError(f"{target} exists already; pass overwrite=True to replace it.")
+
+
+def write_tensors(
+    path: FilePath, tensors: Tensors, metadata: Mapping[str, str], *, overwrite: bool = False
+) -> None:
     """Write arrays and string metadata to ``path`` as safetensors, all or nothing.
 
     ``tensors``: C-contiguous arrays of uint8, int32, float16, bfloat16 or float32, laid down in the
     given order without gaps. The file appears under its name only when it is complete and on disk;
-    an existing file is replaced, and kept when writing fails. Its mode follows the umask. Raises
-    OSError as `open` does.
+    an existing file is replaced only with ``overwrite``, else FileExistsError, and kept when
+    writing fails. Its mode follows the umask. Raises OSError as `open` does.
     """
     target = Path(path)
     header = _header(tensors, metadata)
@@ -77,10 +94,24 @@ def write_tensors(path: FilePath, tensors: Tensors, metadata: Mapping[str, str])
                 file.write(tensor.reshape(-1).view(np.uint8).data)
             file.flush()
             os.fsync(file.fileno())
-        scratch.replace(target)
-    except BaseException:
+        if overwrite:
+            scratch.replace(target)
+        else:
+            _link_new(scratch, target)
+    finally:
         scratch.unlink(missing_ok=True)
-        raise
+
+
+def _link_new(scratch: Path, target: Path) -> None:
+    """Give `scratch` the name `target` unless it is taken; a hard link decides atomically."""
+    try:
+        os.link(scratch, target)
+    except FileExistsError:
+        raise _taken(target) from None
+    except OSError:  # a file system without hard links: the check is all there is
+        if target.exists():
+            raise _taken(target) from None
+        scratch.replace(target)
 
 
 def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:

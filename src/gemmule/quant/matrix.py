@@ -17,7 +17,7 @@ from gemmule.errors import DeviceError
 from gemmule.quant import checks as checks
 from gemmule.quant import library
 from gemmule.quant import rounding as rounding
-from gemmule.quant.files import FilePath, named_dtype, read_tensors, write_tensors
+from gemmule.quant.files import FilePath, check_target, named_dtype, read_tensors, write_tensors
 from gemmule.quant.layouts import get_layout, row_blocks, row_codes
 
 Array: TypeAlias = Any
@@ -244,13 +244,15 @@ class QuantizedMatrix:
         name = "float32" if dtype is None else np.dtype(dtype).name
         return self._on("cpu").dequantize(name)
 
-    def save(self, path: FilePath) -> None:
-        """Write the matrix to ``path`` as a safetensors file, its codes in layout ``row``.
+    def save(self, path: FilePath, *, overwrite: bool = False) -> None:
+        """Write the matrix to ``path``, a ``.safetensors`` file, its codes in layout ``row``.
 
-        The file replaces an existing one only when it is complete. Everything comes back exactly
-        with `load`: codes, scales in their dtype, zero points, perm and transposition. Raises
+        The file appears when it is complete. Everything comes back exactly with `load`: codes,
+        scales in their dtype, zero points, perm and transposition. Raises ValueError for another
+        suffix, FileExistsError where something of that name exists, unless ``overwrite``,
         DeviceError when the matrix is not on the host, OSError as `open` does.
         """
+        check_target(path, overwrite=overwrite)
         host = self._on_host("save").to(layout="row")
         parts = {"codes": host.codes, "scales": host.scales, "zeros": host.zeros, "perm": host.perm}
         tensors = {name: part for name, part in parts.items() if part is not None}
@@ -259,7 +261,7 @@ class QuantizedMatrix:
         metadata = checks.to_metadata(
             self.stored_shape, self.bits, self.group_size, self.transposed
         )
-        write_tensors(path, tensors, metadata)
+        write_tensors(path, tensors, metadata, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: FilePath, mmap: bool = True) -> Self:

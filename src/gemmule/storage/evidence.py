@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gemmule.core.rung import Rung
 
@@ -61,26 +62,37 @@ def read_file(path: Path) -> Iterator[Record]:
             yield record
 
 
+_TEXTS = ("folder", "rung", "variant", "arch", "key", "device", "date")
+MAX_TEXT = 1000
+
+
 def _parse(line: str) -> Record | None:
+    """Return the record of a line if every field is what this package could have written."""
     if len(line) > MAX_LINE_BYTES:
         return None
     try:
-        data = json.loads(line)
-        if data["schema"] != SCHEMA:
-            return None
-        return Record(
-            str(data["folder"]),
-            str(data["rung"]),
-            str(data["variant"]),
-            str(data["arch"]),
-            str(data["key"]),
-            str(data["device"]),
-            str(data["date"]),
-            int(data["cases"]),
-            float(data["worst_ratio"]),
-        )
+        data = json.loads(line, object_pairs_hook=_without_duplicates)
+        texts = {name: data[name] for name in _TEXTS}
+        schema, cases, ratio = data["schema"], data["cases"], data["worst_ratio"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
+    if type(schema) is not int or schema != SCHEMA:
+        return None
+    if not all(
+        type(t) is str and 0 < len(t) <= MAX_TEXT and t.isprintable() for t in texts.values()
+    ):
+        return None
+    if type(cases) is not int or not 0 < cases < 2**63 or type(ratio) not in (int, float):
+        return None
+    # What was above its bound was wrong, and NaN compares as neither.
+    return Record(**texts, cases=cases, worst_ratio=float(ratio)) if 0 <= ratio <= 1 else None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return record
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from gemmule.errors import CompileError, GemmuleWarning
 from gemmule.settings import cache_folder
 from gemmule.storage.atomic import write_atomically
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_ENTRY_BYTES = 64 * 2**20
 INSTALL = "pip install 'gemmule[cuda13]'"
 
@@ -226,24 +226,29 @@ def _trusted_folder(folder: Path) -> Path | None:
 
 
 def _read(entry: Path) -> Module | None:
-    """Return a cache entry whose checksum fits: one line of JSON, then the cubin."""
+    """Return a cache entry whose checksum fits: its line, one of JSON with symbols, the cubin.
+
+    The checksum covers the symbols too: a damaged one could name another kernel of the cubin.
+    """
     try:
         if entry.stat().st_size > MAX_ENTRY_BYTES:
             return None
-        head, _, cubin = entry.read_bytes().partition(b"\n")
-        record = json.loads(head)
-        symbols = record["symbols"]
-        good = record["sha256"] == hashlib.sha256(cubin).hexdigest()
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        digest, _, content = entry.read_bytes().partition(b"\n")
+        if digest != hashlib.sha256(content).hexdigest().encode():
+            return None
+        head, _, cubin = content.partition(b"\n")
+        symbols = json.loads(head)
+    except (OSError, ValueError, RecursionError):
         return None
-    if not good or not isinstance(symbols, dict):
+    if not isinstance(symbols, dict) or not all(isinstance(s, str) for s in symbols.values()):
         return None
-    return Module(cubin, {str(k): str(v) for k, v in symbols.items()})
+    return Module(cubin, symbols)
 
 
 def _write(entry: Path, module: Module) -> None:
-    head = json.dumps({"sha256": module.digest(), "symbols": module.symbols})
-    write_atomically(entry, head.encode() + b"\n" + module.cubin)
+    content = json.dumps(module.symbols).encode() + b"\n" + module.cubin
+    digest = hashlib.sha256(content).hexdigest().encode()
+    write_atomically(entry, digest + b"\n" + content)
 
 
 @dataclass(frozen=True, slots=True)
