@@ -55,7 +55,8 @@ SHOWN_ELEMENTS = 8
 @click.option(
     "--check",
     is_flag=True,
-    help="Check every element against float64; exit code 1 where one is wrong.",
+    help="Check every element against float64; exit code 1 where one is wrong. With --bits: the "
+    "quantised matrix's product, and how far that is off the file's own.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing result.")
 def multiply(first: str, second: str, output: Path | None, bits: str | None, **given: Any) -> None:
@@ -71,9 +72,11 @@ def multiply(first: str, second: str, output: Path | None, bits: str | None, **g
     from gemmule.lab.files import matrices
     from gemmule.lab.files.multiply import Job, order
     from gemmule.lab.files.output import check_target
+    from gemmule.lab.files.sources import parse_source
 
     if output is not None:
-        check_target(output, force=given["force"])
+        inputs = [parse_source(name).path for name in (first, second)]
+        check_target(output, force=given["force"], inputs=inputs)
     op, left, right = order(given["op"], matrices.read_matrix(first), matrices.read_matrix(second))
     job = Job(
         op,

@@ -42,13 +42,16 @@ def report(
     from gemmule.lab.report import render as pages
 
     if output is not None:
-        check_target(output, force=force, suffixes=(".html",))
+        check_target(output, force=force, suffixes=(".html",), inputs=files)
     read = [results.read(path) for path in files]
     merged = results.Results(
         {name: one for part in read for name, one in part.environments.items()},
         tuple(row for part in read for row in part.rows),
         any(part.torn for part in read),
     )
+    for path, one in zip(files, read, strict=True):
+        if not one.rows:
+            raise ValueError(f"{path} holds no results; `gemmule bench -o FILE` writes some.")
     if output is None:
         from rich.console import Console
 

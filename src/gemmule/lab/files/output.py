@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -28,11 +28,17 @@ _TAGS = {name: tag for tag, name in SAFETENSORS_DTYPES.items()}
 _DATA_ALIGNMENT = 64
 
 
-def check_target(path: Path, *, force: bool, suffixes: tuple[str, ...] = SUFFIXES) -> None:
+def check_target(
+    path: Path,
+    *,
+    force: bool,
+    suffixes: tuple[str, ...] = SUFFIXES,
+    inputs: Iterable[Path] = (),
+) -> None:
     """Raise before any work is done if `path` cannot become a result file.
 
-    ValueError for another suffix, FileNotFoundError for a missing folder, FileExistsError for a
-    file that exists unless `force`, IsADirectoryError for a folder.
+    ValueError for another suffix and for one of the `inputs`, FileNotFoundError for a missing
+    folder, FileExistsError for a file that exists unless `force`, IsADirectoryError for a folder.
     """
     if path.suffix.lower() not in suffixes:
         raise ValueError(f"{path} has suffix {path.suffix!r}; it must be {' or '.join(suffixes)}.")
@@ -42,6 +48,9 @@ def check_target(path: Path, *, force: bool, suffixes: tuple[str, ...] = SUFFIXE
         raise IsADirectoryError(f"{path} is a folder; give the path of a file in it.")
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists already; pass --force to replace it.")
+    for given in inputs:
+        if path.exists() and given.exists() and path.samefile(given):
+            raise ValueError(f"{path} is read by this command; give the result another name.")
 
 
 @contextmanager

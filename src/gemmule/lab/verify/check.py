@@ -168,6 +168,7 @@ class BlockCheck:
         self.ok = True
         self.ratio = 0.0
         self.worst = ""
+        self._quantised = ""
 
     def __call__(self, part: slice, left: Any, right: Any, result: Array) -> None:
         """Judge one block: the operands that the public function was given, and its result."""
@@ -181,6 +182,12 @@ class BlockCheck:
         for index, one_left, one_right, one in _singles(job.op, left, right, result):
             self._keep(judge(job.op, one_left, one_right, one, rounding), index, part)
         self._elements += result.size
+        if job.bits is not None:
+            moved = quantisation_error(job, result)
+            self._quantised = (
+                f"check: what was compared is the product of the {job.bits}-bit matrix; it is "
+                f"{moved:.3g} % off that of the file's own matrix (norm of the difference)"
+            )
 
     def _keep(self, verdict: oracle.Verdict, index: tuple[int, ...], part: slice) -> None:
         self.ratio = max(self.ratio, verdict.ratio)
@@ -190,7 +197,10 @@ class BlockCheck:
             self.worst = f"{verdict.text} (counted from result index {part.start}{place})"
 
     def summary(self) -> str:
-        """Return one line on what was checked."""
+        """Return a line on what was checked, and one on what quantising did to the product."""
+        return "\n".join(line for line in (self._judged(), self._quantised) if line)
+
+    def _judged(self) -> str:
         if not self.ok:
             return f"check: WRONG, {self.worst}"
         how = (
@@ -199,6 +209,29 @@ class BlockCheck:
             else (f"largest error is {self.ratio:.3g} of its bound")
         )
         return f"check: all {self._elements:,} elements right, {how}"
+
+
+def quantisation_error(job: Job, result: Array) -> float:
+    """Return how far a result is from the product of the matrix as the file holds it, in percent.
+
+    It is the norm of the difference over the norm of that product, which is computed in float64.
+    """
+    matrix, rows = job.matrix, max(1, SCRATCH_BYTES // (8 * max(job.matrix.shape[1], 1)))
+    other = (job.left if job.op == "vecmat" else job.right).astype(np.float64)
+    exact = np.zeros(result.shape)
+    with np.errstate(all="ignore"):
+        for first in range(0, matrix.shape[0], rows):
+            part = slice(first, first + rows)
+            block = matrix[part].astype(np.float64)
+            if job.op == "vecmat":
+                exact += other[..., part] @ block
+            elif other.ndim > 1 and job.op == "matmul":
+                exact[..., part, :] = block @ other
+            else:
+                exact[..., part] = np.matvec(block, other)
+        difference = float(np.linalg.norm(result.astype(np.float64) - exact))
+        size = float(np.linalg.norm(exact))
+    return 100 * difference / size if size else (0.0 if difference == 0 else math.inf)
 
 
 def _singles(
