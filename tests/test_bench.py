@@ -17,6 +17,7 @@ from gemmule.lab.bench.suites import SUITES, Product, Suite
 from gemmule.lab.cli import run
 from gemmule.lab.records.rows import Ceiling, Environment, Row, Speedup, Times
 from gemmule.lab.report import targets
+from gemmule.lab.report.tables import in_words
 from gemmule.lab.report.targets import READ, Bar
 
 ENVIRONMENT = Environment("cpu", "cpu", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
@@ -200,6 +201,19 @@ def test_the_command_prints_every_bar(capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr().out
     assert "Bars" in printed
     assert printed.count("measured") >= len(targets.CPU_BARS), "40 x 40 is too small for any bar"
+
+
+def test_the_log_tells_no_share_of_a_ceiling_that_may_change(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It said 159 % where the table, after the ceiling was measured again, said 77."""
+    words = in_words([made(Problem("matvec", 64, 64), share=1.59)])
+    assert "blas 2 us" in words
+    assert "%" not in words
+    assert run(["bench", "--size", "64", "--op", "matvec", "--seconds", "0.05"]) == 0
+    shown = capsys.readouterr()
+    assert "measuring this machine's ceilings, about 8 s" in shown.err
+    assert "% of the read ceiling" not in shown.err
 
 
 def test_bars_are_stated_as_the_user_reads_them() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,57 @@ def test_multiply_quantised(matrices: Path, bits: str, capsys: pytest.CaptureFix
     truth = quantised.dequantize("float64") @ np.load("x.npy")
     np.testing.assert_allclose(np.load("y.npy"), truth, rtol=1e-5, atol=1e-5)
     assert "of its bound" in said(capsys)[0]
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+def test_check_tells_the_quantisation_error_beside_the_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said "all right" of a product far from the file's, and not what it had compared."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    A = rng.standard_normal((60, 40)).astype(np.float32)
+    other = {"matvec": A[0], "vecmat": A[:, 0], "matmul": A.T[:, :3]}[op].copy()
+    np.save("A.npy", A)
+    np.save("x.npy", other)
+    pair = ("x.npy", "A.npy") if op == "vecmat" else ("A.npy", "x.npy")
+    command = ["multiply", *pair, "--op", op, "--bits", "4", "--group-size", "-1", "--check"]
+    assert run([*command, "-o", "y.npy"]) == 0
+    out, _ = said(capsys)
+    exact = other @ A.astype(float) if op == "vecmat" else A.astype(float) @ other
+    wanted = 100 * np.linalg.norm(np.load("y.npy") - exact) / np.linalg.norm(exact)
+    assert wanted > 3
+    assert "elements right" in out
+    assert f"the 4-bit matrix; it is {wanted:.3g} % off that of the file's own" in out
+
+
+@pytest.mark.parametrize("size", ["0", "-2"])
+def test_group_sizes_that_are_none(
+    matrices: Path, size: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["multiply", "A.npy", "x.npy", "--bits", "4", "--group-size", size]) == 2
+    assert f"group_size is {size}" in said(capsys)[1]
+
+
+def test_a_result_never_replaces_what_is_read(
+    matrices: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = Path("x.npy").read_bytes()
+    Path("link.npy").symlink_to("x.npy")
+    for name in ("x.npy", "./x.npy", "link.npy"):
+        assert run(["multiply", "A.npy", "x.npy", "-o", name, "--force"]) == 2
+        assert "is read by this command" in said(capsys)[1]
+    assert Path("x.npy").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["", "garbage\n", "{}\n", "\0" * 100])
+def test_a_report_of_nothing_is_an_error(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(content)
+    assert run(["report", str(path)]) == 2
+    assert "results.jsonl" in said(capsys)[1]
 
 
 @pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
@@ -153,6 +206,29 @@ def test_mistakes_are_one_line_and_exit_code_2(
 def test_debug_raises_what_is_told_in_one_line_otherwise(matrices: Path) -> None:
     with pytest.raises(FileNotFoundError):
         run(["--debug", "multiply", "A.npy", "nope.npy"])
+
+
+def test_ctrl_c_in_a_destructor_stops_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python drops what is raised in destructors and callbacks; compiling is full of them."""
+
+    class Interrupted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def command(**_: Any) -> int:
+        Interrupted()
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            pass
+        return 0
+
+    monkeypatch.setattr(cli.cli, "main", command)
+    before = sys.unraisablehook
+    assert run(["multiply"]) == 130
+    assert "stopped." in said(capsys)[1]
+    assert sys.unraisablehook is before
 
 
 def test_every_module_of_the_folder_is_a_command() -> None:

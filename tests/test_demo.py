@@ -215,7 +215,7 @@ def test_ratios_carry_their_verdict() -> None:
     assert text(1.5, "faster") == "1.50"
     assert text(0.8, "slower") == "0.80-"
     assert text(1.0, "same") == "1.00="
-    assert text(1.2, "undecided") == "1.20="
+    assert text(1.2, "undecided") == "1.20?"
     assert text(123.4, "faster") == "123"
     assert demo_table.ratio_text(None) == ""
 

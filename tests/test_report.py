@@ -13,16 +13,28 @@ from rich.console import Console
 
 from gemmule.core.problem import Problem
 from gemmule.lab.records.results import Results, append, read
-from gemmule.lab.records.rows import make_row, speedup_of
+from gemmule.lab.records.rows import Speedup, make_row, speedup_of
 from gemmule.lab.report import svg
 from gemmule.lab.report.render import print_tables, render_html, write_html
-from gemmule.lab.report.tables import TableData, markdown, problem_table, update_markers
+from gemmule.lab.report.tables import (
+    TableData,
+    markdown,
+    problem_table,
+    speedup_text,
+    update_markers,
+)
 from gemmule.timing.sampler import ratio
 from test_results import QUANT, machine, samples
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '<script>alert("x")</script>\'"&<img src=x onerror=alert(1)>{{ 7*7 }}'
 VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+def test_one_block_has_no_interval() -> None:
+    one, two = (Speedup(1.25, 1.2, 1.3, n, 1 - 0.5 ** (n - 1), "undecided") for n in (1, 2))
+    assert speedup_text(one) == "~1.25 (one block)"
+    assert speedup_text(two) == "~1.25 (1.20 to 1.30)"
 
 
 def results(device: str = "Test GPU", peer: str = "numpy", name: str = "threads") -> Results:

@@ -10,10 +10,14 @@ user. Errors are one line on standard error; ``--debug`` shows the traceback ins
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import os
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -69,7 +73,7 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line over `arguments` (default ``sys.argv``) and return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _interrupts_that_arrive():
             warnings.showwarning = _show_warning
             returned: Any = cli.main(args=given, prog_name="gemmule", standalone_mode=False)
     except click.exceptions.Exit as leaving:
@@ -92,6 +96,33 @@ def run(arguments: list[str] | None = None) -> int:
         _say(_in_one_line(error))
         return 2
     return returned if type(returned) is int else 0
+
+
+@contextmanager
+def _interrupts_that_arrive() -> Iterator[None]:
+    """Send Ctrl-C again where it came in a callback or a destructor, which swallow exceptions.
+
+    Compiling a kernel is full of both.
+    """
+    before = sys.unraisablehook
+    waiting: list[threading.Timer] = []
+
+    def again(event: Any) -> None:
+        if not isinstance(event.exc_value, KeyboardInterrupt):
+            before(event)
+            return
+        # Not at once: what is raised in this hook is swallowed as well.
+        waiting.append(threading.Timer(0.01, _thread.interrupt_main))
+        waiting[-1].daemon = True
+        waiting[-1].start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in waiting:
+            timer.cancel()
 
 
 def _debug_asked(arguments: list[str]) -> bool:

@@ -210,6 +210,7 @@ def start(
     click.echo(f"suite {name}, {suite.title}: {len(suite.products)} products")
     known = () if resume is None else known_rows(resume, suite)
     patience.wait()
+    click.echo(f"measuring this machine's ceilings, about {ceiling_seconds:.0f} s", err=True)
     environment = meter.environment(ceiling_seconds)
     stamp = environment.timestamp[:19].replace(":", "").replace("-", "")
     path = out / f"{meter.prefix}{name}-{stamp}.jsonl" if resume is None else resume

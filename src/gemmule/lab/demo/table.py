@@ -20,7 +20,8 @@ PEER_COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 LEGEND = (
     "x: gemmule is that many times as fast as the peer in the same format, or as the peer on "
-    "float32 weights; by 95 % intervals '-' marks surely slower, '=' undecided or the same. "
+    "float32 weights; by 95 % intervals '-' marks surely slower, '=' the same within 1 %, "
+    "'?' undecided, or too few blocks for an interval. "
     "% read: of the measured read ceiling; cached: the matrices stay in the "
     "cache, !: above the ceiling, so one of both was disturbed. "
     "error: largest error over its bound. saved: bytes against float32."
@@ -89,8 +90,8 @@ def _peer(row: Row, column: str) -> Speedup | None:
 
 
 def ratio_text(speedup: Speedup | None) -> str:
-    """Return a ratio with its mark: ``1.50``, ``0.80-`` (surely slower), ``1.01=`` (undecided)."""
+    """Return a ratio with its mark: ``1.50``, ``0.80-``, ``1.01=``, ``1.20?``; see `LEGEND`."""
     if speedup is None:
         return ""
-    mark = {"faster": "", "slower": "-"}.get(speedup.verdict, "=")
+    mark = {"faster": "", "slower": "-", "same": "="}.get(speedup.verdict, "?")
     return f"{speedup.value:.2f}{mark}" if speedup.value < 100 else f"{speedup.value:.0f}{mark}"

@@ -90,14 +90,15 @@ def products_table(title: str, rows: Sequence[Row]) -> TableData:
 
 
 def in_words(rows: Sequence[Row]) -> str:
-    """Return one line on what was found: our fastest, its bandwidth, the fastest peer's share."""
+    """Return one line on what was found: our fastest, its bandwidth, the fastest peer's share.
+
+    The share of the read ceiling is told at the end: until then the ceiling may be measured anew.
+    """
     ours = [row for row in rows if row.kind == "rung"]
     if not ours:
         return "nothing was timed"
     best = min(ours, key=lambda row: row.times_us.median)
     words = f"{best.name} {significant(best.times_us.median)} us, {significant(best.gbs)} GB/s"
-    if best.percent_of_ceiling is not None:
-        words += f", {best.percent_of_ceiling:.0f} % of the read ceiling"
     for name, speedup in best.speedups.items():
         words += f", {speedup.value:.2f} x {name}"
     return words + "".join(f", {flag}" for flag in best.flags)
@@ -121,9 +122,14 @@ def label(row: Row) -> str:
 
 
 def speedup_text(speedup: Speedup | None) -> str:
-    """Return ``1.23 (1.20 to 1.26)``; an interval below 95 % confidence is marked with ``~``."""
+    """Return ``1.23 (1.20 to 1.26)``; an interval below 95 % confidence is marked with ``~``.
+
+    One block has no interval: ``~1.23 (one block)``.
+    """
     if speedup is None:
         return ""
+    if speedup.confidence <= 0:
+        return f"~{speedup.value:.2f} (one block)"
     mark = "~" if speedup.confidence < CONFIDENCE else ""
     return f"{mark}{speedup.value:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
 
