@@ -355,8 +355,9 @@ def test_a_quantised_matrix_names_its_device_as_arrays_do(
 ) -> None:
     Q = gm.asarray(gm.quantize(np.ones((4, 64), np.float32), group_size=32), device=asked)
     assert Q.device == device == on(int(device[5:]), 64).device
-    gm.matvec(Q, on(int(device[5:]), 64), rung="int4_codes")
-    assert len(fake.launches) == 1
+    assert Q.layout == "mma16", "packed on the device, by one launch"
+    gm.matvec(Q, on(int(device[5:]), 64), rung="fragment_codes")
+    assert len(fake.launches) == 2
     assert gm.asarray(Q, device="cpu").device == "cpu"
 
 

@@ -478,7 +478,7 @@ def test_devices_go_through_the_transfer(monkeypatch: pytest.MonkeyPatch) -> Non
         return device, lambda array: calls.append(device) or array.copy()
 
     monkeypatch.setattr(library, "mover", transfer)
-    moved = Q.to("cuda:1")
+    moved = Q.to("cuda:1", "row")
     assert (moved.device, calls) == ("cuda:1", ["cuda:1"] * 4)
     relaid = moved.to(layout="mma16")
     assert (relaid.device, calls[4:]) == ("cuda:1", ["cpu"] * 4 + ["cuda:1"] * 4)

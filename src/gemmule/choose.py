@@ -23,9 +23,10 @@ def choose(
     With `rung` the named one is taken (ValueError where it cannot compute the problem). Otherwise
     only proved rungs whose arithmetic is float32 or better take part.
     """
-    if call.problem.batch_invariant and call.problem.batch != 1:
-        return _as_alone(call, machine, rung, params)
     backend = backends.get(machine.backend)
+    one_by_one = call.problem.quant is not None and not backend.adapts()
+    if (call.problem.batch_invariant or one_by_one) and call.problem.batch != 1:
+        return _as_alone(call, machine, rung, params)
     if rung is not None:
         return _named(call, machine, rung, params)
     if params:

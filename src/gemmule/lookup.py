@@ -103,7 +103,10 @@ def _through_device(
     op: str, pair: tuple[Operand, Operand], out: Operand | None, device: str, options: Options
 ) -> Any:
     """Multiply host operands on a GPU: copy in, compute, copy out; the result is a host array."""
-    left, right = (unwrap(transfer.to_device(one.array, device), "operand") for one in pair)
+    named = options.rung is not None  # its own layout is what such a rung is asked about
+    left, right = (
+        unwrap(transfer.to_device(one.array, device, keep_layout=named), "operand") for one in pair
+    )
     plan = resolve(op, left.form, right.form, None, left.device, options)
     call = plan.choice.call
     if out is not None:

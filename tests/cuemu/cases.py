@@ -151,7 +151,7 @@ def _matrices() -> Case:
     tiles = data[np.arange(32) * 5 % 32].reshape(4, 8, 8)
     plain = np.ascontiguousarray(tiles).view(np.uint32).reshape(4, 32)
     trans = np.ascontiguousarray(tiles.transpose(0, 2, 1)).view(np.uint32).reshape(4, 32)
-    order = [plain[:1], plain[:2], plain, trans[:1], trans[:2], trans]
+    order = [plain[:1], plain[:2], plain, trans[:1], trans[:2], trans, trans[1:2]]
     return Case("ldmatrix", "matrices", (data,), (np.concatenate(order),))
 
 

@@ -90,14 +90,15 @@ __global__ void matrices(const __grid_constant__ Args p) {
   s[t] = IN(uint4, 0)[t];
   __syncwarp();
   const u32 row = smem_addr(s + (t * 5) % 32);   // rows in another order than they lie
-  u32 r[14];
+  u32 r[15];
   ldmatrix_x1(reinterpret_cast<u32(&)[1]>(r[0]), row);
   ldmatrix_x2(reinterpret_cast<u32(&)[2]>(r[1]), row);
   ldmatrix_x4(reinterpret_cast<u32(&)[4]>(r[3]), row);
   ldmatrix_x1_trans(reinterpret_cast<u32(&)[1]>(r[7]), row);
   ldmatrix_x2_trans(reinterpret_cast<u32(&)[2]>(r[8]), row);
   ldmatrix_x4_trans(reinterpret_cast<u32(&)[4]>(r[10]), row);
-  for (int i = 0; i < 14; ++i) OUT(u32, 0)[i * 32 + t] = r[i];
+  r[14] = movmatrix_trans(r[4]);
+  for (int i = 0; i < 15; ++i) OUT(u32, 0)[i * 32 + t] = r[i];
 }
 
 #define MMA_KERNEL(name, D)                                              \

@@ -122,6 +122,20 @@ CUEMU_LDMATRIX(1)
 CUEMU_LDMATRIX(2)
 CUEMU_LDMATRIX(4)
 #undef CUEMU_LDMATRIX
+inline u32 movmatrix_trans(u32 v, CUEMU_AT) {
+  u32 r = 0;
+  auto finish = [](cuemu::Meet& m) {
+    u16 rows[8][8];
+    for (int lane = 0; lane < 32; ++lane) memcpy(&rows[lane / 4][2 * (lane % 4)], m.value[lane], 4);
+    for (int lane = 0; lane < 32; ++lane) {
+      const u16 pair[2] = {rows[2 * (lane % 4)][lane / 4], rows[2 * (lane % 4) + 1][lane / 4]};
+      memcpy(m.value[lane], pair, 4);
+    }
+  };
+  cuemu::collective(~0u, &v, 4, "movmatrix", file, line, finish,
+                    [&](const cuemu::Meet& m) { memcpy(&r, m.value[cuemu::S.cur->lane], 4); });
+  return r;
+}
 
 #define CUEMU_MMA(name, KA, KB, D)                                                            \
   inline void name(D (&d)[4], const u32 (&a)[4], const u32 (&b)[2], CUEMU_AT) {               \

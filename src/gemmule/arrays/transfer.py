@@ -14,14 +14,15 @@ from gemmule.core.operand import Operand
 from gemmule.quant.matrix import QuantizedMatrix
 
 
-def to_device(obj: Any, device: str) -> Any:
+def to_device(obj: Any, device: str, *, keep_layout: bool = False) -> Any:
     """Return a host array copied to a CUDA device, as a `DeviceArray`.
 
-    A `QuantizedMatrix` moves with all its parts, also to ``"cpu"``. ValueError for an array that
-    is on a device already.
+    A `QuantizedMatrix` moves with all its parts, also to ``"cpu"``, as `QuantizedMatrix.to` does;
+    with `keep_layout` in the layout that it has. ValueError for an array that is on a device
+    already.
     """
     if isinstance(obj, QuantizedMatrix):
-        return obj.to(device)
+        return obj.to(device, obj.layout if keep_layout else None)
     operand = unwrap(obj, "a")
     if operand.device != "cpu":
         raise ValueError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,25 +138,27 @@ def codes(value: Codes, stored: tuple[int, int], bits: int, layout: Layout) -> C
     return array
 
 
-def scales(value: NDArray[Any], stored: tuple[int, int], group_size: int | None) -> NDArray[Any]:
-    """Require finite float32, float16 or bfloat16, one for each group."""
+def scales(
+    value: NDArray[Any], stored: tuple[int, int], group_size: int | None, layout: Layout
+) -> NDArray[Any]:
+    """Require finite float32, float16 or bfloat16, one for each group; in the layout's order."""
     array = _host_array("scales", value)
     if dtype_name(array) not in SCALE_DTYPES:
         raise TypeError(f"scales have dtype {array.dtype}, but must be {', '.join(SCALE_DTYPES)}")
-    return _per_group("scales", array, stored, group_size)
+    return read_only(_per_group("scales", array, stored, group_size), layout.scale_order)
 
 
 def zeros(
-    value: NDArray[np.float32], stored: tuple[int, int], group_size: int | None
+    value: NDArray[np.float32], stored: tuple[int, int], group_size: int | None, layout: Layout
 ) -> NDArray[np.float32]:
-    """Require finite float32, one for each group."""
+    """Require finite float32, one for each group; in the layout's order."""
     array = _host_array("zeros", value)
     if dtype_name(array) != "float32":
         raise TypeError(
             f"zeros have dtype {array.dtype}, but must be float32: convert them with "
             "zeros.astype('float32')"
         )
-    return _per_group("zeros", array, stored, group_size)
+    return read_only(_per_group("zeros", array, stored, group_size), layout.scale_order)
 
 
 def _per_group(
@@ -173,7 +175,7 @@ def _per_group(
     if not finite.all():
         row, group = (int(i) for i in np.argwhere(~finite)[0])
         raise ValueError(f"{name}[{row}, {group}] is {array[row, group]}, but must be finite")
-    return read_only(array)
+    return array
 
 
 def scales_fit(scales: Any, group_size: int | None, first_row: int = 0) -> None:
@@ -205,9 +207,9 @@ def perm(value: NDArray[np.integer[Any]], n: int) -> NDArray[np.int32]:
     return read_only(order)
 
 
-def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a C-contiguous, aligned, read-only view (a copy of what is not)."""
-    view = np.require(array, requirements=("C", "A")).view()
+def read_only(array: NDArray[Any], order: Literal["C", "F"] = "C") -> NDArray[Any]:
+    """Return a contiguous, aligned, read-only view (a copy of what is not)."""
+    view = np.require(array, requirements=(order, "A")).view()
     view.flags.writeable = False
     return view
 

@@ -1,7 +1,8 @@
 """Orders in which the codes of a quantised matrix lie in memory.
 
 A layout is a pure bijection between the canonical order ``row`` and another order of the same
-codes. It never looks at scales or zero points. Every layout stores its codes as a 2-D uint8 array.
+codes. It never looks at the values of scales or zero points, but says in which order they lie.
+Every layout stores its codes as a 2-D uint8 array.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,9 @@ def unpack_nibbles(packed: Codes, columns: int) -> Codes:
 class Layout:
     """A named order of the codes of a stored ``(m, n)`` matrix of ``bits``-bit codes.
 
+    - ``scale_order``: how scales and zero points ``(m, n_groups)`` lie beside such codes: ``"C"``,
+      a row's next to each other, or ``"F"``, those of neighbouring rows in one group.
+
     - ``storage_shape(m, n, bits)``: the shape of the 2-D uint8 storage.
     - ``from_row(row, m, n, bits)`` and ``to_row(storage, m, n, bits)``: inverse to each other on
       row storage and on storage whose padding is zero. Both leave their argument unchanged.
@@ -83,6 +87,7 @@ class Layout:
     from_row: Callable[[Codes, int, int, int], Codes]
     to_row: Callable[[Codes, int, int, int], Codes]
     padding_is_zero: Callable[[Codes, int, int, int], bool]
+    scale_order: Literal["C", "F"] = "C"
 
 
 def row_codes(row: Codes, rows: slice, n: int, bits: int) -> Codes:
@@ -203,6 +208,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
                 _mma16_from_row,
                 _mma16_to_row,
                 _mma16_padding_is_zero,
+                scale_order="F",
             ),
         )
     }

@@ -117,10 +117,11 @@ def closed(array: Array) -> Array:
 def mover(device: str) -> tuple[str, Callable[[Array], Array]]:
     """Return a device's full name, and what copies one part of a quantised matrix there."""
     if device == "cpu":
-        return device, _fetched
+        return device, fetched
     ordinal = ordinal_named(device)
-    return f"cuda:{ordinal}", lambda part: DeviceArray.from_host(_fetched(part), ordinal)
+    return f"cuda:{ordinal}", lambda part: DeviceArray.from_host(fetched(part), ordinal)
 
 
-def _fetched(part: Array) -> np.ndarray[Any, Any]:
+def fetched(part: Array) -> np.ndarray[Any, Any]:
+    """Return one part of a quantised matrix as a NumPy array on the host."""
     return part.to_host() if isinstance(part, DeviceArray) else np.asarray(part)

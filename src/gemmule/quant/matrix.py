@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import DeviceError
 from gemmule.quant import checks as checks
-from gemmule.quant import library
+from gemmule.quant import fragment_order, library
 from gemmule.quant import rounding as rounding
 from gemmule.quant.files import FilePath, check_target, named_dtype, read_tensors, write_tensors
 from gemmule.quant.layouts import get_layout, row_blocks, row_codes
@@ -36,9 +37,9 @@ class QuantizedMatrix:
     - ``stored_shape``: ``(m, n)`` of the stored matrix. Groups run along its n columns.
     - ``codes``: uint8, 2-D, in the order ``layout``; for ``row``: ``(m, n)`` for 8 bits and
       ``(m, ceil(n / 2))`` for 4 bits (low nibble = even column, tail nibble 0).
-    - ``scales``: float32, float16 or bfloat16, ``(m, n_groups)`` whatever the layout of the codes:
-      ``(m, ceil(n / group_size))``, ``(m, 1)`` for group size -1 (a row), ``(1, 1)`` for None (the
-      whole matrix).
+    - ``scales``: float32, float16 or bfloat16, ``(m, n_groups)``: ``(m, ceil(n / group_size))``,
+      ``(m, 1)`` for group size -1 (a row), ``(1, 1)`` for None (the whole matrix). The layout says
+      in which order they lie in memory.
     - ``zeros``: float32 of the shape of ``scales``, or None for ``2^(bits-1)`` everywhere.
     - ``perm``: None, or int32 ``(n,)``, a permutation: stored column j is column ``perm[j]`` of the
       matrix. So ``stored = W[:, perm]`` and ``W @ x = stored @ x[perm]`` (GPTQ's act-order, with
@@ -115,10 +116,11 @@ class QuantizedMatrix:
         """
         shape = checks.shape(shape)
         bits, group_size = checks.bits(bits), checks.group_size(group_size)
+        order = get_layout(layout)
         return cls(
-            codes=checks.codes(codes, shape, bits, get_layout(layout)),
-            scales=checks.scales(scales, shape, group_size),
-            zeros=None if zeros is None else checks.zeros(zeros, shape, group_size),
+            codes=checks.codes(codes, shape, bits, order),
+            scales=checks.scales(scales, shape, group_size, order),
+            zeros=None if zeros is None else checks.zeros(zeros, shape, group_size, order),
             perm=None if perm is None else checks.perm(perm, shape[1]),
             stored_shape=shape,
             bits=bits,
@@ -213,8 +215,9 @@ class QuantizedMatrix:
     def to(self, device: str | None = None, layout: str | None = None) -> Self:
         """Return this matrix on another device and/or in another layout; None leaves as it is.
 
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. A change of layout goes through the host.
-        Raises ValueError for an unknown layout or device, DeviceError where there is no GPU.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. Without a layout a matrix of layout ``row``
+        comes from the host to a GPU in layout ``mma16``, which the fast kernels read; it is put in
+        order there. Every other change of layout goes through the host. Raises ValueError for an unknown layout or device, DeviceError where there is no GPU.
 
         >>> import gemmule as gm, numpy as np
         >>> Q = gm.quantize(np.ones((3, 3)), bits=4)
@@ -222,8 +225,13 @@ class QuantizedMatrix:
         (1, 512)
         """
         target = self.layout if layout is None else get_layout(layout).name
+        name = self.device if device is None else library.mover(device)[0]
+        moved = layout is None and self.device == "cpu"
+        packed = target == fragment_order.LAYOUT and isinstance(self.codes, DeviceArray)
+        if name != "cpu" and self.layout == "row" and (moved or packed):
+            return self._in_fragments(name)
         source = self if target == self.layout else self._on("cpu")._in_layout(target)
-        return source._on(self.device if device is None else device)
+        return source._on(name)
 
     def __matmul__(self, other: Any) -> Any:
         """Return ``Q @ other`` by `gemmule.matmul`, an array of the other operand's library."""
@@ -308,5 +316,24 @@ class QuantizedMatrix:
     def _in_layout(self, layout: str) -> Self:
         m, n = self.stored_shape
         row = get_layout(self.layout).to_row(self.codes, m, n, self.bits)
-        codes = get_layout(layout).from_row(row, m, n, self.bits)
-        return replace(self, codes=checks.read_only(codes), layout=layout)
+        target = get_layout(layout)
+        codes = target.from_row(row, m, n, self.bits)
+        scales, zeros = (
+            None if part is None else checks.read_only(part, target.scale_order)
+            for part in (self.scales, self.zeros)
+        )
+        return replace(
+            self, codes=checks.read_only(codes), scales=scales, zeros=zeros, layout=layout
+        )
+
+    def _in_fragments(self, device: str) -> Self:
+        """Return this matrix of layout ``row`` on a CUDA device, put in order there."""
+        m, n = self.stored_shape
+        name, move = library.mover(device)
+        there = self._on(name)
+        scales, zeros = (
+            None if part is None else move(np.asfortranarray(library.fetched(part)))
+            for part in (self.scales, self.zeros)
+        )
+        codes = fragment_order.in_fragments(there.codes, m, n, self.bits)
+        return replace(there, codes=codes, scales=scales, zeros=zeros, layout=fragment_order.LAYOUT)

@@ -119,7 +119,7 @@ class DevicePlace:
     def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
         """Return a copy on the device, at the host's address modulo 256."""
         if isinstance(part, QuantizedMatrix):
-            moved = transfer.to_device(part, f"cuda:{self.ordinal}")
+            moved = transfer.to_device(part, f"cuda:{self.ordinal}", keep_layout=True)
             return interop.unwrap(moved, "A")
         block = DeviceArray.empty((part.buffer.nbytes + _PLACE,), "uint8", self.ordinal)
         start = block.pointer + (_address(part.buffer) - block.pointer) % _PLACE

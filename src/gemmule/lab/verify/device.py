@@ -72,7 +72,8 @@ def trials(rung: Rung, signature: Signature, *, few: bool = False) -> Iterator[T
     views = ("contiguous", "padded", "sliced")
     quants: list[QuantSpec | None] = [None]
     if rung.quantized:
-        quants = list(proofs.quant_specs(signature))
+        quants = taken_quants(rung, signature)
+        quants = _spread(quants, 3, signature) if few else quants
     problems = list(_edges(rung, signature, quants, few=few))
     for i, packed in enumerate(_spread(problems, _sample(rung) if few else MOST, signature)):
         problem, view = _seen(rung, packed, views[i // 3 % len(views)])
@@ -87,14 +88,22 @@ def trials(rung: Rung, signature: Signature, *, few: bool = False) -> Iterator[T
             yield Trial(sample, params, "nonfinite", "contiguous", case.seed)
 
 
+def taken_quants(rung: Rung, signature: Signature) -> list[QuantSpec | None]:
+    """Return those of the proofs' quantisations that the rung takes; ValueError if none."""
+    every = proofs.quant_specs(signature)
+    taken = [q for q in every if rung.refusal(awkward(rung, signature, q, 1)) is None]
+    if not taken:
+        raise ValueError(f"rung {rung.name} takes none of the quantisations that proofs meet.")
+    return [*taken]
+
+
 def _edges(
     rung: Rung, signature: Signature, quants: list[QuantSpec | None], *, few: bool
 ) -> Iterator[Problem]:
     """Yield the edge problems that the rung takes; a few: each size with one quantisation only."""
-    usable = [q for q in quants if rung.refusal(awkward(rung, signature, q, 1)) is None] or quants
     of_quant = [
         list(edge_problems(rung.op, signature, rung.layouts, layouts_b=rung.layouts_b, quant=q))
-        for q in (usable if few else quants)
+        for q in quants
     ]
     if few:
         of_quant = [[of_quant[i % len(of_quant)][i] for i in range(len(of_quant[0]))]]

@@ -103,4 +103,4 @@ def _surrounding(part: Any, inputs: Inputs) -> np.ndarray[Any, Any]:
     for frame in inputs.frames:
         if frame.array is part:
             return frame.buffer
-    return np.ascontiguousarray(part)
+    return np.ascontiguousarray(part.T if part.flags.f_contiguous else part)

@@ -42,7 +42,7 @@ MATMUL_SIZES = (
     (4096, 16, 4096),
     (5, 70000, 40),
 )
-GROUPS = (128, 32, -1, None)
+GROUPS = (128, 32, -1, None, 48)
 
 
 @dataclass(frozen=True, slots=True)

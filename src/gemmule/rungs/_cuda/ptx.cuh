@@ -3,7 +3,7 @@
 // Written from the PTX ISA manual. Addresses of shared memory are 32-bit (`smem_addr`); fragments are plain
 // register arrays whose element order is stated once, above each group. A primitive exists only where the
 // architecture has it, so that a kernel which uses the sm_80 part compiles for every later architecture.
-// ldmatrix, mma, wgmma, cluster_arrive, cluster_wait and reg_* take all threads of the warp together.
+// ldmatrix, movmatrix, mma, wgmma, cluster_arrive, cluster_wait and reg_* take all threads of the warp together.
 // On the CPU (CUEMU) the same names come from the emulator's twins.
 #pragma once
 
@@ -210,6 +210,12 @@ PTX_FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : 
 PTX_LDMATRIX(, "")
 PTX_LDMATRIX(_trans, ".trans")
 #undef PTX_LDMATRIX
+// The transpose of one such matrix, from registers to registers: lane i gives elements 2 (i % 4), +1 of row i / 4.
+PTX_FN u32 movmatrix_trans(u32 v) {
+  u32 r;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+  return r;
+}
 
 // ---- mma.sync: d += a b for one warp, d 16x8 in f32 or s32 ---------------------------------------------------
 // With g = lane / 4, t = lane % 4 and E elements in a register: a[i]: row g + 8 (i % 2), columns E t + 4 E (i / 2) ..;

@@ -1,0 +1,94 @@
+"""Codes in fragment order: the tensor cores multiply them as they are loaded.
+
+Four-bit codes leave a multiprocessor three instructions for each weight at the speed of the memory:
+to convert and multiply them one by one takes more. `mma.sync` multiplies 256 of them in one
+instruction, and beside float16 they need no conversion: a code masked out of its word is a
+subnormal float16. With layout ``mma16`` a warp's 16-byte loads bring operands as the instruction
+wants them. Sums are in float32, zero points meet the sum of x (an instruction with an operand of
+ones), so that no weight is ever rounded.
+
+A product with one vector uses one column of the eight that the other operand has. Here they are
+eight pieces of x: column q meets the weights of tile q only, which costs nothing, since columns do
+not mix, and each lane loads a piece of x, scales and zero points once for eight tiles. A float32 x
+takes four of the columns: high, middle and low part in bfloat16, which has all codes exactly.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
+from gemmule.rungs._cuda import fragments
+from gemmule.rungs._cuda.geometry import ceil_div
+
+
+def _held(problem: Problem) -> int:
+    """Return how many tiles share the columns of an instruction; 0: not even one has room."""
+    return 8 // (fragments.split(problem) * (4 if problem.b == "float32" else 1))
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    warps, tiles, rows = params["warps"], params["tiles"], params["rows"]
+    return (
+        Step(
+            kernel=f"fragment_codes<{fragments.template(problem)}, {warps}, {tiles}, {rows}>",
+            grid=(ceil_div(problem.m, 16 * rows), 1, 1),
+            block=(32 * warps, 1, 1),
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    """Count a tile's products, then a lane's tiles, four lanes and the warps."""
+    turns = ceil_div(fragments.tiles_across(problem.n, problem), params["warps"])
+    return int(2 * fragments.tile_columns(problem) + turns + params["tiles"] + 4 + params["warps"])
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Give each warp one turn of 4 tiles where that fills the chip, else 8 tiles a turn."""
+    blocks = ceil_div(problem.m, 16)
+    turns = ceil_div(fragments.tiles_across(problem.n, problem), 8 * 4)  # by 8 warps
+    params = {"warps": 8, "tiles": 4, "rows": 1}
+    if problem.b == "float32" and blocks >= 2 * machine.units:
+        params["rows"] = 2  # one cut of x into parts serves both
+    elif blocks >= 3 * machine.units:
+        params |= {"warps": 4, "tiles": 8}
+    elif turns > 2:
+        params["tiles"] = 8
+    fill = min(1.0, blocks / machine.units)
+    seconds = problem.compulsory_bytes / (machine.read_bytes_per_s * max(fill, 1e-3))
+    return Suggestion(params, machine.call_s + seconds)
+
+
+RUNG = Rung(
+    title="Codes in fragment order",
+    idea="Codes are operands of the tensor cores as they are loaded; eight pieces of x meet eight "
+    "tiles.",
+    source="PTX ISA: mma.sync; weights in fragment order as in Marlin (Frantar et al., 2024)",
+    op="matvec",
+    after="int4_codes",
+    signatures=fragments.SIGNATURES,
+    # Tensor cores align the products of an instruction and cut off.
+    arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
+    params={"warps": (8, 4), "tiles": (4, 8), "rows": (1, 2)},
+    constraints=(
+        fragments.FITS,
+        Constraint(
+            "whole sets of tiles share the columns of an instruction",
+            lambda problem, params: (
+                _held(problem) > 0
+                and (params["tiles"] % _held(problem) == 0 or params["tiles"] < _held(problem))
+            ),
+        ),
+        Constraint(
+            "one of the shapes that won somewhere",
+            lambda problem, params: (
+                (params["warps"], params["tiles"], params["rows"])
+                in ((8, 4, 1), (8, 8, 1), (4, 8, 1), (8, 4, 2))
+            ),
+        ),
+    ),
+    quantized=True,
+    accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=False),
+    suggest=_suggest,
+    steps=_steps,
+)

@@ -1,0 +1,102 @@
+"""Several columns of x over codes in fragment order: what one costs, nearly, up to sixteen.
+
+The instruction has eight columns; `fragment_codes` fills them with pieces of one x. Here they are
+columns of X, packed beforehand as the instruction wants them, in any layout and dtype that X has,
+with the sums that zero points meet. A float32 takes three columns, one for each of its parts. What
+the memory does not ask, the caches do: 16 columns of x are four times the bytes of the codes they
+meet, so several rows of tiles share what a warp loads of x, and the warps of a block work on
+different rows with the same columns at about the same time.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion
+from gemmule.rungs._cuda import fragments
+from gemmule.rungs._cuda.few import PACK_S, starts_early
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+
+_TURN = 8  # tiles to whole multiples of which x is packed
+
+
+def _wide(problem: Problem) -> int:
+    """Return the columns of an instruction that one column of x takes."""
+    return fragments.split(problem) * (3 if problem.b == "float32" else 1)
+
+
+def _eights(problem: Problem) -> int:
+    """Return how many instructions side by side hold the columns of a pass: 1, 2 or 4."""
+    return next((e for e in (1, 2) if 8 * e // _wide(problem) >= problem.n), 4)
+
+
+def _passes(problem: Problem) -> int:
+    return ceil_div(problem.n, 8 * _eights(problem) // _wide(problem))
+
+
+def _packs(problem: Problem) -> int:
+    """Return how many warps pack x: one for each tile and eight columns."""
+    tiles = ceil_div(fragments.tiles_across(problem.k, problem), _TURN) * _TURN
+    return _passes(problem) * tiles * _eights(problem)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    bits, split, eights = fragments.bits(problem), fragments.split(problem), _eights(problem)
+    shape = ", ".join(str(params[name]) for name in ("down", "along", "tiles", "rows"))
+    height = 16 * params["down"] * params["rows"]
+    product = Step(
+        kernel=f"fragment_columns<{fragments.template(problem)}, {shape}, {eights}>",
+        grid=(ceil_div(problem.m, height) * _passes(problem), 1, 1),
+        block=(32 * params["down"] * params["along"], 1, 1),
+        pdl=starts_early(machine) and problem.k > 0,
+    )
+    if problem.k == 0:
+        return (product,)
+    pack = Step(
+        kernel=f"pack_operands<{CTYPE[problem.b]}, {bits}, {split}, {eights}>",
+        grid=(ceil_div(_packs(problem), 8), 1, 1),
+        block=(256, 1, 1),
+    )
+    return (pack, product)
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    of_tile = fragments.tile_columns(problem) * 8 * 2 + 8 * 4
+    return _packs(problem) * of_tile
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    """Count a tile's products, the sum of its x, a warp's tiles, then parts and warps."""
+    turns = ceil_div(fragments.tiles_across(problem.k, problem), params["along"])
+    own = 2 * fragments.tile_columns(problem) + turns + params["tiles"]
+    return int(own + params["along"] * _wide(problem))
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    params = {"down": 1, "along": 8, "tiles": 2, "rows": 2}
+    blocks = ceil_div(problem.m, 32) * _passes(problem)
+    if blocks >= 4 * machine.units:
+        params["along"] = 4
+    # Codes come from the memory, x again and again from the L2, which reads 1.5 times as fast.
+    of_x = 2 * _eights(problem) * 8 * problem.k * blocks
+    passes = problem.compulsory_bytes * _passes(problem)
+    seconds = (passes + of_x / 4) / machine.read_bytes_per_s
+    return Suggestion(params, machine.call_s + PACK_S + seconds)
+
+
+RUNG = Rung(
+    title="Fragments and several columns",
+    idea="Columns of x are packed as operands; each fragment of codes meets all of them.",
+    source="PTX ISA: mma.sync; skinny products on tensor cores as in Marlin (Frantar et al., 2024)",
+    op="matmul",
+    after="fragment_codes",
+    signatures=fragments.SIGNATURES,
+    layouts_b=("row", "col", "strided"),
+    arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
+    params={"down": (1,), "along": (8, 4), "tiles": (2,), "rows": (2,)},
+    constraints=(fragments.FITS,),
+    quantized=True,
+    accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=False),
+    workspace=_workspace,
+    suggest=_suggest,
+    steps=_steps,
+)

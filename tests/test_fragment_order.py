@@ -1,0 +1,51 @@
+"""Packing on the device gives the codes that the layout's own bijection gives."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from cuemu.build import compile_cu, missing_tools
+from gemmule.quant import fragment_order
+
+SOURCE = fragment_order._SOURCE
+needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
+
+
+@needs_emulator
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packs_as_the_layout_says(bits: int) -> None:
+    name = f"pack_mma16<{bits}>"
+    module = compile_cu(SOURCE, names=[name])
+    rng = np.random.default_rng(bits)
+    for m, n in ((1, 1), (16, 64), (17, 65), (33, 130), (5, 31)):
+        Q = gm.quantize(rng.standard_normal((m, n)), bits=bits, group_size=32)
+        expected = Q.to(layout="mma16").codes
+        found = np.full(expected.shape, 0xFF, np.uint8)
+        addresses = [int(a.__array_interface__["data"][0]) for a in (Q.codes, found)]
+        packed = struct.pack("<QQqqq", *addresses, m, n, Q.codes.shape[1])
+        blocks = -(-found.nbytes // 4096)
+        module.launch(
+            name,
+            grid=(blocks, 1, 1),
+            block=(256, 1, 1),
+            args=[packed],
+            smem=0,
+            cluster=(1, 1, 1),
+            seed=0,
+        )
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_scales_lie_group_by_group_beside_fragments() -> None:
+    Q = gm.quantize(np.random.default_rng(1).standard_normal((5, 200)), group_size=64)
+    packed = Q.to(layout="mma16")
+    assert packed.scales.flags.f_contiguous
+    assert packed.zeros.flags.f_contiguous
+    np.testing.assert_array_equal(packed.scales, Q.scales)
+    again = packed.to(layout="row")
+    assert again.scales.flags.c_contiguous
+    np.testing.assert_array_equal(again.dequantize(), Q.dequantize())
