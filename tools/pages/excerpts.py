@@ -115,6 +115,18 @@ SECTIONS: Mapping[str, Mapping[str, Section]] = {
                                       (*_ACCESS, "L2 hits, %")),
         "product_table_int4": Section("const typename Read::Piece piece", "sum += table[",
                                       (*_ACCESS, "L2 hits, %")),
+        "any_codes": Section("const i64 group = p.groups > 1", "return Acc(wide<float>",
+                             ("DRAM read, MB", "issue slots used, %")),
+        "any_columns": Section("const i64 blocks = gridDim.x", "multiply_any<",
+                               ("DRAM read, MB", "L2 hits, %")),
+        "fragment_codes": Section("for (int j = 0; j < Shape::steps; ++j) {", "multiply(d, a,",
+                                  ("DRAM read, MB", "issue slots used, %", "tensor pipe, %")),
+        "transposed_fragments": Section("const Words codes = turned", "columns come first",
+                                        ("DRAM read, MB", "issue slots used, %")),
+        "clustered_fragments": Section("float total = 0;", "Meet::push(",
+                                       ("DRAM read, MB", "occupancy, %")),
+        "fragment_columns": Section("u32 a[4];", "for (int k = 0; k < NT; ++k) multiply(d[k]",
+                                    ("L2 hits, %", "issue slots used, %", "tensor pipe, %")),
     },
 }  # fmt: skip
 

@@ -129,10 +129,135 @@ def product_table_int4() -> Figure:
     )
 
 
+def any_codes() -> Figure:
+    """Draw the way from a row and a column to a weight."""
+    f = Figure(
+        "Any codes: where is it, whose is it, what is it worth",
+        "Row and column lead to the place of a code, to its group and through the permutation to "
+        "the value of x.",
+        232,
+    )
+    f.box(20, 96, 130, 40, "a", "row i, column j")
+    for y, words, kind in (
+        (62, "place of the code", lane(0)),
+        (104, "group: scale, zero", "mute"),
+        (146, "perm[j]: value of x", "x"),
+    ):
+        f.arrow(154, 116, 236, y + 17)
+        f.box(242, y, 190, 34, kind, words)
+    f.arrow(438, 121, 520, 121)
+    f.box(526, 104, 130, 34, "y", "+ sum")
+    f.note(204, "Two divisions and a table look-up stand beside each multiply-add.")
+    return f
+
+
+def any_columns() -> Figure:
+    """Draw a block for each column."""
+    f = Figure(
+        "Several columns: a block for each column and each eight rows",
+        "Each block walks the codes of its rows for one column of x; nothing is shared.",
+        196,
+    )
+    for i in range(4):
+        f.box(60 + i * 150, 66, 130, 34, lane(i), f"x, column {i}")
+        f.arrow(125 + i * 150, 102, 125 + i * 150, 122)
+        f.box(60 + i * 150, 124, 130, 34, "a", "all codes")
+    f.note(182, "The codes are read once a column, mostly from the L2.")
+    return f
+
+
+def fragment_codes() -> Figure:
+    """Draw the columns of an instruction as pieces of x."""
+    f = Figure(
+        "Eight pieces of one x are the eight columns of an instruction",
+        "Column q of the operand holds the piece of x that belongs to tile q; of a tile's products "
+        "only its own column counts.",
+        292,
+    )
+    f.text(30, 62, "8 tiles: 16 rows x 64 codes, 512 bytes each", kind="soft", size=14)
+    for q in range(8):
+        f.box(30 + q * 56, 72, 52, 44, lane(q % 4), f"tile {q}", size=12)
+    f.text(30, 146, "8 columns: pieces of x", kind="soft", size=14)
+    for q in range(8):
+        f.box(30 + q * 56, 156, 52, 34, "x", f"x {q}", size=12)
+    f.text(30, 218, "tile 3 times all columns: one of 8 counts", kind="soft", size=14)
+    for q in range(8):
+        f.box(
+            30 + q * 56, 226, 52, 26, "y" if q == 3 else "mute", "sum" if q == 3 else "-", size=12
+        )
+    f.lines(
+        500, 92, "a lane loads codes of", "every tile, but x, scales", "and zeros of one", size=14
+    )
+    f.note(278, "Columns do not mix, so what the other seven hold costs nothing and harms nothing.")
+    return f
+
+
+def transposed_fragments() -> Figure:
+    """Draw the turn of codes and the parts of x."""
+    f = Figure(
+        "Turned in registers, with x in three parts",
+        "movmatrix exchanges rows and columns of packed codes; x times a row's scale is cut into "
+        "three bfloat16.",
+        252,
+    )
+    f.box(30, 76, 150, 40, lane(0), "rows g, 4 codes")
+    f.arrow(184, 96, 290, 96)
+    f.text(237, 84, "movmatrix", kind="soft", anchor="middle", size=14)
+    f.box(296, 76, 180, 40, lane(1), "rows 2 t, 2 t + 1")
+    f.box(30, 156, 150, 34, "x", "x times scale")
+    f.arrow(184, 173, 290, 173)
+    f.text(237, 161, "24 bits", kind="soft", anchor="middle", size=14)
+    for i, words in enumerate(("high 8", "middle 8", "low 8")):
+        f.box(296 + i * 96, 156, 90, 34, "x", words)
+    f.lines(600, 96, "three columns of", "an instruction", size=14)
+    f.note(226, "The parts add up to the float32 exactly, so no product is rounded before its sum.")
+    return f
+
+
+def clustered_fragments() -> Figure:
+    """Draw the blocks of a cluster over the rows of a strip."""
+    f = Figure(
+        "The blocks of a cluster share the rows of a strip",
+        "Each block sums its rows and pushes every share of the columns to the block that owns it.",
+        252,
+    )
+    for i in range(4):
+        f.box(40, 60 + i * 38, 200, 34, lane(i), f"block {i}: its rows")
+        f.arrow(246, 77 + i * 38, 400, 77 + i * 38)
+        f.box(406, 60 + i * 38, 220, 34, "y", f"block {i}: its columns")
+    f.text(322, 226, "all to all, then one barrier", kind="soft", anchor="middle", size=14)
+    f.note(244, "Sums are added in the order of the blocks: the same bits on every run.")
+    return f
+
+
+def fragment_columns() -> Figure:
+    """Draw fragments of codes that meet several columns."""
+    f = Figure(
+        "Every fragment of codes meets all columns",
+        "A tile of codes is taken apart once and multiplied with one operand for each eight "
+        "columns of x.",
+        222,
+    )
+    f.box(40, 96, 150, 44, lane(0), "16 rows of codes")
+    for i, words in enumerate(("columns 0 to 7", "columns 8 to 15")):
+        f.arrow(194, 118, 290, 88 + i * 66)
+        f.box(296, 70 + i * 66, 150, 36, "x", words)
+        f.arrow(450, 88 + i * 66, 520, 88 + i * 66)
+        f.box(526, 70 + i * 66, 120, 36, "y", "16 x 8 sums")
+    f.note(206, "x comes from the L2: packed beforehand, two bytes for each byte of codes.")
+    return f
+
+
 FIGURES: Drawings = {
     "packing": packing,
     "int8_codes": int8_codes,
     "int4_codes": int4_codes,
     "product_table_int8": product_table_int8,
     "product_table_int4": product_table_int4,
+    "any_codes": any_codes,
+    "any_columns": any_columns,
+    "fragment_codes": fragment_codes,
+    "transposed_fragments": transposed_fragments,
+    "clustered_fragments": clustered_fragments,
+    "fragment_columns": fragment_columns,
 }

@@ -111,8 +111,12 @@ def _edges(
 
 
 def _sample(rung: Rung) -> int:
-    """Return how many edge problems of each variant make 40 sizes and more of the rung."""
-    return max(FEW, LEAST // len(rung.signatures))
+    """Return how many edge problems of each variant make 40 sizes and more of the rung.
+
+    Of a quantised one more, for it refuses those of a batch and some groups.
+    """
+    most = max(FEW, LEAST // len(rung.signatures))
+    return most * 7 // 6 if rung.quantized else most
 
 
 def _spread(items: list[_T], most: int, signature: Signature) -> list[_T]:
