@@ -217,7 +217,8 @@ class QuantizedMatrix:
 
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. Without a layout a matrix of layout ``row``
         comes from the host to a GPU in layout ``mma16``, which the fast kernels read; it is put in
-        order there. Every other change of layout goes through the host. Raises ValueError for an unknown layout or device, DeviceError where there is no GPU.
+        order there. Every other change of layout goes through the host. ValueError for an unknown
+        layout or device, DeviceError where there is no GPU.
 
         >>> import gemmule as gm, numpy as np
         >>> Q = gm.quantize(np.ones((3, 3)), bits=4)
