@@ -266,10 +266,12 @@ def test_strides_beside_a_unit_size_bound_the_alignment(
 
 
 def test_unproved_rungs_are_not_chosen(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_launch, "is_proved", lambda rung, arch: False)
+    monkeypatch.setattr(cuda_launch, "is_proved", lambda rung, problem, arch: False)
     with pytest.raises(TypeError, match="no proved cuda rung"):
         gm.matvec(on(0, 4, 4), on(0, 4))
-    monkeypatch.setattr(cuda_launch, "is_proved", lambda rung, arch: rung.name == RUNG.name)
+    monkeypatch.setattr(
+        cuda_launch, "is_proved", lambda rung, problem, arch: rung.name == RUNG.name
+    )
     forget()
     install(monkeypatch, fake)
     assert gm.plan("matvec", on(0, 4, 4), on(0, 4)).rung.name == RUNG.name

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gemmule import backends
 from gemmule.backends.cuda import launch_args, nvrtc
+from gemmule.choose import choose
+from gemmule.core.canonical import Call, Options, canonical
+from gemmule.core.operand import Form
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import HEADERS_FOLDER, Rung
 from gemmule.lab.cli import run
+from gemmule.lab.report import ladder_table
 from gemmule.lab.verify import default_plans, proofs
 from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import status as proof_status
@@ -38,8 +44,8 @@ def test_a_proved_rung_is_proved_as_it_is(rung: Rung) -> None:
 
 
 def test_default_plans_need_no_unproved_rung() -> None:
-    proved = {(record.folder, record.rung) for record in RECORDS}
-    lacking = {rung: words for rung, words in default_plans.needed().items() if rung not in proved}
+    proved = {(record.folder, record.rung, record.variant) for record in RECORDS}
+    lacking = {name: words for name, words in default_plans.needed().items() if name not in proved}
     assert not lacking
 
 
@@ -181,7 +187,9 @@ def test_failed_variants_lose_their_record_and_others_keep_it(tmp_path: Path) ->
     other = (NAME[0], NAME[1], "float64,float64,float64")
     third = ("matvec", "another", "float32,float32,float32")
     path = verify_device.write_evidence(tmp_path, [outcome(), outcome(other), outcome(third)])
-    assert path == tmp_path / "nvidia-x" / "verified.jsonl"
+    assert path == tmp_path / "nvidia-x" / "verified"
+    files = {"matvec.another.jsonl", "matvec.thread_per_row.jsonl"}
+    assert {one.name for one in path.iterdir()} == files
     verify_device.write_evidence(tmp_path, [outcome(failures=["wrong"])])
     assert {r.variant for r in evidence.read(tmp_path) if r.rung == NAME[1]} == {other[2]}
     died = outcome((*NAME[:2], verify_device.EVERY), cases=0, failures=["it died"])
@@ -198,11 +206,49 @@ def test_nothing_is_written_when_nothing_ran(tmp_path: Path) -> None:
 @pinned
 def test_records_of_another_gpu_stay_where_they_are(tmp_path: Path) -> None:
     verify_device.write_evidence(tmp_path, [outcome(device="NVIDIA Y")])
-    before = (tmp_path / "nvidia-y" / "verified.jsonl").read_bytes()
-    path = verify_device.write_evidence(tmp_path, [outcome()])
-    assert path is not None
-    assert len(list(evidence.read_file(path))) == 1
-    assert (tmp_path / "nvidia-y" / "verified.jsonl").read_bytes() == before
+    other = evidence.proof_file(tmp_path / "nvidia-y", NAME[:2])
+    before = other.read_bytes()
+    assert verify_device.write_evidence(tmp_path, [outcome()]) is not None
+    assert len(list(evidence.read_device(tmp_path / "nvidia-x"))) == 1
+    assert other.read_bytes() == before
+
+
+@pinned
+def test_records_of_other_rungs_stay_as_they_are(tmp_path: Path) -> None:
+    third = ("matvec", "another", "float32,float32,float32")
+    verify_device.write_evidence(tmp_path, [outcome(third)])
+    other = evidence.proof_file(tmp_path / "nvidia-x", third[:2])
+    other.write_text(other.read_text() + "\n")  # a blank line tells a file that was written again
+    before = other.read_bytes()
+    verify_device.write_evidence(tmp_path, [outcome()])
+    assert other.read_bytes() == before
+    assert {r.rung for r in evidence.read(tmp_path)} == {NAME[1], third[1]}
+
+
+@pinned
+def test_the_single_file_of_all_rungs_is_read_and_taken_apart(tmp_path: Path) -> None:
+    third = ("matvec", "another", "float32,float32,float32")
+    verify_device.write_evidence(tmp_path, [outcome(), outcome(third)])
+    gpu = tmp_path / "nvidia-x"
+    files = sorted((gpu / evidence.FOLDER).iterdir())
+    (gpu / evidence.SINGLE_FILE).write_text("".join(path.read_text() for path in files))
+    files[1].unlink()
+    files[0].write_text(files[0].read_text().replace('"k"', '"older"'))
+    assert {(r.folder, r.rung, r.variant) for r in evidence.read(tmp_path)} == {NAME, third}
+    verify_device.write_evidence(tmp_path, [outcome(key="newer")])
+    assert not (gpu / evidence.SINGLE_FILE).exists()
+    assert sorted((gpu / evidence.FOLDER).iterdir()) == files
+    assert {r.rung: r.key for r in evidence.read(tmp_path)} == {NAME[1]: "newer", third[1]: "k"}
+
+
+def test_every_record_lies_in_its_rungs_file() -> None:
+    found = 0
+    for gpu in evidence.folder().glob("*"):
+        for path in (gpu / evidence.FOLDER).glob("*.jsonl"):
+            names = {(r.folder, r.rung) for r in evidence.read_file(path)}
+            assert [evidence.proof_file(gpu, name) for name in names] == [path]
+            found += 1
+    assert found
 
 
 GOOD = (
@@ -254,3 +300,54 @@ def test_the_check_fails_where_a_proof_is_out_of_date(
     verify_device.write_evidence(tmp_path, [outcome(first, key="another")])
     assert run(command) == 1
     assert f"stale: {'/'.join(first)} changed since its proof" in capsys.readouterr().out
+
+
+# --- what plans may choose ------------------------------------------------------------------------
+
+HALF = ("float16",) * 3
+NEW = ("float16", "bfloat16", "float32")
+
+
+def half_call(signature: tuple[str, str, str]) -> Call:
+    """Return a matvec of halves with the dtypes put in the place of its own."""
+    forms = Form((4096, 4096), (4096, 1), "float16", 16), Form((4096,), (1,), "float16", 16)
+    call = canonical("matvec", *forms, None, Options())
+    a, b, out = signature
+    return replace(call, problem=replace(call.problem, a=a, b=b, out=out))
+
+
+def test_a_dtype_added_to_a_proved_rung_is_unproved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rung's other dtypes are chosen as before, the new one only where nobody asks."""
+    machine = proofs.proof_machine()
+    usual = choose(half_call(HALF), machine).rung
+    wider = replace(usual, signatures=(*usual.signatures, NEW))
+    planted = tuple(wider if rung is usual else rung for rung in all_rungs("cuda"))
+    monkeypatch.setattr(sys.modules["gemmule.choose"], "all_rungs", lambda backend: planted)
+    call = half_call(NEW)
+    assert wider.refusal(call.problem) is None
+    assert wider.suggest(call.problem, machine) is not None
+    assert choose(half_call(HALF), machine).rung is wider
+    with pytest.raises(TypeError, match="no proved cuda rung"):
+        choose(call, machine)
+    assert choose(call, machine, wider.name).rung is wider  # by name it may run
+    backend = type(backends.get("cuda"))
+    monkeypatch.setattr(backend, "proved", lambda self, rung, problem, machine: True)
+    assert choose(call, machine).rung is wider
+
+
+def test_a_variant_without_its_record_makes_room_for_the_next_rung(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = proofs.proof_machine()
+    usual = choose(half_call(HALF), machine).rung
+    lost = (usual.folder, usual.name, evidence.variant_named(HALF))
+    kept = evidence.proved_variants() - {lost}
+    assert len(kept) == len(evidence.proved_variants()) - 1
+    monkeypatch.setattr(evidence, "proved_variants", lambda: kept)
+    other = choose(half_call(HALF), machine).rung
+    assert other is not usual
+    assert choose(half_call(("bfloat16",) * 3), machine).rung is usual
+    status = {row.rung: row.proof for row in ladder_table.rows("matvec", "cuda", 4096, machine)}
+    count = len(usual.signatures)
+    assert status[usual.name] == f"proved for {count - 1} of {count} mixes of dtypes"
+    assert status[other.name] == "proved"

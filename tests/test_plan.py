@@ -204,12 +204,14 @@ def test_only_proved_rungs_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     A, x = operands()
     best = gm.plan("matvec", A, x).rung
     backend = backends.get("cpu")
-    monkeypatch.setattr(type(backend), "proved", lambda self, rung, machine: rung is not best)
+    monkeypatch.setattr(
+        type(backend), "proved", lambda self, rung, problem, machine: rung is not best
+    )
     forget_plans()
     other = gm.plan("matvec", A, x)
     assert other.rung is not best
     assert gm.plan("matvec", A, x, rung=best.name).rung.name == best.name  # by name it may run
-    monkeypatch.setattr(type(backend), "proved", lambda self, rung, machine: False)
+    monkeypatch.setattr(type(backend), "proved", lambda self, rung, problem, machine: False)
     forget_plans()
     with pytest.raises(TypeError, match="no proved cpu rung computes matvec A 20 x 30"):
         gm.plan("matvec", A, x)

@@ -445,7 +445,9 @@ def test_only_declared_allowed_and_proved_configurations_are_tried(
 def _cpu_of(monkeypatch: pytest.MonkeyPatch, proved: set[str]) -> Machine:
     from gemmule.backends.cpu.launch import CpuBackend
 
-    monkeypatch.setattr(CpuBackend, "proved", lambda self, rung, machine: rung.name in proved)
+    monkeypatch.setattr(
+        CpuBackend, "proved", lambda self, rung, problem, machine: rung.name in proved
+    )
     return Machine("cpu", "Test CPU", "x86_64", 2, 1e10, 2**25)
 
 

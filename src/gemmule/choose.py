@@ -34,7 +34,7 @@ def choose(
     if call.problem.outputs * call.problem.batch == 0:
         return _simplest(call, machine, "nothing is computed: the result is empty")
     tuned = tuned_store.lookup(machine, call.problem)
-    if tuned is not None and backend.proved(tuned.rung, machine):
+    if tuned is not None and backend.proved(tuned.rung, call.problem, machine):
         return Choice(
             call,
             call.problem,
@@ -102,7 +102,7 @@ def _suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
             if rung.refusal(problem) is not None or not eligible(rung, problem):
                 continue
             suggestion = rung.suggest(problem, machine)
-            if suggestion is None or not backend.proved(rung, machine):
+            if suggestion is None or not backend.proved(rung, problem, machine):
                 continue
             found = True
             yield Choice(
@@ -235,7 +235,7 @@ def _simplest(
             if (
                 rung.refusal(problem) is None
                 and eligible(rung, problem)
-                and backend.proved(rung, machine)
+                and backend.proved(rung, problem, machine)
             ):
                 return Choice(
                     call,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand
+from gemmule.core.problem import Problem
 from gemmule.core.rung import Machine, Rung
 
 # run(a, b, out, alpha, beta): out = alpha * a b + beta * out, on operands of the prepared forms.
@@ -38,8 +39,8 @@ class Backend(Protocol):
         """Describe the device, cheaply and without touching its state."""
         ...
 
-    def proved(self, rung: Rung, machine: Machine) -> bool:
-        """Tell whether the rung may be chosen automatically on this machine."""
+    def proved(self, rung: Rung, problem: Problem, machine: Machine) -> bool:
+        """Tell whether the rung may be chosen automatically for these dtypes on this machine."""
         ...
 
     def adapts(self) -> bool:

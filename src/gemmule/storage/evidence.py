@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemmule.core.rung import Rung
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Rung, Signature
 
 SCHEMA = 1
 PINNED_NVRTC = "13.0.88"
 MAX_LINE_BYTES = 65_536
 MAX_FILE_BYTES = 64 * 2**20
+# Below a device's folder: one file a rung, so that work on several rungs does not collide; and the
+# file that held the proofs of all rungs, which `write_evidence` of the lab takes apart.
+FOLDER, SINGLE_FILE = "verified", "verified.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,23 @@ def folder() -> Path:
 def read(root: Path | None = None) -> Iterator[Record]:
     """Yield every well-formed record under `root`; others are skipped."""
     base = folder() if root is None else root
-    for path in sorted(base.glob("*/verified.jsonl")):
+    for gpu in sorted(base.glob("*")):
+        yield from read_device(gpu)
+
+
+def read_device(gpu: Path) -> Iterator[Record]:
+    """Yield the well-formed records of one device's folder: each rung's, then the single file's.
+
+    Of two records of one variant the later counts: a single file is gone after each proof, so one
+    that is there came since.
+    """
+    for path in (*sorted((gpu / FOLDER).glob("*.jsonl")), gpu / SINGLE_FILE):
         yield from read_file(path)
+
+
+def proof_file(gpu: Path, rung: tuple[str, str]) -> Path:
+    """Return the file of a rung's proofs, (folder, name), in a device's folder."""
+    return gpu / FOLDER / f"{'.'.join(rung)}.jsonl"
 
 
 def read_file(path: Path) -> Iterator[Record]:
@@ -95,16 +114,27 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
+def variant_named(signature: Signature) -> str:
+    """Return the name of the variant of a rung that takes these dtypes."""
+    return ",".join(signature)
+
+
+def variant_of(problem: Problem) -> str:
+    """Return the name of the variant that computes a problem."""
+    return variant_named((problem.a, problem.b, problem.out))
+
+
 @functools.cache
-def proved_rungs() -> frozenset[tuple[str, str]]:
-    """Return (folder, name) of every rung with at least one record."""
-    return frozenset((r.folder, r.rung) for r in read())
+def proved_variants() -> frozenset[tuple[str, str, str]]:
+    """Return (folder, rung, variant) of every record."""
+    return frozenset((r.folder, r.rung, r.variant) for r in read())
 
 
-def is_proved(rung: Rung, arch: str) -> bool:
-    """Tell whether a real GPU proved the rung.
+def is_proved(rung: Rung, problem: Problem, arch: str) -> bool:
+    """Tell whether a real GPU proved the variant of the rung that computes `problem`.
 
-    A record of one architecture stands for the rung's algorithm on all that it declares; the
+    A record of one architecture stands for the algorithm on all that the rung declares; the
     ladder table shows on which device the proof was made.
     """
-    return arch in rung.archs and (rung.folder, rung.name) in proved_rungs()
+    name = (rung.folder, rung.name, variant_of(problem))
+    return arch in rung.archs and name in proved_variants()

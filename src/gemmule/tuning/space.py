@@ -46,7 +46,11 @@ def candidates(
     skipped: list[Skipped] = []
     lanes: list[tuple[float, list[Candidate]]] = []
     takers = [
-        (rung, rung.suggest(problem, machine), only is not None or backend.proved(rung, machine))
+        (
+            rung,
+            rung.suggest(problem, machine),
+            only is not None or backend.proved(rung, problem, machine),
+        )
         for rung in ([only] if only is not None else all_rungs(machine.backend))
         if rung.refusal(problem) is None and (only is not None or eligible(rung, problem))
     ]

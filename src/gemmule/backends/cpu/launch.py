@@ -19,7 +19,7 @@ import numpy as np
 from gemmule.backends.base import HostRun
 from gemmule.core.choice import Choice
 from gemmule.core.operand import View
-from gemmule.core.problem import HALVES, layout_of, numpy_dtype
+from gemmule.core.problem import HALVES, Problem, layout_of, numpy_dtype
 from gemmule.core.rung import Machine, Rung
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ class CpuBackend:
         """Describe the processor; cached."""
         return _machine(len(os.sched_getaffinity(0)))
 
-    def proved(self, rung: Rung, machine: Machine) -> bool:
+    def proved(self, rung: Rung, problem: Problem, machine: Machine) -> bool:
         """CPU rungs are proved by the test suite on every machine that runs it."""
         return True
 

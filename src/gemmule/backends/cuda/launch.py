@@ -20,7 +20,7 @@ from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, nvrtc
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand, View
-from gemmule.core.problem import ITEMSIZE
+from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Machine, Rung, Step
 from gemmule.storage import ceilings as stored_ceilings
 from gemmule.storage.evidence import is_proved
@@ -41,9 +41,9 @@ class CudaBackend:
         """Describe a device; DeviceError when it is absent or too old."""
         return _machine(device_arrays.ordinal_named(device))
 
-    def proved(self, rung: Rung, machine: Machine) -> bool:
-        """A rung is proved where records of a real GPU stand in the evidence."""
-        return is_proved(rung, machine.arch)
+    def proved(self, rung: Rung, problem: Problem, machine: Machine) -> bool:
+        """A rung is proved for dtypes of which a real GPU's record stands in the evidence."""
+        return is_proved(rung, problem, machine.arch)
 
     def adapts(self) -> bool:
         """Device operands are never copied to another dtype or layout."""

@@ -17,5 +17,5 @@ def _keys() -> Mapping[tuple[str, str, str], str]:
 
 def proof_of(rung: Rung, problem: Problem) -> str | None:
     """Return the first sixteen digits of the recorded key of the variant, or None without one."""
-    key = _keys().get((rung.folder, rung.name, f"{problem.a},{problem.b},{problem.out}"))
+    key = _keys().get((rung.folder, rung.name, evidence.variant_of(problem)))
     return None if key is None else key[:16]

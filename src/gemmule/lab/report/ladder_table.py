@@ -11,6 +11,7 @@ from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import ladder
 from gemmule.core.rung import Machine, Rung
 from gemmule.errors import DeviceError
+from gemmule.storage import evidence
 
 # What workspaces of CUDA rungs are computed for where no GPU is present: the H200 of the evidence.
 REFERENCE_GPU = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.8e12, 50 << 20, 227 << 10)
@@ -81,7 +82,7 @@ def _row(rung: Rung, machine: Machine, size: int, here: bool) -> Row:
         workspace,
         shared,
         arithmetic,
-        _proof(rung, machine, here),
+        _proof(rung, machine, size, here),
     )
 
 
@@ -136,17 +137,23 @@ def _dtypes(rung: Rung) -> str:
     return ", ".join(dict.fromkeys(a for a, _, _ in rung.signatures))
 
 
-def _proof(rung: Rung, machine: Machine, here: bool) -> str:
+def _proof(rung: Rung, machine: Machine, size: int, here: bool) -> str:
     reason = rung.available() if here else None
     if reason is not None:
         return f"not here: {reason}"
     if machine.backend == "cpu":
         return "proved by the tests"
     try:
-        proved = backends.get(machine.backend).proved(rung, machine)
+        backend = backends.get(machine.backend)
     except (DeviceError, ImportError):
         return "not checked: no GPU"
-    return "proved" if proved else "unproved"
+    taken = {evidence.variant_of(problem): problem for problem in examples(rung, size)}
+    proved = [backend.proved(rung, problem, machine) for problem in taken.values()]
+    if all(proved) and proved:
+        return "proved"
+    return (
+        f"proved for {sum(proved)} of {len(proved)} mixes of dtypes" if any(proved) else "unproved"
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from gemmule.core.rung import Machine, Rung, Signature
 from gemmule.lab.verify import proofs
 from gemmule.oracle.problems import make_problem
 from gemmule.storage.atomic import MAX_BYTES
-from gemmule.storage.tuned import SHIPPED
+from gemmule.storage.evidence import variant_of
+from gemmule.storage.tuned import SHIPPED, problem_of
 
 ARCHS = ("sm_80", "sm_90a", "sm_120a")  # before clusters, with them and wgmma, with them alone
 LAYOUTS = ("row", "col", "strided")
@@ -87,21 +88,22 @@ def _quantized(op: str, signature: Signature) -> Iterator[Problem]:
         yield make_problem(op, m, n, k, signature, quant=quant)
 
 
-def needed(signatures: Sequence[Signature] | None = None) -> dict[tuple[str, str], str]:
-    """Return the rungs that default plans choose, (folder, name), each with one such problem.
+def needed(signatures: Sequence[Signature] | None = None) -> dict[tuple[str, str, str], str]:
+    """Return the variants that default plans choose, (folder, rung, variant): one problem each.
 
     Shipped tuning results choose rungs too. signatures: only problems of these dtypes.
     """
-    found: dict[tuple[str, str], str] = {}
+    found: dict[tuple[str, str, str], str] = {}
     machines = [proofs.proof_machine(arch) for arch in ARCHS]
     for problem in problems(signatures):
         for machine in machines:
             rung = chosen_rung(problem, machine)
             if rung is not None:
                 words = f"{problem.describe()} on {machine.arch}"
-                found.setdefault((rung.folder, rung.name), words)
+                found.setdefault((rung.folder, rung.name, variant_of(problem)), words)
     for path in sorted(SHIPPED.glob("*.json")):
         record = json.loads(path.read_bytes()[:MAX_BYTES])
         if (record["folder"], record["rung"]) in {(r.folder, r.name) for r in all_rungs("cuda")}:
-            found.setdefault((record["folder"], record["rung"]), f"shipped: {record['problem']}")
+            name = (record["folder"], record["rung"], variant_of(problem_of(record["fields"])))
+            found.setdefault(name, f"shipped: {record['problem']}")
     return found

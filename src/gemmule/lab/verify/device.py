@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -258,10 +258,11 @@ def chunks(rung: Rung, only: frozenset[str] | None = None) -> Iterator[frozenset
 
 
 def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:
-    """Merge the proofs into ``<root>/<gpu>/verified.jsonl``; failed variants lose their record.
+    """Merge the proofs into the files of their rungs; failed variants lose their record.
 
-    Returns the file, or None when no outcome came from a device. ValueError unless NVRTC here is
-    the pinned one: other compilers' cubins are no keys.
+    The files are ``<root>/<gpu>/verified/<folder>.<rung>.jsonl``. Returns that folder, or None when
+    no outcome came from a device. ValueError unless NVRTC here is the pinned one: other compilers'
+    cubins are no keys.
     """
     device = next((o.device for o in outcomes if o.device), None)
     if device is None:
@@ -271,8 +272,8 @@ def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:
             f"evidence is keyed by the cubins of NVRTC {evidence.PINNED_NVRTC}; installed is "
             f"{nvrtc.compiler_version()}. Install nvidia-cuda-nvrtc=={evidence.PINNED_NVRTC}."
         )
-    path = root / slug(device) / "verified.jsonl"
-    records = {(r.folder, r.rung, r.variant): r for r in evidence.read_file(path)}
+    gpu = root / slug(device)
+    records = {(r.folder, r.rung, r.variant): r for r in evidence.read_device(gpu)}
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     for o in outcomes:
         for name in [n for n in records if n[:2] == (o.folder, o.rung)]:
@@ -290,12 +291,32 @@ def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:
                 o.cases,
                 round(o.worst_ratio, 4),
             )
-    lines = [
-        json.dumps({"schema": evidence.SCHEMA, **asdict(records[name])}) for name in sorted(records)
-    ]
-    if not write_atomically(path, "".join(f"{line}\n" for line in lines).encode()):
-        raise OSError(f"{path} cannot be written.")
-    return path
+    write_records(gpu, records.values(), {(o.folder, o.rung) for o in outcomes})
+    return gpu / evidence.FOLDER
+
+
+def write_records(
+    gpu: Path, records: Collection[evidence.Record], touched: Collection[tuple[str, str]]
+) -> None:
+    """Make `records` the proofs of the `touched` rungs, (folder, name), below a device's folder.
+
+    Where the single file of all rungs lies there, every rung's records move out of it. Other files
+    stay as they are, byte for byte; a rung without a record has none. OSError where one cannot be
+    written, with the single file still in place.
+    """
+    single = gpu / evidence.SINGLE_FILE
+    rungs = set(touched)
+    if single.is_file():
+        rungs |= {(r.folder, r.rung) for r in records}
+    for rung in sorted(rungs):
+        path = evidence.proof_file(gpu, rung)
+        mine = sorted((r for r in records if (r.folder, r.rung) == rung), key=lambda r: r.variant)
+        lines = [json.dumps({"schema": evidence.SCHEMA, **asdict(record)}) for record in mine]
+        if not lines:
+            path.unlink(missing_ok=True)
+        elif not write_atomically(path, "".join(f"{line}\n" for line in lines).encode()):
+            raise OSError(f"{path} cannot be written.")
+    single.unlink(missing_ok=True)
 
 
 def slug(name: str) -> str:

@@ -139,7 +139,9 @@ def variants(rung: Rung, machine: Machine | None = None) -> Iterator[Variant]:
         if launches:
             kernels = tuple(dict.fromkeys(launch.step.kernel for launch in launches))
             defines = tuple(dict.fromkeys(d for launch in launches for d in launch.step.defines))
-            yield Variant(rung, ",".join(signature), kernels, defines, tuple(launches))
+            yield Variant(
+                rung, evidence.variant_named(signature), kernels, defines, tuple(launches)
+            )
 
 
 def key(variant: Variant, arch: str = PROOF_ARCH) -> str:

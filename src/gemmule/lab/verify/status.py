@@ -27,17 +27,17 @@ class Standing:
     """The variants of some rungs, each in one of four lists; and rungs that plans lack.
 
     current: proved as they are. stale: proved before their machine code or geometry changed.
-    missing: never proved, though another variant of their rung was, so that plans may choose them.
-    unproved: of rungs without any record, which plans never choose. needed: unproved rungs that a
-    default plan would choose, with one problem each. outdated: what else was checked on a device,
-    of older code, in words.
+    missing: never proved, though another variant of their rung was: dtypes added since, mostly.
+    unproved: of rungs without any record. Plans choose neither. needed: variants without a record
+    that a default plan would choose, with one problem each. outdated: what else was checked on a
+    device, of older code, in words.
     """
 
     current: list[Name] = field(default_factory=list)
     stale: list[Name] = field(default_factory=list)
     missing: list[Name] = field(default_factory=list)
     unproved: list[Name] = field(default_factory=list)
-    needed: dict[tuple[str, str], str] = field(default_factory=dict)
+    needed: dict[Name, str] = field(default_factory=dict)
     outdated: list[str] = field(default_factory=list)
 
     @property
@@ -57,8 +57,8 @@ class Standing:
         words = [f"stale: {'/'.join(name)} changed since its proof" for name in self.stale]
         words += [f"missing: {'/'.join(name)} was never proved" for name in self.missing]
         words += [
-            f"needed: {folder}/{rung} is unproved, but plans would choose it: {problem}"
-            for (folder, rung), problem in self.needed.items()
+            f"needed: {'/'.join(name)} is unproved, but plans would choose it: {problem}"
+            for name, problem in self.needed.items()
         ]
         words += [f"outdated: {line}" for line in self.outdated]
         rungs = sorted({f"{folder}/{rung}" for folder, rung, _ in self.unproved})
@@ -104,11 +104,11 @@ def take(
     keys = proofs.keys(chosen, workers)
     standing = judge(keys, records)
     standing.outdated = proof_lines.out_of_date(proof_lines.under(root), keys)
-    proved = {(record.folder, record.rung) for record in records}
+    proved = {(record.folder, record.rung, record.variant) for record in records}
     wanted = {(rung.folder, rung.name) for rung in chosen}
     standing.needed = {
-        rung: problem
-        for rung, problem in default_plans.needed().items()
-        if rung in wanted and rung not in proved
+        name: problem
+        for name, problem in default_plans.needed().items()
+        if name[:2] in wanted and name not in proved
     }
     return standing
