@@ -137,10 +137,15 @@ def test_int8_activations_only_by_name_and_within_their_bound() -> None:
     default = gm.plan("matvec", Q, x)
     assert default.rung.arithmetic(default.problem).activations_bits is None
     allowed = np.abs(W).sum(1) * np.abs(x).max() / 127
-    for options in ({}, {"rung": "int8_activations"}):
+    here = [r.name for r in gm.ladder("quantized") if r.available() is None]
+    named = [{"rung": name} for name in ("int8_activations",) if name in here]
+    for options in ({}, *named):
         y = gm.matvec(Q, x, activations="int8", **options)
         assert (np.abs(y - W @ x) <= allowed).all()
-    assert not np.array_equal(y, gm.matvec(Q, x))
+        rounded = not np.array_equal(y, gm.matvec(Q, x))
+        assert (
+            rounded or not named
+        )  # without the instructions the option permits and nobody uses it
 
 
 NAMED = [
