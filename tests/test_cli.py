@@ -184,7 +184,7 @@ def test_a_wrong_product_is_exit_code_1(
         (["multiply", "A.npy", "x.npy", "--dtype", "int8"], "round"),
         (["multiply", "A.npy", "x.npy", "--rung", "nope"], "no cpu rung is called 'nope'"),
         (["multiply", "A.npy"], "Missing argument"),
-        (["lader"], "There are: bench"),
+        (["lader"], "There are: advise, bench"),
         (["ladder", "nope"], "'nope' is not one of"),
         (["verify", "--rung", "nope", "--cases", "1"], "no cpu rung is called 'nope'"),
         (["verify", "--device", "tpu"], "--device is 'tpu'"),

@@ -91,4 +91,5 @@ RUNG = Rung(
     accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=False),
     suggest=_suggest,
     steps=_steps,
+    spills=True,  # the widest of its shapes keep a few registers in memory
 )

@@ -75,4 +75,5 @@ RUNG = Rung(
     accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=True),
     suggest=_suggest,
     steps=_steps,
+    spills=True,  # the widest of its shapes keep a few registers in memory
 )
