@@ -14,7 +14,9 @@ namespace cuemu {
 // Saves the callee-saved registers and the stack pointer, then continues on another stack.
 extern "C" void cuemu_switch(void** save_sp, void* load_sp);
 
-inline constexpr size_t kStackBytes = 256 << 10;
+// An odd number of pages, and tops that lie apart: at equal powers of two all would share few sets of every cache.
+inline constexpr size_t kStackBytes = 65 * 4096;
+inline constexpr size_t kApartBytes = 448;
 inline constexpr size_t kPageBytes = 4096;
 
 // One reserved range; a guard page below every stack turns an overflow into a fault that is reported.
@@ -36,7 +38,7 @@ class Stacks {
   // The stack pointer of a fresh fiber that will start in `entry` (entered as if it had been called).
   void* fresh(size_t i, void (*entry)()) const {
     unpoison(low(i) + kPageBytes, kStackBytes - kPageBytes);
-    void** sp = reinterpret_cast<void**>(base_ + (i + 1) * kStackBytes);
+    void** sp = reinterpret_cast<void**>(base_ + (i + 1) * kStackBytes - i % 9 * kApartBytes);
     *--sp = nullptr;
     *--sp = reinterpret_cast<void*>(entry);
     for (int k = 0; k < 6; ++k) *--sp = nullptr;
