@@ -36,8 +36,9 @@ $(VENV)/dev: $(VENV)/made pyproject.toml
 demo: $(VENV)/runtime
 	$(VENV)/bin/gemmule demo
 
+# A worker that crashed is not replaced: pytest-xdist waits for ever for what it still held.
 test: $(VENV)/dev
-	$(PY) -m pytest -n auto --dist loadfile -m 'not soak'
+	$(PY) -m pytest -n auto --dist loadfile --max-worker-restart 0 -m 'not soak'
 
 check: $(VENV)/dev
 	$(VENV)/bin/ruff check .

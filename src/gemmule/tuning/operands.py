@@ -211,11 +211,17 @@ def _random(rng: np.random.Generator, name: str, count: int) -> Array:
 
 def canonical_call(problem: Problem, host: Host) -> Call:
     """Return the canonical call over these operands as they lie."""
-    if isinstance(host.a, QuantizedMatrix):
+    a = host.a if isinstance(host.a, QuantizedMatrix) else host.a.array
+    return call_over(problem, a, host.b.array, host.out.array)
+
+
+def call_over(problem: Problem, left: Array | QuantizedMatrix, right: Array, result: Array) -> Call:
+    """Return the canonical call over these very arrays, at the strides that they have."""
+    if isinstance(left, QuantizedMatrix):
         a = View((problem.m, problem.reduction), (0, 0))
     else:
-        a = _view(host.a.array)
-    b, out = _view(host.b.array), _view(host.out.array)
+        a = _view(left)
+    b, out = _view(right), _view(result)
     if problem.batch > 1:
         rank = 2 if problem.op == "matvec" else 3
         a, b = _batched(a, 3, problem.batch), _batched(b, rank, problem.batch)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gemmule.backends.cuda import launch_args
 from gemmule.oracle.inputs import Inputs
-from gemmule.tuning.operands import canonical_call, of_inputs
+from gemmule.tuning.operands import call_over
 
 
 def parts(inputs: Inputs) -> list[Any]:
@@ -26,7 +26,7 @@ def arguments(
 ) -> bytes:
     """Return the packed struct for arrays at these addresses (in the order of `parts`)."""
     problem = inputs.case.problem
-    call = canonical_call(problem, of_inputs(inputs))
+    call = call_over(problem, inputs.a, inputs.b, inputs.out)
     quantized = problem.quant is not None
     pack = launch_args.pack_quantized if quantized else launch_args.pack
     packed = bytearray(pack(problem, call))
