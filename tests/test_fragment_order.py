@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from cuemu.build import compile_cu, missing_tools
+from cuemu.build import compile_cu
+from cuemu.toolchain import missing_tools
 from gemmule.quant import fragment_order
 
 SOURCE = fragment_order._SOURCE
