@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import pytest
 import gemmule as gm
 from fake_driver import FakeDriver
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, nvrtc
+from gemmule.backends.cuda import device_array, driver, nvrtc
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.operand import Form, Operand
@@ -370,6 +371,23 @@ def test_device_arrays_keep_their_order(fake: FakeDriver) -> None:
         assert there.strides == tuple(step // 4 for step in host.strides)
         np.testing.assert_array_equal(there.to_host(), host)
         np.testing.assert_array_equal(there.T.to_host(), host.T)
+
+
+def test_a_stepped_view_goes_to_the_device_in_pieces(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_array, "PIECE_BYTES", 100)
+    for shape in ((7, 3, 50), (1, 1, 300), (150,), (2, 90, 2), (30, 0)):
+        view = np.arange(2 * math.prod(shape), dtype=np.float32).reshape(*shape, 2)[..., 1]
+        there = DeviceArray.from_host(view)
+        assert there.shape == shape
+        np.testing.assert_array_equal(there.to_host(), view)
+
+
+def test_what_does_not_fit_is_refused_before_it_is_copied(fake: FakeDriver) -> None:
+    view = np.broadcast_to(np.float32(1), (10**6, 10**6))
+    with pytest.raises(DeviceError, match=r"no room for 4,000,000,000,000 bytes"):
+        gm.asarray(view, device="cuda")
 
 
 # --- compiling and its cache ----------------------------------------------------------------------

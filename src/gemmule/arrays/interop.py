@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.arrays import memory
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.operand import Form, Operand, extent
@@ -63,6 +64,7 @@ def _from_numpy(array: np.ndarray[Any, Any], original: Any, library: str, argume
     itemsize = dtype.itemsize
     plain = dtype.isnative and array.flags.aligned
     if not plain or any(step % itemsize for step in array.strides):
+        memory.require(array.nbytes, f"copying {argument}, misaligned or of foreign byte order,")
         array = np.array(array, dtype=dtype.newbyteorder("="), order="K")
     pointer: int = array.__array_interface__["data"][0]
     strides = tuple([step // itemsize for step in array.strides])

@@ -11,12 +11,14 @@ import functools
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gemmule.backends.base import HostRun
+from gemmule.backends.cpu import panels
 from gemmule.core.choice import Choice
 from gemmule.core.operand import View
 from gemmule.core.problem import HALVES, Problem, layout_of, numpy_dtype
@@ -185,8 +187,24 @@ def _viewer(view: View) -> Callable[[Any], Any]:
 
 def _adapted(choice: Choice, core: Callable[..., None]) -> Callable[[Any, Array, Array], None]:
     """Return the rung on one canonical product, converting operands to what it takes."""
-    problem = choice.problem
-    is_matvec, as_given = problem.op == "matvec", problem == choice.call.problem
+    if choice.problem == choice.call.problem:
+        return _converted(choice.problem, core, as_given=True)
+    split = panels.sizes(choice)
+    if split is None:
+        return _converted(choice.problem, core)
+
+    def build(problem: Problem) -> Callable[[Any, Array, Array], None]:
+        params = choice.rung.check_params(problem, choice.params)
+        return _converted(problem, _bound(replace(choice, problem=problem, params=params)))
+
+    return panels.in_panels(choice, split, build)
+
+
+def _converted(
+    problem: Problem, core: Callable[..., None], *, as_given: bool = False
+) -> Callable[[Any, Array, Array], None]:
+    """Return a rung's function for `problem` on operands of any dtypes and layouts."""
+    is_matvec = problem.op == "matvec"
     out_dtype = numpy_dtype(problem.out)
 
     def one(a: Any, b: Array, out: Array) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ TYPESTR = {
     "int16": "<i2", "uint16": "<u2", "int32": "<i4", "uint32": "<u4", "int64": "<i8",
     "uint64": "<u8",
 }  # fmt: skip
+
+PIECE_BYTES = 64 * 2**20  # of a view that has to be gathered on the host first
 
 
 class DeviceArray:
@@ -56,11 +59,18 @@ class DeviceArray:
 
     @classmethod
     def from_host(cls, array: np.ndarray[Any, Any], ordinal: int = 0) -> DeviceArray:
-        """Return a copy of a host array; one contiguous in either order keeps its order."""
+        """Return a copy of a host array; one contiguous in either order keeps its order.
+
+        DeviceError when it does not fit, before anything is copied; of a stepped view the host
+        holds one piece at a time.
+        """
         flipped = array.ndim == 2 and array.flags.f_contiguous and not array.flags.c_contiguous
-        source = np.ascontiguousarray(array.T if flipped else array)
+        source = array.T if flipped else array
         result = cls.empty(source.shape, array.dtype.name, ordinal)
-        driver.copy(result._pointer, source.ctypes.data, source.nbytes, ordinal, 0)
+        start = result._pointer
+        for piece in _pieces(source):
+            driver.copy(start, piece.ctypes.data, piece.nbytes, ordinal, 0)
+            start += piece.nbytes
         return result.T if flipped else result
 
     @property
@@ -139,6 +149,20 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, device={self.device})"
+
+
+def _pieces(source: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the array's elements in C order, in contiguous pieces, one if it is contiguous."""
+    if source.flags.c_contiguous or source.nbytes <= PIECE_BYTES:
+        yield np.ascontiguousarray(source)
+        return
+    if len(source) == 1:
+        yield from _pieces(source[0])
+        return
+    entry = source.nbytes // len(source)
+    step = max(1, PIECE_BYTES // entry)
+    for first in range(0, len(source), step):
+        yield from _pieces(source[first : first + step])
 
 
 class _Block:

@@ -1,0 +1,52 @@
+"""How much memory this process may still take on the host, asked before a large copy is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_GROUP = Path("/sys/fs/cgroup")
+_GROUP_FILES = (  # of version 2 and of version 1
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+SMALL_BYTES = 64 * 2**20  # below this nothing is asked
+
+
+def available_bytes() -> int | None:
+    """Return the bytes that can be taken without swapping, or None where the system does not tell.
+
+    The least of what Linux calls available and of what the process's control group leaves.
+    """
+    found = [_meminfo(), _control_group()]
+    return min((size for size in found if size is not None), default=None)
+
+
+def require(nbytes: int, purpose: str) -> None:
+    """Raise MemoryError, with what is needed and what there is, unless `nbytes` more fit."""
+    if nbytes < SMALL_BYTES:
+        return
+    room = available_bytes()
+    if room is not None and nbytes > room:
+        raise MemoryError(
+            f"{purpose} takes {nbytes:,} bytes, and {room:,} are available on this machine. "
+            "Convert and multiply a part of the rows at a time."
+        )
+
+
+def _meminfo() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvail"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _control_group() -> int | None:
+    found = []
+    for limit, used in _GROUP_FILES:
+        try:
+            allowed, taken = (int((_GROUP / name).read_text()) for name in (limit, used))
+        except (OSError, ValueError):  # no such file, or "max": no limit
+            continue
+        found.append(max(0, allowed - taken))
+    return min(found, default=None)

@@ -1,0 +1,100 @@
+"""Copies that a product needs: in panels, bounded in memory, asked for before they are made."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule import lookup
+from gemmule.arrays import memory
+from gemmule.backends.cpu import panels
+
+DTYPES = ("float32", "float64", "float16", "int8", "int64", "complex64")
+
+
+@pytest.fixture(params=[1, 64, 1000])
+def small_panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(panels, "MOST_BYTES", request.param)
+    monkeypatch.setattr(panels, "LEAST_BYTES", 1)
+    lookup.forget_plans()
+    yield request.param
+    lookup.forget_plans()
+
+
+def stepped(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    """Return small integers that lie two rows and three columns apart, the columns backwards."""
+    *batch, m, n = shape
+    return rng.integers(-4, 5, (*batch, m * 2, n * 3)).astype(dtype)[..., ::2, ::-3]
+
+
+def wide(array: Any) -> Any:
+    return array.astype("complex128" if array.dtype.kind == "c" else "float64")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+def test_panels_of_any_size_give_the_whole_product(op: str, dtype: str, small_panels: int) -> None:
+    rng = np.random.default_rng(small_panels)
+    for batch, (m, n) in itertools.product([(), (3,)], [(1, 5), (7, 1), (37, 53)]):
+        A = stepped(rng, (*batch, m, n), dtype)
+        if op == "matmul":
+            B = stepped(rng, (*batch, n, 11), dtype)
+            given, exact = (A, B), wide(A) @ wide(B)
+        else:
+            x = rng.integers(-4, 5, (*batch, n if op == "matvec" else m)).astype(dtype)
+            given = (A, x) if op == "matvec" else (x, A)
+            turned = A if op == "matvec" else np.swapaxes(A, -1, -2)
+            exact = (wide(turned) @ wide(x)[..., None])[..., 0]
+        result = getattr(gm, op)(*given)
+        np.testing.assert_array_equal(wide(result), exact)
+
+
+def test_alpha_and_beta_go_through_panels(small_panels: int) -> None:
+    rng = np.random.default_rng(1)
+    A, x, y = stepped(rng, (37, 53), "float32"), np.ones(53, "float32"), np.arange(74.0)[::2]
+    whole = 2 * wide(A) @ x - 3 * y
+    np.testing.assert_array_equal(gm.gemv(A, x, y.astype("float32"), alpha=2, beta=-3), whole)
+
+
+def test_a_view_beyond_the_memory_needs_little() -> None:
+    """A matrix of 8 GB that broadcasting made of one number, where 1.5 GB may be taken."""
+    program = """
+import resource
+import numpy as np, gemmule as gm
+resource.setrlimit(resource.RLIMIT_DATA, (3 << 29, 3 << 29))
+A = np.broadcast_to(np.float32(2), (20_000, 100_000))
+assert (gm.matvec(A[:5000], np.ones(100_000, np.float32)) == 200_000).all()
+try:
+    np.ascontiguousarray(A)
+except MemoryError:
+    print("right")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "right\n", done.stderr
+
+
+def test_a_conversion_beyond_the_memory_is_refused_before_it_is_made() -> None:
+    foreign = np.broadcast_to(np.zeros((), ">f4"), (10**6, 10**6))
+    room = memory.available_bytes()
+    assert room is not None
+    with pytest.raises(MemoryError, match=r"takes 4,000,000,000,000 bytes, and .* are available"):
+        gm.matvec(foreign, np.zeros(10**6, np.float32))
+
+
+def test_a_limit_of_the_control_group_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    assert memory.available_bytes() == pytest.approx(memory._meminfo(), rel=0.5)
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert memory.available_bytes() == 3000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._control_group() is None
