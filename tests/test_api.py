@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import gemmule as gm
 from products import ARRANGEMENTS, assert_same, exact, small
@@ -128,6 +129,12 @@ def test_the_inner_product_is_zero_dimensional() -> None:
     assert gm.matmul(np.arange(4.0), np.arange(4.0)).shape == ()
 
 
+class Frame:
+    """A table of another library."""
+
+    def to_numpy(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -144,6 +151,10 @@ def test_the_inner_product_is_zero_dimensional() -> None:
         (lambda A, x: gm.matvec(A, x, precision="fast"), ValueError, "precision is 'fast'"),
         (lambda A, x: gm.matvec(A, x, accumulate="int"), ValueError, "accumulate is 'int'"),
         (lambda A, x: gm.matvec(A, x, activations="int4"), ValueError, "activations is 'int4'"),
+        (lambda A, x: gm.matvec(A, x, activations="int8"), ValueError, "both operands are dense"),
+        (lambda A, x: gm.matvec(A, x, rung="scalar_lop"), ValueError, "mean 'scalar_loop'?"),
+        (lambda A, x: gm.matvec(scipy.sparse.eye(3), x), TypeError, r"pass \.toarray\(\)"),
+        (lambda A, x: gm.matvec(Frame(), x), TypeError, r"Pass \.to_numpy\(\)"),
         (lambda A, x: gm.matvec(A, x, out_dtype="int64"), TypeError, "kind float"),
         (lambda A, x: gm.matvec(A, x, out_dtype="floaty"), TypeError, "floaty"),
         (lambda A, x: gm.matvec(A, x, rung="magic"), ValueError, "'magic'; there are: "),

@@ -25,7 +25,7 @@ LAYERS = (
     ("choose",),
     ("dispatch",),
     ("plan",),
-    ("lookup",),
+    ("lookup", "options", "typing"),
     ("tuning",),
     ("api",),
     ("__init__", "torch"),

@@ -126,7 +126,7 @@ def test_the_memory_bounds_our_sets_and_the_row_is_called_warm(
     product = Product("matvec", "float32", (256, 256))
     size = 256 * 256 * 4
     assert len(Maker(cold_bytes=10 * size).bench(product).sets) == 11
-    monkeypatch.setattr(products, "available_memory_bytes", lambda: int(4 * size / 0.25))
+    monkeypatch.setattr(products, "available_bytes", lambda: int(4 * size / 0.25))
     one = Maker(cold_bytes=10 * size).bench(product)
     assert len(one.sets) == 4
     assert one.temperature == "warm"
@@ -160,7 +160,7 @@ def test_the_memory_bounds_what_peers_pack(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(host_bench, "MOST_SETS", 1024)
 
     def lane(available: int) -> Lane:
-        monkeypatch.setattr(lanes, "available_memory_bytes", lambda: available)
+        monkeypatch.setattr(lanes, "available_bytes", lambda: available)
         made.clear()
         limits = Limits(1.0, lambda size, room: sets_needed(size, 10 * MIB, room))
         (found,), _ = lanes_of(target, [peer], Speeds(), limits, 0)

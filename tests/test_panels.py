@@ -13,8 +13,8 @@ import pytest
 
 import gemmule as gm
 from gemmule import lookup
-from gemmule.arrays import memory
 from gemmule.backends.cpu import panels
+from gemmule.core import memory
 
 DTYPES = ("float32", "float64", "float16", "int8", "int64", "complex64")
 

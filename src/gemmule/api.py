@@ -2,60 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
 from gemmule.arrays import transfer
 from gemmule.arrays.interop import unwrap
-from gemmule.core.canonical import Frozen, Options
+from gemmule.core.canonical import Options
 from gemmule.core.operand import speaker
 from gemmule.core.problem import COMPLEX, INTEGERS
+from gemmule.core.words import Accumulate, Activations, Op, Precision
 from gemmule.lookup import NAMES, multiply
+from gemmule.options import DEFAULT, frozen, options_of
 from gemmule.plan import Plan, operands, resolve
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.typing import Keywords, Scalar
 
-DEFAULT = Options()
-
-
-@functools.lru_cache(maxsize=256, typed=True)
-def _options(
-    rung: str | None,
-    out_dtype: str | None,
-    precision: str,
-    accumulate: str | None,
-    batch_invariant: bool,
-    activations: str,
-    params: Frozen | None,
-) -> Options:
-    if activations not in ("float", "int8"):
-        raise ValueError(f"activations is {activations!r}; it must be 'float' or 'int8'.")
-    name = None if out_dtype is None else _dtype_name(out_dtype)
-    literal = rung is not None
-    return Options(name, precision, accumulate, batch_invariant, activations, literal, rung, params)
+if TYPE_CHECKING:
+    from gemmule.backends.cuda.device_array import DeviceArray
+    from gemmule.typing import Foreign, Host, HostMatrix, OwnMatrix, Tensor, TensorMatrix
 
 
-def _dtype_name(dtype: Any) -> str:
-    """Return the name of a NumPy, ml_dtypes or torch dtype, or of its string."""
-    text = str(dtype)
-    if text.startswith("torch."):
-        return text.removeprefix("torch.")
-    return text if isinstance(dtype, str) else np.dtype(dtype).name
-
-
-def _frozen(params: Mapping[str, Any] | None) -> Frozen | None:
-    if params is None:
-        return None
-    if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
-        raise TypeError(f"params is {params!r}; it must be a mapping of parameter names to values.")
-    for name, value in params.items():
-        if not isinstance(value, bool | int | float | str):
-            raise ValueError(f"params: {name}={value!r} is no number, string or bool.")
-    return tuple(sorted(params.items()))
-
-
+@overload
+def matvec(A: HostMatrix, x: Host, /, **options: Unpack[Keywords]) -> Host: ...
+@overload
+def matvec(A: OwnMatrix, x: DeviceArray, /, **options: Unpack[Keywords]) -> DeviceArray: ...
+@overload
+def matvec(A: TensorMatrix, x: Tensor, /, **options: Unpack[Keywords]) -> Tensor: ...
+@overload
+def matvec(A: Foreign, x: Foreign, /, **options: Unpack[Keywords]) -> Any: ...
 def matvec(
     A: Any,
     x: Any,
@@ -63,10 +39,10 @@ def matvec(
     *,
     out: Any = None,
     out_dtype: Any = None,
-    precision: str = "float32",
-    accumulate: str | None = None,
+    precision: Precision = "float32",
+    accumulate: Accumulate | None = None,
     batch_invariant: bool = False,
-    activations: str = "float",
+    activations: Activations = "float",
     rung: str | None = None,
     params: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -115,12 +91,20 @@ def matvec(
         and not batch_invariant
     ):
         return multiply("matvec", A, x, out, DEFAULT, device)  # 0.3 us less
-    options = _options(
-        rung, out_dtype, precision, accumulate, batch_invariant, activations, _frozen(params)
+    options = options_of(
+        rung, out_dtype, precision, accumulate, batch_invariant, activations, frozen(params)
     )
     return multiply("matvec", A, x, out, options, device)
 
 
+@overload
+def vecmat(x: Host, A: HostMatrix, /, **options: Unpack[Keywords]) -> Host: ...
+@overload
+def vecmat(x: DeviceArray, A: OwnMatrix, /, **options: Unpack[Keywords]) -> DeviceArray: ...
+@overload
+def vecmat(x: Tensor, A: TensorMatrix, /, **options: Unpack[Keywords]) -> Tensor: ...
+@overload
+def vecmat(x: Foreign, A: Foreign, /, **options: Unpack[Keywords]) -> Any: ...
 def vecmat(
     x: Any,
     A: Any,
@@ -128,10 +112,10 @@ def vecmat(
     *,
     out: Any = None,
     out_dtype: Any = None,
-    precision: str = "float32",
-    accumulate: str | None = None,
+    precision: Precision = "float32",
+    accumulate: Accumulate | None = None,
     batch_invariant: bool = False,
-    activations: str = "float",
+    activations: Activations = "float",
     rung: str | None = None,
     params: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -145,12 +129,20 @@ def vecmat(
     >>> gm.vecmat(np.array([1.0, 10.0]), np.array([[1.0, 2.0], [3.0, 4.0]]))
     array([31., 42.])
     """
-    options = _options(
-        rung, out_dtype, precision, accumulate, batch_invariant, activations, _frozen(params)
+    options = options_of(
+        rung, out_dtype, precision, accumulate, batch_invariant, activations, frozen(params)
     )
     return multiply("vecmat", x, A, out, options, device)
 
 
+@overload
+def matmul(A: HostMatrix, B: HostMatrix, /, **options: Unpack[Keywords]) -> Host: ...  # type: ignore[overload-overlap]
+@overload
+def matmul(A: OwnMatrix, B: OwnMatrix, /, **options: Unpack[Keywords]) -> DeviceArray: ...
+@overload
+def matmul(A: TensorMatrix, B: TensorMatrix, /, **options: Unpack[Keywords]) -> Tensor: ...
+@overload
+def matmul(A: Foreign, B: Foreign, /, **options: Unpack[Keywords]) -> Any: ...
 def matmul(
     A: Any,
     B: Any,
@@ -158,10 +150,10 @@ def matmul(
     *,
     out: Any = None,
     out_dtype: Any = None,
-    precision: str = "float32",
-    accumulate: str | None = None,
+    precision: Precision = "float32",
+    accumulate: Accumulate | None = None,
     batch_invariant: bool = False,
-    activations: str = "float",
+    activations: Activations = "float",
     rung: str | None = None,
     params: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -179,13 +171,13 @@ def matmul(
     array([[1., 2.],
            [3., 4.]])
     """
-    options = _options(
-        rung, out_dtype, precision, accumulate, batch_invariant, activations, _frozen(params)
+    options = options_of(
+        rung, out_dtype, precision, accumulate, batch_invariant, activations, frozen(params)
     )
     return multiply("matmul", A, B, out, options, device)
 
 
-def gemv(A: Any, x: Any, y: Any = None, /, *, alpha: float = 1, beta: float = 0) -> Any:
+def gemv(A: Any, x: Any, y: Any = None, /, *, alpha: Scalar = 1, beta: Scalar = 0) -> Any:
     """Compute ``y = alpha A x + beta y`` in place and return y.
 
     A : (m, n), x : (n,), y : (m,) of the result's dtype (or a wider out_dtype of its kind); no
@@ -200,7 +192,7 @@ def gemv(A: Any, x: Any, y: Any = None, /, *, alpha: float = 1, beta: float = 0)
     return _blas("matvec", A, x, y, alpha, beta, (2, 1))
 
 
-def gemm(A: Any, B: Any, C: Any = None, /, *, alpha: float = 1, beta: float = 0) -> Any:
+def gemm(A: Any, B: Any, C: Any = None, /, *, alpha: Scalar = 1, beta: Scalar = 0) -> Any:
     """Compute ``C = alpha A B + beta C`` in place and return C.
 
     A : (m, k), B : (k, n), C : (m, n) of the result's dtype; no batches. As `gemv` otherwise.
@@ -213,7 +205,7 @@ def gemm(A: Any, B: Any, C: Any = None, /, *, alpha: float = 1, beta: float = 0)
     return _blas("matmul", A, B, C, alpha, beta, (2, 2))
 
 
-def _blas(op: str, a: Any, b: Any, c: Any, alpha: float, beta: float, ndim: tuple[int, int]) -> Any:
+def _blas(op: str, a: Any, b: Any, c: Any, alpha: Any, beta: Any, ndim: tuple[int, int]) -> Any:
     left, right, out = operands(a, b, NAMES[op], c)
     if (len(left.form.shape), len(right.form.shape)) != ndim:
         name = "gemv" if op == "matvec" else "gemm"
@@ -253,16 +245,16 @@ def _check_scalar(name: str, value: Any, dtype: str) -> None:
 
 
 def plan(
-    op: str,
+    op: Op | str,
     a: Any,
     b: Any,
     /,
     *,
     out_dtype: Any = None,
-    precision: str = "float32",
-    accumulate: str | None = None,
+    precision: Precision = "float32",
+    accumulate: Accumulate | None = None,
     batch_invariant: bool = False,
-    activations: str = "float",
+    activations: Activations = "float",
     rung: str | None = None,
     params: Mapping[str, Any] | None = None,
 ) -> Plan:
@@ -282,8 +274,8 @@ def plan(
     if op not in NAMES:
         raise ValueError(f"op is {op!r}; it must be one of {', '.join(NAMES)}.")
     left, right, _ = operands(a, b, NAMES[op])
-    options = _options(
-        rung, out_dtype, precision, accumulate, batch_invariant, activations, _frozen(params)
+    options = options_of(
+        rung, out_dtype, precision, accumulate, batch_invariant, activations, frozen(params)
     )
     return resolve(op, left.form, right.form, None, speaker(left, right).device, options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -198,8 +199,12 @@ def _copies(problem: Problem, adapted: Problem) -> tuple[tuple[str, ...], float]
 def _named(call: Call, machine: Machine, name: str, params: Frozen | None) -> Choice:
     named = [r for r in all_rungs(machine.backend) if r.name == name]
     if not named:
-        known = ", ".join(dict.fromkeys(r.name for r in all_rungs(machine.backend)))
-        raise ValueError(f"no {machine.backend} rung is called {name!r}; there are: {known}.")
+        known = list(dict.fromkeys(r.name for r in all_rungs(machine.backend)))
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f"did you mean {near[0]!r}? There are" if near else "there are"
+        raise ValueError(
+            f"no {machine.backend} rung is called {name!r}; {meant}: {', '.join(known)}."
+        )
     reasons = [f"{r.folder}/{name}: {r.refusal(call.problem)}" for r in named]
     for problem, copies, _ in _variants(call.problem, machine):
         for rung in named:

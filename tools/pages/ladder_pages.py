@@ -191,7 +191,7 @@ def operands_of(op: str, rung: str, name: str) -> tuple[str, tuple[Any, ...], di
     options: dict[str, Any] = {"activations": "int8"} if "int8" in rung else {}
     matrix: Any = rng.standard_normal((64, 512), np.float32)
     if name in ("int8", "int4"):
-        matrix = gm.quantize(matrix, bits=int(name[3:]), group_size=128)
+        matrix = gm.quantize(matrix, bits=4 if name == "int4" else 8, group_size=128)
         ways: tuple[str, ...] = ("matvec", "vecmat", "matmul")
     else:
         matrix = (3 * matrix).astype(numpy_dtype(name.removeprefix("plain ")))

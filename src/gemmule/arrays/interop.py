@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.arrays import memory
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core import memory
 from gemmule.core.operand import Form, Operand, extent
 from gemmule.core.problem import DTYPES, QuantSpec, check_dtype, numpy_dtype
 from gemmule.quant.matrix import QuantizedMatrix
@@ -52,8 +52,17 @@ def unwrap(obj: Any, argument: str) -> Operand:
     raise TypeError(
         f"{argument} is a {type(obj).__module__}.{type(obj).__qualname__}; needed is a NumPy, "
         "PyTorch, CuPy or JAX array, or one with DLPack or __cuda_array_interface__. "
-        "Wrap nested lists with numpy.asarray."
+        f"{_way_in(obj)}"
     )
+
+
+def _way_in(obj: Any) -> str:
+    """Return what makes an array of an object that is none."""
+    if hasattr(obj, "toarray"):  # a sparse matrix
+        return "A sparse matrix is multiplied as a dense one: pass .toarray() of it."
+    if hasattr(obj, "to_numpy"):  # a DataFrame or Series
+        return "Pass .to_numpy() of it."
+    return "Wrap nested lists with numpy.asarray."
 
 
 def _from_numpy(array: np.ndarray[Any, Any], original: Any, library: str, argument: str) -> Operand:

@@ -92,6 +92,12 @@ def canonical(op: str, a: Form, b: Form, out: Form | None, options: Options) -> 
     op: ``matvec`` (A, x), ``vecmat`` (x, A) or ``matmul`` (A, B); `out` is the form of the user's
     out, or None for a fresh C-ordered array. Raises as the public functions do.
     """
+    if options.activations != "float" and a.quant is None and b.quant is None:
+        raise ValueError(
+            f"activations is {options.activations!r}, which quantises what a quantised matrix "
+            f"multiplies, but both operands are dense ({a.dtype} and {b.dtype}). Quantise the "
+            "matrix with gemmule.quantize, or leave activations away."
+        )
     if op == "matmul":
         return _matmul(a, b, out, options)
     matrix, vector = (a, b) if op == "matvec" else (b, a)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.core.words import Bits, Method, ScaleDtype
 from gemmule.quant import checks, rounding
 from gemmule.quant.layouts import pack_nibbles, row_blocks
 from gemmule.quant.library import HOST, Array, Library, closed, library_of, opened
@@ -21,12 +22,12 @@ _ELSEWHERE_ELEMENTS = 1 << 25
 
 def quantize(
     W: Any,
-    bits: int = 4,
+    bits: Bits = 4,
     group_size: int | None = 128,
     symmetric: bool = False,
-    scale_dtype: str = "float32",
+    scale_dtype: ScaleDtype = "float32",
     *,
-    method: str = "rtn",
+    method: Method = "rtn",
     importance: Any = None,
     perm: NDArray[np.integer[Any]] | None = None,
 ) -> QuantizedMatrix:

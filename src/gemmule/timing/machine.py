@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemmule.core.memory import available_bytes
+
 CACHE_FOLDER = Path("/sys/devices/system/cpu")
 
 
@@ -43,20 +45,10 @@ def rotation(
             f"bytes_per_set is {bytes_per_set} and cache_bytes {cache_bytes}; a set holds at least "
             "one byte and a cache no negative number of them."
         )
-    room = available_memory_bytes() // 2 if memory_bytes is None else memory_bytes
+    room = available_bytes() // 2 if memory_bytes is None else memory_bytes
     wanted = 1 + max(1, math.ceil(factor * cache_bytes / bytes_per_set))
     sets = max(1, min(wanted, MAX_SETS, room // bytes_per_set))
     return Rotation(sets, sets * bytes_per_set, cold=sets == wanted)
-
-
-def available_memory_bytes() -> int:
-    """Return the memory that can be taken now without swapping; OSError where nobody tells."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def last_level_cache_bytes(folder: Path = CACHE_FOLDER) -> int | None:

@@ -20,12 +20,13 @@ from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.canonical import Call
+from gemmule.core.memory import available_bytes
 from gemmule.core.operand import Operand, View
 from gemmule.core.problem import COMPLEX, INTEGERS, Problem, numpy_dtype
 from gemmule.oracle.inputs import Frame, Inputs, lay_out, make_inputs, shapes
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.timing.clock import Clock, HostClock
-from gemmule.timing.machine import available_memory_bytes, last_level_cache_bytes
+from gemmule.timing.machine import last_level_cache_bytes
 
 Array: TypeAlias = NDArray[Any]
 
@@ -78,7 +79,7 @@ class HostPlace:
 
     def room(self) -> int:
         """Return half of the memory that is available now."""
-        return available_memory_bytes() // 2
+        return available_bytes() // 2
 
     def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
         """Return the part, or a copy that lies at the same address modulo 256."""

@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gemmule.core.memory import available_bytes
 from gemmule.core.problem import Problem
 from gemmule.lab.peers.peer import Absence, Peer, Prepared
 from gemmule.lab.peers.registry import select
-from gemmule.timing.machine import Rotation, available_memory_bytes
+from gemmule.timing.machine import Rotation
 from gemmule.timing.sampler import Contestant
 
 Operands: TypeAlias = tuple[Any, Any]
@@ -107,7 +108,7 @@ def lanes_of(
     present, missing = select(target.problem, seed=seed, peers=peers)
     absent = [] if quiet else list(missing)
     packing = sum(peer.copies is not None for peer in present)
-    room = int(available_memory_bytes() * MEMORY_SHARE) // max(1, packing) // BYTES_TO_PREPARE
+    room = int(available_bytes() * MEMORY_SHARE) // max(1, packing) // BYTES_TO_PREPARE
     lanes = []
     for peer in present:
         lane = _lane(peer, target, speeds, limits, room)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
+from gemmule.core.memory import available_bytes
 from gemmule.core.problem import numpy_dtype
 from gemmule.core.registry import ladder
 from gemmule.lab.bench.host import Bench, Beside, sets_needed
 from gemmule.lab.bench.lanes import Operands, Sets
 from gemmule.lab.bench.suites import BITS, PLAIN_INTEGERS, Product, Suite
-from gemmule.timing.machine import available_memory_bytes
 
 GROUP_SIZE = 128
 ONE_COLUMN = "gemmule on one column"
@@ -58,7 +58,7 @@ class Maker:
         self._forget(product, wide)
         rng = np.random.default_rng(self.seed + 1)
         other = drawn(product.other_shape, rng, product.format in PLAIN_INTEGERS)
-        room = int(available_memory_bytes() * OPERANDS_SHARE)
+        room = int(available_bytes() * OPERANDS_SHARE)
         dtype = None if name in BITS else numpy_dtype(PLAIN_INTEGERS.get(name, name))
         matrices, cold = self._copies(self._matrices, lambda: self._matrix(product), room)
         sets = [_in_order(op, matrix, _as(other, dtype)) for matrix in matrices]

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gemmule.core.words import Bits
 from gemmule.lab.report.targets import CPU_BARS, Bar
 
 OPS = ("matvec", "vecmat", "matmul")
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-BITS = {"int8": 8, "int4": 4, "int8 x int8": 8, "int4 x int8": 4}
+BITS: dict[str, Bits] = {"int8": 8, "int4": 4, "int8 x int8": 8, "int4 x int8": 4}
 """Quantised formats; ``x int8`` permits activations of 8 bits."""
 PLAIN_INTEGERS = {"plain int8": "int8", "plain int32": "int32", "plain int64": "int64"}
 FORMATS = (*FLOATS, *BITS, *PLAIN_INTEGERS)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from gemmule.backends.cpu.jit import thread_count, unavailable
+from gemmule.core.memory import available_bytes
 from gemmule.errors import DeviceError
 from gemmule.lab.ceilings.cold import COLD_FROM, cold_from
 from gemmule.lab.ceilings.loops import (
@@ -26,7 +27,7 @@ from gemmule.lab.ceilings.loops import (
 )
 from gemmule.lab.records.rows import Ceiling, Row
 from gemmule.timing.clock import Contestant, HostClock
-from gemmule.timing.machine import available_memory_bytes, last_level_cache_bytes
+from gemmule.timing.machine import last_level_cache_bytes
 from gemmule.timing.sampler import sample
 
 LINE = 64
@@ -90,7 +91,7 @@ def _buffer(threads: int) -> np.ndarray:
     """Return an aligned array of four times the cache, each page first touched where it lies."""
     cache = last_level_cache_bytes() or ASSUMED_CACHE_BYTES
     step = threads * 8 * STEP_BYTES
-    size = min(4 * cache, available_memory_bytes() // 4) // (2 * step) * (2 * step)
+    size = min(4 * cache, available_bytes() // 4) // (2 * step) * (2 * step)
     raw = np.empty(size + LINE, np.uint8)
     start = -raw.ctypes.data % LINE
     aligned = raw[start : start + size]

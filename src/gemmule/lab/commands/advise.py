@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gemmule.core.words import Method
+
 if TYPE_CHECKING:
     from gemmule.lab.demo.advise import Advice, Cost
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     help="Time spent on each shape and number of columns.",
 )
 def advise(
-    model: Path, group_size: int, method: str, max_error: float, device: str, seconds: float
+    model: Path, group_size: int, method: Method, max_error: float, device: str, seconds: float
 ) -> None:
     """Time every weight of MODEL (.safetensors) in float16, int8 and int4, and advise.
 

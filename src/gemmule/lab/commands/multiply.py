@@ -84,7 +84,7 @@ def multiply(first: str, second: str, output: Path | None, bits: str | None, **g
         right,
         dtype=given["dtype"],
         out_dtype=given["out_dtype"],
-        bits=None if bits is None else int(bits),
+        bits=None if bits is None else 4 if bits == "4" else 8,
         group_size=given["group_size"],
         symmetric=given["symmetric"],
         device=given["device"],

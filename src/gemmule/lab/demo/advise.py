@@ -18,6 +18,7 @@ import numpy as np
 import gemmule as gm
 from gemmule import backends
 from gemmule.core.problem import FLOATS
+from gemmule.core.words import Bits, Method
 from gemmule.lab.bench.host import judged, sets_needed
 from gemmule.lab.files.matrices import list_matrices, read_matrix
 from gemmule.lab.files.sources import Source
@@ -26,7 +27,7 @@ from gemmule.timing.clock import Clock, HostClock
 from gemmule.timing.sampler import Contestant, Ratio, ratio, sample
 
 FORMATS = ("float16", "int8", "int4")
-BITS = {"int8": 8, "int4": 4}
+BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
 COLUMNS = (1, 4, 16)
 LEAST_GAIN = 1.1  # an advantage below is not worth another number format
 LOOKED_UP = ("embed", "wte", "wpe")  # in the name: rows of a table
@@ -38,7 +39,7 @@ class Settings:
     """How weights are quantised, and what is demanded of them."""
 
     group_size: int = 64
-    method: str = "rtn"
+    method: Method = "rtn"
     max_error: float = 0.12
     device: str = "cpu"
     seconds: float = 1.0

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 import gemmule as gm
 from gemmule.core.problem import numpy_dtype
+from gemmule.core.words import Bits
 from gemmule.lab.bench import host as host_bench
 from gemmule.lab.bench.host import Bench
 from gemmule.lab.bench.lanes import Operands, Speeds
@@ -33,7 +34,7 @@ Step: TypeAlias = Callable[[str], None]
 
 OPS = ("matvec", "vecmat", "matmul")
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
-BITS = {"int8": 8, "int4": 4}
+BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
 GROUP_SIZE = 128
 OTHERS = 8  # different right-hand operands of a shape
 COLUMNS = 64  # of the matmul's right operand: a small batch of tokens

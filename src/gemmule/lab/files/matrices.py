@@ -22,11 +22,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.core.memory import available_bytes
 from gemmule.core.problem import DTYPES, numpy_dtype
 from gemmule.lab.files.mat import read_mat
 from gemmule.lab.files.mtx import read_mtx
 from gemmule.lab.files.sources import Source, check_shape, check_size, parse_source, pick
-from gemmule.timing.machine import available_memory_bytes
 
 Matrix = NDArray[Any]
 
@@ -63,7 +63,7 @@ def read_matrix(source: Source | str, *, limit_bytes: int | None = None) -> Matr
     if not source.path.is_file():
         kind = "a folder" if source.path.is_dir() else "missing"
         raise FileNotFoundError(f"{source.path} is {kind}; give the path of a matrix file.")
-    limit = int(available_memory_bytes() * 0.8) if limit_bytes is None else limit_bytes
+    limit = int(available_bytes() * 0.8) if limit_bytes is None else limit_bytes
     matrix = reader(source, limit)
     _check_kind(source, matrix.dtype)
     return matrix

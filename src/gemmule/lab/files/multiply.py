@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gemmule as gm
+from gemmule.core.memory import available_bytes
 from gemmule.core.problem import FLOATS, matmul_shape, matvec_shape, numpy_dtype, result_dtype
+from gemmule.core.words import Bits
 from gemmule.quant.checks import group_size
-from gemmule.timing.machine import available_memory_bytes
 
 Matrix: TypeAlias = NDArray[Any]
 OPS = ("matvec", "vecmat", "matmul")
@@ -37,7 +38,7 @@ class Job:
     right: Matrix
     dtype: str | None = None
     out_dtype: str | None = None
-    bits: int | None = None
+    bits: Bits | None = None
     group_size: int = 128
     symmetric: bool = False
     device: str | None = None
@@ -112,7 +113,7 @@ def quantized(job: Job) -> gm.QuantizedMatrix:
     group_size(job.group_size)
     per_row = 1 if job.group_size == -1 else -(-matrix.shape[1] // job.group_size)
     needed = matrix.size * bits // 8 + matrix.shape[0] * per_row * 8
-    if needed > available_memory_bytes() * 0.8:
+    if needed > available_bytes() * 0.8:
         raise ValueError(
             f"the quantised matrix takes {needed:,} bytes, more than memory has free. Quantise and "
             "multiply parts of it."

@@ -27,7 +27,7 @@ BUDGET_S = 0.25
 STEP = 1000
 
 Array = Any
-Multiply = Callable[[Any, Any, Any], None]
+Multiply = Callable[[Any, Any, Any], object]
 
 
 def cpu_multiply(name: str) -> Multiply | str:

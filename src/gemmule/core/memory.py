@@ -1,7 +1,8 @@
-"""How much memory this process may still take on the host, asked before a large copy is made."""
+"""How much memory this process may still take on the host."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _GROUP = Path("/sys/fs/cgroup")
@@ -12,13 +13,14 @@ _GROUP_FILES = (  # of version 2 and of version 1
 SMALL_BYTES = 64 * 2**20  # below this nothing is asked
 
 
-def available_bytes() -> int | None:
-    """Return the bytes that can be taken without swapping, or None where the system does not tell.
+def available_bytes() -> int:
+    """Return the bytes that can be taken now without swapping.
 
-    The least of what Linux calls available and of what the process's control group leaves.
+    The least of what Linux calls available and of what the process's control group leaves; where
+    neither is told, half of the machine's memory.
     """
-    found = [_meminfo(), _control_group()]
-    return min((size for size in found if size is not None), default=None)
+    found = [size for size in (_meminfo(), _control_group()) if size is not None]
+    return min(found, default=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 
 
 def require(nbytes: int, purpose: str) -> None:
@@ -26,7 +28,7 @@ def require(nbytes: int, purpose: str) -> None:
     if nbytes < SMALL_BYTES:
         return
     room = available_bytes()
-    if room is not None and nbytes > room:
+    if nbytes > room:
         raise MemoryError(
             f"{purpose} takes {nbytes:,} bytes, and {room:,} are available on this machine. "
             "Convert and multiply a part of the rows at a time."

@@ -1,0 +1,13 @@
+"""The words that options take, as types: a checker finds one that means nothing."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+Op: TypeAlias = Literal["matvec", "vecmat", "matmul"]
+Precision: TypeAlias = Literal["float32", "ieee", "tf32"]
+Accumulate: TypeAlias = Literal["float16"]
+Activations: TypeAlias = Literal["float", "int8"]
+Bits: TypeAlias = Literal[4, 8]
+ScaleDtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
+Method: TypeAlias = Literal["rtn", "mse", "hqq"]

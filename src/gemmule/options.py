@@ -1,0 +1,51 @@
+"""From the keywords of a public function to `Options`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gemmule.core.canonical import Frozen, Options
+
+DEFAULT = Options()
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def options_of(
+    rung: str | None,
+    out_dtype: str | None,
+    precision: str,
+    accumulate: str | None,
+    batch_invariant: bool,
+    activations: str,
+    params: Frozen | None,
+) -> Options:
+    """Return the options that these keywords mean; ValueError for a word that means nothing."""
+    if activations not in ("float", "int8"):
+        raise ValueError(f"activations is {activations!r}; it must be 'float' or 'int8'.")
+    name = None if out_dtype is None else _dtype_name(out_dtype)
+    literal = rung is not None
+    return Options(name, precision, accumulate, batch_invariant, activations, literal, rung, params)
+
+
+def _dtype_name(dtype: Any) -> str:
+    """Return the name of a NumPy, ml_dtypes or torch dtype, or of its string."""
+    text = str(dtype)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    return text if isinstance(dtype, str) else np.dtype(dtype).name
+
+
+def frozen(params: Mapping[str, Any] | None) -> Frozen | None:
+    """Return a rung's parameters as sorted pairs; TypeError and ValueError for what is none."""
+    if params is None:
+        return None
+    if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
+        raise TypeError(f"params is {params!r}; it must be a mapping of parameter names to values.")
+    for name, value in params.items():
+        if not isinstance(value, bool | int | float | str):
+            raise ValueError(f"params: {name}={value!r} is no number, string or bool.")
+    return tuple(sorted(params.items()))
