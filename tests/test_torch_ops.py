@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 from torch.autograd.gradcheck import GradcheckError  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from gemmule.dispatch import autograd, operators  # noqa: E402
 from gemmule.torch import ops as ops  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -151,7 +152,7 @@ def test_only_wanted_gradients_are_computed() -> None:
 
 
 def test_a_wrong_shape_of_the_fake_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_shape", lambda op, a, b: (a[-2] + 1,))
+    monkeypatch.setattr(operators, "_shape", lambda op, a, b: (a[-2] + 1,))
     with pytest.raises(Exception, match=r"(?i)shape|size|fake"):
         torch.library.opcheck(operator("matvec"), (sample((3, 5)), sample((5,))))
 
@@ -159,13 +160,18 @@ def test_a_wrong_shape_of_the_fake_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("planted", ["scaled", "transposed"])
 def test_a_wrong_gradient_is_caught(monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
     if planted == "scaled":
-        true = ops._like
-        monkeypatch.setattr(ops, "_like", lambda grad, tensor: true(grad, tensor) * 1.01)
+        true = autograd._like
+        monkeypatch.setattr(autograd, "_like", lambda grad, tensor: true(grad, tensor) * 1.01)
     else:
-        monkeypatch.setattr(ops, "vecmat", lambda g, A, **options: ops.matvec(A, g))
+        true = autograd.product
+
+        def untransposed(op: str, a: Any, b: Any, **options: Any) -> Any:
+            return true("matvec", b, a) if op == "vecmat" else true(op, a, b, **options)
+
+        monkeypatch.setattr(autograd, "product", untransposed)
     a, b = sample((4, 4), seed=1, grad=True), sample((4,), seed=2, grad=True)
     with pytest.raises(GradcheckError):
-        torch.autograd.gradcheck(ops.matvec, (a, b))
+        torch.autograd.gradcheck(operator("matvec"), (a, b))
 
 
 # ---- graphs -------------------------------------------------------------------------------------
@@ -297,10 +303,127 @@ def test_operands_on_two_devices_are_named() -> None:
         ops.matvec(torch.zeros(3, 5), torch.zeros(5, device="meta"))
 
 
-def test_a_vmap_gives_the_batch() -> None:
+# ---- the plain functions come here by themselves ------------------------------------------------
+PLAIN: dict[str, Callable[..., Any]] = {
+    "matvec": gm.matvec,
+    "vecmat": gm.vecmat,
+    "matmul": gm.matmul,
+}
+TORCHS: dict[str, Callable[..., Any]] = {
+    "matvec": lambda A, x: (A @ x[..., None])[..., 0],
+    "vecmat": lambda x, A: (x[..., None, :] @ A)[..., 0, :],
+    "matmul": torch.matmul,
+}
+
+
+@pytest.mark.parametrize(("op", "left", "right"), FEW)
+def test_plain_functions_are_differentiable(op: str, left: Any, right: Any) -> None:
+    a, b = sample(left, seed=1, grad=True), sample(right, seed=2, grad=True)
+    assert torch.autograd.gradcheck(PLAIN[op], (a, b))
+    with torch.no_grad():
+        assert not PLAIN[op](a, b).requires_grad
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_plain_functions_stay_in_a_compiled_graph(op: str) -> None:
+    torch._dynamo.reset()
+    left, right = SHAPES[op][0]
+    a, b = sample(left, "float32", 1, grad=True), sample(right, "float32", 2)
+    compiled = torch.compile(
+        lambda a, b: torch.tanh(PLAIN[op](a, b)), fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(compiled(a, b), torch.tanh(TORCHS[op](a, b)))
+    torch.testing.assert_close(compiled(a.detach(), b), torch.tanh(TORCHS[op](a, b)).detach())
+
+
+VMAPS = [
+    *[("matvec", *s) for s in (((3, 5), (5,)), ((2, 3, 5), (5,)), ((3, 5), (2, 5)))],
+    *[("vecmat", *s) for s in (((3,), (3, 5)), ((4, 3), (3, 5)), ((3,), (2, 3, 5)))],
+    *[("matmul", *s) for s in SHAPES["matmul"][:7]],
+]
+
+
+@pytest.mark.parametrize(("op", "left", "right"), VMAPS)
+def test_vmap_and_its_gradients(op: str, left: Any, right: Any) -> None:
+    for places in ((None, 0), (0, None), (0, 0), (-1, 0), (1, -1)):
+        given = []
+        for seed, (shape, place) in enumerate(zip((left, right), places, strict=True)):
+            whole = shape if place is None else (6, *shape)
+            tensor = sample(whole, seed=seed, grad=True).detach()
+            given.append(tensor if place is None else tensor.movedim(0, place))
+        found, wanted = (torch.vmap(f[op], places)(*given) for f in (PLAIN, TORCHS))
+        torch.testing.assert_close(found, wanted)
+        slopes = [
+            torch.vmap(torch.func.grad(lambda a, b, f=f: f[op](a, b).sin().sum(), (0, 1)), places)
+            for f in (PLAIN, TORCHS)
+        ]
+        for mine, theirs in zip(slopes[0](*given), slopes[1](*given), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_vmap_of_an_operator_gives_the_batch() -> None:
     A, X = sample((3, 5)), sample((4, 5))
     got = torch.vmap(lambda x: ops.matvec(A, x))(X)
     assert torch.equal(got, ops.matvec(A, X))
+
+
+def test_derivatives_forwards_and_of_second_order() -> None:
+    A, x = sample((3, 5), seed=1, grad=True).detach(), sample((5,), seed=2, grad=True).detach()
+    torch.testing.assert_close(torch.func.jacfwd(lambda x: gm.matvec(A, x))(x), A)
+    mine, theirs = (
+        torch.func.hessian(lambda x, f=f: f["matvec"](A, x).sin().sum())(x) for f in (PLAIN, TORCHS)
+    )
+    torch.testing.assert_close(mine, theirs)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        slope = torch.autograd.forward_ad.unpack_dual(gm.matvec(A, dual)).tangent
+    torch.testing.assert_close(slope, A.sum(1))
+
+
+@pytest.mark.parametrize("functions", [PLAIN, OPS])
+@pytest.mark.parametrize("op", OPS)
+def test_autocast_is_that_of_pytorchs_matmul(op: str, functions: Any) -> None:
+    left, right = SHAPES[op][0]
+    a, b = sample(left, "float32"), sample(right, "float32")
+    with torch.autocast("cpu"):
+        assert (
+            functions[op](a, b).dtype
+            is torch.matmul(a, b.unsqueeze(-1)[..., :1] if op == "matvec" else b).dtype
+        )
+        assert functions[op](a.double(), b.double()).dtype is torch.float64
+        assert functions[op](a.int(), b.int()).dtype is torch.int64
+    assert functions[op](a, b).dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [("matvec", (8,)), ("matvec", (3, 8)), ("vecmat", (5,)), ("matmul", (8, 2)), ("matmul", (8,))],
+)
+def test_a_quantised_matrix_gives_its_tensor_a_gradient(op: str, shape: Any) -> None:
+    Q = gm.quantize(np.random.default_rng(3).standard_normal((5, 8)), bits=8, group_size=4)
+    dense = torch.from_numpy(Q.dequantize()).double()
+    x = sample(shape, seed=4, grad=True)
+    order = (lambda m, x: (x, m)) if op == "vecmat" else (lambda m, x: (m, x))
+    found, wanted = PLAIN[op](*order(Q, x)), TORCHS[op](*order(dense, x))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert torch.autograd.gradcheck(lambda x: PLAIN[op](*order(Q, x)), (x,), atol=1e-4, rtol=1e-3)
+    if op == "matmul" and len(shape) == 2:
+        assert torch.autograd.gradcheck(lambda x: gm.matmul(x, Q), (x.mT[:, :5],), atol=1e-4)
+
+
+def test_what_the_operators_cannot_do_is_said() -> None:
+    A, x = sample((3, 5), grad=True), sample((5,))
+    with pytest.raises(ValueError, match=r"given rung='blas' with tensors that require"):
+        gm.matvec(A, x, rung="blas")
+    with pytest.raises(ValueError, match=r"given out= and a tensor that requires"):
+        gm.matvec(A, x, out=torch.empty(3, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"given out= and a tensor that requires"):
+        gm.matvec(gm.quantize(np.eye(5)), x.requires_grad_(), out=torch.empty(5).double())
+    plan = gm.plan("matvec", A, x)
+    with pytest.raises(ValueError, match="a plan computes without PyTorch's knowledge"):
+        plan(A, x)
+    with torch.no_grad():
+        assert torch.equal(plan(A, x), gm.matvec(A, x))
 
 
 def test_the_examples_of_the_docstrings_run() -> None:

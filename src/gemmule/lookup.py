@@ -17,7 +17,7 @@ from gemmule.arrays import transfer
 from gemmule.arrays.interop import check_out, to_kind, unwrap
 from gemmule.core.canonical import Options
 from gemmule.core.operand import Form, Operand, speaker
-from gemmule.dispatch import host
+from gemmule.dispatch import general, host
 from gemmule.plan import operands, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.settings import default_device
@@ -52,6 +52,8 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
     if getattr(b, "is_cuda", False) and "torch" in sys.modules:
         from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
 
+        if torch_calls.wanted(a, b):
+            return None
         seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
         seen_out = None if out is None else torch_calls.seen(out)
         if seen_a is None or seen_b is None or (out is not None and seen_out is None):
@@ -84,6 +86,16 @@ def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -
 
 
 def _general(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None) -> Any:
+    if "torch" in sys.modules and device is None:
+        from gemmule.dispatch import autograd  # only where PyTorch is
+
+        if autograd.wanted(a, b):
+            return autograd.through(op, a, b, out, options)
+    return product(op, a, b, out, options, device)
+
+
+def product(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None = None) -> Any:
+    """Return the product by the general way; PyTorch learns nothing of it, gradients end here."""
     left, right, result = operands(a, b, NAMES[op], out)
     on_host = left.device == "cpu" == right.device
     wanted = default_device() if device is None and on_host else device
@@ -116,6 +128,9 @@ def _through_device(
         out.array[...] = result
         return out.original
     return to_kind(unwrap(result, "result"), speaker(*pair))
+
+
+general.product = product
 
 
 def forget_plans() -> None:

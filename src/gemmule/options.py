@@ -13,8 +13,19 @@ from gemmule.core.canonical import Frozen, Options
 DEFAULT = Options()
 
 
+_PLAIN = (None, None, "float32", None, False, "float", None)
+
+
+def options_of(*given: Any) -> Options:
+    """Return the options that these keywords mean; ValueError for a word that means nothing.
+
+    given: rung, out_dtype, precision, accumulate, batch_invariant, activations, params.
+    """
+    return DEFAULT if given == _PLAIN else _made(*given)
+
+
 @functools.lru_cache(maxsize=256, typed=True)
-def options_of(
+def _made(
     rung: str | None,
     out_dtype: str | None,
     precision: str,
@@ -23,7 +34,6 @@ def options_of(
     activations: str,
     params: Frozen | None,
 ) -> Options:
-    """Return the options that these keywords mean; ValueError for a word that means nothing."""
     if activations not in ("float", "int8"):
         raise ValueError(f"activations is {activations!r}; it must be 'float' or 'int8'.")
     name = None if out_dtype is None else _dtype_name(out_dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -76,6 +77,8 @@ class Plan:
             result = self.short_way.checked(a, b, out)
             if result is not None:
                 return result
+        if "torch" in sys.modules:
+            _refuse_traced(a, b)
         left, right, target = operands(a, b, ("the first operand", "the second operand"), out)
         self._check_device(speaker(left, right).device)
         if target is None and (left.form, right.form) == self.forms:
@@ -192,6 +195,18 @@ def resolve(
     run = backend.prepare(choice)
     short_way = bind(run, call, left, right, device)
     return Plan(op, choice, options, (left, right), device, run, short_way)
+
+
+def _refuse_traced(a: Any, b: Any) -> None:
+    """Raise ValueError where PyTorch would have to know of a planned product."""
+    from gemmule.dispatch import autograd  # only where PyTorch is
+
+    if autograd.wanted(a, b):
+        raise ValueError(
+            "a plan computes without PyTorch's knowledge, but a tensor requires a gradient, is "
+            "traced, or lies under torch.vmap or autocast. Call gemmule.matvec (vecmat, matmul) "
+            "there, or the plan under torch.no_grad()."
+        )
 
 
 def operands(

@@ -25,6 +25,7 @@ from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import Step
+from gemmule.dispatch.autograd import wanted as wanted
 
 Product = Callable[[Any, Any, Any], Any]
 # What tells tensors apart: dtype, shape, strides in elements, device.
@@ -61,11 +62,15 @@ def _checked(trusted: Product, out_seen: Signature, a: Form, b: Form) -> Product
     a_shape, a_strides, a_dtype = torch.Size(a.shape), a.strides, getattr(torch, a.dtype)
     b_shape, b_strides, b_dtype = torch.Size(b.shape), b.strides, getattr(torch, b.dtype)
     out_dtype, out_shape, out_strides, ordinal = out_seen
-    known: Callable[[Any, Any, Any], bool] | None = None
+    known: Callable[..., bool] | None = None  # the test for operands and out
+    known_pair: Callable[..., bool] | None = None  # that without an out
 
     def checked(a: Any, b: Any, out: Any) -> Any:
-        nonlocal known
-        if known is not None and out is not None and known(a, b, out):
+        nonlocal known, known_pair
+        if out is None:
+            if known_pair is not None and known_pair(a, b):
+                return trusted(a, b, out)
+        elif known is not None and known(a, b, out):
             return trusted(a, b, out)
         if (
             type(a) is tensor
@@ -91,7 +96,11 @@ def _checked(trusted: Product, out_seen: Signature, a: Form, b: Form) -> Product
                 )
             )
         ):
-            if out is not None and known is None:
+            if wanted(a, b):
+                return None  # PyTorch has to know of this product
+            if out is None and known_pair is None:
+                known_pair = _guards(a, b)
+            elif out is not None and known is None:
                 known = _guards(a, b, out)
             return trusted(a, b, out)
         return None
@@ -102,8 +111,9 @@ def _checked(trusted: Product, out_seen: Signature, a: Form, b: Form) -> Product
 def _guards(*tensors: Any) -> Callable[..., bool]:
     """Return PyTorch's own test for "like these": types, dtypes, devices, shapes, strides, flags.
 
-    It compares three tensors in 0.3 us where Python's attributes take 0.9. It is no public
-    interface, so a PyTorch without it goes the long way; it keeps no reference to the tensors.
+    The flags tell a gradient that is asked for, autocast, vmap and the like. It compares three
+    tensors in 0.3 us where Python's attributes take 0.9. It is no public interface, so a PyTorch
+    without it goes the long way; it keeps no reference to the tensors.
     """
     with contextlib.suppress(Exception):  # whatever another version's private interface raises
         guards = sys.modules["torch"]._C._dynamo.guards.TensorGuards

@@ -1,8 +1,8 @@
 """Quantised linear layers of PyTorch: `QuantLinear`, `quantize_`, and the operator below them.
 
 ``torch.ops.gemmule.quantized_linear`` takes a quantised matrix as its tensors, so that a whole
-model compiles without a graph break. It runs `gemmule.matvec` and `gemmule.vecmat`, on the CPU and
-on CUDA devices, and is differentiable in x, not in the weights.
+model compiles without a graph break. It computes as `gemmule.matvec` and `gemmule.vecmat` do,
+on the CPU and on CUDA devices, and is differentiable in x, not in the weights.
 
 >>> import torch, gemmule.torch.linear as gl
 >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
@@ -19,7 +19,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from gemmule import api
+from gemmule import lookup
+from gemmule.options import DEFAULT
 from gemmule.quant import checks, rounding
 from gemmule.quant.files import named_dtype
 from gemmule.quant.library import closed
@@ -296,7 +297,8 @@ def _run(
 ) -> torch.Tensor:
     matrix = _matrix_of((codes, scales, zeros, perm), (rows, columns), bits, group_size)
     x = x.detach()
-    y: torch.Tensor = api.vecmat(x, matrix) if transposed else api.matvec(matrix, x)
+    op, a, b = ("vecmat", x, matrix) if transposed else ("matvec", matrix, x)
+    y: torch.Tensor = lookup.product(op, a, b, None, DEFAULT)
     return y
 
 

@@ -1,0 +1,261 @@
+"""What PyTorch has to know of a product: gradients, batches of `torch.vmap`, autocast.
+
+A public function comes through here by itself where its tensors ask for it: `wanted` says when,
+`through` calls the operator.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from gemmule.core.canonical import Options
+from gemmule.dispatch import general
+from gemmule.dispatch.operators import LIBRARY, NAMES, call, refuse_out
+from gemmule.quant.matrix import QuantizedMatrix
+
+
+# ---- when, and how -------------------------------------------------------------------------------
+def wanted(a: Any, b: Any) -> bool:
+    """Whether a product of these goes through the operators: PyTorch has to know of it.
+
+    So it is where a gradient will be asked for, under tracing, `torch.vmap` and autocast, and for
+    kinds of tensor that handle operators themselves.
+    """
+    if around():
+        return any(isinstance(t, torch.Tensor) for t in (a, b))
+    grad = torch.is_grad_enabled()
+    for tensor in (a, b):
+        if isinstance(tensor, torch.Tensor) and (
+            (grad and tensor.requires_grad) or _dispatches(type(tensor))
+        ):
+            return True
+    return False
+
+
+def around() -> bool:
+    """Whether something around the call wants operators: tracing, vmap and its kin, autocast."""
+    return bool(
+        torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled() or _transformed()
+    )
+
+
+def _transformed() -> bool:
+    """Whether `torch.func` or forward differentiation is at work."""
+    levels = torch._C._functorch.peek_interpreter_stack(), torch.autograd.forward_ad._current_level
+    return levels != (None, -1)
+
+
+def _dispatches(kind: Any) -> bool:
+    plain = kind is torch.Tensor or kind is torch.nn.Parameter
+    return not plain and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
+    """Return the product by the operator, that with a quantised matrix by its own rule."""
+    if isinstance(a, QuantizedMatrix) or isinstance(b, QuantizedMatrix):
+        refuse_out(op, a, b, out)
+        if out is not None:
+            return general.product(op, a, b, out, options)
+        return _Quantized.apply(*_autocast(a, b), op, options)
+    given = {"rung": options.rung, "accumulate": options.accumulate}
+    named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    if named:
+        raise ValueError(
+            f"{op} was given {', '.join(named)} with tensors that require a gradient, are traced, "
+            "or lie under torch.vmap or autocast, where the operator chooses. Leave it away, or "
+            "call under torch.no_grad()."
+        )
+    dtype = None if options.out_dtype is None else getattr(torch, options.out_dtype)
+    chosen = {"precision": options.precision, "batch_invariant": options.batch_invariant}
+    return product(op, a, b, out, out_dtype=dtype, **chosen)
+
+
+def product(op: str, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
+    """Return the operator's product, under `torch.func` too, operands cast as autocast has it."""
+    a, b = _autocast(a, b)
+    if out is not None:
+        return call(op, a, b, out=out, **options)
+    if _transformed() and not torch.compiler.is_compiling():
+        return _Bilinear.apply(a, b, op, options)
+    return call(op, a, b, **options)
+
+
+def _autocast(*operands: Any) -> list[Any]:
+    """Return operands as PyTorch's own products take them: floats but float64 in its dtype."""
+    return [_cast(operand) if _is_cast(operand) else operand for operand in operands]
+
+
+def _is_cast(operand: Any) -> bool:
+    if not isinstance(operand, torch.Tensor) or not operand.is_floating_point():
+        return False
+    kind = operand.device.type
+    within = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return bool(within and operand.dtype != torch.float64)
+
+
+def _cast(tensor: Any) -> Any:
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
+# ---- gradients --------------------------------------------------------------------------------
+def _remember(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+    ctx.options = _kept(keyword_only_inputs)
+
+
+def _kept(options: Any) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if k in ("precision", "batch_invariant")}
+
+
+def _matvec_backward(ctx: Any, grad: Any) -> tuple[Any, Any]:
+    """A's gradient is grad x^T, summed over the vectors it met; x's is A^H grad."""
+    A, x = ctx.saved_tensors
+    wants_A, wants_x = ctx.needs_input_grad[:2]
+    grad_A = _outer(grad, x.conj(), A, ctx.options) if wants_A else None
+    grad_x = _like(product("vecmat", grad, A.conj(), **ctx.options), x) if wants_x else None
+    return grad_A, grad_x
+
+
+def _vecmat_backward(ctx: Any, grad: Any) -> tuple[Any, Any]:
+    """A's gradient is x grad^T, summed over the vectors it met; x's is conj(A) grad."""
+    x, A = ctx.saved_tensors
+    wants_x, wants_A = ctx.needs_input_grad[:2]
+    grad_A = _outer(x.conj(), grad, A, ctx.options) if wants_A else None
+    grad_x = _like(product("matvec", A.conj(), grad, **ctx.options), x) if wants_x else None
+    return grad_x, grad_A
+
+
+def _matmul_backward(ctx: Any, grad: Any) -> tuple[Any, Any]:
+    """A's gradient is grad B^H and B's is A^H grad, summed over the axes that were broadcast."""
+    A, B = ctx.saved_tensors
+    wants_A, wants_B = ctx.needs_input_grad[:2]
+    left = A if A.ndim > 1 else A.unsqueeze(0)
+    right = B if B.ndim > 1 else B.unsqueeze(-1)
+    grad = grad if B.ndim > 1 else grad.unsqueeze(-1)
+    grad = grad if A.ndim > 1 else grad.unsqueeze(-2)
+    grad_A = grad_B = None
+    if wants_A:
+        grad_A = _like(product("matmul", grad, right.mH, **ctx.options), left).reshape(A.shape)
+    if wants_B:
+        grad_B = _outer(left.conj(), grad, right, ctx.options, rows=True).reshape(B.shape)
+    return grad_A, grad_B
+
+
+def _outer(left: Any, right: Any, like: Any, options: Any, *, rows: bool = False) -> Any:
+    """Return the sum of outer products of the vectors (or rows) of two tensors, as `like` needs it.
+
+    A matrix that met many vectors gets one product with a long sum, not a sum of many products.
+    """
+    precision = options["precision"]
+    if not rows:
+        left, right = left.unsqueeze(-2), right.unsqueeze(-2)
+    if like.ndim == 2:
+        batch = torch.broadcast_shapes(left.shape[:-1], right.shape[:-1])
+        count = math.prod(batch)
+        left = left.expand(*batch, left.shape[-1]).reshape(count, left.shape[-1])
+        right = right.expand(*batch, right.shape[-1]).reshape(count, right.shape[-1])
+    return _like(product("matmul", left.mT, right, precision=precision), like)
+
+
+def _like(grad: Any, tensor: Any) -> Any:
+    """Return a gradient summed to a tensor's shape, in its dtype."""
+    return grad.sum_to_size(tensor.shape).to(tensor.dtype)
+
+
+BACKWARD = {"matvec": _matvec_backward, "vecmat": _vecmat_backward, "matmul": _matmul_backward}
+
+
+class _Bilinear(torch.autograd.Function):  # type: ignore[misc]
+    """An operator under `torch.func`, whose transformations do not take registered gradients."""
+
+    @staticmethod
+    def forward(a: Any, b: Any, op: str, options: dict[str, Any]) -> Any:
+        return call(op, a, b, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        a, b, ctx.op, ctx.given = inputs
+        ctx.options = _kept(ctx.given)
+        ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        return (*BACKWARD[ctx.op](ctx, grad), None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, of_a: Any, of_b: Any, *others: Any) -> Any:
+        a, b = ctx.saved_tensors
+        terms = []
+        if of_a is not None:
+            terms.append(_Bilinear.apply(of_a, b, ctx.op, ctx.given))
+        if of_b is not None:
+            terms.append(_Bilinear.apply(a, of_b, ctx.op, ctx.given))
+        return sum(terms[1:], start=terms[0])
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, a: Any, b: Any, op: str, options: dict[str, Any]) -> Any:
+        return _batched(op, dims[:2], a, b, lambda a, b: _Bilinear.apply(a, b, op, options)), 0
+
+
+def _batched(op: str, dims: Any, a: Any, b: Any, multiply: Any) -> Any:
+    """Return the products of a batch whose axis lies at dims of each operand, along axis 0."""
+    core = {"matvec": (2, 1), "vecmat": (1, 2), "matmul": (2, 2)}[op]
+    ranks = [t.ndim - (d is not None) for t, d in zip((a, b), dims, strict=True)]
+    single = [op == "matmul" and rank == 1 for rank in ranks]  # a row of its own, or a column
+    deepest = max(max(rank - axes, 0) for rank, axes in zip(ranks, core, strict=True))
+    seen = []
+    for place, (tensor, dim) in enumerate(zip((a, b), dims, strict=True)):
+        tensor = tensor if dim is None else tensor.movedim(dim, 0)
+        if single[place]:
+            tensor = tensor.unsqueeze(-2 if place == 0 else -1)
+        if dim is not None:  # batch axes that the other has alone lie between
+            missing = 1 + deepest + core[place] - tensor.ndim
+            tensor = tensor.reshape(tensor.shape[0], *[1] * missing, *tensor.shape[1:])
+        seen.append(tensor)
+    result = multiply(*seen)
+    result = result.squeeze(-1) if single[1] else result
+    return result.squeeze(-1 if single[1] else -2) if single[0] else result
+
+
+def _vmap(op: str) -> Any:
+    def rule(info: Any, dims: Any, a: Any, b: Any, **options: Any) -> Any:
+        return _batched(op, dims, a, b, lambda a, b: product(op, a, b, **options)), 0
+
+    return rule
+
+
+class _Quantized(torch.autograd.Function):  # type: ignore[misc]
+    """A quantised matrix by a tensor: differentiable in the tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, op: str, options: Options) -> Any:
+        ctx.given = a, b, op
+        return general.product(op, a, b, None, options)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        """The tensor's gradient is a product with the matrix turned."""
+        a, b, op = ctx.given
+        first = isinstance(a, QuantizedMatrix)
+        matrix, tensor = (a, b) if first else (b, a)
+        if op == "matmul":
+            operands = (matrix.T, grad) if first else (grad, matrix.T)
+        else:
+            op = "vecmat" if op == "matvec" else "matvec"
+            operands = (grad, matrix) if first else (matrix, grad)
+        found = _like(_Quantized.apply(*operands, op, Options()), tensor)
+        return (None, found, None, None) if first else (found, None, None, None)
+
+
+def _register() -> None:
+    for op in NAMES:
+        name = f"gemmule::{op}"
+        torch.library.register_autograd(name, BACKWARD[op], setup_context=_remember, lib=LIBRARY)
+        torch.library.register_vmap(name, _vmap(op), lib=LIBRARY)
+
+
+_register()
