@@ -83,6 +83,11 @@ def emulated(rung: Rung, kernel: str, problem: Any, *, bank_conflicts: bool = Fa
     return _module(rung.source_path, names, defines, bank_conflicts)
 
 
+def sampled_kernels(rung: Rung) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the kernels and defines of one build that serves the rung's sampled signatures."""
+    return _kernels(rung, tuple(sampled(rung)))
+
+
 @functools.cache
 def _module(path: Path, names: tuple[str, ...], defines: tuple[str, ...], conflicts: bool) -> Any:
     """Compile the kernels of a shipped file, which no test changes."""

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.core.problem import numpy_dtype
+import scalars_campaign
+from cuemu.toolchain import missing_tools
+from emulated_driver import emulated
+from gemmule.core.problem import HALVES, numpy_dtype
+from gemmule.core.registry import all_rungs
+from gemmule.core.scalars import passes
 from products import ARRANGEMENTS, assert_same, exact, small
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "uint16", "complex128"]
@@ -116,8 +121,102 @@ def test_results_of_any_strides(how: str) -> None:
             ValueError,
             "alpha is -1, which uint64",
         ),
+        (
+            lambda A, x: gm.gemv(A.astype(int), x.astype(int), alpha=2**63),
+            ValueError,
+            "alpha is 9223372036854775808, which int64",
+        ),
+        (lambda A, x: gm.gemv(A, x, alpha=10**400), ValueError, "an integer of 1329 bits"),
+        (lambda A, x: gm.gemv(A, x, x * 1, beta=-(10**400)), ValueError, "beta is an integer of"),
+        (lambda A, x: gm.gemm(A + 0j, A + 0j, alpha=10**400), ValueError, "the largest double"),
     ],
 )
 def test_mistakes_are_told(call: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call(np.eye(3), np.ones(3))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_are_scaled_before_they_are_rounded(dtype: str) -> None:
+    """A sum of 10^6 is no float16, and 10^3 is one."""
+    kind = numpy_dtype(dtype)
+    A, B = np.full((100, 100), 100, kind), np.full((100, 3), 100, kind)
+    truth = np.full((100, 3), 1000, np.float32).astype(kind).astype(float)
+    assert_same(gm.gemm(A, B, alpha=1e-3), truth, dtype)
+    assert_same(gm.gemv(A, B[:, 0].copy(), alpha=1e-3), truth[:, 0], dtype)
+    row = gm.gemm(A[:1], A, np.ones((1, 100), kind), alpha=1e-3, beta=24)  # runs as a matvec
+    assert_same(row, np.full((1, 100), 1024.0), dtype)
+    Q = gm.quantize(np.full((8, 32), 100.0, np.float32), 8, -1, symmetric=True)
+    made = gm.gemv(Q, np.full(32, 1000, kind), alpha=1e-3)
+    np.testing.assert_allclose(made.astype(float), 3200, rtol=2**-7)
+
+
+def test_a_half_is_rounded_once() -> None:
+    """2049 is no float16: rounded before -2047 is added, the result would be 1."""
+    A, x, y = np.ones((1, 2), "f2"), np.array([2048, 1], "f2"), np.array([2047], "f2")
+    assert gm.gemv(A, x, y, beta=-1).tolist() == [2]
+    C = np.array([[2047]], "f2")
+    assert gm.gemm(A, x[:, None], C, beta=-1).tolist() == [[2]]
+
+
+def test_a_narrow_result_is_scaled_in_the_dtype_of_the_sum() -> None:
+    y = gm.gemv(np.full((2, 2), 1e300), np.ones(2), np.ones(2, "f4"), alpha=1e-300, beta=1)
+    assert y.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("rung", list(all_rungs("cpu")), ids=lambda r: f"{r.folder}-{r.name}")
+def test_rungs_of_halves_give_their_sums_too(rung: Any) -> None:
+    """gemv and gemm take the float32 sums of the rung that computes the half."""
+    narrow = [s for s in rung.signatures if s[2] in HALVES]
+    assert {(a, b, "float32") for a, b, _ in narrow} <= set(rung.signatures)
+
+
+LARGE = [2**53 + 1, -(2**53) - 1, 2**62 + 3, 2**63 - 1, -(2**63), -(2**63) + 1, 2**64 - 1, 2**63]
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 3, *LARGE])
+@pytest.mark.parametrize("beta", [0, 1, *LARGE, 6 * (2**60 + 1), 2**40 * (2**23 + 1)])
+def test_launches_of_doubles_make_up_every_integer(alpha: int, beta: int) -> None:
+    product, out = 12345678901, 987654321
+    truth = alpha * product + beta * out
+    launches = passes(alpha, beta, "uint64")
+    assert len(launches) <= 3
+    for first, second in launches:
+        assert -(2.0**63) <= first < 2.0**63
+        assert -(2.0**63) <= second < 2.0**63
+        out = int(first) * product + int(second) * out
+    assert (out - truth) % 2**64 == 0
+
+
+def test_scalars_of_every_kind_on_the_host() -> None:
+    signatures = [s for s in scalars_campaign.SIGNATURES if s[0] in DTYPES and s[0] == s[2]]
+    counts = scalars_campaign.judged(
+        1500, 15, scalars_campaign.on_host, tuple(signatures), scalars_campaign.LAID
+    )
+    assert counts == {"right": 1500}
+
+
+@pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
+def test_scalars_on_an_emulated_device() -> None:
+    """Whole calls, from the public function to the kernel: NaN behind alpha = 0, 64-bit scalars."""
+    signatures = (("int64",) * 3, ("float16",) * 3, ("float32",) * 3)
+    with emulated(seed=3):
+        counts = scalars_campaign.judged(
+            120, 16, scalars_campaign.on_device, signatures, ("row", "col")
+        )
+    assert counts == {"right": 120}
+
+
+@pytest.mark.parametrize("fault", ["rounded alpha", "skipped beta", "lost sign", "read at zero"])
+def test_the_judge_of_scalars_sees(fault: str) -> None:
+    def faulty(case: scalars_campaign.Case) -> Any:
+        alpha = np.float16(case.alpha) if fault == "rounded alpha" else case.alpha
+        made = np.zeros(case.C.shape)
+        if alpha != 0 or fault == "read at zero":
+            made = float(alpha.real) * (case.A @ case.B)
+        if case.beta != 0 and fault != "skipped beta":
+            made = made + case.beta * case.C
+        return abs(made) if fault == "lost sign" else made
+
+    counts = scalars_campaign.judged(300, 15, faulty, (("float64",) * 3,), ("row",))
+    assert counts["wrong"]

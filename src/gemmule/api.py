@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-import numpy as np
-
 from gemmule.arrays import transfer
 from gemmule.arrays.interop import unwrap
+from gemmule.core import scalars
 from gemmule.core.canonical import Options
 from gemmule.core.operand import speaker
-from gemmule.core.problem import COMPLEX, INTEGERS
 from gemmule.core.words import Accumulate, Activations, Op, Precision
 from gemmule.lookup import NAMES, multiply
 from gemmule.options import DEFAULT, frozen, options_of
@@ -182,7 +180,11 @@ def gemv(A: Any, x: Any, y: Any = None, /, *, alpha: Scalar = 1, beta: Scalar = 
 
     A : (m, n), x : (n,), y : (m,) of the result's dtype (or a wider out_dtype of its kind); no
     batches. Without y (then beta must be 0) the result is a new array. With beta = 0, y is
-    never read, so it may hold NaN; with alpha = 0, A and x are not read. Raises as `matvec`.
+    never read, so it may hold NaN; with alpha = 0, A and x are not read. Both scalars are applied
+    in the dtype that the product is summed in, and the result is rounded once; to integer results
+    they are exact, modulo 2^64 (2^32 for int32). Raises as `matvec`; TypeError for a scalar of
+    another kind than the result, ValueError for one that its dtype (of floats: a double) cannot
+    hold.
 
     >>> import numpy as np, gemmule as gm
     >>> y = np.array([1.0, 1.0])
@@ -219,29 +221,11 @@ def _blas(op: str, a: Any, b: Any, c: Any, alpha: Any, beta: Any, ndim: tuple[in
     options = Options(out_dtype=dtype)
     form = None if out is None else out.form
     plan = resolve(op, left.form, right.form, form, speaker(left, right).device, options)
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        _check_scalar(name, value, plan.problem.out)
-    return plan.execute(left, right, out, alpha, beta)
-
-
-def _check_scalar(name: str, value: Any, dtype: str) -> None:
-    """Raise unless `value` is a number that the result's dtype takes without changing its kind."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    kinds: tuple[Any, ...] = (int, float, complex)
-    if dtype in INTEGERS:
-        kinds = (int,)
-    elif dtype not in COMPLEX:
-        kinds = (int, float)
-    if not isinstance(value, kinds):
-        raise TypeError(
-            f"{name} is {value!r} of type {type(value).__name__}; the result is {dtype}, so it "
-            f"must be {' or '.join(kind.__name__ for kind in kinds)}."
-        )
-    if dtype in INTEGERS:
-        limits = np.iinfo(dtype)
-        if not limits.min <= int(value) <= limits.max:
-            raise ValueError(f"{name} is {value}, which {dtype}, the result's dtype, cannot hold.")
+    first, second = (
+        scalars.checked(name, value, plan.problem.out)
+        for name, value in (("alpha", alpha), ("beta", beta))
+    )
+    return plan.execute(left, right, out, first, second)
 
 
 def plan(

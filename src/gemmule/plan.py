@@ -16,7 +16,7 @@ from gemmule.backends.base import Run
 from gemmule.choose import choose
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.choice import Choice
-from gemmule.core.operand import Form, Operand, speaker
+from gemmule.core.operand import Form, Operand, c_strides, speaker
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Rung
 from gemmule.dispatch.bind import ShortWay, bind
@@ -113,8 +113,8 @@ class Plan:
         left: Operand,
         right: Operand,
         out: Operand | None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+        alpha: complex = 1.0,
+        beta: complex = 0.0,
     ) -> Any:
         """Run on unwrapped operands of exactly the planned forms; return the foreign result."""
         call = self.choice.call
@@ -128,12 +128,29 @@ class Plan:
         return out.original
 
     def launch(
-        self, left: Operand, right: Operand, out: Operand, alpha: float, beta: float
+        self, left: Operand, right: Operand, out: Operand, alpha: complex, beta: complex
     ) -> None:
         """Run on checked operands: out = alpha * product + beta * out."""
+        if alpha == 0 and self.device != "cpu":  # kernels read what they are given
+            self._without_terms(left, right, out, beta)
+            return
         if self.choice.call.swapped:
             left, right = right, left
         self._run(left, right, out, alpha, beta)
+
+    def _without_terms(self, left: Operand, right: Operand, out: Operand, beta: complex) -> None:
+        """Set out = beta * out by a product that sums nothing: no NaN of an operand gets in."""
+        plain = left if left.form.quant is None else right
+        shape, dtypes = out.form.shape, [plain.form.dtype] * 2
+        if left.form.quant is None is right.form.quant:
+            dtypes = [left.form.dtype, right.form.dtype]
+        shapes = ((shape[0], 0), (0, *shape[1:]))
+        first, second = (
+            Form(one, c_strides(one), dtype, 16) for one, dtype in zip(shapes, dtypes, strict=True)
+        )
+        options = Options(out_dtype=self.problem.out)
+        plan = resolve(self.op, first, second, out.form, self.device, options)
+        plan._run(plain, plain, out, 1.0, beta)
 
     def explain(self) -> str:
         """Return what runs, why, what it should cost, what is copied, and the runner-up."""

@@ -130,6 +130,10 @@ class Module:
             raise EmulationError(report.kind.decode(), report.text.decode(errors="replace"))
         return Report(*(getattr(report, counter) for counter in _COUNTERS))
 
+    def argument_bytes(self, name: str) -> int:
+        """Return the size of a kernel's first parameter, its argument struct."""
+        return int(self._library[f"cuemu_size_{self._index[name]}"](0))
+
 
 def _triple(size: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint]:
     padded = (*size, 1, 1, 1)[:3]

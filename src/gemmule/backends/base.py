@@ -12,7 +12,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import Machine, Rung
 
 # run(a, b, out, alpha, beta): out = alpha * a b + beta * out, on operands of the prepared forms.
-Run = Callable[[Operand, Operand, Operand, float, float], None]
+Run = Callable[[Operand, Operand, Operand, complex, complex], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class HostRun:
     """A `Run` that needs no more of its operands than their host arrays."""
 
     product: Callable[[Any, Any, Any], None]  # (a, b, out): out = a b
-    scaled: Callable[[Any, Any, Any, float, float], None]  # out = alpha a b + beta out
+    scaled: Callable[[Any, Any, Any, complex, complex], None]  # out = alpha a b + beta out
 
-    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
+    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
         """Set out = alpha * product + beta * out."""
         if alpha == 1 and beta == 0:
             self.product(a.array, b.array, out.array)

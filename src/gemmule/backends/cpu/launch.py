@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from gemmule.backends.base import HostRun
-from gemmule.backends.cpu import panels
+from gemmule.backends.cpu import panels, scaled
+from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
 from gemmule.core.operand import View
-from gemmule.core.problem import HALVES, Problem, layout_of, numpy_dtype
+from gemmule.core.problem import Problem, layout_of, numpy_dtype
 from gemmule.core.rung import Machine, Rung
 
 Array = np.ndarray[Any, Any]
@@ -51,9 +52,12 @@ class CpuBackend:
     def prepare(self, choice: Choice) -> HostRun:
         """Bind the rung and the copies around it."""
         core = _bound(choice)
+        scale = _scaled(choice)
         if _is_direct(choice):
-            return _direct(_turned(core) if choice.call.op == "vecmat" else core)
-        return _general(choice, core)
+            return HostRun(_turned(core) if choice.call.op == "vecmat" else core, scale)
+        see_a, see_b, see_out = _viewers(choice.call)
+        into = _into(choice, core)
+        return HostRun(lambda a, b, out: into(see_a(a), see_b(b), see_out(out)), scale)
 
 
 @functools.cache
@@ -137,36 +141,41 @@ def _unit(view: View) -> bool:
     return view.strides[-1] == 1 or view.shape[-1] <= 1
 
 
-def _direct(core: Callable[..., None]) -> HostRun:
-    def scaled(a: Any, b: Array, out: Array, alpha: float, beta: float) -> None:
-        _scaled(lambda y: core(a, b, y), out, alpha, beta)
+def _scaled(choice: Choice) -> Callable[[Any, Array, Array, complex, complex], None]:
+    """Return ``run(a, b, out, alpha, beta)``."""
 
-    return HostRun(core, scaled)
+    @functools.cache
+    def product() -> Callable[[Any, Array, Array], None]:
+        summed = scaled.summed(choice)
+        return _into(summed, _bound(summed))
+
+    scale = scaled.scaling(choice, product)
+    see_a, see_b, see_out = _viewers(choice.call)
+
+    def run(a: Any, b: Array, out: Array, alpha: complex, beta: complex) -> None:
+        scale(see_a(a), see_b(b), see_out(out), alpha, beta)
+
+    return run
 
 
-def _general(choice: Choice, core: Callable[..., None]) -> HostRun:
-    call, one = choice.call, _adapted(choice, core)
+def _viewers(call: Call) -> list[Callable[[Any], Any]]:
+    """Return what shows A, x or B, and the result as a canonical call sees them."""
     views = [_viewer(view) for view in (call.a, call.b, call.out)]
     if call.problem.quant is not None:
         views[0] = (lambda matrix: matrix.T) if call.transposed_quant else (lambda matrix: matrix)
-    see_a, see_b, see_out = views
+    return views
 
-    def into(left: Any, right: Array, target: Array) -> None:
-        if not call.outer:
-            one(left, right, target)
-            return
+
+def _into(choice: Choice, core: Callable[..., None]) -> Callable[[Any, Array, Array], None]:
+    """Return the product of operands that are seen as the canonical call has them."""
+    call, one = choice.call, _adapted(choice, core)
+
+    def every(left: Any, right: Array, target: Array) -> None:
         for index in np.ndindex(call.outer):
             inner = left[index] if isinstance(left, np.ndarray) else left
             one(inner, right[index], target[index])
 
-    def product(a: Any, b: Array, out: Array) -> None:
-        into(see_a(a), see_b(b), see_out(out))
-
-    def scaled(a: Any, b: Array, out: Array, alpha: float, beta: float) -> None:
-        left, right = see_a(a), see_b(b)
-        _scaled(lambda target: into(left, right, target), see_out(out), alpha, beta)
-
-    return HostRun(product, scaled)
+    return every if call.outer else one
 
 
 def _viewer(view: View) -> Callable[[Any], Any]:
@@ -237,27 +246,3 @@ def _as_layout(array: Array, dtype: str, layout: str, shared: bool) -> Array:
     if layout == "row" and layout_of((array.shape[-2], array.shape[-1]), steps) != "row":
         return np.ascontiguousarray(array)
     return array
-
-
-def _scaled(multiply: Callable[[Array], None], out: Array, alpha: float, beta: float) -> None:
-    """Set out = alpha * product + beta * out; beta == 0 does not read out, alpha == 0 only scales.
-
-    Halves are combined in float32 and rounded once more at the end.
-    """
-    if out.size == 0:
-        return
-    if alpha == 0:
-        product: Any = np.zeros((), dtype=out.dtype)
-    else:
-        temporary = np.empty(out.shape, dtype=out.dtype)
-        multiply(temporary)
-        product = temporary
-    wide = np.float32 if out.dtype.name in HALVES else out.dtype
-    scalar = np.dtype(wide).type
-    with np.errstate(all="ignore"):
-        total = product.astype(wide)
-        if alpha not in (0, 1):
-            total = total * scalar(alpha)
-        if beta != 0:
-            total = total + scalar(beta) * out.astype(wide)
-        out[...] = total.astype(out.dtype)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gemmule.backends.base import Run
@@ -22,6 +21,7 @@ from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand, View
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Machine, Rung, Step
+from gemmule.core.scalars import passes
 from gemmule.storage import ceilings as stored_ceilings
 from gemmule.storage.evidence import is_proved
 
@@ -102,7 +102,7 @@ class Launcher:
     def __init__(self, choice: Choice) -> None:
         call, problem = choice.call, choice.problem
         self.outer = call.outer
-        self.quantized = problem.quant is not None
+        self.quantized, self.result = problem.quant is not None, problem.out
         self.template = (
             launch_args.pack_quantized(problem, call)
             if self.quantized
@@ -117,7 +117,7 @@ class Launcher:
         self.local = threading.local()
         self.starters: dict[int, tuple[Callable[[int, int], None], ...]] = {}
 
-    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: float, beta: float) -> None:
+    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
         """Launch on operands of the prepared forms."""
         ordinal = int(out.device[5:])
         stream = device_arrays.current_stream(out, ordinal)
@@ -132,36 +132,29 @@ class Launcher:
         a: Operand,
         b: Operand,
         out: Operand,
-        alpha: float,
-        beta: float,
+        alpha: complex,
+        beta: complex,
         ordinal: int,
         stream: int,
     ) -> None:
         starters = self.load(ordinal)
         slot = self.slot()
-        buffer = slot.buffer
-        launch_args.SCALARS.pack_into(buffer, self.scalars_at, alpha, beta)
         work, owner = 0, None
         if self.workspace:
             work, owner = device_arrays.workspace(out, self.workspace)
-        if self.quantized:
-            matrix = parts(a.array)
-            for _, right, result in self.offsets:
-                _QUANT_POINTERS.pack_into(
-                    buffer, 0, *matrix, b.pointer + right, out.pointer + result, work
-                )
+        for scalars in passes(alpha, beta, self.result):
+            launch_args.SCALARS.pack_into(slot.buffer, self.scalars_at, *scalars)
+            for addresses in self._addresses(a, b, out):
+                launch_args.place(slot.buffer, (*addresses, work))
                 for start in starters:
                     start(slot.address, stream)
-            return
-        for left, right, result in self.offsets:
-            _POINTERS.pack_into(
-                buffer, 0, a.pointer + left, b.pointer + right, out.pointer + result, work
-            )
-            for start in starters:
-                start(slot.address, stream)
-        if (alpha, beta) != (1.0, 0.0):  # the short way relies on the defaults
-            launch_args.SCALARS.pack_into(buffer, self.scalars_at, 1.0, 0.0)
         del owner  # its allocator reuses the memory in stream order
+
+    def _addresses(self, a: Operand, b: Operand, out: Operand) -> Iterator[tuple[int, ...]]:
+        """Yield the addresses that the struct of each outer batch entry begins with."""
+        matrix = parts(a.array) if self.quantized else ()
+        for left, right, result in self.offsets:
+            yield (*(matrix or (a.pointer + left,)), b.pointer + right, out.pointer + result)
 
     def slot(self) -> Slot:
         """Return this thread's argument memory."""
@@ -183,10 +176,6 @@ class Launcher:
             loaded.append(starter(handle, step))
         self.starters[ordinal] = tuple(loaded)
         return self.starters[ordinal]
-
-
-_POINTERS = struct.Struct("<QQQQ")
-_QUANT_POINTERS = struct.Struct("<QQQQQQQ")
 
 
 def parts(q: Any) -> tuple[int, int, int, int]:

@@ -1,0 +1,125 @@
+"""A CUDA driver whose kernels run on the CPU under the emulator, so that public calls do too.
+
+Device memory is host memory (`fake_driver`), a "cubin" names the kernels of a file, and a launch
+runs them in the order of threads and blocks that `seed` shuffles. Nothing else of the back end is
+replaced: plans, argument structs, workspaces and launch geometry are those of a real device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from cuda_emulation import sampled_kernels
+from cuemu.build import Module, compile_cu
+from fake_driver import FakeDriver, _Names
+from gemmule.backends.cuda import driver, nvrtc
+from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.core.rung import Rung, Step
+from gemmule.plan import resolve
+
+REMEMBERED = (
+    driver.bindings, driver.device_info, driver._primary_context, driver._primary_handle,
+    driver.load, cuda_launch._machine, resolve,
+)  # fmt: skip
+
+
+class _Record(SimpleNamespace):
+    """A struct of the driver: any field may be set, and reads of new ones make a struct."""
+
+    def __getattr__(self, name: str) -> _Record:
+        made = _Record()
+        setattr(self, name, made)
+        return made
+
+
+class EmulatedDriver(FakeDriver):
+    """`FakeDriver` with kernels that run."""
+
+    CUlaunchAttribute = CUlaunchConfig = _Record
+    CUlaunchAttributeID = _Names()
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(devices=1, free_bytes=1 << 32)
+        self.seed = seed
+        self.kernels: list[tuple[Module, str]] = []
+
+    def cuLibraryGetKernel(self, library: int, symbol: bytes) -> tuple[Any, ...]:
+        """Compile the named kernel for the CPU, with those that other tests of its file share."""
+        path, names, defines = json.loads(self.libraries[library - 1])
+        module = compile_cu(path, names=tuple(names), defines=tuple(defines))
+        self.kernels.append((module, symbol.decode()))
+        return self._answer("cuLibraryGetKernel", len(self.kernels))
+
+    def cuLaunchKernel(self, function: int, *geometry: Any) -> tuple[Any, ...]:
+        """Run a kernel on the argument struct that the launch points to."""
+        grid, block, (smem, _, params, _) = geometry[:3], geometry[3:6], geometry[6:]
+        self._run(function, grid, block, (1, 1, 1), smem, params)
+        return super().cuLaunchKernel(function, *geometry)
+
+    def cuLaunchKernelEx(
+        self, config: Any, function: int, params: int, extra: int
+    ) -> tuple[Any, ...]:
+        """Run a kernel with the cluster that the attributes ask for."""
+        cluster: tuple[int, ...] = (1, 1, 1)
+        for attribute in config.attrs:
+            if str(attribute.id).endswith("CLUSTER_DIMENSION"):
+                asked = attribute.value.clusterDim
+                cluster = (asked.x, asked.y, asked.z)
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        block = (config.blockDimX, config.blockDimY, config.blockDimZ)
+        self._run(function, grid, block, cluster, config.sharedMemBytes, params)
+        return self._answer("cuLaunchKernel")
+
+    def _run(
+        self,
+        function: int,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        cluster: tuple[int, ...],
+        smem: int,
+        params: int,
+    ) -> None:
+        module, name = self.kernels[function - 1]
+        address = ctypes.c_void_p.from_address(params).value
+        assert address is not None
+        packed = ctypes.string_at(address, module.argument_bytes(name))
+        module.launch(
+            name, grid=grid, block=block, cluster=cluster, smem=smem, args=[packed], seed=self.seed
+        )
+
+
+def _kernels(rung: Rung, steps: tuple[Step, ...], arch: str) -> nvrtc.Module:
+    """Stand for `cuda.launch.kernels`: a module that names kernels instead of holding them."""
+    wanted = tuple(dict.fromkeys(step.kernel for step in steps))
+    defines = tuple(dict.fromkeys(d for step in steps for d in step.defines))
+    names, known = sampled_kernels(rung)  # which the rungs' tests compile as well
+    if not set(wanted) <= set(names) or defines != known:
+        names = wanted
+    path = str(Path(rung.source_path))
+    text = json.dumps([path, names, defines]).encode()
+    return nvrtc.Module(text, {name: name for name in wanted})
+
+
+@contextlib.contextmanager
+def emulated(seed: int = 0) -> Iterator[EmulatedDriver]:
+    """Give the CUDA back end one device, on which kernels are emulated; undone afterwards."""
+    nvrtc._cuda_core()  # which takes the real driver's types when it is first imported
+    stand_in = EmulatedDriver(seed)
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(mock.patch.object(sys.modules["cuda.bindings"], "driver", stand_in))
+        undo.enter_context(mock.patch.object(cuda_launch, "kernels", _kernels))
+        for function in REMEMBERED:
+            function.cache_clear()
+        try:
+            yield stand_in
+        finally:
+            for function in REMEMBERED:
+                function.cache_clear()
