@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import itertools
 import math
 import os
 import sys
@@ -20,10 +21,11 @@ import pytest
 import gemmule as gm
 from fake_driver import FakeDriver
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import device_array, driver, nvrtc
+from gemmule.backends.cuda import convert, device_array, driver, nvrtc
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.operand import Form, Operand
+from gemmule.core.problem import result_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import resolve
@@ -388,6 +390,50 @@ def test_what_does_not_fit_is_refused_before_it_is_copied(fake: FakeDriver) -> N
     view = np.broadcast_to(np.float32(1), (10**6, 10**6))
     with pytest.raises(DeviceError, match=r"no room for 4,000,000,000,000 bytes"):
         gm.asarray(view, device="cuda")
+
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+@pytest.mark.parametrize("left", FLOATS)
+def test_every_pair_of_floats_is_multiplied(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    given: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        cuda_launch.CudaBackend,
+        "prepare",
+        lambda self, choice: lambda a, b, *rest: given.append((a.form.dtype, b.form.dtype)),
+    )
+    monkeypatch.setattr(
+        convert, "widened", lambda one, dtype: one._replace(form=one.form._replace(dtype=dtype))
+    )
+    cases = {"matvec": ((5, 8), (8,)), "vecmat": ((8,), (8, 5)), "matmul": ((4, 8), (8, 20))}
+    for right, (op, shapes) in itertools.product(FLOATS, cases.items()):
+        wide = result_dtype(left, right)
+        operands = [on(0, *shape, dtype=t) for shape, t in zip(shapes, (left, right), strict=True)]
+        given.clear()
+        assert getattr(gm, op)(*operands).dtype == wide
+        plan = gm.plan(op, *operands)
+        assert given == [(plan.problem.a, plan.problem.b)]
+        called = given[0][::-1] if plan.choice.call.swapped else given[0]
+        assert (" converted from " in plan.explain()) == (called != (left, right))
+        matrix = 0 if op == "matvec" else 1
+        if op != "matmul" and (left, right)[1 - matrix] != "float64":
+            assert called[matrix] == (left, right)[matrix], "only the vector is converted"
+
+
+def test_a_converted_vector_goes_before_the_product(fake: FakeDriver) -> None:
+    A, x = on(1, 5, 8), on(1, 8, dtype="float16")
+    assert gm.matvec(A, x, rung=RUNG.name).dtype == "float32"
+    assert [launch[1] for launch in fake.launches] == [(1, 1, 1), (1, 1, 1)]
+    assert {launch[0] for launch in fake.launches} == {1001}
+    plan = gm.plan("matvec", A, x, rung=RUNG.name)
+    assert "x converted from float16 to float32, 32 bytes" in plan.explain()
+    out = on(1, 5)
+    assert plan(A, x, out=out) is out
+    with pytest.raises(TypeError, match="integers and floats do not mix"):
+        gm.matvec(A, on(1, 8, dtype="int8"))
 
 
 # --- compiling and its cache ----------------------------------------------------------------------

@@ -15,14 +15,12 @@ import numpy as np
 
 from gemmule.arrays import transfer
 from gemmule.arrays.interop import check_out, to_kind, unwrap
-from gemmule.core.canonical import Options
+from gemmule.core.canonical import NAMES, Options
 from gemmule.core.operand import Form, Operand, speaker
 from gemmule.dispatch import general, host
 from gemmule.plan import operands, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.settings import default_device
-
-NAMES = {"matvec": ("A", "x"), "vecmat": ("x", "A"), "matmul": ("A", "B")}
 
 
 def multiply(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None) -> Any:

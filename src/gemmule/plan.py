@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,11 +14,12 @@ from typing import Any
 from gemmule import backends
 from gemmule.arrays.interop import check_out, check_same_kind, empty_like_kind, to_kind, unwrap
 from gemmule.backends.base import Run
+from gemmule.backends.cuda import convert
 from gemmule.choose import choose
-from gemmule.core.canonical import Options, canonical
+from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Form, Operand, c_strides, speaker
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOATS, ITEMSIZE, Problem
 from gemmule.core.rung import Rung
 from gemmule.dispatch.bind import ShortWay, bind
 
@@ -203,7 +205,13 @@ def resolve(
     """Return the plan for operands of these forms on `device`; cached."""
     call = canonical(op, left, right, out, options)
     backend = backends.get("cpu" if device == "cpu" else "cuda")
-    choice = choose(call, backend.machine(device), options.rung, options.params)
+    try:
+        choice = choose(call, backend.machine(device), options.rung, options.params)
+    except (TypeError, ValueError):
+        plan = None if backend.adapts() else _widened(call, left, right, out, device, options)
+        if plan is None:
+            raise
+        return plan
     copies = "; ".join(choice.copies)
     where = f"{choice.rung.folder}/{choice.rung.name} {dict(choice.params)} ({choice.reason})"
     log.debug("%s -> %s%s", call.problem.describe(), where, f"; {copies}" if copies else "")
@@ -212,6 +220,46 @@ def resolve(
     run = backend.prepare(choice)
     short_way = bind(run, call, left, right, device)
     return Plan(op, choice, options, (left, right), device, run, short_way)
+
+
+def _widened(
+    call: Call, left: Form, right: Form, out: Form | None, device: str, options: Options
+) -> Plan | None:
+    """Return the plan for operands of one float dtype, after those of another are converted.
+
+    None where that does not help. The cheapest conversion that some rung then takes.
+    """
+    dtype = call.problem.out
+    if not {left.dtype, right.dtype, dtype} <= set(FLOATS) or left.quant or right.quant:
+        return None
+    dtypes = (left.dtype, right.dtype)
+    ways = {(dtype, right.dtype), (left.dtype, dtype), (dtype, dtype)} - {dtypes}
+    for way in sorted(ways, key=lambda way: _converted_elements(left, right, way)):
+        forms = [
+            form if form.dtype == to else Form(form.shape, c_strides(form.shape), to, 16)
+            for form, to in zip((left, right), way, strict=True)
+        ]
+        try:
+            plan = resolve(call.op, *forms, out, device, replace(options, out_dtype=dtype))
+        except (TypeError, ValueError):
+            continue
+        named = zip(NAMES[call.op], (left, right), way, strict=True)
+        words = [_copied(*one) for one in named if one[1].dtype != one[2]]
+        choice = replace(plan.choice, copies=(*words, *plan.choice.copies))
+        seen = way[::-1] if choice.call.swapped else way
+        run = convert.Converting(plan._run, seen)
+        return Plan(call.op, choice, options, (left, right), device, run)
+    return None
+
+
+def _copied(name: str, form: Form, dtype: str) -> str:
+    nbytes = math.prod(form.shape) * ITEMSIZE[dtype]
+    return f"{name} converted from {form.dtype} to {dtype}, {nbytes:,} bytes"
+
+
+def _converted_elements(left: Form, right: Form, way: tuple[str, str]) -> int:
+    pairs = zip((left, right), way, strict=True)
+    return sum(math.prod(form.shape) for form, to in pairs if form.dtype != to)
 
 
 def _refuse_traced(a: Any, b: Any) -> None:

@@ -24,6 +24,7 @@ from gemmule.core.problem import (
     result_dtype,
 )
 
+NAMES = {"matvec": ("A", "x"), "vecmat": ("x", "A"), "matmul": ("A", "B")}  # of the operands
 Frozen = tuple[tuple[str, Any], ...]  # parameter values, sorted by name
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from gemmule.core.canonical import Options
+from gemmule.core.canonical import NAMES, Options
 from gemmule.dispatch import general
-from gemmule.dispatch.operators import LIBRARY, NAMES, call, refuse_out
+from gemmule.dispatch.operators import LIBRARY, call, refuse_out
 from gemmule.quant.matrix import QuantizedMatrix
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from gemmule.core.canonical import Options
+from gemmule.core.canonical import NAMES, Options
 from gemmule.core.problem import check_dtype, matmul_shape, matvec_shape, result_dtype
 from gemmule.dispatch import general
 
-NAMES = {"matvec": ("A", "x"), "vecmat": ("x", "A"), "matmul": ("A", "B")}
 _OPTIONS = 'ScalarType? out_dtype=None, str precision="float32", bool batch_invariant=False'
 LIBRARY = torch.library.Library("gemmule", "DEF")
 

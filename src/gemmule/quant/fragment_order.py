@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from pathlib import Path
 
-from gemmule.backends.cuda import driver, launch, nvrtc
+from gemmule.backends.cuda import driver, single
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.rung import Step
 from gemmule.quant.layouts import get_layout
@@ -29,12 +28,7 @@ def in_fragments(rows: DeviceArray, m: int, n: int, bits: int) -> DeviceArray:
         return codes
     name = f"pack_mma16<{bits}>"
     step = Step(name, (-(-codes.nbytes // (16 * 256)), 1, 1), (256, 1, 1))
-    module = nvrtc.compile_file(_SOURCE, (name,), driver.device_info(codes.ordinal).arch)
-    handle = driver.load(module.cubin, module.symbols[name], codes.ordinal, 0)
     packed = _ARGS.pack(rows.pointer, codes.pointer, m, n, -(-n * bits // 8))
-    buffer = ctypes.create_string_buffer(packed, len(packed))
-    params = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-    with driver.on_device(codes.ordinal):
-        launch.starter(handle, step)(ctypes.addressof(params), 0)
+    single.run(_SOURCE, step, packed, codes.ordinal, 0)
     driver.synchronize(codes.ordinal)
     return codes
