@@ -184,13 +184,10 @@ def test_jax_arrays(jax: Any, dtype: str) -> None:
         np.testing.assert_array_equal(np.asarray(result).astype(truth.dtype), truth)
 
 
-def test_jax_tracers_and_immutable_out_are_refused(jax: Any) -> None:
-    A, x = jax.numpy.eye(3), jax.numpy.ones(3)
-    for transformed in (jax.jit, jax.vmap, lambda f: jax.grad(lambda a: f(a).sum())):
-        with pytest.raises(TypeError, match=r"A is a JAX tracer.*outside"):
-            transformed(lambda a: gm.matvec(a, x))(A if transformed is not jax.vmap else A[None])
+def test_jax_immutable_out_and_other_libraries_are_refused(jax: Any) -> None:
+    A = jax.numpy.eye(3)
     with pytest.raises(TypeError, match="immutable"):
-        gm.matvec(A, x, out=jax.numpy.zeros(3))
+        gm.matvec(A, jax.numpy.ones(3), out=jax.numpy.zeros(3))
     with pytest.raises(TypeError, match="A is a jax array on cpu and x a numpy array on cpu"):
         gm.matvec(A, np.ones(3))
 

@@ -89,6 +89,11 @@ def _general(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
 
         if autograd.wanted(a, b):
             return autograd.through(op, a, b, out, options)
+    if "jax" in sys.modules and device is None:
+        from gemmule.dispatch import jax as jax_calls  # only where JAX is
+
+        if jax_calls.traced(a, b):
+            return jax_calls.through(op, a, b, out, options)
     return product(op, a, b, out, options, device)
 
 

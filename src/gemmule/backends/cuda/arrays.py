@@ -90,7 +90,7 @@ def from_interface(obj: Any, argument: str) -> Operand:
         check_dtype(f"{dtype.str} with mask" if face.get("mask") else dtype.str, argument)
     shape, pointer = tuple(face["shape"]), int(face["data"][0])
     strides = _element_strides(shape, face.get("strides"), dtype.itemsize, argument)
-    ordinal = _ordinal_of(pointer)
+    ordinal = ordinal_at(pointer)
     form = form_of(pointer, shape, strides, dtype.name)
     return Operand(obj, pointer, form, f"cuda:{ordinal}", "interface", obj)
 
@@ -108,7 +108,8 @@ def _element_strides(
     return tuple(step // itemsize for step in strides)
 
 
-def _ordinal_of(pointer: int) -> int:
+def ordinal_at(pointer: int) -> int:
+    """Return the number of the device that owns an address."""
     if pointer == 0:
         return 0
     api = driver.bindings()

@@ -1,0 +1,172 @@
+"""A product as a function that XLA calls: what its C interface hands over, read with ctypes.
+
+XLA calls a handler on a thread of its own once for every product of a compiled program, with the
+addresses of operands and result; on a GPU also with the stream to launch on, so nothing waits for
+the host. Source: the structs of ``xla/ffi/api/c_api.h``, version 0.3 of that interface.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.canonical import Options
+from gemmule.core.operand import c_strides
+from gemmule.core.problem import numpy_dtype
+from gemmule.dispatch import general
+
+# XLA_FFI_DataType -> dtype name.
+DTYPES = {
+    2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32",
+    9: "uint64", 10: "float16", 11: "float32", 12: "float64", 15: "complex64", 16: "bfloat16",
+    18: "complex128", 19: "float8_e5m2", 20: "float8_e4m3fn",
+}  # fmt: skip
+METADATA, INTERNAL = 1, 13  # XLA_FFI_Extension_Metadata, XLA_FFI_Error_Code_INTERNAL
+
+_Size, _Pointer, _Int = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+
+
+def _struct(name: str, *fields: tuple[str, Any]) -> Any:
+    """Return a struct of that interface: each begins with its size and a chain of extensions."""
+    head = (("struct_size", _Size), ("extension", _Pointer))
+    return type(name, (ctypes.Structure,), {"_fields_": [*head, *fields]})
+
+
+Version = _struct("Version", ("major", _Int), ("minor", _Int))
+Buffer = _struct(
+    "Buffer",
+    ("dtype", _Int),
+    ("data", _Pointer),
+    ("rank", ctypes.c_int64),
+    ("dims", ctypes.POINTER(ctypes.c_int64)),
+)
+Values = _struct(
+    "Values",
+    ("size", ctypes.c_int64),
+    ("types", _Pointer),
+    ("values", ctypes.POINTER(_Pointer)),
+)
+Attributes = _struct(
+    "Attributes",
+    ("size", ctypes.c_int64),
+    ("types", _Pointer),
+    ("names", _Pointer),
+    ("values", ctypes.POINTER(_Pointer)),
+)
+Api = _struct(
+    "Api",
+    ("version", Version),
+    ("internal", _Pointer),
+    ("error_create", _Pointer),
+    ("error_message", _Pointer),
+    ("error_destroy", _Pointer),
+    ("handler_register", _Pointer),
+    ("stream_get", _Pointer),
+)
+Frame = _struct(
+    "Frame",
+    ("api", ctypes.POINTER(Api)),
+    ("context", _Pointer),
+    ("stage", _Int),
+    ("arguments", Values),
+    ("results", Values),
+    ("attributes", Attributes),
+    ("future", _Pointer),
+)
+ErrorArguments = _struct("ErrorArguments", ("message", ctypes.c_char_p), ("code", _Int))
+StreamArguments = _struct("StreamArguments", ("context", _Pointer), ("stream", _Pointer))
+
+
+class Extension(ctypes.Structure):
+    """The head of an extension of a frame; that of metadata goes on with an address."""
+
+    _fields_ = (("struct_size", _Size), ("type", _Int), ("next", _Pointer), ("metadata", _Pointer))
+
+
+class Span(ctypes.Structure):
+    """Bytes at an address."""
+
+    _fields_ = (("start", _Pointer), ("size", _Size))
+
+
+class Metadata(ctypes.Structure):
+    """What a handler says of itself when it is registered."""
+
+    _fields_ = (("struct_size", _Size), ("version", Version), ("traits", ctypes.c_uint32))
+
+
+def _handled(frame: Any, array: Any) -> int | None:
+    if frame.extension:
+        extension = Extension.from_address(frame.extension)
+        if extension.type == METADATA:
+            version = Metadata.from_address(extension.metadata).version
+            version.major, version.minor = 0, frame.api.contents.version.minor
+            return None
+    try:
+        _multiply(frame, array)
+    except Exception as error:  # no exception passes through C: XLA raises it again
+        return _error(frame, f"{type(error).__name__}: {error}")
+    return None
+
+
+def _multiply(frame: Any, array: Any) -> None:
+    a, b = (array(frame.arguments.values[i]) for i in range(2))
+    out = array(frame.results.values[0])
+    span = Span.from_address(frame.attributes.values[0])
+    given = json.loads(ctypes.string_at(span.start, span.size))
+    op, params = given.pop("op"), given.pop("params")
+    frozen = None if params is None else tuple((name, value) for name, value in params)
+    options = Options(**given, params=frozen)
+    if array is _host_array:
+        general.product(op, a, b, out, options)
+        return
+    with device_arrays.using_stream(_stream(frame)):
+        general.product(op, a, b, out, options)
+
+
+def _host_array(address: int) -> np.ndarray[Any, Any]:
+    buffer = Buffer.from_address(address)
+    shape, dtype = _kind(buffer)
+    nbytes = math.prod(shape) * numpy_dtype(dtype).itemsize
+    if nbytes == 0:
+        return np.empty(shape, numpy_dtype(dtype))
+    memory: Any = (ctypes.c_char * nbytes).from_address(buffer.data)
+    array: np.ndarray[Any, Any] = np.frombuffer(memory, numpy_dtype(dtype))
+    return array.reshape(shape)
+
+
+def _device_array(address: int) -> DeviceArray:
+    buffer = Buffer.from_address(address)
+    shape, dtype = _kind(buffer)
+    ordinal = device_arrays.ordinal_at(buffer.data or 0)
+    return DeviceArray(buffer.data or 0, shape, c_strides(shape), dtype, ordinal, None)
+
+
+def _kind(buffer: Any) -> tuple[tuple[int, ...], str]:
+    return tuple(buffer.dims[i] for i in range(buffer.rank)), DTYPES[buffer.dtype]
+
+
+def _stream(frame: Any) -> int:
+    given = StreamArguments(ctypes.sizeof(StreamArguments), None, frame.context, None)
+    ask = ctypes.CFUNCTYPE(_Pointer, _Pointer)(frame.api.contents.stream_get)
+    if ask(ctypes.addressof(given)):
+        raise RuntimeError("XLA did not tell the stream to launch on.")
+    return int(given.stream or 0)
+
+
+def _error(frame: Any, message: str) -> int | None:
+    given = ErrorArguments(ctypes.sizeof(ErrorArguments), None, message.encode(), INTERNAL)
+    create = ctypes.CFUNCTYPE(_Pointer, _Pointer)(frame.api.contents.error_create)
+    made: int | None = create(ctypes.addressof(given))
+    return made
+
+
+_HANDLER = ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(Frame))
+on_host = _HANDLER(lambda frame: _handled(frame.contents, _host_array))
+on_device = _HANDLER(lambda frame: _handled(frame.contents, _device_array))
