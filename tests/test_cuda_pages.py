@@ -17,65 +17,48 @@ from gemmule.lab.profile.counters import METRICS, Counted
 from gemmule.lab.records.rows import Row, Speedup, Times
 from gemmule.lab.report.ladder_table import before
 from pages import build, cuda_pages, ladder_tables
-from pages.cuda_pages import FIGURES, page, picture
-from pages.excerpts import SECTIONS, Section, _between, heart
+from pages.cuda_pages import page, picture
+from pages.excerpts import MOST_LINES, Telling, docstring, excerpt, marked, telling
+from pages.figures import of_ladder
 from pages.figures.drawing import Figure
 
 ROOT = Path(__file__).parents[1]
 RUNGS = [(op, rung) for op in OPS for rung in ladder(op, "cuda")]
-DRAWN = [(op, name) for op in OPS for name in FIGURES[op]]
+DRAWN = [(op, name) for op in OPS for name in of_ladder(op)]
 PAGES = sorted((ROOT / "docs" / "ladder").glob("*.md"))
 named = pytest.mark.parametrize(("op", "rung"), RUNGS, ids=[f"{o}-{r.name}" for o, r in RUNGS])
 drawn = pytest.mark.parametrize(("op", "name"), DRAWN, ids=[f"{o}-{n}" for o, n in DRAWN])
 
 
-def words_of(op: str) -> str:
+def text_of(op: str) -> str:
     return (ROOT / page(op)).read_text("utf-8")
 
 
 @named
-def test_every_rung_has_a_section_with_words(op: str, rung) -> None:
-    text = words_of(op)
-    marker = f"<!-- table:{rung.name} -->"
-    found = re.search(rf"^## {rung.name}\n(.*?){re.escape(marker)}", text, re.M | re.S)
-    assert found, (
-        f"{page(op)} has no section of {rung.name}: write '## {rung.name}', a few sentences on "
-        f"what it adds to {rung.after or 'nothing'}, then the lines '{marker}' and "
-        "'<!-- /table -->', and run `make docs`"
+def test_every_rung_explains_itself(op: str, rung) -> None:
+    said = docstring(rung)
+    assert "\n\n" in said, (
+        f"the docstring of {rung.path.name} is its section on {page(op)}: after the first line, "
+        f"say in a few sentences what it adds to {rung.after or 'nothing'}"
     )
-    assert len(found[1].split()) >= 12, f"{page(op)} says too little of {rung.name}"
-    if rung.after and f"\n## {rung.after}\n" in text:
-        assert text.index(f"\n## {rung.after}\n") < found.start(), f"{rung.name} comes too early"
+    assert len(said.split()) >= 24, f"the docstring of {rung.path.name} says too little"
+    assert f"\n## {rung.name}\n\n{said}\n" in text_of(op), "run `make docs`"
 
 
 @named
-def test_every_rung_has_a_figure(op: str, rung) -> None:
-    assert rung.name in FIGURES[op], (
-        f"no figure of {rung.name}: draw one in src/gemmule/lab/figures_{op}.py (a function that "
-        "returns a Figure), name it in FIGURES there, and run `make docs`"
-    )
-
-
-@named
-def test_the_code_shown_of_a_rung_is_in_its_files(op: str, rung) -> None:
-    section = SECTIONS[op].get(rung.name)
-    assert section, (
-        f"no code is shown of {rung.name}: name its first and last line in SECTIONS of "
-        "src/gemmule/lab/cuda_sections.py"
-    )
-    assert set(section.counters) <= set(ladder_tables.DERIVED)
-    found = heart(rung, section)
-    assert found, (
-        f"{rung.source_path.name} and its headers hold no lines from {section.first!r} to "
-        f"{section.last!r} any more: choose others in SECTIONS of src/gemmule/lab/cuda_sections.py"
-    )
-    assert found.code.count("{") == found.code.count("}")
+def test_code_and_counters_shown_of_a_rung_are_in_its_files(op: str, rung) -> None:
+    wanted = telling(rung)
+    assert set(wanted.names) <= set(ladder_tables.DERIVED)
+    assert any(wanted.product in title for title in ladder_tables.titles(op))
+    shown = excerpt(rung)
+    if shown is not None:
+        assert shown.code.count("{") == shown.code.count("}")
 
 
 @drawn
 def test_figures_are_well_formed_and_their_words_do_not_collide(op: str, name: str) -> None:
-    figure = FIGURES[op][name]()
-    assert figure.svg() == FIGURES[op][name]().svg()
+    figure = of_ladder(op)[name]()
+    assert figure.svg() == of_ladder(op)[name]().svg()
     root = ET.fromstring(figure.svg())
     assert {"title", "desc"} <= {child.tag.rpartition("}")[2] for child in root}
     check_words(figure)
@@ -107,8 +90,7 @@ def test_colliding_words_would_be_seen() -> None:
 
 @drawn
 def test_every_figure_is_on_its_page(op: str, name: str) -> None:
-    text = words_of(op)
-    assert picture(op, name).name in text or f"<!-- table:{name} -->" in text
+    assert picture(op, name).name in text_of(op)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -134,20 +116,47 @@ def test_a_page_that_lags_behind_the_evidence_is_stale(tmp_path: Path) -> None:
     assert "Not measured yet" in (tmp_path / page("matvec")).read_text()
 
 
-def test_the_lines_of_a_section_are_the_nearest_pair() -> None:
+def test_excerpts_lie_between_their_comments() -> None:
     lines = [
-        "  for (a) {",
-        "#pragma unroll",
-        "    x;",
-        "  }",
+        "  // excerpt",
         "  for (b) {",
+        "#pragma unroll",
         "    y;  // }",
+        "    // excerpt turn",
         "    z;",
+        "  // end of excerpt",
+        "  }",
+        "// excerpt open",
     ]
-    assert _between(lines, "for (", "y;") == "for (b) {\n  y;  // }\n}"
-    assert _between(lines, "for (a", "x;") == "for (a) {\n  x;\n}"
-    assert _between(lines, "for (c", "x;") is None
-    assert _between(lines, "y;", "x;") is None
+    assert marked(lines[:4] + lines[6:]) == "for (b) {\n  y;  // }\n}"
+    assert marked(lines, "turn") == "z;"
+    assert marked(lines, "other") is None
+    with pytest.raises(ValueError, match="not followed"):
+        marked(lines, "open")
+
+
+def test_an_excerpt_in_a_header_has_to_be_there(tmp_path: Path) -> None:
+    class Rung:
+        name, source_path = "early", tmp_path / "early.cu"
+
+    Rung.source_path.write_text(
+        "// excerpt prefetch of row_stream.cuh\n// counters by 8: a, %; b\n"
+    )
+    found = excerpt(Rung)
+    assert found is not None
+    assert found.path.name == "row_stream.cuh"
+    assert "prefetch" in found.code
+    assert telling(Rung) == Telling(("a, %", "b"), "8")
+    Rung.source_path.write_text("// excerpt gone of row_stream.cuh\n")
+    with pytest.raises(ValueError, match=r"no line '// excerpt gone', named by early\.cu"):
+        excerpt(Rung)
+    long = ["// excerpt", *["x;"] * (MOST_LINES + 1), "// end of excerpt"]
+    Rung.source_path.write_text("\n".join(long))
+    with pytest.raises(ValueError, match="more than"):
+        excerpt(Rung)
+    Rung.source_path.write_text("x;\n")
+    assert excerpt(Rung) is None
+    assert telling(Rung) == Telling()
 
 
 def row(name: str, us: float, over: dict[str, float], kind: str = "rung") -> Row:
@@ -209,7 +218,7 @@ def test_counters_are_shown_beside_those_of_the_rung_before() -> None:
         for name, sectors in (("thread_per_row", 128.0), ("warp_per_row", 16.0))
     ]
     chosen = next(rung for rung in rungs if rung.name == "warp_per_row")
-    names = ("sectors a load request", "DRAM read, MB")
+    names = Telling(("sectors a load request", "DRAM read, MB"))
     lines = ladder_tables.telling("matvec", chosen, rungs, names, counted).splitlines()
     assert lines[0].endswith("| thread\\_per\\_row | warp\\_per\\_row |")
     assert lines[2] == "| sectors a load request | 16.0 | 2 |"
@@ -218,11 +227,12 @@ def test_counters_are_shown_beside_those_of_the_rung_before() -> None:
     assert "Not counted yet" in ladder_tables.all_counters("matvec", [])
 
 
-def test_a_rung_without_section_figure_or_figures_still_has_a_block() -> None:
+def test_a_rung_without_figure_or_times_still_has_a_section() -> None:
     rungs = ladder("matvec", "cuda")
-    text = cuda_pages.block("vecmat", rungs[-1], rungs, (), ())
-    assert text.startswith("Not measured yet")
-    assert heart(rungs[0], Section("no such line", "nor this one")) is None
+    text = cuda_pages.section("quantized", rungs[0], rungs, (), ())
+    assert text.startswith(docstring(rungs[0]))
+    assert "![" not in text
+    assert "Not measured yet" in text
 
 
 def test_the_products_of_the_ladders_are_named_apart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -14,7 +15,7 @@ from gemmule.core.registry import OPS
 from gemmule.core.rung import BACKENDS
 from gemmule.lab import cli
 from gemmule.settings import cache_folder, default_device
-from pages import build, speed_table
+from pages import build
 from test_architecture import LAYERS
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +67,7 @@ def test_staleness_is_seen(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     for name in ("README.md", "docs/ladder.md"):
         (tmp_path / name).write_text((ROOT / name).read_text("utf-8"), "utf-8")
-    speed_table.copy_sources(ROOT, tmp_path)
+    shutil.copytree(ROOT / "evidence", tmp_path / "evidence")
     page = tmp_path / "docs" / "ladder.md"
     page.write_text(page.read_text("utf-8").replace("scalar_loop", "other_loop"), "utf-8")
     assert build.stale(tmp_path) == [page]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pages import build, ladder_pages, study_pages
+from pages import build, cpu_pages, study_pages
 
 
 @click.command(short_help="Rewrite the generated parts of the documents.")
@@ -22,12 +22,19 @@ from pages import build, ladder_pages, study_pages
     is_flag=True,
     help="First compile every CPU rung anew and record what its hot loop is made of.",
 )
-def docs(check: bool, root: Path, instructions: bool) -> None:
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="First keep this run of `gemmule bench --suite ladder` in the evidence.",
+)
+def docs(check: bool, root: Path, instructions: bool, measured: Path | None) -> None:
     """Bring the pages of the ladders and the tables of README.md up to date, in a source tree."""
     if not (root / "src" / "gemmule").is_dir():
         raise click.ClickException(f"{root.resolve()} is no source tree of gemmule.")
+    if measured is not None:
+        click.echo(f"wrote {cpu_pages.keep(root, measured)}")
     if instructions:
-        click.echo(f"wrote {ladder_pages.record(root)}")
+        click.echo(f"wrote {cpu_pages.record(root)}")
     if not check:
         changed = [*build.update(root), *study_pages.update(root)]
         click.echo("\n".join(f"wrote {path}" for path in changed) or "everything is up to date")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 
 from gemmule.core.registry import OPS, ladder
@@ -10,7 +12,7 @@ from gemmule.lab.report import ladder_table
 from gemmule.lab.report.tables import update_markers
 from gemmule.storage import evidence
 from gemmule.storage.atomic import replace_text
-from pages import cuda_pages, ladder_pages, speed_table
+from pages import cpu_pages, cuda_pages, speed_table
 
 LADDER_SIZE = 4096
 LADDER_INTRODUCTION = """# The ladder
@@ -65,7 +67,7 @@ def update(root: Path) -> list[Path]:
     if not page.is_file() or page.read_text(encoding="utf-8") != text:
         replace_text(page, text)
         changed.append(page)
-    for path, tables in ladder_pages.tables(root).items():
+    for path, tables in cpu_pages.tables(root).items():
         if update_markers(root / path, tables):
             changed.append(root / path)
     changed += cuda_pages.update(root)
@@ -77,15 +79,10 @@ def update(root: Path) -> list[Path]:
 
 def stale(root: Path) -> list[Path]:
     """Return the files whose generated parts are not what `update` would write."""
-    import shutil
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        ladder_pages.copy_sources(root, copy)
-        cuda_pages.copy_sources(root, copy)
-        speed_table.copy_sources(root, copy)
-        for name in ("README.md", "docs/ladder.md"):
-            if (root / name).is_file():
-                shutil.copyfile(root / name, copy / name)
+        shutil.copyfile(root / "README.md", copy / "README.md")
+        for name in ("docs", "evidence"):
+            if (root / name).is_dir():
+                shutil.copytree(root / name, copy / name)
         return [root / path.relative_to(copy) for path in update(copy)]

@@ -1,13 +1,12 @@
-"""The pages of the CUDA ladders: words by hand; figures, code, times and counters from their files.
+"""The pages of the CUDA ladders: an introduction by hand, and a section for each rung.
 
-Each rung has a section in its page: a heading, some sentences, and a pair of markers with its name,
-between which its `block` goes. A rung without a section is left out here and named by the tests.
+A section is made of the rung's own files (its words, some code), of its figure where it has one,
+and of the evidence: times and counters. So a new rung is on its page without any edit there.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gemmule.core.registry import OPS, ladder
@@ -19,18 +18,11 @@ from gemmule.lab.records.rows import Row
 from gemmule.lab.report.tables import update_markers
 from gemmule.storage.atomic import replace_text
 from pages import ladder_tables
-from pages.excerpts import SECTIONS, Section, heart
-from pages.figures import matmul, matvec, quantized, streams, vecmat
-from pages.figures.drawing import Drawings
+from pages.excerpts import docstring, excerpt, telling
+from pages.figures import of_ladder
 
 FOLDER = Path("docs") / "ladder"
 PICTURES = Path("docs") / "img" / "ladder"
-FIGURES: Mapping[str, Drawings] = {
-    "matvec": {**matvec.FIGURES, **streams.FIGURES},
-    "vecmat": vecmat.FIGURES,
-    "matmul": matmul.FIGURES,
-    "quantized": quantized.FIGURES,
-}
 
 
 def page(op: str) -> Path:
@@ -57,7 +49,7 @@ def update(root: Path) -> list[Path]:
             "conditions": ladder_tables.conditions(environment),
             "measured": ladder_tables.all_times(op, rows),
             "counters": ladder_tables.all_counters(op, counted),
-            **_sections(root / page(op), op, rows, counted),
+            "rungs": sections(op, rows, counted),
         }
         if update_markers(root / page(op), texts):
             changed.append(root / page(op))
@@ -65,7 +57,7 @@ def update(root: Path) -> list[Path]:
 
 
 def _draw(root: Path, op: str, rows: Sequence[Row]) -> list[Path]:
-    drawings = {name: draw() for name, draw in FIGURES[op].items()}
+    drawings = {name: draw() for name, draw in of_ladder(op).items()}
     drawings["times"] = ladder_tables.times_figure(op, rows)
     changed = []
     for name, drawing in drawings.items():
@@ -77,46 +69,28 @@ def _draw(root: Path, op: str, rows: Sequence[Row]) -> list[Path]:
     return changed
 
 
-def _sections(
-    path: Path, op: str, rows: Sequence[Row], counted: Sequence[Counted]
-) -> dict[str, str]:
-    """Return the blocks of the rungs that a page has markers for."""
-    text = path.read_text(encoding="utf-8")
+def sections(op: str, rows: Sequence[Row], counted: Sequence[Counted]) -> str:
+    """Return the sections of a ladder's rungs, in order."""
     rungs = ladder(op, "cuda")
-    return {
-        rung.name: block(op, rung, rungs, rows, counted)
-        for rung in rungs
-        if f"<!-- table:{rung.name} -->" in text
-    }
+    return "\n\n".join(
+        f"## {rung.name}\n\n{section(op, rung, rungs, rows, counted)}" for rung in rungs
+    )
 
 
-def block(
+def section(
     op: str, rung: Rung, rungs: Sequence[Rung], rows: Sequence[Row], counted: Sequence[Counted]
 ) -> str:
-    """Return a rung's figure, the heart of its code, its times and its telling counters."""
-    section = SECTIONS[op].get(rung.name, Section("", ""))
-    parts = []
-    if rung.name in FIGURES[op]:
-        title = FIGURES[op][rung.name]().title
-        parts.append(f"![{title}](../img/ladder/{op}-{rung.name}.svg)")
-    found = heart(rung, section) if section.first else None
-    if found is not None:
-        place = found.path.relative_to(RUNGS_FOLDER).as_posix()
-        link = f"[{found.path.name}](../../src/gemmule/rungs/{place})"
-        parts.append(f"From {link}:\n\n```cuda\n{found.code}\n```")
+    """Return a rung's words, figure, code, times and telling counters."""
+    parts = [docstring(rung)]
+    draw = of_ladder(op).get(rung.name)
+    if draw is not None:
+        parts.append(f"![{draw().title}](../img/ladder/{op}-{rung.name}.svg)")
+    shown = excerpt(rung)
+    if shown is not None:
+        place = shown.path.relative_to(RUNGS_FOLDER).as_posix()
+        link = f"[{shown.path.name}](../../src/gemmule/rungs/{place})"
+        parts.append(f"From {link}:\n\n```cuda\n{shown.code}\n```")
     times = ladder_tables.rung_times(op, rung, rungs, rows)
     parts.append(times or f"Not measured yet: {ladder_tables.COMMAND}.")
-    parts.append(ladder_tables.telling(op, rung, rungs, section.counters, counted))
+    parts.append(ladder_tables.telling(op, rung, rungs, telling(rung), counted))
     return "\n\n".join(part for part in parts if part)
-
-
-def copy_sources(root: Path, copy: Path) -> None:
-    """Copy the pages, their figures and their data to another tree."""
-    names = [page(op) for op in OPS]
-    names += [path.relative_to(root) for path in (root / PICTURES).glob("*.svg")]
-    for file in (ladder_times.FILE, counters.FILE):
-        names += [path.relative_to(root) for path in (root / "evidence").glob(f"*/{file}")]
-    for name in names:
-        if (root / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(root / name, copy / name)

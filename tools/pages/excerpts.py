@@ -1,154 +1,96 @@
-"""What the pages of the CUDA ladders show of each rung: the heart of its code, telling counters.
+"""What the page of a ladder takes from the files of a rung: its words, some of its code, counters.
 
-The code is found by two pieces of text, the last line's and, before it, the nearest first line's,
-in the rung's .cu or a header that it includes; so what a page shows cannot differ from what runs.
+The words are the docstring of the rung's Python file. The code lies between two comments of its
+``.cu``, or of a header where the ``.cu`` names it, so what a page shows cannot differ from what
+runs; another comment names the counters that explain the rung::
+
+    // excerpt                          the lines to show begin here
+    // end of excerpt                   and end here
+    // excerpt turn of row_stream.cuh   they lie in that header, after its line "// excerpt turn"
+    // counters: DRAM read, MB; occupancy, %
+    // counters by columns: ...         of the product in whose title that word stands
+
+All of them may be left out: a rung without shows no code, and every counter.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemmule.core.rung import HEADERS_FOLDER, Rung
 
 MOST_LINES = 30
-_INCLUDE = re.compile(r'#include "([\w./]+)"')
+END = "// end of excerpt"
+_ELSEWHERE = re.compile(r"^// excerpt (\w+) of ([\w.]+)$", re.MULTILINE)
+_COUNTERS = re.compile(r"^// counters(?: by (\w+))?: (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """first, last: texts of the first and last line of the heart; counters: those that explain."""
-
-    first: str
-    last: str
-    counters: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Heart:
+class Excerpt:
     """Some lines of a kernel, and the file they come from."""
 
     path: Path
     code: str
 
 
-_ACCESS = ("sectors a load request", "L1 hits, %")
-_STREAM = ("load requests, thousands", "occupancy, %", "issue slots used, %")
-_SHARED = ("L1 hits, %", "shared-memory passes, millions", "issue slots used, %")
-_TENSOR = ("warp instructions, millions", "FMA pipe, %", "tensor pipe, %")
-_MULTIPLY = Section(
-    "for (int k = threadIdx.x; k < at.count", "atomicAdd((Acc*)p.work", (*_ACCESS, "occupancy, %")
-)
-_TURN = "sum[r] = dot(va[u][r]"
-_COLUMNS = ("sectors a load request", "occupancy, %", "warp instructions, millions")
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """The counters that explain a rung (none: all do), on the product whose title has `product`."""
 
-SECTIONS: Mapping[str, Mapping[str, Section]] = {
-    "matvec": {
-        "thread_per_row": Section("const TA* a = (const TA*)p.a", "finish((TY*)p.y",
-                                  (*_ACCESS, "occupancy, %")),
-        "shared_x": Section("for (i64 first = 0", "nobody may overwrite",
-                            ("load requests, thousands", *_ACCESS)),
-        "warp_per_row": Section("Acc sum = 0", "if (lane == 0) finish", (*_ACCESS, "occupancy, %")),
-        "p_threads": Section("const unsigned mask", "if (t == 0) finish",
-                             (*_ACCESS, "occupancy, %")),
-        "p_threads_vector": Section("for (; j + (L - 1) * stride", "sum += wide<Acc>(av[l][k])",
-                                    ("load requests, thousands", "warp instructions, millions")),
-        "two_step": Section("sum = share_of_row", "if (t == 0) finish",
-                            ("occupancy, %", "shared-memory passes, millions")),
-        "vector_shared_x": Section("for (i64 first = 0; first < p.n; first += TILE)",
-                                   "sum += av[k] * xv[k]", _SHARED),
-        "y_blocks": Section("const i64 pieces = p.n / W", "((Acc*)p.work)[(batch",
-                            ("warp instructions, millions", "DRAM written, MB")),
-        "warp_vector": Section("for (; j + (LOADS - 1) * stride", "sums[l] += wide<Acc>(av[l][k])",
-                               ("load requests, thousands", "warp instructions, millions")),
-        "streamed_rows": Section("Chunk<TA> va[U][R];", _TURN, _STREAM),
-        "early_rows": Section("if (j + u * STEP < last) ptx::prefetch_l2",
-                              "ptx::pdl_launch_dependents();", _STREAM),
-        "clustered_rows": Section("push(&inbox[rank]", "total += inbox[c]", _STREAM),
-        "col_transposed": Section("const TA* a = (const TA*)p.a", "finish((TY*)p.y", _ACCESS),
-        "block_multiply_transposed": _MULTIPLY,
-        "transpose_then": Section(
-            "__shared__ TA tile[kTile][kTile + 1]", "copy[column * p.m + row] = tile",
-            ("DRAM read, MB", "DRAM written, MB", "sectors a load request")),
-    },
-    "vecmat": {
-        "thread_per_row": Section("const TA* a = (const TA*)p.a", "finish((TY*)p.y", _ACCESS),
-        "shared_x": Section("for (i64 first = 0", "nobody may overwrite",
-                            ("load requests, thousands", "warp instructions, millions")),
-        "col_thread_per_row": Section("const TA* a = (const TA*)p.a", "finish((TY*)p.y",
-                                      (*_ACCESS, "occupancy, %")),
-        "block_multiply": Section("const BlockPlace at(p, WIDTH)", "multiply_block<Acc",
-                                  ("sectors a load request", "occupancy, %")),
-        "clustered_columns": Section("collect<S>(sum, parts, skew);", "s += inbox[r][c]",
-                                     _COLUMNS),
-        "block_columns": Section(" va[U];", "sum[i] += wide<Acc>(va[u].v[i])", _COLUMNS),
-        "split_columns": Section("collect<S>(sum, parts, skew);", "work[c] = s;", _COLUMNS),
-    },
-    "matmul": {
-        "naive": Section("for (i64 l = 0; l < p.k", "sum = add_product<FMA>(sum",
-                         ("load requests, thousands", "L1 hits, %", "FMA pipe, %")),
-        "shared_tile": Section("for (i64 first = 0", "nobody reads them",
-                               ("load requests, thousands", *_SHARED)),
-        "rectangular_tile": Section("for (int l = 0; l < TILE", "right += v *", _SHARED),
-        "register_tile": Section("for (int l = 0; l < DEPTH", "sum[r][c] += column[r]",
-                                 ("shared-memory passes, millions", "FMA pipe, %")),
-        "vector_tile": Section("const bool more = first + DEPTH", "b.store(bs[now ^ 1])",
-                               ("load requests, thousands", "FMA pipe, %", "issue slots used, %")),
-        "tensor_core": Section("for (int l = 0; l < DEPTH; l += 16)", "mma(sum[r][c], fa[r]",
-                               _TENSOR),
-        "tensor_core_int8": Section("const u32 low0 = __byte_perm", "w[3] = __byte_perm",
-                                    ("bank conflicts, % of passes", "tensor pipe, %")),
-        "few_columns": Section("for (int j = 0; j < N; ++j) {", "sum[r * N + j] = dot(v[r]",
-                               ("DRAM read, MB", "warp instructions, millions", "FMA pipe, %")),
-        "few_columns_tensor": Section("for (int i = 0; i < 4; i += 2) {", "mma(d, rows, column",
-                                      _TENSOR),
-    },
-    "quantized": {
-        "int8_codes": Section("const typename Read::Piece piece", "sum += row.scale(group) * part",
-                              ("DRAM read, MB", "issue slots used, %")),
-        "int4_codes": Section("__device__ __forceinline__ int code_of", "else return piece[k / 2]",
-                              ("DRAM read, MB", "warp instructions, millions")),
-        "product_table_int8": Section("const i64 entry = (i64)", "((float*)p.work)[entry]",
-                                      (*_ACCESS, "L2 hits, %")),
-        "product_table_int4": Section("const typename Read::Piece piece", "sum += table[",
-                                      (*_ACCESS, "L2 hits, %")),
-        "any_codes": Section("const i64 group = p.groups > 1", "return Acc(wide<float>",
-                             ("DRAM read, MB", "issue slots used, %")),
-        "any_columns": Section("const i64 blocks = gridDim.x", "multiply_any<",
-                               ("DRAM read, MB", "L2 hits, %")),
-        "fragment_codes": Section("for (int j = 0; j < Shape::steps; ++j) {", "multiply(d, a,",
-                                  ("DRAM read, MB", "issue slots used, %", "tensor pipe, %")),
-        "transposed_fragments": Section("const Words codes = turned", "columns come first",
-                                        ("DRAM read, MB", "issue slots used, %")),
-        "clustered_fragments": Section("float total = 0;", "Meet::push(",
-                                       ("DRAM read, MB", "occupancy, %")),
-        "fragment_columns": Section("u32 a[4];", "for (int k = 0; k < NT; ++k) multiply(d[k]",
-                                    ("L2 hits, %", "issue slots used, %", "tensor pipe, %")),
-    },
-}  # fmt: skip
+    names: tuple[str, ...] = ()
+    product: str = ""
 
 
-def heart(rung: Rung, section: Section) -> Heart | None:
-    """Return the lines that a section names, or None where no file of the rung holds them."""
-    for path in _files(rung.source_path):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        code = _between(lines, section.first, section.last)
-        if code is not None:
-            return Heart(path, code)
-    return None
+def docstring(rung: Rung) -> str:
+    """Return the docstring of a rung's file."""
+    return ast.get_docstring(ast.parse(rung.path.read_text(encoding="utf-8"))) or ""
 
 
-def _between(lines: list[str], first: str, last: str) -> str | None:
-    ends = [i for i, line in enumerate(lines) if last in line]
-    for end in ends:
-        begins = [i for i in range(max(0, end - MOST_LINES + 1), end + 1) if first in lines[i]]
-        if begins:
-            kept = [x for x in lines[begins[-1] : end + 1] if not x.startswith("#pragma unroll")]
-            return textwrap.dedent("\n".join([*kept, *_closing(kept)]))
-    return None
+def excerpt(rung: Rung) -> Excerpt | None:
+    """Return the lines that a rung's ``.cu`` shows, or None where it marks none.
+
+    ValueError where the lines that it names are not there, not ended, or more than 30.
+    """
+    path, name = rung.source_path, ""
+    elsewhere = _ELSEWHERE.search(path.read_text(encoding="utf-8"))
+    if elsewhere is not None:
+        path, name = HEADERS_FOLDER / elsewhere[2], elsewhere[1]
+    code = marked(path.read_text(encoding="utf-8").splitlines(), name)
+    if code is None and name:
+        raise ValueError(f"{path.name} has no line '// excerpt {name}', named by {rung.name}.cu.")
+    if code is not None and not 0 < code.count("\n") + 1 <= MOST_LINES:
+        raise ValueError(f"{path.name} has an excerpt of more than {MOST_LINES} lines; shorten it.")
+    return None if code is None else Excerpt(path, code)
+
+
+def telling(rung: Rung) -> Telling:
+    """Return the counters that a rung's ``.cu`` names."""
+    found = _COUNTERS.search(rung.source_path.read_text(encoding="utf-8"))
+    if found is None:
+        return Telling()
+    return Telling(tuple(name.strip() for name in found[2].split(";")), found[1] or "")
+
+
+def marked(lines: Sequence[str], name: str = "") -> str | None:
+    """Return the lines after ``// excerpt NAME``, braces closed, or None where it is not there.
+
+    ValueError where no ``// end of excerpt`` follows.
+    """
+    stripped = [line.strip() for line in lines]
+    opening = f"// excerpt {name}".strip()
+    if opening not in stripped:
+        return None
+    begin = stripped.index(opening) + 1
+    if END not in stripped[begin:]:
+        raise ValueError(f"the line {opening!r} is not followed by {END!r}; add it.")
+    end = stripped.index(END, begin)
+    kept = [line for line in lines[begin:end] if not line.startswith("#pragma unroll")]
+    return textwrap.dedent("\n".join([*kept, *_closing(kept)]))
 
 
 def _closing(lines: Sequence[str]) -> list[str]:
@@ -162,16 +104,3 @@ def _closing(lines: Sequence[str]) -> list[str]:
             elif character == "}" and stack:
                 stack.pop()
     return [f"{indent}}}" for indent in reversed(stack)]
-
-
-def _files(source: Path) -> Iterator[Path]:
-    """Yield a kernel's file and the headers it includes, nearest first."""
-    waiting, seen = [source], {source}
-    while waiting:
-        path = waiting.pop(0)
-        yield path
-        for name in _INCLUDE.findall(path.read_text(encoding="utf-8")):
-            header = HEADERS_FOLDER / name
-            if header.is_file() and header not in seen:
-                seen.add(header)
-                waiting.append(header)

@@ -12,6 +12,7 @@ from gemmule.lab.profile.counters import Counted
 from gemmule.lab.records.rows import Environment, Row
 from gemmule.lab.report.ladder_table import before
 from gemmule.lab.report.tables import TableData, markdown, significant
+from pages.excerpts import Telling
 from pages.figures.drawing import Figure
 
 PARAMETERS = "parameters"
@@ -129,22 +130,20 @@ def _gain(row: Row, other: str) -> str:
 
 
 def telling(
-    op: str, rung: Rung, rungs: Sequence[Rung], names: Sequence[str], counted: Sequence[Counted]
+    op: str, rung: Rung, rungs: Sequence[Rung], wanted: Telling, counted: Sequence[Counted]
 ) -> str:
     """Return the counters that explain a rung, beside those of the rung before it."""
     mine = {one.title: one for one in counted if (one.op, one.rung) == (op, rung.name)}
-    title = next((title for title in titles(op) if title in mine), None)
+    title = next((t for t in titles(op) if t in mine and wanted.product in t), None)
     if title is None:
         return ""
-    if rung.name.startswith("few_columns"):  # what they are for, not what they can do as well
-        title = next((t for t in mine if "columns" in t), title)
     present = {one.rung: one for one in counted if (one.op, one.title) == (op, title)}
     previous = before(rung, rungs, present)
     others = [present[previous]] if previous else []
     header = (f"counted, {title}", *(one.rung for one in others), rung.name)
     body = [
         (name, *(shown(name, one) for one in (*others, mine[title])))
-        for name in names or DERIVED
+        for name in wanted.names or DERIVED
         if shown(name, mine[title])
     ]
     return table(header, body) if body else ""

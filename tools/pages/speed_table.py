@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +18,6 @@ NONE_YET = "No run is on record."
 def sources(root: Path) -> list[Path]:
     """Return the result files that the table is made of, one a device."""
     return sorted(root.glob("evidence/*/bench/matvec.jsonl"))
-
-
-def copy_sources(root: Path, to: Path) -> None:
-    """Copy what the table is made of into another tree."""
-    for path in sources(root):
-        target = to / path.relative_to(root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
 
 
 def speed(root: Path) -> str:

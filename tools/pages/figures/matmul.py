@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pages.figures.drawing import Drawings, Figure, lane, plain
+from pages.figures.drawing import Figure, lane, plain
 
 
 def product() -> Figure:
@@ -362,11 +362,3 @@ def few_columns_tensor() -> Figure:
         "loaded in the same one. So fragments need no shared memory and no ldmatrix.",
     )
     return f
-
-
-FIGURES: Drawings = {
-    "product": product, "reuse": reuse, "naive": naive, "shared_tile": shared_tile,
-    "rectangular_tile": rectangular_tile, "register_tile": register_tile,
-    "vector_tile": vector_tile, "tensor_core": tensor_core, "tensor_core_int8": tensor_core_int8,
-    "few_columns": few_columns, "few_columns_tensor": few_columns_tensor,
-}  # fmt: skip

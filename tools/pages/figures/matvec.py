@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pages.figures.drawing import LANES, Drawings, Figure, lane, memory, plain, striped
+from pages.figures.drawing import LANES, Figure, lane, memory, plain, striped
 
 
 def product() -> Figure:
@@ -304,11 +304,3 @@ def y_blocks() -> Figure:
         "memory. The order of the additions is fixed: the same bits on every run.",
     )
     return f
-
-
-FIGURES: Drawings = {
-    "product": product, "thread_per_row": thread_per_row, "shared_x": shared_x,
-    "warp_per_row": warp_per_row, "p_threads": p_threads, "p_threads_vector": p_threads_vector,
-    "warp_vector": warp_vector, "two_step": two_step, "vector_shared_x": vector_shared_x,
-    "y_blocks": y_blocks,
-}  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pages.figures.drawing import Drawings, Figure, lane, plain
+from pages.figures.drawing import Figure, lane, plain
 
 
 def packing() -> Figure:
@@ -246,18 +246,3 @@ def fragment_columns() -> Figure:
         f.box(526, 70 + i * 66, 120, 36, "y", "16 x 8 sums")
     f.note(206, "x comes from the L2: packed beforehand, two bytes for each byte of codes.")
     return f
-
-
-FIGURES: Drawings = {
-    "packing": packing,
-    "int8_codes": int8_codes,
-    "int4_codes": int4_codes,
-    "product_table_int8": product_table_int8,
-    "product_table_int4": product_table_int4,
-    "any_codes": any_codes,
-    "any_columns": any_columns,
-    "fragment_codes": fragment_codes,
-    "transposed_fragments": transposed_fragments,
-    "clustered_fragments": clustered_fragments,
-    "fragment_columns": fragment_columns,
-}

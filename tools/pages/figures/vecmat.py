@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pages.figures.drawing import Drawings, Figure, lane, memory, plain
+from pages.figures.drawing import Figure, lane, memory, plain
 
 
 def product() -> Figure:
@@ -244,15 +244,3 @@ def split_columns() -> Figure:
         "launch) and waits on the device: about a microsecond.",
     )
     return f
-
-
-FIGURES: Drawings = {
-    "product": product,
-    "thread_per_row": thread_per_row,
-    "shared_x": shared_x,
-    "col_thread_per_row": col_thread_per_row,
-    "block_multiply": block_multiply,
-    "block_columns": block_columns,
-    "clustered_columns": clustered_columns,
-    "split_columns": split_columns,
-}

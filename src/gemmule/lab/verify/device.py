@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
@@ -321,4 +322,4 @@ def write_records(
 
 def slug(name: str) -> str:
     """Return a device's name as a folder's: ``NVIDIA H200`` is ``nvidia-h200``."""
-    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "unknown"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown"

@@ -22,10 +22,12 @@ __device__ __forceinline__ int code_at(const QuantArgs& p, i64 i, i64 j) {
 
 template <class Acc, class TS, int BITS, bool ROW>
 __device__ __forceinline__ Acc weight_at(const QuantArgs& p, i64 i, i64 j) {
+  // excerpt weight
   const i64 group = p.groups > 1 ? j / p.group_size : 0;
   const i64 at = p.scale_row == 0 ? 0 : ROW ? i * p.scale_row + group : group * p.m + i;
   const Acc zero = p.zeros ? Acc(((const float*)p.zeros)[at]) : Acc(1 << (BITS - 1));
   return Acc(wide<float>(((const TS*)p.scales)[at])) * (Acc(code_at<BITS, ROW>(p, i, j)) - zero);
+  // end of excerpt
 }
 
 // A block of 32 x 8 threads. Along rows a warp has one result and its lanes deal out the columns; transposed, lanes have

@@ -41,6 +41,7 @@ template <class Acc, int WIDTH, class TA, class TX>
 __device__ __forceinline__ void multiply_block(const GemvArgs& p, const BlockPlace& at, const TA* a, i64 step) {
   __shared__ TX slice[WIDTH];
   const TX* x = (const TX*)p.x + at.batch * p.x_batch;
+  // excerpt multiply
   for (int k = threadIdx.x; k < at.count; k += blockDim.x) slice[k] = x[(at.first + k) * p.x_step];
   __syncthreads();
   if (at.row >= p.m) return;
@@ -48,4 +49,5 @@ __device__ __forceinline__ void multiply_block(const GemvArgs& p, const BlockPla
 #pragma unroll 8
   for (int k = 0; k < at.count; ++k) sum += wide<Acc>(a[k * step]) * wide<Acc>(slice[k]);
   atomicAdd((Acc*)p.work + at.batch * p.m + at.row, sum);
+  // end of excerpt
 }

@@ -10,12 +10,14 @@ constexpr int DEPTH = 64;   // steps of the reduction in one stage: two instruct
 
 // Byte i of word j <- byte j of word i.
 __device__ __forceinline__ void transpose_bytes(u32 (&w)[4]) {
+  // excerpt transpose
   const u32 low0 = __byte_perm(w[0], w[1], 0x5140), low1 = __byte_perm(w[2], w[3], 0x5140);
   const u32 high0 = __byte_perm(w[0], w[1], 0x7362), high1 = __byte_perm(w[2], w[3], 0x7362);
   w[0] = __byte_perm(low0, low1, 0x5410);
   w[1] = __byte_perm(low0, low1, 0x7632);
   w[2] = __byte_perm(high0, high1, 0x5410);
   w[3] = __byte_perm(high0, high1, 0x7632);
+  // end of excerpt
 }
 
 // N neighbouring bytes as words: one load where all are inside and aligned, else one by one, zero outside.

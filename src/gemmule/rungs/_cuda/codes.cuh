@@ -26,9 +26,11 @@ struct CodeRow {
 
 // Code k of a piece of bytes.
 template <int BITS, int BYTES>
+// excerpt nibble
 __device__ __forceinline__ int code_of(const ptx::Vec<unsigned char, BYTES>& piece, int k) {
   if constexpr (BITS == 8) return piece[k];
   else return piece[k / 2] >> (4 * (k % 2)) & 15;
+// end of excerpt
 }
 // Codes of one load: VALUES where rows begin at multiples of 16 bytes or of the load, else those of one byte.
 template <int BITS, int ALIGN, int VALUES>
@@ -49,6 +51,7 @@ __device__ __forceinline__ float share_of_codes(const CodeRow<TS, BITS>& row, co
   float sum = 0, xv[W];
 #pragma unroll 1
   for (i64 j = (i64)thread * W; j < whole; j += stride) {
+    // excerpt piece
     const typename Read::Piece piece = ptx::ld_nc((const typename Read::Piece*)(row.codes + j * BITS / 8));
     load_vector<align_x>(x, x_step, j, xv);
     const i64 group = row.group(j);
@@ -57,6 +60,7 @@ __device__ __forceinline__ float share_of_codes(const CodeRow<TS, BITS>& row, co
 #pragma unroll
     for (int k = 0; k < W; ++k) part += (float(code_of<BITS>(piece, k)) - zero) * xv[k];
     sum += row.scale(group) * part;
+    // end of excerpt
   }
   for (i64 j = whole + thread; j < row.n; j += threads) {
     const i64 group = row.group(j);
@@ -68,11 +72,13 @@ __device__ __forceinline__ float share_of_codes(const CodeRow<TS, BITS>& row, co
 // A table of products: entry [j][c] is the weight of code c times x[j], with one scale and zero for the matrix.
 template <class TX, class TS, int BITS>
 __device__ __forceinline__ void fill_table(const QuantArgs& p) {
+  // excerpt table
   const i64 entry = (i64)blockIdx.x * blockDim.x + threadIdx.x, j = entry >> BITS;
   if (j >= p.n) return;
   const CodeRow<TS, BITS> row(p, 0);
   const float weight = row.scale(0) * (float(int(entry & ((1 << BITS) - 1))) - row.zero(0));
   ((float*)p.work)[entry] = weight * wide<float>(((const TX*)p.x)[j * p.x_step]);
+  // end of excerpt
 }
 // One thread's share of a row, looked up: no product is left.
 template <int BITS, int ALIGN, int VALUES, class TS>
@@ -84,9 +90,11 @@ __device__ __forceinline__ float share_of_table(const CodeRow<TS, BITS>& row, co
   float sum = 0;
 #pragma unroll 1
   for (i64 j = (i64)thread * W; j < whole; j += stride) {
+    // excerpt look_up
     const typename Read::Piece piece = ptx::ld_nc((const typename Read::Piece*)(row.codes + j * BITS / 8));
 #pragma unroll
     for (int k = 0; k < W; ++k) sum += table[((j + k) << BITS) + code_of<BITS>(piece, k)];
+    // end of excerpt
   }
   for (i64 j = whole + thread; j < row.n; j += threads) sum += table[(j << BITS) + row.code(j)];
   return sum;

@@ -81,6 +81,7 @@ __device__ __forceinline__ void add_rows(const GemvArgs& p, const TA* a, const T
   const TX* xj = x + walk.first * p.x_step;
 #pragma unroll 1
   for (int left = rows - walk.first; left > 0; left -= walk.step, row += a_step, xj += x_step) {
+    // excerpt turn
     Chunk<TA> va[U];
     ptx::Vec<TX, 1> vx[U];
 #pragma unroll
@@ -91,6 +92,7 @@ __device__ __forceinline__ void add_rows(const GemvArgs& p, const TA* a, const T
     for (int u = 0; u < U; ++u)
 #pragma unroll
       for (int i = 0; i < V; ++i) sum[i] += wide<Acc>(va[u].v[i]) * wide<Acc>(vx[u].v[0]);
+    // end of excerpt
   }
   if constexpr (AHEAD) {
 #pragma unroll

@@ -56,10 +56,12 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
       for (int u = 0; u < U; ++u)
 #pragma unroll
         for (int r = 0; r < R; ++r)
+          // excerpt prefetch
           if (j + u * STEP < last) ptx::prefetch_l2(a[r] + ((unsigned)(j + u * STEP) * V - skew));
 #if __CUDA_ARCH__ >= 900 || defined(CUEMU)
       ptx::pdl_wait();
       ptx::pdl_launch_dependents();
+          // end of excerpt
 #endif
     }
     // The row's address stands before any question about x: none of its loads waits for the answer.
@@ -84,6 +86,7 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
     const bool x_vector = p.x_step == 1 && (!ALIGNED || ((u64)x & 15) == 0);
 #pragma unroll 1
     for (; x_vector && j < last; j += U * STEP) {
+      // excerpt turn
       Chunk<TA> va[U][R];
       XChunk<TX, V> vx[U];
 #pragma unroll
@@ -98,6 +101,7 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
       for (int u = 0; u < U; ++u)
 #pragma unroll
         for (int r = 0; r < R; ++r) sum[r] = dot(va[u][r], vx[u], sum[r]);
+      // end of excerpt
     }
 #pragma unroll 1
     for (; j < last; j += STEP) {  // x is strided or unaligned
@@ -138,12 +142,14 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
         for (int w = 0; w < WARPS; ++w) total += part[threadIdx.x][w];
       }
       if constexpr (CLUSTER > 1) {
+        // excerpt meeting
         if (threadIdx.x < R) Meet::push(&inbox[rank][threadIdx.x], total, 0);
         Meet::sync();
         total = 0;
 #pragma unroll
         for (int c = 0; c < CLUSTER; ++c)
           if (threadIdx.x < R) total += inbox[c][threadIdx.x];
+        // end of excerpt
       }
       const int row = first_row + threadIdx.x;
       if (rank == 0 && threadIdx.x < R && row < m) store_sum(p, y + row * p.y_step, total);

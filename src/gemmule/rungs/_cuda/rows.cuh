@@ -77,6 +77,7 @@ __device__ __forceinline__ Acc share_of_row(const TA* a, const TX* x, i64 x_step
     const TA* ap = a + j;  // addresses that only grow: few instructions stand before the loads
     const TX* xp = x + j;
 #pragma unroll 1  // the loads of one step are enough; more would not fit the registers of full blocks
+    // excerpt loads
     for (; j + (L - 1) * stride < whole; j += L * stride) {
       Piece av[L];
       Packed<align_x, TX, W> xv[L];
@@ -90,6 +91,7 @@ __device__ __forceinline__ Acc share_of_row(const TA* a, const TX* x, i64 x_step
       for (int l = 0; l < L; ++l)
 #pragma unroll
         for (int k = 0; k < W; ++k) sum += wide<Acc>(av[l][k]) * wide<Acc>(xv[l][k]);
+    // end of excerpt
     }
   }
 #pragma unroll 1

@@ -124,12 +124,14 @@ __device__ __forceinline__ void sum_columns(const QuantArgs& p, Shares<WIDTH, DO
           }
 #pragma unroll
         for (int u = 0; u < TILES; ++u) {
+          // excerpt turned
           const Words codes = turned(turn.codes[r][u]);
 #pragma unroll
           for (int j = 0; j < Shape::steps; ++j) {
             u32 f[4];
             N::fragment(codes, j, f);
             const u32 a[4] = {f[0], f[2], f[1], f[3]};  // columns come first now
+          // end of excerpt
 #pragma unroll
             for (int o = 0; o < OF_TILE; ++o) multiply(sum[u][j][o], a, b[u * SPLIT / 2 + o], T());
           }
@@ -166,11 +168,13 @@ __device__ __forceinline__ void sum_columns(const QuantArgs& p, Shares<WIDTH, DO
   constexpr int MINE = WIDTH / CLUSTER;
 #pragma unroll 1
   for (int i = threadIdx.x; i < WIDTH; i += THREADS) {
+    // excerpt meeting
     float total = 0;
 #pragma unroll
     for (int d = 0; d < DOWN; ++d) total += shares.of_warps[d][i];
     if constexpr (CLUSTER == 1) shares.of_blocks[0][i] = total;
     else Meet::push(&shares.of_blocks[rank][i % MINE], total, i / MINE);
+    // end of excerpt
   }
   if constexpr (CLUSTER > 1) Meet::sync();
 #pragma unroll 1

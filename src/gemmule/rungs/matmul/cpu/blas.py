@@ -1,4 +1,7 @@
-"""NumPy's BLAS: ``gemm`` in the four types it has."""
+"""NumPy's BLAS: ``gemm`` in the four types it has.
+
+Kept for small and thin float32 and float64 products.
+"""
 
 from __future__ import annotations
 

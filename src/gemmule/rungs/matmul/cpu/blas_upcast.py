@@ -1,7 +1,8 @@
 """NumPy alone: blocks of both operands become a dtype that BLAS has, and are multiplied there.
 
-Integers of up to 16 bits are exact in float64: a product is below 2^32, so a sum of up to 2^20 of
-them is below 2^53. Wider integers have no such float; they take NumPy's own integer loops.
+It needs no Numba. Integers of up to 16 bits are exact in float64: a product is below 2^32, so a sum
+of up to 2^20 of them is below 2^53. Wider integers have no such float; they take NumPy's own
+integer loops.
 """
 
 from __future__ import annotations

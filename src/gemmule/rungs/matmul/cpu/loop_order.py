@@ -1,4 +1,7 @@
-"""Another order of the loops, i-k-j: the inner loop reads B and writes C along their rows."""
+"""Another order of the loops, i-k-j: the inner loop reads B and writes C along their rows.
+
+So the compiler can use vectors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Packed blocks and a register tile: each block of A and B is laid out for reading in order."""
+"""Packed blocks and a register tile: each block of A and B is laid out for reading in order.
+
+A tile of 12 rows by two vectors reads them in that order and keeps its 24 sums in registers: two
+loads and twelve broadcasts feed 24 multiply-adds. Packing converts halves, float8 and integers to
+the working dtype, so one kernel serves all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Three nested loops, as the formula says: C[i, j] is the dot product of a row and a column."""
+"""Three nested loops, as the formula says: C[i, j] is the dot product of a row and a column.
+
+The column of B is read across its rows.
+"""
 
 from __future__ import annotations
 

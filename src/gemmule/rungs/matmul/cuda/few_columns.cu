@@ -1,4 +1,5 @@
 // Few columns by fused multiply-adds: vectors of A and packed columns come through rings in shared memory.
+// counters by columns: DRAM read, MB; warp instructions, millions; FMA pipe, %
 #include "few_columns.cuh"
 
 constexpr int LANES = 8;  // of a row
@@ -25,10 +26,12 @@ template <int N, class Acc, class TA, class TP, int R>
 __device__ __forceinline__ void add_chunk(Acc (&sum)[R * N], const Chunk<TA> (&v)[R],
                                           const XChunk<TP, 16 / sizeof(TA)>* b) {
 #pragma unroll
+  // excerpt
   for (int j = 0; j < N; ++j) {
     const auto vb = load_packed<TP, 16 / sizeof(TA)>((const TP*)(b + j * LANES));
 #pragma unroll
     for (int r = 0; r < R; ++r) sum[r * N + j] = dot(v[r], vb, sum[r * N + j]);
+  // end of excerpt
   }
 }
 

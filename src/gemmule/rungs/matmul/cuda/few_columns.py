@@ -1,12 +1,13 @@
 """Few columns: the matrix is read once, as if there were one column.
 
-A tile of C for 128 columns computes mostly padding when there are eight. Here the rows are streamed
-and every vector of A meets all columns: 16 at most, more stream the matrix again. Eight lanes walk
-a row and four rows lie side by side in a warp, so that a vector of a column serves `rows` rows of a
-lane. Both operands come through rings in shared memory that `cp.async` fills three turns ahead:
-registers are for sums. A small kernel before packs the columns in the order in which lanes read
-them, zero past the end, whatever their strides; the large one starts early and has its first turns
-of A under way by then. Of X W^T with few rows, W is what is streamed.
+A product with few columns (2 to 16) is a matvec with company: the matrix decides the time again,
+and a tile of C for 128 columns computes mostly padding. Here the rows are streamed and every vector
+of A meets all columns: 16 at most, more stream the matrix again. Eight lanes walk a row and four
+rows lie side by side in a warp, so that a vector of a column serves `rows` rows of a lane. Both
+operands come through rings in shared memory that `cp.async` fills three turns ahead: registers are
+for sums. A small kernel before packs the columns in the order in which lanes read them, zero past
+the end, whatever their strides; the large one starts early and has its first turns of A under way
+by then. Of X W^T with few rows, W is what is streamed.
 """
 
 from __future__ import annotations

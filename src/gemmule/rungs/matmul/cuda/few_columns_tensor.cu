@@ -1,4 +1,5 @@
 // Few columns on tensor cores: fragments come from global memory as they lie, 16 bytes a lane.
+// counters by columns: warp instructions, millions; FMA pipe, %; tensor pipe, %
 #include "few_columns.cuh"
 
 typedef ptx::u32 u32;
@@ -21,9 +22,11 @@ template <class Acc, class TA, class TB>
 __device__ __forceinline__ void multiply(Acc (&d)[4], const Chunk<TA>& low, const Chunk<TA>& high, const Chunk<TB>& b) {
   const u32 *l = (const u32*)&low, *h = (const u32*)&high, *c = (const u32*)&b;
 #pragma unroll
+  // excerpt
   for (int i = 0; i < 4; i += 2) {
     const u32 rows[4] = {l[i], h[i], l[i + 1], h[i + 1]}, column[2] = {c[i], c[i + 1]};
     mma(d, rows, column, TA(), TB());
+  // end of excerpt
   }
 }
 __device__ __forceinline__ void multiply(double (&d)[4], const Chunk<double>& low, const Chunk<double>& high,

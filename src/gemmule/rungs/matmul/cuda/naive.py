@@ -1,9 +1,10 @@
 """Naive, the first kernel of seeds 001 and 002: one thread per element of C, global memory only.
 
-Each thread walks a row of A and a column of B. Neighbouring threads hold neighbouring columns, so
-a warp reads one element of a row-major A (a broadcast) and 32 neighbours of a row-major B. Every
-element of A is fetched once per column of C and every element of B once per row; the caches catch
-some of that, and the kernel waits for them.
+Each thread walks a row of A and a column of B. Neighbouring threads hold neighbouring columns, so a
+warp reads one element of a row-major A (a broadcast, one sector for 32 threads) and 32 neighbours
+of a row-major B. The caches catch nearly all of it, and DRAM is read once: the memory is not what
+limits it. Two loads for every multiply-add are; the arithmetic units are busy for a tenth to a
+quarter of the time.
 
 `accumulate="global"` keeps the running sum in C itself, as the seed's first version does: two more
 trips to memory for each product. `fma=False` rounds product and sum apart. `width` is the side of

@@ -2,8 +2,8 @@
 
 A block of `tile` x `tile` threads computes `tile` rows and twice as many columns of C, two elements
 a thread. Each element of A that a thread reads from shared memory meets two of B, so three reads
-feed two products where the square tile needs four. The two tiles of B lie side by side: a row is
-2 `tile` long, and the three tiles take 3 `tile`^2 elements.
+feed two products where the square tile needs four. The two tiles of B lie side by side: a row is 2
+`tile` long, and the three tiles take 3 `tile`^2 elements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 // Each of 16 x 16 threads computes MICRO x MICRO elements of C in registers, from panels in shared memory.
+// counters: shared-memory passes, millions; FMA pipe, %
 #include "tiles.cuh"
 
 constexpr int SIDE = 16;              // threads along each side of a block
@@ -36,6 +37,7 @@ __global__ void __launch_bounds__(THREADS, 1) register_tile(const GemmArgs p) {
     stage<Acc, TB, COUNT>(bs, b, tile.col, first, p.n, p.k, p.b_col, p.b_row);
     __syncthreads();
 #pragma unroll
+    // excerpt
     for (int l = 0; l < DEPTH; ++l) {
       Acc column[MICRO], row[MICRO];
 #pragma unroll
@@ -47,6 +49,7 @@ __global__ void __launch_bounds__(THREADS, 1) register_tile(const GemmArgs p) {
       for (int r = 0; r < MICRO; ++r)
 #pragma unroll
         for (int c = 0; c < MICRO; ++c) sum[r][c] += column[r] * row[c];
+    // end of excerpt
     }
     __syncthreads();
   }

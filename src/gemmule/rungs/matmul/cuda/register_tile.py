@@ -2,9 +2,9 @@
 
 With one element of C a thread, two reads of shared memory feed one product, and shared memory is
 the limit. Here 16 x 16 threads hold `micro` x `micro` sums each: 2 `micro` reads feed `micro`^2
-products. The panels are stored with the reduction outermost, so that the threads of a warp read
-neighbours or the same element. Every stride is taken: the threads that stage a panel follow
-whichever stride is 1.
+products, 16 reads 64 products by default, and the passes over shared memory fall to a fifth. The
+panels are stored with the reduction outermost, so that the threads of a warp read neighbours or the
+same element. Every stride is taken: the threads that stage a panel follow whichever stride is 1.
 """
 
 from __future__ import annotations

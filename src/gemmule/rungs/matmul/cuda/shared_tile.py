@@ -2,8 +2,9 @@
 
 A block of `tile` x `tile` threads computes a square tile of C. Phase by phase it stages one tile of
 A and one of B in shared memory, then every thread takes its row of the one and its column of the
-other. Each element is fetched from global memory once per tile instead of once per thread:
-`tile` times less traffic. `tile=1` is the naive kernel again, with a detour.
+other. Each element is fetched from global memory once per tile instead of once per thread: `tile`
+times less traffic. But the two loads for a multiply-add remain; they now go to shared memory, whose
+passes become the limit. `tile=1` is the naive kernel again, with a detour.
 """
 
 from __future__ import annotations

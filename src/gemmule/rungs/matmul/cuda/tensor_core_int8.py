@@ -1,10 +1,11 @@
 """Tensor core for bytes: int8 and uint8 by `mma.sync`, summed in int32, exact.
 
 The structure is that of the halves: a ring of stages, `ldmatrix`, permuted chunks. One instruction
-takes 32 steps of the reduction, and all four bytes of a register lie along it, while `ldmatrix`
-can transpose pairs of bytes only. So shared memory always holds lines along the reduction: an
-operand with that unit stride is copied by `cp.async`, any other passes registers, where 4 x 4
-bytes are transposed. A row-major A and a column-major B are the fastest pair.
+takes 32 steps of the reduction, and all four bytes of a register lie along it, while `ldmatrix` can
+transpose pairs of bytes only. So shared memory always holds lines along the reduction: an operand
+with that unit stride is copied by `cp.async`, any other passes registers, where 4 x 4 bytes are
+transposed; its stores to shared memory are where bank conflicts are left. A row-major A and a
+column-major B are the fastest pair.
 
 The hardware multiplies u8 by s8 but not s8 by u8, which is computed as its transpose.
 """

@@ -1,4 +1,5 @@
 // The register tile with 16-byte accesses to both memories, and two buffers so that loads overlap arithmetic.
+// counters: load requests, thousands; FMA pipe, %; issue slots used, %
 #include "ptx.cuh"
 #include "tiles.cuh"
 
@@ -97,6 +98,7 @@ __global__ void __launch_bounds__(THREADS, 1) vector_tile(const GemmArgs p) {
   __syncthreads();
   int now = 0;
   for (i64 first = 0; first < p.k; first += DEPTH, now ^= 1) {
+    // excerpt
     const bool more = first + DEPTH < p.k;
     if (more) {  // under way while the sums below are computed
       a.fetch(first + DEPTH);
@@ -115,6 +117,7 @@ __global__ void __launch_bounds__(THREADS, 1) vector_tile(const GemmArgs p) {
     if (more) {  // the other buffer was last read before the previous barrier
       a.store(as[now ^ 1]);
       b.store(bs[now ^ 1]);
+    // end of excerpt
     }
     __syncthreads();
   }

@@ -3,8 +3,9 @@
 Panels move from global memory to registers to shared memory in pieces of 16 bytes along whichever
 stride is 1, and the micro-tiles read them back in 16-byte vectors: a quarter of the instructions.
 Shared memory holds two buffers: while the block computes on one, the next panels are on their way
-to registers, and one barrier a step is enough. Pieces that are not aligned or reach past the edge
-are read element by element, so any size, stride and address is taken.
+to registers, and one barrier a step is enough. The multiply-add pipe is busy most of the time: this
+is about what ordinary arithmetic can give. Pieces that are not aligned or reach past the edge are
+read element by element, so any size, stride and address is taken.
 
 Products are plain fused multiply-adds in the accumulator's type: what `precision="ieee"` means.
 """

@@ -1,4 +1,7 @@
-"""NumPy's BLAS: ``gemv`` in the four types it has."""
+"""NumPy's BLAS: ``gemv`` in the four types it has.
+
+Chosen for float32 and float64: it is as fast as the memory there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The definition: one multiplication after another, whatever the strides."""
+"""The definition: one multiplication after another, whatever the strides.
+
+One kernel serves every pair of strides, so the compiler has to compute addresses and gather; one
+row at a time keeps one stream of memory in flight. Across the rows (vecmat) it still walks along
+the sum, element by element.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Four rows at a time on every core."""
+"""Four rows at a time on every core.
+
+One core fills about two thirds of the memory's pipe on the machine of the table below; two fill it.
+"""
 
 from __future__ import annotations
 

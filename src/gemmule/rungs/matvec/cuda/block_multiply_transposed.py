@@ -2,9 +2,10 @@
 
 Adds to `col_transposed`: sections of `width` elements of each column, as many more threads, x in
 shared memory, atomics into a workspace of batch x m sums (float32; float64 for float64), zeroed and
-converted inside. Reads stay uncoalesced: a thread walks consecutive addresses by itself, and only
-the caches turn its sectors into use, which is why narrow sections do best. The section of x is the
-one that the block's elements multiply. Shared memory: width x itemsize of x.
+converted inside. More loads are under way; reads stay uncoalesced: a thread walks consecutive
+addresses by itself, and only the caches turn its sectors into use, which is why narrow sections do
+best. The order of the additions, hence the last bits of the result, varies. Shared memory: width x
+itemsize of x.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 With fewer rows than the chip has room for blocks, `streamed_rows` leaves multiprocessors idle, and
 with a few more the last blocks run alone for as long as a whole row takes. Here two to eight blocks
-share a row: their sums meet in the shared memory of the first, through the cluster, always in the
-same order. One launch, no workspace, the same bits on every run.
+share a row: their sums meet in the shared memory of the first, which the others write to directly,
+always in the same order. One launch, no workspace, the same bits on every run. Square matrices have
+rows enough; there the meeting of the blocks costs more than it gives.
 """
 
 from __future__ import annotations

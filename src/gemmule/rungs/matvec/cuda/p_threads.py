@@ -1,8 +1,10 @@
 """p threads per dot product, seed 003's first step, one value at a time.
 
 Adds to `warp_per_row`: the number of threads on a row is a parameter, a power of two up to 32, so
-that short rows do not leave lanes idle and a warp may carry several rows. Every column belongs to
-exactly one thread whatever n is, and a group of p lanes sums by itself.
+that short rows do not leave lanes idle and a warp may carry several rows. With the default of 8 and
+long rows it is a step back: eight lanes read 16 bytes of halves at a time, half a sector, from four
+rows at once, and there are a quarter of the threads. Every column belongs to exactly one thread
+whatever n is, and a group of p lanes sums by itself.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 // p threads per dot product with 16-byte loads: a thread takes VALUES columns in one step (see rows.cuh);
 // blockDim is (p, rows).
+// excerpt loads of rows.cuh
+// counters: load requests, thousands; warp instructions, millions
 #include "rows.cuh"
 
 template <class TA, class TX, class TY, int ALIGN, int VALUES>

@@ -1,9 +1,17 @@
 """Thread per row, seed 000's first kernel.
 
-The simplest parallel matvec: rows are independent, so each thread takes one. Along a row-major
-matrix neighbouring threads read addresses a whole row apart, so each 32-byte sector that DRAM
-delivers serves one thread only until the next iterations hit it in the L1; down a column-major
-one they read neighbours and the same code is coalesced.
+The simplest parallel matvec: rows are independent, so each thread takes one. It walks the row and
+all of x and writes one result; nothing is shared and nothing is staged.
+
+Along a row-major matrix the 32 threads of a warp read 32 different rows, so one request touches 32
+sectors (a counter shows half of that, since every other request is the one for x, a broadcast).
+That does not waste the memory's bandwidth: each sector stays in the L1 until its values are used.
+What is missing is work under way: 4096 rows are 4096 threads, a few percent of what the chip holds,
+each with no more than four loads of A on their way, for the compiler unrolls the loop by four.
+
+Down a column-major one (a product across the rows) the threads of a warp read neighbours and the
+same code is coalesced. Yet it is slower there: every step of every thread goes to the memory, while
+along rows a sector that has arrived serves sixteen steps out of the L1.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 Adds to `block_multiply_transposed`: a transposed copy of the matrix, made by tiles of 32 x 32
 elements through shared memory so that both its reads and its writes are coalesced, and then the
-coalesced product over the copy. The matrix crosses the memory bus three times instead of once.
+coalesced product over the copy. A tile has one column more than it needs, so that a column of it
+meets every bank. The requests become whole, and yet nothing is won for one product: the matrix
+crosses the memory bus three times instead of once. The copy pays only where it is used again.
 
 The workspace is the price: m x n elements of the matrix for each one of the batch that has its own,
 besides batch x m sums of 4 bytes (8 for float64). Shared memory: a tile of 32 x 33 elements, then

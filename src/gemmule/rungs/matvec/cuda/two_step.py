@@ -2,7 +2,8 @@
 
 Adds to `p_threads_vector`: p from 32 to 1024, so that a few long rows fill the device. Lanes sum by
 shuffles, then warps through shared memory: a slot for each pair of row and warp, and a barrier
-between writing and reading them. Shared memory: 32 sums (128 or 256 bytes).
+between writing and reading them. Where there are rows enough to fill the chip, the second step only
+costs time. Shared memory: 32 sums (128 or 256 bytes).
 
 The presets are the seed's two tables: ``p100_<size>`` and ``rtx3090_<size>``, blockDim.x and .y of
 its square sizes; and ``h200_<size>``, the best found on an H200 where that is more than a warp for

@@ -1,5 +1,6 @@
 // Two-step reduction with x in shared memory: the block copies TILE values of x, then all its rows multiply from
 // there, and so on along the columns. blockDim is (p, rows).
+// counters: L1 hits, %; shared-memory passes, millions; issue slots used, %
 #include "rows.cuh"
 
 template <class TA, class TX, class TY, int ALIGN, int TILE>
@@ -16,6 +17,7 @@ __global__ void __launch_bounds__(1024, 1) vector_shared_x(const GemvArgs p) {
   const TA* a = (const TA*)p.a + batch * p.a_batch + row * p.a_row;
   const TX* x = (const TX*)p.x + batch * p.x_batch;
   Acc sum = 0;
+  // excerpt
   for (i64 first = 0; first < p.n; first += TILE) {
     const int count = p.n - first < TILE ? int(p.n - first) : TILE;
     for (int k = threadIdx.y * threads + t; k < count; k += threads * rows) tile[k] = x[(first + k) * p.x_step];
@@ -28,6 +30,7 @@ __global__ void __launch_bounds__(1024, 1) vector_shared_x(const GemvArgs p) {
         load_values<16, true>(tile + j, xv);
 #pragma unroll
         for (int k = 0; k < W; ++k) sum += av[k] * xv[k];
+  // end of excerpt
       }
       for (int j = whole + t; j < count; j += threads) sum += wide<Acc>(a[first + j]) * wide<Acc>(tile[j]);
     }

@@ -1,8 +1,9 @@
-"""Warp per row.
+"""Warp per row: neighbouring lanes read neighbouring columns.
 
-Adds to `thread_per_row`: neighbouring lanes read neighbouring columns, so a warp's request is a few
-whole sectors of DRAM instead of 32 scattered ones. The price is a reduction: 32 partial sums meet
-by shuffles, without shared memory or barriers.
+Adds to `thread_per_row`: lane l takes columns l, l + 32 and so on, so a warp's request is a few
+whole sectors of DRAM instead of 32 scattered ones, and there are 32 times as many threads. The
+price is a reduction: 32 partial sums meet by shuffles, in five exchanges without shared memory or
+barriers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 // A warp per row with LOADS 16-byte loads a lane under way before the first is used, each with its own sum.
+// counters: load requests, thousands; warp instructions, millions
 #include "rows.cuh"
 
 template <class TA, class TX, class TY, int ALIGN, int LOADS>
@@ -21,6 +22,7 @@ __global__ void __launch_bounds__(256, 2) warp_vector(const GemvArgs p) {
   Piece av[LOADS];
   i64 j = (i64)lane * W;
 #pragma unroll 1
+  // excerpt
   for (; j + (LOADS - 1) * stride < whole; j += LOADS * stride) {
 #pragma unroll
     for (int l = 0; l < LOADS; ++l) av[l] = ptx::ld_stream((const Piece*)(a + j + l * stride));
@@ -29,6 +31,7 @@ __global__ void __launch_bounds__(256, 2) warp_vector(const GemvArgs p) {
       load_vector<align_x>(x, p.x_step, j + l * stride, xv);
 #pragma unroll
       for (int k = 0; k < W; ++k) sums[l] += wide<Acc>(av[l][k]) * xv[k];
+  // end of excerpt
     }
   }
 #pragma unroll 1

@@ -3,7 +3,9 @@
 Adds to `two_step`: the columns of a row are cut into y sections, each summed by a block of its own,
 so that a matrix of few rows still fills the device. The partial sums go through a workspace of
 batch x m x y sums of 4 bytes (8 for float64), and a second launch adds them in a fixed order: the
-result is the same in every run, unlike atomics.
+result is the same in every run, unlike atomics. With rows enough for every multiprocessor it only
+cuts the work of a thread short: at 4096 columns and four blocks of 128 threads a row a thread has
+one load to make, and the instructions around it outnumber it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A quantised matrix times a matrix in plain loops."""
+"""A quantised matrix times a matrix in plain loops: that of one vector for every column."""
 
 from __future__ import annotations
 

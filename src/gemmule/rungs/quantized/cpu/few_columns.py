@@ -1,4 +1,7 @@
-"""A few columns: decode in vector registers, four columns of B for each weight."""
+"""A few columns: decode in vector registers, four columns of B for each weight.
+
+Lanes run along the row.
+"""
 
 from __future__ import annotations
 

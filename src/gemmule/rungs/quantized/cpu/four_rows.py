@@ -1,4 +1,7 @@
-"""Four rows at a time: each activation is read once for four rows, nibbles split by parity."""
+"""Four rows at a time: each activation is read once for four rows, nibbles split by parity.
+
+x is split into its even and odd elements once, so no nibble is moved.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Activations rounded to 8 bits, products summed in integers by VPDPBUSD."""
+"""Activations rounded to 8 bits, products summed in integers by VPDPBUSD.
+
+Only where the caller permits it. One instruction multiplies 64 codes with 64 activations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A few columns rounded to 8 bits: sixteen rows in the lanes, activations broadcast."""
+"""A few columns rounded to 8 bits: sixteen rows in the lanes, activations broadcast.
+
+All lanes meet the same scale of x, so 256 dot products need 64 conversions and as many scalings.
+"""
 
 from __future__ import annotations
 

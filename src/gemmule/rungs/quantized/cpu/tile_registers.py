@@ -1,4 +1,10 @@
-"""A few columns: tiles of 48 rows by sixteen columns, activations as sums of bfloat16."""
+"""A few columns: tiles of 48 rows by sixteen columns, activations as sums of bfloat16.
+
+One instruction of AMX multiplies a tile of 16 rows x 32 columns with one of 32 rows x 16 columns,
+in bfloat16. Codes less their zero points are exact in it, and a float32 is the sum of three
+bfloat16 (a float16 of two), so nothing is rounded but sums. A look-up makes 32 bfloat16 of 32
+nibbles; 48 rows share each tile of x. Where x may be rounded to 8 bits, one bfloat16 does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A few columns rounded to 8 bits: tiles of sixteen rows by sixteen columns."""
+"""A few columns rounded to 8 bits: tiles of sixteen rows by sixteen columns.
+
+Bytes are multiplied in tiles of AMX: codes as they lie (nibbles unpacked first) with 32 rounded
+activations of sixteen columns. Each block of 32 has its own scale, so its sums leave the tile
+through memory to be converted and scaled, which takes longer than the products.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Any quantised matrix with several columns, code by code: `any_codes` for each column of x."""
+"""Any quantised matrix with several columns, code by code: `any_codes` for each column of x.
+
+A block for each column and each eight rows (or 32 columns of the matrix), so that any shape of X
+runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
 // The transposed product, its rows shared by the blocks of a cluster.
+// excerpt meeting of transposed_fragments.cuh
+// counters: DRAM read, MB; occupancy, %
 #include "cluster.cuh"
 #include "transposed_fragments.cuh"
 

@@ -3,9 +3,9 @@
 Four-bit codes leave a multiprocessor three instructions for each weight at the speed of the memory:
 to convert and multiply them one by one takes more. `mma.sync` multiplies 256 of them in one
 instruction, and beside float16 they need no conversion: a code masked out of its word is a
-subnormal float16. With layout ``mma16`` a warp's 16-byte loads bring operands as the instruction
-wants them. Sums are in float32, zero points meet the sum of x (an instruction with an operand of
-ones), so that no weight is ever rounded.
+subnormal float16 (bfloat16 takes one multiply-add). With layout ``mma16`` a warp's 16-byte loads
+bring operands as the instruction wants them. Sums are in float32, zero points meet the sum of x (an
+instruction with an operand of ones), so that no weight is ever rounded.
 
 A product with one vector uses one column of the eight that the other operand has. Here they are
 eight pieces of x: column q meets the weights of tile q only, which costs nothing, since columns do

@@ -1,4 +1,5 @@
 // Several columns: x is packed as operands first, then every fragment of codes meets all columns.
+// counters: L2 hits, %; issue slots used, %; tensor pipe, %
 #include "fragments.cuh"
 
 // Column q of an instruction is unit q % SPLIT of part q / SPLIT % PARTS of one of COLUMNS columns of x.
@@ -130,10 +131,12 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG, DOWN * ALONG < 16 && ROWS *
         for (int u = 0; u < EACH; ++u)
 #pragma unroll
           for (int j = 0; j < STEPS; ++j) {
+            // excerpt
             u32 a[4];
             N::fragment(v[r][f + u], j, a);
 #pragma unroll
             for (int k = 0; k < NT; ++k) multiply(d[k], a, {b[u][k][j / 2][2 * j % 4], b[u][k][j / 2][2 * j % 4 + 1]}, T());
+            // end of excerpt
           }
 #pragma unroll
         for (int k = 0; k < NT; ++k)

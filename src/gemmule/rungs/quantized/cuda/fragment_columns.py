@@ -1,11 +1,12 @@
 """Several columns of x over codes in fragment order: what one costs, nearly, up to sixteen.
 
 The instruction has eight columns; `fragment_codes` fills them with pieces of one x. Here they are
-columns of X, packed beforehand as the instruction wants them, in any layout and dtype that X has,
-with the sums that zero points meet. A float32 takes three columns, one for each of its parts. What
-the memory does not ask, the caches do: 16 columns of x are four times the bytes of the codes they
-meet, so several rows of tiles share what a warp loads of x, and the warps of a block work on
-different rows with the same columns at about the same time.
+columns of X, packed by a first launch as the instruction wants them, in any layout and dtype that X
+has, with the sums that zero points meet; then each fragment of codes, taken apart once, meets all
+of them. A float32 takes three columns, one for each of its parts. What the memory does not ask, the
+caches do: 16 columns of x are four times the bytes of the codes they meet, so several rows of tiles
+share what a warp loads of x, and the warps of a block work on different rows with the same columns
+at about the same time.
 """
 
 from __future__ import annotations

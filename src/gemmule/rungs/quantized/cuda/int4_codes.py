@@ -1,8 +1,10 @@
 """4-bit codes, seed 003's int4 kernel.
 
-Adds to `int8_codes`: two codes a byte, the even column in the low nibble. `values` is how many a
-thread takes from one load: 8, 16 or 32 (4, 8 or 16 bytes); the seed found 16 better than 8. An odd
-row leaves half a byte, which the columns dealt out one by one take care of.
+Adds to `int8_codes`: two codes a byte, the even column in the low nibble, taken apart by shift and
+mask. A quarter of the bytes of float16 are read; the instructions are as many as before, and at
+middle sizes they set the time. `values` is how many a thread takes from one load: 8, 16 or 32 (4, 8
+or 16 bytes); the seed found 16 better than 8. An odd row leaves half a byte, which the columns
+dealt out one by one take care of.
 """
 
 from __future__ import annotations

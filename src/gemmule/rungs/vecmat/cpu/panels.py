@@ -1,4 +1,8 @@
-"""Column panels: a slice of y stays in the first-level cache while eight columns at a time pass."""
+"""Column panels: a slice of y stays in the first-level cache while eight columns at a time pass.
+
+y is loaded and stored once for eight multiply-adds. The slice, in the working dtype, is as long as
+that cache allows, because short runs leave the memory's prefetchers cold.
+"""
 
 from __future__ import annotations
 

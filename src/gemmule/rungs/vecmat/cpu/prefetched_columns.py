@@ -1,4 +1,8 @@
-"""Four stretches of columns at a time, asked for 3 KiB ahead; threads share the columns."""
+"""Four stretches of columns at a time, asked for 3 KiB ahead; threads share the columns.
+
+The four columns at work lie a quarter of a share apart, so that each thread reads four stretches of
+memory in order.
+"""
 
 from __future__ import annotations
 

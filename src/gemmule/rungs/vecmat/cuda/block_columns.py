@@ -1,10 +1,12 @@
 """Block columns: the product across the rows of a row-major matrix, without copy or atomics.
 
 Results that lie side by side are summed over rows a whole leading dimension apart. Each lane keeps
-the sums of one 16-byte vector of columns, so every load is coalesced; the threads of a block walk
-the rows of its strip, 8 loads in flight each, and their sums meet in shared memory, always in the
-same order. A strip is as wide as leaves the chip one wave of blocks: from 32 bytes, which is what
-the memory fetches at least, or half of it where the chip would be idle otherwise, to 4 KB.
+the sums of one 16-byte vector of columns, so every load is coalesced and brings eight halves; the
+threads of a block walk the rows of its strip, 4 or 8 loads in flight each, and their sums meet in
+shared memory, always in the same order. A strip is as wide as leaves the chip one wave of blocks:
+from 32 bytes, which is what the memory fetches at least, or half of it where the chip would be idle
+otherwise, to 4 KB. x is asked for before the rows: it is cold too, every block wants it at once,
+and behind a megabyte of matrix it would arrive last.
 """
 
 from __future__ import annotations

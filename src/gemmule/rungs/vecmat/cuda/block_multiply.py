@@ -1,9 +1,10 @@
 """Block & multiply, seed 004's first algorithm.
 
-Adds to `col_thread_per_row`: the columns are cut into sections of `width`, so that there are
-ceil(n / width) times as many threads, and a block keeps its section of x in shared memory. The
-sections of a row meet by atomic additions, whose order is not fixed: the last bits of the result
-may differ from run to run.
+Adds to `col_thread_per_row`: the columns are cut into sections of `width`, so that there are ceil(n
+/ width) times as many threads, and a block keeps its section of x in shared memory. The gain is
+parallelism alone: sectors a request stay as they were, occupancy rises from a few percent to most
+of the chip. The sections of a row meet by atomic additions, whose order is not fixed: the last bits
+of the result may differ from run to run.
 
 Sums are added up in float32 (float64 for float64) whatever the result's dtype, in a workspace of
 batch x m sums that is zeroed and converted inside; shared memory: width x itemsize of x. The

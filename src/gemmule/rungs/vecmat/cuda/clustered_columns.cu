@@ -1,5 +1,6 @@
 // Clustered columns: as block columns, but the blocks of a cluster split the rows of a strip, and each block
 // pushes its sums to the one that owns a share of the columns.
+// counters: sectors a load request; occupancy, %; warp instructions, millions
 #include "cluster.cuh"
 #include "column_stream.cuh"
 
@@ -23,6 +24,7 @@ __global__ void __launch_bounds__(256, sizeof(TA) == 1 ? 3 : 4) clustered_column
 
   __shared__ alignas(16) Acc parts[S::units][S::width];
   __shared__ Acc inbox[CLUSTER][SHARE];  // [r]: what block r found for this block's share
+  // excerpt
   collect<S>(sum, parts, skew);
   Meet::wait();
   add_parts<S>(parts, end - strip0, [&](int c, Acc s) { Meet::push(&inbox[rank][c % SHARE], s, c / SHARE); });
@@ -31,6 +33,7 @@ __global__ void __launch_bounds__(256, sizeof(TA) == 1 ? 3 : 4) clustered_column
     Acc s = 0;
 #pragma unroll
     for (int r = 0; r < CLUSTER; ++r) s += inbox[r][c];
+  // end of excerpt
     const int row = strip0 + rank * SHARE + c;
     if (row < end) store_sum(p, (TY*)p.y + (BATCHED ? batch * p.y_batch : 0) + row * p.y_step, s);
   }

@@ -2,8 +2,8 @@
 
 As in `block_columns` a lane sums one 16-byte vector of columns, but the blocks of a cluster split
 the rows of a strip. Each pushes its sums through the cluster's distributed shared memory to the
-block that owns a share of the columns, and that adds them in the order of the blocks: the same
-bits on every run, in a single launch.
+block that owns a share of the columns, and that adds them in the order of the blocks: the same bits
+on every run, in a single launch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 // Split columns: as block columns, but the rows of a strip are split over many blocks, which write partial
 // sums to the workspace; a second kernel adds them in fixed order.
+// counters: sectors a load request; occupancy, %; warp instructions, millions
 #include "column_stream.cuh"
 
 template <class TA, class TX, class TY, int LANES, int U, bool ALIGNED, bool BATCHED>
@@ -20,9 +21,11 @@ __global__ void __launch_bounds__(256, 3) split_columns(const GemvArgs p) {
   add_rows(p, a, x, strip0 + (int)(threadIdx.x % LANES) * S::V - skew, end, walk, sum);
 
   __shared__ alignas(16) Acc parts[S::units][S::width];
+  // excerpt
   collect<S>(sum, parts, skew);
   Acc* work = (Acc*)p.work + ((i64)batch * splits + rank) * m + strip0;
   add_parts<S>(parts, end - strip0, [&](int c, Acc s) { work[c] = s; });
+  // end of excerpt
 }
 
 // One thread per result would leave the chip idle: 8 threads share the splits of each.

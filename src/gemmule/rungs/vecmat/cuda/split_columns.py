@@ -1,9 +1,10 @@
 """Split columns: few columns and very many rows, split over the whole grid.
 
-Where a matrix has too few columns for one wave of strips, any number of blocks share the rows of a
-strip; each writes its partial sums to the workspace, and a second kernel adds them up in a
-fixed order: no atomics, nothing to zero, the same bits on every run. The second launch is started
-early (programmatic dependent launch) and costs about a microsecond.
+A cluster has eight blocks at most, too few for a tall matrix. Where it has too few columns for one
+wave of strips, any number of blocks of the grid share the rows of a strip; each writes its partial
+sums to the workspace, and a second kernel adds them up in a fixed order: no atomics, nothing to
+zero, the same bits on every run. The second launch is started early (programmatic dependent launch)
+and costs about a microsecond.
 """
 
 from __future__ import annotations

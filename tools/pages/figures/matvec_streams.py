@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pages.figures.drawing import Drawings, Figure, lane, plain
+from pages.figures.drawing import Figure, lane, plain
 
 
 def streamed_rows() -> Figure:
@@ -285,15 +285,3 @@ def banks() -> Figure:
         "bank serves one word a pass, so words of one bank wait for each other.",
     )
     return f
-
-
-FIGURES: Drawings = {
-    "streamed_rows": streamed_rows,
-    "clustered_rows": clustered_rows,
-    "early_rows": early_rows,
-    "orders": orders,
-    "col_transposed": col_transposed,
-    "block_multiply_transposed": block_multiply_transposed,
-    "transpose_then": transpose_then,
-    "banks": banks,
-}

@@ -12,7 +12,8 @@ import pytest
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import OPS, ladder
 from gemmule.lab.records.rows import Row, Times
-from pages import build, ladder_pages
+from pages import build, cpu_pages
+from pages.excerpts import docstring
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,23 +35,32 @@ def row(name: str, us: float, problem: Problem, kind: str = "rung") -> Row:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_every_rung_of_a_ladder_is_described(op: str) -> None:
-    text = (ROOT / ladder_pages.page(op)).read_text("utf-8")
-    missing = [rung.name for rung in ladder(op, "cpu") if f"**{rung.name}**" not in text]
-    assert not missing, f"docs/ladder/cpu_{op}.md says nothing of {', '.join(missing)}"
+def test_every_rung_of_a_ladder_is_described_and_measured_or_said_not_to_be(op: str) -> None:
+    text = (ROOT / cpu_pages.page(op)).read_text("utf-8")
+    assert cpu_pages.rungs(op) in text, "run `make docs`"
+    table = text.split("<!-- table:measured -->")[1].split("<!-- /table -->")[0]
+    for rung in ladder(op, "cpu"):
+        assert len(docstring(rung).split()) >= 7, f"{rung.path.name} says too little of itself"
+        assert f"- **{rung.name}**: " in text
+        assert rung.name in table.replace("\\", "")
 
 
-@pytest.mark.skipif(
-    not (ROOT / ladder_pages.FOLDER / ladder_pages.MEASURED).is_file(),
-    reason="not measured yet, as the pages say: gemmule bench --suite ladder",
-)
-@pytest.mark.parametrize("op", OPS)
-def test_every_rung_of_a_ladder_was_measured(op: str) -> None:
-    """A new rung needs ``gemmule bench --suite ladder``; BLAS rungs have no loop of ours."""
-    text = (ROOT / ladder_pages.page(op)).read_text("utf-8")
-    measured = text.split("<!-- table:measured -->")[1].split("<!-- /table -->")[0]
-    escaped = [rung.name.replace("_", "\\_") for rung in ladder(op, "cpu")]
-    assert not [name for name in escaped if f"| {name}" not in measured]
+def test_rungs_that_were_not_measured_are_named() -> None:
+    problem = Problem("matvec", 64, 64)
+    rows = [row(rung.name, 1.0, problem) for rung in ladder("matvec", "cpu")]
+    assert "Not measured" not in cpu_pages.measured("matvec", rows)
+    missing = rows.pop().name
+    assert cpu_pages.measured("matvec", rows).endswith(f"{cpu_pages.NOT_YET} {missing}.")
+
+
+def test_a_run_is_kept_under_the_name_of_its_processor(tmp_path: Path) -> None:
+    (path,) = (ROOT / "evidence").glob(f"*/{cpu_pages.MEASURED}")
+    assert cpu_pages.keep(tmp_path, path) == tmp_path / path.relative_to(ROOT)
+    part = tmp_path / "part.jsonl"
+    lines = path.read_text("utf-8").splitlines()
+    part.write_text("\n".join(line for line in lines if '"op":"matmul"' not in line) + "\n")
+    with pytest.raises(ValueError, match="no rows of some ladder"):
+        cpu_pages.keep(tmp_path, part)
 
 
 def test_rungs_stand_in_ladder_order_with_what_each_gained() -> None:
@@ -62,7 +72,7 @@ def test_rungs_stand_in_ladder_order_with_what_each_gained() -> None:
         row("scalar_loop", 80.0, problem),
         row("panels", 1.0, dataclasses.replace(problem, layout_a="col")),
     ]
-    lines = ladder_pages.measured("matvec", rows).splitlines()
+    lines = cpu_pages.measured("matvec", rows).splitlines()
     names = [line.split("|")[1].strip().replace("\\", "") for line in lines if line[:1] == "|"][2:]
     assert names == ["scalar_loop", "four_rows", "threads", "numpy [peer]"]
     gains = [line.split("|")[6].strip() for line in lines if line.startswith("| ")][2:]
@@ -77,7 +87,8 @@ def test_rows_go_to_their_ladder() -> None:
         (Problem("matmul", 4, 4, 4), "matmul"),
         (Problem("matmul", 4, 4, 4, a="uint4", quant=spec), "quantized"),
     ):
-        shown = [one for one in OPS if ladder_pages.measured(one, [row("blas", 1.0, problem)])]
+        rows = [row("a_rung", 1.0, problem)]
+        shown = [one for one in OPS if "| a\\_rung" in cpu_pages.measured(one, rows)]
         assert shown == [op]
 
 
@@ -95,20 +106,21 @@ def test_other_files_than_mixes_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "mixes.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="instruction mix"):
-        ladder_pages.read_mixes(path)
+        cpu_pages.read_mixes(path)
 
 
 def test_a_page_that_lags_behind_its_files_is_stale(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "docs" / "ladder", tmp_path / "docs" / "ladder")
+    for folder in ("docs/ladder", "evidence"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in ("README.md", "docs/ladder.md"):
         shutil.copyfile(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "docs" / "img" / "ladder", tmp_path / "docs" / "img" / "ladder")
     build.update(tmp_path)
-    path = tmp_path / ladder_pages.FOLDER / ladder_pages.MIXES
+    (path,) = (tmp_path / "evidence").glob(f"*/{cpu_pages.MIXES}")
     mixes = json.loads(path.read_text())
     mixes["matvec"]["four_rows"]["float32"]["counts"]["multiply-add"] = 4321
     path.write_text(json.dumps(mixes))
-    page = tmp_path / ladder_pages.page("matvec")
+    page = tmp_path / cpu_pages.page("matvec")
     assert build.stale(tmp_path) == [page]
     assert build.update(tmp_path) == [page]
     assert "4321" in page.read_text()
@@ -116,11 +128,11 @@ def test_a_page_that_lags_behind_its_files_is_stale(tmp_path: Path) -> None:
 
 
 def test_operands_are_those_that_the_rung_takes() -> None:
-    assert ladder_pages.operands_of("quantized", "panels", "int4")[0] == "vecmat"
+    assert cpu_pages.operands_of("quantized", "panels", "int4")[0] == "vecmat"
     called = {rung.name: rung for rung in ladder("quantized")}
     for name, op in (("int8_activations", "matvec"), ("sixteen_rows_int8", "matmul")):
         if called[name].available() is None:
-            function, _, options = ladder_pages.operands_of("quantized", name, "int8")
+            function, _, options = cpu_pages.operands_of("quantized", name, "int8")
             assert (function, options) == (op, {"activations": "int8"})
     with pytest.raises(ValueError, match="takes no float16"):
-        ladder_pages.operands_of("matvec", "blas", "float16")
+        cpu_pages.operands_of("matvec", "blas", "float16")

@@ -1,35 +1,40 @@
 """The pages of the CPU ladders: what was measured of each rung, and what its hot loop is made of.
 
-The words of a page are written by hand, its tables come from two files beside it: rows of
-``gemmule bench --suite ladder`` and instruction mixes. `record` makes the latter anew.
+The tables of a page come from two files in one CPU's folder of the evidence: the rows of a run of
+``gemmule bench --suite ladder``, which `keep` puts there, and instruction mixes, which `record`
+makes anew.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gemmule.core.registry import OPS, ladder
+from gemmule.core.rung import Rung
 from gemmule.lab.profile.instructions import KINDS
 from gemmule.lab.records import results
+from gemmule.lab.records.environment import cpu_name
 from gemmule.lab.records.rows import Environment, Row
 from gemmule.lab.report.ladder_table import before
 from gemmule.lab.report.tables import TableData, label, markdown, significant, without_empty_columns
+from gemmule.lab.verify.device import slug
 from gemmule.storage.atomic import replace_text
+from pages.excerpts import docstring
 
-FOLDER = Path("docs") / "ladder"
+FOLDER, EVIDENCE = Path("docs") / "ladder", "evidence"
 MEASURED = "cpu_ladder.jsonl"
-MIXES = "cpu_instructions.json"
+MIXES = "instructions.json"
 FORMATS = ("float32", "float16", "plain int8", "int8", "int4")
 MAX_BYTES = 1 << 20
-NOT_YET = "Not measured yet: `gemmule bench --suite ladder`."
+NOT_YET = "Not measured yet (`gemmule bench --suite ladder`):"
 
 
 def page(op: str) -> Path:
@@ -38,20 +43,69 @@ def page(op: str) -> Path:
 
 
 def tables(root: Path) -> dict[Path, dict[str, str]]:
-    """Return the tables of every page that exists below `root`, from the files beside them."""
+    """Return the tables of every page that exists below `root`, from its evidence."""
+    run = _newest(root)
+    mixes = sorted((root / EVIDENCE).glob(f"*/{MIXES}"))
+    if run is not None:  # before those of other processors
+        mixes.sort(key=lambda path: path.parent.name != slug(_cpu(run)))
+    held = read_mixes(mixes[0]) if mixes else {}
     found = {}
     for op in OPS:
-        if not (root / page(op)).is_file():
-            continue
-        texts = [NOT_YET]
-        if (root / FOLDER / MEASURED).is_file():
-            held = results.read(root / FOLDER / MEASURED)
-            texts = [*map(conditions, held.environments.values()), measured(op, held.rows)]
-        found[page(op)] = {
-            "measured": "\n\n".join(texts),
-            "instructions": instructions(op, read_mixes(root / FOLDER / MIXES)),
-        }
+        if (root / page(op)).is_file():
+            texts = [] if run is None else [*map(conditions, run.environments.values())]
+            texts.append(measured(op, () if run is None else run.rows))
+            found[page(op)] = {
+                "rungs": rungs(op),
+                "measured": "\n\n".join(texts),
+                "instructions": instructions(op, held),
+            }
     return found
+
+
+def _newest(root: Path) -> results.Results | None:
+    """Return the last run of the ladders' suite on record, None where there is none."""
+    runs = [results.read(path) for path in sorted((root / EVIDENCE).glob(f"*/{MEASURED}"))]
+    return max(
+        runs, key=lambda run: max(e.timestamp for e in run.environments.values()), default=None
+    )
+
+
+def _cpu(run: results.Results) -> str:
+    return next(iter(run.environments.values())).cpu
+
+
+def keep(root: Path, file: Path) -> Path:
+    """Make a run of ``gemmule bench --suite ladder`` what the pages show; return where it lies.
+
+    ValueError where the file holds no such run.
+    """
+    run = results.read(file)
+    if not all(any(_ladder_of(row) == op for row in run.rows) for op in OPS):
+        raise ValueError(f"{file} has no rows of some ladder; give one of a whole ladder suite.")
+    path = root / EVIDENCE / slug(_cpu(run)) / MEASURED
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, file.read_text("utf-8"))
+    return path
+
+
+def rungs(op: str) -> str:
+    """Return a list of a ladder's rungs with the words of their files, in order."""
+    groups: dict[str, list[str]] = {}
+    for rung in ladder(op, "cpu"):
+        said = f"- **{rung.name}**: {' '.join(docstring(rung).split())}"
+        item = textwrap.fill(
+            said, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        groups.setdefault(_group(rung) if op == "quantized" else "", []).append(item)
+    parts = [f"{name}:\n\n" * bool(name) + "\n".join(items) for name, items in groups.items()]
+    return "\n\n".join(parts)
+
+
+def _group(rung: Rung) -> str:
+    """Return in words which products of a quantised matrix a rung computes."""
+    if rung.op == "matmul":
+        return "Several columns"
+    return f"One vector, {'along the stored rows' if 'row' in rung.layouts else 'across them'}"
 
 
 def conditions(environment: Environment) -> str:
@@ -75,6 +129,10 @@ def measured(op: str, rows: Sequence[Row]) -> str:
         ours.sort(key=lambda row: order.get(row.name, len(order)))
         peers = sorted((r for r in group if r.kind == "peer"), key=lambda r: r.times_us.median)
         parts.append(f"**{title}**\n\n{markdown(_measured_table(op, [*ours, *peers]))}")
+    known = {row.name for row in rows if _ladder_of(row) == op}
+    missing = [rung.name for rung in ladder(op, "cpu") if rung.name not in known]
+    if missing:
+        parts.append(f"{NOT_YET} {', '.join(missing)}.")
     return "\n\n".join(parts)
 
 
@@ -168,8 +226,9 @@ def read_mixes(path: Path) -> dict[str, Any]:
 _SCRIPT = """
 import dataclasses, json, sys
 import gemmule as gm
+from gemmule.core.rung import Rung
 from gemmule.lab.profile.instructions import mix_of_run
-from pages.ladder_pages import operands_of
+from pages.cpu_pages import operands_of
 op, rung, name = sys.argv[1:]
 function, operands, options = operands_of(op, rung, name)
 mix = mix_of_run(lambda: getattr(gm, function)(*operands, rung=rung, **options))
@@ -222,7 +281,7 @@ def record(root: Path) -> Path:
                 mix = _compiled_mix(op, rung.name, name)
                 if mix is not None:
                     found.setdefault(op, {}).setdefault(rung.name, {})[name] = mix
-    path = root / FOLDER / MIXES
+    path = root / EVIDENCE / slug(cpu_name()) / MIXES
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(found, indent=1) + "\n")
     return path
@@ -239,13 +298,3 @@ def _compiled_mix(op: str, rung: str, name: str) -> Any:
         run = [sys.executable, "-c", _SCRIPT, op, rung, name]
         done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
-
-
-def copy_sources(root: Path, copy: Path) -> Iterable[Path]:
-    """Copy the pages and their data to another tree; return their paths below it."""
-    (copy / FOLDER).mkdir(parents=True, exist_ok=True)
-    names = [page(op) for op in OPS] + [FOLDER / MEASURED, FOLDER / MIXES]
-    present = [name for name in names if (root / name).is_file()]
-    for name in present:
-        shutil.copyfile(root / name, copy / name)
-    return present
