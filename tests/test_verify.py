@@ -16,6 +16,7 @@ from gemmule.lab.processes import each_apart
 from gemmule.lab.verify import random_products, workers
 from gemmule.lab.verify.random_products import Case, Choice, Problem, Trial, draw, run, snippet
 from gemmule.lab.verify.workers import Tally, run_trials
+from gemmule.oracle import relations
 
 
 def test_trials_follow_from_seed_and_number() -> None:
@@ -89,6 +90,90 @@ def test_a_planted_bug_is_found_and_counted(monkeypatch: pytest.MonkeyPatch) -> 
         trial = Trial("matvec", Case(problem, "integers", number))
         tally.count(number, trial, run(trial))
     assert (tally.done, tally.wrong, tally.ok) == (8, 8, False)
+
+
+LARGE = Problem("matmul", 210, 220, 230)
+
+
+@pytest.mark.parametrize("kind", ["integers", "normal"])
+def test_large_products_are_judged_by_rows_and_by_freivalds(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial("matmul", Case(LARGE, kind, 3))
+    assert relations.too_large(LARGE)
+    assert run(trial).status == "ok"
+    true_matmul = gm.matmul
+    full = set(relations._some_rows(LARGE.m, 3).tolist())
+    other = next(row for row in range(LARGE.m) if row not in full)
+
+    fault: list[tuple[int, float]] = []
+
+    def damaged(a: Any, b: Any, /, **options: Any) -> Any:
+        result = true_matmul(a, b, **options)
+        ((row, change),) = fault
+        result[row, 7] += change
+        return result
+
+    monkeypatch.setattr(gm, "matmul", damaged)
+    # Among the bounds of a whole row a unit would be lost: full rows are for what is smaller.
+    for one in ((other, 1 if kind == "integers" else 50), (LARGE.m - 1, 1)):
+        fault[:] = [one]
+        outcome = run(trial)
+        assert outcome.status == "wrong", (one, outcome)
+        assert (f"row {other} of C v" if one[0] == other else "of rows") in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("op", "problem"),
+    [
+        ("matvec", Problem("matvec", 6, 9, batch=3)),
+        ("vecmat", Problem("matvec", 6, 9, layout_a="col")),
+        ("matmul", Problem("matmul", 6, 7, 9)),
+        ("matmul", Problem("matmul", 5, 4, 3, a="int8", b="int8", out="int32")),
+    ],
+)
+def test_products_are_repeated_rearranged(
+    op: str, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product that is right when it is judged, and wrong when its operands are rearranged."""
+    for drawn in range(5):
+        trial = Trial(op, Case(problem, "integers", drawn * relations.REPEATED))
+        assert run(trial).status == "ok"
+    calls: list[int] = []
+    true_product = getattr(gm, op)
+
+    def wrong_from_the_second_call(a: Any, b: Any, /, **options: Any) -> Any:
+        result = true_product(a, b, **options)
+        calls.append(1)
+        if len(calls) == 3:  # the first is judged by its truth, the others by each other
+            result.flat[0] += 1
+        return result
+
+    monkeypatch.setattr(gm, op, wrong_from_the_second_call)
+    for drawn in range(5):
+        calls.clear()
+        outcome = run(Trial(op, Case(problem, "integers", drawn * relations.REPEATED)))
+        assert outcome.status == "wrong", outcome
+        assert len(calls) >= 3
+    calls.clear()
+    assert run(Trial(op, Case(problem, "integers", 1))).status == "ok"
+    assert len(calls) == 1
+
+
+def test_a_rung_that_refuses_the_rearranged_operands_is_not_blamed() -> None:
+    problem = Problem("matvec", 6, 9, layout_a="col")
+    for drawn in range(5):
+        case = Case(problem, "integers", drawn * relations.REPEATED)
+        assert run(Trial("matvec", case, rung="panels")).status == "ok"
+
+
+def test_large_products_come_up() -> None:
+    number = random_products.LARGE_EVERY // 2
+    for choice in (Choice(), Choice("matmul"), Choice(rung="packed")):
+        trials = [draw(choice, seed, number) for seed in range(6)]
+        assert any(relations.too_large(trial.case.problem) for trial in trials)
+    assert draw(Choice("vecmat"), 0, number).op == "vecmat"
+    assert draw(Choice(rung="four_rows"), 0, number).case.problem.op == "matvec"
 
 
 def test_a_forgotten_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,26 +80,32 @@ def judge(
     results, and floats of kind ``integers`` where the rung's accumulator holds every sum, must be
     equal (0 and -0 are); other floats must lie within the bound.
     """
-    shape = shapes(problem)[2]
-    if out.shape != shape or out.dtype != numpy_dtype(problem.out):
-        text = f"the result is {out.dtype} {out.shape}; it must be {problem.out} {shape}"
-        return Verdict(False, math.inf, (), text, "form")
-    effect = inputs.side_effects()
-    if effect:
-        return Verdict(False, math.inf, (), effect, "side effect")
+    fault = form_or_side_effect(problem, inputs, out)
+    if fault is not None:
+        return fault
     found = out[..., None] if problem.op == "matvec" else out
     if problem.out in INTEGERS:
         return _equality(problem, found, truth.values.astype(found.dtype))
     if problem.out in COMPLEX:
         found = np.concatenate([found.real, found.imag], axis=-2)
     whole = inputs.case.kind == "integers"
-    if whole and _sums_are_exact(arithmetic, inputs):
+    if whole and sums_are_exact(arithmetic, inputs):
         with np.errstate(over="ignore"):
             expected = truth.values.astype(found.dtype)
         return _equality(problem, found, expected)
     # Only problems that ask for int8 activations get operands that are whole codes.
     whole = whole and problem.quant is not None and problem.quant.activations != "float"
     return _within_bound(problem, arithmetic, params, found, truth, whole_codes=whole)
+
+
+def form_or_side_effect(problem: Problem, inputs: Inputs, out: Array) -> Verdict | None:
+    """Return what is wrong with an output's shape or dtype, or was written beside it."""
+    shape = shapes(problem)[2]
+    if out.shape != shape or out.dtype != numpy_dtype(problem.out):
+        text = f"the result is {out.dtype} {out.shape}; it must be {problem.out} {shape}"
+        return Verdict(False, math.inf, (), text, "form")
+    effect = inputs.side_effects()
+    return Verdict(False, math.inf, (), effect, "side effect") if effect else None
 
 
 def tolerance(problem: Problem, arithmetic: Arithmetic, params: Params, truth: Truth) -> Doubles:
@@ -114,7 +120,8 @@ def tolerance(problem: Problem, arithmetic: Arithmetic, params: Params, truth: T
     return bound[..., 0] if problem.op == "matvec" else bound
 
 
-def _sums_are_exact(arithmetic: Arithmetic, inputs: Inputs) -> bool:
+def sums_are_exact(arithmetic: Arithmetic, inputs: Inputs) -> bool:
+    """Tell whether every sum of operands of kind ``integers`` is exact in this arithmetic."""
     if arithmetic.activations_bits is not None:
         return False
     if arithmetic.product is not None and inputs.largest_product > (

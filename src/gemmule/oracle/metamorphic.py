@@ -2,9 +2,9 @@
 Freivalds' random check for products that are too big to compute twice.
 
 The metamorphic checks take ``multiply(A, B) -> C`` and compare bit for bit, which small integers
-always allow (`oracle_inputs.make_inputs` with kind ``integers``) and other floats wherever the
+always allow (`inputs.make_inputs` with kind ``integers``) and other floats wherever the
 order of additions does not depend on the place; else give `slack`, the distance that is allowed
-elementwise (twice `oracle.tolerance`, since both sides may be off).
+elementwise (twice `judge.tolerance`, since both sides may be off).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from a seed and its number alone, and its ``repr`` is Python that makes it again
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gemmule as gm
-from gemmule.core.problem import COMPLEX, Problem, QuantSpec
+from gemmule.core.problem import COMPLEX, INTEGERS, Problem, QuantSpec
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Signature
 from gemmule.lab.verify.check import Rounding
 from gemmule.oracle import judge as oracle
+from gemmule.oracle import relations
 from gemmule.oracle.inputs import Case, Inputs, make_inputs
 from gemmule.oracle.problems import ALL_SIGNATURES, QUANTIZED_SIGNATURES, make_problem, random_case
 from gemmule.oracle.truth import reference
@@ -33,6 +34,7 @@ Array: TypeAlias = NDArray[Any]
 
 OPS = ("matvec", "vecmat", "matmul", "quantized")
 LARGER_EVERY, LARGER = 16, 130  # now and then past a tile of 128
+LARGE_EVERY, LARGE_SIDES = 256, (200, 640)  # a matmul too large for its whole truth
 MOST_POINTS = 256  # of a rung's parameter space
 
 
@@ -91,6 +93,10 @@ def draw(choice: Choice, seed: int, number: int) -> Trial:
     rng = np.random.Generator(np.random.SFC64([seed, number]))
     largest = LARGER if number % LARGER_EVERY == 0 else 33
     rungs = choice.rungs()
+    if number % LARGE_EVERY == LARGE_EVERY // 2 and choice.op in (None, "matmul"):
+        large = _draw_large(rungs, choice, rng)
+        if large is not None:
+            return large
     if rungs:
         return _draw_for_rung(rungs[int(rng.integers(len(rungs)))], choice, rng, largest)
     op = choice.op or OPS[int(rng.integers(len(OPS)))]
@@ -133,6 +139,31 @@ def _draw_for_rung(rung: Rung, choice: Choice, rng: np.random.Generator, largest
     )
 
 
+def _draw_large(rungs: list[Rung], choice: Choice, rng: np.random.Generator) -> Trial | None:
+    """Draw a matmul that is judged without its whole truth; None where the rung takes none."""
+    rung = rungs[int(rng.integers(len(rungs)))] if rungs else None
+    known = _signatures("matmul", choice.backend) if rung is None else rung.signatures
+    signature = known[int(rng.integers(len(known)))]
+    m, n, k = (int(size) for size in rng.integers(*LARGE_SIDES, 3))
+    layouts = ("row", "col") if rung is None else rung.layouts
+    layouts_b = ("row", "col") if rung is None else rung.layouts_b
+    problem = make_problem(
+        "matmul",
+        m,
+        n,
+        k,
+        signature,
+        layout_a=layouts[int(rng.integers(len(layouts)))],
+        layout_b=layouts_b[int(rng.integers(len(layouts_b)))],
+    )
+    if not relations.too_large(problem) or (rung is not None and rung.refusal(problem) is not None):
+        return None
+    kinds = ("integers",) if signature[2] in INTEGERS else ("integers", "integers", "normal")
+    case = Case(problem, kinds[int(rng.integers(len(kinds)))], int(rng.integers(2**31)))
+    name = None if rung is None else rung.name
+    return Trial("matmul", case, bool(rng.integers(2)), name, device=choice.device)
+
+
 def run(trial: Trial) -> Outcome:
     """Make the operands, call the public function, and judge what it returns."""
     try:
@@ -149,23 +180,46 @@ def _run(trial: Trial) -> Outcome:
     left, right = _operands(trial, inputs)
     out = inputs.out if trial.into_out else None
     plan = _plan(trial, left, right)
-    if trial.device == "cpu":
-        result = _call(trial, left, right, out)
-    else:
-        result = _through_device(trial, left, right, out)
+    result = _product(trial, left, right, out)
     if out is not None and trial.device == "cpu" and result is not out:
         return Outcome("wrong", np.inf, "the result is not the out that was given", plan.rung.name)
     rounding = Rounding.of(plan)
-    truth_exact = case.kind == "integers"
-    verdict = oracle.judge(
-        case.problem,
-        rounding.arithmetic,
-        rounding.params,
-        inputs,
-        _host(result),
-        reference(case.problem, inputs.a, inputs.b, exact=truth_exact),
-    )
+    verdict = _judged(inputs, rounding, _host(result))
+    if verdict.ok and relations.is_repeated(inputs, rounding.arithmetic):
+        verdict = _repeated(trial, inputs, verdict)
     return Outcome("ok" if verdict.ok else "wrong", verdict.ratio, verdict.text, plan.rung.name)
+
+
+def _judged(inputs: Inputs, rounding: Rounding, result: Array) -> oracle.Verdict:
+    problem = inputs.case.problem
+    if relations.too_large(problem):
+        return relations.judge_large(inputs, rounding.arithmetic, rounding.params, result)
+    truth = reference(problem, inputs.a, inputs.b, exact=inputs.case.kind == "integers")
+    return oracle.judge(problem, rounding.arithmetic, rounding.params, inputs, result, truth)
+
+
+def _repeated(trial: Trial, inputs: Inputs, verdict: oracle.Verdict) -> oracle.Verdict:
+    """Judge a right product by repeating it rearranged, where the trial's rung takes that."""
+    try:
+        second = relations.repeat(inputs, _multiplier(trial))
+    except ValueError as error:
+        if trial.rung and str(error).startswith(f"rung {trial.rung} cannot"):
+            return verdict
+        raise
+    return verdict if second.ok else second
+
+
+def _multiplier(trial: Trial) -> Callable[[Array, Array], Array]:
+    """Return how a trial multiplies, as a function of any two matrices."""
+
+    def multiply(a: Array, b: Array) -> Array:
+        if trial.op == "matmul":
+            return _host(_product(trial, a, b, None))
+        x = b[..., 0]
+        left, right = (a, x) if trial.op == "matvec" else (x, a.swapaxes(-1, -2))
+        return _host(_product(trial, left, right, None))[..., None]
+
+    return multiply
 
 
 def _operands(trial: Trial, inputs: Inputs) -> tuple[Any, Any]:
@@ -189,6 +243,12 @@ def _plan(trial: Trial, left: Any, right: Any) -> gm.Plan:
     if trial.device != "cpu":
         left, right = gm.asarray(left, device=trial.device), gm.asarray(right, device=trial.device)
     return gm.plan(trial.op, left, right, **options)
+
+
+def _product(trial: Trial, left: Any, right: Any, out: Array | None) -> Any:
+    if trial.device == "cpu":
+        return _call(trial, left, right, out)
+    return _through_device(trial, left, right, out)
 
 
 def _call(trial: Trial, left: Any, right: Any, out: Any) -> Any:
