@@ -55,6 +55,14 @@ def test_explain_has_a_line_for_each_matter() -> None:
     assert lines[-1] == "copies     none"
 
 
+def test_explain_tells_what_was_allowed_for_nothing() -> None:
+    A, x = np.ones((8, 8), np.float32), np.ones(8, np.float32)
+    assert "no use" not in gm.plan("matvec", A, x).explain()
+    said = gm.plan("matvec", A, x, precision="tf32", accumulate="float16").explain()
+    assert 'no use of precision="tf32" and accumulate="float16"' in said
+    assert "no use" not in gm.plan("matvec", A, x, precision="ieee").explain()
+
+
 @pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
 def test_a_plan_computes_what_the_function_does(op: str) -> None:
     rng = np.random.default_rng(2)

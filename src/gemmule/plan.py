@@ -20,7 +20,7 @@ from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Form, Operand, c_strides, speaker
 from gemmule.core.problem import FLOATS, ITEMSIZE, Problem
-from gemmule.core.rung import Rung
+from gemmule.core.rung import Arithmetic, Rung
 from gemmule.dispatch.bind import ShortWay, bind
 
 log = logging.getLogger("gemmule")
@@ -182,7 +182,7 @@ class Plan:
         shared = max((step.smem for step in steps), default=0)
         lines.append(f"memory     workspace {memory:,} bytes, dynamic shared {shared:,} bytes")
         arithmetic = choice.rung.arithmetic(choice.problem)
-        lines.append(f"sums in    {arithmetic.accumulator}")
+        lines.append(f"sums in    {arithmetic.accumulator}{_unused(problem, arithmetic)}")
         lines.append(f"copies     {'; '.join(choice.copies) or 'none'}")
         return "\n".join(lines)
 
@@ -196,6 +196,16 @@ class Plan:
         from gemmule.tuning.tuner import tune_plan  # late: the tuner needs oracle and measure
 
         return tune_plan(self, max_seconds=max_seconds)
+
+
+def _unused(problem: Problem, arithmetic: Arithmetic) -> str:
+    """Return what the caller allowed that the chosen rung makes no use of, for `Plan.explain`."""
+    allowed = []
+    if problem.precision == "tf32" and arithmetic.inputs != "tf32":
+        allowed.append('precision="tf32"')
+    if problem.accumulate == "float16" and arithmetic.accumulator != "float16":
+        allowed.append('accumulate="float16"')
+    return f"; this rung makes no use of {' and '.join(allowed)}" if allowed else ""
 
 
 @functools.lru_cache(maxsize=4096)
