@@ -7,6 +7,7 @@ A public function comes through here by itself where its tensors ask for it: `wa
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -76,11 +77,18 @@ def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
 def product(op: str, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
     """Return the operator's product, under `torch.func` too, operands cast as autocast has it."""
     a, b = _autocast(a, b)
+    if _sharded(a, b):
+        from gemmule.dispatch import dtensor as dtensor  # its import registers the rules
     if out is not None:
         return call(op, a, b, out=out, **options)
     if _transformed() and not torch.compiler.is_compiling():
         return _Bilinear.apply(a, b, op, options)
     return call(op, a, b, **options)
+
+
+def _sharded(*tensors: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
 
 
 def _autocast(*operands: Any) -> list[Any]:
@@ -152,7 +160,7 @@ def _outer(left: Any, right: Any, like: Any, options: Any, *, rows: bool = False
     precision = options["precision"]
     if not rows:
         left, right = left.unsqueeze(-2), right.unsqueeze(-2)
-    if like.ndim == 2:
+    if like.ndim == 2 and not _sharded(left, right):  # shards of uneven sizes are not flattened
         batch = torch.broadcast_shapes(left.shape[:-1], right.shape[:-1])
         count = math.prod(batch)
         left = left.expand(*batch, left.shape[-1]).reshape(count, left.shape[-1])
