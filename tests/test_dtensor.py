@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import socket
@@ -112,7 +113,14 @@ def test_products_of_shards() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(rank_of, (port,), nprocs=WORLD)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # so that PyTorch is imported once, not four times
+    ranks = [context.Process(target=rank_of, args=(rank, port)) for rank in range(WORLD)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    assert [process.exitcode for process in ranks] == [0] * WORLD, "each says why on stderr"
 
 
 def test_a_rule_for_every_index_of_a_product() -> None:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from gemmule.core.canonical import NAMES
+from gemmule.dispatch import operators as operators  # its import defines what rules are for
 
 Rule = tuple[list[Any], list[Any]]  # placements of the result, and of both operands
 
