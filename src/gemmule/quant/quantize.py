@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.words import Bits, Method, ScaleDtype
-from gemmule.quant import checks, rounding
+from gemmule.quant import checks, fragment_order, rounding
 from gemmule.quant.layouts import pack_nibbles, row_blocks
 from gemmule.quant.library import HOST, Array, Library, closed, library_of, opened
 from gemmule.quant.matrix import QuantizedMatrix
@@ -86,7 +86,9 @@ def quantize(
         weights if weights is None or order is None else weights[order],
     )
     made = work.matrix()
-    return made if device is None else made.to(device)
+    if device is not None:
+        return made.to(device)
+    return made if made.device == "cpu" else made.to(layout=fragment_order.LAYOUT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 
 from gemmule import lookup
 from gemmule.options import DEFAULT
-from gemmule.quant import checks, rounding
+from gemmule.quant import checks, fragment_order, rounding
 from gemmule.quant.files import named_dtype
 from gemmule.quant.library import closed
 from gemmule.quant.matrix import QuantizedMatrix
@@ -117,7 +117,7 @@ class QuantLinear(torch.nn.Module):  # type: ignore[misc]
 
     @property
     def matrix(self) -> QuantizedMatrix:
-        """The weights as a QuantizedMatrix that shares this layer's memory."""
+        """The weights as a QuantizedMatrix: on the host in this layer's memory, on a GPU a copy."""
         parts = (self.codes, self.scales, self.zeros, self.perm)
         return _matrix_of(parts, self._shape, self.bits, self.group_size)
 
@@ -236,7 +236,8 @@ def _matrix_of(
     own: list[Any] = [None if p is None else closed(p.detach().contiguous()) for p in parts]
     arrays = own[0], own[1], own[2], own[3]
     if codes.is_cuda:
-        matrix = _on_device(parts, arrays, shape, bits, group_size)
+        rows = _on_device(parts, arrays, shape, bits, group_size)
+        matrix = rows.to(layout=fragment_order.LAYOUT)  # a copy, which the fast kernels read
     else:
         matrix = QuantizedMatrix.from_parts(
             *arrays[:3], shape=shape, bits=bits, group_size=group_size, perm=arrays[3]
