@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +16,16 @@ from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import proofs, raw_launch
 from gemmule.oracle.inputs import Inputs
 
+MOST_LATE_BYTES = 1 << 26  # sparse operands span more, and are there from the start
+
 
 class Emulator:
     """A runner like gemmule.lab.verify.device_runner.DeviceRunner, on the CPU.
 
-    Threads and blocks run in an order that `seed` shuffles (0: in order). Arrays stay where the
-    oracle put them, so their alignment is what the case asked for.
+    Threads and blocks run in an order that `seed` shuffles (0: in order); under an odd one copies
+    to shared memory land at once, under an even one as late as may be. A step that is launched
+    early meets the memory that was there before what it waits for. Arrays stay where the oracle put
+    them, so their alignment is what the case asked for.
     """
 
     def __init__(self, seed: int = 0, *, bank_conflicts: bool = False) -> None:
@@ -50,7 +55,18 @@ class Emulator:
         ]
         packed = raw_launch.arguments(inputs, addresses, base, alpha, beta)
         module = emulated(rung, steps[0].kernel, problem, bank_conflicts=self.bank_conflicts)
-        for step in steps:
+        before = work
+        for index, step in enumerate(steps):
+            late: list[np.ndarray[Any, Any]] = []
+            if step.pdl and index:  # it may begin before the step in front of it has written
+                late = [work]
+            elif step.pdl:  # or before whoever writes the operands has
+                late = [bytes_of(part) for part in (inputs.a, inputs.b) if part.size]
+                late = [part for part in late if part.nbytes < MOST_LATE_BYTES]
+            written = [part.copy() for part in late]
+            for part in late:
+                part[...] = before if part is work else 0xFF
+            before = work.copy() if index + 1 < len(steps) and steps[index + 1].pdl else work
             report = module.launch(
                 step.kernel,
                 grid=step.grid,
@@ -59,9 +75,23 @@ class Emulator:
                 smem=step.smem,
                 cluster=step.cluster,
                 seed=self.seed,
+                eager=self.seed % 2 == 1,
+                late=[
+                    (part.ctypes.data, copy.ctypes.data, copy.nbytes)
+                    for part, copy in zip(late, written, strict=True)
+                ],
             )
+            if not index:  # operands that no thread waited for are given back
+                for part, copy in zip(late, written, strict=True):
+                    part[...] = copy
             self.reports.append(report)
         return inputs.out
+
+
+def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the memory from the first to the last element of an array, as bytes."""
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))
 
 
 def sampled(rung: Rung) -> list[Signature]:

@@ -60,7 +60,8 @@ _PLAIN = ("atomics", "block_order", "strided", "strided_wide", "matrix_rows")
 def _names() -> list[str]:
     both = {f"{name}<{bug}>" for name, bug, *_ in PLANTED} | {f"{row[0]}<0>" for row in PLANTED}
     others = [f"{name}<{bug}>" for name in ("order_dependence", "stray_read") for bug in (0, 1)]
-    return [*sorted(both), *others, "grid_barrier<0>", *_PLAIN]
+    others += [f"{name}<{bug}>" for name in ("stage_in_use", "dependent") for bug in (0, 1)]
+    return [*sorted(both), *others, "dependent<2>", "grid_barrier<0>", *_PLAIN]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,7 @@ def _reverse(
         args=[args],
         seed=seed,
         cooperative=bool(options.get("cooperative", 0)),
+        eager=bool(options.get("eager", 0)),
         timeout_s=0.4 if kernel.startswith(("spin", "grid")) else 20.0,
     )
     return bool(np.array_equal(out[:64], source[::-1])), report
@@ -133,6 +135,29 @@ def test_order_dependence_shows_under_a_shuffled_order_only(planted: Module) -> 
     assert _reverse(planted, "order_dependence<1>", seed=0)[0]
     assert not all(_reverse(planted, "order_dependence<1>", seed=s)[0] for s in (1, 2, 3))
     assert all(_reverse(planted, "order_dependence<0>", seed=s)[0] for s in (0, 1, 2, 3))
+
+
+@needs_compiler
+def test_a_copy_into_what_is_read_shows_where_copies_land_at_once(planted: Module) -> None:
+    for eager in (0, 1):
+        for seed in (0, 1, 2):
+            assert _reverse(planted, "stage_in_use<0>", seed=seed, eager=eager)[0]
+    assert _reverse(planted, "stage_in_use<1>")[0]
+    assert not _reverse(planted, "stage_in_use<1>", eager=1)[0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_dependent_launch_sees_what_it_waited_for_only(planted: Module, seed: int) -> None:
+    """What the grid before writes is poison until a thread waits, and others have run on."""
+    for bug in (0, 1, 2):
+        source, out = device_array(64, np.float32), device_array(64, np.float32)
+        made = np.arange(1, 65, dtype=np.float32)
+        args = struct.pack("<QQi4x", source.ctypes.data, out.ctypes.data, 64)
+        late = [(source.ctypes.data, made.ctypes.data, made.nbytes)]
+        kernel = f"dependent<{bug}>"
+        planted.launch(kernel, grid=(1,), block=(64,), args=[args], seed=seed, late=late)
+        assert np.array_equal(out, made[::-1]) == (bug == 0)
 
 
 @needs_compiler

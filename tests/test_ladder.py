@@ -7,8 +7,11 @@ one NaN or infinity at a time (the IEEE map). Rungs are called through the publi
 from __future__ import annotations
 
 import importlib
+import inspect
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -205,6 +208,46 @@ def test_the_whole_declared_space(rung: Rung) -> None:
                     count += 1
     forget_plans()
     assert count > 0
+
+
+def own_constants(rung: Rung) -> list[int]:
+    """Return the block sizes of a rung: its parameters' values and its modules' constants."""
+    todo = [importlib.import_module(f"gemmule.rungs.{rung.folder}.cpu.{rung.name}")]
+    values = [value for choices in rung.params.values() for value in choices]
+    for module in todo:
+        for name, value in vars(module).items():
+            if name.strip("_").isupper():
+                values += value if isinstance(value, tuple) else (value,)
+            home = value if isinstance(value, ModuleType) else inspect.getmodule(value)
+            if home is not None and home not in todo and home.__name__.startswith(LOCAL):
+                todo.append(home)
+    whole = {v for v in values if isinstance(v, int) and not isinstance(v, bool)}
+    return sorted(v for v in whole if 7 < v <= LARGEST)
+
+
+LARGEST = 8192
+LOCAL = ("gemmule.rungs.", "gemmule.backends.cpu.simd", "gemmule.backends.cpu.amx")
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=name_of)
+def test_sizes_around_its_own_blocks(rung: Rung) -> None:
+    """One below, at, and one above every block size, along each axis; the others stay small."""
+    signature = next((s for s in rung.signatures if s[1] == "float32"), rung.signatures[0])
+    sizes = sorted({c + side for c in own_constants(rung) for side in (-1, 0, 1)})
+    axes = [(0, 3, 1), (5, 0, 1)] if rung.op == "matvec" else [(0, 3, 5), (3, 0, 5), (3, 5, 0)]
+    count, found = 0, []
+    for axis in axes:
+        for seed, size in enumerate(sizes):
+            m, n, k = (size if one == 0 else one for one in axis)
+            layout = [one for one in rung.layouts if one != "strided"][seed % 2 :][:1]
+            specs = taken_specs(rung, signature, m, n, k)[:1]
+            for spec, layout_a in itertools.product(specs, layout or rung.layouts[:1]):
+                problem = make_problem(rung.op, m, n, k, signature, layout_a=layout_a, quant=spec)
+                more, wrong = failures(rung, iter([make_inputs(problem, "integers", seed)]))
+                count, found = count + more, found + wrong
+    forget_plans()
+    assert count >= len(sizes)
+    assert not found, "\n".join(found[:10])
 
 
 def test_the_judge_sees_a_rung_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,17 @@ class Report:
         return self.shared_wavefronts - self.shared_ideal
 
 
+class _Late(ctypes.Structure):
+    _fields_ = (
+        ("to", ctypes.c_void_p),
+        ("from_", ctypes.c_void_p),
+        ("bytes", ctypes.c_ulonglong),
+    )
+
+
+MOST_LATE = 4
+
+
 class _Config(ctypes.Structure):
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -64,6 +75,9 @@ class _Config(ctypes.Structure):
         ("smem", ctypes.c_uint),
         ("seed", ctypes.c_uint),
         ("cooperative", ctypes.c_uint),
+        ("eager", ctypes.c_uint),
+        ("late_count", ctypes.c_uint),
+        ("late", _Late * MOST_LATE),
         ("timeout_s", ctypes.c_double),
     )
 
@@ -98,19 +112,33 @@ class Module:
         cluster: tuple[int, ...] = (1, 1, 1),
         seed: int = 0,
         cooperative: bool = False,
+        eager: bool = False,
+        late: Sequence[tuple[int, int, int]] = (),
         timeout_s: float = 60.0,
     ) -> Report:
         """Run one kernel to its end; `grid` counts blocks, `timeout_s` is CPU time.
 
         seed 0 runs threads and blocks in order, any other seed in an order of its own.
-        cooperative keeps all blocks resident together, as a grid-wide barrier needs.
+        cooperative keeps all blocks resident together, as a grid-wide barrier needs. Copies by
+        cp.async take effect when they are waited for, with `eager` when they are issued: a device
+        may do either. late: (address, source, bytes) of what the grid before this one writes; it is
+        copied there when a thread waits for that grid (ptx::pdl_wait), and not before.
         Raises EmulationError where the kernel does what a device forbids.
         """
         if name not in self._index:
             raise ValueError(f"{name!r} was not compiled; compiled: {sorted(self._index)}")
         i = self._index[name]
         config = _Config(
-            _triple(grid), _triple(block), _triple(cluster), smem, seed, cooperative, timeout_s
+            _triple(grid),
+            _triple(block),
+            _triple(cluster),
+            smem,
+            seed,
+            cooperative,
+            eager,
+            len(late),
+            (_Late * MOST_LATE)(*(_Late(*one) for one in late)),
+            timeout_s,
         )
         sizes = (ctypes.c_longlong * max(1, len(args)))(*(len(a) for a in args))
         held = [ctypes.create_string_buffer(a, max(1, len(a))) for a in args]

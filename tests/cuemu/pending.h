@@ -34,6 +34,12 @@ void send_later(void* bar, Work work) {
   in_flight.push_back({bar, std::move(work)});
   --S.in_runtime;
 }
+void grid_before() {
+  if (!S.cfg.late_count) return;
+  yield();
+  for (unsigned i = 0; i < S.cfg.late_count; ++i) memcpy(S.cfg.late[i].to, S.cfg.late[i].from, S.cfg.late[i].bytes);
+  S.cfg.late_count = 0;
+}
 void deliver(void* bar) {
   for (size_t i = 0; i < in_flight.size();) {
     if (in_flight[i].bar != bar) { ++i; continue; }

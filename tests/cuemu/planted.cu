@@ -167,6 +167,30 @@ PLANTED(wrong_group_count) {   // waits for all but one group, and reads the las
   p.out[t] = s[1][63 - t];
 }
 
+PLANTED(stage_in_use) {   // copies into what others still read: seen where copies land at once
+  __shared__ float s[64];
+  const int t = threadIdx.x;
+  cp_async<4>(smem_addr(s + t), p.in + t);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncthreads();
+  float v = s[63 - t];
+  if constexpr (!Bug) __syncthreads();
+  cp_async<4>(smem_addr(s + t), p.in, 0);
+  cp_async_commit();
+  if constexpr (Bug) v = s[63 - t];
+  __syncthreads();
+  cp_async_wait<0>();
+  p.out[t] = v + s[t];
+}
+PLANTED(dependent) {   // Bug 1: reads what the grid before writes and waits then, 2: one thread waits for all
+  const int t = threadIdx.x;
+  float v = Bug == 1 ? p.in[t] : 0;
+  if (Bug != 2 || t == 0) pdl_wait();
+  if (Bug != 1) v = p.in[t];
+  p.out[63 - t] = v;
+}
+
 // Bug 1 to 6: too many bytes announced, too few, wrong parity, one arrival too many, no initialisation, no wait.
 PLANTED(transaction) {
   __shared__ alignas(16) float s[64];

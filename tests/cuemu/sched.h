@@ -17,8 +17,14 @@
 namespace cuemu {
 
 // ---- what Python sees ------------------------------------------------------------------------
+struct Late {   // bytes that the grid before this one writes
+  void* to;
+  const void* from;
+  unsigned long long bytes;
+};
 struct Config {
-  unsigned grid[3], block[3], cluster[3], smem, seed, cooperative;
+  unsigned grid[3], block[3], cluster[3], smem, seed, cooperative, eager, late_count;
+  Late late[4];
   double timeout_s;
 };
 struct Report {
@@ -116,6 +122,8 @@ inline void yield() {
   progress();
   if (S.alive > 1) pick_next();
 }
+// The grid that a dependent launch waits for is complete from here on.
+void grid_before();
 inline void wait_at(const char* what, const char* file, int line) {
   S.cur->what = what;
   S.cur->file = file;

@@ -60,7 +60,8 @@ inline u32 smem_addr(const void* p) { return cuemu::to_shared_address(p); }
 inline void named_sync(u32 id, u32 threads, CUEMU_AT) { cuemu::named_barrier(id, threads, true, file, line); }
 inline void named_arrive(u32 id, u32 threads, CUEMU_AT) { cuemu::named_barrier(id, threads, false, file, line); }
 
-// The copy happens at wait_group, from what the source holds then.
+// The copy happens at wait_group, from what the source holds then; in an eager launch here and now, so that one
+// into memory which others still read is seen.
 template <int B>
 void cp_async(u32 dst, const void* src, u32 valid = B, CUEMU_AT) {
   static_assert(B == 4 || B == 8 || B == 16, "4, 8 or 16 bytes");
@@ -69,10 +70,12 @@ void cp_async(u32 dst, const void* src, u32 valid = B, CUEMU_AT) {
   if (valid) check_aligned(src, B, "cp_async from global memory", file, line);
   if (valid > B) cuemu::fail("cp_async", "%s:%d: %u valid bytes of %d", cuemu::base_name(file), line, valid, B);
   ++cuemu::S.report.async_copies;
-  cuemu::S.cur->queues->copies.add([=] {
+  const auto copy = [=] {
     if (valid) memcpy(to, src, valid);
     memset(to + valid, 0, B - valid);
-  });
+  };
+  if (cuemu::S.cfg.eager) copy();
+  else cuemu::S.cur->queues->copies.add(copy);
 }
 inline void cp_async_commit() { cuemu::S.cur->queues->copies.commit(); }
 template <int N>
@@ -81,8 +84,9 @@ void cp_async_wait() { cuemu::S.cur->queues->copies.wait(N); }
 template <class T>
 void pin(T&) {}
 
-// Grids run one after another, so the grids before this one are complete.
-inline void pdl_wait() {}
+// What the grid before this one writes appears when the first thread has waited for it and all others have run
+// as far as they go without: they have read what was there before.
+inline void pdl_wait() { cuemu::grid_before(); }
 inline void pdl_launch_dependents() {}
 template <int N>
 void reg_alloc() { static_assert(N >= 24 && N <= 256 && N % 8 == 0, "a multiple of 8 from 24 to 256"); }

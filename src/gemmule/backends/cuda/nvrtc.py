@@ -195,7 +195,8 @@ def _key(path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...]
 def _headers() -> str:
     digest = hashlib.sha256()
     for header in sorted(HEADERS_FOLDER.glob("*.cuh")):
-        digest.update(header.read_bytes())
+        text = header.read_bytes()
+        digest.update(f"{header.name} {len(text)}\0".encode() + text)
     return digest.hexdigest()
 
 

@@ -24,7 +24,7 @@ from gemmule.lab.processes import Task, each_apart
 from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import Verdict, check
-from gemmule.oracle.problems import edge_problems, make_problem, nonfinite_cases
+from gemmule.oracle.problems import ALIGNED, edge_problems, make_problem, nonfinite_cases
 from gemmule.storage import evidence
 from gemmule.storage.atomic import write_atomically
 
@@ -80,6 +80,7 @@ def trials(rung: Rung, signature: Signature, *, few: bool = False) -> Iterator[T
         problem, view = _seen(rung, packed, views[i // 3 % len(views)])
         params = rung.check_params(problem, None)
         yield Trial(problem, params, kinds[i % len(kinds)], view, i)
+    yield from _aligned_trials(rung, signature, quants[0], few=few)
     for quant in _spread(quants, 1 if few else 4, signature):
         yield from _parameter_trials(rung, signature, quant, few=few)
     sample = awkward(rung, signature, quants[0], 0)
@@ -151,6 +152,24 @@ def _parameter_trials(
         every = list(rung.space(problem))
         for i, params in enumerate(every[:: max(1, len(every) // 6)] if few else every):
             yield Trial(problem, params, "integers", "contiguous", 1000 + i)
+
+
+def _aligned_trials(
+    rung: Rung, signature: Signature, quant: QuantSpec | None, *, few: bool
+) -> Iterator[Trial]:
+    """Yield the aligned problems, packed and padded; a few: each size in one layout."""
+    layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
+    pairs = [(a, b) for a in rung.layouts for b in layouts_b if "strided" not in (a, b)]
+    for which, size in enumerate(ALIGNED[rung.op]):
+        start = (which + len(signature[0])) % len(pairs)
+        batch = 2 if rung.batched and quant is None and which == 0 else 1
+        for a, b in [pairs[start]] if few else pairs:
+            options: dict[str, Any] = {"layout_a": a, "layout_b": b, "quant": quant}
+            problem = make_problem(rung.op, *size, signature, batch=batch, **options)
+            if rung.refusal(problem) is None:
+                params = list(rung.space(problem))[-1 if which == 0 else 0]
+                view = ("contiguous", "padded")[which % 2]
+                yield Trial(problem, params, "integers", view, 2000 + which)
 
 
 def awkward(rung: Rung, signature: Signature, quant: Any, which: int) -> Problem:
