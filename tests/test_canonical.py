@@ -11,10 +11,13 @@ import pytest
 
 from gemmule.arrays.interop import unwrap
 from gemmule.core.canonical import Call, Options, canonical
-from gemmule.core.operand import Form, View, c_strides
+from gemmule.core.operand import Form, View, alignment_of, c_strides
+from gemmule.oracle.inputs import make_inputs
+from gemmule.oracle.problems import random_case
 from products import ARRANGEMENTS, Array, exact, small
 
 Shape = tuple[int, ...]
+DENSE = (*(((t,) * 3) for t in ("float64", "float32", "float16")), ("int8", "int8", "int32"))
 
 SHAPES = {
     "matvec": [
@@ -216,3 +219,39 @@ def test_c_strides() -> None:
 def test_wrong_shapes(op: str, a: tuple[int, ...], b: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         problem_of(op, np.zeros(a), np.zeros(b))
+
+
+def test_every_vector_of_a_random_product_starts_as_aligned_as_the_problem_says() -> None:
+    """Rows of a row-major matrix, columns of a column-major one, vectors, in every batch entry."""
+    rng = np.random.default_rng(11)
+    aligned = 0
+    for number in range(600):
+        op = ("matvec", "vecmat", "matmul")[number % 3]
+        case = random_case(rng, ops=("matmul" if op == "matmul" else "matvec",), signatures=DENSE)
+        inputs = make_inputs(case.problem, case.kind, case.seed, case.view)
+        a, b = inputs.a, inputs.b
+        left, right = (b, a.swapaxes(-1, -2)) if op == "vecmat" else (a, b)
+        forms = [_device_form(array) for array in (left, right, inputs.out)]
+        call = canonical(op, *forms, Options(out_dtype=case.problem.out))
+        arrays = (right, left, inputs.out) if call.swapped else (left, right, inputs.out)
+        problem = call.problem
+        aligned += problem.alignment == 16
+        layouts = (problem.layout_a, problem.layout_b, problem.layout_out)
+        for array, view, layout in zip(arrays, (call.a, call.b, call.out), layouts, strict=True):
+            if 0 in view.shape:
+                continue
+            vectors = (view.shape == call.b.shape and problem.op == "matvec") or view is call.out
+            walked = len(view.shape) - (2 if layout == "col" and not vectors else 1)
+            starts = [s for axis, s in enumerate(view.shape) if axis != walked]
+            steps = [s for axis, s in enumerate(view.strides) if axis != walked]
+            base = array.__array_interface__["data"][0]
+            for index in np.ndindex(*starts):
+                offset = sum(i * step for i, step in zip(index, steps, strict=True))
+                assert (base + offset * array.itemsize) % problem.alignment == 0, (case, call)
+    assert aligned > 30
+
+
+def _device_form(array: Array) -> Form:
+    strides = tuple(step // array.itemsize for step in array.strides)
+    pointer = array.__array_interface__["data"][0]
+    return Form(array.shape, strides, array.dtype.name, alignment_of(pointer))

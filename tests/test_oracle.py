@@ -399,6 +399,16 @@ def test_exact_integers_stay_exact_and_every_element_counts(name: str, n: int) -
         assert "float8" not in name or np.abs(partial).max(initial=0.0) < 2.0**13
 
 
+def test_axes_of_one_element_get_strides_of_no_alignment() -> None:
+    problem = make_problem("matmul", 1, 1, 16, ("float16",) * 3)
+    inputs = make_inputs(problem, "integers", 1, "loose")
+    for array in (inputs.a, inputs.b, inputs.out):
+        for size, step in zip(array.shape, array.strides, strict=True):
+            assert size > 1 or step % 4
+    drawn = [random_case(np.random.default_rng(i), views=("loose",)).problem for i in range(60)]
+    assert sum(1 in (p.m, p.n) for p in drawn) > 15
+
+
 def test_inputs_are_reproducible_and_differ_by_seed() -> None:
     for kind in KINDS:
         first, again, other = (make_inputs(mutants.MM, kind, s) for s in (4, 4, 5))
@@ -418,13 +428,13 @@ def test_operands_lie_among_poison_as_aligned_as_promised() -> None:
             assert outside[:64].all()
             assert outside[-64:].all()
             assert frame.intact_around()
-            if view in ("contiguous", "padded"):
+            if view in ("contiguous", "padded", "loose"):
                 assert address % problem.alignment == 0
                 assert frame.array.strides[0] % problem.alignment == 0
                 unit = max(problem.alignment, frame.array.itemsize)
                 assert unit == 16 or address % (2 * unit)
         packed = view == "contiguous"
-        assert inputs.a.flags.c_contiguous == packed or view == "sliced"
+        assert inputs.a.flags.c_contiguous == packed or view in ("sliced", "loose")
 
 
 def test_mistakes_in_the_question_are_refused() -> None:

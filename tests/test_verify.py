@@ -246,6 +246,14 @@ def test_a_task_whose_process_dies_is_told_and_takes_no_other_along(tmp_path: Pa
     assert (kept["dies once"], kept["works"]) == (["dies once"], ["works"])
 
 
+@pytest.mark.parametrize("number", [128, 384, 640, 896])
+def test_products_too_large_for_their_truth_are_judged(number: int) -> None:
+    trial = random_products.draw(Choice("matmul"), 0, number)
+    assert relations.too_large(trial.case.problem)
+    outcome = random_products.run(trial)
+    assert outcome.status == "ok", outcome
+
+
 def test_the_tally_keeps_the_first_bad_trials() -> None:
     total = Tally()
     trial = Trial("matvec", Case(Problem("matvec", 1, 1)))

@@ -22,7 +22,7 @@ from gemmule.quant.matrix import QuantizedMatrix
 Array: TypeAlias = NDArray[Any]
 
 KINDS = ("integers", "normal", "scaled", "cancel", "nonfinite")
-VIEWS = ("contiguous", "padded", "sliced", "strided", "reversed")
+VIEWS = ("contiguous", "padded", "sliced", "strided", "reversed", "loose")
 GUARD_BYTES = 64
 _LARGEST_KEPT = 1 << 20  # bytes; larger buffers are remembered by their digest
 
@@ -37,7 +37,8 @@ class Case:
 
     view: ``contiguous`` (leading strides as short as `problem.alignment` allows), ``padded``
     (longer), ``sliced`` (starting one element later), ``strided`` (every second element on each
-    axis), ``reversed`` (negative strides). The last two also apply to vectors and to the output.
+    axis), ``reversed`` (negative strides), ``loose`` (axes of one element, which are never walked,
+    with strides that break every alignment). The last three also apply to vectors and the output.
     """
 
     problem: Problem
@@ -218,6 +219,8 @@ def lay_out(
     array = array.swapaxes(-1, -2) if column_major else array
     if view == "reversed":
         array = array[..., ::-1, ::-1] if matrix else array[..., ::-1]
+    if view == "loose":
+        array = _loose(array)
     return Frame(buffer, array, pattern)
 
 
@@ -233,6 +236,16 @@ def _strides(
         strides.insert(0, stride)
         extent = max(size, 1) * stride
     return tuple(strides)
+
+
+def _loose(array: Array) -> Array:
+    """Return the array with odd strides, each another, along its axes of one element."""
+    strides = [
+        array.itemsize * (3 + 2 * axis) if size == 1 else step
+        for axis, (size, step) in enumerate(zip(array.shape, array.strides, strict=True))
+    ]
+    known = array.view(np.uint8) if array.itemsize == 1 else array  # as_strided knows no float8
+    return np.lib.stride_tricks.as_strided(known, array.shape, strides).view(array.dtype)
 
 
 def _fingerprints(a: Any, frames: tuple[Frame, ...]) -> tuple[bytes, ...]:
