@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 from concurrent.futures.process import BrokenProcessPool
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from emulated_driver import emulated
 from gemmule.lab.processes import each_apart
-from gemmule.lab.verify import random_products, workers
+from gemmule.lab.verify import on_device, random_products, workers
 from gemmule.lab.verify.random_products import Case, Choice, Problem, Trial, draw, run, snippet
 from gemmule.lab.verify.workers import Tally, run_trials
 from gemmule.oracle import relations
+from gemmule.oracle.inputs import VIEWS
+from gemmule.oracle.problems import make_problem
 
 
 def test_trials_follow_from_seed_and_number() -> None:
@@ -252,6 +256,40 @@ def test_products_too_large_for_their_truth_are_judged(number: int) -> None:
     assert relations.too_large(trial.case.problem)
     outcome = random_products.run(trial)
     assert outcome.status == "ok", outcome
+
+
+OPS = ("matvec", "vecmat", "matmul")
+
+
+def test_operands_lie_on_a_device_as_they_lie_on_the_host() -> None:
+    """Every view, into a given out or a fresh result, under a driver whose kernels are emulated."""
+    rungs = ["thread_per_row", "naive"]  # which take every stride
+    with emulated():
+        for view, into_out, op in itertools.product(VIEWS, (True, False), OPS):
+            layout = "row" if op == "vecmat" else "strided" if view == "strided" else "col"
+            kind = "matmul" if op == "matmul" else "matvec"
+            problem = make_problem(kind, 3, 7, 5, ("float32",) * 3, layout_a=layout, batch=2)
+            case = Case(problem, "integers", 5, view)
+            trial = Trial(op, case, into_out, rungs[op == "matmul"], None, "cuda")
+            outcome = run(trial)
+            assert outcome.status == "ok", (trial, outcome)
+
+
+def test_a_device_result_written_beside_its_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem("matvec", 3, 7, 1, ("float32",) * 3)
+    trial = Trial(
+        "matvec", Case(problem, "integers", 5, "strided"), True, "thread_per_row", None, "cuda"
+    )
+    true = on_device.DevicePlace.fetch
+
+    def damaged(place: Any, operand: Any, frame: Any) -> None:
+        true(place, operand, frame)
+        frame.buffer[3] ^= 1
+
+    with emulated():
+        assert run(trial).status == "ok"
+        monkeypatch.setattr(on_device.DevicePlace, "fetch", damaged)
+        assert run(trial).status == "wrong"
 
 
 def test_the_tally_keeps_the_first_bad_trials() -> None:

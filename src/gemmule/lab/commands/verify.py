@@ -59,6 +59,7 @@ def verify(
 
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.progress import bar
+    from gemmule.lab.verify import on_device
     from gemmule.lab.verify.random_products import Choice
     from gemmule.lab.verify.workers import run_trials
 
@@ -74,7 +75,8 @@ def verify(
     if evidence is not None:
         _prove(evidence, rung, device, stale, workers)
         return
-    choice = Choice(op, rung, device)
+    libraries = on_device.present() if device != "cpu" else ("own",)
+    choice = Choice(op, rung, device, libraries)
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), cases) if device == "cpu" else 1
     start = time.monotonic()

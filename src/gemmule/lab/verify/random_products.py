@@ -7,18 +7,20 @@ from a seed and its number alone, and its ``repr`` is Python that makes it again
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 import gemmule as gm
-from gemmule.core.problem import COMPLEX, INTEGERS, Problem, QuantSpec
+from gemmule.core.problem import COMPLEX, INTEGERS, Problem, QuantSpec, result_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Signature
+from gemmule.lab.verify import on_device
 from gemmule.lab.verify.check import Rounding
 from gemmule.oracle import judge as oracle
 from gemmule.oracle import relations
@@ -35,12 +37,17 @@ Array: TypeAlias = NDArray[Any]
 OPS = ("matvec", "vecmat", "matmul", "quantized")
 LARGER_EVERY, LARGER = 16, 130  # now and then past a tile of 128
 LARGE_EVERY, LARGE_SIDES = 256, (200, 640)  # a matmul too large for its whole truth
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+MIXED = tuple((a, b, result_dtype(a, b)) for a, b in itertools.permutations(_FLOATS, 2))
 MOST_POINTS = 256  # of a rung's parameter space
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One case and how it is called. `into_out`: write to a poisoned, guarded array."""
+    """One case and how it is called. `into_out`: write to a poisoned, guarded array.
+
+    library: of the operands on a device.
+    """
 
     op: str
     case: Case
@@ -48,6 +55,7 @@ class Trial:
     rung: str | None = None
     params: tuple[tuple[str, Any], ...] | None = None
     device: str = "cpu"
+    library: str = "own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ class Choice:
     op: str | None = None
     rung: str | None = None
     device: str = "cpu"
+    libraries: tuple[str, ...] = ("own",)
 
     @property
     def backend(self) -> str:
@@ -89,7 +98,12 @@ class Choice:
 
 
 def draw(choice: Choice, seed: int, number: int) -> Trial:
-    """Return trial `number` of a seed: the same trial on every machine."""
+    """Return trial `number` of a seed: the same trial on every machine with the same libraries."""
+    trial = _draw(choice, seed, number)
+    return replace(trial, library=choice.libraries[number % len(choice.libraries)])
+
+
+def _draw(choice: Choice, seed: int, number: int) -> Trial:
     rng = np.random.Generator(np.random.SFC64([seed, number]))
     largest = LARGER if number % LARGER_EVERY == 0 else 33
     rungs = choice.rungs()
@@ -115,9 +129,10 @@ def _case_ops(op: str) -> tuple[str, ...]:
 def _signatures(op: str, backend: str) -> Sequence[Signature]:
     if op == "quantized":
         return QUANTIZED_SIGNATURES
+    known = (*ALL_SIGNATURES, *MIXED)
     if backend == "cuda":
-        return tuple(s for s in ALL_SIGNATURES if s[0] not in COMPLEX)
-    return ALL_SIGNATURES
+        return tuple(s for s in known if s[0] not in COMPLEX)
+    return known
 
 
 def _draw_for_rung(rung: Rung, choice: Choice, rng: np.random.Generator, largest: int) -> Trial:
@@ -179,8 +194,13 @@ def _run(trial: Trial) -> Outcome:
     inputs = make_inputs(case.problem, case.kind, case.seed, case.view)
     left, right = _operands(trial, inputs)
     out = inputs.out if trial.into_out else None
-    plan = _plan(trial, left, right)
-    result = _product(trial, left, right, out)
+    if trial.device == "cpu":
+        plan = gm.plan(trial.op, left, right, **_options(trial, case.problem))
+        result = _call(trial, left, right, out)
+    else:
+        given = on_device.placed(trial.op, inputs, trial.device, trial.library)
+        plan = gm.plan(trial.op, given.left, given.right, **_options(trial, case.problem))
+        result = on_device.multiply(given, functools.partial(_call, trial), out)
     if out is not None and trial.device == "cpu" and result is not out:
         return Outcome("wrong", np.inf, "the result is not the out that was given", plan.rung.name)
     rounding = Rounding.of(plan)
@@ -214,10 +234,10 @@ def _multiplier(trial: Trial) -> Callable[[Array, Array], Array]:
 
     def multiply(a: Array, b: Array) -> Array:
         if trial.op == "matmul":
-            return _host(_product(trial, a, b, None))
+            return _host(_product(trial, a, b))
         x = b[..., 0]
         left, right = (a, x) if trial.op == "matvec" else (x, a.swapaxes(-1, -2))
-        return _host(_product(trial, left, right, None))[..., None]
+        return _host(_product(trial, left, right))[..., None]
 
     return multiply
 
@@ -238,29 +258,16 @@ def _options(trial: Trial, problem: Problem) -> dict[str, Any]:
     }
 
 
-def _plan(trial: Trial, left: Any, right: Any) -> gm.Plan:
-    options = _options(trial, trial.case.problem)
-    if trial.device != "cpu":
-        left, right = gm.asarray(left, device=trial.device), gm.asarray(right, device=trial.device)
-    return gm.plan(trial.op, left, right, **options)
-
-
-def _product(trial: Trial, left: Any, right: Any, out: Array | None) -> Any:
+def _product(trial: Trial, left: Any, right: Any) -> Any:
+    """Multiply host arrays on the trial's device."""
     if trial.device == "cpu":
-        return _call(trial, left, right, out)
-    return _through_device(trial, left, right, out)
+        return _call(trial, left, right, None)
+    placed = gm.asarray(left, device=trial.device), gm.asarray(right, device=trial.device)
+    return gm.asarray(_call(trial, *placed, None), device="cpu")
 
 
 def _call(trial: Trial, left: Any, right: Any, out: Any) -> Any:
     return getattr(gm, trial.op)(left, right, out=out, **_options(trial, trial.case.problem))
-
-
-def _through_device(trial: Trial, left: Any, right: Any, out: Array | None) -> Any:
-    """Compute on the device, in the poisoned out's own bytes where one is given."""
-    device = trial.device
-    placed = gm.asarray(left, device=device), gm.asarray(right, device=device)
-    target = None if out is None else gm.asarray(out, device=device)
-    return gm.asarray(_call(trial, *placed, target), device="cpu")
 
 
 def _host(result: Any) -> Array:
