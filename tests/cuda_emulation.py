@@ -45,7 +45,6 @@ class Emulator:
         problem = inputs.case.problem
         if inputs.out.size == 0:
             return inputs.out
-        assert rung.steps is not None
         steps = rung.steps(problem, params, self.machine)
         work = np.full(rung.workspace(problem, params, self.machine) + 256, 0xFF, np.uint8)
         base = -(-int(work.__array_interface__["data"][0]) // 256) * 256
@@ -128,7 +127,6 @@ def _module(path: Path, names: tuple[str, ...], defines: tuple[str, ...], confli
 def _kernels(
     rung: Rung, signatures: tuple[Signature, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    assert rung.steps is not None
     machine = proofs.proof_machine()
     steps = [
         step

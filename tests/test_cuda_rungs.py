@@ -83,7 +83,6 @@ def test_offsets_beyond_32_bits(rung: Rung) -> None:
     """By kernels that the other tests have compiled already: another build would cost seconds."""
     emulator, found = Emulator(seed=2), 0
     compiled = set(sampled_kernels(rung)[0])
-    assert rung.steps is not None
     for problem in strided_problems(rung):
         for params in rung.space(problem):
             steps = rung.steps(problem, params, emulator.machine)

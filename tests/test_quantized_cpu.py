@@ -113,7 +113,6 @@ def run(
     rounded = rung.arithmetic(problem_of(Q, columns, x.dtype.name, out, "float")).activations_bits
     problem = problem_of(Q, columns, x.dtype.name, out, "int8" if rounded else "float")
     assert rung.refusal(problem) is None
-    assert rung.bind is not None
     chosen = rung.check_params(problem, params)
     shape = (Q.shape[0],) if columns is None else (Q.shape[0], columns)
     guarded = np.full(int(np.prod(shape)) + 32, np.nan, numpy_dtype(out))

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,17 @@ from gemmule.core import registry
 from gemmule.core import rung as rung_module
 from gemmule.core.problem import DTYPES, Problem, result_dtype
 from gemmule.core.registry import OPS, all_rungs, find, ladder
-from gemmule.core.rung import BACKENDS, Arithmetic, Constraint, Rung, floats, integers, same
+from gemmule.core.rung import (
+    BACKENDS,
+    Arithmetic,
+    Constraint,
+    CpuRung,
+    CudaRung,
+    Rung,
+    floats,
+    integers,
+    same,
+)
 
 PROBLEM = Problem("matvec", 10, 20)
 
@@ -26,14 +37,14 @@ def make(name: str = "r", after: str | None = None, **changes: object) -> Rung:
         "op": "matvec",
         **changes,
     }
-    return Rung(
+    return CpuRung(
         title="t",
         idea="i",
         source="s",
         after=after,
         name=name,
         folder="matvec",
-        backend="cpu",
+        bind=lambda problem, params: lambda A, x, y: None,
         arithmetic=lambda p: Arithmetic("float32", lambda q, r: q.reduction),
         **values,
     )
@@ -151,15 +162,23 @@ def test_declared_spaces_are_sound(backend: str) -> None:
             assert values, f"{rung.folder}/{rung.name}: {name} has no values"
             assert len(set(values)) == len(values), f"{rung.folder}/{rung.name}: {name} repeats"
             assert all(type(value) in (int, str, bool) for value in values)
-        for preset in rung.presets.values():
+        for preset in getattr(rung, "presets", {}).values():
             assert set(preset) <= set(rung.params)
             assert all(value in rung.params[name] for name, value in preset.items())
         for a, b, out in rung.signatures:
             assert out in DTYPES
             assert b in DTYPES
             assert a in DTYPES or (rung.quantized and a in ("uint4", "uint8"))
-        assert (rung.bind is not None) == (backend == "cpu")
-        assert (rung.steps is not None) == (backend == "cuda")
+        assert type(rung) is {"cpu": CpuRung, "cuda": CudaRung}[backend]
+
+
+def test_a_rung_in_the_folder_of_the_other_back_end_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = SimpleNamespace(__name__="gemmule.rungs.matvec.cuda.r", RUNG=make())
+    monkeypatch.setattr(registry.importlib, "import_module", lambda name: module)
+    with pytest.raises(TypeError, match=r"cuda\.r holds a CpuRung; its folder is cuda"):
+        registry._load.__wrapped__("matvec", "cuda", "r")
 
 
 def test_ladder_refuses_unknown_names() -> None:

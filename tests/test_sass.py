@@ -74,7 +74,6 @@ def loads_of(claim: Claim, source: Path | None = None) -> int:
     rung = next(r for r in all_rungs("cuda") if r.name == claim.rung)
     problem = problem_of(rung, claim.signature)
     params = rung.check_params(problem, claim.params)
-    assert rung.steps is not None
     steps = rung.steps(problem, params, proofs.proof_machine())
     (kernel,) = {s.kernel for s in steps if s.kernel.startswith(claim.rung)}
     module, _ = nvrtc.build(source or rung.source_path, (kernel,), proofs.PROOF_ARCH)

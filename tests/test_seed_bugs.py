@@ -239,7 +239,6 @@ def test_shared_indices_are_right_with_their_barriers(
     mutant = Mutant("", "block_multiply", "", 9, 12, BLOCKS, replaced_by="shared_indices.cu")
     rung = find_rung("block_multiply")
     problem = problem_of(rung, 9, 12)
-    assert rung.steps is not None
     names = [step.kernel for step in rung.steps(problem, BLOCKS, Emulator().machine)]
     module = compile_cu(source_of(mutant, rung, folder), names=names)
     monkeypatch.setattr(cuda_emulation, "emulated", lambda *args, **options: module)
@@ -290,7 +289,6 @@ def grid_errors(steps: Steps) -> list[str]:
 
 @EACH_SEEDED
 def test_grids_of_tall_matrices(rung: Rung) -> None:
-    assert rung.steps is not None
     problem = problem_of(rung, 100_000_000, 64)
     for params in rung.space(problem):
         steps = rung.steps(problem, params, Emulator().machine)
@@ -342,7 +340,6 @@ def far_product(rung: Rung, kernels: Callable[[Rung, str, Problem], Any]) -> boo
     params = rung.check_params(problem, None)
     right = inputs.a.astype(np.float64) @ inputs.b.astype(np.float64)
     machine = Emulator().machine
-    assert rung.steps is not None
     work = np.full(rung.workspace(problem, params, machine) + 256, 0xFF, np.uint8)
     base = -(-work.ctypes.data // 256) * 256
     packed = launch_args.GEMV.pack(
@@ -377,7 +374,6 @@ def test_rows_and_columns_beyond_2_31_elements(rung: Rung) -> None:
 
 
 def compile_only(rung: Rung, problem: Problem) -> Any:
-    assert rung.steps is not None
     steps = rung.steps(problem, rung.check_params(problem, None), Emulator().machine)
     return compile_cu(rung.source_path, names=[step.kernel for step in steps])
 

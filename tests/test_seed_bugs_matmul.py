@@ -200,7 +200,6 @@ def test_mutant_is_caught(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.Mo
     problem = make_problem("matmul", *mutant.sizes, mutant.signature)
     params = rung.check_params(problem, mutant.params)
     inputs = inputs_of(mutant, problem)
-    assert rung.steps is not None
     steps = rung.steps(problem, params, Emulator().machine)
     swap_module(monkeypatch, rung.source_path, steps)
     for schedule in SCHEDULES:
@@ -220,7 +219,6 @@ def test_linear_index_is_harmless_for_finite_data(
     mutant = MUTANTS[0]
     rung = find_rung(mutant.rung)
     problem = make_problem("matmul", *mutant.sizes, mutant.signature)
-    assert rung.steps is not None
     steps = rung.steps(problem, mutant.params, Emulator().machine)
     swap_module(monkeypatch, source_of(mutant.edits, rung, tmp_path), steps)
     assert verdict_of(rung, make_inputs(problem, "integers", 7), mutant.params, 0) == ""
@@ -306,7 +304,6 @@ def grid_errors(steps: Steps) -> list[str]:
 
 @EACH
 def test_grids_of_large_results(rung: Rung) -> None:
-    assert rung.steps is not None
     for m, n in ((70_000, 70_000), (3_000_000, 17), (17, 3_000_000)):
         problem = make_problem("matmul", m, n, 64, rung.signatures[0])
         for params in rung.space(problem):
@@ -374,7 +371,6 @@ def far_product(rung: Rung, operand: int, kernels: Callable[[str], Any]) -> bool
     arrays[operand] = far_array(near.shape, near.dtype, steps[operand], memory)
     arrays[operand][...] = near if operand < 2 else 0
     params = rung.check_params(problem, None)
-    assert rung.steps is not None
     (launch,) = rung.steps(problem, params, Emulator().machine)
     pointers = [array.__array_interface__["data"][0] for array in arrays]
     rows = (value for step in steps for value in (step, 1, 0))

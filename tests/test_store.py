@@ -16,7 +16,7 @@ import pytest
 
 from gemmule.core import rung as rung_module
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, Machine, Rung, same
+from gemmule.core.rung import Arithmetic, Constraint, CpuRung, Machine, Rung, same
 from gemmule.storage import sources
 from gemmule.storage import tuned as tuned_store
 from gemmule.storage.atomic import MAX_BYTES
@@ -26,18 +26,18 @@ PROBLEM = Problem("matvec", 100, 200)
 
 
 def _rung(name: str) -> Rung:
-    return Rung(
-        "title",
-        "idea",
-        "source",
-        "matvec",
-        same("float32"),
-        lambda problem: Arithmetic("float32", lambda p, q: p.reduction),
+    return CpuRung(
+        title="title",
+        idea="idea",
+        source="source",
+        op="matvec",
+        signatures=same("float32"),
+        arithmetic=lambda problem: Arithmetic("float32", lambda p, q: p.reduction),
+        bind=lambda problem, params: lambda A, x, y: None,
         params={"block": (1, 2, 4), "mode": ("a", "b")},
         constraints=(Constraint("not 4 with b", lambda p, q: (q["block"], q["mode"]) != (4, "b")),),
         name=name,
         folder="matvec",
-        backend="cpu",
     )
 
 

@@ -24,7 +24,7 @@ from gemmule.choose import choose
 from gemmule.core import registry
 from gemmule.core import rung as rung_module
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.core.rung import Arithmetic, Constraint, Machine, Rung, Suggestion, same
+from gemmule.core.rung import Arithmetic, Constraint, CpuRung, Machine, Rung, Suggestion, same
 from gemmule.errors import CompileError, DeviceError
 from gemmule.lookup import forget_plans
 from gemmule.storage import sources
@@ -100,19 +100,18 @@ def made_rung(name: str, fault: str = "", expected_s: float | None = 1e-5, **cha
     def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
         return None if expected_s is None else Suggestion({"block": 1}, expected_s)
 
-    made = Rung(
-        "title",
-        "idea",
-        "source",
-        "matvec",
-        same("float32"),
-        lambda problem: Arithmetic("float32", lambda p, q: p.reduction),
+    made = CpuRung(
+        title="title",
+        idea="idea",
+        source="source",
+        op="matvec",
+        signatures=same("float32"),
+        arithmetic=lambda problem: Arithmetic("float32", lambda p, q: p.reduction),
         params={"block": (1, 2, 4)},
         bind=_planted(fault),
         suggest=suggest,
         name=name,
         folder="matvec",
-        backend="cpu",
     )
     return replace(made, **changes)
 

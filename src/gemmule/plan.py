@@ -20,7 +20,7 @@ from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Form, Operand, c_strides, speaker
 from gemmule.core.problem import FLOATS, ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, Rung
+from gemmule.core.rung import Arithmetic, CudaRung, Rung
 from gemmule.dispatch.bind import ShortWay, bind
 
 log = logging.getLogger("gemmule")
@@ -173,14 +173,11 @@ class Plan:
             )
         if choice.runner_up:
             lines.append(f"runner-up  {choice.runner_up}")
-        memory = choice.rung.workspace(choice.problem, choice.params, choice.machine)
-        steps = (
-            choice.rung.steps(choice.problem, choice.params, choice.machine)
-            if choice.rung.steps is not None
-            else ()
-        )
-        shared = max((step.smem for step in steps), default=0)
-        lines.append(f"memory     workspace {memory:,} bytes, dynamic shared {shared:,} bytes")
+        if isinstance(choice.rung, CudaRung):
+            given = (choice.problem, choice.params, choice.machine)
+            memory = choice.rung.workspace(*given)
+            shared = max((step.smem for step in choice.rung.steps(*given)), default=0)
+            lines.append(f"memory     workspace {memory:,} bytes, dynamic shared {shared:,} bytes")
         arithmetic = choice.rung.arithmetic(choice.problem)
         lines.append(f"sums in    {arithmetic.accumulator}{_unused(problem, arithmetic)}")
         lines.append(f"copies     {'; '.join(choice.copies) or 'none'}")

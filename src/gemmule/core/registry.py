@@ -14,14 +14,18 @@ from html import escape
 
 from gemmule.core import fork
 from gemmule.core.problem import Problem
-from gemmule.core.rung import BACKENDS, RUNGS_FOLDER, Rung
+from gemmule.core.rung import BACKENDS, RUNGS_FOLDER, CudaRung, Rung
 
 
 @functools.cache
 def _load(folder: str, backend: str, name: str) -> Rung:
     module = importlib.import_module(f"gemmule.rungs.{folder}.{backend}.{name}")
     rung: Rung = module.RUNG
-    return replace(rung, name=name, folder=folder, backend=backend)
+    if rung.backend != backend:
+        raise TypeError(
+            f"{module.__name__} holds a {type(rung).__name__}; its folder is {backend}."
+        )
+    return replace(rung, name=name, folder=folder)
 
 
 @functools.cache
@@ -33,6 +37,11 @@ def all_rungs(backend: str) -> tuple[Rung, ...]:
             if not path.stem.startswith("_"):
                 found.append(_load(path.parent.parent.name, backend, path.stem))
     return tuple(_in_order(found))
+
+
+def cuda_rungs() -> tuple[CudaRung, ...]:
+    """Return every CUDA rung, in ladder order."""
+    return tuple(rung for rung in all_rungs("cuda") if isinstance(rung, CudaRung))
 
 
 def _in_order(rungs: list[Rung]) -> list[Rung]:

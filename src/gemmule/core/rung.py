@@ -1,4 +1,4 @@
-"""The frozen `Rung`: one kernel, what it takes, its search space, and how it runs."""
+"""The frozen `Rung` of each back end: one kernel, what it takes, its space, and how it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem
 
@@ -110,20 +110,19 @@ def _no_workspace(problem: Problem, params: Params, machine: Machine) -> int:
     return 0
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Rung:
-    """One kernel: what it teaches, what it takes, its search space, and how it runs.
+    """One kernel: what it teaches, what it takes, and its search space.
 
-    The loader fills `name`, `folder` and `backend` from the path. `params` is the declared search
-    space, name -> values, the first value being the default; `presets` are named points of it.
-    `layouts` are those of A that the rung takes (see `gemmule.core.problem`), `layouts_b` those of
-    B.
-
-    A CPU rung gives ``bind(problem, params) -> run(A, x, y)`` over NumPy views; a CUDA rung gives
-    ``steps(problem, params, machine)``, and `workspace` in bytes. `batched` rungs take a leading
-    batch axis; for the others the back end loops. `by_name_only` rungs are neither chosen by plans
-    nor tried by the tuner unless they are named: what they gain depends on the calls around them.
+    The loader fills `name` and `folder` from the path. `params` is the declared search space, name
+    -> values, the first value being the default. `layouts` are those of A that the rung takes (see
+    `gemmule.core.problem`), `layouts_b` those of B. `batched` rungs take a leading batch axis; for
+    the others the back end loops. `by_name_only` rungs are neither chosen by plans nor tried by the
+    tuner unless they are named: what they gain depends on the calls around them. How a rung runs is
+    told by `CpuRung` and `CudaRung`.
     """
+
+    backend: ClassVar[str] = ""
 
     title: str
     idea: str
@@ -135,22 +134,14 @@ class Rung:
     layouts_b: tuple[str, ...] = ("row", "col")
     after: str | None = None
     params: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    presets: Mapping[str, Params] = field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
     quantized: bool = False
     accepts_quant: Callable[[Problem], bool] | None = None
     batched: bool = False
     suggest: Callable[[Problem, Machine], Suggestion | None] = _no_suggestion
-    bind: Callable[[Problem, Params], Callable[..., None]] | None = None
-    steps: Callable[[Problem, Params, Machine], tuple[Step, ...]] | None = None
-    workspace: Callable[[Problem, Params, Machine], int] = _no_workspace
-    archs: tuple[str, ...] = CUDA_ARCHS
-    spills: bool = False
     by_name_only: bool = False
-    available: Callable[[], str | None] = field(default=lambda: None)
     name: str = ""
     folder: str = ""
-    backend: str = ""
 
     def __repr__(self) -> str:
         return f"<rung {self.folder}/{self.name} ({self.backend}): {self.title}>"
@@ -162,8 +153,8 @@ class Rung:
 
     @property
     def source_path(self) -> Path:
-        """The file that holds the kernel: the .cu beside a CUDA rung, else the Python file."""
-        return self.path.with_suffix(".cu") if self.backend == "cuda" else self.path
+        """The file that holds the kernel."""
+        return self.path
 
     def defaults(self) -> dict[str, Any]:
         """Return the first value of every parameter."""
@@ -179,7 +170,7 @@ class Rung:
 
     def refusal(self, problem: Problem) -> str | None:
         """Return why the rung does not take `problem` on this machine, or None when it does."""
-        return self.mismatch(problem) or self.available()
+        return self.mismatch(problem)
 
     def mismatch(self, problem: Problem) -> str | None:
         """Return why `problem` is none that the rung is made for, whatever machine this is."""
@@ -226,6 +217,45 @@ class Rung:
         raise ValueError(
             f"rung {self.name} cannot run {problem.describe()} with {chosen}: {'; '.join(broken)}."
         )
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class CpuRung(Rung):
+    """A kernel for CPUs: ``bind(problem, params) -> run(A, x, y)`` over NumPy views.
+
+    `available` says what this processor lacks for it, or None.
+    """
+
+    backend: ClassVar[str] = "cpu"
+
+    bind: Callable[[Problem, Params], Callable[..., None]]
+    available: Callable[[], str | None] = field(default=lambda: None)
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Return why the rung does not take `problem` on this machine, or None when it does."""
+        return self.mismatch(problem) or self.available()
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class CudaRung(Rung):
+    """A kernel for GPUs: ``steps(problem, params, machine)`` are its launches.
+
+    `workspace` is in bytes. `presets` are named points of the search space. `spills`: it may keep
+    registers in memory. `archs`: those that it is compiled for.
+    """
+
+    backend: ClassVar[str] = "cuda"
+
+    steps: Callable[[Problem, Params, Machine], tuple[Step, ...]]
+    workspace: Callable[[Problem, Params, Machine], int] = _no_workspace
+    presets: Mapping[str, Params] = field(default_factory=dict)
+    archs: tuple[str, ...] = CUDA_ARCHS
+    spills: bool = False
+
+    @property
+    def source_path(self) -> Path:
+        """The file that holds the kernel: the ``.cu`` beside the Python file."""
+        return self.path.with_suffix(".cu")
 
 
 def same(*dtypes: str) -> tuple[Signature, ...]:

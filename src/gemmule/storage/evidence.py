@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Rung, Signature
+from gemmule.core.rung import CudaRung, Rung, Signature
 
 SCHEMA = 1
 PINNED_NVRTC = "13.0.88"
@@ -137,4 +137,4 @@ def is_proved(rung: Rung, problem: Problem, arch: str) -> bool:
     ladder table shows on which device the proof was made.
     """
     name = (rung.folder, rung.name, variant_of(problem))
-    return arch in rung.archs and name in proved_variants()
+    return isinstance(rung, CudaRung) and arch in rung.archs and name in proved_variants()

@@ -23,7 +23,7 @@ from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
 from gemmule.core.operand import View
 from gemmule.core.problem import Problem, layout_of, numpy_dtype
-from gemmule.core.rung import Machine, Rung
+from gemmule.core.rung import CpuRung, Machine, Rung
 
 Array = np.ndarray[Any, Any]
 
@@ -101,8 +101,8 @@ def last_level_cache_bytes() -> int:
 def _bound(choice: Choice) -> Callable[..., None]:
     """Return the rung's function over canonical arrays, looping over a batch it does not take."""
     rung, problem = choice.rung, choice.problem
-    if rung.bind is None:
-        raise TypeError(f"rung {rung.folder}/{rung.name} is not a CPU rung: it has no bind.")
+    if not isinstance(rung, CpuRung):
+        raise TypeError(f"rung {rung.folder}/{rung.name} is for {rung.backend}, not for CPUs.")
     if problem.batch == 1 or (rung.batched and not problem.batch_invariant):
         return rung.bind(problem, choice.params)
     core = rung.bind(problem.alone(), choice.params)

@@ -20,7 +20,7 @@ from gemmule.backends.cuda import driver, launch_args, nvrtc
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand, View
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Rung, Step
 from gemmule.core.scalars import passes
 from gemmule.storage import ceilings as stored_ceilings
 from gemmule.storage.evidence import is_proved
@@ -73,18 +73,19 @@ def _machine(ordinal: int) -> Machine:
     )
 
 
-def kernels(rung: Rung, steps: tuple[Step, ...], arch: str) -> nvrtc.Module:
+def kernels(rung: CudaRung, steps: tuple[Step, ...], arch: str) -> nvrtc.Module:
     """Return the compiled module that holds every kernel of `steps`."""
     defines = tuple(dict.fromkeys(d for step in steps for d in step.defines))
     names = tuple(dict.fromkeys(step.kernel for step in steps))
     return nvrtc.compile_file(rung.source_path, names, arch, defines)
 
 
-def rung_steps(rung: Rung, problem: Any, params: Any, machine: Machine) -> tuple[Step, ...]:
-    """Return a CUDA rung's launches for a problem; TypeError for a rung of another back end."""
-    if rung.steps is None:
-        raise TypeError(f"rung {rung.folder}/{rung.name} is not a CUDA rung: it has no steps.")
-    return rung.steps(problem, params, machine)
+def cuda_rung(choice: Choice) -> CudaRung:
+    """Return a choice's rung; TypeError for one of another back end."""
+    rung = choice.rung
+    if not isinstance(rung, CudaRung):
+        raise TypeError(f"rung {rung.folder}/{rung.name} is for {rung.backend}, not for CUDA.")
+    return rung
 
 
 class Slot:
@@ -109,10 +110,10 @@ class Launcher:
             else launch_args.pack(problem, call)
         )
         self.scalars_at = len(self.template) - launch_args.SCALARS.size
-        steps = rung_steps(choice.rung, problem, choice.params, choice.machine)
-        self.steps = steps
-        self.module = kernels(choice.rung, steps, choice.machine.arch)
-        self.workspace = choice.rung.workspace(problem, choice.params, choice.machine)
+        rung = cuda_rung(choice)
+        self.steps = rung.steps(problem, choice.params, choice.machine)
+        self.module = kernels(rung, self.steps, choice.machine.arch)
+        self.workspace = rung.workspace(problem, choice.params, choice.machine)
         self.offsets = _offsets(call.outer, (call.a, call.b, call.out), problem)
         self.local = threading.local()
         self.starters: dict[int, tuple[Callable[[int, int], None], ...]] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gemmule.core.rung import Rung
+    from gemmule.core.rung import CudaRung
     from gemmule.lab.verify.random_products import Choice
     from gemmule.lab.verify.workers import Tally
 
@@ -93,10 +93,10 @@ def verify(
         )
 
 
-def _cuda_rungs(name: str | None) -> tuple[Rung, ...]:
-    from gemmule.core.registry import all_rungs
+def _cuda_rungs(name: str | None) -> tuple[CudaRung, ...]:
+    from gemmule.core.registry import cuda_rungs
 
-    chosen = tuple(r for r in all_rungs("cuda") if name in (None, r.name))
+    chosen = tuple(r for r in cuda_rungs() if name in (None, r.name))
     if not chosen:
         raise ValueError(f"no cuda rung is called {name!r}; see gemmule ladder --backend cuda.")
     return chosen

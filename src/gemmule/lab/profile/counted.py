@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.launch import rung_steps
+from gemmule.backends.cuda.launch import cuda_rung
 from gemmule.lab.bench.ladder_times import Spot, plans_of, sets_of, spots
 from gemmule.lab.profile.counters import Mark
 
@@ -52,7 +52,7 @@ def launched(spot: Spot, bench: Any, end: float) -> list[Mark]:
         run(0)
         driver.synchronize(bench.ordinal)
         _watched(run, bench.ordinal)
-        steps = rung_steps(plan.rung, plan.choice.problem, plan.params, plan.choice.machine)
+        steps = cuda_rung(plan.choice).steps(plan.choice.problem, plan.params, plan.choice.machine)
         names = tuple(step.kernel.partition("<")[0] for step in steps)
         found.append(Mark(spot.op, plan.rung.name, spot.title, dict(plan.params), names))
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gemmule import backends
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import ladder
-from gemmule.core.rung import Machine, Rung
+from gemmule.core.rung import CpuRung, CudaRung, Machine, Rung
 from gemmule.errors import DeviceError
 from gemmule.storage import evidence
 
@@ -68,8 +68,9 @@ def _row(rung: Rung, machine: Machine, size: int, here: bool) -> Row:
     arithmetic = "?"
     if example is not None:
         params = rung.check_params(example, None)
-        workspace = rung.workspace(example, params, machine)
-        if rung.steps is not None:
+        workspace = 0
+        if isinstance(rung, CudaRung):
+            workspace = rung.workspace(example, params, machine)
             shared = max((step.smem for step in rung.steps(example, params, machine)), default=0)
         arithmetic = _arithmetic(rung, size)
     return Row(
@@ -138,7 +139,7 @@ def _dtypes(rung: Rung) -> str:
 
 
 def _proof(rung: Rung, machine: Machine, size: int, here: bool) -> str:
-    reason = rung.available() if here else None
+    reason = rung.available() if here and isinstance(rung, CpuRung) else None
     if reason is not None:
         return f"not here: {reason}"
     if machine.backend == "cpu":

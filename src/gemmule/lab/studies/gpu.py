@@ -121,7 +121,11 @@ class GpuBench:
         a, b, _ = sets[0]
         try:
             plan = gm.plan(cell.op, a, b, rung=rung)
-            params = dict(plan.rung.presets[lane.preset]) if lane.preset else dict(lane.params)
+            params = (
+                dict(cuda_launch.cuda_rung(plan.choice).presets[lane.preset])
+                if lane.preset
+                else dict(lane.params)
+            )
             if rung is not None:
                 plan = gm.plan(cell.op, a, b, rung=rung, params=params)
         except (ValueError, TypeError) as error:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from gemmule.choose import eligible
 from gemmule.core.problem import Problem
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Machine, Rung, Signature
 from gemmule.lab.verify import proofs
 from gemmule.oracle.problems import make_problem
@@ -49,7 +49,7 @@ def chosen_rung(problem: Problem, machine: Machine) -> Rung | None:
     """Return the rung an automatic plan would run were all proved; None when no rung takes it."""
     takers = [
         rung
-        for rung in all_rungs("cuda")
+        for rung in cuda_rungs()
         if machine.arch in rung.archs and rung.refusal(problem) is None and eligible(rung, problem)
     ]
     ranked = [
@@ -62,7 +62,7 @@ def chosen_rung(problem: Problem, machine: Machine) -> Rung | None:
 
 def problems(signatures: Sequence[Signature] | None = None) -> Iterator[Problem]:
     """Yield the fixed problems of every signature (default: all) that some CUDA rung declares."""
-    rungs = all_rungs("cuda")
+    rungs = cuda_rungs()
     plain = dict.fromkeys((r.op, s) for r in rungs if not r.quantized for s in r.signatures)
     coded = dict.fromkeys((r.op, s) for r in rungs if r.quantized for s in r.signatures)
     for op, signature in plain:
@@ -103,7 +103,7 @@ def needed(signatures: Sequence[Signature] | None = None) -> dict[tuple[str, str
                 found.setdefault((rung.folder, rung.name, variant_of(problem)), words)
     for path in sorted(SHIPPED.glob("*.json")):
         record = json.loads(path.read_bytes()[:MAX_BYTES])
-        if (record["folder"], record["rung"]) in {(r.folder, r.name) for r in all_rungs("cuda")}:
+        if (record["folder"], record["rung"]) in {(r.folder, r.name) for r in cuda_rungs()}:
             name = (record["folder"], record["rung"], variant_of(problem_of(record["fields"])))
             found.setdefault(name, f"shipped: {record['problem']}")
     return found

@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda import launch as cuda_launch
-from gemmule.core.rung import Machine, Rung
+from gemmule.core.rung import CudaRung, Machine
 from gemmule.lab.verify import raw_launch
 from gemmule.oracle.inputs import Inputs
 
@@ -35,7 +35,7 @@ class DeviceRunner:
 
     def run(
         self,
-        rung: Rung,
+        rung: CudaRung,
         inputs: Inputs,
         params: Mapping[str, Any],
         alpha: float = 1.0,
@@ -46,7 +46,7 @@ class DeviceRunner:
         if inputs.out.size == 0:
             return inputs.out  # the back end launches nothing either
         self._used = 0
-        steps = cuda_launch.rung_steps(rung, problem, params, self.machine)
+        steps = rung.steps(problem, params, self.machine)
         workspace = rung.workspace(problem, params, self.machine)
         work = self._take(workspace, 0)
         if workspace:
@@ -57,7 +57,7 @@ class DeviceRunner:
         self._download(inputs, addresses[-1])
         return inputs.out
 
-    def _launch(self, rung: Rung, steps: tuple[Any, ...], packed: bytes) -> None:
+    def _launch(self, rung: CudaRung, steps: tuple[Any, ...], packed: bytes) -> None:
         module = cuda_launch.kernels(rung, steps, self.machine.arch)
         slot = cuda_launch.Slot(packed)
         with driver.on_device(self.ordinal):

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.core.problem import Problem
-from gemmule.core.registry import all_rungs
-from gemmule.core.rung import Rung, Signature
+from gemmule.core.registry import cuda_rungs
+from gemmule.core.rung import CudaRung, Signature
 from gemmule.lab.processes import Task, each_apart
 from gemmule.lab.records import proof_lines
 from gemmule.lab.verify import proofs
@@ -44,7 +44,7 @@ class Found:
     wrong: str = ""
 
 
-def of_each_dtype(rung: Rung) -> Iterator[proofs.Variant]:
+def of_each_dtype(rung: CudaRung) -> Iterator[proofs.Variant]:
     """Yield the first variant of every dtype of A."""
     seen = set()
     for variant in proofs.variants(rung):
@@ -60,7 +60,7 @@ def signature_of(variant: proofs.Variant) -> Signature:
     return a, b, out
 
 
-def middle_problem(rung: Rung, signature: Signature) -> Problem:
+def middle_problem(rung: CudaRung, signature: Signature) -> Problem:
     """Return a problem of middle size that the rung takes, else its largest of the proofs."""
     quants = list(proofs.quant_specs(signature)) if rung.quantized else [None]
     taken = [p for q in quants if rung.refusal(p := awkward(rung, signature, q, MIDDLE)) is None]
@@ -69,7 +69,7 @@ def middle_problem(rung: Rung, signature: Signature) -> Problem:
     return max(proofs.fixed_problems(rung, signature), key=lambda p: p.m * p.reduction)
 
 
-def digests(rung: Rung, signature: Signature, run: Callable[..., Any], runs: int) -> set[str]:
+def digests(rung: CudaRung, signature: Signature, run: Callable[..., Any], runs: int) -> set[str]:
     """Return the distinct digests of `runs` results over the same operands."""
     problem = middle_problem(rung, signature)
     kind = "integers" if problem.out.startswith(("int", "uint")) else "normal"
@@ -82,7 +82,7 @@ def digests(rung: Rung, signature: Signature, run: Callable[..., Any], runs: int
     return found
 
 
-def reruns(rung: Rung, ordinal: int = 0, runs: int = RUNS) -> Iterator[Found]:
+def reruns(rung: CudaRung, ordinal: int = 0, runs: int = RUNS) -> Iterator[Found]:
     """Run each dtype `runs` times on a device."""
     from gemmule.lab.verify.device_runner import DeviceRunner
 
@@ -104,7 +104,7 @@ def reruns(rung: Rung, ordinal: int = 0, runs: int = RUNS) -> Iterator[Found]:
     runner.close()
 
 
-def giants(rung: Rung, ordinal: int = 0) -> Iterator[Found]:
+def giants(rung: CudaRung, ordinal: int = 0) -> Iterator[Found]:
     """Multiply by a matrix of more than 2^31 elements, and by a batch of as many, on a device."""
     from gemmule.backends.cuda import driver
 
@@ -127,12 +127,12 @@ def giants(rung: Rung, ordinal: int = 0) -> Iterator[Found]:
 
 def of_rung(folder: str, name: str, ordinal: int = 0) -> list[Found]:
     """Return what all checks find of one rung, in this process."""
-    rung = next(r for r in all_rungs("cuda") if (r.folder, r.name) == (folder, name))
+    rung = next(r for r in cuda_rungs() if (r.folder, r.name) == (folder, name))
     return [*reruns(rung, ordinal), *giants(rung, ordinal)]
 
 
 def of_all(
-    rungs: Sequence[Rung],
+    rungs: Sequence[CudaRung],
     *,
     ordinal: int = 0,
     workers: int = 8,

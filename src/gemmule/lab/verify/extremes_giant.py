@@ -12,7 +12,7 @@ import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
-from gemmule.core.rung import Rung, Signature
+from gemmule.core.rung import CudaRung, Signature
 from gemmule.quant.matrix import QuantizedMatrix
 
 # Multiples of 16, so that rows and columns begin at multiples of 16 bytes; the rows also of 3.
@@ -41,7 +41,7 @@ def expected(batch: int, x: NDArray[np.int64]) -> NDArray[np.int64]:
     return y
 
 
-def multiply_giant(rung: Rung, signature: Signature, batch: int, ordinal: int = 0) -> str:
+def multiply_giant(rung: CudaRung, signature: Signature, batch: int, ordinal: int = 0) -> str:
     """Multiply on the device by the public way; return what is wrong with the result, or ``""``."""
     a, b, out = signature
     matrix = _codes(a, ordinal) if rung.quantized else _matrix(rung, a, batch, ordinal)
@@ -87,7 +87,7 @@ def _put(address: int, value: NDArray[Any], ordinal: int) -> None:
     driver.copy(address, value.ctypes.data, value.nbytes, ordinal, 0)
 
 
-def _matrix(rung: Rung, dtype: str, batch: int, ordinal: int) -> DeviceArray:
+def _matrix(rung: CudaRung, dtype: str, batch: int, ordinal: int) -> DeviceArray:
     """Return the matrix, or the batch of its thirds, in the first layout of the rung."""
     rows, size = ROWS // batch, ITEMSIZE[dtype]
     block = _zeros(ELEMENTS * size, ordinal)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.core.registry import all_rungs
-from gemmule.core.rung import Machine, Rung, Signature, Step
+from gemmule.core.registry import cuda_rungs
+from gemmule.core.rung import CudaRung, Machine, Signature, Step
 from gemmule.oracle.problems import make_problem
 from gemmule.storage import evidence
 
@@ -58,7 +58,7 @@ class Launch:
 class Variant:
     """One rung with one signature, its kernels and its launches."""
 
-    rung: Rung
+    rung: CudaRung
     name: str
     kernels: tuple[str, ...]
     defines: tuple[str, ...]
@@ -82,9 +82,9 @@ class Variant:
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def named_rungs(names: Collection[str] = (), without: Collection[str] = ()) -> tuple[Rung, ...]:
+def named_rungs(names: Collection[str] = (), without: Collection[str] = ()) -> tuple[CudaRung, ...]:
     """Return the CUDA rungs called `names` (default: all) but `without`; ValueError for others."""
-    rungs = all_rungs("cuda")
+    rungs = cuda_rungs()
     unknown = {*names, *without} - {rung.name for rung in rungs}
     if unknown:
         raise ValueError(
@@ -98,7 +98,7 @@ def proof_machine(arch: str = PROOF_ARCH) -> Machine:
     return Machine("cuda", "reference", arch, 132, 4.5e12, 60 * 2**20, 227 * 1024, 1.8e-6)
 
 
-def fixed_problems(rung: Rung, signature: Signature) -> Iterator[Problem]:
+def fixed_problems(rung: CudaRung, signature: Signature) -> Iterator[Problem]:
     """Yield the problems whose launches enter a variant's key."""
     sizes = [(m, n, 1) for m, n in MATVEC_SIZES] if rung.op == "matvec" else list(MATMUL_SIZES)
     quants = [None] if not rung.quantized else list(quant_specs(signature))
@@ -124,11 +124,9 @@ def quant_specs(signature: Signature) -> Iterator[QuantSpec]:
         yield QuantSpec(bits, group, zeros, layout, scale, transposed)
 
 
-def variants(rung: Rung, machine: Machine | None = None) -> Iterator[Variant]:
+def variants(rung: CudaRung, machine: Machine | None = None) -> Iterator[Variant]:
     """Yield every variant of a CUDA rung."""
     machine = proof_machine() if machine is None else machine
-    if rung.steps is None:
-        return
     for signature in rung.signatures:
         launches = []
         for index, problem in enumerate(fixed_problems(rung, signature)):
@@ -157,10 +155,10 @@ def is_pinned() -> bool:
 
 
 def keys(
-    rungs: tuple[Rung, ...] | None = None, workers: int = 2
+    rungs: tuple[CudaRung, ...] | None = None, workers: int = 2
 ) -> dict[tuple[str, str, str], str]:
     """Return the current key of every variant: (folder, rung, variant) -> key."""
-    chosen = all_rungs("cuda") if rungs is None else rungs
+    chosen = cuda_rungs() if rungs is None else rungs
     todo = [variant for rung in chosen for variant in variants(rung)]
     with ThreadPoolExecutor(workers) as pool:
         found = list(pool.map(key, todo))
@@ -169,7 +167,7 @@ def keys(
     }
 
 
-def stale(rungs: tuple[Rung, ...] | None = None) -> list[tuple[str, str, str]]:
+def stale(rungs: tuple[CudaRung, ...] | None = None) -> list[tuple[str, str, str]]:
     """Return the variants without a current proof, by (folder, rung, variant)."""
     proved = {(r.folder, r.rung, r.variant): r.key for r in evidence.read()}
     return [name for name, value in keys(rungs).items() if proved.get(name) != value]

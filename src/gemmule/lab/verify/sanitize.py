@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmule.core.rung import Rung
+from gemmule.core.rung import CudaRung
 from gemmule.errors import DeviceError
 from gemmule.lab.records import proof_lines
 from gemmule.lab.verify.device import Outcome, chunks, slug
@@ -79,7 +79,7 @@ def errors_in(log: str) -> int | None:
 
 
 def sanitize(
-    rungs: Sequence[Rung],
+    rungs: Sequence[CudaRung],
     tools: Sequence[str] = TOOLS,
     *,
     ordinal: int = 0,
@@ -114,7 +114,7 @@ def sanitize(
 
 
 def _run(
-    program: Path, tool: str, rung: Rung, names: frozenset[str], ordinal: int, limit_s: float
+    program: Path, tool: str, rung: CudaRung, names: frozenset[str], ordinal: int, limit_s: float
 ) -> Report:
     with tempfile.TemporaryDirectory(prefix="gemmule-sanitize-") as folder:
         log, results = Path(folder) / "log", Path(folder) / "results.jsonl"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmule.backends.cuda import nvrtc
-from gemmule.core.registry import all_rungs
-from gemmule.core.rung import Rung
+from gemmule.core.registry import cuda_rungs
+from gemmule.core.rung import CudaRung
 from gemmule.lab.records import proof_lines
 from gemmule.lab.verify import default_plans, proofs
 from gemmule.storage import evidence
@@ -87,7 +87,7 @@ def judge(keys: Keys, records: Iterable[Record]) -> Standing:
 
 
 def take(
-    root: Path | None = None, rungs: Sequence[Rung] | None = None, *, workers: int = 2
+    root: Path | None = None, rungs: Sequence[CudaRung] | None = None, *, workers: int = 2
 ) -> Standing:
     """Build the cubins of `rungs` (default: all CUDA rungs) and compare them with the records.
 
@@ -99,7 +99,7 @@ def take(
             f"proofs are keyed by the cubins of NVRTC {evidence.PINNED_NVRTC}; installed is "
             f"{nvrtc.compiler_version()}. Install nvidia-cuda-nvrtc=={evidence.PINNED_NVRTC}."
         )
-    chosen = all_rungs("cuda") if rungs is None else tuple(rungs)
+    chosen = cuda_rungs() if rungs is None else tuple(rungs)
     records = list(evidence.read(root))
     keys = proofs.keys(chosen, workers)
     standing = judge(keys, records)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.lab.records.results import geomean
 from gemmule.lab.studies import verdicts
 from gemmule.lab.studies.grid import Cell, Lane, Step, Study
@@ -33,7 +33,7 @@ COLUMNS = {
 
 def _tuned_rung(preset: str) -> str:
     """Return the rung that holds the preset: one warp a row or less, or several."""
-    names = {rung.name for rung in all_rungs("cuda") if preset in rung.presets}
+    names = {rung.name for rung in cuda_rungs() if preset in rung.presets}
     return min(names)
 
 

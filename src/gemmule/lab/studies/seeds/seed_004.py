@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from gemmule.core.problem import Problem
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.lab.records.results import geomean
 from gemmule.lab.studies import verdicts
 from gemmule.lab.studies.grid import Cell, Lane, Step, Study
@@ -250,7 +250,7 @@ def _copy_bytes(rows: Rows) -> Finding:
 
     side = 1 << EXPONENTS[-1]
     problem = Problem("matvec", side, side)
-    rung = next(r for r in all_rungs("cuda") if r.name == "transpose_then")
+    rung = next(r for r in cuda_rungs() if r.name == "transpose_then")
     extra = rung.workspace(problem, rung.check_params(problem, None), REFERENCE_GPU)
     matrix = problem.matrix_bytes
     share = (matrix + extra) / matrix

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion, same
+from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion, same
 from gemmule.rungs import _cpu
 
 
@@ -53,7 +53,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, 1e-6 + 5e-7 * (problem.batch - 1) + max(busy, moving))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="BLAS",
     idea="The vendor's tuned gemm, through NumPy.",
     source="BLAS gemm (Dongarra et al. 1990), OpenBLAS in NumPy's wheels",

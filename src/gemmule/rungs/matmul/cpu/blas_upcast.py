@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemmule.core.problem import INTEGERS, ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 
 EXACT_DEPTH = 2**20  # products of 16-bit integers that float64 sums exactly
@@ -61,7 +61,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({}, problem.batch * 3e-5 + 2.7e-9 * converted + problem.flops / rate)
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Upcast to BLAS",
     idea="Halves and float8 become float32, short integers float64, block by block, for BLAS.",
     source="for machines without Numba; exact integer products through floats are folklore",

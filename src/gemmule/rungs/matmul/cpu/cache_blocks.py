@@ -11,7 +11,7 @@ import numpy as np
 from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs import _cpu
 
 
@@ -106,7 +106,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     return run
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Cache blocks",
     idea="A block of B is used by every row of A before it leaves the cache.",
     source="textbook (loop tiling)",

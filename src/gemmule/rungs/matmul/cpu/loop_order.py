@@ -14,7 +14,7 @@ import numpy as np
 from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs import _cpu
 
 
@@ -77,7 +77,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     return run
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Loop order",
     idea="With the loops in the order i, k, j, all of memory is read along its rows.",
     source="textbook",

@@ -16,7 +16,7 @@ import numpy as np
 from gemmule.backends.cpu.intrinsics import call
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.matmul.cpu._tile import (
     is_narrow,
@@ -173,7 +173,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({}, problem.batch * _cpu.SERIAL_CALL_S + _cpu.packed_s(problem, 1))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Packed blocks",
     idea="Blocks are copied into the order the tile reads; the tile of C lives in registers.",
     source="Goto and van de Geijn 2008; BLIS, Van Zee and van de Geijn 2015",

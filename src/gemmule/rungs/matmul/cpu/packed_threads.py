@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.matmul.cpu.packed import (
     block_kernel,
@@ -114,7 +114,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({}, calls + _cpu.packed_s(problem, machine.units))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Packed blocks, threads",
     idea="Blocks of C are independent: every thread computes its own, with its own packed copies.",
     source="BLIS, parallel in the loops over blocks of C",

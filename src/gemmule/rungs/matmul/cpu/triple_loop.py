@@ -14,7 +14,7 @@ import numpy as np
 from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs import _cpu
 
 
@@ -72,7 +72,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     return run
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Triple loop",
     idea="One dot product after another; a column of B is read across its rows.",
     source="textbook",

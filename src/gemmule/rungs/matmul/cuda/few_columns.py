@@ -16,9 +16,9 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
+    CudaRung,
     Machine,
     Params,
-    Rung,
     Step,
     Suggestion,
     floats,
@@ -102,7 +102,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion(times[best], machine.call_s + few.PACK_S + fill_s + stream_s * best)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Few columns",
     idea="A vector of A in registers meets all columns: A is read once, C's padding not computed.",
     source="skinny GEMM kernels, as in vLLM; Little's law",

@@ -14,7 +14,7 @@ Float64 by 8 x 8 x 4 instructions, bytes exactly.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import few
 from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
@@ -97,7 +97,7 @@ def _matching(problem: Problem, params: Params) -> bool:
     return (view.matrix, view.columns) != ("int8", "uint8")
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Few columns on tensor cores",
     idea="Fragments straight from global memory: the order of the steps within a sum is free.",
     source="PTX ISA: mma.sync; skinny products on tensor cores as in Marlin (Frantar et al., 2024)",

@@ -16,7 +16,7 @@ Every stride of A, B and C is taken, so every problem has a right rung.
 from __future__ import annotations
 
 from gemmule.core.problem import FLOATS, Problem
-from gemmule.core.rung import Arithmetic, Constraint, Machine, Params, Rung, Step
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, tiles
 
@@ -44,7 +44,7 @@ def _arithmetic(problem: Problem) -> Arithmetic:
     return Arithmetic(acc, chain=lambda p, params: p.k, product=acc if acc in FLOATS else None)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Naive",
     idea="One thread computes one element of C from global memory.",
     source="seed 001, naive GPU kernel; seed 002, basic kernel",

@@ -9,7 +9,7 @@ feed two products where the square tile needs four. The two tiles of B lie side 
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, tiles
 
@@ -30,7 +30,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Rectangular tile",
     idea="One staged tile of A meets two tiles of B: two elements of C per thread.",
     source="seed 002, rectangular tiles",

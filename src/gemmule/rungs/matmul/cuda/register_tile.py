@@ -10,7 +10,7 @@ same element. Every stride is taken: the threads that stage a panel follow which
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, expected_s, fits_grid, tiles
 
@@ -56,7 +56,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({"micro": micro}, times[micro])
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Register tile",
     idea="Each thread keeps a micro-tile of C in registers: few reads of shared memory a product.",
     source="the register blocking of BLAS kernels, on a GPU since Volkov and Demmel (2008)",

@@ -10,7 +10,7 @@ passes become the limit. `tile=1` is the naive kernel again, with a detour.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, tiles
 
@@ -30,7 +30,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Shared tile",
     idea="A block stages square tiles of A and B in shared memory and reuses each element.",
     source="seed 001, shared-memory kernel; seed 002, square tiles",

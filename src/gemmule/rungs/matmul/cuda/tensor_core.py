@@ -13,7 +13,7 @@ Hopper (`wgmma`), such as PyTorch's, are faster still.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import type_arguments
 from gemmule.rungs._cuda.tiles import expected_s, fits_grid, tiles
 
@@ -53,7 +53,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({"tile": tile}, times[tile])
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Tensor core",
     idea="Warps multiply 16 x 16 x 8 fragments in one instruction; cp.async keeps stages coming.",
     source="PTX ISA: mma.sync, ldmatrix, cp.async; multistage kernels since compute capability 8.0",

@@ -13,7 +13,7 @@ The hardware multiplies u8 by s8 but not s8 by u8, which is computed as its tran
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import type_arguments
 from gemmule.rungs._cuda.tiles import expected_s, fits_grid, tiles
 
@@ -53,7 +53,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({"tile": tile}, times[tile])
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Tensor core for bytes",
     idea="The same ring of stages for 8-bit integers; bytes are transposed on the way in.",
     source="PTX ISA: mma.sync m16n8k32; byte transposition by prmt",

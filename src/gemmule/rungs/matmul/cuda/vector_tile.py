@@ -13,7 +13,7 @@ Products are plain fused multiply-adds in the accumulator's type: what `precisio
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion, same
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion, same
 from gemmule.rungs._cuda.geometry import accumulator, type_arguments
 from gemmule.rungs._cuda.tiles import expected_s, fits_grid, tiles
 
@@ -54,7 +54,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({"micro": micro}, times[micro])
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Vector tile",
     idea="16-byte loads and shared reads; two buffers, so that loading overlaps computing.",
     source="double-buffered SGEMM kernels, as in BLAS libraries for GPUs since about 2010",

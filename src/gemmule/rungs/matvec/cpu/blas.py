@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion, same
+from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion, same
 from gemmule.rungs import _cpu
 
 
@@ -58,7 +58,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, calls + _cpu.streaming_s(problem, machine, cold, 3.7))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="BLAS",
     idea="The vendor's tuned gemv, through NumPy.",
     source="BLAS gemv (Lawson et al. 1979; Dongarra et al. 1988), OpenBLAS in NumPy's wheels",

@@ -16,7 +16,7 @@ import numpy as np
 from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 
 
@@ -125,7 +125,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({}, _cpu.SERIAL_CALL_S + rows_s + moving)
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Four rows",
     idea="Four rows share each load of x, and four read streams hide the memory's latency.",
     source="our measurement: one row at a time leaves half of the DRAM bandwidth unused",

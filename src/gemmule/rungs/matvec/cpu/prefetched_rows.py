@@ -14,7 +14,7 @@ from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion, floats
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu import _streams
 from gemmule.rungs.matvec.cpu.four_rows import over_batch
@@ -84,7 +84,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, _cpu.PARALLEL_CALL_S + rows_s + _cpu.streaming_s(problem, machine, 1, 4))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Two stretches, asked for ahead",
     idea="Two rows of halves pass at once, in whole vector registers. They lie half a share apart: "
     "each thread reads two stretches of memory in order, every line asked for 3 KiB ahead.",

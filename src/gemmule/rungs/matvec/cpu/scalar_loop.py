@@ -16,7 +16,7 @@ import numpy as np
 from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs._cpu import SIGNATURES, address, summed, whole_reduction, working_dtype
 
 
@@ -50,7 +50,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     return run
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Scalar loop",
     idea="Two nested loops over rows and columns, as the formula says.",
     source="textbook",

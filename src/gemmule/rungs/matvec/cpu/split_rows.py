@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu.four_rows import rows_kernel
 
@@ -60,7 +60,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.90, 3.0))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Split rows",
     idea="Each thread takes a stretch of every row; one small sum joins the stretches.",
     source="split-K, textbook",

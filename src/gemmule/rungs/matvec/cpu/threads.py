@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu.four_rows import batch_kernel
 
@@ -89,7 +89,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, _cpu.PARALLEL_CALL_S + rows_s + moving)
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Four rows, threads",
     idea="Each thread takes a share of the rows; together they fill the memory's pipe.",
     source="textbook",

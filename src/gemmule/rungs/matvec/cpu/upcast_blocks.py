@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 
 
@@ -36,7 +36,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({}, problem.batch * 1e-5 + elements * 2.7e-9)
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Upcast blocks",
     idea="A block that fits the cache is converted to the working dtype; then NumPy's dot.",
     source="for machines without Numba; the measure of what conversion costs",

@@ -11,7 +11,7 @@ itemsize of x.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.blocks import (
     PARAMS,
     PRESETS,
@@ -34,7 +34,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return around(problem, (product,) if problem.n else ())
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Transposed block and multiply",
     idea="A thread per column and section of its elements; sections meet by atomics.",
     source="seed 004, Transposed Block & Multiply",

@@ -13,9 +13,9 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
+    CudaRung,
     Machine,
     Params,
-    Rung,
     Step,
     Suggestion,
     floats,
@@ -60,7 +60,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion(params, machine.call_s + 0.5e-6 + max(reading, 1.25e-6 * (waves - 1)))
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Clustered rows",
     idea="The blocks of a cluster share a row and add up through their shared memory.",
     source="thread block clusters of compute capability 9.0; split-K without a workspace",

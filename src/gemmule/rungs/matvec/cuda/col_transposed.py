@@ -8,7 +8,7 @@ apart, and it is as slow. It stands here as the baseline of the two transposed a
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import type_arguments
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, row_blocks, sums
 
@@ -24,7 +24,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Transposed, thread per column",
     idea="One thread per column of the column-major matrix walks down it and through x.",
     source="seed 004, naive transposed multiplication",

@@ -10,7 +10,7 @@ whatever n is, and a group of p lanes sums by itself.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ceil_div, type_arguments
 from gemmule.rungs._cuda.rows import BLOCK_FITS, ROW_SIGNATURES, row_blocks, sums, tree
 
@@ -26,7 +26,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="p threads per row",
     idea="A group of p lanes shares a row: p from 1 to 32, `rows` rows to a block.",
     source="seed 003, p threads per dot product",

@@ -13,7 +13,7 @@ The presets ``h200_<size>`` are the best parameters found on an H200 where a war
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import type_arguments
 from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
@@ -46,7 +46,7 @@ def _chain(problem: Problem, params: Params) -> int:
     return share_chain(problem, problem.n, p, params["values"]) + tree(p)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="p threads per row, 16-byte loads",
     idea="Each thread fetches 16 bytes at a time: 8, 16 or 32 values a step.",
     source="seed 003, vectorised loads",

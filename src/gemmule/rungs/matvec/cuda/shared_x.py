@@ -14,7 +14,7 @@ itemsize of x.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, type_arguments
 from gemmule.rungs._cuda.rows import row_blocks, sums
 
@@ -31,7 +31,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="x in shared memory",
     idea="The block copies x into shared memory, as many values at a time as it has threads, and "
     "all its threads multiply from there.",

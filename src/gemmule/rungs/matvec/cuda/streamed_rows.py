@@ -19,9 +19,9 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
+    CudaRung,
     Machine,
     Params,
-    Rung,
     Step,
     Suggestion,
     floats,
@@ -119,7 +119,7 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     return starting(problem, machine, -0.32, 0.75) + max(reading, 0.58e-6 * (turns * waves - 1))
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Streamed rows",
     idea="Several 16-byte loads in flight a lane; from 8 lanes to a block share a row.",
     source="Little's law; Hopper GEMV kernels of SGLang and vLLM",

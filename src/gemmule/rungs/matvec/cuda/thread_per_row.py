@@ -17,7 +17,7 @@ along rows a sector that has arrived serves sixteen steps out of the L1.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, ceil_div, type_arguments
 
 
@@ -32,7 +32,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Thread per row",
     idea="One thread computes one element of y: it walks its row of A and all of x.",
     source="seed 000, basic kernel; seed 004, naive kernel over column-major storage",

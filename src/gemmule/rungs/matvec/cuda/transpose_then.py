@@ -14,7 +14,7 @@ width x itemsize of x.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.blocks import (
     PARAMS,
     PRESETS,
@@ -56,7 +56,7 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
     return ceil_div(sums_bytes(problem), 256) * 256 + copy
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Transpose, then block and multiply",
     idea="Pay for a transposed copy once, then read it coalesced.",
     source="seed 004, Transpose THEN Block & Multiply, with a transpose kernel of our own",

@@ -14,7 +14,7 @@ ceil(m / rows) blocks on x, since y ends at 65,535.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import type_arguments
 from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
@@ -48,7 +48,7 @@ def _chain(problem: Problem, params: Params) -> int:
     return share_chain(problem, problem.n, p, params["values"]) + 2 * tree(32)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Two-step reduction",
     idea="More than a warp for a row: warps sum by shuffles, then meet in shared memory.",
     source="seed 003, reduction for p > 32, with its parameter tables for P100 and RTX 3090",

@@ -9,7 +9,7 @@ tile x itemsize of x, and 32 sums.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import type_arguments
 from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
@@ -41,7 +41,7 @@ def _chain(problem: Problem, params: Params) -> int:
     return whole + share_chain(problem, problem.n % tile, p, 16) + 2 * tree(32)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Vector loads, x in shared memory",
     idea="The block copies a tile of x to shared memory, and all its rows multiply from there.",
     source="seed 003, leveraging shared memory",

@@ -9,7 +9,7 @@ barriers.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, ceil_div, type_arguments
 from gemmule.rungs._cuda.rows import row_blocks, sums, tree
 
@@ -25,7 +25,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Warp per row",
     idea="The 32 lanes of a warp share a row: coalesced reads, then a sum by shuffles.",
     source="the classic coalesced matvec, between seed 000 and seed 003",

@@ -8,7 +8,7 @@ bytes in flight are what hides the latency of DRAM, and fewer instructions move 
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import type_arguments
 from gemmule.rungs._cuda.rows import (
     ROW_SIGNATURES,
@@ -38,7 +38,7 @@ def _chain(problem: Problem, params: Params) -> int:
     return share_chain(problem, problem.n, 32, 16) + loads - 1 + tree(32)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Warp per row, vector loads",
     idea="16-byte loads that bypass the L1, several in flight per lane.",
     source="the classic streaming matvec, between seed 003 and the fast rungs",

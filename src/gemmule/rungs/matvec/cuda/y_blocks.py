@@ -11,7 +11,7 @@ one load to make, and the instructions around it outnumber it.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Params, Rung, Step, Suggestion
+from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
 from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
@@ -70,7 +70,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion(params, machine.call_s + 1.6e-6 + seconds / fill)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="y blocks per row",
     idea="y blocks sum a section of the row each; a second kernel adds the sections in order.",
     source="seed 003, several blocks per row and a second kernel",

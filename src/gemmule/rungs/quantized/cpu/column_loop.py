@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu import jit
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
     Run,
@@ -34,7 +34,7 @@ def _bind(problem: Problem, params: Params) -> Run:
     return bound(core, working)
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Unpack in a loop, for every column",
     idea="The plain loop once for every column of B.",
     source="the definition w = scale * (code - zero)",

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu import jit
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu._blas import multiply_by_blas
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
@@ -42,7 +42,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({}, (problem.flops / rate + decoding) / machine.units + 30e-6)
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Dequantise blocks for BLAS",
     idea="Decoding a weight costs the same for one column as for a thousand. A block of rows that "
     "fits the cache is decoded once and multiplied by NumPy's BLAS.",

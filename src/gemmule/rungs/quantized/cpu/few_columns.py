@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
@@ -51,7 +51,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, max(reading.expected_s, products + 10e-6))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="A few columns in vector registers",
     idea="A looked-up weight meets four columns of B in a row of multiply-adds. From about five "
     "columns on (4 bits) the multipliers, not the memory, set the time.",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion
+from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
@@ -54,7 +54,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, max(reading.expected_s, products + 10e-6))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="A few columns of 8-bit activations",
     idea="Codes are unpacked to bytes once for four columns; one instruction multiplies 64.",
     source="VNNI (VPDPBUSD); blocks of 32 activations as in llama.cpp's Q8_0",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gemmule.backends.cpu import jit
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs.quantized.cpu._four_rows import bind_four_rows
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
@@ -22,7 +22,7 @@ def _bind(problem: Problem, params: Params) -> Run:
     return bind_four_rows(problem, rows_per_task=0)
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Four rows at a time",
     idea="Four rows share every activation and keep four streams of memory busy. A byte holds an "
     "even and an odd column, so x is split into its even and odd elements once and no nibble is "

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Params, Rung
+from gemmule.core.rung import Arithmetic, CpuRung, Params
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     SHARES_PER_THREAD,
@@ -39,7 +39,7 @@ def _bind(problem: Problem, params: Params) -> Run:
     return bound(core, "float32")
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="8-bit activations",
     idea="Each 32 activations become signed bytes with one scale, max|x| / 127. One instruction "
     "then multiplies 64 codes with 64 activations and adds them in fours, exactly; zero points go "

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu import jit
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs.quantized.cpu._columns import spread_rows_plainly
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
@@ -31,7 +31,7 @@ def _bind(problem: Problem, params: Params) -> Run:
     return bound(core, working_dtype(problem))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Panels",
     idea="A product across the rows still reads along them: row i times x[i] is added to y, "
     "4,096 results at a time so that they stay in L1. Each thread takes a share of the rows and "

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion
+from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
@@ -59,7 +59,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, max(reading.expected_s, products + 10e-6))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Sixteen rows in the lanes",
     idea="A lane holds a row: 64 bytes of sixteen rows are transposed and decoded once, then every "
     "weight meets sixteen columns by broadcast activations, with no sum over lanes at the end.",

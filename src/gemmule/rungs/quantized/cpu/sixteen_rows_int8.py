@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion
+from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
@@ -53,7 +53,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, max(reading.expected_s, products + 10e-6))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Sixteen rows in the lanes, 8-bit activations",
     idea="One instruction multiplies four broadcast activations with sixteen rows, and the integer "
     "sums of 32 columns of the matrix meet one conversion, not eight.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmule.backends.cpu import jit
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs.quantized.cpu._four_rows import bind_four_rows
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
@@ -20,7 +20,7 @@ def _bind(problem: Problem, params: Params) -> Run:
     return bind_four_rows(problem, rows_per_task=int(params["rows_per_task"]))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Threads",
     idea="Tasks of some rows each go to all threads. Small matrices stay on one.",
     source="row blocking as in BLAS level 2",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.amx import missing_tiles
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion
+from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu._amx_launch import multiply_bfloat16_tiles, suggestion
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
@@ -85,7 +85,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return suggestion(problem, machine, _CODES_PER_S[problem.a], products)
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Tile registers",
     idea="Codes are exact in bfloat16, and a float32 is the sum of three: one instruction "
     "multiplies 16 rows x 32 columns with sixteen columns of activations.",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.amx import missing_tiles
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Suggestion
+from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu._amx_launch import (
     groups_are_records,
     multiply_integer_tiles,
@@ -56,7 +56,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return suggestion(problem, machine, _CODES_PER_S[problem.a], _PRODUCTS_PER_S[problem.a])
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Tile registers, 8-bit activations",
     idea="One instruction multiplies 16 rows x 32 columns of codes with 16 columns of activations: "
     "8,192 products in 16 cycles. Scaling their sums then takes longer.",

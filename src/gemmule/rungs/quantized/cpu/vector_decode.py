@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     SHARES_PER_THREAD,
@@ -37,7 +37,7 @@ def _bind(problem: Problem, params: Params) -> Run:
     return bound(core, "float32")
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Decode in vector registers",
     idea="The 16 weights of a group are a vector register, and a permutation by the nibbles looks "
     "16 of them up at once: 3 instructions for 16 products. Activations come in the order of "

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs.quantized.cpu._columns import spread_rows
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
@@ -29,7 +29,7 @@ def _bind(problem: Problem, params: Params) -> Run:
     return bound(core, "float32")
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Panels in vector registers",
     idea="The look-up table of a group holds weights times x[i], so a nibble costs a shift, a "
     "look-up and an addition. Four rows share each load and store of y.",

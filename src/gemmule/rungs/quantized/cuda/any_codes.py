@@ -11,9 +11,9 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
+    CudaRung,
     Machine,
     Params,
-    Rung,
     Signature,
     Step,
     Suggestion,
@@ -74,7 +74,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({}, machine.call_s + 5e-9 * weights / (32 * machine.units))
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Any codes",
     idea="Each code is found where it lies, with its group and its column: nothing is refused.",
     source="our own",

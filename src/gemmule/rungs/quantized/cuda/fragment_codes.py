@@ -16,7 +16,7 @@ takes four of the columns: high, middle and low part in bfloat16, which has all 
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import ceil_div
 
@@ -59,7 +59,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion(params, machine.call_s + seconds)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Codes in fragment order",
     idea="Codes are operands of the tensor cores as they are loaded; eight pieces of x meet eight "
     "tiles.",

@@ -12,7 +12,7 @@ at about the same time.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.few import PACK_S, starts_early
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
@@ -84,7 +84,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion(params, machine.call_s + PACK_S + seconds)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Fragments and several columns",
     idea="Columns of x are packed as operands; each fragment of codes meets all of them.",
     source="PTX ISA: mma.sync; skinny products on tensor cores as in Marlin (Frantar et al., 2024)",

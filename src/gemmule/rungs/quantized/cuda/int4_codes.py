@@ -10,7 +10,7 @@ dealt out one by one take care of.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.codes import (
     FITS,
     alignment,
@@ -38,7 +38,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="4-bit codes",
     idea="A quarter of the bytes of float16: two codes a byte, taken apart by shift and mask.",
     source="seed 003, int4, with 8 against 16 values a thread",

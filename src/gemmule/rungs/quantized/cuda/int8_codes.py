@@ -11,7 +11,7 @@ point for the matrix; rows and groups of a multiple of 32 columns work too.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.codes import (
     FITS,
     alignment,
@@ -39,7 +39,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="8-bit codes",
     idea="Half the bytes a weight: codes are converted and shifted by the zero point in registers.",
     source="seed 003, int8",

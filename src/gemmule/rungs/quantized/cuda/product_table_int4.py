@@ -8,7 +8,7 @@ still costs a load where an addition and a multiply-add would do, and here it lo
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.codes import (
     FITS,
     alignment,
@@ -46,7 +46,7 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
     return 4 * (problem.n << BITS)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Product table, 4-bit codes",
     idea="All 16 products of each value of x, computed once; rows look them up.",
     source="seed 003, precomputed result table, int4 (proposed there, not measured)",

@@ -10,7 +10,7 @@ multiply-add it saves. The seed's authors found no gain either.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.codes import (
     FITS,
     alignment,
@@ -48,7 +48,7 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
     return 4 * (problem.n << BITS)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Product table, 8-bit codes",
     idea="All 256 products of each value of x, computed once; rows look them up.",
     source="seed 003, precomputed result table, int8",

@@ -11,7 +11,7 @@ for each instruction that multiplies.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, Machine, Params, Rung, Step, Suggestion
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import ceil_div
 
@@ -55,7 +55,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return suggest(problem, machine, {"across": 2, "down": 8, "tiles": 2, "rows": 4, "ahead": 0})
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Fragments, transposed",
     idea="Codes are turned in registers; x takes the scales and three columns of an instruction.",
     source="PTX ISA: movmatrix, mma.sync; exact splitting of float32 into three bfloat16",

@@ -11,7 +11,7 @@ import numpy as np
 from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Params, Rung
+from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs import _cpu
 
 
@@ -57,7 +57,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     return run
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Columns, one by one",
     idea="y is a sum of columns of A scaled by x: each column is read along its memory.",
     source="textbook (axpy form of gemv)",

@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.vecmat.cpu.panels import WIDTHS, batch_kernel, columns_s
 
@@ -85,7 +85,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, _cpu.PARALLEL_CALL_S + columns_s(problem) / batches + moving)
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Column panels, threads",
     idea="Each thread owns a share of y and reads only that part of every column.",
     source="textbook",

@@ -15,7 +15,7 @@ import numpy as np
 from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 
 WIDTHS = (4096, 2048, 1024, 512)  # elements of y in a panel; 4096 float32 are 16 KiB
@@ -171,7 +171,7 @@ def columns_s(problem: Problem) -> float:
     return problem.batch * problem.n * -(-problem.m // WIDTHS[0]) * _cpu.COLUMN_S
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Column panels",
     idea="A slice of y stays in the cache, in the working dtype, while eight columns pass at once.",
     source="cache blocking of the axpy form; eight read streams by our measurement",

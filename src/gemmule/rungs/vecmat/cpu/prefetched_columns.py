@@ -16,7 +16,7 @@ from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion, floats
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu import _streams
 
@@ -161,7 +161,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, _cpu.PARALLEL_CALL_S + moving)
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Four stretches, asked for ahead",
     idea="Each thread reads a share of the columns, four at once in whole vector registers. They "
     "lie a quarter of the share apart: four stretches of memory, each line asked for 3 KiB ahead.",

@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Params, Rung, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.vecmat.cpu.panels import WIDTHS, columns_s, panels_kernel
 
@@ -62,7 +62,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.90, 3.0))
 
 
-RUNG = Rung(
+RUNG = CpuRung(
     title="Split columns",
     idea="Each thread takes a share of the columns; one small sum joins the threads' results.",
     source="split-K, textbook",

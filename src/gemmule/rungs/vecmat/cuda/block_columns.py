@@ -17,9 +17,9 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
+    CudaRung,
     Machine,
     Params,
-    Rung,
     Step,
     Suggestion,
     floats,
@@ -113,7 +113,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion(params, seconds)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Block columns",
     idea="A lane sums one 16-byte vector of columns; a block walks all rows of its strip.",
     source="column panels as in BLAS",

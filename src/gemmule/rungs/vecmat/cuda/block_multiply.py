@@ -14,7 +14,7 @@ presets are the seed's widths at its height of 1024 rows.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.blocks import (
     PARAMS,
     PRESETS,
@@ -37,7 +37,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return around(problem, (product,) if problem.n else ())
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Block and multiply",
     idea="A thread per row and section of columns; x in shared memory; sections meet by atomics.",
     source="seed 004, Block & Multiply",

@@ -9,7 +9,16 @@ on every run, in a single launch.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Machine, Params, Rung, Step, Suggestion, floats, integers
+from gemmule.core.rung import (
+    Arithmetic,
+    CudaRung,
+    Machine,
+    Params,
+    Step,
+    Suggestion,
+    floats,
+    integers,
+)
 from gemmule.rungs._cuda.geometry import accumulator, type_arguments
 from gemmule.rungs._cuda.stream import (
     FITS,
@@ -49,7 +58,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion(params, starting(problem, machine, 0.31, 0.69) + seconds)
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Clustered columns",
     idea="The blocks of a cluster split the rows of a strip and add up in their shared memory.",
     source="thread block clusters of compute capability 9.0",

@@ -8,7 +8,7 @@ with n iterations, leave a device idle unless m is large.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Rung, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, type_arguments
 from gemmule.rungs._cuda.rows import row_blocks, sums
 
@@ -24,7 +24,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Thread per row, column-major",
     idea="One thread per row walks along the columns; a warp reads 32 neighbours of each.",
     source="seed 004, naive multiplication",

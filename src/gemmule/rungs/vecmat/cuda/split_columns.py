@@ -15,9 +15,9 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
+    CudaRung,
     Machine,
     Params,
-    Rung,
     Step,
     Suggestion,
     floats,
@@ -110,7 +110,7 @@ def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> flo
     return start + max(reading, 1.0e-6 * (turns * max(1, full) - 1))
 
 
-RUNG = Rung(
+RUNG = CudaRung(
     title="Split columns",
     idea="Many blocks share the rows of a strip; a second kernel adds their sums in fixed order.",
     source="split-K, deterministic: a workspace and a fixed-order reduction",
