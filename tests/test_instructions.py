@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gemmule.backends.cpu import jit
-from gemmule.lab.profile.instructions import hottest_loop, kind_of
+from pages.instructions import hottest_loop, kind_of
 
 ASSEMBLY = """
 	.text
@@ -78,9 +78,10 @@ def test_kinds(line: str, kind: str) -> None:
     assert kind_of(line) == kind
 
 
+TOOLS = Path(__file__).parents[1] / "tools"
 SCRIPT = """
 import numpy as np, gemmule as gm
-from gemmule.lab.profile.instructions import mix_of_run
+from pages.instructions import mix_of_run
 A, x = np.ones((8, 256), np.float32), np.ones(256, np.float32)
 mix = mix_of_run(lambda: gm.matvec(A, x, rung="four_rows"))
 print(mix.counts["multiply-add"], mix.width)
@@ -90,7 +91,12 @@ print(mix_of_run(lambda: gm.matvec(A, x, rung="four_rows")))
 
 @pytest.mark.skipif(jit.unavailable() is not None, reason="kernels need Numba")
 def test_a_rung_compiled_anew_shows_its_loop(tmp_path: Path) -> None:
-    environment = os.environ | {"GEMMULE_CACHE": str(tmp_path), "GEMMULE_DEVICE": "cpu"}
+    path = os.pathsep.join([str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {
+        "GEMMULE_CACHE": str(tmp_path),
+        "GEMMULE_DEVICE": "cpu",
+        "PYTHONPATH": path,
+    }
     run = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(
         run, env=environment, capture_output=True, text=True, check=True, timeout=120

@@ -18,12 +18,11 @@ from gemmule.lab.report import svg
 from gemmule.lab.report.render import print_tables, render_html, write_html
 from gemmule.lab.report.tables import (
     TableData,
-    markdown,
     problem_table,
     speedup_text,
-    update_markers,
 )
 from gemmule.timing.sampler import ratio
+from pages.markdown import markdown, update_markers
 from test_results import QUANT, machine, samples
 
 SVG = "{http://www.w3.org/2000/svg}"

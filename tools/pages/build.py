@@ -9,10 +9,10 @@ from pathlib import Path
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import BACKENDS
 from gemmule.lab.report import ladder_table
-from gemmule.lab.report.tables import update_markers
 from gemmule.storage import evidence
 from gemmule.storage.atomic import replace_text
 from pages import cpu_pages, cuda_pages, speed_table
+from pages.markdown import update_markers
 
 LADDER_SIZE = 4096
 LADDER_INTRODUCTION = """# The ladder

@@ -19,15 +19,16 @@ from typing import Any
 
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import Rung
-from gemmule.lab.profile.instructions import KINDS
 from gemmule.lab.records import results
 from gemmule.lab.records.environment import cpu_name
 from gemmule.lab.records.rows import Environment, Row
 from gemmule.lab.report.ladder_table import before
-from gemmule.lab.report.tables import TableData, label, markdown, significant, without_empty_columns
+from gemmule.lab.report.tables import TableData, label, significant, without_empty_columns
 from gemmule.lab.verify.device import slug
 from gemmule.storage.atomic import replace_text
 from pages.excerpts import docstring
+from pages.instructions import KINDS
+from pages.markdown import markdown
 
 FOLDER, EVIDENCE = Path("docs") / "ladder", "evidence"
 MEASURED = "cpu_ladder.jsonl"
@@ -227,7 +228,7 @@ _SCRIPT = """
 import dataclasses, json, sys
 import gemmule as gm
 from gemmule.core.rung import Rung
-from gemmule.lab.profile.instructions import mix_of_run
+from pages.instructions import mix_of_run
 from pages.cpu_pages import operands_of
 op, rung, name = sys.argv[1:]
 function, operands, options = operands_of(op, rung, name)

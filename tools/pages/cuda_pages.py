@@ -15,11 +15,11 @@ from gemmule.lab.bench import ladder_times
 from gemmule.lab.profile import counters
 from gemmule.lab.profile.counters import Counted
 from gemmule.lab.records.rows import Row
-from gemmule.lab.report.tables import update_markers
 from gemmule.storage.atomic import replace_text
 from pages import ladder_tables
 from pages.excerpts import docstring, excerpt, telling
 from pages.figures import of_ladder
+from pages.markdown import update_markers
 
 FOLDER = Path("docs") / "ladder"
 PICTURES = Path("docs") / "img" / "ladder"

@@ -11,9 +11,10 @@ from gemmule.lab.bench import ladder_times
 from gemmule.lab.profile.counters import Counted
 from gemmule.lab.records.rows import Environment, Row
 from gemmule.lab.report.ladder_table import before
-from gemmule.lab.report.tables import TableData, markdown, significant
+from gemmule.lab.report.tables import TableData, significant
 from pages.excerpts import Telling
 from pages.figures.drawing import Figure
+from pages.markdown import markdown
 
 PARAMETERS = "parameters"
 COMMAND = "`gemmule counters --device cuda --evidence evidence/`"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from gemmule.lab import studies
-from gemmule.lab.report.tables import markdown, update_markers
 from gemmule.lab.studies import show, store
 from gemmule.lab.studies.records import Rows
 from gemmule.lab.studies.runner import merged, of_last_devices
 from gemmule.storage.atomic import replace_text
+from pages.markdown import markdown, update_markers
 
 SEEDS = ("000", "001", "002", "003", "004")
 

@@ -1,1 +1,1 @@
-"""Hardware counters and instructions."""
+"""Hardware counters, and another clock."""
