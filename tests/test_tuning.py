@@ -43,7 +43,10 @@ def test_the_problem_is_the_one_that_a_call_meets(op: str, dtype: str, layout: s
     A = _array((6, 10), dtype, layout)
     other = _array({"matvec": (10,), "vecmat": (6,), "matmul": (10, 4)}[op], dtype)
     pair = (other, A) if op == "vecmat" else (A, other)
-    assert requests.problem_of(op, sizes, dtype, layout=layout) == gm.plan(op, *pair).problem
+    assert (
+        requests.problem_of(op, sizes, dtype, requests.Matrix(layout=layout))
+        == gm.plan(op, *pair).problem
+    )
 
 
 @pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
@@ -53,13 +56,15 @@ def test_a_quantised_problem_is_the_one_that_a_call_meets(op: str, bits: int) ->
     sizes = {"matvec": (6, 64), "vecmat": (6, 64), "matmul": (6, 64, 3)}[op]
     other = _array({"matvec": (64,), "vecmat": (6,), "matmul": (64, 3)}[op], "float16")
     pair = (other, Q) if op == "vecmat" else (Q, other)
-    mine = requests.problem_of(op, sizes, "float16", bits=bits, group_size=32)
+    mine = requests.problem_of(op, sizes, "float16", requests.Matrix(bits=bits, group_size=32))
     assert mine == gm.plan(op, *pair).problem
 
 
 def test_alignment_on_a_device_is_that_of_packed_rows() -> None:
-    assert requests.problem_of("matvec", (6, 10), "float16", device="cuda").alignment == 4
-    assert requests.problem_of("matvec", (6, 64), "float16", device="cuda").alignment == 16
+    assert requests.problem_of("matvec", (6, 10), "float16", requests.Matrix("cuda")).alignment == 4
+    assert (
+        requests.problem_of("matvec", (6, 64), "float16", requests.Matrix("cuda")).alignment == 16
+    )
 
 
 @pytest.mark.parametrize(

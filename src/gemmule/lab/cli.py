@@ -1,8 +1,8 @@
 """The ``gemmule`` command. The folder `gemmule.lab.commands` is the list of its commands.
 
-A module ``commands/<name>.py`` with a module-level ``COMMAND`` is the command ``gemmule <name>``;
-nothing else names it. Command modules import only click at the top, and their work when it is
-asked for, so that ``gemmule --help`` stays quick.
+A module ``<name>.py`` there, or in a folder of it, with a module-level ``COMMAND`` is the command
+``gemmule <name>``; nothing else names it. Command modules import only click at the top, and their
+work when it is asked for, so that ``gemmule --help`` stays quick.
 
 Exit codes: 0 success, 1 a result was wrong or a part that must work does not, 2 a mistake of the
 user. Errors are one line on standard error; ``--debug`` shows the traceback instead.
@@ -11,6 +11,7 @@ user. Errors are one line on standard error; ``--debug`` shows the traceback ins
 from __future__ import annotations
 
 import _thread
+import functools
 import importlib
 import os
 import sys
@@ -34,15 +35,22 @@ class WrongResultError(Exception):
 class CommandFolder(click.Group):
     """A click group whose commands are the modules of the ``commands`` folder."""
 
+    @functools.cached_property
+    def _modules(self) -> dict[str, str]:
+        """Where each command's module is, as Python names it."""
+        places = (p.relative_to(_FOLDER).with_suffix("") for p in _FOLDER.rglob("*.py"))
+        return {p.name: f".{'.'.join(p.parts)}" for p in places if not p.name.startswith("_")}
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the modules in the folder."""
-        return sorted(p.stem for p in _FOLDER.glob("*.py") if not p.stem.startswith("_"))
+        return sorted(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command's module, or return None for an unknown name."""
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in self._modules:
             return None
-        command: click.Command = importlib.import_module(f"gemmule.lab.commands.{cmd_name}").COMMAND
+        module = importlib.import_module(self._modules[cmd_name], "gemmule.lab.commands")
+        command: click.Command = module.COMMAND
         return command
 
     def resolve_command(

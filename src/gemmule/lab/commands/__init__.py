@@ -1,1 +1,1 @@
-"""One module a command: ``commands/<name>.py`` with a ``COMMAND`` is ``gemmule <name>``."""
+"""One module a command: ``<name>.py``, here or in a folder, with a ``COMMAND``."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gemmule.core.words import Method
+from gemmule.lab.commands import _options as options
 
 if TYPE_CHECKING:
     from gemmule.lab.demo.advise import Advice, Cost
@@ -26,14 +27,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Largest relative error of a weight that is quantised.",
 )
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:<number>.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.05, 60),
-    default=1.0,
-    show_default=True,
-    help="Time spent on each shape and number of columns.",
-)
+@options.device()
+@options.seconds(0.05, 60, "Time spent on each shape and number of columns.", 1.0)
 def advise(
     model: Path, group_size: int, method: Method, max_error: float, device: str, seconds: float
 ) -> None:

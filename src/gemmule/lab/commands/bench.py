@@ -6,10 +6,15 @@ from pathlib import Path
 
 import click
 
+from gemmule.lab.commands import _options as options
+
 SUITES = {
     "cpu": ("quick", "cpu", "sizes", "model", "ladder"),
     "cuda": ("quick", "matvec", "chained", "matmul", "host", "split"),
 }
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+QUANTIZED = ("int8", "int4", "int8 x int8", "int4 x int8")
+INTEGERS = ("plain int8", "plain int32", "plain int64")
 CEILING_SECONDS = 8.0
 CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
 
@@ -21,40 +26,20 @@ CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
     show_default=True,
     help="; ".join(f"on {device}: {', '.join(names)}" for device, names in SUITES.items()),
 )
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:<index>.")
+@options.device()
 @click.option(
     "--peer",
     "peers",
     multiple=True,
     help="On a GPU: also this peer, or all; may be repeated. torch takes part by itself.",
 )
-@click.option(
-    "--op",
-    "ops",
-    multiple=True,
-    type=click.Choice(["matvec", "vecmat", "matmul"]),
-    help="Only this operation; may be repeated.",
-)
+@options.ops("Only this operation; may be repeated.")
 @click.option(
     "--format",
     "formats",
     multiple=True,
     help="Only this number format; may be repeated.",
-    type=click.Choice(
-        [
-            "float64",
-            "float32",
-            "float16",
-            "bfloat16",
-            "int8",
-            "int4",
-            "int8 x int8",
-            "int4 x int8",
-            "plain int8",
-            "plain int32",
-            "plain int64",
-        ]
-    ),
+    type=click.Choice([*FLOATS, *QUANTIZED, *INTEGERS]),
 )
 @click.option(
     "--size",
@@ -63,11 +48,7 @@ CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
     type=click.IntRange(1, 65536),
     help="Rows and columns, instead of the suite's; may be repeated.",
 )
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.05, 600),
-    help="Time spent on each product; default 2, on a GPU 0.6.",
-)
+@options.seconds(0.05, 600, "Time spent on each product; default 2, on a GPU 0.6.")
 @click.option(
     "--patience",
     type=click.FloatRange(0, 86400),
@@ -76,17 +57,9 @@ CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
     help="Seconds to spend in all on waiting for idle processors before a product, and "
     "on measuring again what other processes disturbed.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results"),
-    show_default=True,
-    help="Folder of the results.",
-)
-@click.option(
-    "--resume",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Go on with this file of an earlier run; what it holds is not measured again.",
+@options.out("Folder of the results.")
+@options.file(
+    "--resume", help="Go on with this file of an earlier run; what it holds is not measured again."
 )
 def bench(
     suite: str,

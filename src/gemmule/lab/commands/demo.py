@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gemmule.lab.commands import _options as options
+
 if TYPE_CHECKING:
     from gemmule.lab.demo.model import Weights
     from gemmule.lab.demo.run import Outcome, Part
@@ -19,20 +21,8 @@ PIPED_WIDTH = 120
 
 
 @click.command(short_help="Multiply a real model's weights, checked and measured.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results"),
-    show_default=True,
-    help="Folder of the results (.jsonl) and the page.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.05, 60),
-    default=1.2,
-    show_default=True,
-    help="Time spent on each of the measured products.",
-)
+@options.out("Folder of the results (.jsonl) and the page.")
+@options.seconds(0.05, 60, "Time spent on each of the measured products.", 1.2)
 @click.option("--made", is_flag=True, help="Use made matrices of the model's shapes, no download.")
 def demo(out: Path, seconds: float, made: bool) -> None:
     """Multiply every weight matrix of a sentence-embedding model in five number formats.

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from gemmule.lab.commands import _options as options
+
 
 @click.command(short_help="Make a page of result files.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -17,10 +19,8 @@ import click
 )
 @click.option("--title", default="gemmule results", show_default=True)
 @click.option("--force", is_flag=True, help="Replace an existing page.")
-@click.option(
-    "--against",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="An earlier run of the one file given: print on how many rows the two agree.",
+@options.file(
+    "--against", help="An earlier run of the one file given: print on how many rows the two agree."
 )
 def report(
     files: tuple[Path, ...], output: Path | None, title: str, force: bool, against: Path | None

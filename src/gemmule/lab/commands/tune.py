@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from gemmule.lab.commands import _options as options
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gemmule.core.problem import Problem
+    from gemmule.lab.tune.requests import Matrix
 
 WIDTH = 160  # columns where no terminal tells its width
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
 
 
 @click.command(short_help="Find and store the fastest configuration of products.")
-@click.option(
-    "--op",
-    "ops",
-    multiple=True,
-    type=click.Choice(["matvec", "vecmat", "matmul"]),
-    help="Operation; may be repeated.  [default: matvec]",
-)
+@options.ops("Operation; may be repeated.  [default: matvec]")
 @click.option(
     "--sizes", multiple=True, help="Rows x columns of A, 4096x4096; for matmul MxKxN. Repeatable."
 )
-@click.option(
-    "--shapes-from",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Tune every shape of matrix in this .safetensors file.",
-)
+@options.file("--shapes-from", help="Tune every shape of matrix in this .safetensors file.")
 @click.option(
     "--columns",
     type=click.IntRange(1, 1 << 20),
@@ -59,24 +55,14 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
     show_default=True,
     help="How A lies in memory.",
 )
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:<index>.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.1, 3600),
-    default=30.0,
-    show_default=True,
-    help="Time for each product.",
-)
+@options.device()
+@options.seconds(0.1, 3600, "Time for each product.", 30.0)
 @click.option(
     "--include-unproved",
     is_flag=True,
     help="Also measure rungs without a proof, in processes of their own; they are never chosen.",
 )
-@click.option(
-    "--into",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Store into this folder instead of the cache.",
-)
+@options.folder("--into", help="Store into this folder instead of the cache.")
 @click.option(
     "--compare",
     is_flag=True,
@@ -103,12 +89,9 @@ def tune(
     A configuration has to win by 2 % and by more than the noise. Later calls of the same product
     on the same device use it. Ctrl-C keeps what is stored so far.
     """
-    import re
-
     from gemmule.settings import tuning_enabled
 
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise ValueError(f"--device is {device!r}; it must be cpu, cuda or cuda:<index>.")
+    options.check_device(device)
     if compare and not sizes and shapes_from is None:
         from gemmule.lab.tune.compare import representative
 
@@ -117,16 +100,11 @@ def tune(
     if not tuning_enabled() and not compare:
         click.echo("GEMMULE_TUNE is 0: stored results are ignored, so nothing was tuned.")
         return
+    from gemmule.lab.tune.requests import Matrix
+
+    matrix = Matrix(device, layout, None if bits is None else int(bits), group_size)
     problems = _problems(
-        ops or ("matvec",),
-        sizes,
-        shapes_from,
-        columns,
-        dtypes or ("float32",),
-        device,
-        layout,
-        None if bits is None else int(bits),
-        group_size,
+        ops or ("matvec",), sizes, shapes_from, columns, dtypes or ("float32",), matrix
     )
     if compare:
         _compare(problems, device, seconds)
@@ -149,32 +127,25 @@ def _compare(problems: list[Problem], device: str, seconds: float) -> None:
 
 
 def _problems(
-    ops: tuple[str, ...],
-    sizes: tuple[str, ...],
+    ops: Sequence[str],
+    sizes: Sequence[str],
     path: Path | None,
     columns: int,
-    dtypes: tuple[str, ...],
-    device: str,
-    layout: str,
-    bits: int | None,
-    group_size: int,
+    dtypes: Sequence[str],
+    matrix: Matrix,
 ) -> list[Problem]:
     """Return every product asked for, once."""
     from gemmule.lab.tune import requests
 
     if not sizes and path is None:
         raise ValueError("there is nothing to tune: give --sizes 4096x4096 or --shapes-from FILE.")
+    shapes = [] if path is None else requests.shapes_in(path)
     found: dict[Problem, None] = {}
     for op in ops:
         wanted = [requests.sizes_of(text, op) for text in sizes]
-        for shape in [] if path is None else requests.shapes_in(path):
-            wanted.append((*shape, columns) if op == "matmul" else shape)
-        for one in wanted:
-            for dtype in dtypes:
-                problem = requests.problem_of(
-                    op, one, dtype, device=device, layout=layout, bits=bits, group_size=group_size
-                )
-                found[problem] = None
+        wanted += [(*shape, columns) if op == "matmul" else shape for shape in shapes]
+        for one, dtype in itertools.product(wanted, dtypes):
+            found[requests.problem_of(op, one, dtype, matrix)] = None
     return list(found)
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gemmule.lab.commands import _options as options
+
 if TYPE_CHECKING:
-    from gemmule.core.rung import CudaRung
     from gemmule.lab.verify.random_products import Choice
     from gemmule.lab.verify.workers import Tally
 
@@ -20,13 +21,10 @@ SHOWN = 3
 @click.option("--op", type=click.Choice(["matvec", "vecmat", "matmul", "quantized"]))
 @click.option("--rung", help="Only this rung, at random points of its parameter space.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:<index>.")
-@click.option(
-    "--workers", type=click.IntRange(1, 64), help="Processes; default: one a core, on a GPU one."
-)
-@click.option(
+@options.device()
+@options.workers("Processes; default: one a core, on a GPU one.")
+@options.folder(
     "--evidence",
-    type=click.Path(path_type=Path, file_okay=False),
     help="On a GPU: prove every CUDA rung at its edge sizes and parameters, and record it here.",
 )
 @click.option("--stale", is_flag=True, help="With --evidence: only what changed since its proof.")
@@ -54,7 +52,6 @@ def verify(
     seed gives the same cases. A failing case is printed as Python that repeats it.
     """
     import os
-    import re
     import time
 
     from gemmule.lab.cli import WrongResultError
@@ -63,15 +60,12 @@ def verify(
     from gemmule.lab.verify.random_products import Choice
     from gemmule.lab.verify.workers import run_trials
 
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise ValueError(f"--device is {device!r}; it must be cpu, cuda or cuda:<index>.")
+    options.check_device(device)
     if check_only:
         _check_evidence(evidence, rung)
         return
     if device != "cpu":
-        from gemmule import backends
-
-        backends.get("cuda").machine(device)  # says what is missing before anything starts
+        options.ordinal_of(device)
     if evidence is not None:
         _prove(evidence, rung, device, stale, workers)
         return
@@ -93,21 +87,13 @@ def verify(
         )
 
 
-def _cuda_rungs(name: str | None) -> tuple[CudaRung, ...]:
-    from gemmule.core.registry import cuda_rungs
-
-    chosen = tuple(r for r in cuda_rungs() if name in (None, r.name))
-    if not chosen:
-        raise ValueError(f"no cuda rung is called {name!r}; see gemmule ladder --backend cuda.")
-    return chosen
-
-
 def _check_evidence(root: Path | None, rung: str | None) -> None:
     """Compare the evidence with the code; raise where a rung that plans choose lacks a proof."""
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.verify import status as proof_status
+    from gemmule.lab.verify.proofs import named_rungs
 
-    found = proof_status.take(root, _cuda_rungs(rung))
+    found = proof_status.take(root, named_rungs([rung] if rung else ()))
     for line in found.lines():
         click.echo(line)
     if not found.ok:
@@ -121,15 +107,15 @@ def _prove(
     root: Path, rung: str | None, device: str, only_stale: bool, workers: int | None
 ) -> None:
     """Prove CUDA rungs on the device and write the records; raise where one fails."""
-    from gemmule.backends.cuda.arrays import ordinal_named
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.progress import bar
     from gemmule.lab.verify import device as verify_device
     from gemmule.lab.verify import status as proof_status
+    from gemmule.lab.verify.proofs import named_rungs
 
     if device == "cpu":
         raise ValueError("--evidence records what a GPU proved; pass --device cuda with it.")
-    chosen, only = _cuda_rungs(rung), None
+    chosen, only = named_rungs([rung] if rung else ()), None
     if only_stale:
         only = proof_status.take(root, chosen, workers=workers or 8).to_prove()
         chosen = tuple(r for r in chosen if (r.folder, r.name) in only)
@@ -138,7 +124,7 @@ def _prove(
         outcomes = verify_device.verify_all(
             chosen,
             workers=workers,
-            ordinal=ordinal_named(device),
+            ordinal=options.ordinal_of(device),
             only=only,
             report=lambda found: progress.advance(task),
         )

@@ -21,12 +21,12 @@ class Todo:
     names: tuple[str, ...]
 
 
-def todo(study: Study, backend: str, device: str, full: bool, known: set[str]) -> list[Todo]:
+def todo(study: Study, bench: Bench, full: bool, known: set[str]) -> list[Todo]:
     """Return the steps of a study's grid that lack rows, with the names that they lack."""
     found = []
-    for step in study.steps(backend, full):
-        names = _names(step)
-        lacking = tuple(n for n in names if _key(step, backend, device, n) not in known)
+    for step in study.steps(bench.backend, full):
+        keys = {name: _key(step, bench.backend, bench.device, name) for name in _names(step)}
+        lacking = tuple(name for name, key in keys.items() if key not in known)
         if lacking:
             found.append(Todo(step, lacking))
     return found
@@ -62,7 +62,7 @@ def run(
     next run goes on there. ArithmeticError for a result that the oracle finds wrong.
     """
     known = {row.key for row in store.read(path, study.seed)}
-    steps = todo(study, bench.backend, bench.device, full, known)
+    steps = todo(study, bench, full, known)
     if steps:
         store.append(path, [environment])
     for one in progress(steps):

@@ -15,7 +15,7 @@ from pathlib import Path
 from gemmule.core.problem import Problem
 from gemmule.lab.records.results import geomean
 from gemmule.lab.report.tables import TableData, significant
-from gemmule.lab.tune.requests import problem_of, sizes_of
+from gemmule.lab.tune.requests import Matrix, problem_of, sizes_of
 from gemmule.lookup import forget_plans
 from gemmule.settings import without_tuning
 from gemmule.tuning.outcomes import TuneReport
@@ -64,7 +64,7 @@ class Comparison:
 def representative(device: str = "cpu") -> list[Problem]:
     """Return the problems that are compared where none are named."""
     return [
-        problem_of(op, sizes_of(sizes, op), dtype, device=device, bits=bits)
+        problem_of(op, sizes_of(sizes, op), dtype, Matrix(device, bits=bits))
         for op, sizes, dtype, bits in REPRESENTATIVE
     ]
 

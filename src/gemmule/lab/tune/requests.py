@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,6 @@ from gemmule.lab.files.matrices import list_matrices
 from gemmule.tuning.outcomes import Failure, Skipped, TuneReport
 from gemmule.tuning.tuner import MOST_DISTURBED
 
-OPS = ("matvec", "vecmat", "matmul")
 LARGEST = 1 << 31
 SHOWN_FAILURES = 8
 WORTH_TELLING = 0.1  # share of disturbed blocks
@@ -59,34 +59,36 @@ def shapes_in(path: Path) -> list[tuple[int, int]]:
     return [shape for shape, _ in shapes.most_common()]
 
 
-def problem_of(
-    op: str,
-    sizes: Sizes,
-    dtype: str,
-    *,
-    device: str = "cpu",
-    layout: str = "row",
-    bits: int | None = None,
-    group_size: int = 128,
-) -> Problem:
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """How the matrix of a product lies (``row`` or ``col``), on which device, in how many bits."""
+
+    device: str = "cpu"
+    layout: str = "row"
+    bits: int | None = None
+    group_size: int = 128
+
+
+def problem_of(op: str, sizes: Sizes, dtype: str, matrix: Matrix = Matrix()) -> Problem:
     """Return the problem that the public function meets on packed operands of these sizes.
 
-    dtype: of all operands, or, with `bits`, of what the quantised matrix is multiplied with.
-    layout: how A lies, ``row`` or ``col``. TypeError, ValueError as the public functions raise.
+    dtype: of all operands, or, with bits, of what the quantised matrix is multiplied with.
+    TypeError, ValueError as the public functions raise.
 
     >>> problem_of("vecmat", (3, 5), "float32").describe()
     'matvec A 5 x 3 col, float32 x float32 -> float32'
     """
     rows, columns = sizes[:2]
+    bits, device = matrix.bits, matrix.device
     if bits is None:
-        strides = c_strides((rows, columns)) if layout == "row" else (1, rows)
-        matrix = _form((rows, columns), strides, dtype, device)
+        strides = c_strides((rows, columns)) if matrix.layout == "row" else (1, rows)
+        first = _form((rows, columns), strides, dtype, device)
     else:
-        spec = QuantSpec(bits, group_size, True, "row", "float32", False)
-        matrix = Form((rows, columns), (0, 0), f"uint{bits}", 16, spec)
+        spec = QuantSpec(bits, matrix.group_size, True, "row", "float32", False)
+        first = Form((rows, columns), (0, 0), f"uint{bits}", 16, spec)
     other = {"matvec": (columns,), "vecmat": (rows,), "matmul": (columns, sizes[-1])}[op]
     second = _form(other, c_strides(other), dtype, device)
-    pair = (second, matrix) if op == "vecmat" else (matrix, second)
+    pair = (second, first) if op == "vecmat" else (first, second)
     return canonical(op, *pair, None, Options()).problem
 
 

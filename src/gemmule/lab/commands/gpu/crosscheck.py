@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import click
 
+from gemmule.lab.commands import _options as options
+
 
 @click.command(short_help="Compare our GPU times with NVBench's.")
-@click.option("--device", default="cuda", show_default=True, help="cuda or cuda:<index>.")
+@options.device("cuda")
 def crosscheck(device: str) -> None:
     """Time a few products by our graph replays and by NVBench (package cuda-bench), and print both
     figures and the difference: what NVBench adds is the cost of events around a single launch.
     """
     from rich.console import Console
 
-    from gemmule import backends
-    from gemmule.backends.cuda.arrays import ordinal_named
     from gemmule.lab.profile import crosscheck as engine
     from gemmule.lab.report.render import terminal_table
     from gemmule.lab.report.tables import TableData, significant
 
-    backends.get("cuda").machine(device)  # says what is missing before anything starts
-    pairs = engine.crosscheck(ordinal=ordinal_named(device))
+    pairs = engine.crosscheck(ordinal=options.ordinal_of(device))
     rows = tuple(
         (
             pair.product.title,

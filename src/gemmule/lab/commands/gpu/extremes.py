@@ -6,19 +6,14 @@ from pathlib import Path
 
 import click
 
+from gemmule.lab.commands import _options as options
+
 
 @click.command(short_help="Rerun CUDA rungs, and go beyond 2^31 elements.")
-@click.option("--rung", "names", multiple=True, help="Only this rung; repeatable.")
-@click.option("--except", "without", multiple=True, help="Not this rung; repeatable.")
-@click.option("--device", default="cuda", show_default=True, help="cuda or cuda:<index>.")
-@click.option(
-    "--evidence",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Record what passed in this folder.",
-)
-@click.option(
-    "--workers", type=click.IntRange(1, 64), default=8, show_default=True, help="Processes."
-)
+@options.rungs
+@options.device("cuda")
+@options.folder("--evidence", help="Record what passed in this folder.")
+@options.workers("Processes.", 8)
 def extremes(
     names: tuple[str, ...],
     without: tuple[str, ...],
@@ -30,14 +25,12 @@ def extremes(
     rung says "unordered"; and multiply once by a matrix of more than 2^31 elements, and by a batch
     of as many, whose last row is not zero. Takes some 10 GB of device memory for each process.
     """
-    from gemmule import backends
-    from gemmule.backends.cuda.arrays import ordinal_named
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.verify import extremes as engine
     from gemmule.lab.verify.proofs import named_rungs
 
     chosen = named_rungs(names, without)
-    backends.get("cuda").machine(device)  # says what is missing before anything starts
+    ordinal = options.ordinal_of(device)
 
     def show(found: list[engine.Found]) -> None:
         for one in found:
@@ -49,7 +42,7 @@ def extremes(
         if evidence is not None:
             engine.write(evidence, found)
 
-    found = engine.of_all(chosen, ordinal=ordinal_named(device), workers=workers, report=show)
+    found = engine.of_all(chosen, ordinal=ordinal, workers=workers, report=show)
     failed = [one for one in found if one.wrong]
     click.echo(f"{len(chosen)} rungs, {len(found)} checks, {len(failed)} failed")
     if failed:

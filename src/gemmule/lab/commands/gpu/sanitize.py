@@ -6,21 +6,18 @@ from pathlib import Path
 
 import click
 
+from gemmule.lab.commands import _options as options
+
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 @click.command(short_help="Run CUDA rungs under compute-sanitizer.")
-@click.option("--rung", "names", multiple=True, help="Only this rung; repeatable.")
-@click.option("--except", "without", multiple=True, help="Not this rung; repeatable.")
+@options.rungs
 @click.option(
     "--tool", "tools", multiple=True, type=click.Choice(TOOLS), help="Only this tool; repeatable."
 )
-@click.option("--device", default="cuda", show_default=True, help="cuda or cuda:<index>.")
-@click.option(
-    "--evidence",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Record what was clean in this folder.",
-)
+@options.device("cuda")
+@options.folder("--evidence", help="Record what was clean in this folder.")
 @click.option(
     "--limit",
     "limit_s",
@@ -29,9 +26,7 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
     show_default=True,
     help="Seconds for each tool and rung.",
 )
-@click.option(
-    "--workers", type=click.IntRange(1, 64), help="Processes; default: one a core but two."
-)
+@options.workers("Processes; default: one a core but two.")
 def sanitize(
     names: tuple[str, ...],
     without: tuple[str, ...],
@@ -47,15 +42,13 @@ def sanitize(
     """
     import os
 
-    from gemmule import backends
-    from gemmule.backends.cuda.arrays import ordinal_named
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.verify import sanitize as engine
     from gemmule.lab.verify.proofs import named_rungs
 
     chosen = named_rungs(names, without)
     engine.find_sanitizer()
-    backends.get("cuda").machine(device)  # says what is missing before anything starts
+    ordinal = options.ordinal_of(device)
 
     def show(found: engine.Report) -> None:
         cases, shapes = (sum(getattr(o, n) for o in found.outcomes) for n in ("cases", "shapes"))
@@ -73,7 +66,7 @@ def sanitize(
     reports = engine.sanitize(
         chosen,
         tools or TOOLS,
-        ordinal=ordinal_named(device),
+        ordinal=ordinal,
         limit_s=limit_s,
         workers=workers or max(1, (os.cpu_count() or 3) - 2),
         report=show,

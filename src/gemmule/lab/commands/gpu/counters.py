@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gemmule.lab.commands import _options as options
+
 if TYPE_CHECKING:
     from gemmule.lab.records.rows import Environment, Row
 
@@ -14,21 +16,14 @@ CEILING_SECONDS = 6.0
 
 
 @click.command(short_help="Time and count every CUDA rung at fixed problems.")
-@click.option("--device", default="cuda", show_default=True, help="cuda or cuda:<index>.")
-@click.option(
+@options.device("cuda")
+@options.folder(
     "--evidence",
-    type=click.Path(path_type=Path, file_okay=False),
     required=True,
     help="Write ladder.jsonl and counters.jsonl into the device's folder below this one.",
 )
 @click.option("--op", "ops", multiple=True, help="Time only this ladder; may be repeated.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.02, 60),
-    default=0.25,
-    show_default=True,
-    help="Time spent on each rung and product.",
-)
+@options.seconds(0.02, 60, "Time spent on each rung and product.", 0.25)
 @click.option("--no-ncu", is_flag=True, help="Leave the hardware counters as they are on file.")
 def counters(
     device: str, evidence: Path, ops: tuple[str, ...], seconds: float, no_ncu: bool
@@ -36,19 +31,17 @@ def counters(
     """Renew what the pages of the CUDA ladders show: times of every rung, cold and interleaved with
     the rung before it and PyTorch, and the counters of one launch of each, by Nsight Compute.
     """
-    from gemmule.backends.cuda import launch as cuda_launch
-    from gemmule.backends.cuda.arrays import ordinal_named
     from gemmule.lab.bench import device as device_bench
     from gemmule.lab.bench import ladder_times
     from gemmule.lab.cli import WrongResultError
+    from gemmule.lab.records import results
     from gemmule.lab.studies.gpu import GpuBench
     from gemmule.lab.verify.device import slug
 
     unknown = set(ops) - {spot.op for spot in ladder_times.spots()}
     if unknown:
         raise ValueError(f"--op {unknown.pop()} is no ladder: matvec, vecmat, matmul, quantized.")
-    ordinal = ordinal_named(device)
-    cuda_launch.CudaBackend().machine(device)  # says what is missing before anything starts
+    ordinal = options.ordinal_of(device)
     environment = device_bench.measured_environment(ordinal, CEILING_SECONDS)
     folder = evidence / slug(environment.device)
     bench = GpuBench(ordinal)
@@ -65,7 +58,7 @@ def counters(
         for note in notes:
             click.echo(f"not timed: {note}")
     rows, environment = device_bench.settled(rows, environment, ordinal, CEILING_SECONDS / 2)
-    ladder_times.write(folder / ladder_times.FILE, environment, rows)
+    results.replace(folder / ladder_times.FILE, [environment, *rows])
     click.echo(f"wrote {folder / ladder_times.FILE}: {len(rows)} rows")
     if not no_ncu:
         _count(folder, environment, ordinal)
