@@ -12,8 +12,8 @@ import gemmule as gm
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.lab.bench import host as host_bench
 from gemmule.lab.bench import suites
-from gemmule.lab.bench.products import ONE_COLUMN, benches
-from gemmule.lab.bench.suites import SUITES, Product, Suite
+from gemmule.lab.bench.products import ONE_COLUMN, Maker
+from gemmule.lab.bench.suites import SUITES, Product
 from gemmule.lab.cli import run
 from gemmule.lab.records.rows import Ceiling, Environment, Row, Speedup, Times
 from gemmule.lab.report import targets
@@ -120,7 +120,7 @@ def test_every_bar_is_about_some_product_of_its_suite() -> None:
     small = [dataclasses.replace(p, shape=_shrunk(p.shape)) for p in suite.products]
     problems = []
     for product in dict.fromkeys(small):
-        one = next(benches(Suite("", (product,))))
+        one = Maker().bench(product)
         problem = one.problem
         scale = 1 if product.columns is None else 512
         k = problem.k if problem.k == 1 else problem.k * scale
@@ -144,7 +144,7 @@ def _shrunk(shape: tuple[int, int]) -> tuple[int, int]:
     ],
 )
 def test_benches_make_what_the_product_says(product: Product, dtypes: tuple[str, str]) -> None:
-    one = next(benches(Suite("", (product,))))
+    one = Maker().bench(product)
     problem = one.problem
     assert (problem.a, problem.b) == dtypes
     assert one.group == product.title
@@ -177,7 +177,7 @@ def test_narrowing_replaces_shapes_and_refuses_to_leave_nothing() -> None:
 
 def test_ratios_to_peers_on_plain_numbers_and_to_one_column_stand_in_the_row() -> None:
     product = Product("matmul", "int4 x int8", (64, 128), columns=16)
-    one = next(benches(Suite("", (product,))))
+    one = Maker().bench(product)
     rows, _ = host_bench.run(one, ENVIRONMENT, max_seconds=0.2)
     (ours,) = (row for row in rows if row.kind == "rung")
     assert {ONE_COLUMN, "numpy on float32"} <= set(ours.speedups)
@@ -189,7 +189,7 @@ def test_ratios_to_peers_on_plain_numbers_and_to_one_column_stand_in_the_row() -
 
 def test_a_wrong_product_beside_ours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     product = Product("matmul", "int8", (64, 128), columns=16)
-    one = next(benches(Suite("", (product,))))
+    one = Maker().bench(product)
     monkeypatch.setattr(gm, "matvec", lambda A, x, **o: np.zeros(A.shape[0], np.float32))
     with pytest.raises(ArithmeticError, match="matvec"):
         host_bench.run(one, ENVIRONMENT, max_seconds=0.05, peers=())

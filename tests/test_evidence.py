@@ -22,7 +22,7 @@ from gemmule.lab.verify import default_plans, proofs
 from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import status as proof_status
 from gemmule.oracle.problems import make_problem
-from gemmule.storage import evidence
+from gemmule.storage import evidence, lines
 
 pinned = pytest.mark.skipif(
     not proofs.is_pinned(), reason=f"needs NVRTC {evidence.PINNED_NVRTC}, whose cubins are the keys"
@@ -267,7 +267,7 @@ GOOD = (
         '{"schema": 2}',
         "[" * 100_000,
         '{"schema": 1, "folder": "matvec", "rung": "r"}',
-        "x" * (evidence.MAX_LINE_BYTES + 1),
+        "x" * (lines.MAX_LINE_BYTES + 1),
         GOOD.replace('"cases": 1', '"cases": -1'),
         GOOD.replace('"cases": 1', '"cases": true'),
         GOOD.replace('"cases": 1', '"cases": "1"'),

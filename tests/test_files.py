@@ -19,7 +19,7 @@ import scipy.io
 import scipy.sparse
 
 from gemmule.lab.files.matrices import list_matrices, read_matrix
-from gemmule.lab.files.output import new_file, new_matrix, write_text
+from gemmule.lab.files.output import new_file, new_matrix
 from gemmule.lab.files.sources import Source, parse_source
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -344,7 +344,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     old = tmp_path / "old.txt"
-    write_text(old, "before")
+    old.write_text("before")
 
     def fail(path: Path, force: bool) -> None:
         with new_file(path, force=force) as file:

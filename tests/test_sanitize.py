@@ -12,7 +12,8 @@ from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung
 from gemmule.errors import DeviceError
 from gemmule.lab.cli import run
-from gemmule.lab.commands.sanitize import TOOLS
+from gemmule.lab.commands.gpu.sanitize import TOOLS
+from gemmule.lab.records import proof_lines
 from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import sanitize
 from gemmule.lab.verify.device import Outcome
@@ -88,7 +89,7 @@ def test_only_finished_runs_without_errors_are_clean(
     written = sanitize.write(tmp_path / "evidence", [report])
     if outcome:
         assert written is not None
-        assert len(sanitize.read(written)) == clean
+        assert len(proof_lines.read(written)) == clean
     else:
         assert written is None
 
@@ -99,9 +100,9 @@ def test_a_tool_that_now_finds_errors_loses_its_record(tmp_path: Path) -> None:
     good = [sanitize.Report(tool, name, 0, (one,), "") for tool in ("memcheck", "racecheck")]
     path = sanitize.write(tmp_path, good)
     assert path is not None
-    assert [record["tool"] for record in sanitize.read(path)] == ["memcheck", "racecheck"]
+    assert [record["tool"] for record in proof_lines.read(path)] == ["memcheck", "racecheck"]
     sanitize.write(tmp_path, [sanitize.Report("memcheck", name, 2, (one,), "bad")])
-    assert [record["tool"] for record in sanitize.read(path)] == ["racecheck"]
+    assert [record["tool"] for record in proof_lines.read(path)] == ["racecheck"]
 
 
 def test_variants_are_watched_a_few_at_a_time_and_told_at_once(

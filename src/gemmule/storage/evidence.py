@@ -10,7 +10,6 @@ not. Continuous integration rebuilds the cubins and compares (`gemmule.lab.verif
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,10 @@ from typing import Any
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Rung, Signature
+from gemmule.storage import lines
 
 SCHEMA = 1
 PINNED_NVRTC = "13.0.88"
-MAX_LINE_BYTES = 65_536
-MAX_FILE_BYTES = 64 * 2**20
 # Below a device's folder: one file a rung, so that work on several rungs does not collide; and the
 # file that held the proofs of all rungs, which `write_evidence` of the lab takes apart.
 FOLDER, SINGLE_FILE = "verified", "verified.jsonl"
@@ -73,10 +71,8 @@ def proof_file(gpu: Path, rung: tuple[str, str]) -> Path:
 
 def read_file(path: Path) -> Iterator[Record]:
     """Yield the well-formed records of one file; none where it is absent or too large."""
-    if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        record = _parse(line)
+    for data in lines.read(path, SCHEMA):
+        record = _record(data)
         if record is not None:
             yield record
 
@@ -85,17 +81,12 @@ _TEXTS = ("folder", "rung", "variant", "arch", "key", "device", "date")
 MAX_TEXT = 1000
 
 
-def _parse(line: str) -> Record | None:
+def _record(data: dict[str, Any]) -> Record | None:
     """Return the record of a line if every field is what this package could have written."""
-    if len(line) > MAX_LINE_BYTES:
-        return None
     try:
-        data = json.loads(line, object_pairs_hook=_without_duplicates)
         texts = {name: data[name] for name in _TEXTS}
-        schema, cases, ratio = data["schema"], data["cases"], data["worst_ratio"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    if type(schema) is not int or schema != SCHEMA:
+        cases, ratio = data["cases"], data["worst_ratio"]
+    except KeyError:
         return None
     if not all(
         type(t) is str and 0 < len(t) <= MAX_TEXT and t.isprintable() for t in texts.values()
@@ -105,13 +96,6 @@ def _parse(line: str) -> Record | None:
         return None
     # What was above its bound was wrong, and NaN compares as neither.
     return Record(**texts, cases=cases, worst_ratio=float(ratio)) if 0 <= ratio <= 1 else None
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return record
 
 
 def variant_named(signature: Signature) -> str:

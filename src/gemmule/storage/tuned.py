@@ -25,6 +25,7 @@ from gemmule.core.registry import all_rungs
 from gemmule.core.rung import BACKENDS, Machine, Rung
 from gemmule.settings import cache_folder, tuning_enabled
 from gemmule.storage.atomic import LEFT_OVER, small_file, write_atomically
+from gemmule.storage.lines import without_duplicates
 from gemmule.storage.sources import rung_digest
 
 SCHEMA = 1
@@ -67,17 +68,10 @@ def lookup(machine: Machine, problem: Problem) -> Tuned | None:
 
 def _read(path: Path, machine: Machine, problem: Problem) -> Tuned | None:
     try:
-        record = json.loads(small_file(path), object_pairs_hook=_without_duplicates)
+        record = json.loads(small_file(path), object_pairs_hook=without_duplicates)
     except (OSError, ValueError, RecursionError):
         return None
     return _checked(record, machine, problem)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return record
 
 
 def _checked(record: Any, machine: Machine, problem: Problem) -> Tuned | None:
@@ -180,7 +174,7 @@ def problem_of(fields: Any) -> Problem:
 def shipped_fault(path: Path) -> str:
     """Return why a plan on the entry's own device would not accept it, or ``""`` where it would."""
     try:
-        record = json.loads(small_file(path), object_pairs_hook=_without_duplicates)
+        record = json.loads(small_file(path), object_pairs_hook=without_duplicates)
         device, problem = record["device"], problem_of(record["fields"])
         machine = Machine(
             device["backend"], device["name"], device["arch"], device["units"], 1.0, 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import numpy_dtype
 from gemmule.lab.report.render import terminal_table, wide_console
 from gemmule.lab.report.tables import TableData, significant
-from gemmule.storage.atomic import write_atomically
+from gemmule.storage import lines
 
 PARTS = ("allocate", "host to device", "kernel", "device to host", "free")
 PINNED = ", pinned"
@@ -174,19 +173,16 @@ def split(
 
 def show(ordinal: int, sides: Sequence[int], out: Path) -> None:
     """Print and write the parts of a product's way from host to host, for square matrices."""
-    lines = []
+    records = []
     for op in ("matvec", "matmul"):
         for side in sides:
             parts = split(op, (side, side), ordinal=ordinal)
             wide_console().print(terminal_table(_table(f"{op}, {side} x {side}, float32", parts)))
-            lines += [
-                json.dumps({"schema": 1, "op": op, "side": side, **dataclasses.asdict(part)})
-                for part in parts
-            ]
+            about = {"schema": 1, "op": op, "side": side}
+            records += [{**about, **dataclasses.asdict(part)} for part in parts]
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
     path = out / f"cuda-split-{stamp}.jsonl"
-    if not write_atomically(path, "".join(f"{line}\n" for line in lines).encode()):
-        raise OSError(f"{path} cannot be written.")
+    lines.write(path, records)
     click.echo(f"wrote {path}")
 
 

@@ -5,7 +5,7 @@ The problems are few and always the same, so that a page of a ladder can be rene
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,14 +191,6 @@ def _rows(
 def _plain(problem: Problem) -> Problem:
     """Return what PyTorch computes: beside codes, the product of a float16 matrix."""
     return problem if problem.quant is None else replace(problem, a="float16", quant=None)
-
-
-def write(path: Path, environment: Environment, rows: Iterable[Row]) -> None:
-    """Replace a file of rows."""
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    results.append(fresh, [environment, *rows])
-    fresh.replace(path)
 
 
 def read(evidence: Path) -> tuple[Environment | None, tuple[Row, ...]]:

@@ -6,7 +6,6 @@ How many sets that takes follows from their bytes; how many there are is bounded
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from gemmule.core.problem import numpy_dtype
 from gemmule.core.registry import ladder
 from gemmule.lab.bench.host import Bench, Beside, sets_needed
 from gemmule.lab.bench.lanes import Operands, Sets
-from gemmule.lab.bench.suites import BITS, PLAIN_INTEGERS, Product, Suite
+from gemmule.lab.bench.suites import BITS, PLAIN_INTEGERS, Product
 
 GROUP_SIZE = 128
 ONE_COLUMN = "gemmule on one column"
@@ -122,16 +121,6 @@ class Maker:
         del kept[turn.sets :]
         kept += [deepcopy(kept[0]) for _ in range(turn.sets - len(kept))]
         return list(kept), turn.cold
-
-
-def benches(suite: Suite, seed: int = 0, cold_bytes: int | None = None) -> Iterator[Bench]:
-    """Yield the products of a suite, operands made when each is asked for.
-
-    Memory is bounded only if the caller lets go of a product before asking for the next.
-    """
-    maker = Maker(suite.every_rung, seed, cold_bytes)
-    for product in suite.products:
-        yield maker.bench(product)
 
 
 def drawn(shape: tuple[int, ...], rng: np.random.Generator, integers: bool = False) -> Any:

@@ -163,10 +163,7 @@ class Session:
         if environment.id == self.environment.id:
             return
         earlier = [] if not self.known else _earlier(self.path, self.environment)
-        fresh = self.path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        results.append(fresh, [*earlier, environment, *rows])
-        fresh.replace(self.path)
+        results.replace(self.path, [*earlier, environment, *rows])
         self.rows, self.environment = rows, environment
 
     def _show(self) -> None:

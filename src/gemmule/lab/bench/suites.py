@@ -15,7 +15,6 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4, "int8 x int8": 8, "int4 x int8": 4}
 """Quantised formats; ``x int8`` permits activations of 8 bits."""
 PLAIN_INTEGERS = {"plain int8": "int8", "plain int32": "int32", "plain int64": "int64"}
-FORMATS = (*FLOATS, *BITS, *PLAIN_INTEGERS)
 BLOCK_COLUMNS = 64
 
 

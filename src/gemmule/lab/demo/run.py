@@ -9,7 +9,7 @@ rotating past the caches.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -30,7 +30,6 @@ from gemmule.lab.records.rows import Environment, Row
 from gemmule.lab.verify.check import result_shape
 
 Array: TypeAlias = NDArray[Any]
-Step: TypeAlias = Callable[[str], None]
 
 OPS = ("matvec", "vecmat", "matmul")
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")

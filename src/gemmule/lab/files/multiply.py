@@ -21,7 +21,6 @@ from gemmule.core.words import Bits
 from gemmule.quant.checks import group_size
 
 Matrix: TypeAlias = NDArray[Any]
-OPS = ("matvec", "vecmat", "matmul")
 BLOCK_BYTES = 256 << 20
 
 

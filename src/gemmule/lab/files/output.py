@@ -87,12 +87,6 @@ def _link_new(scratch: Path, path: Path) -> None:
         scratch.replace(path)
 
 
-def write_text(path: Path, text: str, *, force: bool = False) -> None:
-    """Write `text` as UTF-8 to `path`, complete or not at all."""
-    with new_file(path, force=force) as file:
-        file.write(text.encode("utf-8"))
-
-
 @contextmanager
 def new_matrix(
     path: Path, shape: tuple[int, ...], dtype: str, *, force: bool = False

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.lab.profile import ncu
-from gemmule.storage.atomic import write_atomically
+from gemmule.storage import lines
 
 FILE, SCHEMA = "counters.jsonl", 1
-MAX_FILE_BYTES, MAX_LINE_BYTES = 4 << 20, 16_384
+MAX_FILE_BYTES = 4 << 20
 SECONDS = 70  # for launching; Nsight Compute itself needs some more at both ends
 LOAD = "pipe_lsu_mem_global_op"
 METRICS = {
@@ -91,11 +91,8 @@ def read_marks(path: Path) -> list[Mark]:
     """Return what the child wrote down; nothing where it wrote nothing."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [
-        Mark(**{**json.loads(line), "kernels": tuple(json.loads(line)["kernels"])})
-        for line in lines
-    ]
+    written = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [Mark(**{**mark, "kernels": tuple(mark["kernels"])}) for mark in written]
 
 
 def assign(
@@ -142,9 +139,7 @@ def together(kernels: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def write(path: Path, found: Iterable[Counted]) -> None:
     """Replace a file of counters; OSError where it cannot be written."""
-    lines = [json.dumps({"schema": SCHEMA, **asdict(one)}) for one in found]
-    if not write_atomically(path, "".join(f"{line}\n" for line in lines).encode()):
-        raise OSError(f"{path} cannot be written.")
+    lines.write(path, ({"schema": SCHEMA, **asdict(one)} for one in found))
 
 
 def read(evidence: Path) -> list[Counted]:
@@ -153,21 +148,17 @@ def read(evidence: Path) -> list[Counted]:
     for path in sorted(evidence.glob(f"*/{FILE}")):
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"{path} has more than {MAX_FILE_BYTES:,} bytes; count anew.")
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        found = [one for line in lines if (one := _parsed(line)) is not None]
+        found = [one for data in lines.read(path, SCHEMA) if (one := _counted(data)) is not None]
         if max((o.date for o in found), default="") > max((o.date for o in newest), default=""):
             newest = found
     return newest
 
 
-def _parsed(line: str) -> Counted | None:
+def _counted(data: dict[str, Any]) -> Counted | None:
     try:
-        data = json.loads(line) if len(line) <= MAX_LINE_BYTES else None
-        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-            return None
         texts = {n: str(data[n]) for n in ("op", "rung", "title", "device", "date", "note")}
         counters = {str(k): float(v) for k, v in data["counters"].items()}
         kernels = tuple(str(name) for name in data["kernels"])
         return Counted(**texts, params=dict(data["params"]), kernels=kernels, counters=counters)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None

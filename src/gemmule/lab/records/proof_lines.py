@@ -7,13 +7,12 @@ while its key is the variant's own (`gemmule.lab.verify.status`), as for the pro
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gemmule.storage import evidence
-from gemmule.storage.atomic import write_atomically
+from gemmule.storage import lines as stored_lines
 
 Line = dict[str, Any]
 VARIANT = ("folder", "rung", "variant")
@@ -38,20 +37,12 @@ def line_of(what: str, value: str, outcome: Any, **figures: Any) -> Line:
 
 def read(path: Path) -> list[Line]:
     """Return the well-formed lines of a file; none where it is absent or too large."""
-    if not path.is_file() or path.stat().st_size > evidence.MAX_FILE_BYTES:
-        return []
     parts = (FILES[path.name], *VARIANT, "key")
-    found = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text) if len(text) <= evidence.MAX_LINE_BYTES else None
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(line, dict) or line.get("schema") != evidence.SCHEMA:
-            continue
-        if all(isinstance(line.get(part), str) for part in parts):
-            found.append(line)
-    return found
+    return [
+        {"schema": evidence.SCHEMA, **line}
+        for line in stored_lines.read(path, evidence.SCHEMA)
+        if all(isinstance(line.get(part), str) for part in parts)
+    ]
 
 
 def update(path: Path, lines: Iterable[Line], passed: bool) -> None:
@@ -62,9 +53,7 @@ def update(path: Path, lines: Iterable[Line], passed: bool) -> None:
         records.pop(_name(what, line), None)
         if passed:
             records[_name(what, line)] = line
-    text = "".join(json.dumps(records[name]) + "\n" for name in sorted(records))
-    if not write_atomically(path, text.encode()):
-        raise OSError(f"{path} cannot be written.")
+    stored_lines.write(path, (records[name] for name in sorted(records)))
 
 
 def _name(what: str, line: Line) -> tuple[str, ...]:

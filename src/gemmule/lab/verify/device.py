@@ -7,7 +7,6 @@ and must not take the others.
 from __future__ import annotations
 
 import datetime as dt
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,8 +24,7 @@ from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import ALIGNED, edge_problems, make_problem, nonfinite_cases
-from gemmule.storage import evidence
-from gemmule.storage.atomic import write_atomically
+from gemmule.storage import evidence, lines
 
 Run = Callable[[CudaRung, Any, Mapping[str, Any]], Any]
 Only = Mapping[tuple[str, str], frozenset[str]]
@@ -331,11 +329,10 @@ def write_records(
     for rung in sorted(rungs):
         path = evidence.proof_file(gpu, rung)
         mine = sorted((r for r in records if (r.folder, r.rung) == rung), key=lambda r: r.variant)
-        lines = [json.dumps({"schema": evidence.SCHEMA, **asdict(record)}) for record in mine]
-        if not lines:
+        if mine:
+            lines.write(path, ({"schema": evidence.SCHEMA, **asdict(record)} for record in mine))
+        else:
             path.unlink(missing_ok=True)
-        elif not write_atomically(path, "".join(f"{line}\n" for line in lines).encode()):
-            raise OSError(f"{path} cannot be written.")
     single.unlink(missing_ok=True)
 
 

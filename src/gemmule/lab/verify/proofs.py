@@ -165,9 +165,3 @@ def keys(
     return {
         (v.rung.folder, v.rung.name, v.name): value for v, value in zip(todo, found, strict=True)
     }
-
-
-def stale(rungs: tuple[CudaRung, ...] | None = None) -> list[tuple[str, str, str]]:
-    """Return the variants without a current proof, by (folder, rung, variant)."""
-    proved = {(r.folder, r.rung, r.variant): r.key for r in evidence.read()}
-    return [name for name, value in keys(rungs).items() if proved.get(name) != value]

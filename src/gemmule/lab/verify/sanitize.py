@@ -174,8 +174,3 @@ def write(root: Path, reports: Sequence[Report]) -> Path | None:
         ]
         proof_lines.update(path, lines, report.clean)
     return path
-
-
-def read(path: Path) -> list[proof_lines.Line]:
-    """Return the well-formed records of a file; none where it is absent or too large."""
-    return proof_lines.read(path)

@@ -17,7 +17,6 @@ NAIVE, SHARED, CUBLAS = "naive", "shared tile", "cublas"
 FMA_ON, FMA_OFF = "naive, fused", "naive, multiply and add apart"
 TOTAL, KERNELS = "total", "kernels"
 FIRST_SIZES = (64, 1024)
-PAIRS = ((EIGEN, CUBLAS), (CPU_LOOP, SHARED))
 
 
 def by_size(rows: Rows, name: str, part: str | None = None) -> dict[int, float]:
