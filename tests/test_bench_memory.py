@@ -23,7 +23,7 @@ from gemmule.lab.records.rows import Ceiling
 from gemmule.lab.verify import check
 from gemmule.timing.clock import Contestant, Timing
 from gemmule.timing.machine import Rotation
-from gemmule.timing.sampler import sample
+from gemmule.timing.sampler import Budget, sample
 
 MIB = 1 << 20
 ARGUMENTS = [
@@ -235,7 +235,7 @@ def test_contestants_with_other_sets_have_a_sequence_of_their_own() -> None:
         Contestant("b", lambda i: None, 5),
         Contestant("c", lambda i: None, 3),
     ]
-    sample(contestants, Clock(), min_blocks=12, max_blocks=12, max_seconds=1e6)
+    sample(contestants, Clock(), Budget(min_blocks=12, max_blocks=12, max_seconds=1e6))
     steps = np.diff(seen["c"]) % 3
     assert (steps == 1).all(), "nobody else reads its sets, so none may be left out"
 

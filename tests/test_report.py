@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gemmule.core.problem import Problem
 from gemmule.lab.records.results import Results, append, read
-from gemmule.lab.records.rows import Speedup, make_row, speedup_of
+from gemmule.lab.records.rows import Facts, Speedup, make_row, speedup_of
 from gemmule.lab.report import svg
 from gemmule.lab.report.render import print_tables, render_html, write_html
 from gemmule.lab.report.tables import (
@@ -46,19 +46,11 @@ def results(device: str = "Test GPU", peer: str = "numpy", name: str = "threads"
         for key, taken in run.items():
             kind = "peer" if key == peer else "rung"
             over = {} if kind == "peer" else {peer: speedup_of(ratio(taken, run[peer]))}
-            rows.append(
-                make_row(
-                    here,
-                    problem,
-                    taken,
-                    kind=kind,
-                    temperature="cold",
-                    speedups=over,
-                    error_ratio=0.125 if kind == "rung" else None,
-                )
-            )
+            error = 0.125 if kind == "rung" else None
+            facts = Facts(problem, kind, "cold", error_ratio=error)
+            rows.append(make_row(here, facts, taken, speedups=over))
     quantised = Problem("matvec", 512, 1024, a="uint4", b="float16", out="float16", quant=QUANT)
-    rows.append(make_row(here, quantised, samples("few", 9.5), kind="rung", temperature="warm"))
+    rows.append(make_row(here, Facts(quantised, "rung", "warm"), samples("few", 9.5)))
     return Results({here.id: here}, tuple(rows))
 
 

@@ -17,6 +17,7 @@ from gemmule.lab.records.results import append, geomean, read
 from gemmule.lab.records.rows import (
     Ceiling,
     Environment,
+    Facts,
     Row,
     Speedup,
     bytes_saved,
@@ -55,13 +56,8 @@ def row(environment: Environment, us: float = 100.0, **changes: object) -> Row:
     problem = Problem("matvec", 1000, 1000)
     made = make_row(
         environment,
-        problem,
+        Facts(problem, "rung", "cold", params={"rows": 4}, error_ratio=0.25, proof="ab12"),
         samples("threads", us),
-        kind="rung",
-        temperature="cold",
-        params={"rows": 4},
-        error_ratio=0.25,
-        proof="ab12",
     )
     return dataclasses.replace(made, **changes)
 
@@ -72,10 +68,8 @@ def test_what_is_written_is_read_back(tmp_path) -> None:
     problem = Problem("matvec", 512, 1024, a="uint4", b="float16", out="float16", quant=QUANT)
     quantised = make_row(
         here,
-        problem,
+        Facts(problem, "rung", "cold"),
         ours,
-        kind="rung",
-        temperature="cold",
         speedups={"numpy": speedup_of(ratio(ours, theirs))},
     )
     append(path, [here, row(here)])
@@ -97,9 +91,8 @@ def test_figures_of_a_row() -> None:
     assert made.gbs == pytest.approx((1000 * 1000 + 2000) * 4 / 200e-6 * 1e-9)
     assert made.tflops == pytest.approx(2e6 / 200e-6 * 1e-12)
     assert made.percent_of_ceiling == pytest.approx(100 * made.gbs / 50)
-    warm = make_row(
-        machine(), Problem("matvec", 8, 8), samples("a", 1), kind="rung", temperature="warm"
-    )
+    facts = Facts(Problem("matvec", 8, 8), "rung", "warm")
+    warm = make_row(machine(), facts, samples("a", 1))
     assert warm.percent_of_ceiling is None
     half = Problem("matvec", 100, 64, a="float16", b="float16", out="float16")
     assert bytes_saved(half) == 100 * 64 * 2
@@ -108,10 +101,11 @@ def test_figures_of_a_row() -> None:
 def test_busy_machine_is_flagged() -> None:
     quiet = samples("a", 100)
     busy = dataclasses.replace(quiet, notes=({"preempted": 1},) * 7 + ({"preempted": 0},) * 5)
-    options = {"kind": "rung", "temperature": "cold"}
-    problem = Problem("matvec", 8, 8)
-    assert make_row(machine(), problem, quiet, **options).flags == ()
-    assert "7 of 12 blocks" in make_row(machine(), problem, busy, **options).flags[0]
+    facts = Facts(Problem("matvec", 8, 8), "rung", "cold")
+    assert make_row(machine(), facts, quiet).flags == ()
+    assert "7 of 12 blocks" in make_row(machine(), facts, busy).flags[0]
+    throttled = dataclasses.replace(quiet, notes=({"throttle": 0x44}, {"throttle": 5}) * 6)
+    assert make_row(machine(), facts, throttled).flags == ("clocks lowered (NVML reasons 0x44)",)
 
 
 def test_torn_last_line_is_overlooked_then_dropped(tmp_path) -> None:

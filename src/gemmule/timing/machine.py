@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from gemmule.core.memory import available_bytes
 
+T = TypeVar("T")
+
 CACHE_FOLDER = Path("/sys/devices/system/cpu")
-
-
 MAX_SETS = 1 << 16
 
 
@@ -26,16 +28,25 @@ class Rotation:
     bytes: int
     cold: bool
 
+    def copies_of(self, first: T) -> list[T]:
+        """Return the sets: the first, and copies of it in memory of their own."""
+        return [first, *(deepcopy(first) for _ in range(self.sets - 1))]
+
 
 def rotation(
-    bytes_per_set: int, cache_bytes: int, *, factor: float = 2.0, memory_bytes: int | None = None
+    bytes_per_set: int,
+    cache_bytes: int,
+    *,
+    factor: float = 2.0,
+    memory_bytes: int | None = None,
+    most_sets: int = MAX_SETS,
 ) -> Rotation:
     """Return the rotation in which `factor` caches' worth of other bytes pass between two uses.
 
     bytes_per_set: bytes that one call touches. cache_bytes: the last-level cache (all of it that
     the process can reach). memory_bytes: the most the sets may take together; by default half of
     the memory available now. A GPU's L2 wants ``factor=4``. At least two sets, so that a call never
-    meets the tail of the matrix it has just read itself.
+    meets the tail of the matrix it has just read itself; at most `most_sets`.
 
     >>> rotation(16 << 20, 32 << 20, memory_bytes=1 << 30)
     Rotation(sets=5, bytes=83886080, cold=True)
@@ -47,7 +58,7 @@ def rotation(
         )
     room = available_bytes() // 2 if memory_bytes is None else memory_bytes
     wanted = 1 + max(1, math.ceil(factor * cache_bytes / bytes_per_set))
-    sets = max(1, min(wanted, MAX_SETS, room // bytes_per_set))
+    sets = max(1, min(wanted, most_sets, room // bytes_per_set))
     return Rotation(sets, sets * bytes_per_set, cold=sets == wanted)
 
 
@@ -58,7 +69,7 @@ def last_level_cache_bytes(folder: Path = CACHE_FOLDER) -> int | None:
     share it, over the CPUs the process may run on.
     """
     caches: dict[tuple[int, str], int] = {}
-    for cpu in _usable_cpus():
+    for cpu in usable_cpus():
         for index in folder.glob(f"cpu{cpu}/cache/index*"):
             try:
                 if (index / "type").read_text().strip() == "Instruction":
@@ -74,7 +85,8 @@ def last_level_cache_bytes(folder: Path = CACHE_FOLDER) -> int | None:
     return sum(size for (level, _), size in caches.items() if level == last)
 
 
-def _usable_cpus() -> list[int]:
+def usable_cpus() -> list[int]:
+    """Return the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

@@ -7,10 +7,10 @@ warmer, slower or busier during the run changes both sides of a ratio and cancel
 contestant leaves behind for the next (threads that still spin, say) is the clock's to keep out of
 the blocks: see `gemmule.timing.clock.HostClock`.
 
->>> from gemmule.timing.sampler import Contestant, HostClock, ratio, sample
+>>> from gemmule.timing.sampler import Budget, Contestant, HostClock, ratio, sample
 >>> work = Contestant("sum", lambda i: sum(range(500)))
 >>> more = Contestant("longer sum", lambda i: sum(range(5000)))
->>> run = sample([work, more], HostClock(), max_seconds=2.0, min_block_s=0.002, seed=1)
+>>> run = sample([work, more], HostClock(), Budget(max_seconds=2.0, min_block_s=0.002), seed=1)
 >>> ratio(run["longer sum"], run["sum"]).verdict
 'slower'
 """
@@ -26,7 +26,7 @@ import numpy as np
 from gemmule.timing.clock import Clock, Contestant, HostClock, Note, Timing
 
 __all__ = [
-    "Clock", "Contestant", "HostClock", "Ratio", "Samples", "Timing", "ratio", "sample",
+    "Budget", "Clock", "Contestant", "HostClock", "Ratio", "Samples", "Timing", "ratio", "sample",
 ]  # fmt: skip
 
 CONFIDENCE = 0.95
@@ -38,6 +38,34 @@ TIMER_SHARE = 1e-3
 MAX_CALLS = 1 << 24
 STABLE_WITHIN = 0.02
 WARMUP_WINDOW_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a run may take: rounds, seconds in all, seconds a block at least, how sure is enough.
+
+    precision: of every ratio to the first contestant, as half its 95 % interval. ValueError for
+    limits that are not positive.
+    """
+
+    max_seconds: float = 10.0
+    min_blocks: int = 10
+    max_blocks: int = 1000
+    min_block_s: float = 0.01
+    precision: float = 0.005
+
+    def __post_init__(self) -> None:
+        for name in ("min_blocks", "max_blocks", "max_seconds", "min_block_s"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"{name} is {value}; it must be positive.")
+        if self.max_blocks < self.min_blocks:
+            raise ValueError(
+                f"max_blocks ({self.max_blocks}) must be at least min_blocks ({self.min_blocks})."
+            )
+
+
+DEFAULT_BUDGET = Budget()
 
 
 @dataclass(frozen=True)
@@ -210,12 +238,8 @@ def _stable(blocks: Sequence[tuple[float, float]]) -> bool:
 def sample(
     contestants: Sequence[Contestant],
     clock: Clock,
+    budget: Budget = DEFAULT_BUDGET,
     *,
-    min_blocks: int = 10,
-    max_blocks: int = 1000,
-    max_seconds: float = 10.0,
-    min_block_s: float = 0.01,
-    precision: float = 0.005,
     seed: int = 0,
 ) -> dict[str, Samples]:
     """Time all contestants in one interleaved run and return their samples by name.
@@ -230,17 +254,19 @@ def sample(
     Buffer sets are walked in one sequence across all contestants that have as many, so that none
     finds in the cache what another has just read. Nothing is checked about results: check them
     before timing.
-    ValueError for no contestants, equal names, or limits that are not positive.
+    ValueError for no contestants or equal names.
     """
-    _check(contestants, min_blocks, max_blocks, max_seconds, min_block_s)
+    names = [c.name for c in contestants]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"contestants are {names}; give at least one, each with its own name.")
     start = clock.now()
     rng = np.random.default_rng(seed)
-    block_s = max(min_block_s, clock.overhead_s / TIMER_SHARE)
+    block_s = max(budget.min_block_s, clock.overhead_s / TIMER_SHARE)
     lanes = [_Lane(c, clock) for c in contestants]
     # Those with fewer or more sets do not share them: their own sequence goes on where it was.
     position = dict.fromkeys((c.buffers for c in contestants), 0)
     for index in rng.permutation(len(lanes)):
-        limit = max_seconds / (5 * len(lanes))
+        limit = budget.max_seconds / (5 * len(lanes))
         buffers = contestants[index].buffers
         position[buffers] += _warm_up(lanes[index], clock, position[buffers], block_s, limit)
     stopped = ""
@@ -250,8 +276,7 @@ def sample(
             timing = lanes[index].block(position[buffers])
             lanes[index].keep(timing)
             position[buffers] += timing.calls
-        late = clock.now() - start >= max_seconds
-        stopped = _stop_rule(lanes, min_blocks, max_blocks, precision, late)
+        stopped = _stop_rule(lanes, budget, late=clock.now() - start >= budget.max_seconds)
     run = int(rng.integers(1 << 62))
     return {
         lane.contestant.name: Samples(
@@ -268,19 +293,17 @@ def sample(
     }
 
 
-def _stop_rule(
-    lanes: Sequence[_Lane], min_blocks: int, max_blocks: int, precision: float, late: bool
-) -> str:
+def _stop_rule(lanes: Sequence[_Lane], budget: Budget, *, late: bool) -> str:
     """Return the name of the rule that ends the run now, or an empty string to go on."""
     rounds = len(lanes[0].seconds)
     # The bootstrap is repeated only as the rounds grow by a tenth: it must not eat the time cap.
-    enough = rounds >= max(min_blocks, FEWEST_PAIRS)
-    due = enough and (rounds - min_blocks) % (rounds // 10 + 1) == 0
-    if due and all(r.half_width < precision for r in _open_ratios(lanes)):
+    enough = rounds >= max(budget.min_blocks, FEWEST_PAIRS)
+    due = enough and (rounds - budget.min_blocks) % (rounds // 10 + 1) == 0
+    if due and all(r.half_width < budget.precision for r in _open_ratios(lanes)):
         return "precise"
     if late:
         return "time"
-    return "blocks" if rounds >= max_blocks else ""
+    return "blocks" if rounds >= budget.max_blocks else ""
 
 
 def _open_ratios(lanes: Sequence[_Lane]) -> Iterator[Ratio]:
@@ -289,26 +312,3 @@ def _open_ratios(lanes: Sequence[_Lane]) -> Iterator[Ratio]:
         yield _log_ratio(logs[0] - np.median(logs[0]), 0)
     for other in logs[1:]:
         yield _log_ratio(other - logs[0], 0)
-
-
-def _check(
-    contestants: Sequence[Contestant],
-    min_blocks: int,
-    max_blocks: int,
-    max_seconds: float,
-    min_block_s: float,
-) -> None:
-    names = [c.name for c in contestants]
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"contestants are {names}; give at least one, each with its own name.")
-    limits = {
-        "min_blocks": min_blocks,
-        "max_blocks": max_blocks,
-        "max_seconds": max_seconds,
-        "min_block_s": min_block_s,
-    }
-    for name, value in limits.items():
-        if not value > 0:
-            raise ValueError(f"{name} is {value}; it must be positive.")
-    if max_blocks < min_blocks:
-        raise ValueError(f"max_blocks ({max_blocks}) must be at least min_blocks ({min_blocks}).")

@@ -23,7 +23,7 @@ from gemmule.core.rung import Machine
 from gemmule.errors import CompileError, DeviceError
 from gemmule.timing.clock import BlockRunner, Clock, Contestant
 from gemmule.timing.machine import rotation
-from gemmule.timing.sampler import Samples, sample
+from gemmule.timing.sampler import Budget, Samples, sample
 from gemmule.tuning.operands import Place, canonical_call, nbytes, put_all, random_operands
 from gemmule.tuning.outcomes import Candidate, CompileFailed, Failure, LaunchFailed, Skipped, Wrong
 from gemmule.tuning.trials import Exact, Sampled, exact, sampled
@@ -235,11 +235,13 @@ class Session:
         return sample(
             [e.contestant for e in entrants],
             clock,
-            min_blocks=min_blocks,
-            max_blocks=400,
-            max_seconds=max_seconds,
-            min_block_s=min(1e-2, max(1e-3, slowest)),
-            precision=precision,
+            Budget(
+                min_blocks=min_blocks,
+                max_blocks=400,
+                max_seconds=max_seconds,
+                min_block_s=min(1e-2, max(1e-3, slowest)),
+                precision=precision,
+            ),
             seed=seed,
         )
 

@@ -7,8 +7,7 @@ costs the host is another matter and has its own rows (`gemmule.lab.bench.host_c
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import gemmule as gm
 from gemmule.backends.cuda import driver
@@ -16,15 +15,15 @@ from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.problem import Problem
 from gemmule.lab.bench.device_operands import OperandSet, judge, make_sets
+from gemmule.lab.bench.entries import Entry, race, settled_by
 from gemmule.lab.bench.suites import Product
 from gemmule.lab.ceilings.device import measure_ceilings
-from gemmule.lab.ceilings.host import enforce
 from gemmule.lab.peers.peer import Absence, Peer, Prepared, check, check_operands, small_problem
 from gemmule.lab.peers.registry import all_peers
 from gemmule.lab.records.environment import capture_environment
 from gemmule.lab.records.known_proofs import proof_of
-from gemmule.lab.records.rows import Environment, Row, make_row, speedup_of
-from gemmule.timing.sampler import Contestant, Samples, ratio, sample
+from gemmule.lab.records.rows import Environment, Facts, Row
+from gemmule.timing.sampler import Budget, Contestant
 
 MIN_BLOCKS, MAX_BLOCKS = 7, 40
 BLOCK_S = 0.004
@@ -57,80 +56,60 @@ def run(
     peers: Sequence[str],
     max_seconds: float,
     rungs: Sequence[str | None] = (None,),
-    seed: int = 0,
 ) -> tuple[list[Row], list[Absence]]:
     """Judge our result, then time ours and the peers; return rows and who took no part.
 
     peers: names out of ``all_peers("cuda")``. rungs: rungs to time by name, None being the
     automatic choice. ArithmeticError where a result of ours is wrong: then nothing is timed.
     """
+    op, width = product.op, product.width
     sets, turn = make_sets(
-        product.op,
-        product.shape,
-        product.format,
-        width=product.width,
-        ordinal=clock.ordinal,
-        seed=seed + 1,
+        op, product.shape, product.format, width=width, ordinal=clock.ordinal, seed=1
     )
     temperature = "cold" if turn.cold else "warm"
-    plans = {rung: _plan(product, sets[0], rung) for rung in rungs}
-    errors = {rung: _judged(product, sets[0], plan) for rung, plan in plans.items()}
-    ours = {rung: _contestant(product, sets, plan) for rung, plan in plans.items()}
-    problem = next(iter(plans.values())).problem
-    present, absent = serving(problem, peers, clock)
-    lanes = {peer: _prepared(peer, problem, product, sets) for peer in present}
-    contestants = [*ours.values(), *(_lane(peer, ready) for peer, ready in lanes.items())]
-    samples = sample(
-        contestants,
-        clock,
-        min_blocks=MIN_BLOCKS,
-        max_blocks=MAX_BLOCKS,
-        max_seconds=max_seconds,
-        min_block_s=BLOCK_S,
-        seed=seed,
-    )
-    row = functools.partial(
-        make_row, environment, problem, temperature=temperature, group=product.title
-    )
-    rows = []
-    for rung, plan in plans.items():
-        mine = samples[ours[rung].name]
-        speedups = {p.name: speedup_of(ratio(mine, samples[p.name])) for p in present}
-        proof = proof_of(plan.rung, plan.problem)
-        rows.append(
-            row(
-                mine,
+    plans = [gm.plan(op, *sets[0].operands(op), rung=rung) for rung in rungs]
+    problem = plans[0].problem
+    facts = functools.partial(Facts, problem, temperature=temperature, group=product.title)
+    entries = [
+        Entry(
+            Contestant(plan.rung.name, calls(op, plan, sets), len(sets)),
+            facts(
                 kind="rung",
                 params=plan.params,
-                speedups=speedups,
-                error_ratio=errors[rung],
-                proof=proof,
-            )
+                error_ratio=_judged(op, plan, sets[0]),
+                proof=proof_of(plan.rung, plan.problem),
+            ),
         )
-    rows += [row(samples[peer.name], kind="peer", mode=peer.mode()) for peer in present]
-    return [_with_clocks(one, samples) for one in rows], absent
+        for plan in plans
+    ]
+    present, absent = serving(problem, peers, clock)
+    entries += [
+        Entry(
+            _lane(peer, _prepared(peer, problem, product, sets)),
+            facts(kind="peer", mode=peer.mode()),
+        )
+        for peer in present
+    ]
+    budget = Budget(max_seconds, MIN_BLOCKS, MAX_BLOCKS, BLOCK_S)
+    return race(entries, clock, environment, budget), absent
 
 
-def _plan(product: Product, one: OperandSet, rung: str | None) -> gm.Plan:
-    left, right = (one.b, one.a) if product.op == "vecmat" else (one.a, one.b)
-    return gm.plan(product.op, left, right, rung=rung)
+def calls(op: str, plan: gm.Plan, sets: Sequence[OperandSet]) -> Callable[[int], None]:
+    """Return the planned call over each of the operand sets."""
+
+    def call(index: int) -> None:
+        one = sets[index]
+        plan(*one.operands(op), out=one.out)
+
+    return call
 
 
-def _call(plan: gm.Plan, product: Product, one: OperandSet) -> None:
-    left, right = (one.b, one.a) if product.op == "vecmat" else (one.a, one.b)
-    plan(left, right, out=one.out)
-
-
-def _judged(product: Product, one: OperandSet, plan: gm.Plan) -> float:
-    _call(plan, product, one)
+def _judged(op: str, plan: gm.Plan, one: OperandSet) -> float:
+    calls(op, plan, [one])(0)
     driver.synchronize(one.out.ordinal)
     choice = plan.choice
     arithmetic = choice.rung.arithmetic(choice.problem)
-    return judge(product.op, one, choice.problem, arithmetic, choice.params)
-
-
-def _contestant(product: Product, sets: Sequence[OperandSet], plan: gm.Plan) -> Contestant:
-    return Contestant(plan.rung.name, lambda i: _call(plan, product, sets[i]), len(sets))
+    return judge(op, one, choice.problem, arithmetic, choice.params)
 
 
 def serving(
@@ -185,26 +164,10 @@ def _lane(peer: Peer, prepared: Sequence[Prepared]) -> Contestant:
     return Contestant(peer.name, call, len(prepared))
 
 
-def _with_clocks(row: Row, samples: dict[str, Samples]) -> Row:
-    """Flag a row during which the GPU throttled, by the reasons that NVML gives."""
-    reasons = {int(note["throttle"]) for note in samples[row.name].notes if note.get("throttle")}
-    # 1: idle between blocks; 4: the power limit, the normal state of a busy tensor core.
-    serious = sorted(reason for reason in reasons if reason & ~0x5)
-    if not serious:
-        return row
-    words = ", ".join(f"{reason:#x}" for reason in serious)
-    return replace(row, flags=(*row.flags, f"clocks lowered (NVML reasons {words})"))
-
-
 def settled(
     rows: Sequence[Row], environment: Environment, ordinal: int, max_seconds: float
 ) -> tuple[list[Row], Environment]:
     """Hold all rows against the read ceiling; where one rises above it, measure that again."""
-    checked, ceilings = enforce(
-        rows,
-        environment.ceilings,
-        "cuda",
-        lambda: measure_ceilings(ordinal, max_seconds=max_seconds, seed=1),
+    return settled_by(
+        rows, environment, lambda: measure_ceilings(ordinal, max_seconds=max_seconds, seed=1)
     )
-    final = replace(environment, ceilings=ceilings)
-    return [replace(row, environment=final.id) for row in checked], final

@@ -40,6 +40,10 @@ class OperandSet:
     b: DeviceArray
     out: DeviceArray
 
+    def operands(self, op: str) -> tuple[DeviceArray, DeviceArray]:
+        """Return the operands in the public function's order."""
+        return (self.b, self.a) if op == "vecmat" else (self.a, self.b)
+
 
 def shapes_of(op: str, shape: tuple[int, int], width: int) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of matrix, other operand and result of a product over a (rows, columns)."""
@@ -65,14 +69,15 @@ def make_sets(
     ]
     free_bytes, _ = driver.memory_bytes(ordinal)
     l2_bytes = driver.device_info(ordinal).l2_bytes
-    turn = rotation(sum(sizes), l2_bytes, factor=CACHES, memory_bytes=free_bytes // 2)
-    count = min(turn.sets, MOST_SETS)
-    block = filled(count * sum(sizes) // itemsize, dtype, ordinal, seed)
+    turn = rotation(
+        sum(sizes), l2_bytes, factor=CACHES, memory_bytes=free_bytes // 2, most_sets=MOST_SETS
+    )
+    block = filled(turn.bytes // itemsize, dtype, ordinal, seed)
     sets = [
         OperandSet(*_cut(block, block.pointer + index * sum(sizes), shapes, sizes))
-        for index in range(count)
+        for index in range(turn.sets)
     ]
-    return sets, Rotation(count, count * sum(sizes), turn.cold and count == turn.sets)
+    return sets, turn
 
 
 def _cut(

@@ -8,24 +8,25 @@ operands. Results are judged by the oracle before anything is timed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import gemmule as gm
 from gemmule.core.problem import Problem, numpy_dtype
+from gemmule.lab.bench.entries import Entry, race, settled_by
 from gemmule.lab.bench.lanes import Lane, Limits, Sets, Speeds, Target, lanes_of
 from gemmule.lab.ceilings.cold import rotating_bytes
-from gemmule.lab.ceilings.host import enforce, measure_ceilings
+from gemmule.lab.ceilings.host import measure_ceilings
 from gemmule.lab.peers.peer import Absence, Peer
 from gemmule.lab.peers.registry import all_peers
 from gemmule.lab.records.environment import capture_environment, cpu_name
-from gemmule.lab.records.rows import Environment, Row, make_row, speedup_of
+from gemmule.lab.records.rows import Environment, Facts, Row
 from gemmule.lab.verify import check
 from gemmule.timing.machine import Rotation, last_level_cache_bytes, rotation
-from gemmule.timing.sampler import Contestant, HostClock, ratio, sample
+from gemmule.timing.sampler import Budget, Contestant, HostClock
 
 MOST_SETS = 1024
 ASSUMED_CACHE_BYTES = 256 << 20
@@ -80,12 +81,10 @@ def sets_needed(
     cold_bytes: how many bytes have to pass between two uses of a set, as measured; None: twice the
     cache that the system reports. memory_bytes: the most that the sets may take.
     """
-    reported = last_level_cache_bytes() or ASSUMED_CACHE_BYTES
-    cache, factor = (reported, 2.0) if cold_bytes is None else (cold_bytes, 1.0)
+    if cold_bytes is None:
+        cold_bytes = 2 * (last_level_cache_bytes() or ASSUMED_CACHE_BYTES)
     size = max(1, bytes_per_set)
-    wanted = rotation(size, cache, factor=factor, memory_bytes=memory_bytes)
-    sets = min(wanted.sets, MOST_SETS)
-    return Rotation(sets, sets * bytes_per_set, wanted.cold and sets == wanted.sets)
+    return rotation(size, cold_bytes, factor=1.0, memory_bytes=memory_bytes, most_sets=MOST_SETS)
 
 
 def measured_environment(max_seconds: float) -> Environment:
@@ -125,76 +124,54 @@ def run(
     """
     speeds = Speeds() if speeds is None else speeds
     problem = bench.problem
-    errors = {
-        rung: judged(bench.op, *bench.sets[0], rung=rung, **bench.options) for rung in bench.rungs
-    }
-    plans = {rung: bench.plan(rung) for rung in bench.rungs}
-    ours = {
-        rung: _ours(plan.rung.name, bench.op, bench.sets, plan, {**bench.options, **_named(rung)})
-        for rung, plan in plans.items()
-    }
-    besides = [_beside(one) for one in bench.beside]
+    entries = [_rung(bench, problem, rung) for rung in bench.rungs]
+    entries += [_beside(one) for one in bench.beside]
     cold_bytes = rotating_bytes(environment.ceilings)
     limits = Limits(SLOWEST_CALL_S, lambda size, room: sets_needed(size, cold_bytes, room))
     lanes, absent = _peer_lanes(bench, problem, peers, speeds, limits, seed)
-    contestants = [*ours.values(), *besides, *(lane.contestant for lane in lanes)]
-    # Threads that come to rest and settle between two contestants take most of a round.
-    max_seconds *= max(1.0, len(contestants) / SHARING)
-    samples = sample(contestants, HostClock(), max_seconds=max_seconds, seed=seed)
-    rows = []
-    for rung, contestant in ours.items():
-        mine = samples[contestant.name]
-        others = [*besides, *(lane.contestant for lane in lanes)]
-        speedups = {one.name: speedup_of(ratio(mine, samples[one.name])) for one in others}
-        rows.append(
-            make_row(
-                environment,
-                problem,
-                mine,
-                kind="rung",
-                temperature=bench.temperature,
-                params=plans[rung].params,
-                speedups=speedups,
-                error_ratio=errors[rung],
-                group=bench.group,
-            )
-        )
     for lane in lanes:
-        if lane.problem == problem:  # those on other numbers stand in the ratios alone
-            rows.append(
-                make_row(
-                    environment,
-                    problem,
-                    samples[lane.contestant.name],
-                    kind="peer",
-                    temperature=bench.temperature if lane.cold else "warm",
-                    mode=lane.peer.mode(),
-                    group=bench.group,
-                )
-            )
-    return rows, absent
+        temperature = bench.temperature if lane.cold else "warm"
+        facts = Facts(problem, "peer", temperature, mode=lane.peer.mode(), group=bench.group)
+        entries.append(Entry(lane.contestant, facts, shown=lane.problem == problem))
+    # Threads that come to rest and settle between two contestants take most of a round.
+    budget = Budget(max_seconds * max(1.0, len(entries) / SHARING))
+    return race(entries, HostClock(), environment, budget, seed=seed), absent
 
 
-def _named(rung: str | None) -> dict[str, str]:
-    return {} if rung is None else {"rung": rung}
+def _rung(bench: Bench, problem: Problem, rung: str | None) -> Entry:
+    """Return a rung, or the automatic choice, judged."""
+    options = dict(bench.options) if rung is None else {**bench.options, "rung": rung}
+    error = judged(bench.op, *bench.sets[0], **options)
+    plan = bench.plan(rung)
+    facts = Facts(problem, "rung", bench.temperature, plan.params, error, group=bench.group)
+    return Entry(_ours(plan.rung.name, bench.op, bench.sets, plan, options), facts)
 
 
-def _beside(one: Beside) -> Contestant:
+def _beside(one: Beside) -> Entry:
     """Return another product of ours, judged."""
     judged(one.op, *one.sets[0], **one.options)
     plan = gm.plan(one.op, *one.sets[0], **one.options)
-    return _ours(one.name, one.op, one.sets, plan, one.options)
+    contestant = _ours(one.name, one.op, one.sets, plan, one.options)
+    return Entry(contestant, Facts(plan.problem, "beside", "cold"), shown=False)
 
 
 def _ours(name: str, op: str, sets: Sets, plan: gm.Plan, options: Mapping[str, Any]) -> Contestant:
     """Return the public call over every operand set, each with its own out."""
-    shape = check.result_shape(op, *sets[0])
-    outs = [np.empty(shape, numpy_dtype(plan.problem.out)) for _ in sets]
-    calls = [
-        functools.partial(getattr(gm, op), left, right, out=out, **options)
-        for (left, right), out in zip(sets, outs, strict=True)
-    ]
+    calls = public_calls(op, sets, plan.problem.out, options)
     return Contestant(name, lambda i: calls[i](), len(calls))
+
+
+def public_calls(
+    op: str, sets: Sets, dtype: str, options: Mapping[str, Any]
+) -> list[Callable[[], Any]]:
+    """Return the public function over every operand set, each with an out of its own."""
+    shape = check.result_shape(op, *sets[0])
+    return [
+        functools.partial(
+            getattr(gm, op), *operands, out=np.empty(shape, numpy_dtype(dtype)), **options
+        )
+        for operands in sets
+    ]
 
 
 def _peer_lanes(
@@ -236,8 +213,4 @@ def settled(
     rows: Sequence[Row], environment: Environment, max_seconds: float
 ) -> tuple[list[Row], Environment]:
     """Hold all rows against the read ceiling; where one rises above it, measure that again."""
-    checked, ceilings = enforce(
-        rows, environment.ceilings, "cpu", lambda: measure_ceilings(max_seconds=max_seconds, seed=1)
-    )
-    final = replace(environment, ceilings=ceilings)
-    return [replace(row, environment=final.id) for row in checked], final
+    return settled_by(rows, environment, lambda: measure_ceilings(max_seconds=max_seconds, seed=1))

@@ -12,11 +12,13 @@ from typing import Any
 import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.problem import Problem
+from gemmule.lab.bench.entries import Entry, race
 from gemmule.lab.ceilings.device import filled
 from gemmule.lab.peers.gpu_float import to_cuda, torch_missing
 from gemmule.lab.peers.peer import Absence
-from gemmule.lab.records.rows import Environment, Row, make_row, speedup_of
-from gemmule.timing.sampler import Contestant, HostClock, ratio, sample
+from gemmule.lab.records.rows import Environment, Facts, Row
+from gemmule.timing.sampler import Budget, Contestant, HostClock
 
 SIDE = 64
 DTYPE = "float32"
@@ -43,31 +45,19 @@ def measure(
         operands = tuple(to_cuda(operand) for operand in operands)
     plan = gm.plan("matvec", *operands[:2])
     calls = dict(_ways(plan, operands, with_torch=reason is None))
-    samples = sample(
-        [Contestant(name, _bounded(call, ordinal)) for name, call in calls.items()],
-        HostClock(),
-        max_seconds=max_seconds,
-        min_block_s=1e-3,
-        seed=seed,
-    )
-    rows = []
-    for name, found in samples.items():
-        kind = "peer" if name.startswith("torch") else "rung"
-        others = {n: speedup_of(ratio(found, samples[n])) for n in samples if n.startswith("torch")}
-        rows.append(
-            make_row(
-                environment,
-                plan.problem,
-                found,
-                kind=kind,
-                temperature="warm",
-                group=GROUP,
-                speedups=others if kind == "rung" else None,
-                mode="host time, nothing waited for",
-            )
-        )
+    entries = [
+        Entry(Contestant(name, _bounded(call, ordinal)), _facts(plan.problem, name))
+        for name, call in calls.items()
+    ]
+    budget = Budget(max_seconds, min_block_s=1e-3)
+    rows = race(entries, HostClock(), environment, budget, seed=seed)
     absent = [] if reason is None else [Absence("torch.mv", reason)]
     return rows, absent
+
+
+def _facts(problem: Problem, name: str) -> Facts:
+    kind = "peer" if name.startswith("torch") else "rung"
+    return Facts(problem, kind, "warm", mode="host time, nothing waited for", group=GROUP)
 
 
 def _ways(

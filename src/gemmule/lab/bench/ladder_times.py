@@ -16,12 +16,13 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
 from gemmule.core.registry import ladder
 from gemmule.errors import CompileError
+from gemmule.lab.bench.entries import Entry, race
 from gemmule.lab.records import results
 from gemmule.lab.records.known_proofs import proof_of
-from gemmule.lab.records.rows import Environment, Row, Speedup, make_row, speedup_of
+from gemmule.lab.records.rows import Environment, Facts, Row
 from gemmule.lab.report.ladder_table import before
 from gemmule.lab.studies.grid import Cell, Lane
-from gemmule.timing.sampler import Contestant, Samples, ratio, sample
+from gemmule.timing.sampler import Budget
 
 FILE = "ladder.jsonl"
 TORCH = "torch"
@@ -95,16 +96,8 @@ def time_spot(
             bound[lane.name] = made
     if not bound:
         return [], notes
-    contestants = [Contestant(name, one.call, len(one.sets)) for name, (one, _) in bound.items()]
-    timed = sample(
-        contestants,
-        bench.clock,
-        min_blocks=MIN_BLOCKS,
-        max_blocks=MAX_BLOCKS,
-        max_seconds=seconds * len(bound),
-        min_block_s=BLOCK_S,
-    )
-    return list(_rows(spot, bound, timed, environment)), notes
+    budget = Budget(seconds * len(bound), MIN_BLOCKS, MAX_BLOCKS, BLOCK_S)
+    return race(list(_entries(spot, bound)), bench.clock, environment, budget), notes
 
 
 def sets_of(cell: Cell, bench: Any) -> dict[str, Any]:
@@ -158,34 +151,24 @@ def _bound(
     return made if isinstance(made, str) else (made, plan)
 
 
-def _rows(
-    spot: Spot,
-    bound: dict[str, tuple[Any, gm.Plan | None]],
-    timed: dict[str, Samples],
-    environment: Environment,
-) -> Iterator[Row]:
+def _entries(spot: Spot, bound: dict[str, tuple[Any, gm.Plan | None]]) -> Iterator[Entry]:
     rungs = {rung.name: rung for rung in ladder(spot.op, "cuda")}
     first = next(plan for _, plan in bound.values() if plan is not None)
-    for name, (_, plan) in bound.items():
-        speedups: dict[str, Speedup] = {}
+    for name, (one, plan) in bound.items():
+        problem = first.problem if plan is None else plan.problem
+        facts = Facts(
+            _plain(problem) if name == TORCH else problem,
+            "peer" if plan is None else "rung",
+            "cold",
+            {} if plan is None else plan.params,
+            proof=None if plan is None else proof_of(plan.rung, plan.problem),
+            group=spot.title,
+        )
         others = [TORCH, PLAIN]
         if name in rungs:
             others.append(before(rungs[name], tuple(rungs.values()), bound) or "")
-        for other in others if plan is not None else ():
-            if other in timed and other != name:
-                speedups[other] = speedup_of(ratio(timed[name], timed[other]))
-        problem = first.problem if plan is None else plan.problem
-        yield make_row(
-            environment,
-            _plain(problem) if name == TORCH else problem,
-            timed[name],
-            kind="peer" if plan is None else "rung",
-            temperature="cold",
-            speedups=speedups,
-            params={} if plan is None else plan.params,
-            group=spot.title,
-            proof=None if plan is None else proof_of(plan.rung, plan.problem),
-        )
+        against = tuple(other for other in others if other in bound and other != name)
+        yield Entry(one.contestant, facts, against)
 
 
 def _plain(problem: Problem) -> Problem:

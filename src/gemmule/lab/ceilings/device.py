@@ -19,7 +19,7 @@ from gemmule.core.rung import Machine
 from gemmule.lab.kernels.launch import Kernels
 from gemmule.lab.records.rows import Ceiling
 from gemmule.storage import ceilings as stored_ceilings
-from gemmule.timing.sampler import Contestant, sample
+from gemmule.timing.sampler import Budget, Contestant, sample
 
 ARGUMENTS = struct.Struct("<QQq")
 FILL = struct.Struct("<QqQ")
@@ -177,9 +177,7 @@ def _best(
     timed = sample(
         [runs(shape) for shape in shapes],
         clock,
-        max_seconds=max_seconds,
-        min_blocks=6,
-        max_blocks=8,
+        Budget(max_seconds=max_seconds, min_blocks=6, max_blocks=8),
         seed=seed,
     )
     rates = {s.name: s.amount / timed[s.name].median * 1e-9 for s in shapes}

@@ -28,7 +28,7 @@ from gemmule.lab.ceilings.loops import (
 from gemmule.lab.records.rows import Ceiling, Row
 from gemmule.timing.clock import Contestant, HostClock
 from gemmule.timing.machine import last_level_cache_bytes
-from gemmule.timing.sampler import sample
+from gemmule.timing.sampler import Budget, sample
 
 LINE = 64
 FMA_STEPS = 1 << 20  # some 2 ms: waking a second thread takes tens of microseconds
@@ -80,7 +80,7 @@ def _best(name: str, shapes: Sequence[_Shape], max_seconds: float, seed: int) ->
     for shape in shapes:
         shape.call()  # compiles
     runs = [Contestant(s.name, lambda _, s=s: s.call()) for s in shapes]  # type: ignore[misc]
-    timed = sample(runs, HostClock(), max_seconds=max_seconds, max_blocks=15, seed=seed)
+    timed = sample(runs, HostClock(), Budget(max_seconds=max_seconds, max_blocks=15), seed=seed)
     rates = {s.name: s.amount / timed[s.name].median * 1e-9 for s in shapes}
     winner = max(shapes, key=lambda s: rates[s.name])
     unit = "GFLOP/s" if name.startswith("fma") else "GB/s"

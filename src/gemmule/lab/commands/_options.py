@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
-Option = Callable[[F], F]
+Command = Callable[..., Any]
+Option = Callable[[Command], Command]
 
 RESULTS = Path("results")
 
 
-def device(default: str = "cpu") -> Option[F]:
+def device(default: str = "cpu") -> Option:
     """Return ``--device``; by the default ``cuda`` of a command that is about a GPU alone."""
     known = "cuda or cuda:<index>." if default == "cuda" else "cpu, cuda or cuda:<index>."
     return click.option("--device", default=default, show_default=True, help=known)
@@ -36,35 +36,35 @@ def ordinal_of(name: str) -> int:
     return ordinal_named(name)
 
 
-def folder(*names: str, **given: Any) -> Option[F]:
+def folder(*names: str, **given: Any) -> Option:
     """Return an option that names a folder."""
     return click.option(*names, type=click.Path(path_type=Path, file_okay=False), **given)
 
 
-def file(*names: str, **given: Any) -> Option[F]:
+def file(*names: str, **given: Any) -> Option:
     """Return an option that names a file that is there."""
     kind = click.Path(path_type=Path, exists=True, dir_okay=False)
     return click.option(*names, type=kind, **given)
 
 
-def out(words: str) -> Option[F]:
+def out(words: str) -> Option:
     """Return ``--out``, the folder of what a command writes."""
     return folder("--out", default=RESULTS, show_default=True, help=words)
 
 
-def seconds(low: float, high: float, words: str, default: float | None = None) -> Option[F]:
+def seconds(low: float, high: float, words: str, default: float | None = None) -> Option:
     """Return ``--seconds``, by default so many."""
     kind, told = click.FloatRange(low, high), default is not None
     return click.option("--seconds", type=kind, default=default, show_default=told, help=words)
 
 
-def ops(words: str) -> Option[F]:
+def ops(words: str) -> Option:
     """Return ``--op``, which may be repeated."""
     kind = click.Choice(["matvec", "vecmat", "matmul"])
     return click.option("--op", "ops", multiple=True, type=kind, help=words)
 
 
-def rungs(command: F) -> F:
+def rungs(command: Command) -> Command:
     """Add ``--rung`` and ``--except``: which CUDA rungs a command is about."""
     without = click.option("--except", "without", multiple=True, help="Not this rung; repeatable.")
     return click.option("--rung", "names", multiple=True, help="Only this rung; repeatable.")(
@@ -72,7 +72,7 @@ def rungs(command: F) -> F:
     )
 
 
-def workers(words: str, default: int | None = None) -> Option[F]:
+def workers(words: str, default: int | None = None) -> Option:
     """Return ``--workers``: how many processes work side by side."""
     kind, told = click.IntRange(1, 64), default is not None
     return click.option("--workers", type=kind, default=default, show_default=told, help=words)

@@ -24,7 +24,7 @@ from gemmule.lab.files.matrices import list_matrices, read_matrix
 from gemmule.lab.files.sources import Source
 from gemmule.lab.records.rows import disturbed
 from gemmule.timing.clock import Clock, HostClock
-from gemmule.timing.sampler import Contestant, Ratio, ratio, sample
+from gemmule.timing.sampler import Budget, Contestant, Ratio, ratio, sample
 
 FORMATS = ("float16", "int8", "int4")
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
@@ -112,7 +112,7 @@ def cost_of(weight: np.ndarray[Any, Any], settings: Settings, clock: Clock) -> C
             contestant, passes = _contestant(name, matrix, columns, settings.device)
             found.append(contestant)
             cold = cold and passes
-        samples = sample(found, clock, max_seconds=settings.seconds)
+        samples = sample(found, clock, Budget(max_seconds=settings.seconds))
         hit = hit or any(disturbed(one) for one in samples.values())
         for name in FORMATS:
             seconds[name, columns] = samples[name].median

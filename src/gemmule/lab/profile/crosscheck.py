@@ -19,10 +19,11 @@ from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.errors import DeviceError
-from gemmule.lab.bench.device_operands import OperandSet, make_sets
+from gemmule.lab.bench.device import calls as calls_of
+from gemmule.lab.bench.device_operands import make_sets
 from gemmule.lab.bench.suites import Product
 from gemmule.lab.peers.peer import module_missing
-from gemmule.timing.sampler import Contestant, sample
+from gemmule.timing.sampler import Budget, Contestant, sample
 
 PRODUCTS = (
     Product("matvec", "float16", (1024, 1024)),
@@ -66,25 +67,12 @@ def crosscheck(
         sets, _ = make_sets(
             product.op, product.shape, product.format, width=product.width, ordinal=ordinal
         )
-        call = _call(product, sets)
+        call = calls_of(product.op, gm.plan(product.op, *sets[0].operands(product.op)), sets)
         contestant = Contestant(product.title, call, len(sets))
-        found = sample([contestant], clock, max_seconds=max_seconds, min_block_s=0.004)
+        found = sample([contestant], clock, Budget(max_seconds=max_seconds, min_block_s=0.004))
         ours[product.title], calls[product.title] = found[product.title].median, call
     theirs = _by_nvbench(calls, ordinal)
     return [Pair(p, ours[p.title], theirs[p.title]) for p in products]
-
-
-def _call(product: Product, sets: Sequence[OperandSet]) -> Callable[[int], None]:
-    def operands(one: OperandSet) -> tuple[Any, Any]:
-        return (one.b, one.a) if product.op == "vecmat" else (one.a, one.b)
-
-    plan = gm.plan(product.op, *operands(sets[0]))
-
-    def call(index: int) -> None:
-        one = sets[index]
-        plan(*operands(one), out=one.out)
-
-    return call
 
 
 def _by_nvbench(calls: dict[str, Callable[[int], None]], ordinal: int) -> dict[str, float]:

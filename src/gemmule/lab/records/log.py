@@ -36,7 +36,7 @@ class Logged(Protocol):
 R = TypeVar("R", bound=Logged)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: a generic class that has them cannot be made by its alias
 class Log(Generic[R]):
     """What a file holds. `torn` tells that its last line was cut off and overlooked."""
 

@@ -140,52 +140,69 @@ def disturbed(samples: Samples) -> tuple[str, ...]:
     return (f"the CPU was taken away during {hit} of {samples.n} blocks",)
 
 
+def throttled(samples: Samples) -> tuple[str, ...]:
+    """Return the flag of samples during which a GPU throttled, by the reasons that NVML gives."""
+    reasons = {int(note["throttle"]) for note in samples.notes if note.get("throttle")}
+    # 1: idle between blocks; 4: the power limit, the normal state of a busy tensor core.
+    serious = sorted(reason for reason in reasons if reason & ~0x5)
+    if not serious:
+        return ()
+    words = ", ".join(f"{reason:#x}" for reason in serious)
+    return (f"clocks lowered (NVML reasons {words})",)
+
+
 def bytes_saved(problem: Problem) -> int:
     """Return the bytes the matrix takes less than it would in float32 (negative: more)."""
     entries = problem.batch if not problem.shared_a else 1
     return entries * (problem.m * problem.reduction * 4 - problem.matrix_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of an implementation before it is timed; see `Row`."""
+
+    problem: Problem
+    kind: str
+    temperature: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    error_ratio: float | None = None
+    proof: str | None = None
+    mode: str = ""
+    group: str = ""
+
+
 def make_row(
     environment: Environment,
-    problem: Problem,
+    facts: Facts,
     samples: Samples,
-    *,
-    kind: str,
-    temperature: str,
-    params: Mapping[str, Any] | None = None,
     speedups: Mapping[str, Speedup] | None = None,
-    error_ratio: float | None = None,
-    proof: str | None = None,
-    mode: str = "",
-    group: str = "",
 ) -> Row:
-    """Return the row of one contestant; the contestant's name is the row's.
+    """Return the row of one contestant, whose name is the row's.
 
-    `temperature` is ``cold`` or ``warm``; only cold rows get a share of the read ceiling.
+    Only cold rows get a share of the read ceiling.
     """
-    times = times_of(samples)
+    problem, times = facts.problem, times_of(samples)
     gbs = problem.compulsory_bytes / times.median * 1e-3
     read = environment.ceilings.get("read")
-    cold = temperature == "cold"
+    cold = facts.temperature == "cold"
     return Row(
         environment=environment.id,
         problem=problem,
         name=samples.name,
-        kind=kind,
-        temperature=temperature,
+        kind=facts.kind,
+        temperature=facts.temperature,
         times_us=times,
         gbs=gbs,
         tflops=problem.flops / times.median * 1e-6,
-        params=dict(params or {}),
+        params=dict(facts.params),
         percent_of_ceiling=100 * gbs / read.value if read is not None and cold else None,
         speedups=dict(speedups or {}),
-        error_ratio=error_ratio,
+        error_ratio=facts.error_ratio,
         bytes_saved=bytes_saved(problem),
-        proof=proof,
-        mode=mode,
-        flags=disturbed(samples),
+        proof=facts.proof,
+        mode=facts.mode,
+        flags=(*disturbed(samples), *throttled(samples)),
         stopped=samples.stopped,
         clock=samples.clock,
-        group=group,
+        group=facts.group,
     )

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
 
 import gemmule as gm
 from gemmule.core.problem import numpy_dtype
-from gemmule.lab.bench.host import judged, sets_needed
-from gemmule.lab.peers import registry
-from gemmule.lab.peers.peer import check as check_peer
+from gemmule.lab.bench.host import judged, public_calls, sets_needed
 from gemmule.lab.records.environment import cpu_name
-from gemmule.lab.records.rows import times_of
-from gemmule.lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
-from gemmule.lab.verify import check
+from gemmule.lab.studies.grid import CODE_BITS, Cell, Lane
+from gemmule.lab.studies.harness import Bound, CellBench, peer_named
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.timing.clock import Contestant, HostClock
-from gemmule.timing.sampler import sample
 
 # Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and Numba on
 # 2 cores, November 2026), so each pool's implementations are timed in a run of their own.
@@ -33,62 +27,38 @@ SLOWEST_CALL_S = 4.0
 Operands = tuple[Any, Any]
 
 
-class CpuBench:
-    """Times cells on this CPU. seconds: what one lane may take."""
+class CpuBench(CellBench):
+    """Times cells on this CPU, through the public API."""
 
     backend = "cpu"
+    max_blocks, block_s = 15, 0.005
 
     def __init__(self, seconds: float = 0.25) -> None:
-        self.device = cpu_name()
-        self.seconds = seconds
+        super().__init__(cpu_name(), HostClock(), seconds)
 
     def release(self) -> None:
         """Do nothing: operands live for one cell."""
 
-    def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
-        """Return what became of each lane, by name; ArithmeticError for a wrong result."""
-        found: dict[str, Measured] = {}
-        ready: dict[str, list[tuple[Contestant, Mapping[str, Any]]]] = {}
-        kept: dict[tuple[str, bool, int], Sequence[Operands] | str] = {}
-        for lane in lanes:
-            key = (lane.form, lane.flip, lane.matrix)
-            if key not in kept:
-                kept[key] = operand_sets(cell, lane)
-            sets = kept[key]
-            if isinstance(sets, str):
-                found[lane.name] = Measured(note=sets)
-                continue
-            made = self._contestant(cell, lane, sets)
-            if isinstance(made, str):
-                found[lane.name] = Measured(note=made)
-            else:
-                ready.setdefault(_pool(lane), []).append(made)
-        for group in ready.values():
-            time.sleep(REST_S)
-            timed = sample(
-                [one for one, _ in group],
-                HostClock(),
-                max_seconds=self.seconds * len(group),
-                min_blocks=6,
-                max_blocks=15,
-                min_block_s=0.005,
-            )
-            for one, params in group:
-                times = times_of(timed[one.name])
-                lane = next(lane for lane in lanes if lane.name == one.name)
-                found[one.name] = Measured(times, rates(cell, lane, times.median), params=params)
-        return found
+    def sets(self, cell: Cell, lane: Lane) -> Sequence[Operands] | str:
+        """Return the operands of a lane, as many sets as its temperature needs, or why none.
 
-    def _contestant(
-        self, cell: Cell, lane: Lane, sets: Sequence[Operands]
-    ) -> tuple[Contestant, Mapping[str, Any]] | str:
-        """Judge a lane and return it ready to be timed with its parameters, or why it is not."""
-        calls: list[Callable[[], Any]]
+        Uniform numbers in [0, 1) for float32, as the documents take them; normal ones for others.
+        """
+        first = _operands(cell, lane, np.random.default_rng(lane.matrix))
+        if cell.temperature != "cold":
+            return [first]
+        turn = sets_needed(sum(int(operand.nbytes) for operand in first))
+        if not turn.cold or turn.bytes > COLD_BYTES:
+            return "cold sets past the cache would take too much memory, or too many sets"
+        return turn.copies_of(first)
+
+    def bind(self, cell: Cell, lane: Lane, sets: Sequence[Operands]) -> Bound | str:
+        """Return a lane over its operands, judged where that is quick, or why it takes no part."""
+        params: Mapping[str, Any] = {}
         if lane.rung is None:
-            made = peer_calls(lane.peer, cell.op, sets)
-            if isinstance(made, str):
-                return made
-            calls, params = made, {}
+            calls = peer_calls(lane.peer, cell.op, sets)
+            if isinstance(calls, str):
+                return calls
         else:
             rung = None if lane.rung == "auto" else lane.rung
             try:
@@ -97,13 +67,24 @@ class CpuBench:
                 return str(error)
             if cell.m * cell.n * max(cell.columns, 1) <= JUDGED_ELEMENTS:
                 judged(cell.op, *sets[0], rung=rung)
-            calls = list(_ours(cell.op, sets, rung, plan.problem.out))
+            calls = public_calls(
+                cell.op, sets, plan.problem.out, {} if rung is None else {"rung": rung}
+            )
             params = {**plan.params, "rung": plan.rung.name}
         start = time.perf_counter()
         calls[0]()
         if time.perf_counter() - start > SLOWEST_CALL_S:
             return f"one call takes {time.perf_counter() - start:.1f} s: too slow to be timed"
-        return Contestant(lane.name, lambda i: calls[i](), len(calls)), params
+        return Bound(lane, Contestant(lane.name, lambda i: calls[i](), len(calls)), params)
+
+    def runs(self, bound: Sequence[Bound]) -> Iterator[Sequence[Bound]]:
+        """Yield the lanes of each pool of threads, after a rest."""
+        by_pool: dict[str, list[Bound]] = {}
+        for one in bound:
+            by_pool.setdefault(_pool(one.lane), []).append(one)
+        for group in by_pool.values():
+            time.sleep(REST_S)
+            yield group
 
 
 def _pool(lane: Lane) -> str:
@@ -112,43 +93,13 @@ def _pool(lane: Lane) -> str:
     return lane.rung if "blas" in lane.rung else "numba"  # some convert with Numba, then call BLAS
 
 
-def _ours(
-    op: str, sets: Sequence[Operands], rung: str | None, dtype: str
-) -> Iterator[Callable[[], Any]]:
-    function = getattr(gm, op)
-    extra = {} if rung is None else {"rung": rung}
-    for left, right in sets:
-        out = np.empty(check.result_shape(op, left, right), numpy_dtype(dtype))
-        yield functools.partial(function, left, right, out=out, **extra)
-
-
 def peer_calls(name: str, op: str, sets: Sequence[Operands]) -> list[Callable[[], Any]] | str:
     """Return a peer's calls, checked on small operands first, or why it takes no part."""
-    peer = next((p for p in registry.all_peers("cpu") if p.name == name), None)
-    if peer is None:
-        return f"no CPU peer is called {name}"
     problem = gm.plan(op, *sets[0]).problem
-    reason = peer.absent() or peer.refuses(problem) or check_peer(peer, problem)
-    if reason is not None:
-        return reason
-    prepared = [peer.prepare(problem, left, right) for left, right in sets]
-    return [one.call for one in prepared]
-
-
-def operand_sets(cell: Cell, lane: Lane) -> list[Operands] | str:
-    """Return the operands of a lane, as many sets as its temperature needs, or why there are none.
-
-    Uniform numbers in [0, 1) for float32, as the documents take them; normal ones for others.
-    """
-    rng = np.random.default_rng(lane.matrix)
-    first = _operands(cell, lane, rng)
-    count = 1
-    if cell.temperature == "cold":
-        turn = sets_needed(sum(int(operand.nbytes) for operand in first))
-        if not turn.cold or turn.bytes > COLD_BYTES:
-            return "cold sets past the cache would take too much memory, or too many sets"
-        count = turn.sets
-    return [first, *(deepcopy(first) for _ in range(count - 1))]
+    peer = peer_named(name, "cpu", problem)
+    if isinstance(peer, str):
+        return peer
+    return [peer.prepare(problem, left, right).call for left, right in sets]
 
 
 def _operands(cell: Cell, lane: Lane, rng: np.random.Generator) -> Operands:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,18 +18,15 @@ from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.problem import ITEMSIZE
-from gemmule.errors import DeviceError
 from gemmule.lab.ceilings.device import filled
-from gemmule.lab.peers import registry
-from gemmule.lab.peers.peer import check as check_peer
-from gemmule.lab.records.rows import times_of
+from gemmule.lab.peers.peer import Peer
 from gemmule.lab.studies.cpu import codes
 from gemmule.lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
+from gemmule.lab.studies.harness import Bound, CellBench, peer_named
 from gemmule.lab.verify import check
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.timing.clock import Contestant
 from gemmule.timing.machine import rotation
-from gemmule.timing.sampler import sample
 
 MOST_SETS = 2048
 L2_FACTOR = 4.0
@@ -40,28 +36,20 @@ JUDGED_ROWS = 48
 Operands = tuple[Any, Any, DeviceArray]
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A lane bound to its operand sets: the calls, what they keep alive, and the parameters."""
-
-    lane: Lane
-    call: Callable[[int], None]
-    sets: Sequence[Operands]
-    params: Mapping[str, Any]
-
-
-class GpuBench:
-    """Times cells on one device. seconds: what one lane may take."""
+class GpuBench(CellBench):
+    """Times cells on one device, by captured launches."""
 
     backend = "cuda"
+    max_blocks, block_s = 8, 0.001
 
     def __init__(self, ordinal: int = 0, seconds: float = 0.04) -> None:
-        self.ordinal, self.seconds = ordinal, seconds
+        self.ordinal = ordinal
         self.info = driver.device_info(ordinal)
-        self.device = self.info.name
-        self.clock = GraphClock(ordinal)
+        clock = GraphClock(ordinal)
+        super().__init__(self.info.name, clock, seconds)
+        self._stream = clock.stream
         self._arenas: dict[str, DeviceArray] = {}
-        self._checked: dict[tuple[Any, ...], str | None] = {}
+        self._peers: dict[tuple[Any, ...], Peer | str] = {}
         self._host: dict[int, Any] = {}
 
     def release(self) -> None:
@@ -74,44 +62,13 @@ class GpuBench:
 
     def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
         """Return what became of each lane, by name; ArithmeticError for a wrong result."""
-        found: dict[str, Measured] = {}
-        bound: dict[str, Bound] = {}
-        shared: dict[tuple[str, bool, int], Sequence[Operands] | str] = {}
         self._host.clear()
-        for lane in lanes:
-            key = (lane.form, lane.flip, lane.matrix)
-            try:
-                if key not in shared:
-                    shared[key] = self.sets(cell, lane)
-                sets = shared[key]
-                made = sets if isinstance(sets, str) else self.bind(cell, lane, sets)
-            except DeviceError as error:
-                if error.restart:
-                    raise
-                made = str(error)
-            if isinstance(made, str):
-                found[lane.name] = Measured(note=made)
-            else:
-                bound[lane.name] = made
-        if bound:
-            self._time(cell, bound, found)
-        return found
+        return super().measure(cell, lanes)
 
-    def _time(self, cell: Cell, bound: dict[str, Bound], found: dict[str, Measured]) -> None:
-        contestants = [Contestant(name, one.call, len(one.sets)) for name, one in bound.items()]
-        timed = sample(
-            contestants,
-            self.clock,
-            max_seconds=self.seconds * len(bound),
-            min_blocks=6,
-            max_blocks=8,
-            min_block_s=0.001,
-        )
-        for name, one in bound.items():
-            times = times_of(timed[name])
-            figures = rates(cell, one.lane, times.median)
-            figures["datasheet_gbs"] = self.info.datasheet_bytes_per_s * 1e-9
-            found[name] = Measured(times, figures, params=one.params)
+    def figures(self, cell: Cell, lane: Lane, us: float) -> dict[str, float]:
+        """Return the rates, and beside them what the device's data sheet says."""
+        datasheet = self.info.datasheet_bytes_per_s * 1e-9
+        return {**rates(cell, lane, us), "datasheet_gbs": datasheet}
 
     def bind(self, cell: Cell, lane: Lane, sets: Sequence[Operands]) -> Bound | str:
         """Return a lane's captured calls, judged once, or why it takes no part."""
@@ -135,9 +92,9 @@ class GpuBench:
         driver.synchronize(self.ordinal)
         if not lane.only:
             self._judge(cell, lane, plan, sets[0])
-        stream = self.clock.stream
+        stream = self._stream
         named = {**plan.params, "rung": plan.rung.name}
-        return Bound(lane, lambda i: calls[i](stream), sets, named)
+        return Bound(lane, Contestant(lane.name, lambda i: calls[i](stream), len(sets)), named)
 
     def launches(
         self, plan: gm.Plan, sets: Sequence[Operands], only: tuple[str, ...] = ()
@@ -174,25 +131,21 @@ class GpuBench:
         return [made(operands) for operands in sets]
 
     def _peer(self, cell: Cell, lane: Lane, sets: Sequence[Operands]) -> Bound | str:
-        peer = next((p for p in registry.all_peers("cuda") if p.name == lane.peer), None)
-        if peer is None:
-            return f"no GPU peer is called {lane.peer}"
         a, b, _ = sets[0]
         problem = gm.plan(cell.op, a, b).problem if cell.op != "matvec" else _problem(cell, a, b)
-        key = (peer.name, problem.op, problem.a, problem.layout_a)
-        if key not in self._checked:
-            reason = peer.absent() or peer.refuses(problem) or check_peer(peer, problem)
-            self._checked[key] = reason
-        refused = self._checked[key]
-        if refused is not None:
-            return refused
+        key = (lane.peer, problem.op, problem.a, problem.layout_a)
+        if key not in self._peers:
+            self._peers[key] = peer_named(lane.peer, "cuda", problem)
+        peer = self._peers[key]
+        if isinstance(peer, str):
+            return peer
         prepared = [peer.prepare(problem, left, right) for left, right, _ in sets]
         calls = [one.call for one in prepared]
 
-        def call(index: int, _alive: object = prepared) -> None:
+        def call(index: int, _alive: object = (prepared, sets)) -> None:
             calls[index]()
 
-        return Bound(lane, call, sets, {})
+        return Bound(lane, Contestant(lane.name, call, len(sets)))
 
     def sets(self, cell: Cell, lane: Lane) -> Sequence[Operands] | str:
         """Return a lane's operand sets: one when warm, else as many as pass the L2 four times."""
