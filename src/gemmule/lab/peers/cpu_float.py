@@ -70,12 +70,11 @@ def to_torch(array: np.ndarray) -> Any:
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """Return a tensor's values as a NumPy array; bfloat16 widened to float32."""
+    """Return a tensor's values, wherever it lies, as a NumPy array; bfloat16 widened to float32."""
     import torch
 
-    values: np.ndarray = (
-        (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
-    )
+    wide = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    values: np.ndarray = wide.detach().cpu().numpy()
     return values
 
 

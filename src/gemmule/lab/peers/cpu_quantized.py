@@ -7,7 +7,6 @@ made outside the timed call, and our codes, scales and zero points, unchanged in
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from gemmule.core.problem import Problem, QuantSpec
 from gemmule.lab.peers.cpu_float import to_numpy, to_torch, torch_mode
 from gemmule.lab.peers.peer import Peer, Prepared, grouped_parts, module_missing
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.timing.machine import usable_cpus
 
 ORT_BITS = (4, 8)
 ORT_LEVELS = (0, 4)
@@ -46,7 +46,8 @@ def plain_quant(problem: Problem, dtypes: tuple[str, ...]) -> QuantSpec | str:
     return spec
 
 
-def _int8_refuses(problem: Problem) -> str | None:
+def int8_refuses(problem: Problem) -> str | None:
+    """Return why PyTorch's packed int8 does not serve a problem, or None."""
     spec = plain_quant(problem, ("float32", "float16", "bfloat16"))
     if isinstance(spec, str):
         return spec
@@ -58,12 +59,19 @@ def _int8_refuses(problem: Problem) -> str | None:
 def _int8_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
     import torch
 
-    x = to_torch(rows_of(problem, b)).clone()
-    codes, scales, _ = grouped_parts(a)
     # The kernel loads as if aligned to 64 bytes, as PyTorch's own memory is: others crash it.
-    weights = torch.from_numpy((codes ^ 0x80).view(np.int8)).clone()
-    row_scales = torch.from_numpy(scales[:, 0].copy()).to(x.dtype).clone()
-    return _torch_call(problem, lambda: torch._weight_int8pack_mm(x, weights, row_scales))
+    x = to_torch(rows_of(problem, b)).clone()
+    weights, scales = (part.clone() for part in int8_parts(a, x.dtype))
+    return torch_call(problem, lambda: torch._weight_int8pack_mm(x, weights, scales))
+
+
+def int8_parts(a: QuantizedMatrix, dtype: Any) -> tuple[Any, Any]:
+    """Return signed codes and one scale a row, as PyTorch takes them."""
+    import torch
+
+    codes, scales, _ = grouped_parts(a)
+    signed = torch.from_numpy((codes ^ 0x80).view(np.int8))
+    return signed, torch.from_numpy(scales[:, 0].copy()).to(dtype)
 
 
 def _int4_refuses(problem: Problem) -> str | None:
@@ -78,30 +86,37 @@ def _int4_refuses(problem: Problem) -> str | None:
 
 
 def _int4_copies(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Callable[[], Prepared]:
-    """Give scale and offset for its formula w = (code - 8) * scale + offset."""
     import torch
 
     x = to_torch(rows_of(problem, b)).clone()
     codes, scales, zeros = grouped_parts(a)
     group = int(a.group_size or 1)
     packed = torch._convert_weight_to_int4pack_for_cpu(torch.from_numpy(codes.astype(np.int32)), 1)
-    pairs = np.stack([scales, scales * (8 - zeros)], axis=-1).transpose(1, 0, 2)
-    offsets = torch.from_numpy(np.ascontiguousarray(pairs, np.float32)).to(x.dtype)
+    offsets = int4_offsets(scales, zeros).to(x.dtype)
 
     def make() -> Prepared:
         weights, shifts = packed.clone(), offsets.clone()
-        return _torch_call(
+        return torch_call(
             problem, lambda: torch._weight_int4pack_mm_for_cpu(x, weights, group, shifts)
         )
 
     return make
 
 
+def int4_offsets(scales: np.ndarray, zeros: np.ndarray) -> Any:
+    """Return scale and offset of each group for PyTorch's w = (code - 8) * scale + offset."""
+    import torch
+
+    pairs = np.stack([scales, scales * (8 - zeros)], axis=-1).transpose(1, 0, 2)
+    return torch.from_numpy(np.ascontiguousarray(pairs, np.float32))
+
+
 def _int4_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
     return _int4_copies(problem, a, b)()
 
 
-def _torch_call(problem: Problem, multiply: Any) -> Prepared:
+def torch_call(problem: Problem, multiply: Callable[[], Any]) -> Prepared:
+    """Return a product of PyTorch's, of shape (columns, m), ready to be called."""
     import torch
 
     latest: list[Any] = []
@@ -186,16 +201,10 @@ def _ort_pool() -> bool:
     import onnxruntime as ort
 
     try:
-        ort.set_global_thread_pool_sizes(_ort_threads(), 1)
+        ort.set_global_thread_pool_sizes(len(usable_cpus()), 1)
     except (AttributeError, RuntimeError):  # an old version, or a session that was made before
         return False
     return True
-
-
-def _ort_threads() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _ort_prepare(
@@ -262,7 +271,7 @@ def _ort_mode(level: int) -> str:
     import onnxruntime as ort
 
     arithmetic = "int8" if level == 4 else "float32"
-    words = f"accuracy level {level} ({arithmetic} activations), {_ort_threads()} threads"
+    words = f"accuracy level {level} ({arithmetic} activations), {len(usable_cpus())} threads"
     return f"ONNX Runtime {ort.__version__}, {words}"
 
 
@@ -287,7 +296,7 @@ def _torch_absent() -> str | None:
 
 
 PEERS = (
-    Peer("torch int8pack", "cpu", _torch_absent, _int8_refuses, _int8_prepare, torch_mode),
+    Peer("torch int8pack", "cpu", _torch_absent, int8_refuses, _int8_prepare, torch_mode),
     Peer(
         "torch int4pack", "cpu", _torch_absent, _int4_refuses, _int4_prepare, torch_mode,
         copies=_int4_copies,

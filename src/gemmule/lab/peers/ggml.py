@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,8 +20,10 @@ from typing import Any
 import numpy as np
 
 from gemmule.core.problem import Problem
+from gemmule.lab.peers.cpu_quantized import plain_quant, rows_of, shaped
 from gemmule.lab.peers.peer import Peer, Prepared, grouped_parts, module_missing
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.timing.machine import usable_cpus
 
 BLOCK = 32
 F32, Q4_0, Q4_1, Q8_0 = 0, 2, 3, 8  # enum ggml_type, fixed by the file format
@@ -108,20 +109,10 @@ def _library() -> dict[str, Any]:
     return functions
 
 
-def _threads() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _refuses(problem: Problem) -> str | None:
-    spec = problem.quant
-    if spec is None:
-        return "it takes quantised matrices only"
-    if spec.transposed or spec.has_perm or problem.batch != 1:
-        return "it takes no transposed, permuted or batched quantised matrix"
-    if (problem.b, problem.out) != ("float32", "float32"):
-        return f"it does not take {problem.b} to {problem.out}"
+    spec = plain_quant(problem, ("float32",))
+    if isinstance(spec, str):
+        return spec
     if spec.bits == 8 and spec.has_zeros:
         return "its 8-bit format has no zero points"
     size = problem.reduction if spec.group_size in (None, -1) else int(spec.group_size or 1)
@@ -152,7 +143,7 @@ def blocks(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits
 
 def _copies(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Callable[[], Prepared]:
     """Convert the weights once; every call of what is returned puts them where none lay before."""
-    x = b.reshape(1, -1) if problem.op == "matvec" else np.ascontiguousarray(b.T)
+    x = rows_of(problem, b)
     codes, scales, zeros = grouped_parts(a)
     with_zeros = a.zeros is not None
     size = problem.reduction if a.group_size in (None, -1) else int(a.group_size or 1)
@@ -166,12 +157,7 @@ def _copies(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Callable[[],
 
     def make() -> Prepared:
         product = _Product(kind, stored, x, problem.m)
-
-        def result() -> np.ndarray:
-            values = product.values()
-            return values.reshape(-1) if problem.op == "matvec" else values.T
-
-        return Prepared(product.compute, result)
+        return Prepared(product.compute, lambda: shaped(problem, product.values()))
 
     return make
 
@@ -201,7 +187,7 @@ class _Product:
         outcome = library["ggml_mul_mat"](context, weights, activations)
         self._graph = library["ggml_new_graph"](context)
         library["ggml_build_forward_expand"](self._graph, outcome)
-        self._plan = library["ggml_graph_plan"](self._graph, _threads(), None)
+        self._plan = library["ggml_graph_plan"](self._graph, len(usable_cpus()), None)
         self._work = np.empty(max(1, self._plan.work_size), np.uint8)
         self._plan.work_data = self._work.ctypes.data
         self._compute = library["ggml_graph_compute"]
@@ -227,7 +213,7 @@ def _mode() -> str:
         release = version("llama-cpp-python")
     except PackageNotFoundError:
         release = "of unknown version"
-    return f"ggml of llama-cpp-python {release}, 8-bit activations, {_threads()} threads"
+    return f"ggml of llama-cpp-python {release}, 8-bit activations, {len(usable_cpus())} threads"
 
 
 PEERS = (

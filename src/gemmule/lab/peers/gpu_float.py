@@ -15,7 +15,7 @@ import numpy as np
 from gemmule.backends.cuda import driver
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.errors import DeviceError
-from gemmule.lab.peers.cpu_float import result_shape, to_torch
+from gemmule.lab.peers.cpu_float import result_shape, to_numpy, to_torch
 from gemmule.lab.peers.peer import Peer, Prepared, module_missing
 
 TORCH_DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -52,16 +52,6 @@ def to_cuda(array: Any) -> Any:
     if isinstance(array, np.ndarray):
         return to_torch(array).cuda()
     return torch.from_dlpack(array)
-
-
-def to_host(tensor: Any) -> np.ndarray:
-    """Return a CUDA tensor's values as a NumPy array; bfloat16 widened to float32."""
-    import torch
-
-    values: np.ndarray = (
-        (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
-    )
-    return values
 
 
 def _refuses(dtypes: tuple[str, ...], problem: Problem) -> str | None:
@@ -101,7 +91,7 @@ def _torch_prepare(tf32: bool, problem: Problem, a: Any, b: Any) -> Prepared:
         finally:
             mode.allow_tf32 = before
 
-    return Prepared(call, lambda: to_host(out))
+    return Prepared(call, lambda: to_numpy(out))
 
 
 def _torch_mode(tf32: bool) -> str:
@@ -173,8 +163,8 @@ def _triton_prepare(problem: Problem, a: Any, b: Any) -> Prepared:
     left, right = to_cuda(a), to_cuda(b)
     out = torch.empty(result_shape(problem), dtype=left.dtype, device=left.device)
     if problem.op == "matvec":
-        return Prepared(lambda: triton_kernels.matvec(left, right, out), lambda: to_host(out))
-    return Prepared(triton_kernels.Matmul(left, right, out), lambda: to_host(out))
+        return Prepared(lambda: triton_kernels.matvec(left, right, out), lambda: to_numpy(out))
+    return Prepared(triton_kernels.Matmul(left, right, out), lambda: to_numpy(out))
 
 
 def _triton_mode() -> str:
@@ -194,7 +184,7 @@ def _nvmath_prepare(problem: Problem, a: Any, b: Any) -> Prepared:
     def call() -> None:
         latest[:] = [product.execute()]
 
-    return Prepared(call, lambda: to_host(latest[0]))
+    return Prepared(call, lambda: to_numpy(latest[0]))
 
 
 def _nvmath_mode() -> str:

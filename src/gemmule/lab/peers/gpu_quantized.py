@@ -6,15 +6,20 @@ value and packed outside the timed call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gemmule.core.problem import Problem
-from gemmule.lab.peers.cpu_quantized import plain_quant, shaped
-from gemmule.lab.peers.gpu_float import gpu_missing, to_cuda, to_host, torch_missing
-from gemmule.lab.peers.peer import Peer, Prepared, module_missing, quantized_parts
+from gemmule.lab.peers.cpu_quantized import (
+    int4_offsets,
+    int8_parts,
+    int8_refuses,
+    plain_quant,
+    torch_call,
+)
+from gemmule.lab.peers.gpu_float import gpu_missing, to_cuda, torch_missing
+from gemmule.lab.peers.peer import Peer, Prepared, grouped_parts, module_missing
 from gemmule.quant.matrix import QuantizedMatrix
 
 INT4_GROUPS = (32, 64, 128, 256)
@@ -25,18 +30,6 @@ def _rows(problem: Problem, b: Any) -> Any:
     """Return the transpose of B as a row-major tensor (columns, k)."""
     tensor = to_cuda(b)
     return tensor.reshape(1, -1) if problem.op == "matvec" else tensor.T.contiguous()
-
-
-def _timed(problem: Problem, multiply: Callable[[], Any]) -> Prepared:
-    import torch
-
-    latest: list[Any] = []
-
-    def call() -> None:
-        with torch.inference_mode():
-            latest[:] = [multiply()]
-
-    return Prepared(call, lambda: shaped(problem, to_host(latest[0])))
 
 
 def _int4_refuses(problem: Problem) -> str | None:
@@ -51,36 +44,23 @@ def _int4_refuses(problem: Problem) -> str | None:
 
 
 def _int4_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
-    """Give scale and offset for its formula w = (code - 8) * scale + offset."""
     import torch
 
     x = _rows(problem, b)
-    codes, scales, zeros = quantized_parts(a)
+    codes, scales, zeros = grouped_parts(a)
     group = int(a.group_size or 1)
     high_first = (codes[:, ::2] << 4 | codes[:, 1::2]).astype(np.uint8)
     packed = torch._convert_weight_to_int4pack(torch.from_numpy(high_first).cuda(), INNER_TILES)
-    pairs = np.stack([scales, scales * (8 - zeros)], axis=-1)[:, ::group].transpose(1, 0, 2)
-    offsets = torch.from_numpy(np.ascontiguousarray(pairs, np.float32)).cuda().to(x.dtype)
-    return _timed(problem, lambda: torch._weight_int4pack_mm(x, packed, group, offsets))
-
-
-def _int8_refuses(problem: Problem) -> str | None:
-    spec = plain_quant(problem, ("bfloat16", "float16", "float32"))
-    if isinstance(spec, str):
-        return spec
-    if spec.bits != 8 or spec.group_size != -1 or spec.has_zeros:
-        return "it takes symmetric int8 with one scale per row"
-    return None
+    offsets = int4_offsets(scales, zeros).cuda().to(x.dtype)
+    return torch_call(problem, lambda: torch._weight_int4pack_mm(x, packed, group, offsets))
 
 
 def _int8_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
     import torch
 
     x = _rows(problem, b)
-    codes, scales, _ = quantized_parts(a)
-    weights = torch.from_numpy((codes ^ 0x80).view(np.int8)).cuda()
-    row_scales = torch.from_numpy(scales[:, 0].copy()).cuda().to(x.dtype)
-    return _timed(problem, lambda: torch._weight_int8pack_mm(x, weights, row_scales))
+    weights, scales = (part.cuda() for part in int8_parts(a, x.dtype))
+    return torch_call(problem, lambda: torch._weight_int8pack_mm(x, weights, scales))
 
 
 def _torch_mode() -> str:
@@ -105,7 +85,7 @@ def _gemlite_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
     from gemlite.core import DType, GemLiteLinearTriton
 
     x = _rows(problem, b)
-    codes, scales, zeros = quantized_parts(a)
+    codes, scales, zeros = grouped_parts(a)
     group = int(a.group_size or 1)
     layer = GemLiteLinearTriton(
         W_nbits=a.bits,
@@ -116,11 +96,11 @@ def _gemlite_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
         output_dtype=DType.FP16,
     )
     per_group = [
-        torch.from_numpy(np.ascontiguousarray(part[:, ::group], np.float32)).cuda().to(x.dtype)
+        torch.from_numpy(np.ascontiguousarray(part, np.float32)).cuda().to(x.dtype)
         for part in (scales, zeros)
     ]
     layer.pack(torch.from_numpy(codes).cuda(), *per_group, None)
-    return _timed(problem, lambda: layer(x))
+    return torch_call(problem, lambda: layer(x))
 
 
 def _gemlite_mode() -> str:
@@ -141,7 +121,7 @@ def _bitsandbytes_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepa
 
 PEERS = (
     Peer("torch int4pack", "cuda", torch_missing, _int4_refuses, _int4_prepare, _torch_mode),
-    Peer("torch int8pack", "cuda", torch_missing, _int8_refuses, _int8_prepare, _torch_mode),
+    Peer("torch int8pack", "cuda", torch_missing, int8_refuses, _int8_prepare, _torch_mode),
     Peer(
         "gemlite", "cuda", lambda: module_missing("gemlite") or torch_missing(),
         _gemlite_refuses, _gemlite_prepare, _gemlite_mode,
