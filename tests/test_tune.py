@@ -194,7 +194,8 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
 def tuned(clock: FakeClock | None = None, problem: Problem = PROBLEM, **options: Any) -> TuneReport:
     options.setdefault("max_seconds", 20.0)
     place = FakePlace(FakeClock() if clock is None else clock)
-    return tuner.tune_problem(problem, place=place, **options)
+    progress = options.pop("progress", tuner._silent)
+    return tuner.tune_problem(problem, tuner.Request(**options), place=place, progress=progress)
 
 
 def entries() -> list[Path]:
@@ -386,7 +387,7 @@ def test_a_candidate_hopeless_in_its_first_calls_never_meets_the_clock(plant: Pl
     place.wall = wall  # type: ignore[method-assign]
     blocks: list[str] = []
     place.clock.on_block = blocks.append  # type: ignore[attr-defined]
-    report = tuner.tune_problem(PROBLEM, max_seconds=20.0, place=place)
+    report = tuner.tune_problem(PROBLEM, tuner.Request(max_seconds=20.0), place=place)
     (found,) = [o for o in report.outcomes if isinstance(o, Skipped)]
     assert "on a smaller problem" in found.text
     assert found.candidate.name not in blocks
@@ -771,7 +772,7 @@ def test_an_empty_product_has_nothing_to_tune() -> None:
     with pytest.raises(ValueError, match="is empty"):
         tuner.tune_problem(plan.problem)
     with pytest.raises(ValueError, match="must be positive"):
-        tuner.tune_problem(PROBLEM, max_seconds=0)
+        tuner.tune_problem(PROBLEM, tuner.Request(max_seconds=0))
 
 
 def _with_clock(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from gemmule.tuning.outcomes import Candidate, Failure, Measured, Outcome, Skipp
 from gemmule.tuning.session import Entrant, Session
 from gemmule.tuning.space import candidates
 
-__all__ = ["TuneReport", "tune_plan", "tune_problem"]
+__all__ = ["Request", "TuneReport", "tune_plan", "tune_problem"]
 
 log = logging.getLogger("gemmule")
 
@@ -63,7 +63,8 @@ def tune_plan(plan: Plan, *, max_seconds: float = 30.0) -> Plan:
     problem = plan.problem.alone() if plan.problem.batch_invariant else plan.problem
     if not tuning_enabled() or is_empty(problem):
         return plan
-    report = tune_problem(problem, plan.device, max_seconds=max_seconds, rung=plan.options.rung)
+    request = Request(plan.device, max_seconds, rung=plan.options.rung)
+    report = tune_problem(problem, request)
     winner = report.winner
     own = Candidate(plan.rung, plan.params)
     if winner is None or report.winner_s is None or same(winner, own):
@@ -86,78 +87,83 @@ def is_empty(problem: Problem) -> bool:
     return 0 in (problem.m, problem.n, problem.k, problem.batch)
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How a problem is to be tuned.
+
+    max_seconds: about how long it may take; operands are made before that. include_unproved: also
+    measure rungs without a proof, each in a process of its own and after the others, in as much
+    time again; they are reported, never chosen. rung: try only this rung's parameters and store
+    nothing. root: store into this folder instead of the cache.
+
+    ValueError for a time that is not positive.
+    """
+
+    device: str = "cpu"
+    max_seconds: float = 30.0
+    include_unproved: bool = False
+    rung: str | None = None
+    root: Path | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.max_seconds > 0:
+            raise ValueError(f"max_seconds is {self.max_seconds}; it must be positive.")
+
+
+DEFAULT_REQUEST = Request()
+
+
 def tune_problem(
     problem: Problem,
-    device: str = "cpu",
+    request: Request = DEFAULT_REQUEST,
     *,
-    max_seconds: float = 30.0,
-    include_unproved: bool = False,
-    rung: str | None = None,
-    root: Path | None = None,
-    seed: int = 0,
     progress: Progress = _silent,
     place: Place | None = None,
 ) -> TuneReport:
     """Tune one problem on a device and store the winner, if it is not the default.
 
-    max_seconds: about how long it may take; operands are made before that. include_unproved: also
-    measure rungs without a proof, each in a process of its own and after the others, in as much
-    time again; they are reported, never chosen. rung: try only this rung's parameters and store
-    nothing. root: store into this folder instead of the cache. place: where operands lie and what
-    times them (by default the device's memory and clock).
+    place: where operands lie and what times them (by default the device's memory and clock).
 
-    Raises ValueError for an empty problem or a time that is not positive, DeviceError where the
-    device is absent or has no room; what a candidate does wrong is an outcome in the report.
+    Raises ValueError for an empty problem, DeviceError where the device is absent or has no room;
+    what a candidate does wrong is an outcome in the report.
 
-    >>> from gemmule.tuning.tuner import tune_problem
-    >>> report = tune_problem(Problem("matvec", 64, 64), max_seconds=0.5, rung="threads")
+    >>> from gemmule.tuning.tuner import Request, tune_problem
+    >>> report = tune_problem(Problem("matvec", 64, 64), Request(max_seconds=0.5, rung="threads"))
     >>> report.winner is not None and report.path is None
     True
     """
-    if not max_seconds > 0:
-        raise ValueError(f"max_seconds is {max_seconds}; it must be positive.")
     if is_empty(problem):
         raise ValueError(f"{problem.describe()} is empty: there is nothing to tune.")
-    machine = backends.get("cpu" if device == "cpu" else "cuda").machine(device)
-    place = place_of(device, machine.cache_bytes) if place is None else place
-    session = Session(problem, machine, place, seed)
-    return _Run(session, device, max_seconds, rung, root, seed, progress).report(include_unproved)
+    machine = backends.get("cpu" if request.device == "cpu" else "cuda").machine(request.device)
+    place = place_of(request.device, machine.cache_bytes) if place is None else place
+    return _Run(Session(problem, machine, place, request.seed), request, progress).report()
 
 
 class _Run:
     """One tuning run: admission, heats, duel, and what is kept of it."""
 
-    def __init__(
-        self,
-        session: Session,
-        device: str,
-        max_seconds: float,
-        rung: str | None,
-        root: Path | None,
-        seed: int,
-        progress: Progress,
-    ) -> None:
-        self.session, self.device, self.max_seconds = session, device, max_seconds
-        self.rung, self.root, self.seed, self.progress = rung, root, seed, progress
+    def __init__(self, session: Session, request: Request, progress: Progress) -> None:
+        self.session, self.request, self.progress = session, request, progress
         self.now = session.place.clock.now
         self.start = self.now()
         self.outcomes: list[Outcome] = []
         self.stopped = ""
         self.disturbed = 0.0
 
-    def report(self, include_unproved: bool) -> TuneReport:
+    def report(self) -> TuneReport:
         """Run it all and return the report."""
-        session = self.session
-        chosen = session.default(self.rung)
+        session, request = self.session, self.request
+        chosen = session.default(request.rung)
         default = Candidate(chosen.rung, chosen.params, chosen.expected_s)
-        only = chosen.rung if self.rung is not None else None
+        only = chosen.rung if request.rung is not None else None
         tried, skipped = candidates(
             session.problem,
             session.machine,
             default,
-            include_unproved=include_unproved,
+            include_unproved=request.include_unproved,
             only=only,
-            seed=self.seed,
+            seed=request.seed,
         )
         entrants = self._admitted(default, chosen, [one for one in tried if one.proved])
         best, best_s, gain, default_s = self._contest(default, entrants)
@@ -182,7 +188,7 @@ class _Run:
         return replace(report, path=self._store(report))
 
     def _left(self) -> float:
-        return self.start + self.max_seconds - self.now()
+        return self.start + self.request.max_seconds - self.now()
 
     def _admitted(
         self, default: Candidate, chosen: Choice, others: Sequence[Candidate]
@@ -244,7 +250,7 @@ class _Run:
                 max(slice_s, 1e-3),
                 min_blocks=HEAT_BLOCKS,
                 precision=0.01,
-                seed=self.seed + rounds,
+                seed=self.request.seed + rounds,
             )
             base = found[baseline.candidate.name]
             ranked = sorted(
@@ -265,9 +271,9 @@ class _Run:
     ) -> tuple[Candidate, float, Ratio | None, float | None]:
         """Time the two left on fresh samples, which no earlier luck has picked."""
         both = [baseline] if challenger is None else [baseline, challenger]
-        limit = min(LONGEST_DUEL_S, max(self._left(), self.max_seconds / 10))
+        limit = min(LONGEST_DUEL_S, max(self._left(), self.request.max_seconds / 10))
         found = self.session.race(
-            both, limit, min_blocks=DUEL_BLOCKS, precision=0.002, seed=self.seed + 1000
+            both, limit, min_blocks=DUEL_BLOCKS, precision=0.002, seed=self.request.seed + 1000
         )
         base = found[baseline.candidate.name]
         default_s = base.median if same(baseline.candidate, default) else None
@@ -287,7 +293,8 @@ class _Run:
 
     def _apart(self, unproved: Sequence[Candidate]) -> Measured | None:
         """Measure unproved candidates in processes of their own; return the fastest."""
-        end = self.now() + self.max_seconds
+        device, seed = self.request.device, self.request.seed
+        end = self.now() + self.request.max_seconds
         fastest: Measured | None = None
         for index, candidate in enumerate(unproved):
             self.progress("unproved", index, len(unproved))
@@ -295,7 +302,7 @@ class _Run:
                 self.outcomes.append(Skipped(candidate, "no time was left to try it"))
                 continue
             found = measure_apart(
-                self.session.problem, self.device, candidate, self.seed, timeout_s=CHILD_TIMEOUT_S
+                self.session.problem, device, candidate, seed, timeout_s=CHILD_TIMEOUT_S
             )
             self.outcomes.append(found)
             if isinstance(found, Measured) and (
@@ -308,7 +315,7 @@ class _Run:
         """Store a new winner and make later plans see it; None where nothing was to be stored."""
         if not report.changed or report.winner is None or report.winner_s is None:
             return None
-        if self.rung is not None:
+        if self.request.rung is not None:
             return None
         if report.disturbed > MOST_DISTURBED:
             log.warning(
@@ -320,7 +327,7 @@ class _Run:
         tuned = tuned_store.Tuned(
             report.winner.rung, report.winner.params, report.winner_s, _today()
         )
-        path = tuned_store.save(report.machine, report.problem, tuned, self.root)
+        path = tuned_store.save(report.machine, report.problem, tuned, self.request.root)
         if path is None:
             log.warning("the tuning result cannot be stored: is the cache folder writable?")
         forget_plans()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from gemmule.core.problem import Problem
     from gemmule.lab.tune.requests import Matrix
+    from gemmule.tuning.tuner import Request
 
 WIDTH = 160  # columns where no terminal tells its width
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
@@ -109,7 +110,9 @@ def tune(
     if compare:
         _compare(problems, device, seconds)
     else:
-        _run(problems, device, seconds, include_unproved, into)
+        from gemmule.tuning.tuner import Request
+
+        _run(problems, Request(device, seconds, include_unproved, root=into))
 
 
 def _compare(problems: list[Problem], device: str, seconds: float) -> None:
@@ -149,9 +152,7 @@ def _problems(
     return list(found)
 
 
-def _run(
-    problems: list[Problem], device: str, seconds: float, include_unproved: bool, into: Path | None
-) -> None:
+def _run(problems: list[Problem], request: Request) -> None:
     from rich.console import Console
 
     from gemmule.lab.cli import WrongResultError
@@ -167,10 +168,7 @@ def _run(
             for problem in problems:
                 report = tune_problem(
                     problem,
-                    device,
-                    max_seconds=seconds,
-                    include_unproved=include_unproved,
-                    root=into,
+                    request,
                     progress=lambda name, done, total: progress.update(
                         stage, description=name, completed=done, total=total
                     ),

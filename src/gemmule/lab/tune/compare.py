@@ -19,7 +19,7 @@ from gemmule.lab.tune.requests import Matrix, problem_of, sizes_of
 from gemmule.lookup import forget_plans
 from gemmule.settings import without_tuning
 from gemmule.tuning.outcomes import TuneReport
-from gemmule.tuning.tuner import decisive, tune_problem
+from gemmule.tuning.tuner import Request, decisive, tune_problem
 
 # op, sizes, dtype, and for quantised matrices the bits: what users multiply, of all kinds.
 REPRESENTATIVE: tuple[tuple[str, str, str, int | None], ...] = (
@@ -94,7 +94,7 @@ def compare(
     found = []
     with _nothing_stored(), tempfile.TemporaryDirectory() as folder:
         for problem in problems:
-            report = tune_problem(problem, device, max_seconds=seconds, root=Path(folder))
+            report = tune_problem(problem, Request(device, seconds, root=Path(folder)))
             found.append(comparison(report))
             done(found[-1])
     return found
