@@ -65,7 +65,6 @@ def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
     monkeypatch.setattr(host_bench, "run", ends_in_the_third)
     with pytest.raises(ending):
         session.start(
-            "quick",
             _suite(),
             session.cpu_meter(_suite(), 0.05),
             Path("results"),

@@ -11,6 +11,7 @@ import pytest
 from gemmule.lab.cli import run
 from gemmule.lab.profile import counters, ncu
 from gemmule.lab.profile.counters import METRICS, Counted, Mark
+from pages import newest
 
 SAMPLE = Path(__file__).parent / "data" / "ncu_raw.csv"  # recorded on an H200, columns thinned
 MARKS = [
@@ -103,7 +104,7 @@ def test_a_stand_in_for_the_tool_is_run_and_read(
     assert [one.rung for one in found] == [mark.rung for mark in MARKS]
     path = tmp_path / "evidence" / "nvidia-h200" / counters.FILE
     counters.write(path, found)
-    assert counters.read(tmp_path / "evidence") == found
+    assert newest.counters(tmp_path / "evidence") == found
 
 
 @pytest.mark.parametrize(
@@ -155,14 +156,14 @@ def test_malformed_lines_are_left_out(line: str, tmp_path: Path) -> None:
     path = tmp_path / "x" / counters.FILE
     counters.write(path, [good])
     path.write_text(line + "\n" + path.read_text())
-    assert counters.read(tmp_path) == [good]
+    assert newest.counters(tmp_path) == [good]
 
 
 def test_the_newest_file_counts(tmp_path: Path) -> None:
     for name, date in (("a", "2026-11-20"), ("b", "2026-11-21"), ("c", "2025-01-01")):
         counters.write(tmp_path / name / counters.FILE, [Counted("o", name, "t", "X", date)])
-    assert [one.rung for one in counters.read(tmp_path)] == ["b"]
-    assert counters.read(tmp_path / "nowhere") == []
+    assert [one.rung for one in newest.counters(tmp_path)] == ["b"]
+    assert newest.counters(tmp_path / "nowhere") == []
 
 
 def test_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

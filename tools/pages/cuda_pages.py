@@ -11,12 +11,10 @@ from pathlib import Path
 
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import RUNGS_FOLDER, Rung
-from gemmule.lab.bench import ladder_times
-from gemmule.lab.profile import counters
 from gemmule.lab.profile.counters import Counted
 from gemmule.lab.records.rows import Row
 from gemmule.storage.atomic import replace_text
-from pages import ladder_tables
+from pages import ladder_tables, newest
 from pages.excerpts import docstring, excerpt, telling
 from pages.figures import of_ladder
 from pages.markdown import update_markers
@@ -41,8 +39,8 @@ def update(root: Path) -> list[Path]:
     present = [op for op in OPS if (root / page(op)).is_file()]
     if not present:
         return changed
-    environment, rows = ladder_times.read(root / "evidence")
-    counted = counters.read(root / "evidence")
+    environment, rows = newest.ladder_rows(root / "evidence")
+    counted = newest.counters(root / "evidence")
     for op in present:
         changed += _draw(root, op, rows)
         texts = {

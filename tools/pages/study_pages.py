@@ -7,7 +7,7 @@ from pathlib import Path
 from gemmule.lab import studies
 from gemmule.lab.studies import show, store
 from gemmule.lab.studies.records import Rows
-from gemmule.lab.studies.runner import merged, of_last_devices
+from gemmule.lab.studies.runner import of_last_devices
 from gemmule.storage.atomic import replace_text
 from pages.markdown import markdown, update_markers
 
@@ -47,7 +47,7 @@ def evidence_rows(evidence: Path, seed: str) -> Rows:
     """Return a seed's rows of the first device on record, those of GPUs before those of CPUs."""
     files = [store.read(path, seed) for path in sorted(evidence.glob(f"*/study-{seed}.jsonl"))]
     files.sort(key=lambda rows: not any(row.backend == "cuda" for row in rows))
-    return of_last_devices(merged(files[:1]))
+    return of_last_devices(files[0] if files else Rows(()))
 
 
 def _measured(rows: Rows) -> str:

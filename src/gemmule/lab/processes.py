@@ -1,11 +1,13 @@
-"""Tasks in child processes of their own: a kernel that faults takes its CUDA context with it."""
+"""Child processes, as a kernel that faults takes its CUDA context with it, and CUDA's tools."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -49,3 +51,17 @@ def _in_pool(
                 found = error
             keep(futures[future], found)
     return unfinished
+
+
+def environment_of_child(**more: str) -> dict[str, str]:
+    """Return this process's environment, in which a child imports the same gemmule."""
+    source = str(Path(__file__).parents[2])
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def in_toolkit(tool: str) -> Path | None:
+    """Return the path of a program of the CUDA toolkit, None where it is in no usual place."""
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    places = (Path(home) / "bin" / tool for home in (*homes, "/usr/local/cuda"))
+    return next((place for place in places if os.access(place, os.X_OK)), None)

@@ -15,7 +15,7 @@ from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.problem import Problem
 from gemmule.lab.bench.device_operands import OperandSet, judge, make_sets
-from gemmule.lab.bench.entries import Entry, race, settled_by
+from gemmule.lab.bench.entries import Entry, race
 from gemmule.lab.bench.suites import Product
 from gemmule.lab.ceilings.device import measure_ceilings
 from gemmule.lab.peers.peer import Absence, Peer, Prepared, check, check_operands, small_problem
@@ -162,12 +162,3 @@ def _lane(peer: Peer, prepared: Sequence[Prepared]) -> Contestant:
         prepared[index].call()
 
     return Contestant(peer.name, call, len(prepared))
-
-
-def settled(
-    rows: Sequence[Row], environment: Environment, ordinal: int, max_seconds: float
-) -> tuple[list[Row], Environment]:
-    """Hold all rows against the read ceiling; where one rises above it, measure that again."""
-    return settled_by(
-        rows, environment, lambda: measure_ceilings(ordinal, max_seconds=max_seconds, seed=1)
-    )

@@ -50,7 +50,7 @@ def race(
     return rows
 
 
-def settled_by(
+def settled(
     rows: Sequence[Row], environment: Environment, measure: Callable[[], Mapping[str, Ceiling]]
 ) -> tuple[list[Row], Environment]:
     """Hold all rows against the read ceiling; where one rises above it, measure that again."""

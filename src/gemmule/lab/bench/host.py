@@ -16,14 +16,14 @@ import numpy as np
 
 import gemmule as gm
 from gemmule.core.problem import Problem, numpy_dtype
-from gemmule.lab.bench.entries import Entry, race, settled_by
+from gemmule.lab.bench.entries import Entry, race
 from gemmule.lab.bench.lanes import Lane, Limits, Sets, Speeds, Target, lanes_of
 from gemmule.lab.ceilings.cold import rotating_bytes
 from gemmule.lab.ceilings.host import measure_ceilings
 from gemmule.lab.peers.peer import Absence, Peer
 from gemmule.lab.peers.registry import all_peers
 from gemmule.lab.records.environment import capture_environment, cpu_name
-from gemmule.lab.records.rows import Environment, Facts, Row
+from gemmule.lab.records.rows import Ceiling, Environment, Facts, Row
 from gemmule.lab.verify import check
 from gemmule.timing.machine import Rotation, last_level_cache_bytes, rotation
 from gemmule.timing.sampler import Budget, Contestant, HostClock
@@ -93,6 +93,11 @@ def measured_environment(max_seconds: float) -> Environment:
 
     ceilings = measure_ceilings(max_seconds=max_seconds)
     return capture_environment(cpu_name(), "cpu", ceilings=ceilings, threads=thread_count())
+
+
+def ceilings_again(max_seconds: float) -> dict[str, Ceiling]:
+    """Return the ceilings as measured once more, where a row rises above them."""
+    return measure_ceilings(max_seconds=max_seconds, seed=1)
 
 
 def judged(op: str, left: Any, right: Any, rung: str | None = None, **options: Any) -> float:
@@ -207,10 +212,3 @@ def absences_in_words(absent: Iterable[Absence]) -> list[str]:
     for one in absent:
         by_reason.setdefault(one.reason, {})[one.name] = None
     return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-
-
-def settled(
-    rows: Sequence[Row], environment: Environment, max_seconds: float
-) -> tuple[list[Row], Environment]:
-    """Hold all rows against the read ceiling; where one rises above it, measure that again."""
-    return settled_by(rows, environment, lambda: measure_ceilings(max_seconds=max_seconds, seed=1))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import gemmule as gm
@@ -17,7 +16,6 @@ from gemmule.core.problem import Problem
 from gemmule.core.registry import ladder
 from gemmule.errors import CompileError
 from gemmule.lab.bench.entries import Entry, race
-from gemmule.lab.records import results
 from gemmule.lab.records.known_proofs import proof_of
 from gemmule.lab.records.rows import Environment, Facts, Row
 from gemmule.lab.report.ladder_table import before
@@ -174,19 +172,3 @@ def _entries(spot: Spot, bound: dict[str, tuple[Any, gm.Plan | None]]) -> Iterat
 def _plain(problem: Problem) -> Problem:
     """Return what PyTorch computes: beside codes, the product of a float16 matrix."""
     return problem if problem.quant is None else replace(problem, a="float16", quant=None)
-
-
-def read(evidence: Path) -> tuple[Environment | None, tuple[Row, ...]]:
-    """Return the newest file of rows below an evidence folder; no rows where there is none."""
-    best: results.Results | None = None
-    for path in sorted(evidence.glob(f"*/{FILE}")):
-        found = results.read(path)
-        if best is None or _when(found) > _when(best):
-            best = found
-    if best is None or not best.environments:
-        return None, ()
-    return next(iter(best.environments.values())), best.rows
-
-
-def _when(found: results.Results) -> str:
-    return max((e.timestamp for e in found.environments.values()), default="")

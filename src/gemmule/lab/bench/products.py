@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -60,12 +60,12 @@ class Maker:
         room = int(available_bytes() * OPERANDS_SHARE)
         dtype = None if name in BITS else numpy_dtype(PLAIN_INTEGERS.get(name, name))
         matrices, cold = self._copies(self._matrices, lambda: self._matrix(product), room)
-        sets = [_in_order(op, matrix, _as(other, dtype)) for matrix in matrices]
+        sets = [in_order(op, matrix, _as(other, dtype)) for matrix in matrices]
         plain: Sets = ()
         if wide is not None:
             room = max(0, room - sum(int(matrix.nbytes) for matrix in matrices))
             floats, _ = self._copies(self._plain, lambda: self._wide(product, wide), room)
-            plain = [_in_order(op, matrix, _as(other, numpy_dtype(wide))) for matrix in floats]
+            plain = [in_order(op, matrix, _as(other, numpy_dtype(wide))) for matrix in floats]
         options = {"activations": "int8"} if name in BITS and name.endswith("x int8") else {}
         beside: tuple[Beside, ...] = ()
         if name in BITS and op == "matmul":
@@ -104,11 +104,8 @@ class Maker:
         return self._base
 
     def _matrix(self, product: Product) -> Any:
-        values, name = self._values(product), product.format
-        if name in BITS:
-            return gm.quantize(values, bits=BITS[name], group_size=GROUP_SIZE)
-        dtype = numpy_dtype(PLAIN_INTEGERS.get(name, name))
-        return values.astype(dtype, order="F" if product.column_major else "C", copy=False)
+        values = self._values(product)
+        return in_format(values, product.format, "F" if product.column_major else "C")
 
     def _wide(self, product: Product, wide: str) -> Any:
         return self._values(product).astype(numpy_dtype(wide), copy=False)
@@ -151,7 +148,15 @@ def _as(other: Any, dtype: Any) -> Any:
     return other.copy() if dtype is None else other.astype(dtype)
 
 
-def _in_order(op: str, matrix: Any, other: Any) -> Operands:
+def in_format(values: Any, name: str, order: Literal["C", "F"] = "C") -> Any:
+    """Return a matrix in a format of the suites; quantised ones in groups of 128 columns."""
+    if name in BITS:
+        return gm.quantize(values, bits=BITS[name], group_size=GROUP_SIZE)
+    return values.astype(numpy_dtype(PLAIN_INTEGERS.get(name, name)), order=order, copy=False)
+
+
+def in_order(op: str, matrix: Any, other: Any) -> Operands:
+    """Return the operands in the public function's order."""
     return (other, matrix) if op == "vecmat" else (matrix, other)
 
 

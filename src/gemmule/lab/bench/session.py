@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -18,17 +18,18 @@ from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.lab.bench import device as device_bench
 from gemmule.lab.bench import host as host_bench
 from gemmule.lab.bench import host_cost
+from gemmule.lab.bench.entries import settled
 from gemmule.lab.bench.lanes import Speeds
 from gemmule.lab.bench.products import Maker
 from gemmule.lab.bench.quiet import Patience
 from gemmule.lab.bench.suites import Product, Suite
 from gemmule.lab.ceilings.cold import rotating_bytes
-from gemmule.lab.ceilings.device import summary
+from gemmule.lab.ceilings.device import measure_ceilings, summary
 from gemmule.lab.peers.peer import Absence
 from gemmule.lab.peers.registry import all_peers
 from gemmule.lab.progress import tracked
 from gemmule.lab.records import results
-from gemmule.lab.records.rows import Environment, Row
+from gemmule.lab.records.rows import Ceiling, Environment, Row
 from gemmule.lab.report.render import print_tables, terminal_table, wide_console
 from gemmule.lab.report.tables import in_words, products_table
 from gemmule.lab.report.targets import bars_table, standings
@@ -43,14 +44,14 @@ class Meter:
     """What differs between a CPU and a GPU.
 
     environment(seconds): the machine with its ceilings, measured now. attempt(product,
-    environment): the measurement of a product, which may be made more than once. settled(rows,
-    environment, seconds): rows held against the ceiling, which is measured anew where one rises
-    above it. show(rows, console): print the tables. prefix: of the names of files.
+    environment): the measurement of a product, which may be made more than once. ceilings(seconds):
+    those that count where a row rises above the read ceiling. show(rows, console): print the
+    tables. prefix: of the names of files.
     """
 
     environment: Callable[[float], Environment]
     attempt: Callable[[Product, Environment], Callable[[], Found]]
-    settled: Callable[[Sequence[Row], Environment, float], tuple[list[Row], Environment]]
+    ceilings: Callable[[float], Mapping[str, Ceiling]]
     show: Callable[[Sequence[Row], Console], None]
     prefix: str = ""
 
@@ -74,7 +75,7 @@ def cpu_meter(suite: Suite, seconds: float) -> Meter:
             host_bench.run, one, environment, max_seconds=seconds, speeds=speeds
         )
 
-    return Meter(environment, attempt, host_bench.settled, print_tables)
+    return Meter(environment, attempt, host_bench.ceilings_again, print_tables)
 
 
 def cuda_meter(suite: Suite, seconds: float, device: str, peers: tuple[str, ...] = ()) -> Meter:
@@ -107,15 +108,13 @@ def cuda_meter(suite: Suite, seconds: float, device: str, peers: tuple[str, ...]
             max_seconds=seconds,
         )
 
-    def settled(
-        rows: Sequence[Row], environment: Environment, max_seconds: float
-    ) -> tuple[list[Row], Environment]:
-        return device_bench.settled(rows, environment, clock.ordinal, max_seconds)
+    def ceilings(max_seconds: float) -> Mapping[str, Ceiling]:
+        return measure_ceilings(clock.ordinal, max_seconds=max_seconds, seed=1)
 
     def show(rows: Sequence[Row], console: Console) -> None:
         console.print(terminal_table(products_table(name, rows)))
 
-    return Meter(environment, attempt, settled, show, "cuda-")
+    return Meter(environment, attempt, ceilings, show, "cuda-")
 
 
 @dataclass(slots=True)
@@ -159,7 +158,8 @@ class Session:
 
     def _settle(self, seconds: float) -> None:
         """Hold the new rows against the ceiling; if that is measured anew, rewrite the file."""
-        rows, environment = self.meter.settled(self.rows, self.environment, seconds)
+        again = functools.partial(self.meter.ceilings, seconds)
+        rows, environment = settled(self.rows, self.environment, again)
         if environment.id == self.environment.id:
             return
         earlier = [] if not self.known else _earlier(self.path, self.environment)
@@ -194,7 +194,6 @@ def known_rows(path: Path, suite: Suite) -> tuple[Row, ...]:
 
 
 def start(
-    name: str,
     suite: Suite,
     meter: Meter,
     out: Path,
@@ -204,11 +203,11 @@ def start(
     resume: Path | None = None,
 ) -> None:
     """Measure the machine's ceilings, then the suite, into a file of its own or into `resume`."""
-    click.echo(f"suite {name}, {suite.title}: {len(suite.products)} products")
+    click.echo(f"suite {suite.name}, {suite.title}: {len(suite.products)} products")
     known = () if resume is None else known_rows(resume, suite)
     patience.wait()
     click.echo(f"measuring this machine's ceilings, about {ceiling_seconds:.0f} s", err=True)
     environment = meter.environment(ceiling_seconds)
     stamp = environment.timestamp[:19].replace(":", "").replace("-", "")
-    path = out / f"{meter.prefix}{name}-{stamp}.jsonl" if resume is None else resume
+    path = out / f"{meter.prefix}{suite.name}-{stamp}.jsonl" if resume is None else resume
     Session(suite, meter, environment, path, patience, known).run(ceiling_seconds / 2)

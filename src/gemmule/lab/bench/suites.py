@@ -63,7 +63,7 @@ class Suite:
     every_rung: all rungs of the ladder that take the problem, not the automatic choice alone;
     rungs: on a GPU those to time, by name, None being the automatic choice. peers: on a GPU those
     that run beside ours unless others are asked for; on a CPU all do. host_cost: time
-    what one call costs the host, whatever the products.
+    what one call costs the host, whatever the products. name: what it is asked for by.
     """
 
     title: str
@@ -73,6 +73,7 @@ class Suite:
     peers: tuple[str, ...] = ("torch",)
     rungs: tuple[str | None, ...] = (None,)
     host_cost: bool = False
+    name: str = ""
 
 
 def _squares(*sizes: int) -> tuple[tuple[int, int], ...]:

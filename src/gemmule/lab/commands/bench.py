@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -93,13 +94,12 @@ def bench(
         host_to_host.show(ordinal_named(device), sizes or host_to_host.SIDES, out)
         return
     all_suites = suites.CUDA_SUITES if backend == "cuda" else suites.SUITES
-    chosen = suites.narrowed(all_suites[suite], ops, formats, sizes)
+    chosen = replace(suites.narrowed(all_suites[suite], ops, formats, sizes), name=suite)
     if backend == "cuda":
         meter = session.cuda_meter(chosen, seconds or CUDA_SECONDS, device, peers)
     else:
         meter = session.cpu_meter(chosen, seconds or CPU_SECONDS)
     session.start(
-        suite,
         chosen,
         meter,
         out,

@@ -54,6 +54,7 @@ def _made(weights: Weights, why: str) -> Weights:
 
 def _run(weights: Weights, out: Path, seconds: float) -> None:
     from gemmule.lab.bench import host as host_bench
+    from gemmule.lab.bench.entries import settled
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.demo import run as demo_run
 
@@ -76,8 +77,9 @@ def _run(weights: Weights, out: Path, seconds: float) -> None:
     _follow(
         demo_run.measure(parts, demo_run.FORMATS, environment, outcome, seconds), timed, "measuring"
     )
-    rows, environment = host_bench.settled(outcome.rows, environment, CEILING_SECONDS / 2)
-    outcome.rows = rows
+    outcome.rows, environment = settled(
+        outcome.rows, environment, lambda: host_bench.ceilings_again(CEILING_SECONDS / 2)
+    )
     _report(parts, outcome, environment, out, weights)
 
 

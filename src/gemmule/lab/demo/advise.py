@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,18 +149,7 @@ def _contestant(name: str, matrix: Any, columns: int, device: str) -> tuple[Cont
 
 def placed(array: Any, device: str) -> Any:
     """Return a copy of a host array or quantised matrix at an address of its own."""
-    if device != "cpu":
-        return gm.asarray(array, device=device)
-    if not isinstance(array, gm.QuantizedMatrix):
-        return array.copy()
-    return gm.QuantizedMatrix.from_parts(
-        array.codes.copy(),
-        array.scales.copy(),
-        None if array.zeros is None else array.zeros.copy(),
-        shape=array.shape,
-        bits=array.bits,
-        group_size=array.group_size,
-    )
+    return deepcopy(array) if device == "cpu" else gm.asarray(array, device=device)
 
 
 def _cold_bytes(device: str) -> int | None:

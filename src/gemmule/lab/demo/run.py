@@ -17,12 +17,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-import gemmule as gm
 from gemmule.core.problem import numpy_dtype
-from gemmule.core.words import Bits
 from gemmule.lab.bench import host as host_bench
 from gemmule.lab.bench.host import Bench
 from gemmule.lab.bench.lanes import Operands, Speeds
+from gemmule.lab.bench.products import in_format, in_order
+from gemmule.lab.bench.suites import BITS, Product
 from gemmule.lab.demo.model import Weights
 from gemmule.lab.peers.peer import Absence
 from gemmule.lab.peers.registry import all_peers
@@ -33,8 +33,6 @@ Array: TypeAlias = NDArray[Any]
 
 OPS = ("matvec", "vecmat", "matmul")
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
-BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
-GROUP_SIZE = 128
 OTHERS = 8  # different right-hand operands of a shape
 COLUMNS = 64  # of the matmul's right operand: a small batch of tokens
 PEERS = ("numpy", "torch", "torch int8pack", "torch int4pack")
@@ -77,24 +75,11 @@ def parts_of(weights: Weights) -> list[Part]:
     ]
 
 
-def in_format(matrix: NDArray[np.float32], name: str) -> Any:
-    """Return a weight matrix in a number format; int8 and int4 in groups of 128 columns."""
-    if name in BITS:
-        return gm.quantize(matrix, bits=BITS[name], group_size=GROUP_SIZE)
-    return matrix.astype(numpy_dtype(name))
-
-
 def other_operand(op: str, shape: tuple[int, int], name: str, seed: int) -> Array:
     """Return what a matrix of `shape` is multiplied with: normal numbers, float32 for quantised."""
-    rng = np.random.default_rng(seed)
-    size = {"matvec": (shape[1],), "vecmat": (shape[0],), "matmul": (shape[1], COLUMNS)}[op]
+    size = Product(op, name, shape, COLUMNS).other_shape
     dtype = "float32" if name in BITS else name
-    return rng.standard_normal(size, np.float32).astype(numpy_dtype(dtype))
-
-
-def in_order(op: str, matrix: Any, other: Array) -> Operands:
-    """Return the operands in the public function's order."""
-    return (other, matrix) if op == "vecmat" else (matrix, other)
+    return np.random.default_rng(seed).standard_normal(size, np.float32).astype(numpy_dtype(dtype))
 
 
 def verify(parts: Sequence[Part], formats: Sequence[str], outcome: Outcome) -> Iterator[str]:

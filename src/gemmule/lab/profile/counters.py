@@ -19,7 +19,6 @@ from gemmule.lab.profile import ncu
 from gemmule.storage import lines
 
 FILE, SCHEMA = "counters.jsonl", 1
-MAX_FILE_BYTES = 4 << 20
 SECONDS = 70  # for launching; Nsight Compute itself needs some more at both ends
 LOAD = "pipe_lsu_mem_global_op"
 METRICS = {
@@ -140,25 +139,3 @@ def together(kernels: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def write(path: Path, found: Iterable[Counted]) -> None:
     """Replace a file of counters; OSError where it cannot be written."""
     lines.write(path, ({"schema": SCHEMA, **asdict(one)} for one in found))
-
-
-def read(evidence: Path) -> list[Counted]:
-    """Return the counters of the newest file below an evidence folder, malformed lines left out."""
-    newest: list[Counted] = []
-    for path in sorted(evidence.glob(f"*/{FILE}")):
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ValueError(f"{path} has more than {MAX_FILE_BYTES:,} bytes; count anew.")
-        found = [one for data in lines.read(path, SCHEMA) if (one := _counted(data)) is not None]
-        if max((o.date for o in found), default="") > max((o.date for o in newest), default=""):
-            newest = found
-    return newest
-
-
-def _counted(data: dict[str, Any]) -> Counted | None:
-    try:
-        texts = {n: str(data[n]) for n in ("op", "rung", "title", "device", "date", "note")}
-        counters = {str(k): float(v) for k, v in data["counters"].items()}
-        kernels = tuple(str(name) for name in data["kernels"])
-        return Counted(**texts, params=dict(data["params"]), kernels=kernels, counters=counters)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None

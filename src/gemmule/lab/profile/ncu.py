@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
-_HOMES = ("CUDA_HOME", "CUDA_PATH")
+from gemmule.lab.processes import environment_of_child, in_toolkit
 
 Rows = list[tuple[str, dict[str, float]]]
 
 
 def find_ncu() -> str | None:
     """Return the path of Nsight Compute, or None where it is not installed."""
-    found = shutil.which("ncu")
-    if found is not None:
-        return found
-    homes = [os.environ[name] for name in _HOMES if os.environ.get(name)]
-    for home in (*homes, "/usr/local/cuda"):
-        candidate = Path(home) / "bin" / "ncu"
-        if os.access(candidate, os.X_OK):
-            return str(candidate)
-    return None
+    found = shutil.which("ncu") or in_toolkit("ncu")
+    return None if found is None else str(found)
 
 
 def profile(
@@ -41,8 +32,6 @@ def profile(
         return [], "Nsight Compute (ncu) is not installed"
     page = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
     watched = [*options, "--metrics", ",".join(metrics.values())]
-    source = str(Path(__file__).parents[3])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
             [ncu, *page, *watched, sys.executable, "-m", *child],
@@ -50,7 +39,7 @@ def profile(
             text=True,
             check=False,
             timeout=timeout_s,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment_of_child(),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [], f"Nsight Compute did not run: {error}"[:300]

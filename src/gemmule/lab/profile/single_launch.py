@@ -9,7 +9,7 @@ import json
 import sys
 
 from gemmule.lab.profile import ncu
-from gemmule.lab.studies.grid import Cell, Lane, Measured
+from gemmule.lab.studies.grid import Bench, Case, Cell, Found, Lane, Measured, Names, Task
 
 SECONDS = 120
 METRICS = {
@@ -42,6 +42,16 @@ def count(cell: Cell, lane: Lane) -> Measured:
     rows, note = ncu.profile(METRICS, options, [__name__, json.dumps(job)], SECONDS)
     figures = rows[0][1] if rows else {}
     return Measured(figures=figures) if figures else Measured(note=note)
+
+
+def counting(op: str, names: Names, case: Case, m: int, n: int, columns: int = 0) -> Task:
+    """Return the part of a study that counts one launch of each named rung on an m x n matrix."""
+    cell = Cell("counters", op, m, n, (), "warm", columns)
+
+    def run(bench: Bench, names: Names, case: Case) -> Found:
+        return {name: count(cell, Lane(name, name)) for name in names}
+
+    return Task("counters", names, case, run)
 
 
 def main(job: str) -> None:

@@ -12,8 +12,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from gemmule.lab.processes import environment_of_child
 from gemmule.lab.studies.grid import Measured
 
 SECONDS = 120
@@ -21,12 +21,7 @@ SECONDS = 120
 
 def first_call(rung: str, n: int) -> Measured:
     """Return what the first product of a new process takes, part by part, in microseconds."""
-    import os
-
-    source = str(Path(__file__).parents[3])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "PYTHONPATH": path, "GEMMULE_CACHE": cache}
         try:
             done = subprocess.run(
                 [sys.executable, "-m", __name__, rung, str(n)],
@@ -34,7 +29,7 @@ def first_call(rung: str, n: int) -> Measured:
                 text=True,
                 timeout=SECONDS,
                 check=False,
-                env=environment,
+                env=environment_of_child(GEMMULE_CACHE=cache),
             )
         except subprocess.TimeoutExpired:
             return Measured(note=f"the first call did not return within {SECONDS} s")

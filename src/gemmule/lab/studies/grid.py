@@ -87,13 +87,18 @@ def rates(cell: Cell, lane: Lane, us: float) -> dict[str, float]:
     return {"gbs": nbytes / us * 1e-3, "gflops": 2.0 * rows * columns * width / us * 1e-3}
 
 
+Names = tuple[str, ...]
+Case = Mapping[str, Value]
+Found = Mapping[str, Measured]
+
+
 class Bench(Protocol):
     """What measures cells on one device."""
 
     backend: str
     device: str
 
-    def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
+    def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Found:
         """Return what became of each lane, by name; ArithmeticError for a wrong result."""
         ...
 
@@ -111,9 +116,9 @@ class Task:
     """
 
     experiment: str
-    names: tuple[str, ...]
-    case: Mapping[str, Value]
-    run: Callable[[Bench, tuple[str, ...], Mapping[str, Value]], Mapping[str, Measured]]
+    names: Names
+    case: Case
+    run: Callable[[Bench, Names, Case], Found]
 
 
 Step = Cell | Task

@@ -15,8 +15,7 @@ from gemmule.errors import DeviceError
 from gemmule.lab.bench.host_to_host import PARTS, once
 from gemmule.lab.records.rows import Times
 from gemmule.lab.studies.cpu import REST_S, peer_calls
-from gemmule.lab.studies.grid import Bench, Measured
-from gemmule.lab.studies.records import Value
+from gemmule.lab.studies.grid import Bench, Case, Found, Measured, Names
 from gemmule.lab.studies.seeds.claims_001 import CPU_LOOP, CUBLAS, EIGEN, NAIVE, NUMPY, SHARED
 from gemmule.lab.verify import check
 
@@ -28,6 +27,11 @@ STEP = 1000
 
 Array = Any
 Multiply = Callable[[Any, Any, Any], object]
+
+
+def ordinal_of(bench: Bench) -> int:
+    """Return the number of a bench's GPU."""
+    return int(getattr(bench, "ordinal", 0))
 
 
 def cpu_multiply(name: str) -> Multiply | str:
@@ -64,9 +68,7 @@ def gpu_multiply(name: str, ordinal: int) -> Multiply | str:
     return multiply
 
 
-def proof(
-    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
-) -> Mapping[str, Measured]:
+def proof(bench: Bench, names: Names, case: Case) -> Found:
     """Multiply matrices of random sizes by every implementation, and judge each result.
 
     ArithmeticError stops the study. The figure is the largest difference between any two results.
@@ -75,7 +77,7 @@ def proof(
     sizes = [int(n) for n in rng.integers(1, LARGEST_PROOF + 1, int(case["runs"]))]
     chosen = {name: cpu_multiply(name) for name in (CPU_LOOP, EIGEN, NUMPY)}
     if bench.backend == "cuda":
-        ordinal = int(getattr(bench, "ordinal", 0))
+        ordinal = ordinal_of(bench)
         chosen |= {name: gpu_multiply(name, ordinal) for name in (NAIVE, SHARED, CUBLAS)}
     present = {name: made for name, made in chosen.items() if not isinstance(made, str)}
     worst = 0.0
@@ -102,14 +104,12 @@ def _results(n: int, present: Mapping[str, Multiply], rng: np.random.Generator) 
     return results
 
 
-def small_check(
-    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
-) -> Mapping[str, Measured]:
+def small_check(bench: Bench, names: Names, case: Case) -> Found:
     """Judge the named libraries on matrices that do not commute; ArithmeticError when wrong."""
     found = {}
     for name in names:
         gpu = name == CUBLAS
-        made = gpu_multiply(name, int(getattr(bench, "ordinal", 0))) if gpu else cpu_multiply(name)
+        made = gpu_multiply(name, ordinal_of(bench)) if gpu else cpu_multiply(name)
         if isinstance(made, str):
             found[name] = Measured(note=made)
             continue
@@ -118,9 +118,7 @@ def small_check(
     return found
 
 
-def cpu_total(
-    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
-) -> Mapping[str, Measured]:
+def cpu_total(bench: Bench, names: Names, case: Case) -> Found:
     """Return the times of whole products on the CPU; each implementation rests before it runs."""
     n = int(case["n"])
     rng = np.random.default_rng(n)
@@ -155,11 +153,9 @@ def _call(name: str, a: Any, b: Any) -> Callable[[], Any] | str:
     return multiply if isinstance(multiply, str) else lambda: multiply(a, b, c)
 
 
-def largest(
-    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
-) -> Mapping[str, Measured]:
+def largest(bench: Bench, names: Names, case: Case) -> Found:
     """Find the largest n, in thousands, whose three matrices fit, and what the next one gives."""
-    ordinal = int(getattr(bench, "ordinal", 0))
+    ordinal = ordinal_of(bench)
     bench.release()
     free_bytes, _ = driver.memory_bytes(ordinal)
     n = int((free_bytes / 12) ** 0.5) // STEP * STEP

@@ -104,16 +104,6 @@ def _rows(
         )
 
 
-def merged(parts: Iterable[Rows]) -> Rows:
-    """Return the rows of several files as one."""
-    rows: list[StudyRow] = []
-    environments: dict[str, Environment] = {}
-    for part in parts:
-        rows += part
-        environments |= part.environments
-    return Rows(rows, environments)
-
-
 def of_last_devices(rows: Rows) -> Rows:
     """Return the rows of the last CPU and the last GPU on file, which verdicts are made of."""
     last = {row.backend: row.device for row in rows}

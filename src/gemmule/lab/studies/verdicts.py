@@ -16,6 +16,11 @@ def speedups(rows: Rows, ours: str, other: str) -> dict[str, float]:
     return pairs(rows, other, ours)
 
 
+def uncounted(counted: Rows) -> Finding:
+    """Return the finding of a claim that counters decide, where these rows have none."""
+    return unmeasured(next((row.note for row in counted if row.note), NO_GPU))
+
+
 def of_ratios(
     ratios: Mapping[str, float], holds: bool, words: str, missing: str = NO_GPU
 ) -> Finding:

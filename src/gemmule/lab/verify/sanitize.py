@@ -8,7 +8,6 @@ recorded with the keys of the variants that it watched, as soon as they are thro
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -21,13 +20,13 @@ from pathlib import Path
 
 from gemmule.core.rung import CudaRung
 from gemmule.errors import DeviceError
+from gemmule.lab.processes import in_toolkit
 from gemmule.lab.records import proof_lines
 from gemmule.lab.verify.device import Outcome, chunks, slug
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SHOWN_LINES = 24
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)\b", re.M)
-_HOMES = ("CUDA_HOME", "CUDA_PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +52,7 @@ class Report:
 
 def find_sanitizer() -> Path:
     """Return compute-sanitizer's path; DeviceError, saying how to get it, where there is none."""
-    folders = [os.environ[name] for name in _HOMES if os.environ.get(name)]
-    for folder in (*folders, "/usr/local/cuda"):
-        candidate = Path(folder) / "bin" / "compute-sanitizer"
-        if os.access(candidate, os.X_OK):
-            return candidate
-    found = shutil.which("compute-sanitizer")
+    found = in_toolkit("compute-sanitizer") or shutil.which("compute-sanitizer")
     if found is None:
         raise DeviceError(
             "compute-sanitizer was not found on PATH, in CUDA_HOME or in /usr/local/cuda. It comes "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ def counters(
     """
     from gemmule.lab.bench import device as device_bench
     from gemmule.lab.bench import ladder_times
+    from gemmule.lab.bench.entries import settled
+    from gemmule.lab.ceilings.device import measure_ceilings
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.records import results
     from gemmule.lab.studies.gpu import GpuBench
@@ -57,7 +60,9 @@ def counters(
         wrong += [note for note in notes if ladder_times.WRONG in note]
         for note in notes:
             click.echo(f"not timed: {note}")
-    rows, environment = device_bench.settled(rows, environment, ordinal, CEILING_SECONDS / 2)
+    seconds = CEILING_SECONDS / 2
+    again = functools.partial(measure_ceilings, ordinal, max_seconds=seconds, seed=1)
+    rows, environment = settled(rows, environment, again)
     results.replace(folder / ladder_times.FILE, [environment, *rows])
     click.echo(f"wrote {folder / ladder_times.FILE}: {len(rows)} rows")
     if not no_ncu:

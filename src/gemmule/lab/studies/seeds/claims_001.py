@@ -156,31 +156,22 @@ def _compute_peak(rows: Rows) -> Finding:
     return decided(share > 0.8, words)
 
 
-def _counter(*names: str) -> Callable[[Rows], tuple[list[float], str]]:
-    def read(rows: Rows) -> tuple[list[float], str]:
-        counted = rows.where("counters", backend="cuda")
-        values = [v for v in (counted.figure(name) for name in names) if v is not None]
-        notes = [row.note for row in counted if row.note]
-        return values, notes[0] if notes else verdicts.NO_GPU
-
-    return read
-
-
 def _bank_conflicts(rows: Rows) -> Finding:
-    values, why = _counter("bank conflicts, loads", "bank conflicts, stores")(rows)
-    waves, _ = _counter("shared load wavefronts")(rows)
-    if not values or not waves:
-        return unmeasured(why)
-    share = sum(values) / waves[0]
-    words = f"{sum(values):,.0f} in {waves[0]:,.0f} wavefronts of shared loads"
-    return decided(share < 0.01, words)
+    counted = rows.where("counters", backend="cuda")
+    found = [counted.figure(f"bank conflicts, {which}") for which in ("loads", "stores")]
+    conflicts, waves = [v for v in found if v is not None], counted.figure("shared load wavefronts")
+    if not conflicts or waves is None:
+        return verdicts.uncounted(counted)
+    words = f"{sum(conflicts):,.0f} in {waves:,.0f} wavefronts of shared loads"
+    return decided(sum(conflicts) / waves < 0.01, words)
 
 
 def _barrier(rows: Rows) -> Finding:
-    values, why = _counter("barrier stall cycles")(rows)
-    if not values:
-        return unmeasured(why)
-    return decided(7 <= values[0] <= 28, f"{values[0]:.1f} cycles between instructions of a warp")
+    counted = rows.where("counters", backend="cuda")
+    cycles = counted.figure("barrier stall cycles")
+    if cycles is None:
+        return verdicts.uncounted(counted)
+    return decided(7 <= cycles <= 28, f"{cycles:.1f} cycles between instructions of a warp")
 
 
 def _fma(rows: Rows) -> Finding:

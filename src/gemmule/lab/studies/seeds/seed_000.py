@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from gemmule.core.registry import ladder
-from gemmule.lab.profile.single_launch import count
+from gemmule.lab.profile.single_launch import counting
 from gemmule.lab.studies import verdicts
-from gemmule.lab.studies.grid import Bench, Cell, Lane, Measured, Step, Study, Task
-from gemmule.lab.studies.records import Claim, Finding, Rows, Value, decided, pairs, unmeasured
+from gemmule.lab.studies.grid import Cell, Lane, Step, Study
+from gemmule.lab.studies.records import Claim, Finding, Rows, Value, decided, pairs
 
 SIZES = tuple(1 << p for p in range(8, 15))
 THIN = (512, 2048, 8192, 16384)
@@ -43,14 +43,7 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         case: dict[str, Value] = {"m": TYPE_SIZE, "n": TYPE_SIZE, "dtype": form}
         for temperature in ("warm", "cold"):
             yield Cell(BY_TYPE, "matvec", TYPE_SIZE, TYPE_SIZE, pair, temperature, case=case)
-    yield Task("counters", (BASIC,), COUNTED, _counted)
-
-
-def _counted(
-    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
-) -> Mapping[str, Measured]:
-    cell = Cell("counters", "matvec", COUNTED["m"], COUNTED["n"], (), "warm")
-    return {name: count(cell, Lane(name, name)) for name in names}
+    yield counting("matvec", (BASIC,), COUNTED, COUNTED["m"], COUNTED["n"])
 
 
 def left_out(full: bool) -> Iterator[str]:
@@ -78,8 +71,7 @@ def _x_from_l2(rows: Rows) -> Finding:
     counted = rows.where("counters", backend="cuda", name=BASIC)
     sectors, hits = counted.figure("load sectors"), counted.figure("load sectors hit in L1")
     if sectors is None or hits is None:
-        notes = [row.note for row in counted if row.note]
-        return unmeasured(notes[0] if notes else verdicts.NO_GPU)
+        return verdicts.uncounted(counted)
     m, n = COUNTED["m"], COUNTED["n"]
     of_x = m // 32 * n  # a warp asks for one sector of x an iteration
     left = sectors - hits - m * n * 4 / 32

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from gemmule.lab.bench.host_to_host import PARTS
-from gemmule.lab.profile.single_launch import count
+from gemmule.lab.profile.single_launch import counting
 from gemmule.lab.report.tables import significant
 from gemmule.lab.studies.first_call import first_call
-from gemmule.lab.studies.grid import Bench, Cell, Lane, Measured, Step, Study, Task
+from gemmule.lab.studies.grid import (
+    Bench,
+    Case,
+    Cell,
+    Found,
+    Lane,
+    Measured,
+    Names,
+    Step,
+    Study,
+    Task,
+)
 from gemmule.lab.studies.host_products import (
     cpu_total,
     cublas_multiply,
     largest,
+    ordinal_of,
     proof,
     rung_multiply,
     small_check,
@@ -94,8 +106,7 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
             lone = (n, temperature) == (KERNEL_SIZES[0], "warm")
             lanes = (*KERNEL_LANES, *LONE_LANES) if lone else KERNEL_LANES
             yield Cell(KERNELS, "matmul", n, n, lanes, temperature, n, case={"n": n})
-    sizes: dict[str, Value] = {"n": COUNTED}
-    yield Task("counters", ("shared_tile",), sizes, _counted)
+    yield counting("matmul", ("shared_tile",), {"n": COUNTED}, COUNTED, COUNTED, COUNTED)
     yield Task("largest", ("allocation", "product") if full else ("allocation",), {}, largest)
 
 
@@ -109,11 +120,9 @@ def _cpu_steps(full: bool) -> Iterator[Step]:
             yield Task(TOTAL, tuple(names), {"n": n}, cpu_total)
 
 
-def _total(
-    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
-) -> Mapping[str, Measured]:
+def _total(bench: Bench, names: Names, case: Case) -> Found:
     """Return the split times of GPU products of n x n, raw allocations and copies included."""
-    n, ordinal = int(case["n"]), int(getattr(bench, "ordinal", 0))
+    n, ordinal = int(case["n"]), ordinal_of(bench)
     found = {}
     for name in names:
         made = cublas_multiply() if name == CUBLAS else rung_multiply(*RUNGS[name])
@@ -128,17 +137,8 @@ def _repeats(n: int) -> int:
     return 5 if n <= 1000 else 3 if n <= 5001 else 1
 
 
-def _first(
-    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
-) -> Mapping[str, Measured]:
+def _first(bench: Bench, names: Names, case: Case) -> Found:
     return {name: first_call(name, int(case["n"])) for name in names}
-
-
-def _counted(
-    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
-) -> Mapping[str, Measured]:
-    cell = Cell("counters", "matmul", COUNTED, COUNTED, (), "warm", columns=COUNTED)
-    return {name: count(cell, Lane(name, name)) for name in names}
 
 
 def left_out(full: bool) -> Iterator[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from gemmule.core.registry import ladder
-from gemmule.lab.profile.single_launch import count
+from gemmule.lab.profile.single_launch import counting
 from gemmule.lab.report.tables import significant
 from gemmule.lab.studies import verdicts
-from gemmule.lab.studies.grid import Bench, Cell, Lane, Measured, Step, Study, Task
+from gemmule.lab.studies.grid import Cell, Lane, Step, Study
 from gemmule.lab.studies.records import Claim, Finding, Rows, Value, decided, unmeasured
 
 SIZES = tuple(1 << p for p in range(8, 13))
@@ -51,14 +51,8 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
             BY_TYPE, "matmul", TYPE_SIZE, TYPE_SIZE, three, "warm", columns=TYPE_SIZE, case=case
         )
     whole: dict[str, Value] = {"m": COUNTED, "n": COUNTED, "columns": COUNTED}
-    yield Task("counters", (BASIC, SQUARE, RECTANGULAR), whole, _counted)
-
-
-def _counted(
-    bench: Bench, names: tuple[str, ...], case: Mapping[str, Value]
-) -> Mapping[str, Measured]:
-    cell = Cell("counters", "matmul", COUNTED, COUNTED, (), "warm", columns=COUNTED)
-    return {name: count(cell, Lane(name, name)) for name in names}
+    three_rungs = (BASIC, SQUARE, RECTANGULAR)
+    yield counting("matmul", three_rungs, whole, COUNTED, COUNTED, COUNTED)
 
 
 def left_out(full: bool) -> Iterator[str]:
@@ -84,8 +78,7 @@ def _tile_width(rows: Rows) -> Finding:
     sectors = {n: counted.where(name=n).figure("load requests") for n in (BASIC, SQUARE)}
     basic, square = sectors[BASIC], sectors[SQUARE]
     if basic is None or square is None:
-        notes = [row.note for row in counted if row.note]
-        return unmeasured(notes[0] if notes else verdicts.NO_GPU)
+        return verdicts.uncounted(counted)
     ratio = basic / square
     words = f"{basic:,.0f} load requests against {square:,.0f}: {ratio:.1f} times fewer"
     return decided(abs(ratio / TILE - 1) <= 0.05, f"{words} with tiles of {TILE}")

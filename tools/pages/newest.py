@@ -1,0 +1,53 @@
+"""The newest figures below the evidence folder: times and counters of the CUDA ladders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gemmule.lab.bench.ladder_times import FILE as LADDER
+from gemmule.lab.profile.counters import FILE as COUNTERS
+from gemmule.lab.profile.counters import SCHEMA, Counted
+from gemmule.lab.records import results
+from gemmule.lab.records.rows import Environment, Row
+from gemmule.storage import lines
+
+MAX_FILE_BYTES = 4 << 20
+
+
+def ladder_rows(evidence: Path) -> tuple[Environment | None, tuple[Row, ...]]:
+    """Return the newest file of rows below an evidence folder; no rows where there is none."""
+    best: results.Results | None = None
+    for path in sorted(evidence.glob(f"*/{LADDER}")):
+        found = results.read(path)
+        if best is None or _when(found) > _when(best):
+            best = found
+    if best is None or not best.environments:
+        return None, ()
+    return next(iter(best.environments.values())), best.rows
+
+
+def _when(found: results.Results) -> str:
+    return max((e.timestamp for e in found.environments.values()), default="")
+
+
+def counters(evidence: Path) -> list[Counted]:
+    """Return the counters of the newest file below an evidence folder, malformed lines left out."""
+    newest: list[Counted] = []
+    for path in sorted(evidence.glob(f"*/{COUNTERS}")):
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ValueError(f"{path} has more than {MAX_FILE_BYTES:,} bytes; count anew.")
+        found = [one for data in lines.read(path, SCHEMA) if (one := _counted(data)) is not None]
+        if max((o.date for o in found), default="") > max((o.date for o in newest), default=""):
+            newest = found
+    return newest
+
+
+def _counted(data: dict[str, Any]) -> Counted | None:
+    try:
+        texts = {n: str(data[n]) for n in ("op", "rung", "title", "device", "date", "note")}
+        counters = {str(k): float(v) for k, v in data["counters"].items()}
+        kernels = tuple(str(name) for name in data["kernels"])
+        return Counted(**texts, params=dict(data["params"]), kernels=kernels, counters=counters)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
