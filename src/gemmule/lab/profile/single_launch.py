@@ -12,6 +12,7 @@ from gemmule.lab.profile import ncu
 from gemmule.lab.studies.grid import Bench, Case, Cell, Found, Lane, Measured, Names, Task
 
 SECONDS = 120
+SIZES = ("op", "m", "n", "columns", "layout")  # of a cell: what the child is told of it
 METRICS = {
     "load requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
     "load sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
@@ -28,16 +29,8 @@ METRICS = {
 
 def count(cell: Cell, lane: Lane) -> Measured:
     """Return the counters of one launch of a rung, or a note that says why there are none."""
-    job = {
-        "op": cell.op,
-        "m": cell.m,
-        "n": cell.n,
-        "columns": cell.columns,
-        "layout": cell.layout,
-        "rung": lane.rung,
-        "params": dict(lane.params),
-        "form": lane.form,
-    }
+    sizes = {name: getattr(cell, name) for name in SIZES}
+    job = {"cell": sizes, "rung": lane.rung, "params": dict(lane.params), "form": lane.form}
     options = ["--launch-count", "1", "--kernel-name", f"regex:^{lane.rung}"]
     rows, note = ncu.profile(METRICS, options, [__name__, json.dumps(job)], SECONDS)
     figures = rows[0][1] if rows else {}
@@ -60,16 +53,7 @@ def main(job: str) -> None:
 
     given = json.loads(job)
     lane = Lane(given["rung"], given["rung"], given["params"], form=given["form"])
-    cell = Cell(
-        "counters",
-        given["op"],
-        given["m"],
-        given["n"],
-        (lane,),
-        "warm",
-        given["columns"],
-        given["layout"],
-    )
+    cell = Cell("counters", lanes=(lane,), temperature="warm", **given["cell"])
     bench = GpuBench()
     sets = bench.sets(cell, lane)
     made = sets if isinstance(sets, str) else bench.bind(cell, lane, sets)

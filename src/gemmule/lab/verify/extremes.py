@@ -44,6 +44,14 @@ class Found:
     wrong: str = ""
 
 
+def found_of(
+    check: str, variant: proofs.Variant, device: str, figures: Mapping[str, int], wrong: str
+) -> Found:
+    """Return what a check found of a variant on a device, with the variant's present key."""
+    rung, key = variant.rung, proofs.key(variant)
+    return Found(check, rung.folder, rung.name, variant.name, key, device, figures, wrong)
+
+
 def of_each_dtype(rung: CudaRung) -> Iterator[proofs.Variant]:
     """Yield the first variant of every dtype of A."""
     seen = set()
@@ -91,16 +99,8 @@ def reruns(rung: CudaRung, ordinal: int = 0, runs: int = RUNS) -> Iterator[Found
         count = len(digests(rung, signature_of(variant), runner.run, runs))
         ordered = not rung.arithmetic(middle_problem(rung, signature_of(variant))).unordered
         wrong = f"{runs} runs gave {count} results" if ordered and count > 1 else ""
-        yield Found(
-            RERUNS,
-            rung.folder,
-            rung.name,
-            variant.name,
-            proofs.key(variant),
-            runner.machine.name,
-            {"runs": runs, "results": count, "ordered": ordered},
-            wrong,
-        )
+        figures = {"runs": runs, "results": count, "ordered": ordered}
+        yield found_of(RERUNS, variant, runner.machine.name, figures, wrong)
     runner.close()
 
 
@@ -110,19 +110,11 @@ def giants(rung: CudaRung, ordinal: int = 0) -> Iterator[Found]:
 
     by_dtype = {signature_of(v)[0]: v for v in reversed(list(proofs.variants(rung)))}
     variant = next(by_dtype[dtype] for dtype in GIANT_DTYPES if dtype in by_dtype)
-    key, device = proofs.key(variant), driver.device_info(ordinal).name
+    device = driver.device_info(ordinal).name
     for batch in (1, BATCH) if rung.batched else (1,):
         wrong = multiply_giant(rung, signature_of(variant), batch, ordinal)
-        yield Found(
-            GIANT if batch == 1 else GIANT_BATCH,
-            rung.folder,
-            rung.name,
-            variant.name,
-            key,
-            device,
-            {"elements": ELEMENTS},
-            wrong,
-        )
+        check = GIANT if batch == 1 else GIANT_BATCH
+        yield found_of(check, variant, device, {"elements": ELEMENTS}, wrong)
 
 
 def of_rung(folder: str, name: str, ordinal: int = 0) -> list[Found]:

@@ -112,24 +112,14 @@ def _run(
 ) -> Report:
     with tempfile.TemporaryDirectory(prefix="gemmule-sanitize-") as folder:
         log, results = Path(folder) / "log", Path(folder) / "results.jsonl"
-        command = [
-            str(program),
-            "--tool",
-            tool,
-            "--log-file",
-            str(log),
-            "--print-limit",
-            "20",
-            sys.executable,
-            "-m",
-            "gemmule.lab.verify.sanitized",
-            str(ordinal),
-            str(results),
-            f"{rung.folder}/{rung.name}",
-            *sorted(names),
-        ]
+        name = f"{rung.folder}/{rung.name}"
+        watch = [str(program), "--tool", tool, "--log-file", str(log), "--print-limit", "20"]
+        child = [sys.executable, "-m", "gemmule.lab.verify.sanitized"]
+        given = [str(ordinal), str(results), name, *sorted(names)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+            done = subprocess.run(
+                [*watch, *child, *given], capture_output=True, text=True, timeout=limit_s
+            )
             said, status = done.stdout + done.stderr, done.returncode
         except subprocess.TimeoutExpired:
             said, status = f"stopped after {limit_s:.0f} s", -1
@@ -143,7 +133,7 @@ def _run(
     # A program that fails on its own is no clean run, whatever the tool's summary says.
     errors = errors_in(text) if status == 0 or errors_in(text) else None
     shown = [line for line in (text + said).splitlines() if line.strip()][:SHOWN_LINES]
-    return Report(tool, f"{rung.folder}/{rung.name}", errors, outcomes, "\n".join(shown))
+    return Report(tool, name, errors, outcomes, "\n".join(shown))
 
 
 def _outcomes(path: Path) -> tuple[Outcome, ...]:

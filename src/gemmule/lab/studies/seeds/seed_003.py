@@ -42,6 +42,7 @@ def gpu_lanes(n: int) -> tuple[Lane, ...]:
     table = published("003")["devices"]["RTX 3090"]["launch"]
     p, rows, *_ = table[SIZES.index(n)]
     narrow = {"p": min(p, CODE_THREADS), "rows": min(rows, CODE_ROWS)}
+    warp, block = {"p": 32, "rows": 4}, {"p": 128, "rows": 4}
     lanes = [
         Lane("torch", None, peer="torch", form="float16"),
         Lane("fp16 two_step", "two_step", preset=f"rtx3090_{n}", form="float16"),
@@ -50,32 +51,15 @@ def gpu_lanes(n: int) -> tuple[Lane, ...]:
         Lane("int8 codes", "int8_codes", {**narrow, "values": 8}, form="int8"),
         Lane("int4 codes", "int4_codes", {**narrow, "values": 16}, form="int4"),
         Lane("int4 codes, 8 values", "int4_codes", {**narrow, "values": 8}, form="int4"),
-        Lane("fp16 scalar loads", "p_threads", {"p": 32, "rows": 4}, form="float16"),
-        Lane("fp16 16-byte loads", "p_threads_vector", {"p": 32, "rows": 4}, form="float16"),
-        Lane("fp16 one block a row", "two_step", {"p": 128, "rows": 4}, form="float16"),
-        Lane("fp16 y blocks", "y_blocks", {"p": 128, "rows": 4, "y": 4}, form="float16"),
-        Lane("fp16 x in shared memory", "vector_shared_x", {"p": 128, "rows": 4}, form="float16"),
-        Lane(
-            "int8 codes, 128 threads", "int8_codes", {"p": 128, "rows": 4, "values": 8}, form="int8"
-        ),
-        Lane(
-            "int8 product table",
-            "product_table_int8",
-            {"p": 128, "rows": 4, "values": 8},
-            form="int8",
-        ),
-        Lane(
-            "int4 codes, 128 threads",
-            "int4_codes",
-            {"p": 128, "rows": 4, "values": 16},
-            form="int4",
-        ),
-        Lane(
-            "int4 product table",
-            "product_table_int4",
-            {"p": 128, "rows": 4, "values": 16},
-            form="int4",
-        ),
+        Lane("fp16 scalar loads", "p_threads", warp, form="float16"),
+        Lane("fp16 16-byte loads", "p_threads_vector", warp, form="float16"),
+        Lane("fp16 one block a row", "two_step", block, form="float16"),
+        Lane("fp16 y blocks", "y_blocks", {**block, "y": 4}, form="float16"),
+        Lane("fp16 x in shared memory", "vector_shared_x", block, form="float16"),
+        Lane("int8 codes, 128 threads", "int8_codes", {**block, "values": 8}, form="int8"),
+        Lane("int8 product table", "product_table_int8", {**block, "values": 8}, form="int8"),
+        Lane("int4 codes, 128 threads", "int4_codes", {**block, "values": 16}, form="int4"),
+        Lane("int4 product table", "product_table_int4", {**block, "values": 16}, form="int4"),
         Lane("gemmule's choice", "auto", form="float16"),
     ]
     return tuple(lanes)
