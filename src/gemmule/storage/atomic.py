@@ -15,18 +15,10 @@ LEFT_OVER = ".new-"
 def replace_text(path: Path, text: str) -> None:
     """Write `text` to `path` in UTF-8, keeping the permissions of a file that is there already.
 
-    OSError where the folder does not exist or cannot be written.
+    It has reached the disk on return. OSError where the folder does not exist or cannot be written.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+    _replace(path, text.encode(), mode)
 
 
 def small_file(path: Path) -> bytes:
@@ -43,14 +35,23 @@ def write_atomically(path: Path, data: bytes) -> bool:
     """Replace `path` by `data` in one step; False when the folder cannot be written."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=LEFT_OVER)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        _replace(path, data)
     except OSError:
         return False
     return True
+
+
+def _replace(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Give a new file the name of the old; with a mode only once it has reached the disk."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=LEFT_OVER)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            if mode is not None:
+                file.flush()
+                os.fsync(handle)
+                os.fchmod(handle, mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gemmule.backends.cpu.jit import thread_count
 from gemmule.errors import DeviceError
+from gemmule.lab.bench import host
+from gemmule.lab.ceilings.device import measure_ceilings
 from gemmule.lab.records.environment import capture_environment
 from gemmule.lab.records.rows import Environment
 from gemmule.lab.studies.cpu import CpuBench
+from gemmule.lab.studies.gpu import GpuBench
 from gemmule.lab.studies.grid import Bench
 from gemmule.lab.studies.runner import shortened
 from gemmule.lab.verify.device import slug
@@ -24,7 +28,7 @@ def benches(only: str | None) -> tuple[list[Bench], str]:
     missing = ""
     if only != "cpu":
         try:
-            found.append(_gpu())
+            found.append(GpuBench())
         except (DeviceError, ImportError) as error:
             if only == "cuda":
                 raise
@@ -34,30 +38,16 @@ def benches(only: str | None) -> tuple[list[Bench], str]:
     return found, missing
 
 
-def _gpu() -> Bench:
-    from gemmule.lab.studies.gpu import GpuBench
-
-    return GpuBench()
-
-
 def environment_of(bench: Bench) -> Environment:
     """Return what rows of a bench depend on, its ceilings measured now."""
-    from gemmule.backends.cpu.jit import thread_count
-
     seconds = CEILING_SECONDS[bench.backend]
     if bench.backend == "cpu":
-        from gemmule.lab.ceilings import host as host_ceilings
-
-        measured = host_ceilings.measure_ceilings(max_seconds=seconds)
-        gpus: tuple[str, ...] = ()
-    else:
-        from gemmule.lab.ceilings import device as device_ceilings
-
-        measured = device_ceilings.measure_ceilings(max_seconds=seconds, store=False)
-        gpus = (bench.device,)
+        return shortened(host.measured_environment(seconds))
+    measured = measure_ceilings(max_seconds=seconds, store=False)
+    threads, gpus = thread_count(), (bench.device,)
     return shortened(
         capture_environment(
-            bench.device, bench.backend, ceilings=measured, threads=thread_count(), gpus=gpus
+            bench.device, bench.backend, ceilings=measured, threads=threads, gpus=gpus
         )
     )
 
