@@ -1,8 +1,9 @@
 """CUDA rungs under compute-sanitizer: memory, races, uninitialised reads, barriers.
 
-Each tool watches child processes, `gemmule.lab.verify.sanitized`, each of which runs a sample of
-the proofs of a few variants of a rung; its log is parsed, and where a tool found nothing it is
-recorded with the keys of the variants that it watched, as soon as they are through.
+Each tool watches child processes, each of which runs a sample of the proofs of a few variants of a
+rung; its log is parsed, and where a tool found nothing it is recorded with the keys of the variants
+that it watched, as soon as they are through. Run as a module, this file is that child:
+``ORDINAL RESULTS FOLDER/RUNG VARIANT ...`` writes one JSON line for each variant to RESULTS.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gemmule.core.rung import CudaRung
 from gemmule.errors import DeviceError
 from gemmule.lab.processes import in_toolkit
 from gemmule.lab.records import proof_lines
-from gemmule.lab.verify.device import Outcome, chunks, slug
+from gemmule.lab.verify.device import Outcome, chunks, slug, verify_rung
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SHOWN_LINES = 24
@@ -114,7 +115,7 @@ def _run(
         log, results = Path(folder) / "log", Path(folder) / "results.jsonl"
         name = f"{rung.folder}/{rung.name}"
         watch = [str(program), "--tool", tool, "--log-file", str(log), "--print-limit", "20"]
-        child = [sys.executable, "-m", "gemmule.lab.verify.sanitized"]
+        child = [sys.executable, "-m", "gemmule.lab.verify.sanitize"]
         given = [str(ordinal), str(results), name, *sorted(names)]
         try:
             done = subprocess.run(
@@ -158,3 +159,15 @@ def write(root: Path, reports: Sequence[Report]) -> Path | None:
         ]
         proof_lines.update(path, lines, report.clean)
     return path
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the samples of a rung's variants and write what was found."""
+    ordinal, results, name, *variants = arguments
+    folder, _, rung = name.partition("/")
+    found = verify_rung(folder, rung, int(ordinal), few=True, only=frozenset(variants))
+    Path(results).write_text("".join(json.dumps(asdict(outcome)) + "\n" for outcome in found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
