@@ -64,7 +64,13 @@ def run(
     """
     op, width = product.op, product.width
     sets, turn = make_sets(
-        op, product.shape, product.format, width=width, ordinal=clock.ordinal, seed=1
+        op,
+        product.shape,
+        product.format,
+        width=width,
+        ordinal=clock.ordinal,
+        seed=1,
+        column_major=product.column_major,
     )
     temperature = "cold" if turn.cold else "warm"
     plans = [gm.plan(op, *sets[0].operands(op), rung=rung) for rung in rungs]

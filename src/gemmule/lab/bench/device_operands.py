@@ -9,7 +9,7 @@ right at this size.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,7 +33,8 @@ SAMPLED = 8  # rows and columns of a matrix product that are judged
 class OperandSet:
     """One product's operands and its own result, side by side in one allocation.
 
-    a: (rows, columns), row-major; b: a vector, or a matrix (columns, width); out: as the product.
+    a: (rows, columns), by rows or by columns; b: a vector, or a matrix (columns, width); out: as
+    the product.
     """
 
     a: DeviceArray
@@ -56,7 +57,14 @@ def shapes_of(op: str, shape: tuple[int, int], width: int) -> tuple[tuple[int, .
 
 
 def make_sets(
-    op: str, shape: tuple[int, int], dtype: str, *, width: int = 1, ordinal: int = 0, seed: int = 0
+    op: str,
+    shape: tuple[int, int],
+    dtype: str,
+    *,
+    width: int = 1,
+    ordinal: int = 0,
+    seed: int = 0,
+    column_major: bool = False,
 ) -> tuple[list[OperandSet], Rotation]:
     """Return enough operand sets that every read is a cold one, and the rotation they make.
 
@@ -77,7 +85,17 @@ def make_sets(
         OperandSet(*_cut(block, block.pointer + index * sum(sizes), shapes, sizes))
         for index in range(turn.sets)
     ]
+    if column_major:
+        sets = [replace(one, a=_by_columns(one.a)) for one in sets]
     return sets, turn
+
+
+def _by_columns(matrix: DeviceArray) -> DeviceArray:
+    """Return the memory of a matrix seen as one of the same shape that lies by columns."""
+    rows, columns = matrix.shape
+    return DeviceArray(
+        matrix.pointer, (rows, columns), (1, rows), matrix.dtype, matrix.ordinal, matrix
+    )
 
 
 def _cut(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -175,6 +176,27 @@ CUDA_SUITES: Mapping[str, Suite] = {
         "what one call costs the host", (Product("matvec", "float32", (64, 64)),), host_cost=True
     ),
 }
+
+
+_TITLE = re.compile(
+    r"(?P<rows>\d+) x (?P<columns>\d+), (?P<op>matvec|vecmat|matmul)"
+    r"(?P<width> square| \d+ columns)?(?P<by> by columns)?, (?P<format>.+)"
+)
+
+
+def titled(title: str) -> Product:
+    """Return the product of a title; ValueError for words that are none."""
+    found = _TITLE.fullmatch(title.strip())
+    if found is None or found["format"] not in (*FLOATS, *BITS, *PLAIN_INTEGERS):
+        raise ValueError(
+            f"{title!r} names no product; needed is rows, columns, operation and format as tables "
+            "show them, such as '4096 x 4096, matvec, float16'."
+        )
+    width: int | None = BLOCK_COLUMNS
+    if found["width"] is not None:
+        width = None if found["width"] == " square" else int(found["width"].split()[0])
+    shape = int(found["rows"]), int(found["columns"])
+    return Product(found["op"], found["format"], shape, width, found["by"] is not None)
 
 
 def narrowed(

@@ -49,6 +49,12 @@ CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
     type=click.IntRange(1, 65536),
     help="Rows and columns, instead of the suite's; may be repeated.",
 )
+@click.option(
+    "--product",
+    "titles",
+    multiple=True,
+    help="Only this product, as tables name it ('4096 x 4096, matvec, float16'); may be repeated.",
+)
 @options.seconds(0.05, 600, "Time spent on each product; default 2, on a GPU 0.6.")
 @click.option(
     "--patience",
@@ -69,6 +75,7 @@ def bench(
     ops: tuple[str, ...],
     formats: tuple[str, ...],
     sizes: tuple[int, ...],
+    titles: tuple[str, ...],
     seconds: float | None,
     patience: float,
     out: Path,
@@ -95,6 +102,8 @@ def bench(
         return
     all_suites = suites.CUDA_SUITES if backend == "cuda" else suites.SUITES
     chosen = replace(suites.narrowed(all_suites[suite], ops, formats, sizes), name=suite)
+    if titles:
+        chosen = replace(chosen, products=tuple(suites.titled(title) for title in titles), bars=())
     if backend == "cuda":
         meter = session.cuda_meter(chosen, seconds or CUDA_SECONDS, device, peers)
     else:

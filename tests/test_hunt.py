@@ -1,0 +1,124 @@
+"""Looking among random products for slow ones: what is drawn, what is kept and shown."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.lab.bench import hunt, suites
+from gemmule.lab.bench.suites import Product
+from gemmule.lab.records import results
+from gemmule.lab.records.rows import Ceiling, Environment, Row, Speedup, Times
+
+FORMATS = ("float64", "float16", "int4")
+
+
+def taken(seed: int, count: int = 300) -> list[Product]:
+    drawn = hunt.products(("matvec", "vecmat", "matmul"), FORMATS, seed, 1 << 24)
+    return list(itertools.islice(drawn, count))
+
+
+def test_products_follow_the_seed_and_reach_every_corner() -> None:
+    found = taken(1)
+    assert found == taken(1) != taken(2)
+    sizes = [
+        p.shape[0] * p.shape[1] * (0.5 if p.format == "int4" else ITEMSIZE[p.format]) for p in found
+    ]
+    assert min(sizes) >= 1 << 10
+    assert max(sizes) <= 1 << 24
+    sides = [side for p in found for side in p.shape]
+    assert min(sides) <= 3
+    assert max(sides) > 1 << 16
+    assert {(p.op, p.format) for p in found} == set(
+        itertools.product(("matvec", "vecmat", "matmul"), FORMATS)
+    )
+    assert {p.column_major for p in found} == {True, False}
+    assert not any(p.column_major for p in found if p.format == "int4")
+
+
+def test_a_title_names_its_product() -> None:
+    every = [
+        p
+        for suite in (*suites.SUITES.values(), *suites.CUDA_SUITES.values())
+        for p in suite.products
+    ]
+    for product in {*every, *taken(3)}:
+        again = suites.titled(product.title)
+        assert again.title == product.title
+        assert again == (product if product.op == "matmul" else replace(product, columns=64))
+    for words in ("4096 x 4096", "4096 x 4096, matvec, float99", "4 x 4, gemv, float32"):
+        with pytest.raises(ValueError, match="names no product; needed is rows"):
+            suites.titled(words)
+
+
+def environment() -> Environment:
+    read = Ceiling("read", 100.0, "GB/s", "", 1)
+    return Environment("d", "cpu", "c", (), "s", "p", {}, None, 1, {}, {"read": read})
+
+
+def row(product: Product, us: float, ratio: float, temperature: str = "cold") -> Row:
+    speedup = Speedup(ratio, ratio, ratio, 9, 0.95, "faster")
+    return Row(
+        environment().id,
+        Problem("matvec", *product.shape),
+        "rung",
+        "rung",
+        temperature,
+        Times(us, us, us, us, 9),
+        1.0,
+        1.0,
+        speedups={"numpy": speedup},
+        group=product.title,
+    )
+
+
+def test_the_worst_are_shown_and_the_rest_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow, fast, warm, alone, failing = (
+        Product("matvec", "float32", (1000 + i, 1000)) for i in range(5)
+    )
+    bytes_us = 1000 * 1000 * 4 / 100e3
+
+    def attempt(product: Product, environment: Any) -> Any:
+        if product == failing:
+            raise MemoryError("no room")
+        rows = {
+            slow: [row(slow, 3 * bytes_us, 0.5)],
+            fast: [row(fast, bytes_us, 2.0)],
+            warm: [row(warm, 1.0, 1.0, "warm")],
+            alone: [replace(row(alone, 1.0, 1.0), speedups={})],
+        }
+        return lambda: (rows[product], [])
+
+    meter: Any = SimpleNamespace(environment=lambda seconds: environment(), attempt=attempt)
+    path = tmp_path / "hunt.jsonl"
+    given = iter([slow, fast, warm, alone, failing])
+    found = hunt.run(meter, given, path, peer="numpy", seconds=60, ceiling_seconds=1)
+    assert [find.ratio for find in found.finds] == [0.5, 2.0, 1.0]
+    assert found.finds[0].over_floor == pytest.approx(3, rel=0.1)
+    assert found.finds[2].floor_us is None
+    assert found.summary() == (
+        "3 products: 1.00 x numpy in the geometric mean, 1 below 0.95; "
+        "50% of 2 cold ones within 1.15 x the floor"
+    )
+    text = capsys.readouterr().out
+    assert text.index(slow.title) < text.index(warm.title) < text.index(fast.title)
+    assert f"not measured: {alone.title}: numpy took no part" in text
+    assert f"not measured: {failing.title}: no room" in text
+    assert [kept.group for kept in results.read(path).rows] == [
+        p.title for p in (slow, fast, warm, alone)
+    ]
+
+
+def test_a_hunt_ends_in_time(tmp_path: Path) -> None:
+    meter: Any = SimpleNamespace(environment=lambda seconds: environment(), attempt=None)
+    drawn = hunt.products(("matvec",), ("float32",), 0)
+    found = hunt.run(meter, drawn, tmp_path / "x", peer="numpy", seconds=0, ceiling_seconds=1)
+    assert found.summary() == "no product was measured"
