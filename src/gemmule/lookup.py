@@ -48,8 +48,7 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         seen_a, seen_b = host.seen(a), host.seen(b)
         return None if seen_a is None or seen_b is None else (seen_a, seen_b, None)
     if getattr(b, "is_cuda", False) and "torch" in sys.modules:
-        from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
-
+        torch_calls = _torch_calls()
         if torch_calls.wanted(a, b):
             return None
         seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
@@ -60,6 +59,18 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
     return None
 
 
+_loaded: list[Any] = []  # the short way of PyTorch's tensors, once it was imported
+
+
+def _torch_calls() -> Any:
+    """Return the short way of PyTorch's tensors; an import statement costs half a microsecond."""
+    if not _loaded:
+        from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
+
+        _loaded.append(torch_calls)
+    return _loaded[0]
+
+
 @functools.lru_cache(maxsize=4096)
 def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -> Any:
     """Return the bound call (a, b, out) for operands of these signatures, or None."""
@@ -67,8 +78,7 @@ def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -
     if on_host:
         left, right, device = host.form(seen_a), host.form(seen_b), "cpu"
     else:
-        from gemmule.dispatch import torch as torch_calls
-
+        torch_calls = _torch_calls()
         if seen_b[3] != seen_a[3]:
             return None
         left, right = torch_calls.form(seen_a), torch_calls.form(seen_b)

@@ -17,6 +17,13 @@ from gemmule.dispatch import general
 from gemmule.dispatch.operators import LIBRARY, call, refuse_out
 from gemmule.quant.matrix import QuantizedMatrix
 
+_Tensor, _is_compiling = torch.Tensor, torch.compiler.is_compiling
+_any_autocast, _transform = (
+    torch._C._is_any_autocast_enabled,
+    torch._C._functorch.peek_interpreter_stack,
+)
+_dual = torch.autograd.forward_ad
+
 
 # ---- when, and how -------------------------------------------------------------------------------
 def wanted(a: Any, b: Any) -> bool:
@@ -25,8 +32,10 @@ def wanted(a: Any, b: Any) -> bool:
     So it is where a gradient will be asked for, under tracing, `torch.vmap` and autocast, and for
     kinds of tensor that handle operators themselves.
     """
-    if around():
-        return any(isinstance(t, torch.Tensor) for t in (a, b))
+    if _is_compiling() or _any_autocast() or _transform() is not None or _dual._current_level >= 0:
+        return isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
+    if type(a) is _Tensor and type(b) is _Tensor:  # 1 us less than the general question
+        return bool((a.requires_grad or b.requires_grad) and torch.is_grad_enabled())
     grad = torch.is_grad_enabled()
     for tensor in (a, b):
         if isinstance(tensor, torch.Tensor) and (
@@ -34,13 +43,6 @@ def wanted(a: Any, b: Any) -> bool:
         ):
             return True
     return False
-
-
-def around() -> bool:
-    """Whether something around the call wants operators: tracing, vmap and its kin, autocast."""
-    return bool(
-        torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled() or _transformed()
-    )
 
 
 def _transformed() -> bool:
@@ -100,7 +102,7 @@ def _is_cast(operand: Any) -> bool:
     if not isinstance(operand, torch.Tensor) or not operand.is_floating_point():
         return False
     kind = operand.device.type
-    within = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    within = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
     return bool(within and operand.dtype != torch.float64)
 
 

@@ -175,6 +175,8 @@ class _Block:
 
 def _is_c_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     step = 1
+    if 0 in shape:
+        return True
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride != step:
             return False
