@@ -375,6 +375,12 @@ def test_device_arrays_keep_their_order(fake: FakeDriver) -> None:
         np.testing.assert_array_equal(there.T.to_host(), host.T)
 
 
+def test_an_empty_array_of_any_strides_comes_back(fake: FakeDriver) -> None:
+    there = DeviceArray(0, (7, 0), (0, 0), "float32", 0, None)  # as CuPy's empty arrays have them
+    assert there.to_host().shape == (7, 0)
+    assert there.T.to_host().shape == (0, 7)
+
+
 def test_a_stepped_view_goes_to_the_device_in_pieces(
     fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
