@@ -1,4 +1,4 @@
-# make demo | test | check | soak | docs | clean
+# make demo | test | check | soak | mutants | docs | clean
 # Everything goes into .venv; PYTHON=/path/to/python chooses the interpreter.
 
 VENV := .venv
@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 CASES ?= 1000000
 
-.PHONY: demo test check soak docs clean
+.PHONY: demo test check soak mutants docs clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -15,6 +15,7 @@ help:
 	@echo 'make test    install the development tools and run the tests'
 	@echo 'make check   lint, format, types, import direction'
 	@echo 'make soak    the long tests, damaged files, and CASES=$(CASES) random products'
+	@echo 'make mutants plant faults one by one, and see that the tests that watch them fail'
 	@echo 'make docs    rewrite the generated parts of the documents'
 	@echo 'make clean   remove .venv and everything generated'
 
@@ -49,7 +50,12 @@ check: $(VENV)/dev
 soak: $(VENV)/dev
 	$(PY) -m pytest -m soak --timeout 0
 	$(PY) tests/corruption.py
+	$(PY) tests/scalars_campaign.py
 	$(VENV)/bin/gemmule verify --cases $(CASES)
+
+# A fault that no test sees is printed at the end. SEED=number repeats the faults of a run.
+mutants: $(VENV)/dev
+	$(PY) tests/mutation.py $(if $(SEED),--seed $(SEED))
 
 docs: $(VENV)/dev
 	PYTHONPATH=tools $(PY) -m pages

@@ -34,6 +34,8 @@ from typing import Any
 
 import numpy as np
 
+from campaign_record import keep
+
 HANG_S = 20
 BAD = ("wrong", "crashed", "hung", "raised")
 WORDS = (0, 1, 2, 7, 14, 15, 127, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1)
@@ -581,22 +583,32 @@ def killed(name: str, kills: int, seed: int) -> int:
 def main() -> int:
     """Run the campaign and print a table; 1 where something happened that must not."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(KINDS)}, writers")
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
+    command = f"python tests/corruption.py --cases {given.cases} --seed {given.seed}"
     bad = 0
-    for name in given.kinds or KINDS:
+    chosen = given.kinds or [*KINDS, "writers"]
+    for name in [name for name in chosen if name != "writers"]:
         counts = campaign(name, given.cases, given.seed)
-        bad += sum(counts[word] for word in BAD)
+        wrong, files = sum(counts[word] for word in BAD), sum(counts.values())
+        bad += wrong
         shown = ", ".join(f"{counts[word]} {word}" for word in ("refused", "right", *BAD))
-        print(f"{name}: {sum(counts.values())} files, {shown}", flush=True)
-    for name in [] if given.kinds else writers():
+        print(f"{name}: {files} files, {shown}", flush=True)
+        if given.record:
+            keep(f"damaged files: {name}", files, wrong, f"{command} {name}", shown)
+    for name in writers() if "writers" in chosen else ():
         torn = killed(name, given.kills, given.seed)
         bad += torn
         print(f"{name}: {given.kills} writers killed, {torn} files not whole", flush=True)
+        if given.record:
+            whole = "a reader found a whole file after each"
+            again = f"python tests/corruption.py --kills {given.kills} --seed {given.seed} writers"
+            keep(f"killed writers: {name}", given.kills, torn, again, whole)
     return 1 if bad else 0
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
+from campaign_record import keep
 from gemmule.core.problem import COMPLEX, HALVES, INTEGERS, UNIT_ROUNDOFF, numpy_dtype
 from products import ARRANGEMENTS, Array
 
@@ -192,6 +193,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--device", choices=("cpu", "emulated"), default="cpu")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     if given.device == "cpu":
@@ -202,6 +204,15 @@ def main() -> int:
         with contextlib.ExitStack() as undo:
             undo.enter_context(emulated())
             counts = judged(given.cases, given.seed, on_device, SIGNATURES, ("row", "col"))
+    if given.record:
+        keep(
+            f"gemv and gemm with scalars: {given.device}",
+            sum(counts.values()),
+            counts["wrong"],
+            f"python tests/scalars_campaign.py --cases {given.cases} --seed {given.seed} "
+            f"--device {given.device}",
+            "random shapes, single rows and columns, dtypes, strides, alpha and beta, NaN and Inf",
+        )
     print(f"{given.device}: {sum(counts.values())} calls, {counts['wrong']} wrong", flush=True)
     return 1 if counts["wrong"] else 0
 

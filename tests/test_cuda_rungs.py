@@ -20,7 +20,7 @@ import pytest
 from cuda_emulation import Emulator, sampled, sampled_kernels
 from cuemu.toolchain import missing_tools
 from gemmule.backends.cuda import nvrtc
-from gemmule.core.problem import Problem
+from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CUDA_ARCHS, Rung
 from gemmule.lab.verify import device as verify_device
@@ -47,12 +47,13 @@ def test_right_under_the_emulator(rung: Rung) -> None:
 FAR = 2**31 + 64  # elements: no 32-bit offset reaches the second row
 
 
-def far_apart(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def far_apart(array: np.ndarray[Any, Any], aligned: bool) -> np.ndarray[Any, Any]:
     """Return a copy whose rows (or columns, elements, batch entries) lie beyond 2^31 elements.
 
-    The memory between them is never touched, so that it costs addresses only.
+    The memory between them is never touched, so that it costs addresses only. It begins at a
+    multiple of 16 bytes, and of `aligned` ones each row does.
     """
-    item, steps, step = array.itemsize, [0] * array.ndim, FAR
+    item, steps, step = array.itemsize, [0] * array.ndim, FAR + (not aligned)
     for axis in np.argsort(np.abs(array.strides), kind="stable"):
         unit = array.ndim > 1 and array.strides[axis] == item
         steps[axis] = item if unit else step * item
@@ -69,9 +70,11 @@ def strided_problems(rung: Rung) -> Iterator[Problem]:
     """Yield small problems in every layout, one product and two, that the rung takes."""
     m, n, k = (5, 48, 1) if rung.op == "matvec" else (5, 7, 48)
     layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
-    for a, b, batch, aligned in itertools.product(rung.layouts, layouts_b, (1, 2), (16, 4)):
+    signature = rung.signatures[0]
+    single = ITEMSIZE[signature[0]]  # no row but the first is aligned to more than an element
+    for a, b, batch, aligned in itertools.product(rung.layouts, layouts_b, (1, 2), (16, single)):
         options: dict[str, Any] = {"layout_a": a, "layout_b": b, "batch": batch}
-        problem = make_problem(rung.op, m, n, k, rung.signatures[0], **options)
+        problem = make_problem(rung.op, m, n, k, signature, **options)
         problem = replace(problem, alignment=aligned)
         if "strided" not in (a, b) and rung.refusal(problem) is None:
             yield problem
@@ -89,8 +92,10 @@ def test_offsets_beyond_32_bits(rung: Rung) -> None:
             if not {step.kernel for step in steps} <= compiled:
                 continue
             near = make_inputs(problem, "integers", 7)
-            b = far_apart(near.b) if rung.op == "matmul" else near.b
-            far = replace(near, a=far_apart(near.a), b=b, out=far_apart(near.out))
+            aligned = problem.alignment == 16
+            b = far_apart(near.b, aligned) if rung.op == "matmul" else near.b
+            out = far_apart(near.out, aligned)
+            far = replace(near, a=far_apart(near.a, aligned), b=b, out=out)
             result = emulator.run(rung, far, params)
             verdict = check(far, rung.arithmetic(problem), params, result)
             assert verdict.ok, f"{problem}: {verdict.text}"

@@ -1,19 +1,22 @@
 """Fork while other threads import, compile and multiply: the child must work, not wait for ever.
 
-``python tests/test_fork.py KIND FORKS`` forks as often during random work, and counts the children
-that hang. KIND is ``import`` or ``compile`` (threads do that), ``kernels`` (threads in products
-without BLAS), ``blas`` (with it), or ``numpy``: the control, which does not use gemmule at all.
+``python tests/test_fork.py KIND FORKS [--record]`` forks as often during random work, and counts
+the children that hang. KIND is ``import`` or ``compile`` (threads do that), ``kernels`` (threads in
+products without BLAS), ``blas`` (with it), or ``numpy``: the control, without gemmule.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from campaign_record import keep
 
 CHILD = """
 import os, signal, sys, threading, time
@@ -203,4 +206,14 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        print(soak(sys.argv[1], int(sys.argv[2]), Path(folder)), end="")
+        counted = soak(sys.argv[1], int(sys.argv[2]), Path(folder))
+    print(counted, end="")
+    if "--record" in sys.argv:
+        forks, hung, failed = (int(number) for number in re.findall(r"\d+", counted))
+        keep(
+            f"forks beside 8 busy threads: {sys.argv[1]}",
+            forks,
+            hung + failed,
+            f"python tests/test_fork.py {sys.argv[1]} {forks}",
+            f"{hung} children hung, {failed} failed",
+        )

@@ -65,7 +65,7 @@ def test_generated_parts_are_current() -> None:
 
 def test_staleness_is_seen(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    for name in ("README.md", "docs/ladder.md"):
+    for name in ("README.md", "docs/ladder.md", "docs/reliability.md"):
         (tmp_path / name).write_text((ROOT / name).read_text("utf-8"), "utf-8")
     shutil.copytree(ROOT / "evidence", tmp_path / "evidence")
     page = tmp_path / "docs" / "ladder.md"

@@ -1,0 +1,54 @@
+"""What campaigns found, kept as data: one JSON line for each, from which a page is made.
+
+``evidence/reliability.jsonl`` holds a line for each campaign's latest run. A line is written by the
+campaign itself (``--record``), never by hand.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import platform
+from pathlib import Path
+
+FILE = Path(__file__).parents[1] / "evidence" / "reliability.jsonl"
+SCHEMA = 1
+
+
+def keep(what: str, cases: int, bad: int, command: str, detail: str, file: Path = FILE) -> None:
+    """Write one campaign's outcome, in the place of an earlier one of the same name.
+
+    what: of how much of what; bad: cases that must not be; command: repeats the run, its seed
+    included; detail: one line on what the cases were.
+    """
+    line = {
+        "schema": SCHEMA,
+        "what": what,
+        "cases": cases,
+        "bad": bad,
+        "command": command,
+        "detail": detail,
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "machine": f"{_processor()}, {platform.system()}",
+    }
+    kept = [old for old in read(file) if old["what"] != what]
+    text = "".join(f"{json.dumps(one)}\n" for one in sorted([*kept, line], key=_name))
+    file.write_text(text, encoding="utf-8")
+
+
+def read(file: Path = FILE) -> list[dict[str, object]]:
+    """Return the lines of a file of campaigns; none where it is absent."""
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def _name(line: dict[str, object]) -> str:
+    return str(line["what"])
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()

@@ -1,0 +1,345 @@
+"""A standing mutation run: faults are planted one by one, and the tests that should see each run.
+
+``python tests/mutation.py [--seed S] [--mechanical N] [--jobs J] [PATTERN ...]`` copies the sources
+and the tests to a scratch folder, plants a fault there, and runs the tests which watch that file,
+in a forked child with a time limit. A fault is *killed* by a failing test or by the limit; others
+*survive*, but for those that are known to change nothing. Half of the faults are written by hand;
+the others are made mechanically: an operator, a constant, a comparison or a statement of a random
+place, by the printed seed. ``mutants/faults.toml`` holds the first half, the files that the second
+is drawn from, the tests that watch each file, and the faults that change nothing, with reasons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import fnmatch
+import importlib
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from campaign_record import keep
+
+ROOT = Path(__file__).parents[1]
+FAULTS = tomllib.loads((ROOT / "tests" / "mutants" / "faults.toml").read_text(encoding="utf-8"))
+EQUIVALENT = {one["fault"]: one["reason"] for one in FAULTS.get("equivalent", ())}
+LIMIT_S = 240
+SWAPS = {
+    "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+",
+    "*": "+", "//": "*", "%": "+", "and": "or", "or": "and", "not": "", "&&": "||", "||": "&&",
+    "True": "False", "False": "True", "true": "false", "false": "true", "min": "max", "max": "min",
+    "is": "is not", "in": "not in", "&": "|", "|": "&", "<<": ">>", ">>": "<<",
+}  # fmt: skip
+TOKEN = re.compile(
+    r"\+\+|--|->|\*\*|[-+*/|&%]=|(?<![\w.])\d+(?![\w.])|<<|>>|<=|>=|==|!=|//|&&|\|\||[-+*%<>&|]"
+    r"|\b(?:and|or|not|True|False|true|false|min|max|is|in)\b"
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One change of one file: the text at `start` is replaced."""
+
+    path: str
+    start: int
+    old: str
+    new: str
+    kind: str
+
+    def apply(self, text: str) -> str:
+        """Return the file's text with the fault in it."""
+        assert text[self.start : self.start + len(self.old)] == self.old
+        return text[: self.start] + self.new + text[self.start + len(self.old) :]
+
+    def __str__(self) -> str:
+        text = (ROOT / self.path).read_text()
+        line = text.count("\n", 0, self.start)
+        before = text.splitlines()[line].strip()
+        after = self.apply(text).splitlines()[line].strip()
+        return f"{self.path}:{line + 1} [{before}] -> [{after}]"
+
+
+def by_hand() -> Iterator[Fault]:
+    """Yield the listed faults that fit their files; `outdated` has the others."""
+    for listed in FAULTS["by_hand"]:
+        text = (ROOT / listed["file"]).read_text()
+        if text.count(listed["old"]) == 1:
+            place = text.index(listed["old"])
+            yield Fault(listed["file"], place, listed["old"], listed["new"], "by hand")
+
+
+def outdated() -> list[str]:
+    """Return the listed faults whose text their file does not hold exactly once any more."""
+    return [
+        f"{one['file']}: {one['old']!r}"
+        for one in FAULTS["by_hand"]
+        if (ROOT / one["file"]).read_text().count(one["old"]) != 1
+    ]
+
+
+def mechanical(count: int, seed: int) -> Iterator[Fault]:
+    """Yield faults of random places of the files in ``drawn_from``, by turns."""
+    rng = random.Random(seed)
+    seen: set[tuple[str, int]] = set()
+    files = sorted({str(p.relative_to(ROOT)) for g in FAULTS["drawn_from"] for p in ROOT.glob(g)})
+    rng.shuffle(files)
+    turn = 0
+    while len(seen) < count:
+        path = files[turn % len(files)]
+        turn += 1
+        fault = _drawn(path, rng)
+        if fault is not None and (path, fault.start) not in seen:
+            seen.add((path, fault.start))
+            yield fault
+
+
+def _drawn(path: str, rng: random.Random) -> Fault | None:
+    """Return a fault of a random place of a file, None where the place gives none."""
+    text = (ROOT / path).read_text()
+    places = list(_statements(path, text) if rng.random() < 0.25 else _tokens(path, text))
+    if not places:
+        return None
+    start, old, new, kind = rng.choice(places)
+    fault = Fault(path, start, old, new, kind)
+    if path.endswith(".py"):
+        try:
+            ast.parse(fault.apply(text))
+        except SyntaxError:
+            return None
+    return fault
+
+
+def _tokens(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield operators, comparisons and constants of the code, and what each becomes."""
+    code = _without_words(path, text)
+    for match in TOKEN.finditer(code):
+        old = match.group()
+        if not old.isdigit() and old not in SWAPS:
+            continue
+        line = code[code.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if line.lstrip().startswith(("#", "import ", "from ", "template", "typedef", "class ")):
+            continue
+        if old.isdigit():
+            yield match.start(), old, str(int(old) + 1), "constant"
+        elif old in ("<", ">", "*", "&") and path.endswith((".cu", ".cuh", ".h")):
+            around = code[match.start() - 1], code[match.end()]
+            if around == (" ", " "):  # else a template, a pointer or a reference
+                yield match.start(), old, SWAPS[old], "operator"
+        else:
+            yield match.start(), old, SWAPS[old], "operator"
+
+
+def _without_words(path: str, text: str) -> str:
+    """Return the text with its comments and strings blanked out, as long as before."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match.group())
+
+    if not path.endswith(".py"):
+        return re.sub(r"//[^\n]*|\"[^\"\n]*\"", blank, text)
+    text = re.sub(r'"""(?s:.*?)"""', blank, text)
+    return re.sub(r"#[^\n]*|[rf]*\"[^\"\n]*\"", blank, text)
+
+
+def _statements(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield whole statements of one line, and what leaves them out."""
+    if not path.endswith(".py"):
+        for match in re.finditer(
+            r"^ ++(?!return|typedef|using)[\w:<> ]+\([^;{}\n]*\);", text, re.M
+        ):
+            yield match.start(), match.group(), " ;", "statement"
+        return
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    kinds = (ast.Assign, ast.AugAssign, ast.Expr, ast.Raise, ast.Return)
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for node in ast.walk(function):
+            if not isinstance(node, kinds) or node.lineno != node.end_lineno:
+                continue
+            if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call):
+                continue
+            start = starts[node.lineno - 1] + node.col_offset
+            end = starts[node.lineno - 1] + (node.end_col_offset or 0)
+            yield start, text[start:end], "pass", "statement"
+
+
+def watching(path: str) -> list[str]:
+    """Return pytest's arguments for the tests that should see a fault of a file."""
+    for watch in FAULTS["watched"]:
+        if fnmatch.fnmatch(path, watch["files"]):
+            return [a.format(stem=Path(path).stem) for a in watch["tests"]]
+    raise ValueError(f"no tests are named for {path}; add a [[watched]] to faults.toml.")
+
+
+def scratch(folder: Path) -> Path:
+    """Copy what the tests need into a folder and return it."""
+    kept = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for name in ("src", "tests", "evidence", "docs", "tools"):
+        shutil.copytree(ROOT / name, folder / name, ignore=kept, symlinks=True)
+    for name in ("pyproject.toml", "README.md", "Makefile"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+class Child:
+    """One fault in one scratch folder, and the process whose tests look at it."""
+
+    def __init__(self, fault: Fault | None, folder: Path, arguments: list[str]) -> None:
+        self.fault, self.folder, self.arguments = fault, folder, arguments
+        self.began = time.monotonic()
+        if (folder / "cache").is_symlink():
+            (folder / "cache").unlink()
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        warm = folder.parent / "cache" / "numba"  # compiled by the sound sources' tests
+        if fault is None:
+            (folder / "cache").symlink_to(folder.parent / "cache")
+        elif warm.is_dir():  # a copy of its own: a fault may compile nonsense
+            shutil.copytree(warm, folder / "cache" / "numba", copy_function=os.link)
+        self.target = None if fault is None else folder / fault.path
+        if fault is not None and self.target is not None:
+            self.sound = self.target.read_text()
+            self.target.write_text(fault.apply(self.sound))
+        self.pid = os.fork()
+        if self.pid == 0:
+            _tests(folder, arguments)
+
+    def ended(self) -> str:
+        """Return what happened and take the fault out, or an empty text while tests run."""
+        found, status = os.waitpid(self.pid, os.WNOHANG)
+        late = time.monotonic() - self.began > LIMIT_S
+        if not found and not late:
+            return ""
+        if not found:
+            os.killpg(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        if self.target is not None:
+            self.target.write_text(self.sound)
+        if not found:
+            return "killed (time)"
+        code = os.waitstatus_to_exitcode(status)
+        if code == 1 and "BuildError" in (self.folder / "said").read_text(errors="replace"):
+            return "does not compile"
+        return {0: "survived", 1: "killed"}.get(code, f"killed (ended with {code})")
+
+
+def _tests(folder: Path, arguments: list[str]) -> None:
+    """Become a process that runs tests of the scratch folder and nothing else."""
+    os.setsid()
+    said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(said, stream)
+    os.chdir(folder)
+    paths = [str(folder / "src"), str(folder / "tests"), str(folder / "tools")]
+    own = str(ROOT / "tests")
+    sys.path[:] = [*paths, *(p for p in sys.path if p not in (own, str(ROOT / "src")))]
+    os.environ["GEMMULE_CACHE"] = str(folder / "cache")
+    os.environ["XDG_CACHE_HOME"] = str(folder.parent)  # the emulator's keys hold all sources
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    for name in [n for n in sys.modules if n.split(".")[0] in ("gemmule", "campaign_record")]:
+        del sys.modules[name]
+    pytest = importlib.import_module("pytest")
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", "not soak"]
+    os._exit(int(pytest.main([*options, *arguments])))
+
+
+def judged(faults: list[Fault], jobs: int) -> list[tuple[Fault, str]]:
+    """Return every fault with what happened; print each as it is known."""
+    sound = [list(one) for one in dict.fromkeys(tuple(watching(f.path)) for f in faults)]
+    todo: list[tuple[Fault | None, list[str]]] = [(None, one) for one in sound]
+    todo += [(fault, watching(fault.path)) for fault in faults]
+    found: list[tuple[Fault, str]] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        (Path(name) / "cache").mkdir(mode=0o700)
+        free = [scratch(Path(name) / str(job)) for job in range(jobs)]
+        running: list[Child] = []
+        while todo or running:
+            while todo and free:
+                running.append(Child(todo[0][0], free.pop(), todo[0][1]))
+                del todo[0]
+            time.sleep(0.02)
+            for child in list(running):
+                happened = child.ended()
+                if not happened:
+                    continue
+                running.remove(child)
+                free.append(child.folder)
+                _report(child, happened, found)
+    return found
+
+
+def _report(child: Child, happened: str, found: list[tuple[Fault, str]]) -> None:
+    if child.fault is None:
+        if happened != "survived":
+            raise SystemExit(f"tests fail without any fault: {child.arguments}: {happened}")
+        return
+    reason = _reason(child.fault)
+    if happened == "survived" and reason:
+        happened = f"equivalent, {reason}"
+    found.append((child.fault, happened))
+    print(f"{time.monotonic() - child.began:5.1f} s {happened}: {child.fault}", flush=True)
+
+
+def _reason(fault: Fault) -> str:
+    """Return why a fault changes nothing that can be seen, or an empty text."""
+    shown = re.sub(r":\d+ ", " ", str(fault), count=1)
+    return EQUIVALENT.get(shown, "")
+
+
+def main() -> int:
+    """Run the faults and print the survivors; 1 if there are any."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="of paths, *scalars*")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--mechanical", type=int, default=len(FAULTS["by_hand"]))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
+    parser.add_argument("--list", action="store_true", help="print the faults and plant none")
+    given = parser.parse_args()
+    print(f"seed {given.seed}", flush=True)
+    for listed in outdated():
+        print(f"no longer fits, so it is left out: {listed}", flush=True)
+    faults = [*by_hand(), *mechanical(given.mechanical, given.seed)]
+    wanted = given.patterns or ["*"]
+    faults = [f for f in faults if any(fnmatch.fnmatch(f.path, p) for p in wanted)]
+    if given.list:
+        print(*faults, sep="\n")
+        return 0
+    for name in ("numpy", "numba", "ml_dtypes", "pytest"):  # once, for all children
+        importlib.import_module(name)
+    every = judged(faults, given.jobs)
+    found = [one for one in every if one[1] != "does not compile"]
+    print(f"{len(every) - len(found)} of {len(every)} do not compile, and are no faults")
+    survivors = [fault for fault, happened in found if happened == "survived"]
+    equal = sum(happened.startswith("equivalent") for _, happened in found)
+    for fault in survivors:
+        print(f"SURVIVED {fault}")
+    killed = len(found) - len(survivors) - equal
+    if given.record:
+        keep(
+            " ".join(["planted faults:", *wanted]),
+            len(found),
+            len(survivors),
+            f"python tests/mutation.py --seed {given.seed} --mechanical {given.mechanical} "
+            + " ".join(given.patterns),
+            f"{killed} killed by the tests that watch their file, {equal} proved equivalent",
+        )
+    print(f"{len(found)} faults: {killed} killed, {equal} equivalent, {len(survivors)} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

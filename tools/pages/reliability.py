@@ -1,0 +1,174 @@
+"""docs/reliability.md: what was run against this package, from the records of the runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from gemmule.storage import evidence
+from gemmule.storage.atomic import replace_text
+
+PAGE, RECORD = Path("docs") / "reliability.md", Path("evidence") / "reliability.jsonl"
+INTRODUCTION = """# Reliability
+
+What was run against this package, how often, and what came of it. `make docs` writes this page
+from records that the runs themselves wrote: `evidence/reliability.jsonl` and the folders of the
+GPUs. How results are judged is told in [The oracle](oracle.md). A command names its seed, so that
+it repeats the very same cases; without `--seed` it draws new ones and prints their seed.
+
+## Campaigns
+
+*Bad* counts wrong results, crashes, hangs, errors of another kind than documented, and of planted
+faults those that no test saw.
+"""
+GPU = """## On a GPU
+
+Recorded by the GPU itself, and compared with the current code by `gemmule verify --stale
+--check`, which needs none.
+"""
+PROMISES = """## Promises
+
+Each promise with the figure that stands behind it, and what repeats it. *Tests* are part of `make
+test`.
+"""
+NOT_COVERED = """## Not covered
+
+- **Other processors.** Campaigns of the CPU ran on the machines that the table names. Rungs for
+  AVX-512 and AMX are judged by the same tests where a processor has them, and skipped elsewhere.
+- **Scalars on a real GPU.** `alpha` and `beta` of kernels are judged on the emulator; whole calls
+  too, but for streams and graphs.
+- **Asynchronous hardware.** The emulator has threads in shuffled orders, copies as early and as
+  late as may be, and launches before their predecessor; it has no memory model weaker than that
+  of the processor it runs on, and TMA loads land when they are waited for only.
+- **Test suites of others.** NumPy's and SciPy's run against this package in `tests/external`,
+  which counts the calls that arrive. Netlib's testers, array-api-tests and CuPy's suite do not.
+- **Forks beside BLAS.** Children of a parent whose threads are inside OpenBLAS hang with NumPy
+  alone as well ([Threads and fork](threads.md)).
+- **Hours.** No soak of days is on record, nor faults of a disk or of memory.
+- **Faults that nobody thought of.** Planted faults show what tests see of the faults that were
+  planted.
+"""
+TESTS = "`make test`"
+
+# (promise, campaigns whose record counts or a figure in words, command)
+ROWS: tuple[tuple[str, str, str], ...] = (
+    ("right values from every rung", "gpu:cases", "`gemmule verify --device cuda`"),
+    ("exact where sums are integers", "equality of every bit in each test of a rung", TESTS),
+    ("all sizes, not multiples alone", "sizes around each rung's own block sizes", TESTS),
+    ("64-bit offsets", "gpu:beyond", "`gemmule extremes`"),
+    ("componentwise accuracy", "gpu:ratio", "`gemmule verify --device cuda`"),
+    ("low precision as stated", "a bound derived from each rung's arithmetic", TESTS),
+    ("NaN and infinity by the IEEE rule", "one at a time, at every edge, in each rung", TESTS),
+    ("beta = 0 reads nothing", "gemv and gemm", "`python tests/scalars_campaign.py`"),
+    ("any strides", "five arrangements of every operand, and those of the tests", TESTS),
+    ("inputs and padding untouched", "canaries around the operands of every judged case", TESTS),
+    ("the same bits again", "gpu:runs", "`gemmule extremes`"),
+    ("a batch is a loop", "bit for bit (batch invariance)", TESTS),
+    ("bad input is refused", "a typed error that names the argument", TESTS),
+    ("conforms to public interfaces", "NumPy's and SciPy's own tests, calls counted", TESTS),
+    ("no memory error on a GPU", "gpu:sanitized", "`gemmule sanitize`"),
+    ("no memory error on a CPU", "the emulator under AddressSanitizer; guards", TESTS),
+    ("quantised round trips", "damaged files: quantised", "`python tests/corruption.py`"),
+    ("hostile files are safe", "damaged files", "`python tests/corruption.py`"),
+    ("a corrupt cache is a miss", "damaged files: tuned+compiled", "`python tests/corruption.py`"),
+    ("writers lose nothing", "killed writers", "`python tests/corruption.py`"),
+    ("a tuned choice is never wrong", "each candidate is judged before it is timed", TESTS),
+    ("faults are survived", "forks", "`python tests/test_fork.py`"),
+    ("no code from data", "no pickle, eval or shell: ruff's rules S", "`make check`"),
+    ("the tests see faults", "planted faults", "`make mutants`"),
+)
+
+
+def page(root: Path) -> str:
+    """Return the page."""
+    found = _campaigns(root)
+    parts = [INTRODUCTION, _campaign_table(found), GPU, _gpu_table(root), PROMISES]
+    return "\n".join([*parts, _promise_table(root, found), NOT_COVERED])
+
+
+def update(root: Path) -> list[Path]:
+    """Rewrite the page where it is not up to date; return what changed."""
+    target, text = root / PAGE, page(root)
+    if target.is_file() and target.read_text(encoding="utf-8") == text:
+        return []
+    replace_text(target, text)
+    return [target]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _campaigns(root: Path) -> list[dict[str, Any]]:
+    return _lines(root / RECORD)
+
+
+def _campaign_table(found: list[dict[str, Any]]) -> str:
+    rows = ["| what | cases | bad | of what kind | repeat |", "|---|---:|---:|---|---|"]
+    for one in found:
+        rows.append(
+            f"| {one['what']} | {one['cases']:,} | {one['bad']:,} | {one['detail']} | "
+            f"`{one['command'].strip()}` |"
+        )
+    machines = sorted({f"{one['machine']}, {one['date']}" for one in found})
+    return "\n".join([*rows, "", f"Ran on: {'; '.join(machines) or 'nothing is on record'}.", ""])
+
+
+def _gpu_table(root: Path) -> str:
+    rows = ["| device | what | figure |", "|---|---|---|"]
+    for gpu in _gpus(root):
+        rows += [f"| {gpu.name} | {name} | {figure} |" for name, figure in _gpu(gpu).values()]
+    return "\n".join([*rows, ""])
+
+
+def _gpus(root: Path) -> list[Path]:
+    """Return the folders of devices that proved something."""
+    return [p for p in sorted((root / "evidence").glob("*")) if any(evidence.read_device(p))]
+
+
+def _gpu(gpu: Path) -> dict[str, tuple[str, str]]:
+    """Return what one device recorded: key -> (what, figure)."""
+    records = list(evidence.read_device(gpu))
+    tools = Counter(line["tool"] for line in _lines(gpu / "sanitized.jsonl"))
+    extremes = _lines(gpu / "extremes.jsonl")
+    beyond = [line for line in extremes if "elements" in line]
+    cases = sum(record.cases for record in records)
+    worst = max((record.worst_ratio for record in records), default=0.0)
+    clean = ", ".join(f"{tool} {count}" for tool, count in sorted(tools.items()))
+    return {
+        "cases": (
+            "variants of rungs proved by the oracle",
+            f"{len(records):,} variants, {cases:,} cases",
+        ),
+        "ratio": ("largest error over its bound", f"{worst:.3f}"),
+        "sanitized": ("variants clean under compute-sanitizer", clean or "none"),
+        "runs": ("rungs and dtypes run 100 times", f"{len(extremes) - len(beyond):,}"),
+        "beyond": ("products of more than 2^31 elements, right", f"{len(beyond):,}"),
+    }
+
+
+def _promise_table(root: Path, found: list[dict[str, Any]]) -> str:
+    devices = [_gpu(path) for path in _gpus(root)]
+    rows = ["| # | promise | figure | repeat |", "|---:|---|---|---|"]
+    for number, (promise, key, command) in enumerate(ROWS, 1):
+        rows.append(f"| {number} | {promise} | {_figure(key, devices, found)} | {command} |")
+    return "\n".join([*rows, ""])
+
+
+def _figure(
+    key: str, devices: list[dict[str, tuple[str, str]]], found: list[dict[str, Any]]
+) -> str:
+    if key.startswith("gpu:"):
+        shown = [": ".join(device[key[4:]]) for device in devices]
+        return "; ".join(shown) or "no device on record"
+    names = [key.partition(":")[0] + ": " + one for one in key.partition(": ")[2].split("+")]
+    starts = tuple(names) if ": " in key else (key,)
+    counted = [one for one in found if one["what"].startswith(starts)]
+    if not counted:
+        return key
+    cases, bad = (sum(int(one[name]) for one in counted) for name in ("cases", "bad"))
+    return f"{', '.join(starts)}: {cases:,} cases, {bad:,} bad"
