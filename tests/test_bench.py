@@ -12,13 +12,16 @@ import gemmule as gm
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.lab.bench import host as host_bench
 from gemmule.lab.bench import suites
+from gemmule.lab.bench.entries import Entry, race
 from gemmule.lab.bench.products import ONE_COLUMN, Maker
 from gemmule.lab.bench.suites import SUITES, Product
 from gemmule.lab.cli import run
-from gemmule.lab.records.rows import Ceiling, Environment, Row, Speedup, Times
+from gemmule.lab.records.rows import Ceiling, Environment, Facts, Row, Speedup, Times
 from gemmule.lab.report import targets
 from gemmule.lab.report.tables import in_words
 from gemmule.lab.report.targets import READ, Bar
+from gemmule.timing.sampler import Budget
+from test_measure import FakeClock, contestants
 
 ENVIRONMENT = Environment("cpu", "cpu", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
 
@@ -219,3 +222,23 @@ def test_the_log_tells_no_share_of_a_ceiling_that_may_change(
 def test_bars_are_stated_as_the_user_reads_them() -> None:
     table = targets.bars_table([targets.standing(Bar("b", lambda p: True, "peer", 2.0), [])])
     assert table.rows == (("b", "peer", ">= 2.00", "", "", "0", "", "not measured"),)
+
+
+def test_rungs_are_held_against_what_is_no_rung_or_what_they_name() -> None:
+    clock = FakeClock({"rung": 1e-3, "second": 2e-3, "peer": 3e-3, "on other numbers": 4e-3})
+    problem, entries = Problem("matvec", 8, 8), []
+    for one in contestants(clock):
+        kind = "peer" if one.name in ("peer", "on other numbers") else "rung"
+        against = ("rung",) if one.name == "second" else None
+        shown = one.name != "on other numbers"
+        entries.append(Entry(one, Facts(problem, kind, "cold", group="g"), against, shown))
+    rows = race(entries, clock, ENVIRONMENT, Budget(max_seconds=60, max_blocks=10))
+    assert [(row.name, row.kind, row.group) for row in rows] == [
+        ("rung", "rung", "g"),
+        ("second", "rung", "g"),
+        ("peer", "peer", "g"),
+    ]
+    found = [{name: s.value for name, s in row.speedups.items()} for row in rows]
+    assert found[0] == pytest.approx({"peer": 3.0, "on other numbers": 4.0})
+    assert found[1] == pytest.approx({"rung": 0.5})
+    assert found[2] == {}

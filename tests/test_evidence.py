@@ -268,6 +268,8 @@ GOOD = (
         "[" * 100_000,
         '{"schema": 1, "folder": "matvec", "rung": "r"}',
         "x" * (lines.MAX_LINE_BYTES + 1),
+        GOOD.replace('"schema": 1', '"schema": 2').replace('"r"', '"s"'),
+        GOOD.replace('"schema": 1', '"schema": true').replace('"r"', '"s"'),
         GOOD.replace('"cases": 1', '"cases": -1'),
         GOOD.replace('"cases": 1', '"cases": true'),
         GOOD.replace('"cases": 1', '"cases": "1"'),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from gemmule.errors import DeviceError
 from gemmule.lab import studies
 from gemmule.lab.bench.host_to_host import PARTS
 from gemmule.lab.commands.study import study as command
@@ -22,6 +23,7 @@ from gemmule.lab.records.rows import Ceiling, Times
 from gemmule.lab.studies import runner, show, store
 from gemmule.lab.studies.cpu import CpuBench
 from gemmule.lab.studies.grid import Cell, Lane, Measured, Task
+from gemmule.lab.studies.harness import Bound, CellBench
 from gemmule.lab.studies.host_products import judge
 from gemmule.lab.studies.published import formula_gbs, published
 from gemmule.lab.studies.records import CONFIRMED, NOT_MEASURABLE, REFUTED, Rows, StudyRow
@@ -34,7 +36,9 @@ from gemmule.lab.studies.seeds import (
     seed_003,
     seed_004,
 )
+from gemmule.timing.clock import Contestant
 from pages import study_pages
+from test_measure import FakeClock
 from test_results import machine
 
 ROOT = Path(__file__).parents[1]
@@ -499,6 +503,38 @@ def test_the_cpu_bench_times_rungs_and_peers() -> None:
     for name in ("loop", "loop, transposed", "codes", "numpy"):
         assert found[name].times_us is not None, found[name].note
         assert found[name].figures["gbs"] > 0
+
+
+class Faulty(CellBench):
+    """A bench whose lanes called "full" find no memory, and those called "lost" no device."""
+
+    backend, max_blocks, block_s = "cuda", 8, 1e-3
+
+    def sets(self, cell: Cell, lane: Lane) -> list[int]:
+        self.made = [*getattr(self, "made", []), lane.matrix]
+        return [lane.matrix]
+
+    def bind(self, cell: Cell, lane: Lane, sets: list[int]) -> Bound:
+        if lane.name in ("full", "lost"):
+            raise DeviceError(f"it is {lane.name}", restart=lane.name == "lost")
+        return Bound(lane, Contestant(lane.name, lambda i: None), {"set": sets[0]})
+
+    def release(self) -> None:
+        """Keep nothing."""
+
+
+def test_a_full_device_ends_one_lane_and_a_lost_one_the_study() -> None:
+    clock = FakeClock({"a": 1e-3, "b": 2e-3, "c": 4e-3})
+    lanes = (Lane("a", "r"), Lane("full", "r"), Lane("b", "r"), Lane("c", "r", matrix=1))
+    bench, cell = Faulty("X", clock, 1.0), Cell("test", "matvec", 64, 64, lanes, "warm")
+    found = bench.measure(cell, lanes)
+    assert found["full"] == Measured(note="it is full")
+    assert [found[n].times_us.median for n in "abc"] == pytest.approx([1e3, 2e3, 4e3])
+    assert found["c"].params == {"set": 1}
+    assert found["a"].figures["gbs"] == pytest.approx(4 * (64 * 64 + 128) * 1e-6)
+    assert bench.made == [0, 1], "lanes of one form share their operands"
+    with pytest.raises(DeviceError, match="it is lost"):
+        bench.measure(cell, (Lane("lost", "r"),))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
