@@ -53,6 +53,19 @@ def missing_features(*wanted: str) -> str | None:
     return f"this CPU lacks {', '.join(absent)}" if absent else None
 
 
+def has_wide_vectors() -> bool:
+    """Whether a vector of 16 lanes is one register; else it is two, by AVX2."""
+    features = _cpu_features()
+    return features.get("avx512f", False) and features.get("avx512bw", False)
+
+
+def missing_vectors() -> str | None:
+    """Return why kernels of 16 lanes, in one register or two, cannot run here, or None."""
+    if has_wide_vectors():
+        return missing_features("avx512f", "avx512bw")
+    return missing_features("avx2", "fma", "f16c")
+
+
 @functools.cache
 def _cpu_features() -> dict[str, bool]:
     import llvmlite.binding
@@ -191,18 +204,87 @@ def fused(builder: Any, left: Value, right: Value, total: Value) -> Value:
 
 
 def lookup(builder: Any, table: Value, index: Value) -> Value:
-    """Emit ``table[index % 16]`` lane by lane: one VPERMPS, which reads the low 4 bits."""
+    """Emit ``table[index % 16]`` lane by lane: one VPERMPS, which reads the low 4 bits.
+
+    In two registers: the halves of the table are asked by 3 bits, and the fourth bit chooses.
+    """
     from llvmlite import ir
 
+    if not has_wide_vectors():
+        return _lookup_in_halves(builder, table, index)
     kind = ir.FunctionType(table.type, [table.type, index.type])
     function = declare(builder, "llvm.x86.avx512.permvar.sf.512", kind)
     return builder.call(function, [table, index])
+
+
+def _half(builder: Any, vector: Value, which: int) -> Value:
+    from llvmlite import ir
+
+    lanes = [LANES // 2 * which + i for i in range(LANES // 2)]
+    order = ir.Constant(ir.VectorType(ir.IntType(32), LANES // 2), lanes)
+    return builder.shuffle_vector(vector, vector, order)
+
+
+def joined(builder: Any, low: Value, high: Value) -> Value:
+    """Emit the vector of 16 lanes whose halves are given."""
+    from llvmlite import ir
+
+    order = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(LANES)))
+    return builder.shuffle_vector(low, high, order)
+
+
+def halves(builder: Any, vector: Value) -> tuple[Value, Value]:
+    """Emit the two halves of a vector of 16 lanes."""
+    return _half(builder, vector, 0), _half(builder, vector, 1)
+
+
+def _lookup_in_halves(builder: Any, table: Value, index: Value) -> Value:
+    from llvmlite import ir
+
+    tables, found = halves(builder, table), []
+    for part in halves(builder, index):
+        kind = ir.FunctionType(tables[0].type, [tables[0].type, part.type])
+        function = declare(builder, "llvm.x86.avx2.permps", kind)
+        low, high = (builder.call(function, [one, part]) for one in tables)
+        fourth = builder.shl(part, part.type([28] * (LANES // 2)))
+        above = builder.icmp_signed("<", fourth, part.type([0] * (LANES // 2)))
+        found.append(builder.select(above, high, low))
+    return joined(builder, *found)
+
+
+def _partial_load(builder: Any, address: Value, kind: Any, count: Value) -> Value:
+    """Emit `masked_load` where the CPU has no such load: whole, or element by element."""
+    from numba.core import cgutils
+
+    pointer = builder.inttoptr(address, kind.as_pointer())
+    room = cgutils.alloca_once(builder, kind)
+    whole = builder.icmp_signed(">=", count, count.type(kind.count))
+    with builder.if_else(whole) as (then, otherwise):
+        with then:
+            every, from_every = builder.load(pointer, align=1), builder.block
+        with otherwise:
+            builder.store(kind([0] * kind.count), room)
+            source = builder.bitcast(pointer, kind.element.as_pointer())
+            target = builder.bitcast(room, kind.element.as_pointer())
+            with cgutils.for_range(builder, count) as loop:
+                at = [loop.index]
+                value = builder.load(
+                    builder.gep(source, at, source_etype=kind.element), align=1, typ=kind.element
+                )
+                builder.store(value, builder.gep(target, at, source_etype=kind.element), align=1)
+            some, from_some = builder.load(room, typ=kind), builder.block
+    result = builder.phi(kind)
+    result.add_incoming(every, from_every)
+    result.add_incoming(some, from_some)
+    return result
 
 
 def masked_load(builder: Any, address: Value, element: Any, lanes: int, count: Value) -> Value:
     """Emit a load of the first `count` of `lanes` elements; the others are 0 and untouched."""
     from llvmlite import ir
 
+    if not has_wide_vectors():
+        return _partial_load(builder, address, ir.VectorType(element, lanes), count)
     bits = ir.IntType(lanes)
     kind = ir.VectorType(element, lanes)
     every = builder.icmp_signed(">=", count, count.type(lanes))
@@ -228,8 +310,10 @@ def code_k(builder: Any, word: Value, k: int, bits: int) -> Value:
 def code_as_float(builder: Any, word: Value, k: int, bits: int) -> Value:
     """Emit code k of every lane as a float: a look-up for nibbles, a conversion for bytes."""
     code = code_k(builder, word, k, bits)
-    if bits == 4:
+    if bits == 4 and has_wide_vectors():
         return lookup(builder, counting(), code)
+    if bits == 4:
+        code = builder.and_(code, constant(15, "int32"))
     return builder.sitofp(code, vector_type("float32"))
 
 

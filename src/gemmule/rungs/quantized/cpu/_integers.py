@@ -21,8 +21,11 @@ from gemmule.backends.cpu.simd import (
     constant,
     floats,
     fused,
+    halves,
+    joined,
     load_vector,
     masked_load,
+    missing_features,
     operation,
     splat,
     store_vector,
@@ -44,12 +47,34 @@ def record_bytes(bits: int) -> int:
 
 
 def dot(builder: Any, total: Value, weights: Value, activations: Value) -> Value:
-    """Emit VPDPBUSD: each lane adds four products of unsigned and signed bytes, exactly."""
+    """Emit VPDPBUSD: each lane adds four products of unsigned and signed bytes, exactly.
+
+    Where the CPU lacks it: bytes as pairs of 16 bits, by VPMADDWD, which is as exact.
+    """
     from llvmlite import ir
 
+    if missing_features("avx512f", "avx512vnni") is not None:
+        return _dot_of_pairs(builder, total, weights, activations)
     kind = total.type
     function = declare(builder, "llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(kind, [kind] * 3))
     return builder.call(function, [total, weights, activations])
+
+
+def _dot_of_pairs(builder: Any, total: Value, weights: Value, activations: Value) -> Value:
+    from llvmlite import ir
+
+    half = ir.VectorType(ir.IntType(32), LANES // 2)
+    pairs = ir.VectorType(ir.IntType(16), LANES)
+    form = ir.FunctionType(half, [pairs, pairs])
+    multiply = declare(builder, "llvm.x86.avx2.pmadd.wd", form)
+    byte, low = pairs([8] * LANES), pairs([255] * LANES)
+    sums = []
+    for w, x in zip(halves(builder, weights), halves(builder, activations), strict=True):
+        wide, signed = builder.bitcast(w, pairs), builder.bitcast(x, pairs)
+        even = [builder.and_(wide, low), builder.ashr(builder.shl(signed, byte), byte)]
+        odd = [builder.lshr(wide, byte), builder.ashr(signed, byte)]
+        sums.append(builder.add(builder.call(multiply, even), builder.call(multiply, odd)))
+    return builder.add(total, joined(builder, *sums))
 
 
 def weight_planes(builder: Any, word: Value, bits: int) -> list[Value]:

@@ -25,6 +25,7 @@ from gemmule.backends.cpu.simd import (
     counting,
     floats,
     fused,
+    has_wide_vectors,
     load_vector,
     lookup,
     masked_load,
@@ -215,7 +216,7 @@ def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> I
                 totals[i] = fused(builder, weight, activations, totals[i])
         return totals
 
-    if bits == 4 and not per_lane:
+    if bits == 4 and not per_lane and has_wide_vectors():
         emit = looked_up
     else:  # parts of several columns would not fit the registers beside their totals
         emit = decoded if columns == 1 else scaled
@@ -292,5 +293,6 @@ def spread_products(bits: int, per_lane: bool) -> Intrinsic:
                 total = fused(builder, step, scale, total)
             store_vector(builder, total, y, 64 * k)
 
-    emit = looked_up if bits == 4 and not per_lane else decoded
+    tables_pay = bits == 4 and not per_lane and has_wide_vectors()
+    emit = looked_up if tables_pay else decoded
     return operation(f"spread_products {bits} {per_lane}", void, "ttti", emit)
