@@ -36,7 +36,11 @@ class HostCall:
     def checked(self, a: Any, b: Any, out: Any) -> Any | None:
         """Return the product, in `out` where given, or None: nothing was done, go the other way."""
         # The planned dtypes are native, so a foreign byte order compares unequal.
-        if seen(a) != self._a or seen(b) != self._b:
+        seen_a, seen_b = seen(a), seen(b)
+        # The form of a matrix of codes is kept with it: the planned one is often the same object.
+        if (seen_a is not self._a and seen_a != self._a) or (
+            seen_b is not self._b and seen_b != self._b
+        ):
             return None
         return self.trusted(a, b, out)
 
@@ -89,4 +93,8 @@ def _signature(form: Form) -> Signature:
 
 def _may_overlap(out: Any, operand: Any) -> bool:
     """Whether they may share memory; the parts of a matrix of codes are read-only."""
-    return type(operand) is np.ndarray and np.may_share_memory(out, operand)
+    if type(operand) is not np.ndarray:
+        return False
+    if operand.flags.owndata and out.flags.owndata:  # twice as quick to ask
+        return operand is out
+    return np.may_share_memory(out, operand)
