@@ -19,7 +19,9 @@ import pytest
 
 import gemmule as gm
 from gemmule.backends.cpu.intrinsics import load, multiply_add, store
-from gemmule.backends.cpu.jit import Kernel, kernel, thread_count, unavailable
+from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
+from gemmule.backends.cpu.simd import missing_vectors
+from gemmule.backends.cpu.threads import thread_count
 from gemmule.errors import GemmuleWarning
 from gemmule.lookup import forget_plans
 from gemmule.settings import cache_folder, default_device, tuning_enabled
@@ -70,8 +72,8 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 STATISTICS = """
-from gemmule.rungs.matvec.cpu.threads import parallel_kernel
-stats = parallel_kernel("float32", "float32", "float32", "float32").compiled.stats
+from gemmule.rungs.matvec.cpu.threads import pooled_rows
+stats = pooled_rows("float32", "float32", "float32", "float32").task.compiled.stats
 print(json.dumps([right, sum(stats.cache_hits.values()), sum(stats.cache_misses.values())]))
 """
 
@@ -188,32 +190,48 @@ def test_numba_settings_of_the_user_stay(warm: Path) -> None:
     assert report(python(code, warm)) == []
 
 
-@pytest.mark.parametrize("layer", ["omp", "workqueue"])
-def test_four_threads_and_a_forked_child(warm: Path, layer: str) -> None:
+@pytest.mark.parametrize("pool", ["blas", "own"])
+def test_four_threads_and_a_forked_child(warm: Path, pool: str) -> None:
     code = (
         MULTIPLY
         + """
 import os, threading
-import gemmule.backends.cpu.jit as jit
 results = []
 def work():
     for _ in range(30):
-        results.append(multiply(m=64, n=64))
+        results.append(multiply(m=640, n=640))
 threads = [threading.Thread(target=work) for _ in range(4)]
 [t.start() for t in threads]; [t.join() for t in threads]
-import numba
 child = os.fork()
 if child == 0:
-    os._exit(0 if jit.thread_count() == 1 and multiply() else 3)
+    os._exit(0 if multiply(m=640, n=640) else 3)
 _, status = os.waitpid(child, 0)
-print(json.dumps([len(results), all(results), os.waitstatus_to_exitcode(status),
-                  numba.threading_layer()]))
+print(json.dumps([len(results), all(results), os.waitstatus_to_exitcode(status)]))
 """
     )
-    done = python(code, warm, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="2")
-    if layer == "omp" and "No threading layer could be loaded" in done.stderr:
-        pytest.skip("this Numba has no OpenMP layer")
-    assert report(done) == [120, True, 0, layer]
+    done = python(code, warm, GEMMULE_POOL=pool, NUMBA_NUM_THREADS="2")
+    assert report(done) == [120, True, 0]
+
+
+QUANTISED = """
+import json, numpy as np, gemmule as gm
+Q = gm.quantize((np.arange(40 * 64.0, dtype=np.float32) % 9).reshape(40, 64), bits=8, group_size=64)
+y = gm.matvec(Q, np.ones(64, np.float32), rung="vector_decode")
+print(json.dumps(bool(np.abs(y - Q.dequantize().sum(1)).max() < 0.1)))
+"""
+
+
+@pytest.mark.skipif(missing_vectors() is not None, reason=str(missing_vectors()))
+def test_kernels_of_a_partly_filled_cache_fit_the_rest(tmp_path: Path) -> None:
+    """Numba's types of ours came from the cache as other classes than those of new kernels."""
+    assert report(python(QUANTISED, tmp_path)) is True
+    inner = {"add_block", "arrange", "arrange_vector"}
+    for path in (tmp_path / "numba").glob("*/*.bin"):
+        if path.name.rpartition("-")[0] not in inner:
+            path.unlink()
+    left = {path.name.rpartition("-")[0] for path in (tmp_path / "numba").glob("*/*.bin")}
+    assert left == inner
+    assert report(python(QUANTISED, tmp_path)) is True
 
 
 def test_thread_count_respects_the_user() -> None:

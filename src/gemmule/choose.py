@@ -50,8 +50,10 @@ def choose(
     ranked = sorted(_suggestions(call, machine), key=lambda choice: choice.expected_s or 0.0)
     if not ranked:
         return _simplest(call, machine)
-    best = ranked[0]
-    other = next((c for c in ranked[1:] if c.rung is not best.rung), None)
+    # A heuristic may be wrong on a machine it has never seen; the vendor's library is what the
+    # user would have without us. Only a measurement there speaks for another rung: `tuned` above.
+    best = next((choice for choice in ranked if choice.rung.vendor), ranked[0])
+    other = next((c for c in ranked if c.rung is not best.rung), None)
     runner_up = "" if other is None else _in_words(other)
     return replace(best, runner_up=runner_up)
 

@@ -5,6 +5,8 @@
                        ``$XDG_CACHE_HOME/gemmule``, else ``~/.cache/gemmule``
 ``GEMMULE_DEVICE``     device of operands that name none, ``cpu`` or ``cuda[:index]``
 ``GEMMULE_TUNE``       ``0``: ignore stored tuning results; ``1``, the default: use them
+``GEMMULE_POOL``       whose threads help with CPU products: ``blas``, the default: NumPy's
+                       OpenBLAS's where they can be borrowed; ``own``: the package's own
 =====================  ===================================================================
 """
 
@@ -64,6 +66,12 @@ def default_device() -> str | None:
     return given
 
 
+def numba_threads() -> int | None:
+    """Return ``NUMBA_NUM_THREADS``, or None where it is unset or no positive number."""
+    given = os.environ.get("NUMBA_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else None
+
+
 def tuning_enabled() -> bool:
     """Return False when ``GEMMULE_TUNE`` is ``0``: stored tuning results are then ignored.
 
@@ -76,6 +84,17 @@ def tuning_enabled() -> bool:
             "them, the default)."
         )
     return given == "1"
+
+
+def borrows_threads() -> bool:
+    """Return False when ``GEMMULE_POOL`` is ``own``: no other library's threads are used.
+
+    Other values than ``own`` and ``blas``: ValueError.
+    """
+    given = os.environ.get("GEMMULE_POOL") or "blas"
+    if given not in ("blas", "own"):
+        raise ValueError(f"GEMMULE_POOL is {given!r}; it must be 'blas' or 'own'.")
+    return given == "blas"
 
 
 @contextmanager

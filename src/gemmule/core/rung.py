@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gemmule.core.host_rates import DEFAULT_RATES, HostRates
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem
 
 Params = Mapping[str, Any]
@@ -25,6 +26,7 @@ class Machine:
 
     `units`: CPU threads or GPU multiprocessors. `read_bytes_per_s`: the read ceiling, measured
     where a measurement is stored, else a datasheet lead. `call_s`: cost of the smallest kernel.
+    `rates`: of a CPU.
     """
 
     backend: str
@@ -35,6 +37,7 @@ class Machine:
     cache_bytes: int
     shared_bytes: int = 0
     call_s: float = 2e-6
+    rates: HostRates = DEFAULT_RATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,9 @@ class Rung:
     -> values, the first value being the default. `layouts` are those of A that the rung takes (see
     `gemmule.core.problem`), `layouts_b` those of B. `batched` rungs take a leading batch axis; for
     the others the back end loops. `by_name_only` rungs are neither chosen by plans nor tried by the
-    tuner unless they are named: what they gain depends on the calls around them. How a rung runs is
-    told by `CpuRung` and `CudaRung`.
+    tuner unless they are named: what they gain depends on the calls around them. A `vendor` rung
+    calls the library that users have anyway: the choice, unless another was tuned. How a rung runs
+    is told by `CpuRung` and `CudaRung`.
     """
 
     backend: ClassVar[str] = ""
@@ -140,6 +144,7 @@ class Rung:
     batched: bool = False
     suggest: Callable[[Problem, Machine], Suggestion | None] = _no_suggestion
     by_name_only: bool = False
+    vendor: bool = False
     name: str = ""
     folder: str = ""
 

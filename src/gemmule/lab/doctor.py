@@ -129,12 +129,29 @@ def _processor() -> Iterator[Finding]:
     threads = len(os.sched_getaffinity(0))
     cache = machine.cache_bytes >> 20
     yield Finding("CPU", OK, f"{machine.name}, {threads} threads, {cache} MiB last-level cache")
+    yield _threads()
     good = "avx2" in present and "fma" in present
     yield Finding(
         "CPU features",
         OK if good else NOTE,
         " ".join(present) or "none of those used",
         "" if good else "kernels run, but slowly: AVX2 and FMA are what they are built for",
+    )
+
+
+def _threads() -> Finding:
+    """Tell whose threads help with products, and which rates the choices are made by."""
+    if importlib.util.find_spec("numba") is None:
+        return Finding("CPU threads", NOTE, "NumPy's own alone", "pip install numba")
+    from gemmule.backends.cpu import launch, pool, threads
+
+    measured = launch.machine().rates.measured
+    model = f"device model of {measured}" if measured else "default device model"
+    return Finding(
+        "CPU threads",
+        OK if measured else NOTE,
+        f"{threads.thread_count()} a product; helpers: {pool.helpers()}; {model}",
+        "" if measured else "gemmule tune --device-model measures this CPU in two seconds",
     )
 
 

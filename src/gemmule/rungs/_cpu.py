@@ -22,14 +22,10 @@ FLOAT8_SIGNATURES: tuple[Signature, ...] = tuple(
     (a, b, out) for a in FLOAT8 for b in FLOAT8 for out in ("float32", "float16", "bfloat16")
 )
 
-# Seconds from Python into a compiled kernel and back (EPYC Zen 5, 2 cores, 2026-11): serial 3.4e-6
-# measured, of which three addresses are 2e-6. Parallel: 6.5e-6 measured when the cores are free,
-# doubled here, because a core that is busy elsewhere costs a whole time slice.
-SERIAL_CALL_S = 3.5e-6
-PARALLEL_CALL_S = 13e-6
-# Loop overhead, same machine: of a row in `four_rows`, of a column of one panel in `panels`.
-ROW_S = 0.4e-9
-COLUMN_S = 1.3e-9
+# Loop overhead in fused multiply-adds of a core: of a row in `four_rows`, of a column of one panel
+# in `panels` (EPYC Zen 5, 2026-11: 0.4 and 1.3 ns at 95 of them a nanosecond).
+ROW_FMAS = 40
+COLUMN_FMAS = 120
 
 
 def working_dtype(a: str, x: str, out: str) -> str:
@@ -84,14 +80,25 @@ def is_half(problem: Problem) -> bool:
     return problem.a in HALVES
 
 
-def streaming_s(problem: Problem, machine: Machine, share: float, cached_share: float) -> float:
-    """Return the time to move a problem's bytes at a share of the machine's read ceiling.
+def streaming_s(problem: Problem, machine: Machine, share: float, *, alone: bool = False) -> float:
+    """Return the time to move a problem's bytes at a share of the rate of all threads, or of one.
 
-    `cached_share` counts when everything fits in the last-level cache; it may exceed 1.
+    What fits in the last-level cache is read at the cores' own rate.
     """
-    fits = problem.compulsory_bytes <= machine.cache_bytes // 2
-    rate = (cached_share if fits else share) * machine.read_bytes_per_s
-    return problem.compulsory_bytes / rate
+    rates, alone = machine.rates, alone or problem.compulsory_bytes < SMALL_BYTES
+    if problem.compulsory_bytes <= machine.cache_bytes // 2:
+        rate = rates.core_cached * (1 if alone else machine.units)
+    else:
+        rate = rates.core_read if alone else machine.read_bytes_per_s
+    return problem.compulsory_bytes / (share * rate)
+
+
+SMALL_BYTES = 32 << 10  # products that read less stay on the calling thread
+
+
+def spread_s(machine: Machine, nbytes: int = SMALL_BYTES) -> float:
+    """Return the cost of a call whose shares helpers claim, for a product of so many bytes."""
+    return machine.rates.call + (machine.rates.spread if nbytes >= SMALL_BYTES else 0)
 
 
 class _Quiet(threading.local):
@@ -117,16 +124,17 @@ def sum_partials(partials: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Non
         np.copyto(y, total, casting="unsafe")
 
 
-# Multiplications and additions per second of one core in the packed matmul, tile padding counted:
-# 1024^3, EPYC Zen 5, 2026-11 (float32 0.41e12 on two cores, OpenBLAS 0.24e12).
-_PACKED_RATES = {"float32": 1.9e11, "float64": 9.5e10, "int32": 1.7e11, "int64": 8e10}
-_PACKING_BYTES_PER_S = 8e9  # converting and packing operands, one core, same machine
+# Multiply-adds of the packed matmul for each fused float32 one that a core can do, tile padding
+# counted, and elements converted and packed (1024^3, EPYC Zen 5, 2026-11).
+_PACKED_SHARES = {"float32": 0.75, "float64": 0.37, "int32": 0.67, "int64": 0.3}
+_PACKED_ELEMENTS = 0.03
 _TILE = (12, 32)  # the float32 tile; small products are padded to it
 
 
-def packed_s(problem: Problem, threads: int) -> float:
+def packed_s(problem: Problem, machine: Machine, threads: int) -> float:
     """Return the time of the packed matmul of a problem on a number of cores."""
     m, n = -(-problem.m // _TILE[0]) * _TILE[0], -(-problem.n // _TILE[1]) * _TILE[1]
-    rate = _PACKED_RATES[problem_working_dtype(problem)] * threads
-    packing = problem.compulsory_bytes / (_PACKING_BYTES_PER_S * threads)
-    return problem.batch * (2.0 * m * n * problem.k / rate) + packing
+    fma = machine.rates.fma * threads
+    packed = problem.batch * (problem.m + problem.n) * problem.k / (_PACKED_ELEMENTS * fma)
+    products = problem.batch * float(m) * n * problem.k
+    return products / (_PACKED_SHARES[problem_working_dtype(problem)] * fma) + packed

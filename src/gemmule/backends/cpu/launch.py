@@ -8,7 +8,6 @@ as the rung writes them go through a temporary.
 from __future__ import annotations
 
 import functools
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,17 +18,17 @@ import numpy as np
 
 from gemmule.backends.base import HostRun
 from gemmule.backends.cpu import panels, scaled
+from gemmule.backends.cpu.threads import processors
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
+from gemmule.core.host_rates import HostRates
 from gemmule.core.operand import View
 from gemmule.core.problem import Problem, layout_of, numpy_dtype
 from gemmule.core.rung import CpuRung, Machine, Rung
+from gemmule.settings import cache_folder, tuning_enabled
+from gemmule.storage import rates as stored_rates
 
 Array = np.ndarray[Any, Any]
-
-# A lead until `gemmule bench` measures the machine: two cores of an EPYC 9004 read 41 GB/s
-# (November 2026); most desktop and server cores read 10 to 25 GB/s each.
-READ_BYTES_PER_S_PER_CORE = 20e9
 
 
 class CpuBackend:
@@ -39,7 +38,7 @@ class CpuBackend:
 
     def machine(self, device: str) -> Machine:
         """Describe the processor; cached."""
-        return _machine(len(os.sched_getaffinity(0)))
+        return machine()
 
     def proved(self, rung: Rung, problem: Problem, machine: Machine) -> bool:
         """CPU rungs are proved by the test suite on every machine that runs it."""
@@ -54,24 +53,38 @@ class CpuBackend:
         core = _bound(choice)
         scale = _scaled(choice)
         if _is_direct(choice):
-            return HostRun(_turned(core) if choice.call.op == "vecmat" else core, scale)
+            turned = choice.call.op == "vecmat"
+            return HostRun(_turned(choice, core) if turned else core, scale)
         see_a, see_b, see_out = _viewers(choice.call)
         into = _into(choice, core)
         return HostRun(lambda a, b, out: into(see_a(a), see_b(b), see_out(out)), scale)
 
 
-@functools.cache
-def _machine(threads: int) -> Machine:
-    cores = min(threads, 8)  # memory channels, not cores, bound a many-core read
+def machine() -> Machine:
+    """Describe the processor, with its measured rates where they are stored; cached."""
+    return _machine(processors(), str(cache_folder()), tuning_enabled())
+
+
+@functools.lru_cache(maxsize=8)
+def _machine(threads: int, folder: str, stored: bool) -> Machine:
+    name, arch = _processor_name(), platform.machine()
+    known = stored_rates.read(name, arch, threads) if stored else None
+    rates = known or HostRates.default(threads)
     return Machine(
         backend="cpu",
-        name=_processor_name(),
-        arch=platform.machine(),
+        name=name,
+        arch=arch,
         units=threads,
-        read_bytes_per_s=READ_BYTES_PER_S_PER_CORE * cores,
+        read_bytes_per_s=rates.read,
         cache_bytes=last_level_cache_bytes(),
-        call_s=1e-6,
+        call_s=rates.call,
+        rates=rates,
     )
+
+
+def forget_machine() -> None:
+    """Read the stored rates again at the next plan."""
+    _machine.cache_clear()
 
 
 def _processor_name() -> str:
@@ -129,12 +142,23 @@ def _is_direct(choice: Choice) -> bool:
         return plain and rows and all(len(shape) == 2 for shape in (*shapes, call.out_shape))
     vectors = len(call.out_shape) == 1 and _unit(call.b) and _unit(call.out)
     if call.op == "vecmat":
-        return vectors and call.swapped and problem.op == "matvec" and problem.quant is None
+        return vectors and call.swapped and problem.op == "matvec"
     return vectors and problem.op == "matvec" and not call.swapped
 
 
-def _turned(core: Callable[..., None]) -> Callable[..., None]:
+def _turned(choice: Choice, core: Callable[..., None]) -> Callable[..., None]:
+    if choice.problem.quant is not None:
+        return lambda a, x, y: core(_kept_transpose(a), x, y)
     return lambda a, x, y: core(a.T, x, y)
+
+
+def _kept_transpose(matrix: Any) -> Any:
+    """Return the transpose, always the same one: what kernels keep for a matrix hangs on it."""
+    return matrix.kept(_transposed)
+
+
+def _transposed(matrix: Any) -> Any:
+    return matrix.T
 
 
 def _unit(view: View) -> bool:
@@ -162,7 +186,7 @@ def _viewers(call: Call) -> list[Callable[[Any], Any]]:
     """Return what shows A, x or B, and the result as a canonical call sees them."""
     views = [_viewer(view) for view in (call.a, call.b, call.out)]
     if call.problem.quant is not None:
-        views[0] = (lambda matrix: matrix.T) if call.transposed_quant else (lambda matrix: matrix)
+        views[0] = _kept_transpose if call.transposed_quant else (lambda matrix: matrix)
     return views
 
 

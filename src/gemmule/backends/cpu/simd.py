@@ -87,12 +87,21 @@ def _numba_types() -> tuple[Any, Any]:
             super().__init__(name=f"gemmule_{dtype}x{LANES}")
             self.dtype = dtype
 
+        def __reduce__(self) -> Any:
+            # By name, or a kernel from the disk cache would take and return another class.
+            return numba_type, (self.dtype,)
+
     @register_model(Vector)
     class VectorModel(models.PrimitiveModel):  # type: ignore[misc]
         def __init__(self, manager: Any, kind: Any) -> None:
             super().__init__(manager, kind, vector_type(kind.dtype))
 
     return Vector("float32"), Vector("int32")
+
+
+def numba_type(dtype: str) -> Any:
+    """Return the Numba type of 16 numbers of dtype float32 or int32."""
+    return _numba_types()[("float32", "int32").index(dtype)]
 
 
 def vector_type(dtype: str) -> Any:

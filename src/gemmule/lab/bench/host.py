@@ -89,7 +89,7 @@ def sets_needed(
 
 def measured_environment(max_seconds: float) -> Environment:
     """Return this machine with its ceilings, measured now."""
-    from gemmule.backends.cpu.jit import thread_count
+    from gemmule.backends.cpu.threads import thread_count
 
     ceilings = measure_ceilings(max_seconds=max_seconds)
     return capture_environment(cpu_name(), "cpu", ceilings=ceilings, threads=thread_count())

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gemmule.backends.cpu.jit import thread_count, unavailable
+from gemmule.backends.cpu.jit import unavailable
+from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.memory import available_bytes
 from gemmule.errors import DeviceError
 from gemmule.lab.ceilings.cold import COLD_FROM, cold_from
@@ -42,9 +43,9 @@ def measure_ceilings(
     """Measure this CPU's ceilings: ``read`` and ``copy`` in GB/s, ``fma float32/64`` in GFLOP/s.
 
     Beside them ``cold from``: the MiB beyond which cyclic reading finds nothing in the cache.
-    threads: the most to use (default: Numba's count). Reading and copying are tried with one thread
-    and with all of them, one to eight streams per thread, 8-byte and vector-wide loads; copying
-    counts bytes read and bytes written, with plain and with non-temporal stores.
+    threads: the most to use (default: what products use). Reading and copying are tried with one
+    thread and with all of them, one to eight streams per thread, 8-byte and vector-wide loads;
+    copying counts bytes read and bytes written, with plain and with non-temporal stores.
     DeviceError without Numba, which the loops are compiled by.
     """
     reason = unavailable()

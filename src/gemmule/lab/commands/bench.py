@@ -107,6 +107,12 @@ def bench(
     if backend == "cuda":
         meter = session.cuda_meter(chosen, seconds or CUDA_SECONDS, device, peers)
     else:
+        from gemmule.backends.cpu import launch
+
+        if not launch.machine().rates.measured:
+            click.echo(
+                "These choices are by default rates: see gemmule tune --device-model.", err=True
+            )
         meter = session.cpu_meter(chosen, seconds or CPU_SECONDS)
     session.start(
         chosen,

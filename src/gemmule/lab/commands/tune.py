@@ -70,6 +70,12 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
     help="Only tell how far the defaults are from what tuning finds: nothing is stored. Without "
     "--sizes, on a list of representative products.",
 )
+@click.option(
+    "--device-model",
+    is_flag=True,
+    help="Only measure what this machine does in a second, in about two seconds, and store it: "
+    "later choices on the CPU are made by it.",
+)
 def tune(
     ops: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -84,6 +90,7 @@ def tune(
     include_unproved: bool,
     into: Path | None,
     compare: bool,
+    device_model: bool,
 ) -> None:
     """Verify every configuration, time them cold and interleaved, and store what beats the default.
 
@@ -93,6 +100,9 @@ def tune(
     from gemmule.settings import tuning_enabled
 
     options.check_device(device)
+    if device_model:
+        _measure_device_model(device)
+        return
     if compare and not sizes and shapes_from is None:
         from gemmule.lab.tune.compare import representative
 
@@ -113,6 +123,20 @@ def tune(
         from gemmule.tuning.tuner import Request
 
         _run(problems, Request(device, seconds, include_unproved, root=into))
+
+
+def _measure_device_model(device: str) -> None:
+    from dataclasses import asdict
+
+    from gemmule.settings import tuning_enabled
+    from gemmule.tuning.rates import measure_rates
+
+    if device != "cpu":
+        raise ValueError(f"--device is {device!r}; --device-model measures the CPU alone.")
+    for name, value in asdict(measure_rates(fresh=True)).items():
+        click.echo(f"{name:12} {value if isinstance(value, str) else format(value, '.3g')}")
+    if not tuning_enabled():
+        click.echo("GEMMULE_TUNE is 0: what was measured is ignored until it is unset.")
 
 
 def _compare(problems: list[Problem], device: str, seconds: float) -> None:

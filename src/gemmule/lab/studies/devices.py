@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gemmule.backends.cpu.jit import thread_count
+from gemmule.backends.cpu.threads import thread_count
 from gemmule.errors import DeviceError
 from gemmule.lab.bench import host
 from gemmule.lab.ceilings.device import measure_ceilings

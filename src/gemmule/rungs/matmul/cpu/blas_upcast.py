@@ -54,11 +54,13 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect the conversions' speed plus a BLAS; integer loops at 1e9 (EPYC Zen 5, 2026-11)."""
-    rates = {"float32": 1.2e11, "float64": 5.9e10, "int64": 1e9}
+    """Expect the conversions' speed plus a BLAS; NumPy's integer loops add one at a time."""
+    rates = machine.rates
+    products = {"float32": rates.blas, "float64": rates.blas / 2, "int64": rates.fma / 64}
     converted = problem.batch * (problem.m + problem.n) * problem.k
-    rate = rates[block_dtype(problem)]
-    return Suggestion({}, problem.batch * 3e-5 + 2.7e-9 * converted + problem.flops / rate)
+    calls = 30 * problem.batch * rates.blas_call
+    busy = problem.flops / products[block_dtype(problem)]
+    return Suggestion({}, calls + converted / rates.convert + busy)
 
 
 RUNG = CpuRung(

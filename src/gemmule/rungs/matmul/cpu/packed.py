@@ -170,7 +170,8 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Expect the rate of one core."""
-    return Suggestion({}, problem.batch * _cpu.SERIAL_CALL_S + _cpu.packed_s(problem, 1))
+    calls = problem.batch * machine.rates.call
+    return Suggestion({}, calls + _cpu.packed_s(problem, machine, 1))
 
 
 RUNG = CpuRung(

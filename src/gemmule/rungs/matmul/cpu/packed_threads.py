@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
+from gemmule.backends.cpu.jit import kernel, unavailable
+from gemmule.backends.cpu.pool import Pooled, in_pool
+from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
@@ -21,12 +23,13 @@ from gemmule.rungs.matmul.cpu.packed import (
 
 
 @functools.cache
-def parallel_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
-    """Return `block_kernel` with the blocks spread over `parts` shares."""
+def pooled_blocks(working: str, narrow: bool, whole_rows: bool) -> Pooled:
+    """Return `block_kernel` with a share for each of the blocks."""
     blocks = block_kernel(working, narrow, whole_rows)
 
-    @kernel(parallel=True)
-    def parallel_blocks(
+    @kernel
+    def block(
+        number: int,
         pack_a: int,
         pack_b: int,
         unpack: int,
@@ -43,49 +46,43 @@ def parallel_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
         k: int,
         rows: int,
         columns: int,
-        count: int,
-        parts: int,
         c_item: int,
     ) -> None:
-        for part in prange(parts):
-            first, last = part * count // parts, (part + 1) * count // parts
-            blocks(
-                pack_a,
-                pack_b,
-                unpack,
-                A,
-                A_row,
-                A_col,
-                B,
-                B_row,
-                B_col,
-                C,
-                C_row,
-                m,
-                n,
-                k,
-                rows,
-                columns,
-                first,
-                last,
-                c_item,
-            )
+        blocks(
+            pack_a,
+            pack_b,
+            unpack,
+            A,
+            A_row,
+            A_col,
+            B,
+            B_row,
+            B_col,
+            C,
+            C_row,
+            m,
+            n,
+            k,
+            rows,
+            columns,
+            number,
+            number + 1,
+            c_item,
+        )
 
-    return parallel_blocks
+    return in_pool(block, 17)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, B, C)``; the serial form runs where only one thread may."""
+    """Return ``run(A, B, C)``."""
     names = block_kernel_names(problem)
-    serial, parallel, packing = (
-        block_kernel(*names),
-        parallel_kernel(*names),
-        pack_addresses(problem),
-    )
+    pooled, packing = pooled_blocks(*names), pack_addresses(problem)
     m, n, k = problem.m, problem.n, problem.k
 
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
-        operands = (
+        rows, columns = block_size(m, n, names[0], params["columns"], thread_count())
+        pooled(
+            -(-m // rows) * -(-n // columns),
             *packing,
             _cpu.address(A),
             *A.strides,
@@ -96,22 +93,18 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
             m,
             n,
             k,
+            rows,
+            columns,
+            C.itemsize,
         )
-        threads = thread_count()
-        rows, columns = block_size(m, n, names[0], params["columns"], threads)
-        count = -(-m // rows) * -(-n // columns)
-        if threads == 1 or count == 1:
-            serial(*operands, rows, columns, 0, count, C.itemsize)
-        else:
-            parallel(*operands, rows, columns, count, min(threads, count), C.itemsize)
 
     return run
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Expect the rate of a core times the cores."""
-    calls = problem.batch * _cpu.PARALLEL_CALL_S
-    return Suggestion({}, calls + _cpu.packed_s(problem, machine.units))
+    calls = problem.batch * _cpu.spread_s(machine)
+    return Suggestion({}, calls + _cpu.packed_s(problem, machine, machine.units))
 
 
 RUNG = CpuRung(

@@ -119,10 +119,10 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect a share of the read ceiling: one core does not fill the memory's pipe."""
-    rows_s = problem.batch * problem.m * _cpu.ROW_S
-    moving = _cpu.streaming_s(problem, machine, 0.65, 2.0)  # EPYC Zen 5, 2 cores, 2026-11
-    return Suggestion({}, _cpu.SERIAL_CALL_S + rows_s + moving)
+    """Expect what one core reads."""
+    rows_s = problem.batch * problem.m * _cpu.ROW_FMAS / machine.rates.fma
+    moving = _cpu.streaming_s(problem, machine, 1.0, alone=True)
+    return Suggestion({}, machine.rates.call + rows_s + moving)
 
 
 RUNG = CpuRung(

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
-from gemmule.backends.cpu.simd import missing_features
+from gemmule.backends.cpu.pool import SHARES_PER_THREAD
+from gemmule.backends.cpu.simd import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
@@ -67,9 +68,9 @@ def prefetched_kernel(a: str, x: str, y: str) -> Kernel:
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``; the serial form runs where only one thread may."""
-    serial = over_batch(prefetched_kernel(problem.a, problem.b, problem.out))
-    return bind_rows(problem, serial, in_shares(serial), params["shares_per_thread"])
+    """Return ``run(A, x, y)``."""
+    rows = over_batch(prefetched_kernel(problem.a, problem.b, problem.out))
+    return bind_rows(problem, in_shares(rows), params["shares_per_thread"])
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -78,10 +79,11 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
         return None
     if problem.batch * problem.m < 8 * machine.units:
         return None
-    rows_s = problem.batch * problem.m * _cpu.ROW_S / machine.units
+    rows_s = problem.batch * problem.m * _cpu.ROW_FMAS / (machine.rates.fma * machine.units)
     # 4096^2 to 16384^2 cold: 30.1 to 35.6 GB/s where `threads` has 25.6 to 29.7; 1024^2 and 2048^2
     # in cache: 56 and 42 against 56 and 45 (two cores of a Xeon with AVX-512, 2026-11).
-    return Suggestion({}, _cpu.PARALLEL_CALL_S + rows_s + _cpu.streaming_s(problem, machine, 1, 4))
+    moving = _cpu.streaming_s(problem, machine, 1.0)
+    return Suggestion({}, _cpu.spread_s(machine, problem.compulsory_bytes) + rows_s + moving)
 
 
 RUNG = CpuRung(
@@ -93,9 +95,9 @@ RUNG = CpuRung(
     signatures=floats("float16", "bfloat16"),
     arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="threads",
-    params={"shares_per_thread": (1, 2, 4, 8)},
+    params={"shares_per_thread": SHARES_PER_THREAD},
     batched=True,
     suggest=suggest,
     bind=bind,
-    available=lambda: missing_features("avx512f", "avx512bw"),
+    available=missing_vectors,
 )

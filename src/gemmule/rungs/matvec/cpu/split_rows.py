@@ -8,45 +8,49 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
+from gemmule.backends.cpu.jit import kernel, unavailable
+from gemmule.backends.cpu.pool import SHARES_PER_THREAD, Pooled, in_pool, share_count
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu.four_rows import rows_kernel
 
+SHORTEST = 256  # elements of a row in a share
+
 
 @functools.cache
-def split_kernel(a: str, x: str, working: str) -> Kernel:
-    """Return ``split(A, step, x, partials, m, n, parts)``; partials: (parts, m), working dtype."""
+def split_shares(a: str, x: str, working: str) -> Pooled:
+    """Return ``split(parts, A, step, x, partials, m, n, parts)``; partials: (parts, m), working."""
     rows = rows_kernel(a, x, working, working)
     item, x_item, number = ITEMSIZE[a], ITEMSIZE[x], ITEMSIZE[working]
 
-    @kernel(parallel=True)
-    def split(A: int, step: int, x: int, partials: int, m: int, n: int, parts: int) -> None:
-        for part in prange(parts):
-            begin, end = part * n // parts, (part + 1) * n // parts
-            sums = partials + part * m * number
-            rows(A + begin * item, step, x + begin * x_item, sums, end - begin, 0, m)
+    @kernel
+    def share(
+        part: int, A: int, step: int, x: int, partials: int, m: int, n: int, parts: int
+    ) -> None:
+        begin, end = part * n // parts, (part + 1) * n // parts
+        sums = partials + part * m * number
+        rows(A + begin * item, step, x + begin * x_item, sums, end - begin, 0, m)
 
-    return split
+    return in_pool(share, 7)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``; the serial form runs where only one thread may."""
+    """Return ``run(A, x, y)``; rows too short to be shared are read whole."""
     working = _cpu.problem_working_dtype(problem)
-    split = split_kernel(problem.a, problem.b, working)
+    split = split_shares(problem.a, problem.b, working)
     rows = rows_kernel(problem.a, problem.b, problem.out, working)
-    m, n = problem.m, problem.n
-    shares: int = params["shares_per_thread"]
+    m, n, nbytes = problem.m, problem.n, problem.compulsory_bytes
+    per_thread: int = params["shares_per_thread"]
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        threads = thread_count()
         operands = (_cpu.address(A), A.strides[0], _cpu.address(x))
-        if threads == 1:
+        parts = share_count(nbytes, n // SHORTEST, per_thread)
+        if parts == 1:
             rows(*operands, _cpu.address(y), n, 0, m)
             return
-        partials = np.empty((threads * shares, m), working)
-        split(*operands, _cpu.address(partials), m, n, threads * shares)
+        partials = np.empty((parts, m), working)
+        split(parts, *operands, _cpu.address(partials), m, n, parts)
         _cpu.sum_partials(partials, y)
 
     return run
@@ -56,8 +60,8 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect nearly the read ceiling; for rows too few to go round and long enough to share."""
     if problem.batch > 1 or problem.m >= 8 * machine.units or problem.n < 1024 * machine.units:
         return None
-    calls = _cpu.PARALLEL_CALL_S + 3e-6
-    return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.90, 3.0))
+    calls = _cpu.spread_s(machine, problem.compulsory_bytes) + 3 * machine.rates.blas_call
+    return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.90))
 
 
 RUNG = CpuRung(
@@ -68,7 +72,7 @@ RUNG = CpuRung(
     signatures=_cpu.SIGNATURES,
     arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="threads",
-    params={"shares_per_thread": (1, 2, 4)},
+    params={"shares_per_thread": SHARES_PER_THREAD},
     suggest=suggest,
     bind=bind,
     available=unavailable,

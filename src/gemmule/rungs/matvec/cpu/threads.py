@@ -1,4 +1,4 @@
-"""Four rows at a time on every core.
+"""Four rows at a time on every core that comes: small shares of the rows, claimed in turn.
 
 One core fills about two thirds of the memory's pipe on the machine of the table below; two fill it.
 """
@@ -11,24 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
+from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
+from gemmule.backends.cpu.pool import SHARES_PER_THREAD, Pooled, in_pool, share_count
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu.four_rows import batch_kernel
 
 
-def parallel_kernel(a: str, x: str, y: str, working: str) -> Kernel:
+def pooled_rows(a: str, x: str, y: str, working: str) -> Pooled:
     """Return `in_shares` of the batch kernel of these dtypes."""
     return in_shares(batch_kernel(a, x, y, working))
 
 
 @functools.cache
-def in_shares(batch_rows: Kernel) -> Kernel:
-    """Return a batch kernel spread over `parts` equal shares of the rows."""
+def in_shares(batch_rows: Kernel) -> Pooled:
+    """Return a batch kernel over `parts` equal shares of the rows.
 
-    @kernel(parallel=True)
-    def parallel_rows(
+    ``f(parts, A, A_batch, step, x, x_batch, y, y_batch, m, n, total, parts)``
+    """
+
+    @kernel
+    def share(
+        part: int,
         A: int,
         A_batch: int,
         step: int,
@@ -41,28 +46,27 @@ def in_shares(batch_rows: Kernel) -> Kernel:
         total: int,
         parts: int,
     ) -> None:
-        for part in prange(parts):
-            first, last = part * total // parts, (part + 1) * total // parts
-            batch_rows(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last)
+        first, last = part * total // parts, (part + 1) * total // parts
+        batch_rows(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last)
 
-    return parallel_rows
+    return in_pool(share, 11)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``; the serial form runs where only one thread may."""
+    """Return ``run(A, x, y)``."""
     names = (problem.a, problem.b, problem.out, _cpu.problem_working_dtype(problem))
-    serial, parallel = batch_kernel(*names), parallel_kernel(*names)
-    return bind_rows(problem, serial, parallel, params["shares_per_thread"])
+    return bind_rows(problem, pooled_rows(*names), params["shares_per_thread"])
 
 
-def bind_rows(
-    problem: Problem, serial: Kernel, parallel: Kernel, shares: int
-) -> Callable[..., None]:
-    """Return ``run(A, x, y)`` by the two forms of a batch kernel, `shares` a thread."""
+def bind_rows(problem: Problem, pooled: Pooled, per_thread: int) -> Callable[..., None]:
+    """Return ``run(A, x, y)`` by a batch kernel in shares, at most `per_thread` a thread."""
     m, n, total = problem.m, problem.n, problem.batch * problem.m
+    nbytes = problem.compulsory_bytes
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        operands = (
+        parts = share_count(nbytes, total, per_thread)
+        pooled(
+            parts,
             _cpu.address(A),
             _cpu.batch_step(A, 2),
             A.strides[-2],
@@ -70,12 +74,11 @@ def bind_rows(
             _cpu.batch_step(x, 1),
             _cpu.address(y),
             _cpu.batch_step(y, 1),
+            m,
+            n,
+            total,
+            parts,
         )
-        threads = thread_count()
-        if threads == 1:
-            serial(*operands, m, n, 0, total)
-        else:
-            parallel(*operands, m, n, total, threads * shares)
 
     return run
 
@@ -84,20 +87,21 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect nearly the read ceiling, once there are rows enough for every thread."""
     if problem.batch * problem.m < 8 * machine.units:
         return None
-    rows_s = problem.batch * problem.m * _cpu.ROW_S / machine.units
-    moving = _cpu.streaming_s(problem, machine, 0.95, 3.3)  # EPYC Zen 5, 2 cores, 2026-11
-    return Suggestion({}, _cpu.PARALLEL_CALL_S + rows_s + moving)
+    rows_s = problem.batch * problem.m * _cpu.ROW_FMAS / (machine.rates.fma * machine.units)
+    moving = _cpu.streaming_s(problem, machine, 0.95)
+    return Suggestion({}, _cpu.spread_s(machine, problem.compulsory_bytes) + rows_s + moving)
 
 
 RUNG = CpuRung(
     title="Four rows, threads",
-    idea="Each thread takes a share of the rows; together they fill the memory's pipe.",
+    idea="Each thread claims one small share of the rows after another; together they fill the "
+    "memory's pipe, and none waits for a thread that the system does not run.",
     source="textbook",
     op="matvec",
     signatures=_cpu.SIGNATURES,
     arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="four_rows",
-    params={"shares_per_thread": (1, 2, 4, 8)},
+    params={"shares_per_thread": SHARES_PER_THREAD},
     batched=True,
     suggest=suggest,
     bind=bind,

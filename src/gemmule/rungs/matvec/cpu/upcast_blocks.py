@@ -31,9 +31,10 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect the conversion's speed, 2.7 ns an element (float16, EPYC Zen 5, 2026-11)."""
+    """Expect the conversion's speed."""
     elements = problem.batch * problem.m * problem.n
-    return Suggestion({}, problem.batch * 1e-5 + elements * 2.7e-9)
+    calls = 10 * problem.batch * machine.rates.blas_call
+    return Suggestion({}, calls + elements / machine.rates.convert)
 
 
 RUNG = CpuRung(

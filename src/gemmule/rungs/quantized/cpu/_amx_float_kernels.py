@@ -11,13 +11,21 @@ import functools
 
 import numpy as np
 
-from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, AmxJob, configured, put_rows, released
+from gemmule.backends.cpu.amx import (
+    TILE_BYTES,
+    TILE_ROWS,
+    AmxJob,
+    configured,
+    put_rows,
+    released,
+)
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.pool import Pooled
 from gemmule.backends.cpu.simd import LANES
 from gemmule.rungs.quantized.cpu import _amx_bfloat16 as ops
 from gemmule.rungs.quantized.cpu._amx_bfloat16 import BLOCK_ROWS, BLOCKS, TABLE_BYTES
-from gemmule.rungs.quantized.cpu._tile_kernels import TileKernels, in_tasks
+from gemmule.rungs.quantized.cpu._tasks import in_tasks
 from gemmule.rungs.quantized.cpu._tile_ops import chunk_columns
 
 _get = load("float32", "float32")
@@ -156,9 +164,7 @@ def _rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> K
 
 
 @functools.cache
-def float_register_kernels(
-    bits: int, pieces: int, scale_dtype: str, has_zeros: bool
-) -> TileKernels:
+def float_register_kernels(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Pooled:
     """Return the kernels for one kind of matrix and of activations."""
     configure, release, put = configured(*ops.SHAPES), released(), put_rows
     add_rows = _rows_kernel(bits, pieces, scale_dtype, has_zeros)
@@ -184,7 +190,7 @@ def float_register_kernels(
         release()
         memory[0] = 0  # Numba frees it behind the place that names it last
 
-    return in_tasks(tiles)
+    return in_tasks(tiles, AmxJob)
 
 
 @functools.cache

@@ -31,6 +31,7 @@ from gemmule.backends.cpu.amx import (
 )
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Intrinsic, kernel
+from gemmule.backends.cpu.pool import Pooled
 from gemmule.backends.cpu.simd import (
     LANES,
     Value,
@@ -43,7 +44,7 @@ from gemmule.backends.cpu.simd import (
     void,
 )
 from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
-from gemmule.rungs.quantized.cpu._tile_kernels import TileKernels, in_tasks
+from gemmule.rungs.quantized.cpu._tasks import in_tasks
 from gemmule.rungs.quantized.cpu._tile_ops import RECORD_BYTES, WORDS, chunk_records
 
 # Tiles 0 to 3 hold the sums of up to four records, 4 and 5 weights, 6 and 7 activations.
@@ -141,7 +142,7 @@ def _scaled(
 
 
 @functools.cache
-def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> TileKernels:
+def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Pooled:
     """Return the kernels for one kind of matrix; `span` records of a chunk share scales.
 
     In the job `chunks_per_group` counts from one change of scales to the next, at least 1.
@@ -202,4 +203,4 @@ def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: in
         release()
         memory[0] = 0  # Numba frees it behind the place that names it last
 
-    return in_tasks(tiles)
+    return in_tasks(tiles, AmxJob)

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.backends.cpu.amx import AmxJob
-from gemmule.backends.cpu.jit import thread_count
+from gemmule.backends.cpu.pool import Pooled
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Machine, Suggestion
+from gemmule.rungs._cpu import spread_s
 from gemmule.rungs.quantized.cpu._amx_bfloat16 import BLOCK_ROWS, shrunk_by, window, x_bytes
 from gemmule.rungs.quantized.cpu._amx_float_kernels import (
     float_register_kernels,
@@ -28,7 +29,8 @@ from gemmule.rungs.quantized.cpu._operands import (
     scale_dtype_of,
 )
 from gemmule.rungs.quantized.cpu._rows import multiply_rows
-from gemmule.rungs.quantized.cpu._tile_kernels import TileKernels, quantise_tile_kernel
+from gemmule.rungs.quantized.cpu._tasks import run_tasks
+from gemmule.rungs.quantized.cpu._tile_kernels import quantise_tile_kernel
 from gemmule.rungs.quantized.cpu._tile_ops import RECORD_BYTES, chunk_columns, chunk_records
 
 COLUMNS = 4  # at once, the plain way, as in `few_columns`
@@ -136,11 +138,9 @@ def _job(parts: Stored, x: int, panel_bytes: int, y: NDArray[Any]) -> AmxJob:
     )
 
 
-def _launch(kernels: TileKernels, job: AmxJob, parts: Stored, rows_per_task: int) -> None:
-    if parts.codes.nbytes * job.columns < LANES * SERIAL_BYTES or thread_count() == 1:
-        kernels.serial(job, parts.m)
-    else:
-        kernels.threaded(job, rows_per_task)
+def _launch(tasks: Pooled, job: AmxJob, parts: Stored, rows_per_task: int) -> None:
+    small = parts.codes.nbytes * job.columns < LANES * SERIAL_BYTES
+    run_tasks(tasks, job, parts.m, rows_per_task, alone=small)
 
 
 def groups_are_records(problem: Problem) -> bool:
@@ -155,15 +155,16 @@ def groups_are_records(problem: Problem) -> bool:
 
 
 def suggestion(
-    problem: Problem, machine: Machine, codes_per_s: float, products_per_s: float
+    problem: Problem, machine: Machine, codes_per_fma: float, products_per_fma: float
 ) -> Suggestion | None:
-    """Return the expected time, from the codes and products that one core handles in a second.
+    """Return the expected time, from the codes and products that a core handles in a multiply-add.
 
-    Products count whole panels of sixteen columns; 20 us are for packing activations and the call.
+    Products count whole panels of sixteen columns.
     """
     reading = read_time(0.90, columns_at_once=max(1, problem.n))(problem, machine)
     if reading is None:
         return None
     codes, columns = problem.m * problem.k, -(-problem.n // LANES) * LANES
-    work = codes * (1 / codes_per_s + columns / products_per_s) / machine.units
-    return Suggestion({}, max(reading.expected_s, work + 20e-6))
+    work = codes * (1 / codes_per_fma + columns / products_per_fma)
+    busy = work / (machine.rates.fma * machine.units)
+    return Suggestion({}, max(reading.expected_s, busy + 2 * spread_s(machine)))

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.cpu.jit import thread_count
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, address
-from gemmule.rungs.quantized.cpu._plain_kernels import kind_of, matrix_of
-from gemmule.rungs.quantized.cpu._plain_spread import decode_kernel, decode_threaded_kernel
+from gemmule.rungs.quantized.cpu._plain_kernels import (
+    kind_of,
+    matrix_of,
+)
+from gemmule.rungs.quantized.cpu._plain_spread import decode_tasks
 
 
 def multiply_by_blas(
@@ -36,10 +38,8 @@ def multiply_by_blas(
 
 
 def _decoded(parts: Stored, first: int, end: int, block: NDArray[Any]) -> NDArray[Any]:
-    kind = kind_of(parts, str(block.dtype.name))
+    tasks = decode_tasks(kind_of(parts, str(block.dtype.name)))
     matrix, out = matrix_of(parts), address(block)
-    if (end - first) * parts.row_bytes < SERIAL_BYTES or thread_count() == 1:
-        decode_kernel(kind)(matrix, first, end, out)
-    else:
-        decode_threaded_kernel(kind)(matrix, first, end, out, block.strides[0])
+    run = tasks.alone if (end - first) * parts.row_bytes < SERIAL_BYTES else tasks
+    run(-(-(end - first) // 8), *matrix, first, end, out, block.strides[0])
     return block[: end - first]

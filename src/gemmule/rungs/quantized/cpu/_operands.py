@@ -15,6 +15,7 @@ from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, codes_per_lane
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Machine, Signature, Suggestion
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.rungs._cpu import SMALL_BYTES
 
 _BYTE = ctypes.c_char
 Floats = NDArray[np.float32]
@@ -105,6 +106,9 @@ def bound(core: Core, working: str) -> Run:
     dtype = np.dtype(working)
 
     def run(matrix: QuantizedMatrix, x: NDArray[Any], y: NDArray[Any]) -> None:
+        if matrix.perm is None and _is_plain(x, dtype) and _is_plain(y, dtype):
+            core(matrix.kept(stored), x, y)
+            return
         if y.size == 0 or x.shape[0] == 0:
             y[...] = 0
             return
@@ -121,6 +125,10 @@ def bound(core: Core, working: str) -> Run:
                 y[where] = result.astype(y.dtype, copy=False)
 
     return run
+
+
+def _is_plain(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    return array.dtype == dtype and array.flags.c_contiguous and array.size != 0
 
 
 def signatures(*dtypes: str) -> tuple[Signature, ...]:
@@ -201,18 +209,24 @@ def float_arithmetic(*, in_lanes: bool = False) -> Callable[[Problem], Arithmeti
 
 
 def read_time(
-    efficiency: float, columns_at_once: int = 1, overhead_s: float = 8e-6
+    efficiency: float, columns_at_once: int = 1, *, alone: bool = False
 ) -> Callable[[Problem, Machine], Suggestion | None]:
-    """Return a heuristic: the bytes at `efficiency` of the read ceiling, plus an overhead.
+    """Return a heuristic: the bytes at `efficiency` of what may be read, and a call.
 
-    columns_at_once: columns of B that one pass over the codes serves.
+    columns_at_once: columns of B that one pass over the codes serves. alone: on one thread.
     """
 
     def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-        columns = problem.n if problem.op == "matmul" else 1
+        rates, columns = machine.rates, problem.n if problem.op == "matmul" else 1
+        nbytes = problem.matrix_bytes
+        threads = 1 if alone or nbytes < SMALL_BYTES else machine.units
+        if nbytes <= machine.cache_bytes // 2:
+            rate = rates.core_cached * threads
+        else:
+            rate = rates.core_read if threads == 1 else machine.read_bytes_per_s
         passes = -(-columns // columns_at_once)
-        seconds = passes * problem.matrix_bytes / (efficiency * machine.read_bytes_per_s)
-        return Suggestion({}, seconds + overhead_s)
+        calls = rates.call + (rates.spread if threads > 1 else 0)
+        return Suggestion({}, passes * nbytes / (efficiency * rate) + calls)
 
     return suggest
 

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmule.backends.cpu.atomics import unpacked_as
 from gemmule.backends.cpu.intrinsics import load, store
-from gemmule.backends.cpu.jit import Kernel, kernel, prange
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.pool import Pooled
 from gemmule.rungs.quantized.cpu._operands import Stored, address, scale_dtype_of
 
-_byte = load("uint8", "int32")
+_byte, _number = load("uint8", "int32"), load("int64", "int64")
 
 
 class Matrix(NamedTuple):
@@ -278,15 +280,15 @@ def _segment_of_bytes(kind: Kind) -> Kernel:
 
 
 @functools.cache
-def four_rows_threaded_kernel(kind: Kind) -> Kernel:
-    """Return ``f(A, even, odd, y, rows_per_task)``: tasks of rows on all threads."""
-    serial = four_rows_kernel(kind)
+def four_rows_tasks(kind: Kind) -> Pooled:
+    """Return `four_rows_kernel` in tasks: ``f(count, *A, even, odd, y, rows_per_task)``."""
+    serial, load_matrix, size = four_rows_kernel(kind), unpacked_as(Matrix), len(Matrix._fields)
 
-    @kernel(parallel=True)
-    def threaded(A: Matrix, even: int, odd: int, y: int, rows_per_task: int) -> None:
-        tasks = (A.m + rows_per_task - 1) // rows_per_task
-        for task in prange(tasks):
-            low = task * rows_per_task
-            serial(A, even, odd, y, low, min(A.m, low + rows_per_task))
+    @kernel
+    def task(at: int, number: int) -> None:
+        A, rows_per_task = load_matrix(at), _number(at, size + 3)
+        even, odd, y = _number(at, size), _number(at, size + 1), _number(at, size + 2)
+        low = number * rows_per_task
+        serial(A, even, odd, y, low, min(A.m, low + rows_per_task))
 
-    return threaded
+    return Pooled(task)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
+import numpy as np
+
+from gemmule.backends.cpu.atomics import packed, unpacked_as
 from gemmule.backends.cpu.intrinsics import load, store
-from gemmule.backends.cpu.jit import Kernel, kernel, prange
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.pool import Pooled
+from gemmule.backends.cpu.shares import run_shares
+from gemmule.core.problem import ITEMSIZE
 from gemmule.rungs.quantized.cpu._plain_kernels import Kind, Matrix, cast_kernel, number_kernels
 
-_byte = load("uint8", "int32")
+_byte, _number = load("uint8", "int32"), load("int64", "int64")
+# Columns whose results one share joins, and columns of all parts that the caller joins alone.
+JOIN_COLUMNS = 2048
+JOIN_ALONE = 65536
 
 
 @functools.cache
@@ -45,18 +55,18 @@ def decode_kernel(kind: Kind) -> Kernel:
 
 
 @functools.cache
-def decode_threaded_kernel(kind: Kind) -> Kernel:
-    """Return ``f(A, first, end, out, row_size)``: like `decode_kernel`, rows on all threads."""
-    serial = decode_kernel(kind)
+def decode_tasks(kind: Kind) -> Pooled:
+    """Return `decode_kernel` in tasks of 8 rows: ``f(count, *A, first, end, out, row_size)``."""
+    decode, load_matrix, size = decode_kernel(kind), unpacked_as(Matrix), len(Matrix._fields)
 
-    @kernel(parallel=True)
-    def threaded(A: Matrix, first: int, end: int, out: int, row_size: int) -> None:
-        tasks = (end - first + 7) // 8
-        for task in prange(tasks):
-            low = first + 8 * task
-            serial(A, low, min(end, low + 8), out + (low - first) * row_size)
+    @kernel
+    def task(at: int, number: int) -> None:
+        A, first, end = load_matrix(at), _number(at, size), _number(at, size + 1)
+        out, row_size = _number(at, size + 2), _number(at, size + 3)
+        low = first + 8 * number
+        decode(A, low, min(end, low + 8), out + (low - first) * row_size)
 
-    return threaded
+    return Pooled(task)
 
 
 @functools.cache
@@ -107,15 +117,60 @@ def panel_kernel(kind: Kind) -> Kernel:
     return panels
 
 
+class Spread(NamedTuple):
+    """The product across the rows, and the addresses of its two steps in shares.
+
+    product: (pool, helpers, share, join, *A, x, y, room, parts); room: for the parts' results, each
+    with its even columns before its odd ones, in whole columns.
+    """
+
+    product: Kernel
+    share: int
+    join: int
+
+
 @functools.cache
-def panel_threaded_kernel(kind: Kind) -> Kernel:
-    """Return ``f(A, x, even, odd, part_size, parts)``: rows in `parts` shares, one y for each."""
-    serial = panel_kernel(kind)
+def spread_kernels(kind: Kind) -> Spread:
+    """Return the product of one kind of matrix, in one call from Python."""
+    panels, load_matrix, size = panel_kernel(kind), unpacked_as(Matrix), len(Matrix._fields)
+    get, put = load(kind.working, kind.working), store(kind.working, kind.working)
+    item, sides = ITEMSIZE[kind.working], 8 // kind.bits
+    zero = np.dtype(kind.working).type(0)
 
-    @kernel(parallel=True)
-    def threaded(A: Matrix, x: int, even: int, odd: int, part_size: int, parts: int) -> None:
-        for part in prange(parts):
-            low, high = A.m * part // parts, A.m * (part + 1) // parts
-            serial(A, x, even + part * part_size, odd + part * part_size, low, high)
+    @kernel
+    def share(at: int, part: int) -> None:
+        A, x = load_matrix(at), _number(at, size)
+        room, parts = _number(at, size + 2), _number(at, size + 3)
+        half = (A.n + sides - 1) // sides
+        sums = room + part * sides * half * item
+        for i in range(sides * half):
+            put(sums, i, zero)
+        low, high = A.m * part // parts, A.m * (part + 1) // parts
+        panels(A, x, sums, sums + half * item if sides == 2 else sums, low, high)
 
-    return threaded
+    @kernel
+    def join(at: int, number: int) -> None:
+        A, y = load_matrix(at), _number(at, size + 1)
+        room, parts = _number(at, size + 2), _number(at, size + 3)
+        half = (A.n + sides - 1) // sides
+        low, high = number * JOIN_COLUMNS, min((number + 1) * JOIN_COLUMNS, half)
+        for side in range(sides):
+            sums = room + side * half * item
+            for part in range(1, parts):
+                more = sums + part * sides * half * item
+                for i in range(low, high):
+                    put(sums, i, get(sums, i) + get(more, i))
+            to = y + side * item
+            for i in range(low, min(high, (A.n - side + sides - 1) // sides)):
+                put(to, i * sides, get(sums, i))
+
+    @kernel
+    def product(pool: int, helpers: int, share_at: int, join_at: int, *words: int) -> None:
+        at = packed(words)
+        A, parts = load_matrix(at), _number(at, size + 3)
+        run_shares(pool, helpers, share_at, at, parts)
+        half = (A.n + sides - 1) // sides
+        joins = (half + JOIN_COLUMNS - 1) // JOIN_COLUMNS
+        run_shares(pool, helpers if parts * A.n > JOIN_ALONE else 0, join_at, at, joins)
+
+    return Spread(product, share.address(2), join.address(2))

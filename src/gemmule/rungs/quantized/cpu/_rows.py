@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.cpu.jit import thread_count
+from gemmule.backends.cpu.pool import Pooled, shares_of
 from gemmule.backends.cpu.simd import BLOCK_BYTES, ROWS
 from gemmule.rungs.quantized.cpu._activations import arrange_kernel, quantise_kernel
 from gemmule.rungs.quantized.cpu._integers import record_bytes
@@ -18,9 +18,10 @@ from gemmule.rungs.quantized.cpu._operands import (
     blocks_of,
     scale_dtype_of,
 )
+from gemmule.rungs.quantized.cpu._tasks import run_tasks
 from gemmule.rungs.quantized.cpu._vector_kernels import (
     RowsJob,
-    RowsKernels,
+    VectorKernels,
     rows_kernels,
     vector_kernels,
 )
@@ -35,7 +36,6 @@ class Ready(NamedTuple):
     x_step: bytes of a block's activations; x_bytes: of a whole panel's, and a line to align them.
     """
 
-    kernels: RowsKernels
     head: tuple[int, ...]
     x_step: int
     x_bytes: int
@@ -48,13 +48,13 @@ class ReadyForVector:
     vector's activations, with its address, for the next call.
     """
 
-    __slots__ = ("matrix", "n", "place", "rooms", "serial", "small", "threaded", "x_bytes")
+    __slots__ = ("matrix", "n", "nbytes", "place", "product", "rooms", "rows", "share", "x_bytes")
 
-    def __init__(self, ready: Ready, parts: Stored) -> None:
+    def __init__(self, ready: Ready, kernels: VectorKernels, parts: Stored) -> None:
         self.matrix = np.array([*ready.head, ready.x_step], np.int64)
         self.place, self.n, self.x_bytes = address(self.matrix), parts.n, ready.x_bytes
-        self.serial, self.threaded = ready.kernels.serial, ready.kernels.threaded
-        self.small = parts.codes.nbytes < SERIAL_BYTES
+        self.product, self.share = kernels.product.compiled, kernels.share
+        self.rows, self.nbytes = parts.m, parts.codes.nbytes
         self.rooms: list[tuple[NDArray[np.uint8], int]] = []
 
 
@@ -72,10 +72,10 @@ def multiply_vector(
     except IndexError:  # the first call, or another thread is at work with it
         room = np.zeros(ready.x_bytes, np.uint8)
         kept = room, _aligned(room)
-    threads = 1 if ready.small else thread_count()
-    form = ready.serial if threads == 1 else ready.threaded
-    shares = threads * shares_per_thread
-    strange = form(ready.place, kept[1], address(x), address(y), ready.n, shares)
+    shares, helpers, pool = shares_of(ready.nbytes, ready.rows, shares_per_thread)
+    strange = ready.product(
+        pool, helpers, ready.share, ready.place, kept[1], address(x), address(y), ready.n, shares
+    )
     ready.rooms.append(kept)
     if strange:
         multiply_vector(parts, x, y, shares_per_thread, integers=False)
@@ -85,24 +85,24 @@ def multiply_rows(
     parts: Stored, x: NDArray[Any], y: NDArray[Any], columns: int, rows_per_task: int
 ) -> None:
     """Set ``y = A x`` with float activations; x: (n,) or (n, c) float32, `columns` at a time."""
-    ready, panels = parts.kept(_ready, columns, False), _panel_count(x, columns)
+    (ready, tasks), panels = parts.kept(_ready, columns, False), _panel_count(x, columns)
     arranged = np.zeros(panels * ready.x_bytes, np.uint8)
     place = _aligned(arranged)
     arrange_kernel(parts.bits, columns)(address(x), parts.n, _columns(x), place)
-    _launch(parts, ready, place, panels, y, columns, rows_per_task)
+    _launch(parts, ready, tasks, place, panels, y, columns, rows_per_task)
 
 
 def multiply_rows_in_integers(
     parts: Stored, x: NDArray[Any], y: NDArray[Any], columns: int, rows_per_task: int
 ) -> None:
     """Like `multiply_rows`, with x rounded to 8 bits; as it is where it holds NaN or infinity."""
-    ready, panels = parts.kept(_ready, columns, True), _panel_count(x, columns)
+    (ready, tasks), panels = parts.kept(_ready, columns, True), _panel_count(x, columns)
     records = np.zeros(panels * ready.x_bytes, np.uint8)
     place = _aligned(records)
     if quantise_kernel(parts.bits, columns)(address(x), parts.n, _columns(x), place):
         multiply_rows(parts, x, y, columns, rows_per_task)
     else:
-        _launch(parts, ready, place, panels, y, columns, rows_per_task)
+        _launch(parts, ready, tasks, place, panels, y, columns, rows_per_task)
 
 
 def _columns(x: NDArray[Any]) -> int:
@@ -118,12 +118,12 @@ def _aligned(room: NDArray[Any]) -> int:
     return -(-address(room) // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def _ready(parts: Stored, columns: int, integers: bool) -> Ready:
+def _ready(parts: Stored, columns: int, integers: bool) -> tuple[Ready, Pooled]:
     per_lane = blocks_of(parts.n, parts.bits, parts.group).per_lane
     kernels = rows_kernels(
         parts.bits, columns, per_lane, scale_dtype_of(parts), parts.zeros is not None, integers
     )
-    return _ready_by(kernels, parts, columns, integers)
+    return _ready_by(parts, columns, integers), kernels.tasks
 
 
 def _ready_for_vector(parts: Stored, integers: bool) -> ReadyForVector:
@@ -131,10 +131,10 @@ def _ready_for_vector(parts: Stored, integers: bool) -> ReadyForVector:
     kernels = vector_kernels(
         parts.bits, per_lane, scale_dtype_of(parts), parts.zeros is not None, integers
     )
-    return ReadyForVector(_ready_by(kernels, parts, 1, integers), parts)
+    return ReadyForVector(_ready_by(parts, 1, integers), kernels, parts)
 
 
-def _ready_by(kernels: RowsKernels, parts: Stored, columns: int, integers: bool) -> Ready:
+def _ready_by(parts: Stored, columns: int, integers: bool) -> Ready:
     blocks = blocks_of(parts.n, parts.bits, parts.group)
     head = (
         address(parts.codes),
@@ -148,12 +148,13 @@ def _ready_by(kernels: RowsKernels, parts: Stored, columns: int, integers: bool)
         address(blocks.lanes),
     )
     x_step = columns * (record_bytes(parts.bits) if integers else 4 * blocks.columns)
-    return Ready(kernels, head, x_step, blocks.count * x_step + BLOCK_BYTES)
+    return Ready(head, x_step, blocks.count * x_step + BLOCK_BYTES)
 
 
 def _launch(
     parts: Stored,
     ready: Ready,
+    tasks: Pooled,
     x: int,
     panels: int,
     y: NDArray[Any],
@@ -168,8 +169,6 @@ def _launch(
     if columns > 1:  # each panel reads the task's codes again, from L2
         rows_per_task = max(ROWS, min(rows_per_task, TASK_BYTES // parts.row_bytes & -ROWS))
     small = parts.codes.nbytes * panels < SERIAL_BYTES
-    kernels = ready.kernels
-    form = kernels.serial if small or thread_count() == 1 else kernels.threaded
-    form(job, rows_per_task)
+    run_tasks(tasks, job, parts.m, rows_per_task, alone=small)
     if not whole:
         y[...] = target[:, : y.shape[1]]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from gemmule.backends.cpu.intrinsics import load, prefetch, store
-from gemmule.backends.cpu.jit import Kernel, kernel, prange
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.pool import Pooled
 from gemmule.backends.cpu.simd import LANES
 from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
 from gemmule.rungs.quantized.cpu._row_ops import zeros_of
+from gemmule.rungs.quantized.cpu._tasks import in_tasks
 from gemmule.rungs.quantized.cpu._tile_ops import (
     RECORD_BYTES,
     TILE_COLUMNS,
@@ -52,16 +54,9 @@ class TileJob(NamedTuple):
     columns: int
 
 
-class TileKernels(NamedTuple):
-    """The two forms of the kernel; both are called with (job, rows per task)."""
-
-    serial: Kernel
-    threaded: Kernel
-
-
 @functools.cache
-def tile_kernels(bits: int, scale_dtype: str, has_zeros: bool) -> TileKernels:
-    """Return the kernels for one kind of matrix."""
+def tile_kernels(bits: int, scale_dtype: str, has_zeros: bool) -> Pooled:
+    """Return the tasks of products with one kind of matrix."""
     transpose, add = transpose_chunk(bits), add_tile(bits, has_zeros)
     scale = load(scale_dtype, "float32")
     chunk_bytes_of_x, planes_size = chunk_records(bits) * RECORD_BYTES, plane_bytes(bits)
@@ -104,11 +99,11 @@ def tile_kernels(bits: int, scale_dtype: str, has_zeros: bool) -> TileKernels:
                     _put(job.y, (row + i) * job.columns + c, totals[c * LANES + i])
         totals[0] = planes[0] = 0  # Numba frees an array behind the place that names it last
 
-    return in_tasks(tiles)
+    return in_tasks(tiles, TileJob)
 
 
 @functools.cache
-def float_tile_kernels(bits: int, columns: int, scale_dtype: str, has_zeros: bool) -> TileKernels:
+def float_tile_kernels(bits: int, columns: int, scale_dtype: str, has_zeros: bool) -> Pooled:
     """Return the kernels for float activations, `columns` of them to a panel.
 
     x: for every panel ``(chunks * columns of a chunk, columns)`` floats; y: ``(m, panels *
@@ -160,23 +155,7 @@ def float_tile_kernels(bits: int, columns: int, scale_dtype: str, has_zeros: boo
                     _put(job.y, (row + i) * job.columns + c, value)
         totals[0] = weights[0] = scales[0] = 0  # Numba frees an array that nothing names any more
 
-    return in_tasks(tiles)
-
-
-def in_tasks(tiles: Kernel) -> TileKernels:
-    """Return the forms of ``tiles(job, first row, last row)``, whose job has a field `m`."""
-
-    @kernel
-    def serial(job: Any, rows_per_task: int) -> None:
-        tiles(job, 0, job.m)
-
-    @kernel(parallel=True)
-    def threaded(job: Any, rows_per_task: int) -> None:
-        tasks = (job.m + rows_per_task - 1) // rows_per_task
-        for task in prange(tasks):
-            tiles(job, task * rows_per_task, min(job.m, (task + 1) * rows_per_task))
-
-    return TileKernels(serial, threaded)
+    return in_tasks(tiles, TileJob)
 
 
 @functools.cache

@@ -7,14 +7,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.cpu.jit import thread_count
+from gemmule.backends.cpu.pool import Pooled
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES
 from gemmule.core.problem import Problem
-from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, address, scale_dtype_of
+from gemmule.rungs.quantized.cpu._operands import (
+    SERIAL_BYTES,
+    Stored,
+    address,
+    scale_dtype_of,
+)
 from gemmule.rungs.quantized.cpu._rows import multiply_rows
+from gemmule.rungs.quantized.cpu._tasks import run_tasks
 from gemmule.rungs.quantized.cpu._tile_kernels import (
     TileJob,
-    TileKernels,
     float_tile_kernels,
     quantise_tile_kernel,
     tile_kernels,
@@ -89,11 +94,9 @@ def _job(parts: Stored, x: NDArray[Any], panel_bytes: int, y: NDArray[Any]) -> T
     )
 
 
-def _launch(kernels: TileKernels, job: TileJob, parts: Stored, rows_per_task: int) -> None:
-    if parts.codes.nbytes * job.columns < LANES * SERIAL_BYTES or thread_count() == 1:
-        kernels.serial(job, parts.m)
-    else:
-        kernels.threaded(job, max(LANES, rows_per_task))
+def _launch(tasks: Pooled, job: TileJob, parts: Stored, rows_per_task: int) -> None:
+    small = parts.codes.nbytes * job.columns < LANES * SERIAL_BYTES
+    run_tasks(tasks, job, parts.m, max(LANES, rows_per_task), alone=small)
 
 
 def groups_are_chunks(problem: Problem) -> bool:

@@ -5,22 +5,31 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from gemmule.backends.cpu.intrinsics import load, prefetch
-from gemmule.backends.cpu.jit import Kernel, kernel, prange
+import numpy as np
+
+from gemmule.backends.cpu.atomics import packed, unpacked, unpacked_as
+from gemmule.backends.cpu.intrinsics import load, prefetch, store
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.shares import run_shares
+from gemmule.backends.cpu.simd import LANES, block_columns
 from gemmule.rungs.quantized.cpu import _row_ops
 from gemmule.rungs.quantized.cpu._vector_kernels import zero_points
 
-_index = load("int32", "int32")
+_index, _number = load("int32", "int32"), load("int64", "int64")
+_get, _put = load("float32", "float32"), store("float32", "float32")
 
 # Blocks of y that a panel holds: 32 KiB of 4-bit results stay in L1 while the rows stream by.
 PANEL_BLOCKS = 64
+# Blocks whose results one share joins, and blocks of all parts that the caller joins alone.
+JOIN_BLOCKS = 16
+JOIN_ALONE = 512
 
 
 class PanelsJob(NamedTuple):
     """What one product across the rows works on; the steps of scales count elements.
 
     x: ``(quads, 4)`` float32, four rows each, then the rows left over, each with three zeros.
-    y: `parts` zero-filled results of ``part_bytes`` in the order of the lanes.
+    y: results of ``part_bytes`` each in the order of the lanes, one for each part.
     """
 
     codes: int
@@ -38,23 +47,110 @@ class PanelsJob(NamedTuple):
     part_bytes: int
 
 
-class PanelsKernels(NamedTuple):
-    """The two forms of a panel kernel."""
+FIXED = PanelsJob._fields.index("x")  # words of a job that the matrix alone decides
 
-    serial: Kernel  # (job, first quad, end, y)
-    threaded: Kernel  # (job, parts)
+
+class Spread(NamedTuple):
+    """The product across the rows, and the addresses of its two steps in shares.
+
+    product: (pool, helpers, share, join, x, y, n, parts, room, job): the address of room for x in
+    fours and the parts' results, and that of a `PanelsJob`, whose x and y the kernel fills in.
+    """
+
+    product: Kernel
+    share: int
+    join: int
 
 
 @functools.cache
-def panels_kernels(bits: int, per_lane: bool, scale_dtype: str, has_zeros: bool) -> PanelsKernels:
-    """Return the kernels for one kind of matrix."""
+def spread_kernels(bits: int, per_lane: bool, scale_dtype: str, has_zeros: bool) -> Spread:
+    """Return the product of one kind of matrix, in one call from Python."""
+    panels = panels_kernel(bits, per_lane, scale_dtype, has_zeros)
+    load_job, load_words, size = unpacked_as(PanelsJob), unpacked(FIXED), len(PanelsJob._fields)
+
+    @kernel
+    def share(at: int, part: int) -> None:
+        job, parts = load_job(at), _number(at, size)
+        quads = job.m // 4 + job.m % 4
+        low, high = quads * part // parts, quads * (part + 1) // parts
+        sums = job.y + part * job.part_bytes
+        for i in range(job.part_bytes // 4):
+            _put(sums, i, np.float32(0))
+        panels(job, low, high, sums)
+
+    @kernel
+    def product(
+        pool: int,
+        helpers: int,
+        share_at: int,
+        join_at: int,
+        x: int,
+        y: int,
+        n: int,
+        parts: int,
+        room: int,
+        job: int,
+    ) -> None:
+        given = load_job(job)
+        quads, blocks = given.m // 4 + given.m % 4, (given.row_bytes + 63) // 64
+        in_fours(x, given.m, room)
+        results = room + 16 * quads
+        rest = (room, results, given.block_step, given.part_bytes, parts, y, n)
+        words = packed(load_words(job) + rest)
+        run_shares(pool, helpers, share_at, words, parts)
+        joins = (blocks + JOIN_BLOCKS - 1) // JOIN_BLOCKS
+        run_shares(pool, helpers if parts * blocks > JOIN_ALONE else 0, join_at, words, joins)
+
+    return Spread(product, share.address(2), _join_kernel(bits).address(2))
+
+
+@kernel
+def in_fours(x: int, m: int, room: int) -> None:
+    """Write x to the room in fours, and what is left over each with three zeros."""
+    full = m // 4 * 4
+    for i in range(full):
+        _put(room, i, _get(x, i))
+    for i in range(full, m):
+        at = room + 4 * full + 16 * (i - full)
+        _put(at, 0, _get(x, i))
+        for k in range(1, 4):
+            _put(at, k, np.float32(0))
+
+
+@functools.cache
+def _join_kernel(bits: int) -> Kernel:
+    """Return ``f(words, number)``: the sum of the parts of some blocks, in the order of columns."""
+    columns = block_columns(bits)
+    load_job, size, width = unpacked_as(PanelsJob), len(PanelsJob._fields), columns // LANES
+
+    @kernel
+    def join(at: int, number: int) -> None:
+        job, parts = load_job(at), _number(at, size)
+        y, n = _number(at, size + 1), _number(at, size + 2)
+        first = number * JOIN_BLOCKS
+        for block in range(first, min(first + JOIN_BLOCKS, (job.row_bytes + 63) // 64)):
+            sums = job.y + block * job.block_step
+            for part in range(1, parts):
+                for i in range(columns):
+                    _put(sums, i, _get(sums, i) + _get(sums + part * job.part_bytes, i))
+            low = block * columns
+            for lane in range(LANES):
+                for k in range(min(width, n - low - lane * width)):
+                    _put(y, low + lane * width + k, _get(sums, k * LANES + lane))
+
+    return join
+
+
+@functools.cache
+def panels_kernel(bits: int, per_lane: bool, scale_dtype: str, has_zeros: bool) -> Kernel:
+    """Return ``f(job, first quad, end, y)`` for one kind of matrix: rows added to y."""
     load_scales = _row_ops.group_numbers(scale_dtype, per_lane)
     load_zeros = zero_points(bits, per_lane, has_zeros)
     spread = _row_ops.spread_products(bits, per_lane)
     load_words, times = _row_ops.load_words, _row_ops.times_numbers
 
     @kernel
-    def serial(job: PanelsJob, first: int, end: int, y: int) -> None:
+    def panels(job: PanelsJob, first: int, end: int, y: int) -> None:
         blocks = (job.row_bytes + 63) // 64
         quads = job.m // 4
         for low in range(0, blocks, PANEL_BLOCKS):
@@ -78,11 +174,4 @@ def panels_kernels(bits: int, per_lane: bool, scale_dtype: str, has_zeros: bool)
                     weights = times(scales, job.x + 16 * quad)
                     spread(weights, zeros, words, y + block * job.block_step)
 
-    @kernel(parallel=True)
-    def threaded(job: PanelsJob, parts: int) -> None:
-        quads = job.m // 4 + job.m % 4
-        for part in prange(parts):
-            low, high = quads * part // parts, quads * (part + 1) // parts
-            serial(job, low, high, job.y + part * job.part_bytes)
-
-    return PanelsKernels(serial, threaded)
+    return panels

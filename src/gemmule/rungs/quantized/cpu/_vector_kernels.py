@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmule.backends.cpu import simd
+from gemmule.backends.cpu.atomics import packed
 from gemmule.backends.cpu.intrinsics import load, prefetch
-from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel, prange
+from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
+from gemmule.backends.cpu.pool import Pooled
+from gemmule.backends.cpu.shares import run_shares
 from gemmule.rungs.quantized.cpu import _row_ops
 from gemmule.rungs.quantized.cpu._activations import arrange_vector_kernel, quantise_vector_kernel
 from gemmule.rungs.quantized.cpu._integers import add_integer_products
+from gemmule.rungs.quantized.cpu._tasks import in_tasks
 
 _index, _number = load("int32", "int32"), load("int64", "int64")
 
@@ -55,14 +59,17 @@ class RowsJob(NamedTuple):
 
 
 class RowsKernels(NamedTuple):
-    """A kernel over rows ``first:end`` and its two forms, called with (job, rows per task).
-
-    Those of `vector_kernels` are called otherwise.
-    """
+    """A kernel over rows ``first:end``, and in tasks: words (the job, rows per task)."""
 
     rows: Kernel
-    serial: Kernel
-    threaded: Kernel
+    tasks: Pooled
+
+
+class VectorKernels(NamedTuple):
+    """The product with one vector, and the address of what computes a share of it."""
+
+    product: Kernel
+    share: int
 
 
 @functools.cache
@@ -78,8 +85,10 @@ def rows_kernels(
     else:
         add = _row_ops.add_products(bits, columns, per_lane, at_once)
     if columns == 1:
-        return _in_tasks(_rows_kernel(load_scales, load_zeros, add))
-    return _in_tasks(_tiles_kernel(load_scales, load_zeros, add, columns))
+        rows = _rows_kernel(load_scales, load_zeros, add)
+    else:
+        rows = _tiles_kernel(load_scales, load_zeros, add, columns)
+    return RowsKernels(rows, in_tasks(rows, RowsJob))
 
 
 def zero_points(bits: int, per_lane: bool, has_zeros: bool, rows: int = simd.ROWS) -> Intrinsic:
@@ -178,28 +187,14 @@ def _tiles_kernel(
     return tiles
 
 
-def _in_tasks(rows: Kernel) -> RowsKernels:
-    @kernel
-    def serial(job: RowsJob, rows_per_task: int) -> None:
-        for low in range(0, job.m, rows_per_task):
-            rows(job, low, min(job.m, low + rows_per_task))
-
-    @kernel(parallel=True)
-    def threaded(job: RowsJob, rows_per_task: int) -> None:
-        tasks = (job.m + rows_per_task - 1) // rows_per_task
-        for task in prange(tasks):
-            rows(job, task * rows_per_task, min(job.m, (task + 1) * rows_per_task))
-
-    return RowsKernels(rows, serial, threaded)
-
-
 @functools.cache
 def vector_kernels(
     bits: int, per_lane: bool, scale_dtype: str, has_zeros: bool, integers: bool
-) -> RowsKernels:
+) -> VectorKernels:
     """Return the kernels for one vector, which they put in the order of the lanes themselves.
 
-    Called with (matrix, room, x, y, n, shares): the address of the matrix's part of a `RowsJob`, as
+    The product is called with (pool, helpers, share, matrix, room, x, y, n, shares): what
+    `helpers_and_pool` returned, the share's address, that of the matrix's part of a `RowsJob`, as
     64-bit numbers with the step of x behind them, and those of zero-filled room for x, of x and of
     y. One call from Python, with plain numbers: a tuple costs 9 us more when nothing is cached.
     Returns not 0, with nothing done, for an x that cannot be rounded.
@@ -208,8 +203,9 @@ def vector_kernels(
     prepare = quantise_vector_kernel(bits) if integers else arrange_vector_kernel(bits)
 
     @kernel
-    def share_of(matrix: int, room: int, y: int, share: int, shares: int) -> None:
-        at = matrix
+    def share_of(words: int, share: int) -> None:
+        at, room = _number(words, 0), _number(words, 1)
+        y, shares = _number(words, 2), _number(words, 3)
         job = RowsJob(
             _number(at, 0),
             _number(at, 1),
@@ -230,18 +226,20 @@ def vector_kernels(
         rows(job, share * job.m // shares, (share + 1) * job.m // shares)
 
     @kernel
-    def serial(matrix: int, room: int, x: int, y: int, n: int, shares: int) -> Any:
+    def product(
+        pool: int,
+        helpers: int,
+        task: int,
+        matrix: int,
+        room: int,
+        x: int,
+        y: int,
+        n: int,
+        shares: int,
+    ) -> Any:
         strange = prepare(x, n, room)
         if strange == 0:
-            share_of(matrix, room, y, 0, 1)
+            run_shares(pool, helpers, task, packed((matrix, room, y, shares)), shares)
         return strange
 
-    @kernel(parallel=True)
-    def threaded(matrix: int, room: int, x: int, y: int, n: int, shares: int) -> Any:
-        strange = prepare(x, n, room)
-        parts = shares if strange == 0 else 0
-        for share in prange(parts):
-            share_of(matrix, room, y, share, shares)
-        return strange
-
-    return RowsKernels(rows, serial, threaded)
+    return VectorKernels(product, share_of.address(2))

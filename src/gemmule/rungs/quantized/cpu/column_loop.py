@@ -43,7 +43,7 @@ RUNG = CpuRung(
     arithmetic=float_arithmetic(),
     quantized=True,
     accepts_quant=takes_row,
-    suggest=read_time(0.015, overhead_s=4e-6),
+    suggest=read_time(0.015, alone=True),
     bind=_bind,
     available=jit.unavailable,
 )

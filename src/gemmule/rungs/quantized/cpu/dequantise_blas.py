@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from gemmule.backends.cpu import jit
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
+from gemmule.rungs._cpu import spread_s
 from gemmule.rungs.quantized.cpu._blas import multiply_by_blas
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
@@ -20,10 +21,8 @@ from gemmule.rungs.quantized.cpu._operands import (
     working_dtype,
 )
 
-# Per core of an AMD EPYC (Zen 5, November 2026): NumPy's OpenBLAS (its AVX2 kernels: 56 G products
-# a second at 64 columns) and the decoding of codes (9.6 G/s for 4 bits, 13 G/s for 8).
-_FLOPS_PER_S = 105e9
-_WEIGHTS_PER_S = 9e9
+# Codes decoded for each float32 multiply-add of a core (EPYC Zen 5, November 2026).
+_CODES_PER_FMA = 0.1
 
 
 def _bind(problem: Problem, params: Params) -> Run:
@@ -37,9 +36,10 @@ def _bind(problem: Problem, params: Params) -> Run:
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    rate = _FLOPS_PER_S / (2 if problem.b == "float64" else 1)
-    decoding = problem.m * problem.k / _WEIGHTS_PER_S
-    return Suggestion({}, (problem.flops / rate + decoding) / machine.units + 30e-6)
+    rates = machine.rates
+    products = problem.flops / (rates.blas / (2 if problem.b == "float64" else 1))
+    decoding = problem.m * problem.k / (_CODES_PER_FMA * rates.fma * machine.units)
+    return Suggestion({}, products + decoding + 3 * spread_s(machine))
 
 
 RUNG = CpuRung(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
+from gemmule.rungs._cpu import spread_s
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
@@ -27,9 +28,9 @@ from gemmule.rungs.quantized.cpu._rows import multiply_rows
 
 COLUMNS = 4  # 4 rows x 4 columns of totals fill half of the 32 vector registers
 
-# Products per second and core (Xeon with AMX, November 2026: what a further column costs beyond the
-# eighth; AMD EPYC, Zen 5: 80 and 68 G/s from caches, of 130 that its multipliers do).
-_PRODUCTS_PER_S = {"uint4": 59e9, "uint8": 46e9}
+# Products of codes for each float32 multiply-add that a core can do: a ratio, so that it travels
+# (Xeon with AMX, November 2026: what a further column costs beyond the eighth).
+_PER_FMA = {"uint4": 0.62, "uint8": 0.48}
 
 
 def _bind(problem: Problem, params: Params) -> Run:
@@ -47,8 +48,10 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if reading is None:
         return None
     columns = -(-problem.n // COLUMNS) * COLUMNS
-    products = problem.m * problem.k * columns / (_PRODUCTS_PER_S[problem.a] * machine.units)
-    return Suggestion({}, max(reading.expected_s, products + 10e-6))
+    products = (
+        problem.m * problem.k * columns / (_PER_FMA[problem.a] * machine.rates.fma * machine.units)
+    )
+    return Suggestion({}, max(reading.expected_s, products + spread_s(machine)))
 
 
 RUNG = CpuRung(

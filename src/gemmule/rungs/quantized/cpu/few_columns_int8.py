@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
+from gemmule.rungs._cpu import spread_s
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
@@ -27,8 +28,8 @@ from gemmule.rungs.quantized.cpu._operands import (
 from gemmule.rungs.quantized.cpu._rows import multiply_rows_in_integers
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
 
-# Products per second and core (as in `few_columns`; AMD EPYC, Zen 5: 140 and 90 G/s from caches).
-_PRODUCTS_PER_S = {"uint4": 95e9, "uint8": 69e9}
+# Products for each float32 multiply-add of a core, as in `few_columns`.
+_PER_FMA = {"uint4": 1.0, "uint8": 0.73}
 
 
 def _arithmetic(problem: Problem) -> Arithmetic:
@@ -50,8 +51,10 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if reading is None:
         return None
     columns = -(-problem.n // COLUMNS) * COLUMNS
-    products = problem.m * problem.k * columns / (_PRODUCTS_PER_S[problem.a] * machine.units)
-    return Suggestion({}, max(reading.expected_s, products + 10e-6))
+    products = (
+        problem.m * problem.k * columns / (_PER_FMA[problem.a] * machine.rates.fma * machine.units)
+    )
+    return Suggestion({}, max(reading.expected_s, products + spread_s(machine)))
 
 
 RUNG = CpuRung(

@@ -35,7 +35,7 @@ RUNG = CpuRung(
     after="unpack_loop",
     quantized=True,
     accepts_quant=takes_row_along,
-    suggest=read_time(0.22, overhead_s=4e-6),
+    suggest=read_time(0.35, alone=True),
     bind=_bind,
     available=jit.unavailable,
 )

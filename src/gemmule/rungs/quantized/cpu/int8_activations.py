@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.backends.cpu.simd import missing_features
+from gemmule.backends.cpu.simd import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Params
 from gemmule.rungs.quantized.cpu._operands import (
@@ -55,5 +55,5 @@ RUNG = CpuRung(
     accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.95),
     bind=_bind,
-    available=lambda: missing_features("avx512f", "avx512bw", "avx512vnni"),
+    available=missing_vectors,
 )

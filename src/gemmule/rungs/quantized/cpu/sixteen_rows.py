@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gemmule.backends.cpu.simd import missing_features
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
+from gemmule.rungs._cpu import spread_s
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
@@ -25,8 +26,8 @@ from gemmule.rungs.quantized.cpu._operands import (
 from gemmule.rungs.quantized.cpu._tile_ops import TILE_COLUMNS, chunk_columns
 from gemmule.rungs.quantized.cpu._tiles import groups_are_chunks, multiply_float_tiles
 
-# Products per second and core (as in `few_columns`; AMD EPYC, Zen 5: 95 G/s from caches).
-_PRODUCTS_PER_S = {"uint4": 80e9, "uint8": 76e9}
+# Products for each float32 multiply-add of a core, as in `few_columns`.
+_PER_FMA = {"uint4": 0.84, "uint8": 0.8}
 
 
 def _arithmetic(problem: Problem) -> Arithmetic:
@@ -55,8 +56,10 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if reading is None:
         return None
     columns = -(-problem.n // TILE_COLUMNS) * TILE_COLUMNS
-    products = problem.m * problem.k * columns / (_PRODUCTS_PER_S[problem.a] * machine.units)
-    return Suggestion({}, max(reading.expected_s, products + 10e-6))
+    products = (
+        problem.m * problem.k * columns / (_PER_FMA[problem.a] * machine.rates.fma * machine.units)
+    )
+    return Suggestion({}, max(reading.expected_s, products + spread_s(machine)))
 
 
 RUNG = CpuRung(

@@ -27,14 +27,14 @@ from gemmule.rungs.quantized.cpu._operands import (
 from gemmule.rungs.quantized.cpu._tile_ops import chunk_columns
 from gemmule.rungs.quantized.cpu._tiles import groups_are_chunks
 
-# Codes decoded per second and core, and products, by the pieces of x; from caches (Xeon with AMX,
-# November 2026: 16 rows x 128 columns x 16 columns of 4-bit codes and three pieces take 156 ns,
-# 64 columns 546; of 8-bit codes 224 and 735; with one piece 110, 309, 166 and 412). Two pieces were
-# not timed. 8-bit codes from memory are decoded more slowly, 22 G/s.
-_CODES_PER_S = {"uint4": 58e9, "uint8": 22e9}
-_PRODUCTS_PER_S = {
-    "uint4": {1: 496e9, 2: 330e9, 3: 252e9},
-    "uint8": {1: 400e9, 2: 260e9, 3: 193e9},
+# Codes decoded, and products by the pieces of x, for each float32 multiply-add of a core (95 a ns;
+# Xeon with AMX, November 2026: 16 rows x 128 columns x 16 columns of 4-bit codes and three pieces
+# take 156 ns, 64 columns 546; of 8-bit codes 224 and 735; with one piece 110, 309, 166 and 412).
+# Two pieces were not timed. 8-bit codes from memory are decoded more slowly.
+_CODES_PER_FMA = {"uint4": 0.61, "uint8": 0.23}
+_PER_FMA = {
+    "uint4": {1: 5.2, 2: 3.5, 3: 2.6},
+    "uint8": {1: 4.2, 2: 2.7, 3: 2.0},
 }
 
 
@@ -81,8 +81,8 @@ def _bind(problem: Problem, params: Params) -> Run:
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    products = _PRODUCTS_PER_S[problem.a][_pieces(problem)]
-    return suggestion(problem, machine, _CODES_PER_S[problem.a], products)
+    products = _PER_FMA[problem.a][_pieces(problem)]
+    return suggestion(problem, machine, _CODES_PER_FMA[problem.a], products)
 
 
 RUNG = CpuRung(

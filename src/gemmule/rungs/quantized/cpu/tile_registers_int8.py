@@ -29,11 +29,12 @@ from gemmule.rungs.quantized.cpu._operands import (
     takes_row_along,
 )
 
-# Codes prepared and products per second and core (Xeon with AMX, November 2026: from caches 126 ns
+# Codes prepared and products for each float32 multiply-add of a core, which does 95 a nanosecond
+# (Xeon with AMX, November 2026: from caches 126 ns
 # for 16 rows x 128 columns x 16 columns of 4-bit codes, 435 ns for 64 columns; 8 bits: what each
 # further column costs beside a read of the codes).
-_CODES_PER_S = {"uint4": 90e9, "uint8": 100e9}
-_PRODUCTS_PER_S = {"uint4": 318e9, "uint8": 300e9}
+_CODES_PER_FMA = {"uint4": 0.95, "uint8": 1.05}
+_PER_FMA = {"uint4": 3.3, "uint8": 3.2}
 
 
 def _arithmetic(problem: Problem) -> Arithmetic:
@@ -53,7 +54,7 @@ def _bind(problem: Problem, params: Params) -> Run:
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if problem.quant is None or problem.quant.activations != "int8":
         return None
-    return suggestion(problem, machine, _CODES_PER_S[problem.a], _PRODUCTS_PER_S[problem.a])
+    return suggestion(problem, machine, _CODES_PER_FMA[problem.a], _PER_FMA[problem.a])
 
 
 RUNG = CpuRung(

@@ -44,7 +44,7 @@ RUNG = CpuRung(
     arithmetic=float_arithmetic(),
     quantized=True,
     accepts_quant=takes_row,
-    suggest=read_time(0.02, overhead_s=4e-6),
+    suggest=read_time(0.02, alone=True),
     bind=_bind,
     available=jit.unavailable,
 )

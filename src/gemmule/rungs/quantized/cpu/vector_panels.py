@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.backends.cpu.simd import missing_features
+from gemmule.backends.cpu.simd import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs.quantized.cpu._columns import spread_rows
@@ -42,5 +42,5 @@ RUNG = CpuRung(
     accepts_quant=lambda problem: takes_row_across(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.75),
     bind=_bind,
-    available=lambda: missing_features("avx512f", "avx512bw"),
+    available=missing_vectors,
 )

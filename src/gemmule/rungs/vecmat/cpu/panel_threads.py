@@ -8,22 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
+from gemmule.backends.cpu.jit import kernel, unavailable
+from gemmule.backends.cpu.pool import Pooled, in_pool, share_count
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.vecmat.cpu.panels import WIDTHS, batch_kernel, columns_s
 
 SHARE_MULTIPLE = 64  # a share of y begins on its own cache line
+SHARES_PER_THREAD = 2  # long shares: every column is a stretch of memory of its own
 
 
 @functools.cache
-def parallel_kernel(a: str, x: str, y: str, working: str) -> Kernel:
-    """Return `batch_kernel` spread over `parts` shares of y, each a multiple of 64 elements."""
+def pooled_panels(a: str, x: str, y: str, working: str) -> Pooled:
+    """Return `batch_kernel` in shares of y, each `share` elements, a multiple of 64."""
     batch_panels = batch_kernel(a, x, y, working)
 
-    @kernel(parallel=True)
-    def parallel_panels(
+    @kernel
+    def one_share(
+        part: int,
         A: int,
         A_batch: int,
         step: int,
@@ -35,26 +38,28 @@ def parallel_kernel(a: str, x: str, y: str, working: str) -> Kernel:
         n: int,
         total: int,
         share: int,
-        parts: int,
         width: int,
         item: int,
     ) -> None:
-        for part in prange(parts):
-            first, last = part * share, min(total, (part + 1) * share)
-            batch_panels(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last, width, item)
+        first, last = part * share, min(total, (part + 1) * share)
+        batch_panels(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last, width, item)
 
-    return parallel_panels
+    return in_pool(one_share, 13)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``; the serial form runs where only one thread may."""
-    names = (problem.a, problem.b, problem.out, _cpu.problem_working_dtype(problem))
-    serial, parallel = batch_kernel(*names), parallel_kernel(*names)
+    """Return ``run(A, x, y)``."""
+    working = _cpu.problem_working_dtype(problem)
+    pooled = pooled_panels(problem.a, problem.b, problem.out, working)
     m, n, total = problem.m, problem.n, problem.batch * problem.m
     width: int = min(params["width"], max(m, 1))
+    nbytes = problem.compulsory_bytes
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        operands = (
+        parts = share_count(nbytes, total // SHARE_MULTIPLE, SHARES_PER_THREAD)
+        share = -(-total // (parts * SHARE_MULTIPLE)) * SHARE_MULTIPLE
+        pooled(
+            -(-total // share),
             _cpu.address(A),
             _cpu.batch_step(A, 2),
             A.strides[-1],
@@ -64,14 +69,11 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
             _cpu.batch_step(y, 1),
             m,
             n,
+            total,
+            share,
+            width,
+            A.itemsize,
         )
-        threads = thread_count()
-        if threads == 1:
-            serial(*operands, 0, total, width, A.itemsize)
-            return
-        share = -(-total // (threads * SHARE_MULTIPLE)) * SHARE_MULTIPLE
-        parts = -(-total // max(share, 1))
-        parallel(*operands, total, share, parts, width, A.itemsize)
 
     return run
 
@@ -81,8 +83,9 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if problem.batch * problem.m < 2 * SHARE_MULTIPLE * machine.units:
         return None
     batches = min(problem.batch, machine.units)  # every thread passes all columns of one entry
-    moving = _cpu.streaming_s(problem, machine, 0.95, 3.3)  # EPYC Zen 5, 2 cores, 2026-11
-    return Suggestion({}, _cpu.PARALLEL_CALL_S + columns_s(problem) / batches + moving)
+    moving = _cpu.streaming_s(problem, machine, 0.95)
+    columns = columns_s(problem, machine) / batches
+    return Suggestion({}, _cpu.spread_s(machine, problem.compulsory_bytes) + columns + moving)
 
 
 RUNG = CpuRung(

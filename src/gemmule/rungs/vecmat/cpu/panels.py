@@ -161,14 +161,15 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect a share of the read ceiling: one core does not fill the memory's pipe."""
-    moving = _cpu.streaming_s(problem, machine, 0.65, 2.0)  # EPYC Zen 5, 2 cores, 2026-11
-    return Suggestion({}, _cpu.SERIAL_CALL_S + columns_s(problem) + moving)
+    """Expect what one core reads."""
+    moving = _cpu.streaming_s(problem, machine, 1.0, alone=True)
+    return Suggestion({}, machine.rates.call + columns_s(problem, machine) + moving)
 
 
-def columns_s(problem: Problem) -> float:
+def columns_s(problem: Problem, machine: Machine) -> float:
     """Return the loop overhead of all columns of all panels, on one core."""
-    return problem.batch * problem.n * -(-problem.m // WIDTHS[0]) * _cpu.COLUMN_S
+    columns = problem.batch * problem.n * -(-problem.m // WIDTHS[0])
+    return columns * _cpu.COLUMN_FMAS / machine.rates.fma
 
 
 RUNG = CpuRung(

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmule.backends.cpu.intrinsics import load, store
-from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count
-from gemmule.backends.cpu.simd import missing_features
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.pool import Pooled, in_pool, share_count
+from gemmule.backends.cpu.simd import missing_vectors
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
@@ -28,13 +29,15 @@ WIDTHS = (16384, 8192, 4096)  # elements of a panel of y; 16384 float32 stay in 
 # 33.0 with 2 KiB ahead, 33.7, 34.2, 33.6 with 3, 31.2, 31.5, 30.6 with 4. One: 30.9, 33.1, 28.0.
 AHEAD_BYTES = 3072
 SMALLEST_BYTES = 4 << 20
+SHARES_PER_THREAD = 2
+FEWEST = 64  # columns of a share, so that its sums weigh little
 
 
-class Forms(NamedTuple):
-    """The serial and the parallel form of `forms_of`'s kernel."""
+class Steps(NamedTuple):
+    """The two steps of a product: the shares' sums, and their sum."""
 
-    serial: Kernel
-    parallel: Kernel
+    spread: Pooled
+    join: Kernel
 
 
 @functools.cache
@@ -76,10 +79,11 @@ def place_of(j: int, count: int) -> int:
 
 
 @functools.cache
-def forms_of(a: str, x: str, y: str) -> Forms:
-    """Return ``f(A, step, x, room, y, m, n, parts, width)``: y = A x, columns in `parts`.
+def steps_of(a: str, x: str, y: str) -> Steps:
+    """Return `Steps` with (parts, A, step, x, room, m, n, parts, width) and (room, y, m, parts).
 
-    room: for parts * m + n float32 numbers, the threads' sums and x as they take it.
+    y = A x, columns in `parts`; room: for parts * m + n float32 numbers, the shares' sums and x as
+    they take it.
     """
     add = add_kernel(a)
     get, put, get_x = load("float32", "float32"), store("float32", "float32"), load(x, "float32")
@@ -114,38 +118,31 @@ def forms_of(a: str, x: str, y: str) -> Forms:
                 total += get(room + 4 * part * m, i)
             put_y(y, i, total)
 
-    def product(
-        A: int, step: int, x: int, room: int, y: int, m: int, n: int, parts: int, width: int
+    @kernel
+    def spread(
+        part: int, A: int, step: int, x: int, room: int, m: int, n: int, parts: int, width: int
     ) -> None:
-        factors = room + 4 * parts * m
-        for part in prange(parts):
-            first, last = part * n // parts, (part + 1) * n // parts
-            share(A, step, x, factors, room + 4 * part * m, m, first, last, width)
-        join(room, y, m, parts)
+        first, last = part * n // parts, (part + 1) * n // parts
+        factors, sums = room + 4 * parts * m, room + 4 * part * m
+        share(A, step, x, factors, sums, m, first, last, width)
 
-    return Forms(kernel(product), kernel(parallel=True)(product))
+    return Steps(in_pool(spread, 8), join)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``; the serial form runs where only one thread may."""
-    forms = forms_of(problem.a, problem.b, problem.out)
+    """Return ``run(A, x, y)``."""
+    steps = steps_of(problem.a, problem.b, problem.out)
     m, n, width = problem.m, problem.n, int(params["width"])
+    nbytes = problem.compulsory_bytes
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        threads = thread_count()
-        room = np.empty(threads * m + n, np.float32)
-        form = forms.serial if threads == 1 else forms.parallel
-        form(
-            _cpu.address(A),
-            A.strides[1],
-            _cpu.address(x),
-            _cpu.address(room),
-            _cpu.address(y),
-            m,
-            n,
-            threads,
-            width,
+        parts = share_count(nbytes, n // FEWEST, SHARES_PER_THREAD)
+        room = np.empty(parts * m + n, np.float32)
+        place = _cpu.address(room)
+        steps.spread(
+            parts, _cpu.address(A), A.strides[1], _cpu.address(x), place, m, n, parts, width
         )
+        steps.join(place, _cpu.address(y), m, parts)
 
     return run
 
@@ -157,8 +154,10 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
         return None
     if problem.m < 8 * _streams.STEP:
         return None
-    moving = _cpu.streaming_s(problem, machine, 0.98, 4)  # Xeon, AVX-512, 2 cores, 2026-11
-    return Suggestion({}, _cpu.PARALLEL_CALL_S + moving)
+    return Suggestion(
+        {},
+        _cpu.spread_s(machine, problem.compulsory_bytes) + _cpu.streaming_s(problem, machine, 0.98),
+    )
 
 
 RUNG = CpuRung(
@@ -174,5 +173,5 @@ RUNG = CpuRung(
     params={"width": WIDTHS},
     suggest=suggest,
     bind=bind,
-    available=lambda: missing_features("avx512f", "avx512bw"),
+    available=missing_vectors,
 )

@@ -8,47 +8,51 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.jit import Kernel, kernel, prange, thread_count, unavailable
+from gemmule.backends.cpu.jit import kernel, unavailable
+from gemmule.backends.cpu.pool import Pooled, in_pool, share_count
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.vecmat.cpu.panels import WIDTHS, columns_s, panels_kernel
 
+SHARES_PER_THREAD = 4
+SUMS_SHARE = 16  # a share reads so many times the bytes of its own sums
+
 
 @functools.cache
-def split_kernel(a: str, x: str, working: str) -> Kernel:
-    """Return ``split(A, step, x, partials, m, n, parts, width)``; partials: (parts, m), working."""
+def split_shares(a: str, x: str, working: str) -> Pooled:
+    """Return ``split(parts, A, step, x, partials, m, n, parts, width)``; partials: (parts, m)."""
     panels = panels_kernel(a, x, working, working)
     item, x_item, number = ITEMSIZE[a], ITEMSIZE[x], ITEMSIZE[working]
 
-    @kernel(parallel=True)
-    def split(
-        A: int, step: int, x: int, partials: int, m: int, n: int, parts: int, width: int
+    @kernel
+    def share(
+        part: int, A: int, step: int, x: int, partials: int, m: int, n: int, parts: int, width: int
     ) -> None:
-        for part in prange(parts):
-            begin, end = part * n // parts, (part + 1) * n // parts
-            sums = partials + part * m * number
-            panels(A + begin * step, step, x + begin * x_item, sums, end - begin, 0, m, width, item)
+        begin, end = part * n // parts, (part + 1) * n // parts
+        sums = partials + part * m * number
+        panels(A + begin * step, step, x + begin * x_item, sums, end - begin, 0, m, width, item)
 
-    return split
+    return in_pool(share, 8)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``; the serial form runs where only one thread may."""
+    """Return ``run(A, x, y)``; columns too few to be shared are read by the caller."""
     working = _cpu.problem_working_dtype(problem)
-    split = split_kernel(problem.a, problem.b, working)
+    split = split_shares(problem.a, problem.b, working)
     panels = panels_kernel(problem.a, problem.b, problem.out, working)
-    m, n = problem.m, problem.n
+    m, n, nbytes = problem.m, problem.n, problem.compulsory_bytes
     width: int = min(params["width"], max(m, 1))
+    fewest = SUMS_SHARE * ITEMSIZE[working] // ITEMSIZE[problem.a]
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        threads = thread_count()
         operands = (_cpu.address(A), A.strides[1], _cpu.address(x))
-        if threads == 1:
+        parts = share_count(nbytes, n // fewest, SHARES_PER_THREAD)
+        if parts == 1:
             panels(*operands, _cpu.address(y), n, 0, m, width, A.itemsize)
             return
-        partials = np.empty((threads, m), working)
-        split(*operands, _cpu.address(partials), m, n, threads, width)
+        partials = np.empty((parts, m), working)
+        split(parts, *operands, _cpu.address(partials), m, n, parts, width)
         _cpu.sum_partials(partials, y)
 
     return run
@@ -58,8 +62,9 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect nearly the read ceiling; for a y too short to share, and columns enough."""
     if problem.batch > 1 or problem.m >= 1024 * machine.units or problem.n < 64 * machine.units:
         return None
-    calls = _cpu.PARALLEL_CALL_S + 3e-6 + columns_s(problem) / machine.units
-    return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.90, 3.0))
+    calls = _cpu.spread_s(machine, problem.compulsory_bytes) + 3 * machine.rates.blas_call
+    columns = columns_s(problem, machine) / machine.units
+    return Suggestion({}, calls + columns + _cpu.streaming_s(problem, machine, 0.90))
 
 
 RUNG = CpuRung(

@@ -1,0 +1,205 @@
+"""What the pool of threads is made of, as LLVM code: atomic words, waiting, and packed arguments.
+
+All words are int64 at int64 addresses, read and written in one total order; the word that threads
+sleep on is its lower half.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gemmule.backends.cpu.intrinsics import declare
+from gemmule.backends.cpu.jit import Intrinsic, intrinsic
+
+_ORDER = "seq_cst"
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+_WAIT, _WAKE = 128, 129  # of this process alone
+_MONOTONIC = 1 if sys.platform == "linux" else 6
+_POLL_US = 200  # where no futex wakes a thread
+# Linux has futexes; other Unixes poll. Elsewhere there are no threads but the caller's.
+SUPPORTED = _FUTEX is not None or sys.platform == "darwin"
+
+
+def _define(name: str, arguments: int, emit: Callable[..., Any]) -> Intrinsic:
+    """Return an operation on int64s; `emit(builder, *values)` returns an int64 or None."""
+
+    def define(typing_context: Any, *kinds: Any) -> Any:
+        from numba.core import types
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            from llvmlite import ir
+
+            result = emit(builder, *values)
+            return ir.IntType(64)(0) if result is None else result
+
+        return types.int64(*[types.int64] * arguments), generate
+
+    return Intrinsic(_of_arity(define, arguments), f"{__name__} {name}")
+
+
+def _of_arity(define: Callable[..., Any], arguments: int) -> Callable[..., Any]:
+    """Return `define` with so many named arguments, by which Numba tells how it is called."""
+    forms: dict[int, Callable[..., Any]] = {
+        0: lambda typing_context: define(typing_context),
+        1: lambda typing_context, a: define(typing_context, a),
+        2: lambda typing_context, a, b: define(typing_context, a, b),
+        3: lambda typing_context, a, b, c: define(typing_context, a, b, c),
+    }
+    return forms[arguments]
+
+
+def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
+    from llvmlite import ir
+
+    return builder.inttoptr(address, ir.IntType(bits).as_pointer())
+
+
+def _swapped(builder: Any, address: Any, expected: Any, wanted: Any) -> Any:
+    pair = builder.cmpxchg(_pointer(builder, address), expected, wanted, _ORDER, _ORDER)
+    return builder.zext(builder.extract_value(pair, 1), expected.type)
+
+
+def _declared(builder: Any, name: str, result: Any, arguments: list[Any], *, more: bool) -> Any:
+    from llvmlite import ir
+
+    return declare(builder, name, ir.FunctionType(result, arguments, var_arg=more))
+
+
+def _futex(builder: Any, address: Any, operation: int, value: Any) -> None:
+    from llvmlite import ir
+
+    word = ir.IntType(64)
+    if _FUTEX is None:
+        number = ir.IntType(32)
+        if operation == _WAIT:
+            sleep = _declared(builder, "usleep", number, [number], more=False)
+            builder.call(sleep, [number(_POLL_US)])
+        return
+    syscall = _declared(builder, "syscall", word, [word], more=True)
+    builder.call(syscall, [word(_FUTEX), address, word(operation), value, *[word(0)] * 3])
+
+
+def _pause(builder: Any) -> None:
+    from llvmlite import ir
+
+    if platform.machine() in ("x86_64", "AMD64"):
+        name, arguments = "llvm.x86.sse2.pause", []
+    elif platform.machine() in ("aarch64", "arm64"):
+        name, arguments = "llvm.aarch64.hint", [ir.IntType(32)(1)]
+    else:
+        return
+    kinds = [one.type for one in arguments]
+    builder.call(_declared(builder, name, ir.VoidType(), kinds, more=False), arguments)
+
+
+def _yield(builder: Any) -> None:
+    from llvmlite import ir
+
+    builder.call(_declared(builder, "sched_yield", ir.IntType(32), [], more=False), [])
+
+
+def _now(builder: Any) -> Any:
+    from llvmlite import ir
+    from numba.core import cgutils
+
+    word, number = ir.IntType(64), ir.IntType(32)
+    cell = cgutils.alloca_once(builder, ir.ArrayType(word, 2))
+    first = builder.bitcast(cell, word.as_pointer())
+    clock = _declared(builder, "clock_gettime", number, [number, first.type], more=False)
+    builder.call(clock, [number(_MONOTONIC), first])
+    seconds = builder.load(first)
+    rest = builder.load(builder.gep(first, [word(1)], source_etype=word))
+    return builder.add(builder.mul(seconds, word(10**9)), rest)
+
+
+read = _define("read", 1, lambda b, at: b.load_atomic(_pointer(b, at), _ORDER, 8))
+write = _define(
+    "write", 2, lambda b, at, value: b.store_atomic(value, _pointer(b, at), _ORDER, 8) and None
+)
+add = _define("add", 2, lambda b, at, value: b.atomic_rmw("add", _pointer(b, at), value, _ORDER))
+swap_if = _define("swap_if", 3, _swapped)
+sleep_while = _define("sleep_while", 2, lambda b, at, seen: _futex(b, at, _WAIT, seen))
+wake = _define("wake", 2, lambda b, at, count: _futex(b, at, _WAKE, count))
+pause = _define("pause", 0, _pause)
+give_way = _define("give_way", 0, _yield)
+now_ns = _define("now_ns", 0, _now)
+
+
+def _call_task(builder: Any, task: Any, words: Any, number: Any) -> None:
+    from llvmlite import ir
+
+    word = ir.IntType(64)
+    kind = ir.FunctionType(ir.IntType(8).as_pointer(), [word, word])
+    builder.call(builder.inttoptr(task, kind.as_pointer()), [words, number])
+
+
+# f(task, words, number): call the C function at `task` (see `Kernel.address`) with two int64.
+call_task = _define("call_task", 3, _call_task)
+
+
+def _call_int(builder: Any, function: Any, first: Any, second: Any) -> None:
+    from llvmlite import ir
+
+    word = ir.IntType(64)
+    kind = ir.FunctionType(ir.IntType(32), [word, word])
+    builder.call(builder.inttoptr(function, kind.as_pointer()), [first, second])
+
+
+# f(function, first, second): call the C function at `function`, which returns an int.
+call_int = _define("call_int", 3, _call_int)
+
+
+@intrinsic
+def packed(typing_context: Any, words: Any) -> Any:
+    """``f(words)``: the address of a tuple of int64 in memory that lasts as long as the caller."""
+    from llvmlite import ir
+    from numba.core import cgutils, types
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        cell = cgutils.alloca_once_value(builder, arguments[0])
+        return builder.ptrtoint(cell, ir.IntType(64))
+
+    return types.int64(words), generate
+
+
+@functools.cache
+def unpacked(count: int) -> Intrinsic:
+    """Return ``f(address)``: the tuple of `count` int64 that lies there."""
+
+    def define(typing_context: Any, address: Any) -> Any:
+        from numba.core import types
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            from llvmlite import ir
+
+            kind = ir.ArrayType(ir.IntType(64), count)
+            return builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), typ=kind)
+
+        result = types.UniTuple(types.int64, count)  # type: ignore[attr-defined]
+        return result(types.int64), generate
+
+    return Intrinsic(define, f"{__name__} unpacked {count}")
+
+
+@functools.cache
+def unpacked_as(kind: type) -> Intrinsic:
+    """Return ``f(address)``: the named tuple of int64 of this class that lies there."""
+    count = len(kind._fields)  # type: ignore[attr-defined]
+
+    def define(typing_context: Any, address: Any) -> Any:
+        from numba.core import types
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            from llvmlite import ir
+
+            array = ir.ArrayType(ir.IntType(64), count)
+            return builder.load(builder.inttoptr(arguments[0], array.as_pointer()), typ=array)
+
+        result = types.NamedUniTuple(types.int64, count, kind)  # type: ignore[attr-defined]
+        return result(types.int64), generate
+
+    return Intrinsic(define, f"{__name__} unpacked {kind.__module__}.{kind.__qualname__}")

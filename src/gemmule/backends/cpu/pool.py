@@ -1,0 +1,301 @@
+"""Shares of a product, claimed by whoever is there: no barrier, and nobody waits for the absent.
+
+The caller writes its product into a free slot, asks for helpers, and begins at once to claim
+shares itself; a helper that comes claims the next share, one that does not come costs nothing. So
+a core that another program's threads spin on, or that the system took away, costs its own share of
+the speed and no more; only a share that a helper has begun is waited for. Several Python threads
+may call at once: each has a slot, and helpers go where shares are left.
+
+Helpers are the threads of NumPy's OpenBLAS where they can be borrowed (`blas_threads`): what
+NumPy's last product left awake is there at once, and two libraries do not fight over the cores.
+Else they are threads of our own, which spin for some microseconds after a product, then sleep. A
+borrowed thread that comes late finds the slot closed, or helps with the product after it.
+
+A fork, and the end of the interpreter, first wait until every borrowed thread has left: OpenBLAS
+ends its threads before a fork and would wait for ever for one that is still in a share. A forked
+child begins with a pool of its own.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import functools
+import logging
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cpu import blas_threads
+from gemmule.backends.cpu.atomics import call_int, packed, read, unpacked, write
+from gemmule.backends.cpu.blas_threads import ENTRY_BYTES
+from gemmule.backends.cpu.intrinsics import load
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.shares import (
+    ALIVE,
+    CLOSED,
+    CUT,
+    ENTRIES,
+    HOME,
+    LEAVE,
+    MEMORY,
+    PENDING,
+    QUEUE,
+    RUNNING,
+    SLOT,
+    SLOTS,
+    SLOTS_AT,
+    START,
+    SUBMITTING,
+    TEAM,
+    WAIT,
+    lent,
+    run_shares,
+    stop,
+    work,
+)
+from gemmule.backends.cpu.threads import processors, thread_count
+from gemmule.core import fork
+from gemmule.settings import borrows_threads
+
+log = logging.getLogger("gemmule")
+_int32 = load("int32", "int64")
+_END_S = 2.0  # how long the end of the interpreter waits for helpers, and a fork
+_FORK_S = 60.0
+
+
+@kernel
+def _launch(pool: int, helpers: int, task: int, count: int, *words: int) -> None:
+    run_shares(pool, helpers, task, packed(words), count)
+
+
+# Shares a thread at most, the default first: small ones, so that nobody waits long for the last.
+SHARES_PER_THREAD = (8, 4, 2, 1)
+# What a share reads at least: a microsecond of work or two, against a fraction of one to claim it,
+# as long as no thread has two; else more, as many threads at one counter are in each other's way.
+_SMALL_SHARE, _SHARE = 16 << 10, 256 << 10
+
+
+def share_count(nbytes: int, units: int, per_thread: int) -> int:
+    """Return in how many shares to cut a product that reads so many bytes, in `units` at finest.
+
+    Small products stay whole, and so with the caller alone.
+    """
+    return _count(nbytes, units, per_thread, thread_count())
+
+
+def shares_of(nbytes: int, units: int, per_thread: int) -> tuple[int, int, int]:
+    """Return `share_count`, and for `run_shares` the helpers and the pool's address."""
+    threads = thread_count()
+    count = _count(nbytes, units, per_thread, threads)
+    return (1, 0, 0) if count == 1 else (count, threads - 1, _pool())
+
+
+@functools.lru_cache(maxsize=4096)
+def _count(nbytes: int, units: int, per_thread: int, threads: int) -> int:
+    small, usual = min(nbytes // _SMALL_SHARE, threads), min(nbytes // _SHARE, threads * per_thread)
+    return max(1, min(units, max(small, usual)))
+
+
+class Pooled:
+    """A product in shares: ``pooled(count, *words)`` runs ``share(number, *words)`` for each.
+
+    words: integers, the same for all shares; they reach the shares through memory. Returns when
+    every share is done. Thread-safe.
+    """
+
+    def __init__(self, task: Kernel) -> None:
+        self.task = task
+
+    @functools.cached_property
+    def address(self) -> int:
+        """Address of the compiled share, a C function of the words' address and a number."""
+        return self.task.address(2)
+
+    def __call__(self, count: int, *words: int) -> None:
+        """Run all shares, on as many threads as the caller may use."""
+        helpers = min(thread_count(), count) - 1
+        pool = _pool() if helpers > 0 else 0
+        _launch.compiled(pool, helpers, self.address, count, *words)
+
+    def alone(self, count: int, *words: int) -> None:
+        """Run all shares on the calling thread."""
+        _launch.compiled(0, 0, self.address, count, *words)
+
+
+def in_pool(share: Kernel, words: int) -> Pooled:
+    """Return the product whose shares are ``share(number, *words)`` with so many words."""
+    return Pooled(_task(share, words))
+
+
+@functools.cache
+def _task(share: Kernel, words: int) -> Kernel:
+    load_words = unpacked(words)
+
+    @kernel
+    def task(at: int, number: int) -> None:
+        share(number, *load_words(at))
+
+    return task
+
+
+class _State:
+    """The pool of this process: its memory, never given back, as threads look at it to the end."""
+
+    memory: np.ndarray[Any, Any] | None = None
+    address = 0
+    helpers = ""
+    ended = False
+
+
+_state = _State()
+_KEPT: list[Any] = []  # what threads may still look at
+
+
+def _pool() -> int:
+    """Return the address of this process's pool, starting its threads on first use."""
+    return _state.address or _started()
+
+
+def helpers() -> str:
+    """Return in words whose threads help, and why not OpenBLAS's where they are our own."""
+    if processors() == 1:
+        return "none: products run on the calling thread"
+    _pool()
+    return _state.helpers
+
+
+def _started() -> int:
+    with fork.WHOLE:  # a fork meanwhile would leave half a pool to its child
+        if _state.address:
+            return _state.address
+        memory = np.zeros(MEMORY + 128, np.uint8)
+        address = -(-memory.ctypes.data // 128) * 128
+        words = _words(memory, address)
+        for i in range(SLOTS):
+            words[(SLOTS_AT + i * SLOT) // 8] = CLOSED
+        team = blas_threads.examined() if borrows_threads() else "GEMMULE_POOL is own"
+        if _state.ended:
+            words[LEAVE // 8] = 1  # each caller alone
+        elif isinstance(team, str):
+            _state.helpers = f"threads of gemmule's own ({team})"
+            _start_threads(words, address)
+        else:
+            _state.helpers = f"threads of NumPy's {team.words}"
+            _borrow(team, words, address)
+        _state.memory, _state.address = memory, address
+        return address
+
+
+def _words(memory: np.ndarray[Any, Any], address: int) -> np.ndarray[Any, Any]:
+    return memory[address - memory.ctypes.data :][:MEMORY].view(np.int64)
+
+
+def _start_threads(words: np.ndarray[Any, Any], address: int) -> None:
+    for started in range(processors() - 1):
+        words[ALIVE // 8] += 1
+        try:
+            _thread.start_new_thread(work.compiled, (address,))
+        except RuntimeError as error:  # the system gives no more threads: fewer will do
+            words[ALIVE // 8] -= 1
+            log.warning("only %d helper threads could be started: %s", started, error)
+            break
+
+
+def _borrow(team: blas_threads.Team, words: np.ndarray[Any, Any], address: int) -> None:
+    """Make the pool's slots ready for OpenBLAS's threads."""
+    count, routine = max(processors() - 1, 1), lent.address(1)
+    room = np.zeros(SLOTS * count * ENTRY_BYTES, np.uint8)
+    _KEPT.append(room)
+    for i in range(SLOTS):
+        slot, at = SLOTS_AT + i * SLOT, i * count * ENTRY_BYTES
+        part = room[at : at + count * ENTRY_BYTES]
+        blas_threads.write_entries(part.data, part.ctypes.data, count, routine, address + slot)
+        words[(slot + HOME) // 8], words[(slot + ENTRIES) // 8] = address, part.ctypes.data
+        words[(slot + CUT) // 8] = count
+    words[RUNNING // 8], words[START // 8] = team.running, team.start
+    words[TEAM // 8], words[QUEUE // 8], words[WAIT // 8] = team.size, team.queue, team.wait
+
+
+@kernel
+def _set_leave(pool: int, value: int) -> None:
+    write(pool + LEAVE, value)
+
+
+@kernel
+def _inside(pool: int) -> Any:
+    """Return how many borrowed threads are in our code or will come, and callers that ask."""
+    return read(pool + SUBMITTING) + read(pool + PENDING)
+
+
+@kernel
+def _wait_idle(pool: int, slot: int) -> None:
+    """Wait until OpenBLAS has noted that those which helped at a slot are idle.
+
+    Between a fork and the next product there are none, and nothing that would ever be noted.
+    """
+    if _int32(read(pool + RUNNING), 0) != 0:
+        call_int(read(pool + WAIT), read(slot + CUT), read(slot + ENTRIES))
+
+
+def _send_home(limit_s: float) -> None:
+    """Let helpers leave after the shares they are in, and wait for those of OpenBLAS."""
+    address, memory = _state.address, _state.memory
+    if not address or memory is None:
+        return
+    _set_leave(address, 1)
+    words, until = _words(memory, address), time.monotonic() + limit_s
+    if words[QUEUE // 8] == 0:
+        return
+    while _inside(address) > 0:
+        if time.monotonic() > until:
+            log.warning("OpenBLAS's threads are still busy after %.0f s", limit_s)
+            return
+        time.sleep(2e-5)
+    for i in range(SLOTS):
+        slot = SLOTS_AT + i * SLOT
+        if words[slot // 8] != CLOSED:  # it was used
+            _wait_idle(address, address + slot)
+
+
+class _ForFork:
+    """What a fork takes and gives back: no borrowed thread is in our code between."""
+
+    def acquire(self) -> None:
+        try:
+            _send_home(_FORK_S)
+        except BaseException:  # of a signal handler: the fork goes on, and so do products
+            self.release()
+            raise
+
+    def release(self) -> None:
+        if _state.address and not _state.ended:
+            _set_leave(_state.address, 0)
+
+
+def _end() -> None:
+    """Let no thread be in our code when the interpreter takes it down, nor come again."""
+    _state.ended = True
+    _send_home(_END_S)
+    address, memory = _state.address, _state.memory
+    if not address or memory is None:
+        return
+    stop.compiled(address)
+    words, until = _words(memory, address), time.monotonic() + _END_S
+    while words[ALIVE // 8] > 0 and time.monotonic() < until:
+        time.sleep(1e-4)
+
+
+def _forget() -> None:
+    """Begin anew in a forked child, which has none of the threads; the old memory stays."""
+    if _state.memory is not None:
+        _KEPT.append(_state.memory)
+    _state.memory, _state.address = None, 0
+
+
+atexit.register(_end)
+if hasattr(os, "register_at_fork"):
+    fork.hold("cpu pool", _ForFork())
+    os.register_at_fork(after_in_child=_forget)

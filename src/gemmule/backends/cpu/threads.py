@@ -1,0 +1,83 @@
+"""How many threads a product may use: affinity, control groups, and what Numba was told."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+from gemmule.backends.cpu.atomics import SUPPORTED
+from gemmule.settings import numba_threads
+
+MOST = 1024
+
+
+def thread_count() -> int:
+    """Return how many threads a product may use now, the caller's counted.
+
+    Processors that the process may use, by affinity and the control group's quota; fewer where
+    ``NUMBA_NUM_THREADS`` or ``numba.set_num_threads`` of the calling thread say so.
+    """
+    most, parallel = processors(), sys.modules.get("numba.np.ufunc.parallel")
+    # Asking would start Numba's own threads, unless somebody else has.
+    if parallel is None or not getattr(parallel, "_is_initialized", False):
+        return most
+    return min(most, int(parallel.get_num_threads()))
+
+
+@functools.cache
+def processors() -> int:
+    """Return the most threads that products use in this process."""
+    if not SUPPORTED:
+        return 1
+    told = numba_threads()
+    return max(1, min(usable_processors(), MOST if told is None else told, MOST))
+
+
+def usable_processors() -> int:
+    """Return how many processors' time this process may use: affinity and control group."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        count = os.cpu_count() or 1
+    quota = _group_quota()
+    return count if quota is None else max(1, min(count, int(-(-quota // 1))))
+
+
+def _group_quota() -> float | None:
+    """Return the smallest quota of the process's control groups in processors, or None."""
+    found = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        controllers, name = [*line.split(":", 2), "", ""][1:3]
+        if controllers == "":
+            places = [Path("/sys/fs/cgroup"), *_path_down("/sys/fs/cgroup", name)]
+            found += [_quota_of(place / "cpu.max", None) for place in places]
+        elif "cpu" in controllers.split(","):
+            top = f"/sys/fs/cgroup/{controllers}"
+            for place in (Path("/sys/fs/cgroup/cpu"), Path(top), *_path_down(top, name)):
+                found.append(_quota_of(place / "cpu.cfs_quota_us", place / "cpu.cfs_period_us"))
+    known = [quota for quota in found if quota is not None]
+    return min(known) if known else None
+
+
+def _path_down(top: str, name: str) -> list[Path]:
+    places, place = [], Path(top)
+    for part in Path(name.strip().lstrip("/")).parts:
+        place = place / part
+        places.append(place)
+    return places
+
+
+def _quota_of(quota: Path, period: Path | None) -> float | None:
+    try:
+        text = quota.read_text().split()
+        whole = text[1] if period is None else period.read_text()
+        share = float(text[0]) / float(whole)
+    except (OSError, ValueError, IndexError, ZeroDivisionError):
+        return None  # "max", -1 below, or no such file
+    return share if share > 0 else None

@@ -1,0 +1,72 @@
+"""Measured host rates on disk: one small JSON file a machine, which plans prefer to the defaults.
+
+A file that is corrupt, too large, of another schema or machine, or claims what no machine does, is
+as good as absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from gemmule.core.host_rates import HostRates, plausible
+from gemmule.settings import cache_folder, tuning_enabled
+from gemmule.storage.atomic import small_file, write_atomically
+
+SCHEMA = 1
+
+
+def path_of(name: str, arch: str, units: int) -> Path:
+    """Return the file of a machine: its processor's name, architecture and number of threads."""
+    text = json.dumps([SCHEMA, name, arch, units])
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return cache_folder() / "rates" / f"{digest}.json"
+
+
+def read(name: str, arch: str, units: int) -> HostRates | None:
+    """Return the stored rates of a machine, or None; ``GEMMULE_TUNE=0`` ignores what is stored."""
+    if not tuning_enabled():
+        return None
+    try:
+        record = json.loads(small_file(path_of(name, arch, units)))
+        if (record["schema"], record["machine"], record["units"]) != (SCHEMA, name, units):
+            return None
+        rates = HostRates(**record["rates"])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return rates if not plausible(rates) and isinstance(rates.measured, str) else None
+
+
+def save(name: str, arch: str, units: int, rates: HostRates) -> Path | None:
+    """Store a machine's rates; return the file, or None when the cache cannot be written.
+
+    ValueError for rates that no machine has.
+    """
+    fault = plausible(rates)
+    if fault:
+        raise ValueError(f"these are no rates of a machine: {fault}.")
+    record = {"schema": SCHEMA, "machine": name, "units": units, "rates": asdict(rates)}
+    path = path_of(name, arch, units)
+    return path if write_atomically(path, json.dumps(record, indent=1).encode()) else None
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str, arch: str, units: int) -> Iterator[None]:
+    """Wait while another process measures this machine; where no lock can be had, go on."""
+    path = path_of(name, arch, units).with_suffix(".lock")
+    try:
+        import fcntl
+
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = path.open("w")
+    except (ImportError, OSError):
+        yield
+        return
+    with file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,138 @@
+"""Measure what this host does in a second, for the CPU's cost model: 1 to 2 s, never in a product.
+
+Each figure is the best of a few calls, of kernels and of NumPy as products use them.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cpu import launch as cpu
+from gemmule.backends.cpu import pool as cpu_pool
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.threads import thread_count
+from gemmule.core.host_rates import HostRates
+from gemmule.core.memory import available_bytes
+from gemmule.lookup import forget_plans
+from gemmule.rungs.matmul.cpu._tile import register_tile, tile_product
+from gemmule.rungs.matvec.cpu.threads import pooled_rows
+from gemmule.storage import rates as store_rates
+
+ROW = 4096  # float32 numbers of a row of the matrix that is read
+LARGEST_BYTES = 512 << 20
+CACHED_BYTES = 1 << 20
+DEPTH = 256
+TILES = 400
+BLAS_SIZE = 1024
+
+
+def measure_rates(*, fresh: bool = False) -> HostRates:
+    """Return this machine's rates: the stored ones, else measured now and stored.
+
+    fresh: measure again. One process at a time measures; the others wait for its figures. Later
+    plans use them. They are not stored where the cache cannot be written.
+    """
+    machine = cpu.machine()
+    names = (machine.name, machine.arch, machine.units)
+    before = store_rates.read(*names)
+    with store_rates.one_at_a_time(*names):
+        known = store_rates.read(*names)
+        if known is not None and (not fresh or known != before):
+            return known
+        rates = _measured(machine.cache_bytes)
+        store_rates.save(*names, rates)
+    cpu.forget_machine()
+    forget_plans()
+    return rates
+
+
+def _measured(cache_bytes: int) -> HostRates:
+    read, core_read = _reading(min(4 * cache_bytes, LARGEST_BYTES, available_bytes() // 8))
+    _, core_cached = _reading(CACHED_BYTES, repeat=20)
+    call, spread = _calls()
+    few = np.ones(8, np.float32)
+    return HostRates(
+        read=max(read, core_read),
+        core_read=core_read,
+        core_cached=max(core_cached, core_read),
+        fma=_fma(),
+        blas=_blas(),
+        convert=_converting(),
+        call=call,
+        spread=spread,
+        blas_call=_best(lambda: np.dot(few, few), 50),
+        measured=time.strftime("%Y-%m-%d"),
+    )
+
+
+def _best(call: Callable[[], object], times: int) -> float:
+    call()
+    best = float("inf")
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _reading(nbytes: int, repeat: int = 4) -> tuple[float, float]:
+    """Return the bytes a second that all threads and one read, as a product's matrix."""
+    m = max(nbytes // (4 * ROW), 1)
+    matrix, x, y = np.ones((m, ROW), np.float32), np.ones(ROW, np.float32), np.empty(m, np.float32)
+    pooled, parts = pooled_rows(*["float32"] * 4), min(m, 8 * thread_count())
+    words = (matrix.ctypes.data, 0, 4 * ROW, x.ctypes.data, 0, y.ctypes.data, 0, m, ROW, m, parts)
+    together = _best(lambda: pooled(parts, *words), repeat)
+    alone = _best(lambda: pooled.alone(parts, *words), repeat)
+    return matrix.nbytes / together, matrix.nbytes / alone
+
+
+@functools.cache
+def _tiles_kernel() -> Kernel:
+    multiply = tile_product("float32", register_tile("float32", narrow=False), 0)
+
+    @kernel
+    def tiles(a: int, b: int, depth: int, c: int, columns: int, times: int) -> None:
+        for _ in range(times):
+            multiply(a, b, depth, c, columns)
+
+    return tiles
+
+
+def _fma() -> float:
+    """Return the multiply-adds a second of one core, by the packed product's tile in its cache."""
+    tile = register_tile("float32", narrow=False)
+    a, b = np.zeros((DEPTH, tile.rows), np.float32), np.zeros((DEPTH, tile.columns), np.float32)
+    c = np.zeros((tile.rows, tile.columns), np.float32)
+    places = (a.ctypes.data, b.ctypes.data, DEPTH, c.ctypes.data, tile.columns, TILES)
+    seconds = _best(lambda: _tiles_kernel()(*places), 5)
+    return TILES * DEPTH * tile.rows * tile.columns / seconds
+
+
+def _blas() -> float:
+    matrix = np.ones((BLAS_SIZE, BLAS_SIZE), np.float32)
+    out = np.empty_like(matrix)
+    return 2.0 * BLAS_SIZE**3 / _best(lambda: np.matmul(matrix, matrix, out=out), 4)
+
+
+def _converting() -> float:
+    halves = np.ones(1 << 20, np.float16)
+    return halves.size / _best(lambda: halves.astype(np.float32), 5)
+
+
+@kernel
+def _nothing(number: int, word: int) -> None:
+    pass
+
+
+def _calls() -> tuple[float, float]:
+    """Return what a call of a kernel costs, and what helpers add to it."""
+    pooled: Any = cpu_pool.in_pool(_nothing, 1)
+    alone = _best(lambda: pooled.alone(1, 0), 200)
+    shares = thread_count()
+    together = _best(lambda: pooled(shares, 0), 200)
+    return alone, max(together - alone, 1e-7)

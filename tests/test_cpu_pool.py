@@ -1,0 +1,261 @@
+"""The pool of threads: every share once, by whoever comes, and nobody waits for the absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemmule.backends.cpu import blas_threads
+from gemmule.backends.cpu import threads as cpu_threads
+from gemmule.backends.cpu.jit import unavailable
+from gemmule.settings import borrows_threads
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs Numba")
+
+PRODUCT = """
+import json, os, threading, time
+import numpy as np
+from gemmule.backends.cpu import pool as cpu_pool
+from gemmule.backends.cpu.atomics import add, read
+from gemmule.backends.cpu.jit import kernel
+
+@kernel
+def share(number: int, counts: int) -> None:
+    add(counts + 8 * number, 1)
+
+counted = cpu_pool.in_pool(share, 1)
+
+def each_once(count):
+    counts = np.zeros(count, np.int64)
+    counted(count, counts.ctypes.data)
+    return bool((counts == 1).all())
+"""
+MANY = """
+rng = np.random.default_rng(1)
+right = []
+def work(sizes):
+    right.extend(each_once(int(count)) for count in sizes)
+threads = [threading.Thread(target=work, args=(rng.integers(1, 200, 400),)) for _ in range(12)]
+[t.start() for t in threads]; [t.join() for t in threads]
+# So many claims that some thread is interrupted in the middle of one.
+right.extend(each_once(1_000_000) for _ in range(4))
+child = os.fork()
+if child == 0:
+    os._exit(0 if each_once(90) and each_once(2) else 1)
+_, status = os.waitpid(child, 0)
+print(json.dumps([len(right), all(right), status]))
+"""
+# Two shares that end when both have begun, or after long: how many saw the other.
+MEETING = """
+from gemmule.backends.cpu.atomics import now_ns
+
+@kernel
+def meet(number: int, begun: int, met: int) -> None:
+    add(begun, 1)
+    until = now_ns() + 30_000_000_000
+    while read(begun) < 2 and now_ns() < until:
+        pass
+    if read(begun) >= 2:
+        add(met, 1)
+
+meeting = cpu_pool.in_pool(meet, 2)
+
+def helped():
+    begun, met = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    meeting(2, begun.ctypes.data, met.ctypes.data)
+    return int(met[0]) == 2
+
+def fork(work):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if work() else 1)
+    return os.waitpid(child, 0)[1]
+"""
+FORKED = """
+@kernel
+def stuck(number: int, begun: int, end: int) -> None:
+    add(begun, 1)
+    while read(end) == 0:
+        pass
+
+waiting = cpu_pool.in_pool(stuck, 2)
+before, statuses = helped(), []
+for _ in range(3):
+    begun, end = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    other = threading.Thread(target=waiting, args=(8, begun.ctypes.data, end.ctypes.data))
+    other.start()
+    while begun[0] < cpu_pool.thread_count():
+        time.sleep(1e-3)
+    threading.Timer(0.3, lambda: end.fill(1)).start()  # in the middle of the fork, unless it waits
+    statuses.append(fork(helped))
+    other.join()
+print(json.dumps([before, statuses, int(begun[0]), helped(), fork(lambda: fork(helped) == 0)]))
+"""
+# The first handler that is registered runs last, when the pool has ended.
+LATE = """
+import atexit
+atexit.register(lambda: print(json.dumps([late(90), late(3)])))
+"""
+LATE_PRODUCT = """
+late = each_once
+each_once(40)
+"""
+# Every helper is in a share that ends only when the second product has been computed.
+ABSENT = """
+@kernel
+def stuck(number: int, begun: int, end: int) -> None:
+    add(begun, 1)
+    while read(end) == 0:
+        pass
+
+waiting = cpu_pool.in_pool(stuck, 2)
+begun, end = np.zeros(1, np.int64), np.zeros(1, np.int64)
+other = threading.Thread(target=waiting, args=(8, begun.ctypes.data, end.ctypes.data))
+each_once(8), cpu_pool.in_pool(stuck, 2).address
+other.start()
+while begun[0] < cpu_pool.thread_count():
+    time.sleep(1e-3)
+right = [each_once(40) for _ in range(20)]
+stuck_still = other.is_alive()
+end[0] = 1
+other.join()
+print(json.dumps([all(right), stuck_still, int(begun[0]), each_once(40)]))
+"""
+
+
+def child(code: str, pool: str, **more: str) -> list[object]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, "GEMMULE_POOL": pool, "OPENBLAS_NUM_THREADS": "3", **more},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    result: list[object] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize("pool", ["blas", "own"])
+def test_every_share_is_done_once_whoever_calls(pool: str) -> None:
+    assert child(PRODUCT + MANY, pool) == [12 * 400 + 4, True, 0]
+
+
+@pytest.mark.skipif(cpu_threads.usable_processors() < 2, reason="needs two processors")
+@pytest.mark.parametrize("pool", ["blas", "own"])
+def test_a_product_does_not_wait_for_helpers_that_are_busy(pool: str) -> None:
+    assert child(PRODUCT + ABSENT, pool) == [True, True, 8, True]
+
+
+@pytest.mark.skipif(cpu_threads.usable_processors() < 2, reason="needs two processors")
+@pytest.mark.parametrize("pool", ["blas", "own"])
+def test_a_fork_waits_for_helpers_and_they_come_again(pool: str) -> None:
+    assert child(PRODUCT + MEETING + FORKED, pool) == [True, [0, 0, 0], 8, True, 0]
+
+
+@pytest.mark.parametrize("pool", ["blas", "own"])
+@pytest.mark.parametrize("started", [True, False])
+def test_products_at_the_end_of_the_interpreter(pool: str, started: bool) -> None:
+    code = LATE_PRODUCT if started else LATE_PRODUCT.replace("each_once(40)", "")
+    assert child("import json" + LATE + PRODUCT + code, pool) == [True, True]
+
+
+def test_one_thread_asks_nobody() -> None:
+    code = PRODUCT + "print(json.dumps([each_once(50), cpu_pool._state.address]))"
+    assert child(code, "own", NUMBA_NUM_THREADS="1") == [True, 0]
+
+
+def test_numpys_openblas_is_found_where_numpy_has_one() -> None:
+    import numpy as np
+
+    blas = np.show_config("dicts")["Build Dependencies"]["blas"]  # type: ignore[index,call-overload]
+    if "scipy-openblas" not in blas["name"] or sys.platform != "linux":
+        pytest.skip("this NumPy brings no OpenBLAS")
+    assert blas_threads.team() is not None
+
+
+def _maps(*paths: str) -> list[str]:
+    return [
+        f"7f0000000000-7f0000001000 r-xp 00000000 00:00 {index} {path}".rstrip()
+        for index, path in enumerate(("", "[heap]", *paths, *paths))
+    ]
+
+
+NUMPYS = "/v/site-packages/numpy.libs/libscipy_openblas64_-1.so"
+SCIPYS = "/v/site-packages/scipy.libs/libscipy_openblas-2.so"
+SYSTEMS = "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblasp-r0.3.26.so"
+
+
+@pytest.mark.parametrize(
+    ("loaded", "numpys"),
+    [
+        ([NUMPYS, SCIPYS], [NUMPYS]),
+        ([SYSTEMS], [SYSTEMS]),
+        ([SYSTEMS, SCIPYS], [SYSTEMS]),
+        ([SCIPYS], []),
+        (["/v/lib/libmkl_rt.so.2"], []),
+        ([SYSTEMS, "/opt/openblas/libopenblas.so.0"], ["/opt/openblas/libopenblas.so.0", SYSTEMS]),
+    ],
+)
+def test_which_openblas_is_numpys(loaded: list[str], numpys: list[str]) -> None:
+    assert blas_threads._of_numpy(_maps(*loaded)) == numpys
+
+
+@pytest.mark.parametrize(
+    ("config", "parallel", "reason"),
+    [
+        ("OpenBLAS 0.3.31.dev USE64BITINT DYNAMIC_ARCH", 2, "OpenMP"),
+        ("OpenBLAS 0.3.31.dev USE64BITINT DYNAMIC_ARCH", 0, "no threads"),
+        ("OpenBLAS 0.3.31 NO_AFFINITY Haswell", 1, "does not export"),
+        ("OpenBLAS 0.3.35 NO_AFFINITY Haswell", 1, "0.3.35 is not known"),
+        ("OpenBLAS 0.3.7 NO_AFFINITY Haswell", 1, "0.3.7 is not known"),
+        ("OpenBLAS 0.4.0 NO_AFFINITY Haswell", 1, "0.4.0 is not known"),
+        ("", 1, "OpenBLAS is not known"),
+    ],
+)
+def test_why_threads_are_not_borrowed(config: str, parallel: int, reason: str) -> None:
+    import ctypes
+
+    found = blas_threads._team_in(ctypes.CDLL(None), config, parallel)
+    assert isinstance(found, str)
+    assert reason in found
+
+
+@pytest.mark.skipif(cpu_threads.usable_processors() < 2, reason="needs two processors")
+@pytest.mark.parametrize(("pool", "words"), [("own", "gemmule's own"), ("blas", "")])
+def test_whose_threads_help_is_said(pool: str, words: str) -> None:
+    code = PRODUCT + "print(json.dumps([cpu_pool.helpers()]))"
+    (said,) = child(code, pool, NUMBA_NUM_THREADS="2")
+    assert isinstance(said, str)
+    assert words in said
+    assert said.startswith("threads of ")
+
+
+def test_a_pool_of_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMULE_POOL", "mine")
+    with pytest.raises(ValueError, match="'mine'; it must be 'blas' or 'own'"):
+        borrows_threads()
+
+
+@pytest.mark.parametrize(
+    ("text", "processors"), [("max 100000", None), ("150000 100000", 1.5), ("-1", None), ("", None)]
+)
+def test_quotas_of_control_groups(tmp_path: Path, text: str, processors: float | None) -> None:
+    path = tmp_path / "cpu.max"
+    path.write_text(text)
+    assert cpu_threads._quota_of(path, None) == processors
+
+
+def test_quotas_of_the_first_version(tmp_path: Path) -> None:
+    quota, period = tmp_path / "cpu.cfs_quota_us", tmp_path / "cpu.cfs_period_us"
+    quota.write_text("-1\n")
+    period.write_text("100000\n")
+    assert cpu_threads._quota_of(quota, period) is None
+    quota.write_text("250000\n")
+    assert cpu_threads._quota_of(quota, period) == 2.5

@@ -1,0 +1,97 @@
+"""The coefficients of the CPU's cost model: stored once, checked on read, and what follows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmule.backends.cpu import launch as cpu
+from gemmule.choose import choose
+from gemmule.core.canonical import Options, c_strides, canonical
+from gemmule.core.host_rates import DEFAULT_RATES, HostRates
+from gemmule.core.operand import Form
+from gemmule.core.rung import Machine
+from gemmule.storage import rates as store_rates
+
+MINE = ("Some CPU", "x86_64", 4)
+RATES = replace(DEFAULT_RATES, read=5e10, measured="2026-11-22")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    monkeypatch.delenv("GEMMULE_TUNE", raising=False)
+
+
+def test_rates_are_read_as_they_were_stored() -> None:
+    assert store_rates.read(*MINE) is None
+    assert store_rates.save(*MINE, RATES) is not None
+    assert store_rates.read(*MINE) == RATES
+    assert store_rates.read("Another CPU", "x86_64", 4) is None
+    assert store_rates.read("Some CPU", "x86_64", 2) is None
+
+
+def test_stored_rates_are_ignored_where_tuning_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    store_rates.save(*MINE, RATES)
+    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    assert store_rates.read(*MINE) is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "schema", "machine", "word", "huge", "more", "list"])
+def test_a_damaged_file_is_as_good_as_none(damage: str) -> None:
+    path = store_rates.save(*MINE, RATES)
+    assert path is not None
+    record = json.loads(path.read_text())
+    if damage == "schema":
+        record["schema"] = 99
+    elif damage == "machine":
+        record["machine"] = "Another CPU"
+    elif damage == "word":
+        record["rates"]["fma"] = "fast"
+    elif damage == "huge":
+        record["rates"]["read"] = 1e30
+    elif damage == "more":
+        record["rates"]["colour"] = 1.0
+    elif damage == "list":
+        record = [record]
+    text = json.dumps(record)
+    path.write_text(text[:40] if damage == "cut" else text)
+    assert store_rates.read(*MINE) is None
+
+
+def test_rates_of_no_machine_are_not_stored() -> None:
+    with pytest.raises(ValueError, match="read is"):
+        store_rates.save(*MINE, replace(RATES, read=1.0))
+
+
+def test_the_machine_takes_stored_rates() -> None:
+    cpu.forget_machine()
+    found = cpu.machine()
+    assert found.rates == HostRates.default(found.units)
+    store_rates.save(found.name, found.arch, found.units, RATES)
+    cpu.forget_machine()
+    assert cpu.machine().rates == RATES
+    assert cpu.machine().read_bytes_per_s == RATES.read
+
+
+def _call(op: str, m: int, n: int, dtype: str) -> object:
+    matrix = Form((m, n), c_strides((m, n)), dtype, 8)
+    shape = {"matvec": (n,), "vecmat": (m,), "matmul": (n, m)}[op]
+    other = Form(shape, c_strides(shape), dtype, 8)
+    pair = (other, matrix) if op == "vecmat" else (matrix, other)
+    return canonical(op, *pair, None, Options())
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("slow", [1e-3, 1.0, 1e3])
+def test_blas_is_the_choice_whatever_the_rates_say(op: str, dtype: str, slow: float) -> None:
+    rates = replace(DEFAULT_RATES, blas=DEFAULT_RATES.blas * slow, read=DEFAULT_RATES.read / slow)
+    machine = Machine("cpu", "Test", "x86_64", 16, rates.read, 1 << 25, rates=rates)
+    for size in (64, 512, 4096):
+        found = choose(_call(op, size, size, dtype), machine)  # type: ignore[arg-type]
+        assert found.rung.name == "blas"
+        assert found.runner_up
