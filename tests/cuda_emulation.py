@@ -99,7 +99,7 @@ def sampled(rung: Rung) -> list[Signature]:
     kinds = (("int32", "int64"), ("float16", "bfloat16"))
     wanted = kinds[len(rung.name) % 2]
     others = [s for s in rung.signatures if s[2] in wanted] or list(rung.signatures[1:])
-    return [first, *(s for s in others[:1] if s != first)]
+    return [first, *[s for s in others if s != first][:1]]
 
 
 def emulated(rung: Rung, kernel: str, problem: Any, *, bank_conflicts: bool = False) -> Any:

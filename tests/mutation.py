@@ -15,6 +15,7 @@ import argparse
 import ast
 import fnmatch
 import importlib
+import itertools
 import os
 import random
 import re
@@ -123,9 +124,12 @@ def _drawn(path: str, rng: random.Random) -> Fault | None:
 def _tokens(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
     """Yield operators, comparisons and constants of the code, and what each becomes."""
     code = _without_words(path, text)
+    types = _annotations(text) if path.endswith(".py") else []
     for match in TOKEN.finditer(code):
         old = match.group()
         if not old.isdigit() and old not in SWAPS:
+            continue
+        if any(first <= match.start() < last for first, last in types):
             continue
         line = code[code.rfind("\n", 0, match.start()) + 1 : match.start()]
         if line.lstrip().startswith(("#", "import ", "from ", "template", "typedef", "class ")):
@@ -138,6 +142,25 @@ def _tokens(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
                 yield match.start(), old, SWAPS[old], "operator"
         else:
             yield match.start(), old, SWAPS[old], "operator"
+
+
+def _annotations(text: str) -> list[tuple[int, int]]:
+    """Return where types of arguments, results and variables stand: nothing computes with them."""
+    found: list[ast.expr | None] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            found.append(node.annotation)
+        elif isinstance(node, ast.FunctionDef):
+            found.append(node.returns)
+    return [_span(text, node) for node in found if node is not None]
+
+
+def _span(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
+    """Return the places of a node's first character and of the one behind it; ASCII is assumed."""
+    lines = text.splitlines(keepends=True)
+    starts = list(itertools.accumulate(map(len, lines), initial=0))
+    last = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+    return starts[node.lineno - 1] + node.col_offset, last
 
 
 def _without_words(path: str, text: str) -> str:
@@ -160,9 +183,6 @@ def _statements(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
         ):
             yield match.start(), match.group(), " ;", "statement"
         return
-    starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
     kinds = (ast.Assign, ast.AugAssign, ast.Expr, ast.Raise, ast.Return)
     for function in ast.walk(ast.parse(text)):
         if not isinstance(function, ast.FunctionDef):
@@ -172,8 +192,7 @@ def _statements(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
                 continue
             if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call):
                 continue
-            start = starts[node.lineno - 1] + node.col_offset
-            end = starts[node.lineno - 1] + (node.end_col_offset or 0)
+            start, end = _span(text, node)
             yield start, text[start:end], "pass", "statement"
 
 

@@ -275,6 +275,7 @@ GOOD = (
         GOOD.replace('"cases": 1', '"cases": "1"'),
         GOOD.replace("0.5", "NaN"),
         GOOD.replace("0.5", "1.5"),
+        GOOD.replace("0.5", "-0.5"),
         GOOD.replace('"matvec"', '["matvec"]'),
         GOOD.replace('"rung": "r"', '"rung": "r", "rung": "s"'),
     ],

@@ -97,6 +97,18 @@ def test_an_out_that_overlaps_is_refused() -> None:
     square = np.ascontiguousarray(matrix[:, :5])
     with pytest.raises(ValueError, match="overlap"):
         gm.matvec(square, square[0], out=square[1])
+    row = square[0]
+    for a, x, out in ((square, row.copy(), square[1]), (square.copy(), row, row)):
+        with pytest.raises(ValueError, match="overlap"):
+            gm.matvec(a, x, out=out)
+
+
+def test_a_plan_goes_the_short_way_too() -> None:
+    a, x = operands("matvec")
+    short_way = gm.plan("matvec", a, x).short_way
+    assert short_way is not None
+    assert short_way.checked(a, x, None) is not None
+    assert short_way.checked(a, x[::-1], None) is None
 
 
 def test_new_plans_are_seen_after_the_old_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import HEADERS_FOLDER, RUNGS_FOLDER
 from gemmule.storage import evidence
+from gemmule.storage.atomic import small_file
 
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 
@@ -142,6 +144,19 @@ def test_what_kernels_include_lies_where_the_cache_looks() -> None:
     for source in sources:
         named = set(re.findall(r'#include "(.*?)"', source.read_text()))
         assert named - {"ptx_twins.h"} <= known, source  # the emulator's own, behind a macro
+
+
+def test_no_pipe_is_read_as_a_small_file(tmp_path: Path) -> None:
+    """Whoever may write to it would decide how long a reader waits, and what it gets."""
+    pipe, plain = tmp_path / "pipe", tmp_path / "plain"
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDWR)
+    os.write(held, b"{}")
+    with pytest.raises(ValueError, match="no regular file"):
+        small_file(pipe)
+    os.close(held)
+    plain.write_bytes(b"{}")
+    assert small_file(plain) == b"{}"
 
 
 def test_every_source_and_option_is_in_the_key_of_a_kernel(
