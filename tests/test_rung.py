@@ -13,7 +13,7 @@ import pytest
 from gemmule.core import registry
 from gemmule.core import rung as rung_module
 from gemmule.core.problem import DTYPES, Problem, result_dtype
-from gemmule.core.registry import OPS, all_rungs, find, ladder
+from gemmule.core.registry import OPS, all_rungs, ladder
 from gemmule.core.rung import (
     BACKENDS,
     Arithmetic,
@@ -186,14 +186,6 @@ def test_ladder_refuses_unknown_names() -> None:
         ladder("gemm")
     with pytest.raises(ValueError, match="backend is 'tpu'; it must be one of cpu, cuda"):
         ladder("matvec", "tpu")
-
-
-def test_find_lists_what_there_is_and_why_not() -> None:
-    with pytest.raises(ValueError, match="no cpu rung is called 'magic'; there are: ") as caught:
-        find("magic", PROBLEM, "cpu")
-    assert all(rung.name in str(caught.value) for rung in all_rungs("cpu"))
-    with pytest.raises(ValueError, match="it computes matmul, not matvec"):
-        find("triple_loop", PROBLEM, "cpu")
 
 
 def test_loading_the_ladders_compiles_and_imports_nothing_heavy() -> None:

@@ -42,7 +42,6 @@ UNIT_ROUNDOFF = {
 
 PRECISIONS = ("float32", "ieee", "tf32")
 BYTES = ("int8", "uint8")
-MAX_INT8_REDUCTION = 131_071  # 131,071 * 2^14 < 2^31: the longest sum of int8 products in int32
 
 
 @functools.cache

@@ -13,7 +13,6 @@ from dataclasses import replace
 from html import escape
 
 from gemmule.core import fork
-from gemmule.core.problem import Problem
 from gemmule.core.rung import BACKENDS, RUNGS_FOLDER, CudaRung, Rung
 
 
@@ -107,18 +106,3 @@ def _stands_on(rung: Rung, op: str) -> bool:
     if op == "vecmat":
         return rung.op == "matvec" and "col" in rung.layouts
     return rung.op == op and (op == "matmul" or "row" in rung.layouts)
-
-
-def find(name: str, problem: Problem, backend: str) -> Rung:
-    """Return the rung called `name` that takes `problem`; ValueError says why none does."""
-    named = [r for r in all_rungs(backend) if r.name == name]
-    if not named:
-        known = ", ".join(sorted({r.name for r in all_rungs(backend)}))
-        raise ValueError(f"no {backend} rung is called {name!r}; there are: {known}.")
-    reasons = []
-    for rung in named:
-        reason = rung.refusal(problem)
-        if reason is None:
-            return rung
-        reasons.append(f"{rung.folder}/{rung.name}: {reason}")
-    raise ValueError(f"rung {name} cannot compute {problem.describe()}: {'; '.join(reasons)}.")

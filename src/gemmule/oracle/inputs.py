@@ -148,12 +148,12 @@ def make_inputs(
         a_values, b_values = nonfinite_values(rng, problem, seed, a_values, b_values)
     b_values = b_values[..., 0] if problem.op == "matvec" else b_values
 
-    out = lay_out(shape_out, problem.out, problem.layout_out, view, problem, is_out=True)
-    b = lay_out(shape_b, problem.b, problem.layout_b, view, problem)
+    out = lay_out(shape_out, problem, "out", view)
+    b = lay_out(shape_b, problem, "b", view)
     b.array[...] = b_values
     frames: tuple[Frame, ...] = (out, b)
     if problem.quant is None:
-        a = lay_out(shape_a, problem.a, problem.layout_a, view, problem, is_matrix=True)
+        a = lay_out(shape_a, problem, "a", view)
         a.array[...] = a_values
         a_values = a.array
         frames = (out, b, a)
@@ -186,25 +186,20 @@ def _check_case(case: Case) -> None:
         raise ValueError("a quantised matrix is shared by its batch; set shared_a=True.")
 
 
-def lay_out(
-    shape: tuple[int, ...],
-    dtype_name: str,
-    layout: str,
-    view: str,
-    problem: Problem,
-    *,
-    is_out: bool = False,
-    is_matrix: bool = False,
-) -> Frame:
-    """Return an array cut out of a buffer full of poison, lying as layout and view say."""
+def lay_out(shape: tuple[int, ...], problem: Problem, name: str, view: str) -> Frame:
+    """Return an array cut out of a buffer full of poison, lying as the problem and the view say.
+
+    name: which array of the problem it is, ``a``, ``b`` or ``out``.
+    """
+    dtype_name, layout = getattr(problem, name), getattr(problem, f"layout_{name}")
     dtype = numpy_dtype(dtype_name)
     item = dtype.itemsize
-    matrix = is_matrix or problem.op == "matmul"
+    matrix = name == "a" or problem.op == "matmul"
     column_major = matrix and layout == "col"
     memory = (*shape[:-2], shape[-1], shape[-2]) if column_major else shape
     step = 2 if view in ("strided", "reversed") or (matrix and layout == "strided") else 1
     unit = max(problem.alignment, item)
-    extra = 2 * unit if view == "padded" and matrix and not is_out else 0
+    extra = 2 * unit if view == "padded" and matrix and name != "out" else 0
     strides = _strides(memory, item * step, unit, extra, step if matrix else 1)
     last = sum((size - 1) * stride for size, stride in zip(memory, strides, strict=True))
     nbytes = 0 if 0 in memory else last + item

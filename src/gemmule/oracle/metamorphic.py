@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from gemmule.core.problem import COMPLEX, INTEGERS, UNIT_ROUNDOFF, Problem
 from gemmule.core.rung import Arithmetic, Params
 from gemmule.oracle.bounds import Magnitudes, result_error, sum_error
+from gemmule.oracle.inputs import Inputs
 from gemmule.oracle.judge import Verdict
 
 Array: TypeAlias = NDArray[Any]
@@ -104,27 +105,25 @@ def _same(name: str, left: Array, right: Array, slack: Doubles | None) -> Verdic
 
 
 def freivalds(
-    problem: Problem,
+    inputs: Inputs,
     arithmetic: Arithmetic,
     params: Params,
-    a: Array,
-    b: Array,
     c: Array,
     *,
     rounds: int = 8,
-    seed: int = 0,
     exact: bool = False,
 ) -> Verdict:
     """Check ``C = A B`` in O(m k + k n + m n) a round: ``C v`` against ``A (B v)``, v random signs.
 
-    a: ``(m, k)``, b: ``(k, n)``, c: ``(m, n)``; neither batched nor quantised nor complex. exact:
-    the operands are small integers (kind ``integers``), so nothing may differ: then one wrong
-    element is always found, and more in one row with probability at least ``1 - 2^-rounds``.
-    Integer dtypes are always exact. Otherwise each row may differ by the sum of its elements'
-    bounds, which hides errors below that sum: use it beside a full check of some rows.
+    c: ``(m, n)``; the operands neither batched nor quantised nor complex; v follows from the
+    case's seed. exact: the operands are small integers (kind ``integers``), so nothing may differ:
+    then one wrong element is always found, and more in one row with probability at least
+    ``1 - 2^-rounds``. Integer dtypes are always exact. Otherwise each row may differ by the sum of
+    its elements' bounds, which hides errors below that sum: use it beside full checks of some rows.
 
     Raises ValueError where the operands do not fit, or where exact sums may leave float64.
     """
+    problem, a, b = inputs.case.problem, inputs.a, inputs.b
     if problem.quant is not None or problem.out in COMPLEX or {a.ndim, b.ndim, c.ndim} != {2}:
         raise ValueError(
             "freivalds checks one real, unquantised product of 2-D arrays; "
@@ -136,7 +135,7 @@ def freivalds(
     wide: Any = np.float64
     if problem.out in INTEGERS:
         wide = np.uint64 if problem.out == "uint64" else np.int64
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(inputs.case.seed)
     v = (2 * rng.integers(0, 2, (b.shape[1], rounds)) - 1).astype(wide)
     inner = _product(b, v)
     if problem.out in INTEGERS:

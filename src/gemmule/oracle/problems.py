@@ -57,14 +57,12 @@ def edge_problems(
     layouts_b: Sequence[str] = ("row", "col"),
     tiles: Sequence[int] = (),
     quant: QuantSpec | None = None,
-    thorough: bool = False,
 ) -> Iterator[Problem]:
     """Yield the problems every rung is tested at, small ones first in each group.
 
     Sizes 0, 1, 2, 3, odd ones, and both sides of 8, 16, 32, 64 and 128; both sides of each of
     `tiles` and of twice it; tall and wide; batches of 2 and 3 with and without shared operands.
-    Each size meets several partners; with `thorough`, every pair (matvec) or every triple up to
-    33 (matmul). layouts: of A; layouts_b: of B (matmul only).
+    Each size meets several partners. layouts: of A; layouts_b: of B (matmul only).
 
     Raises ValueError for an unknown op.
 
@@ -76,7 +74,7 @@ def edge_problems(
         raise ValueError(f"op is {op!r}; a problem's op must be 'matvec' or 'matmul'.")
     near = {tile * times + side for tile in tiles for times in (1, 2) for side in (-1, 0, 1)}
     sizes = sorted({*EDGE_SIZES, *(size for size in near if size > 0)})
-    shapes = _matvec_sizes(sizes, thorough) if op == "matvec" else _matmul_sizes(sizes, thorough)
+    shapes = _matvec_sizes(sizes) if op == "matvec" else _matmul_sizes(sizes)
     pairs = [(a, b) for a in layouts for b in (layouts_b if op == "matmul" else ("row",))]
     for layout_a, layout_b in pairs:
         options = {"layout_a": layout_a, "layout_b": layout_b, "quant": quant}
@@ -91,18 +89,14 @@ def edge_problems(
                 yield make_problem(op, m, n, k, signature, batch=batch, **shared, **options)
 
 
-def _matvec_sizes(sizes: list[int], thorough: bool) -> list[tuple[int, int, int]]:
-    if thorough:
-        pairs = set(itertools.product(sizes, sizes))
-    else:
-        partners = (1, 3, 33, 64)
-        pairs = {(s, s) for s in sizes}
-        pairs |= {pair for s in sizes for p in partners for pair in ((s, p), (p, s))}
+def _matvec_sizes(sizes: list[int]) -> list[tuple[int, int, int]]:
+    pairs = {(s, s) for s in sizes}
+    pairs |= {pair for s in sizes for p in (1, 3, 33, 64) for pair in ((s, p), (p, s))}
     pairs |= {(1000, 3), (3, 1000), (3, 4099), (4099, 1), (1, 4099), (257, 511), (0, 1000)}
     return [(m, n, 1) for m, n in sorted(pairs)]
 
 
-def _matmul_sizes(sizes: list[int], thorough: bool) -> list[tuple[int, int, int]]:
+def _matmul_sizes(sizes: list[int]) -> list[tuple[int, int, int]]:
     triples = {
         triple
         for s in sizes
@@ -116,9 +110,6 @@ def _matmul_sizes(sizes: list[int], thorough: bool) -> list[tuple[int, int, int]
             (s, s, 1),
         )
     }
-    if thorough:
-        small = [s for s in sizes if s <= 33]
-        triples |= set(itertools.product(small, small, small))
     triples |= {(1000, 3, 2), (2, 1000, 3), (3, 2, 1000), (1, 1, 4099), (130, 5, 257), (2, 3, 0)}
     return sorted(triples)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.core.problem import FLOAT8, HALVES, INTEGERS, Problem
+from gemmule.core.problem import FLOAT8, INTEGERS, Problem
 from gemmule.core.rung import Arithmetic, Machine, Params, Signature, floats, integers
 
 _BYTE = ctypes.c_char
@@ -73,11 +73,6 @@ def address(array: np.ndarray[Any, Any]) -> int:
 def batch_step(array: np.ndarray[Any, Any], dimensions: int) -> int:
     """Return the bytes between batch entries of an operand whose entries have `dimensions`."""
     return array.strides[0] if array.ndim > dimensions else 0
-
-
-def is_half(problem: Problem) -> bool:
-    """Whether the matrix holds float16 or bfloat16."""
-    return problem.a in HALVES
 
 
 def streaming_s(problem: Problem, machine: Machine, share: float, *, alone: bool = False) -> float:

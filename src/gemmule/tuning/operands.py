@@ -190,9 +190,9 @@ def random_operands(problem: Problem, seed: int) -> Host:
         return of_inputs(make_inputs(problem, "normal", seed))
     rng = np.random.default_rng(seed)
     shape_a, shape_b, shape_out = shapes(problem)
-    a = lay_out(shape_a, problem.a, problem.layout_a, "contiguous", problem, is_matrix=True)
-    b = lay_out(shape_b, problem.b, problem.layout_b, "contiguous", problem)
-    out = lay_out(shape_out, problem.out, problem.layout_out, "contiguous", problem, is_out=True)
+    a = lay_out(shape_a, problem, "a", "contiguous")
+    b = lay_out(shape_b, problem, "b", "contiguous")
+    out = lay_out(shape_out, problem, "out", "contiguous")
     for frame, name in ((a, problem.a), (b, problem.b)):
         block = _random(rng, name, min(BLOCK, frame.array.size))
         frame.array[...] = np.resize(block, frame.array.shape)

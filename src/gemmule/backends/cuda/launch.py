@@ -123,18 +123,15 @@ class Launcher:
         ordinal = int(out.device[5:])
         stream = device_arrays.current_stream(out, ordinal)
         if driver.is_current(ordinal):
-            self._launch(a, b, out, alpha, beta, ordinal, stream)
+            self._launch((a, b, out), (alpha, beta), ordinal, stream)
             return
         with driver.on_device(ordinal):
-            self._launch(a, b, out, alpha, beta, ordinal, stream)
+            self._launch((a, b, out), (alpha, beta), ordinal, stream)
 
     def _launch(
         self,
-        a: Operand,
-        b: Operand,
-        out: Operand,
-        alpha: complex,
-        beta: complex,
+        operands: tuple[Operand, Operand, Operand],
+        scale: tuple[complex, complex],
         ordinal: int,
         stream: int,
     ) -> None:
@@ -142,10 +139,10 @@ class Launcher:
         slot = self.slot()
         work, owner = 0, None
         if self.workspace:
-            work, owner = device_arrays.workspace(out, self.workspace)
-        for scalars in passes(alpha, beta, self.result):
+            work, owner = device_arrays.workspace(operands[2], self.workspace)
+        for scalars in passes(*scale, self.result):
             launch_args.SCALARS.pack_into(slot.buffer, self.scalars_at, *scalars)
-            for addresses in self._addresses(a, b, out):
+            for addresses in self._addresses(*operands):
                 launch_args.place(slot.buffer, (*addresses, work))
                 for start in starters:
                     start(slot.address, stream)

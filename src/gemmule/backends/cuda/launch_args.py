@@ -38,7 +38,6 @@ GEMV = struct.Struct("<" + "".join(code for _, code in GEMV_FIELDS))
 GEMM = struct.Struct("<" + "".join(code for _, code in GEMM_FIELDS))
 QUANT = struct.Struct("<" + "".join(code for _, code in QUANT_FIELDS))
 SCALARS = struct.Struct("<dd")
-POINTERS = struct.Struct("<QQQ")  # of A, of x or B, and of the result: the first three words
 
 
 def place(packed: Any, addresses: Sequence[int]) -> None:
