@@ -67,12 +67,13 @@ def far_apart(array: np.ndarray[Any, Any], aligned: bool) -> np.ndarray[Any, Any
 
 
 def strided_problems(rung: Rung) -> Iterator[Problem]:
-    """Yield small problems in every layout, one product and two, that the rung takes."""
+    """Yield small problems in every layout, one aligned product and two that are not."""
     m, n, k = (5, 48, 1) if rung.op == "matvec" else (5, 7, 48)
     layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
     signature = rung.signatures[0]
     single = ITEMSIZE[signature[0]]  # no row but the first is aligned to more than an element
-    for a, b, batch, aligned in itertools.product(rung.layouts, layouts_b, (1, 2), (16, single)):
+    pairs = ((1, 16), (2, single))
+    for a, b, (batch, aligned) in itertools.product(rung.layouts, layouts_b, pairs):
         options: dict[str, Any] = {"layout_a": a, "layout_b": b, "batch": batch}
         problem = make_problem(rung.op, m, n, k, signature, **options)
         problem = replace(problem, alignment=aligned)
