@@ -8,6 +8,7 @@ beside a quantised matrix. Whatever it does not know (another library, other str
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,45 +24,106 @@ from gemmule.quant.matrix import QuantizedMatrix
 Signature = tuple[Any, ...]
 
 
-class HostCall:
-    """One product of operands of exactly the planned dtypes, shapes and strides."""
+Way = Callable[[Any, Any, Any], Any]
 
-    __slots__ = ("_a", "_b", "_dtype", "_product", "_shape", "_swapped")
+
+class HostCall:
+    """One product of operands of exactly the planned dtypes, shapes and strides.
+
+    Both ways return the product, in `out` where given, or None: nothing was done, go the general
+    way. `checked` looks at the operands, `trusted` knows that they are of the planned forms.
+    """
+
+    __slots__ = ("checked", "trusted")
 
     def __init__(self, run: HostRun, call: Call, a: Form, b: Form) -> None:
-        self._a, self._b = _signature(a), _signature(b)
-        self._shape, self._dtype = call.out_shape, numpy_dtype(call.problem.out)
-        self._product, self._swapped = run.product, call.swapped
+        product = _exchanged(run.product) if call.swapped else run.product
+        shape, dtype = call.out_shape, numpy_dtype(call.problem.out)
+        self.trusted = _trusted(product, shape, dtype)
+        if a.quant is None and b.quant is None:
+            self.checked = _checked_arrays(product, shape, dtype, _signature(a), _signature(b))
+        else:
+            self.checked = _checked(self.trusted, _signature(a), _signature(b))
 
-    def checked(self, a: Any, b: Any, out: Any) -> Any | None:
-        """Return the product, in `out` where given, or None: nothing was done, go the other way."""
-        # The planned dtypes are native, so a foreign byte order compares unequal.
-        seen_a, seen_b = seen(a), seen(b)
-        # The form of a matrix of codes is kept with it: the planned one is often the same object.
-        if (seen_a is not self._a and seen_a != self._a) or (
-            seen_b is not self._b and seen_b != self._b
-        ):
-            return None
-        return self.trusted(a, b, out)
 
-    def trusted(self, a: Any, b: Any, out: Any) -> Any | None:
-        """Like `checked`, for operands of exactly the planned forms."""
+def _exchanged(product: Way) -> Way:
+    return lambda a, b, out: product(b, a, out)
+
+
+def _trusted(product: Way, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Way:
+    def trusted(a: Any, b: Any, out: Any) -> Any | None:
         if out is None:
-            out = np.empty(self._shape, self._dtype)
+            out = np.empty(shape, dtype)
         elif (
             type(out) is not np.ndarray
-            or out.dtype != self._dtype
-            or out.shape != self._shape
+            or out.dtype != dtype
+            or out.shape != shape
             # C-contiguous, aligned, writable; native as the dtypes are equal
             or not out.flags.carray
             or _may_overlap(out, a)
             or _may_overlap(out, b)
         ):
             return None
-        if self._swapped:
-            a, b = b, a
-        self._product(a, b, out)
+        product(a, b, out)
         return out
+
+    return trusted
+
+
+def _checked(trusted: Way, planned_a: Signature, planned_b: Signature) -> Way:
+    def checked(a: Any, b: Any, out: Any) -> Any | None:
+        # The planned dtypes are native, so a foreign byte order compares unequal.
+        seen_a, seen_b = seen(a), seen(b)
+        # The form of a matrix of codes is kept with it: the planned one is often the same object.
+        if (seen_a is not planned_a and seen_a != planned_a) or (
+            seen_b is not planned_b and seen_b != planned_b
+        ):
+            return None
+        return trusted(a, b, out)
+
+    return checked
+
+
+def _checked_arrays(
+    product: Way, shape: tuple[int, ...], dtype: np.dtype[Any], of_a: Signature, of_b: Signature
+) -> Way:
+    """Return `_checked` of two arrays, all in one function: each further one costs 0.1 us."""
+    array, empty = np.ndarray, np.empty
+    (a_dtype, a_shape, a_strides), (b_dtype, b_shape, b_strides) = of_a, of_b
+
+    def checked(a: Any, b: Any, out: Any) -> Any | None:
+        if (
+            type(a) is not array
+            or type(b) is not array
+            or a.shape != a_shape
+            or b.shape != b_shape
+            or a.strides != a_strides
+            or b.strides != b_strides
+            or a.dtype != a_dtype
+            or b.dtype != b_dtype
+        ):
+            return None
+        a_flags, b_flags = a.flags, b.flags
+        if not (a_flags.aligned and b_flags.aligned):
+            return None
+        if out is None:
+            out = empty(shape, dtype)
+        elif type(out) is not array or out.dtype != dtype or out.shape != shape:
+            return None
+        else:
+            flags = out.flags
+            if not flags.carray:
+                return None
+            # Two arrays that own their memory share none; that is twice as quick to ask.
+            if flags.owndata and a_flags.owndata and b_flags.owndata:
+                if out is a or out is b:
+                    return None
+            elif np.may_share_memory(out, a) or np.may_share_memory(out, b):
+                return None
+        product(a, b, out)
+        return out
+
+    return checked
 
 
 def seen(operand: Any) -> Signature | None:

@@ -182,13 +182,13 @@ def constant(value: float, dtype: str = "float32") -> Value:
     return kind([value] * LANES)
 
 
-def splat(builder: Any, scalar: Value) -> Value:
+def splat(builder: Any, scalar: Value, lanes: int = LANES) -> Value:
     """Emit the vector that holds a scalar in every lane."""
     from llvmlite import ir
 
-    kind = ir.VectorType(scalar.type, LANES)
+    kind, order = ir.VectorType(scalar.type, lanes), ir.VectorType(ir.IntType(32), lanes)
     first = builder.insert_element(kind(ir.Undefined), scalar, ir.IntType(32)(0))
-    return builder.shuffle_vector(first, kind(ir.Undefined), constant(0, "int32"))
+    return builder.shuffle_vector(first, kind(ir.Undefined), order(None))
 
 
 def load_vector(builder: Any, address: Value, dtype: str, bytes_on: int = 0) -> Value:
@@ -261,30 +261,40 @@ def _lookup_in_halves(builder: Any, table: Value, index: Value) -> Value:
     return joined(builder, *found)
 
 
+PAGE_BYTES = 4096  # memory is readable by whole pages
+
+
 def _partial_load(builder: Any, address: Value, kind: Any, count: Value) -> Value:
-    """Emit `masked_load` where the CPU has no such load: whole, or element by element."""
+    """Emit `masked_load` by a whole load, cut, where that stays in the page, else by elements."""
+    from llvmlite import ir
     from numba.core import cgutils
 
     pointer = builder.inttoptr(address, kind.as_pointer())
     room = cgutils.alloca_once(builder, kind)
     whole = builder.icmp_signed(">=", count, count.type(kind.count))
-    with builder.if_else(whole) as (then, otherwise):
+    begin = builder.and_(address, address.type(PAGE_BYTES - 1))
+    latest = address.type(PAGE_BYTES - kind.count * kind.element.width // 8)
+    inside = builder.icmp_signed("<=", begin, latest)
+    with builder.if_else(builder.or_(whole, inside)) as (then, otherwise):
         with then:
-            every, from_every = builder.load(pointer, align=1), builder.block
+            lanes = ir.Constant(kind, list(range(kind.count)))
+            wanted = builder.select(whole, count.type(kind.count), count)
+            least = splat(builder, builder.trunc(wanted, kind.element), kind.count)
+            loaded = builder.load(pointer, align=1)
+            cut = builder.select(builder.icmp_signed("<", lanes, least), loaded, kind(None))
+            every, from_every = cut, builder.block
         with otherwise:
-            builder.store(kind([0] * kind.count), room)
+            builder.store(kind(None), room)
             source = builder.bitcast(pointer, kind.element.as_pointer())
             target = builder.bitcast(room, kind.element.as_pointer())
             with cgutils.for_range(builder, count) as loop:
-                at = [loop.index]
-                value = builder.load(
-                    builder.gep(source, at, source_etype=kind.element), align=1, typ=kind.element
-                )
-                builder.store(value, builder.gep(target, at, source_etype=kind.element), align=1)
+                place = builder.gep(source, [loop.index], source_etype=kind.element)
+                to = builder.gep(target, [loop.index], source_etype=kind.element)
+                builder.store(builder.load(place, align=1, typ=kind.element), to, align=1)
             some, from_some = builder.load(room, typ=kind), builder.block
     result = builder.phi(kind)
-    result.add_incoming(every, from_every)
-    result.add_incoming(some, from_some)
+    for value, block in ((every, from_every), (some, from_some)):
+        result.add_incoming(value, block)
     return result
 
 

@@ -8,6 +8,7 @@ lane the sum of its codes (int32) and its scale (float32).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.cpu.intrinsics import declare
@@ -46,35 +47,86 @@ def record_bytes(bits: int) -> int:
     return BLOCK_BYTES * (planes(bits) + 2)
 
 
-def dot(builder: Any, total: Value, weights: Value, activations: Value) -> Value:
+def dot(builder: Any, total: Value, weights: Value, activations: Value, bits: int = 8) -> Value:
     """Emit VPDPBUSD: each lane adds four products of unsigned and signed bytes, exactly.
 
-    Where the CPU lacks it: bytes as pairs of 16 bits, by VPMADDWD, which is as exact.
+    Where the CPU lacks it: bytes as pairs of 16 bits, by VPMADDWD, which is as exact; weights of
+    4 `bits` by VPMADDUBSW, in whose 16 bits two of their products always fit.
     """
     from llvmlite import ir
 
-    if missing_features("avx512f", "avx512vnni") is not None:
-        return _dot_of_pairs(builder, total, weights, activations)
+    if not has_byte_products():
+        emit = _dot_of_nibbles if bits == 4 else _dot_of_pairs
+        return _by_halves(builder, emit, total, weights, activations)
     kind = total.type
     function = declare(builder, "llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(kind, [kind] * 3))
     return builder.call(function, [total, weights, activations])
 
 
-def _dot_of_pairs(builder: Any, total: Value, weights: Value, activations: Value) -> Value:
+def has_byte_products() -> bool:
+    """Whether the CPU has VPDPBUSD for a vector of 16 lanes."""
+    return missing_features("avx512f", "avx512vnni") is None
+
+
+def dot_less_128(builder: Any, total: Value, weights: Value, activations: Value) -> Value:
+    """Emit, for CPUs with AVX2 alone, the dot of weights less 128 with activations, exactly.
+
+    Both signed: the weight's sign goes to the activation, which is no -128, so that two products
+    are at most 2 * 128 * 127 and fit VPMADDUBSW's 16 bits.
+    """
+    return _by_halves(builder, _dot_of_signed, total, weights, activations)
+
+
+def _by_halves(
+    builder: Any, emit: Callable[..., Value], total: Value, weights: Value, activations: Value
+) -> Value:
+    pairs = zip(halves(builder, weights), halves(builder, activations), strict=True)
+    return builder.add(total, joined(builder, *(emit(builder, w, x) for w, x in pairs)))
+
+
+def _of_bytes(builder: Any, name: str, result: int, *vectors: Value) -> Value:
+    """Emit an AVX2 operation on bytes; `result`: bits of its result's elements."""
     from llvmlite import ir
 
-    half = ir.VectorType(ir.IntType(32), LANES // 2)
+    kind = ir.VectorType(ir.IntType(8), 2 * LANES)
+    form = ir.FunctionType(ir.VectorType(ir.IntType(result), 16 * LANES // result), [kind] * 2)
+    function = declare(builder, f"llvm.x86.avx2.{name}", form)
+    return builder.call(function, [builder.bitcast(one, kind) for one in vectors])
+
+
+def _times_pairs(builder: Any, left: Value, right: Value) -> Value:
+    """Emit VPMADDWD: sums of two products of 16 bits."""
+    from llvmlite import ir
+
+    half, pairs = ir.VectorType(ir.IntType(32), LANES // 2), ir.VectorType(ir.IntType(16), LANES)
+    function = declare(builder, "llvm.x86.avx2.pmadd.wd", ir.FunctionType(half, [pairs, pairs]))
+    return builder.call(function, [left, right])
+
+
+def _dot_of_nibbles(builder: Any, weights: Value, activations: Value) -> Value:
+    sums = _of_bytes(builder, "pmadd.ub.sw", 16, weights, activations)
+    return _times_pairs(builder, sums, sums.type([1] * LANES))
+
+
+def _dot_of_signed(builder: Any, weights: Value, activations: Value) -> Value:
+    from llvmlite import ir
+
+    signed = builder.xor(weights, weights.type([0x80808080] * (LANES // 2)))
+    flipped = _of_bytes(builder, "psign.b", 8, activations, signed)
+    sizes = _of_bytes(builder, "psign.b", 8, signed, signed)  # -128 becomes 128 without a sign
+    sums = _of_bytes(builder, "pmadd.ub.sw", 16, sizes, flipped)
+    return _times_pairs(builder, sums, ir.Constant(sums.type, [1] * LANES))
+
+
+def _dot_of_pairs(builder: Any, weights: Value, activations: Value) -> Value:
+    from llvmlite import ir
+
     pairs = ir.VectorType(ir.IntType(16), LANES)
-    form = ir.FunctionType(half, [pairs, pairs])
-    multiply = declare(builder, "llvm.x86.avx2.pmadd.wd", form)
     byte, low = pairs([8] * LANES), pairs([255] * LANES)
-    sums = []
-    for w, x in zip(halves(builder, weights), halves(builder, activations), strict=True):
-        wide, signed = builder.bitcast(w, pairs), builder.bitcast(x, pairs)
-        even = [builder.and_(wide, low), builder.ashr(builder.shl(signed, byte), byte)]
-        odd = [builder.lshr(wide, byte), builder.ashr(signed, byte)]
-        sums.append(builder.add(builder.call(multiply, even), builder.call(multiply, odd)))
-    return builder.add(total, joined(builder, *sums))
+    wide, signed = builder.bitcast(weights, pairs), builder.bitcast(activations, pairs)
+    even = (builder.and_(wide, low), builder.ashr(builder.shl(signed, byte), byte))
+    odd = (builder.lshr(wide, byte), builder.ashr(signed, byte))
+    return builder.add(_times_pairs(builder, *even), _times_pairs(builder, *odd))
 
 
 def weight_planes(builder: Any, word: Value, bits: int) -> list[Value]:
@@ -103,19 +155,23 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
     ) -> list[Value]:
         parts = [weight_planes(builder, word, bits) for word in codes]
         count = planes(bits)
+        signed = bits == 8 and not has_byte_products()
+        add = dot_less_128 if signed else functools.partial(dot, bits=bits)
+        if signed and has_zeros:
+            zeros = [builder.fsub(zero, constant(128.0)) for zero in zeros]
         for c in range(columns):
             at = record_bytes(bits) * c
             xs = [load_vector(builder, x, "int32", at + 64 * p) for p in range(count)]
             sums = load_vector(builder, x, "int32", at + 64 * count)
             x_scale = load_vector(builder, x, "float32", at + 64 * (count + 1))
             start = constant(0, "int32")
-            if not has_zeros:
+            if not has_zeros and not signed:
                 start = builder.mul(sums, constant(-(2 ** (bits - 1)), "int32"))
             sums_as_floats = builder.sitofp(sums, x_scale.type)
             for row in range(rows):
                 total = start
                 for weights, activations in zip(parts[row], xs, strict=True):
-                    total = dot(builder, total, weights, activations)
+                    total = add(builder, total, weights, activations)
                 product = builder.sitofp(total, x_scale.type)
                 if has_zeros:
                     product = builder.fsub(product, builder.fmul(zeros[row], sums_as_floats))
