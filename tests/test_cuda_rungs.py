@@ -94,7 +94,8 @@ def test_offsets_beyond_32_bits(rung: Rung) -> None:
                 continue
             near = make_inputs(problem, "integers", 7)
             aligned = problem.alignment == 16
-            b = far_apart(near.b, aligned) if rung.op == "matmul" else near.b
+            b = far_apart(near.b, aligned) if rung.op == "matmul" else np.repeat(near.b, 2, -1)
+            b = b if rung.op == "matmul" else b[..., ::2]  # a vector of every second element
             out = far_apart(near.out, aligned)
             far = replace(near, a=far_apart(near.a, aligned), b=b, out=out)
             result = emulator.run(rung, far, params)
