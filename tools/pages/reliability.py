@@ -61,7 +61,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("componentwise accuracy", "gpu:ratio", "`gemmule verify --device cuda`"),
     ("low precision as stated", "a bound derived from each rung's arithmetic", TESTS),
     ("NaN and infinity by the IEEE rule", "one at a time, at every edge, in each rung", TESTS),
-    ("beta = 0 reads nothing", "gemv and gemm", "`python tests/scalars_campaign.py`"),
+    ("beta = 0 reads nothing", "run:gemv and gemm", "`python tests/scalars_campaign.py`"),
     ("any strides", "five arrangements of every operand, and those of the tests", TESTS),
     ("inputs and padding untouched", "canaries around the operands of every judged case", TESTS),
     ("the same bits again", "gpu:runs", "`gemmule extremes`"),
@@ -70,14 +70,18 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("conforms to public interfaces", "NumPy's and SciPy's own tests, calls counted", TESTS),
     ("no memory error on a GPU", "gpu:sanitized", "`gemmule sanitize`"),
     ("no memory error on a CPU", "the emulator under AddressSanitizer; guards", TESTS),
-    ("quantised round trips", "damaged files: quantised", "`python tests/corruption.py`"),
-    ("hostile files are safe", "damaged files", "`python tests/corruption.py`"),
-    ("a corrupt cache is a miss", "damaged files: tuned+compiled", "`python tests/corruption.py`"),
-    ("writers lose nothing", "killed writers", "`python tests/corruption.py`"),
+    ("quantised round trips", "run:damaged files: quantised", "`python tests/corruption.py`"),
+    ("hostile files are safe", "run:damaged files", "`python tests/corruption.py`"),
+    (
+        "a corrupt cache is a miss",
+        "run:damaged files: tuned+compiled",
+        "`python tests/corruption.py`",
+    ),
+    ("writers lose nothing", "run:killed writers", "`python tests/corruption.py`"),
     ("a tuned choice is never wrong", "each candidate is judged before it is timed", TESTS),
-    ("faults are survived", "forks", "`python tests/test_fork.py`"),
+    ("faults are survived", "run:forks", "`python tests/test_fork.py`"),
     ("no code from data", "no pickle, eval or shell: ruff's rules S", "`make check`"),
-    ("the tests see faults", "planted faults", "`make mutants`"),
+    ("the tests see faults", "run:planted faults", "`make mutants`"),
 )
 
 
@@ -165,10 +169,13 @@ def _figure(
     if key.startswith("gpu:"):
         shown = [": ".join(device[key[4:]]) for device in devices]
         return "; ".join(shown) or "no device on record"
+    if not key.startswith("run:"):
+        return key
+    key = key[4:]
     names = [key.partition(":")[0] + ": " + one for one in key.partition(": ")[2].split("+")]
     starts = tuple(names) if ": " in key else (key,)
     counted = [one for one in found if one["what"].startswith(starts)]
     if not counted:
-        return key
+        return "no run on record"
     cases, bad = (sum(int(one[name]) for one in counted) for name in ("cases", "bad"))
     return f"{', '.join(starts)}: {cases:,} cases, {bad:,} bad"
