@@ -19,7 +19,7 @@ from gemmule.choose import choose
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form, Operand, c_strides
 from gemmule.core.problem import QuantSpec, numpy_dtype
-from gemmule.core.rung import Machine, Rung
+from gemmule.core.rung import CpuRung, Machine
 from gemmule.lookup import forget_plans
 
 INVARIANT = {"batch_invariant": True}
@@ -139,9 +139,9 @@ def test_what_a_rung_refuses_as_a_batch_goes_vector_by_vector(
 ) -> None:
     """As for quantised rungs on a GPU, which take one vector: the batch is walked outside."""
     A, X = operands(40, 300, 5, "float32")
-    true = Rung.refusal
+    true = CpuRung.refusal
     monkeypatch.setattr(
-        Rung,
+        CpuRung,
         "refusal",
         lambda rung, problem: "no batches" if problem.batch > 1 else true(rung, problem),
     )
@@ -203,7 +203,7 @@ def test_a_gpu_walks_the_vectors_beside_a_quantised_matrix(monkeypatch: pytest.M
     a = Operand(parts, 0, Q, "cuda:0", "gemmule", parts)
     b = Operand(None, 4096, x, "cuda:0", "gemmule", None)
     out = Operand(None, 8192, Form((3, 48), (48, 1), "float32", 16), "cuda:0", "gemmule", None)
-    launcher._launch(a, b, out, 1.0, 0.0, 0, 0)
+    launcher._launch((a, b, out), (1.0, 0.0), 0, 0)
     addresses = [(4096 + 640 * i, 8192 + 192 * i) for i in range(3)]
     assert launched == [(16, 32, 0, 0, x_at, y_at, 0, 48, 128, 1) for x_at, y_at in addresses]
 
