@@ -419,6 +419,8 @@ def test_what_the_operators_cannot_do_is_said() -> None:
         gm.matvec(A, x, out=torch.empty(3, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"given out= and a tensor that requires"):
         gm.matvec(gm.quantize(np.eye(5)), x.requires_grad_(), out=torch.empty(5).double())
+    with pytest.raises(ValueError, match=r"device='cpu' with tensors that require a gradient"):
+        gm.matvec(A, x, device="cpu")
     plan = gm.plan("matvec", A, x)
     with pytest.raises(ValueError, match="a plan computes without PyTorch's knowledge"):
         plan(A, x)

@@ -94,10 +94,16 @@ def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -
 
 
 def _general(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None) -> Any:
-    if "torch" in sys.modules and device is None:
+    if "torch" in sys.modules:
         from gemmule.dispatch import autograd  # only where PyTorch is
 
         if autograd.wanted(a, b):
+            if device is not None:
+                raise ValueError(
+                    f"{op} was given device={device!r} with tensors that require a gradient, are "
+                    "traced, or lie under torch.vmap or autocast; a copy would lose that. Leave it "
+                    "away, and move tensors with their own .to()."
+                )
             return autograd.through(op, a, b, out, options)
     if "jax" in sys.modules and device is None:
         from gemmule.dispatch import jax as jax_calls  # only where JAX is

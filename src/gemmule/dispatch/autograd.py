@@ -17,11 +17,10 @@ from gemmule.dispatch import general
 from gemmule.dispatch.operators import LIBRARY, call, refuse_out
 from gemmule.quant.matrix import QuantizedMatrix
 
+# Bound once: `wanted` is asked in every call of tensors.
 _Tensor, _is_compiling = torch.Tensor, torch.compiler.is_compiling
-_any_autocast, _transform = (
-    torch._C._is_any_autocast_enabled,
-    torch._C._functorch.peek_interpreter_stack,
-)
+_any_autocast = torch._C._is_any_autocast_enabled
+_transform = torch._C._functorch.peek_interpreter_stack
 _dual = torch.autograd.forward_ad
 
 
@@ -47,8 +46,7 @@ def wanted(a: Any, b: Any) -> bool:
 
 def _transformed() -> bool:
     """Whether `torch.func` or forward differentiation is at work."""
-    levels = torch._C._functorch.peek_interpreter_stack(), torch.autograd.forward_ad._current_level
-    return levels != (None, -1)
+    return _transform() is not None or _dual._current_level >= 0
 
 
 def _dispatches(kind: Any) -> bool:
@@ -83,7 +81,7 @@ def product(op: str, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
         from gemmule.dispatch import dtensor as dtensor  # its import registers the rules
     if out is not None:
         return call(op, a, b, out=out, **options)
-    if _transformed() and not torch.compiler.is_compiling():
+    if _transformed() and not _is_compiling():
         return _Bilinear.apply(a, b, op, options)
     return call(op, a, b, **options)
 
