@@ -14,6 +14,7 @@ import torch
 
 from gemmule.core.canonical import NAMES, Options
 from gemmule.dispatch import general
+from gemmule.dispatch.batches import aligned
 from gemmule.dispatch.operators import LIBRARY, call, refuse_out
 from gemmule.quant.matrix import QuantizedMatrix
 
@@ -211,22 +212,12 @@ class _Bilinear(torch.autograd.Function):  # type: ignore[misc]
 
 def _batched(op: str, dims: Any, a: Any, b: Any, multiply: Any) -> Any:
     """Return the products of a batch whose axis lies at dims of each operand, along axis 0."""
-    core = {"matvec": (2, 1), "vecmat": (1, 2), "matmul": (2, 2)}[op]
-    ranks = [t.ndim - (d is not None) for t, d in zip((a, b), dims, strict=True)]
-    single = [op == "matmul" and rank == 1 for rank in ranks]  # a row of its own, or a column
-    deepest = max(max(rank - axes, 0) for rank, axes in zip(ranks, core, strict=True))
-    seen = []
-    for place, (tensor, dim) in enumerate(zip((a, b), dims, strict=True)):
-        tensor = tensor if dim is None else tensor.movedim(dim, 0)
-        if single[place]:
-            tensor = tensor.unsqueeze(-2 if place == 0 else -1)
-        if dim is not None:  # batch axes that the other has alone lie between
-            missing = 1 + deepest + core[place] - tensor.ndim
-            tensor = tensor.reshape(tensor.shape[0], *[1] * missing, *tensor.shape[1:])
-        seen.append(tensor)
-    result = multiply(*seen)
-    result = result.squeeze(-1) if single[1] else result
-    return result.squeeze(-1 if single[1] else -2) if single[0] else result
+    moved = [t if d is None else t.movedim(d, 0) for t, d in zip((a, b), dims, strict=True)]
+    shapes, extra = aligned(op, [t.shape for t in moved], [d is not None for d in dims])
+    result = multiply(*(t.reshape(shape) for t, shape in zip(moved, shapes, strict=True)))
+    for axis in extra:
+        result = result.squeeze(axis)
+    return result
 
 
 def _vmap(op: str) -> Any:

@@ -12,13 +12,13 @@ import json
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from gemmule.core.canonical import NAMES, Options, canonical
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import check_dtype, numpy_dtype
 from gemmule.dispatch import xla
+from gemmule.dispatch.batches import aligned
 
 TARGET = "gemmule_product"
 
@@ -98,21 +98,11 @@ def _batchable(op: str, options: Options) -> Any:
 
 def _batched(op: str, batched: Any, a: Any, b: Any, multiply: Any) -> Any:
     """Return the products of a batch along axis 0 of the operands that have it."""
-    core = {"matvec": (2, 1), "vecmat": (1, 2), "matmul": (2, 2)}[op]
-    ranks = [t.ndim - has for t, has in zip((a, b), batched, strict=True)]
-    single = [op == "matmul" and rank == 1 for rank in ranks]  # a row of its own, or a column
-    deepest = max(max(rank - axes, 0) for rank, axes in zip(ranks, core, strict=True))
-    seen = []
-    for place, (array, has) in enumerate(zip((a, b), batched, strict=True)):
-        if single[place]:
-            array = jnp.expand_dims(array, -2 if place == 0 else -1)
-        if has:  # batch axes that the other has alone lie between
-            missing = 1 + deepest + core[place] - array.ndim
-            array = array.reshape(array.shape[0], *[1] * missing, *array.shape[1:])
-        seen.append(array)
-    result = multiply(*seen)
-    result = result.squeeze(-1) if single[1] else result
-    return result.squeeze(-1 if single[1] else -2) if single[0] else result
+    shapes, extra = aligned(op, (a.shape, b.shape), batched)
+    result = multiply(a.reshape(shapes[0]), b.reshape(shapes[1]))
+    for axis in extra:
+        result = result.squeeze(axis)
+    return result
 
 
 def _called(op: str, options: Options, a: Any, b: Any) -> Any:
