@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cuemu.build import compile_cu
+from cuemu.build import compile_cu, tensor_record
+from gemmule.backends.cuda import launch_args, tensor_maps
 from gemmule.core.rung import Rung, Signature
 from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import proofs, raw_launch
@@ -53,6 +54,9 @@ class Emulator:
             0 if part is None else int(part.__array_interface__["data"][0]) for part in parts
         ]
         packed = raw_launch.arguments(inputs, addresses, base, alpha, beta)
+        shapes = tensor_maps.declared(steps, problem, packed)
+        where = launch_args.addresses(packed, 4 if shapes else 0)
+        maps = [encoded(where[shape.word], shape) for shape in shapes]
         module = emulated(rung, steps[0].kernel, problem, bank_conflicts=self.bank_conflicts)
         before = work
         for index, step in enumerate(steps):
@@ -70,7 +74,7 @@ class Emulator:
                 step.kernel,
                 grid=step.grid,
                 block=step.block,
-                args=[packed],
+                args=[packed, *(maps if step.maps else ())],
                 smem=step.smem,
                 cluster=step.cluster,
                 seed=self.seed,
@@ -85,6 +89,18 @@ class Emulator:
                     part[...] = copy
             self.reports.append(report)
         return inputs.out
+
+
+def encoded(address: int, shape: tensor_maps.Shape) -> bytes:
+    """Stand for `tensor_maps.encode`, with what the driver refuses refused."""
+    if address % 16 or any(stride % 16 or not 0 < stride < 1 << 40 for stride in shape.strides):
+        raise ValueError(f"TMA wants multiples of 16 bytes; given 0x{address:x} and {shape}")
+    if any(not 1 <= b <= 256 for b in shape.box) or shape.box[0] * shape.itemsize > 128:
+        raise ValueError(f"a box of 1 to 256 elements a side, 128 bytes wide at most: {shape}")
+    if any(not 1 <= size < 1 << 32 for size in shape.sizes):
+        raise ValueError(f"sizes of 1 to 2^32 elements: {shape}")
+    numbers = [*shape.sizes, *shape.box]
+    return tensor_record(address, shape.itemsize, 3, "128B", numbers, shape.strides)
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

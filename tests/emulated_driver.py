@@ -17,10 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from cuda_emulation import sampled_kernels
+from cuda_emulation import encoded, sampled_kernels
 from cuemu.build import Module, compile_cu
 from fake_driver import FakeDriver, _Names
-from gemmule.backends.cuda import driver, nvrtc
+from gemmule.backends.cuda import driver, nvrtc, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.core.registry import all_rungs
 from gemmule.plan import resolve
@@ -88,11 +88,13 @@ class EmulatedDriver(FakeDriver):
         params: int,
     ) -> None:
         module, name = self.kernels[function - 1]
-        address = ctypes.c_void_p.from_address(params).value
-        assert address is not None
-        packed = ctypes.string_at(address, module.argument_bytes(name))
+        args = []
+        for i, size in enumerate(module.parameter_bytes(name)):
+            address = ctypes.c_void_p.from_address(params + 8 * i).value
+            assert address is not None
+            args.append(ctypes.string_at(address, size))
         module.launch(
-            name, grid=grid, block=block, cluster=cluster, smem=smem, args=[packed], seed=self.seed
+            name, grid=grid, block=block, cluster=cluster, smem=smem, args=args, seed=self.seed
         )
 
 
@@ -117,6 +119,7 @@ def emulated(seed: int = 0) -> Iterator[EmulatedDriver]:
     with contextlib.ExitStack() as undo:
         undo.enter_context(mock.patch.object(sys.modules["cuda.bindings"], "driver", stand_in))
         undo.enter_context(mock.patch.object(nvrtc, "compile_file", _compile_file))
+        undo.enter_context(mock.patch.object(tensor_maps, "encode", encoded))
         for function in REMEMBERED:
             function.cache_clear()
         try:

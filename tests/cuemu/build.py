@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import os
 import struct
 import tempfile
@@ -160,7 +161,12 @@ class Module:
 
     def argument_bytes(self, name: str) -> int:
         """Return the size of a kernel's first parameter, its argument struct."""
-        return int(self._library[f"cuemu_size_{self._index[name]}"](0))
+        return self.parameter_bytes(name)[0]
+
+    def parameter_bytes(self, name: str) -> list[int]:
+        """Return the size of each of a kernel's parameters."""
+        size = self._library[f"cuemu_size_{self._index[name]}"]
+        return list(itertools.takewhile(lambda found: found >= 0, map(size, itertools.count())))
 
 
 def _triple(size: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint]:
@@ -219,9 +225,22 @@ def tensor_map(
     dims = [*reversed(array.shape), 1][:3]
     boxes = [*reversed(box), 1][:3]
     strides = [*reversed(array.strides[:-1]), 0][:2]
-    packed = _MAP.pack(
-        _MAGIC, array.ctypes.data, item, rank, SWIZZLES[swizzle], *dims, *boxes, *strides
-    )
+    return tensor_record(array.ctypes.data, item, rank, swizzle, [*dims, *boxes], strides)
+
+
+def tensor_record(
+    address: int,
+    itemsize: int,
+    rank: int,
+    swizzle: str,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+) -> bytes:
+    """Return the record of a tensor map, unchecked.
+
+    sizes: three of the tensor, then three of the box; strides: in bytes, of dimensions 1 and 2.
+    """
+    packed = _MAP.pack(_MAGIC, address, itemsize, rank, SWIZZLES[swizzle], *sizes, *strides)
     return packed.ljust(128, b"\0")
 
 

@@ -155,6 +155,14 @@ def _matrices() -> Case:
     return Case("ldmatrix", "matrices", (data,), (np.concatenate(order),))
 
 
+def _matrices_back() -> Case:
+    data = _rng.integers(0, 1 << 16, (32, 8), dtype=np.uint16)
+    held = np.ascontiguousarray(data.reshape(4, 8, 8)).view(np.uint32).reshape(4, 32)
+    stored = np.zeros_like(data)
+    stored[np.arange(32) * 5 % 32] = data
+    return Case("stmatrix", "matrices_back", (held,), (stored,), arch="sm_90")
+
+
 def _mma(name: str, dtype_a: object, dtype_b: object, k: int, integer: bool) -> Case:
     low = 0 if np.dtype(dtype_a) == np.uint8 else -4  # type: ignore[call-overload]
     a = _ints((16, k), dtype_a, low)
@@ -407,6 +415,7 @@ CASES: tuple[Case, ...] = (
     _flags(),
     _copies(),
     _matrices(),
+    _matrices_back(),
     _mma("mma_f16", f16, f16, 16, integer=False),
     _mma("mma_bf16", bf16, bf16, 16, integer=False),
     _mma("mma_tf32", np.float32, np.float32, 8, integer=False),

@@ -101,6 +101,18 @@ __global__ void matrices(const __grid_constant__ Args p) {
   for (int i = 0; i < 15; ++i) OUT(u32, 0)[i * 32 + t] = r[i];
 }
 
+#if defined(CUEMU) || __CUDA_ARCH__ >= 900
+__global__ void matrices_back(const __grid_constant__ Args p) {
+  __shared__ alignas(16) uint4 s[32];
+  const int t = threadIdx.x;
+  u32 r[4];
+  for (int i = 0; i < 4; ++i) r[i] = IN(u32, 0)[i * 32 + t];
+  stmatrix_x4(smem_addr(s + (t * 5) % 32), r);   // rows in another order than they lie
+  __syncwarp();
+  OUT(uint4, 0)[t] = s[t];
+}
+#endif
+
 #define MMA_KERNEL(name, D)                                              \
   __global__ void k_##name(const __grid_constant__ Args p) {             \
     const int t = threadIdx.x;                                           \

@@ -78,6 +78,7 @@ inline void mbar_arrive_remote(u32 bar, u32 rank, CUEMU_AT) {
   remote(there, 8, file, line);
   cuemu::mbarrier_arrive(cuemu::mbarrier_at(there, "mbar_arrive_remote", file, line), file, line);
 }
+inline void mbar_signal_remote(u32 bar, u32 rank, CUEMU_AT) { mbar_arrive_remote(bar, rank, file, line); }
 // Copies that report to this barrier are delivered when a thread must wait for them, and not before.
 inline bool mbar_try_wait(u32 bar, u32 parity, CUEMU_AT) {
   cuemu::Mbarrier& b = cuemu::mbarrier_at(bar, "mbar_try_wait", file, line);

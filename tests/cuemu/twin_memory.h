@@ -57,6 +57,19 @@ inline u32 add_acq_rel(u32* p, u32 v) { return atomicAdd(p, v); }
 
 inline u32 smem_addr(const void* p) { return cuemu::to_shared_address(p); }
 
+inline float ld_shared(u32 addr, CUEMU_AT) {
+  const char* p = cuemu::from_shared_address(addr);
+  check_aligned(p, 4, "ld_shared", file, line);
+  float v;
+  memcpy(&v, p, 4);
+  return v;
+}
+inline void st_shared(u32 addr, float2 v, CUEMU_AT) {
+  char* p = cuemu::from_shared_address(addr);
+  check_aligned(p, 8, "st_shared", file, line);
+  memcpy(p, &v, 8);
+}
+
 inline void named_sync(u32 id, u32 threads, CUEMU_AT) { cuemu::named_barrier(id, threads, true, file, line); }
 inline void named_arrive(u32 id, u32 threads, CUEMU_AT) { cuemu::named_barrier(id, threads, false, file, line); }
 

@@ -104,6 +104,21 @@ void ldmatrix(unsigned (&r)[N], unsigned addr, const char* file, int line) {
              [&](const Meet& m) { memcpy(out, m.value[S.cur->lane], sizeof out); });
   for (int j = 0; j < N; ++j) r[j] = out[j];
 }
+// Each lane gives its address, then its four registers; the last lane to come stores all rows.
+inline void stmatrix(unsigned addr, const unsigned (&r)[4], const char* file, int line) {
+  auto finish = [&](Meet& m) {
+    for (int i = 0; i < 32; ++i) {
+      unsigned at;
+      memcpy(&at, m.value[i], 4);
+      if (at % 16) fail("misaligned", "stmatrix at %s:%d: row address 0x%x of lane %d is not a multiple of 16",
+                        base_name(file), line, at, i);
+      char* row = from_shared_address(at);
+      for (int q = 0; q < 4; ++q) memcpy(row + 4 * q, m.value[i % 8 * 4 + q] + 4 + 4 * (i / 8), 4);
+    }
+  };
+  unsigned in[5] = {addr, r[0], r[1], r[2], r[3]};
+  collective(~0u, in, 20, "stmatrix", file, line, finish, [](const Meet&) {});
+}
 template <class F>
 inline unsigned by_half(F&& f) { return unsigned(f(0)) | unsigned(f(16)) << 16; }
 inline __half half_at(unsigned v, int shift) { return __ushort_as_half(static_cast<unsigned short>(v >> shift)); }
@@ -122,6 +137,7 @@ CUEMU_LDMATRIX(1)
 CUEMU_LDMATRIX(2)
 CUEMU_LDMATRIX(4)
 #undef CUEMU_LDMATRIX
+inline void stmatrix_x4(u32 addr, const u32 (&r)[4], CUEMU_AT) { cuemu::stmatrix(addr, r, file, line); }
 inline u32 movmatrix_trans(u32 v, CUEMU_AT) {
   u32 r = 0;
   auto finish = [](cuemu::Meet& m) {

@@ -81,11 +81,25 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A tensor map that a kernel takes behind its struct, so that TMA can move tiles of an operand.
+
+    operand: ``a``, ``b`` or ``c`` of a matmul, not strided. box: the elements that one copy moves,
+    along the unit stride, then along the other axis. Batches are the map's third dimension; a
+    shared operand has one plane. Tiles lie in shared memory with the 128-byte swizzle.
+    """
+
+    operand: str
+    box: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One kernel launch: the name expression that NVRTC instantiates, and its geometry.
 
     grid counts thread blocks (not clusters); smem is dynamic shared memory in bytes; `defines` go
-    to the compiler. Grid y and z never carry a size of the problem: they end at 65,535.
+    to the compiler; `maps` are parameters after the struct. Grid y and z never carry a size of the
+    problem: they end at 65,535.
     """
 
     kernel: str
@@ -95,6 +109,7 @@ class Step:
     cluster: tuple[int, int, int] = (1, 1, 1)
     pdl: bool = False
     defines: tuple[str, ...] = ()
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

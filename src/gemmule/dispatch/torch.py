@@ -204,6 +204,8 @@ def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | No
         return None
     if len(run.steps) != 1 or run.steps[0].pdl or run.steps[0].cluster != (1, 1, 1):
         return None
+    if run.maps is not None:
+        return None
     if any(step < 0 for step in (*a.strides, *b.strides)) or 0 in (*a.shape, *b.shape):
         return None
     return TorchCall(run, call, a, b, ordinal) if driver.is_current(ordinal) else None

@@ -7,7 +7,6 @@ no state; temporaries come from the operands' own allocator on that stream.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 
 from gemmule.backends.base import Run
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, launch_args, nvrtc
+from gemmule.backends.cuda import driver, launch_args, nvrtc, tensor_maps
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand, View
 from gemmule.core.problem import ITEMSIZE, Problem
@@ -88,15 +87,6 @@ def cuda_rung(choice: Choice) -> CudaRung:
     return rung
 
 
-class Slot:
-    """One thread's argument memory: the struct, and the pointer array that the driver reads."""
-
-    def __init__(self, template: bytes) -> None:
-        self.buffer = ctypes.create_string_buffer(template, len(template))
-        self.params = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
-        self.address = ctypes.addressof(self.params)
-
-
 class Launcher:
     """A prepared choice: packed arguments, loaded kernels, and how to start them."""
 
@@ -112,6 +102,8 @@ class Launcher:
         self.scalars_at = len(self.template) - launch_args.SCALARS.size
         rung = cuda_rung(choice)
         self.steps = rung.steps(problem, choice.params, choice.machine)
+        shapes = tensor_maps.declared(self.steps, problem, self.template)
+        self.maps = tensor_maps.Maps(shapes) if shapes else None
         self.module = kernels(rung, self.steps, choice.machine.arch)
         self.workspace = rung.workspace(problem, choice.params, choice.machine)
         self.offsets = _offsets(call.outer, (call.a, call.b, call.out), problem)
@@ -143,7 +135,7 @@ class Launcher:
         for scalars in passes(*scale, self.result):
             launch_args.SCALARS.pack_into(slot.buffer, self.scalars_at, *scalars)
             for addresses in self._addresses(*operands):
-                launch_args.place(slot.buffer, (*addresses, work))
+                slot.place((*addresses, work))
                 for start in starters:
                     start(slot.address, stream)
         del owner  # its allocator reuses the memory in stream order
@@ -154,12 +146,12 @@ class Launcher:
         for left, right, result in self.offsets:
             yield (*(matrix or (a.pointer + left,)), b.pointer + right, out.pointer + result)
 
-    def slot(self) -> Slot:
+    def slot(self) -> tensor_maps.Slot:
         """Return this thread's argument memory."""
         try:
-            slot: Slot = self.local.slot
+            slot: tensor_maps.Slot = self.local.slot
         except AttributeError:
-            slot = self.local.slot = Slot(self.template)
+            slot = self.local.slot = tensor_maps.Slot(self.template, self.maps)
         return slot
 
     def load(self, ordinal: int) -> tuple[Callable[[int, int], None], ...]:

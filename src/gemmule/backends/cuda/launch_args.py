@@ -45,6 +45,12 @@ def place(packed: Any, addresses: Sequence[int]) -> None:
     struct.pack_into(f"<{len(addresses)}Q", packed, 0, *addresses)
 
 
+def addresses(packed: bytes, count: int) -> tuple[int, ...]:
+    """Return the first `count` addresses of a struct."""
+    found: tuple[int, ...] = struct.unpack_from(f"<{count}Q", packed)
+    return found
+
+
 def pack(problem: Problem, call: Call) -> bytes:
     """Return the struct of a canonical call with null pointers, alpha 1 and beta 0.
 

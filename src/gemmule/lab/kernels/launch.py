@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gemmule.backends.cuda import driver, nvrtc
+from gemmule.backends.cuda import driver, nvrtc, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.core.rung import Step
 
@@ -28,7 +28,7 @@ class Kernels:
         symbol = self._module.symbols[name]
         handle = driver.load(self._module.cubin, symbol, self.ordinal, smem)
         start = cuda_launch.starter(handle, step)
-        slot = cuda_launch.Slot(arguments)
+        slot = tensor_maps.Slot(arguments)
 
         def launch(stream: int) -> None:
             start(slot.address, stream)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.backends.cuda import driver, launch_args
+from gemmule.backends.cuda import driver, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.graph_clock import GraphClock
@@ -116,9 +116,9 @@ class GpuBench(CellBench):
             a, b, out = operands
             if plan.choice.call.swapped:
                 a, b = b, a
-            slot = cuda_launch.Slot(launcher.template)
+            slot = tensor_maps.Slot(launcher.template, launcher.maps)
             matrix = cuda_launch.parts(a) if launcher.quantized else (a.pointer,)
-            launch_args.place(slot.buffer, (*matrix, b.pointer, out.pointer, work.pointer))
+            slot.place((*matrix, b.pointer, out.pointer, work.pointer))
             alive = (slot, work, operands)
 
             def launch(stream: int, _alive: object = alive) -> None:

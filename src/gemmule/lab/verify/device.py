@@ -7,6 +7,7 @@ and must not take the others.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -81,8 +82,8 @@ def trials(rung: CudaRung, signature: Signature, *, few: bool = False) -> Iterat
     yield from _aligned_trials(rung, signature, quants[0], few=few)
     for quant in _spread(quants, 1 if few else 4, signature):
         yield from _parameter_trials(rung, signature, quant, few=few)
-    sample = awkward(rung, signature, quants[0], 0)
-    if not (is_integer or few) and rung.refusal(sample) is None:
+    samples = [awkward(rung, signature, quants[0], which) for which in range(3)]
+    for sample in [p for p in samples if not is_integer | few and rung.refusal(p) is None][:1]:
         params = rung.check_params(sample, None)
         for case in _spread(list(nonfinite_cases(sample)), 40, signature):
             yield Trial(sample, params, "nonfinite", "contiguous", case.seed)
@@ -100,14 +101,22 @@ def taken_quants(rung: CudaRung, signature: Signature) -> list[QuantSpec | None]
 def _edges(
     rung: CudaRung, signature: Signature, quants: list[QuantSpec | None], *, few: bool
 ) -> Iterator[Problem]:
-    """Yield the edge problems that the rung takes; a few: each size with one quantisation only."""
+    """Yield the edge problems that the rung takes; a few: each size with one quantisation only.
+
+    A rung that wants aligned operands meets the others' sizes in operands with padded rows.
+    """
     of_quant = [
         list(edge_problems(rung.op, signature, rung.layouts, layouts_b=rung.layouts_b, quant=q))
         for q in quants
     ]
     if few:
         of_quant = [[of_quant[i % len(of_quant)][i] for i in range(len(of_quant[0]))]]
-    yield from (p for problems in of_quant for p in problems if rung.refusal(p) is None)
+    for problem in itertools.chain.from_iterable(of_quant):
+        padded = replace(problem, alignment=16)
+        if rung.refusal(problem) is None:
+            yield problem
+        elif rung.refusal(padded) is None:
+            yield padded
 
 
 def _sample(rung: CudaRung) -> int:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cuda import driver
+from gemmule.backends.cuda import driver, launch_args, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
-from gemmule.core.rung import CudaRung, Machine
+from gemmule.core.problem import Problem
+from gemmule.core.rung import CudaRung, Machine, Step
 from gemmule.lab.verify import raw_launch
 from gemmule.oracle.inputs import Inputs
 
@@ -53,13 +54,17 @@ class DeviceRunner:
             self._upload(work, np.full(workspace, 0xFF, np.uint8))
         addresses = [self._place(part, inputs) for part in raw_launch.parts(inputs)]
         packed = raw_launch.arguments(inputs, addresses, work, alpha, beta)
-        self._launch(rung, steps, packed)
+        self._launch(rung, steps, problem, packed)
         self._download(inputs, addresses[-1])
         return inputs.out
 
-    def _launch(self, rung: CudaRung, steps: tuple[Any, ...], packed: bytes) -> None:
+    def _launch(
+        self, rung: CudaRung, steps: tuple[Step, ...], problem: Problem, packed: bytes
+    ) -> None:
         module = cuda_launch.kernels(rung, steps, self.machine.arch)
-        slot = cuda_launch.Slot(packed)
+        shapes = tensor_maps.declared(steps, problem, packed)
+        slot = tensor_maps.Slot(packed, tensor_maps.Maps(shapes))
+        slot.place(launch_args.addresses(packed, 4 if shapes else 0))
         with driver.on_device(self.ordinal):
             for step in steps:
                 handle = driver.load(

@@ -1,0 +1,172 @@
+"""Tensor maps (CUtensorMap): what a kernel that loads by TMA is given for each operand.
+
+A step declares its maps (`gemmule.core.rung.TensorMap`); here they become the driver's 128 opaque
+bytes, from the sizes and strides in the packed struct and the operand's address. Kernels take them
+as parameters behind the struct. Encoding is host work of the driver alone; a launcher keeps what it
+encoded by address, so that a repeated call copies 128 bytes a map.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from gemmule.backends.cuda import driver, launch_args
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Step, TensorMap
+
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+MOST_KEPT = 256  # encoded maps of one operand; a process that meets more addresses begins anew
+# CUtensorMapDataType by size: unsigned integers, for nothing is done with the elements but moving.
+_TYPES = {1: 0, 2: 1, 4: 2, 8: 4}
+_SWIZZLE_128 = 3  # CUtensorMapSwizzle; a wgmma descriptor counts the other way round
+_L2_PROMOTION_256 = 3
+
+
+class Shape(NamedTuple):
+    """A tensor map without its address: three dimensions, the contiguous one first.
+
+    word: which of the addresses that the struct begins with it belongs to. Sizes and the box count
+    elements, strides (of dimensions 1 and 2) bytes. A shared operand has one plane.
+    """
+
+    word: int
+    itemsize: int
+    sizes: tuple[int, int, int]
+    strides: tuple[int, int]
+    box: tuple[int, int, int]
+
+
+def declared(steps: Sequence[Step], problem: Problem, packed: Any) -> tuple[Shape, ...]:
+    """Return the maps that the steps declare, their sizes and strides read from a packed struct.
+
+    All steps that declare maps declare the same ones: they are parameters of the launch, which a
+    kernel without them does not look at.
+    """
+    maps = tuple(dict.fromkeys(step.maps for step in steps if step.maps))
+    if not maps:
+        return ()
+    if len(maps) > 1 or problem.op != "matmul" or problem.quant is not None:
+        raise ValueError(
+            f"the steps of a launch declare {len(maps)} lists of tensor maps for "
+            f"{problem.describe()}; required is one list for all, of a dense matmul."
+        )
+    names = (name for name, _ in launch_args.GEMM_FIELDS)
+    fields = dict(zip(names, launch_args.GEMM.unpack(bytes(packed)), strict=True))
+    return tuple(_shape(one, problem, fields) for one in maps[0])
+
+
+def _shape(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
+    rows, cols = {"a": ("m", "k"), "b": ("k", "n"), "c": ("m", "n")}[one.operand]
+    layout = getattr(problem, "layout_out" if one.operand == "c" else f"layout_{one.operand}")
+    item = ITEMSIZE[problem.out if one.operand == "c" else getattr(problem, one.operand)]
+    lead = "row" if layout == "row" else "col"
+    inner, outer = (cols, rows) if layout == "row" else (rows, cols)
+    sizes = fields[inner], fields[outer]
+    plane = fields[f"{one.operand}_batch"]
+    planes = fields["batch"] if plane else 1
+    # The stride of a dimension of one element may be anything, and the encoder is particular.
+    row_bytes = fields[f"{one.operand}_{lead}"] * item if sizes[1] > 1 else _up(sizes[0] * item)
+    plane_bytes = plane * item if planes > 1 else row_bytes
+    return Shape(
+        "abc".index(one.operand),
+        item,
+        (*sizes, planes),
+        (row_bytes, plane_bytes),
+        (*one.box, 1),
+    )
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // 16) * 16
+
+
+def encode(address: int, shape: Shape) -> bytes:
+    """Return the driver's encoding; DeviceError when it refuses (TMA wants multiples of 16 bytes).
+
+    Boxes lie in shared memory with the 128-byte swizzle.
+    """
+    call = _encoder()
+    memory = _memory(1)
+    target = _aligned(memory)
+    code = call(
+        target,
+        _TYPES[shape.itemsize],
+        3,
+        address,
+        (ctypes.c_uint64 * 3)(*shape.sizes),
+        (ctypes.c_uint64 * 2)(*shape.strides),
+        (ctypes.c_uint32 * 3)(*shape.box),
+        (ctypes.c_uint32 * 3)(1, 1, 1),
+        0,  # not interleaved
+        _SWIZZLE_128,
+        _L2_PROMOTION_256,
+        0,  # zeros outside
+    )
+    if code:
+        result = driver.bindings().CUresult(code)
+        raise driver.error_of(result, f"encoding a tensor map of {shape} at 0x{address:x}")
+    return ctypes.string_at(target, MAP_BYTES)
+
+
+@functools.cache
+def _encoder() -> Callable[..., int]:
+    call = ctypes.PyDLL("libcuda.so.1").cuTensorMapEncodeTiled  # too short to drop the GIL
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    call.argtypes = (pointer, number, ctypes.c_uint32, pointer, *(pointer,) * 4, *(number,) * 4)
+    call.restype = ctypes.c_int
+    return call
+
+
+def _memory(count: int) -> Any:
+    return ctypes.create_string_buffer(count * MAP_BYTES + MAP_ALIGNMENT)
+
+
+def _aligned(memory: Any) -> int:
+    return -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+
+
+class Maps:
+    """The tensor maps of one launcher: their shapes, and what was encoded for each address."""
+
+    def __init__(self, shapes: tuple[Shape, ...]) -> None:
+        self.shapes = shapes
+        self._kept: tuple[dict[int, bytes], ...] = tuple({} for _ in shapes)
+
+    def of(self, addresses: Sequence[int]) -> list[bytes]:
+        """Return each map's bytes, given the addresses that the struct begins with."""
+        found = []
+        for shape, kept in zip(self.shapes, self._kept, strict=True):
+            address = addresses[shape.word]
+            encoded = kept.get(address)
+            if encoded is None:
+                if len(kept) >= MOST_KEPT:
+                    kept.clear()
+                encoded = kept[address] = encode(address, shape)
+            found.append(encoded)
+        return found
+
+
+class Slot:
+    """One thread's argument memory: the struct, its tensor maps, and the driver's pointer array."""
+
+    def __init__(self, template: bytes, maps: Maps | None = None) -> None:
+        self.maps = maps
+        count = len(maps.shapes) if maps else 0
+        self.buffer = ctypes.create_string_buffer(template, len(template))
+        self._memory = _memory(count)
+        first = _aligned(self._memory)
+        self._places = tuple(first + i * MAP_BYTES for i in range(count))
+        pointers = (ctypes.addressof(self.buffer), *self._places)
+        self.params = (ctypes.c_void_p * len(pointers))(*pointers)
+        self.address = ctypes.addressof(self.params)
+
+    def place(self, addresses: Sequence[int]) -> None:
+        """Write the addresses that the struct begins with, and the maps of what lies there."""
+        struct.pack_into(f"<{len(addresses)}Q", self.buffer, 0, *addresses)
+        if self.maps is not None:
+            for place, encoded in zip(self._places, self.maps.of(addresses), strict=True):
+                ctypes.memmove(place, encoded, MAP_BYTES)
