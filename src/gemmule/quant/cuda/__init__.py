@@ -1,1 +1,0 @@
-"""What quantises and puts in order on CUDA devices; a Python half, and kernels of the same stem."""

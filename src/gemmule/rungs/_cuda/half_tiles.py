@@ -1,0 +1,39 @@
+"""Shared words of the matmul rungs on wgmma: what TMA needs, and the maps of tiles."""
+
+from __future__ import annotations
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Constraint, TensorMap
+
+DEPTH = 64  # steps of the reduction in a stage
+SIGNATURES = tuple((t, t, out) for t in ("float16", "bfloat16") for out in (t, "float32"))
+# Tensor cores align the products of an instruction and cut off: twice the unit roundoff an add.
+ARITHMETIC = Arithmetic(
+    accumulator="float32", chain=lambda problem, params: problem.k + DEPTH, per_add=2.0
+)
+
+ALIGNED = Constraint(
+    "bases and leading strides are multiples of 16 bytes, as TMA wants",
+    lambda problem, params: problem.alignment == 16,
+)
+COUNTED = Constraint(
+    "sizes from 1 to 2^31 - 1, which TMA's coordinates hold",
+    lambda problem, params: (
+        problem.k > 0 and max(problem.m, problem.n, problem.k, problem.batch) < 2**31 - 512
+    ),
+)
+
+
+def along_k(problem: Problem) -> tuple[bool, bool]:
+    """Tell of A and of B whether the reduction is the unit stride."""
+    return problem.layout_a == "row", problem.layout_b == "col"
+
+
+def tile_map(operand: str, rows: int, along: bool, parts: int = 1) -> TensorMap:
+    """Return the map of `rows` rows of A or columns of B, of which each copy moves a part."""
+    return TensorMap(operand, (64, rows // parts if along else DEPTH // parts))
+
+
+def flag(value: bool) -> str:
+    """Return a C++ bool."""
+    return "true" if value else "false"

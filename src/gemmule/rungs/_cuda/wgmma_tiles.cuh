@@ -1,0 +1,70 @@
+// What matmul rungs on wgmma share: tiles of halves in shared memory, as TMA lays them with the 128-byte swizzle,
+// and their product. A stage holds DEPTH steps of the reduction. Where the reduction is an operand's unit stride
+// (ALONG_K) a tile is one block of 128-byte lines, a line for each row; elsewhere it is a block of 64 lines, a
+// line for each step, for every 64 rows. Either way 64 rows are BLOCK bytes, and wgmma reads both.
+#pragma once
+#include "ptx_wgmma.cuh"
+#include "tiles.cuh"
+
+typedef ptx::u32 u32;
+
+constexpr int DEPTH = 64;          // steps: 128 bytes of halves, the width of the swizzle
+constexpr u32 BLOCK = 64 * 128;
+
+// A tile of ROWS rows of A, or columns of B. PARTS blocks of a cluster load a part each, for all of them.
+template <int ROWS, bool ALONG_K, int PARTS = 1>
+struct HalfTile {
+  static_assert(ROWS % 64 == 0 || (ALONG_K && ROWS % (8 * PARTS) == 0), "whole swizzle patterns");
+  static constexpr u32 BYTES = ROWS * DEPTH * 2;
+  static constexpr u32 NEXT = ALONG_K ? 32 : 2048;       // bytes from 16 steps to the next 16
+
+  // The map's box: 64 elements by ROWS / PARTS rows, or by 64 / PARTS steps.
+  static __device__ __forceinline__ void load(u32 to, const ptx::TensorMap* map, u32 bar, int row, int k, int plane,
+                                              int part = 0) {
+    if constexpr (ALONG_K) {
+      const int first = part * (ROWS / PARTS);
+      copy(to + first * 128, map, bar, k, row + first, plane);
+    } else {
+      const int first = part * (DEPTH / PARTS);
+#pragma unroll
+      for (int r = 0; r < ROWS; r += 64) copy(to + r * 128 + first * 128, map, bar, row + r, k + first, plane);
+    }
+  }
+  static __device__ __forceinline__ void copy(u32 to, const ptx::TensorMap* map, u32 bar, int x, int y, int plane) {
+    if constexpr (PARTS == 1) ptx::tma_load_3d(to, map, bar, x, y, plane);
+    else ptx::tma_load_3d_multicast(to, map, bar, x, y, plane, (1 << PARTS) - 1);
+  }
+  static __device__ __forceinline__ u64 descriptor(u32 at) {
+    return ptx::wgmma_desc(at, ALONG_K ? 16 : BLOCK, 1024, ptx::Swizzle::b128);
+  }
+};
+
+// d (64 x N) += the products of 16 steps, or is them where `more` is false.
+template <int N, bool A_ALONG_K, bool B_ALONG_K>
+__device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b, bool more, __half) {
+  ptx::wgmma_f16<N, !A_ALONG_K, !B_ALONG_K>(d, a, b, more);
+}
+template <int N, bool A_ALONG_K, bool B_ALONG_K>
+__device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b, bool more, __nv_bfloat16) {
+  ptx::wgmma_bf16<N, !A_ALONG_K, !B_ALONG_K>(d, a, b, more);
+}
+
+// The products of one stage, BLOCKS times 64 rows; d[..] of block r begins at row 64 r.
+template <class T, int BLOCKS, int N, bool A_ALONG_K, bool B_ALONG_K>
+__device__ __forceinline__ void multiply_stage(float (&d)[BLOCKS][N / 2], u32 a, u32 b, bool more) {
+  typedef HalfTile<64, A_ALONG_K> TileA;
+  typedef HalfTile<N, B_ALONG_K> TileB;
+  const u64 of_a = TileA::descriptor(a), of_b = TileB::descriptor(b);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int l = 0; l < DEPTH / 16; ++l)
+#pragma unroll
+    for (int r = 0; r < BLOCKS; ++r)
+      multiply<N, A_ALONG_K, B_ALONG_K>(d[r], of_a + ((r * BLOCK + l * TileA::NEXT) >> 4),
+                                        of_b + (l * TileB::NEXT >> 4), more || l, T());
+  ptx::wgmma_commit();
+}
+
+// The row of a warpgroup's 64, and the column, where sum d[i] of thread t belongs; d[i + 1] is its right neighbour.
+__device__ __forceinline__ int sum_row(int t, int i) { return t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8; }
+__device__ __forceinline__ int sum_col(int t, int i) { return i / 4 * 8 + t % 4 * 2; }

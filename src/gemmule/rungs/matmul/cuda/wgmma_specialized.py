@@ -1,0 +1,129 @@
+"""Warp specialisation: one thread loads, two warpgroups multiply, and nobody waits for the other.
+
+Blocks stay for many tiles of C. One thread of each fills a ring of stages through TMA, as far
+ahead as the ring is long, also into the next tile; two warpgroups empty it, each with its own half
+of the tile's rows, and keep one wgmma group under way while the next begins. `setmaxnreg` moves the
+loader's registers to them: a tile of 128 x 256 takes 128 of a thread for its sums alone. Two blocks
+of a cluster take tiles one below the other, load half of B each and have TMA write it to both.
+Sums leave through shared memory (`stmatrix`) and TMA as well. What limits it now is power: on
+random data the clock falls while the tensor cores work without a pause.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import (
+    Constraint,
+    CudaRung,
+    Machine,
+    Params,
+    Step,
+    Suggestion,
+    TensorMap,
+)
+from gemmule.rungs._cuda.geometry import ceil_div, type_arguments
+from gemmule.rungs._cuda.half_tiles import (
+    ALIGNED,
+    ARITHMETIC,
+    COUNTED,
+    DEPTH,
+    SIGNATURES,
+    along_k,
+    flag,
+    tile_map,
+)
+
+SHARED_BYTES = 227 * 1024
+OUT_BYTES = 8 * 2 * 16 * 128  # two buffers of 16 rows for each of 8 warps
+BARRIERS_BYTES = 1024
+TILES = {"128x256": (128, 256), "128x192": (128, 192), "128x128": (128, 128)}
+# Flops per second of one multiprocessor: an estimate from cuBLAS' rate, to be measured.
+UNIT_FLOPS = 5.6e12
+
+
+def _stages(height: int, width: int) -> int:
+    room = SHARED_BYTES - OUT_BYTES - BARRIERS_BYTES
+    return min(room // ((height + width) * DEPTH * 2), 6)
+
+
+def _clusters(problem: Problem, params: Params) -> int:
+    """Return how many clusters' worth of tiles there are."""
+    height, width = TILES[params["tile"]]
+    m, n = (problem.m, problem.n) if problem.layout_out == "row" else (problem.n, problem.m)
+    return ceil_div(m, height * params["cluster"]) * ceil_div(n, width) * problem.batch
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    height, width = TILES[params["tile"]]
+    cluster, stages = params["cluster"], _stages(height, width)
+    turned = problem.layout_out != "row"
+    along = along_k(problem)
+    names, (a_along, b_along) = ("ba", along[::-1]) if turned else ("ab", along)
+    blocks = min(machine.units // cluster, _clusters(problem, params)) * cluster
+    numbers = f"{height}, {width}, {stages}, {cluster}"
+    flags = ", ".join(flag(value) for value in (a_along, b_along, turned))
+    return (
+        Step(
+            kernel=f"wgmma_specialized<{type_arguments(problem)}, {numbers}, {flags}>",
+            grid=(blocks, 1, 1),
+            block=(384, 1, 1),
+            smem=stages * (height + width) * DEPTH * 2 + OUT_BYTES,
+            cluster=(cluster, 1, 1),
+            maps=(
+                tile_map(names[0], height, a_along),
+                tile_map(names[1], width, b_along, cluster),
+                TensorMap("c", (128 // ITEMSIZE[problem.out], 16)),
+            ),
+        ),
+    )
+
+
+def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
+    height, width = TILES[params["tile"]]
+    waves = ceil_div(_clusters(problem, params), machine.units // params["cluster"])
+    sums = height * width
+    compute = waves * 2.0 * sums * (problem.k + 2 * DEPTH) / UNIT_FLOPS
+    compute *= 1.0 if sums > 128 * 128 else 1.15
+    moved = problem.compulsory_bytes / machine.read_bytes_per_s
+    return machine.call_s + max(compute, moved)
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    choices = [{"tile": tile, "cluster": 1} for tile in TILES]
+    times = [_expected_s(problem, params, machine) for params in choices]
+    best = min(range(len(choices)), key=lambda which: times[which])
+    return Suggestion(choices[best], times[best])
+
+
+RUNG = CudaRung(
+    title="Warp specialisation",
+    idea="One thread loads by TMA, two warpgroups multiply, and tiles follow without a pause.",
+    source="CUTLASS' cooperative kernels for Hopper; steps and gains as in pranjalssh/fast.cu",
+    op="matmul",
+    signatures=SIGNATURES,
+    arithmetic=lambda problem: ARITHMETIC,
+    layouts=("row", "col"),
+    layouts_b=("row", "col"),
+    after="wgmma_tile",
+    params={"tile": tuple(TILES), "cluster": (1, 2)},
+    constraints=(
+        ALIGNED,
+        COUNTED,
+        Constraint(
+            "C has a unit stride",
+            lambda problem, params: problem.layout_out in ("row", "col"),
+        ),
+        Constraint(
+            "pairs of blocks share the widest tile alone",
+            lambda problem, params: params["cluster"] == 1 or params["tile"] == "128x256",
+        ),
+        Constraint(
+            "at most 2^31 tiles",
+            lambda problem, params: _clusters(problem, params) < 2**31 - 2**16,
+        ),
+    ),
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+    archs=("sm_90a",),
+)

@@ -1,0 +1,77 @@
+"""Warpgroup tile: Hopper's own matrix instruction, fed by its copy engine.
+
+`mma.sync` takes its operands from registers, so each warp loads every fragment first; `wgmma` lets
+four warps together multiply 64 x 16 by 16 x 128 halves straight from shared memory and goes on
+while it runs. The copies need no thread either: one thread asks TMA for a tile by its coordinates,
+and an mbarrier tells when its bytes are there. Rows and columns outside a matrix arrive as zeros.
+TMA wants 16-byte aligned rows, so other operands are left to other rungs. All four layouts run
+alike, for wgmma reads either orientation. What limits it now: the four warps that multiply also
+wait, store their sums one by one, and load nothing for the next tile while they do.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.rungs._cuda.half_tiles import (
+    ALIGNED,
+    ARITHMETIC,
+    COUNTED,
+    DEPTH,
+    SIGNATURES,
+    along_k,
+    flag,
+    tile_map,
+)
+from gemmule.rungs._cuda.tiles import expected_s, fits_grid, tiles
+
+STAGES = 3
+UNIT_FLOPS = 4e12  # of one multiprocessor: an estimate, two thirds of the instruction's rate
+
+
+def _size(params: Params) -> tuple[int, int]:
+    return params["tile"], params["tile"]
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    tile = params["tile"]
+    a_along, b_along = along_k(problem)
+    return (
+        Step(
+            kernel=f"wgmma_tile<{type_arguments(problem)}, {tile}, {flag(a_along)}, "
+            f"{flag(b_along)}>",
+            grid=(tiles(problem, *_size(params)), 1, 1),
+            block=(128, 1, 1),
+            smem=STAGES * 2 * tile * DEPTH * 2,
+            maps=(tile_map("a", tile, a_along), tile_map("b", tile, b_along)),
+        ),
+    )
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    times = {
+        tile: expected_s(problem, machine, (tile, tile), resident, rate * UNIT_FLOPS)
+        for tile, resident, rate in ((128, 2, 1.0), (64, 4, 0.5))
+    }
+    tile = min(times, key=lambda which: times[which])
+    return Suggestion({"tile": tile}, times[tile])
+
+
+RUNG = CudaRung(
+    title="Warpgroup tile",
+    idea="Four warps multiply tiles where they lie in shared memory; one thread has TMA copy them.",
+    source="PTX ISA: wgmma, cp.async.bulk.tensor, mbarrier; Hopper kernels since 2022",
+    op="matmul",
+    signatures=SIGNATURES,
+    arithmetic=lambda problem: ARITHMETIC,
+    layouts=("row", "col"),
+    layouts_b=("row", "col"),
+    after="tensor_core",
+    params={"tile": (128, 64)},
+    constraints=(ALIGNED, COUNTED, fits_grid(_size)),
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+    archs=("sm_90a",),
+)

@@ -1,0 +1,190 @@
+"""The rungs on wgmma: what the rungs' common tests do not reach, under the emulator."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from cuda_emulation import Emulator, encoded
+from cuemu.toolchain import missing_tools
+from emulated_driver import emulated
+from gemmule.backends.cuda import driver, launch_args, tensor_maps
+from gemmule.core.problem import Problem
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Rung, Step, TensorMap
+from gemmule.lab.verify import proofs
+from gemmule.oracle.inputs import Inputs, make_inputs
+from gemmule.oracle.judge import check
+from gemmule.oracle.problems import make_problem
+
+pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
+HALF = ("float16", "float16", "float16")
+RUNGS = {rung.name: rung for rung in all_rungs("cuda") if rung.name.startswith("wgmma")}
+NAMES = sorted(RUNGS)
+
+
+def few_units(units: int) -> Emulator:
+    """Return an emulator of a device with so few multiprocessors that blocks take several tiles."""
+    emulator = Emulator(seed=3)
+    emulator.machine = replace(proofs.proof_machine(), units=units)
+    return emulator
+
+
+def judged(rung: Rung, emulator: Emulator, inputs: Inputs, params: dict[str, Any]) -> None:
+    verdict = check(
+        inputs,
+        rung.arithmetic(inputs.case.problem),
+        params,
+        emulator.run(rung, inputs, params),
+    )
+    assert verdict.ok, f"{rung.name} {params}: {verdict.text}"
+
+
+def cases(rung: Rung) -> Iterator[tuple[Problem, dict[str, Any]]]:
+    """Yield products of several tiles a block, by every parameter set, in turning layouts."""
+    layouts = [(a, b) for a in ("row", "col") for b in ("row", "col")]
+    plain = make_problem("matmul", 8, 8, 8, HALF)
+    for i, params in enumerate(rung.space(plain)):
+        layout_a, layout_b = layouts[i % 4]
+        problem = make_problem(
+            "matmul", 520, 328, 200, HALF, layout_a=layout_a, layout_b=layout_b, batch=1 + i % 2
+        )
+        yield replace(problem, alignment=16), params
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_that_take_several_tiles(name: str) -> None:
+    rung = RUNGS[name]
+    for problem, params in cases(rung):
+        judged(rung, few_units(4), make_inputs(problem, "integers", 11), params)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("out", ["float16", "float32"])
+def test_alpha_and_beta(name: str, out: str) -> None:
+    rung = RUNGS[name]
+    problem = replace(make_problem("matmul", 150, 136, 72, (*HALF[:2], out)), alignment=16)
+    for beta in (0.0, 0.5):
+        inputs = make_inputs(problem, "integers", 5)
+        old = np.arange(problem.outputs).reshape(problem.m, problem.n) % 16
+        inputs.out[...] = old if beta else np.nan
+        params = rung.check_params(problem, None)
+        got = few_units(2).run(rung, inputs, params, alpha=-2.0, beta=beta)
+        exact = -2.0 * (inputs.a.astype(float) @ inputs.b.astype(float)) + beta * old
+        assert np.array_equal(got.astype(float), exact.astype(got.dtype).astype(float)), beta
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_column_major_result(name: str) -> None:
+    """C is computed as the transpose of B^T A^T, or stored where it lies."""
+    rung = RUNGS[name]
+    for layout_a, layout_b in (("row", "row"), ("col", "row"), ("row", "col")):
+        problem = make_problem(
+            "matmul", 200, 72, 136, HALF, layout_a=layout_a, layout_b=layout_b, layout_out="col"
+        )
+        inputs = make_inputs(problem, "integers", 3)
+        judged(rung, few_units(4), inputs, rung.check_params(problem, None))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_tma_cannot_read_is_refused(name: str) -> None:
+    rung = RUNGS[name]
+    assert "16 bytes" in str(rung.refusal(make_problem("matmul", 64, 64, 63, HALF)))
+    assert "16 bytes" in str(rung.refusal(make_problem("matmul", 64, 61, 64, HALF)))
+    assert rung.refusal(make_problem("matmul", 64, 64, 0, HALF)) is not None
+    assert rung.refusal(make_problem("matmul", 64, 64, 64, HALF)) is None
+
+
+def test_public_calls_reach_them() -> None:
+    rng = np.random.default_rng(3)
+    left = rng.integers(-4, 5, (72, 136)).astype(np.float16)
+    right = rng.integers(-4, 5, (136, 64)).astype(np.float16)
+    with emulated():
+        a, b = gm.asarray(left, device="cuda"), gm.asarray(right, device="cuda")
+        for name in NAMES:
+            for _ in range(2):  # the second call finds its maps encoded
+                got = gm.matmul(a, b, rung=name).to_host()
+                assert np.array_equal(got.astype(float), left.astype(float) @ right.astype(float))
+        del a, b
+
+
+def test_maps_are_kept_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def encode(address: int, shape: tensor_maps.Shape) -> bytes:
+        made.append(address)
+        return encoded(address, shape)
+
+    monkeypatch.setattr(tensor_maps, "encode", encode)
+    maps = tensor_maps.Maps((shape_of("a"), shape_of("b")))
+    first = maps.of((64, 128, 0, 0))
+    assert maps.of((64, 128, 256, 0)) == first
+    assert made == [64, 128]
+    assert maps.of((64, 64, 0, 0))[1] != first[1]
+    assert made == [64, 128, 64]
+    for address in range(16, 16 * (tensor_maps.MOST_KEPT + 2), 16):
+        maps.of((address, 128, 0, 0))
+    assert len(maps._kept[0]) <= tensor_maps.MOST_KEPT
+
+
+def shape_of(operand: str, **changes: int) -> tensor_maps.Shape:
+    problem = make_problem("matmul", 24, 40, 56, HALF, layout_b="col")
+    fields = dict.fromkeys((name for name, _ in launch_args.GEMM_FIELDS), 0)
+    fields |= {"m": 24, "n": 40, "k": 56, "batch": 1, "a_row": 56, "b_col": 56, "c_row": 40}
+    packed = launch_args.GEMM.pack(*(fields | changes).values())
+    step = Step("kernel", (1, 1, 1), (1, 1, 1), maps=(TensorMap(operand, (64, 8)),))
+    (shape,) = tensor_maps.declared((step,), problem, packed)
+    return shape
+
+
+def test_a_map_says_how_an_operand_lies() -> None:
+    assert shape_of("a") == (0, 2, (56, 24, 1), (112, 112), (64, 8, 1))
+    assert shape_of("b") == (1, 2, (56, 40, 1), (112, 112), (64, 8, 1))
+    assert shape_of("c", c_row=48) == (2, 2, (40, 24, 1), (96, 96), (64, 8, 1))
+    assert shape_of("a", batch=3, a_batch=2048) == (0, 2, (56, 24, 3), (112, 4096), (64, 8, 1))
+    assert shape_of("a", batch=3).sizes == (56, 24, 1), "a shared operand has one plane"
+    assert shape_of("a", m=1, a_row=3).strides == (112, 112)  # that of a single row may be anything
+
+
+def test_steps_declare_one_list_of_maps() -> None:
+    problem = make_problem("matmul", 8, 8, 8, HALF)
+    one, two = (
+        Step("kernel", (1, 1, 1), (1, 1, 1), maps=(TensorMap("a", (64, rows)),)) for rows in (8, 16)
+    )
+    with pytest.raises(ValueError, match="one list for all"):
+        tensor_maps.declared((one, two), problem, bytes(launch_args.GEMM.size))
+
+
+def test_the_driver_is_given_what_a_map_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def encoder(target: int, *rest: Any) -> int:
+        seen.append([list(r) if isinstance(r, ctypes.Array) else r for r in rest])
+        ctypes.memset(target, 7, tensor_maps.MAP_BYTES)
+        return 0
+
+    monkeypatch.setattr(tensor_maps, "_encoder", lambda: encoder)
+    assert tensor_maps.encode(4096, shape_of("a")) == b"\7" * 128
+    assert seen == [[1, 3, 4096, [56, 24, 1], [112, 112], [64, 8, 1], [1, 1, 1], 0, 3, 3, 0]]
+    with emulated():
+        monkeypatch.setattr(tensor_maps, "_encoder", lambda: lambda *given: 1)
+        monkeypatch.setattr(driver, "bindings", lambda: _Codes)
+        with pytest.raises(gm.DeviceError, match="encoding a tensor map"):
+            ENCODE(4096, shape_of("a"))
+
+
+class _Codes:
+    """A driver that names its codes."""
+
+    @staticmethod
+    def CUresult(code: int) -> Any:
+        return type("Code", (int,), {"name": "CUDA_ERROR_INVALID_VALUE"})(code)
+
+
+ENCODE = tensor_maps.encode
