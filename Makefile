@@ -51,6 +51,7 @@ soak: $(VENV)/dev
 	$(PY) -m pytest -m soak --timeout 0
 	$(PY) tests/corruption.py
 	$(PY) tests/scalars_campaign.py
+	$(VENV)/bin/gemmule verify --stale --check --anew
 	$(VENV)/bin/gemmule verify --cases $(CASES)
 
 # A fault that no test sees is printed at the end. SEED=number repeats the faults of a run.

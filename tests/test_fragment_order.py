@@ -10,7 +10,7 @@ import pytest
 import gemmule as gm
 from cuemu.build import compile_cu
 from cuemu.toolchain import missing_tools
-from gemmule.quant import fragment_order
+from gemmule.quant.cuda import fragment_order
 
 SOURCE = fragment_order._SOURCE
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))

@@ -84,14 +84,19 @@ def float_matrix(W: Any) -> Any:
             f"or one with DLPack; got {type(W).__name__}. Convert it with numpy.asarray"
         )
     native = W.dtype.newbyteorder("=") if isinstance(W.dtype, np.dtype) else W.dtype
-    name = str(getattr(native, "name", native)).removeprefix("torch.")
-    if name not in FLOAT_DTYPES:
-        raise TypeError(
-            f"W has dtype {W.dtype}, but must be {', '.join(FLOAT_DTYPES)}; convert it first"
-        )
-    if W.ndim != 2:
-        raise ValueError(f"W has shape {tuple(W.shape)}, but must be 2-D: reshape it to (m, n)")
+    float_kind(str(getattr(native, "name", native)).removeprefix("torch."), tuple(W.shape))
     return W
+
+
+def float_kind(dtype: str, shape: tuple[int, ...]) -> str:
+    """Require the dtype and shape of a matrix that can be quantised; returns the dtype."""
+    if dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"W has dtype {dtype}, but must be {', '.join(FLOAT_DTYPES)}; convert it first"
+        )
+    if len(shape) != 2:
+        raise ValueError(f"W has shape {shape}, but must be 2-D: reshape it to (m, n)")
+    return dtype
 
 
 def importance(value: Any, n: int) -> NDArray[np.float64]:

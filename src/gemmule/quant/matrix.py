@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import DeviceError
 from gemmule.quant import checks as checks
-from gemmule.quant import fragment_order, library
+from gemmule.quant import library
 from gemmule.quant import rounding as rounding
+from gemmule.quant.cuda import fragment_order
 from gemmule.quant.files import FilePath, check_target, named_dtype, read_tensors, write_tensors
 from gemmule.quant.layouts import get_layout, row_blocks, row_codes
 
@@ -216,9 +216,9 @@ class QuantizedMatrix:
         """Return this matrix on another device and/or in another layout; None leaves as it is.
 
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. Without a layout a matrix of layout ``row``
-        comes from the host to a GPU in layout ``mma16``, which the fast kernels read; it is put in
-        order there. Every other change of layout goes through the host. ValueError for an unknown
-        layout or device, DeviceError where there is no GPU.
+        comes from the host to a GPU in layout ``mma16``, which the fast kernels read. On a GPU a
+        matrix is put in order by the GPU. ValueError for an unknown layout or device, DeviceError
+        where there is no GPU.
 
         >>> import gemmule as gm, numpy as np
         >>> Q = gm.quantize(np.ones((3, 3)), bits=4)
@@ -227,12 +227,13 @@ class QuantizedMatrix:
         """
         target = self.layout if layout is None else get_layout(layout).name
         name = self.device if device is None else library.mover(device)[0]
-        moved = layout is None and self.device == "cpu"
-        packed = target == fragment_order.LAYOUT and isinstance(self.codes, DeviceArray)
-        if name != "cpu" and self.layout == "row" and (moved or packed):
-            return self._in_fragments(name)
-        source = self if target == self.layout else self._on("cpu")._in_layout(target)
-        return source._on(name)
+        if name == "cpu":
+            host = self._on("cpu")
+            return host if target == self.layout else host._in_layout(target)
+        if layout is None and self.device == "cpu" and target == "row":
+            target = fragment_order.LAYOUT
+        there = self._on(name)
+        return there if target == self.layout else there._reordered(target)
 
     def __matmul__(self, other: Any) -> Any:
         """Return ``Q @ other`` by `gemmule.matmul`, an array of the other operand's library."""
@@ -327,14 +328,11 @@ class QuantizedMatrix:
             self, codes=checks.read_only(codes), scales=scales, zeros=zeros, layout=layout
         )
 
-    def _in_fragments(self, device: str) -> Self:
-        """Return this matrix of layout ``row`` on a CUDA device, put in order there."""
-        m, n = self.stored_shape
-        name, move = library.mover(device)
-        there = self._on(name)
+    def _reordered(self, layout: str) -> Self:
+        """Return this matrix on a CUDA device in the other layout there is."""
+        codes = fragment_order.reordered(self.codes, layout, *self.stored_shape, self.bits)
         scales, zeros = (
-            None if part is None else move(np.asfortranarray(library.fetched(part)))
+            None if part is None else fragment_order.turned(part)
             for part in (self.scales, self.zeros)
         )
-        codes = fragment_order.in_fragments(there.codes, m, n, self.bits)
-        return replace(there, codes=codes, scales=scales, zeros=zeros, layout=fragment_order.LAYOUT)
+        return replace(self, codes=codes, scales=scales, zeros=zeros, layout=layout)

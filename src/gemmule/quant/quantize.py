@@ -10,11 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.words import Bits, Method, ScaleDtype
-from gemmule.quant import checks, fragment_order, rounding
+from gemmule.quant import checks, rounding
+from gemmule.quant.cuda import fragment_order, on_device
 from gemmule.quant.layouts import pack_nibbles, row_blocks
 from gemmule.quant.library import HOST, Array, Library, closed, library_of, opened
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.quant.search import METHODS, Piece, Task, fit, squared_error, weighted
+from gemmule.quant.search import (
+    METHODS,
+    Piece,
+    Task,
+    Wanted,
+    error_ratio,
+    fit,
+    squared_error,
+    weighted,
+)
 
 _ELSEWHERE_ELEMENTS = 1 << 25
 """Elements handled at a time by other libraries: few launches, and 128 MiB a temporary."""
@@ -57,7 +67,8 @@ def quantize(
     max(max / (2^(bits-1) - 1), -min / 2^(bits-1)), rounded up to ``scale_dtype``; zero points are
     the integers 0 .. 2^bits - 1. For ``"rtn"`` and ``"mse"``: weight 0 comes back as exactly 0.
     For ``"mse"`` and ``"hqq"``: no group has a larger squared error than by ``"rtn"``, up to the
-    rounding of W's dtype. Not promised: the same codes from every library for these two.
+    rounding of W's dtype. Promised for ``"rtn"`` and ``"mse"``: the same codes, scales and zero
+    points on the host and on a GPU. Not promised: the same for ``"hqq"``.
 
     Raises TypeError for what is not a float matrix; ValueError for a wrong shape or option, for a
     NaN or infinity in W (naming the place), and where ``scale_dtype`` cannot hold a scale.
@@ -66,17 +77,18 @@ def quantize(
     >>> Q.scales.tolist(), Q.zeros.tolist(), Q.codes.tolist(), Q.error
     ([[0.5]], [[0.0]], [[16, 243]], 0.0)
     """
-    W, device = opened(W)
-    checks.float_matrix(W)
+    there = on_device.operand_of(W) if method in on_device.METHODS else None
+    device = None
+    if there is None:
+        W, device = opened(W)
+        checks.float_matrix(W)
     checks.one_of("scale_dtype", scale_dtype, checks.SCALE_DTYPES)
     if checks.one_of("method", method, METHODS) == "hqq" and symmetric:
         raise ValueError("method 'hqq' finds zero points, and symmetric=True has none: use 'mse'")
-    n = W.shape[1]
+    n = (W if there is None else there.form).shape[1]
     order = None if perm is None else checks.perm(perm, n)
     weights = None if importance is None else checks.importance(importance, n)
-    work = _Work(
-        W,
-        library_of(W),
+    wanted = Wanted(
         checks.bits(bits),
         checks.group_size(group_size),
         bool(symmetric),
@@ -85,7 +97,9 @@ def quantize(
         order,
         weights if weights is None or order is None else weights[order],
     )
-    made = work.matrix()
+    if there is not None:
+        return on_device.quantised(there, wanted)
+    made = _Work(W, library_of(W), wanted).matrix()
     if device is not None:
         return made.to(device)
     return made if made.device == "cpu" else made.to(layout=fragment_order.LAYOUT)
@@ -97,19 +111,13 @@ class _Work:
 
     W: Array
     library: Library
-    bits: int
-    group_size: int | None
-    symmetric: bool
-    scale_dtype: str
-    method: str
-    perm: NDArray[np.int32] | None
-    importance: NDArray[np.float64] | None
+    wanted: Wanted
 
     def matrix(self) -> QuantizedMatrix:
         """Return the quantised matrix, block of rows by block of rows."""
         m, n = self.W.shape
-        library, whole = self.library, self.group_size is None
-        codes = library.empty((m, -(-n * self.bits // 8)), "uint8")
+        library, whole = self.library, self.wanted.group_size is None
+        codes = library.empty((m, -(-n * self.wanted.bits // 8)), "uint8")
         scales, zeros = self._start()
         if whole and m and n:
             scales, zeros = self._fitted(self._pieces, 0)
@@ -118,24 +126,26 @@ class _Work:
             at = slice(None) if whole else rows
             if not whole:
                 scales[rows], found = self._fitted(_only(piece), rows.start)
-                if not self.symmetric:
+                if not self.wanted.symmetric:
                     zeros[rows] = found
-            scale, zero = scales[at], zeros if self.symmetric else zeros[at]
-            steps = rounding.steps(piece[0], scale, zero, self.bits, self.method != "hqq")
+            scale, zero = scales[at], zeros if self.wanted.symmetric else zeros[at]
+            steps = rounding.steps(
+                piece[0], scale, zero, self.wanted.bits, self.wanted.method != "hqq"
+            )
             with np.errstate(over="ignore"):  # squares beyond float32: the error is not known
                 wrong += library.cast(squared_error(piece, steps, scale, zero), "float64").sum()
                 norm += library.cast(weighted(piece[0] ** 2, piece[1]), "float64").sum()
             block = library.cast(steps.reshape(len(steps), -1)[:, :n], "uint8")
-            codes[rows] = pack_nibbles(block) if self.bits == 4 else block
-        return self._closed(codes, scales, zeros, _ratio(float(wrong), float(norm)))
+            codes[rows] = pack_nibbles(block) if self.wanted.bits == 4 else block
+        return self._closed(codes, scales, zeros, error_ratio(float(wrong), float(norm)))
 
     def _start(self) -> tuple[Array, Any]:
         """Return scales of 1, and zero points of 0; the middle of the codes when symmetric."""
-        groups = rounding.group_count(self.W.shape[1], self.group_size)
-        shape = (1, 1) if self.group_size is None else (self.W.shape[0], groups)
-        scales, zeros = (self.library.empty(shape, t) for t in (self.scale_dtype, "float32"))
+        groups = rounding.group_count(self.W.shape[1], self.wanted.group_size)
+        shape = (1, 1) if self.wanted.group_size is None else (self.W.shape[0], groups)
+        scales, zeros = (self.library.empty(shape, t) for t in (self.wanted.scale_dtype, "float32"))
         scales[...], zeros[...] = 1, 0
-        return scales, 2.0 ** (self.bits - 1) if self.symmetric else zeros
+        return scales, 2.0 ** (self.wanted.bits - 1) if self.wanted.symmetric else zeros
 
     def _blocks(self) -> Iterator[slice]:
         size = () if self.library is HOST else (_ELSEWHERE_ELEMENTS,)
@@ -143,45 +153,49 @@ class _Work:
 
     def _pieces(self) -> Iterator[Piece]:
         """Yield blocks of rows as groups, and how much their columns count, None for all alike."""
-        order = None if self.perm is None else self.library.asarray(self.perm.astype(np.int64))
+        order = (
+            None
+            if self.wanted.perm is None
+            else self.library.asarray(self.wanted.perm.astype(np.int64))
+        )
         for rows in self._blocks():
             block = rounding.compute_block(self.W, rows, order)
-            groups = rounding.grouped(block, self.group_size)
+            groups = rounding.grouped(block, self.wanted.group_size)
             yield groups, self._importance_of(groups)
 
     def _importance_of(self, groups: Array) -> Array | None:
         n, filled = self.W.shape[1], groups.shape[1] * groups.shape[2]
-        if self.importance is None and (filled == n or self.method != "hqq"):
+        if self.wanted.importance is None and (filled == n or self.wanted.method != "hqq"):
             return None  # zeros that fill up a group come back exactly: no error
         weights = np.zeros(filled, "float64" if groups.dtype.itemsize == 8 else "float32")
-        weights[:n] = 1.0 if self.importance is None else self.importance
+        weights[:n] = 1.0 if self.wanted.importance is None else self.wanted.importance
         return self.library.asarray(weights).reshape(1, *groups.shape[1:])
 
     def _fitted(
         self, pieces: Callable[[], Iterator[Piece]], first_row: int
     ) -> tuple[Array, Array | float]:
         """Return scales and zero points for a block of rows, or one of each for the matrix."""
-        whole, ends = self.group_size is None, []
+        whole, ends = self.wanted.group_size is None, []
         row = first_row
         for groups, _ in pieces():
             ends.append(rounding.limits(groups))
-            rounding.refuse_non_finite(*ends[-1], groups, row, self.perm)
+            rounding.refuse_non_finite(*ends[-1], groups, row, self.wanted.perm)
             row += len(groups)
         low, high = ends[0]
         if whole:
             stack = self.library.xp.stack
             low = stack([end[0].min() for end in ends]).min().reshape(1, 1)
             high = stack([end[1].max() for end in ends]).max().reshape(1, 1)
-        task = Task(pieces, self.bits, self.symmetric, self.scale_dtype, whole)
-        scales, zeros = fit(task, self.method, low, high)
-        checks.scales_fit(scales, self.group_size, first_row)
+        task = Task(pieces, self.wanted.bits, self.wanted.symmetric, self.wanted.scale_dtype, whole)
+        scales, zeros = fit(task, self.wanted.method, low, high)
+        checks.scales_fit(scales, self.wanted.group_size, first_row)
         return scales, zeros
 
     def _closed(
         self, codes: Array, scales: Array, zeros: Any, error: float | None
     ) -> QuantizedMatrix:
         codes, scales = closed(codes), closed(scales)
-        zeros = None if self.symmetric else closed(zeros)
+        zeros = None if self.wanted.symmetric else closed(zeros)
         shape, device = (self.W.shape[0], self.W.shape[1]), getattr(codes, "device", "cpu")
         if device == "cpu":
             made = QuantizedMatrix.from_parts(
@@ -189,24 +203,26 @@ class _Work:
                 scales,
                 zeros,
                 shape=shape,
-                bits=self.bits,
-                group_size=self.group_size,
-                perm=self.perm,
+                bits=self.wanted.bits,
+                group_size=self.wanted.group_size,
+                perm=self.wanted.perm,
             )
         else:
-            perm = None if self.perm is None else closed(self.library.asarray(self.perm))
+            perm = (
+                None if self.wanted.perm is None else closed(self.library.asarray(self.wanted.perm))
+            )
             made = QuantizedMatrix(
-                codes, scales, zeros, perm, shape, self.bits, self.group_size, device=device
+                codes,
+                scales,
+                zeros,
+                perm,
+                shape,
+                self.wanted.bits,
+                self.wanted.group_size,
+                device=device,
             )
         return replace(made, error=error)
 
 
 def _only(piece: Piece) -> Callable[[], Iterator[Piece]]:
     return lambda: iter([piece])
-
-
-def _ratio(wrong: float, norm: float) -> float | None:
-    """Return the error of a matrix, None where its squares overflow."""
-    if not np.isfinite([wrong, norm]).all():
-        return None
-    return (wrong / norm) ** 0.5 if norm else 0.0

@@ -72,9 +72,14 @@ def refuse_non_finite(low: Array, high: Array, groups: Array, first_row: int, or
         return
     row, group, at = (int(i) for i in xp.argwhere(~xp.isfinite(groups))[0])
     column = group * groups.shape[2] + at
-    raise ValueError(
-        f"W[{first_row + row}, {column if order is None else order[column]}] is "
-        f"{float(groups[row, group, at])}, but only finite weights have codes: "
+    place = first_row + row, column if order is None else int(order[column])
+    raise non_finite(place, float(groups[row, group, at]))
+
+
+def non_finite(place: tuple[int, int], value: float) -> ValueError:
+    """Return the error for a weight that has no code."""
+    return ValueError(
+        f"W[{place[0]}, {place[1]}] is {value}, but only finite weights have codes: "
         "replace it first, for example with numpy.nan_to_num"
     )
 

@@ -6,10 +6,12 @@ whole matrix and is read piece by piece. What is made small is ``sum(importance 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gemmule.quant import rounding
 from gemmule.quant.library import Array, library_of
@@ -23,6 +25,19 @@ LEAST_SCALE = 2.0**-126
 
 Piece = tuple[Array, Array | None]
 Zeros = Array | float
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `gemmule.quantize` is asked for, checked; importance in the order of stored columns."""
+
+    bits: int
+    group_size: int | None
+    symmetric: bool
+    scale_dtype: str
+    method: str
+    perm: NDArray[np.int32] | None
+    importance: NDArray[np.float64] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +93,41 @@ def squared_error(piece: Piece, codes: Array, scales: Array, zeros: Zeros) -> Ar
 
 
 def weighted(values: Array, importance: Array | None) -> Array:
-    """Return the sum of each group's values, times their importance where there is one."""
-    return (values if importance is None else values * importance).sum(-1)
+    """Return the sum of each group's values, times their importance where there is one.
+
+    Summed in float64: whatever the order, no two ranges of a group change places.
+    """
+    library = library_of(values)
+    return (values if importance is None else values * importance).sum(
+        -1, dtype=library.dtype("float64")
+    )
+
+
+def error_ratio(wrong: float, norm: float) -> float | None:
+    """Return the error of a matrix from its sums of squares, None where these overflow."""
+    if not np.isfinite([wrong, norm]).all():
+        return None
+    return float(wrong / norm) ** 0.5 if norm else 0.0
 
 
 def _shrunk(task: Task, exact: Array, zeros: Zeros) -> Array:
     """Return the best scales for ranges cut by up to two fifths; the zero points stay."""
-    xp = library_of(exact).xp
-    best = least = None
-    for shrink in SHRINKS:
-        tried = task.rounded_up(exact * shrink)
 
-        def error(*piece: Array, scales: Array = tried) -> Array:
-            codes = rounding.steps(piece[0], scales, zeros, task.bits)
-            return squared_error(piece, codes, scales, zeros)
+    def error(*piece: Array, scales: Array) -> Array:
+        codes = rounding.steps(piece[0], scales, zeros, task.bits)
+        return squared_error(piece, codes, scales, zeros)
 
-        found = task.total(error)
-        if best is None:
-            best, least = tried, found
-            continue
+    tried = [task.rounded_up(exact * shrink) for shrink in SHRINKS]
+    return best_of(tried, [task.total(functools.partial(error, scales=s)) for s in tried])
+
+
+def best_of(tried: Sequence[Array], errors: Sequence[Array]) -> Array:
+    """Return, for each group, the first scales of those tried that have the least error."""
+    xp = library_of(tried[0]).xp
+    best, least = tried[0], errors[0]
+    for scales, found in zip(tried[1:], errors[1:], strict=True):
         better = found < least
-        best, least = xp.where(better, tried, best), xp.where(better, found, least)
+        best, least = xp.where(better, scales, best), xp.where(better, found, least)
     return best
 
 

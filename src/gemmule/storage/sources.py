@@ -26,9 +26,17 @@ _ROOMS = ("rungs", "backends")
 
 def sources(rung: Rung) -> tuple[Path, ...]:
     """Return the rung's files and all that they include or import, at any depth, sorted."""
+    return _closure([rung.path, rung.source_path], rung.path.parents[3])
+
+
+def kernel_digest(rung: Rung) -> str:
+    """Return a digest of the text that a rung's kernels are compiled from: no Python is in it."""
     package = rung.path.parents[3]
+    return digest_of(_closure([rung.source_path], package), package)
+
+
+def _closure(todo: list[Path], package: Path) -> tuple[Path, ...]:
     found: set[Path] = set()
-    todo = [rung.path, rung.source_path]
     while todo:
         path = todo.pop()
         if path not in found:

@@ -21,7 +21,8 @@ import torch
 
 from gemmule import lookup
 from gemmule.options import DEFAULT
-from gemmule.quant import checks, fragment_order, rounding
+from gemmule.quant import checks, rounding
+from gemmule.quant.cuda import fragment_order
 from gemmule.quant.files import named_dtype
 from gemmule.quant.library import closed
 from gemmule.quant.matrix import QuantizedMatrix

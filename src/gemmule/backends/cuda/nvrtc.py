@@ -29,6 +29,12 @@ from gemmule.settings import cache_folder
 from gemmule.storage.atomic import write_atomically
 
 SCHEMA = 2
+_OPTIONS: dict[str, Any] = {
+    "std": "c++17",
+    "device_as_default_execution_space": False,
+    "ptxas_options": "-v",
+    "no_display_error_number": True,
+}
 MAX_ENTRY_BYTES = 64 * 2**20
 INSTALL = "pip install 'gemmule[cuda13]'"
 
@@ -74,12 +80,9 @@ def build(
     options = core.ProgramOptions(
         name=path.name,  # the folder must not leak into the cubin, its digest is a key
         arch=arch,
-        std="c++17",
-        device_as_default_execution_space=False,
         include_path=[str(HEADERS_FOLDER), *(str(p) for p in include_folders())],
         define_macro=list(defines) or None,
-        ptxas_options="-v",
-        no_display_error_number=True,
+        **_OPTIONS,
     )
     log = io.StringIO()
     try:
@@ -173,6 +176,11 @@ def headers_version() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return str(include_folders()[0])
+
+
+def recipe() -> str:
+    """Return what cubins depend on beyond their source, names, defines and architecture."""
+    return json.dumps([compiler_version(), headers_version(), _OPTIONS])
 
 
 def _key(path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...]) -> str:

@@ -100,6 +100,18 @@ def ceilings_again(max_seconds: float) -> dict[str, Ceiling]:
     return measure_ceilings(max_seconds=max_seconds, seed=1)
 
 
+def rates_hint() -> str | None:
+    """Return the advice to measure this CPU's rates, or None where they are measured."""
+    from gemmule.backends.cpu import launch
+
+    if launch.machine().rates.measured:
+        return None
+    return (
+        "choices are made by cautious default rates; gemmule tune --device-model measures this "
+        "CPU's in two seconds"
+    )
+
+
 def judged(op: str, left: Any, right: Any, rung: str | None = None, **options: Any) -> float:
     """Multiply once, have every element judged, and return the largest error over its bound.
 

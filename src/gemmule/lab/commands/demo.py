@@ -13,7 +13,8 @@ from gemmule.lab.commands import _options as options
 
 if TYPE_CHECKING:
     from gemmule.lab.demo.model import Weights
-    from gemmule.lab.demo.run import Outcome, Part
+    from gemmule.lab.demo.run import Outcome
+    from gemmule.lab.demo.search import Embedded
     from gemmule.lab.records.rows import Environment
 
 CEILING_SECONDS = 8.0
@@ -58,6 +59,9 @@ def _run(weights: Weights, out: Path, seconds: float) -> None:
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.demo import run as demo_run
 
+    hint = host_bench.rates_hint()
+    if hint is not None:
+        click.echo(hint)
     parts = demo_run.parts_of(weights)
     matrices = sum(len(part.names) for part in parts)
     click.echo(f"{matrices} matrices of {len(parts)} shapes, {weights.origin}")
@@ -80,7 +84,7 @@ def _run(weights: Weights, out: Path, seconds: float) -> None:
     outcome.rows, environment = settled(
         outcome.rows, environment, lambda: host_bench.ceilings_again(CEILING_SECONDS / 2)
     )
-    _report(parts, outcome, environment, out, weights)
+    _report(outcome, environment, out, weights)
 
 
 def _follow(steps: Iterable[str], total: int, title: str) -> None:
@@ -90,12 +94,20 @@ def _follow(steps: Iterable[str], total: int, title: str) -> None:
         pass
 
 
-def _report(
-    parts: list[Part], outcome: Outcome, environment: Environment, out: Path, weights: Weights
-) -> None:
+def _at_work() -> tuple[list[Embedded], list[str]]:
+    """Return what each format made of sentences that the model embeds, and the sentences."""
+    from gemmule.lab.demo import embeddings, search
+
+    texts = search.chosen(list(embeddings.sentences()))
+    click.echo(f"embedding {len(texts)} sentences in {', '.join(search.FORMATS)}")
+    return search.compare(embeddings.load_model(), texts), texts
+
+
+def _report(outcome: Outcome, environment: Environment, out: Path, weights: Weights) -> None:
     from rich.console import Console
 
     from gemmule.lab.bench import host as host_bench
+    from gemmule.lab.demo import search, story
     from gemmule.lab.demo import table as demo_table
     from gemmule.lab.records import results
     from gemmule.lab.report import render
@@ -108,10 +120,17 @@ def _report(
     click.echo(f"read ceiling {read.value:.1f} GB/s ({read.shape})")
     for line in host_bench.absences_in_words(outcome.absent):
         click.echo(f"not timed: {line}")
+    found, texts = _at_work() if weights.real else ([], [])
+    examples = search.examples(texts, found) if found else []
+    told = story.story(outcome.rows, found, len(texts), examples)
+    for data in told.tables[1:]:
+        console.print(render.terminal_table(data))
+    click.echo(f"\n{told.sentence}\n")
     stem = f"demo-{environment.timestamp[:19].replace(':', '').replace('-', '')}"
     lines, page = out / f"{stem}.jsonl", out / f"{stem}.html"
     results.append(lines, [environment, *outcome.rows])
-    render.write_html(results.read(lines), page, title=f"gemmule demo: {weights.origin}")
+    title = f"gemmule demo: {weights.origin}"
+    render.write_html(results.read(lines), page, title=title, story=told)
     click.echo(f"wrote {lines} and {page}")
 
 

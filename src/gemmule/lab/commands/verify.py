@@ -32,8 +32,9 @@ SHOWN = 3
     "--check",
     "check_only",
     is_flag=True,
-    help="With --stale, no GPU needed: rebuild the kernels and compare them with the evidence.",
+    help="With --stale, no GPU needed: compare the kernels, as built here, with the evidence.",
 )
+@click.option("--anew", is_flag=True, help="With --check: build also what is on record as built.")
 def verify(
     cases: int,
     op: str | None,
@@ -44,6 +45,7 @@ def verify(
     evidence: Path | None,
     stale: bool,
     check_only: bool,
+    anew: bool,
 ) -> None:
     """Multiply random matrices through the public API and judge every element.
 
@@ -62,7 +64,7 @@ def verify(
 
     options.check_device(device)
     if check_only:
-        _check_evidence(evidence, rung)
+        _check_evidence(evidence, rung, anew)
         return
     if device != "cpu":
         options.ordinal_of(device)
@@ -87,13 +89,13 @@ def verify(
         )
 
 
-def _check_evidence(root: Path | None, rung: str | None) -> None:
+def _check_evidence(root: Path | None, rung: str | None, anew: bool) -> None:
     """Compare the evidence with the code; raise where a rung that plans choose lacks a proof."""
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.verify import status as proof_status
     from gemmule.lab.verify.proofs import named_rungs
 
-    found = proof_status.take(root, named_rungs([rung] if rung else ()))
+    found = proof_status.take(root, named_rungs([rung] if rung else ()), anew=anew)
     for line in found.lines():
         click.echo(line)
     if not found.ok:

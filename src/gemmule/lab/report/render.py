@@ -45,6 +45,15 @@ class Figure:
     table: TableData
 
 
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What a page begins with, for readers who read no more: a sentence, a chart, tables."""
+
+    sentence: str
+    chart: Figure
+    tables: tuple[TableData, ...]
+
+
 def print_tables(rows: Sequence[Row], console: Console) -> None:
     """Print one table per problem, and the summary over peers, to a rich console."""
     for title, group in by_problem(rows).items():
@@ -80,8 +89,13 @@ def terminal_table(data: TableData) -> RenderableType:
     return table
 
 
-def render_html(results: Results, *, title: str = "gemmule results") -> str:
-    """Return the page of a results file; ValueError when it holds no rows."""
+def render_html(
+    results: Results, *, title: str = "gemmule results", story: Story | None = None
+) -> str:
+    """Return the page of a results file; ValueError when it holds no rows.
+
+    story: what comes first; the rest is then folded.
+    """
     import jinja2
 
     if not results.rows:
@@ -96,6 +110,7 @@ def render_html(results: Results, *, title: str = "gemmule results") -> str:
     machines = [(machine_table(e), ceiling_table(e)) for e in results.environments.values()]
     return environment.get_template("report.html.j2").render(
         title=title,
+        story=story,
         machines=machines,
         summary=summary_table(results.rows),
         speedups=speedup_figures(results.rows),
@@ -106,9 +121,11 @@ def render_html(results: Results, *, title: str = "gemmule results") -> str:
     )
 
 
-def write_html(results: Results, path: Path, *, title: str = "gemmule results") -> None:
+def write_html(
+    results: Results, path: Path, *, title: str = "gemmule results", story: Story | None = None
+) -> None:
     """Write the page to `path`, all of it or nothing."""
-    replace_text(path, render_html(results, title=title))
+    replace_text(path, render_html(results, title=title, story=story))
 
 
 def machine_table(environment: Environment) -> TableData:

@@ -81,7 +81,7 @@ def bandwidth_plot(
         for s in series
         if s.points
     )
-    return _svg(frame.height, title, f"{y_label} over {x_label}. {summary}.", parts)
+    return drawing(frame.height, title, f"{y_label} over {x_label}. {summary}.", parts)
 
 
 class _Frame:
@@ -109,24 +109,24 @@ class _Frame:
         parts = []
         for step in range(round(self.y_max / self.y_step) + 1):
             value = step * self.y_step
-            parts.append(_line(self.left, self.y(value), end, self.y(value), "grid"))
-            parts.append(_text(self.left - 8, self.y(value) + 4, number(value), "end"))
+            parts.append(stroke(self.left, self.y(value), end, self.y(value), "grid"))
+            parts.append(words(self.left - 8, self.y(value) + 4, number(value), "end"))
         for value in _powers(self.low, self.high):
-            parts.append(_line(self.x(value), bottom, self.x(value), bottom + 5, "axis"))
-            parts.append(_text(self.x(value), bottom + 20, f"{value:,}", "middle"))
+            parts.append(stroke(self.x(value), bottom, self.x(value), bottom + 5, "axis"))
+            parts.append(words(self.x(value), bottom + 20, f"{value:,}", "middle"))
         middle = (self.left + end) / 2
-        parts.append(_line(self.left, bottom, end, bottom, "axis"))
-        parts.append(_text(middle, bottom + 40, x_label, "middle", "label"))
+        parts.append(stroke(self.left, bottom, end, bottom, "axis"))
+        parts.append(words(middle, bottom + 40, x_label, "middle", "label"))
         place = self.top + self.plot / 2
         turned = f' transform="rotate(-90 14 {place:.1f})"'
-        parts.append(_text(14, place, y_label, "middle", "label", turned))
+        parts.append(words(14, place, y_label, "middle", "label", turned))
         return parts
 
     def ceiling(self, value: float, label: str) -> list[str]:
         end = WIDTH - self.right
         return [
-            _line(self.left, self.y(value), end, self.y(value), "ceiling"),
-            _text(self.left + 6, self.y(value) - 6, label, "start", "ceiling-label"),
+            stroke(self.left, self.y(value), end, self.y(value), "ceiling"),
+            words(self.left + 6, self.y(value) - 6, label, "start", "ceiling-label"),
         ]
 
     def line(self, series: Series, index: int) -> list[str]:
@@ -148,8 +148,8 @@ class _Frame:
         across = (WIDTH - self.left - self.right) / 2
         x0 = self.left + (index % 2) * across
         y0 = self.legend_top + 20 * (index // 2)
-        parts.append(_line(x0, y0, x0 + 26, y0, f"line {kind} {colour}"))
-        parts.append(_text(x0 + 34, y0 + 4, _cut(series.name, across - 40), "start"))
+        parts.append(stroke(x0, y0, x0 + 26, y0, f"line {kind} {colour}"))
+        parts.append(words(x0 + 34, y0 + 4, cut(series.name, across - 40), "start"))
         return parts
 
 
@@ -171,16 +171,16 @@ def speedup_bars(bars: Sequence[Bar], *, title: str) -> str:
         parts += [
             f'<g><title>{escape(tip)}</title><rect class="bar {kind}" x="{label_width:.1f}" '
             f'y="{y:.1f}" width="{end - label_width:.1f}" height="18" rx="2"/>',
-            _line(low, y + 9, high, y + 9, "whisker"),
+            stroke(low, y + 9, high, y + 9, "whisker"),
             "</g>",
-            _text(label_width - 8, y + 13, _cut(bar.label, label_width - 8), "end"),
-            _text(max(end, high) + 8, y + 13, f"{number(bar.value)}×", "start", "value"),
+            words(label_width - 8, y + 13, cut(bar.label, label_width - 8), "end"),
+            words(max(end, high) + 8, y + 13, f"{number(bar.value)}×", "start", "value"),
         ]
         y += 26
-    parts.append(_line(one, 2, one, y, "one"))
-    parts.append(_text(one, y + 14, "1.0", "middle"))
+    parts.append(stroke(one, 2, one, y, "one"))
+    parts.append(words(one, y + 14, "1.0", "middle"))
     summary = "; ".join(f"{b.label} {number(b.value)} times" for b in bars)
-    return _svg(y + 22, title, f"Speed-up, above 1 is faster than the peer. {summary}.", parts)
+    return drawing(y + 22, title, f"Speed-up, above 1 is faster than the peer. {summary}.", parts)
 
 
 def ladder_waterfall(steps: Sequence[Bar], *, title: str, unit: str = "us") -> str:
@@ -207,17 +207,20 @@ def ladder_waterfall(steps: Sequence[Bar], *, title: str, unit: str = "us") -> s
         parts += [
             f'<rect class="bar rung" x="{label_width:.1f}" y="{y:.1f}" '
             f'width="{end - label_width:.1f}" height="18" rx="2"/>',
-            _text(label_width - 8, y + 13, _cut(step.label, label_width - 8), "end"),
-            _text(end + 8, y + 13, f"{number(step.value)} {unit}{gain}", "start", "value"),
+            words(label_width - 8, y + 13, cut(step.label, label_width - 8), "end"),
+            words(end + 8, y + 13, f"{number(step.value)} {unit}{gain}", "start", "value"),
         ]
         y += 26
     note = "logarithmic axis" if logarithmic else "axis from zero"
-    parts.append(_text(label_width, y + 10, f"time of one call, {note}", "start"))
+    parts.append(words(label_width, y + 10, f"time of one call, {note}", "start"))
     summary = "; ".join(f"{b.label} {number(b.value)} {unit}" for b in steps)
-    return _svg(y + 18, title, f"Times of the rungs in the order of the ladder. {summary}.", parts)
+    return drawing(
+        y + 18, title, f"Times of the rungs in the order of the ladder. {summary}.", parts
+    )
 
 
-def _svg(height: float, title: str, description: str, parts: Sequence[str]) -> str:
+def drawing(height: float, title: str, description: str, parts: Sequence[str]) -> str:
+    """Return a whole plot with its title and a description for screen readers."""
     name = escape(title)
     return (
         f'<svg class="plot" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{name}" '
@@ -226,20 +229,23 @@ def _svg(height: float, title: str, description: str, parts: Sequence[str]) -> s
     )
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def stroke(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    """Return a straight line; `kind` is its class."""
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _text(
+def words(
     x: float, y: float, text: str, anchor: str, kind: str = "tick", attributes: str = ""
 ) -> str:
+    """Return a text whose `anchor` (start, middle, end) is at (x, y)."""
     return (
         f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{attributes}>'
         f"{escape(text)}</text>"
     )
 
 
-def _cut(text: str, width: float) -> str:
+def cut(text: str, width: float) -> str:
+    """Return a text that is no wider, with an ellipsis where it had to be cut."""
     most = max(4, int(width / CHARACTER))
     return text if len(text) <= most else text[: most - 1] + "…"
 

@@ -7,19 +7,21 @@ its key digests their cubin, as the pinned NVRTC builds it, and every launch's g
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung, Machine, Signature, Step
 from gemmule.oracle.problems import make_problem
-from gemmule.storage import evidence
+from gemmule.storage import built, evidence, sources
 
 PROOF_ARCH = (
     "sm_90a"  # the architecture of the device that proves; others are compiled and emulated
@@ -143,11 +145,49 @@ def variants(rung: CudaRung, machine: Machine | None = None) -> Iterator[Variant
             )
 
 
-def key(variant: Variant, arch: str = PROOF_ARCH) -> str:
-    """Return the variant's key; CompileError unless the pinned NVRTC is what compiles here."""
-    module = nvrtc.compile_file(variant.rung.source_path, variant.kernels, arch, variant.defines)
-    text = f"{module.digest()} {variant.geometry_digest()}"
+def key(variant: Variant, *, anew: bool = False) -> str:
+    """Return the variant's key; CompileError unless the pinned NVRTC is what compiles here.
+
+    The cubin is built where no earlier build of the same inputs is on record, or `anew`.
+    """
+    text = f"{_cubin_digest(variant, anew)} {variant.geometry_digest()}"
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _cubin_digest(variant: Variant, anew: bool) -> str:
+    rung = variant.rung
+    known = {} if anew else built.cubins(built.path_of((rung.folder, rung.name)))
+    found = known.get(inputs_digest(variant))
+    if found is not None:
+        return found
+    what = (rung.source_path, variant.kernels, PROOF_ARCH, variant.defines)
+    module = nvrtc.build(*what)[0] if anew else nvrtc.compile_file(*what)
+    return module.digest()
+
+
+def inputs_digest(variant: Variant) -> str:
+    """Return a digest of all that a variant's cubin depends on."""
+    text = json.dumps(
+        [
+            sources.kernel_digest(variant.rung),
+            variant.kernels,
+            variant.defines,
+            PROOF_ARCH,
+            nvrtc.recipe(),
+        ]
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def remember(rungs: Iterable[CudaRung], root: Path | None = None) -> None:
+    """Write which cubins the variants of some rungs have, as built here; earlier lines go."""
+    for rung in rungs:
+        path = built.path_of((rung.folder, rung.name), root)
+        builds = [
+            built.Built(one.name, inputs_digest(one), _cubin_digest(one, anew=False))
+            for one in variants(rung)
+        ]
+        built.write(path, builds)
 
 
 def is_pinned() -> bool:
@@ -156,13 +196,16 @@ def is_pinned() -> bool:
 
 
 def keys(
-    rungs: tuple[CudaRung, ...] | None = None, workers: int = 2
+    rungs: tuple[CudaRung, ...] | None = None, workers: int = 2, *, anew: bool = False
 ) -> dict[tuple[str, str, str], str]:
-    """Return the current key of every variant: (folder, rung, variant) -> key."""
+    """Return the current key of every variant: (folder, rung, variant) -> key.
+
+    anew: build every cubin here, whatever is on record.
+    """
     chosen = cuda_rungs() if rungs is None else rungs
     todo = [variant for rung in chosen for variant in variants(rung)]
     with ThreadPoolExecutor(workers) as pool:
-        found = list(pool.map(key, todo))
+        found = list(pool.map(functools.partial(key, anew=anew), todo))
     return {
         (v.rung.folder, v.rung.name, v.name): value for v, value in zip(todo, found, strict=True)
     }

@@ -1,7 +1,7 @@
 """How the evidence stands against the code: what is proved, what changed since, what is needed.
 
-Nothing here needs a GPU: cubins are built by the pinned NVRTC and their digests compared with the
-records. It is what continuous integration runs.
+Nothing here needs a GPU: the digests of cubins, as the pinned NVRTC builds them, are compared with
+the records. It is what continuous integration runs.
 """
 
 from __future__ import annotations
@@ -87,12 +87,17 @@ def judge(keys: Keys, records: Iterable[Record]) -> Standing:
 
 
 def take(
-    root: Path | None = None, rungs: Sequence[CudaRung] | None = None, *, workers: int = 2
+    root: Path | None = None,
+    rungs: Sequence[CudaRung] | None = None,
+    *,
+    workers: int = 2,
+    anew: bool = False,
 ) -> Standing:
-    """Build the cubins of `rungs` (default: all CUDA rungs) and compare them with the records.
+    """Compare the cubins of `rungs` (default: all CUDA rungs) with the records.
 
-    ValueError unless NVRTC here is the pinned one. Takes about 0.2 s of one core for each kernel
-    that is not in the cubin cache yet.
+    Those whose inputs are on record as built (`gemmule.storage.built`) are not built again, unless
+    `anew`. ValueError unless NVRTC here is the pinned one. Takes about 0.2 s of one core for each
+    kernel that has to be built.
     """
     if not proofs.is_pinned():
         raise ValueError(
@@ -101,7 +106,7 @@ def take(
         )
     chosen = cuda_rungs() if rungs is None else tuple(rungs)
     records = list(evidence.read(root))
-    keys = proofs.keys(chosen, workers)
+    keys = proofs.keys(chosen, workers, anew=anew)
     standing = judge(keys, records)
     standing.outdated = proof_lines.out_of_date(proof_lines.under(root), keys)
     proved = {(record.folder, record.rung, record.variant) for record in records}

@@ -1,0 +1,1 @@
+"""What quantises and puts in order on CUDA devices; a Python half, and kernels of the same stem."""

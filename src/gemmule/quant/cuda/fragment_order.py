@@ -1,0 +1,54 @@
+"""A matrix on a device is put into the order that CUDA kernels read, and back, on the device.
+
+All of these run on the legacy default stream and wait for it. They raise DeviceError and
+CompileError as a launch does.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from gemmule.backends.cuda import driver, single
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.problem import ITEMSIZE
+from gemmule.core.rung import Step
+from gemmule.quant.layouts import get_layout
+
+LAYOUT = "mma16"
+"""The layout that the fast CUDA rungs read, in either direction."""
+
+_SOURCE = Path(__file__).with_suffix(".cu")
+_ARGS = struct.Struct("<QQqqq")
+_TURN = struct.Struct("<QQqq")
+_THREADS = 256
+
+
+def reordered(codes: DeviceArray, layout: str, m: int, n: int, bits: int) -> DeviceArray:
+    """Return codes on a device, of layout ``mma16`` in layout ``row`` or the other way round."""
+    found = DeviceArray.empty(get_layout(layout).storage_shape(m, n, bits), "uint8", codes.ordinal)
+    packs = layout == LAYOUT
+    name, each = (f"pack_mma16<{bits}>", 16) if packs else (f"unpack_mma16<{bits}>", 1)
+    packed = _ARGS.pack(codes.pointer, found.pointer, m, n, -(-n * bits // 8))
+    _launch(name, found.nbytes // each, packed, found.ordinal)
+    return found
+
+
+def turned(numbers: DeviceArray) -> DeviceArray:
+    """Return a matrix of 2- or 4-byte numbers, C-ordered, in Fortran's order, or the reverse."""
+    rows, columns = numbers.shape
+    backwards = numbers.strides[1] != 1 and columns > 1
+    source = numbers.T if backwards else numbers
+    rows, columns = source.shape
+    found = DeviceArray.empty((columns, rows), numbers.dtype, numbers.ordinal)
+    word = {2: "unsigned short", 4: "unsigned"}[ITEMSIZE[numbers.dtype]]
+    packed = _TURN.pack(source.pointer, found.pointer, rows, columns)
+    _launch(f"turn<{word}>", rows * columns, packed, found.ordinal)
+    return found if backwards else found.T
+
+
+def _launch(name: str, threads: int, packed: bytes, ordinal: int) -> None:
+    if threads:
+        step = Step(name, (-(-threads // _THREADS), 1, 1), (_THREADS, 1, 1))
+        single.run(_SOURCE, step, packed, ordinal, 0)
+        driver.synchronize(ordinal)

@@ -1,0 +1,146 @@
+"""Builds on record: which inputs they stand for, and that nobody trusts them further than that."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+import rebuild
+from gemmule.backends.cuda import nvrtc
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import CudaRung
+from gemmule.lab.cli import run
+from gemmule.lab.verify import proofs
+from gemmule.storage import built, evidence, lines
+from gemmule.storage.atomic import replace_text
+
+pytestmark = pytest.mark.skipif(not proofs.is_pinned(), reason="needs the pinned NVRTC")
+
+
+@pytest.fixture(autouse=True)
+def _read_anew() -> Iterator[None]:
+    built.forget()
+    yield
+    built.forget()
+
+
+def rung_named(name: str) -> CudaRung:
+    return next(r for r in all_rungs("cuda") if isinstance(r, CudaRung) and r.name == name)
+
+
+def smallest(rung: CudaRung) -> proofs.Variant:
+    return min(proofs.variants(rung), key=lambda one: len(one.kernels))
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> proofs.Variant:
+    """A variant whose sources may be edited."""
+    variant = smallest(rung_named("warp_vector"))
+    package = variant.rung.path.parents[3]
+    shutil.copytree(package / "rungs", tmp_path / "gemmule/rungs")
+    path = tmp_path / "gemmule" / variant.rung.path.relative_to(package)
+    place = SimpleNamespace(path=path, source_path=path.with_suffix(".cu"))
+    return replace(variant, rung=cast("CudaRung", place))
+
+
+def test_the_inputs_are_all_that_a_cubin_depends_on(
+    copied: proofs.Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest(variant: proofs.Variant) -> str:
+        return proofs.inputs_digest(variant)
+
+    variant, rung = copied, copied.rung
+    before = digest(variant)
+    assert before == digest(smallest(rung_named("warp_vector")))  # wherever the files lie
+    found = {before}
+    found.add(digest(replace(variant, kernels=(*variant.kernels, "another<1>"))))
+    found.add(digest(replace(variant, defines=(*variant.defines, "MORE"))))
+    for name, value in (
+        ("compiler_version", lambda: "1.2"),
+        ("headers_version", lambda: "other 1"),
+        ("_OPTIONS", {**nvrtc._OPTIONS, "std": "c++20"}),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(nvrtc, name, value)
+            found.add(digest(variant))
+    with monkeypatch.context() as changed:
+        changed.setattr(proofs, "PROOF_ARCH", "sm_80")
+        found.add(digest(variant))
+    headers = rung.path.parents[2] / "_cuda"
+    for path in (rung.source_path, headers / "ptx.cuh"):  # the second by way of another header
+        text = path.read_text()
+        path.write_text(text + "\n")
+        found.add(digest(variant))
+        path.write_text(text)
+    assert len(found) == 9
+    other = headers / "ptx_wgmma.cuh"
+    other.write_text(other.read_text() + "\n")
+    assert digest(variant) == before
+
+
+def test_a_build_on_record_is_not_repeated_and_a_false_one_is_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung = rung_named("warp_per_row")
+    variant = smallest(rung)
+    true = proofs.key(variant, anew=True)
+    name = (rung.folder, rung.name)
+    false = built.Built(variant.name, proofs.inputs_digest(variant), "0" * 64)
+    monkeypatch.setattr(evidence, "folder", lambda: tmp_path)
+    built.write(built.path_of(name), [false])
+    assert proofs.key(variant) != true
+    assert proofs.key(variant, anew=True) == true
+    proof = evidence.Record(*name, variant.name, "sm_90a", true, "a GPU", "2026-01-01", 1, 0.5)
+    path = evidence.proof_file(tmp_path / "a-gpu", name)
+    path.parent.mkdir(parents=True)
+    fields = {n: getattr(proof, n) for n in proof.__dataclass_fields__}
+    replace_text(path, json.dumps({"schema": evidence.SCHEMA, **fields}) + "\n")
+    command = ["verify", "--stale", "--check", "--rung", rung.name, "--evidence", str(tmp_path)]
+    assert run(command) == 1
+    assert f"stale: {'/'.join((*name, variant.name))}" in capsys.readouterr().out
+    run([*command, "--anew"])
+    assert "1 variants proved as they are, 0 stale" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "[]", '{"schema": 1}', '{"schema": 1, "inputs": "%s", "cubin": 7}' % ("a" * 64)],
+)
+def test_lines_that_are_no_builds_are_passed_over(tmp_path: Path, line: str) -> None:
+    good = json.dumps({"schema": 1, "variant": "v", "inputs": "b" * 64, "cubin": "c" * 64})
+    path = tmp_path / "x.jsonl"
+    path.write_text(f"{line}\n{good}\n")
+    assert built.cubins(path) == {"b" * 64: "c" * 64}
+    path.write_text(good.replace("b" * 64, "b" * 63))
+    built.forget()
+    assert built.cubins(path) == {}
+
+
+def test_the_tool_builds_what_changed_and_drops_what_is_gone(tmp_path: Path) -> None:
+    rung = rung_named("warp_per_row")
+    path = built.path_of((rung.folder, rung.name), tmp_path)
+    assert list(rebuild.update([rung.name], tmp_path)) == [path]
+    assert list(rebuild.update([rung.name], tmp_path)) == []
+    found = list(lines.read(path, built.SCHEMA))
+    assert {one["variant"] for one in found} == {one.name for one in proofs.variants(rung)}
+    built.write(path, [built.Built(found[0]["variant"], "d" * 64, "e" * 64)])
+    assert list(rebuild.update([rung.name], tmp_path)) == [path]
+    assert list(lines.read(path, built.SCHEMA)) == found
+
+
+def test_every_variant_has_its_build_on_record() -> None:
+    """Else the check of the evidence builds it, every time and for everybody."""
+    recorded = {path.stem for path in (evidence.folder() / built.FOLDER).glob("*.jsonl")}
+    proved = {f"{r.folder}.{r.rung}" for r in evidence.read()}
+    assert proved <= recorded, "run python tools/rebuild.py"
+    for rung in (rung_named(name) for name in ("warp_per_row", "transpose_then", "naive")):
+        known = built.cubins(built.path_of((rung.folder, rung.name)))
+        lacking = [v.name for v in proofs.variants(rung) if proofs.inputs_digest(v) not in known]
+        assert not lacking, "run python tools/rebuild.py"

@@ -1,0 +1,143 @@
+"""The demo's first screen: its sentence, its chart, and what a number format does to a model."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemmule.core.problem import Problem
+from gemmule.lab.demo import embeddings, search, story
+from gemmule.lab.demo.embeddings import SentenceModel
+from gemmule.lab.demo.search import Embedded
+from gemmule.lab.records.rows import Row, Speedup, Times
+from gemmule.lab.report.ratios_svg import ratio_dots
+
+WIDTH, WIDE = 24, 48
+WORDS = ["[UNK]", "[CLS]", "[SEP]", "read", "the", "file", "un", "##read", "##able", "a", "row"]
+
+
+def _row(group: str, time_us: float, ratio: float, verdict: str = "faster") -> Row:
+    over = Speedup(ratio, ratio * 0.9, ratio * 1.1, 9, 0.95, verdict)
+    times = Times(time_us, time_us, time_us, time_us, 9)
+    problem = Problem("matvec", 8, 4)
+    one = Row("cpu", problem, "a rung", "rung", "cold", times, 1.0, 1.0, group=group)
+    return replace(one, speedups={"numpy on float32": over})
+
+
+ROWS = [
+    _row("8 x 4 (3), matvec, int4", 10.0, 2.0),
+    _row("9 x 4 (1), matvec, int4", 70.0, 6.0),
+    _row("8 x 4 (3), vecmat, int4", 10.0, 0.5, "slower"),
+    _row("8 x 4 (3), matvec, float32", 20.0, 1.01),
+]
+
+
+def test_the_sentence_weighs_each_matrix_by_its_time_and_tells_the_losses() -> None:
+    plain = Embedded("float32", 400, 1.0, 0.1, 1.0, 1.0, 2, (1, 0))
+    coarse = Embedded("int4", 60, 0.5, 0.1, 0.97123, 0.9, 1, (1, 1))
+    # NumPy: 3 x 20 + 420 us, ours 3 x 10 + 70.
+    assert story.sentence(ROWS, [plain, coarse]) == (
+        "A vector by every matrix, against NumPy in float32: int4 4.8x, 15% of the memory, cosine "
+        "0.9712; float32 as fast. Of all 4 products measured, 1 are surely slower than NumPy's."
+    )
+    assert "memory" not in story.sentence(ROWS, [])
+
+
+def test_the_table_and_the_chart_hold_every_product() -> None:
+    told = story.story(ROWS)
+    table = told.tables[0]
+    assert table.header[1:] == ("int4", "float32")
+    assert table.rows == (
+        ("8 x 4 (3), A x", "10.0 us, 2.00x", "20.0 us, 1.01x"),
+        ("9 x 4 (1), A x", "70.0 us, 6.00x", ""),
+        ("8 x 4 (3), x A", "10.0 us, 0.50x-", ""),
+    )
+    drawing = told.chart.drawing
+    assert len(re.findall(r'class="dot s\d" [^>]*r="5"', drawing)) == len(ROWS)
+    xs = dict(re.findall(r"<title>\w+: ([\d.]+) times</title>.*?cx=\"([\d.]+)\"", drawing, re.S))
+    # The axis is logarithmic: 2 lies as far from 1 as 0.5 does.
+    assert float(xs["0.500"]) < float(xs["1.01"]) < float(xs["2.00"]) < float(xs["6.00"])
+    one = float(re.findall(r'class="one" x1="([\d.]+)"', drawing)[0])
+    assert float(xs["2.00"]) - one == pytest.approx(one - float(xs["0.500"]), abs=0.3)
+
+
+def test_a_chart_needs_positive_ratios() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        ratio_dots({"a": {"b": Speedup(0.0, 0.0, 1.0, 9, 0.95, "slower")}}, ["b"], title="t")
+    with pytest.raises(ValueError, match="one or more"):
+        ratio_dots({}, [], title="t")
+
+
+# --- the network ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bert(monkeypatch: pytest.MonkeyPatch) -> SentenceModel:
+    """A network of one narrow layer with drawn weights."""
+    monkeypatch.setattr(embeddings, "LAYERS", 1)
+    rng, tensors = np.random.default_rng(7), {}
+
+    def drawn(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(np.float32) / np.float32(math.sqrt(shape[-1]))
+
+    for table, rows in (("word", len(WORDS)), ("position", 64), ("token_type", 2)):
+        tensors[f"embeddings.{table}_embeddings.weight"] = drawn(rows, WIDTH)
+    at = "encoder.layer.0."
+    layers = {f"attention.self.{name}": (WIDTH, WIDTH) for name in ("query", "key", "value")}
+    layers |= {"attention.output.dense": (WIDTH, WIDTH), "intermediate.dense": (WIDE, WIDTH)}
+    for name, shape in {**layers, "output.dense": (WIDTH, WIDE)}.items():
+        tensors[f"{at}{name}.weight"], tensors[f"{at}{name}.bias"] = drawn(*shape), drawn(shape[0])
+    for name in ("embeddings", f"{at}attention.output", f"{at}output"):
+        tensors[f"{name}.LayerNorm.weight"] = np.ones(WIDTH, np.float32)
+        tensors[f"{name}.LayerNorm.bias"] = np.zeros(WIDTH, np.float32)
+    return SentenceModel(tensors, WORDS)
+
+
+def test_words_are_cut_into_the_longest_known_pieces(bert: SentenceModel) -> None:
+    assert bert.tokens("Unreadable the file") == [1, 6, 7, 8, 4, 5, 2]
+    assert bert.tokens("xyz!") == [1, 0, 0, 2]
+
+
+def test_a_sentence_s_vector_does_not_depend_on_its_neighbours(bert: SentenceModel) -> None:
+    texts = ["read the file", "a row", "unreadable file"]
+    together = bert.embed(texts)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, rtol=1e-6)
+    for text, row in zip(texts, together, strict=True):
+        np.testing.assert_allclose(bert.embed([text])[0], row, rtol=2e-5, atol=2e-6)
+    assert abs(together[0] @ together[1]) < 0.999
+
+
+def test_erf_is_the_error_function() -> None:
+    x = np.linspace(-4, 4, 401, dtype=np.float32)
+    np.testing.assert_allclose(embeddings.erf(x), [math.erf(v) for v in x], atol=5e-7)
+
+
+def test_formats_are_held_against_float32(bert: SentenceModel) -> None:
+    texts = ["read the file", "a row", "unreadable file", "read a row", "the unread file"]
+    found = search.compare(bert, texts)
+    assert [one.format for one in found] == list(search.FORMATS)
+    plain, int8, int4 = found
+    assert plain.cosine == pytest.approx(1, abs=1e-6)
+    assert plain.agreeing == len(texts)
+    assert plain.layer_bytes == 4 * (4 * WIDTH * WIDTH + 2 * WIDTH * WIDE)
+    assert int4.layer_bytes < int8.layer_bytes < plain.layer_bytes
+    assert 0.9 < int4.cosine < int8.cosine < 1
+    assert all(index != place for one in found for place, index in enumerate(one.nearest))
+    shown = search.examples(texts, found)
+    assert 0 < len(shown) <= search.EXAMPLES
+    assert all(text in texts and right in texts for text, right, _ in shown)
+    table = story.work_table(found, len(texts))
+    assert [row[0] for row in table.rows] == list(search.FORMATS)
+
+
+def test_the_sentences_are_python_s_own() -> None:
+    texts = list(embeddings.sentences())
+    assert len(texts) == len(set(texts)) > search.SENTENCES
+    picked = search.chosen(texts)
+    assert len(picked) == search.SENTENCES
+    assert picked[0] == texts[0]

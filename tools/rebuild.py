@@ -1,0 +1,46 @@
+"""``python tools/rebuild.py [RUNG ...]``: build kernels, and put on record which cubins they make.
+
+``gemmule verify --stale --check`` asks for the cubin of every proved variant; a build that is on
+record under ``evidence/built`` it need not repeat. Run this after an edit of kernels or of headers:
+only rungs whose inputs changed are built. Nothing here proves anything: a cubin that no GPU proved
+is as stale as before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gemmule.core.rung import CudaRung
+from gemmule.lab.verify import proofs
+from gemmule.storage import built, evidence
+
+
+def update(names: Sequence[str], root: Path) -> Iterator[Path]:
+    """Bring the records of the named rungs (none: of all) up to date; yield the files that changed.
+
+    SystemExit unless NVRTC here is the pinned one.
+    """
+    if not proofs.is_pinned():
+        raise SystemExit(f"the cubins of NVRTC {evidence.PINNED_NVRTC} are the keys of proofs.")
+    rungs = proofs.named_rungs(names)
+    kept = {built.path_of((rung.folder, rung.name), root): rung for rung in rungs}
+    for path, rung in kept.items():
+        if not _is_current(path, rung):
+            proofs.remember([rung], root)
+            yield path
+    for path in (root / built.FOLDER).glob("*.jsonl"):
+        if not names and path not in kept:
+            path.unlink()
+            yield path
+
+
+def _is_current(path: Path, rung: CudaRung) -> bool:
+    wanted = {proofs.inputs_digest(variant) for variant in proofs.variants(rung)}
+    return set(built.cubins(path)) == wanted
+
+
+if __name__ == "__main__":
+    for changed in update(sys.argv[1:], evidence.folder()):
+        print(f"wrote {changed}", flush=True)
