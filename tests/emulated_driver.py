@@ -19,10 +19,11 @@ from unittest import mock
 
 from cuda_emulation import encoded, sampled_kernels
 from cuemu.build import Module, compile_cu
+from fake_cublas import installed
 from fake_driver import FakeDriver, _Names
 from gemmule.backends.cuda import driver, nvrtc, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.plan import resolve
 
 REMEMBERED = (
@@ -103,7 +104,7 @@ def _compile_file(
 ) -> nvrtc.Module:
     """Stand for `nvrtc.compile_file`: a module that names kernels instead of holding them."""
     built = names
-    for rung in all_rungs("cuda"):
+    for rung in cuda_rungs():
         if rung.source_path == path:  # build what the rungs' tests build as well
             shared, known = sampled_kernels(rung)
             built = shared if set(names) <= set(shared) and defines == known else names
@@ -120,6 +121,7 @@ def emulated(seed: int = 0) -> Iterator[EmulatedDriver]:
         undo.enter_context(mock.patch.object(sys.modules["cuda.bindings"], "driver", stand_in))
         undo.enter_context(mock.patch.object(nvrtc, "compile_file", _compile_file))
         undo.enter_context(mock.patch.object(tensor_maps, "encode", encoded))
+        undo.enter_context(installed(None))  # a library would want a device
         for function in REMEMBERED:
             function.cache_clear()
         try:

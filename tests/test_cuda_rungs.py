@@ -21,7 +21,7 @@ from cuda_emulation import Emulator, sampled, sampled_kernels
 from cuemu.toolchain import missing_tools
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CUDA_ARCHS, Rung
 from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import proofs
@@ -29,7 +29,7 @@ from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
 
-RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in all_rungs("cuda")]
+RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 
 
@@ -109,7 +109,7 @@ def test_offsets_beyond_32_bits(rung: Rung) -> None:
 @pytest.mark.parametrize(("n", "adds"), [(32, 8), (512, 8), (513, 16)])
 def test_the_chain_counts_whole_turns(n: int, adds: int) -> None:
     """A thread adds 8 neighbouring rows a turn however few rows there are, then 2 + 15 sums."""
-    (rung,) = (r for r in all_rungs("cuda") if r.name == "block_columns")
+    (rung,) = (r for r in cuda_rungs() if r.name == "block_columns")
     problem = make_problem("matvec", 64, n, 1, ("float32",) * 3, layout_a="col")
     chain = rung.arithmetic(problem).chain(problem, {"lanes": 8, "threads": 512})
     assert chain >= adds + 2 + 15

@@ -14,7 +14,7 @@ from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.choose import choose
 from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.operand import Form
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import HEADERS_FOLDER, Rung
 from gemmule.lab.cli import run
 from gemmule.lab.report import ladder_table
@@ -29,9 +29,7 @@ pinned = pytest.mark.skipif(
 )
 MOST_KERNELS = 16  # built in a test, each for 0.2 s and more
 RECORDS = list(evidence.read())
-PROVED = [
-    r for r in all_rungs("cuda") if (r.folder, r.name) in {(e.folder, e.rung) for e in RECORDS}
-]
+PROVED = [r for r in cuda_rungs() if (r.folder, r.name) in {(e.folder, e.rung) for e in RECORDS}]
 
 
 @pinned
@@ -67,7 +65,7 @@ def test_the_rung_with_the_shortest_time_is_needed() -> None:
     rung = default_plans.chosen_rung(problem, proofs.proof_machine())
     assert rung is not None
     assert rung.suggest(problem, proofs.proof_machine()) is not None
-    without = [r for r in all_rungs("cuda") if r is not rung and r.refusal(problem) is None]
+    without = [r for r in cuda_rungs() if r is not rung and r.refusal(problem) is None]
     times = [s.expected_s for r in without if (s := r.suggest(problem, proofs.proof_machine()))]
     mine = rung.suggest(problem, proofs.proof_machine())
     assert mine is not None
@@ -81,7 +79,7 @@ SIMPLE = "thread_per_row"
 
 def key_of_edited(folder: Path, old: str, new: str) -> str:
     """Return the cubin digest of a rung whose source was edited."""
-    rung = next(r for r in all_rungs("cuda") if r.name == SIMPLE)
+    rung = next(r for r in cuda_rungs() if r.name == SIMPLE)
     variant = min(proofs.variants(rung), key=lambda v: len(v.kernels))
     source = rung.source_path.read_text()
     assert old in source
@@ -92,7 +90,7 @@ def key_of_edited(folder: Path, old: str, new: str) -> str:
 
 @pinned
 def test_comments_and_places_leave_the_key_alone(tmp_path: Path) -> None:
-    rung = next(r for r in all_rungs("cuda") if r.name == SIMPLE)
+    rung = next(r for r in cuda_rungs() if r.name == SIMPLE)
     variant = min(proofs.variants(rung), key=lambda v: len(v.kernels))
     original = nvrtc.build(rung.source_path, variant.kernels[:1], proofs.PROOF_ARCH)[0].digest()
     assert key_of_edited(tmp_path, "#include", "// A remark.\n\n#include") == original
@@ -103,7 +101,7 @@ def test_comments_and_places_leave_the_key_alone(tmp_path: Path) -> None:
 
 @pinned
 def test_an_edited_load_changes_the_key(tmp_path: Path) -> None:
-    rung = next(r for r in all_rungs("cuda") if r.name == SIMPLE)
+    rung = next(r for r in cuda_rungs() if r.name == SIMPLE)
     found = re.search(r"\* p\.a_col", rung.source_path.read_text())
     assert found is not None, "the edit below needs the stride of A in the source"
     original = key_of_edited(tmp_path, "#include", "#include")
@@ -111,7 +109,7 @@ def test_an_edited_load_changes_the_key(tmp_path: Path) -> None:
 
 
 def test_launch_geometry_is_part_of_the_key() -> None:
-    rung = next(r for r in all_rungs("cuda") if r.name == SIMPLE)
+    rung = next(r for r in cuda_rungs() if r.name == SIMPLE)
     variant = next(proofs.variants(rung))
     first, *rest = variant.launches
     for change in (
@@ -296,7 +294,7 @@ def test_lines_that_are_no_records_are_passed_over(tmp_path: Path, line: str) ->
 def test_the_check_fails_where_a_proof_is_out_of_date(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rung = next(r for r in all_rungs("cuda") if r.name == "p_threads")
+    rung = next(r for r in cuda_rungs() if r.name == "p_threads")
     command = ["verify", "--stale", "--check", "--rung", rung.name, "--evidence", str(tmp_path)]
     assert run(command) == 0
     assert "unproved, never chosen automatically: matvec/p_threads" in capsys.readouterr().out
@@ -329,7 +327,7 @@ def test_a_dtype_added_to_a_proved_rung_is_unproved(monkeypatch: pytest.MonkeyPa
     machine = proofs.proof_machine()
     usual = choose(half_call(HALF), machine).rung
     wider = replace(usual, signatures=(*usual.signatures, NEW))
-    planted = tuple(wider if rung is usual else rung for rung in all_rungs("cuda"))
+    planted = tuple(wider if rung is usual else rung for rung in cuda_rungs())
     monkeypatch.setattr(sys.modules["gemmule.choose"], "all_rungs", lambda backend: planted)
     call = half_call(NEW)
     assert wider.refusal(call.problem) is None

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
 from gemmule.lab.records import proof_lines
 from gemmule.lab.verify import extremes, extremes_giant, proofs
 from gemmule.oracle.problems import make_problem
 from gemmule.storage import evidence
 
-RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in all_rungs("cuda")]
-TWO_STEP = next(r for r in all_rungs("cuda") if r.name == "two_step")
+RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
+TWO_STEP = next(r for r in cuda_rungs() if r.name == "two_step")
 
 
 @pytest.mark.parametrize("rung", RUNGS)

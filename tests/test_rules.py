@@ -21,7 +21,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import Problem
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import HEADERS_FOLDER, RUNGS_FOLDER
 from gemmule.storage import evidence
 from gemmule.storage.atomic import small_file
@@ -126,7 +126,7 @@ def test_neighbours_on_a_device_do_not_overlap() -> None:
 
 def test_a_proof_is_for_the_architectures_that_its_rung_declares() -> None:
     proved = evidence.proved_variants()
-    narrow = [r for r in all_rungs("cuda") if "sm_80" not in r.archs]
+    narrow = [r for r in cuda_rungs() if "sm_80" not in r.archs]
     assert narrow
     for rung in narrow:
         a, b, out = rung.signatures[0]

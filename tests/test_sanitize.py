@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
 from gemmule.errors import DeviceError
 from gemmule.lab.cli import run
@@ -24,7 +24,7 @@ DIRTY = """========= COMPUTE-SANITIZER
 =========     at void thread_per_row<float, float, float, (int)128>(GemvArgs)+0x120
 ========= ERROR SUMMARY: 1 error
 """
-RUNG = next(r for r in all_rungs("cuda") if r.name == "thread_per_row")
+RUNG = next(r for r in cuda_rungs() if r.name == "thread_per_row")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_variants_are_watched_a_few_at_a_time_and_told_at_once(
     stand_in(tmp_path, CLEAN)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     seen: list[tuple[str, str]] = []
-    other = next(r for r in all_rungs("cuda") if r.name == "two_step")
+    other = next(r for r in cuda_rungs() if r.name == "two_step")
     sanitize.sanitize(
         [RUNG, other],
         ["memcheck", "initcheck"],
@@ -127,7 +127,7 @@ def test_variants_are_watched_a_few_at_a_time_and_told_at_once(
     assert len(seen) == 2 * pieces
 
 
-@pytest.mark.parametrize("rung", all_rungs("cuda"), ids=lambda rung: f"{rung.folder}-{rung.name}")
+@pytest.mark.parametrize("rung", cuda_rungs(), ids=lambda rung: f"{rung.folder}-{rung.name}")
 def test_the_sample_has_forty_shapes_of_each_rung(rung: Rung) -> None:
     shapes = {
         (t.problem.m, t.problem.n, t.problem.k, t.problem.batch)

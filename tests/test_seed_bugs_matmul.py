@@ -22,7 +22,7 @@ from cuemu.build import EmulationError, compile_cu
 from cuemu.toolchain import missing_tools
 from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem, numpy_dtype
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import HEADERS_FOLDER, RUNGS_FOLDER, Rung, Signature, Step
 from gemmule.oracle import judge as oracle
 from gemmule.oracle.inputs import make_inputs
@@ -41,7 +41,7 @@ HERE = (
     "tensor_core",
     "tensor_core_int8",
 )
-LADDER = [r for r in all_rungs("cuda") if r.op == "matmul" and r.name in HERE]
+LADDER = [r for r in cuda_rungs() if r.op == "matmul" and r.name in HERE]
 EACH = pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
 CUDA = "matmul/cuda/"
 

@@ -24,7 +24,7 @@ def update(names: Sequence[str], root: Path) -> Iterator[Path]:
     """
     if not proofs.is_pinned():
         raise SystemExit(f"the cubins of NVRTC {evidence.PINNED_NVRTC} are the keys of proofs.")
-    rungs = proofs.named_rungs(names)
+    rungs = proofs.kernel_rungs(names)
     kept = {built.path_of((rung.folder, rung.name), root): rung for rung in rungs}
     for path, rung in kept.items():
         if not _is_current(path, rung):

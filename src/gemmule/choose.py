@@ -13,6 +13,7 @@ from gemmule.core.choice import Choice
 from gemmule.core.problem import ITEMSIZE, Problem, result_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Machine, Rung
+from gemmule.storage import margins
 from gemmule.storage import tuned as tuned_store
 
 
@@ -50,12 +51,28 @@ def choose(
     ranked = sorted(_suggestions(call, machine), key=lambda choice: choice.expected_s or 0.0)
     if not ranked:
         return _simplest(call, machine)
-    # A heuristic may be wrong on a machine it has never seen; the vendor's library is what the
-    # user would have without us. Only a measurement there speaks for another rung: `tuned` above.
-    best = next((choice for choice in ranked if choice.rung.vendor), ranked[0])
+    best = _known_best(ranked, machine)
     other = next((c for c in ranked if c.rung is not best.rung), None)
     runner_up = "" if other is None else _in_words(other)
     return replace(best, runner_up=runner_up)
+
+
+def _known_best(ranked: list[Choice], machine: Machine) -> Choice:
+    """Return the vendor's choice, or one measured here to be faster; without a vendor the first.
+
+    A heuristic may be wrong on a machine it has never seen; the vendor's library is what the user
+    would have without us. Only a measurement there speaks for another rung: of this product, which
+    `choose` looks up before, or of one like it.
+    """
+    vendor = next((choice for choice in ranked if choice.rung.vendor), None)
+    if vendor is None:
+        return ranked[0]
+    faster = margins.faster(machine, vendor.problem)
+    for choice in ranked:
+        margin = faster.get((choice.rung.folder, choice.rung.name))
+        if margin is not None:
+            return replace(choice, reason=margin.words())
+    return vendor
 
 
 def _as_alone(call: Call, machine: Machine, rung: str | None, params: Frozen | None) -> Choice:

@@ -106,8 +106,10 @@ class Plan:
                 f"this plan computes {mine.describe()} at {mine.alignment}-byte alignment; given "
                 f"was {theirs.describe()} at {theirs.alignment}. Make another plan with gm.plan."
             )
-        params = tuple(self.choice.params.items())
-        options = replace(self.options, rung=self.rung.name, params=params)
+        options = self.options
+        if self.rung.refusal(theirs) is None:  # a vendor's library may not take this result
+            params = tuple(self.choice.params.items())
+            options = replace(options, rung=self.rung.name, params=params)
         return resolve(self.op, left.form, right.form, target, self.device, options)
 
     def execute(

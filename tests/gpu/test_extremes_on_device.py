@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
 from gemmule.lab.verify import extremes
 
-RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in all_rungs("cuda")]
+RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
 
 
 @pytest.mark.parametrize("rung", RUNGS)

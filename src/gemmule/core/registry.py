@@ -13,7 +13,7 @@ from dataclasses import replace
 from html import escape
 
 from gemmule.core import fork
-from gemmule.core.rung import BACKENDS, RUNGS_FOLDER, CudaRung, Rung
+from gemmule.core.rung import BACKENDS, RUNGS_FOLDER, CudaRung, DeviceRung, LibraryRung, Rung
 
 
 @functools.cache
@@ -39,8 +39,14 @@ def all_rungs(backend: str) -> tuple[Rung, ...]:
 
 
 def cuda_rungs() -> tuple[CudaRung, ...]:
-    """Return every CUDA rung, in ladder order."""
+    """Return every CUDA rung with kernels of its own, in ladder order."""
     return tuple(rung for rung in all_rungs("cuda") if isinstance(rung, CudaRung))
+
+
+def device_rungs() -> tuple[DeviceRung, ...]:
+    """Return every CUDA rung, also those that call a library, in ladder order."""
+    kinds = (CudaRung, LibraryRung)
+    return tuple(rung for rung in all_rungs("cuda") if isinstance(rung, kinds))
 
 
 def _in_order(rungs: list[Rung]) -> list[Rung]:

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
+from gemmule.core.canonical import Call
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem
 
@@ -138,7 +139,7 @@ class Rung:
     the others the back end loops. `by_name_only` rungs are neither chosen by plans nor tried by the
     tuner unless they are named: what they gain depends on the calls around them. A `vendor` rung
     calls the library that users have anyway: the choice, unless another was tuned. How a rung runs
-    is told by `CpuRung` and `CudaRung`.
+    is told by `CpuRung`, `CudaRung` and `LibraryRung`.
     """
 
     backend: ClassVar[str] = ""
@@ -276,6 +277,28 @@ class CudaRung(Rung):
     def source_path(self) -> Path:
         """The file that holds the kernel: the ``.cu`` beside the Python file."""
         return self.path.with_suffix(".cu")
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class LibraryRung(Rung):
+    """A product of a library for GPUs: ``bind(problem, call, params) -> run(a, b, out, ...)``.
+
+    `spec` is what the library is told of a product, a frozen dataclass. `available` says what is
+    missing for it on this machine, or None.
+    """
+
+    backend: ClassVar[str] = "cuda"
+
+    spec: Callable[[Problem, Call], Any]
+    bind: Callable[[Problem, Call, Params], Callable[..., None]]
+    available: Callable[[], str | None]
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Return why the rung does not take `problem` on this machine, or None when it does."""
+        return self.mismatch(problem) or self.available()
+
+
+DeviceRung: TypeAlias = CudaRung | LibraryRung
 
 
 def same(*dtypes: str) -> tuple[Signature, ...]:

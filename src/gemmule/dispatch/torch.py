@@ -21,6 +21,7 @@ from typing import Any
 
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.launch import Launcher
+from gemmule.backends.cuda.library.run import LibraryRun
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
@@ -28,6 +29,7 @@ from gemmule.core.rung import Step
 from gemmule.dispatch.autograd import wanted as wanted
 
 Product = Callable[[Any, Any, Any], Any]
+Start = Callable[[int, int, int, int], None]  # stream, addresses of A, of x or B, of the result
 # What tells tensors apart: dtype, shape, strides in elements, device.
 Signature = tuple[Any, Any, tuple[int, ...], int]
 
@@ -48,11 +50,13 @@ class TorchCall:
 
     __slots__ = ("checked", "out_seen", "trusted")
 
-    def __init__(self, launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> None:
+    def __init__(
+        self, run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: int
+    ) -> None:
         torch = sys.modules["torch"]
         dtype, shape = getattr(torch, call.problem.out), torch.Size(call.out_shape)
         self.out_seen = (dtype, shape, c_strides(call.out_shape), ordinal)
-        self.trusted = _trusted(launcher, call, a, b, ordinal)
+        self.trusted = _trusted(run, call, a, b, ordinal)
         self.checked = _checked(self.trusted, self.out_seen, a, b)
 
 
@@ -125,7 +129,7 @@ def _guards(*tensors: Any) -> Callable[..., bool]:
     return lambda *others: False
 
 
-def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> Product:
+def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: int) -> Product:
     torch = sys.modules["torch"]
     empty, native = torch.empty, torch._C
     device_of, stream_of = native._cuda_getDevice, native._cuda_getCurrentRawStream
@@ -134,8 +138,7 @@ def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> 
     a_bytes, b_bytes = _extent(a), _extent(b)
     out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
     mask, swapped = call.problem.alignment - 1, call.swapped
-    launch, local, pack_into = _launch(), threading.local(), MOVING.pack_into
-    template, step, function = launcher.template, launcher.steps[0], _kernel(launcher, ordinal)
+    start = _kernel_start(run, ordinal) if isinstance(run, Launcher) else _library(run, ordinal)
 
     def trusted(a: Any, b: Any, out: Any) -> Any:
         if out is None:
@@ -148,17 +151,45 @@ def _trusted(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> 
             return None  # out may overlap an input
         if swapped:
             left, right = right, left
+        start(stream_of(ordinal), left, right, result)
+        return out
+
+    return trusted
+
+
+def _kernel_start(launcher: Launcher, ordinal: int) -> Start:
+    """Return what starts the launcher's only kernel."""
+    launch, local, pack_into = _launch(), threading.local(), MOVING.pack_into
+    template, step, function = launcher.template, launcher.steps[0], _kernel(launcher, ordinal)
+
+    def start(stream: int, left: int, right: int, result: int) -> None:
         try:
             buffer, address, params = local.slot
         except AttributeError:
             buffer, address, params = local.slot = _slot(template, step)
-        pack_into(buffer, MOVING_AT, stream_of(ordinal), left, right, result)
+        pack_into(buffer, MOVING_AT, stream, left, right, result)
         code = launch(address, function, params, None)
         if code:
             raise _failed(code, step)
-        return out
 
-    return trusted
+    return start
+
+
+def _library(run: LibraryRun, ordinal: int) -> Start:
+    """Return what starts a library's product, with memory of PyTorch's allocator to work in."""
+    torch = sys.modules["torch"]
+    prepared = run.prepared(ordinal)
+    begin, exchanged, nbytes = prepared.starter(1.0, 0.0), run.exchanged, prepared.workspace_bytes
+    empty, kind, device = torch.empty, torch.uint8, torch.device("cuda", ordinal)
+
+    def start(stream: int, left: int, right: int, result: int) -> None:
+        memory = empty((nbytes,), dtype=kind, device=device) if nbytes else None
+        work = 0 if memory is None else memory.data_ptr()
+        if exchanged:
+            left, right = right, left
+        begin(stream, left, right, result, work)
+
+    return start
 
 
 def _slot(template: bytes, step: Step) -> tuple[Any, int, int]:
@@ -198,17 +229,21 @@ def _extent(form: Form) -> int:
 def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | None:
     """Return the short way of a prepared launcher, or None where there is none."""
     torch = sys.modules["torch"]
-    if not isinstance(run, Launcher) or not hasattr(torch._C, "_cuda_getDevice"):
+    if not hasattr(torch._C, "_cuda_getDevice"):
         return None  # a PyTorch built without CUDA has no CUDA tensors
-    if call.outer or run.workspace or run.quantized:
-        return None
-    if len(run.steps) != 1 or run.steps[0].pdl or run.steps[0].cluster != (1, 1, 1):
-        return None
-    if run.maps is not None:
+    if not (_is_one_launch(run) or (isinstance(run, LibraryRun) and run.is_one_call)):
         return None
     if any(step < 0 for step in (*a.strides, *b.strides)) or 0 in (*a.shape, *b.shape):
         return None
     return TorchCall(run, call, a, b, ordinal) if driver.is_current(ordinal) else None
+
+
+def _is_one_launch(run: Any) -> bool:
+    if not isinstance(run, Launcher) or run.outer or run.workspace or run.quantized:
+        return False
+    if run.maps is not None:
+        return False
+    return len(run.steps) == 1 and not run.steps[0].pdl and run.steps[0].cluster == (1, 1, 1)
 
 
 def seen(tensor: Any) -> Signature | None:

@@ -57,6 +57,7 @@ def examine() -> list[Finding]:
         _driver,
         _wheels,
         _nvrtc,
+        _cublas,
         _optional,
     ):
         findings.extend(_safely(check))
@@ -270,6 +271,17 @@ def _nvrtc() -> Iterator[Finding]:
         )
         return
     yield Finding("NVRTC", OK, f"{major}.{minor} compiles for sm_90a")
+
+
+def _cublas() -> Iterator[Finding]:
+    """Open the vendor's library; that needs no GPU."""
+    from gemmule.backends.cuda.library import cublas
+
+    reason = cublas.missing()
+    if reason is None:
+        yield Finding("cuBLAS", OK, f"{cublas.version()}, what plans multiply matrices by")
+        return
+    yield Finding("cuBLAS", NOTE, "not found: matrices are multiplied by our own", cublas.INSTALL)
 
 
 def _optional() -> Iterator[Finding]:

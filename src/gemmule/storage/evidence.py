@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Rung, Signature
+from gemmule.core.rung import CudaRung, LibraryRung, Rung, Signature
 from gemmule.storage import lines
 
 SCHEMA = 1
@@ -118,7 +118,9 @@ def is_proved(rung: Rung, problem: Problem, arch: str) -> bool:
     """Tell whether a real GPU proved the variant of the rung that computes `problem`.
 
     A record of one architecture stands for the algorithm on all that the rung declares; the
-    ladder table shows on which device the proof was made.
+    ladder table shows on which device the proof was made. A library's rung is for all of them.
     """
     name = (rung.folder, rung.name, variant_of(problem))
-    return isinstance(rung, CudaRung) and arch in rung.archs and name in proved_variants()
+    if isinstance(rung, CudaRung) and arch not in rung.archs:
+        return False
+    return isinstance(rung, CudaRung | LibraryRung) and name in proved_variants()

@@ -19,7 +19,7 @@ from gemmule.backends.cuda import driver, launch_args, nvrtc, tensor_maps
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand, View
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import CudaRung, Machine, Rung, Step
+from gemmule.core.rung import CudaRung, LibraryRung, Machine, Rung, Step
 from gemmule.core.scalars import passes
 from gemmule.storage import ceilings as stored_ceilings
 from gemmule.storage.evidence import is_proved
@@ -53,6 +53,8 @@ class CudaBackend:
         problem = choice.call.problem
         if problem.batch == 0 or problem.outputs == 0 or 0 in choice.call.outer:
             return lambda a, b, out, alpha, beta: None
+        if isinstance(choice.rung, LibraryRung):
+            return choice.rung.bind(choice.problem, choice.call, choice.params)
         return Launcher(choice)
 
 

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
-from gemmule.core.registry import cuda_rungs
-from gemmule.core.rung import CudaRung, Signature
+from gemmule.core.registry import device_rungs
+from gemmule.core.rung import DeviceRung, Signature
 from gemmule.lab.processes import Task, each_apart
 from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import make_inputs
@@ -27,7 +27,7 @@ from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import ALIGNED, edge_problems, make_problem, nonfinite_cases
 from gemmule.storage import evidence, lines
 
-Run = Callable[[CudaRung, Any, Mapping[str, Any]], Any]
+Run = Callable[[DeviceRung, Any, Mapping[str, Any]], Any]
 Only = Mapping[tuple[str, str], frozenset[str]]
 MOST, FEW, LEAST = 160, 12, 72  # edge problems of a variant, of which a rung has 4 to 22
 CHUNK = 4  # variants that one child process verifies
@@ -61,7 +61,7 @@ class Trial:
     seed: int
 
 
-def trials(rung: CudaRung, signature: Signature, *, few: bool = False) -> Iterator[Trial]:
+def trials(rung: DeviceRung, signature: Signature, *, few: bool = False) -> Iterator[Trial]:
     """Yield the launches that prove a variant: edge sizes, every parameter set, NaN and Inf.
 
     few: a sample of them, for sanitizers and the emulator, which run a thousand times slower; all
@@ -89,7 +89,7 @@ def trials(rung: CudaRung, signature: Signature, *, few: bool = False) -> Iterat
             yield Trial(sample, params, "nonfinite", "contiguous", case.seed)
 
 
-def taken_quants(rung: CudaRung, signature: Signature) -> list[QuantSpec | None]:
+def taken_quants(rung: DeviceRung, signature: Signature) -> list[QuantSpec | None]:
     """Return those of the proofs' quantisations that the rung takes; ValueError if none."""
     every = proofs.quant_specs(signature)
     taken = [q for q in every if rung.refusal(awkward(rung, signature, q, 1)) is None]
@@ -99,7 +99,7 @@ def taken_quants(rung: CudaRung, signature: Signature) -> list[QuantSpec | None]
 
 
 def _edges(
-    rung: CudaRung, signature: Signature, quants: list[QuantSpec | None], *, few: bool
+    rung: DeviceRung, signature: Signature, quants: list[QuantSpec | None], *, few: bool
 ) -> Iterator[Problem]:
     """Yield the edge problems that the rung takes; a few: each size with one quantisation only.
 
@@ -119,7 +119,7 @@ def _edges(
             yield padded
 
 
-def _sample(rung: CudaRung) -> int:
+def _sample(rung: DeviceRung) -> int:
     """Return how many edge problems of each variant make 40 sizes and more of the rung.
 
     Of a quantised one more, for it refuses those of a batch and some groups.
@@ -138,7 +138,7 @@ def _spread(items: list[_T], most: int, signature: Signature) -> list[_T]:
     return items[start::step]
 
 
-def _seen(rung: CudaRung, problem: Problem, view: str) -> tuple[Problem, str]:
+def _seen(rung: DeviceRung, problem: Problem, view: str) -> tuple[Problem, str]:
     """Return the problem under a view: what begins one element later is aligned to no more."""
     if view != "sliced":
         return problem, view
@@ -149,7 +149,7 @@ def _seen(rung: CudaRung, problem: Problem, view: str) -> tuple[Problem, str]:
 
 
 def _parameter_trials(
-    rung: CudaRung, signature: Signature, quant: Any, *, few: bool
+    rung: DeviceRung, signature: Signature, quant: Any, *, few: bool
 ) -> Iterator[Trial]:
     """Yield every declared parameter set at awkward sizes."""
     for which in range(1 if few else 3):
@@ -162,7 +162,7 @@ def _parameter_trials(
 
 
 def _aligned_trials(
-    rung: CudaRung, signature: Signature, quant: QuantSpec | None, *, few: bool
+    rung: DeviceRung, signature: Signature, quant: QuantSpec | None, *, few: bool
 ) -> Iterator[Trial]:
     """Yield the aligned problems, packed and padded; a few: two sizes, each in one layout."""
     layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
@@ -179,7 +179,7 @@ def _aligned_trials(
                 yield Trial(problem, params, "integers", view, 2000 + which)
 
 
-def awkward(rung: CudaRung, signature: Signature, quant: Any, which: int) -> Problem:
+def awkward(rung: DeviceRung, signature: Signature, quant: Any, which: int) -> Problem:
     """Return a problem of odd sizes in a layout that the rung takes."""
     matvec = ((129, 331, 1), (1030, 2056, 1), (67, 4104, 1))
     matmul = ((67, 45, 131), (130, 129, 264), (40, 200, 520))
@@ -197,7 +197,7 @@ def awkward(rung: CudaRung, signature: Signature, quant: Any, which: int) -> Pro
     )
 
 
-def judge_trial(rung: CudaRung, trial: Trial, run: Run) -> Verdict:
+def judge_trial(rung: DeviceRung, trial: Trial, run: Run) -> Verdict:
     """Run one trial and judge it."""
     arithmetic = rung.arithmetic(trial.problem)
     inputs = make_inputs(
@@ -218,7 +218,7 @@ def verify_rung(
     """Verify a rung's variants (all, or those named in `only`) on a device, in this process."""
     from gemmule.lab.verify.device_runner import DeviceRunner
 
-    rung = next(r for r in cuda_rungs() if (r.folder, r.name) == (folder, name))
+    rung = next(r for r in device_rungs() if (r.folder, r.name) == (folder, name))
     runner = DeviceRunner(ordinal)
     device = runner.machine.name
     outcomes = []
@@ -244,7 +244,7 @@ def verify_rung(
 
 
 def verify_all(
-    rungs: Sequence[CudaRung],
+    rungs: Sequence[DeviceRung],
     *,
     workers: int | None = None,
     few: bool = False,
@@ -277,7 +277,7 @@ def verify_all(
     return found
 
 
-def chunks(rung: CudaRung, only: frozenset[str] | None = None) -> Iterator[frozenset[str]]:
+def chunks(rung: DeviceRung, only: frozenset[str] | None = None) -> Iterator[frozenset[str]]:
     """Yield the names of the rung's variants (or of those in `only`), a few at a time."""
     names = [v.name for v in proofs.variants(rung) if only is None or v.name in only]
     for start in range(0, len(names), CHUNK):

@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Step
+from gemmule.core.rung import CudaRung, DeviceRung, LibraryRung, Machine, Step
 from gemmule.lab.verify import raw_launch
 from gemmule.oracle.inputs import Inputs
+from gemmule.tuning.operands import call_over
 
 _PLACE = 256
 
@@ -36,7 +39,7 @@ class DeviceRunner:
 
     def run(
         self,
-        rung: CudaRung,
+        rung: DeviceRung,
         inputs: Inputs,
         params: Mapping[str, Any],
         alpha: float = 1.0,
@@ -47,6 +50,8 @@ class DeviceRunner:
         if inputs.out.size == 0:
             return inputs.out  # the back end launches nothing either
         self._used = 0
+        if isinstance(rung, LibraryRung):
+            return self._multiply(rung, inputs, params, (alpha, beta))
         steps = rung.steps(problem, params, self.machine)
         workspace = rung.workspace(problem, params, self.machine)
         work = self._take(workspace, 0)
@@ -55,6 +60,28 @@ class DeviceRunner:
         addresses = [self._place(part, inputs) for part in raw_launch.parts(inputs)]
         packed = raw_launch.arguments(inputs, addresses, work, alpha, beta)
         self._launch(rung, steps, problem, packed)
+        self._download(inputs, addresses[-1])
+        return inputs.out
+
+    def _multiply(
+        self,
+        rung: LibraryRung,
+        inputs: Inputs,
+        params: Mapping[str, Any],
+        scalars: tuple[float, float],
+    ) -> np.ndarray[Any, Any]:
+        """Have a library multiply; its own requirements decide what memory it is given."""
+        problem = inputs.case.problem
+        arrays = (inputs.a, inputs.b, inputs.out)
+        addresses = [self._place(part, inputs) for part in arrays]
+        operands = []
+        for address, part in zip(addresses, arrays, strict=True):
+            strides = tuple(step // part.itemsize for step in part.strides)
+            there = DeviceArray(address, part.shape, strides, part.dtype.name, self.ordinal, self)
+            operands.append(device_arrays.from_own(there))
+        call = call_over(problem, *arrays)
+        rung.bind(problem, call, params)(*operands, *scalars)
+        driver.synchronize(self.ordinal)
         self._download(inputs, addresses[-1])
         return inputs.out
 

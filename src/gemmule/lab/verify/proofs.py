@@ -2,7 +2,8 @@
 
 A *variant* is one rung with one dtype signature (and quantisation, where it is quantised). Its
 kernels are those that the whole declared parameter space launches over a fixed list of problems;
-its key digests their cubin, as the pinned NVRTC builds it, and every launch's geometry.
+its key digests their cubin, as the pinned NVRTC builds it, and every launch's geometry. Of a rung
+that calls a library, the key digests what the library is told of these problems.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gemmule.backends.cuda import nvrtc
+from gemmule.core.canonical import Call, Options, canonical
+from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.core.registry import cuda_rungs
-from gemmule.core.rung import CudaRung, Machine, Signature, Step
+from gemmule.core.registry import device_rungs
+from gemmule.core.rung import CudaRung, DeviceRung, LibraryRung, Machine, Signature, Step
 from gemmule.oracle.problems import make_problem
 from gemmule.storage import built, evidence, sources
 
@@ -58,13 +62,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One rung with one signature, its kernels and its launches."""
+    """One rung with one signature, its kernels and its launches, or what a library is told."""
 
-    rung: CudaRung
+    rung: DeviceRung
     name: str
     kernels: tuple[str, ...]
     defines: tuple[str, ...]
     launches: tuple[Launch, ...]
+    told: tuple[Any, ...] = ()
 
     def geometry_digest(self) -> str:
         """Return a digest of every launch but the kernels' machine code."""
@@ -85,9 +90,11 @@ class Variant:
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def named_rungs(names: Collection[str] = (), without: Collection[str] = ()) -> tuple[CudaRung, ...]:
+def named_rungs(
+    names: Collection[str] = (), without: Collection[str] = ()
+) -> tuple[DeviceRung, ...]:
     """Return the CUDA rungs called `names` (default: all) but `without`; ValueError for others."""
-    rungs = cuda_rungs()
+    rungs = device_rungs()
     unknown = {*names, *without} - {rung.name for rung in rungs}
     if unknown:
         raise ValueError(
@@ -96,12 +103,19 @@ def named_rungs(names: Collection[str] = (), without: Collection[str] = ()) -> t
     return tuple(r for r in rungs if r.name in (names or (r.name,)) and r.name not in without)
 
 
+def kernel_rungs(
+    names: Collection[str] = (), without: Collection[str] = ()
+) -> tuple[CudaRung, ...]:
+    """Return those of `named_rungs` that have kernels of their own."""
+    return tuple(r for r in named_rungs(names, without) if isinstance(r, CudaRung))
+
+
 def proof_machine(arch: str = PROOF_ARCH) -> Machine:
     """Return the fixed machine that geometry is asked for: an H200's figures, whatever is here."""
     return Machine("cuda", "reference", arch, 132, 4.5e12, 60 * 2**20, 227 * 1024, 1.8e-6)
 
 
-def fixed_problems(rung: CudaRung, signature: Signature) -> Iterator[Problem]:
+def fixed_problems(rung: DeviceRung, signature: Signature) -> Iterator[Problem]:
     """Yield the problems whose launches enter a variant's key."""
     sizes = [(m, n, 1) for m, n in MATVEC_SIZES] if rung.op == "matvec" else list(MATMUL_SIZES)
     quants = [None] if not rung.quantized else list(quant_specs(signature))
@@ -114,7 +128,7 @@ def fixed_problems(rung: CudaRung, signature: Signature) -> Iterator[Problem]:
         )
         for alignment in {problem.alignment, 16 if problem.alignment == 16 else 1}:
             candidate = replace(problem, alignment=alignment)
-            if rung.refusal(candidate) is None:
+            if rung.mismatch(candidate) is None:
                 yield candidate
 
 
@@ -127,10 +141,14 @@ def quant_specs(signature: Signature) -> Iterator[QuantSpec]:
         yield QuantSpec(bits, group, zeros, layout, scale, transposed)
 
 
-def variants(rung: CudaRung, machine: Machine | None = None) -> Iterator[Variant]:
+def variants(rung: DeviceRung, machine: Machine | None = None) -> Iterator[Variant]:
     """Yield every variant of a CUDA rung."""
     machine = proof_machine() if machine is None else machine
     for signature in rung.signatures:
+        if isinstance(rung, LibraryRung):
+            told = tuple(rung.spec(p, packed_call(p)) for p in fixed_problems(rung, signature))
+            yield Variant(rung, evidence.variant_named(signature), (), (), (), told)
+            continue
         launches = []
         for index, problem in enumerate(fixed_problems(rung, signature)):
             for params in rung.space(problem):
@@ -145,11 +163,31 @@ def variants(rung: CudaRung, machine: Machine | None = None) -> Iterator[Variant
             )
 
 
+def packed_call(problem: Problem) -> Call:
+    """Return the call of a matmul on operands packed in the problem's layouts."""
+    shapes = ((problem.m, problem.k), (problem.k, problem.n), (problem.m, problem.n))
+    layouts = (problem.layout_a, problem.layout_b, problem.layout_out)
+    forms = []
+    for shape, layout, dtype in zip(
+        shapes, layouts, (problem.a, problem.b, problem.out), strict=True
+    ):
+        whole = (problem.batch, *shape) if problem.batch > 1 else shape
+        strides = c_strides(whole)
+        if layout == "col":
+            strides = (*strides[:-2], 1, shape[0])
+        forms.append(Form(whole, strides, dtype, problem.alignment))
+    options = Options(out_dtype=problem.out, literal=True)
+    return canonical("matmul", forms[0], forms[1], forms[2], options)
+
+
 def key(variant: Variant, *, anew: bool = False) -> str:
     """Return the variant's key; CompileError unless the pinned NVRTC is what compiles here.
 
     The cubin is built where no earlier build of the same inputs is on record, or `anew`.
     """
+    if isinstance(variant.rung, LibraryRung):
+        told = [asdict(one) for one in variant.told]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
     text = f"{_cubin_digest(variant, anew)} {variant.geometry_digest()}"
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -196,13 +234,16 @@ def is_pinned() -> bool:
 
 
 def keys(
-    rungs: tuple[CudaRung, ...] | None = None, workers: int = 2, *, anew: bool = False
+    rungs: tuple[DeviceRung, ...] | None = None,
+    workers: int = 2,
+    *,
+    anew: bool = False,
 ) -> dict[tuple[str, str, str], str]:
     """Return the current key of every variant: (folder, rung, variant) -> key.
 
     anew: build every cubin here, whatever is on record.
     """
-    chosen = cuda_rungs() if rungs is None else rungs
+    chosen = device_rungs() if rungs is None else rungs
     todo = [variant for rung in chosen for variant in variants(rung)]
     with ThreadPoolExecutor(workers) as pool:
         found = list(pool.map(functools.partial(key, anew=anew), todo))

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmule.backends.cuda import nvrtc
-from gemmule.core.registry import cuda_rungs
-from gemmule.core.rung import CudaRung
+from gemmule.core.registry import device_rungs
+from gemmule.core.rung import DeviceRung
 from gemmule.lab.records import proof_lines
 from gemmule.lab.verify import default_plans, proofs
 from gemmule.storage import evidence
@@ -88,7 +88,7 @@ def judge(keys: Keys, records: Iterable[Record]) -> Standing:
 
 def take(
     root: Path | None = None,
-    rungs: Sequence[CudaRung] | None = None,
+    rungs: Sequence[DeviceRung] | None = None,
     *,
     workers: int = 2,
     anew: bool = False,
@@ -104,7 +104,7 @@ def take(
             f"proofs are keyed by the cubins of NVRTC {evidence.PINNED_NVRTC}; installed is "
             f"{nvrtc.compiler_version()}. Install nvidia-cuda-nvrtc=={evidence.PINNED_NVRTC}."
         )
-    chosen = cuda_rungs() if rungs is None else tuple(rungs)
+    chosen = device_rungs() if rungs is None else tuple(rungs)
     records = list(evidence.read(root))
     keys = proofs.keys(chosen, workers, anew=anew)
     standing = judge(keys, records)

@@ -27,9 +27,9 @@ def extremes(
     """
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.verify import extremes as engine
-    from gemmule.lab.verify.proofs import named_rungs
+    from gemmule.lab.verify.proofs import kernel_rungs
 
-    chosen = named_rungs(names, without)
+    chosen = kernel_rungs(names, without)
     ordinal = options.ordinal_of(device)
 
     def show(found: list[engine.Found]) -> None:

@@ -44,9 +44,9 @@ def sanitize(
 
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.verify import sanitize as engine
-    from gemmule.lab.verify.proofs import named_rungs
+    from gemmule.lab.verify.proofs import kernel_rungs
 
-    chosen = named_rungs(names, without)
+    chosen = kernel_rungs(names, without)
     engine.find_sanitizer()
     ordinal = options.ordinal_of(device)
 

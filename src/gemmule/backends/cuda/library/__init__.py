@@ -1,0 +1,1 @@
+"""Products of the vendor's library: its C interface, and launching it."""

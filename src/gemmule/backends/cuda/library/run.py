@@ -1,0 +1,83 @@
+"""Launching a product of cuBLAS on operands: addresses, workspace, stream, device.
+
+As the launcher of kernels does: on the operands' device and the caller's current stream, with
+temporaries from the operands' own allocator, and nothing waits. What the library was told is
+prepared once for each device, so a captured graph and many threads may use it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.library import cublas
+from gemmule.core.canonical import Call
+from gemmule.core.operand import Operand, View
+from gemmule.core.problem import ITEMSIZE, Problem
+
+
+class LibraryRun:
+    """A prepared choice of the library's product.
+
+    exchanged: the canonical second operand is the library's first. `rank`: which of the heuristic's
+    algorithms. A batch that the library does not walk itself is walked here, with the outer axes.
+    """
+
+    def __init__(
+        self, gemm: cublas.Gemm, problem: Problem, call: Call, *, exchanged: bool, rank: int = 0
+    ) -> None:
+        self.gemm, self.exchanged, self.rank = gemm, exchanged, rank
+        walked = call.outer if gemm.batch == problem.batch else (*call.outer, problem.batch)
+        views, dtypes = (call.a, call.b, call.out), (problem.a, problem.b, problem.out)
+        self.offsets = [list(_offsets(walked, *each)) for each in zip(views, dtypes, strict=True)]
+        self.devices: dict[int, cublas.Prepared] = {}
+
+    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
+        """Start the product on operands of the prepared forms: out = alpha a b + beta out."""
+        ordinal = int(out.device[5:])
+        prepared = self.prepared(ordinal)
+        stream = device_arrays.current_stream(out, ordinal)
+        work, owner = 0, None
+        if prepared.workspace_bytes:
+            work, owner = device_arrays.workspace(out, prepared.workspace_bytes)
+        start = prepared.starter(alpha, beta)
+        with driver.on_device(ordinal):
+            for left, right, result in zip(*self.offsets, strict=True):
+                first, second = a.pointer + left, b.pointer + right
+                if self.exchanged:
+                    first, second = second, first
+                start(stream, first, second, out.pointer + result, work)
+        del owner  # its allocator reuses the memory in stream order
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether one call of the library is the whole product."""
+        return [list(each) for each in self.offsets] == [[0]] * 3
+
+    def prepared(self, ordinal: int) -> cublas.Prepared:
+        """Return the product as prepared on a device, once."""
+        found = self.devices.get(ordinal)
+        if found is None:
+            found = self.devices[ordinal] = cublas.Prepared(self.gemm, ordinal, self.rank)
+        return found
+
+
+def _offsets(walked: tuple[int, ...], view: View, dtype: str) -> Iterator[int]:
+    """Yield how many bytes behind the first each product's operand begins."""
+    steps = view.strides[: len(walked)]
+    for index in itertools.product(*(range(size) for size in walked)):
+        yield ITEMSIZE[dtype] * sum(i * step for i, step in zip(index, steps, strict=True))
+
+
+def by_columns(
+    dtype: str, layout: str, shape: tuple[int, int], strides: tuple[int, int]
+) -> cublas.Matrix:
+    """Return a matrix as the library sees it; one by rows is, by columns, its transpose."""
+    (rows, columns), (row_step, column_step) = shape, strides
+    if layout == "row":
+        return by_columns(dtype, "col", (columns, rows), (column_step, row_step))
+    # A single column's stride means nothing, and may be less than the library takes.
+    step = column_step if columns > 1 else rows
+    return cublas.Matrix(dtype, rows, columns, max(step, rows, 1))

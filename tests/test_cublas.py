@@ -1,0 +1,404 @@
+"""The rung that calls cuBLAS, judged by the oracle over a library that does what it is told."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from fake_cublas import FakeCublas, installed
+from fake_driver import FakeDriver
+from gemmule.arrays.interop import unwrap
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.backends.cuda.launch import CudaBackend
+from gemmule.backends.cuda.library import cublas
+from gemmule.choose import choose
+from gemmule.core.canonical import Options, canonical
+from gemmule.core.operand import Form, c_strides
+from gemmule.core.problem import Problem
+from gemmule.core.registry import device_rungs
+from gemmule.errors import DeviceError
+from gemmule.lab import doctor
+from gemmule.lab.verify import device as verify_device
+from gemmule.lab.verify import proofs
+from gemmule.lab.verify.device_runner import DeviceRunner
+from gemmule.oracle.problems import make_problem
+from gemmule.rungs.matmul.cuda import cublas as rung_module
+from gemmule.storage import evidence, lines, margins
+from test_cuda_backend import forget, install
+
+(RUNG,) = (rung for rung in device_rungs() if rung.name == "cublas")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[FakeCublas]:
+    """A library and a driver of two devices, without a GPU."""
+    install(monkeypatch, FakeDriver())
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    library = FakeCublas()
+    with installed(library):
+        yield library
+        gc.collect()
+    forget()
+    assert not library.faults
+
+
+def on(device: int, array: Any) -> DeviceArray:
+    return DeviceArray.from_host(np.asarray(array), device)
+
+
+def host(array: DeviceArray) -> Any:
+    return array.to_host()
+
+
+# --- the product ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signature", RUNG.signatures, ids=",".join)
+def test_every_layout_stride_and_batch_is_told_rightly(
+    fake: FakeCublas, signature: tuple[str, str, str]
+) -> None:
+    runner = DeviceRunner(0, arena_bytes=1 << 26)
+    seen = set()
+    for trial in verify_device.trials(RUNG, signature, few=True):
+        verdict = verify_device.judge_trial(RUNG, trial, runner.run)
+        assert verdict.ok, f"{trial}: {verdict.text}"
+        seen.add((trial.problem.layout_a, trial.problem.layout_b, trial.view))
+    assert {pair[:2] for pair in seen} == {(a, b) for a in ("row", "col") for b in ("row", "col")}
+    assert {"padded", "contiguous"} <= {view for _, _, view in seen}
+    runner.close()
+
+
+@pytest.mark.parametrize("layout_out", ["row", "col"])
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+def test_batches_and_results_by_columns(fake: FakeCublas, layout_out: str, shared: str) -> None:
+    runner = DeviceRunner(0, arena_bytes=1 << 24)
+    signature = ("float32",) * 3
+    for layout_a, layout_b in (("row", "col"), ("col", "row")):
+        problem = replace(
+            make_problem("matmul", 5, 7, 9, signature, layout_a=layout_a, layout_b=layout_b),
+            batch=3,
+            layout_out=layout_out,
+            shared_a=shared == "a",
+            shared_b=shared == "b",
+        )
+        trial = verify_device.Trial(problem, RUNG.defaults(), "integers", "contiguous", 3)
+        verdict = verify_device.judge_trial(RUNG, trial, runner.run)
+        assert verdict.ok, verdict.text
+    runner.close()
+
+
+@pytest.mark.parametrize("fault", ["step", "result", "one turned", "both turned", "batch"])
+def test_the_oracle_sees_a_product_told_wrongly(
+    fake: FakeCublas, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    right = rung_module.gemm
+
+    def wrong(problem: Any, call: Any) -> cublas.Gemm:
+        told = right(problem, call)
+        if fault == "step":
+            return replace(told, first=replace(told.first, step=told.first.step + 1))
+        if fault == "result":
+            return replace(told, result=replace(told.result, step=told.result.step + 1))
+        if fault == "one turned":
+            return replace(told, transposed=(told.transposed[0], not told.transposed[1]))
+        if fault == "both turned":
+            return replace(told, transposed=(not told.transposed[0], not told.transposed[1]))
+        return replace(told, second=replace(told.second, batch_step=0))
+
+    monkeypatch.setattr(rung_module, "gemm", wrong)
+    runner = DeviceRunner(0, arena_bytes=1 << 24)
+    problem = replace(make_problem("matmul", 6, 6, 6, ("float32",) * 3), batch=2)
+    trial = verify_device.Trial(problem, RUNG.defaults(), "integers", "padded", 3)
+    assert not verify_device.judge_trial(RUNG, trial, runner.run).ok
+    runner.close()
+
+
+def test_alpha_and_beta(fake: FakeCublas) -> None:
+    a, b, c = (np.arange(12.0).reshape(s) for s in ((3, 4), (4, 3), (4, 3)))
+    plan = gm.plan("matmul", on(0, a), on(0, b), rung="cublas")
+    for old, alpha, beta in ((c[:3], 2.0, -3.0), (np.full((3, 3), np.nan), 0.5, 0.0)):
+        left, right, out = (unwrap(on(0, one), "operand") for one in (a, b, old))
+        plan.launch(left, right, out, alpha, beta)
+        expected = alpha * (a @ b) + (beta * old if beta else 0.0)
+        assert np.array_equal(host(out.array), expected)
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_a_result_in_part_of_a_wider_array(fake: FakeCublas, by_columns: bool) -> None:
+    a, b = (np.arange(12.0).reshape(s) for s in ((3, 4), (4, 3)))
+    whole = on(0, np.full((3, 8), -1.0))
+    strides = (1, 8) if by_columns else (8, 1)
+    out = DeviceArray(whole._pointer, (3, 3), strides, "float64", 0, whole)
+    gm.matmul(on(0, a), on(0, b), out=out, rung="cublas")
+    found = host(whole)
+    assert np.array_equal(found[:, :3], (a @ b).T if by_columns else a @ b)
+    assert (found[:, 3:] == -1).all()
+
+
+# --- what the library is asked --------------------------------------------------------------------
+
+
+def told(**changes: Any) -> cublas.Gemm:
+    problem = make_problem("matmul", 8, 8, 8, ("float32",) * 3)
+    problem = replace(problem, **changes)
+    return rung_module.gemm(problem, proofs.packed_call(problem))
+
+
+def test_float32_is_never_tf32_unless_asked_for() -> None:
+    assert told().compute == "float32"
+    assert told(precision="ieee").compute == "float32"
+    assert told(precision="tf32").compute == "tf32"
+    halves = {"a": "float16", "b": "float16", "out": "float16"}
+    assert told(**halves, precision="tf32").compute == "float32"
+    assert cublas.COMPUTE_TYPES == {"float32": 68, "tf32": 77, "float64": 70}
+
+
+def test_tf32_is_used_where_it_is_asked_for(fake: FakeCublas) -> None:
+    a = on(0, np.ones((64, 64), np.float32))
+    asked = gm.plan("matmul", a, a, precision="tf32", rung="cublas")
+    assert "no use" not in asked.explain()
+    assert RUNG.arithmetic(asked.problem).inputs == "tf32"
+    assert not RUNG.arithmetic(asked.problem).at_least_float32
+
+
+def test_partial_sums_stay_in_the_type_of_the_sum(fake: FakeCublas) -> None:
+    a = on(0, np.ones((4, 4), np.float16))
+    gm.matmul(a, a, rung="cublas")
+    (asked,) = fake.asked
+    assert asked[cublas.PREF_REDUCTION] == 2
+    assert asked[cublas.PREF_WORKSPACE] == 32 << 20
+    assert [asked[which] for which in cublas.PREF_ALIGNMENTS] == [8] * 4
+
+
+def test_the_heuristic_is_asked_once_a_plan_and_device(fake: FakeCublas) -> None:
+    for device in (0, 1, 0, 1, 0):
+        a = on(device, np.ones((4, 4)))
+        gm.matmul(a, a, rung="cublas")
+    assert len(fake.asked) == 2
+    assert len(fake.handles) == 2
+
+
+def test_each_call_has_a_workspace_of_its_own_and_the_callers_stream(fake: FakeCublas) -> None:
+    fake.workspace = 4096
+    a = on(0, np.ones((4, 4)))
+    with device_arrays.using_stream(17):
+        gm.matmul(a, a, rung="cublas")
+    ((stream, work),) = fake.calls
+    assert stream == 17
+    assert work
+
+
+def test_threads_share_a_prepared_product(fake: FakeCublas) -> None:
+    a = on(0, np.eye(16))
+    plan = gm.plan("matmul", a, a, rung="cublas")
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda: results.append(plan(a, a))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert all(np.array_equal(host(r), np.eye(16)) for r in results)
+    assert len(fake.handles) == 1
+
+
+def test_what_was_made_is_given_back(fake: FakeCublas) -> None:
+    made = cublas.Prepared(told(), 0)
+    assert len(fake.things) == 6
+    del made
+    gc.collect()
+    assert len(fake.things) == 1  # the handle, which lives as long as the process
+
+
+# --- what it refuses ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layout_out": "strided"}, "C by rows or by columns"),
+        ({"layout_a": "strided"}, "it reads A as row or col"),
+        ({"k": 0}, "sizes of 1 to"),
+        ({"m": 2**31}, "sizes of 1 to"),
+        ({"batch": 65_536}, "65,535 products"),
+        ({"batch_invariant": True}, "equal bits"),
+        ({"a": "int8", "b": "int8", "out": "int32"}, "dtypes"),
+    ],
+)
+def test_what_the_library_does_not_take_is_refused(changes: dict[str, Any], words: str) -> None:
+    problem = replace(Problem("matmul", 8, 8, 8), **changes)
+    refused = RUNG.mismatch(problem)
+    assert refused is not None
+    assert words in refused
+
+
+def test_without_the_library_the_rung_says_so_and_plans_take_another() -> None:
+    with installed(None):
+        assert "not found" in str(RUNG.refusal(Problem("matmul", 8, 8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "words"),
+    [
+        ("cublasLtCreate", 1, "opening cuBLAS on cuda:0: cuBLAS answered NOT_INITIALIZED"),
+        ("cublasLtMatmulAlgoGetHeuristic", 14, "answered INTERNAL_ERROR"),
+        ("cublasLtMatmul", 13, "multiplying .* answered EXECUTION_FAILED"),
+        ("cublasLtMatmul", 99, "answered 99"),
+    ],
+)
+def test_failures_of_the_library_are_typed(
+    fake: FakeCublas, function: str, status: int, words: str
+) -> None:
+    fake.answers[function] = status
+    a = on(0, np.ones((4, 4)))
+    with pytest.raises(DeviceError, match=words):
+        gm.matmul(a, a, rung="cublas")
+
+
+def test_ranks_name_what_the_heuristic_knows(fake: FakeCublas) -> None:
+    fake.known, a = 2, on(0, np.ones((4, 4)))
+    for rank in (0, 1, 3):  # the last one where it knows fewer
+        gm.matmul(a, a, rung="cublas", params={"rank": rank})
+    assert fake.used == [0, 1, 1]
+    fake.known = 0
+    with pytest.raises(DeviceError, match=r"asking how to multiply .* answered NOT_SUPPORTED"):
+        gm.matmul(on(0, np.ones((4, 5))), on(0, np.ones((5, 4))), rung="cublas")
+
+
+def test_the_version_reads_as_the_vendor_writes_it(fake: FakeCublas) -> None:
+    assert cublas.version() == "13.1.2"
+
+
+# --- when plans choose it -------------------------------------------------------------------------
+
+
+def margin(**changes: Any) -> margins.Margin:
+    """Return a margin of 4096 x 4096 by 4, float32, on the fake device."""
+    key = next(
+        r.key
+        for r in evidence.read()
+        if (r.rung, r.variant) == ("few_columns", "float32,float32,float32")
+    )
+    fields: dict[str, Any] = {"device": "Fake GPU", "arch": "sm_90a", "folder": "matmul"}
+    fields |= {"rung": "few_columns", "key": key, "a": "float32", "b": "float32"}
+    fields |= {"out": "float32", "layout_a": "row", "layout_b": "row", "m": 4096, "n": 4}
+    fields |= {"k": 4096, "batch": 1, "alignment": 16, "ratio": 1.5, "date": "2026-11-22"}
+    return margins.Margin(**{**fields, **changes})
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
+    """Write margins for the fake device, beside the proofs that there are."""
+    records = list(evidence.read())
+
+    def write(*found: margins.Margin) -> None:
+        rows = ({"schema": margins.SCHEMA, **asdict(one)} for one in found)
+        lines.write(tmp_path / "fake" / margins.FILE, rows)
+        margins.known.cache_clear()
+
+    monkeypatch.setattr(evidence, "read", lambda root=None: iter(records))
+    monkeypatch.setattr(evidence, "folder", lambda: tmp_path)
+    margins.known.cache_clear()
+    yield write
+    margins.known.cache_clear()
+
+
+def chosen(m: int, n: int, k: int, precision: str = "float32") -> tuple[str, str]:
+    """Return the rung that a plan takes on the fake device for float32 by rows, and why."""
+    forms = [Form(shape, c_strides(shape), "float32", 16) for shape in ((m, k), (k, n))]
+    call = canonical("matmul", *forms, None, Options(precision=precision))
+    choice = choose(call, CudaBackend().machine("cuda:0"))
+    return choice.rung.name, choice.reason
+
+
+def test_plans_choose_it_until_another_is_known_to_be_faster(fake: FakeCublas, known: Any) -> None:
+    assert chosen(4096, 4, 4096)[0] == "cublas"
+    known(margin(ratio=1.09))
+    assert chosen(4096, 4, 4096)[0] == "cublas"
+    known(margin())
+    assert chosen(4096, 4, 4096) == (
+        "few_columns",
+        "1.50 x the vendor's library at 4096 x 4096 x 4 on this device, 2026-11-22",
+    )
+    with installed(None):
+        assert chosen(4096, 4, 4096)[0] == "few_columns"
+        assert chosen(4096, 4096, 4096)[0] != "cublas"
+
+
+def test_a_measured_product_speaks_for_its_neighbours_alone(fake: FakeCublas, known: Any) -> None:
+    known(margin())
+    assert chosen(2048, 8, 8192)[0] == "few_columns"
+    assert chosen(2047, 4, 4096)[0] == "cublas"
+    assert chosen(4096, 12, 4096)[0] == "cublas"
+    known(margin(), margin(m=2048, ratio=0.8))
+    assert chosen(3000, 4, 4096)[0] == "few_columns"
+    assert chosen(2500, 4, 4096)[0] == "cublas"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": "Other GPU"},
+        {"arch": "sm_80"},
+        {"layout_b": "col"},
+        {"key": "0" * 64},
+        {"rung": "none"},
+        {"a": "float16"},
+        {"ratio": 1},
+        {"ratio": float("nan")},
+        {"m": -1},
+        {"date": "\x1b[1m"},
+    ],
+)
+def test_margins_of_other_products_or_code_count_for_nothing(
+    fake: FakeCublas, known: Any, changes: dict[str, Any]
+) -> None:
+    known(margin(**changes))
+    assert chosen(4096, 4, 4096)[0] == "cublas"
+
+
+def test_margins_need_the_alignment_and_the_precision_they_had(
+    fake: FakeCublas, known: Any
+) -> None:
+    known(margin(k=4095))
+    assert chosen(4096, 4, 4095)[0] == "cublas"  # rows of 4095 floats are aligned to 4 bytes
+    known(margin())
+    assert chosen(4096, 4, 4096, "tf32")[0] == "cublas"
+
+
+def test_a_result_that_the_library_does_not_take_goes_to_another_rung(fake: FakeCublas) -> None:
+    a, b = on(0, np.ones((8, 8), np.float32)), on(0, np.ones((8, 8), np.float32))
+    plan = gm.plan("matmul", a, b)
+    assert plan.rung.name == "cublas"
+    left, right = unwrap(a, "A"), unwrap(b, "B")
+    wide = DeviceArray(
+        on(0, np.ones((8, 64), np.float32))._pointer, (8, 8), (64, 4), "float32", 0, b
+    )
+    assert plan._sibling(left, right, unwrap(wide, "out")).rung.name != "cublas"
+
+
+def test_shipped_margins_are_of_rungs_as_they_are() -> None:
+    margins.known.cache_clear()
+    found = margins.known()
+    assert len({kind[0] for kind in found}) >= 1
+    names = {(r.folder, r.name) for r in device_rungs()}
+    for path in evidence.folder().glob(f"*/{margins.FILE}"):
+        everything = list(margins.read_file(path))
+        assert {(one.folder, one.rung) for one in everything} <= names
+        assert sum(map(len, found.values())) == len(everything), "measure again: tools/margins.py"
+
+
+def test_doctor_says_what_there_is(fake: FakeCublas) -> None:
+    (found,) = doctor._cublas()
+    assert (found.status, found.found.split(",")[0]) == ("ok", "13.1.2")
+    with installed(None):
+        (found,) = doctor._cublas()
+    assert (found.status, "nvidia-cublas" in found.fix) == ("note", True)

@@ -1,0 +1,154 @@
+"""Measure where our own matrix products beat the vendor's library, for the evidence.
+
+``python tools/margins.py evidence/`` on a machine with a GPU times, at every product of a grid, the
+rung that plans would take without the vendor's and the vendor's, in turns and cold, and writes
+``<root>/<gpu>/margins.jsonl``, which plans read (`gemmule.storage.margins`).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemmule import choose
+from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.backends.cuda.graph_clock import GraphClock
+from gemmule.core.choice import Choice
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Machine
+from gemmule.lab.ceilings.device import filled
+from gemmule.lab.verify import proofs
+from gemmule.lab.verify.device import slug
+from gemmule.storage import evidence, lines, margins
+from gemmule.timing.clock import Contestant
+
+SIDES = (512, 2048, 8192, 32768)
+COLUMNS = (2, 4, 8, 16, 32, 64)
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+MOST_BYTES, COLD_BYTES = 2 << 30, 256 << 20
+ROUNDS = 5
+
+
+def problems() -> Iterator[Problem]:
+    """Yield the grid: a large matrix by few columns, which lie by rows or by columns."""
+    for dtype, m, k, n, layout in itertools.product(DTYPES, SIDES, SIDES, COLUMNS, ("row", "col")):
+        if m * k * ITEMSIZE[dtype] <= MOST_BYTES:
+            yield Problem("matmul", m, n, k, a=dtype, b=dtype, out=dtype, layout_b=layout)
+
+
+def rivals(problem: Problem, machine: Machine) -> tuple[Choice, Choice] | None:
+    """Return the choice without the vendor, and the vendor's; None where there are not both."""
+    call = proofs.packed_call(problem)
+    ranked = sorted(choose._suggestions(call, machine), key=lambda one: one.expected_s or 0.0)
+    ours = next((one for one in ranked if not one.rung.vendor), None)
+    vendors = next((one for one in ranked if one.rung.vendor), None)
+    return None if ours is None or vendors is None else (ours, vendors)
+
+
+class Meter:
+    """A device with a pool of random numbers for each dtype, of which operands are cut."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.ordinal, self.clock = ordinal, GraphClock(ordinal)
+        self.machine = cuda_launch.CudaBackend().machine(f"cuda:{ordinal}")
+        self.pools: dict[str, Any] = {}
+        self.columns = filled(1 << 24, "float64", ordinal, 2)
+        self.out = DeviceArray.empty((1 << 25,), "float64", ordinal)
+
+    def pool(self, dtype: str) -> Any:
+        """Return the pool of a dtype; the one before is given back."""
+        if dtype not in self.pools:
+            self.pools.clear()
+            size = (MOST_BYTES + COLD_BYTES) // ITEMSIZE[dtype]
+            few = filled(1 << 22, dtype, self.ordinal, 3)
+            self.pools[dtype] = (filled(size, dtype, self.ordinal, 1), few)
+        return self.pools[dtype]
+
+    def ratio(self, problem: Problem, pair: tuple[Choice, Choice]) -> float:
+        """Return the vendor's time over ours: the median over rounds in turns."""
+        runners = [self.clock.prepare(self._contestant(problem, one)) for one in pair]
+        for run in runners:
+            run(0, 1)
+        found = []
+        for index in range(ROUNDS):
+            order = (0, 1) if index % 2 else (1, 0)
+            seconds = {}
+            for which in order:
+                timing = runners[which](0, 1)
+                seconds[which] = timing.seconds / timing.calls
+            found.append(seconds[1] / seconds[0])
+        return float(np.median(found))
+
+    def _contestant(self, problem: Problem, choice: Choice) -> Contestant:
+        run = cuda_launch.CudaBackend().prepare(choice)
+        dtype, matrix = problem.a, problem.m * problem.k
+        whole, few = self.pool(dtype)
+        sets = max(2, -(-COLD_BYTES // (matrix * ITEMSIZE[dtype])))
+        sets = min(sets, (MOST_BYTES + COLD_BYTES) // (matrix * ITEMSIZE[dtype]), 512)
+        views = proofs.packed_call(problem)
+
+        def cut(pool: Any, view: Any, start: int) -> Any:
+            from gemmule.backends.cuda.arrays import from_own
+
+            address = pool.pointer + start * ITEMSIZE[dtype]
+            array = DeviceArray(address, view.shape, view.strides, dtype, self.ordinal, pool)
+            return from_own(array)
+
+        def operands(index: int) -> tuple[Any, Any, Any]:
+            b = cut(few, views.b, 0)
+            out = cut(self.out, views.out, index % 4 * problem.m * problem.n)
+            return cut(whole, views.a, index * matrix), b, out
+
+        every = [operands(index) for index in range(sets)]
+        return Contestant(choice.rung.name, lambda i: run(*every[i], 1.0, 0.0), sets)
+
+
+def measure(root: Path) -> Path:
+    """Measure the grid and write the file; return its path."""
+    meter = Meter()
+    keys = {(r.folder, r.rung, r.variant): r.key for r in evidence.read()}
+    today, found = dt.datetime.now(tz=dt.UTC).date().isoformat(), []
+    for problem in problems():
+        pair = rivals(problem, meter.machine)
+        if pair is None:
+            continue
+        rung = pair[0].rung
+        key = keys[(rung.folder, rung.name, evidence.variant_of(problem))]
+        ratio = round(meter.ratio(problem, pair), 3)
+        found.append(
+            margins.Margin(
+                meter.machine.name,
+                meter.machine.arch,
+                rung.folder,
+                rung.name,
+                key,
+                problem.a,
+                problem.b,
+                problem.out,
+                problem.layout_a,
+                problem.layout_b,
+                problem.m,
+                problem.n,
+                problem.k,
+                problem.batch,
+                pair[0].problem.alignment,
+                ratio,
+                today,
+            )
+        )
+        print(f"{ratio:.2f} {rung.name} {problem.describe()}", flush=True)
+    path = root / slug(meter.machine.name) / margins.FILE
+    lines.write(path, ({"schema": margins.SCHEMA, **asdict(one)} for one in found))
+    return path
+
+
+if __name__ == "__main__":
+    print(measure(Path(sys.argv[1])))
