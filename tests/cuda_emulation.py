@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,9 @@ class Emulator:
         shapes = tensor_maps.declared(steps, problem, packed)
         where = launch_args.addresses(packed, 4 if shapes else 0)
         maps = [encoded(where[shape.word], shape) for shape in shapes]
-        module = emulated(rung, steps[0].kernel, problem, bank_conflicts=self.bank_conflicts)
+        module = emulated(
+            rung, [step.kernel for step in steps], problem, bank_conflicts=self.bank_conflicts
+        )
         before = work
         for index, step in enumerate(steps):
             late: list[np.ndarray[Any, Any]] = []
@@ -118,13 +120,15 @@ def sampled(rung: Rung) -> list[Signature]:
     return [first, *[s for s in others if s != first][:1]]
 
 
-def emulated(rung: Rung, kernel: str, problem: Any, *, bank_conflicts: bool = False) -> Any:
-    """Compile, once for all sampled signatures, what their trials launch, or else `kernel`."""
+def emulated(
+    rung: Rung, kernels: Sequence[str], problem: Any, *, bank_conflicts: bool = False
+) -> Any:
+    """Compile, once for all sampled signatures, what their trials launch, or else `kernels`."""
     signature = (problem.a, problem.b, problem.out)
     together = tuple(sampled(rung))
     names, defines = _kernels(rung, together if signature in together else (signature,))
-    if kernel not in names:  # one that the trials do not reach
-        names = (kernel,)
+    if not set(kernels) <= set(names):  # some that the trials do not reach
+        names = tuple(dict.fromkeys(kernels))
     return _module(rung.source_path, names, defines, bank_conflicts)
 
 

@@ -119,7 +119,8 @@ class Module:
     ) -> Report:
         """Run one kernel to its end; `grid` counts blocks, `timeout_s` is CPU time.
 
-        seed 0 runs threads and blocks in order, any other seed in an order of its own.
+        seed 0 runs threads and blocks in order, any other seed in an order of its own; where its
+        bit 1 is set, a warp gets as far as it can before another one runs.
         cooperative keeps all blocks resident together, as a grid-wide barrier needs. Copies by
         cp.async take effect when they are waited for, with `eager` when they are issued: a device
         may do either. late: (address, source, bytes) of what the grid before this one writes; it is

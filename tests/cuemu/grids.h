@@ -72,6 +72,22 @@ static void shuffle_order(std::vector<unsigned>& v) {
   for (unsigned i = unsigned(v.size()); i > 1; --i) std::swap(v[i - 1], v[next_random() % i]);
 }
 
+// Brings the lanes of a warp together, warps and lanes each in the order in which they are met first.
+static void gather_warps(std::vector<unsigned>& order) {
+  const unsigned warps = (S.threads + 31) / 32, none = ~0u;
+  const auto warp_of = [&](unsigned i) { return i / S.threads * warps + i % S.threads / 32; };
+  std::vector<unsigned> start(S.fibers.size() / S.threads * warps, none), found;
+  unsigned places = 0;
+  for (unsigned i : order) {
+    unsigned& at = start[warp_of(i)];
+    if (at == none) { at = places; places += 32; }
+  }
+  found.assign(places, none);
+  for (unsigned i : order) found[start[warp_of(i)]++] = i;
+  order.clear();
+  for (unsigned i : found) if (i != none) order.push_back(i);
+}
+
 // Runs the blocks `first` .. of one resident group to their end; false after an error.
 static bool run_group(const std::vector<uint3>& blocks) {
   const unsigned n = S.threads;
@@ -91,6 +107,9 @@ static bool run_group(const std::vector<uint3>& blocks) {
   S.order.resize(S.fibers.size());
   for (unsigned i = 0; i < S.order.size(); ++i) S.order[i] = i;
   shuffle_order(S.order);
+  if (warps_run_ahead()) gather_warps(S.order);
+  S.visits = 0;
+  S.leave = false;
   S.alive = unsigned(S.fibers.size());
   S.idle = 0;
   S.pos = 0;

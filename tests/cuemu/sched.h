@@ -94,6 +94,8 @@ struct State {
   void* main_sp = nullptr;
   Fiber* cur = nullptr;
   unsigned pos = 0, alive = 0;
+  unsigned visits = 0;                  // threads of the present warp that ran since one of them got on
+  bool leave = false;                   // the present warp polls: the others' turn
   unsigned long idle = 0, serial = 0;   // serial: of the resident group
   unsigned threads = 0, cluster_size = 1;
   dim3 block_dim, grid_dim, cluster_dim;
@@ -116,10 +118,14 @@ inline const char* base_name(const char* path) {
 // ---- scheduling ------------------------------------------------------------------------------
 inline void progress() { S.idle = 0; }
 
-void pick_next();   // round robin over the live fibers; two sweeps in which nothing moved are a deadlock
+// Round robin over the live fibers, or over the warps, each as far as it gets (seeds with bit 1 set: a warp may be far
+// ahead of the others wherever no barrier holds it). Two sweeps in which nothing moved are a deadlock.
+void pick_next();
+inline bool warps_run_ahead() { return S.cfg.seed & 2; }
 // Lets the other threads run, as a polling thread must; polling is progress (the watchdog ends it).
 inline void yield() {
   progress();
+  S.leave = true;
   if (S.alive > 1) pick_next();
 }
 // The grid that a dependent launch waits for is complete from here on.

@@ -79,13 +79,38 @@ namespace cuemu {
   fail("deadlock", "%s", (text + tail).c_str());
 }
 
-// Round robin over the live fibers; two sweeps in which nothing moved are a deadlock.
+static bool of_one_warp(const Fiber& a, const Fiber& b) { return a.cta == b.cta && a.warp == b.warp; }
+// The next live fiber of the present one's warp, which lies together in the order; else the first of another warp.
+static unsigned next_ahead(unsigned p) {
+  const unsigned n = unsigned(S.order.size());
+  const Fiber& here = S.fibers[S.order[p]];
+  if (!S.leave && S.visits++ < 32) {
+    for (unsigned i = 1; i < 32; ++i) {
+      unsigned q = p + i;
+      if (q >= n || !of_one_warp(S.fibers[S.order[q]], here)) {   // round to the warp's first
+        for (q = p; q && of_one_warp(S.fibers[S.order[q - 1]], here);) --q;
+        for (; q < p; ++q) if (!S.fibers[S.order[q]].done) return q;
+        break;
+      }
+      if (!S.fibers[S.order[q]].done) return q;
+    }
+  }
+  S.visits = 0;
+  S.leave = false;
+  unsigned q = p;
+  do { q = q + 1 == n ? 0 : q + 1; } while (q != p && (S.fibers[S.order[q]].done || of_one_warp(S.fibers[S.order[q]], here)));
+  if (q == p)   // no other warp is left
+    do { q = q + 1 == n ? 0 : q + 1; } while (S.fibers[S.order[q]].done);
+  return q;
+}
 void pick_next() {
   if (S.expired) fail("timeout", "the launch took more than %.1f s of CPU time", S.cfg.timeout_s);
+  if (!S.idle) S.visits = 0;
   if (++S.idle > 2ul * S.fibers.size() + 64) report_deadlock();
   const unsigned n = unsigned(S.order.size());
   unsigned p = S.pos;
-  do { p = p + 1 == n ? 0 : p + 1; } while (S.fibers[S.order[p]].done);
+  if (warps_run_ahead()) p = next_ahead(p);
+  else do { p = p + 1 == n ? 0 : p + 1; } while (S.fibers[S.order[p]].done);
   S.pos = p;
   Fiber* me = S.cur;
   Fiber* next = &S.fibers[S.order[p]];

@@ -19,7 +19,7 @@ EDGE_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128,
 # kept too long, and a copy that nobody waited for.
 ALIGNED = {
     "matvec": ((64, 64, 1), (128, 1024, 1), (1024, 128, 1)),
-    "matmul": ((64, 64, 64), (256, 192, 160), (128, 64, 256)),
+    "matmul": ((64, 64, 64), (256, 192, 160), (70, 16, 128), (128, 64, 256)),
 }
 ALL_SIGNATURES: tuple[Signature, ...] = (
     *floats("float64", "float32", "float16", "bfloat16"),

@@ -164,10 +164,10 @@ def _parameter_trials(
 def _aligned_trials(
     rung: DeviceRung, signature: Signature, quant: QuantSpec | None, *, few: bool
 ) -> Iterator[Trial]:
-    """Yield the aligned problems, packed and padded; a few: two sizes, each in one layout."""
+    """Yield the aligned problems, packed and padded; a few: all but one, each in one layout."""
     layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
     pairs = [(a, b) for a in rung.layouts for b in layouts_b if "strided" not in (a, b)]
-    for which, size in enumerate(ALIGNED[rung.op][: 2 if few else None]):
+    for which, size in enumerate(ALIGNED[rung.op][: -1 if few else None]):
         start = (which + len(signature[0])) % len(pairs)
         batch = 2 if rung.batched and quant is None and which == 0 else 1
         for a, b in [pairs[start]] if few else pairs:
