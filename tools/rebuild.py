@@ -8,8 +8,10 @@ is as stale as before.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gemmule.core.rung import CudaRung
@@ -26,10 +28,13 @@ def update(names: Sequence[str], root: Path) -> Iterator[Path]:
         raise SystemExit(f"the cubins of NVRTC {evidence.PINNED_NVRTC} are the keys of proofs.")
     rungs = proofs.kernel_rungs(names)
     kept = {built.path_of((rung.folder, rung.name), root): rung for rung in rungs}
-    for path, rung in kept.items():
-        if not _is_current(path, rung):
-            proofs.remember([rung], root)
-            yield path
+    changed = {path: rung for path, rung in kept.items() if not _is_current(path, rung)}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # NVRTC lets go of the GIL
+        variants = [one for rung in changed.values() for one in proofs.variants(rung)]
+        list(pool.map(proofs.key, variants))
+    for path, rung in changed.items():
+        proofs.remember([rung], root)
+        yield path
     for path in (root / built.FOLDER).glob("*.jsonl"):
         if not names and path not in kept:
             path.unlink()
