@@ -143,12 +143,12 @@ def test_options_and_rungs_tell_calls_of_equal_arrays_apart() -> None:
 
 def test_pytorchs_guards_tell_other_tensors_from_those_they_were_made_of() -> None:
     torch = pytest.importorskip("torch")
-    from gemmule.dispatch import torch as torch_calls
+    from gemmule.dispatch import torch_launch
 
     def three() -> list[Any]:
         return [torch.randn(8, 8), torch.randn(8), torch.empty(8)]
 
-    same = torch_calls._guards(*three())
+    same = torch_launch.guards(*three())
     assert same(*three())
     others = [
         (0, torch.randn(8, 8).t()),
@@ -169,11 +169,11 @@ def test_pytorchs_guards_tell_other_tensors_from_those_they_were_made_of() -> No
 
 def test_without_pytorchs_guards_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from gemmule.dispatch import torch as torch_calls
+    from gemmule.dispatch import torch_launch
 
     monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", None)
     x = torch.randn(8)
-    assert not torch_calls._guards(x, x, x)(x, x, x)
+    assert not torch_launch.guards(x, x, x)(x, x, x)
 
 
 def test_quantised_products_take_the_short_way() -> None:

@@ -504,6 +504,10 @@ def test_operators_and_the_array_protocol() -> None:
     np.testing.assert_array_equal(x @ Q.T, gm.vecmat(x, Q.T))
     np.testing.assert_array_equal(X.T @ Q.T, gm.matmul(X.T, Q.T))
     assert isinstance(torch.from_numpy(x) @ Q.T, torch.Tensor)
+    assert torch.equal(torch.matmul(Q, torch.from_numpy(x)), torch.from_numpy(Q @ x))
+    assert torch.equal(torch.from_numpy(x).__rmatmul__(Q), torch.from_numpy(Q @ x))
+    with pytest.raises(TypeError, match=r"torch\.add"):
+        torch.add(torch.from_numpy(x), Q)
     assert isinstance(Q @ torch.from_numpy(X), torch.Tensor)
     np.testing.assert_array_equal((torch.from_numpy(x) @ Q.T).numpy(), x @ Q.T)
     np.testing.assert_array_equal(np.asarray(Q), Q.dequantize())

@@ -42,12 +42,14 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
     `out` takes part on devices; on the host the bound call looks at it.
     """
     kind = type(b)
-    if kind is np.ndarray or kind is QuantizedMatrix:
+    coded = kind is QuantizedMatrix and b.device != "cpu"
+    if kind is np.ndarray or (kind is QuantizedMatrix and not coded):
         if default_device() not in (None, "cpu"):
             return None
         seen_a, seen_b = host.seen(a), host.seen(b)
         return None if seen_a is None or seen_b is None else (seen_a, seen_b, None)
-    if getattr(b, "is_cuda", False) and "torch" in sys.modules:
+    on_device = getattr(a, "is_cuda", False) if coded else getattr(b, "is_cuda", False)
+    if on_device and "torch" in sys.modules:
         torch_calls = _torch_calls()
         if torch_calls.wanted(a, b):
             return None
@@ -111,6 +113,18 @@ def _general(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
         if jax_calls.traced(a, b):
             return jax_calls.through(op, a, b, out, options)
     return product(op, a, b, out, options, device)
+
+
+def below(op: str, a: Any, b: Any, options: Options) -> Any:
+    """Return a tensor's product by the short way or else the general one; as `product` does."""
+    torch_calls = _torch_calls()
+    seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
+    if seen_a is not None and seen_b is not None:
+        short_way = _bound(op, seen_a, seen_b, None, options)
+        result = None if short_way is None else short_way(a, b, None)
+        if result is not None:
+            return result
+    return product(op, a, b, None, options)
 
 
 def product(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None = None) -> Any:

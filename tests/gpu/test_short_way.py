@@ -9,6 +9,7 @@ import pytest
 import gemmule as gm
 from gemmule.arrays.interop import unwrap
 from gemmule.dispatch.torch import TorchCall
+from gemmule.dispatch.torch_codes import CodesCall
 
 torch = pytest.importorskip("torch")
 
@@ -67,3 +68,62 @@ def test_a_lazily_negated_view_is_no_plain_memory() -> None:
     plan = gm.plan("matvec", a, x.clone())
     for result in (gm.matvec(a, x), plan(a, x)):
         torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+# Quantised products of one launch take the short way, that of a cluster too; those of two do not.
+CODED = [
+    ("matvec", {}, (1000, 4096), True),
+    ("matvec", {"bits": 8, "group_size": 40}, (300, 1000), True),
+    ("vecmat", {"symmetric": True}, (1024, 2048), True),
+    ("vecmat", {}, (16384, 16384), True),
+    ("matmul", {}, (512, 1024), False),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("op", "options", "shape", "short"), CODED)
+def test_a_quantised_matrix(
+    op: str, options: dict[str, Any], shape: tuple[int, int], short: bool, dtype: str
+) -> None:
+    def vector(seed: int) -> Any:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        size = shape[op != "vecmat"]
+        wide = (size, 5) if op == "matmul" else (size,)
+        return torch.randn(wide, generator=generator, device="cuda").to(getattr(torch, dtype))
+
+    def pair(matrix: Any, x: Any) -> tuple[Any, Any]:
+        return (x, matrix) if op == "vecmat" else (matrix, x)
+
+    Q, other = (gm.quantize(torch.randn(shape, device="cuda"), **options) for _ in range(2))
+    plan = gm.plan(op, *pair(Q, vector(0)))
+    assert isinstance(plan.short_way, CodesCall) == short
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for seed in range(10):
+            matrix, x = (Q, other)[seed % 2], vector(seed)
+            left, right = pair(matrix, x)
+            expected = plan.execute(unwrap(left, "A"), unwrap(right, "B"), None)
+            out = torch.full_like(expected, float("nan"))
+            assert plan(left, right, out=out) is out
+            results = plan(left, right), getattr(gm, op)(left, right), left @ right, out
+            assert all(torch.equal(result, expected) for result in results)
+    stream.synchronize()
+    x = vector(1)
+    square = gm.quantize(torch.randn((x.shape[0], x.shape[0]), device="cuda"), **options)
+    with pytest.raises(ValueError, match="overlaps"):
+        getattr(gm, op)(*pair(square, x), out=x)
+    host = Q.to("cpu")
+    with pytest.raises(TypeError, match="library"):
+        plan(*pair(host, x))
+
+
+def test_a_gradient_is_asked_for_beside_a_quantised_matrix() -> None:
+    Q = gm.quantize(torch.randn((64, 96), device="cuda"))
+    plan = gm.plan("matvec", Q, torch.randn(96, device="cuda"))
+    x = torch.randn(96, device="cuda", requires_grad=True)
+    for product in (lambda: Q @ x, lambda: gm.matvec(Q, x)):
+        product().sum().backward()
+        assert x.grad is not None
+        x.grad = None
+    assert not plan(Q, x.detach()).requires_grad

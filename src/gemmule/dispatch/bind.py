@@ -30,7 +30,7 @@ def bind(run: Run, call: Call, a: Form, b: Form, device: str) -> ShortWay | None
     """Return the short way of a prepared launcher, or None where there is none."""
     if isinstance(run, HostRun):
         return HostCall(run, call, a, b)
-    if a.quant is not None or b.quant is not None or "torch" not in sys.modules:
+    if "torch" not in sys.modules or device == "cpu":
         return None
     from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
 

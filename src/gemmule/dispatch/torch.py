@@ -11,8 +11,6 @@ planned call takes 5.7 us with methods and cuda.bindings, of which the driver it
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import struct
 import sys
 import threading
@@ -25,19 +23,25 @@ from gemmule.backends.cuda.library.run import LibraryRun
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
-from gemmule.core.rung import Step
 from gemmule.dispatch.autograd import wanted as wanted
+from gemmule.dispatch.torch_codes import CodesCall, Kind, known
+from gemmule.dispatch.torch_launch import (
+    MOVING_AT,
+    Product,
+    Signature,
+    extent,
+    failed,
+    guards,
+    kernel_of,
+    launch_function,
+    maker,
+    slot,
+)
+from gemmule.quant.matrix import QuantizedMatrix
 
-Product = Callable[[Any, Any, Any], Any]
 Start = Callable[[int, int, int, int], None]  # stream, addresses of A, of x or B, of the result
-# What tells tensors apart: dtype, shape, strides in elements, device.
-Signature = tuple[Any, Any, tuple[int, ...], int]
-
-# CUlaunchConfig without attributes, directly followed by the kernel's struct: one packing writes
-# the stream, no attributes, and the addresses of A, of x or B, and of the result.
-CONFIG = struct.Struct("<7I4xQQI4x")
+# One packing writes the stream, no attributes, and the addresses of A, of x or B, of the result.
 MOVING = struct.Struct("<Q16xQQQ")
-MOVING_AT = 32
 
 
 class TorchCall:
@@ -103,48 +107,33 @@ def _checked(trusted: Product, out_seen: Signature, a: Form, b: Form) -> Product
             if wanted(a, b):
                 return None  # PyTorch has to know of this product
             if out is None and known_pair is None:
-                known_pair = _guards(a, b)
+                known_pair = guards(a, b)
             elif out is not None and known is None:
-                known = _guards(a, b, out)
+                known = guards(a, b, out)
             return trusted(a, b, out)
         return None
 
     return checked
 
 
-def _guards(*tensors: Any) -> Callable[..., bool]:
-    """Return PyTorch's own test for "like these": types, dtypes, devices, shapes, strides, flags.
-
-    The flags tell a gradient that is asked for, autocast, vmap and the like. It compares three
-    tensors in 0.3 us where Python's attributes take 0.9. It is no public interface, so a PyTorch
-    without it goes the long way; it keeps no reference to the tensors.
-    """
-    with contextlib.suppress(Exception):  # whatever another version's private interface raises
-        guards = sys.modules["torch"]._C._dynamo.guards.TensorGuards
-        same: Callable[..., bool] = guards(
-            *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
-        ).check
-        if same(*tensors) is True:
-            return same
-    return lambda *others: False
-
-
 def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: int) -> Product:
     torch = sys.modules["torch"]
-    empty, native = torch.empty, torch._C
+    native = torch._C
     device_of, stream_of = native._cuda_getDevice, native._cuda_getCurrentRawStream
     shape, dtype = call.out_shape, getattr(torch, call.problem.out)
-    device = torch.device("cuda", ordinal)
-    a_bytes, b_bytes = _extent(a), _extent(b)
+    fresh = maker(shape, dtype, ordinal)
+    a_bytes, b_bytes = extent(a), extent(b)
     out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
     mask, swapped = call.problem.alignment - 1, call.swapped
     start = _kernel_start(run, ordinal) if isinstance(run, Launcher) else _library(run, ordinal)
 
     def trusted(a: Any, b: Any, out: Any) -> Any:
+        if device_of() != ordinal:
+            return None
         if out is None:
-            out = empty(shape, dtype=dtype, device=device)
+            out = fresh()
         left, right, result = a.data_ptr(), b.data_ptr(), out.data_ptr()
-        if (left | right | result) & mask or device_of() != ordinal or not (left and right):
+        if (left | right | result) & mask or not (left and right):
             return None
         end = result + out_bytes
         if (result < left + a_bytes and left < end) or (result < right + b_bytes and right < end):
@@ -159,18 +148,18 @@ def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: 
 
 def _kernel_start(launcher: Launcher, ordinal: int) -> Start:
     """Return what starts the launcher's only kernel."""
-    launch, local, pack_into = _launch(), threading.local(), MOVING.pack_into
-    template, step, function = launcher.template, launcher.steps[0], _kernel(launcher, ordinal)
+    launch, local, pack_into = launch_function(), threading.local(), MOVING.pack_into
+    template, step, function = launcher.template, launcher.steps[0], kernel_of(launcher, ordinal)
 
     def start(stream: int, left: int, right: int, result: int) -> None:
         try:
-            buffer, address, params = local.slot
+            buffer, address, params, _ = local.slot
         except AttributeError:
-            buffer, address, params = local.slot = _slot(template, step)
+            buffer, address, params, _ = local.slot = slot(template, step)
         pack_into(buffer, MOVING_AT, stream, left, right, result)
         code = launch(address, function, params, None)
         if code:
-            raise _failed(code, step)
+            raise failed(code, step)
 
     return start
 
@@ -192,41 +181,7 @@ def _library(run: LibraryRun, ordinal: int) -> Start:
     return start
 
 
-def _slot(template: bytes, step: Step) -> tuple[Any, int, int]:
-    """Return one thread's memory: config and struct, its address, and that of the pointer array."""
-    config = CONFIG.pack(*step.grid, *step.block, step.smem, 0, 0, 0)
-    buffer = ctypes.create_string_buffer(config + template, len(config) + len(template))
-    address = ctypes.addressof(buffer)
-    params = (ctypes.c_void_p * 1)(address + len(config))
-    buffer.params = params  # type: ignore[attr-defined]  # lives as long as the buffer
-    return buffer, address, ctypes.addressof(params)
-
-
-def _kernel(launcher: Launcher, ordinal: int) -> int:
-    """Return the handle of the only step's kernel, loaded."""
-    launcher.load(ordinal)
-    module, step = launcher.module, launcher.steps[0]
-    return int(driver.load(module.cubin, module.symbols[step.kernel], ordinal, step.smem))
-
-
-def _launch() -> Callable[..., int]:
-    """Return the driver's launch: (config address, kernel, params address, None) -> code."""
-    call = ctypes.PyDLL("libcuda.so.1").cuLaunchKernelEx  # a launch is too short to drop the GIL
-    call.argtypes, call.restype = (ctypes.c_void_p,) * 4, ctypes.c_int
-    return call
-
-
-def _failed(code: int, step: Step) -> Exception:
-    return driver.error_of(driver.bindings().CUresult(code), f"launching {step.kernel}")
-
-
-def _extent(form: Form) -> int:
-    """Return the bytes from the first element to behind the last; strides are not negative."""
-    reach = sum((s - 1) * t for s, t in zip(form.shape, form.strides, strict=True) if s > 0)
-    return (reach + 1) * ITEMSIZE[form.dtype]
-
-
-def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | None:
+def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | CodesCall | None:
     """Return the short way of a prepared launcher, or None where there is none."""
     torch = sys.modules["torch"]
     if not hasattr(torch._C, "_cuda_getDevice"):
@@ -235,28 +190,34 @@ def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | No
         return None
     if any(step < 0 for step in (*a.strides, *b.strides)) or 0 in (*a.shape, *b.shape):
         return None
-    return TorchCall(run, call, a, b, ordinal) if driver.is_current(ordinal) else None
+    if not driver.is_current(ordinal):
+        return None
+    if isinstance(run, Launcher) and run.quantized:
+        return CodesCall(run, call, a, b, ordinal)
+    return TorchCall(run, call, a, b, ordinal)
 
 
 def _is_one_launch(run: Any) -> bool:
-    if not isinstance(run, Launcher) or run.outer or run.workspace or run.quantized:
+    if not isinstance(run, Launcher) or run.outer or run.workspace or run.maps is not None:
         return False
-    if run.maps is not None:
+    if len(run.steps) != 1 or run.steps[0].pdl:
         return False
-    return len(run.steps) == 1 and not run.steps[0].pdl and run.steps[0].cluster == (1, 1, 1)
+    return run.quantized or run.steps[0].cluster == (1, 1, 1)
 
 
-def seen(tensor: Any) -> Signature | None:
-    """Return what tells a CUDA tensor apart, or None: it is for the general way."""
-    if type(tensor) is not sys.modules["torch"].Tensor:
-        return None
-    ordinal = tensor.get_device()
-    if ordinal < 0 or tensor.is_neg():
+def seen(operand: Any) -> Signature | None:
+    """Return what tells a CUDA tensor or a quantised matrix apart; None: for the general way."""
+    if type(operand) is not sys.modules["torch"].Tensor:
+        return operand.kept(known).signature if type(operand) is QuantizedMatrix else None
+    ordinal = operand.get_device()
+    if ordinal < 0 or operand.is_neg():
         return None  # a lazily negated view holds other values than its memory
-    return tensor.dtype, tensor.shape, tensor.stride(), ordinal
+    return operand.dtype, operand.shape, operand.stride(), ordinal
 
 
 def form(signature: Signature) -> Form:
-    """Return the form of a 16-byte aligned tensor with this signature."""
+    """Return the form of a matrix, or of a 16-byte aligned tensor, with this signature."""
     dtype, shape, strides, _ = signature
+    if isinstance(dtype, Kind):
+        return dtype.form
     return Form(tuple(shape), strides, str(dtype).removeprefix("torch."), 16)

@@ -6,6 +6,7 @@ A weight is ``w = scale * (code - zero)``. `quantize` makes a `QuantizedMatrix` 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
@@ -227,25 +228,28 @@ class QuantizedMatrix:
         """
         target = self.layout if layout is None else get_layout(layout).name
         name = self.device if device is None else library.mover(device)[0]
-        if name == "cpu":
-            host = self._on("cpu")
-            return host if target == self.layout else host._in_layout(target)
-        if layout is None and self.device == "cpu" and target == "row":
+        if layout is None and self.device == "cpu" != name and target == "row":
             target = fragment_order.LAYOUT
         there = self._on(name)
-        return there if target == self.layout else there._reordered(target)
+        if target == self.layout:
+            return there
+        return there._in_layout(target) if name == "cpu" else there._reordered(target)
 
     def __matmul__(self, other: Any) -> Any:
         """Return ``Q @ other`` by `gemmule.matmul`, an array of the other operand's library."""
-        from gemmule.api import matmul
-
-        return matmul(self, other)
+        return _matmul()(self, other)
 
     def __rmatmul__(self, other: Any) -> Any:
         """Return ``other @ Q`` by `gemmule.matmul`, an array of the other operand's library."""
-        from gemmule.api import matmul
+        return _matmul()(other, self)
 
-        return matmul(other, self)
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Multiply where PyTorch meets a matrix in ``@`` or `torch.matmul`; refuse all else."""
+        if func.__name__ not in ("matmul", "__matmul__", "__rmatmul__") or len(args) != 2:
+            return NotImplemented
+        pair = args[::-1] if func.__name__ == "__rmatmul__" else args
+        return _matmul()(*pair, **(kwargs or {}))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the matrix as floats on the host, by default float32."""
@@ -336,3 +340,10 @@ class QuantizedMatrix:
             for part in (self.scales, self.zeros)
         )
         return replace(self, codes=codes, scales=scales, zeros=zeros, layout=layout)
+
+
+@functools.cache  # an import statement costs half a microsecond a product
+def _matmul() -> Callable[..., Any]:
+    from gemmule.api import matmul
+
+    return matmul

