@@ -56,7 +56,7 @@ class Emulator:
         packed = raw_launch.arguments(inputs, addresses, base, alpha, beta)
         shapes = tensor_maps.declared(steps, problem, packed)
         where = launch_args.addresses(packed, 4 if shapes else 0)
-        maps = [encoded(where[shape.word], shape) for shape in shapes]
+        maps = [encoded(where[shape.word] + shape.offset, shape) for shape in shapes]
         module = emulated(
             rung, [step.kernel for step in steps], problem, bank_conflicts=self.bank_conflicts
         )

@@ -53,7 +53,7 @@ def cases(rung: Rung) -> Iterator[tuple[Problem, dict[str, Any]]]:
     for i, params in enumerate(rung.space(plain)):
         layout_a, layout_b = layouts[i % 4]
         problem = make_problem(
-            "matmul", 520, 328, 200, HALF, layout_a=layout_a, layout_b=layout_b, batch=1 + i % 2
+            "matmul", 264, 328, 136, HALF, layout_a=layout_a, layout_b=layout_b, batch=1 + i % 2
         )
         yield replace(problem, alignment=16), params
 
@@ -92,7 +92,7 @@ def test_a_column_major_result(name: str) -> None:
         judged(rung, few_units(4), inputs, rung.check_params(problem, None))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "wgmma_repacked"])
 def test_what_tma_cannot_read_is_refused(name: str) -> None:
     rung = RUNGS[name]
     assert "16 bytes" in str(rung.refusal(make_problem("matmul", 64, 64, 63, HALF)))
@@ -144,10 +144,10 @@ def shape_of(operand: str, **changes: int) -> tensor_maps.Shape:
 
 
 def test_a_map_says_how_an_operand_lies() -> None:
-    assert shape_of("a") == (0, 2, (56, 24, 1), (112, 112), (64, 8, 1))
-    assert shape_of("b") == (1, 2, (56, 40, 1), (112, 112), (64, 8, 1))
-    assert shape_of("c", c_row=48) == (2, 2, (40, 24, 1), (96, 96), (64, 8, 1))
-    assert shape_of("a", batch=3, a_batch=2048) == (0, 2, (56, 24, 3), (112, 4096), (64, 8, 1))
+    assert shape_of("a") == (0, 2, (56, 24, 1), (112, 112), (64, 8, 1), 0)
+    assert shape_of("b") == (1, 2, (56, 40, 1), (112, 112), (64, 8, 1), 0)
+    assert shape_of("c", c_row=48) == (2, 2, (40, 24, 1), (96, 96), (64, 8, 1), 0)
+    assert shape_of("a", batch=3, a_batch=2048) == (0, 2, (56, 24, 3), (112, 4096), (64, 8, 1), 0)
     assert shape_of("a", batch=3).sizes == (56, 24, 1), "a shared operand has one plane"
     assert shape_of("a", m=1, a_row=3).strides == (112, 112)  # that of a single row may be anything
 

@@ -160,7 +160,7 @@ def _matrices_back() -> Case:
     held = np.ascontiguousarray(data.reshape(4, 8, 8)).view(np.uint32).reshape(4, 32)
     stored = np.zeros_like(data)
     stored[np.arange(32) * 5 % 32] = data
-    return Case("stmatrix", "matrices_back", (held,), (stored,), arch="sm_90")
+    return Case("stmatrix", "matrices_back", (held,), (stored,), arch="sm_90a")
 
 
 def _mma(name: str, dtype_a: object, dtype_b: object, k: int, integer: bool) -> Case:

@@ -101,7 +101,7 @@ __global__ void matrices(const __grid_constant__ Args p) {
   for (int i = 0; i < 15; ++i) OUT(u32, 0)[i * 32 + t] = r[i];
 }
 
-#if defined(CUEMU) || __CUDA_ARCH__ >= 900
+#if defined(CUEMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 __global__ void matrices_back(const __grid_constant__ Args p) {
   __shared__ alignas(16) uint4 s[32];
   const int t = threadIdx.x;

@@ -25,7 +25,10 @@ inline unsigned box_bytes(const TensorRecord& t) { return t.element_bytes * t.bo
 
 // Calls f(byte of the box in shared memory, global address or null where outside, bytes) for each 16-byte chunk.
 template <class F>
-void over_box(const TensorRecord& t, const int (&at)[3], unsigned base, F&& f) {
+void over_box(const TensorRecord& t, const int (&at)[3], unsigned base, bool store, F&& f) {
+  // A store ends with the 16 bytes that the last element lies in, and writes past it (seen on an H200).
+  const long long width = store ? (t.dims[0] + 16 / t.element_bytes - 1) / (16 / t.element_bytes)
+                                      * (16 / t.element_bytes) : t.dims[0];
   const unsigned row_bytes = t.box[0] * t.element_bytes, step = 16 / t.element_bytes;
   unsigned offset = base;
   for (unsigned z = 0; z < t.box[2]; ++z)
@@ -34,7 +37,7 @@ void over_box(const TensorRecord& t, const int (&at)[3], unsigned base, F&& f) {
         const long long x = at[0] + static_cast<long long>(b / 16 * step), row = at[1] + int(y), plane = at[2] + int(z);
         const bool rows_in = row >= 0 && row < t.dims[1] && plane >= 0 && plane < t.dims[2];
         for (unsigned e = 0; e < step; ++e) {
-          const bool in = rows_in && x + e >= 0 && x + e < t.dims[0];
+          const bool in = rows_in && x + e >= 0 && x + e < width;
           char* g = reinterpret_cast<char*>(t.address + uint64_t(plane * (long long)t.stride_bytes[1]) +
                                             uint64_t(row * (long long)t.stride_bytes[0])
                                                 + uint64_t((x + e) * t.element_bytes));
@@ -82,7 +85,7 @@ inline void load_box(unsigned dst, const void* map, unsigned bar, const int (&c)
     fail("misaligned", "a tensor copy: shared address 0x%x is not aligned to its swizzle pattern", dst);
   const int c0 = c[0], c1 = c[1], c2 = c[2];
   send(bar, mask, box_bytes(t), [=](char* shared) {
-    over_box(t, {c0, c1, c2}, dst & 0xffffff, [&](unsigned at, const char* g, unsigned n) {
+    over_box(t, {c0, c1, c2}, dst & 0xffffff, false, [&](unsigned at, const char* g, unsigned n) {
       if (g) memcpy(shared + at, g, n);
       else memset(shared + at, 0, n);
     });
@@ -102,7 +105,7 @@ inline void store_box(const void* map, unsigned src, const int (&c)[3], unsigned
   const int c0 = c[0], c1 = c[1], c2 = c[2];
   ++S.report.async_copies;
   S.cur->queues->stores.add([=] {
-    over_box(t, {c0, c1, c2}, src & 0xffffff, [&](unsigned at, char* g, unsigned n) {
+    over_box(t, {c0, c1, c2}, src & 0xffffff, true, [&](unsigned at, char* g, unsigned n) {
       if (g) memcpy(g, shared + at, n);
     });
   });

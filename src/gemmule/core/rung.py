@@ -87,11 +87,14 @@ class TensorMap:
 
     operand: ``a``, ``b`` or ``c`` of a matmul, not strided. box: the elements that one copy moves,
     along the unit stride, then along the other axis. Batches are the map's third dimension; a
-    shared operand has one plane. Tiles lie in shared memory with the 128-byte swizzle.
+    shared operand has one plane. Tiles lie in shared memory with the 128-byte swizzle. packed_at:
+    bytes into the workspace to a copy in the same order, whose rows (or columns) begin at multiples
+    of 16 bytes; None: the map is of the operand itself.
     """
 
     operand: str
     box: tuple[int, int]
+    packed_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ def load(cubin: bytes, symbol: str, ordinal: int, smem: int) -> Any:
     with _loading, on_device(ordinal):
         library = check(driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading {symbol}")
         kernel = check(driver.cuLibraryGetKernel(library, symbol.encode()), f"finding {symbol}")
-        if smem > 48 * 1024:
+        if smem > 32 * 1024:  # static memory counts towards the 48 KiB that need no asking
             handle = check(driver.cuDeviceGet(ordinal), f"opening cuda:{ordinal}")
             key = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(

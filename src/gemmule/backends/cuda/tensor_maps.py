@@ -19,6 +19,7 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Step, TensorMap
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
+WORKSPACE = 3  # its place among the addresses that a matmul's struct begins with
 MOST_KEPT = 256  # encoded maps of one operand; a process that meets more addresses begins anew
 # CUtensorMapDataType by size: unsigned integers, for nothing is done with the elements but moving.
 _TYPES = {1: 0, 2: 1, 4: 2, 8: 4}
@@ -29,8 +30,9 @@ _L2_PROMOTION_256 = 3
 class Shape(NamedTuple):
     """A tensor map without its address: three dimensions, the contiguous one first.
 
-    word: which of the addresses that the struct begins with it belongs to. Sizes and the box count
-    elements, strides (of dimensions 1 and 2) bytes. A shared operand has one plane.
+    word: which of the addresses that the struct begins with it belongs to; it lies `offset` bytes
+    behind that. Sizes and the box count elements, strides (of dimensions 1 and 2) bytes. A shared
+    operand has one plane.
     """
 
     word: int
@@ -38,6 +40,7 @@ class Shape(NamedTuple):
     sizes: tuple[int, int, int]
     strides: tuple[int, int]
     box: tuple[int, int, int]
+    offset: int = 0
 
 
 def declared(steps: Sequence[Step], problem: Problem, packed: Any) -> tuple[Shape, ...]:
@@ -71,13 +74,12 @@ def _shape(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
     # The stride of a dimension of one element may be anything, and the encoder is particular.
     row_bytes = fields[f"{one.operand}_{lead}"] * item if sizes[1] > 1 else _up(sizes[0] * item)
     plane_bytes = plane * item if planes > 1 else row_bytes
-    return Shape(
-        "abc".index(one.operand),
-        item,
-        (*sizes, planes),
-        (row_bytes, plane_bytes),
-        (*one.box, 1),
-    )
+    word = "abc".index(one.operand)
+    if one.packed_at is not None:
+        word, row_bytes = WORKSPACE, _up(sizes[0] * item)
+        plane_bytes = row_bytes * sizes[1]
+    strides = (row_bytes, plane_bytes)
+    return Shape(word, item, (*sizes, planes), strides, (*one.box, 1), one.packed_at or 0)
 
 
 def _up(nbytes: int) -> int:
@@ -140,7 +142,7 @@ class Maps:
         """Return each map's bytes, given the addresses that the struct begins with."""
         found = []
         for shape, kept in zip(self.shapes, self._kept, strict=True):
-            address = addresses[shape.word]
+            address = addresses[shape.word] + shape.offset
             encoded = kept.get(address)
             if encoded is None:
                 if len(kept) >= MOST_KEPT:

@@ -118,7 +118,8 @@ class GpuBench(CellBench):
                 a, b = b, a
             slot = tensor_maps.Slot(launcher.template, launcher.maps)
             matrix = cuda_launch.parts(a) if launcher.quantized else (a.pointer,)
-            slot.place((*matrix, b.pointer, out.pointer, work.pointer))
+            with driver.on_device(self.ordinal):
+                slot.place((*matrix, b.pointer, out.pointer, work.pointer))
             alive = (slot, work, operands)
 
             def launch(stream: int, _alive: object = alive) -> None:

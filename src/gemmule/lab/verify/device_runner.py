@@ -91,8 +91,8 @@ class DeviceRunner:
         module = cuda_launch.kernels(rung, steps, self.machine.arch)
         shapes = tensor_maps.declared(steps, problem, packed)
         slot = tensor_maps.Slot(packed, tensor_maps.Maps(shapes))
-        slot.place(launch_args.addresses(packed, 4 if shapes else 0))
-        with driver.on_device(self.ordinal):
+        with driver.on_device(self.ordinal):  # a map is encoded in the context of its address
+            slot.place(launch_args.addresses(packed, 4 if shapes else 0))
             for step in steps:
                 handle = driver.load(
                     module.cubin, module.symbols[step.kernel], self.ordinal, step.smem

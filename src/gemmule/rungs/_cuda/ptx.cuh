@@ -175,16 +175,6 @@ PTX_FN u32 add_acq_rel(u32* p, u32 v) {
 // The 32-bit address of a generic pointer to shared memory.
 PTX_FN u32 smem_addr(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
-// A float at a shared address; a store of two.
-PTX_FN float ld_shared(u32 addr) {
-  float r;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(addr) : "memory");
-  return r;
-}
-PTX_FN void st_shared(u32 addr, float2 v) {
-  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(addr), "f"(v.x), "f"(v.y) : "memory");
-}
-
 // Barrier `id` (1..15) among `threads` threads of the block, a multiple of 32: wait, or arrive only.
 PTX_FN void named_sync(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 PTX_FN void named_arrive(u32 id, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
@@ -291,12 +281,6 @@ PTX_FN int dp4a_u8s8(u32 a, int b, int c) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// The way back: r[j] of every lane to the rows of matrix j, whose addresses lanes give as for ldmatrix.
-PTX_FN void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
-               ::"r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-}
-
 // ---- programmatic dependent launch -----------------------------------------------------------------------
 // Waits for the grids before this one; lets the next grid start.
 PTX_FN void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -364,11 +348,6 @@ PTX_FN void mbar_arrive_expect_tx(u32 bar, u32 bytes) {
 // Arrives at the barrier that lies at the same place in block `rank`.
 PTX_FN void mbar_arrive_remote(u32 bar, u32 rank) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapa(bar, rank)) : "memory");
-}
-// The same for memory that only TMA and wgmma touch: the thread's own accesses are ordered within its block alone,
-// which a release for the cluster would wait for.
-PTX_FN void mbar_signal_remote(u32 bar, u32 rank) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(bar, rank)) : "memory");
 }
 // Whether the phase of this parity has ended; may wait a moment.
 PTX_FN bool mbar_try_wait(u32 bar, u32 parity) {

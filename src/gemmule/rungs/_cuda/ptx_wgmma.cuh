@@ -1,4 +1,5 @@
-// Warpgroup matrix multiply (Hopper, sm_90a): d (64 x N, 32-bit) = a b + d, a and b in shared memory or a in registers.
+// Warpgroup matrix multiply (Hopper, sm_90a), and what kernels around it need: d (64 x N, 32-bit) = a b + d, a and b
+// in shared memory or a in registers.
 //
 // A wgmma is asynchronous: between its start and wgmma_wait nobody may touch d or write the shared operands.
 // With t = threadIdx.x % 128, w = t / 32, g = t % 32 / 4, q = t % 4: d[4 j + i] is row 16 w + g + 8 (i / 2),
@@ -21,6 +22,25 @@ __device__ __forceinline__ u64 wgmma_desc(u32 addr, u32 leading, u32 stride, Swi
 #if !defined(CUEMU) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 namespace ptx {
 
+// ldmatrix's way back: r[j] of every lane to the rows of 8x8 matrix j, whose addresses lanes give as there.
+__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
+               ::"r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+// A float at a shared address; a store of two.
+__device__ __forceinline__ float ld_shared(u32 addr) {
+  float r;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(addr) : "memory");
+  return r;
+}
+__device__ __forceinline__ void st_shared(u32 addr, float2 v) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(addr), "f"(v.x), "f"(v.y) : "memory");
+}
+// mbar_arrive_remote for memory that only TMA and wgmma touch: it orders the thread's own accesses within its block
+// alone. A release for the cluster would wait for them, 600 cycles each time on an H200.
+__device__ __forceinline__ void mbar_signal_remote(u32 bar, u32 rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(bar, rank)) : "memory");
+}
 // Orders register accesses before the next wgmma; closes a group; waits until at most N groups are under way.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -65,6 +65,23 @@ __device__ __forceinline__ void multiply_stage(float (&d)[BLOCKS][N / 2], u32 a,
   ptx::wgmma_commit();
 }
 
+// Stores four neighbours of a row of C, in one access where the case is `simple`: beta is 0, and whole fours of
+// columns lie side by side.
+template <class TC>
+__device__ __forceinline__ void finish_four(const GemmArgs& p, bool simple, i64 batch, i64 i, i64 j,
+                                            const float (&sum)[4]) {
+  if (!simple) {
+#pragma unroll
+    for (int l = 0; l < 4; ++l) finish_at<TC>(p, batch, i, j + l, sum[l]);
+  } else if (i < p.m && j < p.n) {
+    const float alpha = float(p.alpha);
+    ptx::Vec<TC, 4> out;
+#pragma unroll
+    for (int l = 0; l < 4; ++l) out[l] = narrow<TC, float>(alpha * sum[l]);
+    *(ptx::Vec<TC, 4>*)((TC*)p.c + batch * p.c_batch + i * p.c_row + j) = out;
+  }
+}
+
 // The row of a warpgroup's 64, and the column, where sum d[i] of thread t belongs; d[i + 1] is its right neighbour.
 __device__ __forceinline__ int sum_row(int t, int i) { return t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8; }
 __device__ __forceinline__ int sum_col(int t, int i) { return i / 4 * 8 + t % 4 * 2; }

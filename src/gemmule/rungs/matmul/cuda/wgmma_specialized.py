@@ -37,11 +37,15 @@ SHARED_BYTES = 227 * 1024
 OUT_BYTES = 8 * 2 * 16 * 128  # two buffers of 16 rows for each of 8 warps
 BARRIERS_BYTES = 1024
 TILES = {"128x256": (128, 256), "128x192": (128, 192), "128x128": (128, 128)}
-# Flops per second of one multiprocessor: an estimate from cuBLAS' rate, to be measured.
-UNIT_FLOPS = 5.6e12
+# Of one multiprocessor, measured on one H200 (November 2026) at 27 products of 10 us to 1.4 ms:
+# flops per second while the clock is high, and once power limits it; seconds that a tile takes
+# beside its stages, by its columns, and from the launch to the first stage.
+BURST_FLOPS, SETTLED_FLOPS = 7.1e12, 6e12
+TILE_S, COLUMN_S, START_S = 0.3e-6, 4.7e-9, 1.2e-6
 
 
-def _stages(height: int, width: int) -> int:
+def stages(height: int, width: int) -> int:
+    """Return how many stages a block has room for."""
     room = SHARED_BYTES - OUT_BYTES - BARRIERS_BYTES
     return min(room // ((height + width) * DEPTH * 2), 6)
 
@@ -55,19 +59,19 @@ def _clusters(problem: Problem, params: Params) -> int:
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     height, width = TILES[params["tile"]]
-    cluster, stages = params["cluster"], _stages(height, width)
+    cluster, ring = params["cluster"], stages(height, width)
     turned = problem.layout_out != "row"
     along = along_k(problem)
     names, (a_along, b_along) = ("ba", along[::-1]) if turned else ("ab", along)
     blocks = min(machine.units // cluster, _clusters(problem, params)) * cluster
-    numbers = f"{height}, {width}, {stages}, {cluster}"
+    numbers = f"{height}, {width}, {ring}, {cluster}"
     flags = ", ".join(flag(value) for value in (a_along, b_along, turned))
     return (
         Step(
             kernel=f"wgmma_specialized<{type_arguments(problem)}, {numbers}, {flags}>",
             grid=(blocks, 1, 1),
             block=(384, 1, 1),
-            smem=stages * (height + width) * DEPTH * 2 + OUT_BYTES,
+            smem=ring * (height + width) * DEPTH * 2 + OUT_BYTES,
             cluster=(cluster, 1, 1),
             maps=(
                 tile_map(names[0], height, a_along),
@@ -78,19 +82,20 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
+def expected_s(problem: Problem, params: Params, machine: Machine) -> float:
+    """Return the modelled time of a product in seconds."""
     height, width = TILES[params["tile"]]
     waves = ceil_div(_clusters(problem, params), machine.units // params["cluster"])
-    sums = height * width
-    compute = waves * 2.0 * sums * (problem.k + 2 * DEPTH) / UNIT_FLOPS
-    compute *= 1.0 if sums > 128 * 128 else 1.15
+    stages_s = 2.0 * height * width * ceil_div(problem.k, DEPTH) * DEPTH / BURST_FLOPS
+    busy = waves * (stages_s + TILE_S + COLUMN_S * width)
+    settled = problem.flops / (machine.units * SETTLED_FLOPS)
     moved = problem.compulsory_bytes / machine.read_bytes_per_s
-    return machine.call_s + max(compute, moved)
+    return machine.call_s + START_S + max(busy, settled, moved)
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     choices = [{"tile": tile, "cluster": 1} for tile in TILES]
-    times = [_expected_s(problem, params, machine) for params in choices]
+    times = [expected_s(problem, params, machine) for params in choices]
     best = min(range(len(choices)), key=lambda which: times[which])
     return Suggestion(choices[best], times[best])
 

@@ -1,0 +1,108 @@
+"""Repacked operands: where rows begin anywhere, one pass lines them up for TMA.
+
+TMA reads rows that begin at multiples of 16 bytes. Sizes that are no multiple of eight halves, or
+slices that begin in the middle, have others; copying both operands once, into lines that begin
+where TMA wants them, costs their bytes twice and is soon earned back by a product of some hundred
+rows. The order of an operand stays as it was, so that all four layouts go on to run alike. Sums go
+to shared memory and from there to C one by one, for C lies as it may.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion, TensorMap
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, type_arguments
+from gemmule.rungs._cuda.half_tiles import (
+    ARITHMETIC,
+    COUNTED,
+    DEPTH,
+    SIGNATURES,
+    along_k,
+    flag,
+    tile_map,
+)
+from gemmule.rungs._cuda.tiles import fits_grid, tiles
+from gemmule.rungs.matmul.cuda import wgmma_specialized
+
+TILES = {"128x256": (128, 256), "128x128": (128, 128)}
+PACK_THREADS, PACK_BLOCKS = 256, 8  # blocks of a multiprocessor
+
+
+def _size(params: Params) -> tuple[int, int]:
+    return TILES[params["tile"]]
+
+
+def _packed_bytes(problem: Problem) -> tuple[int, int]:
+    """Return the bytes of the copies of A and of B, each rounded up to 256."""
+    sizes = []
+    for rows, cols, layout, shared in (
+        (problem.m, problem.k, problem.layout_a, problem.shared_a),
+        (problem.k, problem.n, problem.layout_b, problem.shared_b),
+    ):
+        inner, outer = (cols, rows) if layout == "row" else (rows, cols)
+        lines = outer * (1 if shared else problem.batch)
+        sizes.append(ceil_div(ceil_div(inner, 8) * 16 * lines, 256) * 256)
+    return sizes[0], sizes[1]
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    return sum(_packed_bytes(problem))
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    height, width = _size(params)
+    stages = wgmma_specialized.stages(height, width)
+    a_along, b_along = along_k(problem)
+    flags = f"{flag(a_along)}, {flag(b_along)}"
+    of_a, of_b = tile_map("a", height, a_along), tile_map("b", width, b_along)
+    pack = Step(
+        kernel=f"pack_operands<{CTYPE[problem.a]}, {flags}>",
+        grid=(PACK_BLOCKS * machine.units, 1, 1),
+        block=(PACK_THREADS, 1, 1),
+    )
+    multiply = Step(
+        kernel=f"wgmma_repacked<{type_arguments(problem)}, {height}, {width}, {stages}, {flags}>",
+        grid=(min(machine.units, tiles(problem, height, width)), 1, 1),
+        block=(384, 1, 1),
+        smem=stages * (height + width) * DEPTH * 2 + wgmma_specialized.OUT_BYTES,
+        maps=(
+            TensorMap("a", of_a.box, packed_at=0),
+            TensorMap("b", of_b.box, packed_at=_packed_bytes(problem)[0]),
+        ),
+    )
+    return pack, multiply
+
+
+STORES = 1.1  # over wgmma_specialized, of a whole product: an estimate
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    copied = 2.0 * sum(_packed_bytes(problem)) / machine.read_bytes_per_s  # read and written
+    times = {
+        tile: copied
+        + machine.call_s
+        + STORES * wgmma_specialized.expected_s(problem, {"tile": tile, "cluster": 1}, machine)
+        for tile in TILES
+    }
+    tile = min(times, key=lambda which: times[which])
+    return Suggestion({"tile": tile}, times[tile])
+
+
+RUNG = CudaRung(
+    title="Repacked operands",
+    idea="One pass copies both operands into lines that begin where TMA wants them.",
+    source="packing, as BLAS libraries for CPUs do since GotoBLAS",
+    op="matmul",
+    signatures=SIGNATURES,
+    arithmetic=lambda problem: ARITHMETIC,
+    layouts=("row", "col"),
+    layouts_b=("row", "col"),
+    after="wgmma_specialized",
+    params={"tile": tuple(TILES)},
+    constraints=(COUNTED, fits_grid(_size)),
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+    workspace=_workspace,
+    archs=("sm_90a",),
+)
