@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from gemmule.backends.cuda import driver, launch_args, tensor_maps
 from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Step, TensorMap
+from gemmule.dispatch import torch as short_way
 from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import check
@@ -177,6 +180,43 @@ def test_the_driver_is_given_what_a_map_says(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(driver, "bindings", lambda: _Codes)
         with pytest.raises(gm.DeviceError, match="encoding a tensor map"):
             ENCODE(4096, shape_of("a"))
+
+
+@pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1)])
+def test_the_short_way_shows_the_maps(
+    cluster: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the driver is given: config, attribute, struct and the maps of these addresses."""
+    seen: list[tuple[Any, ...]] = []
+    encodings: list[int] = []
+
+    def encode(address: int, shape: tensor_maps.Shape) -> bytes:
+        encodings.append(address)
+        return encoded(address, shape)
+
+    def launch(config: int, function: int, params: int, extra: None) -> int:
+        numbers = struct.unpack("<7I4xQQI4x", ctypes.string_at(config, 56))
+        attribute = struct.unpack("<I4x3I", ctypes.string_at(numbers[8], 20)) if numbers[9] else ()
+        pointers = struct.unpack("<3Q", ctypes.string_at(params, 24))
+        fields = struct.unpack("<3Q", ctypes.string_at(pointers[0], 24))
+        maps = [ctypes.string_at(at, 128) for at in pointers[1:]]
+        seen.append((function, numbers[:8], attribute, fields, maps))
+        return 0
+
+    monkeypatch.setattr(tensor_maps, "encode", encode)
+    monkeypatch.setattr(short_way, "launch_function", lambda: launch)
+    monkeypatch.setattr(short_way, "kernel_of", lambda launcher, ordinal: 77)
+    shapes = (shape_of("a"), shape_of("b"))
+    step = Step("kernel", (4, 1, 1), (384, 1, 1), 1000, cluster=cluster)
+    launcher = SimpleNamespace(template=bytes(launch_args.GEMM.size), steps=(step,))
+    start = short_way._mapped_start(launcher, tensor_maps.Maps(shapes), 0)  # type: ignore[arg-type]
+    for left in (1024, 4096, 1024):
+        start(5, left, 2048, 3072)
+        config = (4, 1, 1, 384, 1, 1, 1000, 5)
+        maps = [encoded(left, shapes[0]), encoded(2048, shapes[1])]
+        attribute = () if cluster == (1, 1, 1) else (4, 2, 1, 1)
+        assert seen.pop() == (77, config, attribute, (left, 2048, 3072), maps)
+    assert encodings == [1024, 2048, 4096], "each map is encoded once"
 
 
 class _Codes:

@@ -20,6 +20,7 @@ from typing import Any
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.backends.cuda.library.run import LibraryRun
+from gemmule.backends.cuda.tensor_maps import MAP_BYTES, MOST_KEPT, Maps
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
@@ -27,6 +28,7 @@ from gemmule.dispatch.autograd import wanted as wanted
 from gemmule.dispatch.torch_codes import CodesCall, Kind, known
 from gemmule.dispatch.torch_launch import (
     MOVING_AT,
+    MappedSlot,
     Product,
     Signature,
     extent,
@@ -42,6 +44,7 @@ from gemmule.quant.matrix import QuantizedMatrix
 Start = Callable[[int, int, int, int], None]  # stream, addresses of A, of x or B, of the result
 # One packing writes the stream, no attributes, and the addresses of A, of x or B, of the result.
 MOVING = struct.Struct("<Q16xQQQ")
+MAPPED = struct.Struct("<QQI4xQQQ")  # the same, with where attributes lie and how many
 
 
 class TorchCall:
@@ -125,7 +128,7 @@ def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: 
     a_bytes, b_bytes = extent(a), extent(b)
     out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
     mask, swapped = call.problem.alignment - 1, call.swapped
-    start = _kernel_start(run, ordinal) if isinstance(run, Launcher) else _library(run, ordinal)
+    start = _library(run, ordinal) if isinstance(run, LibraryRun) else _start(run, ordinal)
 
     def trusted(a: Any, b: Any, out: Any) -> Any:
         if device_of() != ordinal:
@@ -146,6 +149,13 @@ def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: 
     return trusted
 
 
+def _start(launcher: Launcher, ordinal: int) -> Start:
+    maps = launcher.maps
+    if maps is None:
+        return _kernel_start(launcher, ordinal)
+    return _mapped_start(launcher, maps, ordinal)
+
+
 def _kernel_start(launcher: Launcher, ordinal: int) -> Start:
     """Return what starts the launcher's only kernel."""
     launch, local, pack_into = launch_function(), threading.local(), MOVING.pack_into
@@ -158,6 +168,39 @@ def _kernel_start(launcher: Launcher, ordinal: int) -> Start:
             buffer, address, params, _ = local.slot = slot(template, step)
         pack_into(buffer, MOVING_AT, stream, left, right, result)
         code = launch(address, function, params, None)
+        if code:
+            raise failed(code, step)
+
+    return start
+
+
+def _mapped_start(launcher: Launcher, maps: Maps, ordinal: int) -> Start:
+    """Return what starts the launcher's only kernel, which takes tensor maps, in a cluster or not.
+
+    The maps of operands at the same addresses are encoded once, and copied when others were shown.
+    """
+    launch, local, pack_into = launch_function(), threading.local(), MAPPED.pack_into
+    template, step, function = launcher.template, launcher.steps[0], kernel_of(launcher, ordinal)
+    attributes = int(step.cluster != (1, 1, 1))
+    show = struct.Struct(f"{len(maps.shapes) * MAP_BYTES}s").pack_into  # quicker than memmove
+    kept: dict[tuple[int, int, int], bytes] = {}
+
+    def start(stream: int, left: int, right: int, result: int) -> None:
+        try:
+            memory = local.memory
+        except AttributeError:
+            memory = local.memory = MappedSlot(template, step, len(maps.shapes))
+        key = (left, right, result)
+        encoded = kept.get(key)
+        if encoded is None:
+            if len(kept) >= MOST_KEPT:
+                kept.clear()
+            encoded = kept[key] = b"".join(maps.of((*key, 0)))
+        if encoded is not memory.shown:
+            show(memory.memory, memory.first, encoded)
+            memory.shown = encoded
+        pack_into(memory.buffer, MOVING_AT, stream, memory.attribute, attributes, *key)
+        code = launch(memory.config, function, memory.params, None)
         if code:
             raise failed(code, step)
 
@@ -198,11 +241,11 @@ def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | Co
 
 
 def _is_one_launch(run: Any) -> bool:
-    if not isinstance(run, Launcher) or run.outer or run.workspace or run.maps is not None:
+    if not isinstance(run, Launcher) or run.outer or run.workspace:
         return False
     if len(run.steps) != 1 or run.steps[0].pdl:
         return False
-    return run.quantized or run.steps[0].cluster == (1, 1, 1)
+    return run.quantized or run.maps is not None or run.steps[0].cluster == (1, 1, 1)
 
 
 def seen(operand: Any) -> Signature | None:

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gemmule.backends.cuda import driver
+from gemmule.backends.cuda import driver, tensor_maps
 from gemmule.backends.cuda.launch import Launcher
+from gemmule.backends.cuda.tensor_maps import MAP_BYTES
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import Step
@@ -72,6 +73,25 @@ def slot(template: bytes, step: Step) -> tuple[Any, int, int, int]:
     params = (ctypes.c_void_p * 1)(address + len(config))
     buffer.params = params  # type: ignore[attr-defined]  # lives as long as the buffer
     return buffer, address, ctypes.addressof(params), address + len(config) + len(template)
+
+
+class MappedSlot:
+    """One thread's memory of a launch whose kernel takes tensor maps behind its struct.
+
+    `buffer` holds config, struct and attribute, `config` is its address and `params` that of the
+    pointer array; `memory` holds the maps from byte `first` on, and `shown` is what lies there.
+    """
+
+    __slots__ = ("_pointers", "attribute", "buffer", "config", "first", "memory", "params", "shown")
+
+    def __init__(self, template: bytes, step: Step, count: int) -> None:
+        self.buffer, self.config, _, self.attribute = slot(template, step)
+        self.memory, first = tensor_maps.aligned_memory(count)
+        self.first = first - ctypes.addressof(self.memory)
+        places = range(first, first + count * MAP_BYTES, MAP_BYTES)
+        self._pointers = (ctypes.c_void_p * (1 + count))(self.config + CONFIG.size, *places)
+        self.params = ctypes.addressof(self._pointers)
+        self.shown = b""
 
 
 def kernel_of(launcher: Launcher, ordinal: int) -> int:

@@ -92,8 +92,7 @@ def encode(address: int, shape: Shape) -> bytes:
     Boxes lie in shared memory with the 128-byte swizzle.
     """
     call = _encoder()
-    memory = _memory(1)
-    target = _aligned(memory)
+    memory, target = aligned_memory(1)
     code = call(
         target,
         _TYPES[shape.itemsize],
@@ -111,7 +110,9 @@ def encode(address: int, shape: Shape) -> bytes:
     if code:
         result = driver.bindings().CUresult(code)
         raise driver.error_of(result, f"encoding a tensor map of {shape} at 0x{address:x}")
-    return ctypes.string_at(target, MAP_BYTES)
+    encoded = ctypes.string_at(target, MAP_BYTES)
+    del memory  # was needed until here
+    return encoded
 
 
 @functools.cache
@@ -123,12 +124,10 @@ def _encoder() -> Callable[..., int]:
     return call
 
 
-def _memory(count: int) -> Any:
-    return ctypes.create_string_buffer(count * MAP_BYTES + MAP_ALIGNMENT)
-
-
-def _aligned(memory: Any) -> int:
-    return -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+def aligned_memory(count: int) -> tuple[Any, int]:
+    """Return memory for some maps, and the address in it where the first belongs."""
+    memory = ctypes.create_string_buffer(count * MAP_BYTES + MAP_ALIGNMENT)
+    return memory, -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
 
 
 class Maps:
@@ -159,8 +158,7 @@ class Slot:
         self.maps = maps
         count = len(maps.shapes) if maps else 0
         self.buffer = ctypes.create_string_buffer(template, len(template))
-        self._memory = _memory(count)
-        first = _aligned(self._memory)
+        self._memory, first = aligned_memory(count)
         self._places = tuple(first + i * MAP_BYTES for i in range(count))
         pointers = (ctypes.addressof(self.buffer), *self._places)
         self.params = (ctypes.c_void_p * len(pointers))(*pointers)
