@@ -200,6 +200,15 @@ def test_within_the_declared_arithmetic(name: str) -> None:
     assert runs >= 30
 
 
+@pytest.mark.parametrize("group", [16, 64])
+@pytest.mark.parametrize("name", [n for n in ("vector_decode", "vector_panels") if n in NAMES])
+def test_groups_of_halves_within_blocks_that_a_row_fills(name: str, group: int) -> None:
+    for n in (256, 277):
+        Q0 = make_matrix(7, n, 4, group, "float16", "fraction")
+        Q = Q0.T if name == "vector_panels" else Q0
+        check(rung_called(name), Q, activations((Q.shape[1],), "float32"))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_small_integers_are_exact(name: str) -> None:
     """Powers of two times small integers: every sum is exact, so every order must agree bitwise."""
@@ -469,10 +478,12 @@ def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.Mo
         check(rung, Q, x)
 
 
-@pytest.mark.parametrize("bug", ["lanes", "zeros", "prefix", "quads", "groups"])
+@pytest.mark.parametrize("bug", ["lanes", "pieces", "zeros", "prefix", "quads", "groups"])
 def test_the_checks_catch_planted_bugs(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if simd.missing_features("avx512f", "avx512bw") is not None:
+    if simd.missing_vectors() is not None:
         pytest.skip("the planted bugs sit in the vector rungs")
+    if bug == "pieces" and simd.has_wide_vectors():
+        pytest.skip("one register asks which group each lane belongs to")
     name = "vector_panels" if bug == "quads" else "vector_decode"
 
     def checked() -> None:
@@ -494,6 +505,8 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         blocks = blocks_of(n, bits, group)
         if bug == "groups":
             return dataclasses.replace(blocks, first=np.maximum(blocks.first - 1, 0))
+        if bug == "pieces":
+            return dataclasses.replace(blocks, pieces=2 * blocks.pieces)
         return dataclasses.replace(blocks, lanes=np.roll(blocks.lanes, 1, axis=1).copy())
 
     def wrong_zeros(matrix: QuantizedMatrix) -> _operands.Stored:
@@ -504,14 +517,15 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def one_column_short(matrix: QuantizedMatrix) -> _operands.Stored:
         return dataclasses.replace(stored(matrix), n=matrix.stored_shape[1] - 1)
 
-    if bug in ("lanes", "groups"):
+    if bug in ("lanes", "pieces", "groups"):
         monkeypatch.setattr(_rows, "blocks_of", shifted)
     elif bug == "zeros":
         monkeypatch.setattr(_operands, "stored", wrong_zeros)
     elif bug == "prefix":
         monkeypatch.setattr(_operands, "stored", one_column_short)
     else:
-        monkeypatch.setattr(_columns, "_quads", lambda x: np.zeros(((x.size // 4) + x.size % 4, 4)))
+        job = _columns.PanelsJob
+        monkeypatch.setattr(_columns, "PanelsJob", lambda m, **rest: job(m=m - 1, **rest))
 
 
 def test_vector_rungs_refuse_another_compile_target(monkeypatch: pytest.MonkeyPatch) -> None:

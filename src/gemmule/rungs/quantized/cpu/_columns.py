@@ -36,7 +36,7 @@ class ReadyToSpread:
     def __init__(self, parts: Stored) -> None:
         blocks = blocks_of(parts.n, parts.bits, parts.group)
         kernels = _transposed_kernels.spread_kernels(
-            parts.bits, blocks.per_lane, scale_dtype_of(parts), parts.zeros is not None
+            parts.bits, blocks.pieces, scale_dtype_of(parts), parts.zeros is not None
         )
         self.part_floats = blocks.count * blocks.columns
         self.x_floats = 4 * (parts.m // 4 + parts.m % 4)

@@ -74,7 +74,7 @@ def dot_less_128(builder: Any, total: Value, weights: Value, activations: Value)
     Both signed: the weight's sign goes to the activation, which is no -128, so that two products
     are at most 2 * 128 * 127 and fit VPMADDUBSW's 16 bits.
     """
-    return _by_halves(builder, _dot_of_signed, total, weights, activations)
+    return _by_halves(builder, dot_of_signed, total, weights, activations)
 
 
 def _by_halves(
@@ -84,7 +84,7 @@ def _by_halves(
     return builder.add(total, joined(builder, *(emit(builder, w, x) for w, x in pairs)))
 
 
-def _of_bytes(builder: Any, name: str, result: int, *vectors: Value) -> Value:
+def of_bytes(builder: Any, name: str, result: int, *vectors: Value) -> Value:
     """Emit an AVX2 operation on bytes; `result`: bits of its result's elements."""
     from llvmlite import ir
 
@@ -94,7 +94,7 @@ def _of_bytes(builder: Any, name: str, result: int, *vectors: Value) -> Value:
     return builder.call(function, [builder.bitcast(one, kind) for one in vectors])
 
 
-def _times_pairs(builder: Any, left: Value, right: Value) -> Value:
+def times_pairs(builder: Any, left: Value, right: Value) -> Value:
     """Emit VPMADDWD: sums of two products of 16 bits."""
     from llvmlite import ir
 
@@ -104,18 +104,19 @@ def _times_pairs(builder: Any, left: Value, right: Value) -> Value:
 
 
 def _dot_of_nibbles(builder: Any, weights: Value, activations: Value) -> Value:
-    sums = _of_bytes(builder, "pmadd.ub.sw", 16, weights, activations)
-    return _times_pairs(builder, sums, sums.type([1] * LANES))
+    sums = of_bytes(builder, "pmadd.ub.sw", 16, weights, activations)
+    return times_pairs(builder, sums, sums.type([1] * LANES))
 
 
-def _dot_of_signed(builder: Any, weights: Value, activations: Value) -> Value:
+def dot_of_signed(builder: Any, weights: Value, activations: Value) -> Value:
+    """Emit, for eight lanes, the dot of weights less 128 with activations (`dot_less_128`)."""
     from llvmlite import ir
 
     signed = builder.xor(weights, weights.type([0x80808080] * (LANES // 2)))
-    flipped = _of_bytes(builder, "psign.b", 8, activations, signed)
-    sizes = _of_bytes(builder, "psign.b", 8, signed, signed)  # -128 becomes 128 without a sign
-    sums = _of_bytes(builder, "pmadd.ub.sw", 16, sizes, flipped)
-    return _times_pairs(builder, sums, ir.Constant(sums.type, [1] * LANES))
+    flipped = of_bytes(builder, "psign.b", 8, activations, signed)
+    sizes = of_bytes(builder, "psign.b", 8, signed, signed)  # -128 becomes 128 without a sign
+    sums = of_bytes(builder, "pmadd.ub.sw", 16, sizes, flipped)
+    return times_pairs(builder, sums, ir.Constant(sums.type, [1] * LANES))
 
 
 def _dot_of_pairs(builder: Any, weights: Value, activations: Value) -> Value:
@@ -126,7 +127,7 @@ def _dot_of_pairs(builder: Any, weights: Value, activations: Value) -> Value:
     wide, signed = builder.bitcast(weights, pairs), builder.bitcast(activations, pairs)
     even = (builder.and_(wide, low), builder.ashr(builder.shl(signed, byte), byte))
     odd = (builder.lshr(wide, byte), builder.ashr(signed, byte))
-    return builder.add(_times_pairs(builder, *even), _times_pairs(builder, *odd))
+    return builder.add(times_pairs(builder, *even), times_pairs(builder, *odd))
 
 
 def weight_planes(builder: Any, word: Value, bits: int) -> list[Value]:

@@ -119,17 +119,17 @@ def _aligned(room: NDArray[Any]) -> int:
 
 
 def _ready(parts: Stored, columns: int, integers: bool) -> tuple[Ready, Pooled]:
-    per_lane = blocks_of(parts.n, parts.bits, parts.group).per_lane
+    pieces = blocks_of(parts.n, parts.bits, parts.group).pieces
     kernels = rows_kernels(
-        parts.bits, columns, per_lane, scale_dtype_of(parts), parts.zeros is not None, integers
+        parts.bits, columns, pieces, scale_dtype_of(parts), parts.zeros is not None, integers
     )
     return _ready_by(parts, columns, integers), kernels.tasks
 
 
 def _ready_for_vector(parts: Stored, integers: bool) -> ReadyForVector:
-    per_lane = blocks_of(parts.n, parts.bits, parts.group).per_lane
+    pieces = blocks_of(parts.n, parts.bits, parts.group).pieces
     kernels = vector_kernels(
-        parts.bits, per_lane, scale_dtype_of(parts), parts.zeros is not None, integers
+        parts.bits, pieces, scale_dtype_of(parts), parts.zeros is not None, integers
     )
     return ReadyForVector(_ready_by(parts, 1, integers), kernels, parts)
 

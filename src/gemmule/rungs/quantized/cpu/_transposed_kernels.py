@@ -8,18 +8,20 @@ from typing import NamedTuple
 import numpy as np
 
 from gemmule.backends.cpu.atomics import packed, unpacked, unpacked_as
-from gemmule.backends.cpu.intrinsics import load, prefetch, store
+from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.shares import run_shares
-from gemmule.backends.cpu.simd import LANES, block_columns
-from gemmule.rungs.quantized.cpu import _row_ops
-from gemmule.rungs.quantized.cpu._vector_kernels import zero_points
+from gemmule.backends.cpu.simd import LANES, ROWS, block_columns, has_wide_vectors
+from gemmule.rungs.quantized.cpu import _narrow_ops, _row_ops
+from gemmule.rungs.quantized.cpu._vector_kernels import numbers_of
 
 _index, _number = load("int32", "int32"), load("int64", "int64")
 _get, _put = load("float32", "float32"), store("float32", "float32")
 
 # Blocks of y that a panel holds: 32 KiB of 4-bit results stay in L1 while the rows stream by.
 PANEL_BLOCKS = 64
+# The same where a vector is two registers of AVX2: such processors have 32 KiB of L1.
+NARROW_PANEL_BLOCKS = 32
 # Blocks whose results one share joins, and blocks of all parts that the caller joins alone.
 JOIN_BLOCKS = 16
 JOIN_ALONE = 512
@@ -63,9 +65,9 @@ class Spread(NamedTuple):
 
 
 @functools.cache
-def spread_kernels(bits: int, per_lane: bool, scale_dtype: str, has_zeros: bool) -> Spread:
+def spread_kernels(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Spread:
     """Return the product of one kind of matrix, in one call from Python."""
-    panels = panels_kernel(bits, per_lane, scale_dtype, has_zeros)
+    panels = panels_kernel(bits, pieces, scale_dtype, has_zeros)
     load_job, load_words, size = unpacked_as(PanelsJob), unpacked(FIXED), len(PanelsJob._fields)
 
     @kernel
@@ -142,36 +144,42 @@ def _join_kernel(bits: int) -> Kernel:
 
 
 @functools.cache
-def panels_kernel(bits: int, per_lane: bool, scale_dtype: str, has_zeros: bool) -> Kernel:
+def panels_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Kernel:
     """Return ``f(job, first quad, end, y)`` for one kind of matrix: rows added to y."""
-    load_scales = _row_ops.group_numbers(scale_dtype, per_lane)
-    load_zeros = zero_points(bits, per_lane, has_zeros)
-    spread = _row_ops.spread_products(bits, per_lane)
-    load_words, times = _row_ops.load_words, _row_ops.times_numbers
+    load_scales, load_zeros = numbers_of(bits, pieces, scale_dtype, has_zeros, ROWS, whole=True)
+    tail_scales, tail_zeros = numbers_of(bits, pieces, scale_dtype, has_zeros, ROWS, whole=False)
+    if has_wide_vectors():
+        spread, at_once = _row_ops.spread_products(bits, pieces != 1), PANEL_BLOCKS
+    else:
+        spread, at_once = _narrow_ops.spread_products(bits), NARROW_PANEL_BLOCKS
+    load_blocks, load_words = _row_ops.load_blocks(ROWS), _row_ops.load_words
+    times, ask_for = _row_ops.times_numbers, _row_ops.ask_for(ROWS)
 
     @kernel
     def panels(job: PanelsJob, first: int, end: int, y: int) -> None:
-        blocks = (job.row_bytes + 63) // 64
+        blocks, whole = (job.row_bytes + 63) // 64, job.row_bytes // 64
         quads = job.m // 4
-        for low in range(0, blocks, PANEL_BLOCKS):
+        for low in range(0, blocks, at_once):
             for quad in range(first, end):
                 step = 1 if quad < quads else 0  # 0: one row, three times with x = 0
                 row = 4 * quad if quad < quads else 4 * quads + (quad - quads)
                 code_step, scale_step = step * job.row_bytes, step * job.scale_step
-                for block in range(low, min(blocks, low + PANEL_BLOCKS)):
-                    at = job.codes + row * job.row_bytes + 64 * block
-                    soon = at + 4 * job.row_bytes
-                    prefetch(soon)
-                    prefetch(soon + code_step)
-                    prefetch(soon + 2 * code_step)
-                    prefetch(soon + 3 * code_step)
-                    words = load_words(at, code_step, job.row_bytes - 64 * block)
-                    group = _index(job.first, block)
-                    place = row * job.scale_step + group
-                    count, lanes = job.groups - group, job.lanes + 64 * block
-                    scales = load_scales(job.scales, place, scale_step, count, lanes)
-                    zeros = load_zeros(job.zeros, place, scale_step, count, lanes)
-                    weights = times(scales, job.x + 16 * quad)
-                    spread(weights, zeros, words, y + block * job.block_step)
+                codes, place = job.codes + row * job.row_bytes, row * job.scale_step
+                x = job.x + 16 * quad
+                for block in range(low, min(whole, low + at_once)):
+                    at, group = codes + 64 * block, _index(job.first, block)
+                    ask_for(at + 4 * job.row_bytes, code_step)
+                    words, lanes = load_blocks(at, code_step), job.lanes + 64 * block
+                    index, count = place + group, job.groups - group
+                    scales = load_scales(job.scales, index, scale_step, count, lanes)
+                    zeros = load_zeros(job.zeros, index, scale_step, count, lanes)
+                    spread(times(scales, x), zeros, words, y + block * job.block_step)
+                if whole < blocks <= low + at_once:
+                    at, group = codes + 64 * whole, _index(job.first, whole)
+                    words = load_words(at, code_step, job.row_bytes - 64 * whole)
+                    index, count, lanes = place + group, job.groups - group, job.lanes + 64 * whole
+                    scales = tail_scales(job.scales, index, scale_step, count, lanes)
+                    zeros = tail_zeros(job.zeros, index, scale_step, count, lanes)
+                    spread(times(scales, x), zeros, words, y + whole * job.block_step)
 
     return panels

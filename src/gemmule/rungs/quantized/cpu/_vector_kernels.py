@@ -13,7 +13,7 @@ from gemmule.backends.cpu.intrinsics import load, prefetch
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled
 from gemmule.backends.cpu.shares import run_shares
-from gemmule.rungs.quantized.cpu import _row_ops
+from gemmule.rungs.quantized.cpu import _narrow_ops, _row_ops
 from gemmule.rungs.quantized.cpu._activations import arrange_vector_kernel, quantise_vector_kernel
 from gemmule.rungs.quantized.cpu._integers import add_integer_products
 from gemmule.rungs.quantized.cpu._tasks import in_tasks
@@ -74,56 +74,83 @@ class VectorKernels(NamedTuple):
 
 @functools.cache
 def rows_kernels(
-    bits: int, columns: int, per_lane: bool, scale_dtype: str, has_zeros: bool, integers: bool
+    bits: int, columns: int, pieces: int, scale_dtype: str, has_zeros: bool, integers: bool
 ) -> RowsKernels:
-    """Return the kernels for one kind of matrix and `columns` columns of activations at once."""
+    """Return the kernels for one kind of matrix and `columns` columns of activations at once.
+
+    pieces: see `_operands.Blocks`.
+    """
     at_once = STRETCHES if columns == 1 else simd.ROWS
-    load_scales = _row_ops.group_numbers(scale_dtype, per_lane, at_once)
-    load_zeros = zero_points(bits, per_lane, has_zeros, at_once)
-    if integers:
-        add = add_integer_products(bits, columns, has_zeros, at_once)
-    else:
-        add = _row_ops.add_products(bits, columns, per_lane, at_once)
+    tail = numbers_of(bits, pieces, scale_dtype, has_zeros, at_once, whole=False)
     if columns == 1:
-        rows = _rows_kernel(load_scales, load_zeros, add)
+        whole = numbers_of(bits, pieces, scale_dtype, has_zeros, at_once, whole=True)
+        rows = _rows_kernel(whole, tail, _one_column(bits, pieces != 1, has_zeros, integers))
     else:
-        rows = _tiles_kernel(load_scales, load_zeros, add, columns)
+        if integers:
+            add = add_integer_products(bits, columns, has_zeros, at_once)
+        else:
+            add = _row_ops.add_products(bits, columns, pieces != 1, at_once)
+        rows = _tiles_kernel(*tail, add, columns)
     return RowsKernels(rows, in_tasks(rows, RowsJob))
 
 
-def zero_points(bits: int, per_lane: bool, has_zeros: bool, rows: int = simd.ROWS) -> Intrinsic:
-    """Return the operation that gives the rows' zero points."""
-    if has_zeros:
-        return _row_ops.group_numbers("float32", per_lane, rows)
-    return _row_ops.fixed_numbers(float(2 ** (bits - 1)), rows)
+def _one_column(bits: int, per_lane: bool, has_zeros: bool, integers: bool) -> Intrinsic:
+    """Return what adds a block's products with one column."""
+    if simd.has_wide_vectors():
+        if integers:
+            return add_integer_products(bits, 1, has_zeros, STRETCHES)
+        return _row_ops.add_products(bits, 1, per_lane, STRETCHES)
+    if integers:
+        return _narrow_ops.add_integer_products(bits, has_zeros, STRETCHES)
+    return _narrow_ops.add_products(bits, STRETCHES)
 
 
-def _rows_kernel(load_scales: Intrinsic, load_zeros: Intrinsic, add: Intrinsic) -> Kernel:
+def numbers_of(
+    bits: int, pieces: int, scale_dtype: str, has_zeros: bool, rows: int, *, whole: bool
+) -> tuple[Intrinsic, Intrinsic]:
+    """Return the operations that give the rows' scales and zero points in a block.
+
+    whole: in blocks that a row fills, whose groups AVX2 takes by broadcasts.
+    """
+    if whole and pieces > 1 and not simd.has_wide_vectors():
+        make = functools.partial(_narrow_ops.whole_block_numbers, pieces=pieces, rows=rows)
+    else:
+        make = functools.partial(_row_ops.group_numbers, per_lane=pieces != 1, rows=rows)
+    fixed = float(2 ** (bits - 1))
+    zeros = make("float32") if has_zeros else _row_ops.fixed_numbers(fixed, rows)
+    return make(scale_dtype), zeros
+
+
+Numbers = tuple[Intrinsic, Intrinsic]
+
+
+def _rows_kernel(whole_numbers: Numbers, tail_numbers: Numbers, add: Intrinsic) -> Kernel:
+    load_scales, load_zeros = whole_numbers
+    tail_scales, tail_zeros = tail_numbers
     no_totals, store_sums = _row_ops.zeros_of(STRETCHES), _row_ops.store_sums(1, STRETCHES)
     load_words, load_blocks = _row_ops.load_words_of(STRETCHES), _row_ops.load_blocks(STRETCHES)
     ask_for = _row_ops.ask_for(STRETCHES)
 
-    @kernel
-    def add_block(totals: Any, words: Any, job: RowsJob, row: int, step: int, block: int) -> Any:
-        group = _index(job.first, block)
-        place = row * job.scale_step + group
-        count, lanes = job.groups - group, job.lanes + 64 * block
-        scales = load_scales(job.scales, place, step * job.scale_step, count, lanes)
-        zeros = load_zeros(job.zeros, place, step * job.scale_step, count, lanes)
-        return add(totals, scales, zeros, words, job.x + block * job.block_step)
-
+    # A kernel of its own for what a block needs would be a call each, its vectors in memory.
     @kernel
     def two_rows(job: RowsJob, row: int, step: int) -> None:
         start, code_step = job.codes + row * job.row_bytes, step * job.row_bytes
+        place, scale_step = row * job.scale_step, step * job.scale_step
         whole, left = job.row_bytes // 64, job.row_bytes % 64
         totals = no_totals()
         for block in range(whole):
-            at = start + 64 * block
+            at, group = start + 64 * block, _index(job.first, block)
             ask_for(at + AHEAD_BYTES, code_step)
-            totals = add_block(totals, load_blocks(at, code_step), job, row, step, block)
+            words, lanes = load_blocks(at, code_step), job.lanes + 64 * block
+            scales = load_scales(job.scales, place + group, scale_step, job.groups - group, lanes)
+            zeros = load_zeros(job.zeros, place + group, scale_step, job.groups - group, lanes)
+            totals = add(totals, scales, zeros, words, job.x + block * job.block_step)
         if left > 0:
-            words = load_words(start + 64 * whole, code_step, left)
-            totals = add_block(totals, words, job, row, step, whole)
+            words, group = load_words(start + 64 * whole, code_step, left), _index(job.first, whole)
+            lanes = job.lanes + 64 * whole
+            scales = tail_scales(job.scales, place + group, scale_step, job.groups - group, lanes)
+            zeros = tail_zeros(job.zeros, place + group, scale_step, job.groups - group, lanes)
+            totals = add(totals, scales, zeros, words, job.x + whole * job.block_step)
         store_sums(totals, job.y + row * job.y_step, step * job.y_step)
 
     @kernel
@@ -189,7 +216,7 @@ def _tiles_kernel(
 
 @functools.cache
 def vector_kernels(
-    bits: int, per_lane: bool, scale_dtype: str, has_zeros: bool, integers: bool
+    bits: int, pieces: int, scale_dtype: str, has_zeros: bool, integers: bool
 ) -> VectorKernels:
     """Return the kernels for one vector, which they put in the order of the lanes themselves.
 
@@ -199,7 +226,7 @@ def vector_kernels(
     y. One call from Python, with plain numbers: a tuple costs 9 us more when nothing is cached.
     Returns not 0, with nothing done, for an x that cannot be rounded.
     """
-    rows = rows_kernels(bits, 1, per_lane, scale_dtype, has_zeros, integers).rows
+    rows = rows_kernels(bits, 1, pieces, scale_dtype, has_zeros, integers).rows
     prepare = quantise_vector_kernel(bits) if integers else arrange_vector_kernel(bits)
 
     @kernel
