@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from gemmule.arrays import transfer
 from gemmule.arrays.interop import unwrap
 from gemmule.core import scalars
-from gemmule.core.canonical import NAMES, Options
+from gemmule.core.canonical import DEFAULT, NAMES, Options
 from gemmule.core.operand import speaker
 from gemmule.core.words import Accumulate, Activations, Op, Precision
 from gemmule.lookup import multiply
-from gemmule.options import DEFAULT, frozen, options_of
+from gemmule.options import frozen, options_of
 from gemmule.plan import Plan, operands, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.typing import Keywords, Scalar

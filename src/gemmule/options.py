@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.core.canonical import Frozen, Options
-
-DEFAULT = Options()
-
+from gemmule.core.canonical import DEFAULT, Frozen, Options
 
 _PLAIN = (None, None, "float32", None, False, "float", None)
 

@@ -42,6 +42,9 @@ class Options:
     params: Frozen | None = None
 
 
+DEFAULT = Options()
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A canonical call. With `swapped`, the user's second operand is the canonical first."""

@@ -109,7 +109,9 @@ def _checked(trusted: Product, out_seen: Signature, a: Form, b: Form) -> Product
         ):
             if wanted(a, b):
                 return None  # PyTorch has to know of this product
-            if out is None and known_pair is None:
+            if a.requires_grad or b.requires_grad:
+                pass  # a guard that was made under no_grad would let a gradient be lost later
+            elif out is None and known_pair is None:
                 known_pair = guards(a, b)
             elif out is not None and known is None:
                 known = guards(a, b, out)
@@ -133,14 +135,19 @@ def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: 
     def trusted(a: Any, b: Any, out: Any) -> Any:
         if device_of() != ordinal:
             return None
-        if out is None:
-            out = fresh()
-        left, right, result = a.data_ptr(), b.data_ptr(), out.data_ptr()
-        if (left | right | result) & mask or not (left and right):
+        left, right = a.data_ptr(), b.data_ptr()
+        if (left | right) & mask or not (left and right):
             return None
-        end = result + out_bytes
-        if (result < left + a_bytes and left < end) or (result < right + b_bytes and right < end):
-            return None  # out may overlap an input
+        if out is None:
+            out = fresh()  # as aligned as any address has to be, and nobody else's memory
+            result = out.data_ptr()
+        else:
+            result = out.data_ptr()
+            end = result + out_bytes
+            if result & mask or (result < left + a_bytes and left < end):
+                return None
+            if result < right + b_bytes and right < end:
+                return None  # out may overlap an input
         if swapped:
             left, right = right, left
         start(stream_of(ordinal), left, right, result)
@@ -209,13 +216,12 @@ def _mapped_start(launcher: Launcher, maps: Maps, ordinal: int) -> Start:
 
 def _library(run: LibraryRun, ordinal: int) -> Start:
     """Return what starts a library's product, with memory of PyTorch's allocator to work in."""
-    torch = sys.modules["torch"]
     prepared = run.prepared(ordinal)
     begin, exchanged, nbytes = prepared.starter(1.0, 0.0), run.exchanged, prepared.workspace_bytes
-    empty, kind, device = torch.empty, torch.uint8, torch.device("cuda", ordinal)
+    workspace = maker((nbytes,), sys.modules["torch"].uint8, ordinal) if nbytes else None
 
     def start(stream: int, left: int, right: int, result: int) -> None:
-        memory = empty((nbytes,), dtype=kind, device=device) if nbytes else None
+        memory = None if workspace is None else workspace()
         work = 0 if memory is None else memory.data_ptr()
         if exchanged:
             left, right = right, left

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from gemmule import lookup
+from gemmule.core.canonical import DEFAULT
 from gemmule.dispatch.autograd import wanted
-from gemmule.options import DEFAULT
 from gemmule.quant import checks, rounding
 from gemmule.quant.cuda import fragment_order
 from gemmule.quant.files import named_dtype

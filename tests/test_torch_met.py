@@ -1,0 +1,88 @@
+"""Products of tensors met before: what a guard has to tell apart, on tensors of the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gemmule.dispatch import torch_met  # noqa: E402  it imports torch
+from gemmule.dispatch.torch_met import Met  # noqa: E402
+
+
+@pytest.fixture
+def met() -> Met:
+    """A product of a 3 x 4 float32 matrix by a vector, met without and with an out."""
+    memory = Met()
+    a, x, y = torch.ones(3, 4), torch.ones(4), torch.empty(3)
+    memory.keep("matvec", (a, x, None), lambda a, b, out: "fresh")
+    memory.keep("matvec", (a, x, y), lambda a, b, out: out)
+    return memory
+
+
+def test_operands_like_those_met_are_known(met: Met) -> None:
+    a, x, y = torch.zeros(3, 4), torch.zeros(4), torch.zeros(3)
+    assert met.again("matvec", a, x, None) == "fresh"
+    assert met.again("matvec", a, x, y) is y
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a, x: (a.double(), x.double()),
+        lambda a, x: (torch.ones(4, 3).T, x),
+        lambda a, x: (a, torch.ones(8)[::2]),
+        lambda a, x: (a, torch.ones(5)),
+        lambda a, x: (torch.ones(2, 4), x),
+        lambda a, x: (a.requires_grad_(), x),
+        lambda a, x: (a, torch._neg_view(x)),
+        lambda a, x: (torch.nn.Parameter(a, requires_grad=False), x),
+        lambda a, x: (a.numpy(), x),
+        lambda a, x: (a.to("meta"), x.to("meta")),
+    ],
+)
+def test_others_are_not(met: Met, change: Any) -> None:
+    assert met.again("matvec", *change(torch.ones(3, 4), torch.ones(4)), None) is None
+
+
+def test_another_operation_or_out_is_another_product(met: Met) -> None:
+    a, x = torch.ones(3, 4), torch.ones(4)
+    assert met.again("vecmat", x, a, None) is None
+    assert met.again("matvec", a, x, torch.empty(6)[::2]) is None
+    assert met.again("matvec", a, x, torch.empty(3, dtype=torch.float64)) is None
+
+
+def test_what_pytorch_has_to_know_of_is_not(met: Met) -> None:
+    a, x = torch.ones(3, 4), torch.ones(4)
+    with torch.autograd.forward_ad.dual_level():
+        assert met.again("matvec", a, x, None) is None
+    with torch.autocast("cpu"):
+        assert met.again("matvec", a, x, None) is None
+    seen = []
+
+    def function(vector: Any) -> Any:
+        seen.append(met.again("matvec", a, vector, None))
+        return vector
+
+    torch.vmap(function)(torch.ones(2, 4))
+    torch.func.grad(lambda vector: function(vector).sum())(x)
+    assert seen == [None, None]
+    assert met.again("matvec", a, x, None) == "fresh"
+
+
+def test_a_gradient_asked_for_later_is_not_lost() -> None:
+    memory, a, x = Met(), torch.ones(3, 4).requires_grad_(), torch.ones(4)
+    with torch.no_grad():
+        memory.keep("matvec", (a, x, None), lambda a, b, out: "fresh")
+    assert memory.again("matvec", a, x, None) is None
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_met, "MOST", 3)
+    memory = Met()
+    for rows in range(1, 6):
+        memory.keep("matvec", (torch.ones(rows, 4), torch.ones(4), None), lambda a, b, out: "last")
+    assert len(memory._calls) == 2
+    assert memory.again("matvec", torch.ones(5, 4), torch.ones(4), None) == "last"
