@@ -116,7 +116,10 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     blocks = problem.batch * ceil_div(problem.m, threads // params["lanes"] * params["rows"])
     waves = max(1.0, blocks * threads / (machine.units * THREADS_OF_A_UNIT))
     reading = problem.compulsory_bytes / (0.977 * machine.read_bytes_per_s)
-    return starting(problem, machine, -0.32, 0.75) + max(reading, 0.58e-6 * (turns * waves - 1))
+    # Unaligned rows of less than a line have little but heads and tails, each a load of its own.
+    short = problem.alignment < 16 and problem.n * ITEMSIZE[problem.a] < 128
+    turn_s = 1.6e-6 if short else 0.58e-6
+    return starting(problem, machine, -0.32, 0.75) + max(reading, turn_s * (turns * waves - 1))
 
 
 RUNG = CudaRung(

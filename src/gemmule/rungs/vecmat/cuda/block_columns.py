@@ -30,6 +30,7 @@ from gemmule.rungs._cuda.stream import (
     FITS,
     UNITS_OF_ROWS,
     flags,
+    narrow_s,
     rows_of_a_thread,
     starting,
     strips,
@@ -99,7 +100,7 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     alone = 2 * threads > THREADS_OF_A_UNIT  # nothing is under way between a block and the next
     between = 0.4e-6 * max(0, math.ceil(waves) - 1) if alone else 0.0
     folding_us = 0.017 * math.log2(max(1.0, 32 / lanes)) + STARTING_US[threads]
-    start = starting(problem, machine, folding_us - 0.17, 0.55)
+    start = starting(problem, machine, folding_us - 0.17, 0.55) + narrow_s(problem)
     reading = max(problem.compulsory_bytes / rate, 1.28e-6 * (turns * waves - 1))
     return start + between + float(reading)
 

@@ -24,6 +24,7 @@ from gemmule.rungs._cuda.stream import (
     FITS,
     UNITS_OF_ROWS,
     flags,
+    narrow_s,
     rows_of_a_thread,
     starting,
     strips,
@@ -55,7 +56,8 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     rate = 0.87 * min(1.0, blocks / machine.units) * machine.read_bytes_per_s
     rate *= 1.0 if problem.alignment == 16 else 0.68
     seconds = max(problem.compulsory_bytes / rate, 0.7e-6 * blocks / (4 * machine.units))
-    return Suggestion(params, starting(problem, machine, 0.31, 0.69) + seconds)
+    seconds += starting(problem, machine, 0.31, 0.69) + narrow_s(problem)
+    return Suggestion(params, seconds)
 
 
 RUNG = CudaRung(

@@ -28,6 +28,7 @@ from gemmule.rungs._cuda.stream import (
     FITS,
     UNITS_OF_ROWS,
     flags,
+    narrow_s,
     rows_of_a_thread,
     starting,
     strips,
@@ -106,7 +107,7 @@ def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> flo
     turns = ceil_div(problem.n * lanes, splits * 256 * 4)
     sums = 2 * problem.m * problem.batch * splits * ITEMSIZE[accumulator(problem)]
     reading = problem.compulsory_bytes / rate + 2.4 * sums / machine.read_bytes_per_s
-    start = starting(problem, machine, 0.14 + 0.002 * splits, 0.75)
+    start = starting(problem, machine, 0.14 + 0.002 * splits, 0.75) + narrow_s(problem)
     return start + max(reading, 1.0e-6 * (turns * max(1, full) - 1))
 
 

@@ -1,0 +1,111 @@
+"""Staged columns: rows of a few columns, whose sums one thread keeps for all columns.
+
+`split_columns` gives each lane a 16-byte vector of columns. Where a stored row is shorter than
+that, or little longer, its lanes go element by element or find nothing to do. Here a block copies
+256 rows and more to shared memory as the stretch of memory that they are together (`staged_rows`
+does the same); each thread takes rows of its own with their element of x, which is read once and
+by neighbours, and adds to the sums of all columns in its registers. Warps, blocks and then a second
+kernel, started early, add these up in a fixed order: the same bits on every run.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES
+from gemmule.rungs._cuda.short_rows import ROOM, THREADS, conflicts, unit, wide_row
+from gemmule.rungs._cuda.stream import starting
+
+LARGEST_GRID = 2**31 - 1
+MOST_BYTES = 128  # of a row
+
+
+def _smem(problem: Problem, params: Params) -> int:
+    return 16 + THREADS * int(params["rows"]) * wide_row(problem.m, problem.a)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    splits = params["splits"]
+    shape = f"{params['columns']}, {params['rows']}, {splits}"
+    return (
+        Step(
+            kernel=f"staged_columns<{type_arguments(problem)}, {unit(problem)}, {shape}>",
+            grid=(splits * problem.batch, 1, 1),
+            block=(THREADS, 1, 1),
+            smem=_smem(problem, params),
+        ),
+        Step(
+            kernel=f"add_staged<{CTYPE[problem.out]}, {splits}>",
+            grid=(problem.m * problem.batch, 1, 1),
+            block=(64, 1, 1),
+            pdl=machine.arch >= "sm_9" or machine.arch.startswith("sm_1"),
+        ),
+    )
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    return int(problem.m * problem.batch * params["splits"] * ITEMSIZE[accumulator(problem)])
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    turns = ceil_div(problem.n, THREADS * params["rows"] * params["splits"])
+    return int(turns * params["rows"] + 5 + 8 + params["splits"] // 64 + 6)
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Give a thread 64 bytes of rows a turn, and the chip four blocks a multiprocessor.
+
+    One H200 (November 2026), 103 shapes of 2 to 128 bytes a row, as for `staged_rows`. Bringing the
+    sums of 32 columns together takes 1.4 us more than those of 4.
+    """
+    columns = next((c for c in COLUMNS if c >= problem.m), None)
+    row, rows = wide_row(problem.m, problem.a), 1
+    if columns is None or row > MOST_BYTES or conflicts(problem.m, problem) > 4:
+        return None
+    if row <= 32:
+        rows = 2
+    tiles = ceil_div(problem.n, THREADS * rows)
+    splits = next((s for s in SPLITS if s >= tiles), SPLITS[-1])
+    rate = 0.9 if ITEMSIZE[problem.a] < 8 else 0.85 if columns < 16 else 0.6
+    reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
+    seconds = starting(problem, machine, 0.6 + 0.05 * columns, 0.4) + reading
+    return Suggestion({"columns": columns, "rows": rows, "splits": splits}, seconds)
+
+
+COLUMNS, SPLITS = (4, 8, 16, 32), (64, 128, 256, 512)
+
+RUNG = CudaRung(
+    title="Staged columns",
+    idea="Rows of few columns come to shared memory as one stretch; a thread sums all columns.",
+    source="staged_rows; split-K, deterministic, as in split_columns",
+    op="matvec",
+    signatures=FLOAT_SIGNATURES,
+    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    layouts=("col",),
+    after="split_columns",
+    params={"columns": (8, 4, 16, 32), "rows": (1, 2, 4), "splits": (128, 64, 256, 512)},
+    constraints=(
+        Constraint(
+            "m and n below 2^31 and at most 2^31 - 1 blocks",
+            lambda problem, params: (
+                max(problem.m, problem.n) < 2**31
+                and max(params["splits"], problem.m) * problem.batch <= LARGEST_GRID
+            ),
+        ),
+        Constraint(
+            "at most 32 columns, the fewest of the declared numbers that hold them",
+            lambda problem, params: (
+                params["columns"] == next((c for c in COLUMNS if c >= problem.m), None)
+            ),
+        ),
+        Constraint(
+            f"the rows of a block fit {ROOM:,} bytes of shared memory",
+            lambda problem, params: _smem(problem, params) <= ROOM,
+        ),
+    ),
+    workspace=_workspace,
+    batched=True,
+    suggest=_suggest,
+    steps=_steps,
+)
