@@ -17,7 +17,7 @@ class HostRates:
     read: all threads from memory. core_read: one thread from memory; core_cached: from its caches,
     both as vectors are multiplied. fma: fused float32 multiply-adds of one core. blas: float32
     operations of NumPy's BLAS on all threads, at 1024 x 1024 x 1024. convert: elements that
-    NumPy's ``astype`` turns from float16 to float32. call: from Python into a kernel and back;
+    all threads turn from float16 to float32. call: from Python into a kernel and back;
     spread: what starting helpers adds; blas_call: a product by NumPy of a few elements. measured:
     the day, or "" for defaults.
     """

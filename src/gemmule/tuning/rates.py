@@ -19,6 +19,7 @@ from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.host_rates import HostRates
 from gemmule.core.memory import available_bytes
 from gemmule.lookup import forget_plans
+from gemmule.rungs._cpu_convert import widened
 from gemmule.rungs.matmul.cpu._tile import register_tile, tile_product
 from gemmule.rungs.matvec.cpu.threads import pooled_rows
 from gemmule.storage import rates as store_rates
@@ -120,8 +121,8 @@ def _blas() -> float:
 
 
 def _converting() -> float:
-    halves = np.ones(1 << 20, np.float16)
-    return halves.size / _best(lambda: halves.astype(np.float32), 5)
+    halves = np.ones((1 << 10, 1 << 10), np.float16)
+    return halves.size / _best(lambda: widened(halves, np.dtype(np.float32)), 5)
 
 
 @kernel

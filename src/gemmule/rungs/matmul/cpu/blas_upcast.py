@@ -1,8 +1,8 @@
-"""NumPy alone: blocks of both operands become a dtype that BLAS has, and are multiplied there.
+"""Blocks of both operands become a dtype that NumPy's BLAS has, and are multiplied there.
 
-It needs no Numba. Integers of up to 16 bits are exact in float64: a product is below 2^32, so a sum
-of up to 2^20 of them is below 2^53. Wider integers have no such float; they take NumPy's own
-integer loops.
+It works without Numba, where only the conversion of float16 is slower. Integers of up to 16 bits
+are exact in float64: a product is below 2^32, so a sum of up to 2^20 of them is below 2^53. Wider
+integers have no such float; they take NumPy's own integer loops.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from gemmule.core.problem import INTEGERS, ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_convert import narrowed, widened
 
 EXACT_DEPTH = 2**20  # products of 16-bit integers that float64 sums exactly
 
@@ -33,14 +34,20 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     depth = EXACT_DEPTH if problem.a in INTEGERS else max(problem.k, 1)
     m, n, k = problem.m, problem.n, problem.k
 
+    def part_of(
+        A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], corner: tuple[int, int], p: int
+    ) -> np.ndarray[Any, Any]:
+        left = widened(A[corner[0] : corner[0] + size, p : p + depth], block)
+        right = widened(B[p : p + depth, corner[1] : corner[1] + size], block)
+        part: np.ndarray[Any, Any] = np.matmul(left, right).astype(working, copy=False)
+        return part
+
     def product(
         A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], first: int, second: int
     ) -> np.ndarray[Any, Any]:
-        total = np.zeros((min(size, m - first), min(size, n - second)), working)
-        for p in range(0, k, depth):
-            left = A[first : first + size, p : p + depth].astype(block, copy=False)
-            right = B[p : p + depth, second : second + size].astype(block, copy=False)
-            total += np.matmul(left, right).astype(working, copy=False)
+        total = part_of(A, B, (first, second), 0)
+        for p in range(depth, k, depth):
+            total += part_of(A, B, (first, second), p)
         return total
 
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
@@ -48,7 +55,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
             for i in range(0, m, size):
                 for j in range(0, n, size):
                     target = C[i : i + size, j : j + size]
-                    np.copyto(target, product(A, B, i, j), casting="unsafe")
+                    narrowed(product(A, B, i, j), target)
 
     return run
 

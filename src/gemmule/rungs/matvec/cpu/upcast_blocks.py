@@ -1,6 +1,6 @@
-"""NumPy alone: blocks of the matrix are converted to a wider dtype and multiplied there.
+"""Blocks of the matrix are converted to a wider dtype and multiplied there by NumPy.
 
-It needs no Numba; blocks fit the cache.
+It works without Numba; blocks fit the cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_convert import widened
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
@@ -24,7 +25,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
         vector = x.astype(working, copy=False)
         with np.errstate(all="ignore"):
             for first in range(0, problem.m, rows):
-                block = A[first : first + rows].astype(working, copy=False)
+                block = widened(A[first : first + rows], working)
                 np.copyto(y[first : first + rows], np.dot(block, vector), casting="unsafe")
 
     return run
