@@ -255,3 +255,12 @@ def _device_form(array: Array) -> Form:
     strides = tuple(step // array.itemsize for step in array.strides)
     pointer = array.__array_interface__["data"][0]
     return Form(array.shape, strides, array.dtype.name, alignment_of(pointer))
+
+
+def test_a_batch_that_lies_backwards_is_aligned_to_its_elements() -> None:
+    """TMA knows no negative steps, and reads what is aligned to 16 bytes."""
+    form = Form((4, 16, 16), (-256, 16, 1), "float16", 16)
+    forwards = form._replace(strides=(256, 16, 1))
+    for a, b in ((form, forwards), (forwards, form)):
+        assert canonical("matmul", a, b, None, Options()).problem.alignment == 2
+    assert canonical("matmul", forwards, forwards, None, Options()).problem.alignment == 16

@@ -80,7 +80,8 @@ def vector_alignment(form: Form, view: View, batch_steps: Ints) -> int:
     """Return the largest power of two, at most 16, that divides every place vectors start at.
 
     Those are the address, and the steps from one batch entry and from one row (column, where the
-    layout says so) to the next. Only the step along which a kernel reads does not count.
+    layout says so) to the next. Only the step along which a kernel reads does not count. A batch
+    that lies backwards is aligned to its elements alone: TMA knows no negative steps.
     """
     aligned = form.alignment
     if form.quant is not None:
@@ -91,7 +92,8 @@ def vector_alignment(form: Form, view: View, batch_steps: Ints) -> int:
         steps += [view.strides[axis] for axis in leads if view.shape[axis] > 1]
     for step in steps:
         aligned = min(aligned, power_of_two(step * ITEMSIZE[form.dtype]))
-    return aligned
+    backwards = any(step < 0 for step in batch_steps)
+    return min(aligned, ITEMSIZE[form.dtype]) if backwards else aligned
 
 
 def power_of_two(value: int) -> int:

@@ -1,12 +1,14 @@
 """Warp specialisation: one thread loads, two warpgroups multiply, and nobody waits for the other.
 
-Blocks stay for many tiles of C. One thread of each fills a ring of stages through TMA, as far
-ahead as the ring is long, also into the next tile; two warpgroups empty it, each with its own half
-of the tile's rows, and keep one wgmma group under way while the next begins. `setmaxnreg` moves the
-loader's registers to them: a tile of 128 x 256 takes 128 of a thread for its sums alone. Two blocks
-of a cluster take tiles one below the other, load half of B each and have TMA write it to both.
-Sums leave through shared memory (`stmatrix`) and TMA as well. What limits it now is power: on
-random data the clock falls while the tensor cores work without a pause.
+Blocks stay for many tiles of C. One thread of each fills a ring of stages through TMA, as far ahead
+as the ring is long, also into the next tile; two warpgroups empty it, each with its own half of the
+tile's rows, and keep one wgmma group under way while the next begins. `setmaxnreg` moves the
+loader's registers to them: a tile of 128 x 256 takes 128 of a thread for its sums alone. Sums go
+out through shared memory (`stmatrix`) and TMA as well. On an H200 all this takes the tile before
+from 0.74-0.89 of cuBLAS to 0.99-1.05, at 4096 to 16384 cubed and in every layout. What limits it
+now is power: on random data the clock falls while the tensor cores work without a pause. So
+`cluster=2`, where two blocks take tiles one below the other and load half of B each for both, gains
+nothing but at 16384.
 """
 
 from __future__ import annotations

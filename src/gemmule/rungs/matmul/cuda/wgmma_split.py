@@ -4,7 +4,9 @@ Few rows by a large matrix, as when a language model decodes for some dozen user
 than the GPU has multiprocessors, and the others would idle. Here the blocks of a cluster each take
 a part of the reduction. Their sums meet in shared memory, which a cluster's blocks may read from
 each other: no buffer in global memory, no second kernel, and the same order of additions in every
-run. Tiles of 64 rows waste little on few of them; what limits it is then the read of the matrix.
+run. Tiles of 64 rows waste little on few of them. On an H200 64 rows by 4096 x 14336 take 33.5 us
+by it, cuBLAS 35.7 and `wgmma_specialized` 67.8; shorter products reach 0.8 to 0.95 of cuBLAS. What
+limits those is the way from the launch to the first stage, and that from the last sum to C.
 """
 
 from __future__ import annotations
