@@ -69,6 +69,21 @@ def test_blocks_that_take_several_tiles(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_stages_that_are_filled_again(name: str) -> None:
+    """Sums so long that each stage serves more than once, and copies that land at once."""
+    rung = RUNGS[name]
+    for layout_a, layout_b in (("row", "row"), ("col", "col")):
+        problem = make_problem(
+            "matmul", 72, 136, 1032, HALF, layout_a=layout_a, layout_b=layout_b, layout_out="row"
+        )
+        for params in ({}, {"cluster": 2}) if "cluster" in rung.params else ({},):
+            emulator = few_units(4)
+            assert emulator.seed % 2, "copies land at once"
+            inputs = make_inputs(problem, "integers", 17)
+            judged(rung, emulator, inputs, rung.check_params(problem, params))
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("out", ["float16", "float32"])
 def test_alpha_and_beta(name: str, out: str) -> None:
     rung = RUNGS[name]
@@ -91,8 +106,10 @@ def test_a_column_major_result(name: str) -> None:
         problem = make_problem(
             "matmul", 200, 72, 136, HALF, layout_a=layout_a, layout_b=layout_b, layout_out="col"
         )
-        inputs = make_inputs(problem, "integers", 3)
-        judged(rung, few_units(4), inputs, rung.check_params(problem, None))
+        shared = replace(problem, batch=2, shared_a=layout_b == "col", shared_b=layout_a == "col")
+        for which in (problem, shared):
+            inputs = make_inputs(which, "integers", 3)
+            judged(rung, few_units(4), inputs, rung.check_params(which, None))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "wgmma_repacked"])

@@ -58,7 +58,7 @@ inline void check_shared_at(unsigned addr, unsigned align, const char* what) {
       align);
 }
 
-// Queues one delivery for each destination block; `work` gets that block's shared memory.
+// Queues one delivery for each destination block, or does it here and now in an eager launch; `work` gets that block's shared memory.
 template <class F>
 void send(unsigned bar, unsigned mask, unsigned bytes, F work) {
   const Cta& own = *S.cur->cta;
@@ -69,10 +69,12 @@ void send(unsigned bar, unsigned mask, unsigned bytes, F work) {
     void* b = to.shared + (bar & 0xffffff);
     const unsigned full = (r + 1) << 24 | (bar & 0xffffff);
     ++S.report.async_copies;
-    send_later(b, [=, &to] {
+    const auto deliver = [=, &to] {
       work(to.shared);
       mbarrier_deliver(mbarrier_at(full, "a bulk copy", "", 0), bytes);
-    });
+    };
+    if (S.cfg.eager) deliver();   // into memory, perhaps, that others still read
+    else send_later(b, deliver);
   }
 }
 inline unsigned own_mask() { return 1u << S.cur->cta->rank; }
