@@ -36,7 +36,6 @@ LAYERS = (
 # Imports inside functions that go against the direction: (module, imported) -> why it has to be.
 LATE = {
     ("plan", "tuning"): "Plan.tune offers what is built on plans",
-    ("quant.matrix", "api"): "a quantised matrix stands in @",
 }
 LONGEST_MODULE, LONGEST_FUNCTION = 350, 60
 # path -> why it may be longer.

@@ -14,7 +14,7 @@ from gemmule.core.words import Accumulate, Activations, Op, Precision
 from gemmule.lookup import multiply
 from gemmule.options import frozen, options_of
 from gemmule.plan import Plan, operands, resolve
-from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.matrix import QuantizedMatrix, multiply_by
 from gemmule.typing import Keywords, Scalar
 
 if TYPE_CHECKING:
@@ -278,3 +278,6 @@ def asarray(a: Any, /, *, device: str = "cpu") -> Any:
         return transfer.to_device(a, device)
     operand = unwrap(a, "a")
     return operand.array if operand.device == "cpu" else transfer.to_host(operand)
+
+
+multiply_by(matmul)

@@ -6,7 +6,6 @@ A weight is ``w = scale * (code - zero)``. `quantize` makes a `QuantizedMatrix` 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
@@ -237,11 +236,11 @@ class QuantizedMatrix:
 
     def __matmul__(self, other: Any) -> Any:
         """Return ``Q @ other`` by `gemmule.matmul`, an array of the other operand's library."""
-        return _matmul()(self, other)
+        return _product[0](self, other)
 
     def __rmatmul__(self, other: Any) -> Any:
         """Return ``other @ Q`` by `gemmule.matmul`, an array of the other operand's library."""
-        return _matmul()(other, self)
+        return _product[0](other, self)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -249,7 +248,7 @@ class QuantizedMatrix:
         if func.__name__ not in ("matmul", "__matmul__", "__rmatmul__") or len(args) != 2:
             return NotImplemented
         pair = args[::-1] if func.__name__ == "__rmatmul__" else args
-        return _matmul()(*pair, **(kwargs or {}))
+        return _product[0](*pair, **(kwargs or {}))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the matrix as floats on the host, by default float32."""
@@ -342,8 +341,9 @@ class QuantizedMatrix:
         return replace(self, codes=codes, scales=scales, zeros=zeros, layout=layout)
 
 
-@functools.cache  # an import statement costs half a microsecond a product
-def _matmul() -> Callable[..., Any]:
-    from gemmule.api import matmul
+def multiply_by(product: Callable[..., Any]) -> None:
+    """Take the function behind ``@``, which stands above this module: `gemmule.matmul` itself."""
+    _product[:] = [product]
 
-    return matmul
+
+_product: list[Callable[..., Any]] = []
