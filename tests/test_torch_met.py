@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from gemmule.dispatch import torch_met  # noqa: E402  it imports torch
+import gemmule as gm  # noqa: E402
+from gemmule import lookup  # noqa: E402
+from gemmule.arrays.interop import quantized_form  # noqa: E402
+from gemmule.core.operand import Form  # noqa: E402
+from gemmule.dispatch import torch as torch_calls  # noqa: E402
+from gemmule.dispatch import torch_codes, torch_met  # noqa: E402  these import torch
 from gemmule.dispatch.torch_met import Met  # noqa: E402
 
 
@@ -86,3 +92,67 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         memory.keep("matvec", (torch.ones(rows, 4), torch.ones(4), None), lambda a, b, out: "last")
     assert len(memory._calls) == 2
     assert memory.again("matvec", torch.ones(5, 4), torch.ones(4), None) == "last"
+
+
+def test_forgotten_plans_are_not_met_again(met: Met, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a product goes on by the rung that was chosen before tuning."""
+    monkeypatch.setattr(lookup, "_met", [met])
+    lookup.forget_plans()
+    assert met.again("matvec", torch.ones(3, 4), torch.ones(4), None) is None
+
+
+# --- planned products, whose guards are made by the first call ------------------------------------
+
+Checked = Callable[[Any, Any, Any], Any]
+HOST = -1  # what a tensor of the CPU says its device is
+
+
+def trusted(a: Any, b: Any, out: Any) -> str:
+    return "multiplied"
+
+
+def dense() -> tuple[Checked, Any]:
+    """Return a planned product of a tensor by a vector, and the tensor."""
+    forms = Form((3, 4), (4, 1), "float32", 16), Form((4,), (1,), "float32", 16)
+    out_seen = (torch.float32, torch.Size([3]), (1,), HOST)
+    return torch_calls._checked(trusted, out_seen, *forms), torch.ones(3, 4)
+
+
+def coded(monkeypatch: pytest.MonkeyPatch) -> tuple[Checked, Any]:
+    """Return a planned product of a quantised matrix by a vector, and the matrix."""
+    Q = gm.quantize(torch.ones(3, 4), bits=8)
+    signature = (torch_codes._kind(quantized_form(Q)), (), (), HOST)
+    seen = torch_codes.Known(signature, (0, 0, 0, 0))
+    monkeypatch.setattr(torch_codes, "known", lambda matrix: seen)
+    forms = quantized_form(Q), Form((4,), (1,), "float32", 16)
+    out_seen = (torch.float32, torch.Size([3]), (1,), HOST)
+    return torch_codes._checked(trusted, out_seen, forms, True), Q
+
+
+@pytest.fixture(params=["dense", "coded"])
+def planned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Checked, Any]:
+    return dense() if request.param == "dense" else coded(monkeypatch)
+
+
+def test_a_planned_product_loses_no_gradient_after_no_grad(planned: tuple[Checked, Any]) -> None:
+    checked, A = planned
+    x = torch.ones(4).requires_grad_()
+    with torch.no_grad():
+        assert checked(A, x, None) == "multiplied"
+        assert checked(A, x, torch.empty(3)) == "multiplied"
+    assert checked(A, x, None) is None
+    assert checked(A, x, torch.empty(3)) is None
+    assert checked(A, torch.ones(4), None) == "multiplied"
+
+
+def test_a_planned_product_sees_forward_differentiation(planned: tuple[Checked, Any]) -> None:
+    checked, A = planned
+    x, y = torch.ones(4), torch.empty(3)
+    assert checked(A, x, None) == checked(A, x, None) == "multiplied"
+    assert checked(A, x, y) == checked(A, x, y) == "multiplied"
+    with torch.autograd.forward_ad.dual_level():
+        assert checked(A, x, None) is None
+        assert checked(A, x, y) is None
+    with torch.autocast("cpu"):
+        assert checked(A, x, None) is None
+    assert checked(A, x, None) == "multiplied"

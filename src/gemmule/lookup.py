@@ -180,3 +180,5 @@ def forget_plans() -> None:
     """Drop cached plans and bound calls, so that the next call sees new tuning results."""
     resolve.cache_clear()
     _bound.cache_clear()
+    for met in _met:
+        met.forget()

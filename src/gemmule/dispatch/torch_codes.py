@@ -88,7 +88,7 @@ def _checked(
     trusted: Product, out_seen: Signature, planned: tuple[Form, Form], first: bool
 ) -> Product:
     torch = sys.modules["torch"]
-    tensor, ordinal = torch.Tensor, out_seen[3]
+    tensor, ordinal, dual = torch.Tensor, out_seen[3], torch.autograd.forward_ad
     kind, form = _kind(planned[0]), planned[1]
     seen_x = (getattr(torch, form.dtype), torch.Size(form.shape), form.strides, ordinal)
     known_x: Callable[..., bool] | None = None
@@ -109,14 +109,18 @@ def _checked(
         signature = matrix.kept(known).signature
         if signature is None or signature[0] is not kind or signature[3] != ordinal:
             return None
-        if out is None:
+        if dual._current_level >= 0:
+            pass  # a guard does not see what forward differentiation knows
+        elif out is None:
             if known_x is not None and known_x(x):
                 return trusted(a, b, out)
         elif known_pair is not None and known_pair(x, out):
             return trusted(a, b, out)
         if not same(x, seen_x) or (out is not None and not same(out, out_seen)) or wanted(a, b):
             return None
-        if out is None and known_x is None:
+        if x.requires_grad:
+            pass  # a guard that was made under no_grad would let a gradient be lost later
+        elif out is None and known_x is None:
             known_x = guards(x)
         elif out is not None and known_pair is None:
             known_pair = guards(x, out)

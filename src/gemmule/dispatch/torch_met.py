@@ -52,3 +52,7 @@ class Met:
             self._calls.clear()
         same = guards(a, b) if out is None else guards(a, b, out)
         self._calls[(op, (a if op == "matvec" else b).shape, out is None)] = (same, trusted)
+
+    def forget(self) -> None:
+        """Know no product any more."""
+        self._calls.clear()
