@@ -13,10 +13,10 @@ from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
 from gemmule.lab.records import proof_lines
 from gemmule.lab.verify import extremes, extremes_giant, proofs
-from gemmule.oracle.problems import make_problem
 from gemmule.storage import evidence
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
+GIANT = extremes_giant.SIDES[0]
 TWO_STEP = next(r for r in cuda_rungs() if r.name == "two_step")
 
 
@@ -25,33 +25,11 @@ def test_every_dtype_and_every_rung_takes_part(rung: Rung) -> None:
     dtypes = {v.name.split(",")[0] for v in proofs.variants(rung)}
     assert {v.name.split(",")[0] for v in extremes.of_each_dtype(rung)} == dtypes
     assert dtypes & set(extremes.GIANT_DTYPES)
-    rows, columns = extremes_giant.ROWS, extremes_giant.COLUMNS
-    assert rows * columns > 2**31
     dtype = next(d for d in extremes.GIANT_DTYPES if d in dtypes)
     signature = next(s for s in rung.signatures if s[0] == dtype)
     for batch in (1, extremes_giant.BATCH) if rung.batched else (1,):
-        m, n, k = rows // batch, columns, 1
-        if rung.op == "matmul":
-            m, n, k = m, extremes_giant.WIDTH, columns
-        quants = proofs.quant_specs(signature) if rung.quantized else [None]
-        layout_b = "row" if rung.op == "matvec" or "row" in rung.layouts_b else "col"
-        assert any(
-            rung.refusal(
-                make_problem(
-                    rung.op,
-                    m,
-                    n,
-                    k,
-                    signature,
-                    layout_a=rung.layouts[0],
-                    layout_b=layout_b,
-                    batch=batch,
-                    quant=quant,
-                )
-            )
-            is None
-            for quant in quants
-        )
+        rows, columns = extremes_giant.sides_of(rung, signature, batch)
+        assert rows * columns > 2**31
 
 
 def test_results_that_differ_are_counted() -> None:
@@ -69,26 +47,38 @@ def test_results_that_differ_are_counted() -> None:
 
 
 def test_the_giant_has_most_of_its_elements_in_the_last_row() -> None:
-    points = list(extremes_giant.points())
+    points = list(extremes_giant.points(GIANT))
     places = {(row, column // 2) for row, column, _ in points}
     assert len(places) == len(points), "two 4-bit codes must not share a byte"
-    flat = [row * extremes_giant.COLUMNS + column for row, column, _ in points]
-    assert max(flat) == extremes_giant.ELEMENTS - 1
+    flat = [row * GIANT[1] + column for row, column, _ in points]
+    assert max(flat) == GIANT[0] * GIANT[1] - 1
     assert 2**31 in flat
-    last = [column for row, column, _ in points if row == extremes_giant.ROWS - 1]
+    last = [column for row, column, _ in points if row == GIANT[0] - 1]
     assert len(last) > 200
+
+
+@pytest.mark.parametrize("sides", extremes_giant.SIDES)
+def test_every_giant_has_an_element_at_2_to_the_31(sides: tuple[int, int]) -> None:
+    points = list(extremes_giant.points(sides))
+    places = {(row, column) for row, column, _ in points}
+    assert len(places) == len(points)
+    flat = [row * sides[1] + column for row, column in places]
+    assert 2**31 in flat
+    assert max(flat) == sides[0] * sides[1] - 1
+    assert len(points) * 2 * 3 < 2048, "exact in float16"
+    assert sides[0] % 16 == sides[1] % 16 == 0
 
 
 @pytest.mark.parametrize("batch", [1, extremes_giant.BATCH])
 def test_the_expected_product_is_the_product(batch: int) -> None:
-    columns = extremes_giant.COLUMNS
+    rows, columns = GIANT
     x = 1 + (np.arange(columns) + np.arange(batch)[:, None]) % 3
-    y = extremes_giant.expected(batch, x)
-    assert y.shape == (batch, extremes_giant.ROWS // batch)
+    y = extremes_giant.expected(GIANT, batch, x)
+    assert y.shape == (batch, rows // batch)
     assert (y != 0).sum() == 3
     row = np.zeros(columns, np.int64)
-    for place, column, value in extremes_giant.points():
-        if place == extremes_giant.ROWS - 1:
+    for place, column, value in extremes_giant.points(GIANT):
+        if place == rows - 1:
             row[column] += value
     assert y[-1, -1] == row @ x[-1]
     assert y.max() < 2048, "exact in float16"

@@ -163,6 +163,19 @@ def _matrices_back() -> Case:
     return Case("stmatrix", "matrices_back", (held,), (stored,), arch="sm_90a")
 
 
+def _shared_floats() -> Case:
+    data = _rng.standard_normal(64, dtype=np.float32)
+    lying = np.zeros((32, 2), np.float32)
+    lying[np.arange(32) * 7 % 32] = data.reshape(32, 2)
+    expected = lying.reshape(-1)
+    return Case("shared floats", "shared_floats", (data,), (expected,), arch="sm_90a")
+
+
+def _signals() -> Case:
+    expected = np.tile(np.arange(1, 33, dtype=np.uint32), 2)
+    return Case("signals", "signals", (), (expected,), grid=2, cluster=2, arch="sm_90a")
+
+
 def _mma(name: str, dtype_a: object, dtype_b: object, k: int, integer: bool) -> Case:
     low = 0 if np.dtype(dtype_a) == np.uint8 else -4  # type: ignore[call-overload]
     a = _ints((16, k), dtype_a, low)
@@ -416,6 +429,8 @@ CASES: tuple[Case, ...] = (
     _copies(),
     _matrices(),
     _matrices_back(),
+    _shared_floats(),
+    _signals(),
     _mma("mma_f16", f16, f16, 16, integer=False),
     _mma("mma_bf16", bf16, bf16, 16, integer=False),
     _mma("mma_tf32", np.float32, np.float32, 8, integer=False),

@@ -102,6 +102,31 @@ __global__ void matrices(const __grid_constant__ Args p) {
 }
 
 #if defined(CUEMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+__global__ void shared_floats(const __grid_constant__ Args p) {   // pairs in one order, single ones in another
+  __shared__ alignas(8) float s[64];
+  const int t = threadIdx.x;
+  const float2 v = {IN(float, 0)[2 * t], IN(float, 0)[2 * t + 1]};
+  st_shared(smem_addr(s + 2 * (t * 7 % 32)), v);
+  __syncwarp();
+  OUT(float, 0)[t] = ld_shared(smem_addr(s + t));
+  OUT(float, 0)[32 + t] = ld_shared(smem_addr(s + 32 + t));
+}
+
+__global__ void signals(const __grid_constant__ Args p) {   // each of two blocks waits for both
+  __shared__ u64 bar;
+  const u32 t = threadIdx.x, done = smem_addr(&bar);
+  if (t == 0) {
+    mbar_init(done, 2);
+    mbar_fence_init();
+  }
+  __syncwarp();
+  cluster_sync();
+  if (t < 2) mbar_signal_remote(done, t);
+  mbar_wait_cluster(done, 0);
+  OUT(u32, 0)[blockIdx.x * 32 + t] = t + 1;
+  cluster_sync();
+}
+
 __global__ void matrices_back(const __grid_constant__ Args p) {
   __shared__ alignas(16) uint4 s[32];
   const int t = threadIdx.x;

@@ -21,7 +21,7 @@ from gemmule.lab.processes import Task, each_apart
 from gemmule.lab.records import proof_lines
 from gemmule.lab.verify import proofs
 from gemmule.lab.verify.device import awkward, narrow, slug
-from gemmule.lab.verify.extremes_giant import BATCH, ELEMENTS, multiply_giant
+from gemmule.lab.verify.extremes_giant import BATCH, multiply_giant, sides_of
 from gemmule.oracle.inputs import make_inputs
 
 RUNS = 100
@@ -114,7 +114,8 @@ def giants(rung: CudaRung, ordinal: int = 0) -> Iterator[Found]:
     for batch in (1, BATCH) if rung.batched else (1,):
         wrong = multiply_giant(rung, signature_of(variant), batch, ordinal)
         check = GIANT if batch == 1 else GIANT_BATCH
-        yield found_of(check, variant, device, {"elements": ELEMENTS}, wrong)
+        rows, columns = sides_of(rung, signature_of(variant), batch)
+        yield found_of(check, variant, device, {"elements": rows * columns}, wrong)
 
 
 def of_rung(folder: str, name: str, ordinal: int = 0) -> list[Found]:

@@ -11,32 +11,62 @@ from numpy.typing import NDArray
 import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.core.problem import ITEMSIZE, numpy_dtype
+from gemmule.core.problem import ITEMSIZE, Problem, numpy_dtype
 from gemmule.core.rung import CudaRung, Signature
+from gemmule.lab.verify import proofs
+from gemmule.oracle.problems import make_problem
 from gemmule.quant.matrix import QuantizedMatrix
 
-# Multiples of 16, so that rows and columns begin at multiples of 16 bytes; the rows also of 3.
-ROWS, COLUMNS, BATCH = 46_416, 46_512, 3
-ELEMENTS = ROWS * COLUMNS
+# Rows and columns, multiples of 16, so that both begin at multiples of 16 bytes; a batch takes rows
+# that it divides. The first that a rung takes: some are for short rows, or for few of them.
+SIDES = ((46_416, 46_512), (44_739_264, 48), (48, 44_739_264), (32, 67_108_880))
+BATCH = 3
 WIDTH = 16  # columns of a matmul's second operand
-SPREAD = 211  # every so many columns of the last row hold a one: sums stay exact in halves
+ONES = 220  # so many columns of the last row hold a one: sums stay exact in halves
 
 Point = tuple[int, int, int]  # row of the whole batch, column, value
+Sides = tuple[int, int]
 
 
-def points() -> Iterator[Point]:
+def sides_of(rung: CudaRung, signature: Signature, batch: int) -> Sides:
+    """Return the rows of the whole batch and the columns; ValueError where a rung takes none."""
+    for rows, columns in SIDES:
+        if rows % batch == 0 and any(
+            rung.refusal(p) is None for p in _problems(rung, signature, batch, rows, columns)
+        ):
+            return rows, columns
+    raise ValueError(f"rung {rung.name} takes no matrix of more than 2^31 elements.")
+
+
+def _problems(
+    rung: CudaRung, signature: Signature, batch: int, rows: int, columns: int
+) -> Iterator[Problem]:
+    matvec = rung.op == "matvec"
+    n, k = (columns, 1) if matvec else (WIDTH, columns)
+    layout_b = "row" if matvec or "row" in rung.layouts_b else "col"
+    layouts = {"layout_a": rung.layouts[0], "layout_b": layout_b}
+    for quant in proofs.quant_specs(signature) if rung.quantized else [None]:
+        yield make_problem(
+            rung.op, rows // batch, n, k, signature, batch=batch, quant=quant, **layouts
+        )
+
+
+def points(sides: Sides) -> Iterator[Point]:
     """Yield the elements that are not zero: in the first row, at 2^31, and most in the last row."""
-    yield 0, COLUMNS - 1, 1
-    yield 2**31 // COLUMNS, 2**31 % COLUMNS, 2
-    yield from ((ROWS - 1, column, 1) for column in range(0, COLUMNS - 1, SPREAD))
-    yield ROWS - 1, COLUMNS - 1, 3
+    rows, columns = sides
+    yield 0, columns - 1, 1
+    yield 2**31 // columns, 2**31 % columns, 2
+    spread = range(0, columns - 1, max(1, columns // ONES))
+    yield from ((rows - 1, column, 1) for column in spread)
+    yield rows - 1, columns - 1, 3
 
 
-def expected(batch: int, x: NDArray[np.int64]) -> NDArray[np.int64]:
+def expected(sides: Sides, batch: int, x: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the product with x of shape (batch, columns), of shape (batch, rows / batch)."""
-    y = np.zeros((batch, ROWS // batch), np.int64)
-    for row, column, value in points():
-        place = divmod(row, ROWS // batch)
+    rows = sides[0]
+    y = np.zeros((batch, rows // batch), np.int64)
+    for row, column, value in points(sides):
+        place = divmod(row, rows // batch)
         y[place] += value * x[place[0], column]
     return y
 
@@ -44,9 +74,11 @@ def expected(batch: int, x: NDArray[np.int64]) -> NDArray[np.int64]:
 def multiply_giant(rung: CudaRung, signature: Signature, batch: int, ordinal: int = 0) -> str:
     """Multiply on the device by the public way; return what is wrong with the result, or ``""``."""
     a, b, out = signature
-    matrix = _codes(a, ordinal) if rung.quantized else _matrix(rung, a, batch, ordinal)
-    x = 1 + (np.arange(COLUMNS) + np.arange(batch)[:, None]) % 3
-    truth: NDArray[Any] = expected(batch, x)
+    sides = sides_of(rung, signature, batch)
+    lying = (rung.layouts[0], a, batch)
+    matrix = _codes(sides, a, ordinal) if rung.quantized else _matrix(sides, lying, ordinal)
+    x = 1 + (np.arange(sides[1]) + np.arange(batch)[:, None]) % 3
+    truth: NDArray[Any] = expected(sides, batch, x)
     if rung.op == "matmul":
         used = np.arange(WIDTH) % 2  # neighbouring columns differ
         x, truth = x[..., None] * used, truth[..., None] * used
@@ -87,33 +119,34 @@ def _put(address: int, value: NDArray[Any], ordinal: int) -> None:
     driver.copy(address, value.ctypes.data, value.nbytes, ordinal, 0)
 
 
-def _matrix(rung: CudaRung, dtype: str, batch: int, ordinal: int) -> DeviceArray:
-    """Return the matrix, or the batch of its thirds, in the first layout of the rung."""
-    rows, size = ROWS // batch, ITEMSIZE[dtype]
-    block = _zeros(ELEMENTS * size, ordinal)
-    steps = (COLUMNS, 1) if rung.layouts[0] == "row" else (1, rows)
-    for row, column, value in points():
+def _matrix(sides: Sides, lying: tuple[str, str, int], ordinal: int) -> DeviceArray:
+    """Return the matrix, or the batch of its thirds; `lying` names layout, dtype and batch."""
+    (layout, dtype, batch), columns = lying, sides[1]
+    rows, size = sides[0] // batch, ITEMSIZE[dtype]
+    block = _zeros(sides[0] * columns * size, ordinal)
+    steps = (columns, 1) if layout == "row" else (1, rows)
+    for row, column, value in points(sides):
         third, within = divmod(row, rows)
-        place = third * rows * COLUMNS + within * steps[0] + column * steps[1]
+        place = third * rows * columns + within * steps[0] + column * steps[1]
         _put(block.pointer + place * size, np.array([value], numpy_dtype(dtype)), ordinal)
-    shape, strides = (rows, COLUMNS), steps
+    shape, strides = (rows, columns), steps
     if batch > 1:
         return DeviceArray(
-            block.pointer, (batch, *shape), (rows * COLUMNS, *strides), dtype, ordinal, block
+            block.pointer, (batch, *shape), (rows * columns, *strides), dtype, ordinal, block
         )
     return DeviceArray(block.pointer, shape, strides, dtype, ordinal, block)
 
 
-def _codes(dtype: str, ordinal: int) -> QuantizedMatrix:
+def _codes(sides: Sides, dtype: str, ordinal: int) -> QuantizedMatrix:
     """Return the matrix as codes with scale 1 and zero point 0."""
-    bits = 4 if dtype == "uint4" else 8
-    row_bytes = COLUMNS * bits // 8
-    block = _zeros(ROWS * row_bytes, ordinal)
-    for row, column, value in points():
+    (rows, columns), bits = sides, 4 if dtype == "uint4" else 8
+    row_bytes = columns * bits // 8
+    block = _zeros(rows * row_bytes, ordinal)
+    for row, column, value in points(sides):
         byte = value << (4 * (column % 2)) if bits == 4 else value
         place = row * row_bytes + column * bits // 8
         _put(block.pointer + place, np.array([byte], np.uint8), ordinal)
-    codes = DeviceArray(block.pointer, (ROWS, row_bytes), (row_bytes, 1), "uint8", ordinal, block)
+    codes = DeviceArray(block.pointer, (rows, row_bytes), (row_bytes, 1), "uint8", ordinal, block)
     scales, zeros = (
         DeviceArray.from_host(np.full((1, 1), value, np.float32), ordinal) for value in (1, 0)
     )
@@ -122,7 +155,7 @@ def _codes(dtype: str, ordinal: int) -> QuantizedMatrix:
         scales=scales,
         zeros=zeros,
         perm=None,
-        stored_shape=(ROWS, COLUMNS),
+        stored_shape=(rows, columns),
         bits=bits,
         group_size=None,
         device=f"cuda:{ordinal}",
