@@ -11,7 +11,7 @@ CASES ?= 1000000
 
 .PHONY: help
 help:
-	@echo 'make demo    multiply the weights of a real model, checked and measured (< 5 minutes)'
+	@echo 'make demo    multiply the weights of a real model, checked and measured (< 4 minutes)'
 	@echo 'make test    install the development tools and run the tests'
 	@echo 'make check   lint, format, types, import direction'
 	@echo 'make soak    the long tests, damaged files, and CASES=$(CASES) random products'
