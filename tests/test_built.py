@@ -24,6 +24,15 @@ from gemmule.storage.atomic import replace_text
 pytestmark = pytest.mark.skipif(not proofs.is_pinned(), reason="needs the pinned NVRTC")
 
 
+MOST_KERNELS = 16  # built in a test, each for 0.2 s and more
+PROVED = {(record.folder, record.rung) for record in evidence.read()}
+RUNGS = [
+    pytest.param(rung, id=f"{rung.folder}-{rung.name}")
+    for rung in proofs.kernel_rungs()
+    if (rung.folder, rung.name) in PROVED
+]
+
+
 @pytest.fixture(autouse=True)
 def _read_anew() -> Iterator[None]:
     built.forget()
@@ -107,6 +116,16 @@ def test_a_build_on_record_is_not_repeated_and_a_false_one_is_seen(
     assert f"stale: {'/'.join((*name, variant.name))}" in capsys.readouterr().out
     run([*command, "--anew"])
     assert "1 variants proved as they are, 0 stale" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_build_on_record_is_what_is_built(rung: CudaRung) -> None:
+    """Of each proved rung one variant, built where it has not very many kernels."""
+    variant = smallest(rung)
+    known = built.cubins(built.path_of((rung.folder, rung.name)))
+    assert proofs.inputs_digest(variant) in known, "run python tools/rebuild.py"
+    if len(variant.kernels) <= MOST_KERNELS:
+        assert proofs.key(variant) == proofs.key(variant, anew=True)
 
 
 @pytest.mark.parametrize(
