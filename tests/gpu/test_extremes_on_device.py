@@ -18,6 +18,7 @@ def test_a_hundred_runs_give_one_result(rung: Rung) -> None:
     assert not [one for one in found if one.wrong]
 
 
+@pytest.mark.whole_gpu
 @pytest.mark.parametrize("rung", RUNGS)
 def test_more_than_2_to_the_31_elements(rung: Rung) -> None:
     found = list(extremes.giants(rung))
