@@ -64,10 +64,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled: Path) -> Ite
     install(monkeypatch, stand_in)
     monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(nvrtc, "cache_folder", lambda: compiled)
-    gc.freeze()  # what other tests left is not searched for this one's arrays
     yield stand_in
     gc.collect()  # arrays give their memory back to the driver they came from
-    gc.unfreeze()
     forget()
 
 
