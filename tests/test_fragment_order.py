@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ import pytest
 import gemmule as gm
 from cuemu.build import compile_cu
 from cuemu.toolchain import missing_tools
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.registry import cuda_rungs
+from gemmule.lab.verify import proofs
 from gemmule.quant.cuda import fragment_order
 
 SOURCE = fragment_order._SOURCE
@@ -50,3 +54,21 @@ def test_scales_lie_group_by_group_beside_fragments() -> None:
     again = packed.to(layout="row")
     assert again.scales.flags.c_contiguous
     np.testing.assert_array_equal(again.dequantize(), Q.dequantize())
+
+
+@pytest.mark.parametrize(
+    ("side", "shape"),
+    [
+        (1024, {"across": 1, "tiles": 1, "cluster": 8}),
+        (4096, {"across": 1, "tiles": 2, "cluster": 8}),
+        (8192, {"across": 1, "tiles": 2, "cluster": 2}),
+        (16384, {"across": 2, "tiles": 2, "cluster": 2}),
+    ],
+)
+def test_clusters_are_as_wide_as_fills_the_chip(side: int, shape: dict[str, int]) -> None:
+    (rung,) = (rung for rung in cuda_rungs() if rung.name == "clustered_fragments")
+    quant = QuantSpec(4, 128, True, "mma16", "float32", True)
+    problem = Problem("matvec", side, side, a="uint4", b="float16", out="float16", quant=quant)
+    suggestion = rung.suggest(problem, replace(proofs.proof_machine(), units=132))
+    assert suggestion is not None
+    assert {name: suggestion.params[name] for name in shape} == shape

@@ -28,18 +28,21 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 
 # What won somewhere on one H200 (November 2026), of 100 and more: int4 in groups of 128, squares of
-# 1024 and 2048, 4096, 8192 and 16384. across, down, tiles, rows, ahead, cluster.
+# 1024, 2048 and 4096, 8192 and 16384. across, down, tiles, rows, ahead, cluster.
 _SHAPES = ((1, 4, 1, 2, 0, 8), (1, 4, 2, 4, 0, 8), (1, 8, 2, 4, 1, 2), (2, 8, 2, 4, 0, 2))
 _NAMES = ("across", "down", "tiles", "rows", "ahead", "cluster")
+_FULL = 0.9  # of the multiprocessors have a block
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Take the shape with the least time: waves of blocks, and rows that a warp walks."""
-    tried = (dict(zip(_NAMES, shape, strict=True)) for shape in _SHAPES)
-    return min(
-        (plain.suggest(problem, machine, params) for params in tried),
-        key=lambda suggestion: suggestion.expected_s,
+    """Take the shape with the fewest blocks, of those whose blocks fill the chip."""
+    tried = [dict(zip(_NAMES, shape, strict=True)) for shape in _SHAPES]
+    full = (
+        params
+        for params in reversed(tried)
+        if plain.strips(problem, params) * params["cluster"] >= _FULL * machine.units
     )
+    return plain.suggest(problem, machine, next(full, tried[0]))
 
 
 RUNG = replace(
