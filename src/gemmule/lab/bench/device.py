@@ -14,15 +14,22 @@ from gemmule.backends.cuda import driver
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.problem import Problem
-from gemmule.lab.bench.device_operands import OperandSet, judge, make_sets
+from gemmule.lab.bench.device_operands import (
+    OperandSet,
+    judge,
+    judge_coded,
+    make_coded_sets,
+    make_sets,
+)
 from gemmule.lab.bench.entries import Entry, race
-from gemmule.lab.bench.suites import Product
+from gemmule.lab.bench.suites import CODED, Product
 from gemmule.lab.ceilings.device import measure_ceilings
 from gemmule.lab.peers.peer import Absence, Peer, Prepared, check, check_operands, small_problem
 from gemmule.lab.peers.registry import all_peers
 from gemmule.lab.records.environment import capture_environment
 from gemmule.lab.records.known_proofs import proof_of
 from gemmule.lab.records.rows import Environment, Facts, Row
+from gemmule.timing.machine import Rotation
 from gemmule.timing.sampler import Budget, Contestant
 
 MIN_BLOCKS, MAX_BLOCKS = 7, 40
@@ -62,16 +69,8 @@ def run(
     peers: names out of ``all_peers("cuda")``. rungs: rungs to time by name, None being the
     automatic choice. ArithmeticError where a result of ours is wrong: then nothing is timed.
     """
-    op, width = product.op, product.width
-    sets, turn = make_sets(
-        op,
-        product.shape,
-        product.format,
-        width=width,
-        ordinal=clock.ordinal,
-        seed=1,
-        column_major=product.column_major,
-    )
+    op = product.op
+    sets, turn = _sets(product, clock.ordinal)
     temperature = "cold" if turn.cold else "warm"
     plans = [gm.plan(op, *sets[0].operands(op), rung=rung) for rung in rungs]
     problem = plans[0].problem
@@ -82,7 +81,7 @@ def run(
             facts(
                 kind="rung",
                 params=plan.params,
-                error_ratio=_judged(op, plan, sets[0]),
+                error_ratio=_judged(product, plan, sets[0]),
                 proof=proof_of(plan.rung, plan.problem),
             ),
         )
@@ -110,12 +109,28 @@ def calls(op: str, plan: gm.Plan, sets: Sequence[OperandSet]) -> Callable[[int],
     return call
 
 
-def _judged(op: str, plan: gm.Plan, one: OperandSet) -> float:
-    calls(op, plan, [one])(0)
+def _sets(product: Product, ordinal: int) -> tuple[list[OperandSet], Rotation]:
+    if product.format in CODED:
+        return make_coded_sets(product, ordinal, seed=1)
+    return make_sets(
+        product.op,
+        product.shape,
+        product.format,
+        width=product.width,
+        ordinal=ordinal,
+        seed=1,
+        column_major=product.column_major,
+    )
+
+
+def _judged(product: Product, plan: gm.Plan, one: OperandSet) -> float:
+    calls(product.op, plan, [one])(0)
     driver.synchronize(one.out.ordinal)
+    if product.format in CODED:
+        return judge_coded(product.op, one, plan)
     choice = plan.choice
     arithmetic = choice.rung.arithmetic(choice.problem)
-    return judge(op, one, choice.problem, arithmetic, choice.params)
+    return judge(product.op, one, choice.problem, arithmetic, choice.params)
 
 
 def serving(

@@ -20,6 +20,27 @@ BLOCK_COLUMNS = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Coded:
+    """A quantised format on a GPU: width of the codes, columns of a group, dtype of the vectors.
+
+    group_size: -1 for a whole row. Weights in groups have zero points, those by rows have none.
+    """
+
+    bits: Bits
+    group_size: int
+    dtype: str
+
+
+CODED: Mapping[str, Coded] = {
+    f"{name} {'rows' if group == -1 else f'g{group}'} x {dtype}": Coded(BITS[name], group, dtype)
+    for name, group, dtype in itertools.product(
+        ("int4", "int8"), (32, 64, 128, 256, -1), ("bfloat16", "float16", "float32")
+    )
+}
+"""Quantised formats of the GPU's suites."""
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """One thing to measure. shape: rows and columns of the matrix.
 
@@ -158,6 +179,22 @@ _MATMUL = tuple(
     for dtype in ("bfloat16", "float16", "float32", "float64")
 )
 
+_WIDTHS = {
+    f"int4 g{group} x bfloat16": (1, 2, 4, 8, 16) if group == 128 else (1, 4, 16)
+    for group in (32, 64, 128, 256)
+}
+_QUANTISED = (
+    *(
+        Product("matmul", name, shape, width) if width > 1 else Product("matvec", name, shape)
+        for shape in _LARGE
+        for name, widths in _WIDTHS.items()
+        for width in widths
+    ),
+    *_grid(("matvec", "vecmat"), ("int4 g128 x float16", "int8 g128 x float16"), _LARGE),
+    *_grid(("matvec",), ("int8 rows x bfloat16",), _LARGE),
+    *_grid(("matmul",), ("int8 g128 x float16",), _LARGE, columns=16),
+)
+
 CUDA_SUITES: Mapping[str, Suite] = {
     "quick": Suite(
         "a first look", _grid(_VECTORS, ("float16", "float32"), _squares(1024, 4096, 8192))
@@ -172,6 +209,11 @@ CUDA_SUITES: Mapping[str, Suite] = {
         rungs=("streamed_rows", "early_rows"),
     ),
     "matmul": Suite("matrices by matrices", _MATMUL),
+    "quantised": Suite(
+        "int4 and int8 weights by 1 to 16 columns, beside PyTorch's packed products",
+        _QUANTISED,
+        peers=("torch int4pack", "torch int8pack"),
+    ),
     "host": Suite(
         "what one call costs the host", (Product("matvec", "float32", (64, 64)),), host_cost=True
     ),
@@ -187,7 +229,7 @@ _TITLE = re.compile(
 def titled(title: str) -> Product:
     """Return the product of a title; ValueError for words that are none."""
     found = _TITLE.fullmatch(title.strip())
-    if found is None or found["format"] not in (*FLOATS, *BITS, *PLAIN_INTEGERS):
+    if found is None or found["format"] not in (*FLOATS, *BITS, *PLAIN_INTEGERS, *CODED):
         raise ValueError(
             f"{title!r} names no product; needed is rows, columns, operation and format as tables "
             "show them, such as '4096 x 4096, matvec, float16'."

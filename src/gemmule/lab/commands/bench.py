@@ -11,7 +11,7 @@ from gemmule.lab.commands import _options as options
 
 SUITES = {
     "cpu": ("quick", "cpu", "sizes", "model", "ladder"),
-    "cuda": ("quick", "matvec", "chained", "matmul", "host", "split"),
+    "cuda": ("quick", "matvec", "chained", "matmul", "quantised", "host", "split"),
 }
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 QUANTIZED = ("int8", "int4", "int8 x int8", "int4 x int8")

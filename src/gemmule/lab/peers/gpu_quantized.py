@@ -12,7 +12,6 @@ import numpy as np
 
 from gemmule.core.problem import Problem
 from gemmule.lab.peers.cpu_quantized import (
-    int4_offsets,
     int8_parts,
     int8_refuses,
     plain_quant,
@@ -47,11 +46,13 @@ def _int4_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
     import torch
 
     x = _rows(problem, b)
-    codes, scales, zeros = grouped_parts(a)
-    group = int(a.group_size or 1)
-    high_first = (codes[:, ::2] << 4 | codes[:, 1::2]).astype(np.uint8)
-    packed = torch._convert_weight_to_int4pack(torch.from_numpy(high_first).cuda(), INNER_TILES)
-    offsets = int4_offsets(scales, zeros).cuda().to(x.dtype)
+    matrix = a.to("cuda" if a.device == "cpu" else None, layout="row")
+    codes, scales = to_cuda(matrix.codes), to_cuda(matrix.scales).float()
+    zeros = 1 << (a.bits - 1) if matrix.zeros is None else to_cuda(matrix.zeros)
+    # The high four bits hold the even column there; w = (code - 8) * scale + offset.
+    packed = torch._convert_weight_to_int4pack(codes << 4 | codes >> 4, INNER_TILES)
+    offsets = torch.stack([scales, scales * (8 - zeros)], dim=-1).transpose(0, 1)
+    offsets, group = offsets.contiguous().to(x.dtype), int(a.group_size or 1)
     return torch_call(problem, lambda: torch._weight_int4pack_mm(x, packed, group, offsets))
 
 

@@ -19,7 +19,7 @@ from gemmule.core.problem import UNIT_ROUNDOFF, Problem, numpy_dtype
 from gemmule.quant.matrix import QuantizedMatrix
 
 CHECK_ROWS, CHECK_COLUMNS = 192, 7
-CHECK_REDUCTION = 128  # a multiple of every block that peers pack weights in
+CHECK_REDUCTION = 256  # a multiple of every block that peers pack weights in
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def grouped_parts(q: QuantizedMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarra
     """Return the stored matrix's codes, and scales and zero points as they are: one a group."""
     from gemmule.quant.layouts import unpack_nibbles
 
-    plain = q.to("cpu", layout="row")
+    plain = q.to(layout="row").to("cpu", layout="row")  # a GPU puts its own in order
     columns = plain.stored_shape[1]
     codes = plain.codes if plain.bits == 8 else unpack_nibbles(plain.codes, columns)
     scales = np.asarray(plain.scales, np.float32)

@@ -1,0 +1,56 @@
+"""The GPU suite of quantised products: what is judged of a result, and what it catches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule.lab.bench import suites
+from gemmule.lab.bench.device_operands import OperandSet, judge_coded
+
+
+class Placed:
+    """A host array that is asked for as one on a device."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def to_host(self) -> np.ndarray[Any, Any]:
+        return self.array
+
+
+def judged(op: str, group: int, width: int, wrong_at: int | None = None) -> float:
+    rng = np.random.default_rng(3)
+    Q = gm.quantize(rng.standard_normal((96, 256), np.float32), bits=4, group_size=group)
+    inner, outer = (96, 256) if op == "vecmat" else (256, 96)
+    shape = (inner, width) if op == "matmul" else (inner,)
+    x = rng.standard_normal(shape, np.float32)
+    operands = (x, Q) if op == "vecmat" else (Q, x)
+    plan = gm.plan(op, *operands)
+    out = plan(*operands)
+    assert out.shape[0] == outer
+    if wrong_at is not None:
+        out[wrong_at] += 0.25
+    return judge_coded(op, OperandSet(Q, Placed(x), Placed(out)), plan)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("op", "width"), [("matvec", 1), ("vecmat", 1), ("matmul", 5)])
+@pytest.mark.parametrize("group", [32, -1])
+def test_right_results_pass_and_a_wrong_end_does_not(op: str, width: int, group: int) -> None:
+    assert 0 < judged(op, group, width) <= 1
+    for at in (0, -1):
+        with pytest.raises(ArithmeticError, match="int4"):
+            judged(op, group, width, wrong_at=at)
+
+
+def test_the_suite_meets_every_group_of_its_peer_at_one_and_at_sixteen_columns() -> None:
+    products = suites.CUDA_SUITES["quantised"].products
+    assert len(products) == len(set(products))
+    for group in (32, 64, 128, 256):
+        forms = [p for p in products if p.format == f"int4 g{group} x bfloat16"]
+        assert {1, 16} <= {p.width for p in forms}
+        assert {4096, 8192, 16384} == {p.shape[0] for p in forms}
+    assert all(product.format in suites.CODED for product in products)
