@@ -74,7 +74,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 STATISTICS = """
 from gemmule.rungs.matvec.cpu.threads import pooled_rows
-stats = pooled_rows("float32", "float32", "float32", "float32").task.compiled.stats
+stats = pooled_rows("float32", "float32", "float32", "float32").task.compiled_for("c").stats
 print(json.dumps([right, sum(stats.cache_hits.values()), sum(stats.cache_misses.values())]))
 """
 

@@ -150,7 +150,7 @@ def _kernels() -> list[Any]:
     from gemmule.backends.cpu.jit import Kernel
 
     kernels = [one for one in gc.get_objects() if isinstance(one, Kernel)]
-    return [one.compiled for one in kernels if one._dispatcher is not None]
+    return [made for one in kernels for made in one.dispatchers]
 
 
 def _specialisations() -> list[Any]:

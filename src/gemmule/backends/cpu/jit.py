@@ -19,7 +19,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType
-from typing import Any, cast, overload
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 
@@ -34,6 +34,15 @@ _OPTIONS = {
     "boundscheck": False,
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract"},
+}
+
+# Numba compiles up to three functions of a kernel: what kernels call, and unless it is told not to,
+# what Python calls and what C calls. Each caller has a form without what only the others need.
+Caller = Literal["python", "c", "kernel"]
+_LEFT_OUT: dict[Caller, tuple[str, ...]] = {
+    "python": ("no_cfunc_wrapper",),
+    "c": ("no_cpython_wrapper",),
+    "kernel": ("no_cfunc_wrapper", "no_cpython_wrapper"),
 }
 
 
@@ -97,7 +106,8 @@ class Kernel:
         self.function = function
         self.parallel = parallel
         self.__doc__ = function.__doc__
-        self._dispatcher: Any = None
+        self._for_python: Any = None
+        self._dispatchers: dict[Caller, Any] = {}
         self._launch_freely = not parallel
 
     @functools.cached_property
@@ -112,12 +122,22 @@ class Kernel:
 
     @property
     def compiled(self) -> Any:
-        """Numba's dispatcher of this kernel, made on first use."""
-        if self._dispatcher is None:
-            with fork.WHOLE:
-                if self._dispatcher is None:
-                    self._dispatcher = self._build()
-        return self._dispatcher
+        """Numba's dispatcher of this kernel for calls from Python, made on first use."""
+        if self._for_python is None:
+            self._for_python = self.compiled_for("python")
+        return self._for_python
+
+    @property
+    def dispatchers(self) -> tuple[Any, ...]:
+        """Numba's dispatchers of this kernel made so far, one for each kind of caller."""
+        return tuple(self._dispatchers.values())
+
+    def compiled_for(self, caller: Caller) -> Any:
+        """Return Numba's dispatcher of this kernel for calls from one side, made on first use."""
+        with fork.WHOLE:
+            if caller not in self._dispatchers:
+                self._dispatchers[caller] = self._build(caller)
+            return self._dispatchers[caller]
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the kernel; arguments are Python integers, NumPy scalars or arrays."""
@@ -136,27 +156,29 @@ class Kernel:
         """
         with fork.WHOLE:
             int64, void = _numba().int64, _numba().void
-            result = self.compiled.get_compile_result(void(*[int64] * arguments))
+            made = self.compiled_for("c")
+            result = made.get_compile_result(void(*[int64] * arguments))
             name = result.fndesc.llvm_cfunc_wrapper_name
             return int(result.library.get_pointer_to_function(name))
 
-    def _build(self) -> Any:
+    def _build(self, caller: Caller) -> Any:
         _numba()
         from numba.core.registry import CPUDispatcher
 
         from gemmule.backends.cpu.jit_cache import KernelCache, kernel_folder
 
-        options = dict(_OPTIONS, parallel=self.parallel)
+        options = dict(_OPTIONS, parallel=self.parallel, **dict.fromkeys(_LEFT_OUT[caller], True))
+        key = f"{self.key} for {caller}"
         function = _with_resolved_names(self.function)
         # Symbols are unique within a process only by a counter; code from the disk cache was
         # compiled in others, so what tells closures of one source apart goes into the name.
-        digest = hashlib.sha256(self.key.encode()).hexdigest()[:16]
+        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
         function.__qualname__ = f"{self.function.__qualname__}_{digest}"
         dispatcher = CPUDispatcher(function, targetoptions=options)
         folder = kernel_folder()
         if folder is not None:
             # The dispatcher's own switch would take Numba's global cache settings.
-            dispatcher._cache = KernelCache(folder, self.key)
+            dispatcher._cache = KernelCache(folder, key)
         return dispatcher
 
 
@@ -231,7 +253,9 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _resolve(value: Any) -> Any:
-    if isinstance(value, Kernel | Intrinsic):
+    if isinstance(value, Kernel):
+        return value.compiled_for("kernel")
+    if isinstance(value, Intrinsic):
         return value.compiled
     if isinstance(value, _ParallelRange):
         return _numba().prange
