@@ -319,9 +319,7 @@ def _build(
         made = scratch / "kernel.o"
         command = toolchain.compiler(flags, [*folders[:1], scratch, *folders[1:]])
         toolchain.run([*command, "-c", "kernel.cpp", "-o", made.name], scratch)
-        # Linking without the thread and undefined-behaviour libraries: their entry points are ours.
         objects = [made.name, str(folders[0] / "runtime.o")]
-        link = ["g++", "-shared", "-o", "kernel.so", *objects, "-lrt"]
-        toolchain.run(link, scratch)
+        toolchain.run(toolchain.linker("kernel.so", objects), scratch)
         (scratch / "kernel.so").replace(library)
     toolchain.prune(library.parent)

@@ -122,7 +122,7 @@ def prepared(mode: list[str]) -> Path:
     folder = cache_dir() / f"shared-{digest}"
     folder.mkdir(exist_ok=True)
     wanted = {"runtime.o": ("runtime.cpp", ["-c"])}
-    if not any("=address" in flag for flag in mode):  # AddressSanitizer's one build is not sped up
+    if mode == flags(asan=False, bank_conflicts=False):  # the others have one build or two
         wanted["cuemu.h.gch"] = ("cuemu.h", ["-x", "c++-header"])
     for name, (source, kind) in wanted.items():
         with one_maker(folder / name) as missing:
@@ -139,6 +139,15 @@ def compiler(flags: list[str], folders: list[Path]) -> list[str]:
         raise BuildError(reason)
     own = [f"-I{d}" for d in folders]
     return ["g++", *flags, *own, *(f"-isystem{d}" for d in cuda_include_dirs())]
+
+
+def linker(made: str, objects: list[str]) -> list[str]:
+    """Return a command that makes a shared library, by the linker that takes a third of the time.
+
+    Without the thread and undefined-behaviour libraries: their entry points are the emulator's own.
+    """
+    quick = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
+    return ["g++", "-shared", *quick, "-o", made, *objects, "-lrt"]
 
 
 def run(command: list[str], folder: Path) -> None:
