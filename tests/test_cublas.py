@@ -370,6 +370,8 @@ def test_margins_need_the_alignment_and_the_precision_they_had(
 ) -> None:
     known(margin(k=4095))
     assert chosen(4096, 4, 4095)[0] == "cublas"  # rows of 4095 floats are aligned to 4 bytes
+    known(margin(alignment=4))
+    assert chosen(4096, 4, 4096)[0] == "cublas"  # the vendor's is faster at whole 16 bytes
     known(margin())
     assert chosen(4096, 4, 4096, "tf32")[0] == "cublas"
 

@@ -4,8 +4,10 @@ Where the vendor computes the same product, a plan takes the vendor's rung until
 on this machine, to be faster by `ENOUGH`. What is known is data: lines of ``margins.jsonl`` below a
 device's folder of the evidence, each one product at which a rung and the vendor's were timed in
 turns. A product that was not measured is taken to behave like the nearest that was, if no size is
-farther than `REACH` times from it and it is aligned as well. A line counts as long as the rung's
-proof is the one that stood when it was measured, so an edit of the kernel ends it.
+farther than `REACH` times from it and it is aligned alike: what is fast where rows begin anywhere
+says nothing of whole 16 bytes, where the vendor is faster, nor the other way round. A line counts
+as long as the rung's proof is the one that stood when it was measured, so an edit of the kernel
+ends it.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ def faster(machine: Machine, problem: Problem) -> dict[tuple[str, str], Margin]:
     near = known().get((*kind, problem.layout_a, problem.layout_b), ())
     found: dict[tuple[str, str], Margin] = {}
     for margin in near:
-        if margin.alignment > problem.alignment or margin.distance(problem) > REACH:
+        if margin.alignment != problem.alignment or margin.distance(problem) > REACH:
             continue
         name = (margin.folder, margin.rung)
         if name not in found or _spread(margin, problem) < _spread(found[name], problem):
