@@ -78,7 +78,7 @@ def far_apart(array: np.ndarray[Any, Any], aligned: bool) -> np.ndarray[Any, Any
 
 def strided_problems(rung: Rung, sizes: tuple[int, int, int] | None = None) -> Iterator[Problem]:
     """Yield small problems in every layout, one aligned product and two that are not."""
-    m, n, k = sizes or ((5, 48, 1) if rung.op == "matvec" else (5, 7, 48))
+    m, n, k = sizes or ((5, 48, 1) if rung.op == "matvec" else (5, 7, 64))
     layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
     signature = rung.signatures[0]
     single = ITEMSIZE[signature[0]]  # no row but the first is aligned to more than an element
@@ -142,7 +142,7 @@ def fenced(array: np.ndarray[Any, Any], at_end: bool, unit: int) -> np.ndarray[A
 def edge_launches(rung: Rung, machine: Any) -> Iterator[tuple[Problem, Any]]:
     """Yield small problems with parameters whose kernels the other tests have compiled already."""
     compiled = set(sampled_kernels(rung)[0])
-    uneven = (5, 53, 1) if rung.op == "matvec" else (5, 7, 53)
+    uneven = (5, 53, 1) if rung.op == "matvec" else (5, 7, 69)
     problems = (*strided_problems(rung), *strided_problems(rung, uneven))
     for index, problem in enumerate(problems):
         sets = [

@@ -28,7 +28,11 @@ from gemmule.oracle.problems import make_problem
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 HALF = ("float16", "float16", "float16")
-RUNGS = {rung.name: rung for rung in all_rungs("cuda") if rung.name.startswith("wgmma")}
+RUNGS = {
+    rung.name: rung
+    for rung in all_rungs("cuda")
+    if rung.name.startswith("wgmma") and HALF in rung.signatures
+}
 NAMES = sorted(RUNGS)
 
 

@@ -2,7 +2,8 @@
 
 ``python tools/margins.py evidence/`` on a machine with a GPU times, at every product of a grid, the
 rung that plans would take without the vendor's and the vendor's, in turns and cold, and writes
-``<root>/<gpu>/margins.jsonl``, which plans read (`gemmule.storage.margins`).
+``<root>/<gpu>/margins.jsonl``, which plans read (`gemmule.storage.margins`). With names of rungs
+behind the folder only products are measured whose rung is one of them; other rungs' lines stay.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,24 @@ SIDES = (512, 2048, 8192, 32768)
 COLUMNS = (2, 4, 8, 16, 32, 64)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MOST_BYTES, COLD_BYTES = 2 << 30, 256 << 20
+FEW, OUT = 1 << 22, 1 << 25  # elements of the pools for few columns and, 8 bytes each, for C
 ROUNDS = 5
+LAYOUTS = tuple(itertools.product(("row", "col"), repeat=2))
+# Sides of products of two large matrices of floats: aligned to 16, 8 and 4 bytes.
+CUBES = ((512, 2048, 8192), (1024, 4096), (1022, 4094), (1023, 4093))
+NARROW, LARGE = (64, 256), (2048, 8192)
 
 
 def problems() -> Iterator[Problem]:
-    """Yield the grid: a large matrix by few columns, which lie by rows or by columns."""
+    """Yield the grid: a large matrix by few columns, and products of two large ones."""
     for dtype, m, k, n, layout in itertools.product(DTYPES, SIDES, SIDES, COLUMNS, ("row", "col")):
         if m * k * ITEMSIZE[dtype] <= MOST_BYTES:
             yield Problem("matmul", m, n, k, a=dtype, b=dtype, out=dtype, layout_b=layout)
+    sizes = [size for sides in CUBES for size in itertools.product(sides, repeat=3)]
+    for large, k, narrow in itertools.product(LARGE, LARGE, NARROW):
+        sizes += [(large, k, narrow), (narrow, k, large)]
+    for (m, k, n), (layout_a, layout_b) in itertools.product(sizes, LAYOUTS):
+        yield Problem("matmul", m, n, k, layout_a=layout_a, layout_b=layout_b)
 
 
 def rivals(problem: Problem, machine: Machine) -> tuple[Choice, Choice] | None:
@@ -61,14 +72,14 @@ class Meter:
         self.machine = cuda_launch.CudaBackend().machine(f"cuda:{ordinal}")
         self.pools: dict[str, Any] = {}
         self.columns = filled(1 << 24, "float64", ordinal, 2)
-        self.out = DeviceArray.empty((1 << 25,), "float64", ordinal)
+        self.out = DeviceArray.empty((OUT,), "float64", ordinal)
 
     def pool(self, dtype: str) -> Any:
         """Return the pool of a dtype; the one before is given back."""
         if dtype not in self.pools:
             self.pools.clear()
             size = (MOST_BYTES + COLD_BYTES) // ITEMSIZE[dtype]
-            few = filled(1 << 22, dtype, self.ordinal, 3)
+            few = filled(FEW, dtype, self.ordinal, 3)
             self.pools[dtype] = (filled(size, dtype, self.ordinal, 1), few)
         return self.pools[dtype]
 
@@ -91,8 +102,13 @@ class Meter:
         run = cuda_launch.CudaBackend().prepare(choice)
         dtype, matrix = problem.a, problem.m * problem.k
         whole, few = self.pool(dtype)
+        room = (MOST_BYTES + COLD_BYTES) // ITEMSIZE[dtype]
+        other = problem.k * problem.n
+        if other > FEW:  # then it follows A in the large pool
+            few, matrix = whole, matrix + other
         sets = max(2, -(-COLD_BYTES // (matrix * ITEMSIZE[dtype])))
-        sets = min(sets, (MOST_BYTES + COLD_BYTES) // (matrix * ITEMSIZE[dtype]), 512)
+        sets = min(sets, room // matrix, 512)
+        results = min(4, 8 * OUT // (problem.m * problem.n * ITEMSIZE[problem.out]))
         views = proofs.packed_call(problem)
 
         def cut(pool: Any, view: Any, start: int) -> Any:
@@ -103,16 +119,16 @@ class Meter:
             return from_own(array)
 
         def operands(index: int) -> tuple[Any, Any, Any]:
-            b = cut(few, views.b, 0)
-            out = cut(self.out, views.out, index % 4 * problem.m * problem.n)
+            b = cut(few, views.b, index * matrix + problem.m * problem.k if few is whole else 0)
+            out = cut(self.out, views.out, index % results * problem.m * problem.n)
             return cut(whole, views.a, index * matrix), b, out
 
         every = [operands(index) for index in range(sets)]
         return Contestant(choice.rung.name, lambda i: run(*every[i], 1.0, 0.0), sets)
 
 
-def measure(root: Path) -> Path:
-    """Measure the grid and write the file; return its path."""
+def measure(root: Path, names: Collection[str] = ()) -> Path:
+    """Measure the grid, of the rungs called `names` alone if any, and write the file."""
     meter = Meter()
     keys = {(r.folder, r.rung, r.variant): r.key for r in evidence.read()}
     today, found = dt.datetime.now(tz=dt.UTC).date().isoformat(), []
@@ -121,6 +137,8 @@ def measure(root: Path) -> Path:
         if pair is None:
             continue
         rung = pair[0].rung
+        if names and rung.name not in names:
+            continue
         key = keys[(rung.folder, rung.name, evidence.variant_of(problem))]
         ratio = round(meter.ratio(problem, pair), 3)
         found.append(
@@ -146,9 +164,11 @@ def measure(root: Path) -> Path:
         )
         print(f"{ratio:.2f} {rung.name} {problem.describe()}", flush=True)
     path = root / slug(meter.machine.name) / margins.FILE
+    if names:
+        found = [one for one in margins.read_file(path) if one.rung not in names] + found
     lines.write(path, ({"schema": margins.SCHEMA, **asdict(one)} for one in found))
     return path
 
 
 if __name__ == "__main__":
-    print(measure(Path(sys.argv[1])))
+    print(measure(Path(sys.argv[1]), sys.argv[2:]))

@@ -98,6 +98,11 @@ class TensorMap:
 
 
 @dataclass(frozen=True, slots=True)
+class HalvesMap(TensorMap):
+    """A map of halves at `packed_at`: two planes an entry, lines along the reduction."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One kernel launch: the name expression that NVRTC instantiates, and its geometry.
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gemmule.backends.cuda import driver, launch_args
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Step, TensorMap
+from gemmule.core.rung import HalvesMap, Step, TensorMap
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 WORKSPACE = 3  # its place among the addresses that a matmul's struct begins with
@@ -71,6 +71,8 @@ def _shape(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
     sizes = fields[inner], fields[outer]
     plane = fields[f"{one.operand}_batch"]
     planes = fields["batch"] if plane else 1
+    if isinstance(one, HalvesMap):
+        return _halves(one, (fields["k"], fields[cols if rows == "k" else rows]), planes)
     # The stride of a dimension of one element may be anything, and the encoder is particular.
     row_bytes = fields[f"{one.operand}_{lead}"] * item if sizes[1] > 1 else _up(sizes[0] * item)
     plane_bytes = plane * item if planes > 1 else row_bytes
@@ -80,6 +82,13 @@ def _shape(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
         plane_bytes = row_bytes * sizes[1]
     strides = (row_bytes, plane_bytes)
     return Shape(word, item, (*sizes, planes), strides, (*one.box, 1), one.packed_at or 0)
+
+
+def _halves(one: HalvesMap, sizes: tuple[int, int], planes: int) -> Shape:
+    """Return the map of high and low halves of an operand, planes of each entry in turn."""
+    row_bytes = _up(sizes[0] * 2)
+    strides = (row_bytes, row_bytes * sizes[1])
+    return Shape(WORKSPACE, 2, (*sizes, 2 * planes), strides, (*one.box, 1), one.packed_at or 0)
 
 
 def _up(nbytes: int) -> int:

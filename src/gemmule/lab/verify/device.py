@@ -103,7 +103,7 @@ def _edges(
 ) -> Iterator[Problem]:
     """Yield the edge problems that the rung takes; a few: each size with one quantisation only.
 
-    A rung that wants aligned operands meets the others' sizes in operands with padded rows.
+    One that wants aligned operands or long sums meets others' sizes with padded rows, or longer.
     """
     of_quant = [
         list(edge_problems(rung.op, signature, rung.layouts, layouts_b=rung.layouts_b, quant=q))
@@ -112,11 +112,9 @@ def _edges(
     if few:
         of_quant = [[of_quant[i % len(of_quant)][i] for i in range(len(of_quant[0]))]]
     for problem in itertools.chain.from_iterable(of_quant):
-        padded = replace(problem, alignment=16)
-        if rung.refusal(problem) is None:
-            yield problem
-        elif rung.refusal(padded) is None:
-            yield padded
+        padded, longer = replace(problem, alignment=16), replace(problem, k=problem.k + 64)
+        others = (padded, longer) if 0 < problem.k < 64 and not rung.quantized else (padded,)
+        yield from [one for one in (problem, *others) if rung.refusal(one) is None][:1]
 
 
 def _sample(rung: DeviceRung) -> int:
