@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,9 +94,17 @@ class EmulatedDriver(FakeDriver):
             address = ctypes.c_void_p.from_address(params + 8 * i).value
             assert address is not None
             args.append(ctypes.string_at(address, size))
-        module.launch(
-            name, grid=grid, block=block, cluster=cluster, smem=smem, args=args, seed=self.seed
-        )
+
+        def run() -> None:
+            module.launch(
+                name, grid=grid, block=block, cluster=cluster, smem=smem, args=args, seed=self.seed
+            )
+
+        self.start(run)
+
+    def start(self, kernel: Callable[[], None]) -> None:
+        """Run a launched kernel, at once."""
+        kernel()
 
 
 def _compile_file(
@@ -113,10 +121,12 @@ def _compile_file(
 
 
 @contextlib.contextmanager
-def emulated(seed: int = 0) -> Iterator[EmulatedDriver]:
+def emulated(
+    seed: int = 0, kind: type[EmulatedDriver] = EmulatedDriver
+) -> Iterator[EmulatedDriver]:
     """Give the CUDA back end one device, on which kernels are emulated; undone afterwards."""
     nvrtc._cuda_core()  # which takes the real driver's types when it is first imported
-    stand_in = EmulatedDriver(seed)
+    stand_in = kind(seed)
     with contextlib.ExitStack() as undo:
         undo.enter_context(mock.patch.object(sys.modules["cuda.bindings"], "driver", stand_in))
         undo.enter_context(mock.patch.object(nvrtc, "compile_file", _compile_file))
