@@ -25,6 +25,7 @@ LAYERS = (
     ("choose",),
     ("dispatch",),
     ("plan",),
+    ("outofcore",),
     ("lookup", "options", "typing"),
     ("tuning",),
     ("api",),

@@ -132,7 +132,7 @@ def test_blocks_give_the_product_of_the_whole(op: str) -> None:
     job = Job(op, left.astype(np.float64), right.astype(np.float64), dtype="float32")
     out = np.zeros(job.shape, job.result)
     assert len(blocks(job, 1000)) > 3
-    parts = list(multiply(job, out, block_bytes=1000))
+    parts = list(multiply(job, out, blocks(job, 1000)))
     assert len(parts) == len(blocks(job, 1000))
     np.testing.assert_array_equal(out, left @ right)
 
@@ -141,15 +141,15 @@ def test_a_mapped_matrix_is_not_converted_in_one_piece(tmp_path: Path) -> None:
     import tracemalloc
 
     from gemmule.lab.files.matrices import read_matrix
-    from gemmule.lab.files.multiply import Job, multiply
+    from gemmule.lab.files.multiply import Job, blocks, multiply
 
     np.save(tmp_path / "A.npy", np.ones((4096, 1024), np.float32))
     job = Job("matvec", read_matrix(str(tmp_path / "A.npy")), np.ones(1024), dtype="float64")
     out = np.zeros(4096)
-    list(multiply(job, out, block_bytes=1 << 20))  # compiles
+    list(multiply(job, out, blocks(job, 1 << 20)))  # compiles
     tracemalloc.start()
     try:
-        list(multiply(job, out, block_bytes=1 << 20))
+        list(multiply(job, out, blocks(job, 1 << 20)))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

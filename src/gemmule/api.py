@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from gemmule.arrays import transfer
 from gemmule.arrays.interop import unwrap
 from gemmule.core import scalars
-from gemmule.core.canonical import DEFAULT, NAMES, Options
+from gemmule.core.canonical import DEFAULT, NAMES, Options, canonical
 from gemmule.core.operand import speaker
 from gemmule.core.words import Accumulate, Activations, Op, Precision
-from gemmule.lookup import multiply
+from gemmule.lookup import device_of, multiply
 from gemmule.options import frozen, options_of
+from gemmule.outofcore.through import HostPlan, planned, through_device
 from gemmule.plan import Plan, operands, resolve
 from gemmule.quant.matrix import QuantizedMatrix, multiply_by
 from gemmule.typing import Keywords, Scalar
 
 if TYPE_CHECKING:
     from gemmule.backends.cuda.device_array import DeviceArray
-    from gemmule.typing import Foreign, Host, HostMatrix, OwnMatrix, Tensor, TensorMatrix
+    from gemmule.typing import Choices, Foreign, Host, HostMatrix, OwnMatrix, Tensor, TensorMatrix
 
 
 @overload
@@ -175,7 +176,16 @@ def matmul(
     return multiply("matmul", A, B, out, options, device)
 
 
-def gemv(A: Any, x: Any, y: Any = None, /, *, alpha: Scalar = 1, beta: Scalar = 0) -> Any:
+def gemv(
+    A: Any,
+    x: Any,
+    y: Any = None,
+    /,
+    *,
+    alpha: Scalar = 1,
+    beta: Scalar = 0,
+    device: str | None = None,
+) -> Any:
     """Compute ``y = alpha A x + beta y`` in place and return y.
 
     A : (m, n), x : (n,), y : (m,) of the result's dtype (or a wider out_dtype of its kind); no
@@ -191,10 +201,19 @@ def gemv(A: Any, x: Any, y: Any = None, /, *, alpha: Scalar = 1, beta: Scalar = 
     >>> gm.gemv(np.eye(2), np.array([2.0, 3.0]), y, alpha=2, beta=-1)
     array([3., 5.])
     """
-    return _blas("matvec", A, x, y, alpha, beta, (2, 1))
+    return _blas("matvec", (A, x, y), (alpha, beta), (2, 1), device)
 
 
-def gemm(A: Any, B: Any, C: Any = None, /, *, alpha: Scalar = 1, beta: Scalar = 0) -> Any:
+def gemm(
+    A: Any,
+    B: Any,
+    C: Any = None,
+    /,
+    *,
+    alpha: Scalar = 1,
+    beta: Scalar = 0,
+    device: str | None = None,
+) -> Any:
     """Compute ``C = alpha A B + beta C`` in place and return C.
 
     A : (m, k), B : (k, n), C : (m, n) of the result's dtype; no batches. As `gemv` otherwise.
@@ -204,10 +223,17 @@ def gemm(A: Any, B: Any, C: Any = None, /, *, alpha: Scalar = 1, beta: Scalar = 
     array([[3., 3.],
            [3., 3.]])
     """
-    return _blas("matmul", A, B, C, alpha, beta, (2, 2))
+    return _blas("matmul", (A, B, C), (alpha, beta), (2, 2), device)
 
 
-def _blas(op: str, a: Any, b: Any, c: Any, alpha: Any, beta: Any, ndim: tuple[int, int]) -> Any:
+def _blas(
+    op: str,
+    arrays: tuple[Any, Any, Any],
+    scale: tuple[Any, Any],
+    ndim: tuple[int, int],
+    device: str | None,
+) -> Any:
+    (a, b, c), (alpha, beta) = arrays, scale
     left, right, out = operands(a, b, NAMES[op], c)
     if (len(left.form.shape), len(right.form.shape)) != ndim:
         name = "gemv" if op == "matvec" else "gemm"
@@ -220,14 +246,23 @@ def _blas(op: str, a: Any, b: Any, c: Any, alpha: Any, beta: Any, ndim: tuple[in
     dtype = None if out is None else out.form.dtype
     options = Options(out_dtype=dtype)
     form = None if out is None else out.form
-    plan = resolve(op, left.form, right.form, form, speaker(left, right).device, options)
+    result = canonical(op, left.form, right.form, form, options).problem.out
     first, second = (
-        scalars.checked(name, value, plan.problem.out)
-        for name, value in (("alpha", alpha), ("beta", beta))
+        scalars.checked(name, value, result) for name, value in (("alpha", alpha), ("beta", beta))
     )
+    away = device_of(left, right, device)
+    if away is not None:
+        return through_device(op, (left, right), out, away, options, (first, second))
+    plan = resolve(op, left.form, right.form, form, speaker(left, right).device, options)
     return plan.execute(left, right, out, first, second)
 
 
+@overload
+def plan(op: Op | str, a: Any, b: Any, /, **options: Unpack[Choices]) -> Plan: ...
+@overload
+def plan(
+    op: Op | str, a: Any, b: Any, /, *, device: str | None, **options: Unpack[Choices]
+) -> Plan | HostPlan: ...
 def plan(
     op: Op | str,
     a: Any,
@@ -241,11 +276,14 @@ def plan(
     activations: Activations = "float",
     rung: str | None = None,
     params: Mapping[str, Any] | None = None,
-) -> Plan:
+    device: str | None = None,
+) -> Plan | HostPlan:
     """Choose once how to compute ``op`` on operands like `a` and `b`; call the plan many times.
 
     op : ``"matvec"`` (A, x), ``"vecmat"`` (x, A) or ``"matmul"`` (A, B). The plan is frozen; it
-    takes operands of the same shapes, dtypes and layouts, and explains itself.
+    takes operands of the same shapes, dtypes and layouts, and explains itself. With
+    ``device="cuda"`` and host operands it is a plan of what goes to the GPU when, and of how many
+    bytes that are.
 
     >>> import numpy as np, gemmule as gm
     >>> A, x = np.eye(3), np.arange(3.0)
@@ -261,6 +299,9 @@ def plan(
     options = options_of(
         rung, out_dtype, precision, accumulate, batch_invariant, activations, frozen(params)
     )
+    away = None if device is None else device_of(left, right, device)
+    if away is not None:
+        return planned(op, (left, right), away, options)
     return resolve(op, left.form, right.form, None, speaker(left, right).device, options)
 
 

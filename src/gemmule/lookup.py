@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.arrays import transfer
-from gemmule.arrays.interop import check_out, to_kind, unwrap
 from gemmule.core.canonical import DEFAULT, NAMES, Options
 from gemmule.core.operand import Form, Operand, speaker
 from gemmule.dispatch import general, host
+from gemmule.outofcore.through import through_device
 from gemmule.plan import operands, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.settings import default_device
@@ -140,37 +139,29 @@ def below(op: str, a: Any, b: Any, options: Options) -> Any:
 def product(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None = None) -> Any:
     """Return the product by the general way; PyTorch learns nothing of it, gradients end here."""
     left, right, result = operands(a, b, NAMES[op], out)
-    on_host = left.device == "cpu" == right.device
-    wanted = default_device() if device is None and on_host else device
-    if wanted is not None and wanted != "cpu" and on_host:
-        return _through_device(op, (left, right), result, wanted, options)
-    if device is not None and device not in (left.device, left.device.partition(":")[0]):
-        raise ValueError(
-            f"device is {device!r}, but the operands lie on {left.device}. Leave device= away: a "
-            "product is computed where its operands are."
-        )
+    away = device_of(left, right, device)
+    if away is not None:
+        return through_device(op, (left, right), result, away, options)
     form = None if result is None else result.form
     where = speaker(left, right).device
     return resolve(op, left.form, right.form, form, where, options).execute(left, right, result)
 
 
-def _through_device(
-    op: str, pair: tuple[Operand, Operand], out: Operand | None, device: str, options: Options
-) -> Any:
-    """Multiply host operands on a GPU: copy in, compute, copy out; the result is a host array."""
-    named = options.rung is not None  # its own layout is what such a rung is asked about
-    left, right = (
-        unwrap(transfer.to_device(one.array, device, keep_layout=named), "operand") for one in pair
-    )
-    plan = resolve(op, left.form, right.form, None, left.device, options)
-    call = plan.choice.call
-    if out is not None:
-        check_out(out, call.out_shape, call.problem.out, list(pair))
-    result = plan.execute(left, right, None).to_host()
-    if out is not None:
-        out.array[...] = result
-        return out.original
-    return to_kind(unwrap(result, "result"), speaker(*pair))
+def device_of(left: Operand, right: Operand, device: str | None) -> str | None:
+    """Return the GPU that host operands were asked to be multiplied on, None for where they lie.
+
+    ValueError where operands on a device were asked to go to another.
+    """
+    on_host = left.device == "cpu" == right.device
+    wanted = default_device() if device is None and on_host else device
+    if wanted is not None and wanted != "cpu" and on_host:
+        return wanted
+    if device is not None and device not in (left.device, left.device.partition(":")[0]):
+        raise ValueError(
+            f"device is {device!r}, but the operands lie on {left.device}. Leave device= away: a "
+            "product is computed where its operands are."
+        )
+    return None
 
 
 general.product = product

@@ -1,13 +1,18 @@
 """The environment variables of the package, read here and nowhere else.
 
-=====================  ===================================================================
-``GEMMULE_CACHE``      folder for compiled kernels and tuning results; default
-                       ``$XDG_CACHE_HOME/gemmule``, else ``~/.cache/gemmule``
-``GEMMULE_DEVICE``     device of operands that name none, ``cpu`` or ``cuda[:index]``
-``GEMMULE_TUNE``       ``0``: ignore stored tuning results; ``1``, the default: use them
-``GEMMULE_POOL``       whose threads help with CPU products: ``blas``, the default: NumPy's
-                       OpenBLAS's where they can be borrowed; ``own``: the package's own
-=====================  ===================================================================
+=========================  ================================================================
+``GEMMULE_CACHE``          folder for compiled kernels and tuning results; default
+                           ``$XDG_CACHE_HOME/gemmule``, else ``~/.cache/gemmule``
+``GEMMULE_DEVICE``         device of operands that name none, ``cpu`` or ``cuda[:index]``
+``GEMMULE_DEVICE_BUDGET``  most bytes that one product of host operands takes on a GPU,
+                           such as ``20GB`` or ``512MiB``; default: nine tenths of what is
+                           free there
+``GEMMULE_TUNE``           ``0``: ignore stored tuning results; ``1``, the default: use
+                           them
+``GEMMULE_POOL``           whose threads help with CPU products: ``blas``, the default:
+                           NumPy's OpenBLAS's where they can be borrowed; ``own``: the
+                           package's own
+=========================  ================================================================
 """
 
 from __future__ import annotations
@@ -84,6 +89,28 @@ def tuning_enabled() -> bool:
             "them, the default)."
         )
     return given == "1"
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def device_budget() -> int | None:
+    """Return ``GEMMULE_DEVICE_BUDGET`` in bytes, or None when it is unset; ValueError if malformed.
+
+    A number, with or without a unit: ``20000000000``, ``20GB``, ``1.5 GiB``, ``512m``.
+    """
+    given = os.environ.get("GEMMULE_DEVICE_BUDGET")
+    if not given:
+        return None
+    seen = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", given.strip().lower())
+    size = 0.0 if seen is None else float(seen[1]) * (_UNITS | _BINARY)[seen[2] or ""]
+    if size < 1:
+        raise ValueError(
+            f"GEMMULE_DEVICE_BUDGET is {given!r}; it must be a size in bytes such as 20GB, 512MiB "
+            "or 20000000000."
+        )
+    return int(size)
 
 
 def borrows_threads() -> bool:

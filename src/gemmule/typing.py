@@ -45,10 +45,9 @@ class SupportsCudaArray(Protocol):
 Foreign: TypeAlias = SupportsDLPack | SupportsCudaArray | DeviceArray | QuantizedMatrix
 
 
-class Keywords(TypedDict, total=False):
-    """The options of a product; `gemmule.matvec` says what each of them means."""
+class Choices(TypedDict, total=False):
+    """The options that decide how a product is computed; `gemmule.matvec` says what they mean."""
 
-    out: Any
     out_dtype: Any
     precision: Precision
     accumulate: Accumulate | None
@@ -56,4 +55,10 @@ class Keywords(TypedDict, total=False):
     activations: Activations
     rung: str | None
     params: Mapping[str, Any] | None
+
+
+class Keywords(Choices, total=False):
+    """The options of a product: what decides it, where, and into what."""
+
+    out: Any
     device: str | None

@@ -70,7 +70,8 @@ class Bench:
 
     def plan(self, rung: str | None = None) -> gm.Plan:
         """Return the plan of the first operand set, by the automatic choice or a named rung."""
-        return gm.plan(self.op, *self.sets[0], rung=rung, **self.options)
+        made: gm.Plan = gm.plan(self.op, *self.sets[0], rung=rung, **self.options)
+        return made
 
 
 def sets_needed(

@@ -63,7 +63,8 @@ def multiply(first: str, second: str, output: Path | None, bits: str | None, **g
     """Multiply the matrix in the file FIRST with the vector or matrix in SECOND.
 
     Files: .npy, .safetensors, .npz, .mat, .mtx; one matrix of several as FILE:NAME. Files larger
-    than memory are multiplied in blocks (.npy and .safetensors).
+    than memory are multiplied in blocks (.npy and .safetensors); what is larger than a GPU's memory
+    goes there in panels, at most GEMMULE_DEVICE_BUDGET bytes at a time.
 
     \b
     gemmule multiply A.npy x.npy -o y.npy
@@ -117,7 +118,8 @@ def _compute(job: Job, result: Any, check: bool) -> None:
 
     from gemmule.lab.cli import WrongResultError
     from gemmule.lab.files.multiply import blocks, flops, multiply
-    from gemmule.lab.progress import tracked
+    from gemmule.lab.progress import bar
+    from gemmule.outofcore.engine import watched
 
     checker = None
     if check:
@@ -125,9 +127,17 @@ def _compute(job: Job, result: Any, check: bool) -> None:
 
         checker = BlockCheck(job)
     start = time.perf_counter()
-    steps = multiply(job, result, watch=checker)
-    for _ in tracked(steps, len(blocks(job)), job.op):
-        pass
+    parts = blocks(job, whole=checker is None)
+    with bar() as progress:
+        task = progress.add_task(job.op, total=len(parts))
+
+        def panels(done: int, steps: int) -> None:
+            if len(parts) == 1:
+                progress.update(task, completed=done, total=steps)
+
+        with watched(panels):
+            for _ in multiply(job, result, parts, watch=checker):
+                progress.advance(task)
     elapsed = time.perf_counter() - start
     click.echo(f"{job.op}: {flops(job) / 1e9:.3g} GFLOP in {elapsed:.3g} s, reading included")
     if checker is not None:

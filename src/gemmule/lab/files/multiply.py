@@ -7,7 +7,7 @@ so each element of the result comes out of one call of the public API, as it wou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -120,11 +120,15 @@ def quantized(job: Job) -> gm.QuantizedMatrix:
     return gm.quantize(matrix, bits=bits, group_size=job.group_size, symmetric=job.symmetric)
 
 
-def blocks(job: Job, block_bytes: int = BLOCK_BYTES) -> list[slice]:
-    """Return the slices of the result's axis that are computed one after the other."""
+def blocks(job: Job, block_bytes: int = BLOCK_BYTES, *, whole: bool = False) -> list[slice]:
+    """Return the slices of the result's axis that are computed one after the other.
+
+    With `whole` one, where a GPU takes the operands in panels by itself: those of the files' dtype.
+    """
     matrix = job.matrix
     extent = job.shape[-1] if job.op != "matmul" else job.shape[-2]
-    whole = job.bits is not None or matrix.ndim > 2 or extent == 0
+    away = job.device not in (None, "cpu") and job.dtype is None and job.rung is None
+    whole = job.bits is not None or matrix.ndim > 2 or extent == 0 or (whole and away)
     itemsize = max(matrix.itemsize, 1 if job.dtype is None else numpy_dtype(job.dtype).itemsize)
     step = max(1, block_bytes * extent // max(1, matrix.size * itemsize))
     if whole or step >= extent:
@@ -135,29 +139,33 @@ def blocks(job: Job, block_bytes: int = BLOCK_BYTES) -> list[slice]:
 def multiply(
     job: Job,
     out: Matrix,
+    parts: Sequence[slice],
     *,
-    block_bytes: int = BLOCK_BYTES,
     watch: Callable[[slice, Any, Matrix, Matrix], None] | None = None,
 ) -> Iterator[slice]:
-    """Compute the job into `out` block by block, yielding each finished slice.
+    """Compute the job into `out` part by part (see `blocks`), yielding each finished slice.
 
     watch: called as ``watch(slice, left, right, result)`` with the operands that the public
     function was given, before the slice is yielded. Memory in use beyond the maps of the files is
-    about `block_bytes` for converted operands, and the other operand.
+    about a block for converted operands, and the other operand.
     """
     call = getattr(gm, job.op)
     options: dict[str, Any] = {"out_dtype": job.out_dtype, "rung": job.rung}
+    away = job.device not in (None, "cpu")
     if job.device is not None:
         options["device"] = job.device
     small = converted(job.left if job.op == "vecmat" else job.right, job.dtype)
     held = None if job.bits is None else quantized(job)
-    for part in blocks(job, block_bytes):
+    for part in parts:
         block: Any = held
         if held is None:
             block = converted(cut(job, part), job.dtype)
         left, right = (small, block) if job.op == "vecmat" else (block, small)
         target = out[..., part, :] if job.op == "matmul" else out[..., part]
-        target[...] = call(left, right, **options)
+        if away:
+            call(left, right, out=target, **options)
+        else:
+            target[...] = call(left, right, **options)
         if watch is not None:
             watch(part, left, right, target)
         yield part

@@ -1,0 +1,1 @@
+"""Products of host operands on a GPU, in panels: also of what its memory does not hold."""

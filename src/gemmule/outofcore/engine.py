@@ -1,0 +1,214 @@
+"""The run of a blocked product: copies in, products and copies out, side by side."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.arrays import LEGACY_STREAM, sharing_workspaces
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.backends.cuda.streams import Event, Stream
+from gemmule.core.operand import Operand, c_strides
+from gemmule.core.problem import ITEMSIZE, numpy_dtype
+from gemmule.outofcore.schedule import Load, Place, Sizes, Step, Tiling, steps
+from gemmule.outofcore.sources import Dense, Source, Window, on_device
+from gemmule.outofcore.staging import Drain, Feeder, Finish, Transfer
+
+Array = np.ndarray[Any, Any]
+Launch = Callable[[Operand, Operand, Operand, complex, complex], None]
+Watch = Callable[[int, int], None]  # (steps done, steps in all)
+
+EVERYTHING = slice(None), slice(None)
+
+_watch: ContextVar[Watch | None] = ContextVar("gemmule_outofcore_watch", default=None)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Tell ``watch(done, steps)`` how far products in panels have come, within the block."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A product ready to run.
+
+    target: the host's result, 2-D; sums: the dtype in which tiles arrive there; finish: how a part
+    of a tile goes into its part of the target; out_axes: the axes that the product's result has,
+    of rows and columns. launch: out = alpha * left * right + beta * out, on the device.
+    """
+
+    whole: Sizes
+    tiling: Tiling
+    left: Source
+    right: Source
+    target: Array
+    sums: str
+    finish: Finish
+    out_axes: tuple[int, ...]
+    launch: Launch
+    alpha: complex
+    ordinal: int
+
+
+class _Held:
+    """The slots of one operand on the device."""
+
+    def __init__(self, source: Source, count: int, nbytes: int, ordinal: int) -> None:
+        self.source, self.nbytes, self.count = source, nbytes, count
+        self.block = DeviceArray.empty((max(1, count * nbytes),), "uint8", ordinal)
+        self.arrived: list[Event] = []  # the panel of each slot
+        self.read: list[Event] = []  # the last step that read it
+
+    def take(self, events: Iterator[Event]) -> None:
+        """Take an event of either kind for each slot."""
+        self.arrived = list(itertools.islice(events, self.count))
+        self.read = list(itertools.islice(events, self.count))
+
+    def address(self, slot: int) -> int:
+        return self.block.pointer + slot * self.nbytes
+
+    def at_once(self, counts: Sizes, depth: int) -> bool:
+        """Tell whether one copy brings all panels: those of a vector, each in its slot."""
+        source = self.source
+        return (
+            isinstance(source, Dense)
+            and source.vector
+            and self.count == counts.k
+            and self.nbytes == depth * ITEMSIZE[source.dtype]
+        )
+
+
+def run(job: Job) -> None:
+    """Compute the product; when this returns or raises, nothing is under way any more."""
+    with driver.on_device(job.ordinal):
+        _with_context(job)
+
+
+def _with_context(job: Job) -> None:
+    tile, tiling, ordinal = job.tiling.tile, job.tiling, job.ordinal
+    size = job.left.bytes_of(tile.m, tile.k), job.right.bytes_of(tile.k, tile.n)
+    held = {
+        "left": _Held(job.left, tiling.left_slots, size[0], ordinal),
+        "right": _Held(job.right, tiling.right_slots, size[1], ordinal),
+    }
+    out_bytes = tile.m * tile.n * ITEMSIZE[job.sums]
+    out_block = DeviceArray.empty((tiling.out_slots * out_bytes,), "uint8", ordinal)
+    every = list(steps(job.whole, tiling))
+    feeder = Feeder(_panels(job, held, every), ordinal)
+    try:
+        drain = Drain(ordinal)
+        try:
+            with sharing_workspaces():
+                _run(job, every, held, out_block, feeder, drain)
+        finally:
+            drain.close()
+    finally:
+        feeder.close()
+        Stream(ordinal, LEGACY_STREAM).synchronize()
+
+
+def _panels(job: Job, held: dict[str, _Held], every: list[Step]) -> Iterator[list[Transfer]]:
+    counts, depth = job.tiling.counts(job.whole), job.tiling.tile.k
+    whole = {side: one.at_once(counts, depth) for side, one in held.items()}
+    for step in every:
+        for load in step.loads:
+            one = held[load.side]
+            if not whole[load.side]:
+                window = _window(job, load.side, load.place)
+                yield one.source.transfers(window, one.address(load.slot))
+            elif load.slot == 0:
+                yield one.source.transfers(EVERYTHING, one.block.pointer)
+            else:
+                yield []
+
+
+def _window(job: Job, side: str, place: Place) -> Window:
+    tile = job.tiling.tile
+    tall, wide = (tile.m, tile.k) if side == "left" else (tile.k, tile.n)
+    rows = slice(place[0] * tall, (place[0] + 1) * tall)
+    return rows, slice(place[1] * wide, (place[1] + 1) * wide)
+
+
+def _run(
+    job: Job,
+    every: list[Step],
+    held: dict[str, _Held],
+    out_block: DeviceArray,
+    feeder: Feeder,
+    drain: Drain,
+) -> None:
+    kernels = Stream(job.ordinal, LEGACY_STREAM)
+    outs = range(job.tiling.out_slots)
+    events = feeder.lane.events()
+    for one in held.values():
+        one.take(events)
+    whole = list(itertools.islice(events, len(outs)))
+    stored: list[Future[None] | None] = [None for _ in outs]
+    watch = _watch.get()
+    for number, step in enumerate(every):
+        for load in step.loads:
+            _load(held[load.side], load, feeder, kernels)
+        if step.first and (before := stored[step.out]) is not None:
+            before.result()
+        result = _multiply(job, step, held, out_block)
+        for side, slot in (("left", step.left), ("right", step.right)):
+            kernels.record(held[side].read[slot])
+        if step.last:
+            kernels.record(whole[step.out])
+            stored[step.out] = drain.store(
+                _target(job, step),
+                result.pointer,
+                numpy_dtype(job.sums),
+                whole[step.out],
+                job.finish,
+            )
+        if watch is not None:
+            watch(number + 1, len(every))
+    for last in stored:
+        if last is not None:
+            last.result()
+
+
+def _load(one: _Held, load: Load, feeder: Feeder, kernels: Stream) -> None:
+    if load.after >= 0:
+        feeder.stream.wait(one.read[load.slot])
+    feeder.send()
+    feeder.stream.record(one.arrived[load.slot])
+    kernels.wait(one.arrived[load.slot])
+
+
+def _multiply(job: Job, step: Step, held: dict[str, _Held], out_block: DeviceArray) -> Operand:
+    left, right = (
+        held[side].source.panel(
+            _window(job, side, place), held[side].block, slot * held[side].nbytes
+        )
+        for side, place, slot in (
+            ("left", (step.i, step.part), step.left),
+            ("right", (step.part, step.j), step.right),
+        )
+    )
+    tile = job.tiling.tile
+    shape = tuple(_target(job, step).shape[axis] for axis in job.out_axes)
+    offset = step.out * tile.m * tile.n * ITEMSIZE[job.sums]
+    result = on_device(out_block, offset, shape, c_strides(shape), job.sums)
+    job.launch(left, right, result, job.alpha, 0.0 if step.first else 1.0)
+    return result
+
+
+def _target(job: Job, step: Step) -> Array:
+    tile = job.tiling.tile
+    rows = slice(step.i * tile.m, (step.i + 1) * tile.m)
+    return job.target[rows, step.j * tile.n : (step.j + 1) * tile.n]

@@ -1,0 +1,290 @@
+"""Between ordinary host memory and a GPU: threads that fill page-locked memory ahead of copies.
+
+A GPU copies at its link's speed from page-locked memory alone, and one thread fills that at a
+fraction of it. So a `Lane` of page-locked slots is kept, threads fill them ahead of time from
+wherever the array lies (a file's map too), and its stream empties them in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.backends.cuda.streams import Event, PinnedBlock, Stream, enter, is_pinned
+
+Array = np.ndarray[Any, Any]
+CHUNK_BYTES = 8 << 20
+SLOTS, MOST_THREADS = 16, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Lines of a host array, one after the other, to be closed up at a device address.
+
+    array: 2-D, its first axis the lines; direct: it lies in page-locked memory.
+    """
+
+    array: Array
+    address: int
+    direct: bool
+
+
+class Slot:
+    """A piece of page-locked memory, and the copy that used it last."""
+
+    def __init__(self, memory: Array, pointer: int, ordinal: int) -> None:
+        self.memory, self.pointer = memory, pointer
+        self.copied = Event(ordinal)
+
+    def like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return the slot's memory as an array."""
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        return self.memory[:nbytes].view(dtype).reshape(shape)
+
+
+class Lane:
+    """Page-locked slots, a stream, and threads that fill or empty slots; kept for later."""
+
+    def __init__(self, ordinal: int, count: int) -> None:
+        self.block = PinnedBlock(count * CHUNK_BYTES, ordinal)
+        memory = self.block.bytes
+        self.slots = [
+            Slot(memory[at : at + CHUNK_BYTES], self.block.pointer + at, ordinal)
+            for at in range(0, self.block.nbytes, CHUNK_BYTES)
+        ]
+        self.stream = Stream(ordinal)
+        self.pool = ThreadPoolExecutor(_threads(), "gemmule-copy", enter, (ordinal,))
+        self.leader = ThreadPoolExecutor(1, "gemmule-store", enter, (ordinal,))
+        self._ordinal, self._events = ordinal, list[Event]()
+
+    def events(self) -> Iterator[Event]:
+        """Yield events for one product: those that served the last one, and more."""
+        for number in itertools.count():
+            if number == len(self._events):
+                self._events.append(Event(self._ordinal))
+            yield self._events[number]
+
+
+_kept: dict[tuple[int, int], list[Lane]] = {}
+_lock = threading.Lock()
+
+
+def take_lane(ordinal: int, count: int) -> Lane:
+    """Return a lane of so many slots that nobody uses; give it back with `give_lane`."""
+    with _lock:
+        spare = _kept.setdefault((ordinal, count), [])
+        if spare:
+            return spare.pop()
+    return Lane(ordinal, count)
+
+
+def give_lane(lane: Lane, ordinal: int) -> None:
+    """Keep a lane, on which nothing is under way, for the next product; one of a kind is kept."""
+    with _lock:
+        spare = _kept.setdefault((ordinal, len(lane.slots)), [])
+        if not spare:
+            spare.append(lane)
+
+
+_links: dict[int, float] = {}
+
+
+def link_bytes_per_s(ordinal: int, nbytes: int) -> float:
+    """Return the rate of copies to a device, measured once a process with so much memory there."""
+    if ordinal not in _links:
+        lane, size = take_lane(ordinal, SLOTS), min(nbytes, CHUNK_BYTES)
+        target = DeviceArray.empty((size,), "uint8", ordinal)
+        with driver.on_device(ordinal):
+            for turns in (1, 6):  # the first wakes the link
+                start = time.perf_counter()
+                for slot in lane.slots[:turns]:
+                    lane.stream.copy(target.pointer, slot.pointer, size)
+                lane.stream.synchronize()
+                elapsed = time.perf_counter() - start
+        give_lane(lane, ordinal)
+        _links[ordinal] = 6 * size / max(elapsed, 1e-9)
+    return _links[ordinal]
+
+
+def _threads() -> int:
+    """Return how many threads fill slots: as many as there are cores, at most eight."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(MOST_THREADS, cores or 1)
+
+
+def pinned(array: Array, ordinal: int) -> bool:
+    """Tell whether all of an array lies in page-locked memory."""
+    if array.size == 0:
+        return False
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return is_pinned(low, high - low, ordinal)
+
+
+def pieces(transfer: Transfer, sizes: Iterator[int]) -> Iterator[Transfer]:
+    """Cut a transfer into pieces of the next of `sizes`, in bytes; a direct one may stay whole."""
+    array, itemsize = transfer.array, transfer.array.itemsize
+    lines, length = array.shape
+    if array.size == 0:
+        return
+    in_line = length == 1 or array.strides[1] == itemsize
+    if transfer.direct and in_line and (lines == 1 or array.strides[0] >= length * itemsize):
+        yield transfer
+        return
+    first = start = 0
+    while first < lines:
+        elements = next(sizes) // itemsize
+        whole = start == 0 and elements >= length
+        tall, wide = (elements // length, length) if whole else (1, elements)
+        part = array[first : first + tall, start : start + wide]
+        yield Transfer(part, transfer.address + (first * length + start) * itemsize, False)
+        start += wide
+        if start >= length:
+            first, start = first + tall, 0
+
+
+def _growing() -> Iterator[int]:
+    """Yield sizes of pieces: small ones first, so that the link has not long to wait."""
+    for number in itertools.count():
+        yield CHUNK_BYTES >> max(0, 3 - number // 4)
+
+
+class Feeder:
+    """Sends transfers to the device in the order given, filling slots ahead of time."""
+
+    def __init__(self, panels: Iterator[list[Transfer]], ordinal: int) -> None:
+        self.ordinal, self.lane = ordinal, take_lane(ordinal, SLOTS)
+        self.stream, self.pool = self.lane.stream, self.lane.pool
+        self.free = deque(self.lane.slots)
+        sizes = _growing()
+        self.coming = (
+            (n, one) for n, panel in enumerate(panels) for t in panel for one in pieces(t, sizes)
+        )
+        self.ahead: deque[tuple[int, Transfer, Slot | None, Future[None] | None]] = deque()
+        self.sent = 0
+        self._fill()
+
+    def send(self) -> None:
+        """Give the next panel's copies to the stream; waits only for slots to be filled."""
+        while self.ahead and self.ahead[0][0] == self.sent:
+            _, piece, slot, filled = self.ahead.popleft()
+            if slot is None or filled is None:
+                _copy_direct(self.stream, piece)
+            else:
+                filled.result()
+                self.stream.copy(piece.address, slot.pointer, piece.array.nbytes)
+                self.stream.record(slot.copied)
+                self.free.append(slot)
+            self._fill()
+        self.sent += 1
+
+    def _fill(self) -> None:
+        while self.free and len(self.ahead) < 2 * SLOTS:
+            item = next(self.coming, None)
+            if item is None:
+                return
+            number, piece = item
+            if piece.direct:
+                self.ahead.append((number, piece, None, None))
+                continue
+            slot = self.free.popleft()
+            self.ahead.append((number, piece, slot, self.pool.submit(_filled, slot, piece.array)))
+
+    def close(self) -> None:
+        """Wait for what is under way and give the slots back."""
+        _ended([filled for *_, filled in self.ahead if filled is not None])
+        self.stream.synchronize()
+        give_lane(self.lane, self.ordinal)
+
+
+def _ended(futures: Iterable[Future[None]]) -> None:
+    """Call off what has not begun and wait for the rest, however it ends."""
+    wait([one for one in futures if not one.cancel()])
+
+
+def _filled(slot: Slot, array: Array) -> None:
+    slot.copied.synchronize()
+    np.copyto(slot.like(array.shape, array.dtype), array)
+
+
+def _copy_direct(stream: Stream, piece: Transfer) -> None:
+    array = piece.array
+    lines, length = array.shape
+    pointer, width = array.__array_interface__["data"][0], length * array.itemsize
+    if lines == 1 or array.strides[0] == width:
+        stream.copy(piece.address, pointer, lines * width)
+    else:
+        stream.copy_lines(piece.address, pointer, width, lines, array.strides[0])
+
+
+Finish = Callable[[Array, Array], None]  # (the result's part, the sums that arrived)
+
+
+class Drain:
+    """Brings finished tiles of the result to the host, beside everything else."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal, self.lane = ordinal, take_lane(ordinal, SLOTS // 4)
+        self.stream, self.pool = self.lane.stream, self.lane.pool
+        self.used: list[Future[None] | None] = [None] * len(self.lane.slots)
+        self.tiles: list[Future[None]] = []
+        self.turn = 0
+
+    def store(
+        self, target: Array, address: int, dtype: np.dtype[Any], whole: Event, finish: Finish
+    ) -> Future[None]:
+        """Store a C-ordered tile at an address into `target`, once `whole` has come."""
+        future = self.lane.leader.submit(self._store, target, address, dtype, whole, finish)
+        self.tiles.append(future)
+        return future
+
+    def _store(
+        self, target: Array, address: int, dtype: np.dtype[Any], whole: Event, finish: Finish
+    ) -> None:
+        whole.synchronize()
+        lines, length = target.shape
+        elements = CHUNK_BYTES // dtype.itemsize
+        tall, wide = max(1, elements // max(1, length)), min(length, elements)
+        pending: list[Future[None]] = []
+        for first in range(0, lines, tall):
+            for start in range(0, length, max(1, wide)):
+                part = target[first : first + tall, start : start + wide]
+                source = address + (first * length + start) * dtype.itemsize
+                pending.append(self._piece(part, source, dtype, finish))
+        for one in pending:
+            one.result()
+
+    def _piece(
+        self, part: Array, source: int, dtype: np.dtype[Any], finish: Finish
+    ) -> Future[None]:
+        number = self.turn % len(self.used)
+        self.turn += 1
+        before, slot = self.used[number], self.lane.slots[number]
+        if before is not None:
+            before.result()
+        self.stream.copy(slot.pointer, source, part.size * dtype.itemsize)
+        self.stream.record(slot.copied)
+
+        def finished() -> None:
+            slot.copied.synchronize()
+            finish(part, slot.like(part.shape, dtype))
+
+        future = self.used[number] = self.pool.submit(finished)
+        return future
+
+    def close(self) -> None:
+        """Wait for what is under way and give the slots back."""
+        _ended(self.tiles)
+        _ended(one for one in self.used if one is not None)
+        self.stream.synchronize()
+        give_lane(self.lane, self.ordinal)

@@ -1,0 +1,333 @@
+"""Products of host operands on a GPU that takes them in panels: under a device that works late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import gemmule as gm
+from gemmule.lab.cli import cli
+from gemmule.outofcore import engine, products, schedule, staging
+from gemmule.outofcore.schedule import Sizes, Tiling
+from gemmule.outofcore.tiling import Demand, chosen
+from gemmule.settings import device_budget
+from late_driver import LateDriver, late
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDriver]:
+    """A device that may take 128 KiB, by copies of a page."""
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(staging, "_kept", {})
+    monkeypatch.setattr(staging, "_links", {})
+    monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", "128 KiB")
+    with late(seed=7) as driver:
+        products._cut.cache_clear()
+        yield driver
+        staging._kept.clear()
+        products._cut.cache_clear()
+
+
+def whole_numbers(shape: tuple[int, ...], dtype: Any, seed: int = 1) -> Array:
+    """Return small integers, whose sums are exact in every dtype."""
+    values = np.random.default_rng(seed).integers(-3, 4, shape)
+    return values.astype(dtype)
+
+
+def laid(values: Array, how: str) -> Array:
+    """Return the same values in another arrangement of memory."""
+    if how == "row":
+        return values
+    if how == "col":
+        return np.asfortranarray(values)
+    wide = np.zeros([2 * size for size in values.shape], values.dtype)
+    wide[tuple(slice(None, None, 2) for _ in values.shape)] = values
+    return wide[tuple(slice(None, None, 2) for _ in values.shape)]
+
+
+PRODUCTS = [
+    ("matvec", (300, 257), (257,)),
+    ("matvec", (3, 60_001), (60_001,)),  # one row does not fit
+    ("vecmat", (257,), (257, 300)),
+    ("vecmat", (20_011,), (20_011, 3)),
+    ("matmul", (130, 200), (200, 170)),
+    ("matmul", (70, 3000), (3000, 90)),  # no panels of whole sums fit
+    ("matmul", (1, 30_000), (30_000, 1)),
+    ("matmul", (1000,), (1000, 70)),
+    ("matmul", (60_000,), (60_000,)),
+    ("matmul", (3, 90, 100), (100, 90)),  # batches, several at a time and one by one
+    ("matmul", (2, 1, 90, 100), (3, 100, 95)),
+    ("matvec", (150, 120), (5, 2, 120)),
+    ("vecmat", (4, 3, 100), (3, 100, 170)),
+]
+
+
+@pytest.mark.parametrize("how", ["row", "col", "stepped"])
+@pytest.mark.parametrize(("op", "left", "right"), PRODUCTS)
+def test_every_element(
+    small: LateDriver, op: str, left: tuple[int, ...], right: tuple[int, ...], how: str
+) -> None:
+    dtypes = {"row": np.float32, "col": np.float16, "stepped": np.int8}
+    a, b = (laid(whole_numbers(s, dtypes[how], n), how) for n, s in enumerate((left, right)))
+    wide = [one.astype(np.int64) for one in (a, b)]
+    if op == "matvec":
+        expected = (wide[0] @ wide[1][..., None])[..., 0]
+    elif op == "vecmat":
+        expected = (wide[0][..., None, :] @ wide[1])[..., 0, :]
+    else:
+        expected = wide[0] @ wide[1]
+    before = small.taken
+    small.most_bytes = before
+    got = getattr(gm, op)(a, b, device="cuda")
+    assert got.dtype == {"row": "float32", "col": "float16", "stepped": "int32"}[how]
+    assert (got == expected).all()
+    assert small.most_bytes - before <= 128 * 1024
+    assert not any(small.queues.values())
+
+
+@pytest.mark.parametrize("how", ["row", "col", "stepped"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int64])
+def test_scalars(small: LateDriver, dtype: Any, how: str) -> None:
+    A, B = whole_numbers((90, 1100), dtype), whole_numbers((1100, 80), dtype, 2)
+    A[:, 3:] = 0  # small sums, which halves hold
+    C = laid(whole_numbers((90, 80), dtype, 3), how)
+    expected = -2 * A.astype(np.int64) @ B.astype(np.int64) + 3 * C.astype(np.int64)
+    assert gm.gemm(A, laid(B, how), C, alpha=-2, beta=3, device="cuda") is C
+    assert (C.astype(np.int64) == expected).all()
+    y = np.full(90, 7, dtype)
+    x = whole_numbers((1100,), dtype, 4)
+    product = A.astype(np.int64) @ x.astype(np.int64)
+    assert (gm.gemv(A, x, y, beta=-1, device="cuda").astype(np.int64) == product - 7).all()
+    poisoned = A if dtype == np.int64 else A * dtype(np.nan)
+    assert (gm.gemv(poisoned, x, np.full(90, 5, dtype), alpha=0, beta=2, device="cuda") == 10).all()
+
+
+def test_integers_beyond_doubles(small: LateDriver) -> None:
+    A, B = whole_numbers((90, 1100), np.int64), whole_numbers((1100, 80), np.int64, 2)
+    C = whole_numbers((90, 80), np.int64, 3)
+    alpha, beta = 2**53 + 1, -(2**61) - 1
+    expected = (A @ B) * np.int64(alpha) + C * np.int64(beta)
+    assert (gm.gemm(A, B, C, alpha=alpha, beta=beta, device="cuda") == expected).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("group_size", "symmetric"), [(32, False), (-1, True), (None, True)])
+def test_quantised(small: LateDriver, bits: Any, group_size: int | None, symmetric: bool) -> None:
+    random = np.random.default_rng(5)
+    Q = gm.quantize(
+        random.standard_normal((700, 260)).astype(np.float32),
+        bits=bits, group_size=group_size, symmetric=symmetric,
+    )  # fmt: skip
+    W = Q.dequantize("float64")
+    for op, left, right in (
+        ("matvec", Q, 260), ("vecmat", 700, Q), ("matvec", Q.T, 700), ("vecmat", 260, Q.T),
+        ("matmul", Q, (260, 9)), ("matmul", (5, 700), Q), ("matmul", Q.T, (700, 3)),
+    ):  # fmt: skip
+        pair = [
+            one if one in (Q, left, right) and isinstance(one, gm.QuantizedMatrix)
+            else random.standard_normal(one).astype(np.float32)
+            for one in (left, right)
+        ]  # fmt: skip
+        plain = [
+            (W.T if one.transposed else W) if isinstance(one, gm.QuantizedMatrix) else one
+            for one in pair
+        ]
+        got = getattr(gm, op)(*pair, device="cuda")
+        bound = np.abs(plain[0]) @ np.abs(plain[1]) * 2.0**-20
+        assert (np.abs(got - plain[0] @ plain[1].astype(np.float64)) <= bound).all(), op
+
+
+def test_permuted_columns(small: LateDriver) -> None:
+    W = np.random.default_rng(6).standard_normal((600, 256)).astype(np.float32)
+    Q = gm.quantize(W, bits=8, group_size=64)
+    perm = np.random.default_rng(7).permutation(256)
+    P = gm.QuantizedMatrix.from_parts(
+        Q.codes, Q.scales, Q.zeros, shape=(600, 256), bits=8, group_size=64, perm=perm
+    )
+    dense, x = P.dequantize("float64"), whole_numbers((256,), np.float32)
+    y = whole_numbers((600,), np.float32)
+    assert np.allclose(gm.matvec(P, x, device="cuda"), dense @ x, rtol=0, atol=2e-3)
+    assert np.allclose(gm.vecmat(y, P, device="cuda"), y @ dense, rtol=0, atol=2e-3)
+
+
+def test_batch_invariant(small: LateDriver) -> None:
+    random = np.random.default_rng(8)
+    A = random.standard_normal((400, 150)).astype(np.float32)
+    X = random.standard_normal((3, 150)).astype(np.float32)
+    together = gm.matvec(A, X, device="cuda", batch_invariant=True)
+    alone = [gm.matvec(A, x, device="cuda", batch_invariant=True) for x in X]
+    assert (together == alone).all()
+    product = gm.matmul(X, A.T, device="cuda", batch_invariant=True)
+    rows = [gm.vecmat(x, A.T, device="cuda", batch_invariant=True) for x in X]
+    assert (product == rows).all()
+
+
+def test_page_locked_operands_are_not_staged(small: LateDriver) -> None:
+    values = whole_numbers((300, 257), np.float32)
+    block = staging.PinnedBlock(values.nbytes, 0)
+    A = block.bytes.view(np.float32).reshape(values.shape)
+    A[...] = values
+    x = whole_numbers((257,), np.float32)
+    for view in (A, A[:, 5:200], A[::-1], A[3:100].T, A[::2, ::3]):
+        vector = np.resize(x, view.shape[1])
+        assert (gm.matvec(view, vector, device="cuda") == np.array(view) @ vector).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_partial_sums_are_rounded_once(small: LateDriver, dtype: Any) -> None:
+    random = np.random.default_rng(9)
+    A, x = (random.uniform(0, 1, shape).astype(dtype) for shape in ((2, 60_000), (60_000,)))
+    exact = A.astype(np.float64) @ x.astype(np.float64)
+    got = gm.matvec(A, x, device="cuda")
+    assert got.dtype == dtype
+    assert (np.abs(got - exact) <= (ml_dtypes.finfo(dtype).eps / 2 + 1e-5) * exact).all()
+
+
+def test_plan_tells_the_traffic(small: LateDriver) -> None:
+    A, x = whole_numbers((300, 257), np.float32), whole_numbers((257,), np.float32)
+    plan = gm.plan("matvec", A, x, device="cuda")
+    words = plan.explain()
+    assert f"traffic    {A.nbytes + x.nbytes:,} bytes in, {300 * 4:,} out" in words
+    assert "of 131,072 bytes" in words
+    assert (plan(A, x) == A @ x).all()
+    with pytest.raises(ValueError, match=r"this plan is for float32 \(300, 257\).*Plan anew"):
+        plan(A[1:], x)
+    assert "HostPlan(matvec A 300 x 257" in repr(plan)
+    small_plan = gm.plan("matvec", A[:3], x, device="cuda:0")
+    assert f"{A[:3].nbytes + x.nbytes:,} bytes in, 12 out" in small_plan.explain()
+    assert isinstance(gm.plan("matvec", A, x, device="cpu"), gm.Plan)
+
+
+def test_out_is_used_and_checked(small: LateDriver) -> None:
+    A, x = whole_numbers((300, 257), np.float16), whole_numbers((257,), np.float16)
+    out = np.empty(600, np.float16)[::2]
+    assert gm.matvec(A, x, out=out, device="cuda") is out
+    assert (out == A.astype(int) @ x.astype(int)).all()
+    with pytest.raises(ValueError, match="out"):
+        gm.matvec(A, x, out=np.empty(299, np.float16), device="cuda")
+    with pytest.raises(ValueError, match="overlap"):
+        gm.matmul(A[:, :200], A[:200], out=A[:, :257], device="cuda")
+
+
+@pytest.mark.parametrize("given", ["much", "0", "-3", "12 XB", "1e9"])
+def test_a_budget_that_is_none(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", given)
+    with pytest.raises(ValueError, match=f"GEMMULE_DEVICE_BUDGET is {given!r}"):
+        device_budget()
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [("20GB", 20 * 10**9), ("512 MiB", 2**29), ("1.5g", 15 * 10**8), ("77", 77), ("2KiB", 2048)],
+)
+def test_budgets(monkeypatch: pytest.MonkeyPatch, given: str, size: int) -> None:
+    monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", given)
+    assert device_budget() == size
+
+
+def test_no_room_at_all(small: LateDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", "1000")
+    A = whole_numbers((300, 257), np.float32)
+    for op, pair in (("matvec", (A, A[0])), ("matmul", (A, A.T))):
+        with pytest.raises(gm.DeviceError, match=r"finds no room in the 1,000 bytes.*BUDGET"):
+            getattr(gm, op)(*pair, device="cuda")
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuLaunchKernel", "cuMemAlloc", "cuEventRecord"])
+def test_an_error_ends_everything(small: LateDriver, call: str) -> None:
+    """A typed error comes out, nothing is under way afterwards, and the next product is right."""
+    A, B = whole_numbers((150, 300), np.float32), whole_numbers((300, 140), np.float32, 2)
+    expected = A @ B
+    assert (gm.matmul(A, B, device="cuda") == expected).all()
+    taken = small.taken
+    small.faults[call] = "CUDA_ERROR_LAUNCH_FAILED"
+    with pytest.raises(gm.DeviceError, match="LAUNCH_FAILED"):
+        gm.matmul(A, B, device="cuda")
+    del small.faults[call]
+    assert not any(small.queues.values())
+    assert small.taken == taken
+    assert (gm.matmul(A, B, device="cuda") == expected).all()
+
+
+def test_an_interrupt_ends_everything(small: LateDriver) -> None:
+    A, B = whole_numbers((150, 300), np.float32), whole_numbers((300, 140), np.float32, 2)
+
+    def interrupted(done: int, steps: int) -> None:
+        if done == steps // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), engine.watched(interrupted):
+        gm.matmul(A, B, device="cuda")
+    assert not any(small.queues.values())
+    assert (gm.matmul(A, B, device="cuda") == A @ B).all()
+
+
+def test_files_larger_than_the_device(small: LateDriver, tmp_path: Path) -> None:
+    A, B = whole_numbers((150, 300), np.float32), whole_numbers((300, 140), np.float32, 2)
+    np.save(tmp_path / "A.npy", A)
+    np.save(tmp_path / "B.npy", B)
+    given = ["multiply", str(tmp_path / "A.npy"), str(tmp_path / "B.npy"), "--device", "cuda"]
+    ran = CliRunner().invoke(cli, [*given, "-o", str(tmp_path / "C.npy")])
+    assert ran.exit_code == 0, ran.output
+    assert (np.load(tmp_path / "C.npy") == A @ B).all()
+    ran = CliRunner().invoke(cli, [*given, "-o", str(tmp_path / "D.npy"), "--check"])
+    assert ran.exit_code == 0, ran.output
+
+
+WHOLES = [Sizes(5, 7, 3), Sizes(1, 9, 4), Sizes(8, 1, 1), Sizes(6, 6, 6)]
+
+
+@pytest.mark.parametrize("whole", WHOLES)
+@pytest.mark.parametrize("slots", [(1, 1), (2, 3), (40, 40)])
+def test_schedules(whole: Sizes, slots: tuple[int, int]) -> None:
+    """Slots hold what steps need, and no load comes before the last reader of what it replaces."""
+    tiling = Tiling(Sizes(1, 1, 1), *slots, 2)
+    held: dict[tuple[str, int], Any] = {}
+    read: dict[tuple[str, int], int] = {}
+    done, loads = set(), 0
+    for number, step in enumerate(schedule.steps(whole, tiling)):
+        for load in step.loads:
+            place = load.side, load.slot
+            assert load.after == read.get(place, -1)
+            held[place] = load.place
+            loads += 1
+        assert held["left", step.left] == (step.i, step.part)
+        assert held["right", step.right] == (step.part, step.j)
+        read["left", step.left] = read["right", step.right] = number
+        assert (step.i, step.j, step.part) not in done
+        done.add((step.i, step.j, step.part))
+        parts = sum(one[:2] == (step.i, step.j) for one in done)
+        assert step.first == (parts == 1)
+        assert step.last == (parts == whole.k)
+    assert len(done) == whole.m * whole.n * whole.k
+    if slots == (40, 40):  # everything stays: each panel once
+        assert loads == whole.k * (whole.m + whole.n)
+
+
+def test_more_room_is_less_traffic() -> None:
+    def of_bytes(budget: int) -> Any:
+        demand = Demand(
+            Sizes(65536, 65536, 65536),
+            (4, 4, 4),
+            budget,
+            50e9,
+            lambda t: (t.m * t.n * t.k / 2e13, 0),
+        )
+        tiling = chosen(demand)
+        assert demand.memory(tiling) <= budget
+        return demand.forecast(tiling)
+
+    small, large = of_bytes(2 * 10**9), of_bytes(20 * 10**9)
+    whole = 65536**2 * 4
+    assert large.bytes_out == small.bytes_out == whole
+    assert 2 * whole <= large.bytes_in <= 4.5 * whole
+    assert large.bytes_in < small.bytes_in
+    assert large.seconds <= 65536**3 / 2e13 * 1.06
