@@ -112,9 +112,11 @@ def _edges(
     if few:
         of_quant = [[of_quant[i % len(of_quant)][i] for i in range(len(of_quant[0]))]]
     for problem in itertools.chain.from_iterable(of_quant):
-        padded, longer = replace(problem, alignment=16), replace(problem, k=problem.k + 64)
-        others = (padded, longer) if 0 < problem.k < 64 and not rung.quantized else (padded,)
-        yield from [one for one in (problem, *others) if rung.refusal(one) is None][:1]
+        changes: list[dict[str, int]] = [{}, {"alignment": 16}]
+        if 0 < problem.k < 64 and not rung.quantized:
+            changes.append({"k": problem.k + 64})
+        changed = (replace(problem, **one) if one else problem for one in changes)
+        yield from itertools.islice((one for one in changed if rung.refusal(one) is None), 1)
 
 
 def _sample(rung: DeviceRung) -> int:
