@@ -112,7 +112,7 @@ def _edges(
     if few:
         of_quant = [[of_quant[i % len(of_quant)][i] for i in range(len(of_quant[0]))]]
     for problem in itertools.chain.from_iterable(of_quant):
-        changes: list[dict[str, int]] = [{}, {"alignment": 16}]
+        changes: list[dict[str, Any]] = [{}, {"alignment": 16}]
         if 0 < problem.k < 64 and not rung.quantized:
             changes.append({"k": problem.k + 64})
         changed = (replace(problem, **one) if one else problem for one in changes)
