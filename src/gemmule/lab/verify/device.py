@@ -112,20 +112,18 @@ def _edges(
     if few:
         of_quant = [[of_quant[i % len(of_quant)][i] for i in range(len(of_quant[0]))]]
     for problem in itertools.chain.from_iterable(of_quant):
-        changes: list[dict[str, Any]] = [{}, {"alignment": 16}]
-        if 0 < problem.k < 64 and not rung.quantized:
-            changes.append({"k": problem.k + 64})
-        changed = (replace(problem, **one) if one else problem for one in changes)
-        yield from itertools.islice((one for one in changed if rung.refusal(one) is None), 1)
+        padded, longer = replace(problem, alignment=16), replace(problem, k=problem.k + 64)
+        others = (padded, longer) if 0 < problem.k < 64 and not rung.quantized else (padded,)
+        yield from [one for one in (problem, *others) if rung.refusal(one) is None][:1]
 
 
 def _sample(rung: DeviceRung) -> int:
     """Return how many edge problems of each variant make 40 sizes and more of the rung.
 
-    Of a quantised one more, for it refuses those of a batch and some groups.
+    Of a quantised one more: it refuses batches and some groups.
     """
     most = max(FEW, LEAST // len(rung.signatures))
-    return most * 7 // 6 if rung.quantized else most
+    return (most * 9 // 7 if most > 16 else most * 7 // 6) if rung.quantized else most
 
 
 def _spread(items: list[_T], most: int, signature: Signature) -> list[_T]:
@@ -258,11 +256,11 @@ def verify_all(
     takes its whole pool along, so the rungs that were under way then run again, each alone.
     """
     count = workers or max(1, min(14, (os.cpu_count() or 2) - 2))
-    tasks = [
-        (r.folder, r.name, ordinal, few, chunk)
-        for r in rungs
-        for chunk in chunks(r, None if only is None else only[(r.folder, r.name)])
-    ]
+    names = [None if only is None else only[(r.folder, r.name)] for r in rungs]
+    total = sum(len(r.signatures if n is None else n) for r, n in zip(rungs, names, strict=True))
+    size = max(1, min(CHUNK, total // count))  # few variants: one for each worker
+    parts = [(r, part) for r, n in zip(rungs, names, strict=True) for part in chunks(r, n, size)]
+    tasks = [(r.folder, r.name, ordinal, few, part) for r, part in parts]
     found: list[Outcome] = []
 
     def keep(task: Task, made: list[Outcome] | Exception) -> None:
@@ -277,11 +275,13 @@ def verify_all(
     return found
 
 
-def chunks(rung: DeviceRung, only: frozenset[str] | None = None) -> Iterator[frozenset[str]]:
-    """Yield the names of the rung's variants (or of those in `only`), a few at a time."""
+def chunks(
+    rung: DeviceRung, only: frozenset[str] | None = None, size: int = CHUNK
+) -> Iterator[frozenset[str]]:
+    """Yield the names of the rung's variants (or of those in `only`), `size` at a time."""
     names = [v.name for v in proofs.variants(rung) if only is None or v.name in only]
-    for start in range(0, len(names), CHUNK):
-        yield frozenset(names[start : start + CHUNK])
+    for start in range(0, len(names), size):
+        yield frozenset(names[start : start + size])
 
 
 def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:
