@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +12,8 @@ from numpy.typing import NDArray
 import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.core.problem import ITEMSIZE, Problem, numpy_dtype
+from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec, numpy_dtype
 from gemmule.core.rung import CudaRung, Signature
-from gemmule.lab.verify import proofs
 from gemmule.oracle.problems import make_problem
 from gemmule.quant.matrix import QuantizedMatrix
 
@@ -45,10 +45,25 @@ def _problems(
     n, k = (columns, 1) if matvec else (WIDTH, columns)
     layout_b = "row" if matvec or "row" in rung.layouts_b else "col"
     layouts = {"layout_a": rung.layouts[0], "layout_b": layout_b}
-    for quant in proofs.quant_specs(signature) if rung.quantized else [None]:
+    for quant in arrangements(signature) if rung.quantized else [None]:
         yield make_problem(
             rung.op, rows // batch, n, k, signature, batch=batch, quant=quant, **layouts
         )
+
+
+def arrangements(signature: Signature) -> Iterator[QuantSpec]:
+    """Yield how codes may lie: one scale and one zero point for the matrix, as rungs read it."""
+    bits = 4 if signature[0] == "uint4" else 8
+    for layout, transposed in itertools.product(("row", "mma16"), (False, True)):
+        yield QuantSpec(bits, None, True, layout, "float32", transposed)
+
+
+def arrangement(rung: CudaRung, signature: Signature, sides: Sides) -> QuantSpec:
+    """Return how the codes of a giant lie so that the rung takes it; ValueError for no such way."""
+    for problem in _problems(rung, signature, 1, *sides):
+        if rung.refusal(problem) is None and problem.quant is not None:
+            return problem.quant
+    raise ValueError(f"rung {rung.name} takes no codes of {sides[0]} x {sides[1]}.")
 
 
 def points(sides: Sides) -> Iterator[Point]:
@@ -76,7 +91,11 @@ def multiply_giant(rung: CudaRung, signature: Signature, batch: int, ordinal: in
     a, b, out = signature
     sides = sides_of(rung, signature, batch)
     lying = (rung.layouts[0], a, batch)
-    matrix = _codes(sides, a, ordinal) if rung.quantized else _matrix(sides, lying, ordinal)
+    matrix: DeviceArray | QuantizedMatrix
+    if rung.quantized:
+        matrix = _codes(sides, arrangement(rung, signature, sides), ordinal)
+    else:
+        matrix = _matrix(sides, lying, ordinal)
     x = 1 + (np.arange(sides[1]) + np.arange(batch)[:, None]) % 3
     truth: NDArray[Any] = expected(sides, batch, x)
     if rung.op == "matmul":
@@ -137,20 +156,20 @@ def _matrix(sides: Sides, lying: tuple[str, str, int], ordinal: int) -> DeviceAr
     return DeviceArray(block.pointer, shape, strides, dtype, ordinal, block)
 
 
-def _codes(sides: Sides, dtype: str, ordinal: int) -> QuantizedMatrix:
-    """Return the matrix as codes with scale 1 and zero point 0."""
-    (rows, columns), bits = sides, 4 if dtype == "uint4" else 8
+def _codes(sides: Sides, spec: QuantSpec, ordinal: int) -> QuantizedMatrix:
+    """Return the matrix as codes with scale 1 and zero point 0, stored as `spec` says."""
+    (rows, columns), bits = sides[::-1] if spec.transposed else sides, spec.bits
     row_bytes = columns * bits // 8
     block = _zeros(rows * row_bytes, ordinal)
-    for row, column, value in points(sides):
-        byte = value << (4 * (column % 2)) if bits == 4 else value
-        place = row * row_bytes + column * bits // 8
-        _put(block.pointer + place, np.array([byte], np.uint8), ordinal)
+    for point in points(sides):
+        row, column = point[1::-1] if spec.transposed else point[:2]
+        byte = point[2] << (4 * (column % 2)) if bits == 4 else point[2]
+        _put(block.pointer + row * row_bytes + column * bits // 8, np.array([byte], "u1"), ordinal)
     codes = DeviceArray(block.pointer, (rows, row_bytes), (row_bytes, 1), "uint8", ordinal, block)
     scales, zeros = (
         DeviceArray.from_host(np.full((1, 1), value, np.float32), ordinal) for value in (1, 0)
     )
-    return QuantizedMatrix(
+    stored = QuantizedMatrix(
         codes=codes,
         scales=scales,
         zeros=zeros,
@@ -159,4 +178,5 @@ def _codes(sides: Sides, dtype: str, ordinal: int) -> QuantizedMatrix:
         bits=bits,
         group_size=None,
         device=f"cuda:{ordinal}",
-    )
+    ).to(layout=spec.layout)
+    return stored.T if spec.transposed else stored
