@@ -1,0 +1,80 @@
+"""Split rows: few rows, each shared by many blocks of the grid.
+
+`clustered_rows` shares a row among the eight blocks of a cluster at most, so that one row of a
+million elements keeps eight multiprocessors busy and leaves the others idle. Here any number of
+blocks share a row: each streams its own piece as `streamed_rows` does and writes one sum to the
+workspace, and a second kernel, started early, adds these in a fixed order: no atomics, the same
+bits on every run. The second launch costs about a microsecond.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES
+from gemmule.rungs._cuda.stream import starting
+
+THREADS = 256
+SPLITS = (32, 8, 16, 64, 128, 256, 512)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    aligned = "true" if problem.alignment == 16 else "false"
+    return (
+        Step(
+            kernel=f"split_rows<{type_arguments(problem)}, {params['unroll']}, {aligned}>",
+            grid=(problem.m, params["splits"], 1),
+            block=(THREADS, 1, 1),
+        ),
+        Step(
+            kernel=f"add_shares<{CTYPE[problem.out]}, {params['splits']}>",
+            grid=(ceil_div(problem.m, 8), 1, 1),
+            block=(THREADS, 1, 1),
+            pdl=machine.arch >= "sm_9" or machine.arch.startswith("sm_1"),
+        ),
+    )
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    return int(problem.m * params["splits"] * ITEMSIZE[accumulator(problem)])
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    vector = 16 // ITEMSIZE[problem.a]
+    turns = ceil_div(problem.n, vector * THREADS * params["splits"]) + 3
+    return int(turns * vector + 5 + THREADS // 32 + params["splits"] // 32 + 6)
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Split so that every multiprocessor has four blocks, of a turn of loads each at least."""
+    vectors = problem.n * ITEMSIZE[problem.a] // 16
+    if problem.m > 2 * machine.units:
+        return None
+    wanted = min(4 * machine.units // problem.m, vectors // THREADS)
+    splits = max((s for s in SPLITS if s <= wanted), default=min(SPLITS))
+    unroll = 4 if vectors >= 4 * THREADS * splits else 2
+    blocks = min(1.0, problem.m * splits / (2 * machine.units))
+    reading = problem.compulsory_bytes / (0.93 * blocks * machine.read_bytes_per_s)
+    seconds = starting(problem, machine, 1.0, 0.6) + reading
+    return Suggestion({"splits": splits, "unroll": unroll}, seconds)
+
+
+RUNG = CudaRung(
+    title="Split rows",
+    idea="Many blocks share a row; a second kernel adds their sums in fixed order.",
+    source="split-K, deterministic, as in split_columns",
+    op="matvec",
+    signatures=FLOAT_SIGNATURES,
+    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    layouts=("row",),
+    after="clustered_rows",
+    params={"splits": SPLITS, "unroll": (4, 2)},
+    constraints=(
+        Constraint("m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31),
+        Constraint("one product at a time", lambda problem, params: problem.batch == 1),
+    ),
+    workspace=_workspace,
+    suggest=_suggest,
+    steps=_steps,
+)
