@@ -46,8 +46,7 @@ def make_problem(op: str, m: int, n: int, k: int, signature: Signature, **option
     a, b, out = signature
     k = 1 if op == "matvec" else k
     problem = Problem(op, m, n, k, a=a, b=b, out=out, **options)
-    alignment = natural_alignment(problem)
-    return problem if alignment == problem.alignment else replace(problem, alignment=alignment)
+    return replace(problem, alignment=natural_alignment(problem))
 
 
 def edge_problems(
