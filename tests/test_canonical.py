@@ -91,6 +91,11 @@ def test_every_pair_of_arrangements(how_a: str, how_b: str) -> None:
         np.testing.assert_array_equal(out, exact(op, left, right), err_msg=f"{op} {a} {b}")
 
 
+def test_the_form_of_an_array_to_come() -> None:
+    for shape in ((), (3,), (2, 3), (4, 0, 5)):
+        assert Form.packed(shape, "float16") == Form(shape, c_strides(shape), "float16", 16)
+
+
 @pytest.mark.parametrize(("op", "a", "b"), CASES)
 def test_results_of_any_strides(op: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     rng = np.random.default_rng(3)

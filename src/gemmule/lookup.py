@@ -54,8 +54,7 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
             return None
         seen_a, seen_b = host.seen(a), host.seen(b)
         return None if seen_a is None or seen_b is None else (seen_a, seen_b, None)
-    on_device = getattr(a, "is_cuda", False) if coded else getattr(b, "is_cuda", False)
-    if on_device and "torch" in sys.modules:
+    if getattr(a if coded else b, "is_cuda", False) and "torch" in sys.modules:
         torch_calls = _torch_calls()
         if torch_calls.wanted(a, b):
             return None

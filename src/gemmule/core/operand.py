@@ -23,6 +23,11 @@ class Form(NamedTuple):
     alignment: int
     quant: QuantSpec | None = None
 
+    @classmethod
+    def packed(cls, shape: Ints, dtype: str) -> Form:
+        """Return that of a C-ordered array at an address of any alignment that is asked for."""
+        return cls(shape, c_strides(shape), dtype, 16)
+
 
 class Operand(NamedTuple):
     """One array of a call: an ndarray view on the host, the foreign object on a device."""

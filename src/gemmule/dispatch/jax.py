@@ -15,7 +15,7 @@ import jax
 from jax.custom_batching import custom_vmap
 
 from gemmule.core.canonical import NAMES, Options, canonical
-from gemmule.core.operand import Form, c_strides
+from gemmule.core.operand import Form
 from gemmule.core.problem import check_dtype, numpy_dtype
 from gemmule.dispatch import xla
 from gemmule.dispatch.batches import aligned
@@ -108,7 +108,7 @@ def _batched(op: str, batched: Any, a: Any, b: Any, multiply: Any) -> Any:
 def _called(op: str, options: Options, a: Any, b: Any) -> Any:
     """Return the call of a program of XLA's; shapes and dtypes are checked here."""
     left, right = (
-        Form(t.shape, c_strides(t.shape), check_dtype(t.dtype.name, name), 16)
+        Form.packed(t.shape, check_dtype(t.dtype.name, name))
         for name, t in zip(NAMES[op], (a, b), strict=True)
     )
     call = canonical(op, left, right, None, options)
