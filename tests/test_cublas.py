@@ -22,7 +22,7 @@ from gemmule.backends.cuda.library import cublas
 from gemmule.choose import choose
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form, c_strides
-from gemmule.core.problem import Problem
+from gemmule.core.problem import Problem, numpy_dtype
 from gemmule.core.registry import device_rungs
 from gemmule.errors import DeviceError
 from gemmule.lab import doctor
@@ -30,6 +30,7 @@ from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import proofs
 from gemmule.lab.verify.device_runner import DeviceRunner
 from gemmule.oracle.problems import make_problem
+from gemmule.plan import Plan
 from gemmule.rungs.matmul.cuda import cublas as rung_module
 from gemmule.storage import evidence, lines, margins
 from test_cuda_backend import forget, install
@@ -129,6 +130,20 @@ def test_alpha_and_beta(fake: FakeCublas) -> None:
         plan.launch(left, right, out, alpha, beta)
         expected = alpha * (a @ b) + (beta * old if beta else 0.0)
         assert np.array_equal(host(out.array), expected)
+
+
+@pytest.mark.parametrize("alpha", [0, 1, -1, 2, 1e-3, np.inf])
+def test_an_alpha_that_rounds_goes_to_a_rung_that_sums_first(
+    fake: FakeCublas, monkeypatch: pytest.MonkeyPatch, alpha: float
+) -> None:
+    """Kernels of the library multiply operands or partial sums by it."""
+    ran = []
+    monkeypatch.setattr(Plan, "launch", lambda plan, *_: ran.append((plan.rung.vendor, _[-2:])))
+    for dtype in ("float32", "float16", "bfloat16", "float64"):
+        a = on(0, np.ones((8, 8), numpy_dtype(dtype)))
+        assert gm.plan("matmul", a, a).rung.vendor
+        gm.gemm(a, a, on(0, np.ones((8, 8), numpy_dtype(dtype))), alpha=alpha, beta=3)
+    assert ran == [(alpha in (0, 1, -1), (alpha, 3))] * 4
 
 
 @pytest.mark.parametrize("by_columns", [False, True])

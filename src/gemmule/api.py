@@ -250,6 +250,9 @@ def _blas(
     first, second = (
         scalars.checked(name, value, result) for name, value in (("alpha", alpha), ("beta", beta))
     )
+    # Kernels of cuBLAS multiply operands or partial sums by alpha: an infinite one makes NaN of
+    # zeros, and sums that would be exact are rounded term by term.
+    options = Options(out_dtype=dtype, scaled=first not in (0, 1, -1))
     away = device_of(left, right, device)
     if away is not None:
         return through_device(op, (left, right), out, away, options, (first, second))

@@ -12,18 +12,23 @@ from gemmule.core.canonical import Call, Frozen
 from gemmule.core.choice import Choice
 from gemmule.core.problem import ITEMSIZE, Problem, result_dtype
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import Machine, Rung
+from gemmule.core.rung import LibraryRung, Machine, Rung
 from gemmule.storage import margins
 from gemmule.storage import tuned as tuned_store
 
 
 def choose(
-    call: Call, machine: Machine, rung: str | None = None, params: Frozen | None = None
+    call: Call,
+    machine: Machine,
+    rung: str | None = None,
+    params: Frozen | None = None,
+    *,
+    scaled: bool = False,
 ) -> Choice:
     """Choose rung and parameters for a canonical call on a machine.
 
     With `rung` the named one is taken (ValueError where it cannot compute the problem). Otherwise
-    only proved rungs whose arithmetic is float32 or better take part.
+    only proved rungs whose arithmetic is float32 or better take part; `scaled`: no library's.
     """
     backend = backends.get(machine.backend)
     one_by_one = call.problem.quant is not None and not backend.adapts()
@@ -36,6 +41,8 @@ def choose(
     if call.problem.outputs * call.problem.batch == 0:
         return _simplest(call, machine, "nothing is computed: the result is empty")
     tuned = tuned_store.lookup(machine, call.problem)
+    if scaled and tuned is not None and isinstance(tuned.rung, LibraryRung):
+        tuned = None
     if tuned is not None and backend.proved(tuned.rung, call.problem, machine):
         return Choice(
             call,
@@ -49,6 +56,7 @@ def choose(
             (),
         )
     ranked = sorted(_suggestions(call, machine), key=lambda choice: choice.expected_s or 0.0)
+    ranked = [choice for choice in ranked if not (scaled and isinstance(choice.rung, LibraryRung))]
     if not ranked:
         return _simplest(call, machine)
     best = _known_best(ranked, machine)

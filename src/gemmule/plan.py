@@ -18,7 +18,7 @@ from gemmule.backends.cuda import convert
 from gemmule.choose import choose
 from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
-from gemmule.core.operand import Form, Operand, c_strides, speaker
+from gemmule.core.operand import Form, Operand, speaker
 from gemmule.core.problem import FLOATS, ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Rung
 from gemmule.dispatch.bind import ShortWay, bind
@@ -149,9 +149,7 @@ class Plan:
         if left.form.quant is None is right.form.quant:
             dtypes = [left.form.dtype, right.form.dtype]
         shapes = ((shape[0], 0), (0, *shape[1:]))
-        first, second = (
-            Form(one, c_strides(one), dtype, 16) for one, dtype in zip(shapes, dtypes, strict=True)
-        )
+        first, second = map(Form.packed, shapes, dtypes)
         options = Options(out_dtype=self.problem.out)
         plan = resolve(self.op, first, second, out.form, self.device, options)
         plan._run(plain, plain, out, 1.0, beta)
@@ -215,7 +213,8 @@ def resolve(
     call = canonical(op, left, right, out, options)
     backend = backends.get("cpu" if device == "cpu" else "cuda")
     try:
-        choice = choose(call, backend.machine(device), options.rung, options.params)
+        machine, named = backend.machine(device), (options.rung, options.params)
+        choice = choose(call, machine, *named, scaled=options.scaled)
     except (TypeError, ValueError):
         plan = None if backend.adapts() else _widened(call, left, right, out, device, options)
         if plan is None:
@@ -245,7 +244,7 @@ def _widened(
     ways = {(dtype, right.dtype), (left.dtype, dtype), (dtype, dtype)} - {dtypes}
     for way in sorted(ways, key=lambda way: _converted_elements(left, right, way)):
         forms = [
-            form if form.dtype == to else Form(form.shape, c_strides(form.shape), to, 16)
+            form if form.dtype == to else Form.packed(form.shape, to)
             for form, to in zip((left, right), way, strict=True)
         ]
         try:

@@ -40,6 +40,7 @@ class Options:
     literal: bool = False  # a rung was named: keep the operation the user wrote
     rung: str | None = None
     params: Frozen | None = None
+    scaled: bool = False  # by an alpha that no library's rung may round in
 
 
 DEFAULT = Options()
@@ -213,7 +214,7 @@ def _vector_by_vector(a: Form, b: Form, shape: Ints, out: Form | None, options: 
     """See a matmul as a batch of matvecs: of the rows of A, or of the columns of B beside Q."""
     if a.quant is not None:
         columns = _turned(b)
-        result = Form(shape, c_strides(shape), _result(a, b, options.out_dtype), 16)
+        result = Form.packed(shape, _result(a, b, options.out_dtype))
         call = _matvec("matmul", a, columns, _turned(out or result), options)
         return replace(call, out_shape=shape)
     matrix = _turned(b)
