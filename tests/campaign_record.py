@@ -15,11 +15,20 @@ FILE = Path(__file__).parents[1] / "evidence" / "reliability.jsonl"
 SCHEMA = 1
 
 
-def keep(what: str, cases: int, bad: int, command: str, detail: str, file: Path = FILE) -> None:
+def keep(
+    what: str,
+    cases: int,
+    bad: int,
+    command: str,
+    detail: str,
+    *,
+    file: Path = FILE,
+    device: bool = False,
+) -> None:
     """Write one campaign's outcome, in the place of an earlier one of the same name.
 
     what: of how much of what; bad: cases that must not be; command: repeats the run, its seed
-    included; detail: one line on what the cases were.
+    included; detail: one line on what the cases were; device: it ran on a GPU, which is named.
     """
     line = {
         "schema": SCHEMA,
@@ -29,7 +38,7 @@ def keep(what: str, cases: int, bad: int, command: str, detail: str, file: Path 
         "command": command,
         "detail": detail,
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        "machine": f"{_processor()}, {platform.system()}",
+        "machine": f"{_gpu() if device else _processor()}, {platform.system()}",
     }
     kept = [old for old in read(file) if old["what"] != what]
     text = "".join(f"{json.dumps(one)}\n" for one in sorted([*kept, line], key=_name))
@@ -45,6 +54,12 @@ def read(file: Path = FILE) -> list[dict[str, object]]:
 
 def _name(line: dict[str, object]) -> str:
     return str(line["what"])
+
+
+def _gpu() -> str:
+    from gemmule import backends
+
+    return backends.get("cuda").machine("cuda:0").name
 
 
 def _processor() -> str:

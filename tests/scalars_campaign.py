@@ -1,11 +1,14 @@
 """gemv and gemm with every alpha and beta, judged by long sums of Python's own: a campaign by seed.
 
-``python tests/scalars_campaign.py [--cases N] [--seed S] [--device cpu|emulated]`` draws shapes
-(single rows and columns too, which run as matvecs), dtypes, strides, scalars, and NaN or infinity
-in places. Elements are small integers, so that the product has no rounding: what is judged is what
-is done with it. Integers must be equal modulo 2^64 (int32: 2^32). Floats must be of the same class
-(NaN, either infinity, finite), and finite ones within four roundings of the dtype that is summed in
-and one of the result's.
+``python tests/scalars_campaign.py [--cases N] [--seed S] [--device cpu|emulated|cuda] [--jobs J]``
+draws shapes (single rows and columns too, which run as matvecs), dtypes, strides, scalars, and NaN
+or infinity in places. On a GPU, a real one or an emulated one, operands lie as on the host, in
+copies of all the memory that they span, and what lies between C's elements must stay.
+
+Elements are small integers, so that the product has no rounding: what is judged is what is done
+with it. Integers must be equal modulo 2^64 (int32: 2^32). Floats must be of the same class (NaN,
+either infinity, finite), and finite ones within four roundings of the dtype that is summed in and
+one of the result's.
 """
 
 from __future__ import annotations
@@ -13,9 +16,14 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import ctypes
+import math
+import multiprocessing
 import secrets
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +31,7 @@ import numpy as np
 
 import gemmule as gm
 from campaign_record import keep
+from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import COMPLEX, HALVES, INTEGERS, UNIT_ROUNDOFF, numpy_dtype
 from products import ARRANGEMENTS, Array
 
@@ -164,46 +173,100 @@ def on_host(case: Case) -> Array:
 
 
 def on_device(case: Case) -> Array:
-    """Call the public function on arrays of the CUDA device, here an emulated one."""
-    A, B, C = (gm.asarray(a, device="cuda") for a in (case.A, case.B, case.C))
+    """Call the public function on arrays of the CUDA device, which may be an emulated one."""
+    (A, _), (B, _), (C, held) = (_on_device(one) for one in (case.A, case.B, case.C))
     result = getattr(gm, case.op)(A, B, C, alpha=case.alpha, beta=case.beta)
     assert result is C
-    host: Array = C.to_host()
-    return host
+    after, (before, place) = held.to_host(), _spanned(case.C)
+    made, old = (_seen(memory, place, case.C) for memory in (after, before))
+    copy = made.copy()
+    made[...] = old
+    if not np.array_equal(after, before):
+        raise AssertionError(f"{case}: memory between the elements of C was written")
+    return copy
+
+
+def _on_device(array: Array) -> tuple[DeviceArray, DeviceArray]:
+    """Return an array of the device that lies as the given one does, and all of its memory."""
+    memory, place = _spanned(array)
+    held = gm.asarray(memory, device="cuda")
+    steps = tuple(step // array.itemsize for step in array.strides)
+    where = held.pointer + place
+    return DeviceArray(where, array.shape, steps, array.dtype.name, 0, held), held
+
+
+def _spanned(array: Array) -> tuple[Array, int]:
+    """Return the bytes that an array spans, as far behind a multiple of 16, and where it begins."""
+    low, high = np.lib.array_utils.byte_bounds(array) if array.size else (0, 1)
+    data = b"\0" * (low % 16) + (ctypes.string_at(low, high - low) if array.size else b"\0")
+    begin = int(array.__array_interface__["data"][0]) - low + low % 16 if array.size else 0
+    return np.frombuffer(bytearray(data), np.uint8), begin
+
+
+def _seen(memory: Array, place: int, like: Array) -> Array:
+    """Return the array that lies in `memory` as `like` does in its own."""
+    seen: Array = np.ndarray(like.shape, like.dtype, memory, place, like.strides)
+    return seen
 
 
 def judged(
-    cases: int, seed: int, multiply: Callable[[Case], Array], signatures: tuple[Any, ...], laid: Any
+    cases: int | range,
+    seed: int,
+    multiply: Callable[[Case], Array],
+    signatures: tuple[Any, ...],
+    laid: Any,
+    seconds: float = math.inf,
 ) -> collections.Counter[str]:
-    """Return how many cases were right and wrong; print the wrong ones."""
+    """Return how many cases were right and wrong; print the wrong ones. None begins later."""
     counts: collections.Counter[str] = collections.Counter()
-    for index in range(cases):
+    begun = time.monotonic()
+    for index in range(cases) if isinstance(cases, int) else cases:
+        if time.monotonic() - begun > seconds:
+            break
         case = draw(np.random.default_rng([seed, index]), signatures, laid)
-        with np.errstate(all="ignore"):
-            fault = wrong(case, multiply(case))
+        try:
+            with np.errstate(all="ignore"):
+                fault = wrong(case, multiply(case))
+        except Exception as error:  # every case is legal
+            fault = repr(error)
         counts["wrong" if fault else "right"] += 1
         if fault:
             print(f"case {index} of seed {seed}: {case}: {fault}", flush=True)
     return counts
 
 
+def run(device: str, cases: range, seed: int, seconds: float) -> collections.Counter[str]:
+    """Judge some cases of a seed, all in this process."""
+    with contextlib.ExitStack() as undo:
+        if device == "emulated":
+            from emulated_driver import emulated
+
+            undo.enter_context(emulated())
+        if device == "cpu":
+            return judged(cases, seed, on_host, SIGNATURES + ON_HOST, LAID, seconds)
+        return judged(cases, seed, on_device, SIGNATURES, LAID, seconds)
+
+
 def main() -> int:
     """Run the campaign; 1 where a result was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=100_000)
-    parser.add_argument("--device", choices=("cpu", "emulated"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "emulated", "cuda"), default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the cases")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case later")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    if given.device == "cpu":
-        counts = judged(given.cases, given.seed, on_host, SIGNATURES + ON_HOST, LAID)
-    else:
-        from emulated_driver import emulated
-
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(emulated())
-            counts = judged(given.cases, given.seed, on_device, SIGNATURES, ("row", "col"))
+    shares = [range(job, given.cases, given.jobs) for job in range(given.jobs)]
+    apart = multiprocessing.get_context("spawn")  # CUDA and threads survive no fork
+    counts: collections.Counter[str] = collections.Counter()
+    with ProcessPoolExecutor(given.jobs, mp_context=apart) as pool:
+        tasks = [
+            pool.submit(run, given.device, share, given.seed, given.seconds) for share in shares
+        ]
+        for task in tasks:
+            counts += task.result()
     if given.record:
         keep(
             f"gemv and gemm with scalars: {given.device}",
@@ -212,6 +275,7 @@ def main() -> int:
             f"python tests/scalars_campaign.py --cases {given.cases} --seed {given.seed} "
             f"--device {given.device}",
             "random shapes, single rows and columns, dtypes, strides, alpha and beta, NaN and Inf",
+            device=given.device == "cuda",
         )
     print(f"{given.device}: {sum(counts.values())} calls, {counts['wrong']} wrong", flush=True)
     return 1 if counts["wrong"] else 0

@@ -51,6 +51,7 @@ def test_mechanical_faults_repeat_by_their_seed() -> None:
             {("<", "<="), ("&&", "||"), (">=", ">"), ("2", "3")},
         ),
         ("a.cu", "  Vec<int, 4> v;  // 5 + 5\n", {("4", "5")}),
+        ("a.cu", "void __launch_bounds__(2 * f(3), 1) k(int n = 7);\n", {("7", "8")}),
     ],
 )
 def test_operators_and_constants_of_the_code_alone_change(
@@ -65,7 +66,7 @@ def test_statements_are_left_out_whole() -> None:
     )
     left_out = [old for _, old, _, _ in mutation._statements("a.py", text)]
     assert left_out == ["a += 1", "return a", "g(a)"]
-    kernel = "  if (t) f(1);\n  __syncthreads();\n  return g();\n"
+    kernel = "  if (t) f(1);\n  __syncthreads();\n  static_assert(N);\n  return g();\n"
     left_out = [old.strip() for _, old, *_ in mutation._statements("a.cu", kernel)]
     assert left_out == ["if (t) f(1);", "__syncthreads();"]
 
@@ -73,7 +74,7 @@ def test_statements_are_left_out_whole() -> None:
 def test_a_campaign_replaces_its_last_record(tmp_path: Path) -> None:
     file = tmp_path / "reliability.jsonl"
     for what, cases, bad in (("b", 1, 0), ("a", 2, 0), ("b", 3, 1)):
-        campaign_record.keep(what, cases, bad, "python x", "words", file)
+        campaign_record.keep(what, cases, bad, "python x", "words", file=file)
     kept = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(one["what"], one["cases"], one["bad"]) for one in kept] == [("a", 2, 0), ("b", 3, 1)]
 
@@ -88,7 +89,8 @@ def test_the_page_counts_what_the_records_say(
     file = tmp_path / reliability.RECORD
     file.parent.mkdir()
     for name, cases, bad in (("tuned", 70, 0), ("compiled", 30, 2), ("npy", 1000, 0)):
-        campaign_record.keep(f"damaged files: {name}", cases, bad, "python c.py", "words", file)
+        what = f"damaged files: {name}"
+        campaign_record.keep(what, cases, bad, "python c.py", "words", file=file)
     assert reliability.update(tmp_path) == [tmp_path / reliability.PAGE]
     assert reliability.update(tmp_path) == []
     text = (tmp_path / reliability.PAGE).read_text()
