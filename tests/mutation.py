@@ -35,7 +35,8 @@ from campaign_record import keep
 ROOT = Path(__file__).parents[1]
 FAULTS = tomllib.loads((ROOT / "tests" / "mutants" / "faults.toml").read_text(encoding="utf-8"))
 EQUIVALENT = {one["fault"]: one["reason"] for one in FAULTS.get("equivalent", ())}
-LIMIT_S = 240
+LIMIT_S, SOUND_LIMIT_S = 240, 600  # of the tests of a fault, and of sound sources
+GRACE_S = 45  # after the last fault was planted, where that has a time
 SWAPS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+",
     "*": "+", "//": "*", "%": "+", "and": "or", "or": "and", "not": "", "&&": "||", "||": "&&",
@@ -170,7 +171,9 @@ def _without_words(path: str, text: str) -> str:
         return re.sub(r"[^\n]", " ", match.group())
 
     if not path.endswith(".py"):
-        return re.sub(r"//[^\n]*|\"[^\"\n]*\"", blank, text)
+        # Launch bounds are a promise to the compiler, which no result depends on.
+        bounds = r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)"
+        return re.sub(rf"//[^\n]*|\"[^\"\n]*\"|{bounds}", blank, text)
     text = re.sub(r'"""(?s:.*?)"""', blank, text)
     return re.sub(r"#[^\n]*|[rf]*\"[^\"\n]*\"", blank, text)
 
@@ -179,7 +182,7 @@ def _statements(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
     """Yield whole statements of one line, and what leaves them out."""
     if not path.endswith(".py"):
         for match in re.finditer(
-            r"^ ++(?!return|typedef|using)[\w:<> ]+\([^;{}\n]*\);", text, re.M
+            r"^ ++(?!return|typedef|using|static_assert)[\w:<> ]+\([^;{}\n]*\);", text, re.M
         ):
             yield match.start(), match.group(), " ;", "statement"
         return
@@ -239,7 +242,7 @@ class Child:
     def ended(self) -> str:
         """Return what happened and take the fault out, or an empty text while tests run."""
         found, status = os.waitpid(self.pid, os.WNOHANG)
-        late = time.monotonic() - self.began > LIMIT_S
+        late = time.monotonic() - self.began > (LIMIT_S if self.fault else SOUND_LIMIT_S)
         if not found and not late:
             return ""
         if not found:
@@ -275,17 +278,30 @@ def _tests(folder: Path, arguments: list[str]) -> None:
     os._exit(int(pytest.main([*options, *arguments])))
 
 
-def judged(faults: list[Fault], jobs: int) -> list[tuple[Fault, str]]:
-    """Return every fault with what happened; print each as it is known."""
+def judged(
+    faults: list[Fault], jobs: int, seconds: float = float("inf")
+) -> list[tuple[Fault, str]]:
+    """Return every fault with what happened; print each as it is known.
+
+    seconds: no fault is planted later; the others are left out, and those whose tests run on.
+    """
+    begun = time.monotonic()
     sound = [list(one) for one in dict.fromkeys(tuple(watching(f.path)) for f in faults)]
     todo: list[tuple[Fault | None, list[str]]] = [(None, one) for one in sound]
     todo += [(fault, watching(fault.path)) for fault in faults]
     found: list[tuple[Fault, str]] = []
+    broken: list[list[str]] = []  # arguments of tests that fail without any fault
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         (Path(name) / "cache").mkdir(mode=0o700)
         free = [scratch(Path(name) / str(job)) for job in range(jobs)]
         running: list[Child] = []
         while todo or running:
+            over = time.monotonic() - begun - seconds
+            if over > 0:
+                todo.clear()
+            if over > GRACE_S:
+                broken += _end(running)
+                break
             while todo and free:
                 running.append(Child(todo[0][0], free.pop(), todo[0][1]))
                 del todo[0]
@@ -296,20 +312,33 @@ def judged(faults: list[Fault], jobs: int) -> list[tuple[Fault, str]]:
                     continue
                 running.remove(child)
                 free.append(child.folder)
-                _report(child, happened, found)
-    return found
+                if child.fault is not None:
+                    _report(child.fault, time.monotonic() - child.began, happened, found)
+                elif happened != "survived":
+                    broken.append(child.arguments)
+                    shutil.copy(child.folder / "said", ROOT / "broken.log")
+                    print(f"fail without any fault, see broken.log: {child.arguments}", flush=True)
+    return [
+        (fault, "survived" if watching(fault.path) in broken else happened)
+        for fault, happened in found
+    ]
 
 
-def _report(child: Child, happened: str, found: list[tuple[Fault, str]]) -> None:
-    if child.fault is None:
-        if happened != "survived":
-            raise SystemExit(f"tests fail without any fault: {child.arguments}: {happened}")
-        return
-    reason = _reason(child.fault)
+def _end(running: list[Child]) -> list[list[str]]:
+    """End tests that run on, whose faults are left out; return those of sound sources."""
+    for child in running:
+        os.killpg(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+        print(f"left out, its tests were still running: {child.fault}", flush=True)
+    return [child.arguments for child in running if child.fault is None]
+
+
+def _report(fault: Fault, took_s: float, happened: str, found: list[tuple[Fault, str]]) -> None:
+    reason = _reason(fault)
     if happened == "survived" and reason:
         happened = f"equivalent, {reason}"
-    found.append((child.fault, happened))
-    print(f"{time.monotonic() - child.began:5.1f} s {happened}: {child.fault}", flush=True)
+    found.append((fault, happened))
+    print(f"{took_s:5.1f} s {happened}: {fault}", flush=True)
 
 
 def _reason(fault: Fault) -> str:
@@ -325,13 +354,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--mechanical", type=int, default=len(FAULTS["by_hand"]))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="plant none later")
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     for listed in outdated():
         print(f"no longer fits, so it is left out: {listed}", flush=True)
-    faults = [*by_hand(), *mechanical(given.mechanical, given.seed)]
+    pairs = itertools.zip_longest(mechanical(given.mechanical, given.seed), by_hand())
+    faults = [fault for pair in pairs for fault in pair if fault is not None]
     wanted = given.patterns or ["*"]
     faults = [f for f in faults if any(fnmatch.fnmatch(f.path, p) for p in wanted)]
     if given.list:
@@ -339,7 +370,7 @@ def main() -> int:
         return 0
     for name in ("numpy", "numba", "ml_dtypes", "pytest"):  # once, for all children
         importlib.import_module(name)
-    every = judged(faults, given.jobs)
+    every = judged(faults, given.jobs, given.seconds)
     found = [one for one in every if one[1] != "does not compile"]
     print(f"{len(every) - len(found)} of {len(every)} do not compile, and are no faults")
     survivors = [fault for fault, happened in found if happened == "survived"]
@@ -347,6 +378,7 @@ def main() -> int:
     for fault in survivors:
         print(f"SURVIVED {fault}")
     killed = len(found) - len(survivors) - equal
+    by_seed = sum(fault.kind != "by hand" for fault, _ in found)
     if given.record:
         keep(
             " ".join(["planted faults:", *wanted]),
@@ -354,8 +386,10 @@ def main() -> int:
             len(survivors),
             f"python tests/mutation.py --seed {given.seed} --mechanical {given.mechanical} "
             + " ".join(given.patterns),
-            f"{killed} killed by the tests that watch their file, {equal} proved equivalent",
+            f"{killed} killed by the tests that watch their file, {equal} proved equivalent, "
+            f"{by_seed} made mechanically",
         )
+    print(f"{by_seed} of them mechanical, by seed {given.seed}")
     print(f"{len(found)} faults: {killed} killed, {equal} equivalent, {len(survivors)} survived")
     return 1 if survivors else 0
 

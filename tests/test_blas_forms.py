@@ -207,6 +207,24 @@ def test_scalars_on_an_emulated_device() -> None:
     assert counts == {"right": 120}
 
 
+@pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
+def test_host_arrays_by_way_of_a_device() -> None:
+    """device="cuda" copies in and out: into a given result of any strides, or a fresh one."""
+    rng = np.random.default_rng(4)
+    A, x = rng.integers(-4, 5, (5, 48)).astype("f4"), rng.integers(-4, 5, 48).astype("f4")
+    with emulated():
+        made = gm.matvec(A, x, device="cuda")
+        assert type(made) is np.ndarray
+        np.testing.assert_array_equal(made, A @ x)
+        for out in (np.full(5, np.nan, "f4"), np.full((5, 2), np.nan, "f4")[:, 1]):
+            assert gm.matvec(A, x, out=out, device="cuda") is out
+            np.testing.assert_array_equal(out, A @ x)
+        with pytest.raises(ValueError, match="out has shape"):
+            gm.matvec(A, x, out=np.zeros(6, "f4"), device="cuda")
+        with pytest.raises(ValueError, match="overlaps an input"):
+            gm.matvec(A[:, :5], x[:5], out=x[:5], device="cuda")
+
+
 @pytest.mark.parametrize("fault", ["rounded alpha", "skipped beta", "lost sign", "read at zero"])
 def test_the_judge_of_scalars_sees(fault: str) -> None:
     def faulty(case: scalars_campaign.Case) -> Any:

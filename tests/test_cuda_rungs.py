@@ -65,6 +65,30 @@ def has_turns(problem: Problem) -> bool:
     return problem.m * problem.n * problem.k >= 2**14
 
 
+@needs_emulator
+@pytest.mark.parametrize("rung", [p for p in RUNGS if p.values[0].quantized])
+def test_every_grouping_of_codes(rung: Rung) -> None:
+    """Each quantisation that it takes, by kernels that the other tests have compiled already."""
+    emulator, found = Emulator(seed=3), 0
+    compiled = set(sampled_kernels(rung)[0])
+    for signature in sampled(rung):
+        for index, quant in enumerate(verify_device.taken_quants(rung, signature)):
+            problems = [
+                make_problem(rung.op, m, *((7, n) if rung.op == "matmul" else (n, 1)), signature,
+                             layout_b=(*rung.layouts_b, "row")[0], quant=quant)
+                for m, n in ((35, 131), (37, 264), (260, 48))
+            ]  # fmt: skip
+            for problem in [p for p in problems if rung.refusal(p) is None][:1]:
+                params = rung.check_params(problem, None)
+                steps = rung.steps(problem, params, emulator.machine)
+                if {step.kernel for step in steps} <= compiled:
+                    trial = verify_device.Trial(problem, params, "integers", "contiguous", index)
+                    verdict = verify_device.judge_trial(rung, trial, emulator.run)
+                    assert verdict.ok, f"{trial}: {verdict.text}"
+                    found += 1
+    assert found
+
+
 FAR = 2**31 + 64  # elements: no 32-bit offset reaches the second row
 
 
@@ -150,11 +174,21 @@ def fenced(array: np.ndarray[Any, Any], at_end: bool, unit: int) -> np.ndarray[A
     return copy
 
 
-def edge_launches(rung: Rung, machine: Any) -> Iterator[tuple[Problem, Any]]:
-    """Yield small problems with parameters whose kernels the other tests have compiled already."""
+def edge_launches(rung: Rung, machine: Any, deep: bool) -> Iterator[tuple[Problem, Any]]:
+    """Yield small problems with parameters whose kernels the other tests have compiled already.
+
+    Of the uneven ones aligned rows end within a vector; the sums of deep ones take more turns of a
+    loop than a ring has stages.
+    """
     compiled = set(sampled_kernels(rung)[0])
     uneven = (5, 53, 1) if rung.op == "matvec" else (5, 7, 69)
-    problems = (*strided_problems(rung), *strided_problems(rung, uneven))
+    problems = [*strided_problems(rung), *strided_problems(rung, uneven)]
+    if deep and rung.op == "matvec":
+        problems += list(strided_problems(rung, (5, 2333, 1)))[:1]
+    elif deep:
+        aligned = [p for p in strided_problems(rung, (5, 7, 331)) if p.alignment == 16]
+        along_k = [p for p in aligned if (p.layout_a, p.layout_b) == ("row", "col")]
+        problems += [*aligned, *(replace(p, k=1103) for p in along_k)]
     for index, problem in enumerate(problems):
         sets = [
             params
@@ -166,7 +200,7 @@ def edge_launches(rung: Rung, machine: Any) -> Iterator[tuple[Problem, Any]]:
 
 def runs_within_pages(rung: Rung, at_end: bool) -> None:
     emulator, found = Emulator(seed=2), 0
-    for problem, params in edge_launches(rung, emulator.machine):
+    for problem, params in edge_launches(rung, emulator.machine, deep=at_end):
         near = make_inputs(problem, "integers", 7)
         unit = 16 if problem.alignment == 16 else 1
         a, b, out = (fenced(one, at_end, unit) for one in (near.a, near.b, near.out))

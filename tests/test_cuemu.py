@@ -51,6 +51,8 @@ PLANTED: tuple[tuple[str, int, int, dict[str, int], str], ...] = (
     ("misaligned_bulk", 1, 64, {}, "misaligned"),
     ("missing_store_wait", 1, 64, {}, "wrong"),
     ("missing_wgmma_wait", 1, 128, {}, "wrong"),
+    ("two_warpgroups", 1, 256, {"grid": 2, "cluster": 2}, "wgmma"),
+    ("two_warpgroups", 2, 256, {"grid": 2, "cluster": 2}, "wrong"),
     ("missing_cluster_barrier", 1, 32, {"grid": 2, "cluster": 2}, "cluster"),
     ("exited_block", 1, 32, {"grid": 2, "cluster": 2}, "cluster"),
 )
@@ -61,6 +63,7 @@ def _names() -> list[str]:
     both = {f"{name}<{bug}>" for name, bug, *_ in PLANTED} | {f"{row[0]}<0>" for row in PLANTED}
     others = [f"{name}<{bug}>" for name in ("order_dependence", "stray_read") for bug in (0, 1)]
     others += [f"{name}<{bug}>" for name in ("stage_in_use", "dependent") for bug in (0, 1)]
+    others += [f"transaction<{bug}>" for bug in (7, 8, 9)]
     return [*sorted(both), *others, "dependent<2>", "grid_barrier<0>", *_PLAIN]
 
 
@@ -120,6 +123,21 @@ def test_errors_leave_the_module_usable_and_name_the_line(planted: Module) -> No
     line = int(re.findall(r"planted\.cu:(\d+)", str(caught.value))[0])
     assert "__syncthreads" in SOURCE.read_text().splitlines()[line - 1]
     assert _reverse(planted, "divergent_barrier<0>")[0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("bug", [7, 8, 9])
+def test_an_mbarrier_is_refused_where_it_is_initialised(planted: Module, bug: int) -> None:
+    with pytest.raises(EmulationError, match=r"mbar_init at planted\.cu:\d+") as caught:
+        _reverse(planted, f"transaction<{bug}>")
+    assert caught.value.kind == "mbarrier"
+
+
+@needs_compiler
+def test_a_warpgroup_is_whole(planted: Module) -> None:
+    with pytest.raises(EmulationError, match="a warpgroup has 128 threads") as caught:
+        _reverse(planted, "two_warpgroups<0>", 192, grid=2, cluster=2)
+    assert caught.value.kind == "wgmma"
 
 
 @needs_compiler

@@ -111,6 +111,78 @@ def test_a_plan_goes_the_short_way_too() -> None:
     assert short_way.checked(a, x[::-1], None) is None
 
 
+def read_only(array: np.ndarray) -> np.ndarray:
+    array = array.copy()
+    array.setflags(write=False)
+    return array
+
+
+def other_strides(array: np.ndarray) -> np.ndarray:
+    if array.ndim > 1:
+        return np.asfortranarray(array)
+    return np.repeat(array, 2)[::2]
+
+
+CHANGED: dict[str, Callable[[np.ndarray], Any]] = {
+    "shape": lambda v: np.concatenate([v, v[:1]]),
+    "strides": other_strides,
+    "dtype": lambda v: v.view(np.int32),
+    "bytes": lambda v: v.view(">f4"),
+    "type": lambda v: v.view(Subclass),
+    "list": lambda v: v.tolist(),
+    "alignment": unaligned,
+}
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("change", [*CHANGED, "read only", "itself", "overlap"])
+def test_each_deviation_alone_is_left_to_the_general_way(op: str, which: int, change: str) -> None:
+    """Of an operand or the result: what a plan was not made for never reaches its kernel."""
+    if (which != 2) and change in ("read only", "itself", "overlap"):
+        return
+    matrix = np.arange(25, dtype=np.float32).reshape(5, 5)
+    vector = np.arange(5, dtype=np.float32)
+    a, b = {"matvec": (matrix, vector), "vecmat": (vector, matrix)}.get(op, (matrix, matrix + 1))
+    short_way = gm.plan(op, a, b).short_way
+    assert short_way is not None
+    given: list[Any] = [a.copy(), b.copy(), np.full((a @ b).shape, np.nan, np.float32)]
+    np.testing.assert_array_equal(short_way.checked(*given), a @ b)
+    alike = given[0] if given[0].shape == given[2].shape else given[1]
+    if change == "itself":
+        given[2] = alike
+    elif change == "overlap":
+        given[2] = alike.view()
+    else:
+        given[which] = ({**CHANGED, "read only": read_only}[change])(given[which])
+    before = [np.array(one) for one in given]
+    assert short_way.checked(*given) is None
+    if which == 2:
+        assert short_way.trusted(*given) is None
+    for one, was in zip(given, before, strict=True):
+        np.testing.assert_array_equal(one, was)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_quantised_plan_knows_its_own_operands_alone(which: int) -> None:
+    rng = np.random.default_rng(6)
+    W, x = rng.standard_normal((12, 64)), rng.standard_normal(64, np.float32)
+    Q, same = gm.quantize(W, bits=4, group_size=32), gm.quantize(W + 1, bits=4, group_size=32)
+    others = (
+        [gm.quantize(W, bits=8, group_size=32), gm.quantize(W, bits=4, group_size=16), W],
+        [CHANGED[name](x) for name in CHANGED],
+        [CHANGED[name](np.zeros(12, np.float32)) for name in CHANGED],
+    )
+    short_way = gm.plan("matvec", Q, x).short_way
+    assert short_way is not None
+    for equal in ((Q, x), (same, x.copy())):
+        assert short_way.checked(*equal, None) is not None
+    for other in others[which]:
+        given: list[Any] = [Q, x, None]
+        given[which] = other
+        assert short_way.checked(*given) is None
+
+
 def test_new_plans_are_seen_after_the_old_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     a, x = operands("matvec")
     gm.matvec(a, x)

@@ -11,22 +11,25 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmule as gm
+from gemmule import backends
 from gemmule.arrays.interop import unwrap
 from gemmule.core.canonical import Options, canonical
+from gemmule.core.host_rates import HostRates
 from gemmule.core.problem import INTEGERS, Problem, QuantSpec
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import Rung, Signature
+from gemmule.core.rung import Rung, Signature, _no_suggestion
 from gemmule.lookup import forget_plans
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import make_problem, nonfinite_cases
+from gemmule.rungs.matmul.cpu import blas_upcast, packed
 
 RUNGS = [rung for rung in all_rungs("cpu") if rung.available() is None]
 FUNCTIONS = {"matvec": gm.matvec, "matmul": gm.matmul}
@@ -248,6 +251,64 @@ def test_sizes_around_its_own_blocks(rung: Rung) -> None:
     forget_plans()
     assert count >= len(sizes)
     assert not found, "\n".join(found[:10])
+
+
+# (m, n, threads) -> rows and columns of a block, for tiles of 12 x 32 and at most 1024 columns.
+PACKED_BLOCKS = [
+    ((0, 0, 1), (12, 32)),
+    ((480, 1024, 1), (480, 1024)),
+    ((480, 1024, 8), (480, 128)),  # the columns are cut for eight threads
+    ((480, 64, 8), (60, 64)),  # two tiles of columns: the rows are cut instead
+    ((3, 40, 4), (12, 64)),  # one tile of rows
+    ((481, 1024, 2), (252, 1024)),
+    ((13, 5000, 3), (24, 864)),
+    ((5000, 5000, 2), (456, 1024)),  # blocks enough for two threads
+]
+
+
+@pytest.mark.parametrize(("given", "block"), PACKED_BLOCKS)
+def test_packed_rungs_own_blocks_are_shared_evenly(
+    given: tuple[int, int, int], block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, n, threads = given
+    monkeypatch.setattr(packed, "register_tile", lambda *_: SimpleNamespace(rows=12, columns=32))
+    assert packed.block_size(m, n, "float32", 1024, threads) == block
+
+
+@pytest.mark.parametrize("k", [1, 7, 8, 9, 16, 17])
+def test_blas_upcast_own_blocks_of_integers_are_all_summed(
+    k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blas_upcast, "EXACT_DEPTH", 8)
+    rng = np.random.default_rng(k)
+    A, B = (rng.integers(-9, 9, shape).astype(np.int16) for shape in ((3, k), (k, 5)))
+    C = np.zeros((3, 5), np.int64)
+    problem = make_problem("matmul", 3, 5, k, ("int16", "int16", "int64"))
+    blas_upcast.bind(problem, {"block": 2})(A, B, C)
+    np.testing.assert_array_equal(C, A.astype(np.int64) @ B)
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=name_of)
+def test_expected_times_grow_with_the_problem(rung: Rung) -> None:
+    """Where a rung proposes itself, which may be for some sizes or layouts only."""
+    rates = HostRates.default(2)
+    machine = replace(backends.get("cpu").machine("cpu"), units=2, rates=rates)
+    signature = next((s for s in rung.signatures if s[1] == "float32"), rung.signatures[0])
+    families = [[(n, n, n) for n in (96, 480, 2400)], [(2, n, n) for n in (80_000, 800_000)]]
+    found = 0
+    for layout, batch, family in itertools.product(rung.layouts, (1, 3), families):
+        expected = [0.0]
+        for size in family:
+            spec = next(iter(taken_specs(rung, signature, *size)), None)
+            options = {"layout_a": layout, "quant": spec, "batch": batch, "shared_a": bool(spec)}
+            problem = make_problem(rung.op, *size, signature, **options)
+            made = None if rung.refusal(problem) else rung.suggest(problem, machine)
+            if made is not None:
+                rung.check_params(problem, made.params)
+                expected.append(made.expected_s)
+        assert all(less < more for less, more in itertools.pairwise(expected)), expected
+        found += len(expected) - 1
+    assert found or rung.suggest is _no_suggestion
 
 
 def test_the_judge_sees_a_rung_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

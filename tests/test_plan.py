@@ -53,6 +53,10 @@ def test_explain_has_a_line_for_each_matter() -> None:
         assert word in words
     assert lines[0].endswith("matvec A 20 x 30 row, float32 x float32 -> float32")
     assert lines[-1] == "copies     none"
+    named = gm.plan("matmul", A, A.T, rung="cache_blocks", params={"depth": 64, "width": 256})
+    assert "parameters depth=64, width=256" in named.explain().splitlines()
+    named = gm.plan("matvec", A, x, rung="four_rows")
+    assert "parameters none" in named.explain().splitlines()
 
 
 def test_explain_tells_what_was_allowed_for_nothing() -> None:
@@ -163,6 +167,21 @@ def test_copies_are_listed_and_a_large_one_warned_of(caplog: pytest.LogCaptureFi
     assert levels.count(logging.DEBUG) == 1
 
 
+def test_a_copy_of_more_than_a_mebibyte_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    named = next(r for r in gm.ladder("matvec", "cpu") if "strided" not in r.layouts)
+    for rows, warned in ((512, 0), (513, 1)):  # 512 x 512 float32 are a mebibyte
+        caplog.clear()
+        A, x = np.zeros((rows, 1024), np.float32)[:, ::2], np.zeros(512, np.float32)
+        with caplog.at_level(logging.WARNING, "gemmule"):
+            p = gm.plan("matvec", A, x, rung=named.name)
+        assert p.choice.copies
+        assert len(caplog.records) == warned
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "gemmule"):
+        gm.plan("matvec", np.zeros((513, 512), np.float32), x)
+    assert not caplog.records
+
+
 def test_one_debug_line_per_new_plan(caplog: pytest.LogCaptureFixture) -> None:
     A, x = operands()
     with caplog.at_level(logging.DEBUG, "gemmule"):
@@ -257,6 +276,20 @@ def test_batch_invariant_plans_do_not_depend_on_the_batch(size: int, dtype: str)
         X = np.broadcast_to(A[0], (batch, size))
         p = gm.plan("matvec", A, X, batch_invariant=True)
         assert (p.rung.name, p.params) == (alone.rung.name, alone.params)
+
+
+@pytest.mark.parametrize("op", ["matvec", "matmul"])
+def test_a_rung_that_takes_no_batch_walks_it(op: str) -> None:
+    rng = np.random.default_rng(12)
+    A = small(rng, (3, 6, 7), "float32")
+    B = small(rng, (3, 7) if op == "matvec" else (3, 7, 5), "float32")
+    walked = 0
+    for rung in gm.ladder(op, "cpu"):
+        p = gm.plan(op, A, B)
+        if rung.refusal(p.choice.problem) is None and not rung.batched and not rung.available():
+            assert_same(gm.plan(op, A, B, rung=rung.name)(A, B), exact(op, A, B), "float32")
+            walked += 1
+    assert walked
 
 
 def test_objects_show_themselves_in_one_line() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from gemmule.core.problem import (
+    COMPLEX,
     DTYPES,
     FLOAT8,
     FLOATS,
     INTEGERS,
     ITEMSIZE,
+    UNIT_ROUNDOFF,
     Problem,
     QuantSpec,
     check_problem,
@@ -30,6 +33,14 @@ from gemmule.core.problem import (
 def test_item_sizes_are_those_of_numpy(name: str) -> None:
     assert numpy_dtype(name).itemsize == ITEMSIZE[name]
     assert numpy_dtype(name).name == name
+
+
+@pytest.mark.parametrize("name", FLOATS + FLOAT8 + COMPLEX)
+def test_unit_roundoffs_are_half_a_step_at_one(name: str) -> None:
+    info = np.finfo(name) if name in ("float64", "float32", *COMPLEX) else ml_dtypes.finfo(name)
+    assert UNIT_ROUNDOFF[name] == float(info.eps) / 2
+    assert set(UNIT_ROUNDOFF) == {*FLOATS, *FLOAT8, *COMPLEX, "tf32"}
+    assert UNIT_ROUNDOFF["tf32"] == UNIT_ROUNDOFF["float16"]  # ten bits behind the first, both
 
 
 @pytest.mark.parametrize(
@@ -202,6 +213,11 @@ def test_compulsory_bytes_count_each_operand_once() -> None:
     assert product.flops == 2 * 4 * 2 * 3 * 5
     assert (one.reduction, one.outputs) == (20, 10)
     assert (product.reduction, product.outputs) == (5, 6)
+
+
+def test_one_product_of_a_batch_shares_nothing() -> None:
+    batch = Problem("matmul", 2, 3, 5, batch=4, shared_a=True, shared_b=True, layout_b="col")
+    assert batch.alone() == Problem("matmul", 2, 3, 5, layout_b="col")
 
 
 @pytest.mark.parametrize(

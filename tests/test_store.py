@@ -8,18 +8,18 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gemmule.core import rung as rung_module
-from gemmule.core.problem import Problem
+from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.rung import Arithmetic, Constraint, CpuRung, Machine, Rung, same
 from gemmule.storage import sources
 from gemmule.storage import tuned as tuned_store
-from gemmule.storage.atomic import MAX_BYTES
+from gemmule.storage.atomic import MAX_BYTES, small_file
 
 MACHINE = Machine("cpu", "Test CPU", "x86_64", 2, 1e10, 2**25)
 PROBLEM = Problem("matvec", 100, 200)
@@ -76,6 +76,62 @@ def test_round_trip(rungs: tuple[Rung, Rung]) -> None:
     assert found.date == "2026-11-21"
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert [p.name for p in path.parent.iterdir()] == [path.name]  # no temporary is left behind
+
+
+def test_the_time_of_day_is_cut_off(rungs: tuple[Rung, Rung]) -> None:
+    path = _saved(rungs[0])
+    record = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**record, "date": "2026-11-21T08:15"}))
+    found = tuned_store.lookup(MACHINE, PROBLEM)
+    assert found is not None
+    assert found.date == "2026-11-21"
+
+
+SPEC = QuantSpec(4, 32, True, "row", "float16", transposed=False)
+FIELDS = asdict(Problem("matvec", 3, 4, a="uint4", b="float16", out="float16", quant=SPEC))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        PROBLEM,
+        Problem("matmul", 2, 3, 5, batch=4, layout_b="col", shared_b=True, precision="ieee"),
+        Problem("matvec", 0, 0, a="int8", b="uint8", out="int32", batch=0, alignment=1),
+        Problem("matvec", 3, 4, a="float16", b="float16", out="float16", accumulate="float16"),
+        Problem("matvec", 3, 4, a="uint4", b="float16", out="float16", quant=SPEC),
+    ],
+    ids=str,
+)
+def test_a_problem_is_that_of_its_fields(problem: Problem) -> None:
+    assert tuned_store.problem_of(json.loads(json.dumps(asdict(problem)))) == problem
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: value} for name in ("m", "n", "k", "batch") for value in (-1, 2.0, True, "3")),
+        *({name: 1} for name in ("op", "a", "b", "out", "layout_a", "precision", "shared_a")),
+        {"op": "vecmat"},
+        *({name: "float128"} for name in ("a", "b", "out")),
+        {"precision": "half"},
+        {"accumulate": "float64"},
+        {"quant": {**asdict(SPEC), "more": 1}},
+        {"quant": {"bits": 4}},
+        {"quant": [4]},
+        {"more": 1},
+    ],
+    ids=repr,
+)
+def test_fields_of_no_problem_are_refused(change: dict[str, Any]) -> None:
+    tuned_store.problem_of(dict(FIELDS))
+    with pytest.raises((ValueError, TypeError)):
+        tuned_store.problem_of({**FIELDS, **change})
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_problem_wants_all_its_fields(name: str) -> None:
+    with pytest.raises(ValueError, match="a problem has the fields op, m, n"):
+        tuned_store.problem_of({key: value for key, value in FIELDS.items() if key != name})
 
 
 def test_the_key_tells_devices_and_problems_apart(rungs: tuple[Rung, Rung]) -> None:
@@ -258,6 +314,18 @@ def test_folders_links_and_pipes_in_the_place_of_an_entry(
     path.unlink()
     os.mkfifo(path)
     assert tuned_store.lookup(MACHINE, PROBLEM) is None  # and does not wait for a writer
+
+
+def test_only_small_regular_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for size in (0, 1, MAX_BYTES):
+        path.write_bytes(b"x" * size)
+        assert small_file(path) == b"x" * size
+    path.write_bytes(b"x" * (MAX_BYTES + 1))
+    os.mkfifo(tmp_path / "pipe")
+    for strange in (path, tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
+        with pytest.raises(ValueError, match="no regular file of at most 65,536 bytes"):
+            small_file(strange)
 
 
 @pytest.mark.parametrize("where", ["file", "below_a_file"])

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import gemmule as gm  # noqa: E402
 from gemmule import lookup  # noqa: E402
 from gemmule.arrays.interop import quantized_form  # noqa: E402
+from gemmule.core.canonical import DEFAULT  # noqa: E402
 from gemmule.core.operand import Form  # noqa: E402
 from gemmule.dispatch import torch as torch_calls  # noqa: E402
 from gemmule.dispatch import torch_codes, torch_met  # noqa: E402  these import torch
@@ -83,6 +84,11 @@ def test_a_gradient_asked_for_later_is_not_lost() -> None:
     with torch.no_grad():
         memory.keep("matvec", (a, x, None), lambda a, b, out: "fresh")
     assert memory.again("matvec", a, x, None) is None
+
+
+def test_a_layers_product_of_tensors_of_the_host_goes_the_general_way() -> None:
+    a, x = torch.arange(12.0).reshape(3, 4), torch.arange(4.0)
+    assert torch.equal(lookup.below("matvec", a, x, DEFAULT), a @ x)
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

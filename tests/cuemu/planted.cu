@@ -192,12 +192,13 @@ PLANTED(dependent) {   // Bug 1: reads what the grid before writes and waits the
 }
 
 // Bug 1 to 6: too many bytes announced, too few, wrong parity, one arrival too many, no initialisation, no wait.
+// 7 to 9: initialised for no arrival, for more than an mbarrier counts, between two mbarriers.
 PLANTED(transaction) {
   __shared__ alignas(16) float s[64];
   __shared__ u64 bar;
   const int t = threadIdx.x;
   const u32 full = smem_addr(&bar);
-  if (t == 0 && Bug != 5) mbar_init(full, 1);
+  if (t == 0 && Bug != 5) mbar_init(full + (Bug == 9 ? 4 : 0), Bug == 7 ? 0 : Bug == 8 ? 1 << 14 : 1);
   __syncthreads();
   if (t == 0) {
     mbar_arrive_expect_tx(full, 256 + (Bug == 1 ? 16 : 0) - (Bug == 2 ? 16 : 0));
@@ -246,6 +247,31 @@ PLANTED(missing_wgmma_wait) {
   if constexpr (!Bug) wgmma_wait<0>();
   if (t < 64) p.out[t] = p.in[63 - t] + d[t % 4];
   wgmma_wait<0>();
+}
+PLANTED(two_warpgroups) {   // Bug 1: a thread issues no second wgmma, 2: the second group is not waited for
+  __shared__ alignas(1024) u32 s[3072];   // 64 rows of ones, 8 columns of ones, 8 columns of twos
+  const int t = threadIdx.x, group = t / 128, rank = int(cluster_rank());
+  for (int i = t; i < 3072; i += 256) s[i] = i < 2304 ? 0x3c003c00u : 0x40004000u;
+  fence_async();
+  __syncthreads();
+  float d[4] = {7, 7, 7, 7}, e[4] = {7, 7, 7, 7};
+  const u64 a = wgmma_desc(smem_addr(s), 16, 1024, Swizzle::b128);
+  const u64 b = wgmma_desc(smem_addr(s + 2048 + 256 * (group ^ rank)), 16, 1024, Swizzle::b128);
+  wgmma_fence();
+  wgmma_f16<8>(d, a, b, false);
+  wgmma_commit();
+  if (Bug != 1 || t != 255) wgmma_f16<8>(e, a, b, false);
+  wgmma_commit();
+  wgmma_wait<1>();
+  const float first = d[t % 4];
+  wgmma_wait<Bug == 2>();
+  const float both = first + e[t % 4];   // 16 + 16, or 32 + 32
+  if (t % 128 < 16) {
+    const int at = 32 * rank + 16 * group + t % 128;
+    p.out[63 - at] = p.in[at] + both - 32 * (1 + (group ^ rank));
+  }
+  wgmma_wait<0>();
+  cluster_sync();
 }
 PLANTED(missing_cluster_barrier) {
   __shared__ float s[32];
