@@ -22,7 +22,7 @@ from gemmule.backends.cuda.library import cublas
 from gemmule.choose import choose
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form, c_strides
-from gemmule.core.problem import Problem, numpy_dtype
+from gemmule.core.problem import PRECISIONS, Problem, numpy_dtype
 from gemmule.core.registry import device_rungs
 from gemmule.errors import DeviceError
 from gemmule.lab import doctor
@@ -295,15 +295,13 @@ def test_the_version_reads_as_the_vendor_writes_it(fake: FakeCublas) -> None:
 # --- when plans choose it -------------------------------------------------------------------------
 
 
-def margin(**changes: Any) -> margins.Margin:
+def margin(of: str = "few_columns", **changes: Any) -> margins.Margin:
     """Return a margin of 4096 x 4096 by 4, float32, on the fake device."""
     key = next(
-        r.key
-        for r in evidence.read()
-        if (r.rung, r.variant) == ("few_columns", "float32,float32,float32")
+        r.key for r in evidence.read() if (r.rung, r.variant) == (of, "float32,float32,float32")
     )
     fields: dict[str, Any] = {"device": "Fake GPU", "arch": "sm_90a", "folder": "matmul"}
-    fields |= {"rung": "few_columns", "key": key, "a": "float32", "b": "float32"}
+    fields |= {"rung": of, "key": key, "a": "float32", "b": "float32"}
     fields |= {"out": "float32", "layout_a": "row", "layout_b": "row", "m": 4096, "n": 4}
     fields |= {"k": 4096, "batch": 1, "alignment": 16, "ratio": 1.5, "date": "2026-11-22"}
     return margins.Margin(**{**fields, **changes})
@@ -346,6 +344,29 @@ def test_plans_choose_it_until_another_is_known_to_be_faster(fake: FakeCublas, k
     with installed(None):
         assert chosen(4096, 4, 4096)[0] == "few_columns"
         assert chosen(4096, 4096, 4096)[0] != "cublas"
+
+
+def test_precision_says_how_floats_are_multiplied(fake: FakeCublas, known: Any) -> None:
+    known(margin("wgmma_3xfp16", n=4096))
+    names = {word: chosen(4096, 4096, 4096, word)[0] for word in PRECISIONS}
+    assert names == {"float32": "wgmma_3xfp16", "ieee": "cublas", "tf32": "cublas"}
+    a = on(0, np.ones((64, 64), np.float32))
+    said = {word: gm.plan("matmul", a, a, precision=word).explain() for word in PRECISIONS}
+    assert "sums in    float32, of operands rounded to tf32" in said["tf32"]
+    assert "rounded" not in said["float32"] + said["ieee"]
+    with installed(None):
+        words = {word: chosen(4096, 4096, 4096, word)[0] for word in PRECISIONS}
+    assert words == {"float32": "wgmma_3xfp16", "ieee": "vector_tile", "tf32": "wgmma_3xfp16"}
+
+
+@pytest.mark.parametrize("rung", [r for r in device_rungs() if r.op == "matmul"], ids=str)
+def test_ieee_reaches_no_rung_on_tensor_cores(rung: Any) -> None:
+    """Products of floats there are of halves or TF32: their sums are cut off, twice a roundoff."""
+    problem = Problem("matmul", 256, 256, 256, precision="ieee")
+    if rung.mismatch(problem) is None:
+        arithmetic = rung.arithmetic(problem)
+        assert (arithmetic.accumulator, arithmetic.per_add) == ("float32", 1.0)
+        assert arithmetic.inputs is None
 
 
 def test_a_measured_product_speaks_for_its_neighbours_alone(fake: FakeCublas, known: Any) -> None:

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 import gemmule as gm
+from gemmule.core.operand import c_strides
 from gemmule.lab.cli import cli
-from gemmule.outofcore import engine, products, schedule, staging
+from gemmule.outofcore import engine, products, schedule, staging, upload
 from gemmule.outofcore.schedule import Sizes, Tiling
 from gemmule.outofcore.tiling import Demand, chosen
 from gemmule.settings import device_budget
@@ -331,3 +332,18 @@ def test_more_room_is_less_traffic() -> None:
     assert 2 * whole <= large.bytes_in <= 4.5 * whole
     assert large.bytes_in < small.bytes_in
     assert large.seconds <= 65536**3 / 2e13 * 1.06
+
+
+@pytest.mark.parametrize("how", ["row", "col", "stepped"])
+@pytest.mark.parametrize("shape", [(300, 257), (70_001,), (5, 60, 70), (0, 9)])
+def test_arrays_brought_to_stay(
+    small: LateDriver, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], how: str
+) -> None:
+    monkeypatch.setattr(upload, "PANEL_BYTES", 1000)
+    values = laid(whole_numbers(shape, np.float32), how)
+    there = gm.asarray(values, device="cuda")
+    assert there.shape == shape
+    turned = values.T.flags.c_contiguous and not values.flags.c_contiguous and values.ndim == 2
+    assert there.strides == (c_strides(shape[::-1])[::-1] if turned else c_strides(shape))
+    assert (gm.asarray(there) == values).all()
+    assert not any(small.queues.values())

@@ -14,6 +14,7 @@ from gemmule.core.words import Accumulate, Activations, Op, Precision
 from gemmule.lookup import device_of, multiply
 from gemmule.options import frozen, options_of
 from gemmule.outofcore.through import HostPlan, planned, through_device
+from gemmule.outofcore.upload import upload
 from gemmule.plan import Plan, operands, resolve
 from gemmule.quant.matrix import QuantizedMatrix, multiply_by
 from gemmule.typing import Keywords, Scalar
@@ -319,7 +320,7 @@ def asarray(a: Any, /, *, device: str = "cpu") -> Any:
     [1.0, 1.0]
     """
     if device != "cpu" or isinstance(a, QuantizedMatrix):
-        return transfer.to_device(a, device)
+        return upload(a, device)
     operand = unwrap(a, "a")
     return operand.array if operand.device == "cpu" else transfer.to_host(operand)
 

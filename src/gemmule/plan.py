@@ -179,7 +179,9 @@ class Plan:
             shared = max((step.smem for step in choice.rung.steps(*given)), default=0)
             lines.append(f"memory     workspace {memory:,} bytes, dynamic shared {shared:,} bytes")
         arithmetic = choice.rung.arithmetic(choice.problem)
-        lines.append(f"sums in    {arithmetic.accumulator}{_unused(problem, arithmetic)}")
+        rounded = f", of operands rounded to {arithmetic.inputs}" if arithmetic.inputs else ""
+        unused = _unused(problem, arithmetic)
+        lines.append(f"sums in    {arithmetic.accumulator}{rounded}{unused}")
         lines.append(f"copies     {'; '.join(choice.copies) or 'none'}")
         return "\n".join(lines)
 

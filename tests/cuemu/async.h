@@ -4,6 +4,7 @@
 #pragma once
 #include <deque>
 #include <functional>
+#include <list>
 
 #include "sched.h"
 
@@ -15,7 +16,7 @@ using Group = std::vector<Work>;
 // Operations are collected into an open group, closed by commit, and done by wait_group.
 struct GroupQueue {
   Group open;
-  std::deque<Group> closed;
+  std::list<Group> closed;   // of every thread: a deque would allocate for each, used or not
   void commit();
   void add(Work work);
   void wait(size_t left);   // completes the oldest groups until at most `left` remain

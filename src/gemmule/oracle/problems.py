@@ -46,7 +46,8 @@ def make_problem(op: str, m: int, n: int, k: int, signature: Signature, **option
     a, b, out = signature
     k = 1 if op == "matvec" else k
     problem = Problem(op, m, n, k, a=a, b=b, out=out, **options)
-    return replace(problem, alignment=natural_alignment(problem))
+    alignment = natural_alignment(problem)
+    return problem if alignment == problem.alignment else replace(problem, alignment=alignment)
 
 
 def edge_problems(

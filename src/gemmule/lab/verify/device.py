@@ -28,7 +28,8 @@ from gemmule.oracle.problems import ALIGNED, edge_problems, make_problem, nonfin
 from gemmule.storage import evidence, lines
 
 Run = Callable[[DeviceRung, Any, Mapping[str, Any]], Any]
-Only = Mapping[tuple[str, str], frozenset[str]]
+Names = frozenset[str]
+Only = Mapping[tuple[str, str], Names]
 MOST, FEW, LEAST = 160, 12, 72  # edge problems of a variant, of which a rung has 4 to 22
 CHUNK = 4  # variants that one child process verifies
 _T = TypeVar("_T")
@@ -112,9 +113,11 @@ def _edges(
     if few:
         of_quant = [[of_quant[i % len(of_quant)][i] for i in range(len(of_quant[0]))]]
     for problem in itertools.chain.from_iterable(of_quant):
-        padded, longer = replace(problem, alignment=16), replace(problem, k=problem.k + 64)
-        others = (padded, longer) if 0 < problem.k < 64 and not rung.quantized else (padded,)
-        yield from [one for one in (problem, *others) if rung.refusal(one) is None][:1]
+        changes: list[dict[str, Any]] = [{}, {"alignment": 16}]
+        if 0 < problem.k < 64 and not rung.quantized:
+            changes.append({"k": problem.k + 64})
+        changed = (replace(problem, **one) if one else problem for one in changes)
+        yield from itertools.islice((one for one in changed if rung.refusal(one) is None), 1)
 
 
 def _sample(rung: DeviceRung) -> int:
@@ -256,10 +259,9 @@ def verify_all(
     takes its whole pool along, so the rungs that were under way then run again, each alone.
     """
     count = workers or max(1, min(14, (os.cpu_count() or 2) - 2))
-    names = [None if only is None else only[(r.folder, r.name)] for r in rungs]
-    total = sum(len(r.signatures if n is None else n) for r, n in zip(rungs, names, strict=True))
-    size = max(1, min(CHUNK, total // count))  # few variants: one for each worker
-    parts = [(r, part) for r, n in zip(rungs, names, strict=True) for part in chunks(r, n, size)]
+    named = [(r, None if only is None else only[(r.folder, r.name)]) for r in rungs]
+    size = sum(len(r.signatures if n is None else n) for r, n in named) // count
+    parts = [(r, part) for r, n in named for part in chunks(r, n, max(1, min(CHUNK, size)))]
     tasks = [(r.folder, r.name, ordinal, few, part) for r, part in parts]
     found: list[Outcome] = []
 
@@ -275,9 +277,7 @@ def verify_all(
     return found
 
 
-def chunks(
-    rung: DeviceRung, only: frozenset[str] | None = None, size: int = CHUNK
-) -> Iterator[frozenset[str]]:
+def chunks(rung: DeviceRung, only: Names | None = None, size: int = CHUNK) -> Iterator[Names]:
     """Yield the names of the rung's variants (or of those in `only`), `size` at a time."""
     names = [v.name for v in proofs.variants(rung) if only is None or v.name in only]
     for start in range(0, len(names), size):

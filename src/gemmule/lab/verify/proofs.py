@@ -127,7 +127,8 @@ def fixed_problems(rung: DeviceRung, signature: Signature) -> Iterator[Problem]:
             rung.op, m, n, k, signature, layout_a=layout_a, layout_b=layout_b, quant=quant
         )
         for alignment in {problem.alignment, 16 if problem.alignment == 16 else 1}:
-            candidate = replace(problem, alignment=alignment)
+            given = alignment == problem.alignment
+            candidate = problem if given else replace(problem, alignment=alignment)
             if rung.mismatch(candidate) is None:
                 yield candidate
 

@@ -162,12 +162,13 @@ wgmma_3xfp16(const GemmArgs p, const __grid_constant__ ptx::TensorMap map_a,
 
 // Parts of tiles whose sums are suspect, from the operands themselves by multiply-adds, in sums of 64 steps each.
 template <int WIDTH>
-__global__ void __launch_bounds__(256) compute_anew(const GemmArgs p) {
-  constexpr int LENGTH = 16, ACROSS = WIDTH / 16;   // steps in shared memory; columns of a thread
-  __shared__ float a[LENGTH][HALF_HEIGHT + 1], b[LENGTH][WIDTH + 1];
+__global__ void __launch_bounds__(256, 2) compute_anew(const GemmArgs p) {
+  constexpr int LENGTH = 16, ACROSS = WIDTH / 16;   // steps in shared memory; columns of a thread, in fours
+  typedef ptx::Vec<float, 4> Four;
+  __shared__ __align__(16) float a[LENGTH][HALF_HEIGHT + 4], b[LENGTH][WIDTH + 4];
   const Pairs pairs(p);
   const Walk walk(p, HEIGHT, WIDTH);
-  const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+  const int t = threadIdx.x, ty = t / 16, tx = t % 16;
   const bool a_across = p.a_row == 1, b_across = p.b_col == 1;
   const unsigned count = *pairs.list;
   for (unsigned at = blockIdx.x; at < count; at += gridDim.x) {
@@ -176,23 +177,41 @@ __global__ void __launch_bounds__(256) compute_anew(const GemmArgs p) {
     walk.at(which / 2, batch, row, col);
     row = row * HEIGHT + int(which % 2) * HALF_HEIGHT, col *= WIDTH;
     const float *const from_a = pairs.a.plane(batch), *const from_b = pairs.b.plane(batch);
-    float total[4][ACROSS] = {}, part[4][ACROSS] = {};
+    float next_a[4], next_b[ACROSS], total[4][ACROSS] = {}, part[4][ACROSS] = {};
+    auto fetch = [&](i64 first) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = a_across ? t % 64 : t / 16 + 16 * i, l = a_across ? t / 64 + 4 * i : t % 16;
+        next_a[i] = element_or_zero(from_a, row + r, first + l, p.m, p.k, p.a_row, p.a_col);
+      }
+#pragma unroll
+      for (int i = 0; i < ACROSS; ++i) {
+        const int c = b_across ? t % WIDTH : t / 16 + 16 * i, l = b_across ? t / WIDTH + 256 / WIDTH * i : t % 16;
+        next_b[i] = element_or_zero(from_b, first + l, col + c, p.k, p.n, p.b_row, p.b_col);
+      }
+    };
+    fetch(0);
     for (i64 first = 0; first < p.k; first += LENGTH) {
-      for (int e = threadIdx.x; e < HALF_HEIGHT * LENGTH; e += 256) {
-        const int r = a_across ? e % HALF_HEIGHT : e / LENGTH, l = a_across ? e / HALF_HEIGHT : e % LENGTH;
-        a[l][r] = element_or_zero(from_a, row + r, first + l, p.m, p.k, p.a_row, p.a_col);
-      }
-      for (int e = threadIdx.x; e < WIDTH * LENGTH; e += 256) {
-        const int c = b_across ? e % WIDTH : e / LENGTH, l = b_across ? e / WIDTH : e % LENGTH;
-        b[l][c] = element_or_zero(from_b, first + l, col + c, p.k, p.n, p.b_row, p.b_col);
-      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        (a_across ? a[t / 64 + 4 * i][t % 64] : a[t % 16][t / 16 + 16 * i]) = next_a[i];
+#pragma unroll
+      for (int i = 0; i < ACROSS; ++i)
+        (b_across ? b[t / WIDTH + 256 / WIDTH * i][t % WIDTH] : b[t % 16][t / 16 + 16 * i]) = next_b[i];
       __syncthreads();
+      fetch(first + LENGTH);   // zeros behind the last step
 #pragma unroll
-      for (int l = 0; l < LENGTH; ++l)
+      for (int l = 0; l < LENGTH; ++l) {
+        const Four left = *(const Four*)&a[l][ty * 4];
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
+        for (int c = 0; c < ACROSS; c += 4) {
+          const Four right = *(const Four*)&b[l][c * 16 + tx * 4];
 #pragma unroll
-          for (int c = 0; c < ACROSS; ++c) part[r][c] = fmaf(a[l][ty * 4 + r], b[l][tx + 16 * c], part[r][c]);
+          for (int r = 0; r < 4; ++r)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) part[r][c + i] = fmaf(left[r], right[i], part[r][c + i]);
+        }
+      }
       __syncthreads();
       if (first / LENGTH % 4 != 3 && first + LENGTH < p.k) continue;
 #pragma unroll
@@ -204,6 +223,6 @@ __global__ void __launch_bounds__(256) compute_anew(const GemmArgs p) {
     for (int r = 0; r < 4; ++r)
 #pragma unroll
       for (int c = 0; c < ACROSS; ++c)
-        finish_at<float>(p, batch, row + ty * 4 + r, col + tx + 16 * c, total[r][c]);
+        finish_at<float>(p, batch, row + ty * 4 + r, col + c / 4 * 64 + tx * 4 + c % 4, total[r][c]);
   }
 }
