@@ -23,13 +23,43 @@ from fake_cublas import installed
 from fake_driver import FakeDriver, _Names
 from gemmule.backends.cuda import driver, nvrtc, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda.convert import CTYPE
 from gemmule.core.registry import cuda_rungs
 from gemmule.plan import resolve
+from gemmule.quant.cuda import fragment_order, on_device
 
 REMEMBERED = (
     driver.bindings, driver.device_info, driver._primary_context, driver._primary_handle,
     driver.load, cuda_launch._machine, resolve,
 )  # fmt: skip
+
+_PAIRS = [
+    f"{CTYPE[weight]}, {CTYPE[scale]}"
+    for weight, scale in (
+        ("float32", "float32"),
+        ("float16", "bfloat16"),
+        ("bfloat16", "float16"),
+        ("float64", "float16"),
+    )
+]
+# Kernels of no rung that tests launch, by their file: built together, for a compiler that starts
+# once. Others are built one by one.
+OUTSIDE_RUNGS = {
+    Path(on_device.__file__).with_suffix(".cu"): [
+        name
+        for types in _PAIRS
+        for name in (
+            *(f"fit_groups<{types}, {best}>" for best in ("false", "true")),
+            f"whole_limits<{types.partition(',')[0]}>",
+            f"whole_errors<{types}>",
+            *(f"encode<{types}, {bits}>" for bits in (4, 8)),
+        )
+    ],
+    Path(fragment_order.__file__).with_suffix(".cu"): [
+        *(f"{how}_mma16<{bits}>" for how in ("pack", "unpack") for bits in (4, 8)),
+        *(f"turn<{word}>" for word in ("unsigned short", "unsigned")),
+    ],
+}
 
 
 class _Record(SimpleNamespace):
@@ -111,7 +141,8 @@ def _compile_file(
     path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...] = ()
 ) -> nvrtc.Module:
     """Stand for `nvrtc.compile_file`: a module that names kernels instead of holding them."""
-    built = names
+    built = tuple(OUTSIDE_RUNGS.get(path, ()))
+    built = built if set(names) <= set(built) else names
     for rung in cuda_rungs():
         if rung.source_path == path:  # build what the rungs' tests build as well
             shared, known = sampled_kernels(rung)
