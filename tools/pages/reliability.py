@@ -21,7 +21,8 @@ it repeats the very same cases; without `--seed` it draws new ones and prints th
 ## Campaigns
 
 *Bad* counts wrong results, crashes, hangs, errors of another kind than documented, and of planted
-faults those that no test saw.
+faults those that no test saw. Forks beside `numpy`, which run without gemmule, and beside `blas` are
+the control: see *Not covered*.
 """
 GPU = """## On a GPU
 
@@ -37,16 +38,22 @@ NOT_COVERED = """## Not covered
 
 - **Other processors.** Campaigns of the CPU ran on the machines that the table names. Rungs for
   AVX-512 and AMX are judged by the same tests where a processor has them, and skipped elsewhere.
-- **Scalars on a real GPU.** `alpha` and `beta` of kernels are judged on the emulator; whole calls
-  too, but for streams and graphs.
+- **Scalars on a real GPU.** What the table counts as bad there are calls of cuBLAS, whose kernels
+  multiply operands or partial sums by `alpha`. Since then it is not asked where `alpha` is other
+  than 0, 1 and -1; those cases are right on the emulator, and have not run on a GPU again. Streams
+  and graphs are left out.
 - **Asynchronous hardware.** The emulator has threads in shuffled orders, copies as early and as
   late as may be, and launches before their predecessor; it has no memory model weaker than that
   of the processor it runs on, and TMA loads land when they are waited for only.
 - **Test suites of others.** NumPy's and SciPy's run against this package in `tests/external`,
-  which counts the calls that arrive. Netlib's testers, array-api-tests and CuPy's suite do not.
+  which counts the calls that arrive and fails where they become fewer; the counts are not on
+  record here. Netlib's testers, array-api-tests and CuPy's suite do not run.
 - **Forks beside BLAS.** Children of a parent whose threads are inside OpenBLAS hang with NumPy
   alone as well ([Threads and fork](threads.md)).
-- **Hours.** No soak of days is on record, nor faults of a disk or of memory.
+- **Hours.** Threads ran side by side for minutes. No soak of hours or days is on record, nor faults
+  of a disk or of memory.
+- **Planted faults by parts.** A row names the files that its faults were planted in. Of those in
+  kernels and in the emulator no run is on record.
 - **Faults that nobody thought of.** Planted faults show what tests see of the faults that were
   planted.
 """
@@ -79,7 +86,11 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ),
     ("writers lose nothing", "run:killed writers", "`python tests/corruption.py`"),
     ("a tuned choice is never wrong", "each candidate is judged before it is timed", TESTS),
-    ("faults are survived", "run:forks", "`python tests/test_fork.py`"),
+    (
+        "faults are survived",
+        "run:forks beside 8 busy threads: compile+import+kernels & run:calls by threads",
+        "`python tests/test_fork.py`, `python tests/threads_campaign.py`",
+    ),
     ("no code from data", "no pickle, eval or shell: ruff's rules S", "`make check`"),
     ("the tests see faults", "run:planted faults", "`make mutants`"),
 )
@@ -166,6 +177,8 @@ def _promise_table(root: Path, found: list[dict[str, Any]]) -> str:
 def _figure(
     key: str, devices: list[dict[str, tuple[str, str]]], found: list[dict[str, Any]]
 ) -> str:
+    if " & " in key:
+        return "; ".join(_figure(one, devices, found) for one in key.split(" & "))
     if key.startswith("gpu:"):
         shown = [": ".join(device[key[4:]]) for device in devices]
         return "; ".join(shown) or "no device on record"
