@@ -15,6 +15,11 @@ struct OneBlock {
   template <class T> __device__ static __forceinline__ void push(T*, T, unsigned) {}
 };
 
+// Which of the blocks that share the columns this is, for blocks that meet so.
+template <class Meet> struct BlockOf {
+  __device__ static __forceinline__ unsigned at(const QuantArgs&) { return blockIdx.x; }
+};
+
 // Words of a tile, turned: lane 4 g + t has rows 2 t, 2 t + 1 (and 8 more) of the columns C (g / 2) + g % 2 + 4 j + 2 p.
 __device__ __forceinline__ Words turned(const Words& w) {
   Words r;
@@ -83,7 +88,7 @@ __device__ __forceinline__ void sum_columns(const QuantArgs& p, Shares<WIDTH, DO
   constexpr int THREADS = 32 * ACROSS * DOWN;
   Meet::arrive();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int rank = blockIdx.x % CLUSTER, strip = blockIdx.x / CLUSTER;
+  const int rank = BlockOf<Meet>::at(p) % CLUSTER, strip = BlockOf<Meet>::at(p) / CLUSTER;
   const int m = (int)p.m, n = (int)p.n, across = (n + Shape::columns - 1) / Shape::columns, down = (m + 15) / 16;
   const int c = (strip * ACROSS + warp % ACROSS) * TILES;
   const Words* w[TILES];

@@ -39,7 +39,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 def chain(problem: Problem, params: Params) -> int:
     """Count the rows of a warp (16 products an instruction), three parts, warps and blocks."""
-    turns = ceil_div(ceil_div(problem.n, 16), params["down"] * params.get("cluster", 1))
+    turns = ceil_div(ceil_div(problem.reduction, 16), params["down"] * params.get("cluster", 1))
     return int(16 * (turns + params["rows"]) + 8 + params["down"] + params.get("cluster", 1))
 
 

@@ -1,0 +1,60 @@
+"""A^T X over codes in fragment order, several columns: `transposed_fragments` for each of them.
+
+Blocks that follow each other have the same strip of the matrix and neighbouring columns of X, so
+that the memory brings the codes once and the L2 the other times. Every column still scales x, cuts
+it in three and turns the codes anew: instructions limit it, as they nearly do one column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Constraint, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import fragments
+from gemmule.rungs.quantized.cuda import transposed_fragments as one
+
+
+def _blocks(problem: Problem, params: Params) -> int:
+    return one.strips(problem, params) * problem.n
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    return (
+        Step(
+            kernel=f"transposed_columns<{one.template(problem, params)}>",
+            grid=(_blocks(problem, params), 1, 1),
+            block=(32 * params["across"] * params["down"], 1, 1),
+        ),
+    )
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Expect each column to take 1.6 times what the memory needs for one, as on one H200."""
+    params = {"across": 1, "down": 8, "tiles": 2, "rows": 4, "ahead": 1}
+    fill = min(1.0, _blocks(problem, params) / machine.units)
+    each = 1.6 * problem.matrix_bytes * problem.n
+    seconds = max(problem.compulsory_bytes, each) / (machine.read_bytes_per_s * max(fill, 1e-3))
+    return Suggestion(params, machine.call_s + seconds)
+
+
+RUNG = replace(
+    one.RUNG,
+    title="Fragments, transposed, several columns",
+    idea="Blocks that read the same codes for neighbouring columns of X run at the same time.",
+    op="matmul",
+    after="transposed_fragments",
+    layouts_b=("row", "col", "strided"),
+    # Blocks of twice the width are 8 % faster by 16 columns, and half as fast by few of 8192.
+    params={"across": (1,), "down": (8,), "tiles": (2,), "rows": (4,), "ahead": (1,)},
+    constraints=(
+        fragments.FITS,
+        Constraint(
+            "fewer than 2^31 blocks",
+            lambda problem, params: _blocks(problem, params) < 2**31,
+        ),
+    ),
+    accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=True),
+    suggest=_suggest,
+    steps=_steps,
+)
