@@ -21,8 +21,8 @@ it repeats the very same cases; without `--seed` it draws new ones and prints th
 ## Campaigns
 
 *Bad* counts wrong results, crashes, hangs, errors of another kind than documented, and of planted
-faults those that no test saw. Forks beside `numpy`, which run without gemmule, and beside `blas` are
-the control: see *Not covered*.
+faults those that no test saw. Forks beside `numpy`, which run without gemmule, and beside `blas`
+are the control: see *Not covered*.
 """
 GPU = """## On a GPU
 
