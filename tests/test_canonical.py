@@ -11,7 +11,7 @@ import pytest
 
 from gemmule.arrays.interop import unwrap
 from gemmule.core.canonical import Call, Options, canonical
-from gemmule.core.operand import Form, View, alignment_of, c_strides
+from gemmule.core.operand import Form, View, alignment_of, c_strides, vector_alignment
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.problems import random_case
 from products import ARRANGEMENTS, Array, exact, small
@@ -89,6 +89,29 @@ def test_every_pair_of_arrangements(how_a: str, how_b: str) -> None:
         left, right = ARRANGEMENTS[how_a](small(rng, a)), ARRANGEMENTS[how_b](small(rng, b))
         out, _ = run(op, left, right, Options())
         np.testing.assert_array_equal(out, exact(op, left, right), err_msg=f"{op} {a} {b}")
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "batch", "aligned"),
+    [
+        ((8, 4), (4, 1), (), 16),
+        ((8, 5), (5, 1), (), 4),
+        ((8, 6), (6, 1), (), 8),
+        ((1, 5), (5, 1), (), 16),  # one row: its step is never taken
+        ((5, 1), (4, 7), (), 16),  # one column
+        ((4, 8), (1, 4), (), 16),
+        ((4, 8), (1, 5), (), 4),
+        ((8, 4), (4, 1), (6,), 8),
+        ((8, 4), (4, 1), (-32,), 4),  # backwards
+        ((8,), (3,), (), 16),
+    ],
+)
+def test_what_strides_leave_of_an_alignment(
+    shape: tuple[int, ...], strides: tuple[int, ...], batch: tuple[int, ...], aligned: int
+) -> None:
+    form = Form(shape, strides, "float32", 16)
+    assert vector_alignment(form, View(shape, strides), batch) == aligned
+    assert vector_alignment(form._replace(alignment=2), View(shape, strides), batch) == 2
 
 
 def test_the_form_of_an_array_to_come() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -205,6 +205,12 @@ def test_nothing_is_written_when_nothing_ran(tmp_path: Path) -> None:
 
 
 @pinned
+def test_records_are_frozen() -> None:
+    record = next(iter(evidence.read()))
+    with pytest.raises(FrozenInstanceError):
+        record.cases = 10**9  # type: ignore[misc]
+
+
 def test_records_of_another_gpu_stay_where_they_are(tmp_path: Path) -> None:
     verify_device.write_evidence(tmp_path, [outcome(device="NVIDIA Y")])
     other = evidence.proof_file(tmp_path / "nvidia-y", NAME[:2])

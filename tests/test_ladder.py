@@ -30,6 +30,7 @@ from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import make_problem, nonfinite_cases
 from gemmule.rungs.matmul.cpu import blas_upcast, packed
+from gemmule.rungs.vecmat.cpu import panel_threads, panels
 
 RUNGS = [rung for rung in all_rungs("cpu") if rung.available() is None]
 FUNCTIONS = {"matvec": gm.matvec, "matmul": gm.matmul}
@@ -273,6 +274,12 @@ def test_packed_rungs_own_blocks_are_shared_evenly(
     m, n, threads = given
     monkeypatch.setattr(packed, "register_tile", lambda *_: SimpleNamespace(rows=12, columns=32))
     assert packed.block_size(m, n, "float32", 1024, threads) == block
+
+
+def test_panels_own_blocks_are_whole_cache_lines() -> None:
+    widths = [*panels.WIDTHS, *panel_threads.RUNG.params["width"]]
+    assert len(set(panels.WIDTHS)) == len(panels.WIDTHS)
+    assert all(512 <= width <= 4096 and width % 64 == 0 for width in widths)
 
 
 @pytest.mark.parametrize("k", [1, 7, 8, 9, 16, 17])

@@ -168,6 +168,14 @@ def test_verdict_names_the_worst_element() -> None:
     assert "2 of 1122" in verdict.text
 
 
+def test_verdict_names_an_element_whose_imaginary_part_is_wrong() -> None:
+    for name, shape in (("complex64", (3, 2)), ("float32", (3, 2))):
+        inputs = make_inputs(make_problem("matmul", *shape, 5, (name,) * 3), "normal", 1)
+        out = correct(inputs)
+        out[2, 1] += 1j if name == "complex64" else 1.0
+        assert check(inputs, arithmetic(inputs.case.problem), {}, out).worst_index == (2, 1)
+
+
 # Declared arithmetic that is worse than float32 passes when declared, and only then.
 
 
@@ -344,6 +352,14 @@ def test_activations_share_a_scale_within_their_group_alone() -> None:
         np.testing.assert_allclose(bound, np.array(largest) * (CODE / 2), rtol=1e-4)
         whole = sum_error(problem, promise, {}, magnitudes, whole_codes=True)[:, 0]
         np.testing.assert_allclose(whole, sizes[:, 0] * 4 * U32, rtol=1e-4)
+
+
+def test_an_empty_sum_has_no_activations_to_round() -> None:
+    empty = Magnitudes(np.zeros((5, 0)), np.zeros((0, 1)), np.zeros((5, 1)), 0.0)
+    promise = Arithmetic("float32", chain=lambda p, q: 1, activations_bits=8)
+    for spec in (SPEC, GROUPED):
+        problem = Problem("matvec", 5, 0, a="uint8", quant=replace(spec, activations="int8"))
+        assert (sum_error(problem, promise, {}, empty) == 0).all()
 
 
 def test_a_narrower_result_is_rounded_once_more() -> None:

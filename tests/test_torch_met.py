@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +90,18 @@ def test_a_gradient_asked_for_later_is_not_lost() -> None:
 def test_a_layers_product_of_tensors_of_the_host_goes_the_general_way() -> None:
     a, x = torch.arange(12.0).reshape(3, 4), torch.arange(4.0)
     assert torch.equal(lookup.below("matvec", a, x, DEFAULT), a @ x)
+
+
+@pytest.mark.parametrize("seen", [(None, None), (None, 2), (1, None), (1, 2)])
+def test_a_layer_goes_the_short_way_where_both_operands_are_known(
+    seen: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = SimpleNamespace(seen=dict(zip("ab", seen, strict=True)).get)
+    monkeypatch.setattr(lookup, "_torch_calls", lambda: known)
+    monkeypatch.setattr(lookup, "_bound", lambda *_: lambda a, b, out: "short")
+    monkeypatch.setattr(lookup, "product", lambda *_: "general")
+    way = "general" if None in seen else "short"
+    assert lookup.below("matvec", "a", "b", DEFAULT) == way
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,8 @@ NOT_COVERED = """## Not covered
   late as may be, and launches before their predecessor; it has no memory model weaker than that
   of the processor it runs on, and TMA loads land when they are waited for only.
 - **Test suites of others.** NumPy's and SciPy's run against this package in `tests/external`,
-  which counts the calls that arrive and fails where they become fewer; the counts are not on
-  record here. Netlib's testers, array-api-tests and CuPy's suite do not run.
+  which counts the calls that arrive; the counts are not on record here. Netlib's testers,
+  array-api-tests and CuPy's suite do not run.
 - **Forks beside BLAS.** Children of a parent whose threads are inside OpenBLAS hang with NumPy
   alone as well ([Threads and fork](threads.md)).
 - **Hours.** Threads ran side by side for minutes. No soak of hours or days is on record, nor faults

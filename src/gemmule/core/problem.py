@@ -325,6 +325,6 @@ def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
     (rows, cols), (row_step, col_step) = shape, strides
     if (col_step == 1 or cols <= 1) and (row_step >= max(cols, 1) or rows <= 1):
         return "row"
-    if (row_step == 1 or rows <= 1) and (col_step >= max(rows, 1) or cols <= 1):
+    if (row_step == 1 or rows <= 1) and col_step >= max(rows, 1):  # more than one column
         return "col"
     return "strided"

@@ -58,8 +58,8 @@ def scaling(
                 sums = np.empty(out.shape, made)
                 product()(a, b, sums)
                 total = sums.astype(kept, copy=False)
-            if alpha not in (0, 1):
-                total = total * scalar(alpha)
+                if alpha != 1:
+                    total = total * scalar(alpha)
             if beta != 0:
                 total = total + scalar(beta) * out.astype(kept)
             out[...] = total.astype(out.dtype)
