@@ -209,7 +209,8 @@ class Tiles:
         call = canonical(self.op, *self._forms(tile), self.options)
         machine = backends.get("cuda").machine(self.device)
         try:
-            choice = choose(call, machine, self.options.rung, self.options.params)
+            named = self.options.rung, self.options.params
+            choice = choose(call, machine, *named, scaled=self.options.scaled)
         except (TypeError, ValueError):  # converted to one dtype first, in a workspace
             return flops / SLOW_FLOPS, 8 * (tile.m + tile.n) * tile.k
         workspace = LIBRARY_BYTES
