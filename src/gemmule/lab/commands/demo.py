@@ -23,7 +23,7 @@ PIPED_WIDTH = 120
 
 @click.command(short_help="Multiply a real model's weights, checked and measured.")
 @options.out("Folder of the results (.jsonl) and the page.")
-@options.seconds(0.05, 60, "Time spent on each of the measured products.", 1.2)
+@options.seconds(0.05, 60, "Time spent on each of the measured products.", 0.9)
 @click.option("--made", is_flag=True, help="Use made matrices of the model's shapes, no download.")
 def demo(out: Path, seconds: float, made: bool) -> None:
     """Multiply every weight matrix of a sentence-embedding model in five number formats.
