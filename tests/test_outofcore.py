@@ -347,3 +347,25 @@ def test_arrays_brought_to_stay(
     assert there.strides == (c_strides(shape[::-1])[::-1] if turned else c_strides(shape))
     assert (gm.asarray(there) == values).all()
     assert not any(small.queues.values())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("k", [9, 600, 6000])  # in one piece, in panels, in parts of sums
+def test_scaled_sums_are_rounded_once(small: LateDriver, dtype: Any, k: int) -> None:
+    random = np.random.default_rng(10)
+    A, x, y = (random.uniform(0.5, 1, shape).astype(dtype) for shape in ((90, k), (k,), (90,)))
+    exact = 0.7 / k * (A.astype(np.float64) @ x.astype(np.float64)) + 3 * y.astype(np.float64)
+    got = gm.gemv(A, x, y, alpha=0.7 / k, beta=3, device="cuda")
+    assert (np.abs(got - exact) <= (ml_dtypes.finfo(dtype).eps / 2 + 1e-5) * exact).all()
+
+
+def test_alpha_meets_whole_sums_alone(small: LateDriver) -> None:
+    A, x = np.zeros((3, 60_000), np.float32), np.ones(60_000, np.float32)
+    A[:, -1] = 1, -1, 1  # every other part of a sum is zero
+    A[2, 0] = 2**10
+    assert (gm.gemv(A, x, alpha=np.inf, device="cuda") == [np.inf, -np.inf, np.inf]).all()
+    A[:, 0] -= 2.0**20
+    A[:, 1] += 2.0**20
+    A[:, 30_000:30_002] = 2.0**100, -(2.0**100)
+    got = gm.gemv(A[:2], x, alpha=1e30, device="cuda")
+    assert np.isfinite(got).all()

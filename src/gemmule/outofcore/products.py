@@ -21,7 +21,7 @@ from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.choose import choose
 from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.operand import Form, Operand, c_strides
-from gemmule.core.problem import INTEGERS, ITEMSIZE
+from gemmule.core.problem import INTEGERS, ITEMSIZE, numpy_dtype
 from gemmule.core.rung import CudaRung
 from gemmule.outofcore.engine import Job, run
 from gemmule.outofcore.schedule import Sizes, Tiling
@@ -117,10 +117,13 @@ def nbytes_of(one: Operand) -> int:
     return int(np.prod(one.form.shape, dtype=np.int64)) * ITEMSIZE[one.form.dtype]
 
 
-def blocked(op: str, pair: tuple[Operand, Operand], device: str, options: Options) -> Blocked:
+def blocked(
+    op: str, pair: tuple[Operand, Operand], device: str, options: Options, *, added: bool = False
+) -> Blocked:
     """Return how a product of one matrix and a vector, or of two matrices, is cut.
 
-    `options` names the result's dtype.
+    `options` names the result's dtype. added: sums are added to something on the host, so that they
+    must not be rounded before.
     """
     ordinal = ordinal_named(device)
     device = f"cuda:{ordinal}"
@@ -129,7 +132,7 @@ def blocked(op: str, pair: tuple[Operand, Operand], device: str, options: Option
     sized = [(one.form, nbytes_of(one)) for one in pair]
     slow = sources[0].slow_axis, sources[1].slow_axis
     link = link_bytes_per_s(ordinal, min(budget, PROBE_BYTES))
-    cut = _cut(op, (sized[0], sized[1]), device, options, (budget, link, slow))
+    cut = _cut(op, (sized[0], sized[1]), device, options, (budget, link, slow), added)
     return Blocked(cut, device, sources)
 
 
@@ -143,6 +146,7 @@ def _cut(
     device: str,
     options: Options,
     given: tuple[int, float, tuple[int, int]],
+    added: bool,
 ) -> Cut:
     budget, link, slow = given
     forms = sized[0][0], sized[1][0]
@@ -164,7 +168,9 @@ def _cut(
     )
     coded = [form.quant is not None for form in forms]
     tiling = of_rows(demand, in_left=coded[0]) if any(coded) else chosen(demand)
-    if tiling.tile.k >= whole.k and sums != out:  # each sum is one kernel's, which rounds it
+    if (
+        tiling.tile.k >= whole.k and sums != out and not added
+    ):  # each sum is one kernel's, which rounds it
         sums, tiles = out, rounded
     return Cut(call, whole, tiling, demand, sums, tiles)
 
@@ -262,14 +268,16 @@ def multiply(
     options name the result's dtype, which `out` has; scale: alpha and beta, checked.
     """
     alpha, beta = scale
-    finish = finishing(out.dtype.name, beta)
     target = _as_matrix(op, out)
     if alpha == 0 or pair[0].form.shape[-1] == 0:
+        finish = finishing(out.dtype.name, 1, beta)
+        wide = numpy_dtype(_sums_dtype((pair[0].form, pair[1].form), out.dtype.name))
         for rows in range(0, target.shape[0], 1024):
             part = target[rows : rows + 1024]
-            finish(part, np.zeros(part.shape, part.dtype))
+            finish(part, np.zeros(part.shape, wide))
     elif out.size:
-        run(_job(blocked(op, pair, device, options), target, finish, alpha, op))
+        made = blocked(op, pair, device, options, added=beta != 0)
+        run(_job(made, target, (alpha, beta), op))
 
 
 def _as_matrix(op: str, out: Array) -> Array:
@@ -278,7 +286,10 @@ def _as_matrix(op: str, out: Array) -> Array:
     return out[:, None] if op == "matvec" else out[None, :]
 
 
-def _job(made: Blocked, target: Array, finish: Finish, alpha: complex, op: str) -> Job:
+def _job(made: Blocked, target: Array, scale: tuple[complex, complex], op: str) -> Job:
+    alpha, beta = scale
+    # A part of a sum may be zero or overflow times alpha where the whole is and does not.
+    split = made.cut.tiling.tile.k < made.cut.whole.k
     return Job(
         whole=made.cut.whole,
         tiling=made.cut.tiling,
@@ -286,20 +297,21 @@ def _job(made: Blocked, target: Array, finish: Finish, alpha: complex, op: str) 
         right=made.sources[1],
         target=target,
         sums=made.cut.sums,
-        finish=finish,
+        finish=finishing(target.dtype.name, alpha if split else 1, beta),
         out_axes=OUT_AXES[op],
         launch=made.cut.tiles.launch,
-        alpha=alpha,
+        alpha=1 if split else alpha,
         ordinal=ordinal_named(made.device),
     )
 
 
-def finishing(out: str, beta: complex) -> Finish:
-    """Return how sums that arrive go into their part of the result: result = sums + beta * result.
+def finishing(out: str, alpha: complex, beta: complex) -> Finish:
+    """Return how sums go into their part of the result: result = alpha * sums + beta * result.
 
-    With beta = 0 the result is not read. Integers are exact modulo their size.
+    Computed in the sums' dtype. With beta = 0 the result is not read. Integers are exact modulo
+    their size.
     """
-    if beta == 0:
+    if alpha == 1 and beta == 0:
 
         def set_to(part: Array, sums: Array) -> None:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -309,15 +321,20 @@ def finishing(out: str, beta: complex) -> Finish:
     if out in INTEGERS:
         bits = 8 * ITEMSIZE[out]
         unsigned = np.dtype(f"uint{bits}")
-        factor = np.array(int(beta.real) % 2**bits, unsigned)
+        factors = [np.array(int(one.real) % 2**bits, unsigned) for one in (alpha, beta)]
 
         def add_integers(part: Array, sums: Array) -> None:
-            part[...] = (sums.view(unsigned) + factor * part.astype(unsigned)).view(part.dtype)
+            scaled = factors[0] * sums.view(unsigned)
+            part[...] = (scaled + factors[1] * part.astype(unsigned)).view(part.dtype)
 
         return add_integers
 
     def add(part: Array, sums: Array) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
-            part[...] = sums + sums.dtype.type(beta.real) * part.astype(sums.dtype)
+            number = sums.dtype.type
+            scaled = sums if alpha == 1 else number(alpha.real) * sums
+            if beta != 0:
+                scaled = scaled + number(beta.real) * part.astype(sums.dtype)
+            part[...] = scaled
 
     return add

@@ -136,10 +136,14 @@ def _in_one_piece(
     left, right = (
         unwrap(transfer.to_device(one.array, device, keep_layout=named), "operand") for one in pair
     )
-    plan = resolve(op, left.form, right.form, None, left.device, options)
     alpha, beta = scale
-    result = plan.execute(left, right, None, alpha, 0.0).to_host()
-    products.finishing(target.dtype.name, beta)(target, result)
+    if beta == 0:
+        plan = resolve(op, left.form, right.form, None, left.device, options)
+        target[...] = plan.execute(left, right, None, alpha, beta).to_host()
+        return
+    there = unwrap(transfer.to_device(target, device), "out")  # added to before it is rounded
+    plan = resolve(op, left.form, right.form, there.form, left.device, options)
+    target[...] = plan.execute(left, right, there, alpha, beta).to_host()
 
 
 def _as_matrices(op: str, pair: Pair, target: Array, options: Options) -> tuple[str, Pair, Array]:
