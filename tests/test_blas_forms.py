@@ -238,3 +238,14 @@ def test_the_judge_of_scalars_sees(fault: str) -> None:
 
     counts = scalars_campaign.judged(300, 15, faulty, (("float64",) * 3,), ("row",))
     assert counts["wrong"]
+
+
+def test_parts_that_cancel_may_end_in_infinity_where_a_rounding_reaches_it() -> None:
+    def said(c: float, result: float) -> str:
+        A, B, C, made = (np.array([[v]], np.float16) for v in (2, 3, c, result))
+        return scalars_campaign.wrong(scalars_campaign.Case("gemm", A, B, C, 1e30, 1e30), made)
+
+    assert not any(said(-6, result) for result in (0, np.inf, -np.inf, 5e4))
+    assert said(-6, np.nan)
+    assert not said(-5, np.inf)
+    assert all(said(-5, result) for result in (0, -np.inf, 5e4))

@@ -1,15 +1,17 @@
-"""The GPU suite of quantised products: what is judged of a result, and what it catches."""
+"""What a bench on a GPU judges of a result, and what that catches."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmule as gm
+from emulated_driver import emulated
 from gemmule.lab.bench import suites
-from gemmule.lab.bench.device_operands import OperandSet, judge_coded
+from gemmule.lab.bench.device_operands import OperandSet, judge, judge_coded, make_sets
 
 
 class Placed:
@@ -54,3 +56,26 @@ def test_the_suite_meets_every_group_of_its_peer_at_one_and_at_sixteen_columns()
         assert {1, 16} <= {p.width for p in forms}
         assert {4096, 8192, 16384} == {p.shape[0] for p in forms}
     assert all(product.format in suites.CODED for product in products)
+
+
+@pytest.mark.parametrize(
+    ("shape", "width"), [((1, 70), 9), ((3, 30), 5)], ids=["run as its transpose", "as asked"]
+)
+def test_any_element_of_a_float_product_is_judged(shape: tuple[int, int], width: int) -> None:
+    with emulated(seed=1):
+        one = make_sets("matmul", shape, "float32", width=width)[0][0]
+        plan = gm.plan("matmul", one.a, one.b)
+        plan(one.a, one.b, out=one.out)
+        choice = plan.choice
+        arithmetic = choice.rung.arithmetic(choice.problem)
+        given = ("matmul", one, choice.problem, arithmetic, choice.params)
+        assert 0 < judge(*given) <= 1
+        result = one.out.to_host().copy()
+        result[-1, -1] += 0.25
+        wrong = replace(one, out=Placed(result))  # type: ignore[arg-type]
+        try:
+            said = str(judge("matmul", wrong, *given[2:]))
+        except ArithmeticError as error:
+            said = str(error)
+        assert "are wrong" in said
+        del one, plan, choice, wrong, given  # before the device goes

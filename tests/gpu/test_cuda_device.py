@@ -325,6 +325,7 @@ def tensors(torch: Any, problem: Any) -> tuple[Any, Any]:
     )
 
 
+@pytest.mark.whole_gpu
 def test_what_does_not_fit_is_refused_and_nothing_is_lost() -> None:
     free_bytes, total = driver.memory_bytes(0)
     with pytest.raises(DeviceError, match=f"{2 * total:,} bytes"):

@@ -17,52 +17,16 @@ from pathlib import Path
 
 import pytest
 
+SEARCHED = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 VARIANTS = 5
 LIMIT_S = 90
 SPIN_S = 15  # a kernel that hangs, but not for ever, should the watchdog itself fail
 
 PROLOGUE = """
-import os, sys, warnings
-import numpy as np
-import gemmule as gm
-from gemmule.backends import cuda, driver, nvrtc
+import os, warnings
+from fault_child import A, driver, planted, right, typed, variant, x
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
-
-variant = int(sys.argv[1])
-rng = np.random.default_rng(variant)
-A = rng.integers(-3, 4, (50 + variant, 70)).astype(np.float32)
-x = rng.integers(-3, 4, 70).astype(np.float32)
-
-def right(device="cuda"):
-    options = {"rung": "thread_per_row", "device": device} if device != "cpu" else {}
-    assert np.array_equal(gm.matvec(A, x, **options), A @ x)
-    print("right", flush=True)
-
-def typed(call, kind, *words, restart=False):
-    try:
-        call()
-    except kind as error:
-        assert all(word in str(error) for word in words), str(error)
-        assert getattr(error, "restart", False) == restart, str(error)
-        print("typed", flush=True)
-    else:
-        raise AssertionError("no error was raised")
-
-def planted(source, name, smem=0):
-    # a kernel of the test's own, loaded as the back end loads a rung's
-    from pathlib import Path
-    from gemmule.core.rung import Step
-    path = Path(os.environ["GEMMULE_CACHE"]) / "planted.cu"
-    path.write_text(source)
-    module, _ = nvrtc.build(path, (name,), driver.device_info(0).arch)
-    handle = driver.load(module.cubin, module.symbols[name], 0, smem)
-    start = cuda.starter(handle, Step(name, (1, 1, 1), (32, 1, 1), smem))
-    import ctypes
-    word = ctypes.c_ulonglong(8)
-    params = (ctypes.c_void_p * 1)(ctypes.addressof(word))
-    with driver.on_device(0):
-        start(ctypes.addressof(params), 0)
 """
 
 HIDDEN = """
@@ -153,7 +117,7 @@ def run(code: str, variant: int, cache: Path, **environment: str) -> subprocess.
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "GEMMULE_CACHE": str(cache), **environment},
+        env={**os.environ, "PYTHONPATH": SEARCHED, "GEMMULE_CACHE": str(cache), **environment},
     )
 
 

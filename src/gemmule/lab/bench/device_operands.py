@@ -128,12 +128,13 @@ def judge(
         sums, sizes = reference(matrix, one.b)
         return _largest(one.out.to_host(), sums, sizes, problem, arithmetic, params)
     result = one.out.to_host()
+    rows, columns = result.shape  # the problem may be of the transposes
     rng = np.random.default_rng(0)
     worst = 0.0
-    for row in {0, problem.m - 1, *map(int, rng.integers(0, problem.m, SAMPLED - 2))}:
+    for row in {0, rows - 1, *map(int, rng.integers(0, rows, SAMPLED - 2))}:
         found = reference(one.b.T, _line(one.a, row))
         worst = max(worst, _largest(result[row], *found, problem, arithmetic, params))
-    for column in {0, problem.n - 1, *map(int, rng.integers(0, problem.n, SAMPLED - 2))}:
+    for column in {0, columns - 1, *map(int, rng.integers(0, columns, SAMPLED - 2))}:
         found = reference(one.a, _line(one.b.T, column))
         worst = max(worst, _largest(result[:, column], *found, problem, arithmetic, params))
     return worst
