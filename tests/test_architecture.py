@@ -26,7 +26,7 @@ LAYERS = (
     ("dispatch",),
     ("plan",),
     ("outofcore",),
-    ("lookup", "options", "typing"),
+    ("lookup", "options", "preparing", "typing"),
     ("tuning",),
     ("api",),
     ("__init__", "torch"),

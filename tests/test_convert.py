@@ -11,6 +11,7 @@ import pytest
 from cuemu.build import compile_cu
 from cuemu.toolchain import missing_tools
 from gemmule.backends.cuda import convert
+from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import ITEMSIZE, numpy_dtype, result_dtype
 
 FLOATS = tuple(convert.CTYPE)
@@ -61,3 +62,25 @@ def test_neighbouring_axes_of_one_step_are_one() -> None:
     assert convert._merged((2, 1, 4), (4, 99, 1)) == [(8, 1)]
     assert convert._merged((), ()) == []
     assert convert._merged((3, 5), (0, 0)) == [(15, 0)]
+
+
+def test_what_is_converted_follows_the_stream_of_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A matrix of this package's own has no stream; that of what is beside it counts."""
+    streams = {"matrix": 0, "result": 7}
+    monkeypatch.setattr(
+        convert.device_arrays, "current_stream", lambda one, ordinal: streams[one.original]
+    )
+    made: list[str] = []
+    written: list[int] = []
+    form = Form.packed((2, 3), "float32")
+    matrix, result = (Operand(None, 64, form, "cuda:0", "gemmule", name) for name in streams)
+    monkeypatch.setattr(
+        convert.device_arrays,
+        "empty",
+        lambda shape, dtype, like: made.append(like.original) or like,
+    )
+    monkeypatch.setattr(convert, "write", lambda one, to, dtype, stream: written.append(stream))
+    convert.Converting(lambda *_: None, ("float64", "float32"))(matrix, result, result, 1.0, 0.0)
+    assert (made, written) == (["result"], [7])

@@ -411,7 +411,9 @@ def test_every_pair_of_floats_is_multiplied(
         lambda self, choice: lambda a, b, *rest: given.append((a.form.dtype, b.form.dtype)),
     )
     monkeypatch.setattr(
-        convert, "widened", lambda one, dtype: one._replace(form=one.form._replace(dtype=dtype))
+        convert,
+        "widened",
+        lambda one, dtype, like: one._replace(form=one.form._replace(dtype=dtype)),
     )
     cases = {"matvec": ((5, 8), (8,)), "vecmat": ((8,), (8, 5)), "matmul": ((4, 8), (8, 20))}
     for right, (op, shapes) in itertools.product(FLOATS, cases.items()):

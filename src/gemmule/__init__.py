@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from gemmule.api import asarray, gemm, gemv, matmul, matvec, plan, vecmat
+from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.core.registry import ladder
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import Plan
+from gemmule.preparing import prepare
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 
@@ -16,6 +18,7 @@ __all__ = [
     "DeviceError",
     "GemmuleWarning",
     "Plan",
+    "PreparedMatrix",
     "QuantizedMatrix",
     "__version__",
     "asarray",
@@ -25,6 +28,7 @@ __all__ = [
     "matmul",
     "matvec",
     "plan",
+    "prepare",
     "quantize",
     "vecmat",
 ]

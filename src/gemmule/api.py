@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from gemmule.arrays import transfer
+from gemmule.arrays import prepared, transfer
 from gemmule.arrays.interop import unwrap
 from gemmule.core import scalars
 from gemmule.core.canonical import DEFAULT, NAMES, Options, canonical
@@ -326,3 +326,4 @@ def asarray(a: Any, /, *, device: str = "cpu") -> Any:
 
 
 multiply_by(matmul)
+prepared.multiply_by(matmul)

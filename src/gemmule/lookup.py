@@ -154,6 +154,7 @@ def device_of(left: Operand, right: Operand, device: str | None) -> str | None:
     on_host = left.device == "cpu" == right.device
     wanted = default_device() if device is None and on_host else device
     if wanted is not None and wanted != "cpu" and on_host:
+        _refuse_prepared(left, right, wanted)
         return wanted
     if device is not None and device not in (left.device, left.device.partition(":")[0]):
         raise ValueError(
@@ -161,6 +162,14 @@ def device_of(left: Operand, right: Operand, device: str | None) -> str | None:
             "product is computed where its operands are."
         )
     return None
+
+
+def _refuse_prepared(left: Operand, right: Operand, device: str) -> None:
+    if left.form.ready is not None or right.form.ready is not None:
+        raise ValueError(
+            f"a matrix prepared on the host was to be multiplied on {device}, but what is prepared "
+            f"stays where it is. Prepare gemmule.asarray(B, device={device!r}), or give the array."
+        )
 
 
 general.product = product

@@ -15,6 +15,7 @@ from gemmule import backends
 from gemmule.arrays.interop import check_out, check_same_kind, empty_like_kind, to_kind, unwrap
 from gemmule.backends.base import Run
 from gemmule.backends.cuda import convert
+from gemmule.backends.cuda.packed.launch import PackedLauncher
 from gemmule.choose import choose
 from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
@@ -175,7 +176,8 @@ class Plan:
             lines.append(f"runner-up  {choice.runner_up}")
         if isinstance(choice.rung, CudaRung):
             given = (choice.problem, choice.params, choice.machine)
-            memory = choice.rung.workspace(*given)
+            whole = choice.rung.workspace(*given)
+            memory = whole if self._packed is None else self._packed.workspace
             shared = max((step.smem for step in choice.rung.steps(*given)), default=0)
             lines.append(f"memory     workspace {memory:,} bytes, dynamic shared {shared:,} bytes")
         arithmetic = choice.rung.arithmetic(choice.problem)
@@ -183,7 +185,36 @@ class Plan:
         unused = _unused(problem, arithmetic)
         lines.append(f"sums in    {arithmetic.accumulator}{rounded}{unused}")
         lines.append(f"copies     {'; '.join(choice.copies) or 'none'}")
+        lines += self._prepared()
         return "\n".join(lines)
+
+    @property
+    def _packed(self) -> PackedLauncher | None:
+        """What launches, where it reads a packed operand."""
+        run = self._run.run if isinstance(self._run, convert.Converting) else self._run
+        return run if isinstance(run, PackedLauncher) else None
+
+    def _prepared(self) -> list[str]:
+        """Return a line for each prepared operand: what it holds, and what this plan reads."""
+        lines, rung = [], self.rung.name
+        used = (False, False) if self._packed is None else self._packed.ready
+        call = self.choice.call
+        names = NAMES[self.op][::-1] if call.swapped else NAMES[self.op]
+        for name, one, is_used in zip(names, call.ready, used, strict=True):
+            if one is None:
+                continue
+            if is_used:
+                read = f"read packed by {rung}"
+            else:
+                packed = f"packed for {', '.join(one.rungs)}" if one.rungs else "no rung packs it"
+                if rung in one.rungs:
+                    packed = "packed batches are not walked as this product walks them"
+                read = f"read by {rung} as an array ({packed})"
+            lines.append(
+                f"prepared   {name} on the {one.side}: {read}; it holds {one.own:,} bytes as an "
+                f"array and {one.packed:,} beside it"
+            )
+        return lines
 
     def tune(self, *, max_seconds: float = 30.0) -> Plan:
         """Measure this problem's candidates cold and return a plan for the winner.

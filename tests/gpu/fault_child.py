@@ -17,7 +17,7 @@ import pytest
 
 import gemmule as gm
 from gemmule.backends.cuda import driver, nvrtc
-from gemmule.backends.cuda.launch import starter
+from gemmule.backends.cuda.single import starter
 from gemmule.core.rung import Step
 
 variant = int(sys.argv[1])

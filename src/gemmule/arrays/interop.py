@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core import memory
@@ -32,6 +33,8 @@ def unwrap(obj: Any, argument: str) -> Operand:
         return _from_quantized(obj)
     if isinstance(obj, DeviceArray):
         return device_arrays.from_own(obj)
+    if isinstance(obj, PreparedMatrix):
+        return obj.operand
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         return _from_torch(torch, obj, argument)
@@ -198,6 +201,8 @@ def to_kind(out: Operand, like: Operand) -> Any:
 
 def check_out(out: Operand, shape: tuple[int, ...], dtype: str, inputs: list[Operand]) -> None:
     """Raise unless `out` has exactly this shape and dtype, is writable, and overlaps no input."""
+    if out.form.ready is not None:
+        raise TypeError("out is a prepared matrix, which is never written. Pass a plain array.")
     if out.form.shape != shape:
         raise ValueError(f"out has shape {out.form.shape}; the result has shape {shape}.")
     if out.form.dtype != dtype:

@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from gemmule.core.batches import ALONE, Batch, broadcast_strides, collapse
 from gemmule.core.operand import Form, Ints, View, c_strides, power_of_two, vector_alignment
+from gemmule.core.packing import Ready, check_sides
 from gemmule.core.problem import (
     FLOATS,
     ITEMSIZE,
@@ -48,7 +50,10 @@ DEFAULT = Options()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A canonical call. With `swapped`, the user's second operand is the canonical first."""
+    """A canonical call. With `swapped`, the user's second operand is the canonical first.
+
+    `ready`: of A and of B, what they were prepared for.
+    """
 
     op: str
     problem: Problem
@@ -59,14 +64,9 @@ class Call:
     outer: Ints = ()
     swapped: bool = False
     transposed_quant: bool = False
+    ready: tuple[Ready | None, Ready | None] = (None, None)
 
 
-class _Batch(NamedTuple):
-    shape: Ints
-    strides: tuple[Ints, Ints, Ints]
-
-
-ALONE = _Batch((), ((), (), ()))
 Views = tuple[View, View, View]  # of A, of x or B, of the result
 
 
@@ -103,6 +103,7 @@ def canonical(op: str, a: Form, b: Form, out: Form | None, options: Options) -> 
             f"multiplies, but both operands are dense ({a.dtype} and {b.dtype}). Quantise the "
             "matrix with gemmule.quantize, or leave activations away."
         )
+    check_sides(op, NAMES[op], (a.ready, b.ready))
     if op == "matmul":
         return _matmul(a, b, out, options)
     matrix, vector = (a, b) if op == "matvec" else (b, a)
@@ -137,11 +138,11 @@ def _matvec(op: str, a: Form, x: Form, out: Form | None, options: Options) -> Ca
         stacked = _stacked_vectors(asked, y_strides)
         if stacked is not None:
             return stacked
-    batch = _collapse(
+    batch = collapse(
         batch_shape,
         (
-            _broadcast_strides(a.shape[:-2], a.strides[:-2], batch_shape),
-            _broadcast_strides(x.shape[:-1], x.strides[:-1], batch_shape),
+            broadcast_strides(a.shape[:-2], a.strides[:-2], batch_shape),
+            broadcast_strides(x.shape[:-1], x.strides[:-1], batch_shape),
             y_strides[:-1],
         ),
     )
@@ -156,7 +157,7 @@ def _matvec(op: str, a: Form, x: Form, out: Form | None, options: Options) -> Ca
 def _stacked_vectors(asked: _Product, y_strides: Ints) -> Call | None:
     """See one matrix times many vectors as a matmul, where the vectors lie at one stride."""
     a, x, shape = asked.a, asked.b, asked.shape
-    batch = _collapse(shape[:-1], (x.strides[:-1], y_strides[:-1], y_strides[:-1]))
+    batch = collapse(shape[:-1], (x.strides[:-1], y_strides[:-1], y_strides[:-1]))
     if len(batch.shape) > 1:
         return None
     count = batch.shape[0] if batch.shape else 1
@@ -190,11 +191,11 @@ def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
         return _vector_by_vector(a, b, shape, out, options)
     asked = _Product("matmul", a, b, out, options, _result(a, b, options.out_dtype), shape)
     strides, batch_shape = asked.out_strides(), shape[:-2]
-    batch = _collapse(
+    batch = collapse(
         batch_shape,
         (
-            _broadcast_strides(a.shape[:-2], a.strides[:-2], batch_shape),
-            _broadcast_strides(b.shape[:-2], b.strides[:-2], batch_shape),
+            broadcast_strides(a.shape[:-2], a.strides[:-2], batch_shape),
+            broadcast_strides(b.shape[:-2], b.strides[:-2], batch_shape),
             strides[:-2],
         ),
     )
@@ -231,7 +232,7 @@ def _turned(form: Form) -> Form:
     return form._replace(shape=_swap_last(form.shape), strides=_swap_last(form.strides))
 
 
-def _single_vector(asked: _Product, batch: _Batch, views: Views) -> Call | None:
+def _single_vector(asked: _Product, batch: Batch, views: Views) -> Call | None:
     """See a product with one column or one row as a matvec: it is bound by the matrix's bytes.
 
     Not where a batch shares the matrix: matvec after matvec would read it again for each.
@@ -246,7 +247,7 @@ def _single_vector(asked: _Product, batch: _Batch, views: Views) -> Call | None:
         x = View(a_view.shape[1:], a_view.strides[1:])
         y = View(c_view.shape[1:], c_view.strides[1:])
         matrix = View(_swap_last(b_view.shape), _swap_last(b_view.strides))
-        turned = _Batch(batch.shape, (of_b, of_a, of_c))
+        turned = Batch(batch.shape, (of_b, of_a, of_c))
         return _with(_assemble(asked.exchanged(), turned, (matrix, x, y)), swapped=True)
     return None
 
@@ -287,28 +288,7 @@ def _result(a: Form, b: Form, out_dtype: str | None) -> str:
     return result_dtype(b.dtype, b.dtype, out_dtype)
 
 
-def _broadcast_strides(shape: Ints, strides: Ints, wanted: Ints) -> Ints:
-    lead = len(wanted) - len(shape)
-    return (0,) * lead + tuple(
-        0 if size == 1 and want != 1 else step
-        for size, step, want in zip(shape, strides, wanted[lead:], strict=True)
-    )
-
-
-def _collapse(shape: Ints, strides: tuple[Ints, Ints, Ints]) -> _Batch:
-    """Merge neighbouring batch axes that every operand walks with one stride; drop sizes of 1."""
-    axes = [(size, [steps[i] for steps in strides]) for i, size in enumerate(shape) if size != 1]
-    merged: list[tuple[int, list[int]]] = []
-    for size, steps in axes:
-        if merged and merged[-1][1] == [step * size for step in steps]:
-            merged[-1] = (merged[-1][0] * size, steps)
-        else:
-            merged.append((size, steps))
-    columns = tuple(tuple(steps[i] for _, steps in merged) for i in range(3))
-    return _Batch(tuple(size for size, _ in merged), (columns[0], columns[1], columns[2]))
-
-
-def _assemble(asked: _Product, batch: _Batch, seen: Views) -> Call:
+def _assemble(asked: _Product, batch: Batch, seen: Views) -> Call:
     _, a, b, out, options, dtype, _ = asked
     a_view, b_view, out_view = seen
     outer, count = (batch.shape[:-1], batch.shape[-1]) if batch.shape else ((), 1)
@@ -347,4 +327,5 @@ def _assemble(asked: _Product, batch: _Batch, seen: Views) -> Call:
         View((*batch.shape, *view.shape), (*steps, *view.strides))
         for view, steps in zip(seen, batch.strides, strict=True)
     ]
-    return Call(asked.op, check_problem(problem), views[0], views[1], views[2], asked.shape, outer)
+    seen, ready = (views[0], views[1], views[2]), (a.ready, b.ready)
+    return Call(asked.op, check_problem(problem), *seen, asked.shape, outer, ready=ready)

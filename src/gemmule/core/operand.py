@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from gemmule.core.packing import Ready
 from gemmule.core.problem import ITEMSIZE, QuantSpec, layout_of, numpy_dtype
 
 Ints = tuple[int, ...]
@@ -15,6 +16,7 @@ class Form(NamedTuple):
     `alignment` in bytes, of the address alone: on a device the largest power of two, at most 16,
     that divides it; on the host the element's own, which is all that host kernels rely on. What
     strides allow depends on how a product walks them, so `gemmule.core.canonical` counts them in.
+    `ready`: of a prepared operand.
     """
 
     shape: tuple[int, ...]
@@ -22,6 +24,7 @@ class Form(NamedTuple):
     dtype: str
     alignment: int
     quant: QuantSpec | None = None
+    ready: Ready | None = None
 
     @classmethod
     def packed(cls, shape: Ints, dtype: str) -> Form:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from gemmule.core.canonical import Call
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
+from gemmule.core.packing import Packing
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem
 
 Params = Mapping[str, Any]
@@ -270,7 +271,8 @@ class CudaRung(Rung):
     """A kernel for GPUs: ``steps(problem, params, machine)`` are its launches.
 
     `workspace` is in bytes. `presets` are named points of the search space. `spills`: it may keep
-    registers in memory. `archs`: those that it is compiled for.
+    registers in memory. `archs`: those that it is compiled for. `packing`: what prepared operands
+    spare it.
     """
 
     backend: ClassVar[str] = "cuda"
@@ -280,6 +282,7 @@ class CudaRung(Rung):
     presets: Mapping[str, Params] = field(default_factory=dict)
     archs: tuple[str, ...] = CUDA_ARCHS
     spills: bool = False
+    packing: Packing | None = None
 
     @property
     def source_path(self) -> Path:

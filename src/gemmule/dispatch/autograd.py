@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.core.canonical import NAMES, Options
 from gemmule.dispatch import general
 from gemmule.dispatch.batches import aligned
@@ -62,6 +63,12 @@ def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
         if out is not None:
             return general.product(op, a, b, out, options)
         return _Quantized.apply(*_autocast(a, b), op, options)
+    if isinstance(a, PreparedMatrix) or isinstance(b, PreparedMatrix):
+        raise ValueError(
+            f"{op} was given a prepared matrix with a tensor that requires a gradient, is traced, "
+            "or lies under torch.vmap or autocast; products with one have no gradient. Call under "
+            "torch.no_grad(), or give the matrix itself."
+        )
     given = {"rung": options.rung, "accumulate": options.accumulate}
     named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
     if named:

@@ -31,24 +31,31 @@ class Converting:
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
         """Convert what is of another dtype, then run; both in the order of the stream."""
         a, b = (
-            one if one.form.dtype == dtype else widened(one, dtype)
+            one if one.form.dtype == dtype else widened(one, dtype, out)
             for one, dtype in zip((a, b), self.dtypes, strict=True)
         )
         self.run(a, b, out, alpha, beta)
 
 
-def widened(operand: Operand, dtype: str) -> Operand:
+def widened(operand: Operand, dtype: str, like: Operand | None = None) -> Operand:
     """Return the operand's values in a float dtype that holds them all, packed in C order.
 
-    A new array of the operand's library, written on its current stream; nothing waits for it.
-    Raises DeviceError where it does not fit, and CompileError.
+    A new array of the library of `like` (default: of the operand), written on its current stream;
+    nothing waits for it. Raises DeviceError where it does not fit, and CompileError.
     """
-    form = operand.form
-    fresh = device_arrays.empty(form.shape, dtype, operand)
-    if 0 in form.shape:
-        return fresh
+    like = operand if like is None else like
+    fresh = device_arrays.empty(operand.form.shape, dtype, like)
     ordinal = device_arrays.ordinal_of(operand)
-    stream = device_arrays.current_stream(operand, ordinal)
+    write(operand, fresh.pointer, dtype, device_arrays.current_stream(like, ordinal))
+    return fresh
+
+
+def write(operand: Operand, target: int, dtype: str, stream: int) -> None:
+    """Write the operand's values to an address, in `dtype` and packed in C order."""
+    form = operand.form
+    if 0 in form.shape:
+        return
+    ordinal = device_arrays.ordinal_of(operand)
     kernel = f"convert<{CTYPE[form.dtype]}, {CTYPE[dtype]}>"
     axes = _merged(form.shape, form.strides)
     outer, inner = axes[:-MOST_AXES], axes[-MOST_AXES:]
@@ -57,9 +64,8 @@ def widened(operand: Operand, dtype: str) -> Operand:
     for number, index in enumerate(np.ndindex(*(size for size, _ in outer))):
         offset = sum(i * step for i, (_, step) in zip(index, outer, strict=True))
         source = operand.pointer + offset * ITEMSIZE[form.dtype]
-        packed = pack(source, fresh.pointer + number * count * ITEMSIZE[dtype], count, inner)
+        packed = pack(source, target + number * count * ITEMSIZE[dtype], count, inner)
         single.run(SOURCE, step, packed, ordinal, stream)
-    return fresh
 
 
 def pack(source: int, target: int, count: int, axes: Sequence[tuple[int, int]]) -> bytes:

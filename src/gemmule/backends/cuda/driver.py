@@ -250,6 +250,12 @@ def copy(target: int, source: int, nbytes: int, ordinal: int, stream: int) -> No
         check(driver.cuStreamSynchronize(stream), "waiting for a copy")
 
 
+def wait(stream: int, ordinal: int) -> None:
+    """Wait until the work that a stream has is done; DeviceError if any of it failed."""
+    with on_device(ordinal):
+        check(bindings().cuStreamSynchronize(stream), f"waiting for a stream of cuda:{ordinal}")
+
+
 def synchronize(ordinal: int) -> None:
     """Wait until the device has done all work of this process; DeviceError if any of it failed."""
     driver = bindings()

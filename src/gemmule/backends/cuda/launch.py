@@ -15,11 +15,13 @@ from typing import Any
 
 from gemmule.backends.base import Run
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, launch_args, nvrtc, tensor_maps
+from gemmule.backends.cuda import driver, launch_args, tensor_maps
+from gemmule.backends.cuda.packed import launch as packed
+from gemmule.backends.cuda.single import cuda_rung, kernels, starter
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand, View
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import CudaRung, LibraryRung, Machine, Rung, Step
+from gemmule.core.rung import LibraryRung, Machine, Rung
 from gemmule.core.scalars import passes
 from gemmule.storage import ceilings as stored_ceilings
 from gemmule.storage.evidence import is_proved
@@ -55,7 +57,8 @@ class CudaBackend:
             return lambda a, b, out, alpha, beta: None
         if isinstance(choice.rung, LibraryRung):
             return choice.rung.bind(choice.problem, choice.call, choice.params)
-        return Launcher(choice)
+        ready = packed.ready_sides(choice)
+        return packed.PackedLauncher(choice, ready) if any(ready) else Launcher(choice)
 
 
 @functools.cache
@@ -72,21 +75,6 @@ def _machine(ordinal: int) -> Machine:
         shared_bytes=info.shared_bytes,
         call_s=CALL_S,
     )
-
-
-def kernels(rung: CudaRung, steps: tuple[Step, ...], arch: str) -> nvrtc.Module:
-    """Return the compiled module that holds every kernel of `steps`."""
-    defines = tuple(dict.fromkeys(d for step in steps for d in step.defines))
-    names = tuple(dict.fromkeys(step.kernel for step in steps))
-    return nvrtc.compile_file(rung.source_path, names, arch, defines)
-
-
-def cuda_rung(choice: Choice) -> CudaRung:
-    """Return a choice's rung; TypeError for one of another back end."""
-    rung = choice.rung
-    if not isinstance(rung, CudaRung):
-        raise TypeError(f"rung {rung.folder}/{rung.name} is for {rung.backend}, not for CUDA.")
-    return rung
 
 
 class Launcher:
@@ -191,51 +179,3 @@ def _offsets(
             )
         )
     return tuple((x[0], x[1], x[2]) for x in found)
-
-
-def starter(handle: Any, step: Step) -> Callable[[int, int], None]:
-    """Return a function (params address, stream) that launches one kernel."""
-    if step.pdl or step.cluster != (1, 1, 1):
-        return _extended_starter(handle, step)
-    api = driver.bindings()
-    launch, function = api.cuLaunchKernel, api.CUfunction(int(handle))
-    (gx, gy, gz), (bx, by, bz), smem = step.grid, step.block, step.smem
-    name = step.kernel
-
-    def start(params: int, stream: int) -> None:
-        (code,) = launch(function, gx, gy, gz, bx, by, bz, smem, stream, params, 0)
-        if code:
-            raise driver.error_of(code, f"launching {name}")
-
-    return start
-
-
-def _extended_starter(handle: Any, step: Step) -> Callable[[int, int], None]:
-    """Return a launcher with cluster dimensions and programmatic dependent launch."""
-    api = driver.bindings()
-    function = api.CUfunction(int(handle))
-    attributes = []
-    if step.cluster != (1, 1, 1):
-        cluster = api.CUlaunchAttribute()
-        cluster.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = (
-            step.cluster
-        )
-        attributes.append(cluster)
-    if step.pdl:
-        dependent = api.CUlaunchAttribute()
-        dependent.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        dependent.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(dependent)
-
-    def start(params: int, stream: int) -> None:
-        config = api.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = step.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = step.block
-        config.sharedMemBytes, config.hStream = step.smem, api.CUstream(stream)
-        config.numAttrs, config.attrs = len(attributes), attributes
-        (code,) = api.cuLaunchKernelEx(config, function, params, 0)
-        if code:
-            raise driver.error_of(code, f"launching {step.kernel}")
-
-    return start

@@ -51,6 +51,14 @@ def addresses(packed: bytes, count: int) -> tuple[int, ...]:
     return found
 
 
+def without_rows(packed: bytes, operand: str) -> bytes:
+    """Return a matmul's struct in which A has no rows, or B no columns."""
+    names = [name for name, _ in GEMM_FIELDS]
+    fields = list(GEMM.unpack(packed))
+    fields[names.index("m" if operand == "a" else "n")] = 0
+    return GEMM.pack(*fields)
+
+
 def pack(problem: Problem, call: Call) -> bytes:
     """Return the struct of a canonical call with null pointers, alpha 1 and beta 0.
 

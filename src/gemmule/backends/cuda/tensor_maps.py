@@ -173,9 +173,12 @@ class Slot:
         self.params = (ctypes.c_void_p * len(pointers))(*pointers)
         self.address = ctypes.addressof(self.params)
 
-    def place(self, addresses: Sequence[int]) -> None:
-        """Write the addresses that the struct begins with, and the maps of what lies there."""
+    def place(self, addresses: Sequence[int], shown: Sequence[int] | None = None) -> None:
+        """Write the addresses that the struct begins with, and the maps of what lies there.
+
+        shown: of what the maps show, where that is not what the struct says.
+        """
         struct.pack_into(f"<{len(addresses)}Q", self.buffer, 0, *addresses)
         if self.maps is not None:
-            for place, encoded in zip(self._places, self.maps.of(addresses), strict=True):
+            for place, encoded in zip(self._places, self.maps.of(shown or addresses), strict=True):
                 ctypes.memmove(place, encoded, MAP_BYTES)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gemmule.backends.cuda import driver, nvrtc, tensor_maps
-from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda import driver, nvrtc, single, tensor_maps
 from gemmule.core.rung import Step
 
 FOLDER = Path(__file__).parent
@@ -27,7 +26,7 @@ class Kernels:
         step = Step(name, (blocks, 1, 1), (threads, 1, 1), smem)
         symbol = self._module.symbols[name]
         handle = driver.load(self._module.cubin, symbol, self.ordinal, smem)
-        start = cuda_launch.starter(handle, step)
+        start = single.starter(handle, step)
         slot = tensor_maps.Slot(arguments)
 
         def launch(stream: int) -> None:

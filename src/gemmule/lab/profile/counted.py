@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.launch import cuda_rung
+from gemmule.backends.cuda.single import cuda_rung
 from gemmule.lab.bench.ladder_times import Spot, plans_of, sets_of, spots
 from gemmule.lab.profile.counters import Mark
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.backends.cuda import driver, tensor_maps
+from gemmule.backends.cuda import driver, single, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.graph_clock import GraphClock
@@ -79,7 +79,7 @@ class GpuBench(CellBench):
         try:
             plan = gm.plan(cell.op, a, b, rung=rung)
             params = (
-                dict(cuda_launch.cuda_rung(plan.choice).presets[lane.preset])
+                dict(single.cuda_rung(plan.choice).presets[lane.preset])
                 if lane.preset
                 else dict(lane.params)
             )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, launch_args, tensor_maps
+from gemmule.backends.cuda import driver, launch_args, single, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
@@ -88,7 +88,7 @@ class DeviceRunner:
     def _launch(
         self, rung: CudaRung, steps: tuple[Step, ...], problem: Problem, packed: bytes
     ) -> None:
-        module = cuda_launch.kernels(rung, steps, self.machine.arch)
+        module = single.kernels(rung, steps, self.machine.arch)
         shapes = tensor_maps.declared(steps, problem, packed)
         slot = tensor_maps.Slot(packed, tensor_maps.Maps(shapes))
         with driver.on_device(self.ordinal):  # a map is encoded in the context of its address
@@ -97,7 +97,7 @@ class DeviceRunner:
                 handle = driver.load(
                     module.cubin, module.symbols[step.kernel], self.ordinal, step.smem
                 )
-                cuda_launch.starter(handle, step)(slot.address, 0)
+                single.starter(handle, step)(slot.address, 0)
         driver.synchronize(self.ordinal)
 
     def _take(self, nbytes: int, remainder: int) -> int:

@@ -13,11 +13,12 @@ What a pair of halves does not hold, infinities, NaN and elements 2^29 times sma
 largest of their row, is counted for each row. A sum that these might have moved by more than its
 bound has its part of the tile computed anew, from the operands themselves; that is known only on
 the device and stays there. Any strides are read, and no alignment is asked for, as one pass writes
-the halves to where TMA wants them.
+the halves to where TMA wants them. Of a prepared operand the passes were run before.
 """
 
 from __future__ import annotations
 
+from gemmule.core.packing import Move, Packing
 from gemmule.core.problem import Problem
 from gemmule.core.rung import (
     Arithmetic,
@@ -68,6 +69,28 @@ def _halves_bytes(problem: Problem) -> tuple[int, int]:
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
     listed = 1 + 2 * tiles(problem, *_size(params))
     return sum(_halves_bytes(problem)) + 4 * ((PARTS + 2) * sum(_lines(problem)) + listed)
+
+
+def _begins(problem: Problem) -> int:
+    """Return where the words lie that the product reads for each row and column."""
+    return sum(_halves_bytes(problem)) + 4 * PARTS * sum(_lines(problem))
+
+
+def _moves(problem: Problem, operand: str) -> tuple[Move, ...]:
+    """Return how elements lost and shifts, of A or of B, come to lie for the product.
+
+    Alone they lie behind the operand's own halves and maxima; together those of A precede those of
+    B, elements lost and then shifts. Behind the last shifts comes the count of parts of tiles to be
+    computed anew: 0, as the passes leave it, and brought with B's.
+    """
+    which = "ab".index(operand)
+    lines, mine, to = _lines(problem), _lines(problem)[which], _begins(problem)
+    at = _halves_bytes(problem)[which] + 4 * PARTS * mine
+    to += 4 * lines[0] * which
+    return (
+        Move(at, to, 4 * mine),
+        Move(at + 4 * mine, to + 4 * sum(lines), 4 * (mine + which)),
+    )
 
 
 def _pass_blocks(problem: Problem) -> tuple[int, int]:
@@ -182,5 +205,6 @@ RUNG = CudaRung(
     suggest=_suggest,
     steps=_steps,
     workspace=_workspace,
+    packing=Packing(passes=2, begins=_begins, moves=_moves),
     archs=("sm_90a",),
 )

@@ -10,6 +10,7 @@ one, for C lies as it may.
 
 from __future__ import annotations
 
+from gemmule.core.packing import Packing
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion, TensorMap
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, type_arguments
@@ -105,5 +106,6 @@ RUNG = CudaRung(
     suggest=_suggest,
     steps=_steps,
     workspace=_workspace,
+    packing=Packing(passes=1, begins=lambda problem: sum(_packed_bytes(problem)), is_copy=True),
     archs=("sm_90a",),
 )

@@ -1,0 +1,162 @@
+"""`PreparedMatrix`: an operand in the form that products read, made once for many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gemmule.backends.cuda.arrays import form_of
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.operand import Form, Operand
+from gemmule.core.packing import Ready
+from gemmule.core.problem import ITEMSIZE
+
+Held = np.ndarray[Any, Any] | DeviceArray
+
+
+class PreparedMatrix:
+    """A copy of a matrix, and beside it what rungs otherwise make of it in every product.
+
+    `gemmule.prepare` makes one. It stands where the array would, on one side of matrix products
+    (`side`; `T` stands on the other), beside arrays of any library on the same device. It holds no
+    reference to the array that it was made from: changes of that do not reach it. Never written.
+
+    shape, ndim, dtype (a name), device and nbytes (all that is held) are the usual ones; `rungs`
+    names the rungs that read a packed form, `reason` says why there are no others.
+    """
+
+    __slots__ = ("_packed", "_place", "array", "form", "ready", "reason")
+
+    # NumPy and CuPy leave ``x @ P`` to P, instead of making P an array first.
+    __array_ufunc__: ClassVar[None] = None
+    __array_priority__: ClassVar[int] = 1000
+
+    def __init__(
+        self, array: Held, dtype: str, side: str, packed: Mapping[str, Held], reason: str = ""
+    ) -> None:
+        self.array, self.reason, self._packed = array, reason, dict(packed)
+        planes = int(np.prod(array.shape[:-2], dtype=np.int64))
+        beside = sum(one.nbytes for one in packed.values() if one is not array)
+        self.ready = Ready(side, tuple(packed), planes, _spanned_bytes(array, dtype), beside)
+        if isinstance(array, DeviceArray):
+            form = form_of(array.pointer, array.shape, array.strides, dtype)
+            pointer, device = array.pointer, array.device
+        else:
+            steps = tuple(step // array.itemsize for step in array.strides)
+            form = Form(array.shape, steps, dtype, min(array.itemsize, 16))
+            pointer, device = int(array.__array_interface__["data"][0]), "cpu"
+        self.form = form._replace(ready=self.ready)
+        self._place = pointer, device
+
+    @property
+    def operand(self) -> Operand:
+        """It as an operand, made anew: one that was kept would keep the memory in a circle."""
+        pointer, device = self._place
+        return Operand(self.array, pointer, self.form, device, "gemmule", self)
+
+    def packed(self, rung: str) -> Held:
+        """Return what a rung of `rungs` reads; KeyError for another."""
+        return self._packed[rung]
+
+    def address(self, rung: str) -> int:
+        """Return where on the device a rung of `rungs` finds its packed form."""
+        held = self._packed[rung]
+        return held.pointer if isinstance(held, DeviceArray) else int(held.ctypes.data)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The matrix's shape, batch axes first."""
+        return self.form.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes, at least 2."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the elements' dtype."""
+        return self.form.dtype
+
+    @property
+    def device(self) -> str:
+        """Where it lies: ``"cpu"`` or ``"cuda:N"``."""
+        return self._place[1]
+
+    @property
+    def side(self) -> str:
+        """Where it stands in products: ``"right"`` (B) or ``"left"`` (A)."""
+        return self.ready.side
+
+    @property
+    def rungs(self) -> tuple[str, ...]:
+        """Names of the rungs that find it packed."""
+        return self.ready.rungs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: the copy, and what was packed beside it."""
+        return self.ready.own + self.ready.packed
+
+    @property
+    def T(self) -> PreparedMatrix:
+        """The transpose, for the other side, in the same memory; of a batch, of each entry."""
+        array = self.array
+        if isinstance(array, DeviceArray):
+            turned: Held = DeviceArray(
+                array.pointer,
+                (*array.shape[:-2], array.shape[-1], array.shape[-2]),
+                (*array.strides[:-2], array.strides[-1], array.strides[-2]),
+                array.dtype,
+                array.ordinal,
+                array,
+            )
+        else:
+            turned = array.swapaxes(-1, -2)
+        packed = {name: turned if one is array else one for name, one in self._packed.items()}
+        side = "left" if self.side == "right" else "right"
+        return PreparedMatrix(turned, self.dtype, side, packed, self.reason)
+
+    def __matmul__(self, other: Any) -> Any:
+        """Return ``P @ other`` by `gemmule.matmul`."""
+        return _product[0](self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        """Return ``other @ P`` by `gemmule.matmul`."""
+        return _product[0](other, self)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Multiply where PyTorch meets it in ``@`` or `torch.matmul`; refuse all else."""
+        if func.__name__ not in ("matmul", "__matmul__", "__rmatmul__") or len(args) != 2:
+            return NotImplemented
+        pair = args[::-1] if func.__name__ == "__rmatmul__" else args
+        return _product[0](*pair, **(kwargs or {}))
+
+    def __repr__(self) -> str:
+        packed = ", ".join(self.rungs) or "no rung"
+        return (
+            f"PreparedMatrix(shape={self.shape}, dtype={self.dtype}, device={self.device}, "
+            f"side={self.side}, packed for {packed}, {self.nbytes:,} bytes)"
+        )
+
+
+def _spanned_bytes(array: Held, dtype: str) -> int:
+    """Return the bytes that an array's elements span, gaps between its lines included."""
+    if 0 in array.shape:
+        return 0
+    if isinstance(array, DeviceArray):
+        reach = sum((s - 1) * t for s, t in zip(array.shape, array.strides, strict=True))
+        return int(reach + 1) * ITEMSIZE[dtype]
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return int(high) - int(low)
+
+
+def multiply_by(product: Callable[..., Any]) -> None:
+    """Take the function behind ``@``, which stands above this module: `gemmule.matmul` itself."""
+    _product[:] = [product]
+
+
+_product: list[Callable[..., Any]] = []

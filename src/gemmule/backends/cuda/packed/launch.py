@@ -1,0 +1,216 @@
+"""Products of which one operand or both were packed before, by passes of the same rung.
+
+The kernels are those of the unprepared product, and so are the bits of the result; only what was
+done before is left out. Of an operand that was not prepared the passes run over it alone. What the
+product reads of both in its workspace (`gemmule.core.packing.Move`) is brought together by one
+small launch; packed operands themselves are shown by tensor maps, wherever they lie.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda import driver, launch_args, nvrtc, tensor_maps
+from gemmule.backends.cuda.single import cuda_rung, kernels, starter
+from gemmule.core.choice import Choice
+from gemmule.core.operand import Operand
+from gemmule.core.packing import Move, Ready
+from gemmule.core.problem import Problem
+from gemmule.core.rung import CudaRung, Step
+from gemmule.core.scalars import passes
+
+GATHER = Path(__file__).with_name("gather.cu")
+RANGES, THREADS, MOST_BLOCKS = 4, 256, 64
+_RANGES = struct.Struct(f"<{RANGES}Q{RANGES}Q{RANGES}q")
+_ADDRESSES = 1 << 64
+Start = Callable[[int, int], None]
+Starters = tuple[tuple[Start, ...], Start, tuple[Start, ...]]  # passes, gather, the product
+
+
+def ready_sides(choice: Choice) -> tuple[bool, bool]:
+    """Tell of A and of B whether what they were prepared for serves this choice."""
+    call, problem, rung = choice.call, choice.problem, choice.rung
+    if not isinstance(rung, CudaRung) or rung.packing is None or call.outer:
+        return False, False
+    alone = problem.batch == 1
+    planes = (
+        (1 if alone or problem.shared_a else problem.batch),
+        (1 if alone or problem.shared_b else problem.batch),
+    )
+    a, b = (_serves(one, rung, count) for one, count in zip(call.ready, planes, strict=True))
+    return a, b
+
+
+def _serves(one: Ready | None, rung: CudaRung, planes: int) -> bool:
+    return one is not None and rung.name in one.rungs and one.planes == planes
+
+
+def alone(problem: Problem, operand: str) -> Problem:
+    """Return the problem in which the other operand has no rows (B: no columns)."""
+    return replace(problem, n=0) if operand == "a" else replace(problem, m=0)
+
+
+def pass_steps(choice: Choice, operand: str) -> tuple[Step, ...]:
+    """Return the launches that pack A or B alone."""
+    rung = cuda_rung(choice)
+    if rung.packing is None:
+        raise TypeError(f"rung {rung.folder}/{rung.name} packs no operands.")
+    steps = rung.steps(alone(choice.problem, operand), choice.params, choice.machine)
+    return steps[: rung.packing.passes]
+
+
+def pass_bytes(choice: Choice, operand: str) -> int:
+    """Return the bytes of workspace that packing A or B alone takes, rounded up to 256."""
+    rung = cuda_rung(choice)
+    nbytes = rung.workspace(alone(choice.problem, operand), choice.params, choice.machine)
+    return -(-nbytes // 256) * 256
+
+
+class PackedLauncher:
+    """A prepared choice of which `ready` operands come packed; called as `Launcher` is."""
+
+    def __init__(self, choice: Choice, ready: tuple[bool, bool]) -> None:
+        rung, problem = cuda_rung(choice), choice.problem
+        packing = rung.packing
+        if packing is None or not any(ready):
+            raise TypeError(f"no operand comes packed for rung {rung.folder}/{rung.name}.")
+        self.rung, self.ready, self.result = rung.name, ready, problem.out
+        steps = rung.steps(problem, choice.params, choice.machine)
+        self.module = kernels(rung, steps, choice.machine.arch)
+        self.template = launch_args.pack(problem, choice.call)
+        self.scalars_at = len(self.template) - launch_args.SCALARS.size
+        rest = [name for name, has in zip("ab", ready, strict=True) if not has]
+        self.passes: tuple[Step, ...] = ()
+        self.pass_template, packed_bytes = self.template, 0
+        for name in rest:
+            self.passes, packed_bytes = pass_steps(choice, name), pass_bytes(choice, name)
+            self.pass_template = launch_args.without_rows(
+                self.template, "b" if name == "a" else "a"
+            )
+        begins = packing.begins(problem)
+        self.main = steps[packing.passes :]
+        self.main_at = packed_bytes - begins  # where the product's workspace would begin
+        whole = rung.workspace(problem, choice.params, choice.machine)
+        self.workspace = packed_bytes + whole - begins
+        self.moves = [
+            (which, move)
+            for which, name in enumerate("ab")
+            for move in packing.moves(problem, name)
+        ]
+        self.maps = tensor_maps.Maps(_shown(self.main, problem, self.template))
+        self.local = threading.local()
+        self.starters: dict[int, Starters] = {}
+
+    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
+        """Launch on operands of the prepared forms: out = alpha a b + beta out."""
+        ordinal = int(out.device[5:])
+        stream = device_arrays.current_stream(out, ordinal)
+        work, owner = 0, None
+        if self.workspace:
+            work, owner = device_arrays.workspace(out, self.workspace)
+        packed = [
+            one.original.address(self.rung) if has else work
+            for one, has in zip((a, b), self.ready, strict=True)
+        ]
+        main_work = (work + self.main_at) % _ADDRESSES
+        addresses = (a.pointer, b.pointer, out.pointer)
+        with driver.on_device(ordinal):
+            first, gather, rest = self._load(ordinal)
+            of_passes, of_main, ranges = self._slots()
+            if first:
+                of_passes.place((*addresses, work))
+                _start(first, of_passes.address, stream)
+            for scalars in passes(alpha, beta, self.result):
+                if self.moves:
+                    ranges.place(_ranges(self.moves, packed, main_work))
+                    gather(ranges.address, stream)
+                launch_args.SCALARS.pack_into(of_main.buffer, self.scalars_at, *scalars)
+                of_main.place((*addresses, main_work), (*addresses, main_work, *packed))
+                _start(rest, of_main.address, stream)
+        del owner  # its allocator reuses the memory in stream order
+
+    def _slots(self) -> tuple[tensor_maps.Slot, tensor_maps.Slot, _Ranges]:
+        """Return this thread's argument memory: of the passes, of the product, of the gathering."""
+        try:
+            slots: tuple[tensor_maps.Slot, tensor_maps.Slot, _Ranges] = self.local.slots
+        except AttributeError:
+            of_passes = tensor_maps.Slot(self.pass_template)
+            slots = of_passes, tensor_maps.Slot(self.template, self.maps), _Ranges()
+            self.local.slots = slots
+        return slots
+
+    def _load(self, ordinal: int) -> Starters:
+        found = self.starters.get(ordinal)
+        if found is None:
+            first, rest = (
+                tuple(
+                    starter(
+                        driver.load(
+                            self.module.cubin, self.module.symbols[step.kernel], ordinal, step.smem
+                        ),
+                        step,
+                    )
+                    for step in steps
+                )
+                for steps in (self.passes, self.main)
+            )
+            found = self.starters[ordinal] = first, _gather(ordinal, self.moves), rest
+        return found
+
+
+class _Ranges:
+    """One thread's arguments of `gather.cu`."""
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(_RANGES.size)
+        self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self.address = ctypes.addressof(self._params)
+
+    def place(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Write where each range comes from, where it goes to, and how many words it has."""
+        unused = [(0, 0, 0)] * (RANGES - len(ranges))
+        sources, targets, words = zip(*ranges, *unused, strict=True)
+        _RANGES.pack_into(self._buffer, 0, *sources, *targets, *words)
+
+
+def _ranges(
+    moves: Sequence[tuple[int, Move]], packed: Sequence[int], work: int
+) -> list[tuple[int, int, int]]:
+    return [
+        (packed[which] + move.at, (work + move.to) % _ADDRESSES, move.nbytes // 4)
+        for which, move in moves
+    ]
+
+
+def _gather(ordinal: int, moves: Sequence[tuple[int, Move]]) -> Start:
+    """Return what launches the gathering of these ranges."""
+    longest = max((move.nbytes // 4 for _, move in moves), default=0)
+    blocks = max(1, min(-(-longest // THREADS), MOST_BLOCKS))
+    step = Step("gather", (blocks, 1, 1), (THREADS, 1, 1))
+    module = nvrtc.compile_file(GATHER, (step.kernel,), driver.device_info(ordinal).arch)
+    return starter(driver.load(module.cubin, module.symbols[step.kernel], ordinal, 0), step)
+
+
+def _start(starters: Sequence[Start], params: int, stream: int) -> None:
+    for start in starters:
+        start(params, stream)
+
+
+def _shown(
+    steps: Sequence[Step], problem: Problem, template: bytes
+) -> tuple[tensor_maps.Shape, ...]:
+    """Return the product's maps, those of packed operands by addresses 4 (A) and 5 (B)."""
+    shapes = tensor_maps.declared(steps, problem, template)
+    maps = next((step.maps for step in steps if step.maps), ())
+    return tuple(
+        shape
+        if one.packed_at is None
+        else shape._replace(word=4 + "ab".index(one.operand), offset=0)
+        for shape, one in zip(shapes, maps, strict=True)
+    )

@@ -1,0 +1,76 @@
+"""How a rung's work on one operand comes apart from its product, to be done once for many of them.
+
+Some rungs begin with passes that write each operand to the workspace in the form that their product
+reads. What a pass leaves of an operand depends on nothing else of the product, so it may be kept
+(`gemmule.prepare`): the product then runs the passes over the other operand alone, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gemmule.core.problem import Problem
+
+SIDES = ("left", "right")  # on which an operand stands: of the canonical product A, or B
+
+
+class Ready(NamedTuple):
+    """What a prepared operand brings: for which rungs it was packed, and the bytes that it holds.
+
+    side: where it may stand. planes: its batch entries. own: bytes of the array itself; packed:
+    beside it.
+    """
+
+    side: str
+    rungs: tuple[str, ...]
+    planes: int
+    own: int
+    packed: int
+
+
+def check_sides(op: str, names: tuple[str, str], ready: tuple[Ready | None, Ready | None]) -> None:
+    """Raise ValueError where a prepared operand stands on the side that it was not packed for."""
+    for name, side, one in zip(names, SIDES, ready, strict=True):
+        if one is None or (one.side == side and name != "x"):
+            continue
+        if name == "x":
+            what, way = "a vector", "Give the array itself."
+        else:
+            what = f"the {side} operand"
+            way = f"Prepare it with side={side!r}, or give the array itself."
+        raise ValueError(
+            f"{name} was prepared to stand on the {one.side} of matrix products, but is {what} of "
+            f"this {op}. {way}"
+        )
+
+
+class Move(NamedTuple):
+    """Bytes that a product reads in its workspace at `to`; a pass over one operand leaves them
+    at `at` in its own."""
+
+    at: int
+    to: int
+    nbytes: int
+
+
+def _no_moves(problem: Problem, operand: str) -> tuple[Move, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What lets the first `passes` steps of a CUDA rung run over one operand alone.
+
+    Told that the other one has no rows (m = 0, or n = 0), they touch it not, and write the packed
+    operand to the beginning of the workspace, where tensor maps with a `packed_at` show it. The
+    steps behind them read no more of the workspace than those maps and what lies from
+    ``begins(problem)`` on, of which ``moves(problem, "a")`` and ``(…, "b")`` come from the passes.
+    is_copy: the packed operand is the operand, in the same order, lines at multiples of 16 bytes.
+    """
+
+    passes: int
+    begins: Callable[[Problem], int]
+    moves: Callable[[Problem, str], tuple[Move, ...]] = _no_moves
+    is_copy: bool = False
