@@ -1,0 +1,189 @@
+"""Kernels of the product in tile registers: packing into tiles, and blocks of C from them."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, configured, released
+from gemmule.backends.cpu.intrinsics import call, load, store
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.pool import Pooled, in_pool
+from gemmule.rungs.matmul.cpu import _tile_steps as steps
+from gemmule.rungs.matmul.cpu._tile_steps import SHAPES, STEP_TERMS, SUMS_BYTES
+
+GROUP = 2 * TILE_ROWS  # rows, or columns, of the sums that the registers hold
+_WORDS = TILE_BYTES // 2
+_NOTHING = 0xFFFF  # the least magnitude of zeros, less one
+
+
+@functools.cache
+def place_kernel(paired: bool, unit: str) -> Kernel:
+    """Return ``place(source, line_step, term_step, lines, terms, tile)``: 16-bit numbers to a tile.
+
+    A tile of A holds 32 terms of a row behind each other; one of B (`paired`) two terms of each of
+    sixteen columns, then the next two. unit: which axis has unit stride in memory, ``"depth"`` (the
+    terms), ``"width"`` (the lines) or ``"none"``.
+    """
+    read, write = load("uint16", "int32"), store("uint16", "int32")
+    read_pair, write_pair = load("int32", "int32"), store("int32", "int32")
+    down_lines, along_lines = unit == "depth", unit == "width"
+
+    @kernel
+    def place(
+        source: int, line_step: int, term_step: int, lines: int, terms: int, tile: int
+    ) -> None:
+        step = 2 if along_lines else line_step  # known when the kernel is compiled
+        if paired and down_lines:
+            for line in range(lines):
+                row = source + line * line_step
+                for pair in range(terms // 2):
+                    write_pair(tile + 64 * pair, line, read_pair(row, pair))
+                if terms % 2:
+                    write(tile + 32 * (terms - 1), 2 * line, read(row, terms - 1))
+        elif paired:
+            for term in range(terms):
+                row, target = source + term * term_step, tile + 64 * (term // 2) + 2 * (term % 2)
+                for line in range(lines):
+                    write(target, 2 * line, read(row + line * step, 0))
+        elif down_lines:
+            for line in range(lines):
+                for term in range(terms):
+                    write(tile + 64 * line, term, read(source + line * line_step, term))
+        else:
+            for term in range(terms):
+                row = source + term * term_step
+                for line in range(lines):
+                    write(tile + 64 * line, term, read(row + line * step, 0))
+
+    return place
+
+
+@functools.cache
+def pack_shares(pieces: int) -> Pooled:
+    """Return the packing, a share for each panel.
+
+    Words: address of a `place_kernel`, source, step from line to line and from term to term in
+    bytes, lines, terms, where the tiles go, where each panel's least magnitude that is not zero,
+    less one, and its largest go (as bits, two int64), and where a float16 is looked up: its pieces.
+    """
+    read, write = load("uint16", "int32"), store("uint16", "int32")
+    look_up, note = load("int32", "int32"), store("int64", "int64")
+
+    @kernel
+    def pack(
+        number: int,
+        place: int,
+        source: int,
+        line_step: int,
+        term_step: int,
+        lines: int,
+        terms: int,
+        packed: int,
+        found: int,
+        table: int,
+    ) -> None:
+        count = (terms + STEP_TERMS - 1) // STEP_TERMS
+        first = source + TILE_ROWS * number * line_step
+        here = max(0, min(TILE_ROWS, lines - TILE_ROWS * number))
+        least, most = _NOTHING, 0
+        for step in range(count):
+            tile = packed + (number * count + step) * pieces * TILE_BYTES
+            some = min(STEP_TERMS, terms - STEP_TERMS * step)
+            if here < TILE_ROWS or some < STEP_TERMS:
+                for i in range(_WORDS):
+                    write(tile, i, 0)
+            call(
+                place, first + STEP_TERMS * step * term_step, line_step, term_step, here, some, tile
+            )
+            for i in range(_WORDS):
+                magnitude = read(tile, i) & 0x7FFF
+                least = min(least, (magnitude - 1) & 0xFFFF)
+                most = max(most, magnitude)
+            if pieces == 2:
+                for i in range(_WORDS):
+                    both = look_up(table, read(tile, i))
+                    write(tile, i, both)
+                    write(tile + TILE_BYTES, i, both >> 16)
+        note(found, 2 * number, least)
+        note(found, 2 * number + 1, most)
+
+    return in_pool(pack, 9)
+
+
+@kernel
+def store_group(
+    sums: int, C: int, C_row: int, C_item: int, m: int, n: int, row: int, column: int, unpack: int
+) -> None:
+    """Store four tiles of sums where they belong in C, as far as there are rows and columns."""
+    for part in range(4):
+        i, j = row + TILE_ROWS * (part // 2), column + TILE_ROWS * (part % 2)
+        if i < m and j < n:
+            target, tile = C + i * C_row + j * C_item, sums + part * TILE_BYTES
+            call(
+                unpack, tile, TILE_ROWS, target, C_row, min(TILE_ROWS, m - i), min(TILE_ROWS, n - j)
+            )
+
+
+@functools.cache
+def block_shares(pieces: int) -> Pooled:
+    """Return the product, a share for each block of C.
+
+    Words: packed A and B, C, its step from row to row and from column to column in bytes, m, n,
+    tiles of 32 terms, rows and columns of a block in groups of 32, tiles of one pass, and the
+    address of an `unpack_kernel`.
+    """
+    start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
+    add, shapes, forget = steps.add_products(pieces), configured(*SHAPES), released()
+    step_bytes = pieces * TILE_BYTES
+
+    @kernel
+    def block(
+        number: int,
+        a: int,
+        b: int,
+        C: int,
+        C_row: int,
+        C_item: int,
+        m: int,
+        n: int,
+        count: int,
+        rows: int,
+        columns: int,
+        depth: int,
+        unpack: int,
+    ) -> None:
+        panel = count * step_bytes
+        down, across = (m + GROUP - 1) // GROUP, (n + GROUP - 1) // GROUP
+        turns = (across + columns - 1) // columns
+        top, left = number // turns * rows, number % turns * columns
+        height, width = min(rows, down - top), min(columns, across - left)
+        memory = np.empty((height * width + 1) * SUMS_BYTES + 64, np.uint8)
+        registers = (memory.ctypes.data + 63) // 64 * 64
+        sums = registers + SUMS_BYTES
+        shapes()
+        for begin in range(0, count, depth):
+            some = min(depth, count - begin)
+            for j in range(width):
+                right = b + 2 * (left + j) * panel + begin * step_bytes
+                for i in range(height):
+                    place = sums + (j * height + i) * SUMS_BYTES
+                    above = a + 2 * (top + i) * panel + begin * step_bytes
+                    if begin == 0:
+                        start(registers)
+                    else:
+                        resume(registers, place)
+                    for step in range(some):
+                        add(registers, above + step * step_bytes, right + step * step_bytes, panel)
+                    keep(registers, place)
+        forget()
+        for j in range(width):
+            for i in range(height):
+                place = sums + (j * height + i) * SUMS_BYTES
+                row, column = GROUP * (top + i), GROUP * (left + j)
+                store_group(place, C, C_row, C_item, m, n, row, column, unpack)
+        # Numba frees an array behind the place that names it last, whoever holds its address.
+        memory[0] = 0
+
+    return in_pool(block, 12)

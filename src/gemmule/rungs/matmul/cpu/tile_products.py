@@ -1,0 +1,193 @@
+"""Halves in tile registers: 32 x 32 sums and 32 terms of them an instruction each.
+
+AMX multiplies a tile of 16 rows x 32 terms with one of 32 terms x 16 columns in bfloat16 and sums
+in float32. A float16 is the sum of two bfloat16 exactly, so it takes four such products. Both
+operands are packed into tiles once, by all threads; a block of C then passes over them, its sums in
+the second-level cache between two passes.
+
+Tile registers take subnormal numbers for zeros, and infinity less itself would be a piece of a
+float16: operands in which that could show are found while they are packed, and their product goes
+to `packed_threads`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmule.backends.cpu.amx import TILE_BYTES, missing_tiles
+from gemmule.backends.cpu.threads import thread_count
+from gemmule.core.problem import HALVES, Problem
+from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
+from gemmule.rungs import _cpu
+from gemmule.rungs.matmul.cpu import packed_threads
+from gemmule.rungs.matmul.cpu._tile import unit_axis, unpack_kernel
+from gemmule.rungs.matmul.cpu._tile_blocks import GROUP, block_shares, pack_shares, place_kernel
+from gemmule.rungs.matmul.cpu._tile_steps import PRODUCTS, STEP_TERMS
+
+Array = np.ndarray[Any, Any]
+
+# Terms of a pass: with them two panels of B, 32 KiB, stay in the first-level cache.
+_TERMS = {1: 512, 2: 256}
+# Blocks for each thread at least, where there are so many groups of 32: who ends late ends soon.
+_BLOCKS_PER_THREAD = 2
+_LEAST_GROUPS = 2
+# The exponent fields of the least elements of A and B that are not zero sum to this at least where
+# no sum can be subnormal: the last bit of a product is 2^14 below its first.
+_LEAST_EXPONENTS = 2 * 127 - 126 + 14
+_INFINITY = 0x7C00  # of float16
+
+# Multiply-adds, and elements packed, for each fused float32 multiply-add of a core (Xeon with AMX,
+# 16 cores, 1024 to 4096, November 2026; a loop over the first-level cache makes thrice as many).
+_PRODUCTS_PER_FMA = {"bfloat16": 3.5, "float16": 1.2}
+_ELEMENTS_PER_FMA = {"bfloat16": 0.01, "float16": 0.007}
+
+
+def _pieces(problem: Problem) -> int:
+    return 2 if problem.a == "float16" else 1
+
+
+@functools.cache
+def _halves_in_two() -> Array:
+    """Return for the bits of every float16 its upper bfloat16 and, 16 bits up, the lower one."""
+    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    upper = values.view(np.uint32) & np.uint32(0xFFFF0000)
+    with np.errstate(invalid="ignore"):
+        lower = (values - upper.view(np.float32)).view(np.uint32)
+    return (upper >> np.uint32(16)) | (lower & np.uint32(0xFFFF0000))
+
+
+class _Packed:
+    """An operand as tiles: a panel of sixteen lines after the other, an even number of them."""
+
+    def __init__(self, pieces: int, lines: int, terms: int, place: int) -> None:
+        self.pieces, self.lines, self.terms, self.place = pieces, lines, terms, place
+        self.panels = 2 * -(-lines // GROUP)
+        self.nbytes = self.panels * -(-terms // STEP_TERMS) * pieces * TILE_BYTES
+
+    def fill(self, source: Array, line_step: int, term_step: int) -> tuple[Array, int, int, int]:
+        """Return the memory, where tiles begin in it, and the extreme magnitudes.
+
+        The least one is that of an element other than zero, less one; both as bits.
+        """
+        memory = np.empty(self.nbytes + 64, np.uint8)
+        tiles = -(-memory.ctypes.data // 64) * 64
+        found = np.empty((self.panels, 2), np.int64)
+        pack_shares(self.pieces)(
+            self.panels,
+            self.place,
+            _cpu.address(source),
+            line_step,
+            term_step,
+            self.lines,
+            self.terms,
+            tiles,
+            found.ctypes.data,
+            _halves_in_two().ctypes.data,
+        )
+        return memory, tiles, int(found[:, 0].min()), int(found[:, 1].max())
+
+
+def block_groups(down: int, across: int, threads: int, most: tuple[int, int]) -> tuple[int, int]:
+    """Return rows and columns of a block in groups of 32: at most `most`, enough for all threads.
+
+    down, across: groups of C.
+    """
+    rows, columns = min(down, most[0]), min(across, most[1])
+    wanted = _BLOCKS_PER_THREAD * threads if threads > 1 else 1
+    while -(-down // rows) * -(-across // columns) < wanted:
+        if max(rows, columns) <= _LEAST_GROUPS:
+            break
+        rows, columns = (-(-rows // 2), columns) if rows >= columns else (rows, -(-columns // 2))
+    return rows, columns
+
+
+def bind(problem: Problem, params: Params) -> Callable[..., None]:
+    """Return ``run(A, B, C)``."""
+    missing_tiles("bf16")  # the system has to be asked, whoever binds
+    pieces, (m, n, k) = _pieces(problem), (problem.m, problem.n, problem.k)
+    plainly = functools.cache(lambda: packed_threads.bind(problem, packed_threads.RUNG.defaults()))
+    if not (m and n and k):
+        return plainly()
+    left = _Packed(pieces, m, k, place_kernel(False, unit_axis(problem.layout_a, 0)).address(6))
+    right = _Packed(pieces, n, k, place_kernel(True, unit_axis(problem.layout_b, 1)).address(6))
+    most = (params["rows"] // GROUP, params["columns"] // GROUP)
+    down, across, count = left.panels // 2, right.panels // 2, -(-k // STEP_TERMS)
+    unpack = unpack_kernel(problem.out, "float32").address(6)
+
+    def run(A: Array, B: Array, C: Array) -> None:
+        kept_a, a, least_a, most_a = left.fill(A, *A.strides)
+        kept_b, b, least_b, most_b = right.fill(B, B.strides[1], B.strides[0])
+        if not _carried(pieces, least_a, least_b, max(most_a, most_b)):
+            plainly()(A, B, C)
+            return
+        rows, columns = block_groups(down, across, thread_count(), most)
+        block_shares(pieces)(
+            -(-down // rows) * -(-across // columns),
+            a,
+            b,
+            _cpu.address(C),
+            C.strides[0],
+            C.itemsize,
+            m,
+            n,
+            count,
+            rows,
+            columns,
+            _TERMS[pieces] // STEP_TERMS,
+            unpack,
+        )
+        del kept_a, kept_b
+
+    return run
+
+
+def _carried(pieces: int, least_a: int, least_b: int, most: int) -> bool:
+    """Whether tiles compute what IEEE arithmetic does, up to roundings (see the constants)."""
+    if pieces == 2:
+        return most < _INFINITY
+    first, second = (least_a + 1) >> 7, (least_b + 1) >> 7
+    return min(first, second) > 0 and first + second >= _LEAST_EXPONENTS
+
+
+def _arithmetic(problem: Problem) -> Arithmetic:
+    """A product meets sixteen additions within its tile, that of both halves, one a later tile.
+
+    Pieces of a number have its sign, so the magnitudes of their products sum to that of theirs.
+    """
+    products = len(PRODUCTS[_pieces(problem)])
+
+    def chain(p: Problem, params: Params) -> int:
+        return 17 + products * -(-p.reduction // STEP_TERMS)
+
+    return Arithmetic("float32", chain, product="float32")
+
+
+def suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Expect the rate of tile products on every core, and two parallel regions."""
+    sizes = (-(-problem.m // GROUP) * GROUP, -(-problem.n // GROUP) * GROUP, problem.k)
+    fma = machine.rates.fma * machine.units
+    products = float(sizes[0]) * sizes[1] * sizes[2] / (_PRODUCTS_PER_FMA[problem.a] * fma)
+    packing = (sizes[0] + sizes[1]) * sizes[2] / (_ELEMENTS_PER_FMA[problem.a] * fma)
+    each = products + packing + 3 * _cpu.spread_s(machine)
+    return Suggestion({}, problem.batch * each)
+
+
+RUNG = CpuRung(
+    title="Tile products",
+    idea="One instruction of AMX adds 32 terms to 16 x 16 sums, in bfloat16; a float16 is two.",
+    source="AMX (TDPBF16PS); splitting as in Henry, Tang and Heinecke 2019",
+    op="matmul",
+    signatures=tuple((a, a, out) for a in HALVES for out in (a, "float32")),
+    layouts=("row", "col", "strided"),
+    layouts_b=("row", "col", "strided"),
+    arithmetic=_arithmetic,
+    after="packed_threads",
+    params={"rows": (512, 256, 1024), "columns": (512, 256, 1024)},
+    suggest=suggest,
+    bind=bind,
+    available=lambda: missing_tiles("bf16"),
+)

@@ -1,0 +1,194 @@
+"""Matrix products in tile registers: in AMX's where there are some, in memory everywhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule.backends.cpu import amx
+from gemmule.core.problem import numpy_dtype
+from gemmule.lab.verify import check
+from gemmule.rungs.matmul.cpu import _tile_blocks, _tile_steps, tile_products
+from gemmule.rungs.matmul.cpu.tile_products import block_groups
+from tile_emulation import emulated_tiles
+
+Array = np.ndarray[Any, Any]
+NAME = "tile_products"
+DTYPES = ("bfloat16", "float16")
+MISSING = amx.missing_tiles("bf16")
+
+
+@pytest.fixture(
+    params=[
+        "in memory",
+        pytest.param("AMX", marks=pytest.mark.skipif(MISSING is not None, reason=str(MISSING))),
+    ],
+    scope="module",
+)
+def tiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    with emulated_tiles() if request.param == "in memory" else nullcontext():
+        yield
+
+
+def drawn(rng: np.random.Generator, shape: tuple[int, int], dtype: str, layout: str) -> Array:
+    rows, columns = shape
+    if layout == "row":
+        return rng.standard_normal(shape).astype(numpy_dtype(dtype))
+    if layout == "col":
+        return rng.standard_normal((columns, rows)).astype(numpy_dtype(dtype)).T
+    return rng.standard_normal((2 * rows, 3 * columns)).astype(numpy_dtype(dtype))[::2, ::3]
+
+
+def judged(A: Array, B: Array, **options: Any) -> float:
+    """Return the largest error over its bound, which must not exceed 1."""
+    plan = gm.plan("matmul", A, B, rung=NAME, **options)
+    verdict = check.judge("matmul", A, B, plan(A, B), check.Rounding.of(plan))
+    assert verdict.ok, verdict.text
+    return verdict.ratio
+
+
+SHAPES = ((1, 1, 1), (16, 16, 32), (31, 33, 31), (65, 47, 97), (2, 100, 65))
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout_b", ["row", "col", "strided"])
+@pytest.mark.parametrize("layout_a", ["row", "col", "strided"])
+def test_every_layout_at_the_edges(dtype: str, layout_a: str, layout_b: str) -> None:
+    rng = np.random.default_rng(1)
+    for m, n, k in SHAPES:
+        A, B = drawn(rng, (m, k), dtype, layout_a), drawn(rng, (k, n), dtype, layout_b)
+        for out in (dtype, "float32"):
+            judged(A, B, out_dtype=out)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_several_passes_over_several_blocks(dtype: str) -> None:
+    rng = np.random.default_rng(2)
+    A, B = drawn(rng, (300, 1100), dtype, "row"), drawn(rng, (1100, 290), dtype, "row")
+    assert judged(A, B, out_dtype="float32", params={"rows": 256, "columns": 256}) > 0
+    out = np.full((300, 600), 7, np.float32)
+    gm.matmul(A, B, out=out[:, 5:295], out_dtype="float32", rung=NAME)
+    assert (out[:, :5] == 7).all()
+    assert (out[:, 295:] == 7).all()
+
+
+@pytest.mark.usefixtures("tiles")
+def test_empty_and_stacked_products() -> None:
+    rng = np.random.default_rng(3)
+    for m, n, k in ((0, 3, 4), (3, 0, 4), (3, 4, 0)):
+        made = gm.matmul(np.ones((m, k), "f2"), np.ones((k, n), "f2"), rung=NAME)
+        assert made.shape == (m, n)
+        assert not made.any()
+    A, B = rng.integers(-3, 4, (3, 20, 40)), rng.integers(-3, 4, (3, 40, 20))
+    made = gm.matmul(A.astype("f2"), B.astype("f2"), rung=NAME)
+    np.testing.assert_array_equal(made, A @ B)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("bfloat16", 2.0**-60), ("bfloat16", 2.0**-130), ("float16", np.inf), ("float16", np.nan)],
+)
+def test_what_tiles_do_not_carry_is_computed_plainly(dtype: str, size: float) -> None:
+    """Products and elements below the normal numbers, and what is no sum of two bfloat16."""
+    rng = np.random.default_rng(4)
+    A, B = drawn(rng, (20, 40), dtype, "row"), drawn(rng, (40, 18), dtype, "col")
+    A[3, 5] = B[7, 9] = size
+    options = {"out_dtype": "float32", "rung": NAME}
+    plain = {**options, "rung": "packed_threads"}
+    expected = gm.matmul(A, B, **plain)
+    np.testing.assert_array_equal(gm.matmul(A, B, **options), expected)
+    tiny = np.zeros_like(A)
+    tiny[3, 5] = size
+    np.testing.assert_array_equal(gm.matmul(tiny, B, **options), gm.matmul(tiny, B, **plain))
+
+
+@pytest.mark.usefixtures("tiles")
+def test_infinity_and_nan_of_bfloat16_are_those_of_any_product() -> None:
+    A, B = np.ones((20, 40), numpy_dtype("bfloat16")), np.ones((40, 18), numpy_dtype("bfloat16"))
+    A[3, 5], A[4, 6], B[7, 9], B[8, 2] = np.inf, np.nan, -np.inf, 0
+    with np.errstate(invalid="ignore"):
+        expected = A.astype("f4") @ B.astype("f4")
+    np.testing.assert_array_equal(gm.matmul(A, B, out_dtype="float32", rung=NAME), expected)
+
+
+def test_the_least_sums_that_tiles_keep() -> None:
+    """Exponents of -56 and of -56 make products whose last bit, 2^-126, is a normal number."""
+    least = (127 - 56 << 7) - 1
+    assert tile_products._carried(1, least, least, 0)
+    assert not tile_products._carried(1, least - 1, least, 0)
+    assert not tile_products._carried(1, 126, 250 << 7, 0)  # the largest subnormal number
+    assert tile_products._carried(1, 0xFFFF, 0xFFFF, 0)  # zeros
+    assert tile_products._carried(2, 0, 0, 0x7BFF)
+    assert not tile_products._carried(2, 0, 0, 0x7C00)
+
+
+def test_every_float16_is_the_sum_of_two_bfloat16() -> None:
+    both = tile_products._halves_in_two()
+    upper = (both << np.uint32(16)).view(np.float32)
+    lower = (both & np.uint32(0xFFFF0000)).view(np.float32)
+    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = np.isfinite(values)
+    upper, lower = upper[finite], lower[finite]
+    np.testing.assert_array_equal(upper + lower, values[finite].astype(np.float32))
+    assert (upper * lower >= 0).all()
+
+
+def test_pieces_are_multiplied_each_with_each() -> None:
+    for pieces, pairs in _tile_steps.PRODUCTS.items():
+        assert sorted(pairs) == [(a, b) for a in range(pieces) for b in range(pieces)]
+        for (a, b), (c, d) in itertools.pairwise(pairs):
+            assert (a == c) != (b == d)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16, 96])
+def test_blocks_are_as_large_as_they_may_be_and_enough_for_all(threads: int) -> None:
+    for down, across in ((1, 1), (2, 9), (16, 16), (33, 7), (128, 128)):
+        rows, columns = block_groups(down, across, threads, (16, 8))
+        assert 1 <= rows <= min(16, down)
+        assert 1 <= columns <= min(8, across)
+        blocks = -(-down // rows) * -(-across // columns)
+        if threads == 1:
+            assert (rows, columns) == (min(16, down), min(8, across))
+        else:
+            assert blocks >= 2 * threads or max(rows, columns) <= 2
+
+
+@pytest.mark.parametrize("fault", ["resume", "add", "place"])
+def test_faults_planted_in_tiles_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums that begin anew at each pass, a piece left out, rows of B taken for columns."""
+    rng = np.random.default_rng(5)
+    A, B = drawn(rng, (40, 300), "float16", "row"), drawn(rng, (300, 40), "float16", "row")
+    with emulated_tiles():
+        if fault == "resume":
+            start = _tile_steps.start_sums()
+
+            monkeypatch.setattr(_tile_steps, "resume_sums", lambda: restarted(start))
+        elif fault == "add":
+            one = _tile_steps.add_products(1)
+            monkeypatch.setattr(_tile_steps, "add_products", lambda pieces: one)
+        else:
+            place = _tile_blocks.place_kernel
+            monkeypatch.setattr(
+                tile_products, "place_kernel", lambda paired, unit: place(False, unit)
+            )
+        with pytest.raises(AssertionError, match="elements wrong"):
+            judged(A, B, out_dtype="float32")
+
+
+def restarted(start: Any) -> Any:
+    from gemmule.backends.cpu.jit import kernel
+
+    @kernel
+    def resume(registers: int, sums: int) -> None:
+        start(registers)
+
+    return resume

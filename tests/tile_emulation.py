@@ -1,0 +1,105 @@
+"""Tile registers in memory: the kernels of matrix products by AMX run on any processor.
+
+Takes the place of the operations of `_tile_steps`; the blocks, the packing and the host's side are
+the product's own. Each block has memory of its own that stands for its registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.lookup import forget_plans
+from gemmule.rungs.matmul.cpu import _tile_blocks, _tile_steps, tile_products
+
+WORDS = _tile_steps.SUMS_BYTES // 4
+
+
+def _start() -> Kernel:
+    write = store("int32", "int32")
+
+    @kernel
+    def start(registers: int) -> None:
+        for i in range(WORDS):
+            write(registers, i, 0)
+
+    return start
+
+
+def _moved(keep: bool) -> Kernel:
+    read, write = load("int32", "int32"), store("int32", "int32")
+
+    @kernel
+    def move(registers: int, sums: int) -> None:
+        source, target = (registers, sums) if keep else (sums, registers)
+        for i in range(WORDS):
+            write(target, i, read(source, i))
+
+    return move
+
+
+def _add(pieces: int) -> Kernel:
+    """Sums of even and of odd terms apart, then both together, as the processor has it."""
+    half, number, write = (
+        load("bfloat16", "float32"),
+        load("float32", "float32"),
+        store("float32", "float32"),
+    )
+
+    @kernel
+    def add(registers: int, a: int, b: int, panel: int) -> None:
+        for total in range(4):
+            left, right = a + total // 2 * panel, b + total % 2 * panel
+            for first in range(pieces):
+                for second in range(pieces):
+                    for row in range(16):
+                        for column in range(16):
+                            even = odd = number(registers, 0) * 0
+                            for pair in range(16):
+                                one = left + 1024 * first + 64 * row + 4 * pair
+                                two = right + 1024 * second + 64 * pair + 4 * column
+                                even += half(one, 0) * half(two, 0)
+                                odd += half(one, 1) * half(two, 1)
+                            at = 256 * total + 16 * row + column
+                            write(registers, at, number(registers, at) + (even + odd))
+
+    return add
+
+
+def _nothing(*shapes: Any) -> Kernel:
+    @kernel
+    def nothing() -> None:
+        pass
+
+    return nothing
+
+
+@contextmanager
+def emulated_tiles() -> Iterator[None]:
+    """Let the rung run here; undone afterwards."""
+    patch = pytest.MonkeyPatch()
+    made = {pieces: _add(pieces) for pieces in (1, 2)}
+    start, resume, keep, nothing = _start(), _moved(False), _moved(True), _nothing()
+    patch.setattr(_tile_steps, "start_sums", lambda: start)
+    patch.setattr(_tile_steps, "resume_sums", lambda: resume)
+    patch.setattr(_tile_steps, "keep_sums", lambda: keep)
+    patch.setattr(_tile_steps, "add_products", lambda pieces: made[pieces])
+    patch.setattr(_tile_blocks, "configured", lambda *shapes: nothing)
+    patch.setattr(_tile_blocks, "released", lambda: nothing)
+    patch.setattr(tile_products, "missing_tiles", lambda kind: None)
+    _forget()
+    try:
+        yield
+    finally:
+        patch.undo()
+        _forget()
+
+
+def _forget() -> None:
+    _tile_blocks.block_shares.cache_clear()
+    forget_plans()
