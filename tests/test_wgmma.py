@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Step, TensorMap
 from gemmule.dispatch import torch as short_way
+from gemmule.dispatch import torch_launch
 from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import check
@@ -238,6 +240,66 @@ def test_the_short_way_shows_the_maps(
         attribute = () if cluster == (1, 1, 1) else (4, 2, 1, 1)
         assert seen.pop() == (77, config, attribute, (left, 2048, 3072), maps)
     assert encodings == [1024, 2048, 4096], "each map is encoded once"
+
+
+@pytest.mark.parametrize("nbytes", [0, 640])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_short_way_of_several_kernels(
+    mapped: bool, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel has its own config and attribute; struct, maps and workspace serve all."""
+    seen: list[tuple[Any, ...]] = []
+    shapes = (shape_of("a"), shape_of("b")) if mapped else ()
+    template = bytes(range(150))
+    memory = iter(SimpleNamespace(data_ptr=lambda at=at: at) for at in (64000, 32000, 64000, 64000))
+
+    def launch(config: int, function: int, params: int, extra: None) -> int:
+        numbers = struct.unpack("<7I4xQQI4x", ctypes.string_at(config, 56))
+        attribute = struct.unpack("<I4x3I", ctypes.string_at(numbers[8], 20)) if numbers[9] else ()
+        pointers = struct.unpack(
+            f"<{1 + len(shapes)}Q", ctypes.string_at(params, 8 + 8 * len(shapes))
+        )
+        given = ctypes.string_at(pointers[0], 150)
+        maps = [ctypes.string_at(at, 128) for at in pointers[1:]]
+        assert all(at % 64 == 0 for at in pointers[1:])
+        seen.append((function, numbers[:8], attribute, given, maps))
+        return 7 if function == 9 else 0
+
+    monkeypatch.setattr(tensor_maps, "encode", encoded)
+    monkeypatch.setattr(torch_launch, "launch_function", lambda: launch)
+    monkeypatch.setattr(torch_launch, "maker", lambda *given: lambda: next(memory))
+    monkeypatch.setattr(torch_launch.driver, "load", lambda cubin, symbol, *given: symbol)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(uint8="bytes"))
+    steps = [
+        Step("first", (4, 1, 1), (384, 1, 1), 1000, cluster=(2, 1, 1)),
+        Step("second", (5, 6, 7), (32, 1, 1)),
+        Step("last", (1, 1, 1), (64, 2, 1), 8),
+    ]
+    launcher = SimpleNamespace(
+        template=template,
+        steps=tuple(steps),
+        maps=tensor_maps.Maps(shapes) if mapped else None,
+        workspace=nbytes,
+        module=SimpleNamespace(cubin=b"", symbols={"first": 3, "second": 5, "last": 8}),
+        load=lambda ordinal: None,
+    )
+    start = torch_launch.steps_starter(launcher, 0, 3)  # type: ignore[arg-type]
+    for stream, work in ((5, 64000), (5, 32000), (6, 64000)):
+        start(stream, (1024, 2048, 3072))
+        work = work if nbytes else 0
+        given = struct.pack("<4Q", 1024, 2048, 3072, work) + template[32:]
+        maps = [encoded(at, shape) for at, shape in zip((1024, 2048), shapes, strict=False)]
+        assert seen == [
+            (3, (4, 1, 1, 384, 1, 1, 1000, stream), (4, 2, 1, 1), given, maps),
+            (5, (5, 6, 7, 32, 1, 1, 0, stream), (), given, maps),
+            (8, (1, 1, 1, 64, 2, 1, 8, stream), (), given, maps),
+        ]
+        seen.clear()
+    launcher.module.symbols["second"] = 9
+    monkeypatch.setattr(torch_launch, "failed", lambda code, step: OSError(code, step.kernel))
+    with pytest.raises(OSError, match="second"):
+        torch_launch.steps_starter(launcher, 0, 3)(6, (1024, 2048, 3072))  # type: ignore[arg-type]
+    assert [one[0] for one in seen] == [3, 9], "nothing is launched after a kernel that was refused"
 
 
 class _Codes:

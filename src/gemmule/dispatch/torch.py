@@ -38,6 +38,7 @@ from gemmule.dispatch.torch_launch import (
     launch_function,
     maker,
     slot,
+    steps_starter,
 )
 from gemmule.quant.matrix import QuantizedMatrix
 
@@ -159,10 +160,24 @@ def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: 
 
 
 def _start(launcher: Launcher, ordinal: int) -> Start:
-    maps = launcher.maps
-    if maps is None:
-        return _kernel_start(launcher, ordinal)
-    return _mapped_start(launcher, maps, ordinal)
+    maps, step = launcher.maps, launcher.steps[0]
+    if len(launcher.steps) > 1 or launcher.workspace:
+        return _steps_start(launcher, ordinal)
+    if maps is not None:
+        return _mapped_start(launcher, maps, ordinal)
+    if step.cluster != (1, 1, 1):
+        return _steps_start(launcher, ordinal)
+    return _kernel_start(launcher, ordinal)
+
+
+def _steps_start(launcher: Launcher, ordinal: int) -> Start:
+    """Return what starts all kernels of the launcher."""
+    begin = steps_starter(launcher, ordinal, 3)
+
+    def start(stream: int, left: int, right: int, result: int) -> None:
+        begin(stream, (left, right, result))
+
+    return start
 
 
 def _kernel_start(launcher: Launcher, ordinal: int) -> Start:
@@ -237,7 +252,7 @@ def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | Co
     torch = sys.modules["torch"]
     if not hasattr(torch._C, "_cuda_getDevice"):
         return None  # a PyTorch built without CUDA has no CUDA tensors
-    if not (_is_one_launch(run) or (isinstance(run, LibraryRun) and run.is_one_call)):
+    if not (_is_plain(run) or (isinstance(run, LibraryRun) and run.is_one_call)):
         return None
     if any(step < 0 for step in (*a.strides, *b.strides)) or 0 in (*a.shape, *b.shape):
         return None
@@ -248,12 +263,9 @@ def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | Co
     return TorchCall(run, call, a, b, ordinal)
 
 
-def _is_one_launch(run: Any) -> bool:
-    if not isinstance(run, Launcher) or run.outer or run.workspace:
-        return False
-    if len(run.steps) != 1 or run.steps[0].pdl:
-        return False
-    return run.quantized or run.maps is not None or run.steps[0].cluster == (1, 1, 1)
+def _is_plain(run: Any) -> bool:
+    """Whether one struct serves all of a launcher, whose kernels follow one another."""
+    return isinstance(run, Launcher) and len(run.offsets) == 1 and not any(s.pdl for s in run.steps)
 
 
 def seen(operand: Any) -> Signature | None:

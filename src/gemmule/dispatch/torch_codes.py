@@ -1,7 +1,7 @@
 """The short way of a product of a quantised matrix and a CUDA tensor of PyTorch.
 
 As `gemmule.dispatch.torch`, beside a matrix whose addresses and form were found once and are kept
-with it. One launch, of a cluster too; what takes two, or a workspace, goes the general way.
+with it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gemmule.core.problem import ITEMSIZE
 from gemmule.dispatch.autograd import wanted
 from gemmule.dispatch.torch_launch import (
     MOVING_AT,
+    Launch,
     Product,
     Signature,
     extent,
@@ -31,6 +32,7 @@ from gemmule.dispatch.torch_launch import (
     launch_function,
     maker,
     slot,
+    steps_starter,
 )
 from gemmule.quant.matrix import QuantizedMatrix
 
@@ -138,9 +140,7 @@ def _trusted(launcher: Launcher, call: Call, vector: Form, first: bool, ordinal:
     x_bytes = extent(vector)
     out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
     mask = call.problem.alignment - 1
-    launch, local, pack_into = launch_function(), threading.local(), MOVING.pack_into
-    template, step, function = launcher.template, launcher.steps[0], kernel_of(launcher, ordinal)
-    attributes = int(step.cluster != (1, 1, 1))
+    start = _start(launcher, ordinal)
 
     def trusted(a: Any, b: Any, out: Any) -> Any:
         if device_of() != ordinal:
@@ -156,16 +156,28 @@ def _trusted(launcher: Launcher, call: Call, vector: Form, first: bool, ordinal:
                 return None  # out may overlap x
         if (at | result) & mask or not at:
             return None
+        start(stream_of(ordinal), (*matrix.kept(known).addresses, at, result))
+        return out
+
+    return trusted
+
+
+def _start(launcher: Launcher, ordinal: int) -> Launch:
+    """Return what starts a launcher's kernels: the only one, or all of them."""
+    if len(launcher.steps) > 1 or launcher.workspace:
+        return steps_starter(launcher, ordinal, 6)
+    launch, local, pack_into = launch_function(), threading.local(), MOVING.pack_into
+    template, step, function = launcher.template, launcher.steps[0], kernel_of(launcher, ordinal)
+    attributes = int(step.cluster != (1, 1, 1))
+
+    def start(stream: int, addresses: tuple[int, ...]) -> None:
         try:
             buffer, address, params, attribute = local.slot
         except AttributeError:
             buffer, address, params, attribute = local.slot = slot(template, step)
-        addresses = matrix.kept(known).addresses
-        stream = stream_of(ordinal)
-        pack_into(buffer, MOVING_AT, stream, attribute, attributes, *addresses, at, result)
+        pack_into(buffer, MOVING_AT, stream, attribute, attributes, *addresses)
         code = launch(address, function, params, None)
         if code:
             raise failed(code, step)
-        return out
 
-    return trusted
+    return start

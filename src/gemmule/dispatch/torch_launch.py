@@ -1,6 +1,8 @@
 """What the short ways of PyTorch's tensors share: launches through ctypes, and memory for them.
 
 A launch's config and struct lie in one buffer for each thread; one packing writes what moves.
+Where a launch has several kernels, one struct and one list of tensor maps serve them all; the
+workspace is of PyTorch's allocator on the current stream, in whose order its memory is used again.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import ctypes
 import functools
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.cuda import driver, tensor_maps
 from gemmule.backends.cuda.launch import Launcher
-from gemmule.backends.cuda.tensor_maps import MAP_BYTES
+from gemmule.backends.cuda.tensor_maps import MAP_BYTES, MOST_KEPT
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import Step
@@ -23,6 +26,7 @@ from gemmule.core.rung import Step
 Product = Callable[[Any, Any, Any], Any]
 # What tells tensors apart: dtype, shape, strides in elements, device.
 Signature = tuple[Any, Any, tuple[int, ...], int]
+Launch = Callable[[int, tuple[int, ...]], None]  # stream, the operands' addresses
 
 # CUlaunchConfig, directly followed by the kernel's struct and by one CUlaunchAttribute of 72 bytes.
 CONFIG = struct.Struct("<7I4xQQI4x")
@@ -92,6 +96,85 @@ class MappedSlot:
         self._pointers = (ctypes.c_void_p * (1 + count))(self.config + CONFIG.size, *places)
         self.params = ctypes.addressof(self._pointers)
         self.shown = b""
+
+
+class StepsSlot:
+    """One thread's arguments: `buffer` holds the struct, the configs and their attributes.
+
+    `configs` are addresses; `streams` are places in the buffer where each config has the stream,
+    `stream` is the one that stands there. `params` is the address of the pointer array. `maps`
+    holds the tensor maps from byte `first` on, and `shown` is what lies there.
+    """
+
+    __slots__ = (
+        "_pointers", "buffer", "configs", "first", "maps", "params", "shown", "stream", "streams",
+    )  # fmt: skip
+
+    def __init__(self, template: bytes, steps: tuple[Step, ...], maps: int) -> None:
+        begin = -(-len(template) // 16) * 16
+        ends = begin + CONFIG.size * len(steps)
+        self.buffer = ctypes.create_string_buffer(ends + ATTRIBUTE.size * len(steps))
+        address = ctypes.addressof(self.buffer)
+        ctypes.memmove(self.buffer, template, len(template))
+        places = [begin + CONFIG.size * i for i in range(len(steps))]
+        for i, step in enumerate(steps):
+            attribute = ends + ATTRIBUTE.size * i
+            ATTRIBUTE.pack_into(self.buffer, attribute, CLUSTER_DIMENSION, *step.cluster)
+            clustered = step.cluster != (1, 1, 1)
+            numbers = (*step.grid, *step.block, step.smem, 0, address + attribute, clustered)
+            CONFIG.pack_into(self.buffer, places[i], *numbers)
+        self.configs = [address + place for place in places]
+        self.streams, self.stream = [place + MOVING_AT for place in places], 0
+        self.maps, first = tensor_maps.aligned_memory(maps)
+        self.first, self.shown = first - ctypes.addressof(self.maps), b""
+        shown = range(first, first + maps * MAP_BYTES, MAP_BYTES)
+        self._pointers = (ctypes.c_void_p * (1 + maps))(address, *shown)
+        self.params = ctypes.addressof(self._pointers)
+
+
+def steps_starter(launcher: Launcher, ordinal: int, words: int) -> Launch:
+    """Return what starts a launcher's kernels on the addresses of its operands, `words` of them."""
+    launcher.load(ordinal)
+    module, steps, template = launcher.module, launcher.steps, launcher.template
+    functions = [
+        int(driver.load(module.cubin, module.symbols[step.kernel], ordinal, step.smem))
+        for step in steps
+    ]
+    launch, local, maps = launch_function(), threading.local(), launcher.maps
+    place, place_stream = struct.Struct(f"<{words + 1}Q").pack_into, struct.Struct("<Q").pack_into
+    count = len(maps.shapes) if maps else 0
+    show = struct.Struct(f"{count * MAP_BYTES}s").pack_into
+    kept: dict[tuple[int, ...], bytes] = {}
+    nbytes = launcher.workspace
+    workspace = maker((nbytes,), sys.modules["torch"].uint8, ordinal) if nbytes else None
+
+    def start(stream: int, addresses: tuple[int, ...]) -> None:
+        try:
+            memory = local.memory
+        except AttributeError:
+            memory = local.memory = StepsSlot(template, steps, count)
+        if memory.stream != stream:
+            for at in memory.streams:
+                place_stream(memory.buffer, at, stream)
+            memory.stream = stream
+        owner = None if workspace is None else workspace()
+        key = (*addresses, 0 if owner is None else owner.data_ptr())
+        if maps is not None:
+            encoded = kept.get(key)
+            if encoded is None:
+                if len(kept) >= MOST_KEPT:
+                    kept.clear()
+                encoded = kept[key] = b"".join(maps.of(key))
+            if encoded is not memory.shown:
+                show(memory.maps, memory.first, encoded)
+                memory.shown = encoded
+        place(memory.buffer, 0, *key)
+        for config, function, step in zip(memory.configs, functions, steps, strict=True):
+            code = launch(config, function, memory.params, None)
+            if code:
+                raise failed(code, step)
+
+    return start
 
 
 def kernel_of(launcher: Launcher, ordinal: int) -> int:
