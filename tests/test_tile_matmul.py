@@ -12,6 +12,7 @@ import pytest
 
 import gemmule as gm
 from gemmule.backends.cpu import amx
+from gemmule.backends.cpu.jit import kernel
 from gemmule.core.problem import numpy_dtype
 from gemmule.lab.verify import check
 from gemmule.rungs.matmul.cpu import _tile_blocks, _tile_steps, tile_products
@@ -123,23 +124,38 @@ def test_infinity_and_nan_of_bfloat16_are_those_of_any_product() -> None:
 def test_the_least_sums_that_tiles_keep() -> None:
     """Exponents of -56 and of -56 make products whose last bit, 2^-126, is a normal number."""
     least = (127 - 56 << 7) - 1
-    assert tile_products._carried(1, least, least, 0)
-    assert not tile_products._carried(1, least - 1, least, 0)
-    assert not tile_products._carried(1, 126, 250 << 7, 0)  # the largest subnormal number
-    assert tile_products._carried(1, 0xFFFF, 0xFFFF, 0)  # zeros
-    assert tile_products._carried(2, 0, 0, 0x7BFF)
-    assert not tile_products._carried(2, 0, 0, 0x7C00)
+    assert tile_products._carried(1, (least, 0), (least, 0))
+    assert not tile_products._carried(1, (least - 1, 0), (least, 0))
+    assert not tile_products._carried(1, (126, 0), (250 << 7, 0))  # the largest subnormal number
+    assert tile_products._carried(1, (0xFFFF, 0), (0xFFFF, 0))  # zeros
+    assert tile_products._carried(2, (0, 0x7BFF), (0, 0x7BFF))
+    for infinite in ((0x7BFF, 0x7C00), (0x7C00, 0x7BFF)):
+        assert not tile_products._carried(2, (0, infinite[0]), (0, infinite[1]))
 
 
 def test_every_float16_is_the_sum_of_two_bfloat16() -> None:
-    both = tile_products._halves_in_two()
-    upper = (both << np.uint32(16)).view(np.float32)
-    lower = (both & np.uint32(0xFFFF0000)).view(np.float32)
+    """Tiles of all finite numbers, whose extremes are noted as well."""
+    split, note = _tile_steps.split_halves(), _tile_steps.note_extremes()
+
+    @kernel
+    def both(tile: int, extremes: int) -> None:
+        note(tile, extremes)
+        split(tile)
+
     values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    finite = np.isfinite(values)
-    upper, lower = upper[finite], lower[finite]
-    np.testing.assert_array_equal(upper + lower, values[finite].astype(np.float32))
-    assert (upper * lower >= 0).all()
+    values = values[np.isfinite(values)].reshape(-1, 512)
+    for numbers in values:
+        tiles = np.zeros((2, 512), np.uint16)
+        tiles[0] = numbers.view(np.uint16)
+        extremes = np.array([[0x1234] * 32, [0x0456] * 32], np.uint16)
+        both(tiles.ctypes.data, extremes.ctypes.data)
+        upper, lower = (tiles.astype(np.uint32) << 16).view(np.float32)
+        np.testing.assert_array_equal(upper + lower, numbers.astype(np.float32))
+        assert (upper * lower >= 0).all()
+        magnitudes = (numbers.view(np.uint16) & 0x7FFF).reshape(16, 32)
+        less = (magnitudes - np.uint16(1)).min(axis=0)
+        np.testing.assert_array_equal(extremes[0], np.minimum(less, 0x1234))
+        np.testing.assert_array_equal(extremes[1], np.maximum(magnitudes.max(axis=0), 0x0456))
 
 
 def test_pieces_are_multiplied_each_with_each() -> None:
@@ -185,8 +201,6 @@ def test_faults_planted_in_tiles_are_seen(fault: str, monkeypatch: pytest.Monkey
 
 
 def restarted(start: Any) -> Any:
-    from gemmule.backends.cpu.jit import kernel
-
     @kernel
     def resume(registers: int, sums: int) -> None:
         start(registers)

@@ -11,11 +11,14 @@ from gemmule.backends.cpu.intrinsics import call, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled, in_pool
 from gemmule.rungs.matmul.cpu import _tile_steps as steps
-from gemmule.rungs.matmul.cpu._tile_steps import SHAPES, STEP_TERMS, SUMS_BYTES
+from gemmule.rungs.matmul.cpu._tile_steps import (
+    EXTREMES_BYTES,
+    SHAPES,
+    STEP_TERMS,
+    SUMS_BYTES,
+)
 
 GROUP = 2 * TILE_ROWS  # rows, or columns, of the sums that the registers hold
-_WORDS = TILE_BYTES // 2
-_NOTHING = 0xFFFF  # the least magnitude of zeros, less one
 
 
 @functools.cache
@@ -62,14 +65,13 @@ def place_kernel(paired: bool, unit: str) -> Kernel:
 
 @functools.cache
 def pack_shares(pieces: int) -> Pooled:
-    """Return the packing, a share for each panel.
+    """Return the packing of A and B, a share for each panel, those of A first.
 
-    Words: address of a `place_kernel`, source, step from line to line and from term to term in
-    bytes, lines, terms, where the tiles go, where each panel's least magnitude that is not zero,
-    less one, and its largest go (as bits, two int64), and where a float16 is looked up: its pieces.
+    Words: panels of A; terms; then of each operand the address of a `place_kernel`, the source, the
+    step from line to line and from term to term in bytes, lines, where the tiles go, and where each
+    panel's extremes go (see `note_extremes`).
     """
-    read, write = load("uint16", "int32"), store("uint16", "int32")
-    look_up, note = load("int32", "int32"), store("int64", "int64")
+    write, note, split = store("int64", "int64"), steps.note_extremes(), steps.split_halves()
 
     @kernel
     def pack(
@@ -79,37 +81,54 @@ def pack_shares(pieces: int) -> Pooled:
         line_step: int,
         term_step: int,
         lines: int,
-        terms: int,
         packed: int,
-        found: int,
-        table: int,
+        extremes: int,
+        terms: int,
     ) -> None:
         count = (terms + STEP_TERMS - 1) // STEP_TERMS
         first = source + TILE_ROWS * number * line_step
         here = max(0, min(TILE_ROWS, lines - TILE_ROWS * number))
-        least, most = _NOTHING, 0
+        for i in range(8):
+            write(extremes + EXTREMES_BYTES * number, i, -1)
+            write(extremes + EXTREMES_BYTES * number, 8 + i, 0)
         for step in range(count):
             tile = packed + (number * count + step) * pieces * TILE_BYTES
             some = min(STEP_TERMS, terms - STEP_TERMS * step)
             if here < TILE_ROWS or some < STEP_TERMS:
-                for i in range(_WORDS):
+                for i in range(TILE_BYTES // 8):
                     write(tile, i, 0)
-            call(
-                place, first + STEP_TERMS * step * term_step, line_step, term_step, here, some, tile
-            )
-            for i in range(_WORDS):
-                magnitude = read(tile, i) & 0x7FFF
-                least = min(least, (magnitude - 1) & 0xFFFF)
-                most = max(most, magnitude)
+            begin = first + STEP_TERMS * step * term_step
+            call(place, begin, line_step, term_step, here, some, tile)
+            note(tile, extremes + EXTREMES_BYTES * number)
             if pieces == 2:
-                for i in range(_WORDS):
-                    both = look_up(table, read(tile, i))
-                    write(tile, i, both)
-                    write(tile + TILE_BYTES, i, both >> 16)
-        note(found, 2 * number, least)
-        note(found, 2 * number + 1, most)
+                split(tile)
 
-    return in_pool(pack, 9)
+    @kernel
+    def pack_either(
+        number: int,
+        panels: int,
+        terms: int,
+        place_a: int,
+        A: int,
+        A_line: int,
+        A_term: int,
+        m: int,
+        packed_a: int,
+        extremes_a: int,
+        place_b: int,
+        B: int,
+        B_line: int,
+        B_term: int,
+        n: int,
+        packed_b: int,
+        extremes_b: int,
+    ) -> None:
+        if number < panels:
+            pack(number, place_a, A, A_line, A_term, m, packed_a, extremes_a, terms)
+        else:
+            pack(number - panels, place_b, B, B_line, B_term, n, packed_b, extremes_b, terms)
+
+    return in_pool(pack_either, 16)
 
 
 @kernel
@@ -159,7 +178,8 @@ def block_shares(pieces: int) -> Pooled:
         turns = (across + columns - 1) // columns
         top, left = number // turns * rows, number % turns * columns
         height, width = min(rows, down - top), min(columns, across - left)
-        memory = np.empty((height * width + 1) * SUMS_BYTES + 64, np.uint8)
+        kept = height * width if count > depth else 1  # groups whose sums wait for another pass
+        memory = np.empty((kept + 1) * SUMS_BYTES + 64, np.uint8)
         registers = (memory.ctypes.data + 63) // 64 * 64
         sums = registers + SUMS_BYTES
         shapes()
@@ -168,7 +188,7 @@ def block_shares(pieces: int) -> Pooled:
             for j in range(width):
                 right = b + 2 * (left + j) * panel + begin * step_bytes
                 for i in range(height):
-                    place = sums + (j * height + i) * SUMS_BYTES
+                    place = sums + (j * height + i) * SUMS_BYTES if count > depth else sums
                     above = a + 2 * (top + i) * panel + begin * step_bytes
                     if begin == 0:
                         start(registers)
@@ -177,12 +197,10 @@ def block_shares(pieces: int) -> Pooled:
                     for step in range(some):
                         add(registers, above + step * step_bytes, right + step * step_bytes, panel)
                     keep(registers, place)
+                    if begin + depth >= count:
+                        row, column = GROUP * (top + i), GROUP * (left + j)
+                        store_group(place, C, C_row, C_item, m, n, row, column, unpack)
         forget()
-        for j in range(width):
-            for i in range(height):
-                place = sums + (j * height + i) * SUMS_BYTES
-                row, column = GROUP * (top + i), GROUP * (left + j)
-                store_group(place, C, C_row, C_item, m, n, row, column, unpack)
         # Numba frees an array behind the place that names it last, whoever holds its address.
         memory[0] = 0
 

@@ -19,8 +19,9 @@ from gemmule.backends.cpu.amx import (
     store_tile,
     zero_tile,
 )
+from gemmule.backends.cpu.intrinsics import declare
 from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import Value, operation, void
+from gemmule.backends.cpu.simd import LANES, Value, operation, void
 
 # Tiles 0 to 3 hold sums, of rows 0 to 15 first; 4 and 5 are of A, 6 and 7 of B.
 SHAPES = ((TILE_ROWS, 64),) * 8
@@ -88,3 +89,68 @@ def add_products(pieces: int) -> Intrinsic:
                 multiply_tiles(builder, "tdpbf16ps", total, 4 + total // 2, 6 + total % 2)
 
     return operation(f"amx add_products {pieces}", void, "iiii", emit)
+
+
+EXTREMES_BYTES = 2 * 64
+
+
+@functools.cache
+def note_extremes() -> Intrinsic:
+    """Return ``f(tile, extremes)``: take the magnitudes of a tile of 16-bit floats into account.
+
+    extremes: 32 least magnitudes that are not zero, less one, and 32 largest, as bits.
+    """
+
+    def emit(builder: Any, tile: Value, extremes: Value) -> None:
+        from llvmlite import ir
+
+        words = ir.VectorType(ir.IntType(16), 32)
+        places = [_place(builder, extremes, at, words) for at in (0, 64)]
+        least, most = (builder.load(place, align=1, typ=words) for place in places)
+        for row in range(TILE_ROWS):
+            bits = builder.load(_place(builder, tile, 64 * row, words), align=1, typ=words)
+            magnitude = builder.and_(bits, words([0x7FFF] * 32))
+            less = builder.sub(magnitude, words([1] * 32))  # zeros become the largest
+            least = _chosen(builder, "umin", least, less)
+            most = _chosen(builder, "umax", most, magnitude)
+        for place, value in zip(places, (least, most), strict=True):
+            builder.store(value, place, align=1)
+
+    return operation("amx note_extremes", void, "ii", emit)
+
+
+@functools.cache
+def split_halves() -> Intrinsic:
+    """Return ``f(tile)``: make two tiles of one of finite float16.
+
+    Each is the sum of two bfloat16: its upper bits, and what these lack, in the tile behind.
+    """
+
+    def emit(builder: Any, tile: Value) -> None:
+        from llvmlite import ir
+
+        words, wide = (ir.VectorType(ir.IntType(bits), LANES) for bits in (16, 32))
+        halves, floats = (ir.VectorType(kind, LANES) for kind in (ir.HalfType(), ir.FloatType()))
+        for at in range(0, TILE_BYTES, 2 * LANES):
+            place = _place(builder, tile, at, words)
+            bits = builder.load(place, align=1, typ=words)
+            value = builder.fpext(builder.bitcast(bits, halves), floats)
+            upper = builder.and_(builder.bitcast(value, wide), wide([0xFFFF0000] * LANES))
+            lower = builder.bitcast(builder.fsub(value, builder.bitcast(upper, floats)), wide)
+            for piece, target in ((upper, at), (lower, TILE_BYTES + at)):
+                shifted = builder.lshr(piece, wide([16] * LANES))
+                store = builder.trunc(shifted, words)
+                builder.store(store, _place(builder, tile, target, words), align=1)
+
+    return operation("amx split_halves", void, "i", emit)
+
+
+def _place(builder: Any, address: Value, at: int, kind: Any) -> Value:
+    return builder.inttoptr(builder.add(address, address.type(at)), kind.as_pointer())
+
+
+def _chosen(builder: Any, name: str, one: Value, other: Value) -> Value:
+    from llvmlite import ir
+
+    kind = ir.FunctionType(one.type, [one.type, one.type])
+    return builder.call(declare(builder, f"llvm.{name}.v32i16", kind), [one, other])

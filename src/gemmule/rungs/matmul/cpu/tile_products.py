@@ -50,45 +50,24 @@ def _pieces(problem: Problem) -> int:
     return 2 if problem.a == "float16" else 1
 
 
-@functools.cache
-def _halves_in_two() -> Array:
-    """Return for the bits of every float16 its upper bfloat16 and, 16 bits up, the lower one."""
-    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-    upper = values.view(np.uint32) & np.uint32(0xFFFF0000)
-    with np.errstate(invalid="ignore"):
-        lower = (values - upper.view(np.float32)).view(np.uint32)
-    return (upper >> np.uint32(16)) | (lower & np.uint32(0xFFFF0000))
-
-
-class _Packed:
+class _Tiles:
     """An operand as tiles: a panel of sixteen lines after the other, an even number of them."""
 
     def __init__(self, pieces: int, lines: int, terms: int, place: int) -> None:
-        self.pieces, self.lines, self.terms, self.place = pieces, lines, terms, place
+        self.lines, self.place = lines, place
         self.panels = 2 * -(-lines // GROUP)
         self.nbytes = self.panels * -(-terms // STEP_TERMS) * pieces * TILE_BYTES
 
-    def fill(self, source: Array, line_step: int, term_step: int) -> tuple[Array, int, int, int]:
-        """Return the memory, where tiles begin in it, and the extreme magnitudes.
-
-        The least one is that of an element other than zero, less one; both as bits.
-        """
+    def room(self) -> tuple[Array, int, Array]:
+        """Return memory for the tiles, where they begin in it, and memory for the extremes."""
         memory = np.empty(self.nbytes + 64, np.uint8)
-        tiles = -(-memory.ctypes.data // 64) * 64
-        found = np.empty((self.panels, 2), np.int64)
-        pack_shares(self.pieces)(
-            self.panels,
-            self.place,
-            _cpu.address(source),
-            line_step,
-            term_step,
-            self.lines,
-            self.terms,
-            tiles,
-            found.ctypes.data,
-            _halves_in_two().ctypes.data,
-        )
-        return memory, tiles, int(found[:, 0].min()), int(found[:, 1].max())
+        extremes = np.empty((self.panels, 2, 32), np.uint16)
+        return memory, -(-memory.ctypes.data // 64) * 64, extremes
+
+
+def _extremes(noted: Array) -> tuple[int, int]:
+    """Return the least magnitude that is not zero, less one, and the largest, as bits."""
+    return int(noted[:, 0].min()), int(noted[:, 1].max())
 
 
 def block_groups(down: int, across: int, threads: int, most: tuple[int, int]) -> tuple[int, int]:
@@ -112,16 +91,19 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     plainly = functools.cache(lambda: packed_threads.bind(problem, packed_threads.RUNG.defaults()))
     if not (m and n and k):
         return plainly()
-    left = _Packed(pieces, m, k, place_kernel(False, unit_axis(problem.layout_a, 0)).address(6))
-    right = _Packed(pieces, n, k, place_kernel(True, unit_axis(problem.layout_b, 1)).address(6))
+    left = _Tiles(pieces, m, k, place_kernel(False, unit_axis(problem.layout_a, 0)).address(6))
+    right = _Tiles(pieces, n, k, place_kernel(True, unit_axis(problem.layout_b, 1)).address(6))
     most = (params["rows"] // GROUP, params["columns"] // GROUP)
     down, across, count = left.panels // 2, right.panels // 2, -(-k // STEP_TERMS)
     unpack = unpack_kernel(problem.out, "float32").address(6)
 
     def run(A: Array, B: Array, C: Array) -> None:
-        kept_a, a, least_a, most_a = left.fill(A, *A.strides)
-        kept_b, b, least_b, most_b = right.fill(B, B.strides[1], B.strides[0])
-        if not _carried(pieces, least_a, least_b, max(most_a, most_b)):
+        (kept_a, a, noted_a), (kept_b, b, noted_b) = left.room(), right.room()
+        words_a = (left.place, _cpu.address(A), *A.strides, m, a, noted_a.ctypes.data)
+        words_b = (right.place, _cpu.address(B), *B.strides[::-1], n, b, noted_b.ctypes.data)
+        panels = left.panels + right.panels
+        pack_shares(pieces)(panels, left.panels, k, *words_a, *words_b)
+        if not _carried(pieces, _extremes(noted_a), _extremes(noted_b)):
             plainly()(A, B, C)
             return
         rows, columns = block_groups(down, across, thread_count(), most)
@@ -145,11 +127,11 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     return run
 
 
-def _carried(pieces: int, least_a: int, least_b: int, most: int) -> bool:
+def _carried(pieces: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> bool:
     """Whether tiles compute what IEEE arithmetic does, up to roundings (see the constants)."""
     if pieces == 2:
-        return most < _INFINITY
-    first, second = (least_a + 1) >> 7, (least_b + 1) >> 7
+        return max(of_a[1], of_b[1]) < _INFINITY
+    first, second = (of_a[0] + 1) >> 7, (of_b[0] + 1) >> 7
     return min(first, second) > 0 and first + second >= _LEAST_EXPONENTS
 
 
