@@ -137,6 +137,16 @@ class EmulatedDriver(FakeDriver):
         kernel()
 
 
+class Poisoned(EmulatedDriver):
+    """A device on which memory that nobody wrote holds NaN and huge counts."""
+
+    def cuMemAlloc(self, nbytes: int) -> tuple[Any, ...]:
+        """Allocate, and fill with ones."""
+        result = super().cuMemAlloc(nbytes)
+        ctypes.memset(result[1], 0xFF, nbytes)
+        return result
+
+
 def _compile_file(
     path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...] = ()
 ) -> nvrtc.Module:

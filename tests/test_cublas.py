@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from cuemu.toolchain import missing_tools
+from emulated_driver import Poisoned, emulated
 from fake_cublas import FakeCublas, installed
 from fake_driver import FakeDriver
 from gemmule.arrays.interop import unwrap
@@ -122,28 +125,76 @@ def test_the_oracle_sees_a_product_told_wrongly(
     runner.close()
 
 
-def test_alpha_and_beta(fake: FakeCublas) -> None:
+def test_scalars_that_the_library_does_not_round_in(fake: FakeCublas) -> None:
     a, b, c = (np.arange(12.0).reshape(s) for s in ((3, 4), (4, 3), (4, 3)))
     plan = gm.plan("matmul", on(0, a), on(0, b), rung="cublas")
-    for old, alpha, beta in ((c[:3], 2.0, -3.0), (np.full((3, 3), np.nan), 0.5, 0.0)):
+    for old, alpha, beta in ((c[:3], -1.0, -3.0), (np.full((3, 3), np.nan), 1.0, 0.0)):
         left, right, out = (unwrap(on(0, one), "operand") for one in (a, b, old))
         plan.launch(left, right, out, alpha, beta)
         expected = alpha * (a @ b) + (beta * old if beta else 0.0)
         assert np.array_equal(host(out.array), expected)
 
 
+class NotedScalars(FakeCublas):
+    """A library that notes the scalars of each product."""
+
+    def __init__(self, workspace: int) -> None:
+        super().__init__(workspace=workspace)
+        self.scalars: set[tuple[float, float]] = set()
+
+    def _Matmul(self, *values: int) -> None:
+        kind = {0: ctypes.c_float, 1: ctypes.c_double}[self.things[values[1]].scale]
+        scale, keep = (kind.from_address(values[at]).value for at in (2, 7))
+        self.scalars.add((scale, keep))
+        super()._Matmul(*values)
+
+
+@pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("workspace", [0, 512])
+def test_other_scalars_meet_whole_sums(dtype: str, workspace: int) -> None:
+    """By a pass over the result: infinities, and old values, come through as sums first have it."""
+    a, b, c = (whole(shape, dtype) for shape in ((5, 7), (7, 3), (5, 3)))
+    a[1] = 0
+    library = NotedScalars(workspace)
+    with emulated(3, Poisoned), installed(library):
+        assert gm.plan("matmul", on(0, a), on(0, b)).rung.vendor
+        wide = on(0, np.zeros((5, 6), dtype))
+        part = DeviceArray(wide.pointer + 2 * a.itemsize, (5, 3), (6, 1), dtype, 0, wide)
+        for alpha, beta, old in ((1 / 3, 0.7, c), (np.inf, 2.0, c), (3.0, 0.0, c * np.nan)):
+            with np.errstate(all="ignore"):
+                number = np.dtype(dtype).type
+                expected = number(alpha) * (a @ b) + (number(beta) * old if beta else 0)
+            for out in (on(0, old), on(0, np.asfortranarray(old)), part):
+                if out is part:
+                    room = np.pad(old, ((0, 0), (2, 1)))
+                    ctypes.memmove(wide.pointer, room.ctypes.data, room.nbytes)
+                gm.gemm(on(0, a), on(0, b), out, alpha=alpha, beta=beta)
+                found = wide.to_host()[:, 2:5] if out is part else host(out)
+                assert np.allclose(found, expected, rtol=1e-6, equal_nan=True), (alpha, beta)
+            edges = wide.to_host()[:, [0, 1, 5]]
+            assert not edges.any(), "what lies between stays"
+        del wide, part, out
+    assert library.scalars == {(1.0, 0.0)}
+
+
+def whole(shape: tuple[int, int], dtype: str) -> Any:
+    return np.random.default_rng(sum(shape)).integers(-3, 4, shape).astype(dtype)
+
+
 @pytest.mark.parametrize("alpha", [0, 1, -1, 2, 1e-3, np.inf])
-def test_an_alpha_that_rounds_goes_to_a_rung_that_sums_first(
+def test_halves_go_to_a_rung_that_scales_before_it_rounds(
     fake: FakeCublas, monkeypatch: pytest.MonkeyPatch, alpha: float
 ) -> None:
-    """Kernels of the library multiply operands or partial sums by it."""
+    """A library's kernels multiply operands or partial sums by alpha, or round to halves first."""
     ran = []
     monkeypatch.setattr(Plan, "launch", lambda plan, *_: ran.append((plan.rung.vendor, _[-2:])))
     for dtype in ("float32", "float16", "bfloat16", "float64"):
         a = on(0, np.ones((8, 8), numpy_dtype(dtype)))
         assert gm.plan("matmul", a, a).rung.vendor
         gm.gemm(a, a, on(0, np.ones((8, 8), numpy_dtype(dtype))), alpha=alpha, beta=3)
-    assert ran == [(alpha in (0, 1, -1), (alpha, 3))] * 4
+    plain = alpha in (0, 1, -1)
+    assert ran == [(vendor, (alpha, 3)) for vendor in (True, plain, plain, True)]
 
 
 @pytest.mark.parametrize("by_columns", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from cuemu.build import compile_cu
 from cuemu.toolchain import missing_tools
-from emulated_driver import EmulatedDriver, emulated
+from emulated_driver import EmulatedDriver, Poisoned, emulated
+from gemmule.arrays.interop import unwrap
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.backends.cuda.packed import launch as packed_launch
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 Array = np.ndarray[Any, Any]
@@ -21,16 +25,6 @@ HALVES, REPACKED = "wgmma_3xfp16", "wgmma_repacked"
 # Launches of a product of one prepared operand, and of two: of float32 a pass for maxima and one
 # for halves, the words that are brought together, the product, what is computed anew.
 LAUNCHES = {HALVES: (5, 3), REPACKED: (2, 1)}
-
-
-class Poisoned(EmulatedDriver):
-    """A device on which memory that nobody wrote holds NaN and huge counts."""
-
-    def cuMemAlloc(self, nbytes: int) -> tuple[Any, ...]:
-        """Allocate, and fill with ones."""
-        result = super().cuMemAlloc(nbytes)
-        ctypes.memset(result[1], 0xFF, nbytes)
-        return result
 
 
 @pytest.fixture
@@ -74,6 +68,12 @@ def laid(array: Array, how: str) -> Array:
         room[..., ::-2] = array
         return room[..., ::-2]
     return np.ascontiguousarray(array)
+
+
+def workspace(plan: gm.Plan) -> int:
+    found = re.search(r"workspace ([\d,]+) bytes", plan.explain())
+    assert found is not None
+    return int(found[1].replace(",", ""))
 
 
 def same(left: DeviceArray, right: DeviceArray) -> bool:
@@ -124,6 +124,8 @@ def test_halves_are_lined_up_once(gpu: EmulatedDriver, how: str, batch: tuple[in
         before = len(gpu.launches)
         assert same(product(*pair), wanted), pair
         assert len(gpu.launches) - before == count, pair
+    plain = functools.partial(gm.matmul, rung="tensor_core")
+    assert same(plain(left, right), plain(a, b)), "the packed copy is an array, with its own steps"
 
 
 def test_halves_with_gaps_are_read_as_an_aligned_copy_is(gpu: EmulatedDriver) -> None:
@@ -164,6 +166,32 @@ def test_a_product_reads_nothing_back_and_waits_for_nothing(gpu: EmulatedDriver)
     assert same(found, wanted)
 
 
+def test_prepare_itself_waits(gpu: EmulatedDriver) -> None:
+    """So that what it made may be read on any stream."""
+    b = placed(values((66, 40), "float32", 2))
+    gpu.faults["cuStreamSynchronize"] = "CUDA_ERROR_LAUNCH_FAILED"
+    with pytest.raises(gm.DeviceError, match="LAUNCH_FAILED"):
+        gm.prepare(b)
+    gpu.faults.clear()
+
+
+def test_words_are_gathered_by_few_blocks() -> None:
+    module = compile_cu(packed_launch.GATHER, names=["gather"])
+    sources = [np.arange(count, dtype=np.uint32) + count for count in (700, 1, 0, 513)]
+    targets = [np.zeros(one.size + 2, np.uint32) for one in sources]
+    ranges = packed_launch._Ranges()
+    ranges.place(
+        [
+            (one.ctypes.data, to[1:].ctypes.data, one.size)
+            for one, to in zip(sources, targets, strict=True)
+        ]
+    )
+    args = [bytes(ranges._buffer)]
+    module.launch("gather", grid=(2, 1, 1), block=(256, 1, 1), args=args, seed=3)
+    for one, to in zip(sources, targets, strict=True):
+        assert np.array_equal(to, np.pad(one, 1))
+
+
 def test_it_is_a_copy_and_gives_its_memory_back(gpu: EmulatedDriver) -> None:
     B = values((66, 40), "float32", 2)
     b, free = placed(B), gpu.free_bytes
@@ -197,11 +225,18 @@ def test_plans_out_and_scalars(gpu: EmulatedDriver) -> None:
     assert "10,560 bytes as an array" in text
     C = values((70, 40), "float32", 3, hard=False)
     c, d = placed(C), placed(C)
-    gm.gemm(a, b, c, alpha=3, beta=0.5)
-    gm.gemm(a, first, d, alpha=3, beta=0.5)
+    plain = gm.plan("matmul", a, b, rung=HALVES)
+    for one, right, result in ((plain, b, c), (plan, first, d)):
+        operands = (unwrap(array, "operand") for array in (a, right, result))
+        one.execute(*operands, 3.0, 0.5)
     assert same(c, d)
-    plain = gm.plan("matmul", a, first, rung="vector_tile").explain()
-    assert f"read by vector_tile as an array (packed for {HALVES})" in plain
+    assert np.allclose(d.to_host(), 3 * out.to_host() + 0.5 * C, rtol=1e-5)
+    gm.gemm(a, first, c, alpha=3)
+    gm.gemm(a, b, d, alpha=3)
+    assert same(c, d)
+    assert workspace(plain) - workspace(plan) > 40 * 66 * 4, "the halves of B lie elsewhere"
+    other = gm.plan("matmul", a, first, rung="vector_tile").explain()
+    assert f"read by vector_tile as an array (packed for {HALVES})" in other
 
 
 def test_every_public_product_takes_it(gpu: EmulatedDriver) -> None:
@@ -215,6 +250,8 @@ def test_every_public_product_takes_it(gpu: EmulatedDriver) -> None:
     assert same(left @ placed(A.T.copy()), gm.matmul(placed(B.T.copy()), placed(A.T.copy())))
     halves = placed(A.astype(np.float16))
     assert same(gm.matmul(halves, right), gm.matmul(halves, b))
+    assert right.rungs == ()
+    assert same(gm.matmul(a, right, rung=HALVES), gm.matmul(a, b, rung=HALVES))
     packed = gm.prepare(b, rung=HALVES)
     mixed = gm.plan("matmul", halves, packed, rung=HALVES)
     assert f"read packed by {HALVES}" in mixed.explain()

@@ -10,6 +10,7 @@ from gemmule.arrays.interop import unwrap
 from gemmule.core import scalars
 from gemmule.core.canonical import DEFAULT, NAMES, Options, canonical
 from gemmule.core.operand import speaker
+from gemmule.core.problem import HALVES
 from gemmule.core.words import Accumulate, Activations, Op, Precision
 from gemmule.lookup import device_of, multiply
 from gemmule.options import frozen, options_of
@@ -251,9 +252,8 @@ def _blas(
     first, second = (
         scalars.checked(name, value, result) for name, value in (("alpha", alpha), ("beta", beta))
     )
-    # Kernels of cuBLAS multiply operands or partial sums by alpha: an infinite one makes NaN of
-    # zeros, and sums that would be exact are rounded term by term.
-    options = Options(out_dtype=dtype, scaled=first not in (0, 1, -1))
+    # A library's product is scaled behind its sums, but halves are rounded by then.
+    options = Options(out_dtype=dtype, scaled=first not in (0, 1, -1) and result in HALVES)
     away = device_of(left, right, device)
     if away is not None:
         return through_device(op, (left, right), out, away, options, (first, second))

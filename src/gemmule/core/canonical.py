@@ -42,7 +42,7 @@ class Options:
     literal: bool = False  # a rung was named: keep the operation the user wrote
     rung: str | None = None
     params: Frozen | None = None
-    scaled: bool = False  # by an alpha that no library's rung may round in
+    scaled: bool = False  # by an alpha, before the sums are rounded to halves
 
 
 DEFAULT = Options()

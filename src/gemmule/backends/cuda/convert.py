@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from gemmule.backends.base import Run
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import single
-from gemmule.core.operand import Ints, Operand
+from gemmule.core.operand import Form, Ints, Operand
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import Step
 
@@ -57,15 +57,29 @@ def write(operand: Operand, target: int, dtype: str, stream: int) -> None:
         return
     ordinal = device_arrays.ordinal_of(operand)
     kernel = f"convert<{CTYPE[form.dtype]}, {CTYPE[dtype]}>"
+    for first, offset, count, axes in pieces(form):
+        source = operand.pointer + offset * ITEMSIZE[form.dtype]
+        packed = pack(source, target + first * ITEMSIZE[dtype], count, axes)
+        single.run(SOURCE, Step(kernel, grid(count), (THREADS, 1, 1)), packed, ordinal, stream)
+
+
+def pieces(form: Form) -> Iterator[tuple[int, int, int, list[tuple[int, int]]]]:
+    """Yield an array as launches walk it: at most MOST_AXES axes each.
+
+    Of each piece: elements in front of it in C order, elements from the array's first to its own,
+    how many it has, and its axes' sizes and steps.
+    """
     axes = _merged(form.shape, form.strides)
     outer, inner = axes[:-MOST_AXES], axes[-MOST_AXES:]
     count = math.prod(size for size, _ in inner)
-    step = Step(kernel, (min(-(-count // THREADS), MOST_BLOCKS), 1, 1), (THREADS, 1, 1))
     for number, index in enumerate(np.ndindex(*(size for size, _ in outer))):
         offset = sum(i * step for i, (_, step) in zip(index, outer, strict=True))
-        source = operand.pointer + offset * ITEMSIZE[form.dtype]
-        packed = pack(source, target + number * count * ITEMSIZE[dtype], count, inner)
-        single.run(SOURCE, step, packed, ordinal, stream)
+        yield number * count, offset, count, inner
+
+
+def grid(count: int) -> tuple[int, int, int]:
+    """Return the blocks for so many elements."""
+    return min(-(-count // THREADS), MOST_BLOCKS), 1, 1
 
 
 def pack(source: int, target: int, count: int, axes: Sequence[tuple[int, int]]) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.library import cublas
+from gemmule.backends.cuda.library import cublas, rescale
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Operand, View
 from gemmule.core.problem import ITEMSIZE, Problem
@@ -35,20 +35,31 @@ class LibraryRun:
         self.devices: dict[int, cublas.Prepared] = {}
 
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
-        """Start the product on operands of the prepared forms: out = alpha a b + beta out."""
+        """Start the product on operands of the prepared forms: out = alpha a b + beta out.
+
+        The library is told of an alpha in which it rounds nothing, and of others nothing.
+        """
         ordinal = int(out.device[5:])
         prepared = self.prepared(ordinal)
         stream = device_arrays.current_stream(out, ordinal)
+        rounds = rescale.wanted(alpha, out.form.dtype)
+        kept = rescale.old_bytes(out, beta) if rounds else 0
+        own = -(-prepared.workspace_bytes // 256) * 256
         work, owner = 0, None
-        if prepared.workspace_bytes:
-            work, owner = device_arrays.workspace(out, prepared.workspace_bytes)
-        start = prepared.starter(alpha, beta)
+        if own + kept:
+            work, owner = device_arrays.workspace(out, own + kept)
+        old = work + own
+        start = prepared.starter(1.0, 0.0) if rounds else prepared.starter(alpha, beta)
+        if kept:
+            rescale.keep(out, old, stream)
         with driver.on_device(ordinal):
             for left, right, result in zip(*self.offsets, strict=True):
                 first, second = a.pointer + left, b.pointer + right
                 if self.exchanged:
                     first, second = second, first
-                start(stream, first, second, out.pointer + result, work)
+                start(stream, first, second, out.pointer + result, work if own else 0)
+        if rounds:
+            rescale.rescale(out, old, (alpha, beta), stream)
         del owner  # its allocator reuses the memory in stream order
 
     @property
