@@ -180,7 +180,7 @@ def test_a_wrong_product_is_exit_code_1(
         (["multiply", "A.npy", "left.npy"], "must be equal"),
         (["multiply", "A.npy", "x.npy", "-o", "none/y.npy"], "folder none does not exist"),
         (["multiply", "A.npy", "x.npy", "-o", "x.npy"], "--force"),
-        (["multiply", "A.npy", "x.npy", "-o", "y.csv"], "suffix '.csv'"),
+        (["multiply", "A.npy", "x.npy", "-o", "y.txt"], "suffix '.txt'"),
         (["multiply", "A.npy", "x.npy", "--dtype", "int8"], "round"),
         (["multiply", "A.npy", "x.npy", "--rung", "nope"], "no cpu rung is called 'nope'"),
         (["multiply", "A.npy"], "Missing argument"),

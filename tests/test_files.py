@@ -309,6 +309,55 @@ def test_result_round_trip_safetensors(tmp_path: Path, dtype: str) -> None:
         assert file.get_slice("result").get_shape() == [3, 4]
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "uint16", "int64"])
+@pytest.mark.parametrize("shape", [(3, 4), (5,), (1, 1)])
+def test_result_round_trip_mat(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    path = tmp_path / "y.mat"
+    values = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    with new_matrix(path, shape, dtype) as y:
+        y[...] = values
+        assert not path.exists()
+    rows = values.reshape(shape[0], -1)
+    np.testing.assert_array_equal(read_matrix(str(path)).reshape(rows.shape), rows)
+    scipy_io = pytest.importorskip("scipy.io")  # another reader of the format agrees
+    found = scipy_io.loadmat(path)["result"]
+    assert found.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(found, rows)
+
+
+def test_result_as_csv_keeps_every_digit(tmp_path: Path) -> None:
+    path = tmp_path / "y.csv"
+    values = np.array([[0.1, -1e-30], [np.float32(1) / 3, 65504.0]], np.float32)
+    with new_matrix(path, (2, 2), "float32") as y:
+        y[:] = values
+    assert len(path.read_text().splitlines()) == 2
+    np.testing.assert_array_equal(np.loadtxt(path, np.float32, delimiter=","), values)
+    with new_matrix(tmp_path / "x.csv", (3,), "int64") as x:
+        x[:] = [1, -(2**62), 3]
+    assert (tmp_path / "x.csv").read_text() == f"1\n{-(2**62)}\n3\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "error"),
+    [
+        ("y.mat", (2, 2), "float16", TypeError),
+        ("y.mat", (2, 2), "complex128", TypeError),
+        ("y.mat", (1 << 15, 1 << 13), "float64", ValueError),
+        ("y.csv", (2, 2, 2), "float32", TypeError),
+        ("y.csv", (2, 2), "complex64", TypeError),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused_before_any_work(
+    tmp_path: Path, name: str, shape: tuple[int, ...], dtype: str, error: type[Exception]
+) -> None:
+    with (
+        pytest.raises(error, match=r"\.npy|--out-dtype"),
+        new_matrix(tmp_path / name, shape, dtype),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_bfloat16_does_not_become_void_in_npy(tmp_path: Path) -> None:
     with (
         pytest.raises(TypeError, match="cannot name bfloat16"),
@@ -359,7 +408,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_missing_output_folder_and_wrong_suffix(tmp_path: Path) -> None:
-    for name, error in (("none/y.npy", "does not exist"), ("y.csv", "suffix")):
+    for name, error in (("none/y.npy", "does not exist"), ("y.txt", "suffix")):
         with (
             pytest.raises((ValueError, OSError), match=error),
             new_matrix(tmp_path / name, (2,), "float32"),

@@ -32,7 +32,7 @@ SHOWN_ELEMENTS = 8
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Result, .npy or .safetensors. Without it a summary is printed.",
+    help="Result: .npy, .safetensors, .mat, .csv. Without it a summary is printed.",
 )
 @click.option(
     "--op",

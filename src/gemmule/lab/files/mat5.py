@@ -238,3 +238,40 @@ def _numbers(elements: _Elements, count: int) -> NDArray[Any]:
     if len(data) != count * stored.itemsize:
         raise ValueError(f"{count:,} numbers of {stored} do not take {len(data):,} bytes")
     return np.frombuffer(data, stored)
+
+
+def header(name: str, shape: tuple[int, ...], dtype: str) -> bytes:
+    """Return what stands before the elements, by columns, of a file of one full matrix.
+
+    The elements are followed by zeros up to a multiple of 8 bytes. TypeError for a dtype that the
+    format has not, ValueError for 2^31 bytes or more, which its lengths do not reach.
+    """
+    kind = {"float64": "double", "float32": "single"}.get(dtype, dtype)
+    code = next((number for number, known in _CLASSES.items() if known == kind), None)
+    if code is None:
+        raise TypeError(f"the .mat format has no {dtype}; ask for another --out-dtype.")
+    item = np.dtype(dtype)
+    stored = next(number for number, known in _STORED.items() if known == item.str[1:])
+    nbytes = math.prod(shape) * item.itemsize
+    if nbytes >= 1 << 31:
+        raise ValueError(
+            f"{nbytes:,} bytes do not fit into a .mat file of level 5, which ends below 2^31. "
+            "Write .npy or .safetensors."
+        )
+    sizes = (*shape, *(1,) * (2 - len(shape)))
+    parts = [
+        _element(_UINT32, np.array([code, 0], "<u4").tobytes()),
+        _element(_INT32, np.array(sizes, "<i4").tobytes()),
+        _element(_INT8, name.encode("ascii")),
+        np.array([stored, nbytes], "<u4").tobytes(),
+    ]
+    inside = b"".join(parts)
+    whole = len(inside) + nbytes + -nbytes % 8
+    text = b"MATLAB 5.0 MAT-file, written by gemmule".ljust(116) + bytes(8)
+    version = np.array([0x0100, 0x4D49], "<u2").tobytes()
+    return text + version + np.array([_MATRIX, whole], "<u4").tobytes() + inside
+
+
+def _element(kind: int, data: bytes) -> bytes:
+    tag = np.array([kind, len(data)], "<u4").tobytes()
+    return tag + data + bytes(-len(data) % 8)

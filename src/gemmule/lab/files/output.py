@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.problem import numpy_dtype
+from gemmule.lab.files import mat5
 from gemmule.lab.files.matrices import SAFETENSORS_DTYPES
 
-SUFFIXES = (".npy", ".safetensors")
+SUFFIXES = (".npy", ".safetensors", ".mat", ".csv")
 RESULT_NAME = "result"
 _TAGS = {name: tag for tag, name in SAFETENSORS_DTYPES.items()}
 _DATA_ALIGNMENT = 64
@@ -91,11 +92,13 @@ def _link_new(scratch: Path, path: Path) -> None:
 def new_matrix(
     path: Path, shape: tuple[int, ...], dtype: str, *, force: bool = False
 ) -> Iterator[NDArray[Any]]:
-    """Yield a zeroed, writable map of `shape` that becomes the file `path` when the block ends.
+    """Yield a zeroed, writable array of `shape` that becomes the file `path` when the block ends.
 
     dtype: a dtype name of `gemmule.core.problem`. ``.npy`` holds all but bfloat16 and float8, which
-    the format cannot name (TypeError); ``.safetensors`` holds all but complex, under the name
-    ``result``. Errors as `check_target` and `new_file`.
+    the format cannot name (TypeError); ``.safetensors`` holds all but complex, ``.mat`` (level 5,
+    below 2^31 bytes) float64, float32 and integers, both under the name ``result``; ``.csv`` holds
+    vectors and matrices of real numbers, a line a row, each with as many digits as tell it apart.
+    All but ``.csv`` are maps of the file. Errors as `check_target` and `new_file`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -105,6 +108,11 @@ def new_matrix(
     True
     """
     check_target(path, force=force)
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        with _new_text(path, shape, dtype, force=force) as numbers:
+            yield numbers
+        return
     header = _header(path, shape, dtype)
     real_dtype = numpy_dtype(dtype)
     nbytes = math.prod(shape) * real_dtype.itemsize
@@ -113,16 +121,38 @@ def new_matrix(
         if nbytes == 0:
             yield np.empty(shape, real_dtype)
             return
-        file.truncate(len(header) + nbytes)
+        file.truncate(len(header) + nbytes + (-nbytes % 8 if suffix == ".mat" else 0))
         file.flush()
-        mapped = np.memmap(file, real_dtype, "r+", len(header), shape)
+        # By columns, as that format has it, or else by rows.
+        flat = np.memmap(file, real_dtype, "r+", len(header), math.prod(shape))
+        mapped = flat.reshape(shape, order="F" if suffix == ".mat" else "C")
         yield mapped.view(np.ndarray)
-        mapped.flush()
+        flat.flush()
+
+
+@contextmanager
+def _new_text(
+    path: Path, shape: tuple[int, ...], dtype: str, *, force: bool
+) -> Iterator[NDArray[Any]]:
+    """Yield an array in memory whose rows become lines of numbers between commas."""
+    if len(shape) > 2 or dtype.startswith("complex"):
+        raise TypeError(
+            f"{path}: .csv holds vectors and matrices of real numbers, not {dtype} of "
+            f"{len(shape)} dimensions. Write .npy."
+        )
+    numbers = np.zeros(shape, numpy_dtype(dtype))
+    with new_file(path, force=force) as file:
+        yield numbers
+        rows = numbers.reshape(len(numbers) if shape else 1, -1) if numbers.size else ()
+        for row in rows:
+            file.write(f"{','.join(map(str, row))}\n".encode())
 
 
 def _header(path: Path, shape: tuple[int, ...], dtype: str) -> bytes:
     if path.suffix.lower() == ".safetensors":
         return _safetensors_header(path, shape, dtype)
+    if path.suffix.lower() == ".mat":
+        return mat5.header(RESULT_NAME, shape, dtype)
     real_dtype = numpy_dtype(dtype)
     if real_dtype.kind == "V" or np.dtype(real_dtype.str) != real_dtype:
         raise TypeError(
