@@ -183,8 +183,7 @@ def _run(
 
 
 def _load(one: _Held, load: Load, feeder: Feeder, kernels: Stream) -> None:
-    if load.after >= 0:
-        feeder.stream.wait(one.read[load.slot])
+    feeder.stream.wait(one.read[load.slot])  # over at once where no step of this run read it yet
     feeder.send()
     feeder.stream.record(one.arrived[load.slot])
     kernels.wait(one.arrived[load.slot])

@@ -31,7 +31,7 @@ def compute_block(W: Array, rows: slice, order: Array | None) -> Array:
     block = W[rows] if order is None else W[rows][:, order]
     compute = "float64" if W.dtype.itemsize == 8 else "float32"
     ours = isinstance(block, np.ndarray)
-    if not ours or block.shape[1] <= _TILE_COLUMNS or _runs_along_rows(block):
+    if not ours or _runs_along_rows(block):
         return library_of(block).dense(block, compute)
     # Column-major: copied tile by tile, so that the lines a tile touches stay in the L1 cache.
     copied: Floats = np.empty(block.shape, compute)

@@ -85,12 +85,12 @@ def _checked(record: Any, machine: Machine, problem: Problem) -> Tuned | None:
     if wanted not in names:
         return None
     rung = all_rungs(machine.backend)[names.index(wanted)]
-    params, time_s, date = record.get("params"), record.get("time_s"), record.get("date")
+    time_s, date = record.get("time_s"), record.get("date")
     if record.get("digest") != rung_digest(rung) or rung.refusal(problem) is not None:
         return None
-    if not isinstance(params, dict) or set(params) != set(rung.params):
-        return None
-    if not any(_identical(params, declared) for declared in rung.space(problem)):
+    given = record.get("params")
+    params = next((known for known in rung.space(problem) if _identical(given, known)), None)
+    if params is None:
         return None
     if type(time_s) is not float or not 0.0 < time_s < 3600.0 or not isinstance(date, str):
         return None
@@ -99,7 +99,7 @@ def _checked(record: Any, machine: Machine, problem: Problem) -> Tuned | None:
     return Tuned(rung, params, time_s, date[:10])
 
 
-def _identical(params: dict[str, Any], declared: dict[str, Any]) -> bool:
+def _identical(params: Any, declared: dict[str, Any]) -> bool:
     """Whether values and their types agree: in Python 1 == True == 1.0."""
     return params == declared and all(type(v) is type(declared[k]) for k, v in params.items())
 

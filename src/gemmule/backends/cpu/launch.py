@@ -141,9 +141,7 @@ def _is_direct(choice: Choice) -> bool:
         plain = problem.op == "matmul" and not call.swapped and problem.quant is None
         return plain and rows and all(len(shape) == 2 for shape in (*shapes, call.out_shape))
     vectors = len(call.out_shape) == 1 and _unit(call.b) and _unit(call.out)
-    if call.op == "vecmat":
-        return vectors and call.swapped and problem.op == "matvec"
-    return vectors and problem.op == "matvec" and not call.swapped
+    return vectors and problem.op == "matvec" and call.swapped == (call.op == "vecmat")
 
 
 def _turned(choice: Choice, core: Callable[..., None]) -> Callable[..., None]:
