@@ -53,6 +53,7 @@ PLANTED: tuple[tuple[str, int, int, dict[str, int], str], ...] = (
     ("missing_wgmma_wait", 1, 128, {}, "wrong"),
     ("two_warpgroups", 1, 256, {"grid": 2, "cluster": 2}, "wgmma"),
     ("two_warpgroups", 2, 256, {"grid": 2, "cluster": 2}, "wrong"),
+    ("two_warpgroups", 3, 256, {"grid": 2, "cluster": 2}, "wgmma"),
     ("missing_cluster_barrier", 1, 32, {"grid": 2, "cluster": 2}, "cluster"),
     ("exited_block", 1, 32, {"grid": 2, "cluster": 2}, "cluster"),
 )
@@ -134,10 +135,17 @@ def test_an_mbarrier_is_refused_where_it_is_initialised(planted: Module, bug: in
 
 
 @needs_compiler
-def test_a_warpgroup_is_whole(planted: Module) -> None:
+@pytest.mark.parametrize("block", [129, 192])
+def test_a_warpgroup_is_whole(planted: Module, block: int) -> None:
     with pytest.raises(EmulationError, match="a warpgroup has 128 threads") as caught:
-        _reverse(planted, "two_warpgroups<0>", 192, grid=2, cluster=2)
+        _reverse(planted, "two_warpgroups<0>", block, grid=2, cluster=2)
     assert caught.value.kind == "wgmma"
+
+
+@needs_compiler
+def test_an_exited_block_is_named(planted: Module) -> None:
+    with pytest.raises(EmulationError, match=r"planted\.cu:\d+: block 0 of the cluster has exited"):
+        _reverse(planted, "exited_block<1>", 32, grid=2, cluster=2)
 
 
 @needs_compiler

@@ -1,5 +1,7 @@
 // The asynchronous work that waits to take effect (async.h). Part of runtime.cpp.
 #pragma once
+#include <algorithm>
+
 #include "async.h"
 
 namespace cuemu {
@@ -89,15 +91,17 @@ void wgmma_issue(const WgmmaPart& part) {
 }
 // The oldest groups of all 128 threads, until `left` closed ones remain.
 static void wgmma_complete(Warpgroup& w, size_t left) {
+  const auto alike = [](const auto& one, const auto& other) { return one.size() == other.size(); };
+  const auto differ = [&](const auto& one, const auto& other) {
+    return !std::equal(one.begin(), one.end(), other.begin(), other.end(), alike);
+  };
+  if (std::adjacent_find(std::begin(w.open), std::end(w.open), differ) != std::end(w.open))
+    fail("wgmma", "the threads of a warpgroup have issued different numbers of wgmma");
   std::vector<WgmmaPart> parts(128);
-  while (w.open[0].size() > left + 1) {
-    const size_t count = w.open[0][0].size();
-    for (auto& groups : w.open)
-      if (groups.size() != w.open[0].size() || groups[0].size() != count)
-        fail("wgmma", "the threads of a warpgroup have issued different numbers of wgmma");
-    for (size_t op = 0; op < count; ++op) {
-      for (size_t t = 0; t < 128; ++t) parts[t] = w.open[t][0][op];
-      parts[0].run(parts);
+  while (w.open->size() > left + 1) {
+    for (size_t op = 0; op < w.open->front().size(); ++op) {
+      for (size_t t = 0; t < 128; ++t) parts[t] = w.open[t].front()[op];
+      parts.front().run(parts);
     }
     for (auto& groups : w.open) groups.erase(groups.begin());
   }

@@ -248,7 +248,8 @@ PLANTED(missing_wgmma_wait) {
   if (t < 64) p.out[t] = p.in[63 - t] + d[t % 4];
   wgmma_wait<0>();
 }
-PLANTED(two_warpgroups) {   // Bug 1: a thread issues no second wgmma, 2: the second group is not waited for
+// Bug 1: a thread issues no second wgmma, 2: the second group is not waited for, 3: a thread issues nothing.
+PLANTED(two_warpgroups) {
   __shared__ alignas(1024) u32 s[3072];   // 64 rows of ones, 8 columns of ones, 8 columns of twos
   const int t = threadIdx.x, group = t / 128, rank = int(cluster_rank());
   for (int i = t; i < 3072; i += 256) s[i] = i < 2304 ? 0x3c003c00u : 0x40004000u;
@@ -258,10 +259,12 @@ PLANTED(two_warpgroups) {   // Bug 1: a thread issues no second wgmma, 2: the se
   const u64 a = wgmma_desc(smem_addr(s), 16, 1024, Swizzle::b128);
   const u64 b = wgmma_desc(smem_addr(s + 2048 + 256 * (group ^ rank)), 16, 1024, Swizzle::b128);
   wgmma_fence();
-  wgmma_f16<8>(d, a, b, false);
-  wgmma_commit();
-  if (Bug != 1 || t != 255) wgmma_f16<8>(e, a, b, false);
-  wgmma_commit();
+  if (Bug != 3 || t != 128) {
+    wgmma_f16<8>(d, a, b, false);
+    wgmma_commit();
+    if (Bug != 1 || t != 255) wgmma_f16<8>(e, a, b, false);
+    wgmma_commit();
+  }
   wgmma_wait<1>();
   const float first = d[t % 4];
   wgmma_wait<Bug == 2>();
