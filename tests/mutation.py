@@ -132,7 +132,7 @@ def _tokens(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
             continue
         if any(first <= match.start() < last for first, last in types):
             continue
-        if code[: match.start()].endswith("strict="):  # asserts what holds
+        if code[: match.start()].endswith(("strict=", "maxsize=")):  # what holds; what is kept
             continue
         line = code[code.rfind("\n", 0, match.start()) + 1 : match.start()]
         if line.lstrip().startswith(("#", "import ", "from ", "template", "typedef", "class ")):

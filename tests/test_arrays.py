@@ -71,7 +71,9 @@ def test_masked_arrays_are_refused_and_other_subclasses_taken() -> None:
 
 def test_a_quantised_matrix_carries_its_specification() -> None:
     Q = quantize(np.ones((3, 10), np.float32), bits=4, group_size=4)
-    form = unwrap(Q.T, "Q").form
+    operand = unwrap(Q.T, "Q")
+    assert operand.pointer == 0  # its codes and scales lie in several places
+    form = operand.form
     assert (form.shape, form.dtype) == ((10, 3), "uint4")
     assert form.quant is not None
     assert (form.quant.transposed, form.quant.has_zeros, form.quant.group_size) == (True, True, 4)

@@ -126,17 +126,23 @@ def strided_problems(rung: Rung, sizes: tuple[int, int, int] | None = None) -> I
             yield problem
 
 
+def ready(rung: Rung, problem: Problem) -> list[dict[str, Any]]:
+    """Return the parameters whose kernels the other tests have compiled already."""
+    compiled, machine = set(sampled_kernels(rung)[0]), proofs.proof_machine()
+    return [
+        params
+        for params in rung.space(problem)
+        if {step.kernel for step in rung.steps(problem, params, machine)} <= compiled
+    ]
+
+
 @needs_emulator
 @pytest.mark.parametrize("rung", [p for p in RUNGS if not p.values[0].quantized])
 def test_offsets_beyond_32_bits(rung: Rung) -> None:
     """By kernels that the other tests have compiled already: another build would cost seconds."""
     emulator, found = Emulator(seed=2), 0
-    compiled = set(sampled_kernels(rung)[0])
     for problem in strided_problems(rung):
-        for params in rung.space(problem):
-            steps = rung.steps(problem, params, emulator.machine)
-            if not {step.kernel for step in steps} <= compiled:
-                continue
+        for params in ready(rung, problem)[:1]:
             near = make_inputs(problem, "integers", 7)
             aligned = problem.alignment == 16
             b = far_apart(near.b, aligned) if rung.op == "matmul" else np.repeat(near.b, 2, -1)
@@ -147,8 +153,58 @@ def test_offsets_beyond_32_bits(rung: Rung) -> None:
             verdict = check(far, rung.arithmetic(problem), params, result)
             assert verdict.ok, f"{problem}: {verdict.text}"
             found += 1
-            break
     assert found
+
+
+def named(*names: str) -> list[Any]:
+    return [p for p in RUNGS if p.values[0].name in names]
+
+
+@needs_emulator
+@pytest.mark.parametrize("rung", named("streamed_rows", "early_rows"))
+def test_blocks_that_walk_a_batch(rung: Rung) -> None:
+    """A grid has 65,535 products of a batch at most; here two of five, so that a block takes on."""
+
+    def steps(*given: Any) -> tuple[Any, ...]:
+        return tuple(replace(one, grid=(one.grid[0], 2, 1)) for one in rung.steps(*given))
+
+    few, emulator, found = replace(rung, steps=steps), Emulator(), set()
+    for problem in strided_problems(rung, (5, 2333, 1)):
+        walked = replace(problem, batch=5)
+        for params in ready(rung, walked):
+            for emulator.seed in (0, 2):
+                inputs = make_inputs(walked, "integers", 7)
+                out = emulator.run(few, inputs, params)
+                verdict = check(inputs, rung.arithmetic(walked), params, out)
+                assert verdict.ok, f"{walked} {params}: {verdict.text}"
+            found.add(params["lanes"])
+    assert max(found) > 32, "warps that meet in shared memory"
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    "rung",
+    named("register_tile", "vector_tile", "tensor_core", "tensor_core_int8", "wgmma_tile"),
+)
+def test_tiles_that_are_walked_in_groups(rung: Rung) -> None:
+    """Eight tiles of 128 rows are walked down before the next column; here are eight and one."""
+    emulator, problem = Emulator(seed=2), next(strided_problems(rung, (1100, 130, 16)))
+    params, inputs = ready(rung, problem)[0], make_inputs(problem, "integers", 7)
+    out = emulator.run(rung, inputs, params)
+    verdict = check(inputs, rung.arithmetic(problem), params, out)
+    assert verdict.ok, f"{problem} {params}: {verdict.text}"
+
+
+@needs_emulator
+@pytest.mark.parametrize("rung", named("tensor_core"))
+def test_aligned_operands_alone_are_copied_ahead(rung: Rung) -> None:
+    emulator, seen = Emulator(seed=2), set()
+    for problem in strided_problems(rung):
+        emulator.run(rung, make_inputs(problem, "integers", 7), ready(rung, problem)[0])
+        aligned = problem.alignment == 16
+        assert (emulator.reports[-1].async_copies > 0) == aligned, problem
+        seen.add(aligned)
+    assert seen == {False, True}
 
 
 PAGE = mmap.PAGESIZE
@@ -174,13 +230,12 @@ def fenced(array: np.ndarray[Any, Any], at_end: bool, unit: int) -> np.ndarray[A
     return copy
 
 
-def edge_launches(rung: Rung, machine: Any, deep: bool) -> Iterator[tuple[Problem, Any]]:
+def edge_launches(rung: Rung, deep: bool) -> Iterator[tuple[Problem, Any]]:
     """Yield small problems with parameters whose kernels the other tests have compiled already.
 
     Of the uneven ones aligned rows end within a vector; the sums of deep ones take more turns of a
     loop than a ring has stages.
     """
-    compiled = set(sampled_kernels(rung)[0])
     uneven = (5, 53, 1) if rung.op == "matvec" else (5, 7, 69)
     problems = [*strided_problems(rung), *strided_problems(rung, uneven)]
     if deep and rung.op == "matvec":
@@ -190,17 +245,13 @@ def edge_launches(rung: Rung, machine: Any, deep: bool) -> Iterator[tuple[Proble
         along_k = [p for p in aligned if (p.layout_a, p.layout_b) == ("row", "col")]
         problems += [*aligned, *(replace(p, k=1103) for p in along_k)]
     for index, problem in enumerate(problems):
-        sets = [
-            params
-            for params in rung.space(problem)
-            if {step.kernel for step in rung.steps(problem, params, machine)} <= compiled
-        ]
+        sets = ready(rung, problem)
         yield from ((problem, params) for params in sets[index % max(1, len(sets)) :][:1])
 
 
 def runs_within_pages(rung: Rung, at_end: bool) -> None:
     emulator, found = Emulator(seed=2), 0
-    for problem, params in edge_launches(rung, emulator.machine, deep=at_end):
+    for problem, params in edge_launches(rung, deep=at_end):
         near = make_inputs(problem, "integers", 7)
         unit = 16 if problem.alignment == 16 else 1
         a, b, out = (fenced(one, at_end, unit) for one in (near.a, near.b, near.out))

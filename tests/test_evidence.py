@@ -248,6 +248,16 @@ def test_the_single_file_of_all_rungs_is_read_and_taken_apart(tmp_path: Path) ->
     assert {r.rung: r.key for r in evidence.read(tmp_path)} == {NAME[1]: "newer", third[1]: "k"}
 
 
+def test_records_in_the_package_come_before_those_of_the_source_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = "src/gemmule/evidence"  # where a wheel has them
+    monkeypatch.setattr(evidence, "__file__", str(tmp_path / "src/gemmule/storage/evidence.py"))
+    assert evidence.folder() == tmp_path / "evidence"
+    (tmp_path / inside).mkdir(parents=True)
+    assert evidence.folder() == tmp_path / inside
+
+
 def test_every_record_lies_in_its_rungs_file() -> None:
     found = 0
     for gpu in evidence.folder().glob("*"):
@@ -280,6 +290,11 @@ GOOD = (
         GOOD.replace('"cases": 1', '"cases": -1'),
         GOOD.replace('"cases": 1', '"cases": true'),
         GOOD.replace('"cases": 1', '"cases": "1"'),
+        GOOD.replace('"cases": 1', '"cases": 0'),
+        GOOD.replace('"cases": 1', f'"cases": {2**63}'),
+        GOOD.replace('"k"', '""'),
+        GOOD.replace('"k"', '"\\u0007"'),
+        GOOD.replace('"k"', f'"{"k" * (evidence.MAX_TEXT + 1)}"'),
         GOOD.replace("0.5", "NaN"),
         GOOD.replace("0.5", "1.5"),
         GOOD.replace("0.5", "-0.5"),

@@ -264,6 +264,7 @@ PACKED_BLOCKS = [
     ((481, 1024, 2), (252, 1024)),
     ((13, 5000, 3), (24, 864)),
     ((5000, 5000, 2), (456, 1024)),  # blocks enough for two threads
+    ((1440, 3072, 2), (480, 1024)),  # three by three, and that is enough
 ]
 
 

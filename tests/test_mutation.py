@@ -45,6 +45,7 @@ def test_mechanical_faults_repeat_by_their_seed() -> None:
         ("a.py", "x = a < b + 12\n", {("<", "<="), ("+", "-"), ("12", "13")}),
         ("a.py", 'x = "a < b"  # 1 + 1\n', set()),
         ("a.py", "x = zip(a, b, strict=True)\n", set()),
+        ("a.py", "x = lru_cache(maxsize=8)\n", set()),
         ("a.py", '"""Words: 3 < 4."""\nx = not y\n', {("not", "")}),
         (
             "a.cu",

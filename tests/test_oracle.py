@@ -256,6 +256,21 @@ def test_int8_activations_are_bounded(group: int, bits: int) -> None:
         assert judged(by_name, "integers", seed, _int8_activations(), promise).ok
 
 
+def test_operands_that_are_whole_codes_have_less_room() -> None:
+    """Rounding changes none of them: half of what it may change in others is a mistake."""
+    spec = QuantSpec(8, 16, True, "row", "float32", False, activations="int8")
+    by_name = QuantSpec(8, 16, True, "row", "float32", False, activations="float")
+    promise = Arithmetic("float32", chain=lambda p, _: p.n, activations_bits=8)
+    for quant, kind in ((spec, "integers"), (spec, "normal"), (by_name, "integers")):
+        problem = make_problem("matvec", 21, 75, 1, ("uint8", "float32", "float32"), quant=quant)
+        inputs = make_inputs(problem, kind, 1)
+        room = tolerance(problem, promise, {}, reference(problem, inputs.a, inputs.b))
+        out = correct(inputs)
+        assert check(inputs, promise, {}, out).ok
+        out += (room / 2).astype(out.dtype)
+        assert check(inputs, promise, {}, out).ok == ((quant, kind) != (spec, "integers"))
+
+
 def test_integer_accumulators_of_quantised_rungs_still_round_their_scaling() -> None:
     promise = Arithmetic("int32", chain=lambda p, _: 0)
     for seed in range(30):
@@ -333,6 +348,10 @@ def test_a_bound_counts_products_that_underflow() -> None:
         problem = Problem("matvec", 2, 8, a=name, b=name, out=name)
         bound = sum_error(problem, promise, {}, zeros)
         np.testing.assert_allclose(bound, 16 * 2.0**-149, rtol=0.01)
+    promise = Arithmetic("float32", chain=lambda p, q: 1, inputs="float16")
+    problem = Problem("matvec", 2, 8, a="uint8", b="float16", quant=SPEC)  # weights underflow
+    bound = sum_error(problem, promise, {}, replace(zeros, b=np.ones((8, 1))))
+    np.testing.assert_allclose(bound, 8 * SMALLEST["float16"], rtol=0.01)
 
 
 def test_activations_share_a_scale_within_their_group_alone() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import gemmule as gm
 from gemmule import backends
+from gemmule.backends.cpu import launch
 from gemmule.core.registry import all_rungs
 from gemmule.lookup import forget_plans
 from gemmule.plan import resolve
@@ -290,6 +291,50 @@ def test_a_rung_that_takes_no_batch_walks_it(op: str) -> None:
             assert_same(gm.plan(op, A, B, rung=rung.name)(A, B), exact(op, A, B), "float32")
             walked += 1
     assert walked
+
+
+DIRECT = {
+    "matvec": ("matvec", (20, 30), (30,), True),
+    "vecmat": ("vecmat", (20,), (20, 30), True),
+    "matmul": ("matmul", (20, 30), (30, 40), True),
+    "a row by a matrix": ("matmul", (1, 30), (30, 40), False),
+    "a batch": ("matmul", (2, 20, 30), (2, 30, 40), False),
+    "vectors": ("matvec", (20, 30), (3, 30), False),
+}
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_operands_that_fit_go_to_the_rung_as_they_are(name: str) -> None:
+    op, left, right, direct = DIRECT[name]
+    a, b = (np.ones(shape, np.float32) for shape in (left, right))
+    assert launch._is_direct(gm.plan(op, a, b).choice) == direct
+    if len(right) == 1:
+        assert not launch._is_direct(gm.plan(op, a, np.repeat(b, 2)[::2]).choice)
+
+
+@pytest.mark.parametrize(
+    ("how", "layout", "copied"),
+    [
+        ("row", "row", False),
+        ("padded", "row", False),
+        ("col", "row", True),
+        ("stepped", "row", True),
+        ("col", "col", False),
+        ("stepped", "strided", False),
+    ],
+)
+def test_an_operand_is_copied_where_its_rung_needs_another_layout(
+    how: str, layout: str, copied: bool
+) -> None:
+    A = np.arange(70.0).reshape(7, 10)
+    given = {"row": A, "padded": A[:, :4], "col": A.T, "stepped": A[:, ::2]}[how]
+    seen = launch._as_layout(given, "float64", layout, shared=False)
+    np.testing.assert_array_equal(seen, given)
+    assert np.shares_memory(seen, A) != copied
+    assert seen.flags.c_contiguous or not copied
+    shared = launch._as_layout(np.broadcast_to(given, (9, *given.shape)), "float64", layout, True)
+    np.testing.assert_array_equal(shared, np.broadcast_to(given, shared.shape))
+    assert shared.strides[0] == 0  # one copy serves all entries of the batch
 
 
 def test_objects_show_themselves_in_one_line() -> None:

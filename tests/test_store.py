@@ -279,6 +279,33 @@ def test_values_outside_what_is_declared_are_a_miss(
     assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("", {}, ""),
+        ("other", {}, "holds the entry of "),
+        ("", {"fields": {"op": "matvec"}}, "names no device and problem"),
+        ("", {"device": None}, "names no device and problem"),
+        (
+            "",
+            {"device": {"backend": "cpu", "name": "", "arch": "", "units": 1}},
+            "holds the entry of",
+        ),
+        ("", {"digest": "0" * 64}, "is about a rung that changed, or is damaged"),
+    ],
+)
+def test_what_is_wrong_with_a_shipped_entry(
+    rungs: tuple[Rung, Rung], name: str, change: dict[str, Any], words: str
+) -> None:
+    path = _saved(rungs[0])
+    record = json.loads(path.read_bytes())
+    path = path.with_stem(name or path.stem)
+    path.write_text(json.dumps({**record, **change}))
+    found = tuned_store.shipped_fault(path)
+    assert words in found
+    assert bool(words) == bool(found)
+
+
 @pytest.mark.parametrize("field", ["schema", "folder", "rung", "digest", "params", "time_s"])
 def test_a_missing_field_is_a_miss(rungs: tuple[Rung, Rung], field: str) -> None:
     path = _saved(rungs[0])
