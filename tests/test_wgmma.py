@@ -255,7 +255,10 @@ def test_the_short_way_of_several_kernels(
 
     def launch(config: int, function: int, params: int, extra: None) -> int:
         numbers = struct.unpack("<7I4xQQI4x", ctypes.string_at(config, 56))
-        attribute = struct.unpack("<I4x3I", ctypes.string_at(numbers[8], 20)) if numbers[9] else ()
+        attribute = tuple(
+            struct.unpack("<I4x3I", ctypes.string_at(numbers[8] + 72 * i, 20))
+            for i in range(numbers[9])
+        )
         pointers = struct.unpack(
             f"<{1 + len(shapes)}Q", ctypes.string_at(params, 8 + 8 * len(shapes))
         )
@@ -272,8 +275,8 @@ def test_the_short_way_of_several_kernels(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(uint8="bytes"))
     steps = [
         Step("first", (4, 1, 1), (384, 1, 1), 1000, cluster=(2, 1, 1)),
-        Step("second", (5, 6, 7), (32, 1, 1)),
-        Step("last", (1, 1, 1), (64, 2, 1), 8),
+        Step("second", (5, 6, 7), (32, 1, 1), cluster=(1, 2, 1), pdl=True),
+        Step("last", (1, 1, 1), (64, 2, 1), 8, pdl=True),
     ]
     launcher = SimpleNamespace(
         template=template,
@@ -290,9 +293,9 @@ def test_the_short_way_of_several_kernels(
         given = struct.pack("<4Q", 1024, 2048, 3072, work) + template[32:]
         maps = [encoded(at, shape) for at, shape in zip((1024, 2048), shapes, strict=False)]
         assert seen == [
-            (3, (4, 1, 1, 384, 1, 1, 1000, stream), (4, 2, 1, 1), given, maps),
-            (5, (5, 6, 7, 32, 1, 1, 0, stream), (), given, maps),
-            (8, (1, 1, 1, 64, 2, 1, 8, stream), (), given, maps),
+            (3, (4, 1, 1, 384, 1, 1, 1000, stream), ((4, 2, 1, 1),), given, maps),
+            (5, (5, 6, 7, 32, 1, 1, 0, stream), ((4, 1, 2, 1), (6, 1, 0, 0)), given, maps),
+            (8, (1, 1, 1, 64, 2, 1, 8, stream), ((6, 1, 0, 0),), given, maps),
         ]
         seen.clear()
     launcher.module.symbols["second"] = 9
@@ -300,6 +303,31 @@ def test_the_short_way_of_several_kernels(
     with pytest.raises(OSError, match="second"):
         torch_launch.steps_starter(launcher, 0, 3)(6, (1024, 2048, 3072))  # type: ignore[arg-type]
     assert [one[0] for one in seen] == [3, 9], "nothing is launched after a kernel that was refused"
+
+
+def test_attributes_and_configs_lie_as_the_driver_has_them() -> None:
+    from cuda.bindings import driver as api
+
+    step = Step("kernel", (4, 5, 6), (32, 2, 1), 1000, cluster=(2, 4, 8), pdl=True)
+    cluster, early = api.CUlaunchAttribute(), api.CUlaunchAttribute()
+    cluster.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    dimension = cluster.value.clusterDim
+    dimension.x, dimension.y, dimension.z = step.cluster
+    early.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    early.value.programmaticStreamSerializationAllowed = 1
+    config = api.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = step.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = step.block
+    config.sharedMemBytes, config.hStream = step.smem, api.CUstream(5)
+    config.numAttrs = 2
+    memory = torch_launch.StepsSlot(b"", (step,), 0)
+    struct.pack_into("<Q", memory.buffer, memory.streams[0], 5)
+    packed = ctypes.string_at(memory.configs[0], 56)
+    seen = struct.unpack("<7I4xQQI4x", packed)
+    driver_s = struct.unpack("<7I4xQQI4x", ctypes.string_at(config.getPtr(), 56))
+    assert (*seen[:8], seen[9]) == (*driver_s[:8], driver_s[9])
+    for i, one in enumerate((cluster, early)):
+        assert ctypes.string_at(seen[8] + 72 * i, 72) == ctypes.string_at(one.getPtr(), 72)
 
 
 class _Codes:

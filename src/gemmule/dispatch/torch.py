@@ -161,7 +161,7 @@ def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: 
 
 def _start(launcher: Launcher, ordinal: int) -> Start:
     maps, step = launcher.maps, launcher.steps[0]
-    if len(launcher.steps) > 1 or launcher.workspace:
+    if len(launcher.steps) > 1 or launcher.workspace or step.pdl:
         return _steps_start(launcher, ordinal)
     if maps is not None:
         return _mapped_start(launcher, maps, ordinal)
@@ -265,7 +265,7 @@ def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | Co
 
 def _is_plain(run: Any) -> bool:
     """Whether one struct serves all of a launcher, whose kernels follow one another."""
-    return isinstance(run, Launcher) and len(run.offsets) == 1 and not any(s.pdl for s in run.steps)
+    return isinstance(run, Launcher) and len(run.offsets) == 1
 
 
 def seen(operand: Any) -> Signature | None:

@@ -164,7 +164,7 @@ def _trusted(launcher: Launcher, call: Call, vector: Form, first: bool, ordinal:
 
 def _start(launcher: Launcher, ordinal: int) -> Launch:
     """Return what starts a launcher's kernels: the only one, or all of them."""
-    if len(launcher.steps) > 1 or launcher.workspace:
+    if len(launcher.steps) > 1 or launcher.workspace or launcher.steps[0].pdl:
         return steps_starter(launcher, ordinal, 6)
     launch, local, pack_into = launch_function(), threading.local(), MOVING.pack_into
     template, step, function = launcher.template, launcher.steps[0], kernel_of(launcher, ordinal)

@@ -33,6 +33,7 @@ CONFIG = struct.Struct("<7I4xQQI4x")
 ATTRIBUTE = struct.Struct("<I4x3I52x")
 MOVING_AT = 32  # the stream; then where attributes lie, how many, and the struct's addresses
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 def guards(*tensors: Any) -> Callable[..., bool]:
@@ -113,16 +114,16 @@ class StepsSlot:
     def __init__(self, template: bytes, steps: tuple[Step, ...], maps: int) -> None:
         begin = -(-len(template) // 16) * 16
         ends = begin + CONFIG.size * len(steps)
-        self.buffer = ctypes.create_string_buffer(ends + ATTRIBUTE.size * len(steps))
+        attributes = [_attributes(step) for step in steps]
+        self.buffer = ctypes.create_string_buffer(ends + sum(map(len, attributes)))
         address = ctypes.addressof(self.buffer)
         ctypes.memmove(self.buffer, template, len(template))
         places = [begin + CONFIG.size * i for i in range(len(steps))]
-        for i, step in enumerate(steps):
-            attribute = ends + ATTRIBUTE.size * i
-            ATTRIBUTE.pack_into(self.buffer, attribute, CLUSTER_DIMENSION, *step.cluster)
-            clustered = step.cluster != (1, 1, 1)
-            numbers = (*step.grid, *step.block, step.smem, 0, address + attribute, clustered)
-            CONFIG.pack_into(self.buffer, places[i], *numbers)
+        for step, place, packed in zip(steps, places, attributes, strict=True):
+            config = (*step.grid, *step.block, step.smem, 0, address + ends)
+            CONFIG.pack_into(self.buffer, place, *config, len(packed) // ATTRIBUTE.size)
+            ctypes.memmove(address + ends, packed, len(packed))
+            ends += len(packed)
         self.configs = [address + place for place in places]
         self.streams, self.stream = [place + MOVING_AT for place in places], 0
         self.maps, first = tensor_maps.aligned_memory(maps)
@@ -130,6 +131,13 @@ class StepsSlot:
         shown = range(first, first + maps * MAP_BYTES, MAP_BYTES)
         self._pointers = (ctypes.c_void_p * (1 + maps))(address, *shown)
         self.params = ctypes.addressof(self._pointers)
+
+
+def _attributes(step: Step) -> bytes:
+    """Return the attributes that a step's launch has, one behind the other."""
+    clustered, early = step.cluster != (1, 1, 1), ATTRIBUTE.pack(EARLY_START, 1, 0, 0)
+    found = ATTRIBUTE.pack(CLUSTER_DIMENSION, *step.cluster) if clustered else b""
+    return found + early if step.pdl else found
 
 
 def steps_starter(launcher: Launcher, ordinal: int, words: int) -> Launch:
