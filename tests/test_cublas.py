@@ -425,6 +425,8 @@ def test_a_measured_product_speaks_for_its_neighbours_alone(fake: FakeCublas, kn
     assert chosen(2048, 8, 8192)[0] == "few_columns"
     assert chosen(2047, 4, 4096)[0] == "cublas"
     assert chosen(4096, 12, 4096)[0] == "cublas"
+    assert chosen(2048, 4, 2048)[0] == "few_columns"  # a quarter of the work
+    assert chosen(2048, 3, 2048)[0] == "cublas"
     known(margin(), margin(m=2048, ratio=0.8))
     assert chosen(3000, 4, 4096)[0] == "few_columns"
     assert chosen(2500, 4, 4096)[0] == "cublas"

@@ -5,9 +5,10 @@ on this machine, to be faster by `ENOUGH`. What is known is data: lines of ``mar
 device's folder of the evidence, each one product at which a rung and the vendor's were timed in
 turns. A product that was not measured is taken to behave like the nearest that was, if no size is
 farther than `REACH` times from it and it is aligned alike: what is fast where rows begin anywhere
-says nothing of whole 16 bytes, where the vendor is faster, nor the other way round. A line counts
-as long as the rung's proof is the one that stood when it was measured, so an edit of the kernel
-ends it.
+says nothing of whole 16 bytes, where the vendor is faster, nor the other way round. Nor does it
+speak for one of less than a `LEAST_WORK` of its operations, where what each call costs counts. A
+line counts as long as the rung's proof is the one that stood when it was measured, so an edit of
+the kernel ends it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ SCHEMA = 1
 FILE = "margins.jsonl"
 ENOUGH = 1.10
 REACH = 2.0
+LEAST_WORK = 0.25
 _TEXTS = (
     "device",
     "arch",
@@ -78,6 +80,12 @@ class Margin:
         pairs = zip(self.sizes(), _sizes(problem), strict=True)
         return max(max(one, other) / max(min(one, other), 1) for one, other in pairs)
 
+    def is_near(self, problem: Problem) -> bool:
+        """Whether it speaks for a problem of its kind."""
+        if self.alignment != problem.alignment or self.distance(problem) > REACH:
+            return False
+        return math.prod(_sizes(problem)) >= LEAST_WORK * math.prod(self.sizes())
+
     def words(self) -> str:
         """Return what was measured, for people."""
         sizes = f"{self.m} x {self.k} x {self.n}"
@@ -92,7 +100,7 @@ def faster(machine: Machine, problem: Problem) -> dict[tuple[str, str], Margin]:
     near = known().get((*kind, problem.layout_a, problem.layout_b), ())
     found: dict[tuple[str, str], Margin] = {}
     for margin in near:
-        if margin.alignment != problem.alignment or margin.distance(problem) > REACH:
+        if not margin.is_near(problem):
             continue
         name = (margin.folder, margin.rung)
         if name not in found or _spread(margin, problem) < _spread(found[name], problem):
