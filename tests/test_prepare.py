@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from emulated_driver import EmulatedDriver, Poisoned, emulated
 from gemmule.arrays.interop import unwrap
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.packed import launch as packed_launch
+from gemmule.core.packing import Move
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 Array = np.ndarray[Any, Any]
@@ -179,14 +182,13 @@ def test_words_are_gathered_by_few_blocks() -> None:
     module = compile_cu(packed_launch.GATHER, names=["gather"])
     sources = [np.arange(count, dtype=np.uint32) + count for count in (700, 1, 0, 513)]
     targets = [np.zeros(one.size + 2, np.uint32) for one in sources]
-    ranges = packed_launch._Ranges()
-    ranges.place(
-        [
-            (one.ctypes.data, to[1:].ctypes.data, one.size)
-            for one, to in zip(sources, targets, strict=True)
-        ]
-    )
-    args = [bytes(ranges._buffer)]
+    ranges, work = packed_launch.Ranges(), targets[0].ctypes.data
+    moves = [
+        (which, Move(0, to[1:].ctypes.data - work, one.nbytes))
+        for which, (one, to) in enumerate(zip(sources, targets, strict=True))
+    ]
+    ranges.pack(ranges.buffer, moves, [one.ctypes.data for one in sources], work)
+    args = [bytes(ranges.buffer)]
     module.launch("gather", grid=(2, 1, 1), block=(256, 1, 1), args=args, seed=3)
     for one, to in zip(sources, targets, strict=True):
         assert np.array_equal(to, np.pad(one, 1))
@@ -303,3 +305,90 @@ def test_quantised_matrices_come_in_the_layout_of_the_device(gpu: EmulatedDriver
     assert gm.prepare(Q.to("cuda", layout="row")).layout == "mma16"
     with pytest.raises(ValueError, match="one layout for all"):
         gm.prepare(Q, rung=HALVES)
+
+
+class Tensor:
+    """What the short way asks of a tensor: where it lies."""
+
+    def __init__(self, array: DeviceArray) -> None:
+        self.array = array
+
+    def data_ptr(self) -> int:
+        return self.array.pointer
+
+
+@pytest.fixture
+def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give the short way's module, whose launches are emulated, and streams noted."""
+    pytest.importorskip("torch")
+    from gemmule.dispatch.prepared import torch as module
+
+    streams: list[int] = []
+
+    def launch(config: int, function: int, params: int, extra: None) -> int:
+        numbers = struct.unpack("<7I4xQQI", ctypes.string_at(config, 52))
+        assert numbers[9] == 0, "no kernel here wants a cluster"
+        streams.append(numbers[7])
+        gpu._run(function, numbers[:3], numbers[3:6], (1, 1, 1), numbers[6], params)
+        return 0
+
+    def maker(shape: tuple[int, ...], dtype: Any, ordinal: int) -> Any:
+        name = "uint8" if len(shape) == 1 else str(dtype)
+        return lambda: Tensor(DeviceArray.empty(shape, name, ordinal))
+
+    library = SimpleNamespace(
+        uint8="uint8",
+        float32="float32",
+        float16="float16",
+        Size=lambda shape: SimpleNamespace(numel=lambda: int(np.prod(shape))),
+        _C=SimpleNamespace(_cuda_getDevice=lambda: 0, _cuda_getCurrentRawStream=lambda _: 7),
+    )
+    monkeypatch.setattr(module, "launch_function", lambda: launch)
+    monkeypatch.setattr(module, "maker", maker)
+    monkeypatch.setattr(module, "checked_pair", lambda *given: None)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(modules={"torch": library}))
+    return SimpleNamespace(module=module, streams=streams)
+
+
+@pytest.mark.parametrize(("rung", "dtype"), [(HALVES, "float32"), (REPACKED, "float16")])
+def test_the_short_way_of_tensors_starts_the_same_kernels(
+    short: Any, rung: str, dtype: str
+) -> None:
+    A, B = values((70, 67), dtype, 1), values((67, 41), dtype, 2)
+    a, b = placed(A), placed(B)
+    wanted = gm.matmul(a, b, rung=rung)
+    right, left = gm.prepare(b, rung=rung), gm.prepare(a, side="left", rung=rung)
+    for pair in ((a, right), (left, b)):
+        plan = gm.plan("matmul", *pair, rung=rung)
+        assert plan._packed is not None
+        start = short.module.packed(plan._packed, 0)
+        call = short.module.PreparedCall(start, plan.choice.call, *plan.forms, 0)
+        tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
+        for _ in range(2):  # the second call finds its arguments made
+            short.streams.clear()
+            assert same(call.trusted(*tensors, None).array, wanted)
+            assert short.streams == [7] * LAUNCHES[rung][0]
+        out = Tensor(placed(np.zeros((70, 41), dtype)))
+        assert call.trusted(*tensors, out) is out
+        assert same(out.array, wanted)
+        (tensor,) = (one for one in tensors if isinstance(one, Tensor))
+        assert call.trusted(*tensors, tensor) is None, "out overlaps an operand"
+
+
+def test_the_short_way_of_a_matrix_that_is_read_as_an_array(short: Any) -> None:
+    a, b = placed(values((5, 66), "float32", 1)), placed(values((66, 40), "float32", 2))
+    right, left = gm.prepare(b), gm.prepare(b.T, side="left")
+    cases = (
+        ("matmul", (a, right), (a.pointer, right.array.pointer)),
+        ("vecmat", (DeviceArray(a.pointer, (66,), (1,), "float32", 0, a), right), None),
+        ("matvec", (left, DeviceArray(a.pointer, (66,), (1,), "float32", 0, a)), None),
+    )
+    for op, pair, expected in cases:
+        met: list[tuple[int, ...]] = []
+        plan = gm.plan(op, *pair)
+        start = short.module.as_array(lambda *given, met=met: met.append(given))
+        call = short.module.PreparedCall(start, plan.choice.call, *plan.forms, 0)
+        tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
+        out = call.trusted(*tensors, None)
+        matrix = (right if op != "matvec" else left).array.pointer
+        assert met == [(7, *(expected or (matrix, a.pointer)), out.data_ptr())], op

@@ -27,7 +27,7 @@ class PreparedMatrix:
     names the rungs that read a packed form, `reason` says why there are no others.
     """
 
-    __slots__ = ("_packed", "_place", "array", "form", "ready", "reason")
+    __slots__ = ("_packed", "_place", "array", "form", "ready", "reason", "signature")
 
     # NumPy and CuPy leave ``x @ P`` to P, instead of making P an array first.
     __array_ufunc__: ClassVar[None] = None
@@ -49,6 +49,7 @@ class PreparedMatrix:
             pointer, device = int(array.__array_interface__["data"][0]), "cpu"
         self.form = form._replace(ready=self.ready)
         self._place = pointer, device
+        self.signature: Any = None  # by which short ways know it, once they met it
 
     @property
     def operand(self) -> Operand:
@@ -79,6 +80,11 @@ class PreparedMatrix:
     def dtype(self) -> str:
         """Name of the elements' dtype."""
         return self.form.dtype
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it lies on a GPU."""
+        return self.device != "cpu"
 
     @property
     def device(self) -> str:

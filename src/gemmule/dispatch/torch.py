@@ -20,12 +20,14 @@ from typing import Any
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.backends.cuda.library.run import LibraryRun
+from gemmule.backends.cuda.packed.launch import PackedLauncher
 from gemmule.backends.cuda.tensor_maps import MAP_BYTES, MOST_KEPT, Maps
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
 from gemmule.dispatch.autograd import wanted as wanted
-from gemmule.dispatch.torch_codes import CodesCall, Kind, known
+from gemmule.dispatch.prepared.torch import PreparedCall, as_array, packed
+from gemmule.dispatch.torch_codes import CodesCall, Kind, own_signature
 from gemmule.dispatch.torch_launch import (
     MOVING_AT,
     MappedSlot,
@@ -40,7 +42,6 @@ from gemmule.dispatch.torch_launch import (
     slot,
     steps_starter,
 )
-from gemmule.quant.matrix import QuantizedMatrix
 
 Start = Callable[[int, int, int, int], None]  # stream, addresses of A, of x or B, of the result
 # One packing writes the stream, no attributes, and the addresses of A, of x or B, of the result.
@@ -133,7 +134,7 @@ def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: 
     a_bytes, b_bytes = extent(a), extent(b)
     out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
     mask, swapped = call.problem.alignment - 1, call.swapped
-    start = _library(run, ordinal) if isinstance(run, LibraryRun) else _start(run, ordinal)
+    start = _starter(run, ordinal)
 
     def trusted(a: Any, b: Any, out: Any) -> Any:
         if device_of() != ordinal:
@@ -157,6 +158,10 @@ def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: 
         return out
 
     return trusted
+
+
+def _starter(run: Launcher | LibraryRun, ordinal: int) -> Start:
+    return _library(run, ordinal) if isinstance(run, LibraryRun) else _start(run, ordinal)
 
 
 def _start(launcher: Launcher, ordinal: int) -> Start:
@@ -247,12 +252,16 @@ def _library(run: LibraryRun, ordinal: int) -> Start:
     return start
 
 
-def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | CodesCall | None:
+ShortCall = TorchCall | CodesCall | PreparedCall
+
+
+def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> ShortCall | None:
     """Return the short way of a prepared launcher, or None where there is none."""
     torch = sys.modules["torch"]
     if not hasattr(torch._C, "_cuda_getDevice"):
         return None  # a PyTorch built without CUDA has no CUDA tensors
-    if not (_is_plain(run) or (isinstance(run, LibraryRun) and run.is_one_call)):
+    is_packed = isinstance(run, PackedLauncher)
+    if not (_is_plain(run) or is_packed or (isinstance(run, LibraryRun) and run.is_one_call)):
         return None
     if any(step < 0 for step in (*a.strides, *b.strides)) or 0 in (*a.shape, *b.shape):
         return None
@@ -260,6 +269,11 @@ def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> TorchCall | Co
         return None
     if isinstance(run, Launcher) and run.quantized:
         return CodesCall(run, call, a, b, ordinal)
+    if a.ready is not None and b.ready is not None:
+        return None  # the result is no tensor
+    if a.ready is not None or b.ready is not None:
+        start = packed(run, ordinal) if is_packed else as_array(_starter(run, ordinal))
+        return PreparedCall(start, call, a, b, ordinal)
     return TorchCall(run, call, a, b, ordinal)
 
 
@@ -271,7 +285,7 @@ def _is_plain(run: Any) -> bool:
 def seen(operand: Any) -> Signature | None:
     """Return what tells a CUDA tensor or a quantised matrix apart; None: for the general way."""
     if type(operand) is not sys.modules["torch"].Tensor:
-        return operand.kept(known).signature if type(operand) is QuantizedMatrix else None
+        return own_signature(operand)
     ordinal = operand.get_device()
     if ordinal < 0 or operand.is_neg():
         return None  # a lazily negated view holds other values than its memory

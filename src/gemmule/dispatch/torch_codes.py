@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gemmule.arrays.interop import quantized_form
+from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.backends.cuda.launch import Launcher, parts
 from gemmule.core.canonical import Call
@@ -67,6 +68,17 @@ def known(matrix: QuantizedMatrix) -> Known:
     return Known(signature, parts(matrix))
 
 
+def own_signature(matrix: Any) -> Signature | None:
+    """Return what tells a matrix of this package's own on a device apart, None for all else."""
+    if type(matrix) is QuantizedMatrix:
+        return matrix.kept(known).signature
+    if type(matrix) is not PreparedMatrix or not matrix.is_cuda:
+        return None
+    if matrix.signature is None:
+        matrix.signature = (_kind(matrix.form), (), (), ordinal_named(matrix.device))
+    return matrix.signature  # type: ignore[no-any-return]
+
+
 class CodesCall:
     """One product of a matrix of exactly the planned form and a tensor, on one device.
 
@@ -83,12 +95,16 @@ class CodesCall:
         vector = b if first else a
         self.trusted = _trusted(launcher, call, vector, first, ordinal)
         planned = (a if first else b, vector)
-        self.checked = _checked(self.trusted, self.out_seen, planned, first)
+        self.checked = checked_pair(self.trusted, self.out_seen, planned, first)
 
 
-def _checked(
+def checked_pair(
     trusted: Product, out_seen: Signature, planned: tuple[Form, Form], first: bool
 ) -> Product:
+    """Return what compares a matrix of this package's own and a tensor with the planned forms.
+
+    planned: that of the matrix, that of the tensor; first: the matrix is the first operand.
+    """
     torch = sys.modules["torch"]
     tensor, ordinal, dual = torch.Tensor, out_seen[3], torch.autograd.forward_ad
     kind, form = _kind(planned[0]), planned[1]
@@ -106,9 +122,7 @@ def _checked(
     def checked(a: Any, b: Any, out: Any) -> Any:
         nonlocal known_x, known_pair
         matrix, x = (a, b) if first else (b, a)
-        if type(matrix) is not QuantizedMatrix:
-            return None
-        signature = matrix.kept(known).signature
+        signature = own_signature(matrix)
         if signature is None or signature[0] is not kind or signature[3] != ordinal:
             return None
         if dual._current_level >= 0:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, nvrtc, tensor_maps
@@ -30,6 +31,7 @@ RANGES, THREADS, MOST_BLOCKS = 4, 256, 64
 _RANGES = struct.Struct(f"<{RANGES}Q{RANGES}Q{RANGES}q")
 _ADDRESSES = 1 << 64
 Start = Callable[[int, int], None]
+SideMove = tuple[int, Move]  # of A (0) or B (1)
 Starters = tuple[tuple[Start, ...], Start, tuple[Start, ...]]  # passes, gather, the product
 
 
@@ -103,6 +105,9 @@ class PackedLauncher:
             for which, name in enumerate("ab")
             for move in packing.moves(problem, name)
         ]
+        self.gather = _gathering(self.moves)
+        arch = choice.machine.arch
+        self.gather_module = nvrtc.compile_file(GATHER, (self.gather.kernel,), arch)
         self.maps = tensor_maps.Maps(_shown(self.main, problem, self.template))
         self.local = threading.local()
         self.starters: dict[int, Starters] = {}
@@ -128,73 +133,71 @@ class PackedLauncher:
                 _start(first, of_passes.address, stream)
             for scalars in passes(alpha, beta, self.result):
                 if self.moves:
-                    ranges.place(_ranges(self.moves, packed, main_work))
+                    Ranges.pack(ranges.buffer, self.moves, packed, main_work)
                     gather(ranges.address, stream)
                 launch_args.SCALARS.pack_into(of_main.buffer, self.scalars_at, *scalars)
                 of_main.place((*addresses, main_work), (*addresses, main_work, *packed))
                 _start(rest, of_main.address, stream)
         del owner  # its allocator reuses the memory in stream order
 
-    def _slots(self) -> tuple[tensor_maps.Slot, tensor_maps.Slot, _Ranges]:
+    def _slots(self) -> tuple[tensor_maps.Slot, tensor_maps.Slot, Ranges]:
         """Return this thread's argument memory: of the passes, of the product, of the gathering."""
         try:
-            slots: tuple[tensor_maps.Slot, tensor_maps.Slot, _Ranges] = self.local.slots
+            slots: tuple[tensor_maps.Slot, tensor_maps.Slot, Ranges] = self.local.slots
         except AttributeError:
             of_passes = tensor_maps.Slot(self.pass_template)
-            slots = of_passes, tensor_maps.Slot(self.template, self.maps), _Ranges()
+            slots = of_passes, tensor_maps.Slot(self.template, self.maps), Ranges()
             self.local.slots = slots
         return slots
+
+    def functions(self, ordinal: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+        """Return the kernels' handles on a device: of the passes, gathering, of the product."""
+        own, other = self.module, self.gather_module
+
+        def handles(module: nvrtc.Module, steps: Sequence[Step]) -> tuple[int, ...]:
+            return tuple(
+                int(driver.load(module.cubin, module.symbols[step.kernel], ordinal, step.smem))
+                for step in steps
+            )
+
+        (gathering,) = handles(other, (self.gather,))
+        return handles(own, self.passes), gathering, handles(own, self.main)
 
     def _load(self, ordinal: int) -> Starters:
         found = self.starters.get(ordinal)
         if found is None:
+            of_passes, gathering, of_main = self.functions(ordinal)
             first, rest = (
-                tuple(
-                    starter(
-                        driver.load(
-                            self.module.cubin, self.module.symbols[step.kernel], ordinal, step.smem
-                        ),
-                        step,
-                    )
-                    for step in steps
-                )
-                for steps in (self.passes, self.main)
+                tuple(starter(handle, step) for handle, step in zip(handles, steps, strict=True))
+                for handles, steps in ((of_passes, self.passes), (of_main, self.main))
             )
-            found = self.starters[ordinal] = first, _gather(ordinal, self.moves), rest
+            found = self.starters[ordinal] = first, starter(gathering, self.gather), rest
         return found
 
 
-class _Ranges:
+class Ranges:
     """One thread's arguments of `gather.cu`."""
 
     def __init__(self) -> None:
-        self._buffer = ctypes.create_string_buffer(_RANGES.size)
-        self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self.buffer = ctypes.create_string_buffer(_RANGES.size)
+        self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
         self.address = ctypes.addressof(self._params)
 
-    def place(self, ranges: Sequence[tuple[int, int, int]]) -> None:
-        """Write where each range comes from, where it goes to, and how many words it has."""
-        unused = [(0, 0, 0)] * (RANGES - len(ranges))
-        sources, targets, words = zip(*ranges, *unused, strict=True)
-        _RANGES.pack_into(self._buffer, 0, *sources, *targets, *words)
+    @staticmethod
+    def pack(buffer: Any, moves: Sequence[SideMove], packed: Sequence[int], work: int) -> None:
+        """Write what is to be moved: from the packed operands, to a product's workspace."""
+        unused = [0] * (RANGES - len(moves))
+        sources = [packed[which] + move.at for which, move in moves]
+        targets = [(work + move.to) % _ADDRESSES for _, move in moves]
+        words = [move.nbytes // 4 for _, move in moves]
+        _RANGES.pack_into(buffer, 0, *sources, *unused, *targets, *unused, *words, *unused)
 
 
-def _ranges(
-    moves: Sequence[tuple[int, Move]], packed: Sequence[int], work: int
-) -> list[tuple[int, int, int]]:
-    return [
-        (packed[which] + move.at, (work + move.to) % _ADDRESSES, move.nbytes // 4)
-        for which, move in moves
-    ]
-
-
-def _gather(ordinal: int, moves: Sequence[tuple[int, Move]]) -> Start:
-    """Return what launches the gathering of these ranges."""
+def _gathering(moves: Sequence[SideMove]) -> Step:
+    """Return the launch that brings these ranges together."""
     longest = max((move.nbytes // 4 for _, move in moves), default=0)
     blocks = max(1, min(-(-longest // THREADS), MOST_BLOCKS))
-    step = Step("gather", (blocks, 1, 1), (THREADS, 1, 1))
-    module = nvrtc.compile_file(GATHER, (step.kernel,), driver.device_info(ordinal).arch)
-    return starter(driver.load(module.cubin, module.symbols[step.kernel], ordinal, 0), step)
+    return Step("gather", (blocks, 1, 1), (THREADS, 1, 1))
 
 
 def _start(starters: Sequence[Start], params: int, stream: int) -> None:

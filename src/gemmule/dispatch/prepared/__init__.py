@@ -1,0 +1,1 @@
+"""Short ways of products with a prepared matrix."""
