@@ -1,0 +1,126 @@
+"""What is refused of what NumPy multiplies: exactly what these tables hold."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+
+# Of NumPy's dtypes, by their characters: what no product here takes. Times are numbers to NumPy.
+REFUSED = {"?": "bool", "g": "longdouble", "G": "clongdouble", "O": "object", "m": "timedelta64"}
+# Integers that no integer dtype holds both; NumPy's product is of float64.
+NO_INTEGER = {frozenset(pair) for pair in itertools.product("bhilqnp", "LQNP")}
+# An integer beside a float: which of both was meant is the caller's to say.
+UNLIKE = {frozenset(pair) for pair in itertools.product("bBhHiIlLqQnNpP", "efdFD")}
+MADE = {"S": "S2", "U": "U2", "V": "V2", "M": "M8[s]", "m": "m8[s]"}
+SHAPES = {"matvec": ((2, 3), (3,)), "vecmat": ((2,), (2, 3)), "matmul": ((2, 3), (3, 2))}
+
+
+def ones(shape: tuple[int, ...], char: str) -> Any:
+    return np.ones(shape, "i8").astype(MADE.get(char, char))
+
+
+def promoted(a: str, b: str) -> str:
+    """Return the dtype of a product: NumPy's, but for integers, whose sums must not wrap."""
+    pair = [np.dtype(char) for char in (a, b)]
+    if any(one.kind not in "iu" for one in pair):
+        return np.result_type(*pair).name
+    if all(one.itemsize == 1 for one in pair):
+        return "int32"
+    return "uint64" if all(one.kind == "u" for one in pair) else "int64"
+
+
+@pytest.mark.parametrize("op", SHAPES)
+def test_every_pair_of_dtypes(op: str) -> None:
+    chars = np.typecodes["All"]
+    assert set(REFUSED) | set(MADE) <= set(chars)
+    for a, b in itertools.product(chars, chars):
+        left, right = (ones(shape, char) for shape, char in zip(SHAPES[op], (a, b), strict=True))
+        try:
+            getattr(np, op)(left, right)
+            taken = not {a, b} & set(REFUSED) and frozenset((a, b)) not in NO_INTEGER | UNLIKE
+        except (TypeError, ValueError, AttributeError):
+            taken = False
+        if taken:
+            plan = gm.plan(op, left, right)  # type: ignore[call-overload]
+            assert plan.problem.out == promoted(a, b), (a, b)
+            continue
+        with pytest.raises(TypeError, match=r"dtype|integers and floats"):
+            gm.plan(op, left, right)  # type: ignore[call-overload]
+
+
+# Shapes of both operands, by what NumPy makes of them and we do.
+FITTING: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "matvec": [((0, 3), (3,)), ((3, 0), (0,)), ((2, 1, 4, 3), (5, 3)), ((0, 2, 3), (3,))],
+    "vecmat": [((3,), (3, 0)), ((0,), (0, 3)), ((5, 3), (2, 1, 3, 4)), ((0, 3), (3, 2))],
+    "matmul": [
+        ((3,), (3,)),
+        ((3,), (3, 2)),
+        ((2, 3), (3,)),
+        ((4, 1, 2, 3), (5, 3, 0)),
+        ((0,), (0,)),
+    ],
+}
+UNFIT: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "matvec": [((2, 3), (2,)), ((3,), (3,)), ((2, 3), ()), ((), (3,)), ((2, 2, 3), (5, 3))],
+    "vecmat": [((3,), (2, 3)), ((3,), (3,)), ((), (3, 2)), ((3,), ()), ((5, 2), (2, 2, 3))],
+    "matmul": [((2, 3), (2, 3)), ((), (3, 2)), ((3,), ()), ((2, 2, 3), (5, 3, 2)), ((2,), (3,))],
+}
+
+
+@pytest.mark.parametrize("op", SHAPES)
+def test_shapes_that_numpy_takes_are_taken(op: str) -> None:
+    for shapes in FITTING[op]:
+        left, right = (np.ones(shape) for shape in shapes)
+        truth = getattr(np, op)(left, right)
+        result = getattr(gm, op)(left, right)
+        assert np.shape(result) == truth.shape, shapes
+        np.testing.assert_array_equal(result, truth)
+
+
+@pytest.mark.parametrize("op", SHAPES)
+def test_shapes_that_numpy_refuses_are_refused(op: str) -> None:
+    for shapes in UNFIT[op]:
+        left, right = (np.ones(shape) for shape in shapes)
+        with pytest.raises(ValueError, match=r"matmul|mismatch|scalar|dimension|operand"):
+            getattr(np, op)(left, right)
+        with pytest.raises(ValueError, match=r"shape|dimension|equally long"):
+            getattr(gm, op)(left, right)
+
+
+# Results that NumPy writes to and we do not, by the words of the refusal; A is 2 x 3 of float32.
+OUTS = {
+    "a wider dtype": (lambda A, x: np.empty(2), "dtype"),
+    "more axes, broadcast": (lambda A, x: np.empty((4, 2), "f4"), "shape"),
+    "an operand's memory": (lambda A, x: x[:2], "overlap"),
+    "the matrix's memory": (lambda A, x: A[0, :2], "overlap"),
+}
+
+
+@pytest.mark.parametrize("kind", OUTS)
+def test_results_that_are_refused(kind: str) -> None:
+    make, words = OUTS[kind]
+    A, x = np.ones((2, 3), "f4"), np.ones(3, "f4")
+    np.matvec(A, x, out=make(A.copy(), x.copy()))
+    with pytest.raises((TypeError, ValueError), match=words):
+        gm.matvec(A, x, out=make(A, x))
+    assert (A == 1).all()
+    assert (x == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "longest"),
+    [("int8", "int8", 131_071), ("uint8", "int8", 65_793), ("uint8", "uint8", 33_025)],
+)
+def test_bytes_of_sums_that_int32_does_not_hold(a: str, b: str, longest: int) -> None:
+    row, x = np.ones((1, longest + 1), a), np.ones(longest + 1, b)
+    with pytest.raises(ValueError, match="out_dtype='int64'"):
+        gm.plan("matvec", row, x)
+    assert gm.plan("matvec", row, x, out_dtype="int64").problem.out == "int64"
+    assert gm.plan("matvec", row[:, 1:], x[1:]).problem.out == "int32"
+    extremes = [max(abs(np.iinfo(t).min), np.iinfo(t).max) for t in (a, b)]
+    assert longest * extremes[0] * extremes[1] < 2**31 <= (longest + 1) * extremes[0] * extremes[1]
