@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.core.canonical import DEFAULT, NAMES, Options
 from gemmule.core.operand import Form, Operand, speaker
 from gemmule.dispatch import general, host
@@ -49,7 +50,8 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
     """
     kind = type(b)
     coded = kind is QuantizedMatrix and b.device != "cpu"
-    if kind is np.ndarray or (kind is QuantizedMatrix and not coded):
+    of_host = kind is np.ndarray or (kind is QuantizedMatrix and not coded)
+    if of_host or (kind is PreparedMatrix and not b.is_cuda):
         if default_device() not in (None, "cpu"):
             return None
         seen_a, seen_b = host.seen(a), host.seen(b)

@@ -1,4 +1,4 @@
-"""The short way of a product of plain NumPy arrays and quantised matrices on the host.
+"""The short way of a product of plain NumPy arrays, quantised and prepared matrices on the host.
 
 A `HostCall` compares what a call brings with what was planned, attribute by attribute, and goes
 straight to the kernel: 2 us instead of 15 for the general way through operands, 4 instead of 28
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gemmule.arrays.interop import quantized_form
+from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.backends.base import HostRun
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form
@@ -38,12 +39,22 @@ class HostCall:
 
     def __init__(self, run: HostRun, call: Call, a: Form, b: Form) -> None:
         product = _exchanged(run.product) if call.swapped else run.product
+        product = _unwrapping(product, a.ready is not None, b.ready is not None)
         shape, dtype = call.out_shape, numpy_dtype(call.problem.out)
         self.trusted = _trusted(product, shape, dtype)
-        if a.quant is None and b.quant is None:
+        if a.quant is None is b.quant and a.ready is None is b.ready:
             self.checked = _checked_arrays(product, shape, dtype, _signature(a), _signature(b))
         else:
             self.checked = _checked(self.trusted, _signature(a), _signature(b))
+
+
+def _unwrapping(product: Way, first: bool, second: bool) -> Way:
+    """Return a product of operands of which some are prepared: it is given their arrays."""
+    if first and second:
+        return lambda a, b, out: product(a.array, b.array, out)
+    if first:
+        return lambda a, b, out: product(a.array, b, out)
+    return (lambda a, b, out: product(a, b.array, out)) if second else product
 
 
 def _exchanged(product: Way) -> Way:
@@ -132,6 +143,8 @@ def seen(operand: Any) -> Signature | None:
         return (operand.dtype, operand.shape, operand.strides) if operand.flags.aligned else None
     if type(operand) is QuantizedMatrix and operand.device == "cpu":
         return operand.kept(quantized_form)
+    if type(operand) is PreparedMatrix and not operand.is_cuda:
+        return operand.form
     return None
 
 
@@ -147,14 +160,14 @@ def form(signature: Signature) -> Form | None:
 
 
 def _signature(form: Form) -> Signature:
-    if form.quant is not None:
+    if form.quant is not None or form.ready is not None:
         return form
     strides = tuple(step * ITEMSIZE[form.dtype] for step in form.strides)
     return numpy_dtype(form.dtype), form.shape, strides
 
 
 def _may_overlap(out: Any, operand: Any) -> bool:
-    """Whether they may share memory; the parts of a matrix of codes are read-only."""
+    """Whether they may share memory; what a matrix of this package's own holds is read-only."""
     if type(operand) is not np.ndarray:
         return False
     if operand.flags.owndata and out.flags.owndata:  # twice as quick to ask
