@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,3 +106,21 @@ def test_vectors_aligned_to_two_bytes_are_caught(
     source = next(r for r in all_rungs("cuda") if r.name == claim.rung).source_path
     monkeypatch.setattr(nvrtc, "HEADERS_FOLDER", tmp_path)
     assert (loads_of(claim, source) >= claim.loads) == kept
+
+
+@pytest.mark.parametrize("name", ["naive", "shared_tile"])
+def test_without_fma_products_and_sums_are_instructions_of_their_own(name: str) -> None:
+    rung = next(r for r in all_rungs("cuda") if r.name == name)
+    problem = problem_of(rung, ("float32",) * 3)
+    counts = {}
+    for fma in (True, False):
+        params = rung.check_params(problem, {"fma": fma})
+        (step,) = rung.steps(problem, params, proofs.proof_machine())
+        module, _ = nvrtc.build(rung.source_path, (step.kernel,), proofs.PROOF_ARCH)
+        opcodes = sass.instructions(module.cubin)[module.symbols[step.kernel]]
+        counts[fma] = Counter(opcode.partition(".")[0] for opcode in opcodes)
+    fused, apart = counts[True], counts[False]
+    products = fused["FFMA"] - apart["FFMA"]
+    assert products > 0
+    assert apart["FMUL"] - fused["FMUL"] >= products
+    assert apart["FADD"] - fused["FADD"] >= products

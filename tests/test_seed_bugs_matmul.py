@@ -66,7 +66,7 @@ class Mutant:
     inf_at: tuple[int, int] | None = None  # one Inf at this element of A, else small integers
 
 
-TILE = {"tile": 8}
+TILE = {"tile": 8, "fma": True}
 GUARD = "return i < rows && j < cols ? a["
 STORE = "if (i < p.m && j < p.n) finish("
 FIRST = "    __syncthreads();  // both tiles are there\n"
@@ -117,7 +117,8 @@ MUTANTS = (
         relaunched=lambda steps: tuple(replace(s, block=(8, 4, 1)) for s in steps),
     ),
     Mutant(
-        "slots of the two tiles of B collide", "rectangular_tile", "equality", (9, 20, 11), TILE,
+        "slots of the two tiles of B collide", "rectangular_tile", "equality", (9, 20, 11),
+        {"tile": 8},
         (
             (CUDA + "rectangular_tile.cu", "ty * ROW", "ty * TILE"),
             (CUDA + "rectangular_tile.cu", "l * ROW", "l * TILE"),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOATS, Problem
 from gemmule.core.rung import Constraint, Machine, Params
 from gemmule.rungs._cuda.geometry import ceil_div
 
 LARGEST_GRID = 2**31 - 1
 EVERY_LAYOUT = ("row", "col", "strided")
+FMA_ROUNDS = Constraint(
+    "fma=False needs floats: integers round nothing",
+    lambda problem, params: params["fma"] or problem.out in FLOATS,
+)
 
 
 def tiles(problem: Problem, height: int, width: int) -> int:

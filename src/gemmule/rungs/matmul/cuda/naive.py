@@ -18,7 +18,7 @@ from __future__ import annotations
 from gemmule.core.problem import FLOATS, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, tiles
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, FMA_ROUNDS, fits_grid, tiles
 
 
 def _size(params: Params) -> tuple[int, int]:
@@ -61,10 +61,7 @@ RUNG = CudaRung(
                 params["accumulate"] == "register" or problem.out == accumulator(problem)
             ),
         ),
-        Constraint(
-            "fma=False needs floats: integers round nothing",
-            lambda problem, params: params["fma"] or problem.out in FLOATS,
-        ),
+        FMA_ROUNDS,
         fits_grid(_size),
     ),
     batched=True,

@@ -1,8 +1,9 @@
 // A block computes a square tile of C from square tiles of A and B that it stages in shared memory.
 // counters: load requests, thousands; L1 hits, %; shared-memory passes, millions; issue slots used, %
 #include "tiles.cuh"
+#include "sums.cuh"
 
-template <class TA, class TB, class TC, int TILE>
+template <class TA, class TB, class TC, int TILE, bool FMA>
 __global__ void __launch_bounds__(TILE * TILE) shared_tile(const GemmArgs p) {
   typedef typename AccOf<TC>::type Acc;
   __shared__ TA as[TILE][TILE];
@@ -20,7 +21,7 @@ __global__ void __launch_bounds__(TILE * TILE) shared_tile(const GemmArgs p) {
     bs[ty][tx] = element_or_zero(b, first + ty, j, p.k, p.n, p.b_row, p.b_col);
     __syncthreads();  // both tiles are there
 #pragma unroll
-    for (int l = 0; l < TILE; ++l) sum += wide<Acc>(as[ty][l]) * wide<Acc>(bs[l][tx]);
+    for (int l = 0; l < TILE; ++l) sum = add_product<FMA>(sum, wide<Acc>(as[ty][l]), wide<Acc>(bs[l][tx]));
     __syncthreads();  // nobody reads them any more
   // end of excerpt
   }

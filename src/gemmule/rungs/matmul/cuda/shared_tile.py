@@ -5,14 +5,16 @@ A and one of B in shared memory, then every thread takes its row of the one and 
 other. Each element is fetched from global memory once per tile instead of once per thread: `tile`
 times less traffic. But the two loads for a multiply-add remain; they now go to shared memory, whose
 passes become the limit. `tile=1` is the naive kernel again, with a detour.
+
+`fma=False` rounds product and sum apart, by two instructions in place of one.
 """
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOATS, Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, tiles
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, FMA_ROUNDS, fits_grid, tiles
 
 
 def _size(params: Params) -> tuple[int, int]:
@@ -21,12 +23,22 @@ def _size(params: Params) -> tuple[int, int]:
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     tile = params["tile"]
+    fma = "true" if params["fma"] else "false"
     return (
         Step(
-            kernel=f"shared_tile<{type_arguments(problem)}, {tile}>",
+            kernel=f"shared_tile<{type_arguments(problem)}, {tile}, {fma}>",
             grid=(tiles(problem, *_size(params)), 1, 1),
             block=(tile, tile, 1),
         ),
+    )
+
+
+def _arithmetic(problem: Problem) -> Arithmetic:
+    acc = accumulator(problem)
+    return Arithmetic(
+        acc,
+        chain=lambda p, params: p.k + params["tile"],
+        product=acc if acc in FLOATS else None,  # the wider bound, of fma=False, as for `naive`
     )
 
 
@@ -36,14 +48,12 @@ RUNG = CudaRung(
     source="seed 001, shared-memory kernel; seed 002, square tiles",
     op="matmul",
     signatures=ALL_SIGNATURES,
-    arithmetic=lambda problem: Arithmetic(
-        accumulator=accumulator(problem), chain=lambda p, params: p.k + params["tile"]
-    ),
+    arithmetic=_arithmetic,
     layouts=EVERY_LAYOUT,
     layouts_b=EVERY_LAYOUT,
     after="naive",
-    params={"tile": (32, 16, 8, 1)},
-    constraints=(fits_grid(_size),),
+    params={"tile": (32, 16, 8, 1), "fma": (True, False)},
+    constraints=(FMA_ROUNDS, fits_grid(_size)),
     batched=True,
     steps=_steps,
 )
