@@ -7,6 +7,8 @@ cost; one that grows with the product would be a mistake in one of the two.
 
 from __future__ import annotations
 
+import datetime as dt
+import importlib.metadata
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -23,6 +25,8 @@ from gemmule.lab.bench.device import calls as calls_of
 from gemmule.lab.bench.device_operands import make_sets
 from gemmule.lab.bench.suites import Product
 from gemmule.lab.peers.peer import module_missing
+from gemmule.lab.verify.device import slug
+from gemmule.storage import lines
 from gemmule.timing.sampler import Budget, Contestant, sample
 
 PRODUCTS = (
@@ -32,6 +36,7 @@ PRODUCTS = (
     Product("vecmat", "float32", (8192, 8192)),
     Product("matmul", "float32", (2048, 2048), 2048),
 )
+FILE, SCHEMA = "nvbench.jsonl", 1
 COLD_MEAN = "nv/cold/time/gpu/mean"
 INSTALL = "pip install 'cuda-bench[cu13]'"
 
@@ -73,6 +78,26 @@ def crosscheck(
         ours[product.title], calls[product.title] = found[product.title].median, call
     theirs = _by_nvbench(calls, ordinal)
     return [Pair(p, ours[p.title], theirs[p.title]) for p in products]
+
+
+def write(evidence: Path, pairs: Sequence[Pair], ordinal: int) -> Path:
+    """Replace the file of both clocks' figures below a device's folder; return its path."""
+    device = driver.device_info(ordinal).name
+    path = evidence / slug(device) / FILE
+    about = {
+        "schema": SCHEMA,
+        "device": device,
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "nvbench": importlib.metadata.version("cuda-bench"),
+    }
+    lines.write(
+        path,
+        (
+            {**about, "product": p.product.title, "ours_s": p.ours_s, "nvbench_s": p.theirs_s}
+            for p in pairs
+        ),
+    )
+    return path
 
 
 def _by_nvbench(calls: dict[str, Callable[[int], None]], ordinal: int) -> dict[str, float]:

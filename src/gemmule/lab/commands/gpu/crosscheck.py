@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from gemmule.lab.commands import _options as options
@@ -9,7 +11,8 @@ from gemmule.lab.commands import _options as options
 
 @click.command(short_help="Compare our GPU times with NVBench's.")
 @options.device("cuda")
-def crosscheck(device: str) -> None:
+@options.folder("--evidence", help="Write both figures to <evidence>/<device>/nvbench.jsonl, too.")
+def crosscheck(device: str, evidence: Path | None) -> None:
     """Time a few products by our graph replays and by NVBench (package cuda-bench), and print both
     figures and the difference: what NVBench adds is the cost of events around a single launch.
     """
@@ -32,6 +35,8 @@ def crosscheck(device: str) -> None:
     )
     header = ("product", "ours, us", "NVBench, us", "difference, us", "%")
     Console().print(terminal_table(TableData("two clocks", header, rows, (False, *[True] * 4))))
+    if evidence is not None:
+        click.echo(f"wrote {engine.write(evidence, pairs, options.ordinal_of(device))}")
 
 
 COMMAND = crosscheck
