@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import shutil
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 
 from gemmule.errors import DeviceError
 from gemmule.lab import studies
-from gemmule.lab.bench.host_to_host import PARTS
+from gemmule.lab.commands.report import report
 from gemmule.lab.commands.study import study as command
 from gemmule.lab.profile import ncu
 from gemmule.lab.profile.single_launch import METRICS
@@ -24,12 +25,14 @@ from gemmule.lab.studies import runner, show, store
 from gemmule.lab.studies.cpu import CpuBench
 from gemmule.lab.studies.grid import Cell, Lane, Measured, Task
 from gemmule.lab.studies.harness import Bound, CellBench
-from gemmule.lab.studies.host_products import judge
+from gemmule.lab.studies.products.passes import PARTS
+from gemmule.lab.studies.products.totals import judge
 from gemmule.lab.studies.published import formula_gbs, published
 from gemmule.lab.studies.records import CONFIRMED, NOT_MEASURABLE, REFUTED, Rows, StudyRow
 from gemmule.lab.studies.seeds import (
     claims_001,
     claims_004,
+    crossings,
     seed_000,
     seed_001,
     seed_002,
@@ -46,20 +49,21 @@ SEEDS = ("000", "001", "002", "003", "004")
 
 # What the documents claim; each has to have a verdict.
 CLAIMS = {
-    "000": {"tiling", "l2", "small-x", "result-size"},
+    "000": {"tiling", "l2", "rows", "small-x", "result-size"},
     "001": {
         "break-even-library", "break-even-own", "loading", "cpu-slow", "eigen-45", "cublas-10",
         "memory-end", "naive-scales", "shared-gain", "peak", "banks", "barrier", "fmaf",
-        "kernel-1024", "malloc-64", "order", "epsilon",
+        "kernel-1024", "malloc-64", "order", "epsilon", "balanced", "tile-1", "equal-small",
     },
-    "002": {"tiles", "tile-width", "compute-bound", "coalesced"},
+    "002": {"tiles", "tile-width", "rectangular", "compute-bound", "coalesced"},
     "003": {
         "fp16-over-torch", "fp16-tuned-over-torch", "int8-over-fp16", "int4-over-fp16",
         "vector-loads", "y-blocks", "shared-x", "table-int8", "table-int4", "int4-16-values",
         "printed-bandwidths",
     },
     "004": {
-        "width-64", "own-optimum", "always-faster", "above-1-mb", "transposed-wins", "ratio-block",
+        "width-64", "height-1024", "own-optimum", "always-faster", "above-1-mb",
+        "transposed-wins", "ratio-block",
         "ratio-transposed", "ratio-then", "zeroing", "twice-memory", "case-count", "whose-7.3",
         "eighty-percent",
     },
@@ -277,11 +281,11 @@ def test_both_tiles_have_to_win() -> None:
 
 
 def total(name: str, times_us: Mapping[int, float], backend: str = "cuda") -> list[StudyRow]:
-    parts = dict.fromkeys(PARTS, 10.0)
+    parts = {**dict.fromkeys(PARTS, 10.0), "launch": 0.0}
     return [
         row(
             "001",
-            "total",
+            crossings.TOTAL,
             name,
             us,
             backend=backend,
@@ -298,9 +302,10 @@ def test_break_even_sizes() -> None:
     gpu = total("shared tile", {11: 60.0, 61: 60.0, 101: 70.0, 1001: 900.0})
     assert verdict("001", "break-even-own", cpu + gpu) == CONFIRMED
     assert verdict("001", "cpu-slow", cpu + gpu) == CONFIRMED
-    slow = total("shared tile", {11: 60.0, 61: 600.0, 101: 700.0, 1001: 900.0})
+    slow = total("shared tile", {11: 60.0, 61: 600.0, 101: 900.0, 1001: 3e5})
     assert verdict("001", "break-even-own", cpu + slow) == REFUTED
-    assert claims_001.break_even({1: 1.0, 2: 9.0, 3: 1.0}, {1: 2.0, 2: 2.0, 3: 2.0}) is None
+    assert crossings.last_crossing({1: 0.5, 2: 4.0, 3: 0.5}) is None
+    assert crossings.last_crossing({4: 2.0, 9: 3.0}) == 4.0
     eigen = total("eigen", {11: 5.0, 41: 90.0, 101: 400.0}, "cpu")
     numpy = total("numpy", {11: 5.0, 41: 90.0, 101: 400.0}, "cpu")
     cublas = total("cublas", {11: 60.0, 41: 60.0, 101: 70.0})
@@ -309,12 +314,155 @@ def test_break_even_sizes() -> None:
     assert verdict("001", "break-even-library", eigen) == NOT_MEASURABLE
 
 
+def test_a_break_even_lies_between_sizes_and_has_an_interval() -> None:
+    cpu = total("cpu loop", {32: 10.0, 64: 80.0, 128: 640.0}, "cpu")
+    gpu = total("shared tile", {32: 40.0, 64: 40.0, 128: 40.0})
+    wide = [dataclasses.replace(r, times_us=Times(r.us, r.us / 2, r.us * 2, 1.0, 9)) for r in cpu]
+    found = crossings.crossing(Rows([*wide, *gpu]), "cpu loop", "shared tile")
+    assert found is not None
+    assert found.n == pytest.approx(32 * 2 ** (2 / 3), rel=1e-6)
+    assert (found.low, found.high) == pytest.approx((32 * 2 ** (1 / 3), 64.0), rel=1e-6)
+
+
+def test_small_products_and_tiles_of_one() -> None:
+    loop = total("cpu loop", {16: 50.0, 64: 50.0}, "cpu")
+    for us, expected in ((90.0, CONFIRMED), (400.0, REFUTED)):  # the kernel takes 40 less
+        both = [*total("naive", {16: us, 64: us}), *total("shared tile", {16: us, 64: us})]
+        assert verdict("001", "equal-small", [*loop, *both]) == expected
+    tile, naive = claims_001.LONE_TILE, claims_001.LONE_NAIVE
+    for ratio, expected in ((1.05, CONFIRMED), (0.5, REFUTED)):
+        rows = pair("001", "kernels", tile, naive, ratio, n=1024)
+        assert verdict("001", "tile-1", rows) == expected
+
+
+def test_rows_and_heights_decide() -> None:
+    def grid(rate: Mapping[tuple[int, int], float]) -> list[StudyRow]:
+        name, where = seed_000.BASIC, "rows x columns"
+        return [
+            row("000", where, name, 1.0, figures={"gbs": g}, m=m, n=n) for (m, n), g in rate.items()
+        ]
+
+    follows = {(m, n): float(m) for m in (256, 4096) for n in (256, 4096)}
+    assert verdict("000", "rows", grid(follows)) == CONFIRMED
+    assert verdict("000", "rows", grid({(m, n): float(n) for m, n in follows})) == REFUTED
+    assert verdict("000", "rows", grid({(256, 256): 1.0})) == NOT_MEASURABLE
+    for best, expected in ((1024, CONFIRMED), (256, REFUTED)):
+        rows = [
+            row("004", "heights x widths", f"{a} {h} x {w}", 1.0 if h == best else 2.0, m=64, n=64)
+            for a in seed_004.ALGORITHMS
+            for h in seed_004.HEIGHTS
+            for w in seed_004.WIDTHS
+            if w <= h
+        ]
+        assert verdict("004", "height-1024", rows) == expected
+
+
+# What the evidence on file cannot decide, with the reason that the page gives.
+UNDECIDED: dict[tuple[str, str], str] = {}
+
+
+def test_a_claim_once_decided_stays_decided() -> None:
+    for seed in SEEDS:
+        rows = study_pages.evidence_rows(ROOT / "evidence", seed)
+        for claim in studies.load(seed).claims:
+            finding = claim.judge(rows)
+            reason = UNDECIDED.get((seed, claim.id))
+            if reason is None:
+                assert finding.outcome != NOT_MEASURABLE, (seed, claim.id, finding.figure)
+            else:
+                assert (finding.outcome, finding.figure) == (NOT_MEASURABLE, reason)
+
+
+def test_one_line_says_what_was_not_timed_and_why() -> None:
+    notes = [
+        "rung a cannot compute matmul A 4 x 4 row. matmul/a: it takes no float8.",
+        "rung a cannot compute matmul A 8 x 8 row. matmul/a: it takes no float8.",
+        "cold sets of 64 matrices would take too much memory",
+    ]
+    rows = [
+        row("003", "sizes", name, note=note, n=n)
+        for n, (name, note) in enumerate(zip("aab", notes, strict=True))
+    ]
+    assert show.absences(Rows(rows)) == (
+        "on cuda a (2 rows: it takes no float8); "
+        "on cuda b (1 rows: cold sets of N matrices would take too much memory)"
+    )
+    assert show.absences(Rows([row("003", "sizes", "a", 1.0, n=4)])) == ""
+
+
+def test_rows_of_the_cpu_stand_beside_the_printed_ones() -> None:
+    half = row("003", "sizes", "fp16", 90.0, backend="cpu", n=512)
+    codes = row("003", "sizes", "int8", 45.0, backend="cpu", n=512)
+    lines = {line[1]: line for line in seed_003.comparison(Rows([half, codes]))}
+    header = seed_003.STUDY.comparison_header
+    found = dict(zip(header, lines["int8, on our CPU"], strict=True))
+    assert (found["3090 us"], found["warm us"], found["warm x fp16"]) == ("3.34", "45.00", "2.00")
+    loop = row("004", "cpu", "scalar loop", 700.0, backend="cpu", m=64, n=64)
+    lines = {line[0]: line for line in seed_004.comparison(Rows([loop]))}
+    assert lines["scalar loop, on our CPU"][1:3] == ("822.1", "700.00")
+
+
+def test_every_row_goes_out_as_csv(tmp_path: Path) -> None:
+    path = tmp_path / "study-003.jsonl"
+    rows = [
+        row("003", "sizes", "torch", 3.0, n=512),
+        row("003", "sizes", "a", note="none, here", n=7),
+    ]
+    store.append(path, [machine(), *rows])
+    given = ["003", "--show", "--device", "cpu", "--csv", "--out", str(tmp_path)]
+    result = CliRunner().invoke(command, given)
+    assert result.exit_code == 0, result.output
+    lines = list(csv.DictReader((tmp_path / "study-003.csv").open()))
+    assert [line["name"] for line in lines] == ["torch", "a"]
+    assert (lines[0]["n"], lines[0]["median_us"], lines[0]["runs"]) == ("512", "3.0", "8")
+    assert (lines[1]["median_us"], lines[1]["note"]) == ("", "none, here")
+
+
+def test_studies_make_a_page(tmp_path: Path) -> None:
+    path, page = tmp_path / "study-003.jsonl", tmp_path / "page.html"
+    here = row("003", "sizes", "torch", 3.0, n=512, figures={"gbs": 9.0})
+    later = row("003", "sizes", "<b>", 5.0, n=1024, figures={"gbs": 7.0})
+    store.append(path, [machine(), here, later])
+    result = CliRunner().invoke(report, [str(path), "-o", str(page)])
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assert text.count("data:image/svg+xml;base64,") >= 2
+    assert "217.10 by formula" in text
+    assert "&lt;b&gt;" in text
+    assert "<b>" not in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    printed = CliRunner().invoke(report, [str(path)], env={"COLUMNS": "200"})
+    assert "torch" in printed.output
+
+
+def test_recording_anew_loses_no_row_and_no_verdict(tmp_path: Path) -> None:
+    here, later = machine(), dataclasses.replace(machine(), timestamp="2026-11-30T00:00:00+00:00")
+    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    kept = row("003", "sizes", "torch", 3.0, n=512)
+    again = row("003", "sizes", "int8 codes", 5.0, n=512)
+    store.append(old, [here, kept, again, row("003", "sizes", "int4 codes", 7.0, n=512)])
+    fresh = dataclasses.replace(again, environment=later.id, times_us=times(4.0))
+    unable = row("003", "sizes", "int4 codes", note="no room", n=512)
+    unable = dataclasses.replace(unable, environment=later.id)
+    added = dataclasses.replace(fresh, name="fp16 two_step")
+    store.append(new, [later, fresh, unable, added])
+    assert store.take(old, new, "003") == 3
+    found = {r.name: r for r in store.read(old, "003")}
+    assert {name: r.us for name, r in found.items()} == {
+        "torch": 3.0, "int8 codes": 4.0, "int4 codes": 7.0, "fp16 two_step": 4.0,
+    }  # fmt: skip
+    assert found["int8 codes"].environment == later.id
+    assert not list(tmp_path.glob("*.new"))
+    store.append(old, [later, unable])
+    assert store.read(old, "003").where(name="int4 codes")[0].us == 7.0
+
+
 def test_limits_of_001() -> None:
     assert verdict("001", "loading", total("shared tile", {11: 60.0})) == REFUTED
     heavy = [
         row(
             "001",
-            "total",
+            crossings.TOTAL,
             "shared tile",
             300.0,
             temperature="once",
@@ -348,12 +496,14 @@ def test_counters_decide() -> None:
         named = {k.replace("_", " "): v for k, v in figures.items()}
         return row(seed, "counters", name, temperature="once", figures=named)
 
-    waves = {"shared load wavefronts": 1e6, "bank conflicts, loads": 0.0}
-    clean = row("001", "counters", "shared_tile", temperature="once", figures=waves)
-    assert verdict("001", "banks", [clean]) == CONFIRMED
-    waves = {"shared load wavefronts": 1e6, "bank conflicts, loads": 5e4}
-    dirty = row("001", "counters", "shared_tile", temperature="once", figures=waves)
-    assert verdict("001", "banks", [dirty]) == REFUTED
+    for conflicts, expected in ((0.0, CONFIRMED), (9e3, CONFIRMED), (5e4, REFUTED)):
+        waves = {claims_001.STORE_PASSES: 1e6 + conflicts, "bank conflicts, stores": conflicts}
+        one = row("001", "counters", "shared_tile", temperature="once", figures=waves)
+        assert verdict("001", "banks", [one]) == expected
+    for memory, expected in ((70.0, CONFIRMED), (30.0, REFUTED)):
+        busy = {"SM throughput percent": 60.0, "memory throughput percent": memory}
+        one = row("001", "counters", "shared_tile", temperature="once", figures=busy)
+        assert verdict("001", "balanced", [one]) == expected
     assert verdict("001", "barrier", [counted("001", "s", barrier_stall_cycles=13.0)]) == CONFIRMED
     assert verdict("001", "barrier", [counted("001", "s", barrier_stall_cycles=2.0)]) == REFUTED
     pairs = [counted("002", "naive", load_requests=6400.0)]
@@ -362,6 +512,9 @@ def test_counters_decide() -> None:
     assert verdict("002", "tile-width", good) == CONFIRMED
     bad = [*pairs, counted("002", "shared_tile", load_requests=400.0)]
     assert verdict("002", "tile-width", bad) == REFUTED
+    for requests, expected in ((150.0, CONFIRMED), (199.0, REFUTED)):
+        wide = [good[-1], counted("002", "rectangular_tile", load_requests=requests)]
+        assert verdict("002", "rectangular", wide) == expected
     m, n = seed_000.COUNTED["m"], seed_000.COUNTED["n"]
     compulsory, of_x = m * n * 4 / 32, m // 32 * n
     for misses, expected in ((compulsory, REFUTED), (compulsory + of_x, CONFIRMED)):
@@ -391,7 +544,9 @@ def test_ceilings_decide() -> None:
     assert verdict("002", "compute-bound", three, fma=1000.0, read=4000.0) == CONFIRMED
     assert verdict("002", "compute-bound", three, fma=9000.0, read=4000.0) == REFUTED
     fits = {"largest n": 26000.0, "next n refused": 1.0}
-    last = row("001", "largest", "allocation", temperature="once", figures=fits, note="no room")
+    last = row(
+        "001", "largest", claims_001.REFUSED, temperature="once", figures=fits, note="no room"
+    )
     assert verdict("001", "memory-end", [last]) == CONFIRMED
 
 
@@ -447,7 +602,7 @@ def sizes_of(name: str) -> set[int]:
     return {
         int(step.case["n"])
         for step in seed_001.steps("cuda", True)
-        if isinstance(step, Task) and step.experiment == "total" and name in step.names
+        if isinstance(step, Task) and step.experiment == crossings.TOTAL and name in step.names
     }
 
 
@@ -458,6 +613,16 @@ def test_full_grids_are_the_documents() -> None:
     own, cublas = (sizes_of(name) for name in ("shared tile", "cublas"))
     assert own == {*range(1, 992, 10), *range(1000, 4001, 100), *(1 << p for p in range(5, 13))}
     assert {1, 5001, 10000, 26000} <= cublas
+    assert {*range(1, 5002, 10), *range(5000, 10001, 1000)} <= sizes_of("eigen")
+    assert max(sizes_of("cpu loop")) == 1024
+    assert max(sizes_of("naive")) == 2048
+    cells = [s for s in seed_000.steps("cuda", True) if s.experiment == "rows x columns"]
+    assert {(s.m, s.n) for s in cells} == {(m, n) for m in seed_000.SIZES for n in seed_000.SIZES}
+    cells = [s for s in seed_002.steps("cuda", True) if s.experiment == "rows x columns"]
+    assert len({(s.m, s.n) for s in cells}) == 25
+    runs = [s for s in seed_004.steps("cuda", True) if s.experiment == "five algorithms"]
+    assert sum(len(s.lanes) for s in runs) == 5 * 420
+    assert all(s.uniform for s in runs)
     assert {s.m for s in seed_003.steps("cuda", False)} == set(seed_003.SIZES)
     for seed in SEEDS:
         study = studies.load(seed)
@@ -558,7 +723,7 @@ def test_tables_and_plots_of_a_whole_grid(seed: str, tmp_path: Path) -> None:
     whole = Rows(rows, {here.id: here})
     assert show.comparison_table(study, whole).rows
     assert len(show.verdict_table(study, whole).rows) == len(CLAIMS[seed])
-    drawn = list(show.plots(study, whole, "cuda"))
+    drawn = list(study.pictures(whole, "cuda"))
     assert drawn
     for name, drawing in drawn:
         assert " " not in name
@@ -590,8 +755,8 @@ def test_pages_are_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     one = dataclasses.replace(one, environment=here.id)
     store.append(tmp_path / "evidence" / "aaa" / "study-003.jsonl", [here, one])
     changed = study_pages.update(tmp_path)
-    assert tmp_path / "docs" / "img" / "study-003-cuda-sizes-warm.svg" in changed
-    assert "img/study-003-cuda-sizes-warm.svg" in page.read_text()
+    assert tmp_path / "docs" / "img" / "study-003-cuda-times-warm.svg" in changed
+    assert "img/study-003-cuda-times-warm.svg" in page.read_text()
     assert seed_002.STUDY.seed == "002"
 
 

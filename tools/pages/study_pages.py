@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import html
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from gemmule.lab import studies
+from gemmule.lab.report.agreement import TIMES_WITHIN, agreement, within
 from gemmule.lab.studies import show, store
 from gemmule.lab.studies.records import Rows
 from gemmule.lab.studies.runner import of_last_devices
 from gemmule.storage.atomic import replace_text
 from pages.markdown import markdown, update_markers
 
+REPEATED = "repeated"
 SEEDS = ("000", "001", "002", "003", "004")
 
 
@@ -24,11 +29,13 @@ def update(root: Path) -> list[Path]:
         drawings = {
             name: drawing
             for backend in ("cuda", "cpu")
-            for name, drawing in show.plots(study, rows, backend)
+            for name, drawing in study.pictures(rows, backend)
         }
         tables = {
-            "measured": _measured(rows),
-            "plots": "\n\n".join(f"![{name}](../img/{name}.svg)" for name in drawings)
+            "measured": "\n".join([_measured(rows), *_repeated(root / "evidence", seed)]),
+            "plots": "\n\n".join(
+                f"![{_title(drawing)}](../img/{name}.svg)" for name, drawing in drawings.items()
+            )
             or "None yet.",
             "claims": markdown(show.verdict_table(study, rows)),
             "comparison": markdown(show.comparison_table(study, rows)),
@@ -40,7 +47,28 @@ def update(root: Path) -> list[Path]:
             if not target.is_file() or target.read_text(encoding="utf-8") != drawing:
                 replace_text(target, drawing)
                 changed.append(target)
+        for path in sorted((root / "docs" / "img").glob(f"study-{seed}-*.svg")):
+            if path.stem not in drawings:
+                path.unlink()
+                changed.append(path)
     return changed
+
+
+def _title(drawing: str) -> str:
+    found = re.search("<title>(.*?)</title>", drawing)
+    return "" if found is None else html.unescape(found.group(1)).replace("]", "")
+
+
+def _repeated(evidence: Path, seed: str) -> Iterator[str]:
+    """Yield how well a second recording of the same kernels agrees with the one on the page."""
+    for again in sorted(evidence.glob(f"*/{REPEATED}/study-{seed}.jsonl")):
+        first = again.parents[1] / again.name
+        apart = agreement(first, again).times
+        share = within(apart, TIMES_WITHIN)
+        yield (
+            f"- recorded twice: {100 * share:.0f} % of {len(apart)} times of kernels agree "
+            f"within {TIMES_WITHIN:.0%}"
+        )
 
 
 def evidence_rows(evidence: Path, seed: str) -> Rows:

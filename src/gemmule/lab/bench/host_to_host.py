@@ -83,14 +83,14 @@ def once(
             _copy_in(pointers, (a, b), ordinal)
         if pinned:
             part = watch.part("host to device" + PINNED)
-            with _pinned(a, ordinal) as first, _pinned(b, ordinal) as second, part:
+            with pinned_copy(a, ordinal) as first, pinned_copy(b, ordinal) as second, part:
                 _copy_in(pointers, (first, second), ordinal)
         with watch.part("kernel"):
             multiply(*views)
         with watch.part("device to host"):
             driver.copy(c.ctypes.data, pointers[2], c.nbytes, ordinal, 0)
         if pinned:
-            with _pinned(c, ordinal) as target, watch.part("device to host" + PINNED):
+            with pinned_copy(c, ordinal) as target, watch.part("device to host" + PINNED):
                 driver.copy(target.ctypes.data, pointers[2], c.nbytes, ordinal, 0)
     finally:
         with watch.part("free"):
@@ -110,7 +110,7 @@ def _copy_in(pointers: Sequence[int], sources: Sequence[Array], ordinal: int) ->
 
 
 @contextmanager
-def _pinned(host: Array, ordinal: int) -> Iterator[np.ndarray]:
+def pinned_copy(host: Array, ordinal: int) -> Iterator[np.ndarray]:
     """Give page-locked host memory that holds a copy of an array's bytes, for the block."""
     import ctypes
 

@@ -68,12 +68,17 @@ def measure_ceilings(
     return found
 
 
-def filled(count: int, dtype: str, ordinal: int, seed: int) -> DeviceArray:
-    """Return a new device vector of normal random numbers of a floating dtype."""
+def filled(
+    count: int, dtype: str, ordinal: int, seed: int, *, uniform: bool = False
+) -> DeviceArray:
+    """Return a new device vector of random numbers of a floating dtype.
+
+    They are normal, or uniform in [0, 1).
+    """
     from gemmule.rungs._cuda.geometry import CTYPE
 
     array = DeviceArray.empty((count,), dtype, ordinal)
-    kernel = f"fill_normal<{CTYPE[dtype]}>"
+    kernel = f"fill_{'uniform' if uniform else 'normal'}<{CTYPE[dtype]}>"
     blocks = 16 * driver.device_info(ordinal).multiprocessors
     arguments = FILL.pack(array.pointer, count, seed << 40)
     Kernels("operands.cu", (kernel,), ordinal).run(kernel, arguments, blocks=blocks)

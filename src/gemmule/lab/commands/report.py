@@ -27,8 +27,9 @@ def report(
 ) -> None:
     """Read the results in FILES (JSON lines) and write one HTML page, or print tables.
 
-    The page needs no network and no JavaScript. Files are checked while they are read. With
-    --against, a file of results or of a study is compared with an earlier one.
+    FILES are results of `gemmule bench`, or rows of `gemmule study`. The page needs no network and
+    no JavaScript. Files are checked while they are read. With --against, a file of results or of a
+    study is compared with an earlier one.
     """
     if against is not None:
         from gemmule.lab.report.agreement import agreement
@@ -40,9 +41,14 @@ def report(
     from gemmule.lab.files.output import check_target
     from gemmule.lab.records import results
     from gemmule.lab.report import render as pages
+    from gemmule.lab.report.agreement import study_seed
 
     if output is not None:
         check_target(output, force=force, suffixes=(".html",), inputs=files)
+    seeds = [study_seed(path) for path in files]
+    if any(seeds):
+        _studies(files, seeds, output, title)
+        return
     read = [results.read(path) for path in files]
     merged = results.Results(
         {name: one for part in read for name, one in part.environments.items()},
@@ -59,6 +65,27 @@ def report(
         return
     pages.write_html(merged, output, title=title)
     click.echo(f"wrote {output}: {len(merged.rows)} rows")
+
+
+def _studies(
+    files: tuple[Path, ...], seeds: list[str | None], output: Path | None, title: str
+) -> None:
+    """Write one page of studies, or print their verdicts and their figures beside the printed."""
+    from gemmule.lab.report.render import terminal_table, wide_console
+    from gemmule.lab.studies import page
+    from gemmule.storage.atomic import replace_text
+
+    named = [(path, seed) for path, seed in zip(files, seeds, strict=True) if seed is not None]
+    if len(named) < len(files):
+        raise ValueError("files of studies and files of results go on pages of their own.")
+    sections = [page.section(path, seed) for path, seed in named]
+    if output is None:
+        for section in sections:
+            for table in section.tables:
+                wide_console().print(terminal_table(table))
+        return
+    replace_text(output, page.render(sections, title))
+    click.echo(f"wrote {output}: {len(sections)} studies")
 
 
 COMMAND = report

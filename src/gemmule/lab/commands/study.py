@@ -27,6 +27,8 @@ class Asked:
     evidence: Path | None
     show: bool
     times: bool
+    csv: bool
+    take: Path | None
 
 
 @click.command(short_help="Redo the published experiments and judge their claims.")
@@ -37,14 +39,19 @@ class Asked:
 @options.folder("--evidence", help="Write the rows to <evidence>/<device>/ instead.")
 @click.option("--show", is_flag=True, help="Measure nothing; judge the rows on file.")
 @click.option("--times", is_flag=True, help="Print every row as well.")
+@click.option("--csv", is_flag=True, help="Write every row to study-<number>.csv, too.")
+@options.file("--take", help="First take in the rows of this file of the one study named.")
 def study(seeds: tuple[str, ...], **given: Any) -> None:
     """Redo the experiments of documents 000 to 004 on this machine; default: all five.
 
     Every result is held against the oracle before it is timed. Rows go to a file as they are made:
-    after Ctrl-C the same command goes on where it stopped.
+    after Ctrl-C the same command goes on where it stopped. Rows of another run are taken in with
+    --take: newer ones take the place of those on file, and none on file is lost.
     """
     from gemmule.lab import studies
 
+    if given["take"] is not None and len(seeds) != 1:
+        raise ValueError("--take names a file of one study: give its number as well, and no other.")
     for seed in seeds or SEEDS:
         _one(studies.load(seed), Asked(**given))
 
@@ -60,6 +67,10 @@ def _one(one: Study, asked: Asked) -> None:
         click.echo(f"left out: everything on a GPU ({missing or '--device cpu'})")
     for line in one.left_out(asked.full):
         click.echo(f"left out: {line}")
+    if asked.take is not None:
+        click.echo(f"took in {store.take(path, asked.take, one.seed)} rows of {asked.take}")
+    if one.together and any(bench.backend == "cuda" for bench in here):
+        here = here[:1]  # which times what runs on the CPU in turns with its own
     for bench in [] if asked.show else here:
         known = {row.key for row in store.read(path, one.seed)}
         if not runner.todo(one, bench, asked.full, known):
@@ -94,16 +105,20 @@ def _report(one: Study, rows: Rows, asked: Asked, path: Path) -> None:
                 console.print(terminal_table(table))
     console.print(terminal_table(show.comparison_table(one, rows)))
     console.print(terminal_table(show.verdict_table(one, rows)))
-    for line in show.absences(rows):
-        click.echo(f"not timed: {line}")
+    if absent := show.absences(rows):
+        click.echo(f"not timed: {absent}")
     if not rows:
         click.echo(f"{path} holds no rows yet")
         return
+    if asked.csv:
+        target = asked.out / f"study-{one.seed}.csv"
+        replace_text(target, show.as_csv(rows))
+        click.echo(f"wrote {target}: {len(rows)} rows")
     if asked.evidence is not None:  # `make docs` draws from evidence
         click.echo(f"rows in {path}")
         return
     for backend in ("cuda", "cpu"):
-        for name, drawing in show.plots(one, rows, backend):
+        for name, drawing in one.pictures(rows, backend):
             replace_text(asked.out / f"{name}.svg", drawing)
     click.echo(f"rows in {path}, plots beside them")
 

@@ -32,6 +32,14 @@ __global__ void __launch_bounds__(256) fill_normal(const FillArgs p) {
   }
 }
 
+// Uniform numbers in [0, 1), as far as T tells them apart.
+template <class T>
+__global__ void __launch_bounds__(256) fill_uniform(const FillArgs p) {
+  const i64 step = (i64)gridDim.x * 256;
+  for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < p.count; i += step)
+    ((T*)p.data)[i] = narrow<T>((float)(unsigned)(mixed(p.seed + (u64)i) >> 40) * 0x1p-24f);
+}
+
 // y[i] and work[i]: the double sums of a x and of |a| |x| over row i, one warp a row.
 template <class TA, class TX>
 __global__ void __launch_bounds__(256) reference_rows(const GemvArgs p) {

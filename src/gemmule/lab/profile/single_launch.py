@@ -20,6 +20,7 @@ METRICS = {
     "bank conflicts, loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
     "bank conflicts, stores": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
     "shared load wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared store wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
     "barrier stall cycles": "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio",
     "SM throughput percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "FMA pipe percent": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",

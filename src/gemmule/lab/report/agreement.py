@@ -77,7 +77,7 @@ def _share(what: str, pairs: tuple[Pair, ...], limit: float) -> str:
     return f"{what} within {limit:.0%}: {share:.1%} of {len(pairs)} rows"
 
 
-def _study_seed(path: Path) -> str | None:
+def study_seed(path: Path) -> str | None:
     """Return the seed of a study's file, None for a file of results."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -91,17 +91,21 @@ def _study_seed(path: Path) -> str | None:
 
 
 def _medians(path: Path) -> dict[str, float]:
-    seed = _study_seed(path)
+    seed = study_seed(path)
     if seed is None:
         return {row.key: row.times_us.median for row in results.read(path).rows}
     from gemmule.lab.studies import store
 
-    return {row.key: row.us for row in store.read(path, seed).timed()}
+    # A choice that falls on another rung than before is another kernel, and repeats nothing.
+    return {
+        json.dumps([str(row.params.get("rung", "")), json.loads(row.key)]): row.us
+        for row in store.read(path, seed).timed()
+    }
 
 
 def _ratios(path: Path) -> dict[str, float]:
     """Return what every row of ours says of its peers; a study keeps times alone."""
-    if _study_seed(path) is not None:
+    if study_seed(path) is not None:
         return {}
     return {
         json.dumps([json.loads(row.key), peer]): speedup.value

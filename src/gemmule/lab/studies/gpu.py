@@ -18,6 +18,7 @@ from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.problem import ITEMSIZE
+from gemmule.core.rung import LibraryRung
 from gemmule.lab.ceilings.device import filled
 from gemmule.lab.peers.peer import Peer
 from gemmule.lab.studies.cpu import codes
@@ -48,7 +49,7 @@ class GpuBench(CellBench):
         clock = GraphClock(ordinal)
         super().__init__(self.info.name, clock, seconds)
         self._stream = clock.stream
-        self._arenas: dict[str, DeviceArray] = {}
+        self._arenas: dict[tuple[str, bool], DeviceArray] = {}
         self._peers: dict[tuple[Any, ...], Peer | str] = {}
         self._host: dict[int, Any] = {}
 
@@ -87,14 +88,32 @@ class GpuBench(CellBench):
                 plan = gm.plan(cell.op, a, b, rung=rung, params=params)
         except (ValueError, TypeError) as error:
             return str(error)
-        calls = self.launches(plan, sets, lane.only)
+        calls = self._calls(plan, sets, lane.only)
         calls[0](0)
         driver.synchronize(self.ordinal)
         if not lane.only:
             self._judge(cell, lane, plan, sets[0])
         stream = self._stream
         named = {**plan.params, "rung": plan.rung.name}
+        named |= {"data": "uniform"} if cell.uniform else {}
         return Bound(lane, Contestant(lane.name, lambda i: calls[i](stream), len(sets)), named)
+
+    def _calls(
+        self, plan: gm.Plan, sets: Sequence[Operands], only: tuple[str, ...]
+    ) -> list[Callable[[int], None]]:
+        """Return `launches`, or of a library its calls, which start on the current stream."""
+        if not isinstance(plan.rung, LibraryRung):
+            return self.launches(plan, sets, only)
+
+        def made(operands: Operands) -> Callable[[int], None]:
+            a, b, out = operands
+
+            def call(stream: int) -> None:
+                plan(a, b, out=out)
+
+            return call
+
+        return [made(operands) for operands in sets]
 
     def launches(
         self, plan: gm.Plan, sets: Sequence[Operands], only: tuple[str, ...] = ()
@@ -174,7 +193,7 @@ class GpuBench(CellBench):
         right = (cell.m if lane.flip else cell.n) * max(cell.columns, 1)
         stride = _round_up(cell.m * cell.n + right, SPACING // size)
         begin = index * _round_up(stride, SPACING // size)
-        arena = self.arena(lane.form, begin + stride + SPACING)
+        arena = self.arena(lane.form, begin + stride + SPACING, cell.uniform)
         at = arena.pointer + begin * size
         shape = (cell.m, cell.n)
         steps = (1, cell.m) if cell.layout == "col" else (cell.n, 1)
@@ -195,7 +214,7 @@ class GpuBench(CellBench):
         x = filled(cell.n, "float16", self.ordinal, 3)
         found = []
         for _ in range(count):
-            moved = host.to(self.clock_device)
+            moved = host.to(self.clock_device, layout="row")  # as the documents store codes
             out = DeviceArray.empty((cell.m,), "float16", self.ordinal)
             found.append((moved, x, out))
         return found
@@ -205,20 +224,20 @@ class GpuBench(CellBench):
         """The device's name in this package."""
         return f"cuda:{self.ordinal}"
 
-    def arena(self, form: str, count: int) -> DeviceArray:
+    def arena(self, form: str, count: int, uniform: bool = False) -> DeviceArray:
         """Return a block of at least `count` random numbers of a dtype; it grows by doubling."""
-        old = self._arenas.get(form)
+        old = self._arenas.get((form, uniform))
         if old is not None and old.shape[0] >= count:
             return old
-        self._arenas.pop(form, None)
+        self._arenas.pop((form, uniform), None)
         size = max(count, 1 << 20, 0 if old is None else min(2 * old.shape[0], 1 << 29))
         size = _round_up(size, 1 << 12)
         if form in ("float32", "float64", "float16", "bfloat16"):
-            block = filled(size, form, self.ordinal, 11)
+            block = filled(size, form, self.ordinal, 11, uniform=uniform)
         else:
             numbers = np.random.default_rng(11).integers(0, 100, size, np.int64)
             block = DeviceArray.from_host(numbers.astype(form), self.ordinal)
-        self._arenas[form] = block
+        self._arenas[form, uniform] = block
         return block
 
     def _judge(self, cell: Cell, lane: Lane, plan: gm.Plan, operands: Operands) -> None:

@@ -45,7 +45,7 @@ class Cell:
     """One case at one temperature, and who is timed on it.
 
     Stored matrix: m x n in `layout`. A matmul's second operand is n x columns. `case` is what the
-    rows are filed under.
+    rows are filed under. uniform: numbers in [0, 1) on a GPU, where others are normal.
     """
 
     experiment: str
@@ -57,6 +57,7 @@ class Cell:
     columns: int = 0
     layout: str = "row"
     case: Mapping[str, Value] = field(default_factory=dict)
+    uniform: bool = False
 
     @property
     def filed(self) -> Mapping[str, Value]:
@@ -129,8 +130,9 @@ class Study:
     """One document's experiments.
 
     ``steps(backend, full)`` is the grid, ``left_out(full)`` says what it lacks, ``comparison``
-    yields the lines of the table of printed figures beside ours. plots: experiment, temperature and
-    the size on the axis; `rate` is what they show, ``gbs`` or ``gflops``.
+    yields the lines of the table of printed figures beside ours, ``pictures(rows, backend)`` the
+    drawings, each with the name of its file. together: on a machine with a GPU the GPU's bench
+    times the CPU's implementations as well.
     """
 
     seed: str
@@ -140,5 +142,5 @@ class Study:
     claims: tuple[Claim, ...]
     comparison: Callable[[Rows], Iterator[tuple[str, ...]]]
     comparison_header: tuple[str, ...]
-    plots: tuple[tuple[str, str, str], ...] = ()
-    rate: str = "gbs"
+    pictures: Callable[[Rows, str], Iterator[tuple[str, str]]]
+    together: bool = False

@@ -49,6 +49,11 @@ class StudyRow:
         )
 
     @property
+    def measured(self) -> bool:
+        """Whether the row holds a time or a figure, not only a note that says why not."""
+        return self.times_us is not None or bool(self.figures)
+
+    @property
     def us(self) -> float:
         """Median microseconds; ValueError where nothing was timed."""
         if self.times_us is None:
@@ -69,12 +74,20 @@ def key_of(
 
 
 class Rows(Sequence[StudyRow]):
-    """The rows of one study, with the selections that verdicts are made of."""
+    """The rows of one study, with the selections that verdicts are made of.
+
+    Of rows with one key the last one counts, but one that only says why nothing was measured never
+    takes the place of one that was.
+    """
 
     def __init__(
         self, rows: Iterable[StudyRow], environments: Mapping[str, Environment] | None = None
     ) -> None:
-        self._rows = tuple({row.key: row for row in rows}.values())
+        kept: dict[str, StudyRow] = {}
+        for row in rows:
+            if row.measured or not (row.key in kept and kept[row.key].measured):
+                kept[row.key] = row
+        self._rows = tuple(kept.values())
         self.environments = dict(environments or {})
 
     def __len__(self) -> int:

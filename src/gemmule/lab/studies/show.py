@@ -1,17 +1,20 @@
-"""A study's outcome in words: the comparison with what was printed, and the verdicts."""
+"""A study's outcome: the comparison with what was printed, the verdicts, all rows as values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping
 
-from gemmule.lab.report.svg import Series, bandwidth_plot
 from gemmule.lab.report.tables import TableData, significant, without_empty_columns
 from gemmule.lab.studies.grid import Study
 from gemmule.lab.studies.records import Rows
 
-MOST_SERIES = 8
 MOST_NAMED = 6
-UNITS = {"gbs": "GB/s", "gflops": "GFLOP/s"}
+FIRST = ("seed", "experiment", "device", "backend")
+THEN = ("name", "kind", "temperature")
+TIMES = ("median", "q1", "q3", "min", "n")
 
 
 def comparison_table(study: Study, rows: Rows) -> TableData:
@@ -56,73 +59,57 @@ def times_table(study: Study, rows: Rows, backend: str) -> TableData:
     )
 
 
-def absences(rows: Rows) -> Iterator[str]:
-    """Yield one line a reason: who was not timed, on how many cases, and why."""
+def absences(rows: Rows) -> str:
+    """Return in one line who was not timed, on how many cases, and why; empty if all were."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row.note and row.times_us is None and not row.figures:
-            by_reason.setdefault((row.backend, row.note), []).append(row.name)
-    merged: dict[tuple[str, str], int] = {}
-    for (backend, note), names in by_reason.items():
+        if row.note and not row.measured:
+            by_reason.setdefault((row.backend, reason(row.note)), []).append(row.name)
+    parts = []
+    for (backend, why), names in by_reason.items():
         distinct = list(dict.fromkeys(names))
         title = ", ".join(distinct[:MOST_NAMED])
         title += f" and {len(distinct) - MOST_NAMED} more" if len(distinct) > MOST_NAMED else ""
-        merged[f"{backend}: {title}", note] = len(names)
-    for (title, note), count in merged.items():
-        yield f"{title} ({count} rows): {note}"
+        parts.append(f"on {backend} {title} ({len(names)} rows: {why})")
+    return "; ".join(parts)
 
 
-def plots(study: Study, rows: Rows, backend: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, SVG) of the study's plots: times over size, one line an implementation."""
-    for experiment, temperature, axis in study.plots:
-        chosen = rows.where(experiment, backend=backend, temperature=temperature).timed()
-        series = []
-        for name in chosen.names()[: 2 * MOST_SERIES]:
-            points = _points(chosen.where(name=name), axis, study.rate)
-            ours = all(row.kind != "peer" for row in chosen.where(name=name))
-            if points:
-                series.append(Series(name, points, ours))
-        if not series:
-            continue
-        drawing = bandwidth_plot(
-            series,
-            title=f"Document {study.seed}, {experiment}, {temperature}, {backend}",
-            ceiling=None,
-            x_label=axis,
-            y_label=UNITS[study.rate],
-        )
-        place = experiment.replace(" ", "-")
-        yield f"study-{study.seed}-{backend}-{place}-{temperature}", standalone(drawing)
+def reason(note: str) -> str:
+    """Return why in words that do not depend on the size of a case.
+
+    >>> reason("rung naive cannot compute matmul A 4 x 4. matmul/naive: it takes no float8.")
+    'it takes no float8'
+    """
+    why = note.rstrip(".").rpartition(". ")[2] if note.startswith("rung ") else note.rstrip(".")
+    why = why.partition(": ")[2] if note.startswith("rung ") and ": " in why else why
+    return re.sub(r"\b\d[\d,]*", "N", why)
 
 
-def _points(rows: Rows, axis: str, rate: str) -> list[tuple[float, float, float, float]]:
-    """Return (size, rate, low, high) in order of size; squares where a case has two sizes."""
-    found = {}
-    for row in rows:
-        times, value = row.times_us, row.figures.get(rate)
-        if times is None or value is None:
-            continue
-        size = float(row.case[axis])
-        if row.case.get("m", size) != size:
-            continue
-        amount = value * times.median
-        found[size] = tuple(amount / us for us in (times.median, times.q3, times.q1))
-    return [(size, *found[size]) for size in sorted(found)]  # type: ignore[misc]
-
-
-STYLE = (
-    "svg{font:12px system-ui,sans-serif;background:#fdfdfb}text{fill:#1d2429}.tick{fill:#5b6670}"
-    ".grid{stroke:#dfe3e6}.axis{stroke:#5b6670}.line{fill:none;stroke-width:2}"
-    ".peer{stroke-dasharray:5 4}.band{opacity:.16}"
-) + "".join(
-    f".s{i}.line{{stroke:{c}}}.s{i}.band,.s{i}.dot{{fill:{c}}}"
-    for i, c in enumerate(
-        ("#1f6fb4", "#c65a11", "#1a7f5a", "#8e44ad", "#b8860b", "#c2185b", "#00838f", "#6d4c41")
+def as_csv(rows: Rows) -> str:
+    """Return all rows, times in microseconds; empty cells where a row has nothing to say."""
+    cases, params, figures = (
+        _keys(getattr(row, part) for row in rows) for part in ("case", "params", "figures")
     )
-)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    times = ["runs" if name == "n" else f"{name}_us" for name in TIMES]
+    marked = [f"param {name}" for name in params]
+    writer.writerow([*FIRST, *cases, *THEN, *marked, *times, *figures, "note"])
+    for row in rows:
+        timed = [getattr(row.times_us, name, "") for name in TIMES]
+        writer.writerow(
+            [
+                *(getattr(row, name) for name in FIRST),
+                *(row.case.get(name, "") for name in cases),
+                *(getattr(row, name) for name in THEN),
+                *(row.params.get(name, "") for name in params),
+                *timed,
+                *(row.figures.get(name, "") for name in figures),
+                row.note,
+            ]
+        )
+    return out.getvalue()
 
 
-def standalone(drawing: str) -> str:
-    """Return a drawing as a file of its own, with its colours inside."""
-    head, rest = drawing.split(">", 1)
-    return f"{head}><style>{STYLE}</style>{rest}\n"
+def _keys(mappings: Iterable[Mapping[str, object]]) -> list[str]:
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))

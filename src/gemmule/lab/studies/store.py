@@ -15,6 +15,24 @@ def append(path: Path, items: Iterable[Environment | StudyRow]) -> None:
     log.append(path, "study", items)
 
 
+def take(path: Path, other: Path, seed: str) -> int:
+    """Take the rows of another file of the same seed in as the newer ones; return how many.
+
+    No row on file is lost, and a row that only says why nothing was measured replaces none that
+    was. Environments of rows that are replaced go. ValueError as `read` raises it.
+    """
+    here, there = read(path, seed), read(other, seed)
+    both = Rows((*here, *there), {**here.environments, **there.environments})
+    used = {row.environment for row in both}
+    first = {row.environment: index for index, row in reversed(list(enumerate(both)))}
+    environments = [e for name, e in both.environments.items() if name in used]
+    ordered: list[Environment | StudyRow] = []
+    for environment in sorted(environments, key=lambda e: first[e.id]):
+        ordered += [environment, *(row for row in both if row.environment == environment.id)]
+    log.replace(path, "study", ordered)
+    return len(there)
+
+
 def read(path: Path, seed: str) -> Rows:
     """Return the rows of one seed in a file; none where there is no file.
 

@@ -8,6 +8,8 @@ from gemmule.lab.records.results import geomean
 from gemmule.lab.studies.records import Finding, Rows, decided, pairs, unmeasured
 
 NO_GPU = "no figures of a GPU are on file"
+NO_HEIGHTS = "no heights of blocks are on file"
+NO_PAIR = "no size is on file for both the CPU and the GPU"
 SAME = 0.02
 
 

@@ -9,63 +9,42 @@ import numpy as np
 
 from gemmule.lab.records.results import geomean
 from gemmule.lab.studies import verdicts
+from gemmule.lab.studies.products.passes import CPU_LOOP, CUBLAS, EIGEN, NAIVE, NUMPY, SHARED
 from gemmule.lab.studies.published import published
 from gemmule.lab.studies.records import Claim, Finding, Rows, decided, unmeasured
+from gemmule.lab.studies.seeds.crossings import by_size, crossing, totals_of
 
-CPU_LOOP, EIGEN, NUMPY = "cpu loop", "eigen", "numpy"
-NAIVE, SHARED, CUBLAS = "naive", "shared tile", "cublas"
-FMA_ON, FMA_OFF = "naive, fused", "naive, multiply and add apart"
-TOTAL, KERNELS = "total", "kernels"
+FMA_ON, FMA_OFF = "shared tile 32", "shared tile 32, multiply and add apart"
+LONE_NAIVE, LONE_TILE = "naive, blocks of one thread", "shared tile 1"
+KERNELS = "kernels"
+REFUSED = "the next size"
+CONFLICTS = "bank conflicts"
+STORE_PASSES, LOAD_PASSES = "shared store wavefronts", "shared load wavefronts"
 FIRST_SIZES = (64, 1024)
-
-
-def by_size(rows: Rows, name: str, part: str | None = None) -> dict[int, float]:
-    """Return n -> microseconds of an implementation's totals, or of one part of them."""
-    return {
-        int(row.case["n"]): row.us if part is None else row.figures[part]
-        for row in rows.where(TOTAL, name=name).timed()
-        if part is None or part in row.figures
-    }
-
-
-def break_even(cpu: Mapping[int, float], gpu: Mapping[int, float]) -> int | None:
-    """Return the smallest common size from which the GPU is faster at every size, or None.
-
-    >>> break_even({1: 1.0, 10: 9.0, 50: 80.0}, {1: 20.0, 10: 20.0, 50: 25.0})
-    50
-    """
-    found = None
-    for n in sorted(set(cpu) & set(gpu), reverse=True):
-        if gpu[n] >= cpu[n]:
-            break
-        found = n
-    return found
+SMALL = 64
+BALANCED, ALIKE = 1.25, 1.1
 
 
 def _break_even(cpu: str, gpu: str, key: str) -> Callable[[Rows], Finding]:
     printed = published("001")["break_even"][key]
 
     def judge(rows: Rows) -> Finding:
-        left, right = by_size(rows, cpu), by_size(rows, gpu)
         name, substitute = cpu, ""
-        if not left and cpu == EIGEN:
-            left, name = by_size(rows, NUMPY), NUMPY
-            substitute = " (Eigen is not installed here; NumPy's BLAS in its place)"
-        if not set(left) & set(right):
-            return unmeasured(verdicts.NO_GPU)
-        ours = break_even(left, right)
+        if not by_size(rows, cpu) and cpu == EIGEN:
+            name, substitute = NUMPY, " (Eigen is not installed here; NumPy's BLAS in its place)"
+        if not set(by_size(rows, name)) & set(by_size(rows, gpu)):
+            return unmeasured(verdicts.NO_PAIR)
+        ours = crossing(rows, name, gpu)
         if ours is None:
             return decided(False, f"{gpu} never overtakes {name} for good{substitute}")
-        return decided(
-            printed / 2 <= ours <= 2 * printed,
-            f"{gpu} is faster than {name} from n = {ours}{substitute}, {printed} printed",
-        )
+        words = f"{gpu} is faster than {name} from n = {ours.words}{substitute}, {printed} printed"
+        return decided(printed / 2 <= ours.n <= 2 * printed, words)
 
     return judge
 
 
 def _loading(rows: Rows) -> Finding:
-    found = rows.where(TOTAL, name=SHARED).timed()
+    found = totals_of(rows).where(name=SHARED)
     small = [
         sum(row.figures[part] for part in ("allocate", "host to device", "device to host", "free"))
         for row in found
@@ -82,7 +61,7 @@ def _cpu_slow(rows: Rows) -> Finding:
     cpu, gpu = by_size(rows, CPU_LOOP), by_size(rows, SHARED)
     near = [n for n in set(cpu) & set(gpu) if 900 <= n <= 1100]
     if not near:
-        return unmeasured(verdicts.NO_GPU)
+        return unmeasured(verdicts.NO_PAIR)
     n = max(near)
     words = f"n = {n}: CPU loop {cpu[n] / 1e6:.2f} s, GPU {gpu[n] / 1e3:.2f} ms"
     return decided(cpu[n] > 10 * gpu[n] and cpu[n] > 1e5, words)
@@ -122,7 +101,7 @@ def _scales_alike(rows: Rows) -> Finding:
     cpu = {n: t for n, t in by_size(rows, CPU_LOOP).items() if n >= 256}
     naive = {n: t for n, t in by_size(rows, NAIVE, "kernel").items() if n >= 256}
     if len(cpu) < 2 or len(naive) < 2:
-        return unmeasured(verdicts.NO_GPU)
+        return unmeasured(verdicts.NO_PAIR)
     left, right = exponent(cpu), exponent(naive)
     return decided(
         abs(left - right) < 0.3,
@@ -158,12 +137,17 @@ def _compute_peak(rows: Rows) -> Finding:
 
 def _bank_conflicts(rows: Rows) -> Finding:
     counted = rows.where("counters", backend="cuda")
-    found = [counted.figure(f"bank conflicts, {which}") for which in ("loads", "stores")]
-    conflicts, waves = [v for v in found if v is not None], counted.figure("shared load wavefronts")
-    if not conflicts or waves is None:
+    conflicts, stores = (counted.figure(name) for name in (f"{CONFLICTS}, stores", STORE_PASSES))
+    loads, waves = (counted.figure(name) for name in (f"{CONFLICTS}, loads", LOAD_PASSES))
+    if conflicts is None or stores is None:
         return verdicts.uncounted(counted)
-    words = f"{sum(conflicts):,.0f} in {waves:,.0f} wavefronts of shared loads"
-    return decided(sum(conflicts) / waves < 0.01, words)
+    requests = stores - conflicts  # a request is one pass, and one more for each conflict
+    share = conflicts / requests if requests else 0.0
+    words = f"{conflicts:,.0f} in {requests:,.0f} stores to shared memory, {100 * share:.1f} %"
+    if loads is not None and waves is not None:
+        words += f"; of loads {loads:,.0f} in {waves:,.0f} passes, {100 * loads / waves:.2f} %"
+    words += "; by its addresses a warp meets each bank once: what is counted is arbitration"
+    return decided(share < 0.01, words)
 
 
 def _barrier(rows: Rows) -> Finding:
@@ -177,15 +161,51 @@ def _barrier(rows: Rows) -> Finding:
 def _fma(rows: Rows) -> Finding:
     warm = rows.where(KERNELS, backend="cuda", temperature="warm")
     found = verdicts.no_gain(warm, FMA_ON, FMA_OFF)
+    if not verdicts.speedups(warm, FMA_ON, FMA_OFF):
+        return found
     words = "; compilers fuse unless told not to, so the document compared like with like"
-    return Finding(
-        found.outcome, found.figure + (words if verdicts.speedups(warm, FMA_ON, FMA_OFF) else "")
+    naive = verdicts.speedups(warm, "naive, fused", "naive, multiply and add apart")
+    words += f"; of the naive kernel {verdicts.spread(list(naive.values()))}" if naive else ""
+    return Finding(found.outcome, found.figure + words)
+
+
+def _tile_one(rows: Rows) -> Finding:
+    warm = rows.where(KERNELS, backend="cuda", temperature="warm")
+    ratios = verdicts.speedups(warm, LONE_TILE, LONE_NAIVE)
+    mean = geomean(ratios.values()) if ratios else 0.0
+    holds = 1 / ALIKE <= mean <= ALIKE
+    return verdicts.of_ratios(ratios, holds, f"{LONE_TILE} against {LONE_NAIVE}, times as fast:")
+
+
+def _equal_when_small(rows: Rows) -> Finding:
+    loop = {n: us for n, us in by_size(rows, CPU_LOOP).items() if n <= SMALL}
+    words, means = [], []
+    for name in (NAIVE, SHARED):
+        kernel = by_size(rows, name, "kernel")
+        ratios = [kernel[n] / loop[n] for n in loop if n in kernel]
+        if not ratios:
+            return unmeasured(verdicts.NO_PAIR)
+        means.append(geomean(ratios))
+        words.append(f"the {name} kernel over the CPU loop {verdicts.spread(ratios)}")
+    words.append(f"n from {min(loop)} to {max(loop)}")
+    return decided(all(0.5 <= mean <= 2 for mean in means), "; ".join(words))
+
+
+def _balanced(rows: Rows) -> Finding:
+    counted = rows.where("counters", backend="cuda")
+    both = [counted.figure(f"{what} throughput percent") for what in ("SM", "memory")]
+    if None in both:
+        return verdicts.uncounted(counted)
+    known = [value for value in both if value is not None]
+    words = (
+        f"multiprocessor at {known[0]:.0f} %, memory (shared memory included) at {known[1]:.0f} %"
     )
+    return decided(max(known) <= BALANCED * min(known), words)
 
 
 def _dominant(n: int, part: str) -> Callable[[Rows], Finding]:
     def judge(rows: Rows) -> Finding:
-        row = next(iter(rows.where(TOTAL, name=SHARED, n=n).timed()), None)
+        row = next(iter(totals_of(rows).where(name=SHARED, n=n)), None)
         if row is None:
             return unmeasured(verdicts.NO_GPU)
         parts = {k: v for k, v in row.figures.items() if not k.startswith("first")}
@@ -217,12 +237,12 @@ def _epsilon(rows: Rows) -> Finding:
 
 
 def _memory_end(rows: Rows) -> Finding:
-    found = rows.where("largest", name="allocation")
+    found = rows.where("largest", name=REFUSED)
     n, refused = found.figure("largest n"), found.figure("next n refused")
     if n is None or refused is None:
         return unmeasured(verdicts.NO_GPU)
     note = next(row.note for row in found)
-    return decided(n == 26000, f"here {n:,.0f} fits and the next thousand gives: {note}")
+    return decided(n == 26000, f"here {n:,.0f} fits; a product of the next thousand says: {note}")
 
 
 _TWICE = "within a factor of two of the printed size"
@@ -249,13 +269,20 @@ CLAIMS = (
           "confirmed if the kernel is 5 times as fast from n = 512 on", _shared_far_faster),
     Claim("peak", "The shared kernel uses over 80 % of the computing power.",
           "confirmed if it reaches 80 % of the measured FMA ceiling", _compute_peak),
+    Claim("balanced", "In a release build computing and memory are well balanced.",
+          "confirmed if the profiler's two throughputs differ by at most a quarter", _balanced),
     Claim("banks", "There are no bank conflicts.",
-          "confirmed if counted conflicts are below 1 % of the wavefronts (the counter takes in "
-          "arbitration with other traffic)", _bank_conflicts),
+          "confirmed if counted conflicts of stores are below 1 % of the stores (the counter takes "
+          "in arbitration with other traffic)", _bank_conflicts),
     Claim("barrier", "A warp waits 14 cycles at barriers.",
           "confirmed within a factor of two", _barrier),
     Claim("fmaf", "Fused multiply-add brings no gain.",
           "confirmed unless faster than separate operations by more than 2 %", _fma),
+    Claim("tile-1", "With tiles of width 1 the shared kernel is the naive one again.",
+          "confirmed if their times differ by at most 10 %", _tile_one),
+    Claim("equal-small", "Small products take about as long on each, but for the loading.",
+          "confirmed if both kernels are within a factor of two of the CPU's loop in the mean, up "
+          f"to n = {SMALL}", _equal_when_small),
     Claim("kernel-1024", "At 1024 the kernel takes most of the time.",
           "confirmed if it is the largest part", _dominant(1024, "kernel")),
     Claim("malloc-64", "At 64 allocating takes most of the time, the first cudaMalloc above all.",

@@ -16,9 +16,20 @@ NAIVE = {
     "transpose_then": "naive transposed",
 }
 SEED_WIDTH, SEED_HEIGHT, NAIVE_BLOCK = 64, 1024, 256
-WIDTH_RUNS = "widths"
-TRANSPOSE_NAME = "the transpose alone"
+WIDTH_RUNS, HEIGHT_RUNS = "widths", "heights x widths"
+HEIGHTS = (64, 128, 256, 512, SEED_HEIGHT)
+TRANSPOSE_NAME, ZEROING_NAME = "the transpose alone", "zeroing and storing y"
+EXPONENTS = tuple(range(7, 15))
+THIN_EXPONENTS = (7, 9, 11, 13, 14)
+MATRICES = 5
+FIVE, FIXED = "five algorithms", "fixed cost"
 MEGABYTE = 1_000_000
+
+
+def shapes(full: bool = True) -> list[tuple[int, int]]:
+    """Return (m, n): n = 2^7 .. 2^14, m = 2^1 .. n; thinned to five values of n unless full."""
+    chosen = EXPONENTS if full else THIN_EXPONENTS
+    return [(1 << q, 1 << p) for p in chosen for q in range(1, p + 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 
 from gemmule.core.registry import ladder
 from gemmule.lab.profile.single_launch import counting
 from gemmule.lab.studies import verdicts
 from gemmule.lab.studies.grid import Cell, Lane, Step, Study
-from gemmule.lab.studies.records import Claim, Finding, Rows, Value, decided, pairs
+from gemmule.lab.studies.records import Claim, Finding, Rows, Value, decided, pairs, unmeasured
+from gemmule.lab.studies.seeds.pictures_000 import Grid, pictures
 
 SIZES = tuple(1 << p for p in range(8, 15))
 THIN = (512, 2048, 8192, 16384)
@@ -18,7 +20,8 @@ TYPES = ("float64", "float32", "float16", "bfloat16", "int32", "int64")
 TYPE_SIZE = 4096
 COUNTED = {"m": 16384, "n": 1024}
 EXPERIMENT, BY_TYPE = "rows x columns", "dtypes"
-BASIC, TILED = "thread_per_row", "shared_x"
+BASIC, TILED, CHOICE = "thread_per_row", "shared_x", "gemmule's choice"
+GROWS, STAYS = 10.0, 2.0
 
 
 @functools.cache
@@ -30,14 +33,19 @@ def lanes(backend: str) -> tuple[Lane, ...]:
 
 
 def steps(backend: str, full: bool) -> Iterable[Step]:
-    """Return the grid: every rung over rows and columns, and the seed's two in every dtype."""
-    sizes = SIZES if full else THIN if backend == "cuda" else CPU_THIN
-    for m in sizes:
-        for n in sizes:
-            for temperature in ("warm", "cold"):
-                yield Cell(EXPERIMENT, "matvec", m, n, lanes(backend), temperature)
+    """Return the grid: every rung over rows and columns, and the seed's two in every dtype.
+
+    A full run has the sizes in between for the seed's two, our choice and the peer.
+    """
+    thin = THIN if backend == "cuda" else CPU_THIN
+    for m, n, temperature in itertools.product(thin, thin, ("warm", "cold")):
+        yield Cell(EXPERIMENT, "matvec", m, n, lanes(backend), temperature)
     if backend != "cuda":
+        if full:
+            yield from _between(backend, thin, lanes(backend))
         return
+    if full:
+        yield from _between(backend, thin, _few(backend))
     for form in TYPES:
         pair = (Lane(BASIC, BASIC, form=form), Lane(TILED, TILED, form=form))
         case: dict[str, Value] = {"m": TYPE_SIZE, "n": TYPE_SIZE, "dtype": form}
@@ -46,12 +54,25 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
     yield counting("matvec", (BASIC,), COUNTED, COUNTED["m"], COUNTED["n"])
 
 
+def _few(backend: str) -> tuple[Lane, ...]:
+    rungs = (Lane(BASIC, BASIC), Lane(TILED, TILED), Lane(CHOICE, "auto"))
+    return (*rungs, *(lane for lane in lanes(backend) if lane.kind == "peer"))
+
+
+def _between(backend: str, thin: tuple[int, ...], few: tuple[Lane, ...]) -> Iterator[Step]:
+    """Yield the cells of the whole grid that the default one lacks."""
+    for m, n, temperature in itertools.product(SIZES, SIZES, ("warm", "cold")):
+        if not {m, n} <= set(thin):
+            yield Cell(EXPERIMENT, "matvec", m, n, few, temperature)
+
+
 def left_out(full: bool) -> Iterator[str]:
     """Yield what the grid lacks."""
     if not full:
         yield f"rows and columns other than {', '.join(map(str, THIN))} (CPU: " + (
             f"{', '.join(map(str, CPU_THIN))})"
         )
+    yield "on a GPU, the rungs beyond the document's two at sizes between these"
     yield "the document's own sizes: it names none, its charts are pictures; ours are 2^8 to 2^14"
 
 
@@ -79,6 +100,25 @@ def _x_from_l2(rows: Rows) -> Finding:
     return decided(served < 0.5, f"the L1 serves at least {100 * served:.1f} % of the reads of x")
 
 
+def _rows_not_columns(rows: Rows) -> Finding:
+    """Hold the growth of the bandwidth over the rows against that over the columns."""
+    warm = rows.where(EXPERIMENT, backend="cuda", temperature="warm", name=BASIC).timed()
+    gbs = {(int(r.case["m"]), int(r.case["n"])): r.figures["gbs"] for r in warm}
+    sizes = sorted({size for case in gbs for size in case})
+    if len(sizes) < 2 or len(gbs) < len(sizes) ** 2:
+        return unmeasured(verdicts.NO_GPU)
+    first, last = sizes[0], sizes[-1]
+    down = [gbs[last, n] / gbs[first, n] for n in sizes]
+    across = [max(gbs[m, n] for n in sizes) / min(gbs[m, n] for n in sizes) for m in sizes]
+    words = (
+        f"{gbs[first, first]:.0f} GB/s at {first} x {first}, {gbs[first, last]:.0f} at "
+        f"{first} x {last}, {gbs[last, first]:.0f} at {last} x {first}: with {last // first} times "
+        f"the rows {min(down):.0f} to {max(down):.0f} times as much, over all columns at most "
+        f"{max(across):.1f} times: a thread a row, so few rows leave multiprocessors idle"
+    )
+    return decided(min(down) >= GROWS and max(across) <= STAYS, words)
+
+
 def _result_size(rows: Rows) -> Finding:
     return decided(False, "a 512 x 2048 matrix takes 2,048 values and gives 512: only if square")
 
@@ -94,6 +134,11 @@ CLAIMS = (
     Claim("l2", "Most warps are served x from the L2 cache.",
           "refuted if counters show that the L1 serves at least half of the reads of x (what "
           "misses it, less one miss for each sector of the matrix)", _x_from_l2),
+    Claim("rows", "Not in the document: the bandwidth follows the rows, not the columns.",
+          f"confirmed if the basic kernel's GB/s grow {GROWS:.0f} times from the fewest rows to "
+          f"the most at each number of columns, and at most {STAYS:.0f} times over the columns, "
+          "warm",
+          _rows_not_columns),
     Claim("small-x", "x is so much smaller than the matrix that it does not dominate.",
           "confirmed if x is under 1 % of the bytes at every size", _vector_small),
     Claim("result-size", "The result has the size of the input vector.",
@@ -141,9 +186,10 @@ def _use(rows: Rows, ceiling: float | None, temperature: str) -> tuple[str, str,
     return (f"{gbs:.0f}", "" if not datasheet else f"{100 * gbs / datasheet:.0f} %", share)
 
 
+PICTURED = Grid("000", "Matrix times vector, float32", (BASIC, TILED), "gbs", "GB/s", "read")
 _EACH = ("GB/s", "of datasheet", "of read ceiling", "x basic")
 STUDY = Study(
     "000", "Matvec: a thread a row, and x in shared memory", steps, left_out, CLAIMS, comparison,
     ("rung, device, size", *(f"{t} {what}" for t in ("warm", "cold") for what in _EACH)),
-    plots=((EXPERIMENT, "warm", "n"), (EXPERIMENT, "cold", "n")),
+    functools.partial(pictures, PICTURED),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from gemmule.lab.studies import verdicts
 from gemmule.lab.studies.grid import Cell, Lane, Step, Study
 from gemmule.lab.studies.published import BITS, formula_gbs, published
 from gemmule.lab.studies.records import Claim, Finding, Rows, case_key, decided
+from gemmule.lab.studies.seeds.pictures_003 import pictures
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 CPU_SIZES = (512, 1024, 2048, 4096)
@@ -29,6 +30,9 @@ COLUMNS = {
     "int4 codes": "int4",
     "gemmule's choice": "",
 }
+
+
+CPU_COLUMNS = {"torch": "torch", "fp16": "fp16", "int8": "int8", "int4": "int4"}
 
 
 def _tuned_rung(preset: str) -> str:
@@ -229,18 +233,24 @@ CLAIMS = (
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
-    """Yield, by size and kernel, the printed figures beside ours, warm and cold."""
-    for index, n in enumerate(SIZES):
-        for name, column in COLUMNS.items():
+    """Yield, by size and kernel, the printed figures beside ours, warm and cold; then our CPU's."""
+    on_cpu = rows.where(EXPERIMENT, backend="cpu").timed()
+    sizes = {int(row.case["n"]) for row in on_cpu}
+    for backend, index, n in [
+        *(("cuda", index, n) for index, n in enumerate(SIZES)),
+        *(("cpu", index, n) for index, n in enumerate(SIZES) if n in sizes),
+    ]:
+        for name, column in (COLUMNS if backend == "cuda" else CPU_COLUMNS).items():
             printed = [
                 cell for device in ("P100", "RTX 3090") for cell in _printed(device, column, index)
             ]
             ours = [
                 cell
                 for temperature in ("warm", "cold")
-                for cell in _ours(rows, name, column, temperature, n)
+                for cell in _ours(rows.where(backend=backend), name, column, temperature, n)
             ]
-            yield (str(n), name, *printed, *ours, _launch(rows, name, n))
+            kernel = name if backend == "cuda" else f"{name}, on our CPU"
+            yield (str(n), kernel, *printed, *ours, _launch(rows, name, n))
 
 
 def _printed(device: str, column: str, index: int) -> tuple[str, str, str, str]:
@@ -260,13 +270,14 @@ def _printed(device: str, column: str, index: int) -> tuple[str, str, str, str]:
 
 def _ours(rows: Rows, name: str, column: str, temperature: str, n: int) -> tuple[str, ...]:
     """Return us, GB/s, x over torch and x over fp16 of our row, as far as it was measured."""
-    here = rows.where(EXPERIMENT, backend="cuda", temperature=temperature, n=n)
+    here = rows.where(EXPERIMENT, temperature=temperature, n=n)
     case = case_key({"n": n})
     us = here.where(name=name).us().get(case)
     if us is None:
         return "", "", "", ""
     ratios = []
-    for other in ("torch", "fp16 two_step"):
+    half = "fp16 two_step" if name in COLUMNS and here.where(backend="cuda") else "fp16"
+    for other in ("torch", half):
         theirs = here.where(name=other).us().get(case)
         ratios.append("" if theirs is None or name == other else f"{theirs / us:.2f}")
     bits = BITS[column or "fp16"]
@@ -286,5 +297,5 @@ STUDY = Study(
     "003", "Fast matvec in fp16, int8 and int4", steps, left_out, CLAIMS, comparison,
     ("n", "kernel", *(f"{where} {what}" for where in ("P100", "3090", "warm", "cold")
                       for what in _EACH), "p x rows"),
-    plots=((EXPERIMENT, "warm", "n"), (EXPERIMENT, "cold", "n")),
+    lambda rows, backend: pictures(rows, backend, tuple(COLUMNS)),
 )  # fmt: skip

@@ -1,0 +1,241 @@
+"""Document 001's host-to-host products, their GPU half on emulated kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emulated_driver import EmulatedDriver, emulated
+from fake_cublas import FakeCublas, installed
+from fake_driver import _Names
+from gemmule.errors import DeviceError
+from gemmule.lab.peers.cpu_float import result_shape
+from gemmule.lab.peers.peer import Peer, Prepared
+from gemmule.lab.studies.gpu import GpuBench
+from gemmule.lab.studies.grid import Cell, Lane, Measured
+from gemmule.lab.studies.products import largest, passes
+from gemmule.lab.studies.products import totals as host_products
+from gemmule.lab.studies.products.passes import CPU_LOOP, NAIVE, NUMPY, PARTS, PINNED, SHARED, Way
+
+
+class TimedDriver(EmulatedDriver):
+    """An emulated device with events, 2 ns from one to the next, and page-locked memory."""
+
+    CUstream_flags = CUstreamCaptureMode = _Names()
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.pinned: dict[int, Any] = {}
+        self.events: set[int] = set()
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
+        self.events.add(len(self.events) + 1)
+        return self._answer("cuEventCreate", len(self.events))
+
+    def cuEventRecord(self, event: int, stream: int) -> tuple[Any, ...]:
+        return self._answer("cuEventRecord")
+
+    def cuEventSynchronize(self, event: int) -> tuple[Any, ...]:
+        return self._answer("cuEventSynchronize")
+
+    def cuEventElapsedTime(self, before: int, after: int) -> tuple[Any, ...]:
+        assert before != after
+        return self._answer("cuEventElapsedTime", 2e-6)
+
+    def cuEventDestroy(self, event: int) -> tuple[Any, ...]:
+        return self._answer("cuEventDestroy")
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer whatever streams and graphs are asked for: launched kernels have run by then."""
+        if name.startswith(("cuStream", "cuGraph")):
+            return lambda *_: self._answer(name, 1)
+        raise AttributeError(name)
+
+    def cuMemAllocHost(self, nbytes: int) -> tuple[Any, ...]:
+        block = (ctypes.c_uint8 * nbytes)()
+        self.pinned[ctypes.addressof(block)] = block
+        return self._answer("cuMemAllocHost", ctypes.addressof(block))
+
+    def cuMemFreeHost(self, address: int) -> tuple[Any, ...]:
+        del self.pinned[address]
+        return self._answer("cuMemFreeHost")
+
+
+@dataclass
+class GpuStandIn:
+    """What the study's parts ask of a bench."""
+
+    backend: str = "cuda"
+    device: str = "Fake GPU"
+    ordinal: int = 0
+
+    def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> dict[str, Measured]:
+        raise AssertionError("no cell is measured here")
+
+    def release(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def device() -> Iterator[TimedDriver]:
+    with emulated(seed=5, kind=TimedDriver) as driver:
+        assert isinstance(driver, TimedDriver)
+        yield driver
+
+
+NAMES = (CPU_LOOP, NAIVE, SHARED, SHARED + PINNED, NUMPY)
+
+
+def test_a_size_is_timed_on_both_sides_and_split() -> None:
+    with device() as driver:
+        found = host_products.totals(GpuStandIn(), NAMES, {"n": 33})
+        assert not driver.memory, "every pass gives its memory back"
+        assert not driver.pinned
+    assert set(found) == set(NAMES)
+    for name in NAMES:
+        times, figures = found[name].times_us, found[name].figures
+        assert times is not None, found[name].note
+        assert times.n in (passes.REPEATS, passes.FEW_REPEATS)
+        if name in passes.HOST_NAMES:
+            assert figures["product"] == pytest.approx(times.median)
+            continue
+        assert {*PARTS, *(f"first {part}" for part in PARTS)} <= set(figures)
+        assert figures["kernel"] == pytest.approx(2e-3)
+    assert found[SHARED].params == {"memory": "pageable"}
+    assert found[SHARED + PINNED].params == {"memory": "pinned"}
+
+
+def test_a_size_of_one_is_a_matrix_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries see a 1 x 1 product as a matrix times a vector, and give a vector."""
+
+    def prepare(problem: Any, a: Any, b: Any) -> Prepared:
+        out = np.empty(result_shape(problem), a.dtype)
+        return Prepared(lambda: np.matmul(a, b, out=out.reshape(a.shape)), lambda: out)
+
+    stand_in = Peer("eigen", "cpu", lambda: None, lambda problem: None, prepare, lambda: "")
+    monkeypatch.setattr(passes, "peer_named", lambda *_: stand_in)
+    for n in (1, 5):
+        found = host_products.totals(GpuStandIn("cpu"), ("eigen",), {"n": n})["eigen"]
+        assert found.times_us is not None
+
+
+def test_a_library_is_timed_like_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # one without a GPU has no streams
+    lanes = (Lane("naive", "naive"), Lane("library", "cublas"), Lane("choice", "auto"))
+    cell = Cell("test", "matmul", 48, 40, lanes, "warm", columns=24)
+    with device(), installed(FakeCublas()):
+        found = GpuBench(seconds=1e-3).measure(cell, lanes)
+    for lane in lanes:
+        assert found[lane.name].times_us is not None, found[lane.name].note
+    assert found["library"].params["rung"] == "cublas"
+
+
+def test_codes_are_timed_as_the_documents_store_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    narrow = {"p": 32, "rows": 4, "values": 8}
+    lanes = tuple(
+        Lane(rung, rung, narrow, form=form)
+        for form in ("int8", "int4")
+        for rung in (f"{form}_codes", f"product_table_{form}")
+    )
+    cell = Cell("test", "matvec", 9, 64, lanes, "warm")
+    with device():
+        found = GpuBench(seconds=1e-3).measure(cell, lanes)
+    for lane in lanes:
+        assert found[lane.name].times_us is not None, found[lane.name].note
+
+
+def test_proofs_and_checks_judge_every_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_products, "LARGEST_PROOF", 20)
+    with device():
+        found = host_products.proof(GpuStandIn(), ("all",), {"runs": 2})["all"]
+        assert found.figures["products"] >= 2 * 4
+        assert found.figures["largest difference"] < 1e-4
+        assert "cublas" in found.note  # there is no PyTorch on an emulated device
+        checked = host_products.small_check(GpuStandIn(), (NUMPY, SHARED, "cublas"), {"n": 8})
+        assert checked[NUMPY].figures == checked[SHARED].figures == {"right": 1.0}
+        assert checked["cublas"].note
+
+        def wrong(hosts: Any, *_: Any) -> Way:
+            a, b, c = hosts
+            return Way(SHARED, lambda: {"product": float(np.matmul(b, a, out=c)[0, 0])}, c)
+
+        monkeypatch.setattr(host_products, "gpu_way", lambda name, hosts, *rest: wrong(hosts))
+        with pytest.raises(ArithmeticError, match="shared tile: a product of 8 x 8"):
+            host_products.small_check(GpuStandIn(), (SHARED,), {"n": 8})
+
+
+def test_the_product_itself_meets_the_end_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(largest, "CUBLAS", SHARED)
+    with device() as driver:
+        driver.free_bytes = 3 * 4 * 64 * 64
+        assert largest.refusal(64, 0) is None
+        words = largest.refusal(65, 0)
+        assert words is not None
+        assert "no room" in words
+        assert not driver.memory
+        driver.faults["cuMemAlloc"] = "CUDA_ERROR_LAUNCH_FAILED"
+        with pytest.raises(DeviceError):
+            largest.refusal(64, 0)
+
+
+def test_the_largest_product_is_made_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(largest, "STEP", 16)
+    monkeypatch.setattr(largest, "CUBLAS", SHARED)
+    with device() as driver:
+        driver.free_bytes = 3 * 4 * 40 * 40 + 4096
+        names = (largest.FITS, largest.REFUSED, largest.WHOLE)
+        found = largest.largest(GpuStandIn(), names, {})
+        assert not driver.memory
+    assert found[largest.REFUSED].figures == {"largest n": 32.0, "next n refused": 1.0}
+    assert "no room" in found[largest.REFUSED].note
+    for name in (largest.FITS, largest.WHOLE):
+        assert found[name].times_us is not None
+        assert found[name].figures["n"] == 32.0
+
+
+def way(name: str, us: float, log: list[str]) -> Way:
+    def run() -> dict[str, float]:
+        log.append(name)
+        return {"product": us}
+
+    return Way(name, run, None)
+
+
+def test_implementations_take_turns() -> None:
+    log: list[str] = []
+    times = {"fast": 10.0, "medium": 9e3, "slow": 2e4, "very slow": 6e5}
+    ways = [way(name, us, log) for name, us in times.items()]
+    firsts = {one.name: one.run() for one in ways}
+    log.clear()
+    runs = passes.in_turns(ways, firsts, seed=1)
+    counts = {name: len(passes.counted(parts)) for name, parts in runs.items()}
+    assert counts == {"fast": 30, "medium": 30, "slow": 3, "very slow": 3}
+    assert log.count("very slow") == 2, "a first run that is slow counts"
+    for turn in range(2):
+        assert set(log[4 * turn : 4 * turn + 4]) == set(times)
+    assert log[:4] != log[4:8] or log[8:11] != log[4:7]  # in an order of its own each time
+    assert passes.grouped(("eigen", NUMPY, "cublas")) == [["eigen", "cublas"], [NUMPY]]
+    once = passes.in_turns(ways[:1], firsts, seed=1, repeats=0)
+    assert len(passes.counted(once["fast"])) == 1
+
+
+def test_operands_are_views_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_products, "PERIOD", 1009)
+    monkeypatch.setattr(host_products, "APART", 101)
+    numbers = host_products.Numbers()
+    for n in (1, 7, 40, 12):
+        a, b, c = numbers.operands(n)
+        assert a.shape == b.shape == c.shape == (n, n)
+        assert not np.array_equal(a, b)
+        assert not np.shares_memory(a, c)
+    c.fill(0)
+    a, b, _ = numbers.operands(40)
+    assert len(np.unique(a, axis=0)) == 40, "the period divides no row"
