@@ -25,7 +25,7 @@ LAYERS = (
     ("choose",),
     ("dispatch",),
     ("plan",),
-    ("outofcore",),
+    ("outofcore", "sharded"),
     ("lookup", "options", "preparing", "typing"),
     ("tuning",),
     ("api",),

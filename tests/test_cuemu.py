@@ -311,8 +311,11 @@ def test_stores_before_the_start_of_a_tensor_are_caught(
         run_on_emulator(dataclasses.replace(case, n=(1024, *at)), source=source)
 
 
+HEADERS = ("ptx.cuh", "ptx_peers.cuh", "ptx_wgmma.cuh")
+
+
 def test_every_primitive_of_the_header_has_a_case() -> None:
-    headers = "".join((RUNGS / name).read_text() for name in ("ptx.cuh", "ptx_wgmma.cuh"))
+    headers = "".join((RUNGS / name).read_text() for name in HEADERS)
     pattern = r"^(?:template <[^>]*>\n)?(?:PTX_FN|__device__ __forceinline__) [\w ]+? (\w+)\("
     names = set(re.findall(pattern, headers, re.MULTILINE)) - {"operator"}
     names |= set(re.findall(r"^PTX_(?:LOAD|MMA)\((\w+)", headers, re.MULTILINE))

@@ -20,6 +20,18 @@ class DeviceError(RuntimeError):
         self.restart = restart
 
 
+class PeerError(DeviceError):
+    """Another GPU, or the process that drives it, did not deliver what this one waits for.
+
+    ``rank`` is who did not, of the process group. With ``restart`` products among these ranks are
+    over, and the processes have to be started again.
+    """
+
+    def __init__(self, message: str, *, rank: int, restart: bool = False) -> None:
+        super().__init__(message, restart=restart)
+        self.rank = rank
+
+
 class CompileError(RuntimeError):
     """A kernel did not compile; ``log`` holds the compiler's own words."""
 

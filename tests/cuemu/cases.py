@@ -130,6 +130,13 @@ def _loads_if() -> Case:
     return Case("loads_if", "loads_if", (data,), tuple(o.astype(np.uint32) for o in out))
 
 
+def _words() -> Case:
+    rng = np.random.default_rng(2)
+    wide = rng.integers(0, 1 << 63, 32, np.uint64)
+    total = np.array([wide.sum(dtype=np.uint64)]) + np.uint64(32)
+    return Case("words", "words", (wide,), (wide[::-1] + np.uint64(1), total))
+
+
 def _flags() -> Case:
     data = _u32(17)
     total = data.sum(dtype=np.uint32)
@@ -426,6 +433,7 @@ CASES: tuple[Case, ...] = (
     _loads(),
     _loads_if(),
     _flags(),
+    _words(),
     _copies(),
     _matrices(),
     _matrices_back(),

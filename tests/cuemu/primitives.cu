@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "ptx.cuh"
+#include "ptx_peers.cuh"
 #include "ptx_wgmma.cuh"
 
 using namespace ptx;
@@ -53,6 +54,14 @@ __global__ void flags(const __grid_constant__ Args p) {   // every block adds; t
   atomicAdd(sum, IN(u32, 0)[blockIdx.x]);
   __threadfence();
   if (add_acq_rel(sum + 1, 1) == gridDim.x - 1) st_release(sum + 2, ld_acquire(sum));
+}
+
+// Words that others see whole, and a clock that does not run backwards.
+__global__ void words(const __grid_constant__ Args p) {
+  const int t = threadIdx.x;
+  const u64 began = global_timer();
+  st_relaxed_sys(OUT(u64, 0) + t, ld_relaxed_sys(IN(u64, 0) + 31 - t) + 1);
+  add_relaxed(OUT(u64, 1), IN(u64, 0)[t] + (global_timer() >= began));
 }
 
 __global__ void copies(const __grid_constant__ Args p) {

@@ -55,6 +55,22 @@ inline u32 ld_acquire(const u32* p) {
 inline void st_release(u32* p, u32 v) { *const_cast<volatile u32*>(p) = v; }
 inline u32 add_acq_rel(u32* p, u32 v) { return atomicAdd(p, v); }
 
+inline u64 ld_relaxed_sys(const u64* p, CUEMU_AT) {
+  check_aligned(p, 8, "ld_relaxed_sys", file, line);
+  cuemu::poll_point();
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+inline void st_relaxed_sys(u64* p, u64 v, CUEMU_AT) {
+  check_aligned(p, 8, "st_relaxed_sys", file, line);
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+inline void add_relaxed(u64* p, u64 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+inline u64 global_timer() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return u64(now.tv_sec) * 1000000000u + u64(now.tv_nsec);
+}
+
 inline u32 smem_addr(const void* p) { return cuemu::to_shared_address(p); }
 
 inline float ld_shared(u32 addr, CUEMU_AT) {

@@ -272,13 +272,14 @@ class CudaRung(Rung):
 
     `workspace` is in bytes. `presets` are named points of the search space. `spills`: it may keep
     registers in memory. `archs`: those that it is compiled for. `packing`: what prepared operands
-    spare it.
+    spare it. `sends`: compiled with PEERS it sends results to several GPUs (`_cuda/peers.cuh`).
     """
 
     backend: ClassVar[str] = "cuda"
 
     steps: Callable[[Problem, Params, Machine], tuple[Step, ...]]
     workspace: Callable[[Problem, Params, Machine], int] = _no_workspace
+    sends: bool = False
     presets: Mapping[str, Params] = field(default_factory=dict)
     archs: tuple[str, ...] = CUDA_ARCHS
     spills: bool = False

@@ -1,7 +1,18 @@
 // A matvec whose rows are streamed once: LANES lanes share R rows, each lane keeps U x R independent 16-byte
 // loads in flight, and the blocks of a cluster share the rows of the block.
 #pragma once
+#include "delivery.cuh"
 #include "stream.cuh"
+
+// Store one finished sum, or send it to several GPUs.
+template <class T, class Acc>
+__device__ __forceinline__ void deliver(const Delivery& to, const GemvArgs& p, i64 row, T* out, Acc sum) {
+#ifdef PEERS
+  to.send(p.peers, row, narrow<T, Acc>(sum));
+#else
+  store_sum(p, out, sum);
+#endif
+}
 
 template <bool FIRST, class A, class B> struct Pick { typedef A type; };
 template <class A, class B> struct Pick<false, A, B> { typedef B type; };
@@ -31,6 +42,8 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
   static_assert(ALIGNED || (LANES >= 32 && THREADS / LANES % APART == 0), "unaligned rows: whole warps, neighbours between them");
   constexpr int CLUSTER = Meet::blocks;
   static_assert(CLUSTER == 1 || LANES == THREADS, "a cluster shares the rows of whole blocks");
+  const Delivery to(p);
+  if (to.gathers<TY>(p)) return;
   Meet::arrive();  // waited for before the first push
   constexpr int V = Lanes<TA>::count, GROUPS = THREADS / LANES, STEP = LANES * CLUSTER, WARPS = THREADS / 32;
   const int rank = blockIdx.x % CLUSTER, walker = threadIdx.x % LANES + rank * LANES;
@@ -127,7 +140,7 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
     if constexpr (LANES <= 32) {
 #pragma unroll
       for (int r = 0; r < R; ++r)
-        if (walker == r && row0 + r * APART < m) store_sum(p, y + (row0 + r * APART) * p.y_step, sum[r]);
+        if (walker == r && row0 + r * APART < m) deliver(to, p, row0 + r * APART, y + (row0 + r * APART) * p.y_step, sum[r]);
     } else {
       __shared__ Acc part[R][WARPS];
       __shared__ Acc inbox[CLUSTER][R];  // [c]: what block c of the cluster found; read by the first one
@@ -152,7 +165,7 @@ __device__ __forceinline__ void stream_rows(const GemvArgs& p) {
         // end of excerpt
       }
       const int row = first_row + threadIdx.x;
-      if (rank == 0 && threadIdx.x < R && row < m) store_sum(p, y + row * p.y_step, total);
+      if (rank == 0 && threadIdx.x < R && row < m) deliver(to, p, row, y + row * p.y_step, total);
       if (BATCHED) __syncthreads();  // before the next product reuses part
     }
     // A cluster meets once: its grid has a row of blocks for every product.

@@ -84,4 +84,5 @@ RUNG = CudaRung(
     batched=True,
     suggest=_suggest,
     steps=_steps,
+    sends=True,
 )

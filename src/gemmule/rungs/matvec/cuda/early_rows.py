@@ -68,4 +68,5 @@ RUNG = replace(
     by_name_only=True,
     suggest=_suggest,
     steps=_steps,
+    sends=False,
 )

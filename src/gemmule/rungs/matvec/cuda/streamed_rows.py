@@ -146,4 +146,5 @@ RUNG = CudaRung(
     batched=True,
     suggest=suggest,
     steps=_steps,
+    sends=True,
 )

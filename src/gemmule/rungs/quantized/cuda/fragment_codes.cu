@@ -1,6 +1,17 @@
 // Codes as they lie are the 16-row operand of mma.sync; the 8 columns of the other operand are 8 pieces of one x.
 // counters: DRAM read, MB; issue slots used, %; tensor pipe, %
+#include "delivery.cuh"
 #include "fragments.cuh"
+
+// Store one finished sum, or send it to several GPUs.
+template <class T>
+__device__ __forceinline__ void deliver(const Delivery& to, const QuantArgs& p, i64 row, float sum) {
+#ifdef PEERS
+  to.send(p.peers, row, narrow<T, float>(sum));
+#else
+  store_quantised<T>(p, row, 0, sum);
+#endif
+}
 
 // The operand registers that meet a tile: x at the columns `first` .. of a lane, zeros past the end and where the lane
 // has no share. PLAIN: neighbours at 16-byte addresses, in whole vectors.
@@ -32,7 +43,7 @@ __device__ __forceinline__ void load_piece(const QuantArgs& p, int first, bool w
 // columns only, so that every lane scales what it holds with one or two scales (a group is 2^SHIFT units) and
 // asks for x once in HELD tiles. Rows and tiles past the end repeat the last one; there x is zero.
 template <bool PLAIN, class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int WARPS, int TILES, int ROWS>
-__device__ __forceinline__ void multiply_codes(const QuantArgs& p, float (&shares)[WARPS][16 * ROWS]) {
+__device__ __forceinline__ void multiply_codes(const QuantArgs& p, const Delivery& to, float (&shares)[WARPS][16 * ROWS]) {
   typedef typename OperandOf<TX>::type T;
   typedef Numbers<T, BITS> N;
   typedef Tile<BITS> Shape;
@@ -136,15 +147,17 @@ __device__ __forceinline__ void multiply_codes(const QuantArgs& p, float (&share
     float total = 0;
 #pragma unroll
     for (int k = 0; k < WARPS; ++k) total += shares[k][i];
-    if (first * 16 + i < m) store_quantised<TY>(p, first * 16 + i, 0, total);
+    if (first * 16 + i < m) deliver<TY>(to, p, first * 16 + i, total);
   }
 }
 
 template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int WARPS, int TILES, int ROWS>
 __global__ void __launch_bounds__(32 * WARPS, 16 / WARPS) fragment_codes(const QuantArgs p) {
   __shared__ float shares[WARPS][16 * ROWS];
+  const Delivery to(p);
+  if (to.gathers<TY>(p)) return;
   if (p.x_step == 1 && !p.perm && p.n * sizeof(TX) % 16 == 0 && ((u64)p.x & 15) == 0)
-    multiply_codes<true, TX, TY, TS, BITS, ZEROS, SPLIT, SHIFT, WARPS, TILES, ROWS>(p, shares);
+    multiply_codes<true, TX, TY, TS, BITS, ZEROS, SPLIT, SHIFT, WARPS, TILES, ROWS>(p, to, shares);
   else
-    multiply_codes<false, TX, TY, TS, BITS, ZEROS, SPLIT, SHIFT, WARPS, TILES, ROWS>(p, shares);
+    multiply_codes<false, TX, TY, TS, BITS, ZEROS, SPLIT, SHIFT, WARPS, TILES, ROWS>(p, to, shares);
 }

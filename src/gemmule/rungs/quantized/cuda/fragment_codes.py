@@ -91,5 +91,6 @@ RUNG = CudaRung(
     accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=False),
     suggest=_suggest,
     steps=_steps,
+    sends=True,
     spills=True,  # the widest of its shapes keep a few registers in memory
 )

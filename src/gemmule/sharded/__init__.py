@@ -1,0 +1,1 @@
+"""Products of matrices whose rows lie on several GPUs: what needs no library but the driver."""
