@@ -18,6 +18,7 @@ from gemmule.dispatch import general
 from gemmule.dispatch.batches import aligned
 from gemmule.dispatch.operators import LIBRARY, call, refuse_out
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.shards import QuantizedShards
 
 # Bound once: `wanted` is asked in every call of tensors.
 _Tensor, _is_compiling = torch.Tensor, torch.compiler.is_compiling
@@ -58,6 +59,10 @@ def _dispatches(kind: Any) -> bool:
 
 def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
     """Return the product by the operator, that with a quantised matrix by its own rule."""
+    if any(isinstance(operand, QuantizedShards) for operand in (a, b)) or (
+        _sharded(a, b) and any(isinstance(operand, QuantizedMatrix) for operand in (a, b))
+    ):
+        return _by_parts(op, a, b, out, options)
     if isinstance(a, QuantizedMatrix) or isinstance(b, QuantizedMatrix):
         refuse_out(op, a, b, out)
         if out is not None:
@@ -80,6 +85,20 @@ def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
     dtype = None if options.out_dtype is None else getattr(torch, options.out_dtype)
     chosen = {"precision": options.precision, "batch_invariant": options.batch_invariant}
     return product(op, a, b, out, out_dtype=dtype, **chosen)
+
+
+def _by_parts(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
+    """Return the product of a quantised matrix, or of parts of one, and a DTensor."""
+    from gemmule.dispatch import dtensor as dtensor
+
+    if out is not None:
+        raise ValueError(f"{op} of DTensors takes no out=; use what it returns.")
+
+    def multiply(left: Any, right: Any) -> Any:
+        return _Quantized.apply(left, right, op, options)
+
+    a, b = _autocast(a, b)
+    return dtensor.quantized(op, a, b, multiply)
 
 
 def product(op: str, a: Any, b: Any, out: Any = None, **options: Any) -> Any:

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from gemmule.errors import DeviceError
 from gemmule.quant import checks as checks
-from gemmule.quant import library
+from gemmule.quant import library, places, shards
 from gemmule.quant import rounding as rounding
 from gemmule.quant.cuda import fragment_order
 from gemmule.quant.files import FilePath, check_target, named_dtype, read_tensors, write_tensors
 from gemmule.quant.layouts import get_layout, row_blocks, row_codes
+from gemmule.quant.shards import QuantizedShards
 
 Array: TypeAlias = Any
 """A NumPy array, or another device's array that a `Transfer` made from one."""
@@ -229,10 +230,21 @@ class QuantizedMatrix:
         name = self.device if device is None else library.mover(device)[0]
         if layout is None and self.device == "cpu" != name and target == "row":
             target = fragment_order.LAYOUT
-        there = self._on(name)
+        there = places.on(self, name)
         if target == self.layout:
             return there
-        return there._in_layout(target) if name == "cpu" else there._reordered(target)
+        put = places.in_layout if name == "cpu" else places.reordered
+        return put(there, target)
+
+    def shard(self, dim: int, mesh: Any) -> QuantizedShards[Self]:
+        """Return this process's part of the matrix, cut along `dim` over a PyTorch device mesh.
+
+        Every process of the 1-D `mesh` holds the whole matrix and keeps a copy of its own part,
+        rows (dim 0) or columns (dim 1) of the matrix as it is turned now. Rows are cut as DTensor
+        cuts them, columns between groups (an even number of 4-bit ones). The result stands wherever
+        a matrix does, beside DTensors of that mesh. ValueError for another `dim` or mesh.
+        """
+        return shards.shard(self, dim, mesh)
 
     def __matmul__(self, other: Any) -> Any:
         """Return ``Q @ other`` by `gemmule.matmul`, an array of the other operand's library."""
@@ -255,7 +267,7 @@ class QuantizedMatrix:
         if copy is False:
             raise ValueError("a quantised matrix becomes an array only by a copy: use copy=None")
         name = "float32" if dtype is None else np.dtype(dtype).name
-        return self._on("cpu").dequantize(name)
+        return places.on(self, "cpu").dequantize(name)
 
     def save(self, path: FilePath, *, overwrite: bool = False) -> None:
         """Write the matrix to ``path``, a ``.safetensors`` file, its codes in layout ``row``.
@@ -303,47 +315,11 @@ class QuantizedMatrix:
             raise DeviceError(f"cannot {action} on {self.device}: call .to('cpu') first")
         return self
 
-    def _on(self, device: str) -> Self:
-        if device == self.device:
-            return self
-        name, move = library.mover(device)
-        if name == self.device:
-            return self
-        return replace(
-            self,
-            codes=move(self.codes),
-            scales=move(self.scales),
-            zeros=None if self.zeros is None else move(self.zeros),
-            perm=None if self.perm is None else move(self.perm),
-            device=name,
-        )
-
-    def _in_layout(self, layout: str) -> Self:
-        m, n = self.stored_shape
-        row = get_layout(self.layout).to_row(self.codes, m, n, self.bits)
-        target = get_layout(layout)
-        codes = target.from_row(row, m, n, self.bits)
-        scales, zeros = (
-            None if part is None else checks.read_only(part, target.scale_order)
-            for part in (self.scales, self.zeros)
-        )
-        return replace(
-            self, codes=checks.read_only(codes), scales=scales, zeros=zeros, layout=layout
-        )
-
-    def _reordered(self, layout: str) -> Self:
-        """Return this matrix on a CUDA device in the other layout there is."""
-        codes = fragment_order.reordered(self.codes, layout, *self.stored_shape, self.bits)
-        scales, zeros = (
-            None if part is None else fragment_order.turned(part)
-            for part in (self.scales, self.zeros)
-        )
-        return replace(self, codes=codes, scales=scales, zeros=zeros, layout=layout)
-
 
 def multiply_by(product: Callable[..., Any]) -> None:
     """Take the function behind ``@``, which stands above this module: `gemmule.matmul` itself."""
     _product[:] = [product]
+    shards.multiply_by(product)
 
 
 _product: list[Callable[..., Any]] = []

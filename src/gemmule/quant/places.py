@@ -1,0 +1,53 @@
+"""A quantised matrix on another device, or with its codes in another order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from gemmule.quant import checks, library
+from gemmule.quant.cuda import fragment_order
+from gemmule.quant.layouts import get_layout
+
+Matrix = TypeVar("Matrix", bound=Any)
+
+
+def on(matrix: Matrix, device: str) -> Matrix:
+    """Return the matrix on a device, in the layout that it has."""
+    if device == matrix.device:
+        return matrix
+    name, move = library.mover(device)
+    if name == matrix.device:
+        return matrix
+    return replace(
+        matrix,
+        codes=move(matrix.codes),
+        scales=move(matrix.scales),
+        zeros=None if matrix.zeros is None else move(matrix.zeros),
+        perm=None if matrix.perm is None else move(matrix.perm),
+        device=name,
+    )
+
+
+def in_layout(matrix: Matrix, layout: str) -> Matrix:
+    """Return a matrix on the host in another layout."""
+    m, n = matrix.stored_shape
+    row = get_layout(matrix.layout).to_row(matrix.codes, m, n, matrix.bits)
+    target = get_layout(layout)
+    codes = target.from_row(row, m, n, matrix.bits)
+    scales, zeros = (
+        None if part is None else checks.read_only(part, target.scale_order)
+        for part in (matrix.scales, matrix.zeros)
+    )
+    return replace(matrix, codes=checks.read_only(codes), scales=scales, zeros=zeros, layout=layout)
+
+
+def reordered(matrix: Matrix, layout: str) -> Matrix:
+    """Return a matrix on a CUDA device in the other layout there is."""
+    m, n = matrix.stored_shape
+    codes = fragment_order.reordered(matrix.codes, layout, m, n, matrix.bits)
+    scales, zeros = (
+        None if part is None else fragment_order.turned(part)
+        for part in (matrix.scales, matrix.zeros)
+    )
+    return replace(matrix, codes=codes, scales=scales, zeros=zeros, layout=layout)
