@@ -242,3 +242,12 @@ def test_rungs_are_held_against_what_is_no_rung_or_what_they_name() -> None:
     assert found[0] == pytest.approx({"peer": 3.0, "on other numbers": 4.0})
     assert found[1] == pytest.approx({"rung": 0.5})
     assert found[2] == {}
+
+
+def test_the_suite_of_several_processes_wants_torchrun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.delenv("RANK", raising=False)
+    assert run(["bench", "--suite", "distributed"]) == 2
+    assert "start it as torchrun" in capsys.readouterr().err

@@ -10,8 +10,8 @@ import click
 from gemmule.lab.commands import _options as options
 
 SUITES = {
-    "cpu": ("quick", "cpu", "sizes", "model", "ladder"),
-    "cuda": ("quick", "matvec", "chained", "matmul", "quantised", "host", "split"),
+    "cpu": ("quick", "cpu", "sizes", "model", "ladder", "distributed"),
+    "cuda": ("quick", "matvec", "chained", "matmul", "quantised", "host", "split", "distributed"),
 }
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 QUANTIZED = ("int8", "int4", "int8 x int8", "int4 x int8")
@@ -92,6 +92,11 @@ def bench(
     if known is None or suite not in known:
         offered = "; ".join(f"{name}: {', '.join(names)}" for name, names in SUITES.items())
         raise ValueError(f"--device {device} --suite {suite} is none of {offered}.")
+    if suite == "distributed":
+        from gemmule.lab.distributed import session as distributed
+
+        distributed.start(device, sizes, out)
+        return
     from gemmule.lab.bench import host_to_host, session, suites
     from gemmule.lab.bench.quiet import Patience, processors_in_use
 

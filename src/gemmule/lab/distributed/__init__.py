@@ -1,0 +1,1 @@
+"""Products over several processes, measured under torchrun."""
