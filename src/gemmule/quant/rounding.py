@@ -180,6 +180,6 @@ def decode(
 
 def per_column(values: Floats, n: int, group_size: GroupSize) -> Floats:
     """Spread one number per group over the group's columns; one number for all stays one."""
-    if group_size is None or group_size == -1 or values.ndim == 0 or values.shape[1] <= 1:
+    if group_size is None or values.ndim == 0 or values.shape[1] <= 1:  # of a row, too
         return values
     return np.repeat(values, group_size, axis=1)[:, :n]
