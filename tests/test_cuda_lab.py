@@ -80,7 +80,8 @@ def test_filled_operands_are_normal_and_differ_with_the_seed() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
 def test_the_labs_kernels_compile_without_spills(arch: str) -> None:
     machine = proof_machine(arch)
-    fills = [f"fill_normal<{t}>" for t in ("float", "double", "__half", "__nv_bfloat16")]
+    types = ("float", "double", "__half", "__nv_bfloat16")
+    fills = [f"fill_{kind}<{t}>" for kind in ("normal", "uniform") for t in types]
     for file, names in (
         ("ceilings.cu", tuple(device_ceilings._names(machine))),
         ("operands.cu", tuple(fills)),

@@ -7,6 +7,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,16 @@ from emulated_driver import EmulatedDriver, emulated
 from fake_cublas import FakeCublas, installed
 from fake_driver import _Names
 from gemmule.errors import DeviceError
+from gemmule.lab.ceilings.device import filled
 from gemmule.lab.peers.cpu_float import result_shape
 from gemmule.lab.peers.peer import Peer, Prepared
+from gemmule.lab.profile import crosscheck
 from gemmule.lab.studies.gpu import GpuBench
 from gemmule.lab.studies.grid import Cell, Lane, Measured
 from gemmule.lab.studies.products import largest, passes
 from gemmule.lab.studies.products import totals as host_products
 from gemmule.lab.studies.products.passes import CPU_LOOP, NAIVE, NUMPY, PARTS, PINNED, SHARED, Way
+from gemmule.storage import lines
 
 
 class TimedDriver(EmulatedDriver):
@@ -199,6 +203,32 @@ def test_the_largest_product_is_made_and_judged(monkeypatch: pytest.MonkeyPatch)
     for name in (largest.FITS, largest.WHOLE):
         assert found[name].times_us is not None
         assert found[name].figures["n"] == 32.0
+
+
+def test_numbers_are_normal_or_uniform() -> None:
+    with device():
+        both = (filled(4000, "float32", 0, 3, uniform=u).to_host() for u in (False, True))
+        normal, uniform = both
+            filled(4000, "float32", 0, 3, uniform=u).to_host() for u in (False, True)
+        )
+    assert abs(normal.mean()) < 0.1
+    assert normal.std() == pytest.approx(1.0, abs=0.05)
+    assert 0.0 <= uniform.min() < 0.01
+    assert 0.99 < uniform.max() < 1.0
+    assert uniform.mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_both_clocks_figures_go_under_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crosscheck.importlib.metadata, "version", lambda name: "0.3.0")
+    pairs = [crosscheck.Pair(product, 1e-6, 3e-6) for product in crosscheck.PRODUCTS]
+    with device():
+        path = crosscheck.write(tmp_path, pairs, 0)
+    assert path == tmp_path / "fake-gpu" / "nvbench.jsonl"
+    found = list(lines.read(path, crosscheck.SCHEMA))
+    assert [(line["ours_s"], line["nvbench_s"]) for line in found] == [(1e-6, 3e-6)] * len(pairs)
+    assert {line["product"] for line in found} == {p.title for p in crosscheck.PRODUCTS}
 
 
 def way(name: str, us: float, log: list[str]) -> Way:

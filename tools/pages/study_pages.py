@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from gemmule.lab import studies
 from gemmule.lab.report.agreement import TIMES_WITHIN, agreement, within
 from gemmule.lab.studies import show, store
@@ -15,7 +17,7 @@ from gemmule.lab.studies.runner import of_last_devices
 from gemmule.storage.atomic import replace_text
 from pages.markdown import markdown, update_markers
 
-REPEATED = "repeated"
+REPEATED, LEAST_RUNS = "repeated", 3
 SEEDS = ("000", "001", "002", "003", "004")
 
 
@@ -32,7 +34,9 @@ def update(root: Path) -> list[Path]:
             for name, drawing in study.pictures(rows, backend)
         }
         tables = {
-            "measured": "\n".join([_measured(rows), *_repeated(root / "evidence", seed)]),
+            "measured": "\n".join(
+                [_measured(rows), *_repeated(root / "evidence", seed), *_spread(rows)]
+            ),
             "plots": "\n\n".join(
                 f"![{_title(drawing)}](../img/{name}.svg)" for name, drawing in drawings.items()
             )
@@ -76,6 +80,18 @@ def evidence_rows(evidence: Path, seed: str) -> Rows:
     files = [store.read(path, seed) for path in sorted(evidence.glob(f"*/study-{seed}.jsonl"))]
     files.sort(key=lambda rows: not any(row.backend == "cuda" for row in rows))
     return of_last_devices(files[0] if files else Rows(()))
+
+
+def _spread(rows: Rows) -> Iterator[str]:
+    """Yield how far apart the quartiles of host times lie, which repeat less well than kernels."""
+    times = [row.times_us for row in rows.where(temperature="once").timed()]
+    apart = [(t.q3 - t.q1) / t.median for t in times if t is not None and t.n >= LEAST_RUNS]
+    if apart:
+        half, most = (100 * float(np.quantile(apart, share)) for share in (0.5, 0.9))
+        yield (
+            f"- {len(apart)} host times: the quartiles lie up to {half:.0f} % of the median apart "
+            f"in half of them, up to {most:.0f} % in nine of ten"
+        )
 
 
 def _measured(rows: Rows) -> str:
