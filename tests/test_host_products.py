@@ -209,8 +209,6 @@ def test_numbers_are_normal_or_uniform() -> None:
     with device():
         both = (filled(4000, "float32", 0, 3, uniform=u).to_host() for u in (False, True))
         normal, uniform = both
-            filled(4000, "float32", 0, 3, uniform=u).to_host() for u in (False, True)
-        )
     assert abs(normal.mean()) < 0.1
     assert normal.std() == pytest.approx(1.0, abs=0.05)
     assert 0.0 <= uniform.min() < 0.01
