@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 import gemmule as gm
 from gemmule.arrays.prepared import PreparedMatrix
+from gemmule.core.problem import numpy_dtype
 
 DTYPES = ("float64", "float32", "float16")
 
@@ -102,3 +105,41 @@ def test_tensors_of_pytorch() -> None:
         gm.matmul(A.requires_grad_(), prepared)
     with torch.no_grad():
         assert gm.matmul(A, prepared).shape == (20, 10)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_pickled_matrix_is_made_anew_and_stays_read_only(dtype: str, order: Any) -> None:
+    rng = np.random.default_rng(6)
+    S = np.array(rng.integers(-3, 4, (6, 6)), numpy_dtype(dtype), order=order)
+    X = rng.integers(-3, 4, (6, 6)).astype(numpy_dtype(dtype))
+    P = gm.prepare(S)
+    for made in (pickle.loads(pickle.dumps(P)), copy.copy(P), copy.deepcopy(P)):
+        assert (made.form, made.side, made.device) == (P.form, P.side, P.device)
+        assert not made.array.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            gm.matmul(X, made, out=made.array)
+        spread = np.zeros((6, 12), numpy_dtype(dtype))[:, ::2]  # by the way that reads addresses
+        np.testing.assert_array_equal(gm.matmul(X, made, out=spread), X @ S)
+    again = pickle.loads(pickle.dumps(P))
+    assert again.operand.pointer == again.array.__array_interface__["data"][0]
+
+
+def test_it_becomes_an_array_again() -> None:
+    S = np.arange(6.0).reshape(2, 3)
+    P = gm.prepare(S)
+    assert np.shares_memory(np.asarray(P), P.array)
+    assert not np.asarray(P).flags.writeable
+    for made in (np.array(P), np.asarray(P.T).T, np.asarray(P, "float32")):
+        np.testing.assert_array_equal(made, S)
+    assert np.array(P).flags.writeable
+
+
+def test_on_the_left_of_a_quantised_matrix() -> None:
+    rng = np.random.default_rng(7)
+    a, Q = rng.standard_normal((3, 128), np.float32), gm.quantize(rng.standard_normal((128, 6)))
+    P = gm.prepare(a, side="left")
+    for product in (P @ Q, gm.matmul(P, Q), gm.plan("matmul", P, Q)(P, Q)):
+        np.testing.assert_array_equal(product, a @ Q)
+    with pytest.raises(ValueError, match="left"):
+        gm.matmul(gm.prepare(a), Q)

@@ -145,7 +145,7 @@ def coded(monkeypatch: pytest.MonkeyPatch) -> tuple[Checked, Any]:
     monkeypatch.setattr(torch_codes, "known", lambda matrix: seen)
     forms = quantized_form(Q), Form((4,), (1,), "float32", 16)
     out_seen = (torch.float32, torch.Size([3]), (1,), HOST)
-    return torch_codes._checked(trusted, out_seen, forms, True), Q
+    return torch_codes.checked_pair(trusted, out_seen, forms, True), Q
 
 
 @pytest.fixture(params=["dense", "coded"])

@@ -51,9 +51,10 @@ def prepare(B: Any, /, *, side: str = "right", rung: str | None = None) -> Any:
     unknown side, and for a rung that packs nothing or does not take B; DeviceError where the device
     has no room; CompileError.
 
-    Promised: a product has the bits that it has with a contiguous copy of B in its place. What
-    becomes of B afterwards has no effect. On a GPU the work is done when `prepare` returns, so the
-    result may be used on any stream, but no graph may be being captured. Gradients end here.
+    Promised: a product has the bits that it has with a contiguous copy of B, in B's own order, in
+    its place. What becomes of B afterwards has no effect. On a GPU the work is done when `prepare`
+    returns, so the result may be used on any stream, but no graph may be being captured. Not
+    promised: gradients. It has none, and an operand beside it that asks for one is refused.
 
     >>> import numpy as np, gemmule as gm
     >>> B = np.array([[1.0, 2.0], [3.0, 4.0]])

@@ -36,6 +36,9 @@ class PreparedMatrix:
     def __init__(
         self, array: Held, dtype: str, side: str, packed: Mapping[str, Held], reason: str = ""
     ) -> None:
+        for held in (array, *packed.values()):
+            if isinstance(held, np.ndarray):
+                held.flags.writeable = False
         self.array, self.reason, self._packed = array, reason, dict(packed)
         planes = int(np.prod(array.shape[:-2], dtype=np.int64))
         beside = sum(one.nbytes for one in packed.values() if one is not array)
@@ -124,6 +127,31 @@ class PreparedMatrix:
         packed = {name: turned if one is array else one for name, one in self._packed.items()}
         side = "left" if self.side == "right" else "right"
         return PreparedMatrix(turned, self.dtype, side, packed, self.reason)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return the matrix as a NumPy array: on the host a read-only view, from a GPU a copy."""
+        if not isinstance(self.array, DeviceArray):
+            return np.array(self.array, dtype=dtype, copy=copy)
+        if copy is False:
+            raise ValueError("the matrix lies on a GPU, so an array of it is a copy.")
+        return self.array.to_host().astype(dtype or self.dtype, copy=False)
+
+    def __copy__(self) -> PreparedMatrix:
+        """Return the same matrix: it is never written."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedMatrix:
+        """Return the same matrix: it is never written."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuse on a GPU; what is packed there is made anew from the array."""
+        if isinstance(self.array, DeviceArray):
+            raise TypeError(
+                f"a matrix prepared on {self.device} cannot be pickled. Pickle the array that it "
+                "was made from, and prepare that again where it is read."
+            )
+        return PreparedMatrix, (self.array, self.dtype, self.side, self._packed, self.reason)
 
     def __matmul__(self, other: Any) -> Any:
         """Return ``P @ other`` by `gemmule.matmul`."""

@@ -268,7 +268,8 @@ def _vector_first(a: Form, b: Form, out: Form | None, options: Options) -> Call:
 def _quantized_second(a: Form, b: Form, shape: Ints, out: Form | None, options: Options) -> Call:
     """See ``A Q`` as ``(Q^T A^T)^T``: the quantised matrix is always the first operand."""
     matrix = b._replace(shape=_swap_last(b.shape), quant=_flip(b.quant))
-    call = canonical("matvec", matrix, a, out, replace(options, literal=False))
+    plain = a._replace(ready=None)  # no product of codes reads a packed form
+    call = canonical("matvec", matrix, plain, out, replace(options, literal=False))
     return Call("matmul", call.problem, call.a, call.b, call.out, shape, call.outer, True, True)
 
 
