@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import socket
 import tempfile
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from torch.distributed.tensor import (  # noqa: E402
     init_device_mesh,
 )
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
+
+from gemmule.torch import sharded  # noqa: E402
 
 WORLD, CASES = 4, 6
 OURS: dict[str, Callable[..., Any]] = {
@@ -77,6 +80,8 @@ def rank_of(rank: int, port: int) -> None:
     quiet_shards(meshes[0])
     for _ in range(CASES):
         random_shards(rng, rng.choice(lines))
+    refused(meshes[0])
+    the_page_runs()
     told_by_all(rank)
     measured(rank)
     dist.destroy_process_group()
@@ -139,6 +144,38 @@ def quiet_shards(mesh: Any) -> None:
         gm.vecmat(placed, Q.shard(0, mesh))
     with pytest.raises(ValueError, match="0, its rows, or 1"):
         Q.shard(2, mesh)
+
+
+def refused(mesh: Any) -> None:
+    """What is spread over processes, where one process's own is needed, and the other way round."""
+    W, x = sample((8, 128), 1), sample((128,), 2)
+    part = gm.quantize(W.numpy(), bits=4, group_size=32).shard(0, mesh)
+    for plain in (x, x.numpy()):
+        with pytest.raises(TypeError, match="Make the other operand one with distribute_tensor"):
+            part @ plain
+    placed = distribute_tensor(W, mesh, [Shard(0)])
+    for ask in (gm.prepare, gm.quantize):
+        with pytest.raises(TypeError, match=r"a DTensor.*to_local\(\)"):
+            ask(placed)
+    with pytest.raises(RuntimeError, match="needs CUDA devices"):
+        sharded.Exchange(most_rows=16)
+    with pytest.raises(TypeError, match="needed is a PyTorch DeviceMesh"):
+        gm.quantize(W.numpy()).shard(0, None)
+
+
+def the_page_runs() -> None:
+    """The examples of docs/distributed.md that need no GPU give what they say."""
+    text = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text("utf-8")
+    dense, cut, *_ = re.findall(r"```python\n(.*?)```", text, re.S)
+    os.environ["WORLD_SIZE"] = str(WORLD)
+    names: dict[str, Any] = {}
+    exec(compile(dense + cut, "distributed.md", "exec"), names)
+    W, x, Q = (names[name] for name in "WxQ")
+    dense_q = torch.from_numpy(Q.dequantize("float32"))
+    close = {"rtol": 1e-3, "atol": 1e-2}
+    torch.testing.assert_close(names["y"].full_tensor(), W @ x, **close)
+    torch.testing.assert_close(names["z"].full_tensor(), dense_q @ x, **close)
+    torch.testing.assert_close(names["back"].full_tensor(), dense_q.T @ (dense_q @ x), **close)
 
 
 def random_quantized(rng: random.Random) -> Any:
@@ -204,6 +241,7 @@ def told_by_all(rank: int) -> None:
 def measured(rank: int) -> None:
     """The suite of benches checks every way, and writes what it measured once."""
     from gemmule.lab.distributed import session, ways
+    from gemmule.lab.records import distributed
 
     session.ROUNDS, session.SET_BYTES = 2, {"cpu": 0}
     with tempfile.TemporaryDirectory() as own:
@@ -211,7 +249,7 @@ def measured(rank: int) -> None:
         session._measure(torch.device("cpu"), (32,), folder)
         if rank == 0:
             (path,) = folder.iterdir()
-            rows = session.read(path).rows
+            rows = distributed.read(path).rows
             assert [row.way for row in rows][:1] == [ways.ALONE]
             assert {row.way for row in rows} >= {"own rows, all-gather", "DTensor, rows"}
             assert {(row.world, row.transport, row.n) for row in rows} == {(WORLD, "gloo", 32)}

@@ -6,15 +6,19 @@ import dataclasses
 import io
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from gemmule.core.problem import Problem
+from gemmule.lab import cli
 from gemmule.lab.records.results import Results, append, read
 from gemmule.lab.records.rows import Facts, Speedup, make_row, speedup_of
 from gemmule.lab.report import svg
+from gemmule.lab.report.charts import Stack, stacked_bars
 from gemmule.lab.report.render import print_tables, render_html, write_html
 from gemmule.lab.report.tables import (
     TableData,
@@ -248,3 +252,38 @@ def test_flags_and_low_confidence_are_shown() -> None:
     shown = problem_table("t", [dataclasses.replace(made, flags=("hot",), speedups=few)])
     assert shown.rows[0][-1] == "hot"
     assert any(cell.startswith("~1.20") for cell in shown.rows[0])
+
+
+def test_products_of_several_processes_are_printed(tmp_path) -> None:
+    kept = Path(__file__).parents[1] / "evidence" / "nvidia-h200" / "distributed.jsonl"
+    done = CliRunner().invoke(cli.cli, ["report", str(kept)])
+    assert done.exit_code == 0, done.output
+    assert "A x, 4096 x 4096 float16, 2 processes, nccl" in done.output
+    assert "own rows, sent by the kernel" in done.output
+    assert done.output.count("own rows alone") == 3, "a table for each size"
+    refused = [
+        (["report", str(kept), "-o", str(tmp_path / "page.html")], "have no page"),
+        (["report", str(kept), "--against", str(kept)], "--against does not compare"),
+    ]
+    other = tmp_path / "r.jsonl"
+    append(other, [*results().environments.values(), *results().rows])
+    refused.append((["report", str(kept), str(other)], "reported on apart"))
+    for command, words in refused:
+        done = CliRunner().invoke(cli.cli, command)
+        assert done.exit_code != 0
+        assert words in f"{done.output} {done.exception}"
+
+
+def test_a_file_without_results_names_what_writes_some(tmp_path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    done = CliRunner().invoke(cli.cli, ["report", str(tmp_path / "empty.jsonl")])
+    assert "`gemmule bench --out DIRECTORY`" in f"{done.output} {done.exception}"
+    assert "--out" in CliRunner().invoke(cli.cli, ["bench", "--help"]).output
+
+
+def test_labels_of_bars_have_room() -> None:
+    label = "shared tile 32, multiply and add apart, warm"
+    drawn = stacked_bars(
+        [Stack(label, (1.0,), "1 us")], ("us",), title="t", subtitle="s", shares=False
+    )
+    assert f">{label}</text>" in drawn

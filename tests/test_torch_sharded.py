@@ -14,7 +14,7 @@ import pytest
 
 from cuemu.toolchain import missing_tools
 from emulated_driver import EmulatedDriver, emulated
-from gemmule.errors import PeerError
+from gemmule.errors import DeviceError, PeerError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed._symmetric_memory")
@@ -91,6 +91,7 @@ def exchange() -> Iterator[sharded.Exchange]:
         undo.enter_context(mock.patch.multiple(sharded.symmetric, **memory))
         dist.init_process_group("gloo", rank=0, world_size=1)
         undo.callback(dist.destroy_process_group)
+        undo.enter_context(mock.patch.object(sharded, "_gpu", lambda device: device))
         yield sharded.Exchange(100, device=torch.device("cpu"))
 
 
@@ -134,6 +135,22 @@ def test_what_does_not_fit_is_refused(exchange: sharded.Exchange) -> None:
             W.matvec(x, out=out)
     with pytest.raises(ValueError, match="both are positive"):
         sharded.Exchange(0, device=torch.device("cpu"))
+
+
+def test_what_is_no_exchange_is_refused() -> None:
+    with pytest.raises(TypeError, match="needed is an Exchange"):
+        sharded.ShardedMatrix(integers(8, 40, dtype=torch.float32), None)  # type: ignore[arg-type]
+
+
+def test_an_exchange_needs_a_gpu() -> None:
+    with pytest.raises(DeviceError, match=r"needs CUDA devices.*NCCL; device is cpu"):
+        sharded._gpu(torch.device("cpu"))
+    with (
+        mock.patch.object(torch.cuda, "is_available", return_value=False),
+        pytest.raises(DeviceError, match="finds none here"),
+    ):
+        sharded._gpu(None)
+    assert sharded._gpu(torch.device("cuda", 1)) == torch.device("cuda", 1)
 
 
 def test_a_late_rank_is_a_typed_error(exchange: sharded.Exchange) -> None:

@@ -20,7 +20,9 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core import memory
 from gemmule.core.operand import Form, Operand, extent
 from gemmule.core.problem import DTYPES, QuantSpec, check_dtype, numpy_dtype
+from gemmule.quant.library import refuse_distributed
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.shards import QuantizedShards
 
 _OVERLAP_WORK: Any = 10_000  # candidate solutions tried before two views count as overlapping
 
@@ -41,6 +43,11 @@ def unwrap(obj: Any, argument: str) -> Operand:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(obj, jax.Array):
         return _from_jax(jax, obj, argument)
+    if isinstance(obj, QuantizedShards):
+        raise TypeError(
+            f"{argument} is one process's part of a quantised matrix; it multiplies DTensors of "
+            "its mesh only. Make the other operand one with distribute_tensor."
+        )
     if isinstance(obj, np.ma.MaskedArray):
         raise TypeError(
             f"{argument} is a masked array, and the mask would be lost. "
@@ -112,6 +119,7 @@ _spec = functools.lru_cache(maxsize=256)(QuantSpec)
 
 
 def _from_torch(torch: Any, tensor: Any, argument: str) -> Operand:
+    refuse_distributed(tensor, argument)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise TypeError(
             f"{argument} is a {tensor.layout} tensor on {tensor.device}; needed is a dense strided "

@@ -114,6 +114,17 @@ def closed(array: Array) -> Array:
     return DeviceArray(place, tuple(array.shape), strides, dtype, ordinal, array)
 
 
+def refuse_distributed(array: Array, argument: str) -> None:
+    """Raise TypeError for a DTensor, whose parts lie on several processes."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is not None and isinstance(array, module.DTensor):
+        raise TypeError(
+            f"{argument} is a DTensor; needed here is a tensor that one process holds. Pass its "
+            "local tensor, .to_local(), or the whole one, .full_tensor(); to share out a quantised "
+            "matrix, quantise the whole one and call Q.shard(dim, mesh)."
+        )
+
+
 def mover(device: str) -> tuple[str, Callable[[Array], Array]]:
     """Return a device's full name, and what copies one part of a quantised matrix there."""
     if device == "cpu":

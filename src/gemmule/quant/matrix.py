@@ -242,7 +242,8 @@ class QuantizedMatrix:
         Every process of the 1-D `mesh` holds the whole matrix and keeps a copy of its own part,
         rows (dim 0) or columns (dim 1) of the matrix as it is turned now. Rows are cut as DTensor
         cuts them, columns between groups (an even number of 4-bit ones). The result stands wherever
-        a matrix does, beside DTensors of that mesh. ValueError for another `dim` or mesh.
+        a matrix does, beside DTensors of that mesh. ValueError for another `dim` or mesh, TypeError
+        for what is no mesh.
         """
         return shards.shard(self, dim, mesh)
 

@@ -13,7 +13,15 @@ from gemmule.core.words import Bits, Method, ScaleDtype
 from gemmule.quant import checks, rounding
 from gemmule.quant.cuda import fragment_order, on_device
 from gemmule.quant.layouts import pack_nibbles, row_blocks
-from gemmule.quant.library import HOST, Array, Library, closed, library_of, opened
+from gemmule.quant.library import (
+    HOST,
+    Array,
+    Library,
+    closed,
+    library_of,
+    opened,
+    refuse_distributed,
+)
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.search import (
     METHODS,
@@ -77,6 +85,7 @@ def quantize(
     >>> Q.scales.tolist(), Q.zeros.tolist(), Q.codes.tolist(), Q.error
     ([[0.5]], [[0.0]], [[16, 243]], 0.0)
     """
+    refuse_distributed(W, "W")
     there = on_device.operand_of(W) if method in on_device.METHODS else None
     device = None
     if there is None:

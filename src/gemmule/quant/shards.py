@@ -54,6 +54,11 @@ def shard(matrix: Matrix, dim: int, mesh: Any) -> QuantizedShards[Matrix]:
     """Return this process's part; see `QuantizedMatrix.shard`."""
     if dim not in (0, 1):
         raise ValueError(f"dim is {dim}; a matrix is cut along 0, its rows, or 1, its columns.")
+    if not hasattr(mesh, "get_local_rank"):
+        raise TypeError(
+            f"mesh is a {type(mesh).__name__}; needed is a PyTorch DeviceMesh of one dimension, "
+            "such as init_device_mesh('cuda', (2,))."
+        )
     if mesh.ndim != 1:
         raise ValueError(
             f"the mesh has {mesh.ndim} dimensions; give one of them, such as mesh['name']."

@@ -25,7 +25,7 @@ from gemmule.arrays.interop import quantized_form
 from gemmule.backends.cuda.launch import parts
 from gemmule.backends.cuda.streams import PinnedBlock
 from gemmule.core.operand import Form, alignment_of
-from gemmule.errors import PeerError
+from gemmule.errors import DeviceError, PeerError
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.sharded.agree import together
 from gemmule.sharded.product import PeerProduct
@@ -45,7 +45,8 @@ class Exchange:
     waits for the one before, except under graph capture. Streams that work at the same time need an
     exchange each. Captured products replay in any number, as long as all ranks replay the same.
 
-    Raises PeerError where a rank cannot make it (out of memory, GPUs that cannot reach each other).
+    Raises PeerError where a rank cannot make it (out of memory, GPUs that cannot reach each other),
+    DeviceError on a rank that has no CUDA device.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Exchange:
                 f"most_rows is {most_rows} and timeout_s {timeout_s}; both are positive."
             )
         self.group: Any = dist.group.WORLD if group is None else group
-        self.device = device or torch.device("cuda", torch.cuda.current_device())
+        self.device = together(self.group, "finding a GPU", lambda: _gpu(device))[self.rank]
         self.ordinal = self.device.index or 0
         self.most_rows, self.timeout_s = most_rows, timeout_s
         self._stream: torch.cuda.Stream | None = None
@@ -125,6 +126,19 @@ class Exchange:
         return int(stream.cuda_stream)
 
 
+def _gpu(device: torch.device | None) -> torch.device:
+    """Return a rank's GPU, by default the current one; DeviceError where there is none."""
+    if device is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if device is None or device.type != "cuda":
+        given = "PyTorch finds none here" if device is None else f"device is {device}"
+        raise DeviceError(
+            f"an Exchange needs CUDA devices, one a rank, in a process group of NCCL; {given}. On "
+            "CPUs multiply DTensors by gemmule.matvec."
+        )
+    return device
+
+
 class ShardedMatrix:
     """A matrix whose rows are shared out to the ranks of an exchange, in the order of the ranks.
 
@@ -145,6 +159,11 @@ class ShardedMatrix:
         x_dtype: torch.dtype | None = None,
         rung: str | None = None,
     ) -> None:
+        if not isinstance(exchange, Exchange):
+            raise TypeError(
+                f"exchange is a {type(exchange).__name__}; needed is an Exchange, which every rank "
+                "makes once: Exchange(most_rows=...)."
+            )
         self.local, self.exchange, self._rung = local, exchange, rung
         self._products: dict[tuple[torch.dtype, int], PeerProduct] = {}
         told = together(exchange.group, "sharing out a matrix", self._facts)

@@ -27,9 +27,10 @@ def report(
 ) -> None:
     """Read the results in FILES (JSON lines) and write one HTML page, or print tables.
 
-    FILES are results of `gemmule bench`, or rows of `gemmule study`. The page needs no network and
-    no JavaScript. Files are checked while they are read. With --against, a file of results or of a
-    study is compared with an earlier one.
+    FILES are results of `gemmule bench`, or rows of `gemmule study`; those of `gemmule bench
+    --suite distributed` are printed only. The page needs no network and no JavaScript. Files are
+    checked while they are read. With --against, a file of results or of a study is compared with an
+    earlier one.
     """
     if against is not None:
         from gemmule.lab.report.agreement import agreement
@@ -39,12 +40,17 @@ def report(
         click.echo("\n".join(agreement(against, files[0]).lines()))
         return
     from gemmule.lab.files.output import check_target
-    from gemmule.lab.records import results
+    from gemmule.lab.records import distributed, results
     from gemmule.lab.report import render as pages
-    from gemmule.lab.report.agreement import study_seed
+    from gemmule.lab.report.agreement import first_kind, study_seed
+    from gemmule.lab.report.tables import counted
 
     if output is not None:
         check_target(output, force=force, suffixes=(".html",), inputs=files)
+    ours = [first_kind(path) == distributed.KIND for path in files]
+    if any(ours):
+        _distributed(files, ours, output)
+        return
     seeds = [study_seed(path) for path in files]
     if any(seeds):
         _studies(files, seeds, output, title)
@@ -57,14 +63,36 @@ def report(
     )
     for path, one in zip(files, read, strict=True):
         if not one.rows:
-            raise ValueError(f"{path} holds no results; `gemmule bench -o FILE` writes some.")
+            raise ValueError(
+                f"{path} holds no results; `gemmule bench --out DIRECTORY` writes some."
+            )
     if output is None:
         from rich.console import Console
 
         pages.print_tables(merged.rows, Console())
         return
     pages.write_html(merged, output, title=title)
-    click.echo(f"wrote {output}: {len(merged.rows)} rows")
+    click.echo(f"wrote {output}: {counted(len(merged.rows), 'row', 'rows')}")
+
+
+def _distributed(files: tuple[Path, ...], ours: list[bool], output: Path | None) -> None:
+    """Print the tables of products over several processes, as the suite itself prints them."""
+    from gemmule.lab.records import distributed
+    from gemmule.lab.report.distributed_table import tables
+    from gemmule.lab.report.render import terminal_table, wide_console
+
+    if output is not None:
+        raise ValueError(
+            "products of several processes have no page; leave -o away and their tables are "
+            "printed. docs/distributed.md tells what they mean."
+        )
+    if not all(ours):
+        raise ValueError(
+            "files of products of several processes and other files are reported on apart."
+        )
+    for path in files:
+        for one in tables(distributed.read(path).rows):
+            wide_console().print(terminal_table(one))
 
 
 def _studies(
@@ -72,6 +100,7 @@ def _studies(
 ) -> None:
     """Write one page of studies, or print their verdicts and their figures beside the printed."""
     from gemmule.lab.report.render import terminal_table, wide_console
+    from gemmule.lab.report.tables import counted
     from gemmule.lab.studies import page
     from gemmule.storage.atomic import replace_text
 
@@ -85,7 +114,7 @@ def _studies(
                 wide_console().print(terminal_table(table))
         return
     replace_text(output, page.render(sections, title))
-    click.echo(f"wrote {output}: {len(sections)} studies")
+    click.echo(f"wrote {output}: {counted(len(sections), 'study', 'studies')}")
 
 
 COMMAND = report

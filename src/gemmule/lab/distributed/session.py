@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -26,10 +26,11 @@ import torch.distributed as dist
 
 from gemmule.lab.distributed.ways import ALONE, Operands, Way, all_gather, operands, ways
 from gemmule.lab.records import log
+from gemmule.lab.records.distributed import KIND, DistributedRow
 from gemmule.lab.records.environment import capture_environment, cpu_name
 from gemmule.lab.records.rows import Times
+from gemmule.lab.report.distributed_table import table
 from gemmule.lab.report.render import terminal_table, wide_console
-from gemmule.lab.report.tables import TableData, significant
 from gemmule.sharded.agree import together
 
 SIZES = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024, 2048)}
@@ -37,28 +38,6 @@ DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
 SET_BYTES = {"cuda": 600_000_000, "cpu": 64_000_000}
 CALLS = {"cuda": 40, "cpu": 4}  # in a sample
 ROUNDS = 15
-KIND = "distributed"
-
-
-@dataclass(frozen=True, slots=True)
-class DistributedRow:
-    """One way of one product, timed.
-
-    over_alone: its time over that of the process's own rows alone. sent_bytes, messages: of one
-    process, for one product, on paper. topology: how GPUs are linked.
-    """
-
-    environment: str
-    way: str
-    n: int
-    dtype: str
-    world: int
-    transport: str
-    topology: str
-    times_us: Times
-    over_alone: float
-    sent_bytes: int
-    messages: int
 
 
 def start(device: str, sizes: Sequence[int], out: Path) -> None:
@@ -121,14 +100,9 @@ def _measure(place: torch.device, sizes: Sequence[int], out: Path) -> None:
         ]
         if leads:
             log.append(path, KIND, rows)
-            wide_console().print(terminal_table(_table(rows)))
+            wide_console().print(terminal_table(table(rows)))
     if leads:
         click.echo(f"wrote {path}")
-
-
-def read(path: Path) -> log.Log[DistributedRow]:
-    """Read and check what a run wrote; ValueError as `gemmule.lab.records.log.read` raises it."""
-    return log.read(path, KIND, DistributedRow, lambda row: log.check_times(row.times_us))
 
 
 def prepared(n: int, dtype: torch.dtype, place: torch.device) -> list[Way]:
@@ -229,21 +203,3 @@ def topology() -> str:
         return ""
     drawn = done.stdout.partition("Legend")[0] if done.returncode == 0 else ""
     return re.sub(r"\x1b\[[0-9;]*m", "", drawn).strip()  # terminals underline the head
-
-
-def _table(rows: Sequence[DistributedRow]) -> TableData:
-    first = rows[0]
-    body = tuple(
-        (
-            row.way,
-            significant(row.times_us.median),
-            f"{significant(row.times_us.q1)} to {significant(row.times_us.q3)}",
-            f"{row.over_alone:.2f}",
-            f"{row.sent_bytes:,}",
-            f"{row.messages:,}",
-        )
-        for row in rows
-    )
-    title = f"A x, {first.n} x {first.n} {first.dtype}, {first.world} processes, {first.transport}"
-    header = ("way", "us", "q1 to q3", "x over alone", "bytes sent", "messages")
-    return TableData(title, header, body, (False, *(True,) * 5))

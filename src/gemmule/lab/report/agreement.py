@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmule.lab.records import results
+from gemmule.lab.records import distributed, results
 
 RATIOS_WITHIN, TIMES_WITHIN = 0.02, 0.03
 MOST_SHOWN = 10
@@ -77,6 +77,19 @@ def _share(what: str, pairs: tuple[Pair, ...], limit: float) -> str:
     return f"{what} within {limit:.0%}: {share:.1%} of {len(pairs)} rows"
 
 
+def first_kind(path: Path) -> str | None:
+    """Return the kind of a file's first row, None where there is none."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                found = json.loads(line)
+            except ValueError:
+                return None
+            if isinstance(found, dict) and found.get("line") not in (None, "environment"):
+                return str(found["line"])
+    return None
+
+
 def study_seed(path: Path) -> str | None:
     """Return the seed of a study's file, None for a file of results."""
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -91,6 +104,11 @@ def study_seed(path: Path) -> str | None:
 
 
 def _medians(path: Path) -> dict[str, float]:
+    if first_kind(path) == distributed.KIND:
+        raise ValueError(
+            f"{path} holds products of several processes, which --against does not compare; "
+            "without it `gemmule report` prints their tables."
+        )
     seed = study_seed(path)
     if seed is None:
         return {row.key: row.times_us.median for row in results.read(path).rows}

@@ -70,7 +70,7 @@ def stacked_bars(
     """
     if not bars or max(sum(bar.parts) for bar in bars) <= 0:
         raise ValueError("a chart of bars needs bars, and something to show.")
-    label = min(300.0, LETTER * max(len(bar.label) for bar in bars) + 18)
+    label = min(360.0, LETTER * max(len(bar.label) for bar in bars) + 18)
     note = LETTER * max(len(bar.note) for bar in bars) + 20
     room, longest = WIDTH - label - note, max(sum(bar.parts) for bar in bars)
     drawn, x = [], label

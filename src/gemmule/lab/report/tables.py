@@ -132,6 +132,15 @@ def speedup_text(speedup: Speedup | None) -> str:
     return f"{mark}{speedup.value:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "study", "studies"), counted(1200, "row", "rows")
+    ('1 study', '1,200 rows')
+    """
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def significant(value: float) -> str:
     """Return a positive number with three significant digits, or whole when it has more.
 
