@@ -377,6 +377,8 @@ def test_the_short_way_of_tensors_starts_the_same_kernels(
         assert same(out.array, wanted)
         (tensor,) = (one for one in tensors if isinstance(one, Tensor))
         assert call.trusted(*tensors, tensor) is None, "out overlaps an operand"
+        (matrix,) = (one for one in pair if isinstance(one, gm.PreparedMatrix))
+        assert call.trusted(*tensors, Tensor(matrix.array)) is None, "out overlaps the prepared one"
 
 
 def test_the_short_way_of_a_matrix_that_is_read_as_an_array(short: Any) -> None:

@@ -49,16 +49,18 @@ class PreparedCall:
         self.out_seen = (dtype, shape, c_strides(call.out_shape), ordinal)
         first = a.ready is not None
         planned = (a, b) if first else (b, a)
-        self.trusted = _trusted(start, call, planned[1], first, ordinal)
+        self.trusted = _trusted(start, call, planned, first, ordinal)
         self.checked = checked_pair(self.trusted, self.out_seen, planned, first)
 
 
-def _trusted(start: Start, call: Call, other: Form, first: bool, ordinal: int) -> Product:
+def _trusted(
+    start: Start, call: Call, planned: tuple[Form, Form], first: bool, ordinal: int
+) -> Product:
     torch = sys.modules["torch"]
     native = torch._C
     device_of, stream_of = native._cuda_getDevice, native._cuda_getCurrentRawStream
     shape, dtype = call.out_shape, getattr(torch, call.problem.out)
-    fresh, other_bytes = maker(shape, dtype, ordinal), extent(other)
+    fresh, (own_bytes, other_bytes) = maker(shape, dtype, ordinal), map(extent, planned)
     out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
     mask, leads = call.problem.alignment - 1, first != call.swapped  # the matrix is canonical A
 
@@ -72,8 +74,11 @@ def _trusted(start: Start, call: Call, other: Form, first: bool, ordinal: int) -
             result = out.data_ptr()
         else:
             result = out.data_ptr()
-            if result < at + other_bytes and at < result + out_bytes:
+            end = result + out_bytes
+            if result < at + other_bytes and at < end:
                 return None  # out may overlap x
+            if result < here + own_bytes and here < end:
+                return None  # or the prepared array, through a view of it
         if (at | result) & mask or not at:
             return None
         addresses = (here, at, result) if leads else (at, here, result)

@@ -7,9 +7,10 @@ times of different runs differ by more. A file of results or of a study is taken
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gemmule.lab.records import distributed, results
 
@@ -79,28 +80,26 @@ def _share(what: str, pairs: tuple[Pair, ...], limit: float) -> str:
 
 def first_kind(path: Path) -> str | None:
     """Return the kind of a file's first row, None where there is none."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                found = json.loads(line)
-            except ValueError:
-                return None
-            if isinstance(found, dict) and found.get("line") not in (None, "environment"):
-                return str(found["line"])
-    return None
+    kinds = (found.get("line") for found in _lines(path))
+    return next((str(kind) for kind in kinds if kind not in (None, "environment")), None)
 
 
 def study_seed(path: Path) -> str | None:
     """Return the seed of a study's file, None for a file of results."""
+    first = next((found for found in _lines(path) if found.get("line") in ("study", "row")), None)
+    return str(first["seed"]) if first is not None and first["line"] == "study" else None
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of JSON lines, up to what is no JSON."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 found = json.loads(line)
             except ValueError:
-                return None
-            if isinstance(found, dict) and found.get("line") in ("study", "row"):
-                return str(found["seed"]) if found["line"] == "study" else None
-    return None
+                return
+            if isinstance(found, dict):
+                yield found
 
 
 def _medians(path: Path) -> dict[str, float]:
