@@ -1,8 +1,9 @@
 """Random products of DTensors and of quantised shards, on meshes of 2, 2 x 2 and 4 gloo processes.
 
-``python tests/dtensor_campaign.py [--cases N] [--seed S] [--record]``. Each case is judged beside
-the whole operands' product, dense ones by exact integers, with gradients in four of ten; whatever
-fits where it lies may send no message. A case that is wrong, or a process that hangs, ends the run.
+``python tests/dtensor_campaign.py [--cases N] [--jobs J] [--seed S] [--record]``. Each case is
+judged beside the whole operands' product, dense ones by exact integers, with gradients in four of
+ten; whatever fits where it lies may send no message. A case that is wrong, or a process that hangs,
+ends the run. Jobs are meshes side by side, each with its share of the cases and a seed of its own.
 """
 
 from __future__ import annotations
@@ -49,21 +50,25 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the campaign; return 1 where a case was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--jobs", type=int, default=1, help="meshes of four processes at once")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args(arguments)
     seed = secrets.randbelow(10**6) if given.seed is None else given.seed
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    port = free_port()
-    ranks = [
-        context.Process(target=rank_of, args=(rank, port, given.cases, seed))
-        for rank in range(WORLD)
-    ]
+    share = -(-given.cases // given.jobs)
+    ranks = []
+    for job in range(given.jobs):
+        port = free_port()
+        ranks += [
+            context.Process(target=rank_of, args=(rank, port, share, seed + job))
+            for rank in range(WORLD)
+        ]
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(PATIENCE_S + given.cases)
+        process.join(PATIENCE_S + share)
     bad = any(process.exitcode for process in ranks)
     sys.stdout.write(f"seed {seed}: {'WRONG, see above' if bad else 'all right'}\n")
     for process in ranks:
@@ -71,9 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
     if given.record:
         keep(
             "products of DTensors and quantised shards",
-            given.cases,
+            share * given.jobs,
             int(bad),
-            f"python tests/dtensor_campaign.py --cases {given.cases} --seed {seed}",
+            f"python tests/dtensor_campaign.py --cases {given.cases} --jobs {given.jobs} "
+            f"--seed {seed}",
             "random placements on gloo meshes of 2, 2 x 2 and 4, uneven shards, gradients",
         )
     return int(bad)
