@@ -142,6 +142,15 @@ def test_overlap_is_found_exactly() -> None:
     check(out, base[12:])
 
 
+def test_an_empty_input_overlaps_nothing_on_a_device_either() -> None:
+    base = np.zeros(100)
+    out = unwrap(base[:12].reshape(3, 4), "out")._replace(device="cuda:0")
+    for empty in (base[5:5], base[2:7].reshape(5, 1)[:, :0], base[:12].reshape(3, 4)[3:]):
+        check_out(out, (3, 4), "float64", [unwrap(empty, "a")._replace(device="cuda:0")])
+    with pytest.raises(ValueError, match="overlaps an input"):
+        check_out(out, (3, 4), "float64", [unwrap(base[11:], "a")._replace(device="cuda:0")])
+
+
 def test_kinds_must_agree() -> None:
     a, b = unwrap(np.zeros(3), "a"), unwrap(np.zeros(3), "b")._replace(library="torch")
     far = b._replace(device="cuda:0")

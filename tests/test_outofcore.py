@@ -335,7 +335,9 @@ def test_more_room_is_less_traffic() -> None:
 
 
 @pytest.mark.parametrize("how", ["row", "col", "stepped"])
-@pytest.mark.parametrize("shape", [(300, 257), (70_001,), (5, 60, 70), (0, 9)])
+@pytest.mark.parametrize(
+    "shape", [(300, 257), (70_001,), (5, 60, 70), (0, 9), (2, 3, 0), (2, 0, 3), (0, 3, 2), (0,)]
+)
 def test_arrays_brought_to_stay(
     small: LateDriver, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], how: str
 ) -> None:

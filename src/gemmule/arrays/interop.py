@@ -261,7 +261,7 @@ def _overlaps_itself(form: Form) -> bool:
 
 
 def _overlap(out: Operand, operand: Operand) -> bool:
-    if out.device != operand.device:
+    if out.device != operand.device or 0 in out.form.shape or 0 in operand.form.shape:
         return False
     if out.device == "cpu":
         if not np.may_share_memory(out.array, operand.array):

@@ -27,8 +27,9 @@ def upload(obj: Any, device: str) -> Any:
     if isinstance(obj, QuantizedMatrix):
         return transfer.to_device(obj, device)
     operand = unwrap(obj, "a")
-    lines = _lines(operand.array) if operand.device == "cpu" else None
-    if lines is None or lines.nbytes < PANEL_BYTES:
+    large = operand.device == "cpu" and operand.array.nbytes >= PANEL_BYTES
+    lines = _lines(operand.array) if large else None
+    if lines is None:
         return transfer.to_device(obj, device)
     ordinal, shape = ordinal_named(device), operand.form.shape
     turned = _is_turned(operand.array)
