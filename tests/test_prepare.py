@@ -321,6 +321,7 @@ class Tensor:
 def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the short way's module, whose launches are emulated, and streams noted."""
     pytest.importorskip("torch")
+    from gemmule.dispatch import torch_codes
     from gemmule.dispatch.prepared import torch as module
 
     streams: list[int] = []
@@ -348,8 +349,9 @@ def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     monkeypatch.setattr(module, "launch_function", lambda: launch)
     monkeypatch.setattr(module, "maker", maker)
-    monkeypatch.setattr(module, "checked_pair", lambda *given: None)
-    monkeypatch.setattr(module, "sys", SimpleNamespace(modules={"torch": library}))
+    monkeypatch.setattr(torch_codes, "checked_pair", lambda *given: None)
+    for one in (module, torch_codes):
+        monkeypatch.setattr(one, "sys", SimpleNamespace(modules={"torch": library}))
     return SimpleNamespace(module=module, streams=streams, current=current)
 
 
@@ -365,7 +367,7 @@ def test_the_short_way_of_tensors_starts_the_same_kernels(
         plan = gm.plan("matmul", *pair, rung=rung)
         assert plan._packed is not None
         start = short.module.packed(plan._packed, 0)
-        call = short.module.PreparedCall(start, plan.choice.call, *plan.forms, 0)
+        call = short.module.prepared_call(start, plan.choice.call, *plan.forms, 0)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
         for stream in (7, 0):  # the second call finds its arguments made
             short.streams.clear()
@@ -393,7 +395,7 @@ def test_the_short_way_of_a_matrix_that_is_read_as_an_array(short: Any) -> None:
         met: list[tuple[int, ...]] = []
         plan = gm.plan(op, *pair)
         start = short.module.as_array(lambda *given, met=met: met.append(given))
-        call = short.module.PreparedCall(start, plan.choice.call, *plan.forms, 0)
+        call = short.module.prepared_call(start, plan.choice.call, *plan.forms, 0)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
         out = call.trusted(*tensors, None)
         matrix = (right if op != "matvec" else left).array.pointer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from gemmule.arrays import prepared, transfer
+from gemmule.arrays import transfer
 from gemmule.arrays.interop import unwrap
 from gemmule.core import scalars
 from gemmule.core.canonical import DEFAULT, NAMES, Options, canonical
-from gemmule.core.operand import speaker
+from gemmule.core.operand import multiply_by, speaker
 from gemmule.core.problem import HALVES
 from gemmule.core.words import Accumulate, Activations, Op, Precision
 from gemmule.lookup import device_of, multiply
@@ -17,7 +17,7 @@ from gemmule.options import frozen, options_of
 from gemmule.outofcore.through import HostPlan, planned, through_device
 from gemmule.outofcore.upload import upload
 from gemmule.plan import Plan, operands, resolve
-from gemmule.quant.matrix import QuantizedMatrix, multiply_by
+from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.typing import Keywords, Scalar
 
 if TYPE_CHECKING:
@@ -326,4 +326,3 @@ def asarray(a: Any, /, *, device: str = "cpu") -> Any:
 
 
 multiply_by(matmul)
-prepared.multiply_by(matmul)

@@ -9,7 +9,7 @@ import pytest
 import gemmule as gm
 from gemmule.arrays.interop import unwrap
 from gemmule.dispatch.torch import TorchCall
-from gemmule.dispatch.torch_codes import CodesCall
+from gemmule.dispatch.torch_codes import MatrixCall
 
 torch = pytest.importorskip("torch")
 
@@ -99,7 +99,7 @@ def test_a_quantised_matrix(
 
     Q, other = (gm.quantize(torch.randn(shape, device="cuda"), **options) for _ in range(2))
     plan = gm.plan(op, *pair(Q, vector(0)))
-    assert isinstance(plan.short_way, CodesCall)
+    assert isinstance(plan.short_way, MatrixCall)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from gemmule.backends.cuda.arrays import form_of
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.core.operand import Form, Operand
+from gemmule.core.operand import Factor, Form, Operand
 from gemmule.core.packing import Ready
 from gemmule.core.problem import ITEMSIZE
 
 Held = np.ndarray[Any, Any] | DeviceArray
 
 
-class PreparedMatrix:
+class PreparedMatrix(Factor):
     """A copy of a matrix, and beside it what rungs otherwise make of it in every product.
 
     `gemmule.prepare` makes one. It stands where the array would, on one side of matrix products
@@ -28,10 +28,6 @@ class PreparedMatrix:
     """
 
     __slots__ = ("_packed", "_place", "array", "form", "ready", "reason", "signature")
-
-    # NumPy and CuPy leave ``x @ P`` to P, instead of making P an array first.
-    __array_ufunc__: ClassVar[None] = None
-    __array_priority__: ClassVar[int] = 1000
 
     def __init__(
         self, array: Held, dtype: str, side: str, packed: Mapping[str, Held], reason: str = ""
@@ -153,22 +149,6 @@ class PreparedMatrix:
             )
         return PreparedMatrix, (self.array, self.dtype, self.side, self._packed, self.reason)
 
-    def __matmul__(self, other: Any) -> Any:
-        """Return ``P @ other`` by `gemmule.matmul`."""
-        return _product[0](self, other)
-
-    def __rmatmul__(self, other: Any) -> Any:
-        """Return ``other @ P`` by `gemmule.matmul`."""
-        return _product[0](other, self)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Multiply where PyTorch meets it in ``@`` or `torch.matmul`; refuse all else."""
-        if func.__name__ not in ("matmul", "__matmul__", "__rmatmul__") or len(args) != 2:
-            return NotImplemented
-        pair = args[::-1] if func.__name__ == "__rmatmul__" else args
-        return _product[0](*pair, **(kwargs or {}))
-
     def __repr__(self) -> str:
         packed = ", ".join(self.rungs) or "no rung"
         return (
@@ -186,11 +166,3 @@ def _spanned_bytes(array: Held, dtype: str) -> int:
         return int(reach + 1) * ITEMSIZE[dtype]
     low, high = np.lib.array_utils.byte_bounds(array)
     return int(high) - int(low)
-
-
-def multiply_by(product: Callable[..., Any]) -> None:
-    """Take the function behind ``@``, which stands above this module: `gemmule.matmul` itself."""
-    _product[:] = [product]
-
-
-_product: list[Callable[..., Any]] = []

@@ -1,8 +1,12 @@
-"""What a product needs to know of an array: `Form` (all but its address), `Operand`, and `View`."""
+"""What a product needs to know of an array: `Form` (all but its address), `Operand`, and `View`.
+
+`Factor` is what this package's own operands have in common.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 from gemmule.core.packing import Ready
 from gemmule.core.problem import ITEMSIZE, QuantSpec, layout_of, numpy_dtype
@@ -117,3 +121,37 @@ def speaker(left: Operand, right: Operand) -> Operand:
     so the operand beside it speaks.
     """
     return right if left.library == "gemmule" else left
+
+
+class Factor:
+    """Base of this package's own operands: ``@`` is `gemmule.matmul`, whoever is asked for it."""
+
+    __slots__ = ()
+
+    # NumPy and CuPy leave ``x @ P`` to P, instead of making P an array first.
+    __array_ufunc__: ClassVar[None] = None
+    __array_priority__: ClassVar[int] = 1000
+
+    def __matmul__(self, other: Any) -> Any:
+        """Return ``self @ other`` by `gemmule.matmul`, an array of the other operand's library."""
+        return _product[0](self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        """Return ``other @ self`` by `gemmule.matmul`, an array of the other operand's library."""
+        return _product[0](other, self)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Multiply where PyTorch meets it in ``@`` or `torch.matmul`; refuse all else."""
+        if func.__name__ not in ("matmul", "__matmul__", "__rmatmul__") or len(args) != 2:
+            return NotImplemented
+        pair = args[::-1] if func.__name__ == "__rmatmul__" else args
+        return _product[0](*pair, **(kwargs or {}))
+
+
+def multiply_by(product: Callable[..., Any]) -> None:
+    """Take the function behind ``@``, which stands above this module: `gemmule.matmul` itself."""
+    _product[:] = [product]
+
+
+_product: list[Callable[..., Any]] = []

@@ -26,8 +26,8 @@ from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
 from gemmule.dispatch.autograd import wanted as wanted
-from gemmule.dispatch.prepared.torch import PreparedCall, as_array, packed
-from gemmule.dispatch.torch_codes import CodesCall, Kind, own_signature
+from gemmule.dispatch.prepared.torch import as_array, packed, prepared_call
+from gemmule.dispatch.torch_codes import Kind, MatrixCall, codes_call, own_signature
 from gemmule.dispatch.torch_launch import (
     MOVING_AT,
     MappedSlot,
@@ -252,7 +252,7 @@ def _library(run: LibraryRun, ordinal: int) -> Start:
     return start
 
 
-ShortCall = TorchCall | CodesCall | PreparedCall
+ShortCall = TorchCall | MatrixCall
 
 
 def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> ShortCall | None:
@@ -268,12 +268,12 @@ def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> ShortCall | No
     if not driver.is_current(ordinal):
         return None
     if isinstance(run, Launcher) and run.quantized:
-        return CodesCall(run, call, a, b, ordinal)
+        return codes_call(run, call, a, b, ordinal)
     if a.ready is not None and b.ready is not None:
         return None  # the result is no tensor
     if a.ready is not None or b.ready is not None:
         start = packed(run, ordinal) if is_packed else as_array(_starter(run, ordinal))
-        return PreparedCall(start, call, a, b, ordinal)
+        return prepared_call(start, call, a, b, ordinal)
     return TorchCall(run, call, a, b, ordinal)
 
 

@@ -79,23 +79,31 @@ def own_signature(matrix: Any) -> Signature | None:
     return matrix.signature  # type: ignore[no-any-return]
 
 
-class CodesCall:
+class MatrixCall:
     """One product of a matrix of exactly the planned form and a tensor, on one device.
 
-    The attributes are those of `gemmule.dispatch.torch.TorchCall`.
+    The attributes are those of `gemmule.dispatch.torch.TorchCall`. planned: the form of the matrix,
+    that of the tensor; first: the matrix is the first operand.
     """
 
     __slots__ = ("checked", "out_seen", "trusted")
 
-    def __init__(self, launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> None:
+    def __init__(
+        self, trusted: Product, call: Call, planned: tuple[Form, Form], first: bool, ordinal: int
+    ) -> None:
         torch = sys.modules["torch"]
         dtype, shape = getattr(torch, call.problem.out), torch.Size(call.out_shape)
         self.out_seen = (dtype, shape, c_strides(call.out_shape), ordinal)
-        first = a.quant is not None
-        vector = b if first else a
-        self.trusted = _trusted(launcher, call, vector, first, ordinal)
-        planned = (a if first else b, vector)
-        self.checked = checked_pair(self.trusted, self.out_seen, planned, first)
+        self.trusted = trusted
+        self.checked = checked_pair(trusted, self.out_seen, planned, first)
+
+
+def codes_call(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> MatrixCall:
+    """Return the short way beside a quantised matrix."""
+    first = a.quant is not None
+    matrix, vector = (a, b) if first else (b, a)
+    trusted = _trusted(launcher, call, vector, first, ordinal)
+    return MatrixCall(trusted, call, (matrix, vector), first, ordinal)
 
 
 def checked_pair(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.core.operand import Factor
 from gemmule.errors import DeviceError
 from gemmule.quant import checks as checks
 from gemmule.quant import library, places, shards
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class QuantizedMatrix:
+class QuantizedMatrix(Factor):
     """A matrix of b-bit codes: ``w = scale * (code - zero)``.
 
     Build one with `quantize`, `from_parts` or `load`, which check everything; the bare
@@ -67,10 +68,6 @@ class QuantizedMatrix:
     device: str = "cpu"
     error: float | None = None
     _kept: dict[Any, Any] = field(default_factory=dict, init=False)
-
-    # NumPy and CuPy leave ``x @ Q`` to Q, instead of making Q an array first.
-    __array_ufunc__: ClassVar[None] = None
-    __array_priority__: ClassVar[int] = 1000
 
     def kept(self, make: Callable[[Self], T]) -> T:
         """Return ``make(self)``, computed once for each `make`, since the parts never change."""
@@ -247,22 +244,6 @@ class QuantizedMatrix:
         """
         return shards.shard(self, dim, mesh)
 
-    def __matmul__(self, other: Any) -> Any:
-        """Return ``Q @ other`` by `gemmule.matmul`, an array of the other operand's library."""
-        return _product[0](self, other)
-
-    def __rmatmul__(self, other: Any) -> Any:
-        """Return ``other @ Q`` by `gemmule.matmul`, an array of the other operand's library."""
-        return _product[0](other, self)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Multiply where PyTorch meets a matrix in ``@`` or `torch.matmul`; refuse all else."""
-        if func.__name__ not in ("matmul", "__matmul__", "__rmatmul__") or len(args) != 2:
-            return NotImplemented
-        pair = args[::-1] if func.__name__ == "__rmatmul__" else args
-        return _product[0](*pair, **(kwargs or {}))
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the matrix as floats on the host, by default float32."""
         if copy is False:
@@ -315,12 +296,3 @@ class QuantizedMatrix:
         if self.device != "cpu":
             raise DeviceError(f"cannot {action} on {self.device}: call .to('cpu') first")
         return self
-
-
-def multiply_by(product: Callable[..., Any]) -> None:
-    """Take the function behind ``@``, which stands above this module: `gemmule.matmul` itself."""
-    _product[:] = [product]
-    shards.multiply_by(product)
-
-
-_product: list[Callable[..., Any]] = []

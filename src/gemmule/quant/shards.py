@@ -5,20 +5,20 @@ What a part holds needs no PyTorch; `gemmule.dispatch.dtensor` multiplies parts 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.core.operand import Factor
 from gemmule.quant import checks
 
 Matrix = TypeVar("Matrix", bound=Any)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class QuantizedShards(Generic[Matrix]):
+class QuantizedShards(Factor, Generic[Matrix]):
     """One process's part of a matrix that is cut along `dim` over a device mesh.
 
     - ``local``: the part itself; ``shape``: that of the whole matrix.
@@ -34,20 +34,10 @@ class QuantizedShards(Generic[Matrix]):
     bounds: tuple[int, ...]
     order: NDArray[np.int32] | None = None
 
-    __array_ufunc__ = None
-
     @property
     def ndim(self) -> int:
         """2."""
         return 2
-
-    def __matmul__(self, other: Any) -> Any:
-        """Return the DTensor ``Q @ other`` by `gemmule.matmul`."""
-        return _product[0](self, other)
-
-    def __rmatmul__(self, other: Any) -> Any:
-        """Return the DTensor ``other @ Q`` by `gemmule.matmul`."""
-        return _product[0](other, self)
 
 
 def shard(matrix: Matrix, dim: int, mesh: Any) -> QuantizedShards[Matrix]:
@@ -129,11 +119,3 @@ def _groups_at(matrix: Any, axis: int, first: int, last: int) -> tuple[slice, sl
     if axis == 0:
         return slice(first, last), every
     return (every, every) if size < 0 else (every, slice(first // size, -(-last // size)))
-
-
-def multiply_by(product: Callable[..., Any]) -> None:
-    """Take the function behind ``@``, as `gemmule.quant.matrix` does."""
-    _product[:] = [product]
-
-
-_product: list[Callable[..., Any]] = []

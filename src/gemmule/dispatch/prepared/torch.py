@@ -17,10 +17,10 @@ from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.backends.cuda.packed.launch import RANGES, PackedLauncher, Ranges
 from gemmule.backends.cuda.tensor_maps import MAP_BYTES
 from gemmule.core.canonical import Call
-from gemmule.core.operand import Form, c_strides
+from gemmule.core.operand import Form
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import Step
-from gemmule.dispatch.torch_codes import checked_pair
+from gemmule.dispatch.torch_codes import MatrixCall
 from gemmule.dispatch.torch_launch import (
     Product,
     StepsSlot,
@@ -35,22 +35,12 @@ Start = Callable[[int, tuple[int, int, int], PreparedMatrix], None]
 _ADDRESSES = struct.Struct("<4Q").pack_into
 
 
-class PreparedCall:
-    """One product of a prepared matrix of exactly the planned form and a tensor, on one device.
-
-    The attributes are those of `gemmule.dispatch.torch.TorchCall`.
-    """
-
-    __slots__ = ("checked", "out_seen", "trusted")
-
-    def __init__(self, start: Start, call: Call, a: Form, b: Form, ordinal: int) -> None:
-        torch = sys.modules["torch"]
-        dtype, shape = getattr(torch, call.problem.out), torch.Size(call.out_shape)
-        self.out_seen = (dtype, shape, c_strides(call.out_shape), ordinal)
-        first = a.ready is not None
-        planned = (a, b) if first else (b, a)
-        self.trusted = _trusted(start, call, planned, first, ordinal)
-        self.checked = checked_pair(self.trusted, self.out_seen, planned, first)
+def prepared_call(start: Start, call: Call, a: Form, b: Form, ordinal: int) -> MatrixCall:
+    """Return the short way beside a prepared matrix."""
+    first = a.ready is not None
+    planned = (a, b) if first else (b, a)
+    trusted = _trusted(start, call, planned, first, ordinal)
+    return MatrixCall(trusted, call, planned, first, ordinal)
 
 
 def _trusted(
