@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmule as gm
+from gemmule import preparing
+from gemmule.arrays.interop import unwrap
 from gemmule.arrays.prepared import PreparedMatrix
+from gemmule.backends.cpu import jit
 from gemmule.core.problem import numpy_dtype
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import CpuRung
+from gemmule.lab.verify import check
+from gemmule.rungs.matmul.cpu import packed, packed_threads
 
 DTYPES = ("float64", "float32", "float16")
+PACKS = ("packed", "packed_threads")
+compiled = pytest.mark.skipif(jit.unavailable() is not None, reason=str(jit.unavailable()))
 
 
 def numbers(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
@@ -85,7 +95,7 @@ def test_what_is_refused() -> None:
         prepared @ A
     with pytest.raises(ValueError, match="stays where it is"):
         gm.matmul(A, prepared, device="cuda")
-    with pytest.raises(ValueError, match="no rung packs operands"):
+    with pytest.raises(ValueError, match=r"packs none of its operands.*packed_threads"):
         gm.prepare(B, rung="blas")
     with pytest.raises(TypeError, match="never written"):
         gm.matmul(A, B, out=prepared)
@@ -143,3 +153,142 @@ def test_on_the_left_of_a_quantised_matrix() -> None:
         np.testing.assert_array_equal(product, a @ Q)
     with pytest.raises(ValueError, match="left"):
         gm.matmul(gm.prepare(a), Q)
+
+
+def laid(array: np.ndarray[Any, Any], how: str) -> np.ndarray[Any, Any]:
+    """Return the same values by rows, by columns, or with gaps."""
+    if how == "col":
+        return np.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2)
+    if how == "gaps":
+        room = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+        room[..., ::-2] = array
+        return room[..., ::-2]
+    return array
+
+
+# Rows, columns and terms: a tile that is not full, the narrow one, several stretches of terms, and
+# more than a block.
+SIZES = ((1, 2, 3), (13, 7, 150), (50, 70, 300), (500, 40, 280), (30, 1100, 520))
+
+
+@compiled
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("how", ["row", "col", "gaps"])
+@pytest.mark.parametrize("rung", PACKS)
+def test_packed_operands_give_the_bits_of_unpacked_ones(dtype: str, how: str, rung: str) -> None:
+    for m, n, k in SIZES:
+        A = laid(numbers(m, k).astype(numpy_dtype(dtype)), how)
+        B = laid(numbers(k, n, dtype="float64").astype(numpy_dtype(dtype)), how)
+        right, left = gm.prepare(B, rung=rung), gm.prepare(A, side="left", rung=rung)
+        wanted = gm.matmul(A, B, rung=rung)
+        assert right.rungs == (rung,)
+        assert left.rungs == ((rung,) if k >= 150 else ())
+        for pair in ((A, right), (left, B), (left, right)):
+            plan = gm.plan("matmul", *pair, rung=rung)
+            for found in (plan(*pair), gm.matmul(*pair, rung=rung)):
+                np.testing.assert_array_equal(found, wanted)
+        assert f"B on the right: read packed by {rung}" in plan.explain()
+        verdict = check.judge("matmul", A, B, plan(left, right), check.Rounding.of(plan))
+        assert verdict.ok, verdict.text
+
+
+@compiled
+@pytest.mark.parametrize("rung", PACKS)
+def test_batches_scalars_and_results_of_any_order(rung: str) -> None:
+    A, B = numbers(2, 3, 20, 300, dtype="float16"), numbers(2, 3, 300, 40, dtype="float16")
+    pairs = ((A, B), (A[0, 0], B), (A, B[0, 0]), (A[0, 0], B[0, 0]))
+    for a, b in pairs:
+        right, left = gm.prepare(b, rung=rung), gm.prepare(a, side="left", rung=rung)
+        wanted = gm.matmul(a, b, rung=rung)
+        for pair in ((a, right), (left, b), (left, right)):
+            np.testing.assert_array_equal(gm.matmul(*pair, rung=rung), wanted)
+            assert "read packed by" in gm.plan("matmul", *pair, rung=rung).explain()
+    a, b = pairs[-1]
+    right = gm.prepare(b, rung=rung)
+    made = []
+    for one in (b, right):
+        C = numbers(20, 40, dtype="float16")
+        plan = gm.plan("matmul", a, one, rung=rung)
+        plan.execute(unwrap(a, "A"), unwrap(one, "B"), unwrap(C, "C"), 3, -2)
+        made.append(C)
+    np.testing.assert_array_equal(*made)
+    for out in (np.empty((40, 20), "f2").T, np.empty((20, 80), "f2")[:, ::2]):
+        assert gm.matmul(a, right, out=out, rung=rung) is out
+        np.testing.assert_array_equal(out, gm.matmul(a, b, rung=rung))
+    empty = gm.matmul(np.empty((0, 300), "f2"), right, rung=rung)
+    assert empty.shape == (0, 40)
+
+
+@compiled
+def test_batches_walked_otherwise_read_the_array() -> None:
+    A, B = numbers(2, 3, 5, 66), numbers(3, 66, 40)
+    prepared = gm.prepare(B, rung="packed")
+    plan = gm.plan("matmul", A, prepared, rung="packed")
+    assert "are not walked" in plan.explain()
+    np.testing.assert_array_equal(plan(A, prepared), gm.matmul(A, B, rung="packed"))
+    assert "read packed" not in gm.plan("matmul", A, prepared, rung="blas").explain()
+
+
+@compiled
+def test_what_plans_choose_is_packed_and_its_memory_told() -> None:
+    B = numbers(256, 64, dtype="float16")
+    prepared = gm.prepare(B)
+    chosen = {
+        gm.plan("matmul", numbers(2**power, 256, dtype="float16"), B).rung.name
+        for power in range(4, 15)
+    }
+    assert set(prepared.rungs) & chosen
+    assert f"packed for {', '.join(prepared.rungs)}, {prepared.nbytes:,} bytes" in repr(prepared)
+    named = gm.prepare(B, rung="packed")
+    packed_bytes = 4 * 256 * 64 + 64
+    assert (named.ready.own, named.ready.packed) == (B.nbytes, packed_bytes)
+    assert named.nbytes == B.nbytes + packed_bytes
+    assert gm.prepare(B.astype("f4")).rungs == ()
+
+
+@compiled
+def test_rungs_share_what_they_read() -> None:
+    B = numbers(64, 48, dtype="float16")
+    P = gm.prepare(B)
+    if set(P.rungs) >= set(PACKS):
+        assert P.packed(PACKS[0]) is P.packed(PACKS[1])
+    assert packed.RUNG.packing is not None
+    assert packed_threads.RUNG.packing is not None
+    assert packed.RUNG.packing.pack is packed_threads.RUNG.packing.pack
+
+
+@compiled
+def test_a_transpose_reads_the_array_and_turns_back() -> None:
+    A, B = numbers(20, 300), numbers(300, 40)
+    right = gm.prepare(B, rung="packed")
+    left = right.T
+    assert (left.side, left.rungs, left.nbytes) == ("left", (), right.nbytes)
+    assert left.T is right
+    assert "the other side" in left.reason
+    np.testing.assert_array_equal(
+        gm.matmul(left, A.T, rung="packed"), gm.matmul(B.T, A.T, rung="packed")
+    )
+    again = pickle.loads(pickle.dumps(left))
+    assert (again.side, again.rungs, again.T.rungs) == ("left", (), ("packed",))
+
+
+@compiled
+@pytest.mark.parametrize("how", ["row", "col"])
+def test_what_was_packed_is_made_anew_by_a_pickle(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A, B = numbers(2, 20, 300), laid(numbers(2, 300, 40), how)
+    P = gm.prepare(B, rung="packed")
+    data = pickle.dumps(P)
+    Q = pickle.loads(data)
+    assert (Q.form, Q.rungs, Q.nbytes) == (P.form, P.rungs, P.nbytes)
+    assert Q.address("packed") != P.address("packed")
+    wanted = gm.matmul(A, B, rung="packed")
+    np.testing.assert_array_equal(gm.matmul(A, Q, rung="packed"), wanted)
+    others = tuple(replace(rung, available=lambda: "no such unit") for rung in packing_rungs())
+    monkeypatch.setattr(preparing, "all_rungs", lambda backend: others)
+    assert pickle.loads(data).rungs == (), "on a processor that lacks what the rung needs"
+
+
+def packing_rungs() -> list[CpuRung]:
+    return [rung for rung in all_rungs("cpu") if isinstance(rung, CpuRung) and rung.packing]

@@ -121,6 +121,45 @@ def test_infinity_and_nan_of_bfloat16_are_those_of_any_product() -> None:
     np.testing.assert_array_equal(gm.matmul(A, B, out_dtype="float32", rung=NAME), expected)
 
 
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["row", "col", "strided"])
+def test_prepared_operands_give_the_bits_of_others(dtype: str, layout: str) -> None:
+    rng = np.random.default_rng(6)
+    for m, n, k in SHAPES[1:]:
+        A, B = drawn(rng, (m, k), dtype, layout), drawn(rng, (k, n), dtype, layout)
+        right, left = gm.prepare(B, rung=NAME), gm.prepare(A, side="left", rung=NAME)
+        assert right.rungs == left.rungs == (NAME,)
+        wanted = gm.matmul(A, B, rung=NAME)
+        for pair in ((A, right), (left, B), (left, right)):
+            plan = gm.plan("matmul", *pair, rung=NAME)
+            assert f"read packed by {NAME}" in plan.explain()
+            np.testing.assert_array_equal(plan(*pair), wanted)
+    judged(A, B, out_dtype="float32")
+    stacked = rng.standard_normal((3, 20, 40)).astype(numpy_dtype(dtype))
+    for one in (stacked, stacked[0]):
+        prepared = gm.prepare(one, side="left", rung=NAME)
+        product = gm.matmul(prepared, stacked.swapaxes(1, 2), rung=NAME)
+        np.testing.assert_array_equal(product, gm.matmul(one, stacked.swapaxes(1, 2), rung=NAME))
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("bfloat16", 2.0**-60), ("bfloat16", 2.0**-130), ("float16", np.inf)]
+)
+def test_what_tiles_do_not_carry_is_read_from_the_array_of_a_prepared_one(
+    dtype: str, size: float
+) -> None:
+    rng = np.random.default_rng(7)
+    A, B = drawn(rng, (20, 40), dtype, "row"), drawn(rng, (40, 18), dtype, "col")
+    A[3, 5] = B[7, 9] = size
+    expected = gm.matmul(A, B, out_dtype="float32", rung="packed_threads")
+    right, left = gm.prepare(B, rung=NAME), gm.prepare(A, side="left", rung=NAME)
+    for pair in ((A, right), (left, B), (left, right)):
+        made = gm.matmul(*pair, out_dtype="float32", rung=NAME)
+        np.testing.assert_array_equal(made, expected)
+
+
 def test_the_least_sums_that_tiles_keep() -> None:
     """Exponents of -56 and of -56 make products whose last bit, 2^-126, is a normal number."""
     least = (127 - 56 << 7) - 1

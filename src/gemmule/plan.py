@@ -13,7 +13,7 @@ from typing import Any
 
 from gemmule import backends
 from gemmule.arrays.interop import check_out, check_same_kind, empty_like_kind, to_kind, unwrap
-from gemmule.backends.base import Run
+from gemmule.backends.base import HostRun, Run
 from gemmule.backends.cuda import convert
 from gemmule.backends.cuda.packed.launch import PackedLauncher
 from gemmule.choose import choose
@@ -198,6 +198,8 @@ class Plan:
         """Return a line for each prepared operand: what it holds, and what this plan reads."""
         lines, rung = [], self.rung.name
         used = (False, False) if self._packed is None else self._packed.ready
+        if isinstance(self._run, HostRun):
+            used = self._run.packed[0] is not None, self._run.packed[1] is not None
         call = self.choice.call
         names = NAMES[self.op][::-1] if call.swapped else NAMES[self.op]
         for name, one, is_used in zip(names, call.ready, used, strict=True):

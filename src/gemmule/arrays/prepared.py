@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,12 @@ import numpy as np
 from gemmule.backends.cuda.arrays import form_of
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.operand import Factor, Form, Operand
-from gemmule.core.packing import Ready
-from gemmule.core.problem import ITEMSIZE
+from gemmule.core.packing import HostPacked, Ready
+from gemmule.core.problem import ITEMSIZE, layout_of
 
-Held = np.ndarray[Any, Any] | DeviceArray
+Array = np.ndarray[Any, Any]
+Held = Array | DeviceArray
+Planes = tuple[HostPacked, ...]  # what a rung on the host made of each entry of a batch
 
 
 class PreparedMatrix(Factor):
@@ -24,20 +26,26 @@ class PreparedMatrix(Factor):
     reference to the array that it was made from: changes of that do not reach it. Never written.
 
     shape, ndim, dtype (a name), device and nbytes (all that is held) are the usual ones; `rungs`
-    names the rungs that read a packed form, `reason` says why there are no others.
+    names the rungs that read a packed form, `reason` says why there are no others. On the host a
+    packed form serves one side: `T` reads the array, and ``T.T`` what was packed.
     """
 
-    __slots__ = ("_packed", "_place", "array", "form", "ready", "reason", "signature")
+    __slots__ = ("_packed", "_place", "_turned", "array", "form", "ready", "reason", "signature")
 
     def __init__(
-        self, array: Held, dtype: str, side: str, packed: Mapping[str, Held], reason: str = ""
+        self,
+        array: Held,
+        dtype: str,
+        side: str,
+        packed: Mapping[str, DeviceArray | Planes],
+        reason: str = "",
     ) -> None:
-        for held in (array, *packed.values()):
-            if isinstance(held, np.ndarray):
-                held.flags.writeable = False
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
         self.array, self.reason, self._packed = array, reason, dict(packed)
+        self._turned: PreparedMatrix | None = None
         planes = int(np.prod(array.shape[:-2], dtype=np.int64))
-        beside = sum(one.nbytes for one in packed.values() if one is not array)
+        beside = sum(one.nbytes for one in _apart(packed) if one is not array)
         self.ready = Ready(side, tuple(packed), planes, _spanned_bytes(array, dtype), beside)
         if isinstance(array, DeviceArray):
             form = form_of(array.pointer, array.shape, array.strides, dtype)
@@ -56,14 +64,14 @@ class PreparedMatrix(Factor):
         pointer, device = self._place
         return Operand(self.array, pointer, self.form, device, "gemmule", self)
 
-    def packed(self, rung: str) -> Held:
+    def packed(self, rung: str) -> DeviceArray | Planes:
         """Return what a rung of `rungs` reads; KeyError for another."""
         return self._packed[rung]
 
     def address(self, rung: str) -> int:
         """Return where on the device a rung of `rungs` finds its packed form."""
         held = self._packed[rung]
-        return held.pointer if isinstance(held, DeviceArray) else int(held.ctypes.data)
+        return held.pointer if isinstance(held, DeviceArray) else held[0].at
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,15 +110,19 @@ class PreparedMatrix(Factor):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: the copy, and what was packed beside it."""
-        return self.ready.own + self.ready.packed
+        """Bytes held: the copy, and what was packed beside it, be it for the other side."""
+        beside = self.ready.packed if self._turned is None else self._turned.ready.packed
+        return self.ready.own + beside
 
     @property
     def T(self) -> PreparedMatrix:
         """The transpose, for the other side, in the same memory; of a batch, of each entry."""
+        if self._turned is not None:
+            return self._turned
         array = self.array
+        side = "left" if self.side == "right" else "right"
         if isinstance(array, DeviceArray):
-            turned: Held = DeviceArray(
+            turned = DeviceArray(
                 array.pointer,
                 (*array.shape[:-2], array.shape[-1], array.shape[-2]),
                 (*array.strides[:-2], array.strides[-1], array.strides[-2]),
@@ -118,11 +130,12 @@ class PreparedMatrix(Factor):
                 array.ordinal,
                 array,
             )
-        else:
-            turned = array.swapaxes(-1, -2)
-        packed = {name: turned if one is array else one for name, one in self._packed.items()}
-        side = "left" if self.side == "right" else "right"
-        return PreparedMatrix(turned, self.dtype, side, packed, self.reason)
+            packed = {name: turned if one is array else one for name, one in self._packed.items()}
+            return PreparedMatrix(turned, self.dtype, side, packed, self.reason)
+        reason = "what is packed of it serves the other side" if self._packed else self.reason
+        other = PreparedMatrix(array.swapaxes(-1, -2), self.dtype, side, {}, reason)
+        other._turned = self
+        return other
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Return the matrix as a NumPy array: on the host a read-only view, from a GPU a copy."""
@@ -141,13 +154,17 @@ class PreparedMatrix(Factor):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Refuse on a GPU; what is packed there is made anew from the array."""
+        """Refuse on a GPU; on the host what was packed is made anew, for the processor there."""
         if isinstance(self.array, DeviceArray):
             raise TypeError(
                 f"a matrix prepared on {self.device} cannot be pickled. Pickle the array that it "
                 "was made from, and prepare that again where it is read."
             )
-        return PreparedMatrix, (self.array, self.dtype, self.side, self._packed, self.reason)
+        if self._turned is not None:
+            return _transposed, (self._turned,)
+        by_columns = layout_of(self.form.shape[-2:], self.form.strides[-2:]) == "col"
+        rows = self.array.swapaxes(-1, -2) if by_columns else self.array
+        return _prepared_again, (rows, by_columns, self.side, self.rungs)
 
     def __repr__(self) -> str:
         packed = ", ".join(self.rungs) or "no rung"
@@ -155,6 +172,35 @@ class PreparedMatrix(Factor):
             f"PreparedMatrix(shape={self.shape}, dtype={self.dtype}, device={self.device}, "
             f"side={self.side}, packed for {packed}, {self.nbytes:,} bytes)"
         )
+
+
+def _apart(packed: Mapping[str, DeviceArray | Planes]) -> list[Any]:
+    """Return the pieces of memory of packed forms, each once, whichever rungs share it."""
+    pieces: dict[int, Any] = {}
+    for held in packed.values():
+        for one in (held,) if isinstance(held, DeviceArray) else [one.memory for one in held]:
+            pieces[id(one)] = one
+    return list(pieces.values())
+
+
+def _transposed(matrix: PreparedMatrix) -> PreparedMatrix:
+    return matrix.T
+
+
+def _prepared_again(
+    rows: Array, by_columns: bool, side: str, rungs: tuple[str, ...]
+) -> PreparedMatrix:
+    """Return a pickled matrix: another processor may pack it otherwise, or for other rungs."""
+    made: PreparedMatrix = _again[0](rows.swapaxes(-1, -2) if by_columns else rows, side, rungs)
+    return made
+
+
+def prepared_by(prepare: Callable[..., PreparedMatrix]) -> None:
+    """Take ``prepare(array, side, rungs)`` of a host array that is nobody else's; it is above."""
+    _again[:] = [prepare]
+
+
+_again: list[Callable[..., PreparedMatrix]] = []
 
 
 def _spanned_bytes(array: Held, dtype: str) -> int:

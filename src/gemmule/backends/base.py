@@ -17,17 +17,26 @@ Run = Callable[[Operand, Operand, Operand, complex, complex], None]
 
 @dataclass(frozen=True, slots=True)
 class HostRun:
-    """A `Run` that needs no more of its operands than their host arrays."""
+    """A `Run` that needs no more of its operands than their host arrays.
+
+    packed: names of rungs, of A and of B: what those packed of a prepared operand stands for the
+    array (`gemmule.arrays.prepared.PreparedMatrix.packed`).
+    """
 
     product: Callable[[Any, Any, Any], None]  # (a, b, out): out = a b
     scaled: Callable[[Any, Any, Any, complex, complex], None]  # out = alpha a b + beta out
+    packed: tuple[str | None, str | None] = (None, None)
 
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
         """Set out = alpha * product + beta * out."""
+        left, right = (
+            one.array if rung is None else one.original.packed(rung)
+            for one, rung in zip((a, b), self.packed, strict=True)
+        )
         if alpha == 1 and beta == 0:
-            self.product(a.array, b.array, out.array)
+            self.product(left, right, out.array)
         else:
-            self.scaled(a.array, b.array, out.array, alpha, beta)
+            self.scaled(left, right, out.array, alpha, beta)
 
 
 class Backend(Protocol):

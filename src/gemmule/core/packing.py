@@ -1,15 +1,15 @@
 """How a rung's work on one operand comes apart from its product, to be done once for many of them.
 
-Some rungs begin with passes that write each operand to the workspace in the form that their product
-reads. What a pass leaves of an operand depends on nothing else of the product, so it may be kept
+Some rungs begin with passes that write each operand to memory in the form that their product reads.
+What a pass leaves of an operand depends on nothing else of the product, so it may be kept
 (`gemmule.prepare`): the product then runs the passes over the other operand alone, or none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gemmule.core.problem import Problem
 
@@ -74,3 +74,33 @@ class Packing:
     begins: Callable[[Problem], int]
     moves: Callable[[Problem, str], tuple[Move, ...]] = _no_moves
     is_copy: bool = False
+
+
+class HostPacked(NamedTuple):
+    """One matrix on the host as a CPU rung reads it, beside the matrix itself.
+
+    memory: what was made of the matrix; at: the address where that begins. notes: two
+    numbers that the rung wants to know of the elements besides.
+    """
+
+    array: Any
+    memory: Any
+    at: int
+    notes: tuple[int, int] = (0, 0)
+
+
+HostBind = Callable[[Problem, Mapping[str, Any], tuple[bool, bool]], Callable[..., None]]
+
+
+@dataclass(frozen=True, slots=True)
+class HostPacking:
+    """How a CPU rung packs one operand alone, and multiplies what was packed.
+
+    ``pack(problem, operand, array)`` makes of A (``"a"``) or B (``"b"``) what products of any size
+    of the other one read, or None where they better read the array. ``bind(problem, params,
+    ready)`` is the rung's `bind` for operands of which those that are `ready`, of A and of B, come
+    as `HostPacked`. Rungs with one `pack` share what it makes.
+    """
+
+    pack: Callable[[Problem, str, Any], HostPacked | None]
+    bind: HostBind

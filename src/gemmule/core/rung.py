@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from gemmule.core.canonical import Call
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
-from gemmule.core.packing import Packing
+from gemmule.core.packing import HostPacking, Packing
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem
 
 Params = Mapping[str, Any]
@@ -253,13 +253,15 @@ class Rung:
 class CpuRung(Rung):
     """A kernel for CPUs: ``bind(problem, params) -> run(A, x, y)`` over NumPy views.
 
-    `available` says what this processor lacks for it, or None.
+    `available` says what this processor lacks for it, or None. `packing`: what prepared operands
+    spare it.
     """
 
     backend: ClassVar[str] = "cpu"
 
     bind: Callable[[Problem, Params], Callable[..., None]]
     available: Callable[[], str | None] = field(default=lambda: None)
+    packing: HostPacking | None = None
 
     def refusal(self, problem: Problem) -> str | None:
         """Return why the rung does not take `problem` on this machine, or None when it does."""

@@ -8,6 +8,7 @@ beside a quantised matrix. Whatever it does not know (another library, other str
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,7 @@ class HostCall:
 
     def __init__(self, run: HostRun, call: Call, a: Form, b: Form) -> None:
         product = _exchanged(run.product) if call.swapped else run.product
-        product = _unwrapping(product, a.ready is not None, b.ready is not None)
+        product = _unwrapping(product, _reader(a, run.packed[0]), _reader(b, run.packed[1]))
         shape, dtype = call.out_shape, numpy_dtype(call.problem.out)
         self.trusted = _trusted(product, shape, dtype)
         if a.quant is None is b.quant and a.ready is None is b.ready:
@@ -48,13 +49,23 @@ class HostCall:
             self.checked = _checked(self.trusted, _signature(a), _signature(b))
 
 
-def _unwrapping(product: Way, first: bool, second: bool) -> Way:
-    """Return a product of operands of which some are prepared: it is given their arrays."""
-    if first and second:
-        return lambda a, b, out: product(a.array, b.array, out)
-    if first:
-        return lambda a, b, out: product(a.array, b, out)
-    return (lambda a, b, out: product(a, b.array, out)) if second else product
+Reader = Callable[[Any], Any]
+
+
+def _reader(form: Form, rung: str | None) -> Reader | None:
+    """Return what takes of a prepared operand what a product reads; None: it is not prepared."""
+    if form.ready is None:
+        return None
+    return operator.attrgetter("array") if rung is None else operator.methodcaller("packed", rung)
+
+
+def _unwrapping(product: Way, first: Reader | None, second: Reader | None) -> Way:
+    """Return a product of operands of which some are prepared, for one of what these hold."""
+    if first is not None and second is not None:
+        return lambda a, b, out: product(first(a), second(b), out)
+    if first is not None:
+        return lambda a, b, out: product(first(a), b, out)
+    return product if second is None else lambda a, b, out: product(a, second(b), out)
 
 
 def _exchanged(product: Way) -> Way:

@@ -23,12 +23,15 @@ from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
 from gemmule.core.host_rates import HostRates
 from gemmule.core.operand import View
+from gemmule.core.packing import HostPacked, HostPacking
 from gemmule.core.problem import Problem, layout_of, numpy_dtype
-from gemmule.core.rung import CpuRung, Machine, Rung
+from gemmule.core.rung import CpuRung, Machine, Params, Rung
 from gemmule.settings import cache_folder, tuning_enabled
 from gemmule.storage import rates as stored_rates
 
 Array = np.ndarray[Any, Any]
+Sides = tuple[bool, bool]  # of A, of B
+NEITHER: Sides = (False, False)
 
 
 class CpuBackend:
@@ -50,8 +53,11 @@ class CpuBackend:
 
     def prepare(self, choice: Choice) -> HostRun:
         """Bind the rung and the copies around it."""
-        core = _bound(choice)
-        scale = _scaled(choice)
+        ready = ready_sides(choice)
+        core = _bound(choice, ready)
+        scale = _scaled(choice, ready)
+        if any(ready):
+            return _packed(choice, core, scale, ready)
         if _is_direct(choice):
             turned = choice.call.op == "vecmat"
             return HostRun(_turned(choice, core) if turned else core, scale)
@@ -111,18 +117,24 @@ def last_level_cache_bytes() -> int:
     return max(sizes[1:] or sizes)
 
 
-def _bound(choice: Choice) -> Callable[..., None]:
-    """Return the rung's function over canonical arrays, looping over a batch it does not take."""
+def _bound(choice: Choice, ready: Sides = NEITHER) -> Callable[..., None]:
+    """Return the rung's function over canonical arrays, looping over a batch it does not take.
+
+    Of `ready` operands of a batch it takes a tuple with what was packed of each entry.
+    """
     rung, problem = choice.rung, choice.problem
     if not isinstance(rung, CpuRung):
         raise TypeError(f"rung {rung.folder}/{rung.name} is for {rung.backend}, not for CPUs.")
+    bind, packing = rung.bind, rung.packing
+    if packing is not None and any(ready):
+        bind = functools.partial(_binding, packing, ready)
     if problem.batch == 1 or (rung.batched and not problem.batch_invariant):
-        return rung.bind(problem, choice.params)
-    core = rung.bind(problem.alone(), choice.params)
+        return bind(problem, choice.params)
+    core = bind(problem.alone(), choice.params)
 
-    def loop(a: Any, b: Array, out: Array) -> None:
+    def loop(a: Any, b: Any, out: Array) -> None:
         for i in range(problem.batch):
-            core(a[i] if isinstance(a, np.ndarray) else a, b[i], out[i])
+            core(a[i] if isinstance(a, np.ndarray | tuple) else a, b[i], out[i])
 
     return loop
 
@@ -163,16 +175,58 @@ def _unit(view: View) -> bool:
     return view.strides[-1] == 1 or view.shape[-1] <= 1
 
 
-def _scaled(choice: Choice) -> Callable[[Any, Array, Array, complex, complex], None]:
+def _binding(
+    packing: HostPacking, ready: Sides, problem: Problem, params: Params
+) -> Callable[..., None]:
+    return packing.bind(problem, params, ready)
+
+
+def ready_sides(choice: Choice) -> Sides:
+    """Tell of A and of B whether what was packed of them before serves this choice."""
+    call, problem, rung = choice.call, choice.problem, choice.rung
+    if not isinstance(rung, CpuRung) or rung.packing is None or call.op != "matmul":
+        return NEITHER
+    if call.outer or call.swapped or problem != call.problem or problem.op != "matmul":
+        return NEITHER  # it is seen otherwise than it was packed
+    alone = problem.batch == 1
+    planes = (
+        (1 if alone or problem.shared_a else problem.batch),
+        (1 if alone or problem.shared_b else problem.batch),
+    )
+    a, b = (
+        one is not None and rung.name in one.rungs and one.planes == count
+        for one, count in zip(call.ready, planes, strict=True)
+    )
+    return a, b
+
+
+def _packed(
+    choice: Choice, core: Callable[..., None], scale: Callable[..., None], ready: Sides
+) -> HostRun:
+    """Return the run that reads what was packed of the `ready` operands."""
+    a, b = (choice.rung.name if one else None for one in ready)
+    see_a, see_b, see_out = _viewers(choice.call, ready)
+    into = _into(choice, core)
+    return HostRun(lambda a, b, out: into(see_a(a), see_b(b), see_out(out)), scale, (a, b))
+
+
+def _planes(problem: Problem) -> Callable[[tuple[HostPacked, ...]], Any]:
+    """Return what shows the packed entries of a batch as `_bound` takes them."""
+    if problem.batch == 1:
+        return lambda packed: packed[0]
+    return lambda packed: packed if len(packed) == problem.batch else packed * problem.batch
+
+
+def _scaled(choice: Choice, ready: Sides) -> Callable[[Any, Array, Array, complex, complex], None]:
     """Return ``run(a, b, out, alpha, beta)``."""
 
     @functools.cache
     def product() -> Callable[[Any, Array, Array], None]:
         summed = scaled.summed(choice)
-        return _into(summed, _bound(summed))
+        return _into(summed, _bound(summed, ready))
 
     scale = scaled.scaling(choice, product)
-    see_a, see_b, see_out = _viewers(choice.call)
+    see_a, see_b, see_out = _viewers(choice.call, ready)
 
     def run(a: Any, b: Array, out: Array, alpha: complex, beta: complex) -> None:
         scale(see_a(a), see_b(b), see_out(out), alpha, beta)
@@ -180,9 +234,12 @@ def _scaled(choice: Choice) -> Callable[[Any, Array, Array, complex, complex], N
     return run
 
 
-def _viewers(call: Call) -> list[Callable[[Any], Any]]:
+def _viewers(call: Call, ready: Sides = NEITHER) -> list[Callable[[Any], Any]]:
     """Return what shows A, x or B, and the result as a canonical call sees them."""
     views = [_viewer(view) for view in (call.a, call.b, call.out)]
+    for side, is_ready in enumerate(ready):
+        if is_ready:
+            views[side] = _planes(call.problem)
     if call.problem.quant is not None:
         views[0] = _kept_transpose if call.transposed_quant else (lambda matrix: matrix)
     return views

@@ -15,9 +15,11 @@ import numpy as np
 
 from gemmule.backends.cpu.intrinsics import call
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
+from gemmule.core.packing import HostPacking
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
+from gemmule.rungs.matmul.cpu._packed_operands import DEPTH, PITCH, pack, padded_lines
 from gemmule.rungs.matmul.cpu._tile import (
     is_narrow,
     pack_kernel,
@@ -28,9 +30,9 @@ from gemmule.rungs.matmul.cpu._tile import (
     unpack_kernel,
 )
 
+Sides = tuple[bool, bool]  # of A, of B
+NEITHER: Sides = (False, False)
 ROWS = 480  # rows of A in a block: 480 x 256 float32 are half of a 1 MiB second-level cache
-DEPTH = 256  # a sliver of B, 32 x 256 float32, is most of a 48 KiB first-level cache
-PITCH = DEPTH + 16  # numbers between rows that are packed whole; 256 would meet in few cache sets
 
 
 @functools.cache
@@ -41,6 +43,9 @@ def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
     columns, first, last)``. pack_a, pack_b, unpack: addresses of kernels, which alone know the
     dtypes in memory; steps are in bytes; a block has `rows` x `columns` elements, multiples of the
     tile. whole_rows: pack_a leaves rows of A whole (`pack_rows_kernel`).
+
+    Where pack_a or pack_b is 0 that operand was packed before (`_packed_operands`): A or B is where
+    that begins, A_row or B_row how many lines it has.
     """
     tile = register_tile(working, narrow)
     tile_rows, tile_columns = tile.rows, tile.columns
@@ -71,8 +76,8 @@ def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
         c_item: int,
     ) -> None:
         sums = np.empty(rows * columns, number)
-        packed_a = np.empty(rows * PITCH, number)
-        packed_b = np.empty(columns * DEPTH, number)
+        packed_a = np.empty(rows * PITCH if pack_a != 0 else 1, number)
+        packed_b = np.empty(columns * DEPTH if pack_b != 0 else 1, number)
         a, b, c = packed_a.ctypes.data, packed_b.ctypes.data, sums.ctypes.data
         across = (n + columns - 1) // columns
         for block in range(first, last):
@@ -81,8 +86,14 @@ def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
             sums[:] = number(0)
             for p in range(0, k, DEPTH):
                 depth = min(DEPTH, k - p)
-                call(pack_a, A + i * A_row + p * A_col, A_row, A_col, height, depth, a)
-                call(pack_b, B + p * B_row + j * B_col, B_col, B_row, breadth, depth, b)
+                if pack_a != 0:
+                    call(pack_a, A + i * A_row + p * A_col, A_row, A_col, height, depth, a)
+                else:
+                    a = A + (p // DEPTH * A_row + i) * PITCH * number_bytes
+                if pack_b != 0:
+                    call(pack_b, B + p * B_row + j * B_col, B_col, B_row, breadth, depth, b)
+                else:
+                    b = B + (p * B_row + j * depth) * number_bytes
                 for jj in range(0, breadth, tile_columns):
                     for ii in range(0, height, tile_rows):
                         corner = c + (ii * columns + jj) * number_bytes
@@ -96,24 +107,38 @@ def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
     return blocks
 
 
-def block_kernel_names(problem: Problem) -> tuple[str, bool, bool]:
+def block_kernel_names(problem: Problem, ready: Sides = NEITHER) -> tuple[str, bool, bool]:
     """Return the arguments of `block_kernel` for a problem."""
     working = _cpu.problem_working_dtype(problem)
-    whole_rows = unit_axis(problem.layout_a, 0) == "depth"
+    whole_rows = ready[0] or unit_axis(problem.layout_a, 0) == "depth"
     return working, is_narrow(problem.n, working), whole_rows
 
 
-def pack_addresses(problem: Problem) -> tuple[int, int, int]:
-    """Return the addresses of the kernels that pack A, pack B and store C of a problem."""
-    working, narrow, whole_rows = block_kernel_names(problem)
-    tile = register_tile(working, narrow)
-    if whole_rows:
-        pack_a = pack_rows_kernel(problem.a, working, tile.rows, PITCH)
-    else:
-        pack_a = pack_kernel(problem.a, working, tile.rows, unit_axis(problem.layout_a, 0))
-    pack_b = pack_kernel(problem.b, working, tile.columns, unit_axis(problem.layout_b, 1))
-    unpack = unpack_kernel(problem.out, working)
-    return pack_a.address(6), pack_b.address(6), unpack.address(6)
+def pack_addresses(problem: Problem, ready: Sides = NEITHER) -> tuple[int, int, int]:
+    """Return the addresses of the kernels that pack A, pack B and store C; 0 of what is packed."""
+    working, narrow, whole_rows = block_kernel_names(problem, ready)
+    tile, (pack_a, pack_b) = register_tile(working, narrow), (0, 0)
+    if whole_rows and not ready[0]:
+        pack_a = pack_rows_kernel(problem.a, working, tile.rows, PITCH).address(6)
+    elif not ready[0]:
+        unit = unit_axis(problem.layout_a, 0)
+        pack_a = pack_kernel(problem.a, working, tile.rows, unit).address(6)
+    if not ready[1]:
+        unit = unit_axis(problem.layout_b, 1)
+        pack_b = pack_kernel(problem.b, working, tile.columns, unit).address(6)
+    return pack_a, pack_b, unpack_kernel(problem.out, working).address(6)
+
+
+def operand_words(problem: Problem, ready: Sides) -> Callable[[Any, Any], tuple[int, ...]]:
+    """Return what tells the kernel where A and B lie: address and steps, or lines, of each."""
+    lines = padded_lines(problem, "a"), padded_lines(problem, "b")
+
+    def words(A: Any, B: Any) -> tuple[int, ...]:
+        of_a = (A.at, lines[0], 0) if ready[0] else (_cpu.address(A), *A.strides)
+        of_b = (B.at, lines[1], 0) if ready[1] else (_cpu.address(B), *B.strides)
+        return *of_a, *of_b
+
+    return words
 
 
 def block_size(m: int, n: int, working: str, columns: int, threads: int) -> tuple[int, int]:
@@ -138,21 +163,19 @@ def _round_up(size: int, multiple: int) -> int:
     return max(-(-size // multiple), 1) * multiple
 
 
-def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, B, C)``."""
-    names = block_kernel_names(problem)
-    blocks, packing = block_kernel(*names), pack_addresses(problem)
+def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
+    """Return ``run(A, B, C)``; `ready` operands come packed."""
+    names = block_kernel_names(problem, ready)
+    blocks, packing = block_kernel(*names), pack_addresses(problem, ready)
+    words = operand_words(problem, ready)
     m, n, k = problem.m, problem.n, problem.k
     rows, columns = block_size(m, n, names[0], params["columns"], threads=1)
     count = -(-m // rows) * -(-n // columns)
 
-    def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
+    def run(A: Any, B: Any, C: np.ndarray[Any, Any]) -> None:
         blocks(
             *packing,
-            _cpu.address(A),
-            *A.strides,
-            _cpu.address(B),
-            *B.strides,
+            *words(A, B),
             _cpu.address(C),
             C.strides[0],
             m,
@@ -188,4 +211,5 @@ RUNG = CpuRung(
     suggest=suggest,
     bind=bind,
     available=unavailable,
+    packing=HostPacking(pack, bind),
 )

@@ -11,13 +11,18 @@ import numpy as np
 from gemmule.backends.cpu.jit import kernel, unavailable
 from gemmule.backends.cpu.pool import Pooled, in_pool
 from gemmule.backends.cpu.threads import thread_count
+from gemmule.core.packing import HostPacking
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
+from gemmule.rungs.matmul.cpu._packed_operands import pack
 from gemmule.rungs.matmul.cpu.packed import (
+    NEITHER,
+    Sides,
     block_kernel,
     block_kernel_names,
     block_size,
+    operand_words,
     pack_addresses,
 )
 
@@ -73,21 +78,19 @@ def pooled_blocks(working: str, narrow: bool, whole_rows: bool) -> Pooled:
     return in_pool(block, 17)
 
 
-def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, B, C)``."""
-    names = block_kernel_names(problem)
-    pooled, packing = pooled_blocks(*names), pack_addresses(problem)
+def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
+    """Return ``run(A, B, C)``; `ready` operands come packed."""
+    names = block_kernel_names(problem, ready)
+    pooled, packing = pooled_blocks(*names), pack_addresses(problem, ready)
+    words = operand_words(problem, ready)
     m, n, k = problem.m, problem.n, problem.k
 
-    def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
+    def run(A: Any, B: Any, C: np.ndarray[Any, Any]) -> None:
         rows, columns = block_size(m, n, names[0], params["columns"], thread_count())
         pooled(
             -(-m // rows) * -(-n // columns),
             *packing,
-            _cpu.address(A),
-            *A.strides,
-            _cpu.address(B),
-            *B.strides,
+            *words(A, B),
             _cpu.address(C),
             C.strides[0],
             m,
@@ -121,4 +124,5 @@ RUNG = CpuRung(
     suggest=suggest,
     bind=bind,
     available=unavailable,
+    packing=HostPacking(pack, bind),
 )

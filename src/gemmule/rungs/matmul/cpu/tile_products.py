@@ -20,6 +20,8 @@ import numpy as np
 
 from gemmule.backends.cpu.amx import TILE_BYTES, missing_tiles
 from gemmule.backends.cpu.threads import thread_count
+from gemmule.core import memory
+from gemmule.core.packing import HostPacked, HostPacking
 from gemmule.core.problem import HALVES, Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
@@ -27,6 +29,7 @@ from gemmule.rungs.matmul.cpu import packed_threads
 from gemmule.rungs.matmul.cpu._tile import unit_axis, unpack_kernel
 from gemmule.rungs.matmul.cpu._tile_blocks import GROUP, block_shares, pack_shares, place_kernel
 from gemmule.rungs.matmul.cpu._tile_steps import PRODUCTS, STEP_TERMS
+from gemmule.rungs.matmul.cpu.packed import NEITHER, Sides
 
 Array = np.ndarray[Any, Any]
 
@@ -64,6 +67,11 @@ class _Tiles:
         extremes = np.empty((self.panels, 2, 32), np.uint16)
         return memory, -(-memory.ctypes.data // 64) * 64, extremes
 
+    def words(self, array: Array, line_axis: int, at: int, noted: Array) -> tuple[int, ...]:
+        """Return what `pack_shares` has to know of an operand whose lines lie along an axis."""
+        steps = array.strides[line_axis], array.strides[1 - line_axis]
+        return self.place, _cpu.address(array), *steps, self.lines, at, noted.ctypes.data
+
 
 def _extremes(noted: Array) -> tuple[int, int]:
     """Return the least magnitude that is not zero, less one, and the largest, as bits."""
@@ -84,33 +92,73 @@ def block_groups(down: int, across: int, threads: int, most: tuple[int, int]) ->
     return rows, columns
 
 
-def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, B, C)``."""
+def _operands(problem: Problem) -> tuple[_Tiles, _Tiles]:
+    """Return how A and B become tiles."""
+    units = unit_axis(problem.layout_a, 0), unit_axis(problem.layout_b, 1)
+    places = [place_kernel(b, unit).address(6) for b, unit in enumerate(units)]
+    pieces, k = _pieces(problem), problem.k
+    return _Tiles(pieces, problem.m, k, places[0]), _Tiles(pieces, problem.n, k, places[1])
+
+
+def pack(problem: Problem, operand: str, array: Array) -> HostPacked:
+    """Return A or B in tiles, and its extremes."""
+    axis = "ab".index(operand)
+    tiles = _operands(problem)[axis]
+    memory.require(tiles.nbytes, "what is packed of the matrix")
+    held, at, noted = tiles.room()
+    words = tiles.words(array, axis, at, noted)
+    pack_shares(_pieces(problem))(tiles.panels, tiles.panels, problem.k, *words, *words)
+    held.flags.writeable = False
+    return HostPacked(array, held, at, _extremes(noted))
+
+
+def _in_tiles(problem: Problem, ready: Sides) -> Callable[[Any, Any], tuple[HostPacked, ...]]:
+    """Return what makes tiles of A and B at once, of those that are none yet."""
+    both, pieces, k = _operands(problem), _pieces(problem), problem.k
+    panels = [0 if has else tiles.panels for tiles, has in zip(both, ready, strict=True)]
+
+    def in_tiles(*given: Any) -> tuple[HostPacked, ...]:
+        rooms = [None if has else tiles.room() for tiles, has in zip(both, ready, strict=True)]
+        words: list[int] = []
+        for axis, room in enumerate(rooms):
+            told = (0,) * 7 if room is None else both[axis].words(given[axis], axis, *room[1:])
+            words += told
+        if any(panels):
+            pack_shares(pieces)(sum(panels), panels[0], k, *words)
+        return tuple(
+            one if room is None else HostPacked(one, room[0], room[1], _extremes(room[2]))
+            for one, room in zip(given, rooms, strict=True)
+        )
+
+    return in_tiles
+
+
+def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
+    """Return ``run(A, B, C)``; `ready` operands come in tiles."""
     missing_tiles("bf16")  # the system has to be asked, whoever binds
     pieces, (m, n, k) = _pieces(problem), (problem.m, problem.n, problem.k)
     plainly = functools.cache(lambda: packed_threads.bind(problem, packed_threads.RUNG.defaults()))
+
+    def on_arrays(A: Any, B: Any, C: Array) -> None:
+        plainly()(A.array if ready[0] else A, B.array if ready[1] else B, C)
+
     if not (m and n and k):
-        return plainly()
-    left = _Tiles(pieces, m, k, place_kernel(False, unit_axis(problem.layout_a, 0)).address(6))
-    right = _Tiles(pieces, n, k, place_kernel(True, unit_axis(problem.layout_b, 1)).address(6))
+        return on_arrays
+    (left, right), in_tiles = _operands(problem), _in_tiles(problem, ready)
     most = (params["rows"] // GROUP, params["columns"] // GROUP)
     down, across, count = left.panels // 2, right.panels // 2, -(-k // STEP_TERMS)
     unpack = unpack_kernel(problem.out, "float32").address(6)
 
-    def run(A: Array, B: Array, C: Array) -> None:
-        (kept_a, a, noted_a), (kept_b, b, noted_b) = left.room(), right.room()
-        words_a = (left.place, _cpu.address(A), *A.strides, m, a, noted_a.ctypes.data)
-        words_b = (right.place, _cpu.address(B), *B.strides[::-1], n, b, noted_b.ctypes.data)
-        panels = left.panels + right.panels
-        pack_shares(pieces)(panels, left.panels, k, *words_a, *words_b)
-        if not _carried(pieces, _extremes(noted_a), _extremes(noted_b)):
-            plainly()(A, B, C)
+    def run(A: Any, B: Any, C: Array) -> None:
+        of_a, of_b = in_tiles(A, B)
+        if not _carried(pieces, of_a.notes, of_b.notes):
+            on_arrays(A, B, C)
             return
         rows, columns = block_groups(down, across, thread_count(), most)
         block_shares(pieces)(
             -(-down // rows) * -(-across // columns),
-            a,
-            b,
+            of_a.at,
+            of_b.at,
             _cpu.address(C),
             C.strides[0],
             C.itemsize,
@@ -122,7 +170,6 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
             _TERMS[pieces] // STEP_TERMS,
             unpack,
         )
-        del kept_a, kept_b
 
     return run
 
@@ -172,4 +219,5 @@ RUNG = CpuRung(
     suggest=suggest,
     bind=bind,
     available=lambda: missing_tiles("bf16"),
+    packing=HostPacking(pack, bind),
 )
