@@ -15,6 +15,8 @@ takes rows that begin at the same place of a vector, so that one shifted x serve
 
 from __future__ import annotations
 
+import math
+
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
@@ -74,13 +76,43 @@ def _unaligned(problem: Problem, machine: Machine, vectors: int, rows: int) -> t
     """Return lanes, rows and loads in flight for rows that are not aligned to 16 bytes.
 
     One H200 (November 2026), us, one row a warp and several: 8191 x 1025 halves 6.7 and 5.9, floats
-    10.5 and 9.7; 20001 x 129 halves 7.6 and 4.2. 4095 x 4095 floats by 2 loads 18.4, by 4 17.9.
+    10.5 and 9.7; 20001 x 129 halves 7.6 and 4.2. 4095 x 4095 floats by 2 loads 18.4, by 4 17.9. A
+    row a warp and a row a block of 128: 2200 x 8002 halves 13.4 and 11.0, floats 700 x 4001 9.9 and
+    5.2, 4095 x 10001 40.7 and 41.7.
     """
     if vectors > 128 and rows < 16 * machine.units:
         return 128 if vectors <= 1024 else 256, 1, 2
     if ITEMSIZE[problem.a] > 1 and rows >= 32 * machine.units:
-        return (32, 4, 1) if vectors <= 32 else (32, 2, 2) if vectors <= 512 else (32, 1, 2)
+        return _many_unaligned(machine, vectors, rows)
+    if (vectors > 512 and rows < 20 * machine.units) or (
+        vectors >= 1000 and rows < 26 * machine.units
+    ):
+        return 128, 1, 2
     return 32, 1, 4 if problem.a == "float32" and vectors > 512 else 2
+
+
+def _many_unaligned(machine: Machine, vectors: int, rows: int) -> tuple[int, int, int]:
+    """Return the same where warps take several rows each, or a block of 128 threads one.
+
+    The last wave of blocks decides: 9000 x 5531 halves take 31.1 us by two rows a warp, a wave and
+    a bit, 27.4 by four; 6000 x 2401 floats 15.7 and 18.2, 17.9 by blocks; 19345 x 2495 doubles
+    94.5, 102 and 91.
+    """
+    if vectors <= 32:
+        return 32, 4, 1
+
+    def cost(several: int) -> float:
+        waves = rows / (8 * several) / (4 * machine.units)
+        if waves > 1:
+            return 1 + 0.25 * (math.ceil(waves) / waves - 1)
+        return 1 + 0.4 * max(0.0, 0.5 / waves - 1)
+
+    costs = {
+        (32, 2, 2): cost(2),
+        (32, 4, 1): cost(4),
+        (128, 1, 2): 1.13 if vectors <= 800 else 1.02,
+    }
+    return min(costs, key=costs.__getitem__)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:

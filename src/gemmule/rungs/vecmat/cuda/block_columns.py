@@ -71,6 +71,7 @@ BYTES_UNDER_WAY = 34_000
 BEYOND_SHARE = 3.7
 STARTING_US = {256: 0.0, 512: 0.14, 1024: 0.215}
 THREADS_OF_A_UNIT = 768
+HIDDEN_BYTES = 128 * 1024
 
 
 def _fill(problem: Problem, machine: Machine, params: Params) -> tuple[float, float]:
@@ -100,7 +101,11 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     alone = 2 * threads > THREADS_OF_A_UNIT  # nothing is under way between a block and the next
     between = 0.4e-6 * max(0, math.ceil(waves) - 1) if alone else 0.0
     folding_us = 0.017 * math.log2(max(1.0, 32 / lanes)) + STARTING_US[threads]
-    start = starting(problem, machine, folding_us - 0.17, 0.55) + narrow_s(problem)
+    narrow = narrow_s(problem)
+    if problem.m * ITEMSIZE[problem.a] >= 16:  # a turn or two of small matrices hide it
+        narrow *= min(1.0, problem.matrix_bytes / HIDDEN_BYTES)
+    folding_us += 0.2 if problem.alignment != 16 else 0.0
+    start = starting(problem, machine, folding_us - 0.17, 0.55) + narrow
     reading = max(problem.compulsory_bytes / rate, 1.28e-6 * (turns * waves - 1))
     return start + between + float(reading)
 

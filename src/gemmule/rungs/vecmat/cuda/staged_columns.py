@@ -63,7 +63,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     row, rows = wide_row(problem.m, problem.a), 1
     if columns is None or row > MOST_BYTES or conflicts(problem.m, problem) > 4:
         return None
-    if row <= 32:
+    if row <= 32 and problem.n > THREADS * SPLITS[0]:
         rows = 2
     tiles = ceil_div(problem.n, THREADS * rows)
     splits = next((s for s in SPLITS if s >= tiles), SPLITS[-1])
