@@ -45,9 +45,9 @@ NOT_COVERED = """## Not covered
 - **Asynchronous hardware.** The emulator has threads in shuffled orders, copies as early and as
   late as may be, and launches before their predecessor; it has no memory model weaker than that
   of the processor it runs on, and TMA loads land when they are waited for only.
-- **Test suites of others.** NumPy's and SciPy's run against this package in `tests/external`,
-  which counts the calls that arrive; the counts are not on record here. Netlib's testers,
-  array-api-tests and CuPy's suite do not run.
+- **Test suites of others.** NumPy's and SciPy's tests run as they are installed; of netlib's
+  testers the sweep of sizes, steps and scalars with their measure of error, not their Fortran. The
+  array API's suite and CuPy's come in no package, and do not run.
 - **Forks beside BLAS.** Children of a parent whose threads are inside OpenBLAS hang with NumPy
   alone as well ([Threads and fork](threads.md)).
 - **Hours.** Threads ran side by side for minutes. No soak of hours or days is on record, nor faults
@@ -74,7 +74,11 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("the same bits again", "gpu:runs", "`gemmule extremes`"),
     ("a batch is a loop", "bit for bit (batch invariance)", TESTS),
     ("bad input is refused", "a typed error that names the argument", TESTS),
-    ("conforms to public interfaces", "NumPy's and SciPy's own tests, calls counted", TESTS),
+    (
+        "conforms to public interfaces",
+        "run:suites of others",
+        "`python tests/external_campaign.py`",
+    ),
     ("no memory error on a GPU", "gpu:sanitized", "`gemmule sanitize`"),
     ("no memory error on a CPU", "the emulator under AddressSanitizer; guards", TESTS),
     ("quantised round trips", "run:damaged files: quantised", "`python tests/corruption.py`"),
