@@ -15,6 +15,7 @@ import gemmule as gm
 from gemmule.core.operand import c_strides
 from gemmule.lab.cli import cli
 from gemmule.outofcore import engine, products, schedule, staging, upload
+from gemmule.outofcore.pieces import Transfer, pieces
 from gemmule.outofcore.schedule import Sizes, Tiling
 from gemmule.outofcore.tiling import Demand, chosen
 from gemmule.settings import device_budget
@@ -281,6 +282,39 @@ def test_files_larger_than_the_device(small: LateDriver, tmp_path: Path) -> None
     assert (np.load(tmp_path / "C.npy") == A @ B).all()
     ran = CliRunner().invoke(cli, [*given, "-o", str(tmp_path / "D.npy"), "--check"])
     assert ran.exit_code == 0, ran.output
+
+
+@pytest.mark.parametrize("size", [64, 100, 1000])
+@pytest.mark.parametrize("gap", [0, 20, 500])
+def test_pieces_are_the_arrays_where_they_belong(size: int, gap: int) -> None:
+    """Whatever is cut or put together: each byte once, none beyond a piece's size, gaps left."""
+    random = np.random.default_rng(size + gap)
+    shapes = ((7, 60), (1, 333), (40, 4), (0, 9), (3, 1), (9, 130))
+    arrays = [random.integers(1, 256, shape).astype(np.uint8) for shape in shapes]
+    arrays += [random.standard_normal((5, 11)).astype(np.float32)[::2, 1:]]
+    panel, address = [], 1000
+    for array in arrays:
+        panel.append(Transfer(array, address, direct=False))
+        address += array.nbytes + gap
+    found = list(pieces(panel, iter(lambda: size, None)))
+    there = np.zeros(address, np.uint8)
+    for piece in found:
+        assert 0 < piece.nbytes <= size
+        slot = np.full(size, 255, np.uint8)
+        for part, start in piece.parts:
+            slot[start : start + part.nbytes] = np.frombuffer(part.tobytes(), np.uint8)
+            assert start + part.nbytes <= piece.nbytes
+        held = slice(piece.address, piece.address + piece.nbytes)
+        assert not there[held].any()
+        there[held] = slot[: piece.nbytes]
+    for transfer in panel:
+        held = slice(transfer.address, transfer.address + transfer.array.nbytes)
+        assert there[held].tobytes() == transfer.array.tobytes()
+        assert gap < 64 or not there[held.stop : held.stop + gap].any()
+    assert not there[:1000].any()
+    whole = sum(array.nbytes + (gap if gap < 64 else 0) for array in arrays)
+    if size == 1000:
+        assert len(found) <= (4 * whole / 3 / size + 1 if gap < 64 else len(arrays) + 3)
 
 
 WHOLES = [Sizes(5, 7, 3), Sizes(1, 9, 4), Sizes(8, 1, 1), Sizes(6, 6, 6)]

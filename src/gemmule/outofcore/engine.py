@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -18,9 +19,10 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.streams import Event, Stream
 from gemmule.core.operand import Operand, c_strides
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
+from gemmule.outofcore.pieces import Transfer
 from gemmule.outofcore.schedule import Load, Place, Sizes, Step, Tiling, steps
 from gemmule.outofcore.sources import Dense, Source, Window, on_device
-from gemmule.outofcore.staging import Drain, Feeder, Finish, Transfer
+from gemmule.outofcore.staging import Drain, Feeder, Finish
 
 Array = np.ndarray[Any, Any]
 Launch = Callable[[Operand, Operand, Operand, complex, complex], None]
@@ -71,6 +73,7 @@ class _Held:
         self.block = DeviceArray.empty((max(1, count * nbytes),), "uint8", ordinal)
         self.arrived: list[Event] = []  # the panel of each slot
         self.read: list[Event] = []  # the last step that read it
+        self._panels: dict[tuple[int, tuple[int, int]], Operand] = {}  # by slot and sizes
 
     def take(self, events: Iterator[Event]) -> None:
         """Take an event of either kind for each slot."""
@@ -79,6 +82,16 @@ class _Held:
 
     def address(self, slot: int) -> int:
         return self.block.pointer + slot * self.nbytes
+
+    def panel(self, window: Window, slot: int, sizes: tuple[int, int]) -> Operand:
+        """Return a slot's panel, made once: panels of equal sizes are the same addresses there.
+
+        What is kept of a matrix on a GPU are its form and addresses, nothing read from it.
+        """
+        known = slot, sizes
+        if known not in self._panels:
+            self._panels[known] = self.source.panel(window, self.block, slot * self.nbytes)
+        return self._panels[known]
 
     def at_once(self, counts: Sizes, depth: int) -> bool:
         """Tell whether one copy brings all panels: those of a vector, each in its slot."""
@@ -106,7 +119,7 @@ def _with_context(job: Job) -> None:
     }
     out_bytes = tile.m * tile.n * ITEMSIZE[job.sums]
     out_block = DeviceArray.empty((tiling.out_slots * out_bytes,), "uint8", ordinal)
-    every = list(steps(job.whole, tiling))
+    every = _order(job.whole, tiling)
     feeder = Feeder(_panels(job, held, every), ordinal)
     try:
         drain = Drain(ordinal)
@@ -120,7 +133,7 @@ def _with_context(job: Job) -> None:
         Stream(ordinal, LEGACY_STREAM).synchronize()
 
 
-def _panels(job: Job, held: dict[str, _Held], every: list[Step]) -> Iterator[list[Transfer]]:
+def _panels(job: Job, held: dict[str, _Held], every: tuple[Step, ...]) -> Iterator[list[Transfer]]:
     counts, depth = job.tiling.counts(job.whole), job.tiling.tile.k
     whole = {side: one.at_once(counts, depth) for side, one in held.items()}
     for step in every:
@@ -136,15 +149,31 @@ def _panels(job: Job, held: dict[str, _Held], every: list[Step]) -> Iterator[lis
 
 
 def _window(job: Job, side: str, place: Place) -> Window:
-    tile = job.tiling.tile
-    tall, wide = (tile.m, tile.k) if side == "left" else (tile.k, tile.n)
+    tall, wide = _tile(job, side)
     rows = slice(place[0] * tall, (place[0] + 1) * tall)
     return rows, slice(place[1] * wide, (place[1] + 1) * wide)
 
 
+def _tile(job: Job, side: str) -> tuple[int, int]:
+    tile = job.tiling.tile
+    return (tile.m, tile.k) if side == "left" else (tile.k, tile.n)
+
+
+def _sizes(job: Job, side: str, place: Place) -> tuple[int, int]:
+    """Return rows and columns of a panel, fewer than a tile's at the ends."""
+    (tall, wide), whole = _tile(job, side), job.whole
+    rows, cols = (whole.m, whole.k) if side == "left" else (whole.k, whole.n)
+    return min(tall, rows - place[0] * tall), min(wide, cols - place[1] * wide)
+
+
+@functools.lru_cache(maxsize=8)
+def _order(whole: Sizes, tiling: Tiling) -> tuple[Step, ...]:
+    return tuple(steps(whole, tiling))
+
+
 def _run(
     job: Job,
-    every: list[Step],
+    every: tuple[Step, ...],
     held: dict[str, _Held],
     out_block: DeviceArray,
     feeder: Feeder,
@@ -191,9 +220,7 @@ def _load(one: _Held, load: Load, feeder: Feeder, kernels: Stream) -> None:
 
 def _multiply(job: Job, step: Step, held: dict[str, _Held], out_block: DeviceArray) -> Operand:
     left, right = (
-        held[side].source.panel(
-            _window(job, side, place), held[side].block, slot * held[side].nbytes
-        )
+        held[side].panel(_window(job, side, place), slot, _sizes(job, side, place))
         for side, place, slot in (
             ("left", (step.i, step.part), step.left),
             ("right", (step.part, step.j), step.right),

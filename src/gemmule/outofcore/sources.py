@@ -11,7 +11,8 @@ from gemmule.arrays.interop import unwrap
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.operand import Operand
 from gemmule.core.problem import ITEMSIZE
-from gemmule.outofcore.staging import Transfer, pinned
+from gemmule.outofcore.pieces import Transfer
+from gemmule.outofcore.staging import pinned
 from gemmule.quant.matrix import QuantizedMatrix
 
 Array = np.ndarray[Any, Any]
@@ -92,19 +93,21 @@ class Dense:
 class Coded:
     """A quantised matrix in panels of whole stored rows.
 
-    matrix: on the host, in layout ``row``; its permutation goes along with every panel.
+    matrix: on the host, in layout ``row``; its permutation goes along with every panel. direct: of
+    each part, whether it lies in page-locked memory.
     """
 
     matrix: QuantizedMatrix
     perm: Any
-    ordinal: int
+    direct: tuple[bool, ...]
 
     @classmethod
     def of(cls, matrix: QuantizedMatrix, ordinal: int) -> Coded:
         """Return a quantised matrix on the host."""
         host = matrix.to(layout="row")
         perm = None if host.perm is None else DeviceArray.from_host(host.perm, ordinal)
-        return cls(host, perm, ordinal)
+        parts = (host.codes, host.scales, host.zeros)
+        return cls(host, perm, tuple(pinned(one, ordinal) for one in parts if one is not None))
 
     @property
     def slow_axis(self) -> int:
@@ -119,8 +122,8 @@ class Coded:
     def transfers(self, window: Window, address: int) -> list[Transfer]:
         """Return what has to be copied for a panel that begins at an address."""
         found = []
-        for array in self._parts(window[self.slow_axis]):
-            found.append(Transfer(array, address, pinned(array, self.ordinal)))
+        for array, direct in zip(self._parts(window[self.slow_axis]), self.direct, strict=True):
+            found.append(Transfer(array, address, direct))
             address += _whole(array.nbytes)
         return found
 

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,22 +21,11 @@ import numpy as np
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.streams import Event, PinnedBlock, Stream, enter, is_pinned
+from gemmule.outofcore.pieces import Piece, Transfer, pieces
 
 Array = np.ndarray[Any, Any]
 CHUNK_BYTES = 8 << 20
 SLOTS, MOST_THREADS = 16, 8
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Lines of a host array, one after the other, to be closed up at a device address.
-
-    array: 2-D, its first axis the lines; direct: it lies in page-locked memory.
-    """
-
-    array: Array
-    address: int
-    direct: bool
 
 
 class Slot:
@@ -47,10 +35,10 @@ class Slot:
         self.memory, self.pointer = memory, pointer
         self.copied = Event(ordinal)
 
-    def like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return the slot's memory as an array."""
+    def like(self, shape: tuple[int, ...], dtype: np.dtype[Any], start: int = 0) -> Array:
+        """Return the slot's memory, from byte `start` on, as an array."""
         nbytes = int(np.prod(shape)) * dtype.itemsize
-        return self.memory[:nbytes].view(dtype).reshape(shape)
+        return self.memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
 class Lane:
@@ -131,28 +119,6 @@ def pinned(array: Array, ordinal: int) -> bool:
     return is_pinned(low, high - low, ordinal)
 
 
-def pieces(transfer: Transfer, sizes: Iterator[int]) -> Iterator[Transfer]:
-    """Cut a transfer into pieces of the next of `sizes`, in bytes; a direct one may stay whole."""
-    array, itemsize = transfer.array, transfer.array.itemsize
-    lines, length = array.shape
-    if array.size == 0:
-        return
-    in_line = length == 1 or array.strides[1] == itemsize
-    if transfer.direct and in_line and (lines == 1 or array.strides[0] >= length * itemsize):
-        yield transfer
-        return
-    first = start = 0
-    while first < lines:
-        elements = next(sizes) // itemsize
-        whole = start == 0 and elements >= length
-        tall, wide = (elements // length, length) if whole else (1, elements)
-        part = array[first : first + tall, start : start + wide]
-        yield Transfer(part, transfer.address + (first * length + start) * itemsize, False)
-        start += wide
-        if start >= length:
-            first, start = first + tall, 0
-
-
 def _growing() -> Iterator[int]:
     """Yield sizes of pieces: small ones first, so that the link has not long to wait."""
     for number in itertools.count():
@@ -167,10 +133,8 @@ class Feeder:
         self.stream, self.pool = self.lane.stream, self.lane.pool
         self.free = deque(self.lane.slots)
         sizes = _growing()
-        self.coming = (
-            (n, one) for n, panel in enumerate(panels) for t in panel for one in pieces(t, sizes)
-        )
-        self.ahead: deque[tuple[int, Transfer, Slot | None, Future[None] | None]] = deque()
+        self.coming = ((n, one) for n, panel in enumerate(panels) for one in pieces(panel, sizes))
+        self.ahead: deque[tuple[int, Piece, Slot | None, Future[None] | None]] = deque()
         self.sent = 0
         self._fill()
 
@@ -182,7 +146,7 @@ class Feeder:
                 _copy_direct(self.stream, piece)
             else:
                 filled.result()
-                self.stream.copy(piece.address, slot.pointer, piece.array.nbytes)
+                self.stream.copy(piece.address, slot.pointer, piece.nbytes)
                 self.stream.record(slot.copied)
                 self.free.append(slot)
             self._fill()
@@ -198,7 +162,7 @@ class Feeder:
                 self.ahead.append((number, piece, None, None))
                 continue
             slot = self.free.popleft()
-            self.ahead.append((number, piece, slot, self.pool.submit(_filled, slot, piece.array)))
+            self.ahead.append((number, piece, slot, self.pool.submit(_filled, slot, piece)))
 
     def close(self) -> None:
         """Wait for what is under way and give the slots back."""
@@ -212,13 +176,14 @@ def _ended(futures: Iterable[Future[None]]) -> None:
     wait([one for one in futures if not one.cancel()])
 
 
-def _filled(slot: Slot, array: Array) -> None:
+def _filled(slot: Slot, piece: Piece) -> None:
     slot.copied.synchronize()
-    np.copyto(slot.like(array.shape, array.dtype), array)
+    for array, start in piece.parts:
+        np.copyto(slot.like(array.shape, array.dtype, start), array)
 
 
-def _copy_direct(stream: Stream, piece: Transfer) -> None:
-    array = piece.array
+def _copy_direct(stream: Stream, piece: Piece) -> None:
+    array, _ = piece.parts[0]
     lines, length = array.shape
     pointer, width = array.__array_interface__["data"][0], length * array.itemsize
     if lines == 1 or array.strides[0] == width:

@@ -11,7 +11,8 @@ from gemmule.arrays.interop import unwrap
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.outofcore.staging import Feeder, Transfer, pinned
+from gemmule.outofcore.pieces import Transfer
+from gemmule.outofcore.staging import Feeder, pinned
 from gemmule.outofcore.tiling import PANEL_BYTES
 from gemmule.quant.matrix import QuantizedMatrix
 
