@@ -132,7 +132,8 @@ def _tokens(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
             continue
         if any(first <= match.start() < last for first, last in types):
             continue
-        if code[: match.start()].endswith(("strict=", "maxsize=")):  # what holds; what is kept
+        # What holds, what is kept, and how much memory an object takes.
+        if code[: match.start()].endswith(("strict=", "maxsize=", "slots=")):
             continue
         line = code[code.rfind("\n", 0, match.start()) + 1 : match.start()]
         if line.lstrip().startswith(("#", "import ", "from ", "template", "typedef", "class ")):
@@ -175,7 +176,11 @@ def _without_words(path: str, text: str) -> str:
     if not path.endswith(".py"):
         # Launch bounds are a promise to the compiler, which no result depends on.
         bounds = r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)"
-        return re.sub(rf"//[^\n]*|\"[^\"\n]*\"|{bounds}", blank, text)
+        text = re.sub(rf"//[^\n]*|\"[^\"\n]*\"|{bounds}", blank, text)
+        # Nor on what is fetched ahead, on the order of loads, on when the next grid may begin.
+        loops = r"(?:^ *for \([^\n]*\)\n(?: *\n|#pragma[^\n]*\n)*)*"
+        hints = r"ptx::(?:prefetch_l2|pin|pdl_launch_dependents)\("
+        return re.sub(rf"{loops}^[^{{}}\n]*{hints}[^\n]*", blank, text, flags=re.M)
     text = re.sub(r'"""(?s:.*?)"""', blank, text)
     return re.sub(r"#[^\n]*|[rf]*\"[^\"\n]*\"", blank, text)
 
@@ -183,10 +188,11 @@ def _without_words(path: str, text: str) -> str:
 def _statements(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
     """Yield whole statements of one line, and what leaves them out."""
     if not path.endswith(".py"):
+        code = _without_words(path, text)
         for match in re.finditer(
-            r"^ ++(?!return|typedef|using|static_assert)[\w:<> ]+\([^;{}\n]*\);", text, re.M
+            r"^ ++(?!return|typedef|using|static_assert)[\w:<> ]+\([^;{}\n]*\);", code, re.M
         ):
-            yield match.start(), match.group(), " ;", "statement"
+            yield match.start(), text[match.start() : match.end()], " ;", "statement"
         return
     kinds = (ast.Assign, ast.AugAssign, ast.Expr, ast.Raise, ast.Return)
     for function in ast.walk(ast.parse(text)):
@@ -197,6 +203,8 @@ def _statements(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
                 continue
             if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call):
                 continue
+            if node is function.body[-1] and ast.unparse(node) in ("return", "return None"):
+                continue  # a function ends so without it
             start, end = _span(text, node)
             yield start, text[start:end], "pass", "statement"
 

@@ -64,7 +64,8 @@ def _names() -> list[str]:
     both = {f"{name}<{bug}>" for name, bug, *_ in PLANTED} | {f"{row[0]}<0>" for row in PLANTED}
     others = [f"{name}<{bug}>" for name in ("order_dependence", "stray_read") for bug in (0, 1)]
     others += [f"{name}<{bug}>" for name in ("stage_in_use", "dependent") for bug in (0, 1)]
-    others += [f"transaction<{bug}>" for bug in (7, 8, 9)]
+    others += [f"transaction<{bug}>" for bug in (7, 8, 9, 10)]
+    others += [f"waited_for<{bug}>" for bug in (1, 2)]
     return [*sorted(both), *others, "dependent<2>", "grid_barrier<0>", *_PLAIN]
 
 
@@ -135,6 +136,14 @@ def test_an_mbarrier_is_refused_where_it_is_initialised(planted: Module, bug: in
 
 
 @needs_compiler
+def test_no_more_bytes_are_announced_than_an_mbarrier_counts(planted: Module) -> None:
+    said = r"planted\.cu:\d+: 1048576 bytes announced, at most 2\^20 - 1"
+    with pytest.raises(EmulationError, match=said) as caught:
+        _reverse(planted, "transaction<10>")
+    assert caught.value.kind == "mbarrier"
+
+
+@needs_compiler
 @pytest.mark.parametrize("block", [129, 192])
 def test_a_warpgroup_is_whole(planted: Module, block: int) -> None:
     with pytest.raises(EmulationError, match="a warpgroup has 128 threads") as caught:
@@ -154,6 +163,23 @@ def test_deadlock_report_says_who_waits_where(planted: Module) -> None:
         _reverse(planted, "deadlock<1>")
     assert "14 at a shuffle" in caught.value.text
     assert "50 at __syncthreads()" in caught.value.text
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("bug", "what", "call"),
+    [(1, "the cluster barrier", "cluster_sync"), (2, "wgmma_wait", "wgmma_wait")],
+)
+def test_deadlock_report_names_what_is_waited_for(
+    planted: Module, bug: int, what: str, call: str
+) -> None:
+    with pytest.raises(EmulationError, match="no thread can go on") as caught:
+        _reverse(planted, f"waited_for<{bug}>", 128)
+    found = re.findall(r" (\d+) at ([^(]+) \(planted\.cu:(\d+)\)", caught.value.text)
+    source = SOURCE.read_text().splitlines()
+    assert {(int(n), name) for n, name, _ in found} == {(1, "an mbarrier"), (127, what)}
+    for _, name, line in found:
+        assert (call if name == what else "mbar_wait") in source[int(line) - 1]
 
 
 @needs_compiler

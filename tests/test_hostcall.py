@@ -200,6 +200,10 @@ def test_another_default_device_is_heeded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("GEMMULE_DEVICE", "nonsense")
     with pytest.raises(ValueError, match="GEMMULE_DEVICE"):
         gm.matvec(a, x)
+    monkeypatch.setenv("GEMMULE_DEVICE", "cpu")
+    assert eager("matvec", a, x) is not None
+    monkeypatch.setenv("GEMMULE_DEVICE", "cuda:0")
+    assert eager("matvec", a, x) is None
 
 
 def test_options_and_rungs_tell_calls_of_equal_arrays_apart() -> None:
@@ -246,6 +250,16 @@ def test_without_pytorchs_guards_nothing_is_known(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", None)
     x = torch.randn(8)
     assert not torch_launch.guards(x, x, x)(x, x, x)
+
+
+def test_products_of_prepared_matrices_take_the_short_way() -> None:
+    a, b = operands("matmul")
+    left, right = gm.prepare(a, side="left"), gm.prepare(b)
+    for first, second in ((left, b), (a, right), (left, right)):
+        np.testing.assert_array_equal(eager("matmul", first, second), a @ b)
+        out = np.empty((5, 3), np.float32)
+        assert eager("matmul", first, second, out) is out
+        np.testing.assert_array_equal(out, a @ b)
 
 
 def test_quantised_products_take_the_short_way() -> None:

@@ -39,6 +39,14 @@ def test_mechanical_faults_repeat_by_their_seed() -> None:
         assert " -> [" in str(fault)
 
 
+AHEAD = """{
+  for (int r = 0; r < R; ++r)
+  // excerpt
+  if (r < 3) ptx::prefetch_l2(a + 2 * r);
+}
+"""
+
+
 @pytest.mark.parametrize(
     ("path", "text", "wanted"),
     [
@@ -46,6 +54,7 @@ def test_mechanical_faults_repeat_by_their_seed() -> None:
         ("a.py", 'x = "a < b"  # 1 + 1\n', set()),
         ("a.py", "x = zip(a, b, strict=True)\n", set()),
         ("a.py", "x = lru_cache(maxsize=8)\n", set()),
+        ("a.py", "@dataclass(slots=True)\nclass A: ...\n", set()),
         ("a.py", '"""Words: 3 < 4."""\nx = not y\n', {("not", "")}),
         (
             "a.cu",
@@ -54,6 +63,8 @@ def test_mechanical_faults_repeat_by_their_seed() -> None:
         ),
         ("a.cu", "  Vec<int, 4> v;  // 5 + 5\n", {("4", "5")}),
         ("a.cu", "void __launch_bounds__(2 * f(3), 1) k(int n = 7);\n", {("7", "8")}),
+        ("a.cu", f"  for (int u = 7;;)\n{AHEAD}  ++u;\n", {("7", "8")}),
+        ("a.cu", "  for (int r = 0;;) ptx::pin(a[r]);\n", set()),
     ],
 )
 def test_operators_and_constants_of_the_code_alone_change(
@@ -68,7 +79,11 @@ def test_statements_are_left_out_whole() -> None:
     )
     left_out = [old for _, old, _, _ in mutation._statements("a.py", text)]
     assert left_out == ["a += 1", "return a", "g(a)"]
+    text = "def f(a):\n    if a:\n        return None\n    g(a)\n    return None\n"
+    left_out = [old for _, old, _, _ in mutation._statements("a.py", text)]
+    assert left_out == ["g(a)", "return None"]
     kernel = "  if (t) f(1);\n  __syncthreads();\n  static_assert(N);\n  return g();\n"
+    kernel += "  ptx::pdl_launch_dependents();\n"
     left_out = [old.strip() for _, old, *_ in mutation._statements("a.cu", kernel)]
     assert left_out == ["if (t) f(1);", "__syncthreads();"]
 

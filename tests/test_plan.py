@@ -337,6 +337,63 @@ def test_an_operand_is_copied_where_its_rung_needs_another_layout(
     assert shared.strides[0] == 0  # one copy serves all entries of the batch
 
 
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        ({}, 32 * 2**20),
+        ({"index0/size": "48K\n", "index2/size": "2048K\n", "index1/size": "32K"}, 2**21),
+        ({"index0/size": "3M", "index1/size": "1024K"}, 3 * 2**20),
+        ({"index0/size": "1G", "index1/size": "6M"}, 2**30),
+        ({"index0/size": "", "index1/size": "7", "index2/size": "xK", "index3/size": "5Q"}, 2**25),
+        ({"index0/size": "", "index1/size": "12K"}, 12 * 2**10),
+    ],
+)
+def test_the_largest_cache_is_that_which_the_system_tells(
+    stored: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in stored.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(launch, "Path", lambda _: tmp_path)
+    assert launch.last_level_cache_bytes.__wrapped__() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: CPU: fast\nmodel name\t: other\n", "CPU: fast"),
+        ("processor\t: 0\n", "fallback"),
+        (None, "fallback"),
+    ],
+)
+def test_the_processor_is_called_what_the_system_calls_it(
+    text: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(launch, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(launch.platform, "machine", lambda: "fallback")
+    for processor in ("", "fallback"):
+        monkeypatch.setattr(launch.platform, "processor", lambda: processor)  # noqa: B023
+        assert launch._processor_name() == name
+
+
+def test_explain_names_the_prepared_operand_where_operands_are_exchanged() -> None:
+    rng = np.random.default_rng(13)
+    A, row, x = (small(rng, shape, "float32") for shape in ((30, 20), (1, 30), (30,)))
+    for op, left, right in (
+        ("vecmat", x, gm.prepare(A)),
+        ("matmul", row, gm.prepare(A)),
+        ("matmul", row.repeat(4, 0), gm.prepare(A)),
+        ("matvec", gm.prepare(A.T, side="left"), x),
+    ):
+        p = gm.plan(op, left, right)
+        side, name = ("left", "A") if op == "matvec" else ("right", "B" if op == "matmul" else "A")
+        told = [line for line in p.explain().splitlines() if line.startswith("prepared")]
+        assert len(told) == 1
+        assert told[0].startswith(f"prepared   {name} on the {side}: read by {p.rung.name} as an")
+
+
 def test_objects_show_themselves_in_one_line() -> None:
     planned = gm.plan("matvec", np.eye(3), np.ones(3))
     for thing in (planned, planned.rung, gm.ladder("matvec"), gm.quantize(np.eye(8))):

@@ -341,6 +341,7 @@ VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "every other column": lambda W: W[:, ::2],
     "negative": lambda W: W[::-1, ::-1],
     "broadcast": lambda W: np.broadcast_to(W[:1], W.shape),
+    "one number": lambda W: np.broadcast_to(W[:1, :1], W.shape),
     "big endian": lambda W: W.astype(W.dtype.newbyteorder(">")),
     "fortran": np.asfortranarray,
 }
@@ -354,6 +355,33 @@ def test_strides_do_not_matter(view: str) -> None:
         plain = quantize(np.array(W, np.float32, order="C"), 4, group_size)
         for name in ("codes", "scales", "zeros"):
             np.testing.assert_array_equal(getattr(ours, name), getattr(plain, name))
+
+
+@pytest.mark.parametrize(
+    ("view", "whole"),
+    [
+        ("transposed", False),
+        ("fortran", False),
+        ("negative", True),
+        ("every other column", True),
+        ("broadcast", False),
+        ("one number", True),
+    ],
+)
+def test_weights_that_lie_by_columns_are_copied_tile_by_tile(
+    view: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        rounding, "library_of", lambda one: asked.append(one) or library.library_of(one)
+    )
+    W = VIEWS[view](normal(300, 299))
+    for order in (None, np.arange(W.shape[1])[::-1]):
+        block = rounding.compute_block(W, slice(7, 290), order)
+        plain = W[7:290] if order is None else W[7:290][:, order]
+        np.testing.assert_array_equal(block, plain)
+        assert block.flags.c_contiguous
+        assert order is not None or bool(asked) == whole
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

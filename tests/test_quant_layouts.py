@@ -169,3 +169,11 @@ def test_row_blocks_cover_every_row_once() -> None:
         covered = [i for block in row_blocks(rows, columns) for i in range(rows)[block]]
         assert covered == list(range(rows))
     assert list(row_blocks(1 << 40, 0)) == []
+    for rows, columns, elements, sizes in [
+        (7, 5, 10, [2, 2, 2, 1]),
+        (7, 5, 14, [2, 2, 2, 1]),
+        (3, 5, 4, [1, 1, 1]),
+        (3, 5, 15, [3]),
+    ]:
+        found = [block.stop - block.start for block in row_blocks(rows, columns, elements)]
+        assert found == sizes

@@ -104,6 +104,54 @@ def test_a_layer_goes_the_short_way_where_both_operands_are_known(
     assert lookup.below("matvec", "a", "b", DEFAULT) == way
 
 
+@pytest.mark.parametrize("unknown", ["", "a", "b", "out"])
+def test_operands_of_a_device_are_told_apart_where_all_are_known(
+    unknown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(operand: Any) -> str | None:
+        return None if operand.name == unknown else operand.name
+
+    known = SimpleNamespace(seen=seen, wanted=lambda *_: False)
+    monkeypatch.setattr(lookup, "_torch_calls", lambda: known)
+    a, b, out = (SimpleNamespace(name=name, is_cuda=True) for name in ("a", "b", "out"))
+    whole, fresh = lookup._signatures(a, b, out), lookup._signatures(a, b, None)
+    assert whole == (None if unknown else ("a", "b", "out"))
+    assert fresh == (None if unknown in ("a", "b") else ("a", "b", None))
+    known.wanted = lambda *_: True
+    assert lookup._signatures(a, b, out) is None
+    known.wanted = lambda *_: False
+    for other in (SimpleNamespace(name="b", is_cuda=False), SimpleNamespace(name="b")):
+        assert lookup._signatures(a, other, out) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "ordinal", "seen_out", "way", "bound"),
+    [
+        ("ab", 1, None, "short", True),
+        ("ab", 1, "out", "short", True),
+        ("ab", 1, "other", "short", False),
+        ("ab", 1, None, None, False),
+        ("ab", 2, None, "short", False),
+        ("?b", 1, None, "short", False),
+        ("a?", 1, None, "short", False),
+    ],
+)
+def test_a_bound_call_is_for_one_device_and_its_own_out(
+    names: str, ordinal: int, seen_out: Any, way: Any, bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolved(*asked: Any) -> Any:
+        assert asked == ("matvec", "a", "b", None, "cuda:1", DEFAULT)
+        short_way = None if way is None else SimpleNamespace(trusted=way, out_seen="out")
+        return SimpleNamespace(short_way=short_way)
+
+    known = SimpleNamespace(form=lambda seen: None if seen[0] == "?" else seen[0])
+    monkeypatch.setattr(lookup, "_torch_calls", lambda: known)
+    monkeypatch.setattr(lookup, "resolve", resolved)
+    signatures = (names[0], (), (), 1), (names[1], (), (), ordinal)
+    found = lookup._bound.__wrapped__("matvec", *signatures, seen_out, DEFAULT)
+    assert found == (way if bound else None)
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_met, "MOST", 3)
     memory = Met()

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -41,8 +41,8 @@ class Plan:
     options: Options
     forms: tuple[Form, Form]
     device: str
-    _run: Run = field(repr=False)
-    short_way: ShortWay | None = field(repr=False, default=None)
+    _run: Run
+    short_way: ShortWay | None = None
 
     def __repr__(self) -> str:
         rung = self.choice.rung
@@ -273,7 +273,7 @@ def _widened(
     None where that does not help. The cheapest conversion that some rung then takes.
     """
     dtype = call.problem.out
-    if not {left.dtype, right.dtype, dtype} <= set(FLOATS) or left.quant or right.quant:
+    if any(name not in FLOATS for name in (left.dtype, right.dtype, dtype)):
         return None
     dtypes = (left.dtype, right.dtype)
     ways = {(dtype, right.dtype), (left.dtype, dtype), (dtype, dtype)} - {dtypes}

@@ -58,6 +58,16 @@ PLANTED(deadlock) {
   __syncthreads();
   p.out[t] = s[63 - t];
 }
+// One thread waits for an arrival that never comes, and the others for it: 1: in the cluster, 2: in the warpgroup.
+PLANTED(waited_for) {
+  __shared__ u64 bar;
+  const int t = threadIdx.x;
+  if (t == 0) mbar_init(smem_addr(&bar), 1);
+  __syncthreads();
+  if (t == 0) mbar_wait(smem_addr(&bar), 0);
+  else if (Bug == 1) cluster_sync();
+  else wgmma_wait<0>();
+}
 PLANTED(divergent_warp) {
   const int t = threadIdx.x;
   float v = p.in[t];
@@ -192,7 +202,8 @@ PLANTED(dependent) {   // Bug 1: reads what the grid before writes and waits the
 }
 
 // Bug 1 to 6: too many bytes announced, too few, wrong parity, one arrival too many, no initialisation, no wait.
-// 7 to 9: initialised for no arrival, for more than an mbarrier counts, between two mbarriers.
+// 7 to 9: initialised for no arrival, for more than an mbarrier counts, between two mbarriers. 10: more bytes
+// announced than it counts.
 PLANTED(transaction) {
   __shared__ alignas(16) float s[64];
   __shared__ u64 bar;
@@ -201,7 +212,7 @@ PLANTED(transaction) {
   if (t == 0 && Bug != 5) mbar_init(full + (Bug == 9 ? 4 : 0), Bug == 7 ? 0 : Bug == 8 ? 1 << 14 : 1);
   __syncthreads();
   if (t == 0) {
-    mbar_arrive_expect_tx(full, 256 + (Bug == 1 ? 16 : 0) - (Bug == 2 ? 16 : 0));
+    mbar_arrive_expect_tx(full, Bug == 10 ? 1 << 20 : 256 + (Bug == 1 ? 16 : 0) - (Bug == 2 ? 16 : 0));
     if (Bug == 4) mbar_arrive(full);
     bulk_load(smem_addr(s), p.in, 256, full);
   }

@@ -297,10 +297,11 @@ def _assemble(asked: _Product, batch: Batch, seen: Views) -> Call:
     spec = a.quant
     if spec is not None and options.activations != "float":
         spec = replace(spec, activations=options.activations)
-    aligned = 16
-    for view, steps, form in zip(seen, batch.strides, (a, b, out), strict=True):
-        if form is not None:
-            aligned = min(aligned, vector_alignment(form, view, steps))
+    aligned = min(
+        vector_alignment(form, view, steps)
+        for view, steps, form in zip(seen, batch.strides, (a, b, out), strict=True)
+        if form is not None
+    )
     if options.batch_invariant:  # of one vector as of the rows of a C-ordered batch of them
         for count_of, name in ((a_view.shape[1], b.dtype), (a_view.shape[0], dtype)):
             aligned = min(aligned, power_of_two(count_of * ITEMSIZE[name]))

@@ -74,7 +74,7 @@ def passes(alpha: Number, beta: Number, dtype: str) -> tuple[Pass, ...]:
     >>> passes(2**53 + 1, 0, "int64")
     ((9007199254740992.0, 0.0), (1.0, 1.0))
     """
-    if dtype not in ("int64", "uint64") or (alpha == 1 and beta == 0):
+    if dtype not in ("int64", "uint64"):
         return ((float(alpha.real), float(beta.real)),)
     whole, kept = _signed(int(alpha.real)), _signed(int(beta.real))
     first: tuple[Pass, ...] = ()

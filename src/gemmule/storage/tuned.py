@@ -166,7 +166,7 @@ def problem_of(fields: Any) -> Problem:
     sizes = (problem.m, problem.n, problem.k, problem.batch)
     if problem.op not in ("matvec", "matmul") or min(sizes) < 0:
         raise ValueError("a problem's op is matvec or matmul, and no size is negative.")
-    if not {problem.a, problem.b, problem.out} <= set(_QUANT_DTYPES):
+    if any(name not in _QUANT_DTYPES for name in (problem.a, problem.b, problem.out)):
         raise ValueError(f"{problem.a}, {problem.b}, {problem.out} are not all dtypes.")
     return check_problem(problem)
 
