@@ -216,6 +216,27 @@ def test_work_goes_to_the_operands_device(
     assert fake.contexts == ([] if current is None else [1000 + current])
 
 
+@pytest.mark.parametrize(
+    ("name", "static", "dynamic", "workspace"),
+    [
+        ("shared_tile", 2 * 32 * 32 * 4, 0, 0),
+        ("shared_x", 0, 128 * 4, 0),
+        ("two_step", 32 * 4, 0, 0),
+        ("y_blocks", 32 * 4, 0, 4 * 64 * 4),
+    ],
+)
+def test_memory_is_stated_with_that_of_the_code(
+    fake: FakeDriver, name: str, static: int, dynamic: int, workspace: int
+) -> None:
+    """Shared memory that a kernel declares with a size counts beside that of its launch."""
+    right = (64, 64) if name == "shared_tile" else (64,)
+    op = "matmul" if name == "shared_tile" else "matvec"
+    words = gm.plan(op, on(0, 64, 64), on(0, *right), rung=name).explain()
+    assert f"workspace {workspace:,} bytes" in words
+    total = f"shared memory {static + dynamic:,} bytes (static {static:,}, dynamic {dynamic:,})"
+    assert f"{total} a block" in words
+
+
 def test_devices_do_not_mix(fake: FakeDriver) -> None:
     with pytest.raises(TypeError, match=r"cuda:0.*cuda:1"):
         gm.matvec(on(0, 4, 4), on(1, 4), rung=RUNG.name)

@@ -313,9 +313,12 @@ def test_compiles_without_spills(rung: Rung, arch: str) -> None:
     if arch not in rung.archs:
         pytest.skip(f"{rung.name} is not declared for {arch}")
     variant = heaviest(rung, arch)
-    _, report = nvrtc.build(rung.source_path, variant.kernels, arch, variant.defines)
+    module, report = nvrtc.build(rung.source_path, variant.kernels, arch, variant.defines)
     found = list(nvrtc.resources(report))
     assert len(found) >= len(variant.kernels), "ptxas reports every kernel"
+    told = {r.symbol: r.shared_bytes for r in found}
+    for name, nbytes in nvrtc.static_shared(module).items():
+        assert nbytes == told[module.symbols[name]], f"static shared memory of {name}"
     spilled = [r for r in found if r.spill_bytes]
     assert rung.spills or not spilled, spilled
 

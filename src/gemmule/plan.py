@@ -14,14 +14,15 @@ from typing import Any
 from gemmule import backends
 from gemmule.arrays.interop import check_out, check_same_kind, empty_like_kind, to_kind, unwrap
 from gemmule.backends.base import HostRun, Run
-from gemmule.backends.cuda import convert
+from gemmule.backends.cuda import convert, nvrtc
+from gemmule.backends.cuda.launch import Launcher
 from gemmule.backends.cuda.packed.launch import PackedLauncher
 from gemmule.choose import choose
 from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Form, Operand, speaker
 from gemmule.core.problem import FLOATS, ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Rung
+from gemmule.core.rung import Arithmetic, CudaRung, Rung, Step
 from gemmule.dispatch.bind import ShortWay, bind
 
 log = logging.getLogger("gemmule")
@@ -178,8 +179,8 @@ class Plan:
             given = (choice.problem, choice.params, choice.machine)
             whole = choice.rung.workspace(*given)
             memory = whole if self._packed is None else self._packed.workspace
-            shared = max((step.smem for step in choice.rung.steps(*given)), default=0)
-            lines.append(f"memory     workspace {memory:,} bytes, dynamic shared {shared:,} bytes")
+            shared = self._shared(choice.rung.steps(*given))
+            lines.append(f"memory     workspace {memory:,} bytes, {shared} a block")
         arithmetic = choice.rung.arithmetic(choice.problem)
         rounded = f", of operands rounded to {arithmetic.inputs}" if arithmetic.inputs else ""
         unused = _unused(problem, arithmetic)
@@ -189,10 +190,25 @@ class Plan:
         return "\n".join(lines)
 
     @property
+    def _launcher(self) -> Run:
+        """What launches, after operands are converted."""
+        return self._run.run if isinstance(self._run, convert.Converting) else self._run
+
+    @property
     def _packed(self) -> PackedLauncher | None:
         """What launches, where it reads a packed operand."""
-        run = self._run.run if isinstance(self._run, convert.Converting) else self._run
+        run = self._launcher
         return run if isinstance(run, PackedLauncher) else None
+
+    def _shared(self, steps: tuple[Step, ...]) -> str:
+        """Return the shared memory of the kernel that has most: of its launch and of its code."""
+        run = self._launcher
+        if not isinstance(run, Launcher | PackedLauncher):
+            return "shared memory 0 bytes"
+        static = nvrtc.static_shared(run.module)
+        sizes = [(step.smem + static[step.kernel], step.smem) for step in steps]
+        total, dynamic = max(sizes, default=(0, 0))
+        return f"shared memory {total:,} bytes (static {total - dynamic:,}, dynamic {dynamic:,})"
 
     def _prepared(self) -> list[str]:
         """Return a line for each prepared operand: what it holds, and what this plan reads."""

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ _OPTIONS: dict[str, Any] = {
     "no_display_error_number": True,
 }
 MAX_ENTRY_BYTES = 64 * 2**20
+SYSTEM_SHARED = 1024  # of each block's shared memory
 INSTALL = "pip install 'gemmule[cuda13]'"
 
 
@@ -258,6 +260,37 @@ def _write(entry: Path, module: Module) -> None:
     content = json.dumps(module.symbols).encode() + b"\n" + module.cubin
     digest = hashlib.sha256(content).hexdigest().encode()
     write_atomically(entry, digest + b"\n" + content)
+
+
+def static_shared(module: Module) -> dict[str, int]:
+    """Return the bytes of static shared memory of each kernel, by name expression.
+
+    They are the size of a section of the cubin (an ELF file), which kernels without any lack. Where
+    another section tells of memory that the system keeps (compute capability 9.0 on), they begin
+    behind it.
+    """
+    sizes = _sections(module.cubin)
+    kept = SYSTEM_SHARED if ".nv.shared.reserved.0" in sizes else 0
+    return {
+        name: max(0, sizes.get(f".nv.shared.{symbol}", 0) - kept)
+        for name, symbol in module.symbols.items()
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _sections(cubin: bytes) -> dict[str, int]:
+    """Return the sizes of an ELF file's sections by name; none of anything else."""
+    if cubin[:5] != b"\x7fELF\x02":  # 64 bits
+        return {}
+    (start,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names_at = struct.unpack_from("<3H", cubin, 0x3A)
+    headers = [struct.unpack_from("<I4x16xQQ", cubin, start + size * i) for i in range(count)]
+    names = headers[names_at][1]
+    found = {}
+    for name, _, nbytes in headers:
+        first = names + name
+        found[cubin[first : cubin.index(0, first)].decode()] = nbytes
+    return found
 
 
 @dataclass(frozen=True, slots=True)
