@@ -1,5 +1,4 @@
 // Few rows: a thread sums columns of its own, alone or with the warps of its block, each of which takes some of the rows.
-// excerpt turn
 // counters: sectors a load request; occupancy, %; warp instructions, millions
 #include "stream.cuh"
 
@@ -21,7 +20,7 @@ __global__ void __launch_bounds__(SHARE == 1 ? 128 : 32 * SHARE) few_rows(const 
   for (int e = 0; e < EACH; ++e) sum[e] = 0;
 #pragma unroll 1
   for (int j = sharer * U; j < n; j += SHARE * U) {
-    // excerpt turn
+    // excerpt
     ptx::Vec<TX, 1> vx[U];
     ptx::Vec<TA, 1> va[U][EACH];
 #pragma unroll
