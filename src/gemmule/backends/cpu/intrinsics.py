@@ -208,14 +208,20 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     from numba.core import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = declare(builder, "llvm.prefetch.p0", kind)
-        pointer = builder.inttoptr(arguments[0], byte)
-        builder.call(function, [pointer, word(0), word(3), word(1)])
+        emit_prefetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+def emit_prefetch(builder: Any, pointer: Any) -> None:
+    """Ask for the cache line that `pointer` points into."""
+    from llvmlite import ir
+
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+    function = declare(builder, "llvm.prefetch.p0", kind)
+    builder.call(function, [builder.bitcast(pointer, byte), word(0), word(3), word(1)])
 
 
 def declare(builder: Any, name: str, kind: Any) -> Any:

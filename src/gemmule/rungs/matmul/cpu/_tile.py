@@ -16,12 +16,17 @@ import numpy as np
 from gemmule.backends.cpu.intrinsics import (
     element_pointer,
     emit_multiply_add,
+    emit_prefetch,
     llvm_type,
     load,
     store,
+    widen,
 )
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
 from gemmule.core.problem import ITEMSIZE
+
+LINE_BYTES = 64  # of a cache
+_ABREAST = 4  # slivers that are packed at once, so that lines of the source are read whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +89,18 @@ def tile_product(working: str, tile: Tile, pitch: int) -> Intrinsic:
 
 
 def _emit_tile(builder: Any, arguments: Any, working: str, tile: Tile, pitch: int) -> None:
-    """Emit the loop over the depth with every sum in a register, then add the sums to c."""
+    """Emit the loop over the depth with every sum in a register, then add the sums to c.
+
+    Lines of c are asked for first: they come from the last-level cache while the loop runs.
+    """
     from llvmlite import ir
 
     a, b, depth, c, c_row = arguments
     word = ir.IntType(64)
+    for r in range(tile.rows):
+        for column in range(0, tile.columns, LINE_BYTES // ITEMSIZE[working]):
+            at = builder.add(builder.mul(c_row, word(r)), word(column))
+            emit_prefetch(builder, element_pointer(builder, c, at, working))
     vector = ir.VectorType(llvm_type(working), tile.lanes)
     sums = tile.rows * tile.vectors
     before = builder.block
@@ -154,6 +166,30 @@ def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
 
 
 @functools.cache
+def _group_placed(stored: str, working: str, width: int) -> Intrinsic:
+    """Return ``f(source, target)``: `width` numbers in a row, in vector registers."""
+    lanes = vector_bytes() // ITEMSIZE[working]
+
+    def define(typing_context: Any, source: Any, target: Any) -> Any:
+        from llvmlite import ir
+        from numba.core import types
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            for first in range(0, width, lanes):
+                kind = ir.VectorType(llvm_type(stored), min(lanes, width - first))
+                index = ir.IntType(64)(first)
+                numbers = _load_vector(builder, arguments[0], index, stored, kind)
+                made = widen(builder, numbers, stored, working)
+                pointer = element_pointer(builder, arguments[1], index, working)
+                builder.store(made, builder.bitcast(pointer, made.type.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return Intrinsic(define, f"group {stored} {working} {width}")
+
+
+@functools.cache
 def pack_kernel(stored: str, working: str, width: int, unit: str) -> Kernel:
     """Return ``pack(source, width_step, depth_step, extent, depth, packed)``.
 
@@ -165,13 +201,21 @@ def pack_kernel(stored: str, working: str, width: int, unit: str) -> Kernel:
     read, write = load(stored, working), store(working, working)
     zero = np.dtype(working).type(0)
     item, number = ITEMSIZE[stored], ITEMSIZE[working]
-    along_width = unit == "width"
+    along_width, put_group = unit == "width", _group_placed(stored, working, width)
 
     @kernel
     def pack(
         source: int, width_step: int, depth_step: int, extent: int, depth: int, packed: int
     ) -> None:
-        for begin in range(0, extent, width):
+        whole = extent // width if along_width else 0  # full slivers, several of them in one go
+        for begin in range(0, whole, _ABREAST):
+            some = min(_ABREAST, whole - begin)
+            for k in range(depth):
+                row = source + k * depth_step + begin * width * item
+                for s in range(some):
+                    target = packed + ((begin + s) * depth + k) * width * number
+                    put_group(row + s * width * item, target)
+        for begin in range(whole * width, extent, width):
             lines = min(width, extent - begin)
             sliver = packed + begin * depth * number
             first = source + begin * width_step

@@ -64,7 +64,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Expect the conversions' speed plus a BLAS; NumPy's integer loops add one at a time."""
     rates = machine.rates
     products = {"float32": rates.blas, "float64": rates.blas / 2, "int64": rates.fma / 64}
-    converted = problem.batch * (problem.m + problem.n) * problem.k
+    converted = problem.batch * ((problem.m + problem.n) * problem.k + problem.outputs)
     calls = 30 * problem.batch * rates.blas_call
     busy = problem.flops / products[block_dtype(problem)]
     return Suggestion({}, calls + converted / rates.convert + busy)

@@ -21,6 +21,7 @@ from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.matmul.cpu._packed_operands import DEPTH, PITCH, pack, padded_lines
 from gemmule.rungs.matmul.cpu._tile import (
+    LINE_BYTES,
     is_narrow,
     pack_kernel,
     pack_rows_kernel,
@@ -32,7 +33,32 @@ from gemmule.rungs.matmul.cpu._tile import (
 
 Sides = tuple[bool, bool]  # of A, of B
 NEITHER: Sides = (False, False)
-ROWS = 480  # rows of A in a block: 480 x 256 float32 are half of a 1 MiB second-level cache
+ROWS = 480  # rows of A that meet what is packed of B
+CHUNK = 120  # of them at a time: 120 x 272 float32 are a quarter of a 512 KiB second-level cache
+
+
+@functools.cache
+def chunk_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
+    """Return ``f(a, b, c, height, breadth, depth, columns)``: packed rows of A by packed B.
+
+    a, b, c: addresses; columns: numbers between rows of c. Both sizes are rounded up to the tile.
+    """
+    tile = register_tile(working, narrow)
+    tile_rows, tile_columns = tile.rows, tile.columns
+    pitch = PITCH if whole_rows else 0
+    multiply, number_bytes = tile_product(working, tile, pitch), ITEMSIZE[working]
+
+    @kernel
+    def multiply_chunk(
+        a: int, b: int, c: int, height: int, breadth: int, depth: int, columns: int
+    ) -> None:
+        for j in range(0, breadth, tile_columns):
+            for i in range(0, height, tile_rows):
+                corner = c + (i * columns + j) * number_bytes
+                sliver_a = a + i * (pitch or depth) * number_bytes
+                multiply(sliver_a, b + j * depth * number_bytes, depth, corner, columns)
+
+    return multiply_chunk
 
 
 @functools.cache
@@ -47,10 +73,7 @@ def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
     Where pack_a or pack_b is 0 that operand was packed before (`_packed_operands`): A or B is where
     that begins, A_row or B_row how many lines it has.
     """
-    tile = register_tile(working, narrow)
-    tile_rows, tile_columns = tile.rows, tile.columns
-    pitch = PITCH if whole_rows else 0
-    multiply = tile_product(working, tile, pitch)
+    multiply_chunk = chunk_kernel(working, narrow, whole_rows)
     number, number_bytes = np.dtype(working).type, ITEMSIZE[working]
 
     @kernel
@@ -75,10 +98,13 @@ def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
         last: int,
         c_item: int,
     ) -> None:
-        sums = np.empty(rows * columns, number)
-        packed_a = np.empty(rows * PITCH if pack_a != 0 else 1, number)
-        packed_b = np.empty(columns * DEPTH if pack_b != 0 else 1, number)
+        lines = LINE_BYTES // number_bytes
+        sums = np.empty(rows * columns + lines, number)
+        packed_a = np.empty(min(rows, CHUNK) * PITCH + lines if pack_a != 0 else 1, number)
+        packed_b = np.empty(columns * DEPTH + lines if pack_b != 0 else 1, number)
         a, b, c = packed_a.ctypes.data, packed_b.ctypes.data, sums.ctypes.data
+        # Every vector of a sliver on one line, and so those of a row of sums.
+        a, b, c = -a % LINE_BYTES + a, -b % LINE_BYTES + b, -c % LINE_BYTES + c
         across = (n + columns - 1) // columns
         for block in range(first, last):
             i, j = block // across * rows, block % across * columns
@@ -86,20 +112,19 @@ def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
             sums[:] = number(0)
             for p in range(0, k, DEPTH):
                 depth = min(DEPTH, k - p)
-                if pack_a != 0:
-                    call(pack_a, A + i * A_row + p * A_col, A_row, A_col, height, depth, a)
-                else:
-                    a = A + (p // DEPTH * A_row + i) * PITCH * number_bytes
                 if pack_b != 0:
                     call(pack_b, B + p * B_row + j * B_col, B_col, B_row, breadth, depth, b)
                 else:
                     b = B + (p * B_row + j * depth) * number_bytes
-                for jj in range(0, breadth, tile_columns):
-                    for ii in range(0, height, tile_rows):
-                        corner = c + (ii * columns + jj) * number_bytes
-                        sliver_a = a + ii * (pitch or depth) * number_bytes
-                        sliver_b = b + jj * depth * number_bytes
-                        multiply(sliver_a, sliver_b, depth, corner, columns)
+                for top in range(i, i + height, CHUNK):
+                    some = min(CHUNK, i + height - top)
+                    if pack_a != 0:
+                        call(pack_a, A + top * A_row + p * A_col, A_row, A_col, some, depth, a)
+                    else:
+                        a = A + (p // DEPTH * A_row + top) * PITCH * number_bytes
+                    multiply_chunk(
+                        a, b, c + (top - i) * columns * number_bytes, some, breadth, depth, columns
+                    )
             call(unpack, c, columns, C + i * C_row + j * c_item, C_row, height, breadth)
         # Numba frees an array behind the place that names it last, whoever holds its address.
         sums[0] = packed_a[0] = packed_b[0] = number(0)
