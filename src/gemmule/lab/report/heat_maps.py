@@ -106,4 +106,7 @@ def _tone(value: float, low: float, high: float, ratios: bool) -> tuple[str, str
 
 
 def _cell(value: float) -> str:
+    """Return a number that fits a narrow cell."""
+    if value >= 99_999.5:
+        return f"{value / 1000:,.0f}k"
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}" if value < 10 else f"{value:.1f}"

@@ -10,7 +10,7 @@ from gemmule.lab.report.charts import HEAD, LETTER, document, short
 from gemmule.lab.report.svg import WIDTH, cut, escape, number, stroke, words
 
 MOST_LINES = 6
-LEFT, PLOT = 74.0, 320.0
+LEFT, PLOT = 88.0, 320.0
 
 
 @dataclass(frozen=True, slots=True)
