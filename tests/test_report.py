@@ -15,6 +15,7 @@ from rich.console import Console
 
 from gemmule.core.problem import Problem
 from gemmule.lab import cli
+from gemmule.lab.records.distributed import read as read_distributed
 from gemmule.lab.records.results import Results, append, read
 from gemmule.lab.records.rows import Facts, Speedup, make_row, speedup_of
 from gemmule.lab.report import heat_maps, svg
@@ -273,6 +274,38 @@ def test_products_of_several_processes_are_printed(tmp_path) -> None:
         done = CliRunner().invoke(cli.cli, command)
         assert done.exit_code != 0
         assert words in f"{done.output} {done.exception}"
+
+
+MODEL_US = {  # what comes after the product of own rows; docs/distributed.md has the model
+    "own rows alone": 0.0,
+    "own rows, sent by the kernel": 2.0,
+    "own rows, all-gather": 6.5,
+    "own columns, all-reduce": 7.0,
+}
+
+
+def test_the_model_of_several_gpus_gives_what_is_on_record() -> None:
+    """Times of 2.2 us and bytes over 4.5 TB/s; bytes and messages as the page's formulas say."""
+    root = Path(__file__).parents[1]
+    page = (root / "docs" / "distributed.md").read_text("utf-8")
+    rows = read_distributed(root / "evidence" / "nvidia-h200" / "distributed.jsonl").rows
+    told = {way: [""] * 3 for way in MODEL_US}
+    for row in rows:
+        n, w = row.n, row.world
+        sent = {
+            "own rows, all-gather": ((w - 1) * n * 2 // w, w - 1),
+            "own columns, all-reduce": (2 * (w - 1) * n * 2 // w, 2 * (w - 1)),
+            "own rows, sent by the kernel": ((w - 1) * n // w * 8, (w - 1) * n // w),
+        }
+        if row.way in sent:
+            assert (row.sent_bytes, row.messages) == sent[row.way]
+        if row.way in MODEL_US:
+            expected = 2.2 + n * n * 2 / w / 4.5e6 + MODEL_US[row.way]
+            assert expected == pytest.approx(row.times_us.median, rel=0.031), row.way
+            told[row.way][(4096, 8192, 16384).index(n)] = f"{expected:.1f}"
+            assert f" {row.times_us.median:.3g} |" in page
+    for way, times in told.items():
+        assert f"| {way} | {' | '.join(times)} |" in page
 
 
 def test_a_file_without_results_names_what_writes_some(tmp_path) -> None:
