@@ -14,6 +14,7 @@ from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.choose import choose
 from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.operand import Form
+from gemmule.core.problem import QuantSpec
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import HEADERS_FOLDER, Rung
 from gemmule.lab.cli import run
@@ -68,6 +69,33 @@ def test_the_rung_with_the_shortest_time_is_needed() -> None:
     mine = rung.suggest(problem, proofs.proof_machine())
     assert mine is not None
     assert all(mine.expected_s <= other for other in times)
+
+
+@pytest.mark.parametrize("side", [1024, 2048, 3072, 4096])
+def test_sixteen_columns_go_in_one_launch_where_their_blocks_fit_at_a_time(side: int) -> None:
+    """On an H200; more columns or rows would wait for a second wave, and are packed first."""
+    machine = proofs.proof_machine()
+
+    def chosen(m: int, columns: int, group: int = 128) -> str:
+        quant = QuantSpec(4, group, True, "mma16", "float32", False)
+        signature = ("uint4", "float16", "float16")
+        problem = make_problem("matmul", m, columns, side, signature, layout_b="col", quant=quant)
+        rung = default_plans.chosen_rung(problem, machine)
+        assert rung is not None
+        found = rung.suggest(problem, machine)
+        assert found is not None
+        (*packs, product) = rung.steps(problem, rung.check_params(problem, found.params), machine)
+        assert len(packs) == (rung.name == "fragment_columns")
+        if not packs and columns > 8:
+            assert product.grid[0] <= machine.units
+        return rung.name
+
+    assert {chosen(side, n) for n in (5, 8, 9, 16)} == {"staged_fragments"}
+    assert chosen(2 * 4096, 8) == "staged_fragments"
+    assert {chosen(m, n) for m, n in ((8192, 9), (8192, 16), (4096, 24), (5120, 16))} == {
+        "fragment_columns"
+    }
+    assert chosen(side, 16, group=32) == "fragment_columns"  # units of half a tile
 
 
 # --- what changes a key ---------------------------------------------------------------------------
