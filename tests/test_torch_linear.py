@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import doctest
 import gc
+import importlib.util
 import io
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +193,36 @@ def test_the_page_and_the_examples_in_docstrings_run() -> None:
         found = doctest.testmod(module)
         assert found.attempted
         assert not found.failed, module.__name__
+
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "generate_tokens.py"
+
+
+def test_the_example_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = runpy.run_path(str(EXAMPLE))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    names["main"]()
+    assert capsys.readouterr().out.startswith("skipped: this example needs transformers")
+
+
+@pytest.mark.skipif(
+    not hasattr(torch, "_weight_int4pack_mm_for_cpu"), reason="this PyTorch has no tinygemm on CPUs"
+)
+def test_what_the_example_compares_computes_the_same() -> None:
+    """PyTorch's int4 layers and ours, of the same weights, are both within int4 of the layer."""
+    names = runpy.run_path(str(EXAMPLE))
+    torch.manual_seed(5)
+    model = torch.nn.Sequential()
+    model.add_module("inner", torch.nn.Linear(256, 64, bias=False, dtype=torch.bfloat16))
+    model.add_module(names["LAST"], torch.nn.Linear(64, 16, bias=False, dtype=torch.bfloat16))
+    x = torch.randn(3, 256, dtype=torch.bfloat16)
+    with torch.no_grad():
+        exact = model.inner(x).float()
+        for name, change in names["ways"]():
+            changed = change(copy.deepcopy(model))
+            error = (changed.inner(x).float() - exact).norm() / exact.norm()
+            assert error < {"bfloat16": 1e-6, "gemmule int8": 0.02}.get(name, 0.2), name
+            assert type(getattr(changed, names["LAST"])) is torch.nn.Linear
+            assert (type(changed.inner) is torch.nn.Linear) == (name == "bfloat16")
