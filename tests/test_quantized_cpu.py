@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gemmule as gm
 from gemmule.backends.cpu import amx, simd
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs
@@ -563,3 +564,32 @@ def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> Non
         for strange in (np.nan, np.inf, -np.inf):
             x[rng.integers(n)] = strange
             assert vectors(_operands.address(x), n, _operands.address(fast)) != 0
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("op", ["matvec", "vecmat"])
+def test_vectors_of_any_kind_give_the_same_bits(bits: int, op: str) -> None:
+    """Kernels are compiled for plain writable arrays; others tell where they lie."""
+    rng = np.random.default_rng(8)
+    Q = gm.quantize(rng.standard_normal((96, 96)).astype(np.float32), bits=bits, group_size=32)
+    x = rng.standard_normal(96).astype(np.float32)
+    locked, unaligned = x.copy(), np.zeros(x.nbytes + 1, np.uint8)[1:].view(np.float32)
+    locked.flags.writeable = False
+    unaligned[:] = x
+    takes_arrays = _operands.takes_arrays
+    assert takes_arrays(x, x)
+    assert not takes_arrays(locked, x)
+    assert not takes_arrays(x, x.view(np.recarray))
+    product = (lambda v: gm.matvec(Q, v)) if op == "matvec" else (lambda v: gm.vecmat(v, Q))
+    plan = gm.plan(op, *((Q, x) if op == "matvec" else (x, Q)))
+    wanted = product(x)
+    np.testing.assert_array_equal(plan(*((Q, x) if op == "matvec" else (x, Q))), wanted)
+    for other in (locked, unaligned, np.repeat(x, 2)[::2], x.view(np.recarray)):
+        np.testing.assert_array_equal(product(other), wanted)
+        np.testing.assert_array_equal(plan(*((Q, other) if op == "matvec" else (other, Q))), wanted)
+    reference = Q.dequantize().astype(float)
+    exact = reference @ x if op == "matvec" else x @ reference
+    np.testing.assert_allclose(wanted, exact, rtol=1e-4, atol=1e-4)
+    whole = x.astype(np.int32)
+    with pytest.raises(TypeError, match="int32"):
+        plan(*((Q, whole) if op == "matvec" else (whole, Q)))

@@ -77,8 +77,9 @@ class Plan:
 
     def __call__(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """Compute the planned product of `a` and `b`, into `out` where given."""
-        if self.short_way is not None:
-            result = self.short_way.checked(a, b, out)
+        short_way = self.short_way
+        if short_way is not None:
+            result = short_way.checked(a, b, out)
             if result is not None:
                 return result
         if "torch" in sys.modules:

@@ -45,6 +45,8 @@ class HostCall:
         self.trusted = _trusted(product, shape, dtype)
         if a.quant is None is b.quant and a.ready is None is b.ready:
             self.checked = _checked_arrays(product, shape, dtype, _signature(a), _signature(b))
+        elif (a.quant is None) != (b.quant is None) and a.ready is None is b.ready:
+            self.checked = _checked_codes(self.trusted, _signature(a), _signature(b))
         else:
             self.checked = _checked(self.trusted, _signature(a), _signature(b))
 
@@ -106,12 +108,38 @@ def _checked(trusted: Way, planned_a: Signature, planned_b: Signature) -> Way:
     return checked
 
 
+def _checked_codes(trusted: Way, planned_a: Signature, planned_b: Signature) -> Way:
+    """Return `_checked` of a matrix of codes and an array, all in one function."""
+    first, codes, array = isinstance(planned_a, Form), QuantizedMatrix, np.ndarray
+    form, (dtype, shape, strides) = (planned_a, planned_b) if first else (planned_b, planned_a)
+
+    def checked(a: Any, b: Any, out: Any) -> Any | None:
+        matrix, x = (a, b) if first else (b, a)
+        if (
+            type(x) is not array
+            or type(matrix) is not codes
+            or x.shape != shape
+            or x.strides != strides
+            or x.dtype != dtype
+            or not x.flags.aligned
+            or matrix.device != "cpu"
+        ):
+            return None
+        seen = matrix.kept(quantized_form)
+        if seen is not form and seen != form:
+            return None
+        return trusted(a, b, out)
+
+    return checked
+
+
 def _checked_arrays(
     product: Way, shape: tuple[int, ...], dtype: np.dtype[Any], of_a: Signature, of_b: Signature
 ) -> Way:
     """Return `_checked` of two arrays, all in one function: each further one costs 0.1 us."""
     array, empty = np.ndarray, np.empty
     (a_dtype, a_shape, a_strides), (b_dtype, b_shape, b_strides) = of_a, of_b
+    may_share = np.may_share_memory
 
     def checked(a: Any, b: Any, out: Any) -> Any | None:
         if (
@@ -140,7 +168,7 @@ def _checked_arrays(
             if flags.owndata and a_flags.owndata and b_flags.owndata:
                 if out is a or out is b:
                     return None
-            elif np.may_share_memory(out, a) or np.may_share_memory(out, b):
+            elif may_share(out, a) or may_share(out, b):
                 return None
         product(a, b, out)
         return out

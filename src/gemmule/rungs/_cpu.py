@@ -15,6 +15,7 @@ from gemmule.core.problem import FLOAT8, INTEGERS, Problem
 from gemmule.core.rung import Arithmetic, Machine, Params, Signature, floats, integers
 
 _BYTE = ctypes.c_char
+_BITS = {1: np.uint8, 2: np.uint16}
 
 FLOAT_SIGNATURES: tuple[Signature, ...] = floats("float64", "float32", "float16", "bfloat16")
 SIGNATURES: tuple[Signature, ...] = (*FLOAT_SIGNATURES, *integers())
@@ -61,8 +62,8 @@ def whole_reduction(problem: Problem, params: Params) -> int:
 
 def address(array: np.ndarray[Any, Any]) -> int:
     """Return the address of an array's first element."""
-    if array.dtype.kind == "V":  # bfloat16 has no buffer
-        return array.ctypes.data
+    if array.dtype.kind == "V":  # bfloat16 and float8 have no buffer, their bits have
+        array = array.view(_BITS[array.itemsize])
     data: Any = array if array.flags.c_contiguous else array.T
     try:
         return ctypes.addressof(_BYTE.from_buffer(data))  # half of the other way's time

@@ -14,6 +14,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     address,
     blocks_of,
     scale_dtype_of,
+    takes_arrays,
 )
 from gemmule.rungs.quantized.cpu._plain_kernels import kind_of, matrix_of
 from gemmule.rungs.quantized.cpu._transposed_kernels import PanelsJob
@@ -57,7 +58,7 @@ class ReadyToSpread:
         )
         self.job = np.array(job, np.int64)
         self.product, self.steps = kernels.product.compiled, (kernels.share, kernels.join)
-        self.place = address(self.job)
+        self.place, self.on_arrays = address(self.job), kernels.on_arrays.compiled
 
 
 def spread_rows(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
@@ -65,6 +66,9 @@ def spread_rows(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
     ready = parts.kept(ReadyToSpread)
     shares, helpers, pool = _parts_of(parts)
     room = np.empty(ready.x_floats + shares * ready.part_floats, np.float32)
+    if takes_arrays(x, y):
+        ready.on_arrays(pool, helpers, *ready.steps, x, y, parts.n, shares, room, ready.place)
+        return
     ready.product(
         pool,
         helpers,

@@ -97,6 +97,11 @@ def address(array: NDArray[Any]) -> int:
         return int(array.__array_interface__["data"][0])
 
 
+def takes_arrays(x: NDArray[Any], y: NDArray[Any]) -> bool:
+    """Whether a kernel compiled for plain writable arrays takes them: no other kind is compiled."""
+    return type(x) is np.ndarray and type(y) is np.ndarray and x.flags.carray and y.flags.carray
+
+
 def bound(core: Core, working: str) -> Run:
     """Return ``run(A, x, y)`` around a core that takes and fills contiguous `working` arrays.
 
@@ -106,7 +111,14 @@ def bound(core: Core, working: str) -> Run:
     dtype = np.dtype(working)
 
     def run(matrix: QuantizedMatrix, x: NDArray[Any], y: NDArray[Any]) -> None:
-        if matrix.perm is None and _is_plain(x, dtype) and _is_plain(y, dtype):
+        if (  # in one place, as each call of a function costs a small product 0.1 us
+            matrix.perm is None
+            and x.dtype == dtype == y.dtype
+            and x.flags.c_contiguous
+            and y.flags.c_contiguous
+            and x.size
+            and y.size
+        ):
             core(matrix.kept(stored), x, y)
             return
         if y.size == 0 or x.shape[0] == 0:
@@ -125,10 +137,6 @@ def bound(core: Core, working: str) -> Run:
                 y[where] = result.astype(y.dtype, copy=False)
 
     return run
-
-
-def _is_plain(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    return array.dtype == dtype and array.flags.c_contiguous and array.size != 0
 
 
 def signatures(*dtypes: str) -> tuple[Signature, ...]:

@@ -17,6 +17,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     address,
     blocks_of,
     scale_dtype_of,
+    takes_arrays,
 )
 from gemmule.rungs.quantized.cpu._tasks import run_tasks
 from gemmule.rungs.quantized.cpu._vector_kernels import (
@@ -48,12 +49,24 @@ class ReadyForVector:
     vector's activations, with its address, for the next call.
     """
 
-    __slots__ = ("matrix", "n", "nbytes", "place", "product", "rooms", "rows", "share", "x_bytes")
+    __slots__ = (
+        "matrix",
+        "n",
+        "nbytes",
+        "on_arrays",
+        "place",
+        "product",
+        "rooms",
+        "rows",
+        "share",
+        "x_bytes",
+    )
 
     def __init__(self, ready: Ready, kernels: VectorKernels, parts: Stored) -> None:
         self.matrix = np.array([*ready.head, ready.x_step], np.int64)
         self.place, self.n, self.x_bytes = address(self.matrix), parts.n, ready.x_bytes
         self.product, self.share = kernels.product.compiled, kernels.share
+        self.on_arrays = kernels.on_arrays.compiled
         self.rows, self.nbytes = parts.m, parts.codes.nbytes
         self.rooms: list[tuple[NDArray[np.uint8], int]] = []
 
@@ -73,9 +86,11 @@ def multiply_vector(
         room = np.zeros(ready.x_bytes, np.uint8)
         kept = room, _aligned(room)
     shares, helpers, pool = shares_of(ready.nbytes, ready.rows, shares_per_thread)
-    strange = ready.product(
-        pool, helpers, ready.share, ready.place, kept[1], address(x), address(y), ready.n, shares
-    )
+    matrix = (pool, helpers, ready.share, ready.place, kept[1])
+    if takes_arrays(x, y):
+        strange = ready.on_arrays(*matrix, x, y, ready.n, shares)
+    else:
+        strange = ready.product(*matrix, address(x), address(y), ready.n, shares)
     ready.rooms.append(kept)
     if strange:
         multiply_vector(parts, x, y, shares_per_thread, integers=False)

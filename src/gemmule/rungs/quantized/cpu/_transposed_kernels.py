@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,9 +57,11 @@ class Spread(NamedTuple):
 
     product: (pool, helpers, share, join, x, y, n, parts, room, job): the address of room for x in
     fours and the parts' results, and that of a `PanelsJob`, whose x and y the kernel fills in.
+    on_arrays: the same, given x, y and the room as arrays.
     """
 
     product: Kernel
+    on_arrays: Kernel
     share: int
     join: int
 
@@ -103,7 +105,23 @@ def spread_kernels(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) ->
         joins = (blocks + JOIN_BLOCKS - 1) // JOIN_BLOCKS
         run_shares(pool, helpers if parts * blocks > JOIN_ALONE else 0, join_at, words, joins)
 
-    return Spread(product, share.address(2), _join_kernel(bits).address(2))
+    @kernel
+    def on_arrays(
+        pool: int,
+        helpers: int,
+        share_at: int,
+        join_at: int,
+        x: Any,
+        y: Any,
+        n: int,
+        parts: int,
+        room: Any,
+        job: int,
+    ) -> None:
+        at, to, work = x.ctypes.data, y.ctypes.data, room.ctypes.data
+        product(pool, helpers, share_at, join_at, at, to, n, parts, work, job)
+
+    return Spread(product, on_arrays, share.address(2), _join_kernel(bits).address(2))
 
 
 @kernel

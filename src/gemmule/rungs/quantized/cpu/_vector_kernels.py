@@ -66,9 +66,14 @@ class RowsKernels(NamedTuple):
 
 
 class VectorKernels(NamedTuple):
-    """The product with one vector, and the address of what computes a share of it."""
+    """The product with one vector, and the address of what computes a share of it.
+
+    on_arrays: the product, given x and y as arrays, which costs a call half a microsecond less than
+    to find where they lie.
+    """
 
     product: Kernel
+    on_arrays: Kernel
     share: int
 
 
@@ -269,4 +274,18 @@ def vector_kernels(
             run_shares(pool, helpers, task, packed((matrix, room, y, shares)), shares)
         return strange
 
-    return VectorKernels(product, share_of.address(2))
+    @kernel
+    def on_arrays(
+        pool: int,
+        helpers: int,
+        task: int,
+        matrix: int,
+        room: int,
+        x: Any,
+        y: Any,
+        n: int,
+        shares: int,
+    ) -> Any:
+        return product(pool, helpers, task, matrix, room, x.ctypes.data, y.ctypes.data, n, shares)
+
+    return VectorKernels(product, on_arrays, share_of.address(2))
