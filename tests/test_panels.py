@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,35 @@ A = np.broadcast_to(np.float32(2), (20_000, 100_000))
 assert (gm.matvec(A[:5000], np.ones(100_000, np.float32)) == 200_000).all()
 try:
     np.ascontiguousarray(A)
+except MemoryError:
+    print("right")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "right\n", done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="Linux tells it there")
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_map_of_a_file_is_multiplied_in_little_memory(tmp_path: Path, order: str) -> None:
+    """Maps of 256 MiB where 64 MiB more may be taken: what is read of a file is no copy of it."""
+    program = f"""
+import resource
+import numpy as np, gemmule as gm
+shape = (8192, 8192)
+A = np.memmap({str(tmp_path / "A")!r}, np.float32, "w+", shape=shape, order={order!r})  # holes
+A[[0, 4000, -1], [5, -1, 7]] = 2, 3, 5
+A.flush()
+x = np.arange(1, 8193, dtype=np.float32)
+small = np.array(A[:64, :64], order={order!r})  # what is compiled now takes no memory later
+gm.matvec(small, x[:64]), gm.vecmat(x[:64], small)
+lines = open("/proc/self/status").read().splitlines()
+taken = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (taken + 2**26, taken + 2**26))
+y, z = gm.matvec(A, x), gm.vecmat(x, A)
+assert (y[[0, 4000, -1]] == [12, 24576, 40]).all() and np.count_nonzero(y) == 3
+assert (z[[5, -1, 7]] == [2, 12003, 40960]).all() and np.count_nonzero(z) == 3
+try:
+    np.array(A)
 except MemoryError:
     print("right")
 """
