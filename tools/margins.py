@@ -41,6 +41,9 @@ LAYOUTS = tuple(itertools.product(("row", "col"), repeat=2))
 # Sides of products of two large matrices of floats: aligned to 16, 8 and 4 bytes.
 CUBES = ((512, 2048, 8192), (1024, 4096), (1022, 4094), (1023, 4093))
 NARROW, LARGE = (64, 256), (2048, 8192)
+# Of halves: few rows by a large matrix, and rows that begin at multiples of 8, 4 and 2 bytes.
+ROWS, DEEP = (16, 32, 64), (2048, 4096, 8192, 16384)
+HALVES = ((1020, 4092), (1022, 4094), (1023, 4093))
 
 
 def problems() -> Iterator[Problem]:
@@ -53,6 +56,15 @@ def problems() -> Iterator[Problem]:
         sizes += [(large, k, narrow), (narrow, k, large)]
     for (m, k, n), (layout_a, layout_b) in itertools.product(sizes, LAYOUTS):
         yield Problem("matmul", m, n, k, layout_a=layout_a, layout_b=layout_b)
+    sizes = [size for sides in HALVES for size in itertools.product(sides, repeat=3)]
+    kinds = itertools.product(("float16", "bfloat16"), sizes, LAYOUTS)
+    for dtype, (m, k, n), (layout_a, layout_b) in kinds:
+        yield Problem(
+            "matmul", m, n, k, a=dtype, b=dtype, out=dtype, layout_a=layout_a, layout_b=layout_b
+        )
+    # Few rows by a large matrix along the sum.
+    for dtype, m, k, n in itertools.product(("float16", "bfloat16"), ROWS, DEEP, DEEP):
+        yield Problem("matmul", m, n, k, a=dtype, b=dtype, out=dtype, layout_b="col")
 
 
 def rivals(problem: Problem, machine: Machine) -> tuple[Choice, Choice] | None:

@@ -35,8 +35,10 @@ __device__ __forceinline__ void add_chunk(Acc (&sum)[R * N], const Chunk<TA> (&v
   }
 }
 
-// ACROSS warps lie side by side over the rows, the others split the sum. Sizes are below 2^31 (a constraint).
-template <class TA, class TB, class TC, int WARPS, int ACROSS, int R, int N, int STAGES, bool TURNED>
+// ACROSS warps lie side by side over the rows, the others split the sum. Sizes are below 2^31 (a constraint). DIRECT:
+// columns have unit stride, are aligned and whole chunks long, so that they are copied from where they lie; what stands
+// for those past the last is never stored.
+template <class TA, class TB, class TC, int WARPS, int ACROSS, int R, int N, int STAGES, bool TURNED, bool DIRECT>
 __global__ void __launch_bounds__(32 * WARPS, 1) few_columns(const GemmArgs args) {
   typedef typename AccOf<TC>::type Acc;
   typedef typename PackedOf<TA, TB>::type TP;
@@ -61,7 +63,14 @@ __global__ void __launch_bounds__(32 * WARPS, 1) few_columns(const GemmArgs args
     from[r] = base + (i64)min(row0 + r * GROUPS, m - 1) * p.a_row + mine * CHUNK + t * V;
   const i64 entry = (p.b_batch ? at.batch : 0) * ((p.n + N - 1) / N) + at.group;
   const Vector* b = (const Vector*)p.work + entry * chunks * B_CHUNK;
-  const Vector* next = b + threadIdx.x;
+  // Warps that share columns copy them together, and wait for each other alone.
+  constexpr int TEAM = 32 * ACROSS, EACH_COPY = (B_CHUNK + TEAM - 1) / TEAM;
+  const int member = warp % ACROSS * 32 + lane, left = (int)p.n - at.group * N - member / LANES;
+  const i64 apart = DIRECT ? TEAM / LANES * p.b_col / V : TEAM;   // in vectors, from one copy to the next
+  const Vector* next = b + mine * B_CHUNK + member;
+  if constexpr (DIRECT)
+    next = (const Vector*)((const TB*)p.b + at.batch * p.b_batch + (at.group * N + member / LANES) * p.b_col +
+                           mine * CHUNK + member % LANES * V);
   Acc sum[S];
 #pragma unroll
   for (int i = 0; i < S; ++i) sum[i] = 0;
@@ -77,16 +86,17 @@ __global__ void __launch_bounds__(32 * WARPS, 1) few_columns(const GemmArgs args
     }
   };
   auto copy_columns = [&](int turn) {
-    const int count = turn < turns ? min(SPLIT, chunks - turn * SPLIT) * B_CHUNK : 0;
-    const unsigned to = ptx::smem_addr(ring + turn % STAGES * STAGE + THREADS * R + threadIdx.x);
+    const bool wanted = turn * SPLIT + mine < chunks && turn < turns;
+    const unsigned to = ptx::smem_addr(ring + turn % STAGES * STAGE + THREADS * R + mine * B_CHUNK + member);
 #pragma unroll
-    for (int i = 0; i < SPLIT * B_CHUNK; i += THREADS)
-      if (i + (int)threadIdx.x < count) ptx::cp_async<16>(to + i * 16, next + i);
-    next += SPLIT * B_CHUNK;
+    for (int i = 0; i < EACH_COPY; ++i)
+      if (wanted && (B_CHUNK % TEAM == 0 || member + i * TEAM < B_CHUNK) && (!DIRECT || i * TEAM / LANES < left))
+        ptx::cp_async<16>(to + i * TEAM * 16, next + i * apart);
+    next += SPLIT * (DIRECT ? CHUNK / V : B_CHUNK);
   };
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) copy_rows(s);
-  wait_for_columns();
+  if constexpr (!DIRECT) wait_for_columns();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
     copy_columns(s);
@@ -95,7 +105,9 @@ __global__ void __launch_bounds__(32 * WARPS, 1) few_columns(const GemmArgs args
 #pragma unroll 1
   for (int turn = 0; turn < turns; ++turn) {
     ptx::cp_async_wait<STAGES - 2>();
-    __syncthreads();  // this turn's columns are there for all, and nobody reads the stage before any more
+    // This turn's columns are there for all who share them, and none of these reads the stage before any more.
+    if constexpr (ACROSS == 1) __syncwarp();
+    else ptx::named_sync(1 + mine, TEAM);
     copy_rows(turn + STAGES - 1);
     copy_columns(turn + STAGES - 1);
     ptx::cp_async_commit();
@@ -107,7 +119,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1) few_columns(const GemmArgs args
     add_chunk<N, Acc, TA, TP>(sum, v, (const XChunk<TP, V>*)(now + THREADS * R + mine * B_CHUNK) + t);
   }
 #pragma unroll 1
-  for (int c = end + mine; c < chunks; c += SPLIT) {  // the last, partial chunk; all of them where rows are unaligned
+  for (int c = DIRECT ? chunks : end + mine; c < chunks; c += SPLIT) {  // the last, partial one; all of unaligned rows
     Chunk<TA> v[R];
 #pragma unroll
     for (int r = 0; r < R; ++r)

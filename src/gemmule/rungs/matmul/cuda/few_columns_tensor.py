@@ -85,7 +85,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
         params["warps"] = 8
     share = {2: 0.97, 4: 0.97, 8: 0.965, 12: 0.91, 16: 0.935}[width]
     if problem.a == "float64":
-        share -= 0.02 if width <= 4 else 0.06
+        share -= 0.06 if width <= 4 else 0.1
     fill = min(1.0, blocks * params["warps"] / (12 * machine.units))
     seconds = few.stream_s(problem, machine, share, width) / max(fill, 1e-3)
     pack_s = 0.0 if _direct(problem) else few.PACK_S
