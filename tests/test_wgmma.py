@@ -89,6 +89,30 @@ def test_stages_that_are_filled_again(name: str) -> None:
             judged(rung, emulator, inputs, rung.check_params(problem, params))
 
 
+@pytest.mark.parametrize("layout_out", ["row", "col"])
+def test_tiles_as_narrow_as_the_shorter_side(layout_out: str) -> None:
+    """A or B^T is what has few rows; stages serve again, and one part of the sum has none."""
+    rung = RUNGS["wgmma_split"]
+    for m, n in ((24, 136), (136, 24)):
+        problem = make_problem("matmul", m, n, 712, HALF, layout_b="col", layout_out=layout_out)
+        narrow = [p for p in rung.space(problem) if p["tile"] in ("64x16", "64x32")]
+        assert len(narrow) == 4
+        for params in narrow:
+            judged(rung, few_units(4), make_inputs(problem, "integers", 7), params)
+    short = make_problem("matmul", 24, 136, 64, HALF, layout_b="col", layout_out=layout_out)
+    judged(rung, few_units(4), make_inputs(short, "integers", 7), {"tile": "64x64", "parts": 8})
+
+
+def test_the_tile_follows_the_shorter_side() -> None:
+    rung, machine = RUNGS["wgmma_split"], proofs.proof_machine()
+    for narrow, tile in ((9, "64x16"), (16, "64x16"), (17, "64x32"), (64, "64x64")):
+        for m, n in ((narrow, 4096), (4096, narrow)):
+            problem = make_problem("matmul", m, n, 4096, HALF, layout_b="col")
+            suggestion = rung.suggest(replace(problem, alignment=16), machine)
+            assert suggestion is not None
+            assert suggestion.params["tile"] == tile, (m, n)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("out", ["float16", "float32"])
 def test_alpha_and_beta(name: str, out: str) -> None:

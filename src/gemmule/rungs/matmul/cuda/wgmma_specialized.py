@@ -44,6 +44,7 @@ TILES = {"128x256": (128, 256), "128x192": (128, 192), "128x128": (128, 128)}
 # beside its stages, by its columns, and from the launch to the first stage.
 BURST_FLOPS, SETTLED_FLOPS = 7.1e12, 6e12
 TILE_S, COLUMN_S, START_S = 0.3e-6, 4.7e-9, 1.2e-6
+READ_SHARE = 0.85  # of the read ceiling, where few rows meet a large matrix
 
 
 def stages(height: int, width: int) -> int:
@@ -91,7 +92,7 @@ def expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     stages_s = 2.0 * height * width * ceil_div(problem.k, DEPTH) * DEPTH / BURST_FLOPS
     busy = waves * (stages_s + TILE_S + COLUMN_S * width)
     settled = problem.flops / (machine.units * SETTLED_FLOPS)
-    moved = problem.compulsory_bytes / machine.read_bytes_per_s
+    moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
     return machine.call_s + START_S + max(busy, settled, moved)
 
 

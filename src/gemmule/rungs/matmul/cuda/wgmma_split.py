@@ -2,11 +2,16 @@
 
 Few rows by a large matrix, as when a language model decodes for some dozen users, make fewer tiles
 than the GPU has multiprocessors, and the others would idle. Here the blocks of a cluster each take
-a part of the reduction. Their sums meet in shared memory, which a cluster's blocks may read from
-each other: no buffer in global memory, no second kernel, and the same order of additions in every
-run. Tiles of 64 rows waste little on few of them. On an H200 64 rows by 4096 x 14336 take 33.5 us
-by it, cuBLAS 35.7 and `wgmma_specialized` 67.8; shorter products reach 0.8 to 0.95 of cuBLAS. What
-limits those is the way from the launch to the first stage, and that from the last sum to C.
+a part of the reduction. Each sends its sums to the block that stores them, by stores to that
+block's shared memory, where they are added in the order of the ranks: no buffer in global memory,
+no second kernel, and the same order of additions in every run.
+
+An instruction multiplies 64 rows, but as few columns as 8. So the longer side of C goes along its
+rows, if need be as C^T = B^T A^T, and the shorter one along its columns: 16 rows of C take a tile
+of 64 x 16 instead of 64 x 64, and stages of 20 KB hold 16 of the large matrix. On an H200 16 and 32
+rows by 4096 x 4096 take 11.8 and 12.2 us so, cuBLAS 13.8 and 14.1; from 64 rows on it reaches 0.8
+to 1.05 of cuBLAS. What seems to limit wide tiles is the end: the way of the sums to C is unrolled
+with all its cases, and the kernel of 60 KB of instructions, three times those of the narrowest.
 """
 
 from __future__ import annotations
@@ -28,68 +33,102 @@ from gemmule.rungs._cuda.half_tiles import (
 )
 from gemmule.rungs._cuda.tiles import LARGEST_GRID, tiles
 
-TILES = {"64x128": (64, 128), "64x64": (64, 64), "128x128": (128, 128)}
-# Of stages: for two blocks that share a multiprocessor, and for one that has it for itself.
-SHARED_RING_BYTES, OWN_RING_BYTES = 96 * 1024, 192 * 1024
+TILES = {
+    "64x16": (64, 16),
+    "64x32": (64, 32),
+    "64x64": (64, 64),
+    "64x128": (64, 128),
+    "128x128": (128, 128),
+}
+SHARED_BYTES = 227 * 1024  # of a multiprocessor, for one block; two have half of it each
+BLOCK_BYTES = 1024  # of those what a block takes for itself
+OWN_SLOTS = 16384  # bytes of sums up to which they have a place beside the ring
+MOST_STAGES = 8
 # The share of the multiprocessors that clusters of so many blocks can occupy, one block each: a
 # cluster lies within one of the GPU's parts of 16 or 18.
 PLACED = {1: 1.0, 2: 1.0, 4: 0.84, 8: 0.72}
+
+
+def _turned(problem: Problem) -> bool:
+    """Tell whether C^T = B^T A^T is computed: the longer side goes along an instruction's rows."""
+    return problem.m < problem.n
 
 
 def _size(params: Params) -> tuple[int, int]:
     return TILES[params["tile"]]
 
 
+def _sides(problem: Problem, params: Params) -> tuple[int, int]:
+    """Return the tile's rows and columns of C as it is."""
+    height, width = _size(params)
+    return (width, height) if _turned(problem) else (height, width)
+
+
 def _blocks(problem: Problem, params: Params) -> int:
-    return tiles(problem, *_size(params)) * int(params["parts"])
+    return tiles(problem, *_sides(problem, params)) * int(params["parts"])
+
+
+def _deep(height: int, width: int) -> int:
+    """Return how many times DEPTH steps a stage holds: narrow tiles take two of them."""
+    return 2 if height == 64 and width <= 64 else 1
+
+
+def _ring(problem: Problem, params: Params, machine: Machine) -> tuple[int, int]:
+    """Return the stages, and the bytes of shared memory with the place for sums."""
+    height, width = _size(params)
+    stage = _deep(height, width) * (height + width) * DEPTH * 2
+    sums = height * width * 4 if params["parts"] > 1 and height * width * 4 <= OWN_SLOTS else 0
+    alone = height == 128 or _blocks(problem, params) <= PLACED[params["parts"]] * machine.units
+    room = (SHARED_BYTES if alone else SHARED_BYTES // 2) - BLOCK_BYTES - sums
+    stages = min(room // stage, MOST_STAGES)
+    return stages, stages * stage + sums
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    height, width = _size(params)
-    a_along, b_along = along_k(problem)
-    blocks = _blocks(problem, params)
-    alone = blocks <= PLACED[params["parts"]] * machine.units
-    ring = OWN_RING_BYTES if alone else SHARED_RING_BYTES
-    stages = ring // ((height + width) * DEPTH * 2)
+    (height, width), turned = _size(params), _turned(problem)
+    along = along_k(problem)
+    names, (a_along, b_along) = ("ba", along[::-1]) if turned else ("ab", along)
+    stages, smem = _ring(problem, params, machine)
+    numbers = f"{height}, {width}, {_deep(height, width)}, {stages}"
+    flags = ", ".join(flag(value) for value in (a_along, b_along, turned))
     return (
         Step(
-            kernel=f"wgmma_split<{type_arguments(problem)}, {height}, {width}, {stages}, "
-            f"{flag(a_along)}, {flag(b_along)}>",
-            grid=(blocks, 1, 1),
-            block=(128, 1, 1),
-            smem=stages * (height + width) * DEPTH * 2,
+            kernel=f"wgmma_split<{type_arguments(problem)}, {numbers}, {flags}>",
+            grid=(_blocks(problem, params), 1, 1),
+            block=(2 * height + 32, 1, 1),
+            smem=smem,
             cluster=(params["parts"], 1, 1),
-            maps=(tile_map("a", height, a_along), tile_map("b", width, b_along)),
+            maps=(tile_map(names[0], height, a_along), tile_map(names[1], width, b_along)),
         ),
     )
 
 
-# Seconds, fitted on one H200 (November 2026) to 39 products of 4 us to 1.4 ms, which take 2 %
-# longer by it than by the best parameters: a stage of a block that has its multiprocessor for
-# itself, and of each of two; from the launch to the first stage; 2,048 sums on their way out; what
-# each part of a cluster adds to the meeting. The last is what small products read of the ceiling,
-# caches included.
-ALONE_S = {"64x128": 0.186e-6, "64x64": 0.170e-6, "128x128": 0.380e-6}
-SHARED_S = {"64x128": 0.281e-6, "64x64": 0.189e-6, "128x128": 0.482e-6}
-START_S, OUT_S, MEETING_S, READ_SHARE = 2.07e-6, 0.74e-6, 0.49e-6, 1.15
+# Seconds on one H200 (November 2026): of 64 steps of a block that has its multiprocessor for
+# itself, and the part of them that counts where a second one runs beside it; from the launch to the
+# first stage; what blocks of a cluster need to meet; a sum on its way out. Then the share of the
+# read ceiling that such blocks reach together, and the bytes per second of the L2 for all of them.
+STAGE_S = {"64x16": 0.135e-6, "64x32": 0.139e-6, "64x64": 0.15e-6, "64x128": 0.2e-6}
+STAGE_S["128x128"] = 0.33e-6
+SHARED = {"64x16": 0.75, "64x32": 0.75, "64x64": 0.75, "64x128": 0.95, "128x128": 1.0}
+START_S, MEETING_S, OUT_S, READ_SHARE = 1.5e-6, {1: 0.0, 2: 0.9e-6, 4: 1.5e-6, 8: 2e-6}, 1e-10, 0.9
+L2_BYTES = 9.5e12
 
 
 def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     (height, width), parts = _size(params), params["parts"]
-    stages = ceil_div(ceil_div(problem.k, DEPTH), parts)
-    waves = math.ceil(_blocks(problem, params) / (PLACED[parts] * machine.units))
-    pairs = ceil_div(waves, 2)
-    busy = stages * (
-        ALONE_S[params["tile"]] if waves == 1 else 2 * pairs * SHARED_S[params["tile"]]
-    )
+    stages, blocks = ceil_div(ceil_div(problem.k, DEPTH), parts), _blocks(problem, params)
+    waves = blocks / (PLACED[parts] * machine.units)
+    waves = max(1.0, SHARED[params["tile"]] * waves) if height == 64 else float(math.ceil(waves))
+    busy = waves * (stages * STAGE_S[params["tile"]] + height * width * OUT_S)
     moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
-    stored = pairs * ceil_div(height * width, parts * 2048) * OUT_S
-    met = parts * MEETING_S if parts > 1 else 0.0
-    return machine.call_s + START_S + max(busy, moved) + stored + met
+    loaded = blocks * stages * (height + width) * DEPTH * 2 / L2_BYTES
+    return machine.call_s + START_S + max(busy, moved, loaded) + MEETING_S[parts]
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    choices = [{"tile": tile, "parts": parts} for tile in TILES for parts in (1, 2, 4, 8)]
+    """Take the narrowest tile that holds the shorter side, where that has 64 or fewer."""
+    narrow = min(problem.m, problem.n)
+    choices = [p for p in RUNG.space(problem) if _size(p)[1] >= min(narrow, 64)]
     times = [_expected_s(problem, params, machine) for params in choices]
     best = min(range(len(choices)), key=lambda which: times[which])
     return Suggestion(choices[best], times[best])
@@ -97,8 +136,9 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
 
 RUNG = CudaRung(
     title="Split reduction",
-    idea="The blocks of a cluster each sum a part of the reduction, and read each other's sums.",
-    source="split-K; sums that meet in distributed shared memory: DeepGEMM's pull request 186",
+    idea="The blocks of a cluster each sum a part of the reduction, and send each other sums.",
+    source="split-K; swapped operands as in DeepGEMM, sums in distributed shared memory as in its "
+    "pull request 186",
     op="matmul",
     signatures=SIGNATURES,
     arithmetic=lambda problem: ARITHMETIC,
@@ -109,6 +149,16 @@ RUNG = CudaRung(
     constraints=(
         ALIGNED,
         COUNTED,
+        Constraint(
+            "narrow tiles want the operand of the shorter side along the sum",
+            lambda problem, params: (
+                _size(params)[1] >= 64 or along_k(problem)[0 if _turned(problem) else 1]
+            ),
+        ),
+        Constraint(
+            "narrow tiles by at most two blocks: meeting takes what more of them gain",
+            lambda problem, params: _size(params)[1] >= 64 or params["parts"] <= 2,
+        ),
         Constraint(
             f"at most {LARGEST_GRID:,} blocks",
             lambda problem, params: _blocks(problem, params) <= LARGEST_GRID,
