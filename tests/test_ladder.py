@@ -29,7 +29,7 @@ from gemmule.lookup import forget_plans
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import make_problem, nonfinite_cases
-from gemmule.rungs.matmul.cpu import blas_upcast, packed
+from gemmule.rungs.matmul.cpu import _packed_operands, _tile, blas_upcast, packed
 from gemmule.rungs.vecmat.cpu import panel_threads, panels
 
 RUNGS = [rung for rung in all_rungs("cpu") if rung.available() is None]
@@ -275,6 +275,34 @@ def test_packed_rungs_own_blocks_are_shared_evenly(
     m, n, threads = given
     monkeypatch.setattr(packed, "register_tile", lambda *_: SimpleNamespace(rows=12, columns=32))
     assert packed.block_size(m, n, "float32", 1024, threads) == block
+
+
+def forget_tiles() -> None:
+    """Forget what was made for the register tiles known so far."""
+    forget_plans()
+    for module in (_tile, packed, _packed_operands):
+        for made in vars(module).values():
+            if hasattr(made, "cache_clear"):
+                made.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_packed_tiles_for_registers_of_another_width(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rung,) = (one for one in RUNGS if one.name == "packed")
+    other = {32: 64, 64: 32}[_tile.vector_bytes()]  # the compiler makes two of one, or leaves half
+    with monkeypatch.context() as patch:
+        patch.setattr(_tile, "vector_bytes", lambda: other)
+        forget_tiles()
+        assert _tile.register_tile("float32", narrow=False).lanes == other // 4
+        for n, (layout_a, layout_b) in itertools.product((5, 75), (("row", "col"), ("col", "row"))):
+            problem = make_problem(
+                "matmul", 53, n, 300, (dtype,) * 3, layout_a=layout_a, layout_b=layout_b
+            )
+            verdict = judged(rung, make_inputs(problem, "integers", n, "padded"))
+            assert verdict.ok, verdict.text
+    forget_tiles()
 
 
 def test_panels_own_blocks_are_whole_cache_lines() -> None:
