@@ -126,6 +126,11 @@ def test_results_of_any_strides(how: str) -> None:
             ValueError,
             "alpha is 9223372036854775808, which int64",
         ),
+        (
+            lambda A, x: gm.gemv(A.astype(int), x.astype(int), alpha=10**40),
+            ValueError,
+            "alpha is an integer of 133 bits",
+        ),
         (lambda A, x: gm.gemv(A, x, alpha=10**400), ValueError, "an integer of 1329 bits"),
         (lambda A, x: gm.gemv(A, x, x * 1, beta=-(10**400)), ValueError, "beta is an integer of"),
         (lambda A, x: gm.gemm(A + 0j, A + 0j, alpha=10**400), ValueError, "the largest double"),

@@ -176,6 +176,13 @@ def test_integers_that_fill_the_range_come_back_exactly(bits: int, symmetric: bo
         np.testing.assert_array_equal(Q.dequantize(dtype).astype(np.float32), W)
 
 
+def test_whole_zero_points_are_added_after_rounding() -> None:
+    groups, scales = np.array([[[0.5, 1.5, 2.5, -0.5]]], np.float32), np.ones((1, 1), np.float32)
+    codes = [rounding.steps(groups, scales, scales, 4, *given) for given in ((), (True,), (False,))]
+    assert codes[0].ravel().tolist() == codes[1].ravel().tolist() == [1, 3, 3, 1]
+    assert codes[2].ravel().tolist() == [2, 2, 4, 0]  # a sum may be a tie where its part is none
+
+
 @pytest.mark.parametrize("scale_dtype", SCALE_DTYPES)
 @pytest.mark.parametrize("exponent", [-30, -20, -5, 0, 3, 14])
 def test_scales_are_the_next_float_above(scale_dtype: str, exponent: int) -> None:
