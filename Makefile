@@ -52,7 +52,8 @@ soak: $(VENV)/dev
 	$(PY) tests/corruption.py
 	$(PY) tests/scalars_campaign.py
 	$(VENV)/bin/gemmule verify --stale --check --anew
-	$(VENV)/bin/gemmule verify --cases $(CASES)
+	$(PY) tests/external_campaign.py
+	$(PY) tests/calls_campaign.py --cases $(CASES)
 
 # A fault that no test sees is printed at the end. SEED=number repeats the faults of a run.
 mutants: $(VENV)/dev

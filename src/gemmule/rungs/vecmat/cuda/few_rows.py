@@ -4,8 +4,8 @@
 rows there is little to share: its threads, which of unaligned rows take every eighth, stand idle.
 Here a thread keeps the sums of single columns from the first row to the last, eight rows under way;
 its neighbours read the elements beside, so that a warp's request is as wide as a line whatever the
-alignment. No shared memory, no barrier, no workspace. Of some dozens of rows the warps of a block
-take eight each and meet once.
+alignment. It needs no shared memory, no barrier and no workspace. Where there are dozens of rows,
+the warps of a block take eight each instead, and meet once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MEETING_US, MEETING_DOUBLES_US = {1: 0.0, 4: 0.0, 16: 0.1}, {1: 0.0, 4: 0.5, 16:
 LONG_ROWS_US = {1: 0.0, 4: 0.0, 16: 0.3}
 RATE, RATE_OF_HALVES, NOT_HIDDEN = 0.96, 0.7, 0.25
 THREADS_OF_A_UNIT = 1536
-MOST_ROWS = 512  # that the model was fitted to
+MOST_ROWS = 400  # that the model was fitted to
 LINE = 64  # bytes; shorter rows share what the memory fetches
 
 
