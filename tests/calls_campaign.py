@@ -3,11 +3,13 @@
 ``python tests/calls_campaign.py [--cases N] [--device cpu] [--workers W] [--seed S] [--record]``
 is ``gemmule verify --cases N`` whose outcome goes on record: every operation, dtype, layout, view,
 batch and quantisation, sizes from 0, operands of each library that is there, each result judged.
+``--seconds`` ends it earlier, and ``--add`` counts it together with the runs on record.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import secrets
 import sys
@@ -27,27 +29,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
+    parser.add_argument("--add", action="store_true", help="--record, with the runs kept so far")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no call later")
     given = parser.parse_args(arguments)
     libraries = on_device.present() if given.device != "cpu" else ("own",)
     begun = time.monotonic()
     choice = Choice(None, None, given.device, libraries)
-    tally = run_trials(choice, given.cases, given.seed, given.workers)
+    tally = run_trials(choice, given.cases, given.seed, given.workers, seconds=given.seconds)
     bad = _told(tally)
     said = f"{tally.done:,} calls, {tally.refused:,} refused, {bad} bad, seed {given.seed}"
     sys.stdout.write(f"{said}, {time.monotonic() - begun:.0f} s, {', '.join(libraries)}\n")
-    if given.record:
+    if given.record or given.add:
         device = given.device.partition(":")[0]
         keep(
             f"random calls: {device}",
             tally.done,
             bad,
-            f"python tests/calls_campaign.py --cases {given.cases} --device {device} "
+            f"python tests/calls_campaign.py --cases {tally.done} --device {device} "
             f"--seed {given.seed}",
-            f"{tally.refused:,} refused as documented; operands of {', '.join(libraries)}; largest "
-            f"error over its bound {tally.worst_ratio:.3f}",
+            f"{tally.refused / max(tally.done, 1):.1%} refused as documented; operands of "
+            f"{', '.join(libraries)}; largest error over its bound {tally.worst_ratio:.3f}",
             device=device != "cpu",
+            add=given.add,
         )
-    return int(bad > 0 or tally.done < given.cases)
+    return int(bad > 0 or (tally.done < given.cases and given.seconds == math.inf))
 
 
 def _told(tally: Tally) -> int:

@@ -24,12 +24,18 @@ def keep(
     *,
     file: Path = FILE,
     device: bool = False,
+    add: bool = False,
 ) -> None:
     """Write one campaign's outcome, in the place of an earlier one of the same name.
 
     what: of how much of what; bad: cases that must not be; command: repeats the run, its seed
-    included; detail: one line on what the cases were; device: it ran on a GPU, which is named.
+    included; detail: one line on what the cases were; device: it ran on a GPU, which is named;
+    add: earlier runs of this name count too, their cases, what was bad and their commands.
     """
+    older = [old for old in read(file) if old["what"] == what and add]
+    for old in older:
+        cases, bad = cases + int(str(old["cases"])), bad + int(str(old["bad"]))
+        command = f"{old['command']}; {command}"
     line = {
         "schema": SCHEMA,
         "what": what,

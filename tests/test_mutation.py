@@ -96,6 +96,16 @@ def test_a_campaign_replaces_its_last_record(tmp_path: Path) -> None:
     assert [(one["what"], one["cases"], one["bad"]) for one in kept] == [("a", 2, 0), ("b", 3, 1)]
 
 
+def test_a_campaign_in_several_runs_is_their_sum(tmp_path: Path) -> None:
+    file = tmp_path / "reliability.jsonl"
+    for seed, cases, bad in ((1, 5, 1), (2, 30, 0)):
+        campaign_record.keep("a", cases, bad, f"python x {seed}", "words", file=file, add=True)
+    campaign_record.keep("b", 7, 0, "python y", "words", file=file, add=True)
+    kept = {one["what"]: one for one in campaign_record.read(file)}
+    assert (kept["a"]["cases"], kept["a"]["bad"], kept["b"]["cases"]) == (35, 1, 7)
+    assert kept["a"]["command"] == "python x 1; python x 2"
+
+
 def test_the_page_counts_what_the_records_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,6 +218,11 @@ def _dies(choice: Choice, seed: int, numbers: range, channel: Any, place: Any) -
     os.kill(os.getpid(), 9)
 
 
+def test_no_trial_begins_after_the_time() -> None:
+    assert run_trials(Choice("matvec"), 10**9, 0, 1, seconds=0.2).done < 10**6
+    assert run_trials(Choice("matvec"), 2, 0, 1, seconds=60).done == 2
+
+
 def test_a_dead_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_work", _dies)
     fork = multiprocessing.get_context("fork")  # so that the patched function reaches the child

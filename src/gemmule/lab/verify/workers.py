@@ -6,6 +6,7 @@ loses nothing but itself, and the number it was at is known.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import queue
 import time
@@ -71,15 +72,17 @@ def run_trials(
     seed: int,
     workers: int,
     progress: Callable[[int], None] = lambda done: None,
+    seconds: float = math.inf,
 ) -> Tally:
     """Run trials 0..cases-1 of `seed` in `workers` processes; 1 runs them in this one.
 
-    progress: called with the number of trials done, about twice a second.
+    progress: called with the number of trials done, about twice a second; seconds: no process
+    begins a trial later than so long after its first.
     """
     choice.rungs()  # an unknown name is told before processes start
     total = Tally()
     if workers == 1:
-        for part in _parts(choice, seed, range(cases)):
+        for part in _parts(choice, seed, range(cases), seconds):
             total.add(part)
             progress(total.done)
         return total
@@ -89,7 +92,7 @@ def run_trials(
     processes = [
         context.Process(
             target=_work,
-            args=(choice, seed, range(i, cases, workers), channel, places[i]),
+            args=(choice, seed, range(i, cases, workers), seconds, channel, places[i]),
             daemon=True,
         )
         for i in range(workers)
@@ -104,10 +107,13 @@ def run_trials(
     return total
 
 
-def _parts(choice: Choice, seed: int, numbers: range, place: Any = None) -> Any:
+def _parts(choice: Choice, seed: int, numbers: range, seconds: float, place: Any = None) -> Any:
     """Yield a tally about every half second."""
     part, since = Tally(), time.monotonic()
+    end = since + seconds
     for number in numbers:
+        if time.monotonic() > end:
+            break
         if place is not None:
             place.value = number
         trial = draw(choice, seed, number)
@@ -118,12 +124,14 @@ def _parts(choice: Choice, seed: int, numbers: range, place: Any = None) -> Any:
     yield part
 
 
-def _work(choice: Choice, seed: int, numbers: range, channel: Any, place: Any) -> None:
+def _work(
+    choice: Choice, seed: int, numbers: range, seconds: float, channel: Any, place: Any
+) -> None:
     """Run a worker's trials and send their tallies; None at the end."""
     import threadpoolctl
 
     with threadpoolctl.threadpool_limits(1, "blas"):  # the truth's BLAS would fight the others'
-        for part in _parts(choice, seed, numbers, place):
+        for part in _parts(choice, seed, numbers, seconds, place):
             channel.put(part)
     channel.put(None)
 
