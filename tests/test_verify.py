@@ -213,7 +213,9 @@ def test_workers_do_the_same_trials_as_one_process() -> None:
     assert together.ok
 
 
-def _dies(choice: Choice, seed: int, numbers: range, channel: Any, place: Any) -> None:
+def _dies(
+    choice: Choice, seed: int, numbers: range, seconds: float, channel: Any, place: Any
+) -> None:
     place.value = numbers[0]
     os.kill(os.getpid(), 9)
 
