@@ -785,6 +785,11 @@ def test_freivalds_passes_and_kills(name: str) -> None:
             assert checks.freivalds(*args, spoiled, exact=exact).worst_index == (77,)
 
 
+def test_the_error_of_exact_products_grows_by_one_a_doubling() -> None:
+    for reduction, levels in ((0, 4), (1, 4), (2, 5), (1024, 14)):
+        assert exact_sums.relative_error(reduction) == levels * 2.0**-102
+
+
 def test_freivalds_refuses_what_it_cannot_check() -> None:
     promise = arithmetic(mutants.MM)
     a = np.ones((3, 3), np.float32)
@@ -793,6 +798,9 @@ def test_freivalds_refuses_what_it_cannot_check() -> None:
         checks.freivalds(replace(inputs, a=a[None]), promise, {}, a)
     with pytest.raises(ValueError, match="rounds is 0"):
         checks.freivalds(inputs, promise, {}, a, rounds=0)
+    infinite = replace(inputs, case=replace(inputs.case, kind="nonfinite"))
+    with pytest.raises(ValueError, match=r"oracle\.judge"):
+        checks.freivalds(infinite, promise, {}, a)
     large = replace(inputs, a=a * 2.0**30, b=a * 2.0**30)
     with pytest.raises(ValueError, match=r"2\^53"):
         checks.freivalds(large, promise, {}, a, exact=True)

@@ -127,6 +127,23 @@ def test_large_products_are_judged_by_rows_and_by_freivalds(
         assert (f"row {other} of C v" if one[0] == other else "of rows") in outcome.text
 
 
+@pytest.mark.parametrize("seed", [0, 260])
+def test_large_products_of_nan_and_infinities_are_judged_in_full(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial("matmul", Case(LARGE, "nonfinite", seed))
+    assert run(trial).status == "ok"
+    true_matmul = gm.matmul
+
+    def damaged(a: Any, b: Any, /, **options: Any) -> Any:
+        result = true_matmul(a, b, **options)
+        result[np.isnan(result) | np.isinf(result)] = 0
+        return result
+
+    monkeypatch.setattr(gm, "matmul", damaged)
+    assert run(trial).status == "wrong"
+
+
 @pytest.mark.parametrize(
     ("op", "problem"),
     [

@@ -130,6 +130,11 @@ def freivalds(
             f"got {problem.describe()} with shapes {a.shape}, {b.shape}, {c.shape}. "
             "Check batches entry by entry, quantised products with oracle.judge."
         )
+    if inputs.case.kind == "nonfinite":
+        raise ValueError(
+            "freivalds sums rows of C, which NaN and infinities make NaN; got operands of the kind "
+            "nonfinite. Check them with oracle.judge."
+        )
     if rounds < 1:
         raise ValueError(f"rounds is {rounds}; at least one round is needed.")
     wide: Any = np.float64

@@ -30,8 +30,14 @@ FULL_ROWS = 8  # of a product that is too large for its truth, judged in full
 REPEATED = 8  # one of so many products of integers is repeated, and every large one
 
 
-def too_large(problem: Problem) -> bool:
-    """Tell whether a product is judged without its whole truth."""
+def too_large(problem: Problem, kind: str = "integers") -> bool:
+    """Tell whether a product is judged without its whole truth.
+
+    Sums over a row of C cannot tell which of its elements are NaN or infinite, so operands of the
+    kind ``nonfinite`` need the truth, whatever it costs.
+    """
+    if kind == "nonfinite":
+        return False
     simple = problem.quant is None and problem.batch == 1 and problem.out not in COMPLEX
     return problem.op == "matmul" and simple and _products(problem) > MOST_PRODUCTS
 

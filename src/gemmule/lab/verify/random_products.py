@@ -212,7 +212,7 @@ def _run(trial: Trial) -> Outcome:
 
 def _judged(inputs: Inputs, rounding: Rounding, result: Array) -> oracle.Verdict:
     problem = inputs.case.problem
-    if relations.too_large(problem):
+    if relations.too_large(problem, inputs.case.kind):
         return relations.judge_large(inputs, rounding.arithmetic, rounding.params, result)
     truth = reference(problem, inputs.a, inputs.b, exact=inputs.case.kind == "integers")
     return oracle.judge(problem, rounding.arithmetic, rounding.params, inputs, result, truth)
