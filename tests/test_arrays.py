@@ -142,6 +142,15 @@ def test_overlap_is_found_exactly() -> None:
     check(out, base[12:])
 
 
+def test_the_step_of_an_axis_of_one_element_overlaps_nothing() -> None:
+    for step in (0, 8):
+        out = np.lib.stride_tricks.as_strided(np.zeros(12), (3, 1, 4), (32, step, 8))
+        check_out(unwrap(out, "out"), (3, 1, 4), "float64", [])
+    out = np.lib.stride_tricks.as_strided(np.zeros(12), (3, 2, 4), (32, 0, 8))
+    with pytest.raises(ValueError, match="would share one place"):
+        check_out(unwrap(out, "out"), (3, 2, 4), "float64", [])
+
+
 def test_an_empty_input_overlaps_nothing_on_a_device_either() -> None:
     base = np.zeros(100)
     out = unwrap(base[:12].reshape(3, 4), "out")._replace(device="cuda:0")

@@ -213,6 +213,23 @@ def test_scalars_on_an_emulated_device() -> None:
 
 
 @pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
+def test_old_results_are_scaled_alone_beside_codes_and_other_dtypes_on_an_emulated_device() -> None:
+    """With alpha = 0 nothing is multiplied, whatever the operands hold."""
+    nan = np.full((3, 12), np.nan, "f4")
+    Q = gm.quantize(np.ones((12, 64), "f4"), bits=4, group_size=32)
+    half, whole = nan.astype("f2"), np.ones((12, 5), "i1")
+    with emulated():
+        for A, B in ((nan, Q), (Q, np.full((64, 3), np.inf, "f4")), (half, whole.astype("f8")),
+                     (nan.astype("f8"), whole.astype("f2")), (whole.T, whole)):  # fmt: skip
+            shape = (A.shape[0], B.shape[1])
+            dtype = "i4" if A.dtype == "i1" else "f8" if "f8" in (A.dtype, B.dtype) else "f4"
+            C = np.arange(shape[0] * shape[1], dtype=dtype).reshape(shape)
+            twice = 2 * C
+            made = gm.gemm(A, B, C, alpha=0, beta=2, device="cuda")
+            np.testing.assert_array_equal(made, twice)
+
+
+@pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 def test_host_arrays_by_way_of_a_device() -> None:
     """device="cuda" copies in and out: into a given result of any strides, or a fresh one."""
     rng = np.random.default_rng(4)

@@ -206,7 +206,10 @@ def test_a_dependent_launch_sees_what_it_waited_for_only(planted: Module, seed: 
         source, out = device_array(64, np.float32), device_array(64, np.float32)
         made = np.arange(1, 65, dtype=np.float32)
         args = struct.pack("<QQi4x", source.ctypes.data, out.ctypes.data, 64)
-        late = [(source.ctypes.data, made.ctypes.data, made.nbytes)]
+        old = np.zeros(64, np.float32)  # of `out` too: it comes once, and not over what was written
+        late = [
+            (to.ctypes.data, by.ctypes.data, by.nbytes) for to, by in ((out, old), (source, made))
+        ]
         kernel = f"dependent<{bug}>"
         planted.launch(kernel, grid=(1,), block=(64,), args=[args], seed=seed, late=late)
         assert np.array_equal(out, made[::-1]) == (bug == 0)

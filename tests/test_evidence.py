@@ -337,6 +337,16 @@ def test_lines_that_are_no_records_are_passed_over(tmp_path: Path, line: str) ->
     assert [r.rung for r in evidence.read(tmp_path)] == ["r"]
 
 
+@pytest.mark.parametrize("ratio", ["0", "1", "1.0"])
+def test_a_result_at_its_very_bound_is_right_in_lines_that_say_so(
+    tmp_path: Path, ratio: str
+) -> None:
+    folder = tmp_path / "gpu"
+    folder.mkdir()
+    (folder / "verified.jsonl").write_text(f"{GOOD.replace('0.5', ratio)}\n")
+    assert [r.worst_ratio for r in evidence.read(tmp_path)] == [float(ratio)]
+
+
 @pinned
 def test_the_check_fails_where_a_proof_is_out_of_date(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -260,6 +260,11 @@ def test_products_of_prepared_matrices_take_the_short_way() -> None:
         out = np.empty((5, 3), np.float32)
         assert eager("matmul", first, second, out) is out
         np.testing.assert_array_equal(out, a @ b)
+    plan = gm.plan("matmul", left, right)
+    np.testing.assert_array_equal(plan(left, right), a @ b)
+    for first, second in ((gm.prepare(a[:4], side="left"), right), (left, gm.prepare(b[:, :2]))):
+        with pytest.raises(ValueError, match="plan"):
+            plan(first, second)
 
 
 def test_quantised_products_take_the_short_way() -> None:

@@ -347,6 +347,34 @@ def test_expected_times_grow_with_the_problem(rung: Rung) -> None:
     assert found or rung.suggest is _no_suggestion
 
 
+@pytest.mark.parametrize("rung", [panels.RUNG, packed.RUNG], ids=["panels", "packed"])
+def test_expected_times_of_one_core(rung: Rung) -> None:
+    """No core besides makes it faster, and no core computes faster than its FMAs."""
+    rates = HostRates.default(1)
+    cores = replace(backends.get("cpu").machine("cpu"), units=1, rates=rates)
+    more = replace(cores, units=8, read_bytes_per_s=8 * cores.read_bytes_per_s)
+    for n in (256, 1024, 6000):
+        problem = make_problem(rung.op, n, n, n, ("float32",) * 3, layout_a=rung.layouts[0])
+        made = [rung.suggest(problem, machine) for machine in (cores, more)]
+        assert made[0] == made[1]
+        assert made[0] is not None
+        products = problem.m * problem.n * (problem.k if rung.op == "matmul" else 1)
+        assert made[0].expected_s >= products / (16 * rates.fma)
+        if rung.op == "matmul":
+            assert made[0].expected_s >= products / rates.fma
+
+
+def test_expected_times_of_panels_count_the_columns_of_each() -> None:
+    machine = backends.get("cpu").machine("cpu")
+    few, many = (
+        panels.columns_s(
+            make_problem("matvec", blocks * panels.WIDTHS[0], 9, 1, ("float32",) * 3), machine
+        )
+        for blocks in (1, 8)
+    )
+    assert many == 8 * few > 0
+
+
 def test_the_judge_sees_a_rung_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """One element of the last row off, at one size only, must fail the same loop."""
     rung = next(r for r in RUNGS if r.name == "scalar_loop")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.arrays.interop import check_out
+from gemmule.arrays.interop import check_out, unwrap
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.core.problem import COMPLEX, FLOAT8, FLOATS, INTEGERS, numpy_dtype, result_dtype
 from products import ARRANGEMENTS, Array, exact, small
@@ -34,6 +34,17 @@ def to_torch(torch: Any, a: Array) -> Any:
     if name in ("bfloat16", *FLOAT8):
         return torch.tensor(a.astype(np.float32)).to(getattr(torch, name))
     return torch.tensor(a)
+
+
+def test_a_tensor_spread_over_processes_is_no_operand(
+    torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spread = pytest.importorskip("torch.distributed.tensor")
+    tensor = torch.ones(2, 3)
+    assert unwrap(tensor, "A").form.shape == (2, 3)
+    monkeypatch.setattr(spread, "DTensor", torch.Tensor)
+    with pytest.raises(TypeError, match=r"A is a DTensor.*to_local\(\)"):
+        unwrap(tensor, "A")
 
 
 def values(tensor: Any) -> Array:

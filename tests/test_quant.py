@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import gemmule as gm
 from gemmule.errors import DeviceError
-from gemmule.quant import layouts, library
+from gemmule.quant import checks, layouts, library
 from gemmule.quant import rounding as rounding
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
@@ -37,6 +37,15 @@ group_sizes = st.one_of(st.none(), st.just(-1), st.integers(1, 40))
 
 def normal(m: int, n: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((m, n)).astype(dtype)
+
+
+def test_sizes_reach_their_limits() -> None:
+    most = 1 << 40
+    for right in ((0, 0), (most, 0), (0, most), (most, most)):
+        assert checks.shape(right) == right
+    for wrong in ((most + 1, 0), (0, most + 1), (-1, 0), (0, -1)):
+        with pytest.raises(ValueError, match="sizes must lie in"):
+            checks.shape(wrong)
 
 
 def unpacked(Q: QuantizedMatrix) -> np.ndarray:

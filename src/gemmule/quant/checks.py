@@ -76,7 +76,7 @@ def _integer(name: str, value: object) -> int:
         raise TypeError(f"{name} must be an int, got {value!r}") from None
 
 
-def float_matrix(W: Any) -> Any:
+def float_matrix(W: Any) -> None:
     """Require a 2-D NumPy, PyTorch or CuPy array of a float dtype, any byte order."""
     if isinstance(W, np.ma.MaskedArray) or not is_known(W):
         raise TypeError(
@@ -85,7 +85,6 @@ def float_matrix(W: Any) -> Any:
         )
     native = W.dtype.newbyteorder("=") if isinstance(W.dtype, np.dtype) else W.dtype
     float_kind(str(getattr(native, "name", native)).removeprefix("torch."), tuple(W.shape))
-    return W
 
 
 def float_kind(dtype: str, shape: tuple[int, ...]) -> str:
