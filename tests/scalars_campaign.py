@@ -258,6 +258,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case later")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
+    parser.add_argument("--add", action="store_true", help="--record, with the runs kept so far")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     shares = [range(job, given.cases, given.jobs) for job in range(given.jobs)]
@@ -269,7 +270,7 @@ def main() -> int:
         ]
         for task in tasks:
             counts += task.result()
-    if given.record:
+    if given.record or given.add:
         keep(
             f"gemv and gemm with scalars: {given.device}",
             sum(counts.values()),
@@ -278,6 +279,7 @@ def main() -> int:
             f"--device {given.device}",
             "random shapes, single rows and columns, dtypes, strides, alpha and beta, NaN and Inf",
             device=given.device == "cuda",
+            add=given.add,
         )
     print(f"{given.device}: {sum(counts.values())} calls, {counts['wrong']} wrong", flush=True)
     return 1 if counts["wrong"] else 0
