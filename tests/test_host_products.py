@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import gemmule as gm
 from emulated_driver import EmulatedDriver, emulated
 from fake_cublas import FakeCublas, installed
 from fake_driver import _Names
+from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import DeviceError
 from gemmule.lab.ceilings.device import filled
 from gemmule.lab.peers.cpu_float import result_shape
@@ -227,6 +231,43 @@ def test_both_clocks_figures_go_under_evidence(
     found = list(lines.read(path, crosscheck.SCHEMA))
     assert [(line["ours_s"], line["nvbench_s"]) for line in found] == [(1e-6, 3e-6)] * len(pairs)
     assert {line["product"] for line in found} == {p.title for p in crosscheck.PRODUCTS}
+
+
+def test_nvbench_need_not_wait_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds a stream back until a call is through, and giving out memory waits for streams."""
+    registered: list[Callable[[Any], None]] = []
+
+    def register(benchmark: Callable[[Any], None]) -> SimpleNamespace:
+        registered.append(benchmark)
+        return SimpleNamespace(set_name=lambda name: None)
+
+    def execute(launch: Callable[[Any], None], batched: bool) -> None:
+        launch(SimpleNamespace(get_stream=lambda: SimpleNamespace(addressof=lambda: 0)))
+
+    def run_all(arguments: list[str]) -> None:
+        driver.faults["cuMemAlloc"] = "CUDA_ERROR_LAUNCH_FAILED"
+        registered[0](SimpleNamespace(exec=execute))
+        del driver.faults["cuMemAlloc"]
+
+    summary = {crosscheck.COLD_MEAN: SimpleNamespace(value=2e-6)}
+    found = {"product 0": [SimpleNamespace(summaries=summary)]}
+    result = SimpleNamespace(from_json=lambda path: found)
+    bench = SimpleNamespace(register=register, run_all_benchmarks=run_all)
+    monkeypatch.setitem(sys.modules, "cuda.bench", bench)  # also for `from cuda import bench`
+    results = SimpleNamespace(BenchmarkResult=result)
+    monkeypatch.setitem(sys.modules, "cuda.bench.results", results)
+
+    def times() -> dict[str, float]:
+        x, a = (DeviceArray.from_host(np.ones(shape, "f4")) for shape in (300, (300, 40)))
+        out = DeviceArray.empty((40,), "float32")
+        plan = gm.plan("vecmat", x, a, rung="split_columns", params={"splits": 4})
+        assert cuda_launch.Launcher(plan.choice).workspace
+        found = crosscheck._by_nvbench({"one": lambda index: plan(x, a, out=out)}, 0)
+        assert (out.to_host() == 300).all()
+        return found
+
+    with device() as driver:
+        assert times() == {"one": 2e-6}
 
 
 def way(name: str, us: float, log: list[str]) -> Way:

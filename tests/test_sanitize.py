@@ -83,7 +83,8 @@ def test_only_finished_runs_without_errors_are_clean(
 ) -> None:
     stand_in(tmp_path, log, code=code, outcome=outcome)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setattr(sanitize, "chunks", lambda rung: [frozenset({"float32,float32,float32"})])
+    one = frozenset({"float32,float32,float32"})
+    monkeypatch.setattr(sanitize, "chunks", lambda rung, size: [one])
     (report,) = sanitize.sanitize([RUNG], ["memcheck"])
     assert (report.errors, report.clean) == (errors, clean)
     written = sanitize.write(tmp_path / "evidence", [report])
@@ -125,6 +126,10 @@ def test_variants_are_watched_a_few_at_a_time_and_told_at_once(
     ]
     pieces = sum(len(list(verify_device.chunks(rung))) for rung in (RUNG, other))
     assert len(seen) == 2 * pieces
+    seen.clear()
+    every = len(RUNG.signatures)
+    sanitize.sanitize([RUNG], ["memcheck"], workers=every, report=lambda f: seen.append(("", "")))
+    assert len(seen) == every > len(list(verify_device.chunks(RUNG))), "no process is left idle"
 
 
 @pytest.mark.parametrize("rung", cuda_rungs(), ids=lambda rung: f"{rung.folder}-{rung.name}")

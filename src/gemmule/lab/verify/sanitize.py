@@ -23,7 +23,7 @@ from gemmule.core.rung import CudaRung
 from gemmule.errors import DeviceError
 from gemmule.lab.processes import in_toolkit
 from gemmule.lab.records import proof_lines
-from gemmule.lab.verify.device import Outcome, chunks, slug, verify_rung
+from gemmule.lab.verify.device import CHUNK, Outcome, chunks, slug, verify_rung
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SHOWN_LINES = 24
@@ -89,8 +89,9 @@ def sanitize(
     compute-sanitizer is absent or does not support the device.
     """
     program = find_sanitizer()
+    size = max(1, min(CHUNK, sum(len(rung.signatures) for rung in rungs) // workers))
     tasks = [  # tool by tool: a rung's kernels are compiled once and then found in the cache
-        (tool, rung, names) for tool in tools for rung in rungs for names in chunks(rung)
+        (tool, rung, names) for tool in tools for rung in rungs for names in chunks(rung, size=size)
     ]
     found = []
     with ThreadPoolExecutor(workers) as pool:

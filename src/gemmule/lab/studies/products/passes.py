@@ -31,7 +31,7 @@ RUNGS = {NAIVE: ("naive", {"width": 1}), SHARED: ("shared_tile", {"tile": 32})}
 PINNED = ", pinned memory"
 PARTS = ("allocate", "host to device", "launch", "kernel", "device to host", "free")
 REPEATS, FEW_REPEATS = 30, 3
-SHORT_US, SLOW_US = 1e4, 5e5  # up to here 30 repeats; from here on the first run counts as well
+SHORT_US, SLOW_US = 1e4, 1e5  # up to here 30 repeats; from here on the first run counts as well
 
 Array = Any
 Parts = Mapping[str, float]
