@@ -20,6 +20,7 @@ from gemmule.backends.cuda.streams import Event, Stream
 from gemmule.core.operand import Operand, c_strides
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
 from gemmule.outofcore.pieces import Transfer
+from gemmule.outofcore.rooms import give_room, take_room
 from gemmule.outofcore.schedule import Load, Place, Sizes, Step, Tiling, steps
 from gemmule.outofcore.sources import Dense, Source, Window, on_device
 from gemmule.outofcore.staging import Drain, Feeder, Finish
@@ -50,6 +51,7 @@ class Job:
     target: the host's result, 2-D; sums: the dtype in which tiles arrive there; finish: how a part
     of a tile goes into its part of the target; out_axes: the axes that the product's result has,
     of rows and columns. launch: out = alpha * left * right + beta * out, on the device.
+    spare_bytes: of the device, what may be taken beyond the tiling's.
     """
 
     whole: Sizes
@@ -63,14 +65,14 @@ class Job:
     launch: Launch
     alpha: complex
     ordinal: int
+    spare_bytes: int
 
 
 class _Held:
-    """The slots of one operand on the device."""
+    """The slots of one operand on the device, from an address of a block on."""
 
-    def __init__(self, source: Source, count: int, nbytes: int, ordinal: int) -> None:
-        self.source, self.nbytes, self.count = source, nbytes, count
-        self.block = DeviceArray.empty((max(1, count * nbytes),), "uint8", ordinal)
+    def __init__(self, source: Source, count: int, nbytes: int, block: DeviceArray) -> None:
+        self.source, self.nbytes, self.count, self.block = source, nbytes, count, block
         self.arrived: list[Event] = []  # the panel of each slot
         self.read: list[Event] = []  # the last step that read it
         self._panels: dict[tuple[int, tuple[int, int]], Operand] = {}  # by slot and sizes
@@ -113,24 +115,33 @@ def run(job: Job) -> None:
 def _with_context(job: Job) -> None:
     tile, tiling, ordinal = job.tiling.tile, job.tiling, job.ordinal
     size = job.left.bytes_of(tile.m, tile.k), job.right.bytes_of(tile.k, tile.n)
+    parts = tiling.left_slots * size[0], tiling.right_slots * size[1]
+    needed = sum(parts) + tiling.out_slots * tile.m * tile.n * ITEMSIZE[job.sums]
+    room = take_room(needed, needed + job.spare_bytes, ordinal)
+    left, right, outs = (_from(room, start) for start in (0, parts[0], sum(parts)))
     held = {
-        "left": _Held(job.left, tiling.left_slots, size[0], ordinal),
-        "right": _Held(job.right, tiling.right_slots, size[1], ordinal),
+        "left": _Held(job.left, tiling.left_slots, size[0], left),
+        "right": _Held(job.right, tiling.right_slots, size[1], right),
     }
-    out_bytes = tile.m * tile.n * ITEMSIZE[job.sums]
-    out_block = DeviceArray.empty((tiling.out_slots * out_bytes,), "uint8", ordinal)
     every = _order(job.whole, tiling)
     feeder = Feeder(_panels(job, held, every), ordinal)
     try:
         drain = Drain(ordinal)
         try:
             with sharing_workspaces():
-                _run(job, every, held, out_block, feeder, drain)
+                _run(job, every, held, outs, feeder, drain)
         finally:
             drain.close()
     finally:
         feeder.close()
         Stream(ordinal, LEGACY_STREAM).synchronize()
+        give_room(room)
+
+
+def _from(room: DeviceArray, start: int) -> DeviceArray:
+    """Return the memory behind the first `start` bytes of a block."""
+    size = room.shape[0] - start
+    return DeviceArray(room.pointer + start, (size,), (1,), room.dtype, room.ordinal, room)
 
 
 def _panels(job: Job, held: dict[str, _Held], every: tuple[Step, ...]) -> Iterator[list[Transfer]]:

@@ -24,6 +24,7 @@ from gemmule.core.operand import Form, Operand, c_strides
 from gemmule.core.problem import INTEGERS, ITEMSIZE, numpy_dtype
 from gemmule.core.rung import CudaRung
 from gemmule.outofcore.engine import Job, run
+from gemmule.outofcore.rooms import room_bytes
 from gemmule.outofcore.schedule import Sizes, Tiling
 from gemmule.outofcore.sources import Coded, Dense, Source
 from gemmule.outofcore.staging import Finish, link_bytes_per_s
@@ -85,9 +86,9 @@ class Blocked:
 
 def budget_bytes(ordinal: int) -> int:
     """Return the bytes that a product of host operands may take on a device."""
-    free, _ = driver.memory_bytes(ordinal)
-    given, room = device_budget(), _rounded(int(FREE_SHARE * free))
-    return room if given is None else min(given, room)
+    free = driver.memory_bytes(ordinal)[0] + room_bytes(ordinal)
+    given, most = device_budget(), _rounded(int(FREE_SHARE * free))
+    return most if given is None else min(given, most)
 
 
 def wanted(pair: tuple[Operand, Operand], options: Options, ordinal: int) -> bool:
@@ -302,6 +303,7 @@ def _job(made: Blocked, target: Array, scale: tuple[complex, complex], op: str) 
         launch=made.cut.tiles.launch,
         alpha=1 if split else alpha,
         ordinal=ordinal_named(made.device),
+        spare_bytes=max(0, made.cut.demand.budget - int(made.cut.demand.memory(made.cut.tiling))),
     )
 
 

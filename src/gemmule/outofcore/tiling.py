@@ -10,9 +10,6 @@ from gemmule.errors import DeviceError
 from gemmule.outofcore.schedule import Forecast, Sizes, Tiling, forecast
 
 PANEL_BYTES = 64 << 20  # of a matrix that is read once: well above what starting a copy costs
-# Of codes, whose panels cost starts more often for their bytes. H200, 2026-11-22, 131072 x 16384 in
-# 4 bits, ordinary memory: 35.9 ms with 64 MiB, 30.8 with 128.
-CODED_BYTES = 128 << 20
 EDGE = 64  # tiles begin at multiples of it, so that panels keep their alignment
 EDGES = tuple(2**power for power in range(5, 18))
 MOST_STEPS, MOST_COMPARED = 2048, 24  # of a schedule, and of schedules
@@ -113,7 +110,7 @@ def of_rows(demand: Demand, *, in_left: bool) -> Tiling:
     itemsize = demand.itemsizes[0 if in_left else 1]
     width = whole.n if in_left else whole.m  # of the other operand: columns at a time
     while width:
-        tall = _edged(max(1.0, CODED_BYTES / max(1.0, length * itemsize)), lines)
+        tall = _edged(max(1.0, PANEL_BYTES / max(1.0, length * itemsize)), lines)
         while tall:
             tiling = _rows_tiling(demand, tall, width, in_left=in_left, along_k=along_k)
             if demand.memory(tiling) <= demand.budget:

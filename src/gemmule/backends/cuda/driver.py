@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -217,11 +217,23 @@ def load(cubin: bytes, symbol: str, ordinal: int, smem: int) -> Any:
     return kernel
 
 
+_keepers: list[Callable[[int], None]] = []
+
+
+def when_short(let_go: Callable[[int], None]) -> None:
+    """Call ``let_go(ordinal)`` where a device has no room left: it frees what is kept for later."""
+    _keepers.append(let_go)
+
+
 def allocate(nbytes: int, ordinal: int) -> int:
     """Return the address of `nbytes` new bytes on a device; DeviceError when they do not fit."""
     driver = bindings()
     with on_device(ordinal):
         code, pointer = driver.cuMemAlloc(max(nbytes, 1))
+        if code.name == "CUDA_ERROR_OUT_OF_MEMORY" and _keepers:
+            for let_go in _keepers:
+                let_go(ordinal)
+            code, pointer = driver.cuMemAlloc(max(nbytes, 1))
         if code.name == "CUDA_ERROR_OUT_OF_MEMORY":
             raise DeviceError(
                 f"cuda:{ordinal} has no room for {nbytes:,} bytes{_free_memory()}. "
