@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -19,11 +20,12 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.streams import Event, Stream
 from gemmule.core.operand import Operand, c_strides
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
+from gemmule.outofcore.feeder import Feeder
 from gemmule.outofcore.pieces import Transfer
 from gemmule.outofcore.rooms import give_room, take_room
 from gemmule.outofcore.schedule import Load, Place, Sizes, Step, Tiling, steps
 from gemmule.outofcore.sources import Dense, Source, Window, on_device
-from gemmule.outofcore.staging import Drain, Feeder, Finish
+from gemmule.outofcore.staging import Drain, Finish
 
 Array = np.ndarray[Any, Any]
 Launch = Callable[[Operand, Operand, Operand, complex, complex], None]
@@ -198,14 +200,18 @@ def _run(
     whole = list(itertools.islice(events, len(outs)))
     stored: list[Future[None] | None] = [None for _ in outs]
     watch = _watch.get()
+    coming = deque(load for step in every for load in step.loads)
+    _open(coming, -1, held, feeder)
     for number, step in enumerate(every):
         for load in step.loads:
-            _load(held[load.side], load, feeder, kernels)
+            feeder.sent()
+            kernels.wait(held[load.side].arrived[load.slot])
         if step.first and (before := stored[step.out]) is not None:
             before.result()
         result = _multiply(job, step, held, out_block)
         for side, slot in (("left", step.left), ("right", step.right)):
             kernels.record(held[side].read[slot])
+        _open(coming, number, held, feeder)
         if step.last:
             kernels.record(whole[step.out])
             stored[step.out] = drain.store(
@@ -222,11 +228,13 @@ def _run(
             last.result()
 
 
-def _load(one: _Held, load: Load, feeder: Feeder, kernels: Stream) -> None:
-    feeder.stream.wait(one.read[load.slot])  # over at once where no step of this run read it yet
-    feeder.send()
-    feeder.stream.record(one.arrived[load.slot])
-    kernels.wait(one.arrived[load.slot])
+def _open(coming: deque[Load], done: int, held: dict[str, _Held], feeder: Feeder) -> None:
+    """Let the next panels go whose slots no step behind `done` has still to read."""
+    while coming and coming[0].after <= done:
+        load = coming.popleft()
+        one = held[load.side]
+        # What no step of this run read yet is over at once.
+        feeder.open(one.read[load.slot], one.arrived[load.slot])
 
 
 def _multiply(job: Job, step: Step, held: dict[str, _Held], out_block: DeviceArray) -> Operand:

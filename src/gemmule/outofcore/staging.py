@@ -11,7 +11,6 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -21,7 +20,6 @@ import numpy as np
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.streams import Event, PinnedBlock, Stream, enter, is_pinned
-from gemmule.outofcore.pieces import Piece, Transfer, pieces
 
 Array = np.ndarray[Any, Any]
 CHUNK_BYTES = 8 << 20
@@ -52,7 +50,8 @@ class Lane:
             for at in range(0, self.block.nbytes, CHUNK_BYTES)
         ]
         self.stream = Stream(ordinal)
-        self.pool = ThreadPoolExecutor(_threads(), "gemmule-copy", enter, (ordinal,))
+        self.threads = _threads()
+        self.pool = ThreadPoolExecutor(self.threads, "gemmule-copy", enter, (ordinal,))
         self.leader = ThreadPoolExecutor(1, "gemmule-store", enter, (ordinal,))
         self._ordinal, self._events = ordinal, list[Event]()
 
@@ -119,77 +118,9 @@ def pinned(array: Array, ordinal: int) -> bool:
     return is_pinned(low, high - low, ordinal)
 
 
-def _growing() -> Iterator[int]:
-    """Yield sizes of pieces: small ones first, so that the link has not long to wait."""
-    for number in itertools.count():
-        yield CHUNK_BYTES >> max(0, 3 - number // 4)
-
-
-class Feeder:
-    """Sends transfers to the device in the order given, filling slots ahead of time."""
-
-    def __init__(self, panels: Iterator[list[Transfer]], ordinal: int) -> None:
-        self.ordinal, self.lane = ordinal, take_lane(ordinal, SLOTS)
-        self.stream, self.pool = self.lane.stream, self.lane.pool
-        self.free = deque(self.lane.slots)
-        sizes = _growing()
-        self.coming = ((n, one) for n, panel in enumerate(panels) for one in pieces(panel, sizes))
-        self.ahead: deque[tuple[int, Piece, Slot | None, Future[None] | None]] = deque()
-        self.sent = 0
-        self._fill()
-
-    def send(self) -> None:
-        """Give the next panel's copies to the stream; waits only for slots to be filled."""
-        while self.ahead and self.ahead[0][0] == self.sent:
-            _, piece, slot, filled = self.ahead.popleft()
-            if slot is None or filled is None:
-                _copy_direct(self.stream, piece)
-            else:
-                filled.result()
-                self.stream.copy(piece.address, slot.pointer, piece.nbytes)
-                self.stream.record(slot.copied)
-                self.free.append(slot)
-            self._fill()
-        self.sent += 1
-
-    def _fill(self) -> None:
-        while self.free and len(self.ahead) < 2 * SLOTS:
-            item = next(self.coming, None)
-            if item is None:
-                return
-            number, piece = item
-            if piece.direct:
-                self.ahead.append((number, piece, None, None))
-                continue
-            slot = self.free.popleft()
-            self.ahead.append((number, piece, slot, self.pool.submit(_filled, slot, piece)))
-
-    def close(self) -> None:
-        """Wait for what is under way and give the slots back."""
-        _ended([filled for *_, filled in self.ahead if filled is not None])
-        self.stream.synchronize()
-        give_lane(self.lane, self.ordinal)
-
-
-def _ended(futures: Iterable[Future[None]]) -> None:
+def ended(futures: Iterable[Future[None]]) -> None:
     """Call off what has not begun and wait for the rest, however it ends."""
     wait([one for one in futures if not one.cancel()])
-
-
-def _filled(slot: Slot, piece: Piece) -> None:
-    slot.copied.synchronize()
-    for array, start in piece.parts:
-        np.copyto(slot.like(array.shape, array.dtype, start), array)
-
-
-def _copy_direct(stream: Stream, piece: Piece) -> None:
-    array, _ = piece.parts[0]
-    lines, length = array.shape
-    pointer, width = array.__array_interface__["data"][0], length * array.itemsize
-    if lines == 1 or array.strides[0] == width:
-        stream.copy(piece.address, pointer, lines * width)
-    else:
-        stream.copy_lines(piece.address, pointer, width, lines, array.strides[0])
 
 
 Finish = Callable[[Array, Array], None]  # (the result's part, the sums that arrived)
@@ -249,7 +180,7 @@ class Drain:
 
     def close(self) -> None:
         """Wait for what is under way and give the slots back."""
-        _ended(self.tiles)
-        _ended(one for one in self.used if one is not None)
+        ended(self.tiles)
+        ended(one for one in self.used if one is not None)
         self.stream.synchronize()
         give_lane(self.lane, self.ordinal)

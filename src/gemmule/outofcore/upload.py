@@ -11,8 +11,9 @@ from gemmule.arrays.interop import unwrap
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.outofcore.feeder import Feeder
 from gemmule.outofcore.pieces import Transfer
-from gemmule.outofcore.staging import Feeder, pinned
+from gemmule.outofcore.staging import pinned
 from gemmule.outofcore.tiling import PANEL_BYTES
 from gemmule.quant.matrix import QuantizedMatrix
 
@@ -39,7 +40,8 @@ def upload(obj: Any, device: str) -> Any:
         whole = Transfer(lines, result.pointer, pinned(lines, ordinal))
         feeder = Feeder(iter([[whole]]), ordinal)
         try:
-            feeder.send()
+            feeder.open()
+            feeder.sent()
         finally:
             feeder.close()
     return result.T if turned else result
