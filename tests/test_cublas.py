@@ -33,7 +33,7 @@ from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import proofs
 from gemmule.lab.verify.device_runner import DeviceRunner
 from gemmule.oracle.problems import make_problem
-from gemmule.plan import Plan
+from gemmule.plan import Plan, rebound
 from gemmule.rungs.matmul.cuda import cublas as rung_module
 from gemmule.storage import evidence, lines, margins
 from test_cuda_backend import forget, install
@@ -473,7 +473,7 @@ def test_a_result_that_the_library_does_not_take_goes_to_another_rung(fake: Fake
     wide = DeviceArray(
         on(0, np.ones((8, 64), np.float32))._pointer, (8, 8), (64, 4), "float32", 0, b
     )
-    assert plan._sibling(left, right, unwrap(wide, "out")).rung.name != "cublas"
+    assert rebound(plan, left.form, right.form, unwrap(wide, "out").form).rung.name != "cublas"
 
 
 def test_shipped_margins_are_of_rungs_as_they_are() -> None:

@@ -15,7 +15,7 @@ from gemmule import backends
 from gemmule.backends.cpu import launch
 from gemmule.core.registry import all_rungs
 from gemmule.lookup import forget_plans
-from gemmule.plan import resolve
+from gemmule.plan import rebound, resolve
 from gemmule.storage import tuned as tuned_store
 from products import ARRANGEMENTS, assert_same, exact, misaligned, small
 
@@ -150,6 +150,21 @@ def test_plans_are_cached_by_form() -> None:
     assert resolve.cache_info().misses == before
     forget_plans()
     assert resolve.cache_info().currsize == 0
+
+
+def test_a_plan_finds_out_once_how_to_fill_a_result_of_another_layout() -> None:
+    A, B = np.ones((6, 5), np.float32), np.ones((5, 3), np.float32)
+    plan, out = gm.plan("matmul", A, B), np.zeros((6, 3), np.float32, order="F")
+    forget_plans()
+    for _ in range(3):
+        out[...] = 0
+        assert plan(A, B, out=out) is out
+        np.testing.assert_array_equal(out, 5)
+    assert rebound.cache_info().misses == 1
+    with pytest.raises(ValueError, match="Make another plan"):
+        plan(A[:, :4], B[:4], out=out)
+    forget_plans()
+    assert rebound.cache_info().currsize == 0
 
 
 def test_copies_are_listed_and_a_large_one_warned_of(caplog: pytest.LogCaptureFixture) -> None:

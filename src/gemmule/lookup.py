@@ -18,7 +18,7 @@ from gemmule.core.canonical import DEFAULT, NAMES, Options
 from gemmule.core.operand import Form, Operand, speaker
 from gemmule.dispatch import general, host
 from gemmule.outofcore.through import through_device
-from gemmule.plan import operands, resolve
+from gemmule.plan import operands, rebound, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.settings import default_device
 
@@ -180,6 +180,7 @@ general.product = product
 def forget_plans() -> None:
     """Drop cached plans and bound calls, so that the next call sees new tuning results."""
     resolve.cache_clear()
+    rebound.cache_clear()
     _bound.cache_clear()
     for met in _met:
         met.forget()

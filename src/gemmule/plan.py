@@ -88,7 +88,8 @@ class Plan:
         self._check_device(speaker(left, right).device)
         if target is None and (left.form, right.form) == self.forms:
             return self.execute(left, right, None)
-        return self._sibling(left, right, target).execute(left, right, target)
+        form = None if target is None else target.form
+        return rebound(self, left.form, right.form, form).execute(left, right, target)
 
     def _check_device(self, device: str) -> None:
         if device != self.device:
@@ -96,24 +97,6 @@ class Plan:
                 f"this plan is for {self.device}, but the operands lie on {device}. "
                 "Make another plan with gm.plan."
             )
-
-    def _sibling(self, left: Operand, right: Operand, out: Operand | None) -> Plan:
-        """Return this plan rebound to operands of other strides but the same problem."""
-        target = None if out is None else out.form
-        mine = canonical(self.op, *self.forms, None, self.options).problem
-        theirs = canonical(self.op, left.form, right.form, target, self.options).problem
-        if replace(theirs, alignment=mine.alignment, layout_out=mine.layout_out) != mine or (
-            theirs.alignment < mine.alignment
-        ):
-            raise ValueError(
-                f"this plan computes {mine.describe()} at {mine.alignment}-byte alignment; given "
-                f"was {theirs.describe()} at {theirs.alignment}. Make another plan with gm.plan."
-            )
-        options = self.options
-        if self.rung.refusal(theirs) is None:  # a vendor's library may not take this result
-            params = tuple(self.choice.params.items())
-            options = replace(options, rung=self.rung.name, params=params)
-        return resolve(self.op, left.form, right.form, target, self.device, options)
 
     def execute(
         self,
@@ -255,6 +238,25 @@ def _unused(problem: Problem, arithmetic: Arithmetic) -> str:
     if problem.accumulate == "float16" and arithmetic.accumulator != "float16":
         allowed.append('accumulate="float16"')
     return f"; this rung makes no use of {' and '.join(allowed)}" if allowed else ""
+
+
+@functools.lru_cache(maxsize=256)
+def rebound(plan: Plan, left: Form, right: Form, out: Form | None) -> Plan:
+    """Return the plan for operands of other strides but the same problem; cached."""
+    mine = canonical(plan.op, *plan.forms, None, plan.options).problem
+    theirs = canonical(plan.op, left, right, out, plan.options).problem
+    if replace(theirs, alignment=mine.alignment, layout_out=mine.layout_out) != mine or (
+        theirs.alignment < mine.alignment
+    ):
+        raise ValueError(
+            f"this plan computes {mine.describe()} at {mine.alignment}-byte alignment; given "
+            f"was {theirs.describe()} at {theirs.alignment}. Make another plan with gm.plan."
+        )
+    options = plan.options
+    if plan.rung.refusal(theirs) is None:  # a vendor's library may not take this result
+        params = tuple(plan.choice.params.items())
+        options = replace(options, rung=plan.rung.name, params=params)
+    return resolve(plan.op, left, right, out, plan.device, options)
 
 
 @functools.lru_cache(maxsize=4096)
