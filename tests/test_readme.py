@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from gemmule.core.registry import OPS
 from gemmule.core.rung import BACKENDS
 from gemmule.lab import cli
 from gemmule.settings import cache_folder, default_device
-from pages import build
+from pages import build, note_tables
 from test_architecture import LAYERS
 
 ROOT = Path(__file__).parents[1]
@@ -75,6 +76,30 @@ def test_staleness_is_seen(tmp_path: Path) -> None:
     assert build.stale(tmp_path) == []
 
 
+def test_notes_say_what_is_on_record(tmp_path: Path) -> None:
+    """A table of a note follows the run on record, each time in the column of its side."""
+    name = "docs/notes/cuda_vecmat.md"
+    bench = tmp_path / "evidence/nvidia-h200/bench"
+    bench.mkdir(parents=True)
+    (tmp_path / name).parent.mkdir(parents=True)
+    shutil.copyfile(ROOT / name, tmp_path / name)
+    lines = (ROOT / "evidence/nvidia-h200/bench/matvec.jsonl").read_text("utf-8").splitlines()
+    changed = []
+    for line in lines:
+        row = json.loads(line)
+        if row.get("group") == "1024 x 1024, x A, float64" and row["kind"] == "rung":
+            row["times_us"] = dict.fromkeys(row["times_us"], 77.7) | {"n": 3}
+        changed.append(json.dumps(row))
+    (bench / "matvec.jsonl").write_text("\n".join(changed) + "\n", "utf-8")
+    assert note_tables.update(tmp_path) == [tmp_path / name]
+    text = (tmp_path / name).read_text("utf-8")
+    header = next(one for one in text.splitlines() if one.startswith("| side"))
+    doubles = next(one for one in text.splitlines() if one.startswith("| doubles |"))
+    assert doubles.split("|")[header.split("|").index(" 1024 ")] == " 77.7 "
+    assert text.count("77.7") == 1
+    assert note_tables.update(tmp_path) == []
+
+
 def test_pictures_are_our_own_and_described() -> None:
     for path in sorted((ROOT / "docs" / "img").glob("*.svg")):
         root = ET.parse(path).getroot()
@@ -97,7 +122,9 @@ def test_the_picture_of_the_rooms_is_that_of_the_layers() -> None:
 
 @pytest.mark.parametrize("page", NOTES, ids=lambda page: page.stem)
 def test_notes_hold_one_table_of_what_was_tried(page: Path) -> None:
-    lines = page.read_text("utf-8").splitlines()
+    """Beside what is generated from the run on record."""
+    generated = re.compile(r"<!-- table:record -->.*?<!-- /table -->", re.S)
+    lines = generated.sub("", page.read_text("utf-8")).splitlines()
     tables = [i for i, line in enumerate(lines) if line.startswith("|") and lines[i - 1][:1] != "|"]
     assert [lines[i] for i in tables] == ["| tried | expected | measured | kept? |"]
     rows = [line for line in lines if line.startswith("|")][2:]

@@ -11,7 +11,7 @@ from gemmule.core.rung import BACKENDS
 from gemmule.lab.report import ladder_table
 from gemmule.storage import evidence
 from gemmule.storage.atomic import replace_text
-from pages import cpu_pages, cuda_pages, reliability, speed_table
+from pages import cpu_pages, cuda_pages, note_tables, reliability, speed_table
 from pages.markdown import update_markers
 
 LADDER_SIZE = 4096
@@ -72,6 +72,7 @@ def update(root: Path) -> list[Path]:
             changed.append(root / path)
     changed += cuda_pages.update(root)
     changed += reliability.update(root)
+    changed += note_tables.update(root)
     readme = root / "README.md"
     if update_markers(readme, {"status": status(), "speed": speed_table.speed(root)}):
         changed.append(readme)

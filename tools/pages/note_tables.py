@@ -1,0 +1,156 @@
+"""What the notes on CUDA ladders say of the last run on record, beside what was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from gemmule.core.problem import Problem
+from gemmule.lab.records import results
+from gemmule.lab.records.rows import Environment, Row
+from gemmule.lab.report.tables import TableData, significant
+from pages.markdown import markdown, update_markers
+from pages.speed_table import NONE_YET
+
+MEMORY_BOUND_BYTES, WORTH_A_LOOK_BYTES = 256e6, 16e6
+NEAR, START_US, ALLOWED = 0.97, 2.1, 1.03
+PEER = "torch"
+DTYPES = {"float16": "halves", "float32": "floats", "float64": "doubles"}
+GROUP = 128
+
+
+def update(root: Path) -> list[Path]:
+    """Rewrite the tables of the notes below `root`; return the files that changed."""
+    makers: Mapping[str, tuple[str, Callable[[results.Results], str]]] = {
+        "cuda_matvec": ("matvec", lambda found: _dense(found, "row")),
+        "cuda_vecmat": ("matvec", lambda found: _dense(found, "col")),
+        "cuda_quantized": ("quantised", _coded),
+    }
+    changed = []
+    for note, (suite, make) in makers.items():
+        page = root / "docs" / "notes" / f"{note}.md"
+        files = sorted(root.glob(f"evidence/*/bench/{suite}.jsonl"))
+        text = "\n\n".join(make(results.read(path)) for path in files) or NONE_YET
+        if page.is_file() and update_markers(page, {"record": text}):
+            changed.append(page)
+    return changed
+
+
+def _dense(found: results.Results, layout: str) -> str:
+    ours, theirs = (
+        [row for row in found.rows if row.problem.layout_a == layout and chosen(row)]
+        for chosen in (_is_ours, _is_peer)
+    )
+    environment = found.environments[ours[0].environment]
+    ceiling = environment.ceilings["read"].value
+    lines = [_head(environment), "", _squares(ours, theirs, ceiling), ""]
+    large = [_shares(rows, MEMORY_BOUND_BYTES) for rows in (ours, theirs)]
+    if all(large):
+        first, second = (f"{min(shares):.2f} to {max(shares):.2f}" for shares in large)
+        lines.append(
+            f"- Of {MEMORY_BOUND_BYTES / 1e6:.0f} MB and more products read at {first} of the "
+            f"ceiling, {PEER}'s at {second}."
+        )
+    lines += _near(ours, ceiling)
+    slow = sorted(
+        (row for row in ours if row.problem.matrix_bytes > WORTH_A_LOOK_BYTES), key=_share
+    )[:3]
+    if slow:
+        least = ", ".join(
+            f"{_share(row):.2f} by {row.problem.m} x {row.problem.n} {row.problem.a}"
+            for row in slow
+        )
+        lines.append(f"- Least of it above {WORTH_A_LOOK_BYTES / 1e6:.0f} MB: {least}.")
+    return "\n".join(lines)
+
+
+def _head(environment: Environment) -> str:
+    read = environment.ceilings["read"].value / 1e3
+    return (
+        f"On record ({environment.device}, {environment.timestamp[:10]}, read ceiling {read:.2f} "
+        "TB/s), cold, us:"
+    )
+
+
+def _near(rows: Sequence[Row], ceiling: float) -> list[str]:
+    """Yield how many products are near the bytes' time and what a launch takes besides."""
+    over = [
+        row.times_us.median / (row.problem.matrix_bytes / (NEAR * ceiling) * 1e-3 + START_US)
+        for row in rows
+    ]
+    within = [sum(one <= limit for one in over) for limit in (1.0, ALLOWED)]
+    return [
+        f"- Of {len(rows)} products {within[0]} take at most what their bytes take at {NEAR} of "
+        f"the ceiling and {START_US} us, {within[1]} at most {100 * (ALLOWED - 1):.0f} % more."
+    ]
+
+
+def _squares(ours: Sequence[Row], theirs: Sequence[Row], ceiling: float) -> str:
+    """Return the table of square matrices: ours, the peer's, and what the bytes need."""
+    sides = sorted({row.problem.m for row in ours if row.problem.m == row.problem.n})
+    lines: list[tuple[str, ...]] = []
+    for dtype, words in DTYPES.items():
+        for who, rows in (("", ours), (f", {PEER}", theirs)):
+            by_side = {row.problem.m: row for row in rows if _square(row.problem, dtype)}
+            cells = [_cell(by_side.get(side)) for side in sides]
+            if any(cells):
+                lines.append((words + who, *cells))
+        item = {row.problem.m: row.problem for row in ours if _square(row.problem, dtype)}
+        needed = [
+            significant(item[side].matrix_bytes / ceiling * 1e-3) if side in item else ""
+            for side in sides
+        ]
+        lines.append((f"{words}, the matrix at the ceiling", *needed))
+    header = ("side", *map(str, sides))
+    return markdown(TableData("", header, tuple(lines), (False, *[True] * len(sides))))
+
+
+def _square(problem: Problem, dtype: str) -> bool:
+    return problem.a == dtype and problem.m == problem.n
+
+
+def _coded(found: results.Results) -> str:
+    """Return the table of quantised products: by what, in which bits, by side."""
+    ours = [row for row in found.rows if _is_ours(row) and _of_group(row.problem)]
+    environment = found.environments[ours[0].environment]
+    sides = sorted({row.problem.m for row in ours})
+    by_kind: dict[str, dict[int, Row]] = {}
+    for row in ours:
+        kind = row.group.partition(", ")[2]
+        by_kind.setdefault(kind, {})[row.problem.m] = row
+    lines = []
+    for kind, rows in by_kind.items():
+        lines.append((kind, *(_cell(rows.get(side)) for side in sides)))
+        peers = sorted({name for row in rows.values() for name in row.speedups})
+        for peer in peers:
+            over = [
+                f"{rows[side].speedups[peer].value:.2f}" if side in rows else "" for side in sides
+            ]
+            lines.append((f"times as fast as {peer}", *over))
+    header = ("product", *map(str, sides))
+    table = markdown(TableData("", header, tuple(lines), (False, *[True] * len(sides))))
+    return f"{_head(environment)}\n\n{table}"
+
+
+def _of_group(problem: Problem) -> bool:
+    return problem.quant is not None and problem.quant.group_size == GROUP
+
+
+def _cell(row: Row | None) -> str:
+    return "" if row is None else significant(row.times_us.median)
+
+
+def _is_ours(row: Row) -> bool:
+    return row.kind == "rung"
+
+
+def _is_peer(row: Row) -> bool:
+    return row.kind == "peer" and row.name == PEER
+
+
+def _share(row: Row) -> float:
+    return (row.percent_of_ceiling or 0.0) / 100
+
+
+def _shares(rows: Iterable[Row], nbytes: float) -> list[float]:
+    return [_share(row) for row in rows if row.problem.matrix_bytes >= nbytes]
