@@ -82,7 +82,7 @@ def _unaligned(problem: Problem, machine: Machine, vectors: int, rows: int) -> t
     """
     if vectors > 128 and rows < 16 * machine.units:
         return 128 if vectors <= 1024 else 256, 1, 2
-    if ITEMSIZE[problem.a] > 1 and rows >= 32 * machine.units:
+    if ITEMSIZE[problem.a] > 1 and rows >= (16 if vectors <= 32 else 32) * machine.units:
         return _many_unaligned(machine, vectors, rows)
     if (vectors > 512 and rows < 20 * machine.units) or (
         vectors >= 1000 and rows < 26 * machine.units
@@ -98,7 +98,7 @@ def _many_unaligned(machine: Machine, vectors: int, rows: int) -> tuple[int, int
     a bit, 27.4 by four; 6000 x 2401 floats 15.7 and 18.2, 17.9 by blocks; 19345 x 2495 doubles
     94.5, 102 and 91.
     """
-    if vectors <= 32:
+    if vectors <= 48:
         return 32, 4, 1
 
     def cost(several: int) -> float:
@@ -137,6 +137,9 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion(params, _seconds(problem, machine, params))
 
 
+TURN_US = 0.58
+
+
 def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     """Return the modelled time: a start, and the bytes or the turns, whichever takes longer.
 
@@ -146,12 +149,12 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     threads = _threads(params)
     turns = ceil_div(problem.n * ITEMSIZE[problem.a], 16 * params["lanes"] * params["unroll"])
     blocks = problem.batch * ceil_div(problem.m, threads // params["lanes"] * params["rows"])
-    waves = max(1.0, blocks * threads / (machine.units * THREADS_OF_A_UNIT))
+    waves = blocks * threads / (machine.units * THREADS_OF_A_UNIT)
     reading = problem.compulsory_bytes / (0.977 * machine.read_bytes_per_s)
-    # Unaligned rows of less than a line have little but heads and tails, each a load of its own.
-    short = problem.alignment < 16 and problem.n * ITEMSIZE[problem.a] < 128
-    turn_s = 1.6e-6 if short else 0.58e-6
-    return starting(problem, machine, -0.32, 0.75) + max(reading, turn_s * (turns * waves - 1))
+    # Unaligned rows have heads and tails, each a load of its own, and those of several rows add up.
+    ends_us = 0.0 if problem.alignment == 16 else 0.65 if params["rows"] == 1 else 1.2
+    waiting = 1e-6 * (TURN_US * (turns * max(1.0, waves) - 1) + ends_us * waves)
+    return starting(problem, machine, -0.32, 0.75) + max(reading, waiting)
 
 
 RUNG = CudaRung(

@@ -63,9 +63,11 @@ def _chain(problem: Problem, params: Params) -> int:
 # behind the best measured, where the choice was measured): the share of the read ceiling that
 # strips of so many 16-byte vectors reach, and what unaligned rows leave of it; the bytes a
 # multiprocessor must have under way; how far beyond its fair share one can go where others are
-# idle; by what large blocks start later.
+# idle; by what large blocks start later; what a turn takes. Of these, what unaligned rows leave of
+# strips of 32 vectors, and their turn, were fitted to 125 shapes more, of 50 to 20,000 rows.
 EFFICIENCY = {1: 0.51, 2: 0.71, 4: 0.915, 8: 0.968, 32: 0.987, 256: 0.98}
-OF_UNALIGNED = 0.77
+OF_UNALIGNED, OF_UNALIGNED_WIDE = 0.74, 0.92
+TURN_US, TURN_WIDE_US = 1.28, 0.95
 LARGE_BLOCKS_OF_HALVES = 1.045  # 4096 x 4096: 10.1 us by 1024 threads, 10.3 by 512
 BYTES_UNDER_WAY = 34_000
 BEYOND_SHARE = 3.7
@@ -94,8 +96,11 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     lanes, threads = params["lanes"], params["threads"]
     fill, waves = _fill(problem, machine, params)
     rate = EFFICIENCY[lanes] * fill * machine.read_bytes_per_s
-    rate *= 1.0 if problem.alignment == 16 else OF_UNALIGNED
-    if threads == 1024 and waves <= 1 and ITEMSIZE[problem.a] == 2:
+    aligned, wide = problem.alignment == 16, lanes == 32
+    if not aligned:
+        several = wide and threads < 1024 and problem.n >= 50
+        rate *= OF_UNALIGNED_WIDE if several else OF_UNALIGNED
+    if threads == 1024 and waves <= 1 and aligned and ITEMSIZE[problem.a] == 2:
         rate *= LARGE_BLOCKS_OF_HALVES
     turns = ceil_div(problem.n * lanes, threads * _in_flight(threads))
     alone = 2 * threads > THREADS_OF_A_UNIT  # nothing is under way between a block and the next
@@ -106,7 +111,8 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
         narrow *= min(1.0, problem.matrix_bytes / HIDDEN_BYTES)
     folding_us += 0.2 if problem.alignment != 16 else 0.0
     start = starting(problem, machine, folding_us - 0.17, 0.55) + narrow
-    reading = max(problem.compulsory_bytes / rate, 1.28e-6 * (turns * waves - 1))
+    turn_us = TURN_WIDE_US if wide else TURN_US
+    reading = max(problem.compulsory_bytes / rate, 1e-6 * turn_us * (turns * waves - 1))
     return start + between + float(reading)
 
 

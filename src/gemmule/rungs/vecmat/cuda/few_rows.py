@@ -47,7 +47,8 @@ def _chain(problem: Problem, params: Params) -> int:
 # ceiling, in which a quarter of the turns does not hide.
 BEGINNING_US, ROW_US, TURN_US = -0.67, 0.03, 0.62
 BEGINNING_DOUBLES_US, ROW_DOUBLES_US, TURN_DOUBLES_US = -0.62, 0.09, 0.95
-MEETING_US, MEETING_DOUBLES_US = {1: 0.0, 4: 0.0, 16: 0.1}, {1: 0.0, 4: 0.5, 16: 1.5}
+MEETING_US, MEETING_DOUBLES_US = {1: 0.0, 4: 0.0, 16: 0.1}, {1: 0.0, 4: 0.8, 16: 1.5}
+FILLING_US = {1: 0.4, 4: 0.4, 16: 1.0}  # until the chip has its bytes under way
 LONG_ROWS_US = {1: 0.0, 4: 0.0, 16: 0.3}
 RATE, RATE_OF_HALVES, NOT_HIDDEN = 0.96, 0.7, 0.25
 THREADS_OF_A_UNIT = 1536
@@ -71,7 +72,7 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     else:
         begin_us += LONG_ROWS_US[share]
     reading = problem.compulsory_bytes / rate
-    start = starting(problem, machine, begin_us + row_us * min(problem.n, ROWS), 0.4)
+    start = starting(problem, machine, begin_us + row_us * min(problem.n, ROWS), FILLING_US[share])
     return float(start + max(reading + NOT_HIDDEN * waiting, waiting))
 
 

@@ -113,6 +113,8 @@ def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> flo
     )
     rate = 0.975 * fill * machine.read_bytes_per_s
     rate *= 1.0 if aligned else 0.92 if lanes == 32 else 0.865
+    if problem.n < 600 and not aligned and ITEMSIZE[problem.a] == 2:
+        rate *= 0.93  # a block has few turns, in which nothing hides the heads of halves
     rate *= max(0.25, min(1.0, problem.m * ITEMSIZE[problem.a] / (16 * lanes)))
     turns = ceil_div(problem.n * lanes, splits * 256 * 4)
     sums = 2 * problem.m * problem.batch * splits * ITEMSIZE[accumulator(problem)]
