@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from gemmule.lab.cli import run
+from gemmule.lab.commands.gpu.counters import _kept
 from gemmule.lab.profile import counters, ncu
 from gemmule.lab.profile.counters import METRICS, Counted, Mark
+from gemmule.lab.records import results
 from pages import newest
 
+ROOT = Path(__file__).parents[1]
 SAMPLE = Path(__file__).parent / "data" / "ncu_raw.csv"  # recorded on an H200, columns thinned
 MARKS = [
     Mark("matvec", "thread_per_row", "t", {"block": 128}, ("thread_per_row",)),
@@ -100,7 +103,7 @@ def test_a_stand_in_for_the_tool_is_run_and_read(
     (tmp_path / "marks").write_text("".join(f"{line}\n" for line in lines))
     stand_in(tmp_path, f'/bin/cp "{tmp_path}/marks" "$last"; /bin/cat "{SAMPLE}"')
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = counters.count("NVIDIA H200", "2026-11-21", seconds=1)
+    found = counters.count("NVIDIA H200", "2026-11-21", ["matvec"], seconds=1)
     assert [one.rung for one in found] == [mark.rung for mark in MARKS]
     path = tmp_path / "evidence" / "nvidia-h200" / counters.FILE
     counters.write(path, found)
@@ -119,14 +122,14 @@ def test_what_the_tool_says_is_told(
 ) -> None:
     stand_in(tmp_path, body)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (found,) = counters.count("NVIDIA X", "2026-11-21", seconds=1)
+    (found,) = counters.count("NVIDIA X", "2026-11-21", ["matvec"], seconds=1)
     assert note in found.note
     assert not found.counters
 
 
 def test_an_absent_tool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ncu, "find_ncu", lambda: None)
-    (found,) = counters.count("NVIDIA X", "2026-11-21")
+    (found,) = counters.count("NVIDIA X", "2026-11-21", ["matvec"])
     assert "not installed" in found.note
 
 
@@ -157,6 +160,30 @@ def test_malformed_lines_are_left_out(line: str, tmp_path: Path) -> None:
     counters.write(path, [good])
     path.write_text(line + "\n" + path.read_text())
     assert newest.counters(tmp_path) == [good]
+
+
+def test_what_was_not_counted_anew_stays(tmp_path: Path) -> None:
+    def one(op: str, rung: str, date: str) -> Counted:
+        return Counted(op, rung, "t", "X", date, counters={"time ns": 1.0})
+
+    path = tmp_path / "x" / counters.FILE
+    old = [one("matvec", "a", "2026-11-20"), one("matmul", "a", "2026-11-20")]
+    counters.write(path, old)
+    anew = [one("matmul", "a", "2026-11-21"), one("matmul", "b", "2026-11-21")]
+    counters.write(path, anew)
+    assert newest.counters(tmp_path) == [old[0], *anew]
+
+
+def test_ladders_that_are_not_asked_for_keep_their_times(tmp_path: Path) -> None:
+    path = next((ROOT / "evidence").glob("*/ladder.jsonl"))
+    title = "4096 x 4096, A x, float16"
+    items = _kept(path, {title})
+    results.replace(tmp_path / path.name, items)
+    found = results.read(tmp_path / path.name)
+    assert {row.group for row in found.rows} == {title}
+    assert len(found.rows) == sum(row.group == title for row in results.read(path).rows) > 0
+    assert set(found.environments) == {row.environment for row in found.rows}
+    assert _kept(tmp_path / "nowhere", {title}) == []
 
 
 def test_the_newest_file_counts(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ and of the evidence: times and counters. So a new rung is on its page without an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import RUNGS_FOLDER, Rung
 from gemmule.lab.profile.counters import Counted
-from gemmule.lab.records.rows import Row
+from gemmule.lab.records.rows import Environment, Row
 from gemmule.storage.atomic import replace_text
 from pages import ladder_tables, newest
 from pages.excerpts import docstring, excerpt, telling
@@ -39,12 +39,12 @@ def update(root: Path) -> list[Path]:
     present = [op for op in OPS if (root / page(op)).is_file()]
     if not present:
         return changed
-    environment, rows = newest.ladder_rows(root / "evidence")
+    environments, rows = newest.ladder_rows(root / "evidence")
     counted = newest.counters(root / "evidence")
     for op in present:
         changed += _draw(root, op, rows)
         texts = {
-            "conditions": ladder_tables.conditions(environment),
+            "conditions": ladder_tables.conditions(_of_op(op, environments, rows)),
             "measured": ladder_tables.all_times(op, rows),
             "counters": ladder_tables.all_counters(op, counted),
             "rungs": sections(op, rows, counted),
@@ -52,6 +52,15 @@ def update(root: Path) -> list[Path]:
         if update_markers(root / page(op), texts):
             changed.append(root / page(op))
     return changed
+
+
+def _of_op(
+    op: str, environments: Mapping[str, Environment], rows: Sequence[Row]
+) -> Environment | None:
+    """Return where a ladder was measured last."""
+    known = ladder_tables.titles(op)
+    used = [environments[row.environment] for row in rows if row.group in known]
+    return max(used, key=lambda one: one.timestamp, default=None)
 
 
 def _draw(root: Path, op: str, rows: Sequence[Row]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,14 @@ from gemmule.storage import lines
 MAX_FILE_BYTES = 4 << 20
 
 
-def ladder_rows(evidence: Path) -> tuple[Environment | None, tuple[Row, ...]]:
-    """Return the newest file of rows below an evidence folder; no rows where there is none."""
+def ladder_rows(evidence: Path) -> tuple[Mapping[str, Environment], tuple[Row, ...]]:
+    """Return environments and rows of the newest file below a folder; none where there is none."""
     best: results.Results | None = None
     for path in sorted(evidence.glob(f"*/{LADDER}")):
         found = results.read(path)
         if best is None or _when(found) > _when(best):
             best = found
-    if best is None or not best.environments:
-        return None, ()
-    return next(iter(best.environments.values())), best.rows
+    return ({}, ()) if best is None else (best.environments, best.rows)
 
 
 def _when(found: results.Results) -> str:

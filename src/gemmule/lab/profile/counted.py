@@ -1,8 +1,9 @@
 """The program that Nsight Compute watches: one launch of every CUDA rung at the ladders' problems.
 
-``python -m gemmule.lab.profile.counted ORDINAL SECONDS MARKS`` writes one JSON line for each rung
-it launched to MARKS, in the order of the launches. Only what lies between the profiler's start and
-stop is counted, so that operands may be made by kernels as well.
+``python -m gemmule.lab.profile.counted ORDINAL SECONDS OPS MARKS`` writes one JSON line for each
+rung it launched to MARKS, in the order of the launches. OPS are ladders with commas between. Only
+what lies between the profiler's start and stop is counted, so that operands may be made by kernels
+as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.single import cuda_rung
+from gemmule.core.rung import LibraryRung
 from gemmule.lab.bench.ladder_times import Spot, plans_of, sets_of, spots
 from gemmule.lab.profile.counters import Mark
 
@@ -25,11 +27,12 @@ def main(arguments: Sequence[str]) -> None:
     """Launch every rung once, until the seconds are over."""
     from gemmule.lab.studies.gpu import GpuBench
 
-    ordinal, seconds, marks = int(arguments[0]), float(arguments[1]), Path(arguments[2])
-    end = time.monotonic() + seconds
-    bench = GpuBench(ordinal)
-    with marks.open("w", encoding="utf-8") as file:
-        for spot in (one for one in spots() if one.counted):
+    ordinal, seconds, ops, marks = arguments
+    wanted = [one for one in spots() if one.counted and one.op in ops.split(",")]
+    end = time.monotonic() + float(seconds)
+    bench = GpuBench(int(ordinal))
+    with Path(marks).open("w", encoding="utf-8") as file:
+        for spot in wanted:
             for mark in launched(spot, bench, end):
                 file.write(json.dumps(asdict(mark)) + "\n")
                 file.flush()
@@ -44,7 +47,7 @@ def launched(spot: Spot, bench: Any, end: float) -> list[Mark]:
     plans = plans_of(cell, sets)
     for lane in (lane for lane in cell.lanes if lane.rung not in (None, "auto")):
         plan = plans[lane.name]
-        if isinstance(plan, str):
+        if isinstance(plan, str) or isinstance(plan.rung, LibraryRung):
             continue
         if time.monotonic() > end:
             break

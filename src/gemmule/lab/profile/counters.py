@@ -66,15 +66,18 @@ class Counted:
     note: str = ""
 
 
-def count(device: str, date: str, *, ordinal: int = 0, seconds: float = SECONDS) -> list[Counted]:
+def count(
+    device: str, date: str, ops: Iterable[str], *, ordinal: int = 0, seconds: float = SECONDS
+) -> list[Counted]:
     """Return the counters of every rung that there was time for; one note where there are none.
 
-    seconds: after which the child launches no more.
+    ops: the ladders. seconds: after which the child launches no more.
     """
     options = ["--print-kernel-base", "function", "--profile-from-start", "off"]
     with tempfile.TemporaryDirectory(prefix="gemmule-counters-") as folder:
         marks = Path(folder) / "marks.jsonl"
-        child = ["gemmule.lab.profile.counted", str(ordinal), str(seconds), str(marks)]
+        child = ["gemmule.lab.profile.counted", str(ordinal), str(seconds), ",".join(ops)]
+        child.append(str(marks))
         rows, note = ncu.profile(
             METRICS, [*options, "--target-processes", "all"], child, 2 * seconds + 60
         )
@@ -137,5 +140,15 @@ def together(kernels: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def write(path: Path, found: Iterable[Counted]) -> None:
-    """Replace a file of counters; OSError where it cannot be written."""
-    lines.write(path, ({"schema": SCHEMA, **asdict(one)} for one in found))
+    """Put counters on file, in place of those of the same rungs and products.
+
+    What else is on file stays: there was no time for it, or nobody asked. OSError where the file
+    cannot be written.
+    """
+    anew = {(one.op, one.rung, one.title): asdict(one) for one in found}
+    kept = [
+        line
+        for line in lines.read(path, SCHEMA)
+        if (line.get("op"), line.get("rung"), line.get("title")) not in anew
+    ]
+    lines.write(path, ({"schema": SCHEMA, **line} for line in (*kept, *anew.values())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ CEILING_SECONDS = 6.0
     required=True,
     help="Write ladder.jsonl and counters.jsonl into the device's folder below this one.",
 )
-@click.option("--op", "ops", multiple=True, help="Time only this ladder; may be repeated.")
+@click.option("--op", "ops", multiple=True, help="Only this ladder; may be repeated.")
 @options.seconds(0.02, 60, "Time spent on each rung and product.", 0.25)
 @click.option("--no-ncu", is_flag=True, help="Leave the hardware counters as they are on file.")
 def counters(
@@ -41,7 +42,8 @@ def counters(
     from gemmule.lab.studies.gpu import GpuBench
     from gemmule.lab.verify.device import slug
 
-    unknown = set(ops) - {spot.op for spot in ladder_times.spots()}
+    known = dict.fromkeys(spot.op for spot in ladder_times.spots())
+    unknown = set(ops) - set(known)
     if unknown:
         raise ValueError(f"--op {unknown.pop()} is no ladder: matvec, vecmat, matmul, quantized.")
     ordinal = options.ordinal_of(device)
@@ -50,9 +52,8 @@ def counters(
     bench = GpuBench(ordinal)
     rows: list[Row] = []
     wrong: list[str] = []
-    for spot in ladder_times.spots():
-        if ops and spot.op not in ops:
-            continue
+    chosen = [spot for spot in ladder_times.spots() if spot.op in (ops or known)]
+    for spot in chosen:
         found, notes = ladder_times.time_spot(spot, bench, environment, seconds)
         bench.release()
         rows += found
@@ -63,18 +64,32 @@ def counters(
     seconds = CEILING_SECONDS / 2
     again = functools.partial(measure_ceilings, ordinal, max_seconds=seconds, seed=1)
     rows, environment = settled(rows, environment, again)
-    results.replace(folder / ladder_times.FILE, [environment, *rows])
-    click.echo(f"wrote {folder / ladder_times.FILE}: {len(rows)} rows")
+    path = folder / ladder_times.FILE
+    others = {spot.title for spot in ladder_times.spots()} - {spot.title for spot in chosen}
+    results.replace(path, [*_kept(path, others), environment, *rows])
+    click.echo(f"wrote {path}: {len(rows)} rows")
     if not no_ncu:
-        _count(folder, environment, ordinal)
+        _count(folder, environment, ordinal, ops or tuple(known))
     if wrong:
         raise WrongResultError("; ".join(wrong))
 
 
-def _count(folder: Path, environment: Environment, ordinal: int) -> None:
+def _kept(path: Path, titles: Collection[str]) -> list[Environment | Row]:
+    """Return the rows on file of these products, behind their environments."""
+    from gemmule.lab.records import results
+
+    if not path.is_file():
+        return []
+    found = results.read(path)
+    rows = [row for row in found.rows if row.group in titles]
+    used = dict.fromkeys(row.environment for row in rows)
+    return [*(found.environments[one] for one in used), *rows]
+
+
+def _count(folder: Path, environment: Environment, ordinal: int, ops: tuple[str, ...]) -> None:
     from gemmule.lab.profile import counters as engine
 
-    counted = engine.count(environment.device, environment.timestamp[:10], ordinal=ordinal)
+    counted = engine.count(environment.device, environment.timestamp[:10], ops, ordinal=ordinal)
     for one in counted:
         if one.note:
             click.echo(f"not counted: {one.note}")
