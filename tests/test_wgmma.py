@@ -62,7 +62,14 @@ def cases(rung: Rung) -> Iterator[tuple[Problem, dict[str, Any]]]:
     for i, params in enumerate(rung.space(plain)):
         layout_a, layout_b = layouts[i % 4]
         problem = make_problem(
-            "matmul", 264, 328, 136, HALF, layout_a=layout_a, layout_b=layout_b, batch=1 + i % 2
+            "matmul",
+            264,
+            328,
+            136,
+            HALF,
+            layout_a=layout_a,
+            layout_b=layout_b,
+            batch=1 + (i % 2 if rung.batched else 0),
         )
         yield replace(problem, alignment=16), params
 
@@ -137,9 +144,23 @@ def test_a_column_major_result(name: str) -> None:
             "matmul", 200, 72, 136, HALF, layout_a=layout_a, layout_b=layout_b, layout_out="col"
         )
         shared = replace(problem, batch=2, shared_a=layout_b == "col", shared_b=layout_a == "col")
-        for which in (problem, shared):
+        for which in (problem, shared)[: 1 + rung.batched]:
             inputs = make_inputs(which, "integers", 3)
             judged(rung, few_units(4), inputs, rung.check_params(which, None))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("out", ["float16", "float32"])
+def test_a_result_whose_rows_are_longer_than_it_is_wide(name: str, out: str) -> None:
+    """13 columns of a C whose rows begin at multiples of 16 bytes, and nothing written beside."""
+    rung = RUNGS[name]
+    problem = make_problem("matmul", 40, 13, 200, (*HALF[:2], out), layout_b="col")
+    problem = replace(problem, alignment=16)
+    for params in list(rung.space(problem))[::4]:
+        inputs = make_inputs(problem, "integers", 19)
+        whole = np.full((40, 24), 7, inputs.out.dtype)
+        judged(rung, few_units(2), replace(inputs, out=whole[:, :13]), params)
+        assert (whole[:, 13:] == 7).all(), params
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "wgmma_repacked"])

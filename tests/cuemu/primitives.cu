@@ -132,6 +132,8 @@ __global__ void signals(const __grid_constant__ Args p) {   // each of two block
   cluster_sync();
   if (t < 2) mbar_signal_remote(done, t);
   mbar_wait_cluster(done, 0);
+  cluster_arrive_relaxed();
+  cluster_wait();
   OUT(u32, 0)[blockIdx.x * 32 + t] = t + 1;
   cluster_sync();
 }
@@ -144,6 +146,12 @@ __global__ void matrices_back(const __grid_constant__ Args p) {
   stmatrix_x4(smem_addr(s + (t * 5) % 32), r);   // rows in another order than they lie
   __syncwarp();
   OUT(uint4, 0)[t] = s[t];
+  const u32 two[2] = {r[0], r[1]};
+  __syncwarp();
+  stmatrix_x2(smem_addr(s + t % 16), two);
+  stmatrix_x2_trans(smem_addr(s + 16 + t % 16), two);
+  __syncwarp();
+  OUT(uint4, 0)[32 + t] = s[t];
 }
 #endif
 

@@ -12,6 +12,7 @@ inline void cluster_arrive() {
   cuemu::progress();
   cuemu::check_cluster_barrier(*cuemu::S.cur->cta);
 }
+inline void cluster_arrive_relaxed() { cluster_arrive(); }
 inline void cluster_wait(CUEMU_AT) {
   const cuemu::ClusterBarrier& b = cuemu::cluster_barrier(*cuemu::S.cur->cta);
   if (!cuemu::S.cur->cluster_generation) cuemu::fail("barrier", "cluster_wait() before cluster_arrive()");

@@ -104,20 +104,26 @@ void ldmatrix(unsigned (&r)[N], unsigned addr, const char* file, int line) {
              [&](const Meet& m) { memcpy(out, m.value[S.cur->lane], sizeof out); });
   for (int j = 0; j < N; ++j) r[j] = out[j];
 }
-// Each lane gives its address, then its four registers; the last lane to come stores all rows.
-inline void stmatrix(unsigned addr, const unsigned (&r)[4], const char* file, int line) {
+// Each lane gives its address, then its registers; the last lane to come stores all rows.
+template <int N, bool Trans>
+void stmatrix(unsigned addr, const unsigned (&r)[N], const char* file, int line) {
   auto finish = [&](Meet& m) {
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < 8 * N; ++i) {
       unsigned at;
       memcpy(&at, m.value[i], 4);
       if (at % 16) fail("misaligned", "stmatrix at %s:%d: row address 0x%x of lane %d is not a multiple of 16",
                         base_name(file), line, at, i);
       char* row = from_shared_address(at);
-      for (int q = 0; q < 4; ++q) memcpy(row + 4 * q, m.value[i % 8 * 4 + q] + 4 + 4 * (i / 8), 4);
+      const int mine = i % 8;   // row of the matrix as it lies: a column of the fragment where it is transposed
+      for (int e = 0; e < 8; ++e) {
+        const int from_row = Trans ? e : mine, from_column = Trans ? mine : e;
+        memcpy(row + 2 * e, m.value[from_row * 4 + from_column / 2] + 4 + 4 * (i / 8) + from_column % 2 * 2, 2);
+      }
     }
   };
-  unsigned in[5] = {addr, r[0], r[1], r[2], r[3]};
-  collective(~0u, in, 20, "stmatrix", file, line, finish, [](const Meet&) {});
+  unsigned in[1 + N] = {addr};
+  for (int j = 0; j < N; ++j) in[1 + j] = r[j];
+  collective(~0u, in, sizeof in, "stmatrix", file, line, finish, [](const Meet&) {});
 }
 template <class F>
 inline unsigned by_half(F&& f) { return unsigned(f(0)) | unsigned(f(16)) << 16; }
@@ -137,7 +143,9 @@ CUEMU_LDMATRIX(1)
 CUEMU_LDMATRIX(2)
 CUEMU_LDMATRIX(4)
 #undef CUEMU_LDMATRIX
-inline void stmatrix_x4(u32 addr, const u32 (&r)[4], CUEMU_AT) { cuemu::stmatrix(addr, r, file, line); }
+inline void stmatrix_x4(u32 addr, const u32 (&r)[4], CUEMU_AT) { cuemu::stmatrix<4, false>(addr, r, file, line); }
+inline void stmatrix_x2(u32 addr, const u32 (&r)[2], CUEMU_AT) { cuemu::stmatrix<2, false>(addr, r, file, line); }
+inline void stmatrix_x2_trans(u32 addr, const u32 (&r)[2], CUEMU_AT) { cuemu::stmatrix<2, true>(addr, r, file, line); }
 inline u32 movmatrix_trans(u32 v, CUEMU_AT) {
   u32 r = 0;
   auto finish = [](cuemu::Meet& m) {

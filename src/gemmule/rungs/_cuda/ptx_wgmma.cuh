@@ -27,6 +27,14 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
                ::"r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
+// The same for two matrices, whose rows lanes 0 to 15 give; and their transposes.
+__device__ __forceinline__ void stmatrix_x2(u32 addr, const u32 (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1,%2};" ::"r"(addr), "r"(r[0]), "r"(r[1]) : "memory");
+}
+__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};"
+               ::"r"(addr), "r"(r[0]), "r"(r[1]) : "memory");
+}
 // A float at a shared address; a store of two.
 __device__ __forceinline__ float ld_shared(u32 addr) {
   float r;
@@ -35,6 +43,10 @@ __device__ __forceinline__ float ld_shared(u32 addr) {
 }
 __device__ __forceinline__ void st_shared(u32 addr, float2 v) {
   asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(addr), "f"(v.x), "f"(v.y) : "memory");
+}
+// cluster_arrive that publishes nothing written: it spares the fence that a release is.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 // mbar_arrive_remote for memory that only TMA and wgmma touch: it orders the thread's own accesses within its block
 // alone. A release for the cluster would wait for them, 600 cycles each time on an H200.

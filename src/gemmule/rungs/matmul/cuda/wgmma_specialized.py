@@ -13,6 +13,8 @@ nothing but at 16384.
 
 from __future__ import annotations
 
+import math
+
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Constraint,
@@ -93,7 +95,7 @@ def expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     busy = waves * (stages_s + TILE_S + COLUMN_S * width)
     settled = problem.flops / (machine.units * SETTLED_FLOPS)
     moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
-    return machine.call_s + START_S + max(busy, settled, moved)
+    return machine.call_s + START_S + math.hypot(max(busy, settled), moved)
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:

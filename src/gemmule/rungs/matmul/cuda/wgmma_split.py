@@ -8,10 +8,12 @@ no second kernel, and the same order of additions in every run.
 
 An instruction multiplies 64 rows, but as few columns as 8. So the longer side of C goes along its
 rows, if need be as C^T = B^T A^T, and the shorter one along its columns: 16 rows of C take a tile
-of 64 x 16 instead of 64 x 64, and stages of 20 KB hold 16 of the large matrix. On an H200 16 and 32
-rows by 4096 x 4096 take 11.8 and 12.2 us so, cuBLAS 13.8 and 14.1; from 64 rows on it reaches 0.8
-to 1.05 of cuBLAS. What seems to limit wide tiles is the end: the way of the sums to C is unrolled
-with all its cases, and the kernel of 60 KB of instructions, three times those of the narrowest.
+of 64 x 16 instead of 64 x 64, and stages of 20 KB hold 16 of the large matrix. Sums leave through
+shared memory, by `stmatrix`, transposed where C lies so: a kernel is 17 to 19 KB of instructions,
+for each is fetched but once, and 60 KB of them took 3 us more. On an H200 16 and 32 rows by 4096 x
+4096 take 11.6 us, cuBLAS 13.8; other products of few rows reach 0.91 to 1.09 of cuBLAS, 512 cubed
+0.96, 1024 cubed 0.84. What limits now are the launch, the memory, and the L2, which gives wide
+tiles 7.3 TB/s.
 """
 
 from __future__ import annotations
@@ -103,15 +105,17 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-# Seconds on one H200 (November 2026): of 64 steps of a block that has its multiprocessor for
-# itself, and the part of them that counts where a second one runs beside it; from the launch to the
-# first stage; what blocks of a cluster need to meet; a sum on its way out. Then the share of the
-# read ceiling that such blocks reach together, and the bytes per second of the L2 for all of them.
-STAGE_S = {"64x16": 0.135e-6, "64x32": 0.139e-6, "64x64": 0.15e-6, "64x128": 0.2e-6}
-STAGE_S["128x128"] = 0.33e-6
-SHARED = {"64x16": 0.75, "64x32": 0.75, "64x64": 0.75, "64x128": 0.95, "128x128": 1.0}
-START_S, MEETING_S, OUT_S, READ_SHARE = 1.5e-6, {1: 0.0, 2: 0.9e-6, 4: 1.5e-6, 8: 2e-6}, 1e-10, 0.9
-L2_BYTES = 9.5e12
+# Fitted to 29 products of 4 to 60 us on one H200 (November 2026): 0.5 % longer by it than
+# by the best parameters. Seconds: of 64 steps of a block; from the launch to the first stage; what
+# blocks of a cluster need to meet; a sum on its way out, and to the block that stores it. SHARED:
+# what a second block on the same multiprocessor costs. Then the share of the read ceiling that such
+# blocks reach together, bytes per second of the L2 for all of them, and how many neighbours that
+# want the same tile at the same time cost no more than one.
+STAGE_S = {"64x16": 0.069e-6, "64x32": 0.064e-6, "64x64": 0.088e-6, "64x128": 0.155e-6}
+STAGE_S["128x128"] = 0.217e-6
+SHARED = {"64x16": 0.51, "64x32": 1.03, "64x64": 1.2, "64x128": 1.19}
+START_S, MEETING_S, OUT_S, SENT_S = 0.33e-6, 0.7e-6, 2.06e-10, 1.04e-10
+READ_SHARE, L2_BYTES, TOGETHER = 0.97, 9.07e12, 9.7
 
 
 def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
@@ -121,8 +125,12 @@ def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     waves = max(1.0, SHARED[params["tile"]] * waves) if height == 64 else float(math.ceil(waves))
     busy = waves * (stages * STAGE_S[params["tile"]] + height * width * OUT_S)
     moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
-    loaded = blocks * stages * (height + width) * DEPTH * 2 / L2_BYTES
-    return machine.call_s + START_S + max(busy, moved, loaded) + MEETING_S[parts]
+    down = ceil_div(max(problem.m, problem.n), height)  # so many want the same tile of `width`
+    lines = height + width / (1 + down / TOGETHER)
+    loaded = blocks * stages * lines * DEPTH * 2 / L2_BYTES
+    waiting = math.hypot(busy, moved, loaded)  # each for the others, now and then
+    met = MEETING_S + height * width * SENT_S if parts > 1 else 0.0
+    return machine.call_s + START_S + waiting + met
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
