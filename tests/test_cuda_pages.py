@@ -16,7 +16,7 @@ from gemmule.lab.bench import ladder_times
 from gemmule.lab.profile.counters import METRICS, Counted
 from gemmule.lab.records.rows import Row, Speedup, Times
 from gemmule.lab.report.ladder_table import before
-from pages import build, cuda_pages, ladder_tables
+from pages import build, cuda_pages, ladder_tables, newest
 from pages.cuda_pages import page, picture
 from pages.excerpts import MOST_LINES, Telling, docstring, excerpt, marked, telling
 from pages.figures import of_ladder
@@ -233,6 +233,22 @@ def test_a_rung_without_figure_or_times_still_has_a_section() -> None:
     assert text.startswith(docstring(rungs[0]))
     assert "![" not in text
     assert "Not measured yet" in text
+
+
+def test_the_way_to_the_fastest_rung_is_told_step_by_step() -> None:
+    _, rows = newest.ladder_rows(ROOT / "evidence")
+    rungs = {rung.name: rung for rung in ladder("matmul", "cuda")}
+    text = ladder_tables.story("matmul", rows, newest.counters(ROOT / "evidence"))
+    steps = [line.split("|")[1].strip().replace("\\", "") for line in text.splitlines()[2:]]
+    title = ladder_tables.titles("matmul")[0]
+    times = {row.name: row.times_us.median for row in rows if row.group == title}
+    ours = {name: us for name, us in times.items() if name in rungs and not rungs[name].vendor}
+    assert steps[-1] == min(ours, key=ours.__getitem__)
+    assert rungs[steps[0]].after is None
+    for name, earlier in zip(steps[1:], steps, strict=False):
+        assert before(rungs[name], tuple(rungs.values()), ours) == earlier
+    assert text.splitlines()[-1].count("|") == text.splitlines()[0].count("|")
+    assert "Not measured yet" in ladder_tables.story("matmul", (), ())
 
 
 def test_the_products_of_the_ladders_are_named_apart() -> None:

@@ -18,9 +18,10 @@ from cuda_emulation import Emulator, encoded
 from cuemu.toolchain import missing_tools
 from emulated_driver import emulated
 from gemmule.backends.cuda import driver, launch_args, tensor_maps
+from gemmule.core.packing import TensorMap
 from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import Rung, Step, TensorMap
+from gemmule.core.rung import Rung, Step
 from gemmule.dispatch import torch as short_way
 from gemmule.dispatch import torch_launch
 from gemmule.lab.verify import proofs
@@ -108,6 +109,15 @@ def test_tiles_as_narrow_as_the_shorter_side(layout_out: str) -> None:
             judged(rung, few_units(4), make_inputs(problem, "integers", 7), params)
     short = make_problem("matmul", 24, 136, 64, HALF, layout_b="col", layout_out=layout_out)
     judged(rung, few_units(4), make_inputs(short, "integers", 7), {"tile": "64x64", "parts": 8})
+
+
+@pytest.mark.parametrize("layout_out", ["row", "col"])
+def test_every_part_of_a_sum_is_added(layout_out: str) -> None:
+    rung = RUNGS["wgmma_two_step"]
+    for parts in (4, 8, 16):
+        problem = make_problem("matmul", 40, 72, 64 * parts, HALF, layout_out=layout_out)
+        inputs = make_inputs(problem, "integers", parts)
+        judged(rung, few_units(4), inputs, {"tile": "128x128", "parts": parts})
 
 
 def test_the_tile_follows_the_shorter_side() -> None:

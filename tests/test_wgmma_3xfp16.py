@@ -13,9 +13,10 @@ from cuda_emulation import Emulator
 from cuemu.toolchain import missing_tools
 from emulated_driver import emulated
 from gemmule.backends.cuda import launch_args, tensor_maps
+from gemmule.core.packing import HalvesMap
 from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import HalvesMap, Step
+from gemmule.core.rung import Step
 from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import check

@@ -49,6 +49,8 @@ def update(root: Path) -> list[Path]:
             "counters": ladder_tables.all_counters(op, counted),
             "rungs": sections(op, rows, counted),
         }
+        if op == "matmul":
+            texts["story"] = ladder_tables.story(op, rows, counted)
         if update_markers(root / page(op), texts):
             changed.append(root / page(op))
     return changed

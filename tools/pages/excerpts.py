@@ -27,7 +27,7 @@ from gemmule.core.rung import HEADERS_FOLDER, Rung
 MOST_LINES = 30
 END = "// end of excerpt"
 _ELSEWHERE = re.compile(r"^// excerpt (\w+) of ([\w.]+)$", re.MULTILINE)
-_COUNTERS = re.compile(r"^// counters(?: by (\w+))?: (.+)$", re.MULTILINE)
+_COUNTERS = re.compile(r"^// counters(?: by ([\w ]+))?: (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

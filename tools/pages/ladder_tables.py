@@ -50,6 +50,16 @@ DERIVED: Mapping[str, Callable[[Mapping[str, float]], float | None]] = {
 }
 
 
+# What moves along the way from one step of a ladder to the next.
+STORY = (
+    "load requests, thousands",
+    "shared-memory passes, millions",
+    "warp instructions, millions",
+    "FMA pipe, %",
+    "tensor pipe, %",
+)
+
+
 def shown(counter: str, one: Counted) -> str:
     """Return a derived counter as text; empty where it was not counted."""
     value = DERIVED[counter](one.counters)
@@ -148,6 +158,31 @@ def telling(
         if shown(name, mine[title])
     ]
     return table(header, body) if body else ""
+
+
+def story(op: str, rows: Sequence[Row], counted: Sequence[Counted]) -> str:
+    """Return the way to a ladder's fastest rung on its first product, step by step.
+
+    A step is a rung that the fastest builds on, with what it gained and the counters that moved.
+    """
+    title, rungs = titles(op)[0], ladder(op, "cuda")
+    mine = {row.name: row for row in rows if row.group == title and row.kind == "rung"}
+    ours = [rung for rung in rungs if rung.name in mine and not rung.vendor]
+    best = min(ours, key=lambda rung: mine[rung.name].times_us.median, default=None)
+    steps = []
+    while best is not None:
+        steps.append(best)
+        name = before(best, rungs, [rung.name for rung in ours])
+        best = next((rung for rung in ours if rung.name == name), None)
+    found = {one.rung: one for one in counted if (one.op, one.title) == (op, title)}
+    body = []
+    for rung in reversed(steps):
+        row, one = mine[rung.name], found.get(rung.name)
+        gains = (_gain(row, before(rung, rungs, mine) or ""), _gain(row, ladder_times.TORCH))
+        told = ("" if one is None else shown(name, one) for name in STORY)
+        body.append((rung.name, significant(row.times_us.median), *gains, *told))
+    header = (title, "us", "x over the step before", f"x over {ladder_times.TORCH}", *STORY)
+    return table(header, body) if body else f"Not measured yet: {COMMAND}."
 
 
 def all_times(op: str, rows: Sequence[Row]) -> str:

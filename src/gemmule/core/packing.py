@@ -3,6 +3,7 @@
 Some rungs begin with passes that write each operand to memory in the form that their product reads.
 What a pass leaves of an operand depends on nothing else of the product, so it may be kept
 (`gemmule.prepare`): the product then runs the passes over the other operand alone, or none.
+Tensor maps show TMA an operand, or what a pass has made of it.
 """
 
 from __future__ import annotations
@@ -57,6 +58,34 @@ class Move(NamedTuple):
 
 def _no_moves(problem: Problem, operand: str) -> tuple[Move, ...]:
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A tensor map that a kernel takes behind its struct, so that TMA can move tiles of an operand.
+
+    operand: ``a``, ``b`` or ``c`` of a matmul, not strided. box: the elements that one copy moves,
+    along the unit stride, then along the other axis. Batches are the map's third dimension; a
+    shared operand has one plane. Tiles lie in shared memory with the 128-byte swizzle. packed_at:
+    bytes into the workspace to a copy in the same order, whose rows (or columns) begin at multiples
+    of 16 bytes; None: the map is of the operand itself.
+    """
+
+    operand: str
+    box: tuple[int, int]
+    packed_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesMap(TensorMap):
+    """A map of halves at `packed_at`: two planes an entry, lines along the reduction."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumsMap(TensorMap):
+    """A map of `planes` float32 results at `packed_at`, one behind another in C's order."""
+
+    planes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

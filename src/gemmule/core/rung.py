@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from gemmule.core.canonical import Call
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
-from gemmule.core.packing import HostPacking, Packing
+from gemmule.core.packing import HostPacking, Packing, TensorMap
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem
 
 Params = Mapping[str, Any]
@@ -80,27 +80,6 @@ class Constraint:
 
     text: str
     holds: Callable[[Problem, Params], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMap:
-    """A tensor map that a kernel takes behind its struct, so that TMA can move tiles of an operand.
-
-    operand: ``a``, ``b`` or ``c`` of a matmul, not strided. box: the elements that one copy moves,
-    along the unit stride, then along the other axis. Batches are the map's third dimension; a
-    shared operand has one plane. Tiles lie in shared memory with the 128-byte swizzle. packed_at:
-    bytes into the workspace to a copy in the same order, whose rows (or columns) begin at multiples
-    of 16 bytes; None: the map is of the operand itself.
-    """
-
-    operand: str
-    box: tuple[int, int]
-    packed_at: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HalvesMap(TensorMap):
-    """A map of halves at `packed_at`: two planes an entry, lines along the reduction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Tensor maps (CUtensorMap): what a kernel that loads by TMA is given for each operand.
 
-A step declares its maps (`gemmule.core.rung.TensorMap`); here they become the driver's 128 opaque
+A step declares its maps (`gemmule.core.packing`); here they become the driver's 128 opaque
 bytes, from the sizes and strides in the packed struct and the operand's address. Kernels take them
 as parameters behind the struct. Encoding is host work of the driver alone; a launcher keeps what it
 encoded by address, so that a repeated call copies 128 bytes a map.
@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gemmule.backends.cuda import driver, launch_args
+from gemmule.core.packing import HalvesMap, SumsMap, TensorMap
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import HalvesMap, Step, TensorMap
+from gemmule.core.rung import Step
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 WORKSPACE = 3  # its place among the addresses that a matmul's struct begins with
@@ -73,6 +74,11 @@ def _shape(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
     planes = fields["batch"] if plane else 1
     if isinstance(one, HalvesMap):
         return _halves(one, (fields["k"], fields[cols if rows == "k" else rows]), planes)
+    if isinstance(one, SumsMap):
+        row_bytes = _up(sizes[0] * 4)
+        strides = (row_bytes, row_bytes * sizes[1])
+        box, at = (*one.box, 1), one.packed_at or 0
+        return Shape(WORKSPACE, 4, (*sizes, one.planes), strides, box, at)
     # The stride of a dimension of one element may be anything, and the encoder is particular.
     row_bytes = fields[f"{one.operand}_{lead}"] * item if sizes[1] > 1 else _up(sizes[0] * item)
     plane_bytes = plane * item if planes > 1 else row_bytes

@@ -55,11 +55,12 @@ def spots() -> Iterator[Spot]:
                 lanes = _lanes(op, dtype)
                 cell = Cell("ladder", "matvec", size, size, lanes, "cold", layout=layout)
                 yield Spot(op, f"{size} x {size}, {words}, {dtype}", cell, size == 4096)
-    for dtype in ("float16", "float32", "uint8"):
-        cell = Cell("ladder", "matmul", 2048, 2048, _lanes("matmul", dtype), "cold", 2048)
-        yield Spot("matmul", f"2048 x 2048 x 2048, {dtype}", cell)
-    cell = Cell("ladder", "matmul", 4096, 4096, _lanes("matmul", "float16"), "cold", 8)
-    yield Spot("matmul", "4096 x 4096 by 8 columns, float16", cell)
+    for size, dtype in ((4096, "float16"), *((2048, t) for t in ("float16", "float32", "uint8"))):
+        cell = Cell("ladder", "matmul", size, size, _lanes("matmul", dtype), "cold", size)
+        yield Spot("matmul", f"{size} x {size} x {size}, {dtype}", cell)
+    for rows, depth, columns in ((4096, 4096, 8), (4096, 4096, 64), (512, 16384, 512)):
+        cell = Cell("ladder", "matmul", rows, depth, _lanes("matmul", "float16"), "cold", columns)
+        yield Spot("matmul", f"{rows} x {depth} by {columns} columns, float16", cell)
     coded = ladder("quantized", "cuda")
     lanes = (
         *(Lane(r.name, r.name, form=CODES.get(r.signatures[0][0], "int8")) for r in coded),

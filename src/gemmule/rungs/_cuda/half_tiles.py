@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gemmule.core.packing import TensorMap
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, TensorMap
+from gemmule.core.rung import Arithmetic, Constraint
 
 DEPTH = 64  # steps of the reduction in a stage
 SIGNATURES = tuple((t, t, out) for t in ("float16", "bfloat16") for out in (t, "float32"))

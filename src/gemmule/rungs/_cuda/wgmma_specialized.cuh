@@ -61,8 +61,9 @@ __device__ __forceinline__ GemmArgs turned(GemmArgs p) {
   return q;
 }
 
+// PARTS: block row y of the grid takes the y-th part of the sum, p.k steps long, and stores it as plane y of C.
 template <class TA, class TB, class TC, int HEIGHT, int WIDTH, int STAGES, int CLUSTER, bool A_ALONG_K, bool B_ALONG_K,
-          bool TURNED>
+          bool TURNED, bool PARTS = false>
 __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::TensorMap& map_a,
                                             const ptx::TensorMap& map_b, const ptx::TensorMap* map_c) {
   typedef HalfTile<HEIGHT, A_ALONG_K> TileA;
@@ -101,8 +102,9 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
           const u32 to = data + stage * STAGE, bar = full + 8 * stage;
           ptx::mbar_wait_cluster(empty + 8 * stage, parity ^ 1);
           ptx::mbar_arrive_expect_tx(bar, STAGE);
-          TileA::load(to, &map_a, bar, row, s * DEPTH, plane_a);
-          TileB::load(to + TileA::BYTES, &map_b, bar, col, s * DEPTH, plane_b, rank);
+          const int k = (PARTS ? int(blockIdx.y) * steps + s : s) * DEPTH;
+          TileA::load(to, &map_a, bar, row, k, plane_a);
+          TileB::load(to + TileA::BYTES, &map_b, bar, col, k, plane_b, rank);
         }
       }
     }
@@ -134,6 +136,7 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
       // end of excerpt
       walk.at(index, batch, row, col);
       row = (row * CLUSTER + rank) * HEIGHT + own, col *= WIDTH;
+      if constexpr (PARTS) batch = int(blockIdx.y);
 #pragma unroll
       for (int r = 0; r < BLOCKS; ++r) {
         if (!whole) {

@@ -18,13 +18,12 @@ the halves to where TMA wants them. Of a prepared operand the passes were run be
 
 from __future__ import annotations
 
-from gemmule.core.packing import Move, Packing
+from gemmule.core.packing import HalvesMap, Move, Packing
 from gemmule.core.problem import Problem
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
     CudaRung,
-    HalvesMap,
     Machine,
     Params,
     Step,

@@ -10,9 +10,9 @@ one, for C lies as it may.
 
 from __future__ import annotations
 
-from gemmule.core.packing import Packing
+from gemmule.core.packing import Packing, TensorMap
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion, TensorMap
+from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, type_arguments
 from gemmule.rungs._cuda.half_tiles import (
     ARITHMETIC,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 
+from gemmule.core.packing import TensorMap
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Constraint,
@@ -23,7 +24,6 @@ from gemmule.core.rung import (
     Params,
     Step,
     Suggestion,
-    TensorMap,
 )
 from gemmule.rungs._cuda.geometry import ceil_div, type_arguments
 from gemmule.rungs._cuda.half_tiles import (

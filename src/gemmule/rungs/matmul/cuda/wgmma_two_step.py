@@ -1,0 +1,146 @@
+"""Two steps: parts of a long sum are products of their own, and a second kernel adds them.
+
+In `wgmma_split` the blocks that share a tile are a cluster, so that no more of them meet than a
+part of the GPU holds, and none shares what it loads. Where C has few tiles and the sum is long that
+leaves half of the multiprocessors idle, and the L2 hands out each operand once for every tile.
+Here each part of the sum is a product like those of `wgmma_specialized`, by pairs of blocks that
+load half of B each for both, and its float32 sums go to the workspace. The second kernel adds them
+in the order of the parts, so that the bits are the same in every run; it is launched early and
+waits on the device. 512 x 512 x 16384 in 8 parts takes 21.6 us so on an H200, 24.7 by
+`wgmma_split`, 17.5 by cuBLAS. What limits is the L2: it gives such tiles 6.8 TB/s and planes of
+floats 4.5, so that 16 parts take longer again, and products of many tiles gain nothing.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.packing import SumsMap
+from gemmule.core.problem import Problem
+from gemmule.core.rung import (
+    Constraint,
+    CudaRung,
+    Machine,
+    Params,
+    Step,
+    Suggestion,
+)
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs._cuda.half_tiles import (
+    ALIGNED,
+    ARITHMETIC,
+    COUNTED,
+    DEPTH,
+    SIGNATURES,
+    along_k,
+    flag,
+    tile_map,
+)
+from gemmule.rungs._cuda.tiles import LARGEST_GRID
+from gemmule.rungs.matmul.cuda import wgmma_specialized
+
+CLUSTER = 2
+TILES = {"128x128": (128, 128), "128x256": (128, 256)}
+# Fitted to 54 times on one H200 (November 2026): seconds beside what follows; bytes per second of
+# the L2, for tiles and for planes of floats; the share of the read ceiling.
+START_S, L2_BYTES, PLANE_BYTES, READ_SHARE = 3.4e-6, 6.8e12, 4.5e12, 0.61
+
+
+def _turned(problem: Problem) -> bool:
+    return problem.layout_out != "row"
+
+
+def _sides(problem: Problem) -> tuple[int, int]:
+    """Return the rows and columns of C as tiles see it."""
+    return (problem.n, problem.m) if _turned(problem) else (problem.m, problem.n)
+
+
+def _pairs(problem: Problem, params: Params) -> int:
+    """Return how many pairs of tiles one part of the sum has."""
+    (height, width), (m, n) = TILES[params["tile"]], _sides(problem)
+    return ceil_div(m, height * CLUSTER) * ceil_div(n, width)
+
+
+def _plane_bytes(problem: Problem) -> int:
+    m, n = _sides(problem)
+    return m * ceil_div(n, 4) * 16
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    return int(params["parts"]) * _plane_bytes(problem)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    (height, width), parts = TILES[params["tile"]], params["parts"]
+    ring, turned = wgmma_specialized.stages(height, width), _turned(problem)
+    along = along_k(problem)
+    names, (a_along, b_along) = ("ba", along[::-1]) if turned else ("ab", along)
+    pairs = min(max(1, machine.units // CLUSTER // parts), _pairs(problem, params))
+    flags = ", ".join(flag(value) for value in (a_along, b_along, turned))
+    types = ", ".join(CTYPE[t] for t in (problem.a, problem.b))
+    multiply = Step(
+        kernel=f"multiply_parts<{types}, {height}, {width}, {ring}, {flags}>",
+        grid=(pairs * CLUSTER, parts, 1),
+        block=(384, 1, 1),
+        smem=ring * (height + width) * DEPTH * 2 + wgmma_specialized.OUT_BYTES,
+        cluster=(CLUSTER, 1, 1),
+        maps=(
+            tile_map(names[0], height, a_along),
+            tile_map(names[1], width, b_along, CLUSTER),
+            SumsMap("c", (32, 16), packed_at=0, planes=parts),
+        ),
+    )
+    add = Step(
+        kernel=f"add_parts<{CTYPE[problem.out]}, {parts}, {flag(turned)}>",
+        grid=(ceil_div(_plane_bytes(problem), 256 * 16), 1, 1),
+        block=(256, 1, 1),
+        pdl=True,
+    )
+    return multiply, add
+
+
+def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
+    (height, width), parts = TILES[params["tile"]], int(params["parts"])
+    blocks = _pairs(problem, params) * CLUSTER * parts
+    waves = ceil_div(blocks, machine.units // CLUSTER // parts * CLUSTER * parts or CLUSTER * parts)
+    steps = ceil_div(ceil_div(problem.k, DEPTH), parts)
+    busy = waves * steps * 2.0 * height * width * DEPTH / wgmma_specialized.BURST_FLOPS
+    loaded = blocks * steps * (height + width / CLUSTER) * DEPTH * 2 / L2_BYTES
+    moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
+    stored = 2.0 * parts * _plane_bytes(problem) / PLANE_BYTES
+    return machine.call_s + START_S + max(busy, loaded, moved) + stored
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    choices = list(RUNG.space(problem))
+    times = [_expected_s(problem, params, machine) for params in choices]
+    best = min(range(len(choices)), key=lambda which: times[which])
+    return Suggestion(choices[best], times[best])
+
+
+RUNG = CudaRung(
+    title="Two steps",
+    idea="Parts of the sum are products of their own, and a second kernel adds them.",
+    source="split-K; pairs of blocks that share loads, as in pranjalssh/fast.cu",
+    op="matmul",
+    signatures=SIGNATURES,
+    arithmetic=lambda problem: ARITHMETIC,
+    layouts=("row", "col"),
+    layouts_b=("row", "col"),
+    after="wgmma_specialized",
+    params={"tile": tuple(TILES), "parts": (8, 4, 16)},
+    constraints=(
+        ALIGNED,
+        COUNTED,
+        Constraint(
+            "C has a unit stride", lambda problem, params: problem.layout_out in ("row", "col")
+        ),
+        Constraint("one product", lambda problem, params: problem.batch == 1),
+        Constraint(
+            f"at most {LARGEST_GRID:,} blocks of either kernel",
+            lambda problem, params: _plane_bytes(problem) <= LARGEST_GRID * 4096,
+        ),
+    ),
+    suggest=_suggest,
+    steps=_steps,
+    workspace=_workspace,
+    archs=("sm_90a",),
+)
