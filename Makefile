@@ -57,7 +57,7 @@ soak: $(VENV)/dev
 
 # A fault that no test sees is printed at the end. SEED=number repeats the faults of a run.
 mutants: $(VENV)/dev
-	$(PY) tests/mutation.py $(if $(SEED),--seed $(SEED))
+	$(PY) tests/mutation.py --seconds 2250 $(if $(SEED),--seed $(SEED))
 
 docs: $(VENV)/dev
 	PYTHONPATH=tools $(PY) -m pages
