@@ -100,6 +100,21 @@ def test_notes_say_what_is_on_record(tmp_path: Path) -> None:
     assert note_tables.update(tmp_path) == []
 
 
+def test_a_note_shows_both_clocks(tmp_path: Path) -> None:
+    """The figures of the cross-check stand in microseconds, and their difference."""
+    page, record = tmp_path / "docs/notes/measuring.md", tmp_path / "evidence/a-gpu/nvbench.jsonl"
+    for path in (page, record):
+        path.parent.mkdir(parents=True)
+    page.write_text("<!-- table:crosscheck -->\n\nold\n\n<!-- /table -->\n", "utf-8")
+    about = {"schema": 1, "device": "A GPU", "date": "2026-01-02", "nvbench": "9.8"}
+    row = {**about, "product": "3 x 4", "ours_s": 2e-6, "nvbench_s": 5.5e-6}
+    record.write_text(json.dumps(row) + "\n", "utf-8")
+    assert note_tables.update(tmp_path) == [page]
+    text = page.read_text("utf-8")
+    assert "A GPU, 2026-01-02, NVBench 9.8" in text
+    assert "| 3 x 4 | 2 | 5.5 | 3.5 |" in text
+
+
 def test_pictures_are_our_own_and_described() -> None:
     for path in sorted((ROOT / "docs" / "img").glob("*.svg")):
         root = ET.parse(path).getroot()

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gemmule.core.problem import Problem
+from gemmule.lab.profile import crosscheck
 from gemmule.lab.records import results
 from gemmule.lab.records.rows import Environment, Row
 from gemmule.lab.report.tables import TableData, significant
+from gemmule.storage import lines
 from pages.markdown import markdown, update_markers
 from pages.speed_table import NONE_YET
 
@@ -33,7 +35,25 @@ def update(root: Path) -> list[Path]:
         text = "\n\n".join(make(results.read(path)) for path in files) or NONE_YET
         if page.is_file() and update_markers(page, {"record": text}):
             changed.append(page)
+    page = root / "docs" / "notes" / "measuring.md"
+    checked = [_crosscheck(path) for path in sorted(root.glob(f"evidence/*/{crosscheck.FILE}"))]
+    text = "\n\n".join(checked) or NONE_YET
+    if page.is_file() and update_markers(page, {"crosscheck": text}):
+        changed.append(page)
     return changed
+
+
+def _crosscheck(path: Path) -> str:
+    """Return the table of products by both clocks."""
+    rows = list(lines.read(path, crosscheck.SCHEMA))
+    header = ("product", "our graphs, us", "NVBench, us", "apart, us")
+    cells = []
+    for row in rows:
+        ours, theirs = (1e6 * float(row[key]) for key in ("ours_s", "nvbench_s"))
+        cells.append((str(row["product"]), *map(significant, (ours, theirs, theirs - ours))))
+    head = f"On record ({rows[0]['device']}, {rows[0]['date']}, NVBench {rows[0]['nvbench']}):"
+    table = markdown(TableData("", header, tuple(cells), (False, True, True, True)))
+    return f"{head}\n\n{table}"
 
 
 def _dense(found: results.Results, layout: str) -> str:
@@ -43,15 +63,15 @@ def _dense(found: results.Results, layout: str) -> str:
     )
     environment = found.environments[ours[0].environment]
     ceiling = environment.ceilings["read"].value
-    lines = [_head(environment), "", _squares(ours, theirs, ceiling), ""]
+    told = [_head(environment), "", _squares(ours, theirs, ceiling), ""]
     large = [_shares(rows, MEMORY_BOUND_BYTES) for rows in (ours, theirs)]
     if all(large):
         first, second = (f"{min(shares):.2f} to {max(shares):.2f}" for shares in large)
-        lines.append(
+        told.append(
             f"- Of {MEMORY_BOUND_BYTES / 1e6:.0f} MB and more products read at {first} of the "
             f"ceiling, {PEER}'s at {second}."
         )
-    lines += _near(ours, ceiling)
+    told += _near(ours, ceiling)
     slow = sorted(
         (row for row in ours if row.problem.matrix_bytes > WORTH_A_LOOK_BYTES), key=_share
     )[:3]
@@ -60,8 +80,8 @@ def _dense(found: results.Results, layout: str) -> str:
             f"{_share(row):.2f} by {row.problem.m} x {row.problem.n} {row.problem.a}"
             for row in slow
         )
-        lines.append(f"- Least of it above {WORTH_A_LOOK_BYTES / 1e6:.0f} MB: {least}.")
-    return "\n".join(lines)
+        told.append(f"- Least of it above {WORTH_A_LOOK_BYTES / 1e6:.0f} MB: {least}.")
+    return "\n".join(told)
 
 
 def _head(environment: Environment) -> str:
@@ -88,21 +108,21 @@ def _near(rows: Sequence[Row], ceiling: float) -> list[str]:
 def _squares(ours: Sequence[Row], theirs: Sequence[Row], ceiling: float) -> str:
     """Return the table of square matrices: ours, the peer's, and what the bytes need."""
     sides = sorted({row.problem.m for row in ours if row.problem.m == row.problem.n})
-    lines: list[tuple[str, ...]] = []
+    table: list[tuple[str, ...]] = []
     for dtype, words in DTYPES.items():
         for who, rows in (("", ours), (f", {PEER}", theirs)):
             by_side = {row.problem.m: row for row in rows if _square(row.problem, dtype)}
             cells = [_cell(by_side.get(side)) for side in sides]
             if any(cells):
-                lines.append((words + who, *cells))
+                table.append((words + who, *cells))
         item = {row.problem.m: row.problem for row in ours if _square(row.problem, dtype)}
         needed = [
             significant(item[side].matrix_bytes / ceiling * 1e-3) if side in item else ""
             for side in sides
         ]
-        lines.append((f"{words}, the matrix at the ceiling", *needed))
+        table.append((f"{words}, the matrix at the ceiling", *needed))
     header = ("side", *map(str, sides))
-    return markdown(TableData("", header, tuple(lines), (False, *[True] * len(sides))))
+    return markdown(TableData("", header, tuple(table), (False, *[True] * len(sides))))
 
 
 def _square(problem: Problem, dtype: str) -> bool:
@@ -118,17 +138,17 @@ def _coded(found: results.Results) -> str:
     for row in ours:
         kind = row.group.partition(", ")[2]
         by_kind.setdefault(kind, {})[row.problem.m] = row
-    lines = []
+    cells = []
     for kind, rows in by_kind.items():
-        lines.append((kind, *(_cell(rows.get(side)) for side in sides)))
+        cells.append((kind, *(_cell(rows.get(side)) for side in sides)))
         peers = sorted({name for row in rows.values() for name in row.speedups})
         for peer in peers:
             over = [
                 f"{rows[side].speedups[peer].value:.2f}" if side in rows else "" for side in sides
             ]
-            lines.append((f"times as fast as {peer}", *over))
+            cells.append((f"times as fast as {peer}", *over))
     header = ("product", *map(str, sides))
-    table = markdown(TableData("", header, tuple(lines), (False, *[True] * len(sides))))
+    table = markdown(TableData("", header, tuple(cells), (False, *[True] * len(sides))))
     return f"{_head(environment)}\n\n{table}"
 
 
