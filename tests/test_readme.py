@@ -137,8 +137,8 @@ def test_the_picture_of_the_rooms_is_that_of_the_layers() -> None:
 
 @pytest.mark.parametrize("page", NOTES, ids=lambda page: page.stem)
 def test_notes_hold_one_table_of_what_was_tried(page: Path) -> None:
-    """Beside what is generated from the run on record."""
-    generated = re.compile(r"<!-- table:record -->.*?<!-- /table -->", re.S)
+    """Beside what is generated from what is on record."""
+    generated = re.compile(r"<!-- table:\w+ -->.*?<!-- /table -->", re.S)
     lines = generated.sub("", page.read_text("utf-8")).splitlines()
     tables = [i for i, line in enumerate(lines) if line.startswith("|") and lines[i - 1][:1] != "|"]
     assert [lines[i] for i in tables] == ["| tried | expected | measured | kept? |"]
