@@ -1,6 +1,5 @@
 // Per-thread intrinsics of CUDA C++ that the CPU has no name for.
 #pragma once
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

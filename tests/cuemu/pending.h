@@ -1,6 +1,7 @@
 // The asynchronous work that waits to take effect (async.h). Part of runtime.cpp.
 #pragma once
 #include <algorithm>
+#include <deque>
 
 #include "async.h"
 

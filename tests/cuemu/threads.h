@@ -1,5 +1,7 @@
 // How threads run: errors, the scheduler, barriers of a block, rendezvous of a warp. Part of runtime.cpp.
 #pragma once
+#include <string>
+
 #include "async.h"
 #include "barrier.h"
 
