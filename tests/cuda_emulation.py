@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from cuemu.build import compile_cu, tensor_record
 from gemmule.backends.cuda import launch_args, tensor_maps
+from gemmule.core.problem import Problem
 from gemmule.core.rung import Rung, Signature
 from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import proofs, raw_launch
@@ -125,11 +126,25 @@ def emulated(
 ) -> Any:
     """Compile, once for all sampled signatures, what their trials launch, or else `kernels`."""
     signature = (problem.a, problem.b, problem.out)
-    together = tuple(sampled(rung))
-    names, defines = _kernels(rung, together if signature in together else (signature,))
+    shared = tuple(sampled(rung))
+    names, defines = _kernels(rung, shared if signature in shared else (signature,))
     if not set(kernels) <= set(names):  # some that the trials do not reach
-        names = tuple(dict.fromkeys(kernels))
+        alone = tuple(dict.fromkeys(kernels))
+        sets = [one for one in _TOGETHER.get(rung.source_path, ()) if set(alone) <= set(one)]
+        names = next(iter(sets), alone)
     return _module(rung.source_path, names, defines, bank_conflicts)
+
+
+_TOGETHER: dict[Path, list[tuple[str, ...]]] = {}
+
+
+def together(
+    rung: Rung, products: Iterable[tuple[Problem, Mapping[str, Any]]], run: Emulator
+) -> None:
+    """Let the kernels of these products be one build, which costs a fraction of one for each."""
+    steps = [step for given in products for step in rung.steps(*given, run.machine)]
+    names = tuple(dict.fromkeys(step.kernel for step in steps))
+    _TOGETHER.setdefault(rung.source_path, []).append(names)
 
 
 def sampled_kernels(rung: Rung) -> tuple[tuple[str, ...], tuple[str, ...]]:

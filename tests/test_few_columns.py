@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cuda_emulation import Emulator
+from cuda_emulation import Emulator, together
 from cuemu.toolchain import missing_tools
 from gemmule.core.registry import all_rungs
 from gemmule.lab.verify import proofs
@@ -21,8 +21,12 @@ RUNG = next(rung for rung in all_rungs("cuda") if rung.name == "few_columns")
 @pytest.mark.parametrize("layout_b", ["row", "col"])
 def test_warps_that_share_columns_wait_for_each_other(dtype: str, layout_b: str) -> None:
     """Rings that are filled again, in several orders of the threads, a group with few columns."""
-    for m, n, k in ((70, 20, 640), (33, 4, 672)):
-        problem = make_problem("matmul", m, n, k, (dtype,) * 3, layout_b=layout_b)
+    problems = [
+        make_problem("matmul", m, n, k, (dtype,) * 3, layout_b=layout_b)
+        for m, n, k in ((70, 20, 640), (33, 4, 672))
+    ]
+    together(RUNG, ((one, params) for one in problems for params in RUNG.space(one)), Emulator())
+    for problem in problems:
         for index, params in enumerate(RUNG.space(problem)):
             inputs = make_inputs(problem, "integers", 11)
             got = Emulator(seed=index % 4).run(RUNG, inputs, params)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from cuda_emulation import Emulator, encoded
+from cuda_emulation import Emulator, encoded, together
 from cuemu.toolchain import missing_tools
 from emulated_driver import emulated
 from gemmule.backends.cuda import driver, launch_args, tensor_maps
@@ -78,6 +78,7 @@ def cases(rung: Rung) -> Iterator[tuple[Problem, dict[str, Any]]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_that_take_several_tiles(name: str) -> None:
     rung = RUNGS[name]
+    together(rung, cases(rung), few_units(4))
     for problem, params in cases(rung):
         judged(rung, few_units(4), make_inputs(problem, "integers", 11), params)
 
@@ -101,12 +102,20 @@ def test_stages_that_are_filled_again(name: str) -> None:
 def test_tiles_as_narrow_as_the_shorter_side(layout_out: str) -> None:
     """A or B^T is what has few rows; stages serve again, and one part of the sum has none."""
     rung = RUNGS["wgmma_split"]
-    for m, n in ((24, 136), (136, 24)):
-        problem = make_problem("matmul", m, n, 712, HALF, layout_b="col", layout_out=layout_out)
-        narrow = [p for p in rung.space(problem) if p["tile"] in ("64x16", "64x32")]
-        assert len(narrow) == 4
-        for params in narrow:
-            judged(rung, few_units(4), make_inputs(problem, "integers", 7), params)
+    problems = [
+        make_problem("matmul", m, n, 712, HALF, layout_b="col", layout_out=layout_out)
+        for m, n in ((24, 136), (136, 24))
+    ]
+    narrow = [
+        (problem, params)
+        for problem in problems
+        for params in rung.space(problem)
+        if params["tile"] in ("64x16", "64x32")
+    ]
+    assert len(narrow) == 8
+    together(rung, narrow, few_units(4))
+    for problem, params in narrow:
+        judged(rung, few_units(4), make_inputs(problem, "integers", 7), params)
     short = make_problem("matmul", 24, 136, 64, HALF, layout_b="col", layout_out=layout_out)
     judged(rung, few_units(4), make_inputs(short, "integers", 7), {"tile": "64x64", "parts": 8})
 
