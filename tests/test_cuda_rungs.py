@@ -1,7 +1,7 @@
 """Every CUDA rung, without a GPU: judged by the oracle under the emulator, compiled for every arch.
 
 A sample of signatures runs on each rung; the whole matrix runs on a device
-(`gemmule verify --device cuda`), whose records test_evidence compares with the current code.
+(`gemmule verify --device cuda`), whose records test_built compares with the current code.
 """
 
 from __future__ import annotations

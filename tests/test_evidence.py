@@ -16,7 +16,7 @@ from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.operand import Form
 from gemmule.core.problem import QuantSpec
 from gemmule.core.registry import cuda_rungs
-from gemmule.core.rung import HEADERS_FOLDER, Rung
+from gemmule.core.rung import HEADERS_FOLDER
 from gemmule.lab.cli import run
 from gemmule.lab.report import ladder_table
 from gemmule.lab.verify import default_plans, proofs
@@ -29,20 +29,6 @@ pinned = pytest.mark.skipif(
     not proofs.is_pinned(), reason=f"needs NVRTC {evidence.PINNED_NVRTC}, whose cubins are the keys"
 )
 RECORDS = list(evidence.read())
-PROVED = [r for r in cuda_rungs() if (r.folder, r.name) in {(e.folder, e.rung) for e in RECORDS}]
-
-
-@pinned
-@pytest.mark.parametrize("rung", [pytest.param(r, id=f"{r.folder}-{r.name}") for r in PROVED])
-def test_a_proved_rung_is_proved_as_it_is(rung: Rung) -> None:
-    """One variant of each rung; `gemmule verify --stale --check` compares all of them.
-
-    By its build on record, while that is of these inputs; test_built builds it anew.
-    """
-    variant = min(proofs.variants(rung), key=lambda v: len(v.kernels))
-    name = (rung.folder, rung.name, variant.name)
-    found = proof_status.judge({name: proofs.key(variant)}, RECORDS)
-    assert found.current == [name], found.lines()
 
 
 def test_default_plans_need_no_unproved_rung() -> None:
