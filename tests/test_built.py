@@ -49,8 +49,12 @@ def rung_named(name: str) -> CudaRung:
 
 @functools.cache
 def smallest(rung: CudaRung) -> proofs.Variant:
-    """Return the variant with the fewest kernels; to find it takes a tenth of a second."""
-    return min(proofs.variants(rung), key=lambda one: len(one.kernels))
+    """Return the variant with the fewest kernels, of 8-bit codes where those have no more.
+
+    They unpack in fewer instructions, and so build in half the time.
+    """
+    of_rung = proofs.variants(rung)
+    return min(of_rung, key=lambda one: (len(one.kernels), one.name.startswith("uint4")))
 
 
 @pytest.fixture
