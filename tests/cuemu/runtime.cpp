@@ -33,4 +33,20 @@ char* static_shared(const void* key, size_t bytes, size_t align) {
   return c.shared + at;
 }
 
+void add_products(double* sums, const double* a, const double* b, int rows, int columns, int depth) {
+  typedef double Four __attribute__((vector_size(32), aligned(8)));
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; c += 8) {
+      Four* at = reinterpret_cast<Four*>(sums + r * columns + c);
+      Four low = at[0], high = at[1];
+      for (int k = 0; k < depth; ++k) {
+        const Four* right = reinterpret_cast<const Four*>(b + k * columns + c);
+        low += a[r * depth + k] * right[0];
+        high += a[r * depth + k] * right[1];
+      }
+      at[0] = low;
+      at[1] = high;
+    }
+}
+
 }  // namespace cuemu

@@ -168,6 +168,9 @@ void exchange(unsigned mask, const void* value, size_t bytes, const char* what, 
               Read&& read) {
   collective(mask, value, bytes, what, file, line, [](Meet&) {}, read);
 }
+// What tensor cores do: sums (rows x columns, a multiple of 8) += a (rows x depth) times b (depth x columns), each sum
+// in the order of the depth.
+void add_products(double* sums, const double* a, const double* b, int rows, int columns, int depth);
 inline void sync_warp(unsigned mask, const char* file, int line) {
   exchange(mask, nullptr, 0, "__syncwarp()", file, line, [](const Meet&) {});
 }

@@ -29,7 +29,7 @@ void wgmma_run(const std::vector<WgmmaPart>& parts) {
   constexpr int B = element_bytes(K), KS = 32 / B;
   const char* shared = S.cur->cta->shared;
   const WgmmaPart& first = parts[0];
-  static float a[64][KS], b[N][KS];
+  static double a[64][KS], b[KS][N], sums[64][N];
   for (const WgmmaPart& p : parts)
     if ((!RegsA && p.a != first.a) || p.b != first.b || p.accumulate != first.accumulate)
       fail("wgmma", "the threads of a warpgroup give different descriptors");
@@ -37,22 +37,24 @@ void wgmma_run(const std::vector<WgmmaPart>& parts) {
     for (int k = 0; k < KS; ++k) {
       if constexpr (RegsA) {
         const WgmmaPart& p = parts[size_t(r / 16 * 32 + r % 8 * 4 + k % 8 / 2)];
-        a[r][k] = float(element<K>(reinterpret_cast<const char*>(p.a_regs + (r % 16 / 8 + 2 * (k / 8))) + k % 2 * B));
+        a[r][k] = element<K>(reinterpret_cast<const char*>(p.a_regs + (r % 16 / 8 + 2 * (k / 8))) + k % 2 * B);
       } else {
-        a[r][k] = float(element<K>(shared + Operand(first.a).at(unsigned(r), unsigned(k), B, !TransA)));
+        a[r][k] = element<K>(shared + Operand(first.a).at(unsigned(r), unsigned(k), B, !TransA));
       }
     }
   const Operand of_b(first.b);
   for (int n = 0; n < N; ++n)
-    for (int k = 0; k < KS; ++k) b[n][k] = float(element<K>(shared + of_b.at(unsigned(n), unsigned(k), B, !TransB)));
-  for (int t = 0; t < 128; ++t) {
-    D* d = static_cast<D*>(parts[size_t(t)].d);
-    for (int i = 0; i < N / 2; ++i) {
-      const int row = t / 32 * 16 + t % 32 / 4 + 8 * (i % 4 / 2), column = i / 4 * 8 + 2 * (t % 4) + i % 2;
-      double sum = first.accumulate ? double(d[i]) : 0.0;
-      for (int k = 0; k < KS; ++k) sum += double(a[row][k]) * double(b[column][k]);
-      d[i] = rounded<D>(sum);
+    for (int k = 0; k < KS; ++k) b[k][n] = element<K>(shared + of_b.at(unsigned(n), unsigned(k), B, !TransB));
+  for (bool before : {true, false}) {
+    for (int t = 0; t < 128; ++t) {
+      D* d = static_cast<D*>(parts[size_t(t)].d);
+      for (int i = 0; i < N / 2; ++i) {
+        double& sum = sums[t / 32 * 16 + t % 32 / 4 + 8 * (i % 4 / 2)][i / 4 * 8 + 2 * (t % 4) + i % 2];
+        if (before) sum = first.accumulate ? double(d[i]) : 0.0;
+        else d[i] = rounded<D>(sum);
+      }
     }
+    if (before) add_products(sums[0], a[0], b[0], 64, N, KS);
   }
   ++S.report.mma_ops;
 }
