@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmule as gm
+from cuda_emulation import Emulator
 from cuemu.build import compile_cu
 from cuemu.toolchain import missing_tools
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import cuda_rungs
 from gemmule.lab.verify import proofs
+from gemmule.lab.verify.device import Trial, judge_trial
 from gemmule.quant.cuda import fragment_order
 
 SOURCE = fragment_order._SOURCE
@@ -72,3 +75,39 @@ def test_clusters_are_as_wide_as_fills_the_chip(side: int, shape: dict[str, int]
     suggestion = rung.suggest(problem, replace(proofs.proof_machine(), units=132))
     assert suggestion is not None
     assert {name: suggestion.params[name] for name in shape} == shape
+
+
+@pytest.mark.parametrize(
+    ("side", "columns", "group", "shape"),
+    [
+        (16384, 16, 128, {"down": 4, "tiles": 8, "stages": 4}),
+        (16384, 16, 64, {"down": 4, "tiles": 8, "stages": 3}),  # more scales a chunk
+        (16384, 16, 32, {"down": 4, "tiles": 4}),
+        (8192, 32, 128, {"down": 2, "tiles": 4}),  # the taller blocks are half as many as fit
+        (8192, 64, 128, {"down": 4, "tiles": 8}),
+        (8192, 8, 128, None),
+    ],
+)
+def test_warpgroups_have_the_rows_that_fill_the_chip(
+    side: int, columns: int, group: int, shape: dict[str, int] | None
+) -> None:
+    (rung,) = (rung for rung in cuda_rungs() if rung.name == "warpgroup_columns")
+    quant = QuantSpec(4, group, True, "mma16", "float32", False)
+    half: dict[str, Any] = {"a": "uint4", "b": "float16", "out": "float16", "layout_b": "col"}
+    problem = Problem("matmul", side, columns, side, **half, quant=quant)
+    suggestion = rung.suggest(problem, replace(proofs.proof_machine(), units=132))
+    found = None if suggestion is None else rung.check_params(problem, suggestion.params)
+    assert (found and shape and {name: found[name] for name in shape}) == shape
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", ["staged_fragments", "warpgroup_columns"])
+def test_fewer_columns_than_a_pass_whose_lines_come_as_they_lie(name: str) -> None:
+    (rung,) = (rung for rung in cuda_rungs() if rung.name == name)
+    quant = QuantSpec(4, 128, True, "mma16", "float32", False)
+    half: dict[str, Any] = {"a": "uint4", "b": "float16", "out": "float16", "layout_b": "col"}
+    for seed, (columns, k) in enumerate([(13, 1032), (22, 520)]):  # no whole turns either
+        problem = Problem("matmul", 70, columns, k, **half, quant=quant)
+        trial = Trial(problem, rung.check_params(problem, None), "integers", "contiguous", seed)
+        verdict = judge_trial(rung, trial, Emulator(seed).run)
+        assert verdict.ok, verdict.text

@@ -79,10 +79,12 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     if blocks >= 4 * machine.units:
         params["along"] = 4
     # One H200 (November 2026): the launch that packs, and the wait for it, take 4 us (1024, 2048).
-    # Codes come from the memory, x again and again from the L2, which reads 1.5 times as fast.
+    # Codes come from the memory, x again and again from the L2, which reads 1.5 times as fast. Four
+    # instructions side by side leave registers for too few warps to wait for either: 1.6 times.
     of_x = 2 * _eights(problem) * 8 * problem.k * blocks
     passes = problem.compulsory_bytes * _passes(problem)
     seconds = (passes + of_x / 4) / machine.read_bytes_per_s
+    seconds *= 1.6 if _eights(problem) == 4 else 1.0
     return Suggestion(params, machine.call_s + _PACKED_S + seconds)
 
 

@@ -1,4 +1,4 @@
-// Up to eight columns: x as it lies goes to shared memory, once for all rows of a block, and codes take the same way ahead.
+// Eight columns a block: x as it lies goes to shared memory, once for all rows of a block, and codes take the same way ahead.
 // counters: L2 hits, %; issue slots used, %; tensor pipe, %
 #include "fragments.cuh"
 
@@ -45,8 +45,9 @@ __device__ __forceinline__ void multiply_staged(const QuantArgs& p, Ring<BITS, D
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, along = warp / DOWN;
   const int m = (int)p.m, across = ((int)p.n + Tile<BITS>::columns - 1) / Tile<BITS>::columns;
   const int turns = ((int)p.n + DEPTH - 1) / DEPTH, mine = (turns - along + ALONG - 1) / ALONG;
-  const int blocks = (m + HEIGHT - 1) / HEIGHT, first = (blockIdx.x % blocks * DOWN + warp % DOWN) * ROWS;
-  const int from_column = blockIdx.x / blocks * 8;
+  const int passes = ((int)p.columns + 7) / 8;  // blocks of the same codes are neighbours, so that the memory is read once
+  const int first = (blockIdx.x / passes * DOWN + warp % DOWN) * ROWS;
+  const int from_column = blockIdx.x % passes * 8;
   const Words* w[ROWS];
   int row[ROWS][2];
 #pragma unroll
@@ -156,7 +157,7 @@ __device__ __forceinline__ void multiply_staged(const QuantArgs& p, Ring<BITS, D
     float sum = 0;
 #pragma unroll
     for (int a = 0; a < ALONG; ++a) sum += shares[a][r][c];
-    const int to = blockIdx.x % blocks * HEIGHT + r;
+    const int to = blockIdx.x / passes * HEIGHT + r;
     if (to < m && from_column + c < (int)p.columns) store_quantised<TY>(p, to, from_column + c, sum);
   }
 }

@@ -1,0 +1,162 @@
+"""Several columns of x beside codes in fragment order, multiplied by warpgroups.
+
+`mma.sync` wants both operands in registers: by sixteen columns each fragment of x that a warp reads
+from shared memory meets but two rows of tiles. `wgmma` takes the codes from registers, in the very
+order that they are stored in, and reads x from shared memory itself, once for 64 rows. What is left
+to the warps that multiply is to take codes apart (20 of 58 instructions a tile), and to scale what
+comes out of a group. Four other warps bring x and scales for all rows of a block: bulk copies fetch
+x as it lies, `stmatrix` puts the words of four lanes side by side as `wgmma` expects them in its
+swizzled lines, and products by ones sum it up for the zero points. Codes come by bulk copies too,
+to a ring of each warp. Two blocks of a cluster share the columns of the matrix, so that they have
+twice the rows, and x comes half as often. What limits it: instructions at 16384, at 8192 that the
+first chunk of x takes 4 us.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import fragments
+from gemmule.rungs._cuda.geometry import ceil_div
+
+_BRINGERS = 4  # warps that bring x and scales
+_UNIT = 4  # tiles of codes that are asked for at a time
+_PANEL = 64  # stored columns in a line of a swizzle
+_MOST_SHARED = 227 * 1024  # bytes that a block may have
+_NAMES = ("down", "along", "cluster", "tiles", "slots", "stages", "raw")
+# What won somewhere on one H200 (November 2026): up to 16 columns in groups of whole tiles; up to
+# 32 columns, small groups, and fewer rows. The first of equals that fits is taken.
+_NARROW = ((4, 1, 2, 8, 2, 4, 2), (4, 1, 2, 8, 2, 3, 1))
+_WIDE = ((4, 1, 2, 8, 3, 2, 1), (4, 1, 2, 4, 2, 4, 1), (2, 2, 2, 4, 2, 4, 2))
+_SHAPES = (*_NARROW, *_WIDE)
+
+
+def _eights(problem: Problem) -> int:
+    """Return how many eights of columns a pass has: 1, 2 or 4, fewer beside small groups."""
+    most = 4 // fragments.split(problem)
+    return next((e for e in (1, 2) if 8 * e >= problem.n and e < most), most)
+
+
+def _height(params: Params) -> int:
+    return int(64 * params["down"])
+
+
+def _each(problem: Problem) -> int:
+    """Return how many tiles are scaled together: of one group, and two panels of x at most."""
+    if fragments.split(problem) > 1 or fragments.shift(problem) < 0:
+        return 1
+    most = 2 * _PANEL // fragments.tile_columns(problem)
+    return int(min(most, 2 ** min(fragments.shift(problem), 7)))
+
+
+def _passes(problem: Problem) -> int:
+    return ceil_div(problem.n, 8 * _eights(problem))
+
+
+def _blocks(problem: Problem, params: Params) -> int:
+    return int(ceil_div(problem.m, _height(params)) * _passes(problem) * params["cluster"])
+
+
+def _shared(problem: Problem, params: Params) -> int:
+    """Return the bytes of stages, x as it lies, rings and barriers; afterwards of the results."""
+    columns, split = 8 * _eights(problem), fragments.split(problem)
+    long = params["tiles"] * fragments.tile_columns(problem)
+    units = params["tiles"] // _each(problem) * split
+    stage = 2 * long * columns * split + units * (4 * columns + 8 * _height(params)) + 16
+    pad = 16 if fragments.bits(problem) == 4 else 64
+    chunks = params["stages"] * stage + params["raw"] * (columns * (2 * long + pad) + 8)
+    warps = 4 * params["down"] * params["along"]
+    ring = warps * params["slots"] * (_UNIT * 512 + 8)
+    results = params["along"] * columns * (_height(params) + 4) * 4
+    return int(max(chunks + 1024 + ring, results))
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    shape = ", ".join(str(params[name]) for name in _NAMES)
+    template = f"{fragments.template(problem)}, {shape}, {_eights(problem)}"
+    return (
+        Step(
+            kernel=f"warpgroup_columns<{template}>",
+            grid=(_blocks(problem, params), 1, 1),
+            block=(128 * params["down"] * params["along"] + 32 * _BRINGERS, 1, 1),
+            cluster=(params["cluster"], 1, 1),
+            smem=_shared(problem, params),
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    """Count a set's products and its sums of x, then a warp's sets, then the warps."""
+    tiles = fragments.tiles_across(problem.k, problem)
+    turns = ceil_div(ceil_div(tiles, params["tiles"]), params["cluster"] * params["along"]) + 1
+    sets = turns * params["tiles"] * fragments.split(problem)
+    return int(4 * _PANEL + sets + params["along"] * params["cluster"])
+
+
+def _is_narrow(problem: Problem) -> bool:
+    """Tell whether sums and scales leave room for chunks of 8 tiles."""
+    return problem.n <= 16 and fragments.split(problem) == 1
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Take the shape whose blocks fill the chip best, as far as they fit.
+
+    One H200 (November 2026): 5 us beyond a plain launch, and 1.1 times what the bytes take by 16
+    columns; by more or in small groups 1.45 times, of 8 bits 1.2, with half the rows a block twice.
+    """
+    if problem.layout_b != "col" or fragments.quant(problem).has_perm or problem.n <= 8:
+        return None
+    best: Suggestion | None = None
+    for shape in _NARROW if _is_narrow(problem) else _WIDE:
+        params = dict(zip(_NAMES, shape, strict=True))
+        if _shared(problem, params) > _MOST_SHARED:
+            continue
+        blocks = _blocks(problem, params)
+        waves = ceil_div(blocks, machine.units) * machine.units / blocks
+        wide = 2.0 if params["down"] < 4 else 1.45 if fragments.bits(problem) == 4 else 1.2
+        slow = 1.1 if _is_narrow(problem) else wide
+        reading = problem.compulsory_bytes * _passes(problem) / machine.read_bytes_per_s
+        seconds = machine.call_s + 5e-6 + slow * waves * reading
+        if best is None or seconds < best.expected_s:
+            best = Suggestion(params, seconds)
+    return best
+
+
+def _accepts(problem: Problem) -> bool:
+    return fragments.in_fragments(problem, transposed=False)
+
+
+RUNG = CudaRung(
+    title="Fragments and columns by warpgroups",
+    idea="An instruction multiplies 64 rows of codes by x as it lies in shared memory.",
+    source="PTX ISA: wgmma, stmatrix, cp.async.bulk; codes as operands as in Marlin (Frantar et "
+    "al., 2024)",
+    op="matmul",
+    after="staged_fragments",
+    signatures=tuple(s for s in fragments.SIGNATURES if s[1] != "float32"),
+    layouts_b=("row", "col", "strided"),
+    arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
+    params={
+        name: tuple(dict.fromkeys(shape[i] for shape in _SHAPES)) for i, name in enumerate(_NAMES)
+    },
+    constraints=(
+        fragments.FITS,
+        Constraint(
+            "one of the shapes that won somewhere, chunks of 8 tiles up to 16 columns beside "
+            "groups of whole tiles",
+            lambda problem, params: (
+                tuple(params[name] for name in _NAMES)
+                in (_NARROW if _is_narrow(problem) else _WIDE)
+            ),
+        ),
+        Constraint(
+            "stages and rings fit in shared memory",
+            lambda problem, params: _shared(problem, params) <= _MOST_SHARED,
+        ),
+    ),
+    archs=("sm_90a",),
+    quantized=True,
+    accepts_quant=_accepts,
+    suggest=_suggest,
+    steps=_steps,
+)
