@@ -7,7 +7,9 @@ campaign itself (``--record``), never by hand.
 from __future__ import annotations
 
 import datetime as dt
+import fcntl
 import json
+import os
 import platform
 from pathlib import Path
 
@@ -32,23 +34,28 @@ def keep(
     included; detail: one line on what the cases were; device: it ran on a GPU, which is named;
     add: earlier runs of this name count too, their cases, what was bad and their commands.
     """
-    older = [old for old in read(file) if old["what"] == what and add]
-    for old in older:
-        cases, bad = cases + int(str(old["cases"])), bad + int(str(old["bad"]))
-        command = f"{old['command']}; {command}"
-    line = {
-        "schema": SCHEMA,
-        "what": what,
-        "cases": cases,
-        "bad": bad,
-        "command": command,
-        "detail": detail,
-        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        "machine": f"{_gpu() if device else _processor()}, {platform.system()}",
-    }
-    kept = [old for old in read(file) if old["what"] != what]
-    text = "".join(f"{json.dumps(one)}\n" for one in sorted([*kept, line], key=_name))
-    file.write_text(text, encoding="utf-8")
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # campaigns that end together write by turns
+        older = [old for old in read(file) if old["what"] == what and add]
+        for old in older:
+            cases, bad = cases + int(str(old["cases"])), bad + int(str(old["bad"]))
+            command = f"{old['command']}; {command}"
+        line = {
+            "schema": SCHEMA,
+            "what": what,
+            "cases": cases,
+            "bad": bad,
+            "command": command,
+            "detail": detail,
+            "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+            "machine": f"{_gpu() if device else _processor()}, {platform.system()}",
+        }
+        kept = [old for old in read(file) if old["what"] != what]
+        text = "".join(f"{json.dumps(one)}\n" for one in sorted([*kept, line], key=_name))
+        file.write_text(text, encoding="utf-8")
+    finally:
+        os.close(folder)
 
 
 def read(file: Path = FILE) -> list[dict[str, object]]:
