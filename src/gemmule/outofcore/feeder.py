@@ -1,25 +1,27 @@
 """The way of panels to a GPU: threads fill page-locked slots ahead of time and send what is filled.
 
-Whoever fills the next piece in line gives it, and what waits behind it, to the stream of copies, so
-that the link never waits for the thread that starts kernels. That one opens panels, as soon as what
-lies in their place has been read, and asks whether they were sent.
+Whoever fills a piece gives it, and what waits behind it, to the stream of copies, so that the link
+never waits for the thread that starts kernels. That one opens panels, as soon as what lies in their
+place has been read, and asks whether they were sent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 import numpy as np
 
 from gemmule.backends.cuda.streams import Event, Stream
 from gemmule.outofcore import staging
 from gemmule.outofcore.pieces import Piece, Transfer, pieces
-from gemmule.outofcore.staging import SLOTS, Slot, ended, give_lane, take_lane
+from gemmule.outofcore.staging import SLOTS, Lane, Slot, ended, give_lane, take_lane
 
 
 def _growing() -> Iterator[int]:
@@ -32,28 +34,25 @@ def _growing() -> Iterator[int]:
 class _Item:
     """A piece on its way, or where it has none the end of a panel.
 
-    slot: where it is filled, None for what needs no filling.
+    slot: where it is filled, None for what needs no filling; used: a copy used that slot before.
     """
 
     piece: Piece | None
     slot: Slot | None = None
+    used: bool = False
     filled: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """An item whose slot is to be filled; used: a copy used that slot before."""
-
-    item: _Item
-    piece: Piece
-    slot: Slot
-    used: bool
-
-    def run(self) -> None:
+    def fill(self) -> None:
+        """Fill the slot, as soon as the copy that used it last is over."""
+        if self.piece is None or self.slot is None:
+            return
         if self.used:
             self.slot.copied.synchronize()
         for array, start in self.piece.parts:
             np.copyto(self.slot.like(array.shape, array.dtype, start), array)
+
+
+_Opened = tuple[Event | None, Event | None]  # a panel may go behind the first; then the second
 
 
 def _items(panels: Iterator[list[Transfer]]) -> Iterator[_Item]:
@@ -71,36 +70,28 @@ class Feeder:
 
     def __init__(self, panels: Iterator[list[Transfer]], ordinal: int) -> None:
         self.ordinal, self.lane = ordinal, take_lane(ordinal, SLOTS)
-        self.stream = self.lane.stream
-        self._lock = threading.Lock()  # of all that follows
-        self._to_fill, self._to_send = (threading.Condition(self._lock) for _ in range(2))
-        self._free = deque((slot, False) for slot in self.lane.slots)
-        self._coming = _items(panels)
-        self._next: _Item | None = None  # the first to come, which found no slot
-        self._line: deque[_Item] = deque()  # in the order in which they are sent
-        self._tasks: deque[_Task] = deque()  # of these, what nobody fills yet
-        self._opened: deque[tuple[Event | None, Event | None]] = deque()
-        self._begun = False  # the first of the opened panels has been
-        self._sent = self._taken = 0  # panels
-        self._over = False  # nothing more is to be filled
-        self._error: BaseException | None = None
+        self._told: SimpleQueue[_Item | _Opened] = SimpleQueue()
+        self._to_fill: SimpleQueue[_Item | None] = SimpleQueue()
+        self._sent: SimpleQueue[BaseException | None] = SimpleQueue()  # a word for each panel
+        self._sending = threading.Lock()  # of the line
+        self._line = _Line(_items(panels), self.lane, self._to_fill, self._sent)
         self._workers: list[Future[None]] = []
-        with self._lock:
-            self._advance()
+        try:
+            self._line.advance()
+            if not self._to_fill.empty():
+                threads = range(self.lane.threads)
+                self._workers = [self.lane.pool.submit(self._fill) for _ in threads]
+        except BaseException:
+            self.close()
+            raise
 
     def open(self, read: Event | None = None, arrived: Event | None = None) -> None:
         """Let the next panel go, behind `read`; `arrived` is recorded behind it."""
-        with self._lock:
-            self._opened.append((read, arrived))
-            self._advance()
+        self._tell((read, arrived))
 
     def sent(self) -> None:
         """Wait until the next panel's copies were given to the stream; raise what prevents it."""
-        with self._lock:
-            self._taken += 1
-            while self._sent < self._taken and self._error is None:
-                self._to_send.wait()
-            error, self._error = self._error, None
+        error = self._sent.get()
         try:
             if error is not None:
                 raise error
@@ -109,92 +100,119 @@ class Feeder:
 
     def close(self) -> None:
         """Wait for what is under way and give the slots back."""
-        with self._lock:
-            self._over = True
-            self._tasks.clear()
-            self._to_fill.notify_all()
+        with self._sending:
+            self._line.over = True
+        with contextlib.suppress(Empty):
+            while True:
+                self._to_fill.get_nowait()
+        for _ in self._workers:
+            self._to_fill.put(None)
         ended(self._workers)
-        self._error = None
-        self.stream.synchronize()
+        self.lane.stream.synchronize()
         give_lane(self.lane, self.ordinal)
 
-    def _advance(self) -> None:
+    def _tell(self, what: _Item | _Opened) -> None:
+        """Leave word for whoever is sending, or send: nobody waits for another thread.
+
+        Who sends looks again after letting go, since word may have come just before.
+        """
+        self._told.put(what)
+        while not self._told.empty() and self._sending.acquire(blocking=False):
+            try:
+                with contextlib.suppress(Empty):
+                    while True:
+                        self._line.take_in(self._told.get_nowait())
+                self._line.advance()
+            except BaseException:
+                self._line.over = True
+                raise
+            finally:
+                self._sending.release()
+
+    def _fill(self) -> None:
+        try:
+            while (item := self._to_fill.get()) is not None:
+                item.fill()
+                self._tell(item)
+        except BaseException as error:
+            self._sent.put(error)
+
+
+class _Line:
+    """What is on its way, in the order in which it is sent; of one thread at a time.
+
+    Items that need filling go to `to_fill`; `sent` is told of each panel.
+    """
+
+    def __init__(
+        self,
+        coming: Iterator[_Item],
+        lane: Lane,
+        to_fill: SimpleQueue[_Item | None],
+        sent: SimpleQueue[BaseException | None],
+    ) -> None:
+        self.coming, self.stream, self.to_fill, self.sent = coming, lane.stream, to_fill, sent
+        self.free = deque((slot, False) for slot in lane.slots)
+        self.next: _Item | None = None  # the first to come, which found no slot
+        self.line: deque[_Item] = deque()
+        self.most = 2 * len(lane.slots)
+        self.opened: deque[_Opened] = deque()
+        self.begun = False  # the first of the opened panels has been
+        self.over = False
+
+    def take_in(self, told: _Item | _Opened) -> None:
+        """Note that an item is filled, or that a panel may go."""
+        if isinstance(told, _Item):
+            told.filled = True
+        else:
+            self.opened.append(told)
+
+    def advance(self) -> None:
         """Send what is next in line, and hand out slots for what comes."""
-        while not self._over:
+        while not self.over:
             self._send()
             if not self._take():
                 return
 
     def _send(self) -> None:
-        while self._line and self._opened and (item := self._line[0]).filled:
-            read, arrived = self._opened[0]
-            if not self._begun:
-                self._begun = True
+        while self.line and self.opened and (item := self.line[0]).filled:
+            read, arrived = self.opened[0]
+            if not self.begun:
+                self.begun = True
                 if read is not None:
                     self.stream.wait(read)
-            self._line.popleft()
+            self.line.popleft()
             if item.piece is None:
                 if arrived is not None:
                     self.stream.record(arrived)
-                self._opened.popleft()
-                self._begun = False
-                self._sent += 1
-                self._to_send.notify()
+                self.opened.popleft()
+                self.begun = False
+                self.sent.put(None)
             elif item.slot is None:
                 _copy_direct(self.stream, item.piece)
             else:
                 self.stream.copy(item.piece.address, item.slot.pointer, item.piece.nbytes)
                 self.stream.record(item.slot.copied)
-                self._free.append((item.slot, True))
+                self.free.append((item.slot, True))
 
     def _take(self) -> bool:
         """Put the next items in line; tell whether there is something to send."""
         ready = False
-        while len(self._line) < 2 * len(self.lane.slots):
-            item = self._next or next(self._coming, None)
-            self._next = None
+        while len(self.line) < self.most:
+            item = self.next or next(self.coming, None)
+            self.next = None
             if item is None:
-                if not self._line:
-                    self._over = True
-                    self._to_fill.notify_all()
                 break
             if item.piece is None or item.piece.direct:
                 item.filled = ready = True
-            elif not self._free:
-                self._next = item
+            elif not self.free:
+                self.next = item
                 break
             else:
-                item.slot, used = self._free.popleft()
-                self._hand_out(_Task(item, item.piece, item.slot, used))
-            self._line.append(item)
-        return ready and self._line[0].filled and bool(self._opened)
-
-    def _hand_out(self, task: _Task) -> None:
-        self._tasks.append(task)
-        if not self._workers:
-            threads = self.lane.threads
-            self._workers = [self.lane.pool.submit(self._fill) for _ in range(threads)]
-        self._to_fill.notify()
-
-    def _fill(self) -> None:
-        """Fill slots until all is filled or something went wrong."""
-        try:
-            while (task := self._task()) is not None:
-                task.run()
-                with self._lock:
-                    task.item.filled = True
-                    self._advance()
-        except BaseException as error:
-            with self._lock:
-                self._error, self._over = error, True
-                self._to_send.notify()
-                self._to_fill.notify_all()
-
-    def _task(self) -> _Task | None:
-        with self._lock:
-            while not self._tasks and not self._over:
-                self._to_fill.wait()
-            return self._tasks.popleft() if self._tasks and not self._over else None
+                item.slot, item.used = self.free.popleft()
+                self.to_fill.put(item)
+            self.line.append(item)
+        return ready and self.line[0].filled and bool(self.opened)
 
 
 def _copy_direct(stream: Stream, piece: Piece) -> None:
