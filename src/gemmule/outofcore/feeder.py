@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -74,13 +74,12 @@ class Feeder:
         self._to_fill: SimpleQueue[_Item | None] = SimpleQueue()
         self._sent: SimpleQueue[BaseException | None] = SimpleQueue()  # a word for each panel
         self._sending = threading.Lock()  # of the line
-        self._line = _Line(_items(panels), self.lane, self._to_fill, self._sent)
         self._workers: list[Future[None]] = []
+        self._line = _Line(_items(panels), self.lane, self._sent)
         try:
-            self._line.advance()
-            if not self._to_fill.empty():
-                threads = range(self.lane.threads)
-                self._workers = [self.lane.pool.submit(self._fill) for _ in threads]
+            with self._sending:
+                self._line.advance(self._hand_out)
+            self._send()
         except BaseException:
             self.close()
             raise
@@ -105,35 +104,42 @@ class Feeder:
         with contextlib.suppress(Empty):
             while True:
                 self._to_fill.get_nowait()
-        for _ in self._workers:
-            self._to_fill.put(None)
+        self._to_fill.put(None)
         ended(self._workers)
         self.lane.stream.synchronize()
         give_lane(self.lane, self.ordinal)
 
     def _tell(self, what: _Item | _Opened) -> None:
-        """Leave word for whoever is sending, or send: nobody waits for another thread.
-
-        Who sends looks again after letting go, since word may have come just before.
-        """
+        """Leave word for whoever is sending, or send: nobody waits for another thread."""
         self._told.put(what)
+        self._send()
+
+    def _send(self) -> None:
+        # Who sends looks again after letting go: word may have come just before.
         while not self._told.empty() and self._sending.acquire(blocking=False):
             try:
                 with contextlib.suppress(Empty):
                     while True:
                         self._line.take_in(self._told.get_nowait())
-                self._line.advance()
+                self._line.advance(self._hand_out)
             except BaseException:
                 self._line.over = True
                 raise
             finally:
                 self._sending.release()
 
+    def _hand_out(self, item: _Item | None) -> None:
+        """Let a thread fill an item, one more as long as there are few; None: no more will come."""
+        self._to_fill.put(item)
+        if item is not None and len(self._workers) < self.lane.threads:
+            self._workers.append(self.lane.pool.submit(self._fill))
+
     def _fill(self) -> None:
         try:
             while (item := self._to_fill.get()) is not None:
                 item.fill()
                 self._tell(item)
+            self._to_fill.put(None)  # for the next thread
         except BaseException as error:
             self._sent.put(error)
 
@@ -141,19 +147,18 @@ class Feeder:
 class _Line:
     """What is on its way, in the order in which it is sent; of one thread at a time.
 
-    Items that need filling go to `to_fill`; `sent` is told of each panel.
+    sent: told of each panel.
     """
 
     def __init__(
         self,
         coming: Iterator[_Item],
         lane: Lane,
-        to_fill: SimpleQueue[_Item | None],
         sent: SimpleQueue[BaseException | None],
     ) -> None:
-        self.coming, self.stream, self.to_fill, self.sent = coming, lane.stream, to_fill, sent
+        self.coming, self.stream, self.sent = coming, lane.stream, sent
         self.free = deque((slot, False) for slot in lane.slots)
-        self.next: _Item | None = None  # the first to come, which found no slot
+        self.next = next(coming, None)  # the first to come
         self.line: deque[_Item] = deque()
         self.most = 2 * len(lane.slots)
         self.opened: deque[_Opened] = deque()
@@ -167,11 +172,14 @@ class _Line:
         else:
             self.opened.append(told)
 
-    def advance(self) -> None:
-        """Send what is next in line, and hand out slots for what comes."""
+    def advance(self, hand_out: Callable[[_Item | None], None]) -> None:
+        """Send what is next in line, and hand out what comes: each item that needs filling.
+
+        Behind the last of all `hand_out` gets None.
+        """
         while not self.over:
             self._send()
-            if not self._take():
+            if not self._take(hand_out):
                 return
 
     def _send(self) -> None:
@@ -195,23 +203,21 @@ class _Line:
                 self.stream.record(item.slot.copied)
                 self.free.append((item.slot, True))
 
-    def _take(self) -> bool:
+    def _take(self, hand_out: Callable[[_Item | None], None]) -> bool:
         """Put the next items in line; tell whether there is something to send."""
         ready = False
-        while len(self.line) < self.most:
-            item = self.next or next(self.coming, None)
-            self.next = None
-            if item is None:
-                break
+        while (item := self.next) is not None and len(self.line) < self.most:
             if item.piece is None or item.piece.direct:
                 item.filled = ready = True
             elif not self.free:
-                self.next = item
                 break
             else:
                 item.slot, item.used = self.free.popleft()
-                self.to_fill.put(item)
+                hand_out(item)
             self.line.append(item)
+            self.next = next(self.coming, None)
+            if self.next is None:
+                hand_out(None)  # threads are gone before the last kernel is
         return ready and self.line[0].filled and bool(self.opened)
 
 
