@@ -7,6 +7,7 @@ import doctest
 import gc
 import importlib.util
 import io
+import itertools
 import re
 import runpy
 from pathlib import Path
@@ -72,6 +73,63 @@ def test_the_operator_is_sound() -> None:
     parts = (layer.codes, layer.scales, layer.zeros, layer.perm, 20, 48, 4, 32)
     x = torch.randn(3, 48, requires_grad=True)
     torch.library.opcheck(torch.ops.gemmule.quantized_linear.default, (x, *parts))
+    bias = torch.randn(20, requires_grad=True)
+    torch.library.opcheck(torch.ops.gemmule.quantized_linear.default, (x, *parts, False, bias))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_operator_adds_a_bias(options: dict[str, Any]) -> None:
+    layer = gl.QuantLinear.from_linear(linear(), **options)
+    form = (20, 48, layer.bits, layer.group_size)
+    parts = (layer.codes, layer.scales, layer.zeros, layer.perm, *form)
+    operator = torch.ops.gemmule.quantized_linear.default
+    x, bias = torch.randn(2, 3, 48), torch.randn(20)
+    kept = bias.clone()
+    plain = operator(x, *parts)
+    assert torch.equal(operator(x, *parts, False, bias), plain + bias)
+    assert torch.equal(operator(x[0, 0], *parts, False, bias), operator(x[0, 0], *parts) + bias)
+    assert torch.equal(operator(x[:0], *parts, False, bias), plain[:0])
+    other = torch.randn(48)
+    back = operator(plain, *parts, True, other)
+    torch.testing.assert_close(back, operator(plain, *parts, True) + other)
+    assert torch.equal(bias, kept)
+    operator(x, *parts, False, bias.requires_grad_()).sum().backward()
+    torch.testing.assert_close(bias.grad, torch.full((20,), 6.0))
+    for wrong in (torch.ones(19), torch.ones(1, 20), torch.ones(())):
+        with pytest.raises(ValueError, match="bias has shape"):
+            operator(x, *parts, False, wrong)
+        with pytest.raises(ValueError, match="bias has shape"):
+            operator(x.to("meta"), *parts, False, wrong)
+
+
+def test_who_wants_gradients_of_a_bias() -> None:
+    layer = gl.QuantLinear.from_linear(linear(), bits=8)
+    x = torch.randn(2, 3, 48)
+    with torch.no_grad():
+        expected = layer(x)
+    assert not expected.requires_grad
+    for wants_x, wants_bias in itertools.product((False, True), repeat=2):
+        given = x.clone().requires_grad_(wants_x)
+        layer.bias.requires_grad_(wants_bias).grad = None
+        y = layer(given)
+        assert torch.equal(y, expected)
+        assert y.requires_grad == (wants_x or wants_bias)
+        if y.requires_grad:
+            y.sum().backward()
+        assert (given.grad is not None, layer.bias.grad is not None) == (wants_x, wants_bias)
+        if wants_bias:
+            torch.testing.assert_close(layer.bias.grad, torch.full((20,), 6.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_bias_of_another_dtype_is_added_as_it_is(dtype: Any) -> None:
+    layer = gl.QuantLinear.from_linear(linear(), bits=8)
+    with torch.no_grad():
+        layer.bias.normal_(std=100)
+        x = torch.randn(3, 48, dtype=dtype)
+        y, bare = layer(x), gl.QuantLinear.from_matrix(layer.matrix)(x)
+        assert y.dtype == dtype
+        assert torch.equal(y, (bare.float() + layer.bias).to(dtype))
 
 
 class Block(torch.nn.Module):
