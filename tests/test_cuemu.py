@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cuemu import asan, device
+from cuemu import asan, device, toolchain
 from cuemu.build import RUNGS, EmulationError, Module, Report, compile_cu, device_array, tensor_map
 from cuemu.cases import CASES, Case, run_on_emulator
 from cuemu.cases import SOURCE as PRIMITIVES
@@ -65,6 +65,7 @@ def _names() -> list[str]:
     others = [f"{name}<{bug}>" for name in ("order_dependence", "stray_read") for bug in (0, 1)]
     others += [f"{name}<{bug}>" for name in ("stage_in_use", "dependent") for bug in (0, 1)]
     others += [f"transaction<{bug}>" for bug in (7, 8, 9, 10)]
+    others += [f"unset_register<{bug}>" for bug in (0, 1)]
     others += [f"waited_for<{bug}>" for bug in (1, 2)]
     return [*sorted(both), *others, "dependent<2>", "grid_barrier<0>", *_PLAIN]
 
@@ -116,6 +117,13 @@ def test_planted_bug_is_caught_and_the_correct_kernel_passes(
         with pytest.raises(EmulationError) as caught:
             _reverse(planted, f"{name}<{bug}>", block, **options)
         assert caught.value.kind == kind, caught.value
+
+
+@needs_compiler
+@pytest.mark.skipif(not toolchain.poison(), reason="g++ before version 12 leaves them as they are")
+def test_registers_that_nobody_wrote_hold_no_zeros(planted: Module) -> None:
+    assert _reverse(planted, "unset_register<0>")[0]
+    assert not _reverse(planted, "unset_register<1>")[0]
 
 
 @needs_compiler

@@ -22,6 +22,12 @@ PLANTED(missing_barrier) {
   if constexpr (!Bug) __syncthreads();
   p.out[t] = s[63 - t];
 }
+PLANTED(unset_register) {   // as the sums of a loop that sets them in its first turn and takes none
+  const int t = threadIdx.x;
+  float v;
+  if (!Bug || t != 5) v = p.in[63 - t];
+  p.out[t] = v;
+}
 PLANTED(missing_second_barrier) {   // the next round overwrites what others have not read yet
   __shared__ float s[64];
   const int t = threadIdx.x;
