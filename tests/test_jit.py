@@ -12,14 +12,14 @@ import sys
 import textwrap
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.backends.cpu.intrinsics import load, multiply_add, store
+from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.backends.cpu.simd import missing_vectors
 from gemmule.backends.cpu.threads import thread_count
@@ -73,8 +73,8 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 STATISTICS = """
-from gemmule.rungs.matvec.cpu.threads import pooled_rows
-stats = pooled_rows("float32", "float32", "float32", "float32").task.compiled_for("c").stats
+from gemmule.rungs.matvec.cpu.four_rows import rows_kernel
+stats = rows_kernel("float32", "float32", "float32", "float32").compiled_for("kernel").stats
 print(json.dumps([right, sum(stats.cache_hits.values()), sum(stats.cache_misses.values())]))
 """
 
@@ -97,6 +97,43 @@ def test_a_second_process_loads_what_the_first_compiled(warm: Path) -> None:
 @kernel
 def _sum(left: int, right: int) -> int:
     return left + right
+
+
+class _Place(NamedTuple):
+    at: int
+    index: int
+
+
+_put = store("int64", "int64")
+
+
+def _writer(number: int) -> Kernel:
+    @kernel
+    def write(place: _Place, value: int) -> None:
+        if value < 0:
+            raise ValueError("a negative value")
+        _put(place.at, place.index, value + number)
+
+    return write
+
+
+@kernel
+def _enters(entry: int, at: int, value: int) -> None:
+    for index in range(2):
+        enter(entry, (_Place(at, index), value))
+
+
+def test_one_compiled_caller_enters_many_kernels() -> None:
+    before = len(_enters.compiled.overloads)
+    numbers = np.zeros(2, np.int64)
+    for number in (10, 20):
+        writer = _writer(number)
+        _enters(writer.entry(_Place, int), numbers.ctypes.data, 3)
+        assert numbers.tolist() == [number + 3] * 2
+        with pytest.raises(ValueError, match="a negative value"):
+            _enters(writer.entry(_Place, int), numbers.ctypes.data, -1)
+        assert numbers.tolist() == [number + 3] * 2
+    assert len(_enters.compiled.overloads) == before + 1
 
 
 def summed(folder: Path) -> tuple[int, int, int]:

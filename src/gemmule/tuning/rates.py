@@ -21,7 +21,8 @@ from gemmule.core.memory import available_bytes
 from gemmule.lookup import forget_plans
 from gemmule.rungs._cpu_convert import widened
 from gemmule.rungs.matmul.cpu._tile import register_tile, tile_product
-from gemmule.rungs.matvec.cpu.threads import pooled_rows
+from gemmule.rungs.matvec.cpu.four_rows import rows_entry, rows_kernel
+from gemmule.rungs.matvec.cpu.threads import shared_rows
 from gemmule.storage import rates as store_rates
 
 ROW = 4096  # float32 numbers of a row of the matrix that is read
@@ -85,10 +86,11 @@ def _reading(nbytes: int, repeat: int = 4) -> tuple[float, float]:
     """Return the bytes a second that all threads and one read, as a product's matrix."""
     m = max(nbytes // (4 * ROW), 1)
     matrix, x, y = np.ones((m, ROW), np.float32), np.ones(ROW, np.float32), np.empty(m, np.float32)
-    pooled, parts = pooled_rows(*["float32"] * 4), min(m, 8 * thread_count())
-    words = (matrix.ctypes.data, 0, 4 * ROW, x.ctypes.data, 0, y.ctypes.data, 0, m, ROW, m, parts)
-    together = _best(lambda: pooled(parts, *words), repeat)
-    alone = _best(lambda: pooled.alone(parts, *words), repeat)
+    rows, parts = rows_entry(rows_kernel(*["float32"] * 4)), min(m, 8 * thread_count())
+    places = (matrix.ctypes.data, 0, 4 * ROW, x.ctypes.data, 0, y.ctypes.data, 0)
+    words = (rows, *places, m, ROW, m, parts)
+    together = _best(lambda: shared_rows(parts, *words), repeat)
+    alone = _best(lambda: shared_rows.alone(parts, *words), repeat)
     return matrix.nbytes / together, matrix.nbytes / alone
 
 

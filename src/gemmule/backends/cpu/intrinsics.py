@@ -202,6 +202,30 @@ def call(typing_context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: 
 
 
 @intrinsic
+def enter(typing_context: Any, entry: Any, parameters: Any) -> Any:
+    """Call the kernel at an address with a tuple of its parameters (see `Kernel.entry`).
+
+    What it raises is raised on.
+    """
+    from numba.core import cgutils, types
+    from numba.core.types import containers
+
+    kinds = [types.int64 if isinstance(one, types.Integer) else one for one in parameters]
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        convention = context.call_conv
+        kind = convention.get_function_type(types.none, kinds)
+        kernel = builder.inttoptr(arguments[0], kind.as_pointer())
+        words = cgutils.unpack_tuple(builder, arguments[1], len(kinds))
+        status, _ = convention.call_function(builder, kernel, types.none, kinds, words)
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, containers.Tuple(kinds)), generate
+
+
+@intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
     """Ask for the cache line at `address`, to be read once; any address is allowed."""
     from llvmlite import ir

@@ -161,6 +161,23 @@ class Kernel:
             name = result.fndesc.llvm_cfunc_wrapper_name
             return int(result.library.get_pointer_to_function(name))
 
+    def entry(self, *parameters: type) -> int:
+        """Return the address of the kernel as other kernels call it, compiling it.
+
+        parameters: ``int``, an int64, or a NamedTuple of such. Where many kernels have one caller,
+        that takes their addresses (`gemmule.backends.cpu.intrinsics.enter`) and is compiled once;
+        called by name, a kernel is compiled into each of its callers. It lives as long as this.
+        """
+        with fork.WHOLE:
+            types = _numba().types
+            word = types.int64
+            kinds = (
+                word if one is int else types.NamedUniTuple(word, len(one._fields), one)
+                for one in cast("tuple[Any, ...]", parameters)
+            )
+            made = self.compiled_for("kernel").get_compile_result(types.void(*kinds))
+            return int(made.library.get_pointer_to_function(made.fndesc.llvm_func_name))
+
     def _build(self, caller: Caller) -> Any:
         _numba()
         from numba.core.registry import CPUDispatcher

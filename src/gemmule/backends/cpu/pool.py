@@ -24,6 +24,7 @@ import functools
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -106,8 +107,17 @@ class Pooled:
     every share is done. Thread-safe.
     """
 
-    def __init__(self, task: Kernel) -> None:
-        self.task = task
+    def __init__(self, task: Kernel, entry: Callable[[], int] | None = None) -> None:
+        """Where an entry is given, what it returns is the last word of every share.
+
+        So one compiled task serves the many kernels whose shares differ in nothing else (see
+        `Kernel.entry`); they are compiled when the product is first called.
+        """
+        self.task, self._entry = task, entry
+
+    @functools.cached_property
+    def _last(self) -> tuple[int, ...]:
+        return () if self._entry is None else (self._entry(),)
 
     @functools.cached_property
     def address(self) -> int:
@@ -118,11 +128,11 @@ class Pooled:
         """Run all shares, on as many threads as the caller may use."""
         helpers = min(thread_count(), count) - 1
         pool = _pool() if helpers > 0 else 0
-        _launch.compiled(pool, helpers, self.address, count, *words)
+        _launch.compiled(pool, helpers, self.address, count, *words, *self._last)
 
     def alone(self, count: int, *words: int) -> None:
         """Run all shares on the calling thread."""
-        _launch.compiled(0, 0, self.address, count, *words)
+        _launch.compiled(0, 0, self.address, count, *words, *self._last)
 
 
 def in_pool(share: Kernel, words: int) -> Pooled:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.intrinsics import call
+from gemmule.backends.cpu.intrinsics import call, enter
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.packing import HostPacking
 from gemmule.core.problem import ITEMSIZE, Problem
@@ -41,6 +41,8 @@ CHUNK = 120  # of them at a time: 120 x 272 float32 are a quarter of a 512 KiB s
 def chunk_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
     """Return ``f(a, b, c, height, breadth, depth, columns)``: packed rows of A by packed B.
 
+    `blocks` calls it, and so it is the same for all dtypes in memory.
+
     a, b, c: addresses; columns: numbers between rows of c. Both sizes are rounded up to the tile.
     """
     tile = register_tile(working, narrow)
@@ -61,79 +63,82 @@ def chunk_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
     return multiply_chunk
 
 
-@functools.cache
-def block_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
-    """Return the kernel that computes the blocks ``first:last`` of C, numbered row by row.
+@kernel
+def blocks(
+    multiply: int,
+    number_bytes: int,
+    pack_a: int,
+    pack_b: int,
+    unpack: int,
+    A: int,
+    A_row: int,
+    A_col: int,
+    B: int,
+    B_row: int,
+    B_col: int,
+    C: int,
+    C_row: int,
+    m: int,
+    n: int,
+    k: int,
+    rows: int,
+    columns: int,
+    first: int,
+    last: int,
+    c_item: int,
+) -> None:
+    """Compute the blocks ``first:last`` of C, numbered row by row.
 
-    ``blocks(pack_a, pack_b, unpack, A, A_row, A_col, B, B_row, B_col, C, C_row, m, n, k, rows,
-    columns, first, last)``. pack_a, pack_b, unpack: addresses of kernels, which alone know the
-    dtypes in memory; steps are in bytes; a block has `rows` x `columns` elements, multiples of the
-    tile. whole_rows: pack_a leaves rows of A whole (`pack_rows_kernel`).
+    multiply, number_bytes: the entry of `chunk_kernel`, the bytes of a number of its working dtype;
+    pack_a, pack_b, unpack: addresses of kernels, which alone know the dtypes in memory; steps are
+    in bytes; a block has `rows` x `columns` elements, multiples of the tile.
 
     Where pack_a or pack_b is 0 that operand was packed before (`_packed_operands`): A or B is where
     that begins, A_row or B_row how many lines it has.
     """
-    multiply_chunk = chunk_kernel(working, narrow, whole_rows)
-    number, number_bytes = np.dtype(working).type, ITEMSIZE[working]
-
-    @kernel
-    def blocks(
-        pack_a: int,
-        pack_b: int,
-        unpack: int,
-        A: int,
-        A_row: int,
-        A_col: int,
-        B: int,
-        B_row: int,
-        B_col: int,
-        C: int,
-        C_row: int,
-        m: int,
-        n: int,
-        k: int,
-        rows: int,
-        columns: int,
-        first: int,
-        last: int,
-        c_item: int,
-    ) -> None:
-        lines = LINE_BYTES // number_bytes
-        sums = np.empty(rows * columns + lines, number)
-        packed_a = np.empty(min(rows, CHUNK) * PITCH + lines if pack_a != 0 else 1, number)
-        packed_b = np.empty(columns * DEPTH + lines if pack_b != 0 else 1, number)
-        a, b, c = packed_a.ctypes.data, packed_b.ctypes.data, sums.ctypes.data
-        # Every vector of a sliver on one line, and so those of a row of sums.
-        a, b, c = -a % LINE_BYTES + a, -b % LINE_BYTES + b, -c % LINE_BYTES + c
-        across = (n + columns - 1) // columns
-        for block in range(first, last):
-            i, j = block // across * rows, block % across * columns
-            height, breadth = min(rows, m - i), min(columns, n - j)
-            sums[:] = number(0)
-            for p in range(0, k, DEPTH):
-                depth = min(DEPTH, k - p)
-                if pack_b != 0:
-                    call(pack_b, B + p * B_row + j * B_col, B_col, B_row, breadth, depth, b)
+    sums = np.empty(rows * columns * number_bytes + LINE_BYTES, np.uint8)
+    room_a = min(rows, CHUNK) * PITCH * number_bytes if pack_a != 0 else 0
+    room_b = columns * DEPTH * number_bytes if pack_b != 0 else 0
+    packed_a = np.empty(room_a + LINE_BYTES, np.uint8)
+    packed_b = np.empty(room_b + LINE_BYTES, np.uint8)
+    a, b, c = packed_a.ctypes.data, packed_b.ctypes.data, sums.ctypes.data
+    # Every vector of a sliver on one line, and so those of a row of sums.
+    a, b, c = -a % LINE_BYTES + a, -b % LINE_BYTES + b, -c % LINE_BYTES + c
+    across = (n + columns - 1) // columns
+    for block in range(first, last):
+        i, j = block // across * rows, block % across * columns
+        height, breadth = min(rows, m - i), min(columns, n - j)
+        sums[:] = np.uint8(0)
+        for p in range(0, k, DEPTH):
+            depth = min(DEPTH, k - p)
+            if pack_b != 0:
+                call(pack_b, B + p * B_row + j * B_col, B_col, B_row, breadth, depth, b)
+            else:
+                b = B + (p * B_row + j * depth) * number_bytes
+            for top in range(i, i + height, CHUNK):
+                some = min(CHUNK, i + height - top)
+                if pack_a != 0:
+                    call(pack_a, A + top * A_row + p * A_col, A_row, A_col, some, depth, a)
                 else:
-                    b = B + (p * B_row + j * depth) * number_bytes
-                for top in range(i, i + height, CHUNK):
-                    some = min(CHUNK, i + height - top)
-                    if pack_a != 0:
-                        call(pack_a, A + top * A_row + p * A_col, A_row, A_col, some, depth, a)
-                    else:
-                        a = A + (p // DEPTH * A_row + top) * PITCH * number_bytes
-                    multiply_chunk(
-                        a, b, c + (top - i) * columns * number_bytes, some, breadth, depth, columns
-                    )
-            call(unpack, c, columns, C + i * C_row + j * c_item, C_row, height, breadth)
-        # Numba frees an array behind the place that names it last, whoever holds its address.
-        sums[0] = packed_a[0] = packed_b[0] = number(0)
-
-    return blocks
+                    a = A + (p // DEPTH * A_row + top) * PITCH * number_bytes
+                at = c + (top - i) * columns * number_bytes
+                enter(multiply, (a, b, at, some, breadth, depth, columns))
+        call(unpack, c, columns, C + i * C_row + j * c_item, C_row, height, breadth)
+    # Numba frees an array behind the place that names it last, whoever holds its address.
+    sums[0] = packed_a[0] = packed_b[0] = np.uint8(0)
 
 
-def block_kernel_names(problem: Problem, ready: Sides = NEITHER) -> tuple[str, bool, bool]:
-    """Return the arguments of `block_kernel` for a problem."""
+def chunk_entry(problem: Problem, ready: Sides = NEITHER) -> tuple[int, int]:
+    """Return the first arguments of `blocks` for a problem."""
+    working, narrow, whole_rows = chunk_kernel_names(problem, ready)
+    return chunk_kernel(working, narrow, whole_rows).entry(*[int] * 7), ITEMSIZE[working]
+
+
+def chunk_kernel_names(problem: Problem, ready: Sides = NEITHER) -> tuple[str, bool, bool]:
+    """Return the arguments of `chunk_kernel` for a problem.
+
+    The last tells whether the packing leaves rows of A whole (`pack_rows_kernel`).
+    """
     working = _cpu.problem_working_dtype(problem)
     whole_rows = ready[0] or unit_axis(problem.layout_a, 0) == "depth"
     return working, is_narrow(problem.n, working), whole_rows
@@ -141,7 +146,7 @@ def block_kernel_names(problem: Problem, ready: Sides = NEITHER) -> tuple[str, b
 
 def pack_addresses(problem: Problem, ready: Sides = NEITHER) -> tuple[int, int, int]:
     """Return the addresses of the kernels that pack A, pack B and store C; 0 of what is packed."""
-    working, narrow, whole_rows = block_kernel_names(problem, ready)
+    working, narrow, whole_rows = chunk_kernel_names(problem, ready)
     tile, (pack_a, pack_b) = register_tile(working, narrow), (0, 0)
     if whole_rows and not ready[0]:
         pack_a = pack_rows_kernel(problem.a, working, tile.rows, PITCH).address(6)
@@ -190,16 +195,16 @@ def _round_up(size: int, multiple: int) -> int:
 
 def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
     """Return ``run(A, B, C)``; `ready` operands come packed."""
-    names = block_kernel_names(problem, ready)
-    blocks, packing = block_kernel(*names), pack_addresses(problem, ready)
+    working = chunk_kernel_names(problem, ready)[0]
+    kernels = *chunk_entry(problem, ready), *pack_addresses(problem, ready)
     words = operand_words(problem, ready)
     m, n, k = problem.m, problem.n, problem.k
-    rows, columns = block_size(m, n, names[0], params["columns"], threads=1)
+    rows, columns = block_size(m, n, working, params["columns"], threads=1)
     count = -(-m // rows) * -(-n // columns)
 
     def run(A: Any, B: Any, C: np.ndarray[Any, Any]) -> None:
         blocks(
-            *packing,
+            *kernels,
             *words(A, B),
             _cpu.address(C),
             C.strides[0],

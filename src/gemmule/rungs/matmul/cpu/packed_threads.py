@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gemmule.backends.cpu.jit import kernel, unavailable
-from gemmule.backends.cpu.pool import Pooled, in_pool
+from gemmule.backends.cpu.pool import in_pool
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.packing import HostPacking
 from gemmule.core.problem import Problem
@@ -19,77 +18,79 @@ from gemmule.rungs.matmul.cpu._packed_operands import pack
 from gemmule.rungs.matmul.cpu.packed import (
     NEITHER,
     Sides,
-    block_kernel,
-    block_kernel_names,
     block_size,
+    blocks,
+    chunk_entry,
+    chunk_kernel_names,
     operand_words,
     pack_addresses,
 )
 
 
-@functools.cache
-def pooled_blocks(working: str, narrow: bool, whole_rows: bool) -> Pooled:
-    """Return `block_kernel` with a share for each of the blocks."""
-    blocks = block_kernel(working, narrow, whole_rows)
+@kernel
+def _block(
+    number: int,
+    multiply: int,
+    number_bytes: int,
+    pack_a: int,
+    pack_b: int,
+    unpack: int,
+    A: int,
+    A_row: int,
+    A_col: int,
+    B: int,
+    B_row: int,
+    B_col: int,
+    C: int,
+    C_row: int,
+    m: int,
+    n: int,
+    k: int,
+    rows: int,
+    columns: int,
+    c_item: int,
+) -> None:
+    """Compute one of the blocks."""
+    blocks(
+        multiply,
+        number_bytes,
+        pack_a,
+        pack_b,
+        unpack,
+        A,
+        A_row,
+        A_col,
+        B,
+        B_row,
+        B_col,
+        C,
+        C_row,
+        m,
+        n,
+        k,
+        rows,
+        columns,
+        number,
+        number + 1,
+        c_item,
+    )
 
-    @kernel
-    def block(
-        number: int,
-        pack_a: int,
-        pack_b: int,
-        unpack: int,
-        A: int,
-        A_row: int,
-        A_col: int,
-        B: int,
-        B_row: int,
-        B_col: int,
-        C: int,
-        C_row: int,
-        m: int,
-        n: int,
-        k: int,
-        rows: int,
-        columns: int,
-        c_item: int,
-    ) -> None:
-        blocks(
-            pack_a,
-            pack_b,
-            unpack,
-            A,
-            A_row,
-            A_col,
-            B,
-            B_row,
-            B_col,
-            C,
-            C_row,
-            m,
-            n,
-            k,
-            rows,
-            columns,
-            number,
-            number + 1,
-            c_item,
-        )
 
-    return in_pool(block, 17)
+_pooled_blocks = in_pool(_block, 19)
 
 
 def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
     """Return ``run(A, B, C)``; `ready` operands come packed."""
-    names = block_kernel_names(problem, ready)
-    pooled, packing = pooled_blocks(*names), pack_addresses(problem, ready)
+    working = chunk_kernel_names(problem, ready)[0]
+    kernels = *chunk_entry(problem, ready), *pack_addresses(problem, ready)
     words = operand_words(problem, ready)
     m, n, k = problem.m, problem.n, problem.k
 
     def run(A: Any, B: Any, C: np.ndarray[Any, Any]) -> None:
-        rows, columns = block_size(m, n, names[0], params["columns"], thread_count())
-        pooled(
+        rows, columns = block_size(m, n, working, params["columns"], thread_count())
+        _pooled_blocks(
             -(-m // rows) * -(-n // columns),
-            *packing,
+            *kernels,
             *words(A, B),
             _cpu.address(C),
             C.strides[0],

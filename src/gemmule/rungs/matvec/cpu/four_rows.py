@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.intrinsics import load, multiply_add, store
+from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
@@ -56,52 +56,49 @@ def rows_kernel(a: str, x: str, y: str, working: str) -> Kernel:
     return rows
 
 
-def batch_kernel(a: str, x: str, y: str, working: str) -> Kernel:
-    """Return `over_batch` of the rows kernel of these dtypes."""
-    return over_batch(rows_kernel(a, x, y, working))
+def rows_entry(rows: Kernel) -> int:
+    """Return the address by which `batch_rows` and others call a rows kernel."""
+    return rows.entry(*[int] * 7)
 
 
-@functools.cache
-def over_batch(rows: Kernel) -> Kernel:
-    """Return a rows kernel over rows ``first:last`` of all batch entries laid end to end.
+@kernel
+def batch_rows(
+    rows: int,
+    A: int,
+    A_batch: int,
+    step: int,
+    x: int,
+    x_batch: int,
+    y: int,
+    y_batch: int,
+    m: int,
+    n: int,
+    first: int,
+    last: int,
+) -> None:
+    """Call a rows kernel for the rows ``first:last`` of all batch entries laid end to end.
 
-    ``batch_rows(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last)``; the batch steps are
-    in bytes.
+    rows: its `rows_entry`; the batch steps are in bytes.
     """
-
-    @kernel
-    def batch_rows(
-        A: int,
-        A_batch: int,
-        step: int,
-        x: int,
-        x_batch: int,
-        y: int,
-        y_batch: int,
-        m: int,
-        n: int,
-        first: int,
-        last: int,
-    ) -> None:
-        at = first
-        while at < last:
-            entry = at // m
-            begin = at - entry * m
-            end = min(m, begin + last - at)
-            rows(A + entry * A_batch, step, x + entry * x_batch, y + entry * y_batch, n, begin, end)
-            at += end - begin
-
-    return batch_rows
+    at = first
+    while at < last:
+        entry = at // m
+        begin = at - entry * m
+        end = min(m, begin + last - at)
+        A_at, x_at, y_at = A + entry * A_batch, x + entry * x_batch, y + entry * y_batch
+        enter(rows, (A_at, step, x_at, y_at, n, begin, end))
+        at += end - begin
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``."""
     working = _cpu.problem_working_dtype(problem)
-    batch_rows = batch_kernel(problem.a, problem.b, problem.out, working)
+    rows = rows_entry(rows_kernel(problem.a, problem.b, problem.out, working))
     m, n, total = problem.m, problem.n, problem.batch * problem.m
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         batch_rows(
+            rows,
             _cpu.address(A),
             _cpu.batch_step(A, 2),
             A.strides[-2],

@@ -18,8 +18,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu import _streams
-from gemmule.rungs.matvec.cpu.four_rows import over_batch
-from gemmule.rungs.matvec.cpu.threads import bind_rows, in_shares
+from gemmule.rungs.matvec.cpu.threads import bind_rows
 
 ROWS = 2
 # A processor prefetches best what is read in order, in few places, page after page. So the two
@@ -69,8 +68,8 @@ def prefetched_kernel(a: str, x: str, y: str) -> Kernel:
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``."""
-    rows = over_batch(prefetched_kernel(problem.a, problem.b, problem.out))
-    return bind_rows(problem, in_shares(rows), params["shares_per_thread"])
+    rows = prefetched_kernel(problem.a, problem.b, problem.out)
+    return bind_rows(problem, rows, params["shares_per_thread"])
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:

@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu.intrinsics import enter
 from gemmule.backends.cpu.jit import kernel, unavailable
-from gemmule.backends.cpu.pool import SHARES_PER_THREAD, Pooled, in_pool, share_count
+from gemmule.backends.cpu.pool import SHARES_PER_THREAD, in_pool, share_count
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs.matvec.cpu.four_rows import rows_kernel
+from gemmule.rungs.matvec.cpu.four_rows import batch_rows, rows_entry, rows_kernel
 
 SHORTEST = 256  # elements of a row in a share
 
 
-@functools.cache
-def split_shares(a: str, x: str, working: str) -> Pooled:
-    """Return ``split(parts, A, step, x, partials, m, n, parts)``; partials: (parts, m), working."""
-    rows = rows_kernel(a, x, working, working)
-    item, x_item, number = ITEMSIZE[a], ITEMSIZE[x], ITEMSIZE[working]
+@kernel
+def _share(
+    part: int,
+    rows: int,
+    A: int,
+    step: int,
+    x: int,
+    partials: int,
+    m: int,
+    n: int,
+    parts: int,
+    item: int,
+    x_item: int,
+    number: int,
+) -> None:
+    """Call a rows kernel for one of `parts` shares of all rows; partials: (parts, m), working."""
+    begin, end = part * n // parts, (part + 1) * n // parts
+    sums = partials + part * m * number
+    enter(rows, (A + begin * item, step, x + begin * x_item, sums, end - begin, 0, m))
 
-    @kernel
-    def share(
-        part: int, A: int, step: int, x: int, partials: int, m: int, n: int, parts: int
-    ) -> None:
-        begin, end = part * n // parts, (part + 1) * n // parts
-        sums = partials + part * m * number
-        rows(A + begin * item, step, x + begin * x_item, sums, end - begin, 0, m)
 
-    return in_pool(share, 7)
+_split = in_pool(_share, 11)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``; rows too short to be shared are read whole."""
     working = _cpu.problem_working_dtype(problem)
-    split = split_shares(problem.a, problem.b, working)
-    rows = rows_kernel(problem.a, problem.b, problem.out, working)
+    into_sums = rows_entry(rows_kernel(problem.a, problem.b, working, working))
+    rows = rows_entry(rows_kernel(problem.a, problem.b, problem.out, working))
+    sizes = ITEMSIZE[problem.a], ITEMSIZE[problem.b], ITEMSIZE[working]
     m, n, nbytes = problem.m, problem.n, problem.compulsory_bytes
     per_thread: int = params["shares_per_thread"]
 
@@ -47,10 +55,11 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
         operands = (_cpu.address(A), A.strides[0], _cpu.address(x))
         parts = share_count(nbytes, n // SHORTEST, per_thread)
         if parts == 1:
-            rows(*operands, _cpu.address(y), n, 0, m)
+            A_at, step, x_at = operands
+            batch_rows(rows, A_at, 0, step, x_at, 0, _cpu.address(y), 0, m, n, 0, m)
             return
         partials = np.empty((parts, m), working)
-        split(parts, *operands, _cpu.address(partials), m, n, parts)
+        _split(parts, into_sums, *operands, _cpu.address(partials), m, n, parts, *sizes)
         _cpu.sum_partials(partials, y)
 
     return run

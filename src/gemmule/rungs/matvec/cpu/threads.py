@@ -5,68 +5,60 @@ One core fills about two thirds of the memory's pipe on the machine of the table
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
-from gemmule.backends.cpu.pool import SHARES_PER_THREAD, Pooled, in_pool, share_count
+from gemmule.backends.cpu.pool import SHARES_PER_THREAD, in_pool, share_count
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs.matvec.cpu.four_rows import batch_kernel
+from gemmule.rungs.matvec.cpu.four_rows import batch_rows, rows_entry, rows_kernel
 
 
-def pooled_rows(a: str, x: str, y: str, working: str) -> Pooled:
-    """Return `in_shares` of the batch kernel of these dtypes."""
-    return in_shares(batch_kernel(a, x, y, working))
+@kernel
+def _share(
+    part: int,
+    rows: int,
+    A: int,
+    A_batch: int,
+    step: int,
+    x: int,
+    x_batch: int,
+    y: int,
+    y_batch: int,
+    m: int,
+    n: int,
+    total: int,
+    parts: int,
+) -> None:
+    """Call `batch_rows` for one of `parts` equal shares of the rows."""
+    first, last = part * total // parts, (part + 1) * total // parts
+    batch_rows(rows, A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last)
 
 
-@functools.cache
-def in_shares(batch_rows: Kernel) -> Pooled:
-    """Return a batch kernel over `parts` equal shares of the rows.
-
-    ``f(parts, A, A_batch, step, x, x_batch, y, y_batch, m, n, total, parts)``
-    """
-
-    @kernel
-    def share(
-        part: int,
-        A: int,
-        A_batch: int,
-        step: int,
-        x: int,
-        x_batch: int,
-        y: int,
-        y_batch: int,
-        m: int,
-        n: int,
-        total: int,
-        parts: int,
-    ) -> None:
-        first, last = part * total // parts, (part + 1) * total // parts
-        batch_rows(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last)
-
-    return in_pool(share, 11)
+shared_rows = in_pool(_share, 12)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``."""
     names = (problem.a, problem.b, problem.out, _cpu.problem_working_dtype(problem))
-    return bind_rows(problem, pooled_rows(*names), params["shares_per_thread"])
+    return bind_rows(problem, rows_kernel(*names), params["shares_per_thread"])
 
 
-def bind_rows(problem: Problem, pooled: Pooled, per_thread: int) -> Callable[..., None]:
-    """Return ``run(A, x, y)`` by a batch kernel in shares, at most `per_thread` a thread."""
+def bind_rows(problem: Problem, kernel: Kernel, per_thread: int) -> Callable[..., None]:
+    """Return ``run(A, x, y)`` by a rows kernel in shares, at most `per_thread` a thread."""
+    rows = rows_entry(kernel)
     m, n, total = problem.m, problem.n, problem.batch * problem.m
     nbytes = problem.compulsory_bytes
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         parts = share_count(nbytes, total, per_thread)
-        pooled(
+        shared_rows(
             parts,
+            rows,
             _cpu.address(A),
             _cpu.batch_step(A, 2),
             A.strides[-2],

@@ -56,7 +56,7 @@ class ReadyToSpread:
             block_step=4 * blocks.columns,
             part_bytes=4 * self.part_floats,
         )
-        self.job = np.array(job, np.int64)
+        self.job = np.array([*job, kernels.panels], np.int64)
         self.product, self.steps = kernels.product.compiled, (kernels.share, kernels.join)
         self.place, self.on_arrays = address(self.job), kernels.on_arrays.compiled
 
@@ -98,6 +98,7 @@ def spread_rows_plainly(parts: Stored, x: NDArray[Any], y: NDArray[Any], *, thre
         address(y),
         address(room),
         shares,
+        *kernels.own,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmule.backends.cpu.atomics import unpacked_as
-from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.intrinsics import enter, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled
 from gemmule.rungs.quantized.cpu._operands import Stored, address, scale_dtype_of
@@ -31,6 +31,9 @@ class Matrix(NamedTuple):
     zeros: int
     scale_step: int
     group: int
+
+
+_matrix, _SIZE = unpacked_as(Matrix), len(Matrix._fields)
 
 
 def matrix_of(parts: Stored) -> Matrix:
@@ -282,13 +285,13 @@ def _segment_of_bytes(kind: Kind) -> Kernel:
 @functools.cache
 def four_rows_tasks(kind: Kind) -> Pooled:
     """Return `four_rows_kernel` in tasks: ``f(count, *A, even, odd, y, rows_per_task)``."""
-    serial, load_matrix, size = four_rows_kernel(kind), unpacked_as(Matrix), len(Matrix._fields)
+    rows = four_rows_kernel(kind)
+    return Pooled(_four_rows_task, lambda: rows.entry(Matrix, *[int] * 5))
 
-    @kernel
-    def task(at: int, number: int) -> None:
-        A, rows_per_task = load_matrix(at), _number(at, size + 3)
-        even, odd, y = _number(at, size), _number(at, size + 1), _number(at, size + 2)
-        low = number * rows_per_task
-        serial(A, even, odd, y, low, min(A.m, low + rows_per_task))
 
-    return Pooled(task)
+@kernel
+def _four_rows_task(at: int, number: int) -> None:
+    A, rows_per_task, rows = _matrix(at), _number(at, _SIZE + 3), _number(at, _SIZE + 4)
+    even, odd, y = _number(at, _SIZE), _number(at, _SIZE + 1), _number(at, _SIZE + 2)
+    low = number * rows_per_task
+    enter(rows, (A, even, odd, y, low, min(A.m, low + rows_per_task)))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gemmule.backends.cpu.atomics import packed, unpacked_as
-from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.intrinsics import enter, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled
 from gemmule.backends.cpu.shares import run_shares
@@ -16,6 +16,8 @@ from gemmule.core.problem import ITEMSIZE
 from gemmule.rungs.quantized.cpu._plain_kernels import Kind, Matrix, cast_kernel, number_kernels
 
 _byte, _number = load("uint8", "int32"), load("int64", "int64")
+_put = store("float32", "float32")
+_matrix, _SIZE = unpacked_as(Matrix), len(Matrix._fields)
 # Columns whose results one share joins, and columns of all parts that the caller joins alone.
 JOIN_COLUMNS = 2048
 JOIN_ALONE = 65536
@@ -57,16 +59,16 @@ def decode_kernel(kind: Kind) -> Kernel:
 @functools.cache
 def decode_tasks(kind: Kind) -> Pooled:
     """Return `decode_kernel` in tasks of 8 rows: ``f(count, *A, first, end, out, row_size)``."""
-    decode, load_matrix, size = decode_kernel(kind), unpacked_as(Matrix), len(Matrix._fields)
+    decode = decode_kernel(kind)
+    return Pooled(_decode_task, lambda: decode.entry(Matrix, int, int, int))
 
-    @kernel
-    def task(at: int, number: int) -> None:
-        A, first, end = load_matrix(at), _number(at, size), _number(at, size + 1)
-        out, row_size = _number(at, size + 2), _number(at, size + 3)
-        low = first + 8 * number
-        decode(A, low, min(end, low + 8), out + (low - first) * row_size)
 
-    return Pooled(task)
+@kernel
+def _decode_task(at: int, number: int) -> None:
+    A, first, end = _matrix(at), _number(at, _SIZE), _number(at, _SIZE + 1)
+    out, row_size, decode = _number(at, _SIZE + 2), _number(at, _SIZE + 3), _number(at, _SIZE + 4)
+    low = first + 8 * number
+    enter(decode, (A, low, min(end, low + 8), out + (low - first) * row_size))
 
 
 @functools.cache
@@ -120,33 +122,23 @@ def panel_kernel(kind: Kind) -> Kernel:
 class Spread(NamedTuple):
     """The product across the rows, and the addresses of its two steps in shares.
 
-    product: (pool, helpers, share, join, *A, x, y, room, parts); room: for the parts' results, each
-    with its even columns before its odd ones, in whole columns.
+    product: (pool, helpers, share, join, *A, x, y, room, parts, *own); room: for the parts'
+    results, each with its even columns before its odd ones, in whole columns; own: what the share
+    is told of the kind.
     """
 
     product: Kernel
     share: int
     join: int
+    own: tuple[int, int, int]
 
 
 @functools.cache
 def spread_kernels(kind: Kind) -> Spread:
     """Return the product of one kind of matrix, in one call from Python."""
-    panels, load_matrix, size = panel_kernel(kind), unpacked_as(Matrix), len(Matrix._fields)
+    load_matrix, size = _matrix, _SIZE
     get, put = load(kind.working, kind.working), store(kind.working, kind.working)
     item, sides = ITEMSIZE[kind.working], 8 // kind.bits
-    zero = np.dtype(kind.working).type(0)
-
-    @kernel
-    def share(at: int, part: int) -> None:
-        A, x = load_matrix(at), _number(at, size)
-        room, parts = _number(at, size + 2), _number(at, size + 3)
-        half = (A.n + sides - 1) // sides
-        sums = room + part * sides * half * item
-        for i in range(sides * half):
-            put(sums, i, zero)
-        low, high = A.m * part // parts, A.m * (part + 1) // parts
-        panels(A, x, sums, sums + half * item if sides == 2 else sums, low, high)
 
     @kernel
     def join(at: int, number: int) -> None:
@@ -173,4 +165,18 @@ def spread_kernels(kind: Kind) -> Spread:
         joins = (half + JOIN_COLUMNS - 1) // JOIN_COLUMNS
         run_shares(pool, helpers if parts * A.n > JOIN_ALONE else 0, join_at, at, joins)
 
-    return Spread(product, share.address(2), join.address(2))
+    panels = panel_kernel(kind).entry(Matrix, *[int] * 5)
+    return Spread(product, _share.address(2), join.address(2), (panels, sides, item))
+
+
+@kernel
+def _share(at: int, part: int) -> None:
+    A, x = _matrix(at), _number(at, _SIZE)
+    room, parts = _number(at, _SIZE + 2), _number(at, _SIZE + 3)
+    panels, sides, item = _number(at, _SIZE + 4), _number(at, _SIZE + 5), _number(at, _SIZE + 6)
+    half = (A.n + sides - 1) // sides
+    sums = room + part * sides * half * item
+    for i in range(sides * half * (item // 4)):
+        _put(sums, i, np.float32(0))
+    low, high = A.m * part // parts, A.m * (part + 1) // parts
+    enter(panels, (A, x, sums, sums + half * item if sides == 2 else sums, low, high))

@@ -45,8 +45,8 @@ class Ready(NamedTuple):
 class ReadyForVector:
     """What one vector's products with a matrix share.
 
-    matrix: `Ready.head` and the step of x in memory, at `place`. rooms: zero-filled room for a
-    vector's activations, with its address, for the next call.
+    matrix: `Ready.head`, the step of x and the rows kernel's entry in memory, at `place`. rooms:
+    zero-filled room for a vector's activations, with its address, for the next call.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class ReadyForVector:
     )
 
     def __init__(self, ready: Ready, kernels: VectorKernels, parts: Stored) -> None:
-        self.matrix = np.array([*ready.head, ready.x_step], np.int64)
+        self.matrix = np.array([*ready.head, ready.x_step, kernels.rows], np.int64)
         self.place, self.n, self.x_bytes = address(self.matrix), parts.n, ready.x_bytes
         self.product, self.share = kernels.product.compiled, kernels.share
         self.on_arrays = kernels.on_arrays.compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from gemmule.backends.cpu.atomics import unpacked_as
-from gemmule.backends.cpu.intrinsics import load
+from gemmule.backends.cpu.intrinsics import enter, load
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled
 
@@ -18,14 +18,20 @@ def in_tasks(rows: Kernel, kind: type) -> Pooled:
 
     kind: the job's class, a named tuple of integers with a field `m`, its number of rows.
     """
+    return Pooled(_task(kind), lambda: rows.entry(kind, int, int))
+
+
+@functools.cache
+def _task(kind: type) -> Kernel:
     load_job, size = unpacked_as(kind), len(kind._fields)  # type: ignore[attr-defined]
 
     @kernel
     def task(at: int, number: int) -> None:
-        job, rows_per_task = load_job(at), _number(at, size)
-        rows(job, number * rows_per_task, min(job.m, (number + 1) * rows_per_task))
+        job, rows_per_task, rows = load_job(at), _number(at, size), _number(at, size + 1)
+        low = number * rows_per_task
+        enter(rows, (job, low, min(job.m, low + rows_per_task)))
 
-    return Pooled(task)
+    return task
 
 
 def run_tasks(

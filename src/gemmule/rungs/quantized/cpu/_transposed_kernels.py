@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmule.backends.cpu.atomics import packed, unpacked, unpacked_as
-from gemmule.backends.cpu.intrinsics import load, store
+from gemmule.backends.cpu.intrinsics import enter, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.shares import run_shares
 from gemmule.backends.cpu.simd import LANES, ROWS, block_columns, has_wide_vectors
@@ -56,7 +56,8 @@ class Spread(NamedTuple):
     """The product across the rows, and the addresses of its two steps in shares.
 
     product: (pool, helpers, share, join, x, y, n, parts, room, job): the address of room for x in
-    fours and the parts' results, and that of a `PanelsJob`, whose x and y the kernel fills in.
+    fours and the parts' results, and that of a `PanelsJob`, whose x and y the kernel fills in, with
+    `panels` behind it.
     on_arrays: the same, given x, y and the room as arrays.
     """
 
@@ -64,23 +65,28 @@ class Spread(NamedTuple):
     on_arrays: Kernel
     share: int
     join: int
+    panels: int
+
+
+_load_job, _SIZE = unpacked_as(PanelsJob), len(PanelsJob._fields)
+
+
+@kernel
+def _share(at: int, part: int) -> None:
+    job, parts, panels = _load_job(at), _number(at, _SIZE), _number(at, _SIZE + 3)
+    quads = job.m // 4 + job.m % 4
+    low, high = quads * part // parts, quads * (part + 1) // parts
+    sums = job.y + part * job.part_bytes
+    for i in range(job.part_bytes // 4):
+        _put(sums, i, np.float32(0))
+    enter(panels, (job, low, high, sums))
 
 
 @functools.cache
 def spread_kernels(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Spread:
     """Return the product of one kind of matrix, in one call from Python."""
-    panels = panels_kernel(bits, pieces, scale_dtype, has_zeros)
-    load_job, load_words, size = unpacked_as(PanelsJob), unpacked(FIXED), len(PanelsJob._fields)
-
-    @kernel
-    def share(at: int, part: int) -> None:
-        job, parts = load_job(at), _number(at, size)
-        quads = job.m // 4 + job.m % 4
-        low, high = quads * part // parts, quads * (part + 1) // parts
-        sums = job.y + part * job.part_bytes
-        for i in range(job.part_bytes // 4):
-            _put(sums, i, np.float32(0))
-        panels(job, low, high, sums)
+    panels = panels_kernel(bits, pieces, scale_dtype, has_zeros).entry(PanelsJob, int, int, int)
+    load_words = unpacked(FIXED)
 
     @kernel
     def product(
@@ -95,11 +101,12 @@ def spread_kernels(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) ->
         room: int,
         job: int,
     ) -> None:
-        given = load_job(job)
+        given = _load_job(job)
         quads, blocks = given.m // 4 + given.m % 4, (given.row_bytes + 63) // 64
         in_fours(x, given.m, room)
         results = room + 16 * quads
-        rest = (room, results, given.block_step, given.part_bytes, parts, y, n)
+        panels_at = _number(job, _SIZE)
+        rest = (room, results, given.block_step, given.part_bytes, parts, y, n, panels_at)
         words = packed(load_words(job) + rest)
         run_shares(pool, helpers, share_at, words, parts)
         joins = (blocks + JOIN_BLOCKS - 1) // JOIN_BLOCKS
@@ -121,7 +128,7 @@ def spread_kernels(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) ->
         at, to, work = x.ctypes.data, y.ctypes.data, room.ctypes.data
         product(pool, helpers, share_at, join_at, at, to, n, parts, work, job)
 
-    return Spread(product, on_arrays, share.address(2), _join_kernel(bits).address(2))
+    return Spread(product, on_arrays, _share.address(2), _join_kernel(bits).address(2), panels)
 
 
 @kernel
@@ -141,7 +148,7 @@ def in_fours(x: int, m: int, room: int) -> None:
 def _join_kernel(bits: int) -> Kernel:
     """Return ``f(words, number)``: the sum of the parts of some blocks, in the order of columns."""
     columns = block_columns(bits)
-    load_job, size, width = unpacked_as(PanelsJob), len(PanelsJob._fields), columns // LANES
+    load_job, size, width = _load_job, _SIZE, columns // LANES
 
     @kernel
     def join(at: int, number: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.atomics import packed
-from gemmule.backends.cpu.intrinsics import load, prefetch
+from gemmule.backends.cpu.intrinsics import enter, load, prefetch
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled
 from gemmule.backends.cpu.shares import run_shares
@@ -69,12 +69,13 @@ class VectorKernels(NamedTuple):
     """The product with one vector, and the address of what computes a share of it.
 
     on_arrays: the product, given x and y as arrays, which costs a call half a microsecond less than
-    to find where they lie.
+    to find where they lie. rows: the entry of the kernel that a share calls.
     """
 
     product: Kernel
     on_arrays: Kernel
     share: int
+    rows: int
 
 
 @functools.cache
@@ -227,35 +228,12 @@ def vector_kernels(
 
     The product is called with (pool, helpers, share, matrix, room, x, y, n, shares): what
     `helpers_and_pool` returned, the share's address, that of the matrix's part of a `RowsJob`, as
-    64-bit numbers with the step of x behind them, and those of zero-filled room for x, of x and of
-    y. One call from Python, with plain numbers: a tuple costs 9 us more when nothing is cached.
-    Returns not 0, with nothing done, for an x that cannot be rounded.
+    64-bit numbers with the step of x and `rows` behind them, and those of zero-filled room for x,
+    of x and of y. One call from Python, with plain numbers: a tuple costs 9 us more when nothing is
+    cached. Returns not 0, with nothing done, for an x that cannot be rounded.
     """
     rows = rows_kernels(bits, 1, pieces, scale_dtype, has_zeros, integers).rows
     prepare = quantise_vector_kernel(bits) if integers else arrange_vector_kernel(bits)
-
-    @kernel
-    def share_of(words: int, share: int) -> None:
-        at, room = _number(words, 0), _number(words, 1)
-        y, shares = _number(words, 2), _number(words, 3)
-        job = RowsJob(
-            _number(at, 0),
-            _number(at, 1),
-            _number(at, 2),
-            _number(at, 3),
-            _number(at, 4),
-            _number(at, 5),
-            _number(at, 6),
-            _number(at, 7),
-            _number(at, 8),
-            room,
-            _number(at, 9),
-            1,
-            y,
-            4,
-            4,
-        )
-        rows(job, share * job.m // shares, (share + 1) * job.m // shares)
 
     @kernel
     def product(
@@ -288,4 +266,29 @@ def vector_kernels(
     ) -> Any:
         return product(pool, helpers, task, matrix, room, x.ctypes.data, y.ctypes.data, n, shares)
 
-    return VectorKernels(product, on_arrays, share_of.address(2))
+    return VectorKernels(product, on_arrays, _share_of.address(2), rows.entry(RowsJob, int, int))
+
+
+@kernel
+def _share_of(words: int, share: int) -> None:
+    at, room = _number(words, 0), _number(words, 1)
+    y, shares = _number(words, 2), _number(words, 3)
+    job = RowsJob(
+        _number(at, 0),
+        _number(at, 1),
+        _number(at, 2),
+        _number(at, 3),
+        _number(at, 4),
+        _number(at, 5),
+        _number(at, 6),
+        _number(at, 7),
+        _number(at, 8),
+        room,
+        _number(at, 9),
+        1,
+        y,
+        4,
+        4,
+    )
+    low, high = share * job.m // shares, (share + 1) * job.m // shares
+    enter(_number(at, 10), (job, low, high))

@@ -2,55 +2,58 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gemmule.backends.cpu.jit import kernel, unavailable
-from gemmule.backends.cpu.pool import Pooled, in_pool, share_count
+from gemmule.backends.cpu.pool import in_pool, share_count
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs.vecmat.cpu.panels import WIDTHS, batch_kernel, columns_s
+from gemmule.rungs.vecmat.cpu.panels import (
+    WIDTHS,
+    batch_panels,
+    columns_s,
+    panels_entry,
+    panels_kernel,
+)
 
 SHARE_MULTIPLE = 64  # a share of y begins on its own cache line
 SHARES_PER_THREAD = 2  # long shares: every column is a stretch of memory of its own
 
 
-@functools.cache
-def pooled_panels(a: str, x: str, y: str, working: str) -> Pooled:
-    """Return `batch_kernel` in shares of y, each `share` elements, a multiple of 64."""
-    batch_panels = batch_kernel(a, x, y, working)
+@kernel
+def _one_share(
+    part: int,
+    panels: int,
+    A: int,
+    A_batch: int,
+    step: int,
+    x: int,
+    x_batch: int,
+    y: int,
+    y_batch: int,
+    m: int,
+    n: int,
+    total: int,
+    share: int,
+    width: int,
+    item: int,
+) -> None:
+    """Call `batch_panels` for one share of y, of `share` elements, a multiple of 64."""
+    first, last = part * share, min(total, (part + 1) * share)
+    batch_panels(panels, A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last, width, item)
 
-    @kernel
-    def one_share(
-        part: int,
-        A: int,
-        A_batch: int,
-        step: int,
-        x: int,
-        x_batch: int,
-        y: int,
-        y_batch: int,
-        m: int,
-        n: int,
-        total: int,
-        share: int,
-        width: int,
-        item: int,
-    ) -> None:
-        first, last = part * share, min(total, (part + 1) * share)
-        batch_panels(A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last, width, item)
 
-    return in_pool(one_share, 13)
+_shared_panels = in_pool(_one_share, 14)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``."""
     working = _cpu.problem_working_dtype(problem)
-    pooled = pooled_panels(problem.a, problem.b, problem.out, working)
+    panels = panels_entry(panels_kernel(problem.a, problem.b, problem.out, working))
     m, n, total = problem.m, problem.n, problem.batch * problem.m
     width: int = min(params["width"], max(m, 1))
     nbytes = problem.compulsory_bytes
@@ -58,8 +61,9 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         parts = share_count(nbytes, total // SHARE_MULTIPLE, SHARES_PER_THREAD)
         share = -(-total // (parts * SHARE_MULTIPLE)) * SHARE_MULTIPLE
-        pooled(
+        _shared_panels(
             -(-total // share),
+            panels,
             _cpu.address(A),
             _cpu.batch_step(A, 2),
             A.strides[-1],

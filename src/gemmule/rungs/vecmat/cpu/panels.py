@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.intrinsics import load, multiply_add, store
+from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
@@ -91,57 +91,52 @@ def panels_kernel(a: str, x: str, y: str, working: str) -> Kernel:
     return panels
 
 
-@functools.cache
-def batch_kernel(a: str, x: str, y: str, working: str) -> Kernel:
-    """Return `panels_kernel` over elements ``first:last`` of all batch entries laid end to end."""
-    panels = panels_kernel(a, x, y, working)
+def panels_entry(panels: Kernel) -> int:
+    """Return the address by which `batch_panels` and others call a panels kernel."""
+    return panels.entry(*[int] * 9)
 
-    @kernel
-    def batch_panels(
-        A: int,
-        A_batch: int,
-        step: int,
-        x: int,
-        x_batch: int,
-        y: int,
-        y_batch: int,
-        m: int,
-        n: int,
-        first: int,
-        last: int,
-        width: int,
-        item: int,
-    ) -> None:
-        at = first
-        while at < last:
-            entry = at // m
-            begin = at - entry * m
-            end = min(m, begin + last - at)
-            panels(
-                A + entry * A_batch,
-                step,
-                x + entry * x_batch,
-                y + entry * y_batch,
-                n,
-                begin,
-                end,
-                width,
-                item,
-            )
-            at += end - begin
 
-    return batch_panels
+@kernel
+def batch_panels(
+    panels: int,
+    A: int,
+    A_batch: int,
+    step: int,
+    x: int,
+    x_batch: int,
+    y: int,
+    y_batch: int,
+    m: int,
+    n: int,
+    first: int,
+    last: int,
+    width: int,
+    item: int,
+) -> None:
+    """Call a panels kernel for elements ``first:last`` of all batch entries laid end to end.
+
+    panels: its `panels_entry`; the batch steps are in bytes.
+    """
+    at = first
+    while at < last:
+        entry = at // m
+        begin = at - entry * m
+        end = min(m, begin + last - at)
+        A_at, x_at, y_at = A + entry * A_batch, x + entry * x_batch, y + entry * y_batch
+        enter(panels, (A_at, step, x_at, y_at, n, begin, end, width, item))
+        at += end - begin
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``."""
     working = _cpu.problem_working_dtype(problem)
-    batch_panels = batch_kernel(problem.a, problem.b, problem.out, working)
+    panels = panels_entry(panels_kernel(problem.a, problem.b, problem.out, working))
     m, n, total = problem.m, problem.n, problem.batch * problem.m
     width: int = min(params["width"], max(m, 1))
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         batch_panels(
+            panels,
             _cpu.address(A),
             _cpu.batch_step(A, 2),
             A.strides[-1],

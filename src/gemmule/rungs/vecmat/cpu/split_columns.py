@@ -2,45 +2,60 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu.intrinsics import enter
 from gemmule.backends.cpu.jit import kernel, unavailable
-from gemmule.backends.cpu.pool import Pooled, in_pool, share_count
+from gemmule.backends.cpu.pool import in_pool, share_count
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs.vecmat.cpu.panels import WIDTHS, columns_s, panels_kernel
+from gemmule.rungs.vecmat.cpu.panels import (
+    WIDTHS,
+    batch_panels,
+    columns_s,
+    panels_entry,
+    panels_kernel,
+)
 
 SHARES_PER_THREAD = 4
 SUMS_SHARE = 16  # a share reads so many times the bytes of its own sums
 
 
-@functools.cache
-def split_shares(a: str, x: str, working: str) -> Pooled:
-    """Return ``split(parts, A, step, x, partials, m, n, parts, width)``; partials: (parts, m)."""
-    panels = panels_kernel(a, x, working, working)
-    item, x_item, number = ITEMSIZE[a], ITEMSIZE[x], ITEMSIZE[working]
+@kernel
+def _share(
+    part: int,
+    panels: int,
+    A: int,
+    step: int,
+    x: int,
+    partials: int,
+    m: int,
+    n: int,
+    parts: int,
+    width: int,
+    item: int,
+    x_item: int,
+    number: int,
+) -> None:
+    """Call a panels kernel for one of `parts` shares of the columns; partials: (parts, m)."""
+    begin, end = part * n // parts, (part + 1) * n // parts
+    A_at, x_at, sums = A + begin * step, x + begin * x_item, partials + part * m * number
+    enter(panels, (A_at, step, x_at, sums, end - begin, 0, m, width, item))
 
-    @kernel
-    def share(
-        part: int, A: int, step: int, x: int, partials: int, m: int, n: int, parts: int, width: int
-    ) -> None:
-        begin, end = part * n // parts, (part + 1) * n // parts
-        sums = partials + part * m * number
-        panels(A + begin * step, step, x + begin * x_item, sums, end - begin, 0, m, width, item)
 
-    return in_pool(share, 8)
+_split = in_pool(_share, 12)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``; columns too few to be shared are read by the caller."""
     working = _cpu.problem_working_dtype(problem)
-    split = split_shares(problem.a, problem.b, working)
-    panels = panels_kernel(problem.a, problem.b, problem.out, working)
+    into_sums = panels_entry(panels_kernel(problem.a, problem.b, working, working))
+    panels = panels_entry(panels_kernel(problem.a, problem.b, problem.out, working))
+    sizes = ITEMSIZE[problem.a], ITEMSIZE[problem.b], ITEMSIZE[working]
     m, n, nbytes = problem.m, problem.n, problem.compulsory_bytes
     width: int = min(params["width"], max(m, 1))
     fewest = SUMS_SHARE * ITEMSIZE[working] // ITEMSIZE[problem.a]
@@ -49,10 +64,12 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
         operands = (_cpu.address(A), A.strides[1], _cpu.address(x))
         parts = share_count(nbytes, n // fewest, SHARES_PER_THREAD)
         if parts == 1:
-            panels(*operands, _cpu.address(y), n, 0, m, width, A.itemsize)
+            A_at, step, x_at = operands
+            y_at, item = _cpu.address(y), A.itemsize
+            batch_panels(panels, A_at, 0, step, x_at, 0, y_at, 0, m, n, 0, m, width, item)
             return
         partials = np.empty((parts, m), working)
-        split(parts, *operands, _cpu.address(partials), m, n, parts, width)
+        _split(parts, into_sums, *operands, _cpu.address(partials), m, n, parts, width, *sizes)
         _cpu.sum_partials(partials, y)
 
     return run
