@@ -7,7 +7,6 @@ A sample of signatures runs on each rung; the whole matrix runs on a device
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import math
 import mmap
@@ -21,12 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import compiled
 from cuda_emulation import Emulator, sampled, sampled_kernels
 from cuemu.toolchain import missing_tools
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.registry import cuda_rungs
-from gemmule.core.rung import CUDA_ARCHS, Rung
+from gemmule.core.rung import CUDA_ARCHS, CudaRung, Rung
 from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import make_inputs
@@ -288,39 +288,36 @@ def test_the_chain_counts_whole_turns(n: int, adds: int) -> None:
     assert chain >= adds + 2 + 15
 
 
-@functools.cache
-def variants(rung: Rung) -> tuple[proofs.Variant, ...]:
-    """Return a rung's variants without their launches, which fill memory."""
-    return tuple(replace(variant, launches=()) for variant in proofs.variants(rung))
-
-
-def heaviest(rung: Rung, arch: str) -> proofs.Variant:
-    """Return a variant of a rung with one of its kernels, others for each architecture.
-
-    Few instances need as many registers as the last ones do, since parameters are declared in
-    rising order. The whole matrix: gemmule verify --stale.
-    """
-    of_rung = variants(rung)
-    turn = len(rung.name) + CUDA_ARCHS.index(arch)
-    variant = of_rung[turn % len(of_rung)]
-    heavy = variant.kernels[-2:]
-    return replace(variant, kernels=(heavy[turn // len(of_rung) % len(heavy)],))
-
-
 @pytest.mark.parametrize("arch", CUDA_ARCHS)
 @pytest.mark.parametrize("rung", RUNGS)
-def test_compiles_without_spills(rung: Rung, arch: str) -> None:
+def test_compiles_without_spills(rung: CudaRung, arch: str) -> None:
+    """Built where these inputs are not on record, and of each rung for one architecture anyway."""
     if arch not in rung.archs:
         pytest.skip(f"{rung.name} is not declared for {arch}")
-    variant = heaviest(rung, arch)
-    module, report = nvrtc.build(rung.source_path, variant.kernels, arch, variant.defines)
-    found = list(nvrtc.resources(report))
-    assert len(found) >= len(variant.kernels), "ptxas reports every kernel"
-    told = {r.symbol: r.shared_bytes for r in found}
-    for name, nbytes in nvrtc.static_shared(module).items():
-        assert nbytes == told[module.symbols[name]], f"static shared memory of {name}"
-    spilled = [r for r in found if r.spill_bytes]
-    assert rung.spills or not spilled, spilled
+    known = compiled.on_record(rung, arch)
+    if known is None or arch == rung.archs[len(rung.name) % len(rung.archs)]:
+        made = compiled.build(rung, arch)
+        assert known in (made, None), "false: delete the line and run python tools/rebuild.py"
+        known = made
+    assert known.shared_bytes == known.told_shared_bytes
+    assert rung.spills or not known.spill_bytes, known
+
+
+def test_what_is_on_record_is_of_these_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rung,) = (r for r in cuda_rungs() if r.name == "p_threads")
+    assert list(compiled.update([rung.name], tmp_path)) == [compiled.path_of(rung, tmp_path)]
+    assert list(compiled.update([rung.name], tmp_path)) == []
+    lines = [compiled.on_record(rung, arch, tmp_path) for arch in rung.archs]
+    assert [line and line.arch for line in lines] == list(rung.archs)
+    assert len({line and line.inputs for line in lines}) == len(rung.archs)
+    with monkeypatch.context() as changed:
+        changed.setattr(nvrtc, "compiler_version", lambda: "1.2")
+        assert not any(compiled.on_record(rung, arch, tmp_path) for arch in rung.archs)
+    path = compiled.path_of(rung, tmp_path)
+    path.write_text(path.read_text().replace('"spill_bytes": 0', '"spill_bytes": "0"'))
+    assert compiled.on_record(rung, rung.archs[0], tmp_path) is None
 
 
 def test_a_spill_is_seen(tmp_path: Path) -> None:

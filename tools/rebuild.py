@@ -2,18 +2,21 @@
 
 ``gemmule verify --stale --check`` asks for the cubin of every proved variant; a build that is on
 record under ``evidence/built`` it need not repeat. Run this after an edit of kernels or of headers:
-only rungs whose inputs changed are built. Nothing here proves anything: a cubin that no GPU proved
-is as stale as before.
+only rungs whose inputs changed are built. What a kernel of each rung compiles to for every
+architecture (`compiled`) is brought up to date too. Nothing here proves anything: a cubin that no
+GPU proved is as stale as before.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import compiled
 from gemmule.core.rung import CudaRung
 from gemmule.lab.verify import proofs
 from gemmule.storage import built, evidence
@@ -47,5 +50,6 @@ def _is_current(path: Path, rung: CudaRung) -> bool:
 
 
 if __name__ == "__main__":
-    for changed in update(sys.argv[1:], evidence.folder()):
+    named = sys.argv[1:]
+    for changed in itertools.chain(update(named, evidence.folder()), compiled.update(named)):
         print(f"wrote {changed}", flush=True)

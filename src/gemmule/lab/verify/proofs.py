@@ -204,14 +204,14 @@ def _cubin_digest(variant: Variant, anew: bool) -> str:
     return module.digest()
 
 
-def inputs_digest(variant: Variant) -> str:
-    """Return a digest of all that a variant's cubin depends on."""
+def inputs_digest(variant: Variant, arch: str | None = None) -> str:
+    """Return a digest of all that a variant's cubin depends on; arch: else the proofs' own."""
     text = json.dumps(
         [
             sources.kernel_digest(variant.rung),
             variant.kernels,
             variant.defines,
-            PROOF_ARCH,
+            PROOF_ARCH if arch is None else arch,
             nvrtc.recipe(),
         ]
     )
