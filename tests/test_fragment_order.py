@@ -111,3 +111,24 @@ def test_fewer_columns_than_a_pass_whose_lines_come_as_they_lie(name: str) -> No
         trial = Trial(problem, rung.check_params(problem, None), "integers", "contiguous", seed)
         verdict = judge_trial(rung, trial, Emulator(seed).run)
         assert verdict.ok, verdict.text
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "winner"),
+    [
+        (8192, 8192, "fragment_columns"),
+        (11008, 4096, "warpgroup_columns"),
+        (16384, 16384, "warpgroup_columns"),
+        (4096, 4096, "staged_fragments"),
+    ],
+)
+def test_sixteen_columns_go_where_they_were_quickest(m: int, k: int, winner: str) -> None:
+    """One H200: 17.1 for 17.6, 14.5 for 17.2, 43.6 for 54.6, and 7.7 for 9.3 us."""
+    quant = QuantSpec(4, 128, True, "mma16", "float32", False)
+    halves = {"a": "uint4", "b": "float16", "out": "float16"}
+    problem = Problem("matmul", m, 16, k, quant=quant, layout_b="col", **halves)
+    names = ("fragment_columns", "staged_fragments", "warpgroup_columns")
+    machine = replace(proofs.proof_machine(), units=132)
+    rungs = [rung for rung in cuda_rungs() if rung.name in names]
+    found = [(s.expected_s, r.name) for r in rungs if (s := r.suggest(problem, machine))]
+    assert min(found)[1] == winner
