@@ -12,10 +12,12 @@ import pytest
 
 from gemmule.core.problem import Problem
 from gemmule.core.registry import OPS, ladder
+from gemmule.core.rung import CudaRung
 from gemmule.lab.bench import ladder_times
 from gemmule.lab.profile.counters import METRICS, Counted
 from gemmule.lab.records.rows import Row, Speedup, Times
-from gemmule.lab.report.ladder_table import before
+from gemmule.lab.report.ladder_table import before, examples, rows
+from gemmule.storage import evidence
 from pages import build, cuda_pages, ladder_tables, newest
 from pages.cuda_pages import page, picture
 from pages.excerpts import MOST_LINES, Telling, docstring, excerpt, marked, telling
@@ -32,6 +34,21 @@ drawn = pytest.mark.parametrize(("op", "name"), DRAWN, ids=[f"{o}-{n}" for o, n 
 
 def text_of(op: str) -> str:
     return (ROOT / page(op)).read_text("utf-8")
+
+
+@named
+def test_every_rung_has_an_example(op: str, rung) -> None:
+    """Else the table could say neither what it sums in nor whether it is proved."""
+    assert next(examples(rung, 4096), None) is not None
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_table_calls_proved_what_is_on_record(op: str) -> None:
+    on_record = {(one.folder, one.rung) for one in evidence.read()}
+    for row, rung in zip(rows(op, "cuda", 4096, here=False), ladder(op, "cuda"), strict=True):
+        if isinstance(rung, CudaRung):
+            proved = (rung.folder, rung.name) in on_record
+            assert (row.rung, row.proof != "unproved") == (rung.name, proved)
 
 
 @named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmule import backends
 from gemmule.core.problem import Problem, QuantSpec
@@ -15,11 +15,13 @@ from gemmule.storage import evidence
 
 # What workspaces of CUDA rungs are computed for where no GPU is present: the H200 of the evidence.
 REFERENCE_GPU = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.8e12, 50 << 20, 227 << 10)
+CODE_LAYOUTS = ("row", "mma16")
+FEW = 8  # rows or columns, of examples for rungs that take no square ones
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rung as strings; sizes in bytes, None where the rung takes no square problem of ours."""
+    """One rung as strings; sizes in bytes, None where the rung takes no example of ours."""
 
     rung: str
     technique: str
@@ -88,33 +90,33 @@ def _row(rung: Rung, machine: Machine, size: int, here: bool) -> Row:
 
 
 def examples(rung: Rung, size: int) -> Iterator[Problem]:
-    """Yield square problems that the rung takes, in the order it declares its dtypes."""
+    """Yield problems that the rung takes, in the order it declares its dtypes.
+
+    Square ones, or else such of few columns, or of few rows.
+    """
+    for m, n in ((size, size), (size, FEW), (FEW, size)):
+        taken = [one for one in _problems(rung, m, n, size) if rung.mismatch(one) is None]
+        if taken:
+            yield from taken
+            return
+
+
+def _problems(rung: Rung, m: int, n: int, size: int) -> Iterator[Problem]:
+    k = size if rung.op == "matmul" else 1
+    layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
     for (a, b, out), layout in itertools.product(rung.signatures, rung.layouts):
-        k = size if rung.op == "matmul" else 1
-        for spec in _quant_specs(a) if rung.quantized else [None]:
-            for layout_b in rung.layouts_b if rung.op == "matmul" else ("row",):
-                problem = Problem(
-                    rung.op,
-                    size,
-                    size,
-                    k,
-                    a=a,
-                    b=b,
-                    out=out,
-                    layout_a=layout,
-                    layout_b=layout_b,
-                    quant=spec,
-                )
-                if rung.mismatch(problem) is None:
-                    yield problem
+        specs = _quant_specs(a) if rung.quantized else [None]
+        for spec, layout_b in itertools.product(specs, layouts_b):
+            plain = Problem(rung.op, m, n, k, a=a, b=b, out=out, quant=spec)
+            yield replace(plain, layout_a=layout, layout_b=layout_b)
 
 
 def _quant_specs(code: str) -> Iterator[QuantSpec]:
     bits = int(code.removeprefix("uint"))
-    options = itertools.product((128, -1, None), (False, True), (False, True), ("float", "int8"))
-    for group, zeros, turned, activations in options:
+    options = (CODE_LAYOUTS, (128, -1, None), (False, True), (False, True), ("float", "int8"))
+    for layout, group, zeros, turned, activations in itertools.product(*options):
         yield QuantSpec(
-            bits, group, zeros, "row", "float16", transposed=turned, activations=activations
+            bits, group, zeros, layout, "float16", transposed=turned, activations=activations
         )
 
 
