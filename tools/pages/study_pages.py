@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import html
 import re
 from collections.abc import Iterator
@@ -96,9 +97,8 @@ def _spread(rows: Rows) -> Iterator[str]:
 
 def _measured(rows: Rows) -> str:
     """Return where and when the rows were measured."""
-    lines = []
+    lines, counts = [], collections.Counter(row.environment for row in rows)
     for environment in rows.environments.values():
-        count = sum(row.environment == environment.id for row in rows)
-        when = environment.timestamp[:10]
+        count, when = counts[environment.id], environment.timestamp[:10]
         lines.append(f"- {environment.device}: {count} rows, {when}, {environment.system}")
     return "\n".join(lines) or "Not measured yet: `gemmule study --evidence evidence/`."

@@ -118,11 +118,17 @@ class Rows(Sequence[StudyRow]):
             and (temperature is None or row.temperature == temperature)
             and all(row.case.get(k) == v for k, v in case.items())
         ]
-        return Rows(found, self.environments)
+        return self._only(found)
 
     def timed(self) -> Rows:
         """Return the rows with times."""
-        return Rows((r for r in self._rows if r.times_us is not None), self.environments)
+        return self._only([row for row in self._rows if row.times_us is not None])
+
+    def _only(self, some: list[StudyRow]) -> Rows:
+        """Return some of these rows, whose keys differ and need not be made again."""
+        rows = Rows((), self.environments)
+        rows._rows = tuple(some)
+        return rows
 
     def names(self) -> tuple[str, ...]:
         """Return the implementations, in the order of the file."""

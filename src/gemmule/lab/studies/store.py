@@ -25,10 +25,10 @@ def take(path: Path, other: Path, seed: str) -> int:
     both = Rows((*here, *there), {**here.environments, **there.environments})
     used = {row.environment for row in both}
     first = {row.environment: index for index, row in reversed(list(enumerate(both)))}
-    environments = [e for name, e in both.environments.items() if name in used]
+    environments = {name: e for name, e in both.environments.items() if name in used}
     ordered: list[Environment | StudyRow] = []
-    for environment in sorted(environments, key=lambda e: first[e.id]):
-        ordered += [environment, *(row for row in both if row.environment == environment.id)]
+    for name in sorted(environments, key=lambda name: first[name]):
+        ordered += [environments[name], *(row for row in both if row.environment == name)]
     log.replace(path, "study", ordered)
     return len(there)
 
