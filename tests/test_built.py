@@ -26,7 +26,9 @@ from gemmule.storage.atomic import replace_text
 pytestmark = pytest.mark.skipif(not proofs.is_pinned(), reason="needs the pinned NVRTC")
 
 
-MOST_KERNELS = 16  # built in a test, each for 0.2 s and more
+# Built in a test, each for 0.2 s and more. Of every rung test_cuda_rungs builds one kernel anew,
+# and compares its cubin with the one on record.
+MOST_KERNELS = 13
 RECORDS = list(evidence.read())
 PROVED = {(record.folder, record.rung) for record in RECORDS}
 RUNGS = [

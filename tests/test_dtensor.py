@@ -30,7 +30,6 @@ from torch.distributed.tensor import (  # noqa: E402
     distribute_tensor,
     init_device_mesh,
 )
-from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 
 from gemmule.torch import sharded  # noqa: E402
 
@@ -57,6 +56,13 @@ QUIET = [
     ("matmul", Shard(1), Shard(0), Partial()),
 ]
 SHAPES = {"matvec": ((8, 6), (6,)), "vecmat": ((6,), (6, 8)), "matmul": ((8, 6), (6, 5))}
+
+
+def messages_sent() -> Any:
+    """Return PyTorch's counter of messages, whose module brings its compilers: 2 s to import."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    return CommDebugMode()
 
 
 def sample(shape: Any, seed: int) -> Any:
@@ -90,7 +96,7 @@ def rank_of(rank: int, port: int) -> None:
 def quiet_product(op: str, left: Any, right: Any, wanted: Any, mesh: Any) -> None:
     a, b = (sample(shape, seed) for seed, shape in enumerate(SHAPES[op]))
     given = distribute_tensor(a, mesh, [left]), distribute_tensor(b, mesh, [right])
-    with CommDebugMode() as messages:
+    with messages_sent() as messages:
         result = OURS[op](*given)
     assert messages.get_total_counts() == 0, (op, left, right)
     assert result.placements == (wanted,), (op, left, right, result.placements)
@@ -132,7 +138,7 @@ def quiet_shards(mesh: Any) -> None:
     exact = torch.from_numpy(Q.dequantize("float64")) @ x
     for dim, given, wanted in ((0, Replicate(), Shard(0)), (1, Shard(0), Partial())):
         part, placed = Q.shard(dim, mesh), distribute_tensor(x, mesh, [given])
-        with CommDebugMode() as messages:
+        with messages_sent() as messages:
             result = gm.matvec(part, placed)
         assert messages.get_total_counts() == 0
         assert result.placements == (wanted,)
