@@ -20,12 +20,16 @@ class HostRun:
     """A `Run` that needs no more of its operands than their host arrays.
 
     packed: names of rungs, of A and of B: what those packed of a prepared operand stands for the
-    array (`gemmule.arrays.prepared.PreparedMatrix.packed`).
+    array (`gemmule.arrays.prepared.PreparedMatrix.packed`). bound: what makes a shorter way of the
+    product for operands like two given ones: (a, b) -> the product, or None: nothing was done.
+    fresh: (a, b) -> the product, where that is quicker than to fill a result.
     """
 
     product: Callable[[Any, Any, Any], None]  # (a, b, out): out = a b
     scaled: Callable[[Any, Any, Any, complex, complex], None]  # out = alpha a b + beta out
     packed: tuple[str | None, str | None] = (None, None)
+    bound: Callable[[Any, Any], Callable[[Any, Any], Any | None] | None] | None = None
+    fresh: Callable[[Any, Any], Any] | None = None
 
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
         """Set out = alpha * product + beta * out."""

@@ -48,6 +48,7 @@ def _of_arity(define: Callable[..., Any], arguments: int) -> Callable[..., Any]:
         1: lambda typing_context, a: define(typing_context, a),
         2: lambda typing_context, a, b: define(typing_context, a, b),
         3: lambda typing_context, a, b, c: define(typing_context, a, b, c),
+        5: lambda typing_context, a, b, c, d, e: define(typing_context, a, b, c, d, e),
     }
     return forms[arguments]
 
@@ -151,6 +152,19 @@ def _call_int(builder: Any, function: Any, first: Any, second: Any) -> None:
 
 # f(function, first, second): call the C function at `function`, which returns an int.
 call_int = _define("call_int", 3, _call_int)
+
+
+def _call_word(builder: Any, function: Any, *words: Any) -> Any:
+    from llvmlite import ir
+
+    word = ir.IntType(64)
+    kind = ir.FunctionType(word, [word] * len(words))
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), words)
+
+
+# f(function, a, b, c, d): call the C function at `function`, which takes up to four words and
+# returns one; where words are passed in registers, those that it does not take do no harm.
+call_word = _define("call_word", 5, _call_word)
 
 
 @intrinsic

@@ -89,6 +89,27 @@ def _of_numpy(maps: Iterable[str]) -> list[str]:
     return ours or sorted(path for path in paths if not re.search(r"/scipy(/\.|\.)libs/", path))
 
 
+@functools.cache
+def routine(name: str) -> int | None:
+    """Return the address of a routine of NumPy's OpenBLAS, or None where there is none to be sure.
+
+    name: as in C, without what this build puts before and behind it.
+    """
+    paths = _libraries() if sys.platform == "linux" and platform.machine() == "x86_64" else []
+    if len(paths) != 1:
+        return None
+    try:
+        library = ctypes.CDLL(paths[0])
+    except OSError:
+        return None
+    for prefix in _PREFIXES:
+        for suffix in _SUFFIXES:
+            if hasattr(library, f"{prefix}openblas_get_config{suffix}"):
+                found = getattr(library, f"{prefix}{name}{suffix}", None)
+                return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
+    return None
+
+
 def _team_of(path: str) -> Team | str:
     name = path.rsplit("/", 1)[-1]
     try:
@@ -130,11 +151,14 @@ def _team_in(library: ctypes.CDLL, config: str, parallel: int) -> Team | str:
 
 
 def write_entries(room: memoryview, address: int, count: int, routine: int, arguments: int) -> None:
-    """Fill `count` queue entries at `address`, whose memory is `room`, each linked to the next."""
+    """Fill `count` queue entries at `address`, whose memory is `room`, each linked to the next.
+
+    Each calls the routine with an argument of one more than the entry before.
+    """
     words = np.frombuffer(room, np.int64).reshape(count, ENTRY_BYTES // 8)
     words[:] = 0
     words[:, _ROUTINE_AT // 8] = routine
-    words[:, _ARGUMENTS_AT // 8] = arguments
+    words[:, _ARGUMENTS_AT // 8] = arguments + np.arange(count)
     words[:, NEXT_AT // 8] = address + ENTRY_BYTES * np.arange(1, count + 1)
     words[-1, NEXT_AT // 8] = 0
     words[:, _MODE_AT // 8] = _PTHREAD

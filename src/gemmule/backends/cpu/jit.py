@@ -148,16 +148,17 @@ class Kernel:
             self._launch_freely = _layer_is_thread_safe()
         return result
 
-    def address(self, arguments: int) -> int:
+    def address(self, arguments: int, *, returns: bool = False) -> int:
         """Return the address of the kernel as a C function of so many int64, compiling it.
 
-        Another kernel calls it through `gemmule.backends.cpu.intrinsics.call`: one compiled caller
-        then serves many callees. The function lives as long as this kernel.
+        returns: it returns an int64, else nothing. Another kernel calls it through
+        `gemmule.backends.cpu.intrinsics.call`: one compiled caller then serves many callees. The
+        function lives as long as this kernel.
         """
         with fork.WHOLE:
             int64, void = _numba().int64, _numba().void
             made = self.compiled_for("c")
-            result = made.get_compile_result(void(*[int64] * arguments))
+            result = made.get_compile_result((int64 if returns else void)(*[int64] * arguments))
             name = result.fndesc.llvm_cfunc_wrapper_name
             return int(result.library.get_pointer_to_function(name))
 

@@ -44,7 +44,7 @@ _DIGEST_BYTES = 32
 def source_files() -> list[Path]:
     """Return the files whose text decides what the kernels compile to."""
     rungs = (path for path in (_PACKAGE / "rungs").rglob("*.py") if "cuda" not in path.parts)
-    own = Path(__file__).parent.glob("*.py")
+    own = Path(__file__).parent.rglob("*.py")
     return sorted([*rungs, *own])
 
 

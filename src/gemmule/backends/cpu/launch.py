@@ -18,6 +18,7 @@ import numpy as np
 
 from gemmule.backends.base import HostRun
 from gemmule.backends.cpu import panels, scaled
+from gemmule.backends.cpu.calls import binding
 from gemmule.backends.cpu.threads import processors
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
@@ -60,7 +61,9 @@ class CpuBackend:
             return _packed(choice, core, scale, ready)
         if _is_direct(choice):
             turned = choice.call.op == "vecmat"
-            return HostRun(_turned(choice, core) if turned else core, scale)
+            product = _turned(choice, core) if turned else core
+            bound, fresh = binding.binder(choice), binding.fresh(choice)
+            return HostRun(product, scale, bound=bound, fresh=fresh)
         see_a, see_b, see_out = _viewers(choice.call)
         into = _into(choice, core)
         return HostRun(lambda a, b, out: into(see_a(a), see_b(b), see_out(out)), scale)
@@ -158,17 +161,8 @@ def _is_direct(choice: Choice) -> bool:
 
 def _turned(choice: Choice, core: Callable[..., None]) -> Callable[..., None]:
     if choice.problem.quant is not None:
-        return lambda a, x, y: core(_kept_transpose(a), x, y)
+        return lambda a, x, y: core(binding.kept_transpose(a), x, y)
     return lambda a, x, y: core(a.T, x, y)
-
-
-def _kept_transpose(matrix: Any) -> Any:
-    """Return the transpose, always the same one: what kernels keep for a matrix hangs on it."""
-    return matrix.kept(_transposed)
-
-
-def _transposed(matrix: Any) -> Any:
-    return matrix.T
 
 
 def _unit(view: View) -> bool:
@@ -241,7 +235,7 @@ def _viewers(call: Call, ready: Sides = NEITHER) -> list[Callable[[Any], Any]]:
         if is_ready:
             views[side] = _planes(call.problem)
     if call.problem.quant is not None:
-        views[0] = _kept_transpose if call.transposed_quant else (lambda matrix: matrix)
+        views[0] = binding.kept_transpose if call.transposed_quant else (lambda matrix: matrix)
     return views
 
 

@@ -1,10 +1,12 @@
 """Shares of a product, claimed by whoever is there: no barrier, and nobody waits for the absent.
 
 The caller writes its product into a free slot, asks for helpers, and begins at once to claim
-shares itself; a helper that comes claims the next share, one that does not come costs nothing. So
-a core that another program's threads spin on, or that the system took away, costs its own share of
-the speed and no more; only a share that a helper has begun is waited for. Several Python threads
-may call at once: each has a slot, and helpers go where shares are left.
+shares itself; a helper that comes claims those of its own range, then what others have left, and
+one that does not come costs nothing. A range is the same thread's in the next product, so that what
+a core's own caches hold of a matrix is read from there. And a core that another program's threads
+spin on, or that the system took away, costs its own share of the speed and no more; only a share
+that a helper has begun is waited for. Several Python threads may call at once: each has a slot, and
+helpers go where shares are left.
 
 Helpers are the threads of NumPy's OpenBLAS where they can be borrowed (`blas_threads`): what
 NumPy's last product left awake is there at once, and two libraries do not fight over the cores.
@@ -32,19 +34,23 @@ import numpy as np
 from gemmule.backends.cpu import blas_threads
 from gemmule.backends.cpu.atomics import call_int, packed, read, unpacked, write
 from gemmule.backends.cpu.blas_threads import ENTRY_BYTES
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import load
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.shares import (
     ALIVE,
-    CLOSED,
     CUT,
     ENTRIES,
+    GONE,
     HOME,
     LEAVE,
     MEMORY,
     PENDING,
     QUEUE,
+    RANGE_BYTES,
+    RANGES,
     RUNNING,
+    SERIAL,
     SLOT,
     SLOTS,
     SLOTS_AT,
@@ -130,9 +136,37 @@ class Pooled:
         pool = _pool() if helpers > 0 else 0
         _launch.compiled(pool, helpers, self.address, count, *words, *self._last)
 
+    def job(self, count: int, words: tuple[int, ...], places: tuple[int, int, int]) -> Job:
+        """Return all shares as what a builtin function can be bound to.
+
+        places: where among the words the addresses of the matrix, the vector and the result go.
+        """
+        helpers = min(thread_count(), count) - 1
+        pool = _pool() if helpers > 0 else 0
+        head = (pool, helpers, self.address, count, *(8 * place for place in places))
+        return Job(_job(len(words)).address(4, returns=True), (*head, *words), pool)
+
     def alone(self, count: int, *words: int) -> None:
         """Run all shares on the calling thread."""
         _launch.compiled(0, 0, self.address, count, *words, *self._last)
+
+
+@functools.cache
+def _job(words: int) -> Kernel:
+    """Return the job of a product whose shares take so many words; see `Pooled.job`."""
+    load_head, load_words = unpacked(7), unpacked(words)
+
+    @kernel
+    def job(at: int, A: int, x: int, y: int) -> int:
+        pool, helpers, task, count, of_A, of_x, of_y = load_head(at)
+        copied = packed(load_words(at + 56))
+        write(copied + of_A, A)
+        write(copied + of_x, x)
+        write(copied + of_y, y)
+        run_shares(pool, helpers, task, copied, count)
+        return 0
+
+    return job
 
 
 def in_pool(share: Kernel, words: int) -> Pooled:
@@ -181,11 +215,14 @@ def _started() -> int:
     with fork.WHOLE:  # a fork meanwhile would leave half a pool to its child
         if _state.address:
             return _state.address
-        memory = np.zeros(MEMORY + 128, np.uint8)
-        address = -(-memory.ctypes.data // 128) * 128
-        words = _words(memory, address)
+        memory, ranges = np.zeros(MEMORY + SLOT, np.uint8), processors() * RANGE_BYTES
+        address = -(-memory.ctypes.data // SLOT) * SLOT
+        words, room = _words(memory, address), np.zeros((SLOTS + 1) * ranges, np.uint8)
+        _KEPT.append(room)
+        first = -(-room.ctypes.data // RANGE_BYTES) * RANGE_BYTES
         for i in range(SLOTS):
-            words[(SLOTS_AT + i * SLOT) // 8] = CLOSED
+            slot = SLOTS_AT + i * SLOT
+            words[(slot + SERIAL) // 8], words[(slot + RANGES) // 8] = 1, first + i * ranges
         team = blas_threads.examined() if borrows_threads() else "GEMMULE_POOL is own"
         if _state.ended:
             words[LEAVE // 8] = 1  # each caller alone
@@ -222,7 +259,7 @@ def _borrow(team: blas_threads.Team, words: np.ndarray[Any, Any], address: int) 
     for i in range(SLOTS):
         slot, at = SLOTS_AT + i * SLOT, i * count * ENTRY_BYTES
         part = room[at : at + count * ENTRY_BYTES]
-        blas_threads.write_entries(part.data, part.ctypes.data, count, routine, address + slot)
+        blas_threads.write_entries(part.data, part.ctypes.data, count, routine, address + slot + 1)
         words[(slot + HOME) // 8], words[(slot + ENTRIES) // 8] = address, part.ctypes.data
         words[(slot + CUT) // 8] = count
     words[RUNNING // 8], words[START // 8] = team.running, team.start
@@ -266,7 +303,7 @@ def _send_home(limit_s: float) -> None:
         time.sleep(2e-5)
     for i in range(SLOTS):
         slot = SLOTS_AT + i * SLOT
-        if words[slot // 8] != CLOSED:  # it was used
+        if words[(slot + SERIAL) // 8] != 1:  # it was used
             _wait_idle(address, address + slot)
 
 
@@ -302,6 +339,7 @@ def _forget() -> None:
     """Begin anew in a forked child, which has none of the threads; the old memory stays."""
     if _state.memory is not None:
         _KEPT.append(_state.memory)
+        _words(_state.memory, _state.address)[GONE // 8] = 1  # calls that are bound to it
     _state.memory, _state.address = None, 0
 
 

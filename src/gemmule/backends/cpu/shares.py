@@ -1,10 +1,15 @@
 """How shares are claimed: the kernels of the callers and of their helpers. See `pool`.
 
-The pool is one stretch of memory, given by its address. A slot's first word holds, in one number
-that is compared and swapped: the next share to claim (28 bits), how many helpers joined (12), and
-which product it is (24). A helper reads the word, then what the slot says, then swaps the word:
-where that succeeds, what it read belongs to the word, since a slot is filled only while its word is
-closed, and closed only when every share is done.
+The pool is one stretch of memory, given by its address. Everyone who works on a product has a
+number, the caller 0, and a range of the shares that is its own; whoever is done with its range
+takes from the others'. So what one thread reads of a matrix it reads again in the next product, out
+of its own core's caches, and no two threads are at one counter as long as all are there.
+
+A slot's serial number is even while a product is open. A helper reads it, then what the slot says,
+then the number again: where both are equal and even, what it read belongs together. A range has a
+word that is compared and swapped: the serial number and the next share to claim (28 bits). A word
+of an older product says that nothing of the range was claimed yet. Every range is claimed to its
+end before a product is closed, so that who comes late claims nothing.
 """
 
 from __future__ import annotations
@@ -32,56 +37,104 @@ _int32 = load("int32", "int64")
 
 # Words of the pool's memory, in bytes; what different threads write lies on lines of its own.
 SIGNAL, SLEEPERS, STOP, ALIVE = 0, 128, 256, 384
-QUEUE, TEAM, RUNNING, START, WAIT, LEAVE = 264, 272, 280, 288, 296, 304
+QUEUE, TEAM, RUNNING, START, WAIT, LEAVE, GONE = 264, 272, 280, 288, 296, 304, 312
 PENDING, SUBMITTING = 448, 456
-SLOTS_AT, SLOT, SLOTS = 512, 512, 8
-_DONE, _TASK, _WORDS, _COUNT, _LIMIT = 128, 256, 264, 272, 280
-_OWNED, HOME, ENTRIES, CUT = 384, 288, 392, 400
+# A slot begins at a multiple of its size, so that its address and a helper's number are one word.
+SLOT, SLOTS, SLOTS_AT = 1024, 8, 1024
+SERIAL, _TASK, _WORDS, _COUNT, _LIMIT, _DUE, HOME, RANGES = 0, 8, 16, 24, 32, 40, 48, 56
+_DONE, _JOINED = 128, 256
+_OWNED, ENTRIES, CUT = 384, 392, 400
 MEMORY = SLOTS_AT + SLOTS * SLOT
-_HELPER, _PRODUCT = 1 << 28, 1 << 40
-CLOSED = (1 << 28) - 1  # as number of the next share: none is left
+RANGE_BYTES = 128  # two lines, as processors fetch them in pairs
+_SHARE_BITS = 28
+_SHARE = (1 << _SHARE_BITS) - 1
 # How long a helper looks for the next product before it sleeps. Long enough for the next call of
 # a loop in Python, short beside what another library's threads lose by it.
 _SPIN_NS = 20_000
 _FAN = 4  # helpers that each helper wakes: all are awake after two or three steps
 _PATIENCE_NS = 5_000  # a caller that waits for a last share spins so long, then gives way
+# How long everyone leaves the others' ranges to them: threads are called one after the other.
+_GRACE_NS = 2_000
 
 
 @kernel
-def _claim(slot: int, count: int) -> Any:
-    """Return the number of a share that is now the caller's, or -1: none is left."""
+def _claim(slot: int, serial: int, owner: int, people: int, count: int) -> Any:
+    """Return a share of a range that is now the caller's, or -1: none is left there."""
+    at, now = read(slot + RANGES) + owner * RANGE_BYTES, serial << _SHARE_BITS
+    first, end = owner * count // people, (owner + 1) * count // people
     while True:
-        word = read(slot)
-        number = word & CLOSED
-        if number >= count:
+        word = read(at)
+        number = word & _SHARE
+        ahead = word - number - now  # right also when serial numbers begin anew
+        if ahead > 0:
             return -1
-        if swap_if(slot, word, word + 1) != 0:
+        if ahead < 0:
+            number = first
+        if number >= end:
+            return -1
+        if swap_if(at, word, now + number + 1) != 0:
             return number
 
 
 @kernel
-def _help(pool: int, slot: int) -> int:
-    """Work on a slot's shares until none is left or all must leave; return how many were done."""
-    while True:
-        if read(pool + LEAVE) != 0:
-            return 0
-        word = read(slot)
-        number, helpers = word & CLOSED, (word >> 28) & 4095
-        count, limit = read(slot + _COUNT), read(slot + _LIMIT)
-        task, words = read(slot + _TASK), read(slot + _WORDS)
-        if number >= count or helpers >= limit:
-            return 0
-        if swap_if(slot, word, word + 1 + _HELPER) != 0:
-            break
-    if number + 1 < count and helpers + 1 < limit and read(pool + SLEEPERS) > 0:
-        wake(pool + SIGNAL, _FAN)
-    done = 0
-    while number >= 0:
-        call_task(task, words, number)
-        done += 1
-        number = _claim(slot, count) if read(pool + LEAVE) == 0 else -1
-    add(slot + _DONE, done)
+def _work_on(
+    pool: int, slot: int, serial: int, me: int, people: int, count: int, task: int, words: int
+) -> Any:
+    """Claim shares until none is left, one's own first; return how many were done.
+
+    Then those of who was called last, as it will come last.
+    """
+    due, done, until = read(slot + _DUE), 0, 0
+    for step in range(people):
+        some = 0
+        while me == 0 or read(pool + LEAVE) == 0:
+            number = _claim(slot, serial, (people + me - step) % people, people, count)
+            if number < 0:
+                break
+            call_task(task, words, number)
+            some += 1
+        if some > 0:
+            add(slot + _DONE, some)
+            done += some
+        if step > 0 or (me > 0 and some == 0):  # who comes late takes what is left at once
+            continue
+        if me > 0 and count <= people:
+            break  # what is left are single shares of who will be there in no time
+        until = now_ns() + _GRACE_NS
+        while now_ns() < until:
+            if read(slot + _DONE) == due if me == 0 else read(slot + SERIAL) != serial:
+                return done
+            pause()
     return done
+
+
+@kernel
+def _help(pool: int, slot: int, me: int) -> Any:
+    """Work on a slot's shares until none is left or all must leave; return how many were done.
+
+    me: the helper's number, from 1; 0 for who has none yet: it gets the next of the product.
+    """
+    serial = read(slot + SERIAL)
+    if serial & 1 or read(pool + LEAVE) != 0:
+        return 0
+    count, limit = read(slot + _COUNT), read(slot + _LIMIT)
+    task, words = read(slot + _TASK), read(slot + _WORDS)
+    if read(slot + SERIAL) != serial:
+        return 0
+    people, now = min(limit + 1, count), serial << _SHARE_BITS
+    while me == 0:
+        word = read(slot + _JOINED)
+        joined = word & _SHARE
+        ahead = word - joined - now
+        if ahead < 0:
+            joined = 0
+        if ahead > 0 or joined + 1 >= people:
+            return 0
+        if swap_if(slot + _JOINED, word, now + joined + 1) != 0:
+            me = joined + 1
+            if me + 1 < people and read(pool + SLEEPERS) > 0:
+                wake(pool + SIGNAL, _FAN)
+    return _work_on(pool, slot, serial, me, people, count, task, words) if me < people else 0
 
 
 @kernel
@@ -91,7 +144,7 @@ def work(pool: int) -> None:
         seen = read(pool + SIGNAL)
         done = 0
         for i in range(SLOTS):
-            done += _help(pool, pool + SLOTS_AT + i * SLOT)
+            done += _help(pool, pool + SLOTS_AT + i * SLOT, 0)
         if done > 0:
             continue
         until = now_ns() + _SPIN_NS
@@ -106,10 +159,15 @@ def work(pool: int) -> None:
 
 
 @kernel
-def lent(slot: int) -> None:
-    """Help at a slot: what a borrowed thread runs, perhaps long after the product is done."""
+def lent(place: int) -> None:
+    """Help at a slot: what a borrowed thread runs, perhaps long after the product is done.
+
+    place: the slot's address plus the helper's number.
+    """
+    me = place & (SLOT - 1)
+    slot = place - me
     pool = read(slot + HOME)
-    _help(pool, slot)
+    _help(pool, slot, me)
     add(pool + PENDING, -1)
 
 
@@ -158,30 +216,28 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
         for number in range(count):
             call_task(task, words, number)
         return
-    product = (read(slot) & ~(_PRODUCT - 1)) + _PRODUCT
+    if read(pool + QUEUE) != 0:  # no more than there are in OpenBLAS's team
+        helpers = min(helpers, max(_int32(read(pool + TEAM), 0) - 1, 0))
+    serial, due = read(slot + SERIAL) + 1, read(slot + _DUE) + count
+    people = min(helpers + 1, count)
+    write(slot + _DUE, due)
     write(slot + _TASK, task)
     write(slot + _WORDS, words)
     write(slot + _COUNT, count)
     write(slot + _LIMIT, helpers)
-    write(slot + _DONE, 0)
-    write(slot, product)
+    write(slot + SERIAL, serial)
     if read(pool + QUEUE) != 0:
-        _borrow(pool, slot, min(helpers, count - 1))
+        _borrow(pool, slot, people - 1)
     else:
         add(pool + SIGNAL, 1)
         if read(pool + SLEEPERS) > 0:
             wake(pool + SIGNAL, min(_FAN, helpers))
-    done = 0
-    number = _claim(slot, count)
-    while number >= 0:
-        call_task(task, words, number)
-        done += 1
-        number = _claim(slot, count)
-    if read(slot + _DONE) + done < count:
+    _work_on(pool, slot, serial, 0, people, count, task, words)
+    if read(slot + _DONE) != due:
         patient = now_ns() + _PATIENCE_NS
-        while read(slot + _DONE) + done < count:
+        while read(slot + _DONE) != due:
             pause()
             if now_ns() > patient:
                 give_way()
-    write(slot, product + CLOSED)
+    write(slot + SERIAL, serial + 1)
     write(slot + _OWNED, 0)

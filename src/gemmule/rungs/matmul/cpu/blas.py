@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu.calls.blas import gemm
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion, same
 from gemmule.rungs import _cpu
@@ -48,6 +50,21 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     if any(copies):
         return run
     return run_quickly if quick else run_plainly
+
+
+def fresh(problem: Problem) -> Callable[..., Any] | None:
+    """Return what multiplies matrices without gaps: np.dot, which clears C, where that is small."""
+    if min(problem.m, problem.n, problem.k) < 2:
+        return None
+    if problem.m * problem.n * ITEMSIZE[problem.out] <= _CLEARED_BYTES:
+        return np.dot
+    quiet, matmul = _cpu.QUIET, np.matmul
+    return lambda A, B: quiet.run(matmul, A, B)
+
+
+def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], B: Any) -> Job | None:
+    """Return the product as what a builtin function is bound to."""
+    return gemm(A, B)
 
 
 def arithmetic(problem: Problem) -> Arithmetic:
@@ -90,4 +107,6 @@ RUNG = CpuRung(
     vendor=True,
     suggest=suggest,
     bind=bind,
+    job=job,
+    fresh=fresh,
 )

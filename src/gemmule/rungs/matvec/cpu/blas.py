@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu.calls.blas import gemv
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion, same
 from gemmule.rungs import _cpu
@@ -19,7 +21,8 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``; a strided matrix is copied by NumPy."""
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        _cpu.QUIET.run(np.dot, A, x, y)
+        # np.dot copies a matrix with gaps between its rows.
+        _cpu.QUIET.run(np.dot if A.flags.forc else np.matmul, A, x, y)
 
     def run_batch(
         A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]
@@ -37,6 +40,16 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     if problem.batch != 1:
         return run_batch
     return run_column if problem.n == 1 else run
+
+
+def fresh(problem: Problem) -> Callable[..., Any] | None:
+    """Return np.dot, which is no ufunc and so costs a call less, and gives no warnings."""
+    return np.dot if min(problem.m, problem.n) > 1 else None
+
+
+def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job | None:
+    """Return the product of one vector as what a builtin function is bound to."""
+    return gemv(A)
 
 
 def arithmetic(problem: Problem) -> Arithmetic:
@@ -69,4 +82,6 @@ RUNG = CpuRung(
     vendor=True,
     suggest=suggest,
     bind=bind,
+    job=job,
+    fresh=fresh,
 )

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import SHARES_PER_THREAD
@@ -18,7 +22,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu import _streams
-from gemmule.rungs.matvec.cpu.threads import bind_rows
+from gemmule.rungs.matvec.cpu.threads import bind_rows, rows_job
 
 ROWS = 2
 # A processor prefetches best what is read in order, in few places, page after page. So the two
@@ -72,6 +76,12 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     return bind_rows(problem, rows, params["shares_per_thread"])
 
 
+def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
+    """Return the product of one vector as what a builtin function is bound to."""
+    rows = prefetched_kernel(problem.a, problem.b, problem.out)
+    return rows_job(problem, rows, params["shares_per_thread"], A)
+
+
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect the read ceiling; for matrices that no second-level cache holds, and rows enough."""
     if problem.compulsory_bytes < SMALLEST_BYTES or problem.n < _streams.STEP:
@@ -98,5 +108,6 @@ RUNG = CpuRung(
     batched=True,
     suggest=suggest,
     bind=bind,
+    job=job,
     available=missing_vectors,
 )

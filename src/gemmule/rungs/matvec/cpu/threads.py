@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.backends.cpu.pool import SHARES_PER_THREAD, in_pool, share_count
 from gemmule.core.problem import Problem
@@ -75,6 +76,20 @@ def bind_rows(problem: Problem, kernel: Kernel, per_thread: int) -> Callable[...
     return run
 
 
+def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
+    """Return the product of one vector as what a builtin function is bound to."""
+    names = (problem.a, problem.b, problem.out, _cpu.problem_working_dtype(problem))
+    return rows_job(problem, rows_kernel(*names), params["shares_per_thread"], A)
+
+
+def rows_job(problem: Problem, kernel: Kernel, per_thread: int, A: np.ndarray[Any, Any]) -> Job:
+    """Return `bind_rows` of one vector as what a builtin function is bound to."""
+    m, rows = problem.m, rows_entry(kernel)
+    parts = share_count(problem.compulsory_bytes, m, per_thread)
+    words = (rows, 0, 0, A.strides[-2], 0, 0, 0, 0, m, problem.n, m, parts)
+    return shared_rows.job(parts, words, (1, 4, 6))
+
+
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect nearly the read ceiling, once there are rows enough for every thread."""
     if problem.batch * problem.m < 8 * machine.units:
@@ -97,5 +112,6 @@ RUNG = CpuRung(
     batched=True,
     suggest=suggest,
     bind=bind,
+    job=job,
     available=unavailable,
 )

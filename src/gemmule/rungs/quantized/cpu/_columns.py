@@ -7,14 +7,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.pool import shares_of
+from gemmule.core.problem import Problem
+from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs.quantized.cpu import _plain_spread, _transposed_kernels
 from gemmule.rungs.quantized.cpu._operands import (
     Stored,
     address,
     blocks_of,
     scale_dtype_of,
+    stored,
     takes_arrays,
+    takes_floats,
 )
 from gemmule.rungs.quantized.cpu._plain_kernels import kind_of, matrix_of
 from gemmule.rungs.quantized.cpu._transposed_kernels import PanelsJob
@@ -59,6 +64,7 @@ class ReadyToSpread:
         self.job = np.array([*job, kernels.panels], np.int64)
         self.product, self.steps = kernels.product.compiled, (kernels.share, kernels.join)
         self.place, self.on_arrays = address(self.job), kernels.on_arrays.compiled
+        self.whole = kernels.job
 
 
 def spread_rows(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
@@ -80,6 +86,18 @@ def spread_rows(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
         address(room),
         ready.place,
     )
+
+
+def spread_job(problem: Problem, matrix: QuantizedMatrix) -> Job | None:
+    """Return `spread_rows` as what a builtin function is bound to."""
+    if not takes_floats(problem, matrix):
+        return None
+    parts = matrix.kept(stored)
+    ready = parts.kept(ReadyToSpread)
+    shares, helpers, pool = _parts_of(parts)
+    sizes = (parts.n, shares, ready.x_floats, ready.part_floats)
+    words = (pool, helpers, *ready.steps, *sizes, ready.place)
+    return Job(ready.whole.address(4, returns=True), words, pool, (parts, ready))
 
 
 def spread_rows_plainly(parts: Stored, x: NDArray[Any], y: NDArray[Any], *, threads: bool) -> None:

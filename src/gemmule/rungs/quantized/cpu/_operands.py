@@ -102,6 +102,11 @@ def takes_arrays(x: NDArray[Any], y: NDArray[Any]) -> bool:
     return type(x) is np.ndarray and type(y) is np.ndarray and x.flags.carray and y.flags.carray
 
 
+def takes_floats(problem: Problem, matrix: QuantizedMatrix) -> bool:
+    """Whether a product reads and writes float32 vectors as they are."""
+    return matrix.perm is None and problem.b == "float32" == problem.out
+
+
 def bound(core: Core, working: str) -> Run:
     """Return ``run(A, x, y)`` around a core that takes and fills contiguous `working` arrays.
 

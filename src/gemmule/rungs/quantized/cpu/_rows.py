@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.pool import Pooled, shares_of
 from gemmule.backends.cpu.simd import BLOCK_BYTES, ROWS
+from gemmule.core.problem import Problem
+from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs.quantized.cpu._activations import arrange_kernel, quantise_kernel
 from gemmule.rungs.quantized.cpu._integers import record_bytes
 from gemmule.rungs.quantized.cpu._operands import (
@@ -17,7 +20,9 @@ from gemmule.rungs.quantized.cpu._operands import (
     address,
     blocks_of,
     scale_dtype_of,
+    stored,
     takes_arrays,
+    takes_floats,
 )
 from gemmule.rungs.quantized.cpu._tasks import run_tasks
 from gemmule.rungs.quantized.cpu._vector_kernels import (
@@ -50,6 +55,7 @@ class ReadyForVector:
     """
 
     __slots__ = (
+        "job",
         "matrix",
         "n",
         "nbytes",
@@ -66,7 +72,7 @@ class ReadyForVector:
         self.matrix = np.array([*ready.head, ready.x_step, kernels.rows], np.int64)
         self.place, self.n, self.x_bytes = address(self.matrix), parts.n, ready.x_bytes
         self.product, self.share = kernels.product.compiled, kernels.share
-        self.on_arrays = kernels.on_arrays.compiled
+        self.on_arrays, self.job = kernels.on_arrays.compiled, kernels.job
         self.rows, self.nbytes = parts.m, parts.codes.nbytes
         self.rooms: list[tuple[NDArray[np.uint8], int]] = []
 
@@ -94,6 +100,19 @@ def multiply_vector(
     ready.rooms.append(kept)
     if strange:
         multiply_vector(parts, x, y, shares_per_thread, integers=False)
+
+
+def vector_job(
+    problem: Problem, matrix: QuantizedMatrix, shares_per_thread: int, integers: bool
+) -> Job | None:
+    """Return `multiply_vector` as what a builtin function is bound to."""
+    if not takes_floats(problem, matrix):
+        return None
+    parts = matrix.kept(stored)
+    ready = parts.kept(_ready_for_vector, integers)
+    shares, helpers, pool = shares_of(ready.nbytes, ready.rows, shares_per_thread)
+    words = (pool, helpers, ready.share, ready.place, ready.n, shares, ready.x_bytes)
+    return Job(ready.job.address(4, returns=True), words, pool, (parts, ready))
 
 
 def multiply_rows(

@@ -58,7 +58,9 @@ class Spread(NamedTuple):
     product: (pool, helpers, share, join, x, y, n, parts, room, job): the address of room for x in
     fours and the parts' results, and that of a `PanelsJob`, whose x and y the kernel fills in, with
     `panels` behind it.
-    on_arrays: the same, given x, y and the room as arrays.
+    on_arrays: the same, given x, y and the room as arrays. job: for a `Job` (`calls.builtin`), with
+    words (pool, helpers, share, join, n, parts, floats of x in fours, floats of a part's results,
+    `PanelsJob`).
     """
 
     product: Kernel
@@ -66,6 +68,7 @@ class Spread(NamedTuple):
     share: int
     join: int
     panels: int
+    job: Kernel
 
 
 _load_job, _SIZE = unpacked_as(PanelsJob), len(PanelsJob._fields)
@@ -80,6 +83,21 @@ def _share(at: int, part: int) -> None:
     for i in range(job.part_bytes // 4):
         _put(sums, i, np.float32(0))
     enter(panels, (job, low, high, sums))
+
+
+def _job(product: Kernel) -> Kernel:
+    """Return `Spread.job`."""
+    load_head = unpacked(9)
+
+    @kernel
+    def job(at: int, A: int, x: int, y: int) -> int:
+        pool, helpers, share_at, join_at, n, parts, floats, part_floats, given = load_head(at)
+        room = np.empty(floats + parts * part_floats, np.float32)
+        product(pool, helpers, share_at, join_at, x, y, n, parts, room.ctypes.data, given)
+        room[0] = 0  # Numba frees it behind the place that names it last
+        return 0
+
+    return job
 
 
 @functools.cache
@@ -128,7 +146,8 @@ def spread_kernels(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) ->
         at, to, work = x.ctypes.data, y.ctypes.data, room.ctypes.data
         product(pool, helpers, share_at, join_at, at, to, n, parts, work, job)
 
-    return Spread(product, on_arrays, _share.address(2), _join_kernel(bits).address(2), panels)
+    steps = _share.address(2), _join_kernel(bits).address(2)
+    return Spread(product, on_arrays, *steps, panels, _job(product))
 
 
 @kernel

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmule.backends.cpu import simd
-from gemmule.backends.cpu.atomics import packed
+from gemmule.backends.cpu.atomics import packed, unpacked
 from gemmule.backends.cpu.intrinsics import enter, load, prefetch
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled
@@ -69,13 +69,15 @@ class VectorKernels(NamedTuple):
     """The product with one vector, and the address of what computes a share of it.
 
     on_arrays: the product, given x and y as arrays, which costs a call half a microsecond less than
-    to find where they lie. rows: the entry of the kernel that a share calls.
+    to find where they lie. rows: the entry of the kernel that a share calls. job: for a `Job`
+    (`calls.builtin`), with words (pool, helpers, share, matrix, n, shares, bytes of room).
     """
 
     product: Kernel
     on_arrays: Kernel
     share: int
     rows: int
+    job: Kernel
 
 
 @functools.cache
@@ -220,6 +222,22 @@ def _tiles_kernel(
     return tiles
 
 
+def _job(product: Kernel) -> Kernel:
+    """Return `VectorKernels.job`."""
+    load_head = unpacked(7)
+
+    @kernel
+    def job(at: int, A: int, x: int, y: int) -> Any:
+        pool, helpers, task, matrix, n, shares, x_bytes = load_head(at)
+        room = np.zeros(x_bytes, np.uint8)
+        place = (room.ctypes.data + 63) // 64 * 64
+        strange = product(pool, helpers, task, matrix, place, x, y, n, shares)
+        room[0] = 0  # Numba frees it behind the place that names it last
+        return strange
+
+    return job
+
+
 @functools.cache
 def vector_kernels(
     bits: int, pieces: int, scale_dtype: str, has_zeros: bool, integers: bool
@@ -266,7 +284,8 @@ def vector_kernels(
     ) -> Any:
         return product(pool, helpers, task, matrix, room, x.ctypes.data, y.ctypes.data, n, shares)
 
-    return VectorKernels(product, on_arrays, _share_of.address(2), rows.entry(RowsJob, int, int))
+    entry = rows.entry(RowsJob, int, int)
+    return VectorKernels(product, on_arrays, _share_of.address(2), entry, _job(product))
 
 
 @kernel

@@ -9,9 +9,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.simd import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Params
+from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     SHARES_PER_THREAD,
@@ -23,7 +25,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     read_time,
     takes_row_along,
 )
-from gemmule.rungs.quantized.cpu._rows import multiply_vector
+from gemmule.rungs.quantized.cpu._rows import multiply_vector, vector_job
 
 
 def _arithmetic(problem: Problem) -> Arithmetic:
@@ -37,6 +39,10 @@ def _bind(problem: Problem, params: Params) -> Run:
         multiply_vector(parts, x, y, shares, integers=True)
 
     return bound(core, "float32")
+
+
+def _job(problem: Problem, params: Params, matrix: QuantizedMatrix, x: Any) -> Job | None:
+    return vector_job(problem, matrix, int(params["shares_per_thread"]), integers=True)
 
 
 RUNG = CpuRung(
@@ -55,5 +61,6 @@ RUNG = CpuRung(
     accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.95),
     bind=_bind,
+    job=_job,
     available=missing_vectors,
 )

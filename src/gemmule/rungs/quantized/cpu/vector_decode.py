@@ -11,9 +11,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.simd import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Params
+from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     SHARES_PER_THREAD,
@@ -25,7 +27,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     read_time,
     takes_row_along,
 )
-from gemmule.rungs.quantized.cpu._rows import multiply_vector
+from gemmule.rungs.quantized.cpu._rows import multiply_vector, vector_job
 
 
 def _bind(problem: Problem, params: Params) -> Run:
@@ -35,6 +37,10 @@ def _bind(problem: Problem, params: Params) -> Run:
         multiply_vector(parts, x, y, shares, integers=False)
 
     return bound(core, "float32")
+
+
+def _job(problem: Problem, params: Params, matrix: QuantizedMatrix, x: Any) -> Job | None:
+    return vector_job(problem, matrix, int(params["shares_per_thread"]), integers=False)
 
 
 RUNG = CpuRung(
@@ -52,5 +58,6 @@ RUNG = CpuRung(
     accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.90),
     bind=_bind,
+    job=_job,
     available=missing_vectors,
 )

@@ -6,10 +6,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.simd import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Params
-from gemmule.rungs.quantized.cpu._columns import spread_rows
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.rungs.quantized.cpu._columns import spread_job, spread_rows
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     Run,
@@ -29,6 +31,10 @@ def _bind(problem: Problem, params: Params) -> Run:
     return bound(core, "float32")
 
 
+def _job(problem: Problem, params: Params, matrix: QuantizedMatrix, x: Any) -> Job | None:
+    return spread_job(problem, matrix)
+
+
 RUNG = CpuRung(
     title="Panels in vector registers",
     idea="The look-up table of a group holds weights times x[i], so a nibble costs a shift, a "
@@ -42,5 +48,6 @@ RUNG = CpuRung(
     accepts_quant=lambda problem: takes_row_across(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.75),
     bind=_bind,
+    job=_job,
     available=missing_vectors,
 )

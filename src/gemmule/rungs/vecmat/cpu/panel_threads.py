@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.jit import kernel, unavailable
 from gemmule.backends.cpu.pool import in_pool, share_count
 from gemmule.core.problem import Problem
@@ -82,6 +83,16 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     return run
 
 
+def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
+    """Return the product of one vector as what a builtin function is bound to."""
+    working, m = _cpu.problem_working_dtype(problem), problem.m
+    panels = panels_entry(panels_kernel(problem.a, problem.b, problem.out, working))
+    parts = share_count(problem.compulsory_bytes, m // SHARE_MULTIPLE, SHARES_PER_THREAD)
+    share, width = -(-m // (parts * SHARE_MULTIPLE)) * SHARE_MULTIPLE, min(params["width"], m)
+    words = (panels, 0, 0, A.strides[-1], 0, 0, 0, 0, m, problem.n, m, share, width, A.itemsize)
+    return _shared_panels.job(-(-m // share), words, (1, 4, 6))
+
+
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect nearly the read ceiling, once y is long enough for every thread's panel."""
     if problem.batch * problem.m < 2 * SHARE_MULTIPLE * machine.units:
@@ -105,5 +116,6 @@ RUNG = CpuRung(
     batched=True,
     suggest=suggest,
     bind=bind,
+    job=job,
     available=unavailable,
 )

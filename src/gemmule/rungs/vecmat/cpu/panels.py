@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
+from gemmule.backends.cpu.pool import in_pool
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
@@ -155,6 +157,26 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     return run
 
 
+@kernel
+def _share(
+    part: int, panels: int, A: int, step: int, x: int, y: int, m: int, n: int, width: int, item: int
+) -> None:
+    """Call a panels kernel for all of y."""
+    enter(panels, (A, step, x, y, n, 0, m, width, item))
+
+
+_whole = in_pool(_share, 9)
+
+
+def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
+    """Return the product of one vector as what a builtin function is bound to."""
+    working, m = _cpu.problem_working_dtype(problem), problem.m
+    panels = panels_entry(panels_kernel(problem.a, problem.b, problem.out, working))
+    width = min(params["width"], m)
+    words = (panels, 0, A.strides[-1], 0, 0, m, problem.n, width, A.itemsize)
+    return _whole.job(1, words, (1, 3, 4))
+
+
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Expect what one core reads."""
     moving = _cpu.streaming_s(problem, machine, 1.0, alone=True)
@@ -180,5 +202,6 @@ RUNG = CpuRung(
     batched=True,
     suggest=suggest,
     bind=bind,
+    job=job,
     available=unavailable,
 )

@@ -1,0 +1,1 @@
+"""Products that Python calls as builtin functions."""

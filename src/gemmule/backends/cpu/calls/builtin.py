@@ -1,0 +1,228 @@
+"""Products that Python calls as builtin functions: checked, launched and returned by a kernel.
+
+What a call of a small product costs is Python: a dozen functions, each a tenth of a microsecond
+where everything is cached, and ten times that after a pause, when nothing is. A builtin function
+made of a kernel compares its two operands with those it was bound for, allocates the result, lets
+other threads run, multiplies, and returns: nothing of Python is touched in between. It returns
+None, with nothing done, for operands of other forms, after a fork, and where somebody has started
+Numba's threads and may have told them how many to be: that is for the ordinary way.
+
+A job without helpers has no pool, and does not ask for Numba's threads.
+
+What it relies on is the binary interface of CPython with its lock (an object's type is its second
+word; ``METH_FASTCALL``) and that of NumPy 2 (the fields of an array, ``PyArray_Empty`` in place 184
+of its table). `unusable` says where they are not so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmule.backends.cpu.atomics import call_word, read
+from gemmule.backends.cpu.intrinsics import load
+from gemmule.backends.cpu.jit import kernel
+from gemmule.backends.cpu.shares import GONE
+
+Call = Callable[[Any, Any], Any | None]
+_int32 = load("int32", "int64")
+
+# Fields of an object, of an array, in bytes, and the flag of an array whose elements are aligned.
+_TYPE, _DATA, _DIMENSIONS, _SHAPE, _STRIDES, _DTYPE, _FLAGS = 8, 16, 24, 32, 40, 56, 64
+_ALIGNED = 0x100
+_EMPTY, _VERSION, _NUMPY_2 = 184, 0, 0x2000000
+_FASTCALL = 0x80
+# Words of a bound call: functions and objects; two forms; the result; what the job is told.
+_SAVE, _RESTORE, _INCREF, _DECREF, _NONE, _ARRAY = 0, 8, 16, 24, 32, 40
+_LOOK_UP, _NAMES, _STARTED, _FALSE, _POOL, _JOB, _FIRST = 48, 56, 64, 72, 80, 88, 96
+_NEW, _OUT_DIMENSIONS, _OUT_DTYPE, _OUT_SHAPE = 104, 112, 120, 128
+_FORMS, _FORM, _WORDS = 144, 48, 240
+_NO_FORM = (0,) * 6
+
+
+class Job(NamedTuple):
+    """A product bound to what does not change between calls.
+
+    address: of the C function f(words, A, x, y), all int64, or (words, A, B, C), which returns not
+    0 where it did nothing. words: what it finds there. pool: that of its helpers, or 0. kept: what
+    words point to.
+    """
+
+    address: int
+    words: tuple[int, ...]
+    pool: int = 0
+    kept: Any = None
+
+
+class _Method(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+@functools.cache
+def unusable() -> str | None:
+    """Return why no builtin function can be made of a kernel here, or None."""
+    if sys.implementation.name != "cpython" or platform.machine() != "x86_64":
+        return "the binary interface is known for CPython on x86_64"
+    if sysconfig.get_config_var("Py_GIL_DISABLED") or hasattr(sys, "gettotalrefcount"):
+        return "this CPython has objects of another layout"
+    table = _numpy_table()
+    version = ctypes.CFUNCTYPE(ctypes.c_uint)(table[_VERSION] or 0)()
+    if version != _NUMPY_2:
+        return f"the binary interface of NumPy is {version:#x}, known is {_NUMPY_2:#x}"
+    for array in (np.arange(6.0).reshape(2, 3), np.zeros(5, np.float32)):
+        if _seen(array) != (id(np.ndarray), array.ctypes.data, array.ndim, id(array.dtype)):
+            return "an array's fields are not where they were"
+    return None
+
+
+def _seen(array: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
+    """Return an array's type, data, number of dimensions and dtype as they lie in memory."""
+    words = (ctypes.c_int64 * 9).from_address(id(array))
+    return words[_TYPE // 8], words[_DATA // 8], words[_DIMENSIONS // 8] & 2**32 - 1, words[7]
+
+
+def _numpy_table() -> Any:
+    from numpy._core import _multiarray_umath  # type: ignore[attr-defined]
+
+    unwrap = ctypes.pythonapi.PyCapsule_GetPointer
+    unwrap.restype, unwrap.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = unwrap(_multiarray_umath._ARRAY_API, None)
+    return ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
+
+
+@kernel
+def _fits(operand: int, form: int, array: int) -> bool:
+    """Whether an operand is an aligned array of a form; that of no array fits everything."""
+    dtype = read(form)
+    if dtype == 0:
+        return True
+    count = read(form + 8)
+    if read(operand + _TYPE) != array or read(operand + _DTYPE) != dtype:
+        return False
+    if _int32(operand + _DIMENSIONS, 0) != count or _int32(operand + _FLAGS, 0) & _ALIGNED == 0:
+        return False
+    shape, strides = read(operand + _SHAPE), read(operand + _STRIDES)
+    for i in range(count):
+        if read(shape + 8 * i) != read(form + 16 + 8 * i):
+            return False
+        if read(strides + 8 * i) != read(form + 32 + 8 * i):
+            return False
+    return True
+
+
+@kernel
+def _enter(this: int, given: int, count: int) -> Any:
+    """Answer a call of a bound product: (the words' array, the operands, how many) -> an object."""
+    at = read(this + _DATA)
+    none, array, pool = read(at + _NONE), read(at + _ARRAY), read(at + _POOL)
+    fits = count == 2 and (pool == 0 or read(pool + GONE) == 0)
+    if fits:
+        first, second = read(given), read(given + 8)
+        fits = _fits(first, at + _FORMS, array) and _fits(second, at + _FORMS + _FORM, array)
+    if fits and pool != 0:
+        started = call_word(read(at + _LOOK_UP), read(at + _NAMES), read(at + _STARTED), 0, 0)
+        fits = started == read(at + _FALSE)
+    if not fits:
+        call_word(read(at + _INCREF), none, 0, 0, 0)
+        return none
+    dtype = read(at + _OUT_DTYPE)
+    call_word(read(at + _INCREF), dtype, 0, 0, 0)  # the new array takes it
+    shape = at + _OUT_SHAPE
+    out = call_word(read(at + _NEW), read(at + _OUT_DIMENSIONS), shape, dtype, 0)
+    if out == 0:
+        return 0
+    A, x = read(first + _DATA), read(second + _DATA)
+    if read(at + _FIRST) != 0:
+        A, x = x, A
+    thread = call_word(read(at + _SAVE), 0, 0, 0, 0)
+    undone = call_word(read(at + _JOB), at + _WORDS, A, x, read(out + _DATA))
+    call_word(read(at + _RESTORE), thread, 0, 0, 0)
+    if undone == 0:
+        return out
+    call_word(read(at + _DECREF), out, 0, 0, 0)
+    call_word(read(at + _INCREF), none, 0, 0, 0)
+    return none
+
+
+@functools.cache
+def _method() -> _Method:
+    """Return how CPython calls `_enter`; it lasts as long as the process."""
+    return _Method(b"product", _enter.address(3, returns=True), _FASTCALL, None)
+
+
+@functools.cache
+def _interpreter() -> tuple[int, ...]:
+    """Return the first words of every bound call: functions, objects and names of others."""
+    import numba.np.ufunc.parallel as parallel
+
+    names = ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "Py_DecRef")
+    functions = [_address(name) for name in names]
+    started = sys.intern("_is_initialized")
+    objects = (id(vars(parallel)), id(started), id(False))
+    return *functions, id(None), id(np.ndarray), _address("PyDict_GetItem"), *objects
+
+
+def _address(name: str) -> int:
+    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+
+
+def form(array: Any) -> tuple[int, ...]:
+    """Return the words by which an array of at most two dimensions is known again."""
+    shape, strides = (*array.shape, 0, 0)[:2], (*array.strides, 0, 0)[:2]
+    return id(array.dtype), array.ndim, *shape, *strides
+
+
+def bound(
+    job: Job,
+    operands: tuple[Any, Any],
+    out: np.ndarray[Any, Any],
+    *,
+    swapped: bool,
+) -> Call | None:
+    """Return ``call(a, b)``: the product, or None, for operands like these; None where unusable.
+
+    operands: what is no array of at most two dimensions is not looked at: the caller knows it.
+    out: an array like the result. swapped: the vector comes first.
+    """
+    if unusable() is not None:
+        return None
+    forms = [form(one) if type(one) is np.ndarray else _NO_FORM for one in operands]
+    new = _numpy_table()[_EMPTY] or 0
+    dtypes = [one.dtype for one in (*operands, out) if isinstance(one, np.ndarray)]
+    result = new, out.ndim, id(out.dtype), *(*out.shape, 0)[:2]
+    head = *_interpreter(), job.pool, job.address, int(swapped), *result, *forms[0], *forms[1]
+    words = _Words(np.array((*head, *job.words), np.int64), (job, dtypes))
+    return _make(words)
+
+
+def _make(words: Any) -> Call:
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = (
+        ctypes.py_object,
+        [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p],
+    )
+    made: Call = make(ctypes.addressof(_method()), words, None)
+    return made
+
+
+class _Words(np.ndarray[Any, Any]):
+    """The words of a call, and what they point to."""
+
+    kept: Any
+
+    def __new__(cls, words: np.ndarray[Any, Any], kept: Any) -> _Words:
+        array = words.view(cls)
+        array.kept = kept
+        return array

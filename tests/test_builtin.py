@@ -1,0 +1,252 @@
+"""Products bound as builtin functions: the bits of the ordinary way, and only where they fit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule.backends.cpu import blas_threads
+from gemmule.backends.cpu.calls import builtin
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import CpuRung
+from products import small
+
+pytest.importorskip("numba")
+pytestmark = pytest.mark.skipif(
+    builtin.unusable() is not None, reason=f"no builtin functions: {builtin.unusable()}"
+)
+OPS = ("matvec", "vecmat")
+FORMATS = ("float64", "float32", "float16", "bfloat16", "int8", "int4", "int4 x int8")
+
+
+def operands(op: str, kind: str, m: int, n: int, seed: int = 1) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    A, x = small(rng, (m, n)), small(rng, (n if op == "matvec" else m,))
+    matrix: Any = A
+    if kind.startswith("int"):
+        matrix, x = gm.quantize(A, bits=int(kind[3]), group_size=16), x.astype(np.float32)
+    elif kind == "bfloat16":
+        bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+        matrix, x = A.astype(bfloat16), x.astype(bfloat16)
+    else:
+        matrix, x = A.astype(kind), x.astype(kind)
+    return (matrix, x) if op == "matvec" else (x, matrix)
+
+
+def planned(op: str, kind: str, a: Any, b: Any, **more: Any) -> gm.Plan:
+    activations = {"activations": "int8"} if "x" in kind else {}
+    return gm.plan(op, a, b, **activations, **more)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("m", "n"), [(384, 384), (33, 70), (1, 5), (700, 3)])
+def test_the_second_product_has_the_bits_of_the_first(op: str, kind: str, m: int, n: int) -> None:
+    if "x" in kind and op == "vecmat":
+        pytest.skip("rounded activations are along the rows")
+    a, b = operands(op, kind, m, n)
+    plan = planned(op, kind, a, b)
+    first = plan(a, b)
+    for _ in range(3):
+        again = plan(a, b)
+        assert again.dtype == first.dtype
+        assert again.flags.owndata
+        assert np.array_equal(again, first)
+    others = operands(op, kind, m, n, seed=2)
+    apart = getattr(gm, op)(*others, rung=plan.rung.name) if "x" not in kind else None
+    if apart is not None:
+        assert np.array_equal(plan(*others), apart)
+
+
+def test_every_rung_with_a_job_is_right_in_every_dtype() -> None:
+    bound = 0
+    for rung in all_rungs("cpu"):
+        if not isinstance(rung, CpuRung) or rung.job is None or rung.available() is not None:
+            continue
+        for op in OPS:
+            for kind in FORMATS:
+                a, b = operands(op, kind, 96, 160)
+                try:
+                    plan = planned(op, kind, a, b, rung=rung.name)
+                except (TypeError, ValueError):
+                    continue
+                if plan.rung is not rung or plan.choice.copies:
+                    continue
+                assert plan._run.bound is not None, rung.name
+                call = plan._run.bound(a, b)
+                if rung.name == "blas" and blas_threads.routine("cblas_sgemv") is None:
+                    continue
+                assert call is not None, rung.name
+                expected = plan(a, b, out=np.empty(plan(a, b).shape, plan(a, b).dtype))
+                assert np.array_equal(call(a, b), expected), (rung.name, op, kind)
+                bound += 1
+    assert bound >= 10
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF", "gaps", "self"])
+def test_matrix_products_by_blas(dtype: str, order: str) -> None:
+    rng = np.random.default_rng(3)
+    A, B = (small(rng, shape).astype(dtype) for shape in ((70, 90), (90, 50)))
+    if order == "gaps":
+        A, B = np.tile(A, 2)[:, :90], np.tile(B, (2, 1))[:90]
+    elif order == "self":
+        B = A.T
+    else:
+        A, B = np.asarray(A, order=order[0]), np.asarray(B, order=order[1])
+    plan = gm.plan("matmul", A, B)
+    call = plan._run.bound(A, B)
+    assert (call is None) == (blas_threads.routine("cblas_sgemm") is None)
+    expected = A.astype(np.float64) @ B
+    for _ in range(3):
+        assert np.array_equal(plan(A, B), expected)
+    if call is not None:
+        found = call(A, B)
+        assert found is None if order == "self" else np.array_equal(found, expected)
+        assert call(A.astype(np.float16), B) is None
+
+
+def test_vectors_of_ones_beside_gaps_and_columns() -> None:
+    rng = np.random.default_rng(4)
+    wide = small(rng, (60, 100)).astype(np.float32)
+    for A in (wide[:, :40], wide.T, wide[:, :40].T, wide[::2], wide[:, ::2], wide[::-1]):
+        x, z = np.ones(A.shape[1], np.float32), np.ones(A.shape[0], np.float32)
+        matvec, vecmat = gm.plan("matvec", A, x), gm.plan("vecmat", z, A)
+        for _ in range(3):
+            assert np.array_equal(matvec(A, x), A.sum(1))
+            assert np.array_equal(vecmat(z, A), A.sum(0))
+
+
+def test_what_is_not_as_planned_goes_the_ordinary_way() -> None:
+    a, x = operands("matvec", "float16", 64, 96)
+    plan = gm.plan("matvec", a, x)
+    call = plan._run.bound(a, x)
+    expected = plan(a, x)
+    assert np.array_equal(call(a, x), expected)
+    wide = np.zeros((64, 200), np.float16)
+    wide[:, :96] = a
+    room = np.zeros(2 * 96 + 1, np.uint8)
+    apart = room[1:].view(np.float16)
+    apart[:] = x
+    of_class = a.view(type("Other", (np.ndarray,), {}))
+    for left, right in [
+        (wide[:, :96], x),
+        (a[:32], x),
+        (a, x[::-1][::-1][:95]),
+        (a, apart),
+        (of_class, x),
+        (a.astype(">f2"), x),
+        (a.astype(np.float32), x),
+        (a.tolist(), x),
+        (None, x),
+        (a, 3),
+    ]:
+        assert call(left, right) is None
+    assert call(a) is None
+    assert call(a, x, x) is None
+    assert np.array_equal(plan(wide[:, :96], x), expected)
+    assert np.array_equal(plan(a, apart), expected)
+
+
+def test_a_matrix_of_codes_of_another_form_is_not_taken_for_the_planned_one() -> None:
+    a, x = operands("matvec", "int4", 64, 96)
+    other = gm.quantize(small(np.random.default_rng(5), (64, 96)), bits=8)
+    plan = gm.plan("matvec", a, x)
+    assert np.array_equal(plan(a, x), plan(a, x))
+    with pytest.raises(ValueError, match="this plan computes"):
+        plan(other, x)
+    twin = gm.quantize(small(np.random.default_rng(6), (64, 96)), bits=4, group_size=16)
+    assert np.array_equal(plan(twin, x), gm.matvec(twin, x))
+    assert not np.array_equal(plan(twin, x), plan(a, x))
+
+
+def test_nothing_is_leaked_or_freed_twice() -> None:
+    a, x = operands("matvec", "bfloat16", 40, 64)
+    plan = gm.plan("matvec", a, x)
+    plan(a, x)
+    dtype = a.dtype
+    before = [sys.getrefcount(one) for one in (a, x, dtype)]
+    kept = [plan(a, x) for _ in range(1000)]
+    assert sys.getrefcount(kept[0]) == sys.getrefcount([np.empty(40)][0]) + 1
+    del kept
+    after = [sys.getrefcount(one) for one in (a, x, dtype)]
+    assert after == before
+
+
+def test_activations_that_cannot_be_rounded_are_multiplied_as_they_are() -> None:
+    a, x = operands("matvec", "int4 x int8", 64, 96)
+    plan = planned("matvec", "int4 x int8", a, x)
+    plan(a, x)
+    strange = x.copy()
+    strange[7] = np.nan
+    assert np.isnan(plan(a, strange)).all()
+    assert np.array_equal(plan(a, x), plan(a, x))
+
+
+def test_threads_share_a_plan() -> None:
+    pairs = [operands("matvec", "float16", 512, 512, seed) for seed in range(6)]
+    plan = gm.plan("matvec", *pairs[0])
+    expected = [plan(*pair) for pair in pairs]
+    wrong: list[int] = []
+
+    def many(number: int) -> None:
+        for _ in range(200):
+            if not np.array_equal(plan(*pairs[number]), expected[number]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=many, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+AFTER = """
+import os, sys
+import numpy as np
+import gemmule as gm
+A = np.ones((1024, 1024), np.float16)
+Q = gm.quantize(np.ones((512, 512), np.float32), bits=8)
+x, z = A[0].copy(), np.ones(512, np.float32)
+plan, codes = gm.plan("matvec", A, x), gm.plan("matvec", Q, z)
+y = codes(Q, z)
+
+def right():
+    return all((plan(A, x) == 1024).all() and np.array_equal(codes(Q, z), y) for _ in range(4))
+
+assert right()
+if sys.argv[1] == "fork":
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if right() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+else:
+    import numba
+    call = plan._run.bound(A, x)
+    assert call is None or call(A, x) is not None
+    numba.set_num_threads(1)
+    assert call is None or call(A, x) is None or len(os.sched_getaffinity(0)) == 1
+assert right()
+print("right")
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "numba"])
+def test_after_a_fork_and_beside_numbas_threads(how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER, how],
+        env={**os.environ, "NUMBA_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "right\n", done.stderr[-2000:]
