@@ -18,8 +18,7 @@ from gemmule.lab import cli
 from gemmule.lab.records.distributed import read as read_distributed
 from gemmule.lab.records.results import Results, append, read
 from gemmule.lab.records.rows import Facts, Speedup, make_row, speedup_of
-from gemmule.lab.report import heat_maps, svg
-from gemmule.lab.report.charts import Stack, stacked_bars
+from gemmule.lab.report import svg
 from gemmule.lab.report.render import print_tables, render_html, write_html
 from gemmule.lab.report.tables import (
     TableData,
@@ -28,7 +27,6 @@ from gemmule.lab.report.tables import (
 )
 from gemmule.timing.sampler import ratio
 from pages.markdown import markdown, update_markers
-from svg_words import faults
 from test_results import QUANT, machine, samples
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -313,36 +311,3 @@ def test_a_file_without_results_names_what_writes_some(tmp_path) -> None:
     done = CliRunner().invoke(cli.cli, ["report", str(tmp_path / "empty.jsonl")])
     assert "`gemmule bench --out DIRECTORY`" in f"{done.output} {done.exception}"
     assert "--out" in CliRunner().invoke(cli.cli, ["bench", "--help"]).output
-
-
-def test_labels_of_bars_have_room() -> None:
-    label = "shared tile 32, multiply and add apart, warm"
-    drawn = stacked_bars(
-        [Stack(label, (1.0,), "1 us")], ("us",), title="t", subtitle="s", shares=False
-    )
-    assert f">{label}</text>" in drawn
-
-
-NAMESPACE = "http://www.w3.org/2000/svg"
-DRAWN = sorted((Path(__file__).parents[1] / "docs" / "img").glob("study-*.svg"))
-
-
-@pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.stem)
-def test_words_of_study_pictures_are_whole_and_apart(path: Path) -> None:
-    assert faults(path.read_text("utf-8")) == []
-
-
-def test_words_in_each_others_place_would_be_seen() -> None:
-    """Numbers too long for their cells, a name over the ticks of its axis, a line too long."""
-    cells = {(512, column): 138_106.0 for column in (512, 1024, 2048, 4096, 8192)}
-    panels = [heat_maps.Panel(name, cells) for name in "abc"]
-    drawing = heat_maps.heat_maps(panels, title="t", subtitle="s", axes=("rows", "columns"))
-    assert faults(drawing) == []
-    assert "138k" in drawing
-    assert "meets" in faults(drawing.replace(">138k<", ">138,106<"))[0]
-    assert "leaves" in faults(drawing.replace(">t<", f">{'long ' * 30}<"))[0]
-    turned = '<text x="18" y="60" text-anchor="middle" transform="rotate(-90 18 60)">GFLOP/s</text>'
-    for tick, expected in ((84, 1), (100, 0)):
-        ticks = f'<text x="{tick - 8}" y="64" text-anchor="end">100,000</text>'
-        svg_of = f'<svg xmlns="{NAMESPACE}" viewBox="0 0 920 200">{turned}{ticks}</svg>'
-        assert len(faults(svg_of)) == expected

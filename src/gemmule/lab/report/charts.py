@@ -7,25 +7,31 @@ at their ends, heat maps and bars their numbers. A chart of lines takes at most 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemmule.lab.report.svg import WIDTH, cut, escape, number, words
+from gemmule.lab.report.svg import WIDTH, escape, words
 
 LIGHT = ("#0072b2", "#c04c00", "#00795a", "#a0408c", "#39434a", "#866400")
 DARK = ("#6fb7e9", "#ff9a57", "#4cc9a0", "#e08bd0", "#d5dadd", "#e0bd45")
 DASHES = ("none", "8 4", "2 3", "10 3 2 3", "14 5", "5 3")
-HEAD = 56.0
+HEAD, STEP = 56.0, 17.0  # below a subtitle of one line; what each further line takes
+MOST_LETTERS = 126  # of a line of a subtitle
 LETTER = 7.3  # width of an average character at 13 px
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
-    """One bar: lengths of its parts in order."""
+class Mark:
+    """A place on an axis and its words: a line at `at`, what lies from `low` to `high` shaded.
+
+    Of a ceiling, `at` is a value that a line stands at, and the ends are not used.
+    """
 
     label: str
-    parts: Sequence[float]
-    note: str = ""
+    at: float
+    low: float = 0.0
+    high: float = 0.0
 
 
 def _style() -> str:
@@ -49,51 +55,31 @@ def _style() -> str:
     )
 
 
+def head(subtitle: str) -> float:
+    """Return where the drawing below a title and this subtitle begins."""
+    return HEAD + STEP * (len(_wrapped(subtitle)) - 1)
+
+
 def document(height: float, title: str, subtitle: str, parts: Sequence[str], told: str) -> str:
-    """Return a drawing as a file: titled, described for screen readers, with its own colours."""
+    """Return a drawing as a file: titled, described for screen readers, with its own colours.
+
+    A long subtitle goes on in further lines; `parts` leave it the room that `head` says.
+    """
     name = escape(title)
+    below = [
+        words(16, 43 + STEP * index, line, "start", "sub")
+        for index, line in enumerate(_wrapped(subtitle))
+    ]
     return (
         f'<svg class="plot" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{name}" '
         f'xmlns="http://www.w3.org/2000/svg"><style>{_style()}</style><title>{name}</title>'
-        f"<desc>{escape(told)}</desc>"
-        f"{words(16, 24, title, 'start', 'title')}{words(16, 43, subtitle, 'start', 'sub')}"
+        f"<desc>{escape(told)}</desc>{words(16, 24, title, 'start', 'title')}{''.join(below)}"
         f"{''.join(parts)}</svg>\n"
     )
 
 
-def stacked_bars(
-    bars: Sequence[Stack], parts: Sequence[str], *, title: str, subtitle: str, shares: bool
-) -> str:
-    """Return horizontal bars made of parts; with `shares` each is as long as the longest.
-
-    The parts are named above, each bar's note stands behind it. ValueError for no bars.
-    """
-    if not bars or max(sum(bar.parts) for bar in bars) <= 0:
-        raise ValueError("a chart of bars needs bars, and something to show.")
-    label = min(360.0, LETTER * max(len(bar.label) for bar in bars) + 18)
-    note = LETTER * max(len(bar.note) for bar in bars) + 20
-    room, longest = WIDTH - label - note, max(sum(bar.parts) for bar in bars)
-    drawn, x = [], label
-    for index, name in enumerate(parts if len(parts) > 1 else ()):
-        drawn.append(f'<rect class="f{index}" x="{x:.1f}" y="{HEAD:.1f}" width="12" height="12"/>')
-        drawn.append(words(x + 18, HEAD + 11, name, "start"))
-        x += 44 + LETTER * len(name)
-    y = HEAD + (26 if len(parts) > 1 else 4)
-    for bar in bars:
-        drawn.append(words(label - 8, y + 15, cut(bar.label, label - 10), "end"))
-        x, whole = label, sum(bar.parts) if shares else longest
-        for index, part in enumerate(bar.parts):
-            wide = room * part / whole if whole else 0.0
-            tip = escape(f"{bar.label}, {parts[index]}: {number(part)}")
-            drawn.append(
-                f'<rect class="f{index} cell" x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" '
-                f'height="20"><title>{tip}</title></rect>'
-            )
-            x += wide
-        drawn.append(words(x + 8, y + 15, bar.note, "start"))
-        y += 26
-    told = "; ".join(f"{bar.label} {bar.note}" for bar in bars)
-    return document(y + 14, title, subtitle, drawn, told)
+def _wrapped(subtitle: str) -> list[str]:
+    return textwrap.wrap(subtitle, MOST_LETTERS) or [""]
 
 
 def short(value: float) -> str:

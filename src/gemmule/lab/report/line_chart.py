@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemmule.lab.report.charts import HEAD, LETTER, document, short
+from gemmule.lab.report.charts import LETTER, Mark, document, head, short
 from gemmule.lab.report.svg import WIDTH, cut, escape, number, stroke, words
 
+Point = tuple[float, float]
 MOST_LINES = 6
 LEFT, PLOT = 88.0, 320.0
+ROW = 20.0  # of the words above the plot
+CLOSE = 6.0  # a dot's width; dots of points nearer than this to both neighbours would hide dashes
+DOTS = "dots are what was measured"
+DENSE = "; points without one lie closer than a dot is wide"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,29 +24,20 @@ class Line:
     """A line of a chart: points (x, y) in order of x."""
 
     name: str
-    points: Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A place on an axis: a vertical line at `at` with what lies between `low` and `high` shaded.
-
-    Of a ceiling, `at` is the height of a horizontal line and the ends are not used.
-    """
-
-    label: str
-    at: float
-    low: float = 0.0
-    high: float = 0.0
+    points: Sequence[Point]
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What the two axes show; `log_y` for a logarithmic height. Widths are always logarithmic."""
+    """What the two axes show; `log_y` for a logarithmic height. Widths are always logarithmic.
+
+    covers: points that the axes have room for as well, so that several drawings have one scale.
+    """
 
     x_label: str
     y_label: str
     log_y: bool = False
+    covers: Sequence[Point] = ()
 
 
 def line_chart(
@@ -52,9 +49,10 @@ def line_chart(
     ceilings: Sequence[Mark] = (),
     marks: Sequence[Mark] = (),
 ) -> str:
-    """Return lines over a logarithmic axis, their names at their ends.
+    """Return lines over a logarithmic axis, their names at their ends, dots where points are.
 
-    ValueError for no points, more than six lines, or a number that a logarithm does not take.
+    ceilings are lines across, marks places on the axis of widths. ValueError for no points, more
+    than six lines, or a number that a logarithm does not take.
     """
     points = [point for line in lines for point in line.points]
     if not points or min(x for x, _ in points) <= 0 or min(y for _, y in points) <= 0:
@@ -62,20 +60,26 @@ def line_chart(
     if len(lines) > MOST_LINES:
         raise ValueError(f"{len(lines)} lines in a chart; at most {MOST_LINES} can be told apart.")
     room = min(320.0, LETTER * max(len(line.name) for line in lines) + 34)
-    top = HEAD + 20 * len(marks)
-    frame = _Frame(points, [mark.at for mark in ceilings], axes, (top, room))
+    levels = [mark.at for mark in ceilings]
+    frame = _Frame([*points, *axes.covers], levels, axes, WIDTH - room)
+    below = f"{subtitle}; {DOTS}"
+    below += DENSE if any(len(frame.dotted(line)) < len(line.points) for line in lines) else ""
+    frame.begin(head(below), len(marks))
     parts = frame.grid(axes)
-    parts += [part for index, mark in enumerate(marks) for part in frame.mark(mark, index)]
-    parts += [part for mark in ceilings for part in frame.ceiling(mark)]
+    parts += [part for mark, place in frame.placed(marks) for part in frame.mark(mark, *place)]
+    leads, names = frame.names(lines)
+    parts += leads
     parts += [part for index, line in enumerate(lines) for part in frame.line(line, index)]
-    parts += frame.names(lines)
+    parts += [part for mark in ceilings for part in frame.ceiling(mark)]
+    parts += names
     told = "; ".join(
         f"{line.name}: {number(line.points[-1][1])} at {number(line.points[-1][0])}"
         for line in lines
         if line.points
     )
-    height = top + PLOT + 66
-    return document(height, title, subtitle, parts, f"{axes.y_label} over {axes.x_label}. {told}.")
+    return document(
+        frame.bottom + 66, title, below, parts, f"{axes.y_label} over {axes.x_label}. {told}."
+    )
 
 
 class _Frame:
@@ -83,13 +87,13 @@ class _Frame:
 
     def __init__(
         self,
-        points: Sequence[tuple[float, float]],
+        points: Sequence[Point],
         levels: Sequence[float],
         axes: Axes,
-        margins: tuple[float, float],
+        right: float,
     ) -> None:
-        self.top, self.right = margins[0], WIDTH - margins[1]
-        self.bottom = self.top + PLOT
+        self.right = right
+        self.begin(0.0, 0)
         xs, ys = [x for x, _ in points], [*(y for _, y in points), *levels]
         self.x_ends = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) / 2, max(xs) * 2)
         self.log_y = axes.log_y
@@ -97,6 +101,11 @@ class _Frame:
             self.y_ends = (10 ** math.floor(math.log10(min(ys))), max(ys) * 1.3)
         else:
             self.y_ends = (0.0, max(ys) * 1.08)
+
+    def begin(self, top: float, rows: int) -> None:
+        """Put the drawing below `top`, the plot itself below rows of words on marks."""
+        self.rows_top, self.top = top, top + ROW * rows
+        self.bottom = self.top + PLOT
 
     def x(self, value: float) -> float:
         low, high = self.x_ends
@@ -122,16 +131,38 @@ class _Frame:
         parts.append(words(18, place, axes.y_label, "middle", "label", turned))
         return parts
 
-    def mark(self, mark: Mark, index: int) -> list[str]:
+    def placed(self, marks: Sequence[Mark]) -> list[tuple[Mark, tuple[int, str]]]:
+        """Return each mark with a row and an anchor at which no other mark's line crosses it.
+
+        A mark's line begins at its own row, so that it crosses the words in the rows below only.
+        """
+        xs = [self.x(mark.at) for mark in marks]
+        wide = [6 + LETTER * len(mark.label) for mark in marks]
+        best: tuple[int, list[tuple[int, str]]] | None = None
+        for rows in itertools.permutations(range(len(marks))):
+            for anchors in itertools.product(("start", "end"), repeat=len(marks)):
+                spans = [
+                    (x, x + w) if anchor == "start" else (x - w, x)
+                    for x, w, anchor in zip(xs, wide, anchors, strict=True)
+                ]
+                faults = sum(low < 0 or high > WIDTH for low, high in spans) + sum(
+                    rows[other] < rows[one] and low < xs[other] < high
+                    for one, (low, high) in enumerate(spans)
+                    for other in range(len(marks))
+                )
+                if best is None or faults < best[0]:
+                    best = faults, list(zip(rows, anchors, strict=True))
+        return list(zip(marks, best[1], strict=True)) if best is not None else []
+
+    def mark(self, mark: Mark, row: int, anchor: str) -> list[str]:
         low, high = (min(max(v, self.x_ends[0]), self.x_ends[1]) for v in (mark.low, mark.high))
         width = max(self.x(high) - self.x(low), 1.0)
-        x, y = self.x(mark.at), HEAD + 14 + 20 * index
-        anchor, away = ("start", 6) if x < WIDTH / 2 else ("end", -6)
+        x, y = self.x(mark.at), self.rows_top + 14 + ROW * row
         return [
             f'<rect class="span" x="{self.x(low):.1f}" y="{self.top:.1f}" width="{width:.1f}" '
             f'height="{PLOT:.1f}"/>',
             stroke(x, y - 12, x, self.bottom, "limit"),
-            words(x + away, y, mark.label, anchor, "halo"),
+            words(x + (6 if anchor == "start" else -6), y, mark.label, anchor, "halo"),
         ]
 
     def ceiling(self, mark: Mark) -> list[str]:
@@ -144,9 +175,7 @@ class _Frame:
     def line(self, line: Line, index: int) -> list[str]:
         path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in line.points)
         parts = [f'<polyline class="line l{index} d{index}" points="{path}"/>']
-        if len(line.points) > 60:  # dots would hide the dashes
-            return parts
-        for x, y in line.points:
+        for x, y in self.dotted(line):
             tip = escape(f"{line.name}, {number(x)}: {number(y)}")
             parts.append(
                 f'<circle class="f{index}" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3">'
@@ -154,8 +183,21 @@ class _Frame:
             )
         return parts
 
-    def names(self, lines: Sequence[Line]) -> list[str]:
-        """Return the names beside the last points, moved apart where they would meet."""
+    def dotted(self, line: Line) -> list[Point]:
+        """Return the points that have dots: all but those close to both of their neighbours."""
+        at = [self.x(x) for x, _ in line.points]
+        gaps = [after - before for before, after in itertools.pairwise(at)]
+        return [
+            point
+            for place, point in enumerate(line.points)
+            if max(gaps[max(place - 1, 0) : place + 1], default=CLOSE) >= CLOSE
+        ]
+
+    def names(self, lines: Sequence[Line]) -> tuple[list[str], list[str]]:
+        """Return thin lines from the last points to names beside them, and the names.
+
+        Names are moved apart where they would meet.
+        """
         ends = sorted(
             (self.y(line.points[-1][1]), self.x(line.points[-1][0]), index, line.name)
             for index, line in enumerate(lines)
@@ -167,13 +209,13 @@ class _Frame:
         over = places[-1] - self.bottom if places else 0.0
         if over > 0:
             places = [place - over for place in places]
-        parts = []
+        leads, parts = [], []
         for place, (y, x, index, name) in zip(places, ends, strict=True):
             at = self.right + 6
-            parts.append(stroke(x + 4, y, at, place, "lead"))
+            leads.append(stroke(x + 4, y, at, place, "lead"))
             parts.append(stroke(at, place, at + 14, place, f"line l{index} d{index}"))
             parts.append(words(at + 18, place + 4, cut(name, WIDTH - at - 20), "start"))
-        return parts
+        return leads, parts
 
 
 def _ticks(low: float, high: float, *, logarithmic: bool) -> list[float]:

@@ -10,6 +10,8 @@ from gemmule.lab.studies.pictures import Picture
 from gemmule.lab.studies.records import Rows
 
 EXPERIMENT = "sizes"
+DTYPES = "matrix in fp16, or in int8 or int4 codes with one scale; x and y in fp16"
+WHICH = {"": "the main kernels", "-more": "the alternatives"}
 ALTERNATIVES = (
     ("fp16 y blocks", "fp16 one block a row"),
     ("fp16 x in shared memory", "fp16 one block a row"),
@@ -33,7 +35,12 @@ def pictures(rows: Rows, backend: str, chief: Sequence[str]) -> Iterator[Picture
         for which, chosen in (("", first), ("-more", [n for n in names if n not in first])):
             yield from _one(rows, here, start, (which, temperature), chosen)
         lines = [line for pair in ALTERNATIVES if (line := _ratio(here, *pair)) is not None]
-        below = draw.subtitle(here, "times as fast as the plain form; above 1 it pays", temperature)
+        below = draw.subtitle(
+            here,
+            DTYPES,
+            "times as fast as the plain form; above 1 it pays",
+            temperature=temperature,
+        )
         words = (f"What was tried beside the plain kernels, {temperature}", below)
         axes = Axes("n, of an n x n matrix", "times as fast")
         yield from draw.line_charts(f"{start}-alternatives-{temperature}", lines, axes, words)
@@ -46,13 +53,15 @@ def _one(
     which, temperature = kind
     chosen = Rows((row for row in here if row.name in names), here.environments)
     order = {name: index for index, name in enumerate(names)}
-    below = draw.subtitle(here, "microseconds of one product", temperature)
-    words = (f"Matrix times vector in halves and codes: run time, {temperature}", below)
+    title = f"Matrix times vector in halves and codes, {WHICH[which]}"
+    below = draw.subtitle(here, DTYPES, "us of one product", temperature=temperature)
+    words = (f"{title}: run time, {temperature}", below)
     axes = Axes("n, of an n x n matrix", "us", log_y=True)
     times = sorted(draw.lines_of(chosen, draw.microseconds), key=lambda line: order[line.name])
     yield from draw.line_charts(f"{start}-times{which}-{temperature}", times, axes, words)
-    below = draw.subtitle(here, "GB/s: matrix, vector and result once each", temperature)
-    words = (f"Matrix times vector in halves and codes: bandwidth, {temperature}", below)
+    fact = "GB/s: matrix, vector and result once each"
+    below = draw.subtitle(here, DTYPES, fact, temperature=temperature)
+    words = (f"{title}: bandwidth, {temperature}", below)
     axes = Axes("n, of an n x n matrix", "GB/s")
     rates = sorted(draw.lines_of(chosen, draw.figure("gbs")), key=lambda line: order[line.name])
     backend = here[0].backend

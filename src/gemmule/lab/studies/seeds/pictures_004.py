@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 from gemmule.lab.records.results import geomean
-from gemmule.lab.report.heat_maps import Panel, heat_maps
+from gemmule.lab.report.bars import Group
+from gemmule.lab.report.heat_maps import Panel, Scale, heat_maps
 from gemmule.lab.report.line_chart import Axes, Line
 from gemmule.lab.studies import pictures as draw
 from gemmule.lab.studies.pictures import Picture
@@ -22,6 +24,7 @@ from gemmule.lab.studies.seeds.claims_004 import (
     WIDTHS,
 )
 
+DTYPE = "float32, matrix by columns"
 ACROSS = {
     "A x": ("naive", f"block_multiply {SEED_WIDTH}", "gemmule's choice", "torch"),
     "A^T x": (
@@ -66,7 +69,9 @@ def _widths(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
             Line(f"{name}, printed", [(w, 1e3 * ms) for w, ms in zip(WIDTHS, table, strict=True)])
             for name, table in printed.items()
         ]
-    below = draw.subtitle(here, "mean us over all shapes, 1,024 rows a block", temperature)
+    below = draw.subtitle(
+        here, DTYPE, "mean us over all shapes, 1,024 rows a block", temperature=temperature
+    )
     words = (f"The width of a block, {temperature}", below)
     axes = Axes("BLOCK_WIDTH", "us", log_y=True)
     yield from draw.line_charts(f"{start}-widths-{temperature}", lines, axes, words)
@@ -77,9 +82,13 @@ def _wins(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
     shown = [panel for panel in found if panel is not None]
     won = sum(value > 1 for panel in shown for value in panel.values.values())
     cases = sum(len(panel.values) for panel in shown)
-    below = draw.subtitle(here, "times as fast as naive; blue above 1, orange below", temperature)
-    title = f"Where width {SEED_WIDTH} beats naive, {temperature}: {won} of {cases} cases"
-    yield from draw.maps(f"{start}-wins-{temperature}", shown, title, below, ratios=True)
+    fact = "times as fast as the baseline: naive for A x, naive transposed for A^T x"
+    words = (
+        f"Where width {SEED_WIDTH} beats the naive kernels, {temperature}: {won} of {cases} cases",
+        draw.subtitle(here, DTYPE, fact, temperature=temperature),
+    )
+    axes = ("rows of A", "columns of A")
+    yield from draw.maps(f"{start}-wins-{temperature}", shown, words, draw.FASTER, axes)
 
 
 def _squares(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
@@ -87,7 +96,7 @@ def _squares(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
     for what, names in ACROSS.items():
         chosen = Rows((row for row in square if row.name in names), here.environments)
         lines = draw.lines_of(chosen, draw.microseconds)
-        below = draw.subtitle(here, "microseconds, square matrices by columns", temperature)
+        below = draw.subtitle(here, DTYPE, "us; square matrices", temperature=temperature)
         words = (f"{what}: the algorithms over n, {temperature}", below)
         axes = Axes("n, of an n x n matrix", "us", log_y=True)
         name = f"{start}-{'product' if what == 'A x' else 'transposed'}-{temperature}"
@@ -104,30 +113,41 @@ def _heights(here: Rows, start: str) -> Iterator[Picture]:
             if (us := here.where(name=f"{algorithm} {height} x {width}").us().values())
         }
         if values:
-            shown.append(Panel(algorithm, values))
+            height, width = min(values, key=lambda pair: values[pair])
+            shown.append(Panel(f"{algorithm}, best {height} x {width}", values))
     if shown:
-        below = draw.subtitle(here, "geometric mean microseconds over shapes", "warm")
-        best = [min(panel.values, key=lambda pair: panel.values[pair]) for panel in shown]
-        found = ", ".join(f"{height} x {width}" for height, width in best)
-        title = f"Height and width of a block: the best are {found}"
-        axes = ("BLOCK_HEIGHT", "BLOCK_WIDTH")
-        yield f"{start}-heights", heat_maps(shown, title=title, subtitle=below, axes=axes)
+        shapes = ", ".join(dict.fromkeys(draw.shape_of(row.case) for row in here))
+        fact = f"geometric mean us over the matrices {shapes}"
+        below = draw.subtitle(here, DTYPE, fact, temperature="warm")
+        title = "Height x width of a block: the times of each algorithm, and its best"
+        axes, scale = ("BLOCK_HEIGHT", "BLOCK_WIDTH"), Scale("us; darker is slower")
+        yield f"{start}-heights", heat_maps(shown, scale, title=title, subtitle=below, axes=axes)
 
 
 def _five(here: Rows, start: str) -> Iterator[Picture]:
-    """Yield the mean over the shapes, for each algorithm and each of five random matrices."""
-    means = {}
+    """Yield the mean over the shapes for each algorithm, its middle and its range of matrices."""
+    means: dict[str, list[float]] = {}
     for name in here.names():
         us = list(here.where(name=name).us().values())
-        means[name.replace(" #", ", matrix ")] = sum(us) / len(us)
-    below = draw.subtitle(here, "mean microseconds over all shapes", "warm")
+        means.setdefault(name.partition(" #")[0], []).append(sum(us) / len(us))
+    groups = [
+        Group(name, {"us": statistics.median(found)}, {"us": (min(found), max(found))})
+        for name, found in sorted(means.items())
+    ]
+    count = max(map(len, means.values()), default=0)
+    fact = f"mean us over all shapes: the middle one of {count} random matrices and their range"
+    below = draw.subtitle(here, DTYPE, fact, temperature="warm")
     words = (f"Five algorithms at width {SEED_WIDTH} on five random matrices", below)
-    yield from draw.bars(f"{start}-five", dict(sorted(means.items())), words, "us")
+    yield from draw.bars(f"{start}-five", groups, words, "us")
 
 
 def _cpu(here: Rows, start: str) -> Iterator[Picture]:
-    values = {
-        f"{row.case['m']} x {row.case['n']}, {row.name}, {row.temperature}": row.us for row in here
-    }
-    words = ("Column-major products on the CPU", draw.subtitle(here, "microseconds"))
-    yield from draw.bars(f"{start}-products", values, words, "us")
+    """Yield the times of every product on the CPU, warm and cold side by side."""
+    groups = draw.by_temperature(
+        here, draw.microseconds, lambda row: f"{draw.shape_of(row.case)}, {row.name}"
+    )
+    words = (
+        "Column-major products on the CPU",
+        draw.subtitle(here, DTYPE, "us", *draw.WORDS.values()),
+    )
+    yield from draw.bars(f"{start}-products", groups, words, "us")

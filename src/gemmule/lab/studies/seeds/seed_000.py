@@ -186,7 +186,16 @@ def _use(rows: Rows, ceiling: float | None, temperature: str) -> tuple[str, str,
     return (f"{gbs:.0f}", "" if not datasheet else f"{100 * gbs / datasheet:.0f} %", share)
 
 
-PICTURED = Grid("000", "Matrix times vector, float32", (BASIC, TILED), "gbs", "GB/s", "read")
+PICTURED = Grid(
+    seed="000",
+    what="Matrix times vector",
+    kernels=(BASIC, TILED),
+    rate="gbs",
+    unit="GB/s",
+    ceiling="read",
+    shape="rows and columns are the matrix's",
+    axes=("rows", "columns"),
+)
 _EACH = ("GB/s", "of datasheet", "of read ceiling", "x basic")
 STUDY = Study(
     "000", "Matvec: a thread a row, and x in shared memory", steps, left_out, CLAIMS, comparison,

@@ -180,9 +180,15 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
 
 
 PICTURED = Grid(
-    "002", "Matrix product, float32", (BASIC, SQUARE, RECTANGULAR), "gflops", "GFLOP/s",
-    "fma float32",
-)  # fmt: skip
+    seed="002",
+    what="Matrix product",
+    kernels=(BASIC, SQUARE, RECTANGULAR),
+    rate="gflops",
+    unit="GFLOP/s",
+    ceiling="fma float32",
+    shape="A is rows x columns, B columns x rows: the inner size is the columns of A",
+    axes=("rows of A", "columns of A, the inner size"),
+)
 STUDY = Study(
     "002", "Matmul: basic, square and rectangular tiles", steps, left_out, CLAIMS, comparison,
     ("rung, device, size", "us, warm", "GB/s", "of read ceiling", "GFLOP/s", "of FMA ceiling"),
