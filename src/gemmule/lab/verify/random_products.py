@@ -205,6 +205,11 @@ def _run(trial: Trial) -> Outcome:
         return Outcome("wrong", np.inf, "the result is not the out that was given", plan.rung.name)
     rounding = Rounding.of(plan)
     verdict = _judged(inputs, rounding, _host(result))
+    if verdict.ok and trial.device == "cpu":
+        # From the second product on a plan may have a shorter way to its kernel.
+        again = _call(trial, left, right, None)
+        if not np.array_equal(_bits(again), _bits(result)):
+            verdict = _judged(inputs, rounding, _host(again))
     if verdict.ok and relations.is_repeated(inputs, rounding.arithmetic):
         verdict = _repeated(trial, inputs, verdict)
     return Outcome("ok" if verdict.ok else "wrong", verdict.ratio, verdict.text, plan.rung.name)
@@ -273,6 +278,10 @@ def _call(trial: Trial, left: Any, right: Any, out: Any) -> Any:
 def _host(result: Any) -> Array:
     array: Array = np.asarray(result)
     return array
+
+
+def _bits(result: Any) -> Array:
+    return np.ascontiguousarray(_host(result)).reshape(-1).view(np.uint8)
 
 
 def snippet(trial: Trial) -> str:
