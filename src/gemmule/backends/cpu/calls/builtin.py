@@ -96,8 +96,7 @@ def _seen(array: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
 def _numpy_table() -> Any:
     from numpy._core import _multiarray_umath  # type: ignore[attr-defined]
 
-    unwrap = ctypes.pythonapi.PyCapsule_GetPointer
-    unwrap.restype, unwrap.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    unwrap = _of_python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     table = unwrap(_multiarray_umath._ARRAY_API, None)
     return ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
 
@@ -174,6 +173,12 @@ def _interpreter() -> tuple[int, ...]:
     return *functions, id(None), id(np.ndarray), _address("PyDict_GetItem"), *objects
 
 
+@functools.cache
+def _of_python(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """Return a function of CPython; `ctypes.pythonapi`'s own are everybody's, their types too."""
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
 def _address(name: str) -> int:
     return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
 
@@ -208,11 +213,8 @@ def bound(
 
 
 def _make(words: Any) -> Call:
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype, make.argtypes = (
-        ctypes.py_object,
-        [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p],
-    )
+    kinds = ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
+    make = _of_python("PyCFunction_NewEx", ctypes.py_object, *kinds)
     made: Call = make(ctypes.addressof(_method()), words, None)
     return made
 
