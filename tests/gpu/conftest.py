@@ -6,6 +6,7 @@ Those that fill the device have it for themselves, whatever processes pytest is 
 from __future__ import annotations
 
 import fcntl
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ import pytest
 
 from gemmule.backends.cuda import driver
 from gemmule.errors import DeviceError
+
+# Else JAX, once one test has used it, holds three quarters of the GPU's memory to the end, and
+# whatever needs the whole GPU is skipped.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 WHOLE_BYTES = 60 << 30
 """Free memory that a test of the whole GPU needs: products of 2^31 float64 results, and a truth."""
