@@ -1,0 +1,108 @@
+"""Even rows: one wave of blocks, each with an equal share of the matrix, wherever rows end.
+
+`split_rows` gives every row the same number of blocks, so that their number follows from the rows'
+and the last wave of blocks leaves part of the chip idle; and a block reads as much of x as of A,
+which costs as much of the L2's bandwidth where x is long. Here the grid is what the chip holds, and
+rows count as one sequence, cut into equal shares: a block has the end of one row and the begin of
+the next, or several rows. It writes one sum for each piece of a row to the workspace, at a place
+that follows from block and row, and a second kernel, started early, adds the pieces of each row in
+a fixed order. Rows may be taken together that begin at the same place of a vector: one x serves
+them all.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
+from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES
+
+THREADS = 256
+LINE = 8  # vectors
+LEAST = 128  # vectors of a share: half of a block's threads
+
+
+def _groups(problem: Problem, rows: int) -> int:
+    """Return the groups of rows that are read together; see Shares in the kernel's file."""
+    apart = 1 if problem.alignment == 16 or rows == 1 else 16 // ITEMSIZE[problem.a]
+    full, rest = divmod(problem.m, apart * rows)
+    return full * apart + min(rest, apart)
+
+
+def _width(problem: Problem) -> int:
+    """Return the vectors of a row, in whole lines."""
+    return max(1, ceil_div(problem.n * ITEMSIZE[problem.a] // 16, LINE)) * LINE
+
+
+def _total(problem: Problem, rows: int) -> int:
+    return _groups(problem, rows) * _width(problem)
+
+
+def _grid(problem: Problem, params: Params, machine: Machine) -> int:
+    """Return as many blocks for each multiprocessor as have something to do, at least a line."""
+    total = _total(problem, params["rows"])
+    if total < LEAST * machine.units:
+        return min(machine.units, total // LINE, ceil_div(total, LEAST))
+    return int(min(params["blocks"], total // (LEAST * machine.units)) * machine.units)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    aligned, rows = str(problem.alignment == 16).lower(), params["rows"]
+    grid = _grid(problem, params, machine)
+    each = 1 if grid <= 30 * _groups(problem, rows) else 16
+    types = f"{CTYPE[problem.a]}, {CTYPE[problem.out]}"
+    return (
+        Step(
+            kernel=f"even_rows<{type_arguments(problem)}, {rows}, {params['unroll']}, {aligned}>",
+            grid=(grid, 1, 1),
+            block=(THREADS, 1, 1),
+        ),
+        Step(
+            kernel=f"add_pieces<{types}, {rows}, {aligned}, {each}>",
+            grid=(grid, 1, 1),
+            block=(THREADS, 1, 1),
+            pdl=machine.arch >= "sm_9" or machine.arch.startswith("sm_1"),
+        ),
+    )
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    places = _grid(problem, params, machine) + _groups(problem, params["rows"])
+    return int(places * params["rows"] * ITEMSIZE[accumulator(problem)])
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    """Return the additions of a row that one block reads, and of as many pieces as it may have."""
+    vector = 16 // ITEMSIZE[problem.a]
+    turns = ceil_div(_width(problem), THREADS) + 2
+    return turns * vector + 1 + 5 + THREADS // 32 + ceil_div(_width(problem), LEAST * 32) + 1 + 5
+
+
+RUNG = CudaRung(
+    title="Even rows",
+    idea="One wave of blocks, an equal share of the matrix each; a second kernel adds the pieces.",
+    source="Stream-K (Osama et al. 2023), without atomics, for rows",
+    op="matvec",
+    signatures=FLOAT_SIGNATURES,
+    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    layouts=("row",),
+    after="split_rows",
+    params={"blocks": (4, 8, 2), "rows": (1, 2, 4), "unroll": (2, 4, 1)},
+    constraints=(
+        Constraint(
+            "m and n below 2^31, and as many vectors of 16 bytes in all",
+            lambda problem, params: (
+                max(problem.m, problem.n, _total(problem, params["rows"])) < 2**31
+            ),
+        ),
+        Constraint("one product at a time", lambda problem, params: problem.batch == 1),
+        Constraint(
+            "rows x unroll is 1 x 2, 1 x 4, 2 x 2 or 4 x 1",
+            lambda problem, params: (
+                (params["rows"], params["unroll"]) in ((1, 2), (1, 4), (2, 2), (4, 1))
+            ),
+        ),
+    ),
+    workspace=_workspace,
+    steps=_steps,
+)
