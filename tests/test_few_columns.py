@@ -1,12 +1,15 @@
-"""Few columns on the ordinary units: what common tests do not reach, under the emulator."""
+"""Few columns, packed and as they lie: what common tests do not reach, under the emulator."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cuda_emulation import Emulator, together
 from cuemu.toolchain import missing_tools
+from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import make_inputs
@@ -14,7 +17,10 @@ from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
-RUNG = next(rung for rung in all_rungs("cuda") if rung.name == "few_columns")
+RUNG, UNPACKED = (
+    next(rung for rung in all_rungs("cuda") if rung.name == name)
+    for name in ("few_columns", "few_columns_unpacked")
+)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -49,3 +55,51 @@ def test_a_batch_of_lying_columns() -> None:
     inputs = make_inputs(problem, "integers", 5)
     got = Emulator(seed=1).run(RUNG, inputs, RUNG.check_params(problem, None))
     assert np.array_equal(got, inputs.a @ inputs.b)
+
+
+def unpacked(dtype: str) -> list[tuple[Problem, dict[str, Any]]]:
+    """Return products whose kernels are one build: rings that fill again, blocks of two sizes."""
+    problems = [
+        make_problem("matmul", m, n, k, (dtype,) * 3, layout_b=layout_b)
+        for m, n, k, layout_b in (
+            (300, 16, 2100, "row"),
+            (100, 4, 1600, "col"),
+            (40, 20, 2048, "row"),
+        )
+    ]
+    sets = ({"rows": 32, "resident": 1}, {"rows": 16, "resident": 2})
+    products = [(problem, params) for problem in problems for params in sets]
+    together(UNPACKED, products, Emulator())
+    return products
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rings_of_warps_that_begin_at_different_chunks(dtype: str) -> None:
+    """Blocks walk from chunks of their own on, past the last one to the first."""
+    for index, (problem, params) in enumerate(unpacked(dtype)):
+        inputs = make_inputs(problem, "integers", 13)
+        got = Emulator(seed=index % 4).run(UNPACKED, inputs, params)
+        verdict = check(inputs, UNPACKED.arithmetic(problem), params, got)
+        assert verdict.ok, f"{params}: {verdict.text}"
+
+
+def test_rows_of_the_last_block_are_stored_once() -> None:
+    """The last block has rows of the one before it, whose old C must not be added again."""
+    (_, params), *_ = unpacked("float32")
+    inputs = make_inputs(make_problem("matmul", 40, 16, 128, ("float32",) * 3), "integers", 5)
+    inputs.out[...] = np.arange(40 * 16).reshape(40, 16)
+    wanted = 2 * (inputs.a @ inputs.b) + 3 * inputs.out
+    assert np.array_equal(Emulator(seed=1).run(UNPACKED, inputs, params, 2.0, 3.0), wanted)
+
+
+def test_floats_are_added_as_doubles() -> None:
+    """And nothing past the end of the sum is: an infinity there times a zero would be none."""
+    (_, params), *_ = unpacked("float32")
+    problem = make_problem("matmul", 33, 3, 4004, ("float32",) * 3, layout_b="col")
+    inputs = make_inputs(problem, "normal", 7)
+    inputs.a[32, -1] = np.inf
+    got = Emulator(seed=3).run(UNPACKED, inputs, params)
+    a, b = inputs.a[:32].astype(np.float64), inputs.b.astype(np.float64)
+    error = np.abs(got[:32] - a @ b) / (np.abs(a) @ np.abs(b))
+    assert error.max() < 2.0**-24
+    assert np.array_equal(got[32], np.copysign(np.inf, inputs.b[-1]))

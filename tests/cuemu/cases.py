@@ -206,6 +206,16 @@ def _mma_f64() -> Case:
     return Case("mma_f64", "k_mma_f64", inputs, (np.ascontiguousarray((c + a @ b)[place]),))
 
 
+def _mma_f64_k8() -> Case:
+    a, b, c = (_ints(s, np.float64) for s in ((16, 8), (8, 8), (16, 8)))
+    lane, i = np.ogrid[:32, :4]
+    g, t = lane // 4, lane % 4
+    place = (g + 8 * (i // 2), 2 * t + i % 2)
+    inputs = (a[g + 8 * (i % 2), t + 4 * (i // 2)], b[t + 4 * i[:, :2], g], c[place])
+    held = tuple(map(np.ascontiguousarray, inputs))
+    return Case("mma_f64_k8", "k_mma_f64_k8", held, (np.ascontiguousarray((c + a @ b)[place]),))
+
+
 def _half2(f: Callable[..., Array], *words: Array) -> Array:
     """Apply a float64 function to packed halves and round once."""
     pairs = [w.view(np.float16).astype(np.float64) for w in words]
@@ -449,6 +459,7 @@ CASES: tuple[Case, ...] = (
     _mma("mma_u8", np.uint8, np.uint8, 32, integer=True),
     _mma("mma_u8s8", np.uint8, np.int8, 32, integer=True),
     _mma_f64(),
+    _mma_f64_k8(),
     _arithmetic(),
     _conversions(),
     _warp_intrinsics(),

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "ptx.cuh"
+#include "ptx_f64.cuh"
 #include "ptx_peers.cuh"
 #include "ptx_wgmma.cuh"
 
@@ -182,6 +183,15 @@ __global__ void k_mma_f64(const __grid_constant__ Args p) {
   mma_f64(d, IN(double, 0)[t], IN(double, 1)[t]);
   OUT(double, 0)[2 * t] = d[0];
   OUT(double, 0)[2 * t + 1] = d[1];
+}
+
+__global__ void k_mma_f64_k8(const __grid_constant__ Args p) {
+  const int t = threadIdx.x;
+  double a[4], b[2], d[4];
+  for (int i = 0; i < 4; ++i) a[i] = IN(double, 0)[4 * t + i], d[i] = IN(double, 2)[4 * t + i];
+  for (int i = 0; i < 2; ++i) b[i] = IN(double, 1)[2 * t + i];
+  mma_f64_k8(d, a, b);
+  for (int i = 0; i < 4; ++i) OUT(double, 0)[4 * t + i] = d[i];
 }
 
 __global__ void arithmetic(const __grid_constant__ Args p) {

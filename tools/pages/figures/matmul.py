@@ -362,3 +362,35 @@ def few_columns_tensor() -> Figure:
         "loaded in the same one. So fragments need no shared memory and no ldmatrix.",
     )
     return f
+
+
+def few_columns_unpacked() -> Figure:
+    """Draw warps that split the sum, each with a ring of its own, and blocks that begin apart."""
+    f = Figure(
+        "Few columns, unpacked: each warp copies what it multiplies",
+        "Warps take turns along the sum. Each copies its chunk of the rows and of the columns into "
+        "a ring of its own; blocks begin at different chunks.",
+        312,
+    )
+    for block, start in enumerate((0, 8)):
+        top = 66 + block * 84
+        f.text(20, top + 34, f"block {block}", kind="soft", size=14)
+        rows = [[lane(chunk % 4) for chunk in range(16)] for _ in range(3)]
+        f.cells(100, top, rows, side=20)
+        f.bracket(100 + 20 * start, 100 + 20 * (start + 4), top + 66, "first")
+    f.text(260, 264, "A, along the sum", anchor="middle")
+    columns = [[lane(chunk % 4)] * 3 for chunk in range(12)]
+    f.cells(470, 40, columns, side=16)
+    f.text(494, 264, "B as it lies", anchor="middle")
+    f.lines(
+        556,
+        90,
+        "a color: a warp,",
+        "with a ring of",
+        "three stages;",
+        "they meet once,",
+        "at the end",
+        size=14,
+    )
+    f.note(292, "Floats become doubles on their way from the ring to the tensor cores.")
+    return f
