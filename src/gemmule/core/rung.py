@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -171,11 +172,19 @@ class Rung:
 
     def space(self, problem: Problem) -> Iterator[dict[str, Any]]:
         """Yield every declared parameter combination that the constraints allow."""
-        names = list(self.params)
-        for values in itertools.product(*(self.params[name] for name in names)):
-            params = dict(zip(names, values, strict=True))
-            if all(c.holds(problem, params) for c in self.constraints):
-                yield params
+        conditions = [constraint.holds for constraint in self.constraints]
+        for params in self._combinations:
+            for holds in conditions:
+                if not holds(problem, params):
+                    break
+            else:
+                yield params.copy()
+
+    @functools.cached_property
+    def _combinations(self) -> tuple[dict[str, Any], ...]:
+        """Every declared parameter combination, whatever the constraints say."""
+        every = itertools.product(*self.params.values())
+        return tuple(dict(zip(self.params, values, strict=True)) for values in every)
 
     def refusal(self, problem: Problem) -> str | None:
         """Return why the rung does not take `problem` on this machine, or None when it does."""

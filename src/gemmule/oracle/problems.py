@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -43,8 +44,13 @@ def make_problem(op: str, m: int, n: int, k: int, signature: Signature, **option
     >>> make_problem("matvec", 3, 6, 1, ("float16", "float16", "float16")).alignment
     4
     """
-    a, b, out = signature
-    k = 1 if op == "matvec" else k
+    return _made(op, m, n, 1 if op == "matvec" else k, *signature, **options)
+
+
+@functools.lru_cache(
+    maxsize=2**15, typed=True
+)  # rungs of the same signatures meet the same problems
+def _made(op: str, m: int, n: int, k: int, a: str, b: str, out: str, **options: Any) -> Problem:
     problem = Problem(op, m, n, k, a=a, b=b, out=out, **options)
     alignment = natural_alignment(problem)
     return problem if alignment == problem.alignment else replace(problem, alignment=alignment)
