@@ -26,4 +26,18 @@ inline __attribute__((used)) void __ubsan_handle_shift_out_of_bounds(CuemuShift*
   cuemu::fail("shift", "%s:%u: shift of %s by %lld", cuemu::base_name(d->at.file), d->at.line, d->left->name,
               static_cast<long long>(int(by)));
 }
+// Kernels call these, which do not come back: that is a third less to compile, and threads always report.
+inline __attribute__((used, noreturn)) void __ubsan_handle_type_mismatch_v1_abort(CuemuMismatch* d, uintptr_t p) {
+  __ubsan_handle_type_mismatch_v1(d, p);
+  abort();
+}
+inline __attribute__((used, noreturn)) void __ubsan_handle_out_of_bounds_abort(CuemuBounds* d, uintptr_t index) {
+  __ubsan_handle_out_of_bounds(d, index);
+  abort();
+}
+inline __attribute__((used, noreturn)) void __ubsan_handle_shift_out_of_bounds_abort(CuemuShift* d, uintptr_t a,
+                                                                                     uintptr_t by) {
+  __ubsan_handle_shift_out_of_bounds(d, a, by);
+  abort();
+}
 }

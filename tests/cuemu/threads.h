@@ -171,7 +171,7 @@ size_t join(unsigned mask, const void* value, size_t bytes, const char* what, co
     fresh.what = what;
     fresh.open = true;
   }
-  if (strcmp(w.meets[i].what, what))
+  if (w.meets[i].what != what && strcmp(w.meets[i].what, what))
     fail("divergent_warp", "lane %u is at %s (%s:%d) while lanes 0x%08x of the same mask are at %s", lane, what,
          base_name(file), line, w.meets[i].arrived, w.meets[i].what);
   if (bytes) memcpy(w.meets[i].value[lane], value, bytes);
@@ -201,8 +201,10 @@ void close(Meet& m) {
 // ---- the life of a thread --------------------------------------------------------------------------
 // Bulk stores need no wait to be complete at the end of the grid; loads that nobody awaited are dropped.
 static void thread_exits(Fiber& f) {
-  f.queues->stores.commit();
-  f.queues->stores.wait(0);
+  GroupQueue& stores = f.queues->stores;
+  if (stores.open.empty() && stores.closed.empty()) return;   // as of most threads: a commit allocates
+  stores.commit();
+  stores.wait(0);
 }
 static void entry() {
   S.body(S.arg);
