@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, Machine
 from gemmule.rungs._cuda.geometry import ceil_div
@@ -59,3 +61,35 @@ def starting(problem: Problem, machine: Machine, beyond_us: float, filling_us: f
     """
     filled = min(1.0, problem.compulsory_bytes / 1e6)
     return machine.call_s + 1e-6 * (beyond_us + filling_us * filled)
+
+
+def overlapped(*seconds: float) -> float:
+    """Return what takes these seconds at the same time: where two are alike, neither is free."""
+    return float(sum(one**4 for one in seconds) ** 0.25)
+
+
+def shared_rows_s(
+    problem: Problem,
+    machine: Machine,
+    parts: int,
+    unroll: int,
+    *,
+    turn_us: float,
+    rate: float,
+    at_once: float,
+) -> float:
+    """Return the seconds of reading rows that `parts` blocks of 256 threads share each.
+
+    turn_us: what a turn of `unroll` loads a thread takes at least. rate: the share of the memory's
+    that many blocks reach. at_once: the blocks that a multiprocessor holds. One H200 (November
+    2026), 106 shapes of 2 to 2,038 rows: a wave that is not full costs part of what its blocks take
+    alone, and every wave after the first 0.8 us.
+    """
+    turns = ceil_div(problem.n * ITEMSIZE[problem.a], 16 * 256 * parts * unroll)
+    waiting = 1e-6 * turn_us * turns
+    reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
+    waves = problem.m * problem.batch * parts / (at_once * machine.units)
+    if waves <= 1:
+        return overlapped(reading, waiting)
+    begun = math.ceil(waves)
+    return reading + 1e-6 * (1.7 + 0.8 * (begun - 2)) + 0.45 * (begun - waves) * waiting

@@ -22,7 +22,7 @@ from gemmule.core.rung import (
     integers,
 )
 from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
-from gemmule.rungs._cuda.stream import FITS, flags
+from gemmule.rungs._cuda.stream import FITS, flags, shared_rows_s, starting
 
 THREADS = 256
 
@@ -47,17 +47,32 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Share a row among blocks until there are four of them for each multiprocessor."""
-    rows = problem.m * problem.batch
-    cluster = next((c for c in (2, 4) if rows * c >= 3 * machine.units), 8)
-    params = {"cluster": cluster, "unroll": 2}
-    # One H200 (November 2026): a plain launch and 0.5 us; four blocks are on a multiprocessor at a
-    # time, and whatever the length of their rows they take 1.25 us (16,384 rows of 4: 78 us).
-    waves = max(1.0, rows * cluster / (4 * machine.units))
-    rate = (0.9 if problem.alignment == 16 else 0.45) * machine.read_bytes_per_s
-    fill = min(1.0, rows * cluster / (2 * machine.units))
-    reading = problem.compulsory_bytes / (rate * fill)
-    return Suggestion(params, machine.call_s + 0.5e-6 + max(reading, 1.25e-6 * (waves - 1)))
+    """Share a row among as many blocks as the model finds best."""
+
+    def expected_s(params: Params) -> float:
+        return _seconds(problem, machine, params)
+
+    params = min(RUNG.space(problem), key=expected_s)
+    return Suggestion(params, expected_s(params))
+
+
+def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
+    """Return the modelled time: what fits four blocks of a multiprocessor, or its registers, waits.
+
+    One H200 (November 2026): clusters of eight leave places free in some of the chip's parts.
+    """
+    aligned, several = problem.alignment == 16, params["unroll"] == 4
+    at_once = 5.6 if aligned and not several else 4.0
+    reading = shared_rows_s(
+        problem,
+        machine,
+        params["cluster"],
+        params["unroll"],
+        turn_us=0.61 if several else 0.58,
+        rate=0.90 if aligned else 0.82,
+        at_once=0.9 * at_once if params["cluster"] == 8 else at_once,
+    )
+    return starting(problem, machine, 0.1, 0.6) + reading
 
 
 RUNG = CudaRung(

@@ -13,7 +13,7 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES
-from gemmule.rungs._cuda.stream import starting
+from gemmule.rungs._cuda.stream import shared_rows_s, starting
 
 THREADS = 256
 SPLITS = (32, 8, 16, 64, 128, 256, 512)
@@ -47,17 +47,35 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Split so that every multiprocessor has four blocks, of a turn of loads each at least."""
+    """Split a row as the model finds best, of a turn of loads a block at least."""
     vectors = problem.n * ITEMSIZE[problem.a] // 16
     if problem.m > 2 * machine.units:
         return None
-    wanted = min(4 * machine.units // problem.m, vectors // THREADS)
-    splits = max((s for s in SPLITS if s <= wanted), default=min(SPLITS))
-    unroll = 4 if vectors >= 4 * THREADS * splits else 2
-    blocks = min(1.0, problem.m * splits / (2 * machine.units))
-    reading = problem.compulsory_bytes / (0.93 * blocks * machine.read_bytes_per_s)
-    seconds = starting(problem, machine, 1.0, 0.6) + reading
-    return Suggestion({"splits": splits, "unroll": unroll}, seconds)
+
+    def point(splits: int) -> Params:
+        return {"splits": splits, "unroll": 4 if vectors >= 4 * THREADS * splits else 2}
+
+    def expected_s(params: Params) -> float:
+        return _seconds(problem, machine, params)
+
+    points = [point(s) for s in SPLITS if s <= max(min(SPLITS), vectors // THREADS)]
+    params = min(points, key=expected_s)
+    return Suggestion(params, expected_s(params))
+
+
+def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
+    """Return the modelled time; four unaligned loads a lane of doubles come to more registers."""
+    aligned, double = problem.alignment == 16, ITEMSIZE[problem.a] == 8
+    reading = shared_rows_s(
+        problem,
+        machine,
+        params["splits"],
+        params["unroll"],
+        turn_us=0.52 if params["unroll"] == 2 else 0.8 if aligned else 1.2 if double else 1.0,
+        rate=0.94 if aligned else 0.73 if double else 0.89,
+        at_once=4.0,
+    )
+    return starting(problem, machine, 0.3, 1.0) + reading
 
 
 RUNG = CudaRung(

@@ -30,7 +30,7 @@ from gemmule.core.rung import (
     integers,
 )
 from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
-from gemmule.rungs._cuda.stream import flags, starting
+from gemmule.rungs._cuda.stream import flags, overlapped, starting
 
 THREADS_OF_A_UNIT = 1024
 
@@ -78,10 +78,12 @@ def _unaligned(problem: Problem, machine: Machine, vectors: int, rows: int) -> t
     One H200 (November 2026), us, one row a warp and several: 8191 x 1025 halves 6.7 and 5.9, floats
     10.5 and 9.7; 20001 x 129 halves 7.6 and 4.2. 4095 x 4095 floats by 2 loads 18.4, by 4 17.9. A
     row a warp and a row a block of 128: 2200 x 8002 halves 13.4 and 11.0, floats 700 x 4001 9.9 and
-    5.2, 4095 x 10001 40.7 and 41.7.
+    5.2, 4095 x 10001 40.7 and 41.7. By 128 and by 256 threads: 991 x 20707 halves 12.6 and 13.7,
+    575 x 38391 16.3 and 14.1.
     """
     if vectors > 128 and rows < 16 * machine.units:
-        return 128 if vectors <= 1024 else 256, 1, 2
+        most = 8192 if rows >= 7 * machine.units else 1024
+        return 128 if vectors <= most else 256, 1, 2
     if ITEMSIZE[problem.a] > 1 and rows >= (16 if vectors <= 32 else 32) * machine.units:
         return _many_unaligned(machine, vectors, rows)
     if (vectors > 512 and rows < 20 * machine.units) or (
@@ -150,11 +152,14 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     turns = ceil_div(problem.n * ITEMSIZE[problem.a], 16 * params["lanes"] * params["unroll"])
     blocks = problem.batch * ceil_div(problem.m, threads // params["lanes"] * params["rows"])
     waves = blocks * threads / (machine.units * THREADS_OF_A_UNIT)
-    reading = problem.compulsory_bytes / (0.977 * machine.read_bytes_per_s)
+    shared = problem.alignment != 16 and params["lanes"] == 256  # so much of x that it costs, too
+    reading = problem.compulsory_bytes / ((0.82 if shared else 0.977) * machine.read_bytes_per_s)
     # Unaligned rows have heads and tails, each a load of its own, and those of several rows add up.
     ends_us = 0.0 if problem.alignment == 16 else 0.65 if params["rows"] == 1 else 1.2
-    waiting = 1e-6 * (TURN_US * (turns * max(1.0, waves) - 1) + ends_us * waves)
-    return starting(problem, machine, -0.32, 0.75) + max(reading, waiting)
+    turn_us = 0.66 if params["lanes"] == 256 and problem.alignment == 16 else TURN_US
+    waiting = 1e-6 * (turn_us * (turns * max(1.0, waves) - 1) + ends_us * waves)
+    together = overlapped if params["lanes"] == 256 else max
+    return starting(problem, machine, -0.32, 0.75) + together(reading, waiting)
 
 
 RUNG = CudaRung(

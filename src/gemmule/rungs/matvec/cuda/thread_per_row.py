@@ -16,9 +16,12 @@ along rows a sector that has arrived serves sixteen steps out of the L1.
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.stream import starting
+
+MOST_COLUMNS, MOST_BYTES = 8, 40  # of a row that it suggests itself for
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -30,6 +33,22 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
             block=(block, 1, 1),
         ),
     )
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Take rows of a few bytes that half of the chip's threads have room for.
+
+    One H200 (November 2026), 64 shapes of 1 to 8 columns: 0.3 to 0.45 us less than `staged_rows`,
+    which passes shared memory, up to 60,000 rows (8000 x 1 doubles 1.60 us instead of 2.04); at
+    400,000 more.
+    """
+    row = problem.n * ITEMSIZE[problem.a]
+    wide = problem.n > MOST_COLUMNS or row > MOST_BYTES
+    if wide or problem.layout_a != "row" or problem.batch > 1 or problem.m > 1024 * machine.units:
+        return None
+    reading = problem.compulsory_bytes / (0.9 * machine.read_bytes_per_s)
+    start = starting(problem, machine, -0.65 + 0.008 * row, 0.3)
+    return Suggestion({"block": 128}, start + reading)
 
 
 RUNG = CudaRung(
@@ -44,5 +63,6 @@ RUNG = CudaRung(
     layouts=("row", "col", "strided"),
     params={"block": (128, 32, 64, 256, 512, 1024)},
     batched=True,
+    suggest=_suggest,
     steps=_steps,
 )
