@@ -182,6 +182,20 @@ def test_blocks_that_walk_a_batch(rung: Rung) -> None:
 
 
 @needs_emulator
+@pytest.mark.parametrize("rung", named("even_rows"))
+def test_blocks_with_more_rows_than_they_hold_sums_of(rung: Rung) -> None:
+    """A block has 19 rows here, and a warp of the second kernel three."""
+    emulator = Emulator()
+    for problem in strided_problems(rung, (5000, 7, 1)):
+        for emulator.seed in (0, 2):
+            params = ready(rung, problem)[0]
+            inputs = make_inputs(problem, "integers", 7)
+            out = emulator.run(rung, inputs, params)
+            verdict = check(inputs, rung.arithmetic(problem), params, out)
+            assert verdict.ok, f"{problem} {params}: {verdict.text}"
+
+
+@needs_emulator
 @pytest.mark.parametrize(
     "rung",
     named("register_tile", "vector_tile", "tensor_core", "tensor_core_int8", "wgmma_tile"),

@@ -33,8 +33,8 @@ template <class TA, class TX, class TY, int R, int U, bool ALIGNED>
 __global__ void __launch_bounds__(256, 4 - FEWER_BLOCKS(!ALIGNED && sizeof(TX) > sizeof(TA))) even_rows(const GemvArgs p) {
   typedef typename AccOf<TY>::type Acc;
   typedef Shares<TA, R, ALIGNED> Of;
-  constexpr int V = Lanes<TA>::count, THREADS = 256, WARPS = THREADS / 32;
-  __shared__ Acc part[2][R][WARPS];
+  constexpr int V = Lanes<TA>::count, THREADS = 256, WARPS = THREADS / 32, HELD = 16;
+  __shared__ Acc part[HELD * R][WARPS];  // sums of pieces that the warps have yet to meet for
 #if __CUDA_ARCH__ >= 900 || defined(CUEMU)
   ptx::pdl_launch_dependents();
 #endif
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(256, 4 - FEWER_BLOCKS(!ALIGNED && sizeof(TX) >
   unsigned at = blockIdx.x * of.share, group = at / of.width;
   const unsigned end = min(at + of.share, of.total);
 #pragma unroll 1
-  for (int turn = 0; at < end; ++group, turn ^= 1) {
+  for (int held = 0; at < end; ++group) {
     // excerpt
     const int begin = at - group * of.width, piece = min(of.width - begin, end - at), row0 = Of::first_row(group);
     at += piece;
@@ -97,15 +97,18 @@ __global__ void __launch_bounds__(256, 4 - FEWER_BLOCKS(!ALIGNED && sizeof(TX) >
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       sum[r] = warp_sum(sum[r] + wide<Acc>(single[r]) * wide<Acc>(single_x));
-      if (threadIdx.x % 32 == 0) part[turn][r][threadIdx.x / 32] = sum[r];
+      if (threadIdx.x % 32 == 0) part[held * R + r][threadIdx.x / 32] = sum[r];
     }
-    __syncthreads();  // the one of a piece: the next is met in the other half of part
-    if (threadIdx.x < R) {
+    if (++held < HELD && at < end) continue;  // no warp waits for the others before it begins the next piece
+    __syncthreads();
+    for (int i = threadIdx.x; i < held * R; i += THREADS) {
       Acc total = 0;
 #pragma unroll
-      for (int w = 0; w < WARPS; ++w) total += part[turn][threadIdx.x][w];
-      Of::template place<Acc>(p, blockIdx.x, group)[threadIdx.x] = total;
+      for (int w = 0; w < WARPS; ++w) total += part[i][w];
+      Of::template place<Acc>(p, blockIdx.x, group + 1 - held)[i] = total;
     }
+    __syncthreads();
+    held = 0;
   }
 }
 
@@ -118,13 +121,14 @@ __global__ void __launch_bounds__(256) add_pieces(const GemvArgs p) {
   unsigned row = blockIdx.x + threadIdx.x / 32 * gridDim.x;
   if (row >= m) return;
   const Of of(p);
+  unsigned group = Of::group_of(row), first = group * of.width / of.share, last = ((group + 1) * of.width - 1) / of.share;
+  ptx::pin(first), ptx::pin(last);  // found while the other kernel still runs
 #if __CUDA_ARCH__ >= 900 || defined(CUEMU)
   ptx::pdl_wait();  // launched early: the sums of the pieces are there only now
 #endif
 #pragma unroll 1
-  for (; row < m; row += 8 * gridDim.x) {
-    const unsigned group = Of::group_of(row), first = group * of.width / of.share;
-    const unsigned pieces = ((group + 1) * of.width - 1) / of.share - first + 1;
+  for (;;) {
+    const unsigned pieces = last - first + 1;
     const Acc* work = Of::template place<Acc>(p, first, group) + row / Of::APART % R;
     Acc total = 0;
 #pragma unroll 1
@@ -137,5 +141,7 @@ __global__ void __launch_bounds__(256) add_pieces(const GemvArgs p) {
     }
     total = warp_sum(total);
     if (lane == 0) store_sum(p, (TY*)p.y + row * p.y_step, total);
+    if ((row += 8 * gridDim.x) >= m) return;
+    group = Of::group_of(row), first = group * of.width / of.share, last = ((group + 1) * of.width - 1) / of.share;
   }
 }
