@@ -13,9 +13,18 @@ them all.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
+from gemmule.core.rung import (
+    Arithmetic,
+    Constraint,
+    CudaRung,
+    Machine,
+    Params,
+    Step,
+    Suggestion,
+)
 from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES
+from gemmule.rungs._cuda.stream import overlapped, starting
 
 THREADS = 256
 LINE = 8  # vectors
@@ -78,6 +87,35 @@ def _chain(problem: Problem, params: Params) -> int:
     return turns * vector + 1 + 5 + THREADS // 32 + ceil_div(_width(problem), LEAST * 32) + 1 + 5
 
 
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Take as many rows together as are there, with four loads a thread under way.
+
+    One H200 (November 2026): 0.9 % behind the best of all sets over 91 shapes.
+    """
+    if problem.m > 16 * machine.units:
+        return None
+    full = [rows for rows in (4, 2) if problem.m >= 0.6 * rows * _groups(problem, rows)]
+    params = {"blocks": 4, "rows": next(iter(full), 1)}
+    share = _total(problem, params["rows"]) / _grid(problem, params, machine)
+    params["unroll"] = 4 // params["rows"] if params["rows"] > 1 or share > 8 * THREADS else 2
+    return Suggestion(params, _seconds(problem, machine, params, share))
+
+
+def _seconds(problem: Problem, machine: Machine, params: Params, share: float) -> float:
+    """Return the modelled time: two launches, what memory and L2 give, and the rows that begin.
+
+    One H200 (November 2026), 99 shapes of 2 to 2,038 rows: 4 % off in the mean, when the warps of a
+    block still met at the end of each row.
+    """
+    rows_of_x = _groups(problem, params["rows"])
+    passing = problem.n * (problem.m + rows_of_x) * ITEMSIZE[problem.a]
+    of_l2 = 2.3 if problem.alignment == 16 else 1.9
+    reading = problem.compulsory_bytes / (0.98 * machine.read_bytes_per_s)
+    together = overlapped(reading, passing / (of_l2 * machine.read_bytes_per_s))
+    begun = 1.25e-6 * min(3.0, share / _width(problem))
+    return starting(problem, machine, 1.65, 0.65) + together + begun
+
+
 RUNG = CudaRung(
     title="Even rows",
     idea="One wave of blocks, an equal share of the matrix each; a second kernel adds the pieces.",
@@ -104,5 +142,6 @@ RUNG = CudaRung(
         ),
     ),
     workspace=_workspace,
+    suggest=_suggest,
     steps=_steps,
 )

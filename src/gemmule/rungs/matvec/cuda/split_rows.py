@@ -71,7 +71,7 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
         machine,
         params["splits"],
         params["unroll"],
-        turn_us=0.52 if params["unroll"] == 2 else 0.8 if aligned else 1.2 if double else 1.0,
+        turn_us=0.52 if params["unroll"] == 2 else 0.8 if aligned else 1.5 if double else 1.0,
         rate=0.94 if aligned else 0.73 if double else 0.89,
         at_once=4.0,
     )

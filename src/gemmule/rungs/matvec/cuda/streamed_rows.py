@@ -152,8 +152,10 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     turns = ceil_div(problem.n * ITEMSIZE[problem.a], 16 * params["lanes"] * params["unroll"])
     blocks = problem.batch * ceil_div(problem.m, threads // params["lanes"] * params["rows"])
     waves = blocks * threads / (machine.units * THREADS_OF_A_UNIT)
-    shared = problem.alignment != 16 and params["lanes"] == 256  # so much of x that it costs, too
-    reading = problem.compulsory_bytes / ((0.82 if shared else 0.977) * machine.read_bytes_per_s)
+    # A block that has an unaligned row to itself reads as much of x as of A, twice.
+    slower = {128: 0.88, 256: 0.82} if problem.alignment != 16 else {}
+    rate = slower.get(params["lanes"], 0.977)
+    reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
     # Unaligned rows have heads and tails, each a load of its own, and those of several rows add up.
     ends_us = 0.0 if problem.alignment == 16 else 0.65 if params["rows"] == 1 else 1.2
     turn_us = 0.66 if params["lanes"] == 256 and problem.alignment == 16 else TURN_US
