@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,10 @@ def unpacked(dtype: str) -> list[tuple[Problem, dict[str, Any]]]:
             (40, 20, 2048, "row"),
         )
     ]
-    sets = ({"rows": 32, "resident": 1}, {"rows": 16, "resident": 2})
+    sets = (
+        {"rows": 32, "resident": 1, "pieces": 8},
+        {"rows": 16, "resident": 2, "pieces": 4},
+    )
     products = [(problem, params) for problem in problems for params in sets]
     together(UNPACKED, products, Emulator())
     return products
@@ -103,3 +107,6 @@ def test_floats_are_added_as_doubles() -> None:
     error = np.abs(got[:32] - a @ b) / (np.abs(a) @ np.abs(b))
     assert error.max() < 2.0**-24
     assert np.array_equal(got[32], np.copysign(np.inf, inputs.b[-1]))
+    plain = replace(problem, precision="ieee")  # float32 products and sums, no tensor cores
+    assert "ieee" in str(UNPACKED.refusal(plain))
+    assert UNPACKED.refusal(replace(plain, a="float64", b="float64", out="float64")) is None

@@ -3,24 +3,22 @@
 #include "few_columns.cuh"
 #include "ptx_f64.cuh"
 
-constexpr int PIECES = 8;  // of 16 bytes: what a turn takes of a row
-
-// What a warp keeps of ROWS rows and N columns for a turn, in vectors of 16 bytes. A row's pieces lie together; so do a
-// column's where it lies ALONG the sum. Of columns in rows the N vectors that meet one piece do, behind which PAD
-// vectors are left out: without them (or without the permutations) lanes would meet in the banks.
-template <class T, int N, bool ALONG> struct Layout {
-  static constexpr int V = Lanes<T>::count, CHUNK = PIECES * V, TILES = N > 8 ? 2 : 1;  // of 8 columns
+// What a warp keeps of ROWS rows and N columns for a turn, which takes PIECES vectors of 16 bytes of a row. A row's
+// pieces lie together; so do a column's where it lies ALONG the sum. Of columns in rows the N vectors that meet one piece
+// do, behind which PAD vectors are left out: without them, or in another order, lanes would meet in the banks.
+template <class T, int N, int PIECES_, bool ALONG> struct Layout {
+  static constexpr int PIECES = PIECES_, V = Lanes<T>::count, CHUNK = PIECES * V, TILES = N > 8 ? 2 : 1;  // of 8 columns
   static constexpr int PAD = N == 2 ? 0 : 2, BLOCK = N + PAD, columns = PIECES * (ALONG ? N : BLOCK);
-  __device__ static __forceinline__ int row(int i, int piece) { return i * PIECES + (piece ^ i % 2 * 4); }
-  __device__ static __forceinline__ int along(int j, int piece) { return j * PIECES + (piece ^ j / TILES % 2 * 4); }
+  __device__ static __forceinline__ int row(int i, int piece) { return i * PIECES + (PIECES == 8 ? piece ^ i % 2 * 4 : piece); }
+  __device__ static __forceinline__ int along(int j, int piece) { return j % TILES * (N / TILES * PIECES) + row(j / TILES, piece); }
   // Vector q of CHUNK rows of N columns without gaps.
   __device__ static __forceinline__ int across(int q) { return q + q / N * PAD; }
 };
 
 // A warp's sums, which no lanes share: lane (g, t) gives pieces t and t + 4 of the rows g, g + 8, .. and of column g,
 // or of columns 2 g and 2 g + 1 where there are two tiles; columns past the last repeat it.
-template <class T, int ROWS, int N, bool ALONG> struct Sums {
-  typedef Layout<T, N, ALONG> L;
+template <class T, int ROWS, int N, int PIECES, bool ALONG> struct Sums {
+  typedef Layout<T, N, PIECES, ALONG> L;
   static constexpr int R = ROWS / 16, TILES = L::TILES, V = L::V;
   double sum[R][TILES][4] = {};
   const int g = threadIdx.x / 4 % 8, t = threadIdx.x % 4, column = min(g, N / TILES - 1) * TILES;
@@ -32,14 +30,14 @@ template <class T, int ROWS, int N, bool ALONG> struct Sums {
     // Which of the two pieces lies first, the permutation says: the other 64 bytes on or back.
     const int a_other = g % 2 ? -64 : 64, b_other = column / TILES % 2 ? -64 : 64;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < PIECES / 4; ++h) {
       Chunk<T> v[2 * R];
 #pragma unroll
       for (int r = 0; r < 2 * R; ++r) v[r] = *(const Chunk<T>*)(a + h * a_other + r * 8 * PIECES * 16);
       T w[TILES][V];
       if constexpr (ALONG) {
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) *(Chunk<T>*)w[i] = *(const Chunk<T>*)(b + h * b_other + i * PIECES * 16);
+        for (int i = 0; i < TILES; ++i) *(Chunk<T>*)w[i] = *(const Chunk<T>*)(b + h * b_other + i * (N / TILES * PIECES) * 16);
       } else {
 #pragma unroll
         for (int step = 0; step < V; ++step) {
@@ -104,10 +102,11 @@ __device__ __forceinline__ void copy_columns(unsigned to, const T* b, int l, int
 
 // Warps split the sum and wait for none until their ends. Sizes are below 2^31 (a constraint). The last rows of the
 // matrix are ROWS as well where it has as many: a block may compute rows of the one before again, and stores its own.
-template <class T, int WARPS, int ROWS, int N, int STAGES, int RESIDENT, bool TURNED, bool ALONG>
+template <class T, int WARPS, int ROWS, int N, int PIECES, int STAGES, int RESIDENT, bool TURNED, bool ALONG>
 __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_columns_unpacked(const GemmArgs args) {
-  typedef Layout<T, N, ALONG> L;
-  constexpr int V = L::V, CHUNK = L::CHUNK, A_STAGE = ROWS * PIECES, STAGE = A_STAGE + L::columns, EACH = (N + 3) / 4;
+  typedef Layout<T, N, PIECES, ALONG> L;
+  constexpr int V = L::V, CHUNK = L::CHUNK, A_STAGE = ROWS * PIECES, STAGE = A_STAGE + L::columns;
+  constexpr int SIDE = 32 / PIECES, EACH = (N + SIDE - 1) / SIDE;  // rows that a warp copies at a time, copies of columns
   static_assert(STAGES * STAGE * 16 >= ROWS * N * sizeof(T), "a warp's ring holds its sums");
   extern __shared__ __align__(128) unsigned char smem[];
   const GemmArgs p = seen<TURNED>(args);
@@ -125,11 +124,11 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_columns_unpacked(con
   // columns at the same time would wait for each other in the L2.
   const int turns = ((k + CHUNK - 1) / CHUNK - warp + WARPS - 1) / WARPS;
   const int start = turns > 0 ? at.row / ROWS & ((1 << (31 - __clz(turns))) - 1) : 0;
-  int next = start, copied = 0;
+  int next = start;
 
   // Whole chunks of aligned rows are copied by 16 bytes, `apart` bytes from one copy of a lane to its next.
-  const T *first_a = a + i0 * p.a_row + (warp * CHUNK + piece * V), *from_a = first_a + start * (WARPS * CHUNK);
-  const unsigned a_apart = (unsigned)p.a_row * (4 * sizeof(T));
+  const T* from_a = a + i0 * p.a_row + ((warp + start * WARPS) * CHUNK + piece * V);
+  const unsigned a_apart = (unsigned)p.a_row * (SIDE * sizeof(T));
   const bool a_lies = m >= ROWS && rows_aligned(a, p.a_row) && (u64)p.a_row < (1u << 31) / (ROWS * sizeof(T));
   const int whole_a = a_lies ? k / CHUNK : 0;
   const unsigned to = ptx::smem_addr(smem) + warp * (STAGES * STAGE * 16);
@@ -137,8 +136,8 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_columns_unpacked(con
   ptx::pin(to_a);
   auto copy_a = [&](unsigned there) {
 #pragma unroll
-    for (int r = 0; r < ROWS / 4; ++r)
-      ptx::cp_async<16>(to_a + there + r * 4 * PIECES * 16, (const char*)from_a + (u64)a_apart * r);
+    for (int r = 0; r < ROWS / SIDE; ++r)
+      ptx::cp_async<16>(to_a + there + r * 32 * 16, (const char*)from_a + (u64)a_apart * r);
   };
   const bool early = turns > 0 && warp + start * WARPS < whole_a;
   if (early) copy_a(0);  // while it is found out how the columns lie
@@ -147,37 +146,36 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_columns_unpacked(con
   constexpr int OF_ROW = N < V ? 1 : N / V;
   constexpr bool WHOLE_ROWS = N >= V && 32 % OF_ROW == 0;
   const i64 b_chunk = (ALONG ? 1 : p.b_row) * CHUNK;
-  const T* first_b = b + warp * b_chunk;
+  const T* from_b = b + (warp + start * WARPS) * b_chunk;
   unsigned b_apart = 32 * 16;
   bool b_lies = n == N && (ALONG ? p.b_row : p.b_col) == 1;
   if (ALONG) {
-    first_b += i0 * p.b_col + piece * V, b_apart = (unsigned)p.b_col * (4 * sizeof(T));
+    from_b += i0 * p.b_col + piece * V, b_apart = (unsigned)p.b_col * (SIDE * sizeof(T));
     b_lies = b_lies && rows_aligned(b, p.b_col) && (u64)p.b_col < (1u << 31) / (N * sizeof(T));
   } else if (p.b_row == N) {
-    first_b += lane * V, b_lies = b_lies && ((u64)b & 15) == 0;
+    from_b += lane * V, b_lies = b_lies && ((u64)b & 15) == 0;
   } else {
-    first_b += lane / OF_ROW * p.b_row + lane % OF_ROW * V, b_apart = (unsigned)p.b_row * (32 / OF_ROW * sizeof(T));
+    from_b += lane / OF_ROW * p.b_row + lane % OF_ROW * V, b_apart = (unsigned)p.b_row * (32 / OF_ROW * sizeof(T));
     b_lies = b_lies && WHOLE_ROWS && rows_aligned(b, p.b_row) && (u64)p.b_row < (1u << 31) / (CHUNK * sizeof(T));
   }
-  const T* from_b = first_b + start * (WARPS * b_chunk);
   const int whole_b = b_lies ? k / CHUNK : 0;
   constexpr bool STEADY = ALONG || 32 % N == 0;  // whether a lane's places lie equally far apart
   unsigned to_b[EACH];
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
-    to_b[i] = to + (A_STAGE + (ALONG ? L::along(i * 4 + i0, piece) : L::across(lane + 32 * i))) * 16;
+    to_b[i] = to + (A_STAGE + (ALONG ? L::along(i * SIDE + i0, piece) : L::across(lane + 32 * i))) * 16;
     if (!STEADY || i == 0) ptx::pin(to_b[i]);
   }
   auto copy_b = [&](unsigned there) {
-    constexpr int STEP = (ALONG ? 4 * PIECES : 32 + 32 / N * L::PAD) * 16;
+    constexpr int STEP = (ALONG ? 32 / L::TILES : 32 + 32 / N * L::PAD) * 16;
 #pragma unroll
     for (int i = 0; i < EACH; ++i)
-      if (N % 4 == 0 || lane < 8 * (N % 4))
+      if (N * PIECES % 32 == 0 || lane + 32 * i < N * PIECES)
         ptx::cp_async<16>((STEADY ? to_b[0] + i * STEP : to_b[i]) + there, (const char*)from_b + (u64)b_apart * i);
   };
-  // Copies the next chunk into the stage `there` bytes behind the first; what does not lie so, element by element.
-  auto copy = [&](unsigned there, bool without_a) {
-    if (copied < turns) {
+  // Copies the chunk of a turn into the stage `there` bytes behind the first; what does not lie so, element by element.
+  auto copy = [&](int turn, unsigned there, bool without_a) {
+    if (turn < turns) {
       const int c = warp + next * WARPS;
       if (c < min(whole_a, whole_b)) {
         if (!without_a) copy_a(there);
@@ -189,14 +187,13 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_columns_unpacked(con
         else copy_columns<T, L, N, ALONG>(to + there + A_STAGE * 16, b, c * CHUNK, n, k, p.b_row, p.b_col);
       }
       from_a += WARPS * CHUNK, from_b += WARPS * b_chunk;
-      ++copied;
-      if (++next == turns) next = 0, from_a = first_a, from_b = first_b;
+      if (++next == turns) next = 0, from_a -= turns * (i64)(WARPS * CHUNK), from_b -= turns * (WARPS * b_chunk);
     }
     ptx::cp_async_commit();
   };
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; ++s) copy(s * STAGE * 16, s == 0 && early);
-  Sums<T, ROWS, N, ALONG> sums;
+  for (int s = 0; s < STAGES - 1; ++s) copy(s, s * STAGE * 16, s == 0 && early);
+  Sums<T, ROWS, N, PIECES, ALONG> sums;
   // Places that move from turn to turn: the compiler would compute them anew from the thread's number.
   int a_place = (warp * (STAGES * STAGE) + sums.a_place()) * 16;
   int b_place = (warp * (STAGES * STAGE) + A_STAGE + sums.b_place()) * 16;
@@ -207,7 +204,7 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_columns_unpacked(con
   for (int turn = 0; turn < turns; ++turn) {
     ptx::cp_async_wait<STAGES - 2>();
     __syncwarp();  // this turn's copies are there for all lanes, and none of them reads the stage before any more
-    copy(there, false);
+    copy(turn + STAGES - 1, there, false);
     there = now;
     sums.add(smem + (a_place + now), smem + (b_place + now));
     now = now == (STAGES - 1) * STAGE * 16 ? 0 : now + STAGE * 16;

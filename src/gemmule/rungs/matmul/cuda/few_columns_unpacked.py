@@ -6,15 +6,14 @@ sum, and meets the others once, at the end. What is unaligned, strided or past a
 element by element by the same kernel.
 
 Floats are multiplied as doubles. Hopper's tensor cores do as many multiply-adds of doubles a second
-as its ordinary units do of floats, by a thirty-second of the instructions: a lane reads half as
-much of shared memory, has a sixth of the sums, and shares none with other lanes. 16 columns of
-floats by fused multiply-adds kept the units busy for 60 % of the time, waited for shared memory in
-between, and took half a microsecond to add up over lanes. What is added is exact but for the last
-bits of a double, so that a sum of floats carries little more than the rounding of its result.
+as its ordinary units do of floats, by a thirty-second of the instructions; a lane has an eighth of
+the sums and shares none, so that nothing is added up over lanes. What is added is exact but for the
+last bits of a double: a sum of floats carries little more than the rounding of its result. The
+conversions, some 50 a turn and lane, are what that costs.
 
-Blocks begin at different chunks: reading the same columns at the same time, they would wait for
-each other in the L2. 2 to 8 columns take 1.05 to 1.09 times as long as one at 4096 x 4096, and what
-16 take is how long their copies take and the last turn's conversions.
+Blocks begin at different chunks: those that read the same columns at the same time wait for each
+other in the L2, 3 % of the time of 16 columns. 2, 4, 8, 12 and 16 columns of floats in rows take
+1.05, 1.06, 1.08, 1.16 and 1.17 times as long as one at 4096 x 4096, of doubles 1.02 to 1.10.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ from gemmule.rungs._cuda import few
 from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
-PIECES = 8  # of 16 bytes, of a row in a turn
-MOST_STAGES, LEAST_WARPS = 3, 4
+MOST_STAGES, LEAST_WARPS = {8: 3, 4: 4}, 4
 RESERVED = 1024  # bytes of shared memory that the system keeps of each block's
 
 
@@ -48,7 +46,7 @@ def _stage_bytes(problem: Problem, params: Params) -> int:
     """Return what a warp keeps of both operands for a turn, as the kernel's Layout says."""
     width = _width(problem)
     padded = width if width == 2 or few.seen(problem).columns_along_k else width + 2
-    return 16 * PIECES * (int(params["rows"]) + padded)
+    return 16 * int(params["pieces"]) * (int(params["rows"]) + padded)
 
 
 def _warps_and_stages(problem: Problem, params: Params, machine: Machine) -> tuple[int, int]:
@@ -56,13 +54,15 @@ def _warps_and_stages(problem: Problem, params: Params, machine: Machine) -> tup
     resident, stage = int(params["resident"]), _stage_bytes(problem, params)
     room = machine.shared_bytes // resident - RESERVED
     warps = 4 if (params["rows"] == 64 and resident > 1) or 16 * stage > room else 8
-    return warps, max(2, min(MOST_STAGES, room // (warps * stage)))
+    return warps, max(2, min(MOST_STAGES[params["pieces"]], room // (warps * stage)))
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     view, width = few.seen(problem), _width(problem)
     warps, stages = _warps_and_stages(problem, params, machine)
-    shape = f"{warps}, {params['rows']}, {width}, {stages}, {params['resident']}"
+    shape = (
+        f"{warps}, {params['rows']}, {width}, {params['pieces']}, {stages}, {params['resident']}"
+    )
     flags = ", ".join(str(f).lower() for f in (view.turned, view.columns_along_k))
     return (
         Step(
@@ -82,34 +82,45 @@ def _chain(problem: Problem, params: Params) -> int:
     view, most_warps = few.seen(problem), 8
     if problem.a == "float32":
         return most_warps + 2
-    chunk = PIECES * view.lanes
+    chunk = int(params["pieces"]) * view.lanes
     return ceil_div(ceil_div(view.k, chunk), LEAST_WARPS) * chunk + most_warps + 1
 
 
-def _shape(problem: Problem, machine: Machine) -> tuple[int, int]:
-    """Return rows and resident blocks: 32 rows, but as many blocks as fill the chip."""
-    view = few.seen(problem)
-    blocks = few.slabs(problem, 32, _width(problem))
-    if 2 * blocks <= machine.units:
-        return 16, 2
-    if blocks <= machine.units or problem.a == "float64":
-        return 32, 1
-    return (64, 2) if view.m >= 16384 and view.n > 8 else (32, 2)
+def _params(problem: Problem, machine: Machine) -> dict[str, int]:
+    """Return the set that was fastest, by how many multiprocessors blocks of 32 rows would fill.
+
+    One H200 (November 2026), sides of 1024 to 32768, 2 to 16 columns, floats and doubles: 0.9 %
+    behind the best of all sets in the mean. 2048 x 2048 floats by 16 columns take 7.1 us by 16
+    rows, 8.8 by 32; 4096 x 4096 20.3 and 19.6; 14336 x 4096 63.4 by 32 and 61.9 by 64; 6144 x 6144
+    doubles by 2 columns 70.3 by 16 rows and 72.8 by 32.
+    """
+    width, units = _width(problem), machine.units
+    blocks = few.slabs(problem, 32, width)
+    rows, resident = 32, 2
+    if 2 * blocks <= units or (width <= 4 and units < blocks < 1.6 * units):
+        rows = 16
+    elif blocks <= units:
+        resident = 1
+    elif width > 8 and few.slabs(problem, 64, width) >= 1.5 * units:
+        rows = 64
+    return {"rows": rows, "resident": resident, "pieces": 8}
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Model the time: the matrix at a share of the read ceiling, and a beginning and an end."""
     width, view = _width(problem), few.seen(problem)
-    rows, resident = _shape(problem, machine)
-    # One H200 (November 2026), floats at 4096 x 4096 and 8192 x 8192 by columns.
-    share = {2: 0.975, 4: 0.965, 8: 0.955, 12: 0.92, 16: 0.905}[width]
-    ends_s = {2: 0.4e-6, 4: 0.6e-6, 8: 0.8e-6, 12: 1.3e-6, 16: 1.5e-6}[width]
-    if not few.rows_aligned(problem) or (view.n % width and not view.columns_along_k):
+    params = _params(problem, machine)
+    # One H200 (November 2026), 4096 x 4096 to 16384 x 16384, by columns.
+    if problem.a == "float64":
+        share = {2: 0.98, 4: 0.975, 8: 0.965, 12: 0.95, 16: 0.94}[width]
+    else:
+        share = {2: 0.975, 4: 0.97, 8: 0.96, 12: 0.935, 16: 0.915}[width]
+    ends_s = {2: 0.6e-6, 4: 0.7e-6, 8: 0.9e-6, 12: 1.5e-6, 16: 1.6e-6}[width]
+    if not few.rows_aligned(problem) or view.n % width:
         share *= 0.3  # an estimate: element by element
-    blocks = few.slabs(problem, rows, width)
-    share *= min(1.0, blocks / (0.9 * machine.units))
-    stream_s = few.stream_s(problem, machine, max(share, 1e-3), width)
-    params = {"rows": rows, "resident": resident}
+    blocks = few.slabs(problem, params["rows"], width)
+    share *= min(1.0, max(blocks, 1) / (0.9 * machine.units))
+    stream_s = few.stream_s(problem, machine, share, width)
     return Suggestion(params, machine.call_s + ends_s + stream_s)
 
 
@@ -123,18 +134,26 @@ RUNG = CudaRung(
     layouts=EVERY_LAYOUT,
     layouts_b=EVERY_LAYOUT,
     after="few_columns_tensor",
-    params={"rows": (32, 16, 64), "resident": (1, 2)},
+    params={"rows": (32, 16, 64), "resident": (1, 2), "pieces": (8, 4)},
     constraints=(
         few.STREAMED,
         few.FITS,
         Constraint(
+            "no floats under precision='ieee', which means plain multiply-adds",
+            lambda problem, params: problem.a == "float64" or problem.precision != "ieee",
+        ),
+        Constraint(
             "16 rows: two blocks a multiprocessor",
             lambda problem, params: params["rows"] != 16 or params["resident"] == 2,
+        ),
+        Constraint(
+            "64 rows: 8 pieces of 16 bytes a turn",
+            lambda problem, params: params["rows"] != 64 or params["pieces"] == 8,
         ),
     ),
     # Elsewhere doubles run at a small part of floats' rate.
     archs=("sm_80", "sm_90a", "sm_100a"),
     batched=True,
-    suggest=lambda problem, machine: None,  # until a GPU proved it
+    suggest=_suggest,
     steps=_steps,
 )
