@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from gemmule.backends.cpu import blas_threads
 from gemmule.backends.cpu.calls import builtin
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CpuRung
+from gemmule.settings import builtin_enabled
 from products import small
 
 pytest.importorskip("numba")
@@ -63,6 +65,19 @@ def test_the_second_product_has_the_bits_of_the_first(op: str, kind: str, m: int
     apart = getattr(gm, op)(*others, rung=plan.rung.name) if "x" not in kind else None
     if apart is not None:
         assert np.array_equal(plan(*others), apart)
+
+
+def test_a_user_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMULE_BUILTIN", "0")
+    for op, kind in itertools.product(OPS, ("float32", "float16", "int8")):
+        a, b = operands(op, kind, 45, 77)
+        plan = planned(op, kind, a, b)
+        assert plan._run.bound is None
+        first = plan(a, b)
+        assert np.array_equal(plan(a, b), first)
+    monkeypatch.setenv("GEMMULE_BUILTIN", "no")
+    with pytest.raises(ValueError, match="'no'; it must be 0"):
+        builtin_enabled()
 
 
 def test_every_rung_with_a_job_is_right_in_every_dtype() -> None:

@@ -12,6 +12,9 @@
 ``GEMMULE_POOL``           whose threads help with CPU products: ``blas``, the default:
                            NumPy's OpenBLAS's where they can be borrowed; ``own``: the
                            package's own
+``GEMMULE_BUILTIN``        ``0``: planned CPU products never go by builtin functions,
+                           which rely on the binary interfaces of CPython and NumPy;
+                           ``1``, the default: they do where those are known
 =========================  ================================================================
 """
 
@@ -122,6 +125,20 @@ def borrows_threads() -> bool:
     if given not in ("blas", "own"):
         raise ValueError(f"GEMMULE_POOL is {given!r}; it must be 'blas' or 'own'.")
     return given == "blas"
+
+
+def builtin_enabled() -> bool:
+    """Return False when ``GEMMULE_BUILTIN`` is ``0``: no product is made a builtin function.
+
+    ValueError for anything but ``0``, ``1`` and the empty string, which is the default.
+    """
+    given = os.environ.get("GEMMULE_BUILTIN") or "1"
+    if given not in ("0", "1"):
+        raise ValueError(
+            f"GEMMULE_BUILTIN is {given!r}; it must be 0 (no product is called as a builtin "
+            "function) or 1 (those that can be are, the default)."
+        )
+    return given == "1"
 
 
 @contextmanager

@@ -11,12 +11,18 @@ from gemmule.backends.cpu.calls.builtin import Call, bound
 from gemmule.core.choice import Choice
 from gemmule.core.problem import numpy_dtype
 from gemmule.core.rung import CpuRung
+from gemmule.settings import builtin_enabled
 
 
 def binder(choice: Choice) -> Callable[[Any, Any], Call | None] | None:
-    """Return what binds a product as a builtin function, where the rung has a job for it."""
+    """Return what binds a product as a builtin function, where the rung has a job for it.
+
+    None also where the user's environment says that no product shall be one.
+    """
     rung, problem, turned = choice.rung, choice.problem, choice.call.op == "vecmat"
     if not isinstance(rung, CpuRung) or rung.job is None or problem.batch != 1:
+        return None
+    if not builtin_enabled():
         return None
     sizes = (problem.m, problem.n) if problem.op == "matvec" else (problem.m, problem.n, problem.k)
     if min(sizes) == 0 or choice.call.swapped != turned:
