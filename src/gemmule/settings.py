@@ -85,12 +85,21 @@ def tuning_enabled() -> bool:
 
     ValueError for anything but ``0``, ``1`` and the empty string, which is the default.
     """
-    given = os.environ.get("GEMMULE_TUNE") or "1"
+    return _switched_on("GEMMULE_TUNE", "ignore stored tuning results", "use them")
+
+
+def builtin_enabled() -> bool:
+    """Return False when ``GEMMULE_BUILTIN`` is ``0``: no product is made a builtin function.
+
+    ValueError as for `tuning_enabled`.
+    """
+    return _switched_on("GEMMULE_BUILTIN", "call no product as a builtin function", "where it can")
+
+
+def _switched_on(name: str, off: str, on: str) -> bool:
+    given = os.environ.get(name) or "1"
     if given not in ("0", "1"):
-        raise ValueError(
-            f"GEMMULE_TUNE is {given!r}; it must be 0 (ignore stored tuning results) or 1 (use "
-            "them, the default)."
-        )
+        raise ValueError(f"{name} is {given!r}; it must be 0 ({off}) or 1 ({on}, the default).")
     return given == "1"
 
 
@@ -125,20 +134,6 @@ def borrows_threads() -> bool:
     if given not in ("blas", "own"):
         raise ValueError(f"GEMMULE_POOL is {given!r}; it must be 'blas' or 'own'.")
     return given == "blas"
-
-
-def builtin_enabled() -> bool:
-    """Return False when ``GEMMULE_BUILTIN`` is ``0``: no product is made a builtin function.
-
-    ValueError for anything but ``0``, ``1`` and the empty string, which is the default.
-    """
-    given = os.environ.get("GEMMULE_BUILTIN") or "1"
-    if given not in ("0", "1"):
-        raise ValueError(
-            f"GEMMULE_BUILTIN is {given!r}; it must be 0 (no product is called as a builtin "
-            "function) or 1 (those that can be are, the default)."
-        )
-    return given == "1"
 
 
 @contextmanager
