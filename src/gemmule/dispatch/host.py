@@ -60,19 +60,19 @@ class HostCall:
             self.checked, self.trusted = of(run.bound, self.checked, self.trusted)
 
 
-Bind = Callable[[Any, Any], Callable[[Any, Any], Any | None] | None]
+Bind = Callable[[Any, Any], Callable[..., Any | None] | None]
 
 
 def _by_array(bind: Bind, *ways: Way) -> tuple[Way, ...]:
     """Return ways of two arrays that try the shorter way first, from the second product on."""
-    call: Callable[[Any, Any], Any | None] | None = None
+    call: Callable[..., Any | None] | None = None
     wanted = True
 
     def first(way: Way) -> Way:
         def shortly(a: Any, b: Any, out: Any) -> Any | None:
             nonlocal call, wanted
-            if call is not None and out is None:
-                result = call(a, b)
+            if call is not None:
+                result = call(a, b) if out is None else call(a, b, out)
                 if result is not None:
                     return result
             result = way(a, b, out)
@@ -91,7 +91,7 @@ def _by_matrix(a: Form, b: Form, bind: Bind, *ways: Way) -> tuple[Way, ...]:
     planned, plain = (a, b) if left else (b, a)
     x = np.empty(plain.shape, numpy_dtype(plain.dtype))
 
-    def call_of(matrix: Any) -> Callable[[Any, Any], Any | None]:
+    def call_of(matrix: Any) -> Callable[..., Any | None]:
         if matrix.device != "cpu" or quantized_form(matrix) != planned:
             return _nothing
         return (bind(matrix, x) if left else bind(x, matrix)) or _nothing
@@ -99,8 +99,9 @@ def _by_matrix(a: Form, b: Form, bind: Bind, *ways: Way) -> tuple[Way, ...]:
     def first(way: Way) -> Way:
         def shortly(a: Any, b: Any, out: Any) -> Any | None:
             matrix = a if left else b
-            if out is None and type(matrix) is codes:
-                result = matrix.kept(call_of)(a, b)
+            if type(matrix) is codes:
+                call = matrix.kept(call_of)
+                result = call(a, b) if out is None else call(a, b, out)
                 if result is not None:
                     return result
             return way(a, b, out)
@@ -110,7 +111,7 @@ def _by_matrix(a: Form, b: Form, bind: Bind, *ways: Way) -> tuple[Way, ...]:
     return tuple(first(way) for way in ways)
 
 
-def _nothing(a: Any, b: Any) -> None:
+def _nothing(a: Any, b: Any, out: Any = None) -> None:
     return None
 
 

@@ -2,10 +2,11 @@
 
 What a call of a small product costs is Python: a dozen functions, each a tenth of a microsecond
 where everything is cached, and ten times that after a pause, when nothing is. A builtin function
-made of a kernel compares its two operands with those it was bound for, allocates the result, lets
-other threads run, multiplies, and returns: nothing of Python is touched in between. It returns
-None, with nothing done, for operands of other forms, after a fork, and where somebody has started
-Numba's threads and may have told them how many to be: that is for the ordinary way.
+made of a kernel compares its two operands with those it was bound for, allocates the result, or
+looks at the one it is given, lets other threads run, multiplies, and returns: nothing of Python is
+touched in between. It returns None, with nothing done, for operands of other forms, after a fork,
+and where somebody has started Numba's threads and may have told them how many to be: that is for
+the ordinary way. So is a given result unless it and all arrays own their memory: they share none.
 
 A job without helpers has no pool, and does not ask for Numba's threads.
 
@@ -31,12 +32,12 @@ from gemmule.backends.cpu.intrinsics import load
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.shares import GONE
 
-Call = Callable[[Any, Any], Any | None]
+Call = Callable[..., Any | None]
 _int32 = load("int32", "int64")
 
 # Fields of an object, of an array, in bytes, and the flag of an array whose elements are aligned.
 _TYPE, _DATA, _DIMENSIONS, _SHAPE, _STRIDES, _DTYPE, _FLAGS = 8, 16, 24, 32, 40, 56, 64
-_ALIGNED = 0x100
+_ALIGNED, _OWNS, _FIT_FOR_RESULT = 0x100, 0x4, 0x505  # by rows, its own, aligned, to be written
 _EMPTY, _VERSION, _NUMPY_2 = 184, 0, 0x2000000
 _FASTCALL = 0x80
 # Words of a bound call: functions and objects; two forms; the result; what the job is told.
@@ -122,26 +123,56 @@ def _fits(operand: int, form: int, array: int) -> bool:
 
 
 @kernel
+def _takes_result(out: int, at: int, first: int, second: int, array: int) -> bool:
+    """Whether an object is an array like the result that shares no memory with the operands."""
+    if read(out + _TYPE) != array or read(out + _DTYPE) != read(at + _OUT_DTYPE):
+        return False
+    count, shape = read(at + _OUT_DIMENSIONS), read(out + _SHAPE)
+    if _int32(out + _DIMENSIONS, 0) != count:
+        return False
+    if _int32(out + _FLAGS, 0) & _FIT_FOR_RESULT != _FIT_FOR_RESULT:
+        return False
+    for i in range(count):
+        if read(shape + 8 * i) != read(at + _OUT_SHAPE + 8 * i):
+            return False
+    for k in range(2):
+        operand = second if k == 1 else first
+        if read(at + _FORMS + k * _FORM) == 0:  # a matrix of codes: nobody writes to it
+            continue
+        if operand == out or _int32(operand + _FLAGS, 0) & _OWNS == 0:
+            return False
+    return True
+
+
+@kernel
 def _enter(this: int, given: int, count: int) -> Any:
-    """Answer a call of a bound product: (the words' array, the operands, how many) -> an object."""
+    """Answer a call of a bound product: (words' array, operands, how many) -> an object.
+
+    A third operand is the result's array.
+    """
     at = read(this + _DATA)
     none, array, pool = read(at + _NONE), read(at + _ARRAY), read(at + _POOL)
-    fits = count == 2 and (pool == 0 or read(pool + GONE) == 0)
+    fits = 2 <= count <= 3 and (pool == 0 or read(pool + GONE) == 0)
     if fits:
         first, second = read(given), read(given + 8)
         fits = _fits(first, at + _FORMS, array) and _fits(second, at + _FORMS + _FORM, array)
+    if fits and count == 3:
+        fits = _takes_result(read(given + 16), at, first, second, array)
     if fits and pool != 0:
         started = call_word(read(at + _LOOK_UP), read(at + _NAMES), read(at + _STARTED), 0, 0)
         fits = started == read(at + _FALSE)
     if not fits:
         call_word(read(at + _INCREF), none, 0, 0, 0)
         return none
-    dtype = read(at + _OUT_DTYPE)
-    call_word(read(at + _INCREF), dtype, 0, 0, 0)  # the new array takes it
-    shape = at + _OUT_SHAPE
-    out = call_word(read(at + _NEW), read(at + _OUT_DIMENSIONS), shape, dtype, 0)
-    if out == 0:
-        return 0
+    if count == 3:
+        out = read(given + 16)
+        call_word(read(at + _INCREF), out, 0, 0, 0)
+    else:
+        dtype, shape = read(at + _OUT_DTYPE), at + _OUT_SHAPE
+        call_word(read(at + _INCREF), dtype, 0, 0, 0)  # the new array takes it
+        out = call_word(read(at + _NEW), read(at + _OUT_DIMENSIONS), shape, dtype, 0)
+        if out == 0:
+            return 0
     A, x = read(first + _DATA), read(second + _DATA)
     if read(at + _FIRST) != 0:
         A, x = x, A
@@ -196,10 +227,10 @@ def bound(
     *,
     swapped: bool,
 ) -> Call | None:
-    """Return ``call(a, b)``: the product, or None, for operands like these; None where unusable.
+    """Return ``call(a, b)`` and ``call(a, b, out)`` for operands like these; None where unusable.
 
-    operands: what is no array of at most two dimensions is not looked at: the caller knows it.
-    out: an array like the result. swapped: the vector comes first.
+    It returns the product, or None. operands: what is no array of at most two dimensions is not
+    looked at: the caller knows it. out: an array like the result. swapped: the vector comes first.
     """
     if unusable() is not None:
         return None
