@@ -14,6 +14,7 @@ import pytest
 
 import gemmule as gm
 from gemmule.backends.cpu import blas_threads
+from gemmule.backends.cpu import pool as cpu_pool
 from gemmule.backends.cpu.calls import builtin
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CpuRung
@@ -67,6 +68,46 @@ def test_the_second_product_has_the_bits_of_the_first(op: str, kind: str, m: int
         assert np.array_equal(plan(*others), apart)
 
 
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("op", OPS)
+def test_a_given_result_is_filled(op: str, kind: str) -> None:
+    a, b = operands(op, kind, 72, 72)
+    plan = planned(op, kind, a, b)
+    first, call = plan(a, b), plan._run.bound(a, b)
+    size, dtype = first.shape, first.dtype
+    if call is None:
+        pytest.skip("BLAS is not called by its address here")
+    out = np.full(size, 7, dtype)
+    before = sys.getrefcount(out)
+    assert call(a, b, out) is out
+    assert np.array_equal(out, first)
+    out[:] = 7
+    assert plan(a, b, out=out) is out
+    assert np.array_equal(out, first)
+    assert sys.getrefcount(out) == before
+    view, gaps = np.full(80, 7, dtype)[4:76], np.full(144, 7, dtype)[::2]
+    locked, other = np.full(size, 7, dtype), np.full(size, 7, np.float64)
+    locked.flags.writeable = False
+    vector = b if op == "matvec" else a
+    for unfit in (view, gaps, locked, other, np.full(71, 7, dtype), np.full((72, 1), 7, dtype)):
+        assert call(a, b, unfit) is None
+        assert (unfit == 7).all()
+    assert call(a, b, vector) is None
+    assert call(a, b, None) is None
+    for fit in (view, gaps):
+        assert plan(a, b, out=fit) is fit
+        assert np.array_equal(fit, first)
+    for refused in (locked, other, vector):
+        with pytest.raises((ValueError, TypeError)):
+            plan(a, b, out=refused)
+    for operand in (a, b):
+        if isinstance(operand, np.ndarray):
+            lent = operand[:] if operand is a else operand.view()
+            pair = (lent, b) if operand is a else (a, lent)
+            assert call(*pair, out) is None
+            assert np.array_equal(plan(*pair, out=out), first)
+
+
 def test_a_user_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMULE_BUILTIN", "0")
     for op, kind in itertools.product(OPS, ("float32", "float16", "int8")):
@@ -80,29 +121,32 @@ def test_a_user_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
         builtin_enabled()
 
 
-def test_every_rung_with_a_job_is_right_in_every_dtype() -> None:
+def test_every_rung_with_a_job_is_right_in_every_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_pool, "thread_count", lambda: 5)  # shares enough for every step
     bound = 0
     for rung in all_rungs("cpu"):
         if not isinstance(rung, CpuRung) or rung.job is None or rung.available() is not None:
             continue
-        for op in OPS:
-            for kind in FORMATS:
-                a, b = operands(op, kind, 96, 160)
-                try:
-                    plan = planned(op, kind, a, b, rung=rung.name)
-                except (TypeError, ValueError):
-                    continue
-                if plan.rung is not rung or plan.choice.copies:
-                    continue
-                assert plan._run.bound is not None, rung.name
-                call = plan._run.bound(a, b)
-                if rung.name == "blas" and blas_threads.routine("cblas_sgemv") is None:
-                    continue
-                assert call is not None, rung.name
-                expected = plan(a, b, out=np.empty(plan(a, b).shape, plan(a, b).dtype))
-                assert np.array_equal(call(a, b), expected), (rung.name, op, kind)
-                bound += 1
-    assert bound >= 10
+        for op, kind, shape in itertools.product(OPS, FORMATS, [(96, 160), (357, 519)]):
+            a, b = operands(op, kind, *shape)
+            try:
+                plan = planned(op, kind, a, b, rung=rung.name)
+            except (TypeError, ValueError):
+                continue
+            if plan.rung is not rung or plan.choice.copies:
+                continue
+            run = plan._run
+            assert run.bound is not None, rung.name
+            call = run.bound(a, b)
+            if rung.name == "blas" and blas_threads.routine("cblas_sgemv") is None:
+                continue
+            assert call is not None, rung.name
+            found = call(a, b)
+            expected = np.full_like(found, 7)
+            run.product(*((b, a) if plan.choice.call.swapped else (a, b)), expected)
+            assert np.array_equal(found, expected), (rung.name, op, kind)
+            bound += 1
+    assert bound >= 30
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -63,7 +63,7 @@ from gemmule.backends.cpu.shares import (
     stop,
     work,
 )
-from gemmule.backends.cpu.threads import processors, thread_count
+from gemmule.backends.cpu.threads import SHARE_BYTES, processors, shares_for, thread_count
 from gemmule.core import fork
 from gemmule.settings import borrows_threads
 
@@ -80,9 +80,6 @@ def _launch(pool: int, helpers: int, task: int, count: int, *words: int) -> None
 
 # Shares a thread at most, the default first: small ones, so that nobody waits long for the last.
 SHARES_PER_THREAD = (8, 4, 2, 1)
-# What a share reads at least: a microsecond of work or two, against a fraction of one to claim it,
-# as long as no thread has two; else more, as many threads at one counter are in each other's way.
-_SMALL_SHARE, _SHARE = 16 << 10, 256 << 10
 
 
 def share_count(nbytes: int, units: int, per_thread: int) -> int:
@@ -90,20 +87,19 @@ def share_count(nbytes: int, units: int, per_thread: int) -> int:
 
     Small products stay whole, and so with the caller alone.
     """
-    return _count(nbytes, units, per_thread, thread_count())
+    return shares_for(nbytes, units, per_thread, thread_count())
 
 
 def shares_of(nbytes: int, units: int, per_thread: int) -> tuple[int, int, int]:
     """Return `share_count`, and for `run_shares` the helpers and the pool's address."""
     threads = thread_count()
-    count = _count(nbytes, units, per_thread, threads)
+    count = shares_for(nbytes, units, per_thread, threads)
     return (1, 0, 0) if count == 1 else (count, threads - 1, _pool())
 
 
-@functools.lru_cache(maxsize=4096)
-def _count(nbytes: int, units: int, per_thread: int, threads: int) -> int:
-    small, usual = min(nbytes // _SMALL_SHARE, threads), min(nbytes // _SHARE, threads * per_thread)
-    return max(1, min(units, max(small, usual)))
+def own_cache_bytes() -> int:
+    """Return how many bytes of a matrix the threads' own caches hold, cautiously, between calls."""
+    return SHARE_BYTES * thread_count()
 
 
 class Pooled:
@@ -132,17 +128,20 @@ class Pooled:
 
     def __call__(self, count: int, *words: int) -> None:
         """Run all shares, on as many threads as the caller may use."""
-        helpers = min(thread_count(), count) - 1
-        pool = _pool() if helpers > 0 else 0
+        helpers, pool = self.helpers(count)
         _launch.compiled(pool, helpers, self.address, count, *words, *self._last)
+
+    def helpers(self, count: int) -> tuple[int, int]:
+        """Return how many help with so many shares, and the address of their pool, or 0."""
+        helpers = min(thread_count(), count) - 1
+        return helpers, _pool() if helpers > 0 else 0
 
     def job(self, count: int, words: tuple[int, ...], places: tuple[int, int, int]) -> Job:
         """Return all shares as what a builtin function can be bound to.
 
         places: where among the words the addresses of the matrix, the vector and the result go.
         """
-        helpers = min(thread_count(), count) - 1
-        pool = _pool() if helpers > 0 else 0
+        helpers, pool = self.helpers(count)
         head = (pool, helpers, self.address, count, *(8 * place for place in places))
         return Job(_job(len(words)).address(4, returns=True), (*head, *words), pool)
 

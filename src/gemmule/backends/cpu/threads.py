@@ -11,6 +11,9 @@ from gemmule.backends.cpu.atomics import SUPPORTED
 from gemmule.settings import numba_threads
 
 MOST = 1024
+# What a share reads at least: a microsecond of work or two, against a fraction of one to claim it,
+# as long as no thread has two; else more, as many threads at one counter are in each other's way.
+SMALL_SHARE_BYTES, SHARE_BYTES = 16 << 10, 256 << 10
 
 
 def thread_count() -> int:
@@ -33,6 +36,14 @@ def processors() -> int:
         return 1
     told = numba_threads()
     return max(1, min(usable_processors(), MOST if told is None else told, MOST))
+
+
+@functools.lru_cache(maxsize=4096)
+def shares_for(nbytes: int, units: int, per_thread: int, threads: int) -> int:
+    """Return in how many shares to cut a product that reads so many bytes, in `units` at finest."""
+    small = min(nbytes // SMALL_SHARE_BYTES, threads)
+    usual = min(nbytes // SHARE_BYTES, threads * per_thread)
+    return max(1, min(units, max(small, usual)))
 
 
 def usable_processors() -> int:

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
+from gemmule.backends.cpu.pool import in_pool
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
@@ -115,6 +117,23 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     return run
 
 
+@kernel
+def _share(part: int, rows: int, A: int, step: int, x: int, y: int, m: int, n: int) -> None:
+    """Call a rows kernel for all rows."""
+    enter(rows, (A, step, x, y, n, 0, m))
+
+
+_whole = in_pool(_share, 7)
+
+
+def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
+    """Return the product of one vector as what a builtin function is bound to."""
+    working = _cpu.problem_working_dtype(problem)
+    rows = rows_entry(rows_kernel(problem.a, problem.b, problem.out, working))
+    words = (rows, 0, A.strides[-2], 0, 0, problem.m, problem.n)
+    return _whole.job(1, words, (1, 3, 4))
+
+
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Expect what one core reads."""
     rows_s = problem.batch * problem.m * _cpu.ROW_FMAS / machine.rates.fma
@@ -133,5 +152,6 @@ RUNG = CpuRung(
     batched=True,
     suggest=suggest,
     bind=bind,
+    job=job,
     available=unavailable,
 )

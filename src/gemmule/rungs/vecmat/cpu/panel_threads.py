@@ -94,12 +94,19 @@ def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Jo
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Expect nearly the read ceiling, once y is long enough for every thread's panel."""
-    if problem.batch * problem.m < 2 * SHARE_MULTIPLE * machine.units:
+    """Expect nearly the read ceiling, once y is long enough for every thread's panel.
+
+    In the cache panels may be narrow, and fewer than threads.
+    """
+    panels = problem.batch * problem.m // SHARE_MULTIPLE
+    cached = problem.compulsory_bytes <= machine.cache_bytes // 2
+    if panels < (2 if cached else 2 * machine.units):
         return None
     batches = min(problem.batch, machine.units)  # every thread passes all columns of one entry
-    moving = _cpu.streaming_s(problem, machine, 0.95)
-    columns = columns_s(problem, machine) / batches
+    shares = min(panels, SHARES_PER_THREAD * machine.units)
+    columns = -(-shares // machine.units) * columns_s(problem, machine) / batches
+    idle = max(1.0, machine.units / panels)
+    moving = idle * _cpu.streaming_s(problem, machine, 0.95)
     return Suggestion({}, _cpu.spread_s(machine, problem.compulsory_bytes) + columns + moving)
 
 

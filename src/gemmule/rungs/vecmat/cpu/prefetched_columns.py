@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled, in_pool, share_count
@@ -20,6 +21,7 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
 from gemmule.rungs.matvec.cpu import _streams
+from gemmule.rungs.vecmat.cpu._joined import Sums, join_of, joined_job
 
 COLUMNS = 4
 WIDTHS = (16384, 8192, 4096)  # elements of a panel of y; 16384 float32 stay in a L2
@@ -31,13 +33,6 @@ AHEAD_BYTES = 3072
 SMALLEST_BYTES = 4 << 20
 SHARES_PER_THREAD = 2
 FEWEST = 64  # columns of a share, so that its sums weigh little
-
-
-class Steps(NamedTuple):
-    """The two steps of a product: the shares' sums, and their sum."""
-
-    spread: Pooled
-    join: Kernel
 
 
 @functools.cache
@@ -79,15 +74,14 @@ def place_of(j: int, count: int) -> int:
 
 
 @functools.cache
-def steps_of(a: str, x: str, y: str) -> Steps:
-    """Return `Steps` with (parts, A, step, x, room, m, n, parts, width) and (room, y, m, parts).
+def spread_of(a: str, x: str) -> Pooled:
+    """Return the shares' sums, with words (A, step, x, room, m, n, parts, width).
 
-    y = A x, columns in `parts`; room: for parts * m + n float32 numbers, the shares' sums and x as
-    they take it.
+    Columns are in `parts`; room: for parts * m + n float32 numbers, the shares' sums and x as they
+    take it.
     """
     add = add_kernel(a)
-    get, put, get_x = load("float32", "float32"), store("float32", "float32"), load(x, "float32")
-    put_y, item = store(y, "float32"), ITEMSIZE[a]
+    put, get_x, item = store("float32", "float32"), load(x, "float32"), ITEMSIZE[a]
 
     @kernel
     def share(
@@ -111,14 +105,6 @@ def steps_of(a: str, x: str, y: str) -> Steps:
             add(start + low * item, step, factors + 4 * first, sums + 4 * low, size, count)
 
     @kernel
-    def join(room: int, y: int, m: int, parts: int) -> None:
-        for i in range(m):
-            total = get(room, i)
-            for part in range(1, parts):
-                total += get(room + 4 * part * m, i)
-            put_y(y, i, total)
-
-    @kernel
     def spread(
         part: int, A: int, step: int, x: int, room: int, m: int, n: int, parts: int, width: int
     ) -> None:
@@ -126,25 +112,34 @@ def steps_of(a: str, x: str, y: str) -> Steps:
         factors, sums = room + 4 * parts * m, room + 4 * part * m
         share(A, step, x, factors, sums, m, first, last, width)
 
-    return Steps(in_pool(spread, 8), join)
+    return in_pool(spread, 8)
 
 
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``."""
-    steps = steps_of(problem.a, problem.b, problem.out)
+    spread, join = spread_of(problem.a, problem.b), join_of("float32", problem.out)
     m, n, width = problem.m, problem.n, int(params["width"])
-    nbytes = problem.compulsory_bytes
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        parts = share_count(nbytes, n // FEWEST, SHARES_PER_THREAD)
-        room = np.empty(parts * m + n, np.float32)
+        sums = _sums_of(problem)
+        parts, room = sums.parts, np.empty(sums.nbytes, np.uint8)
         place = _cpu.address(room)
-        steps.spread(
-            parts, _cpu.address(A), A.strides[1], _cpu.address(x), place, m, n, parts, width
-        )
-        steps.join(place, _cpu.address(y), m, parts)
+        spread(parts, _cpu.address(A), A.strides[1], _cpu.address(x), place, m, n, parts, width)
+        join(sums.joins, place, _cpu.address(y), m, parts, sums.joins)
 
     return run
+
+
+def _sums_of(problem: Problem) -> Sums:
+    parts = share_count(problem.compulsory_bytes, problem.n // FEWEST, SHARES_PER_THREAD)
+    return Sums(parts, problem.m, "float32", 4 * problem.n)
+
+
+def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
+    """Return the product of one vector as what a builtin function is bound to."""
+    sums, width = _sums_of(problem), int(params["width"])
+    words = (0, A.strides[1], 0, 0, problem.m, problem.n, sums.parts, width)
+    return joined_job(spread_of(problem.a, problem.b), words, (0, 2, 3), sums, problem.out)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -173,5 +168,6 @@ RUNG = CpuRung(
     params={"width": WIDTHS},
     suggest=suggest,
     bind=bind,
+    job=job,
     available=missing_vectors,
 )

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import enter
 from gemmule.backends.cpu.jit import kernel, unavailable
 from gemmule.backends.cpu.pool import in_pool, share_count
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
+from gemmule.rungs.vecmat.cpu._joined import Sums, join_of, joined_job
 from gemmule.rungs.vecmat.cpu.panels import (
     WIDTHS,
     batch_panels,
@@ -56,30 +58,46 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     into_sums = panels_entry(panels_kernel(problem.a, problem.b, working, working))
     panels = panels_entry(panels_kernel(problem.a, problem.b, problem.out, working))
     sizes = ITEMSIZE[problem.a], ITEMSIZE[problem.b], ITEMSIZE[working]
-    m, n, nbytes = problem.m, problem.n, problem.compulsory_bytes
+    m, n, join = problem.m, problem.n, join_of(working, problem.out)
     width: int = min(params["width"], max(m, 1))
-    fewest = SUMS_SHARE * ITEMSIZE[working] // ITEMSIZE[problem.a]
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         operands = (_cpu.address(A), A.strides[1], _cpu.address(x))
-        parts = share_count(nbytes, n // fewest, SHARES_PER_THREAD)
+        parts = _parts_of(problem)
         if parts == 1:
             A_at, step, x_at = operands
             y_at, item = _cpu.address(y), A.itemsize
             batch_panels(panels, A_at, 0, step, x_at, 0, y_at, 0, m, n, 0, m, width, item)
             return
-        partials = np.empty((parts, m), working)
-        _split(parts, into_sums, *operands, _cpu.address(partials), m, n, parts, width, *sizes)
-        _cpu.sum_partials(partials, y)
+        sums = Sums(parts, m, working)
+        room = np.empty(sums.nbytes, np.uint8)
+        place = _cpu.address(room)
+        _split(parts, into_sums, *operands, place, m, n, parts, width, *sizes)
+        join(sums.joins, place, _cpu.address(y), m, parts, sums.joins)
 
     return run
+
+
+def _parts_of(problem: Problem) -> int:
+    fewest = SUMS_SHARE * ITEMSIZE[_cpu.problem_working_dtype(problem)] // ITEMSIZE[problem.a]
+    return share_count(problem.compulsory_bytes, problem.n // fewest, SHARES_PER_THREAD)
+
+
+def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
+    """Return the product of one vector as what a builtin function is bound to."""
+    working, m, parts = _cpu.problem_working_dtype(problem), problem.m, _parts_of(problem)
+    into_sums = panels_entry(panels_kernel(problem.a, problem.b, working, working))
+    sizes = ITEMSIZE[problem.a], ITEMSIZE[problem.b], ITEMSIZE[working]
+    width: int = min(params["width"], m)
+    words = (into_sums, 0, A.strides[1], 0, 0, m, problem.n, parts, width, *sizes)
+    return joined_job(_split, words, (1, 3, 4), Sums(parts, m, working), problem.out)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect nearly the read ceiling; for a y too short to share, and columns enough."""
     if problem.batch > 1 or problem.m >= 1024 * machine.units or problem.n < 64 * machine.units:
         return None
-    calls = _cpu.spread_s(machine, problem.compulsory_bytes) + 3 * machine.rates.blas_call
+    calls = _cpu.spread_s(machine, problem.compulsory_bytes) + machine.rates.spread
     columns = columns_s(problem, machine) / machine.units
     return Suggestion({}, calls + columns + _cpu.streaming_s(problem, machine, 0.90))
 
@@ -96,5 +114,6 @@ RUNG = CpuRung(
     params={"width": WIDTHS},
     suggest=suggest,
     bind=bind,
+    job=job,
     available=unavailable,
 )
