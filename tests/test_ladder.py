@@ -22,7 +22,7 @@ from gemmule import backends
 from gemmule.arrays.interop import unwrap
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.host_rates import HostRates
-from gemmule.core.problem import INTEGERS, Problem, QuantSpec
+from gemmule.core.problem import INTEGERS, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Signature, _no_suggestion
 from gemmule.lookup import forget_plans
@@ -30,6 +30,7 @@ from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import make_problem, nonfinite_cases
 from gemmule.rungs.matmul.cpu import _packed_operands, _tile, blas_upcast, packed
+from gemmule.rungs.matvec.cpu import prefetched_rows
 from gemmule.rungs.vecmat.cpu import panel_threads, panels
 
 RUNGS = [rung for rung in all_rungs("cpu") if rung.available() is None]
@@ -303,6 +304,21 @@ def test_packed_tiles_for_registers_of_another_width(
             verdict = judged(rung, make_inputs(problem, "integers", n, "padded"))
             assert verdict.ok, verdict.text
     forget_tiles()
+
+
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("dtypes", [("float16",) * 2, ("bfloat16",) * 2, ("bfloat16", "float32")])
+def test_prefetched_rows_own_ways_to_meet_x(dtypes: tuple[str, str], ready: bool) -> None:
+    if prefetched_rows.RUNG.available() is not None:
+        pytest.skip("no registers of 16 lanes")
+    rng = np.random.default_rng(8)
+    for m, n in [(9, 64), (70, 333), (5, 31), (4, 4097)]:
+        A = rng.integers(-3, 4, (m, n)).astype(numpy_dtype(dtypes[0]))
+        x = rng.integers(-3, 4, n).astype(numpy_dtype(dtypes[1]))
+        plan = gm.plan("matvec", A, x, rung="prefetched_rows", params={"ready": ready})
+        exact = A.astype(np.float64) @ x.astype(np.float64)
+        for _ in range(3):
+            assert np.array_equal(plan(A, x), exact.astype(numpy_dtype(plan.problem.out)))
 
 
 def test_panels_own_blocks_are_whole_cache_lines() -> None:

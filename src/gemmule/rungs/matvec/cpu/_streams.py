@@ -49,6 +49,44 @@ def _load(builder: Any, address: Value, dtype: str, part: int) -> Value:
     return widen(builder, builder.load(pointer, align=1), dtype, "float32")
 
 
+def _load_pairs(builder: Any, address: Value, dtype: str, part: int) -> Value:
+    """Emit 16 elements of a step as float32: of bfloat16 the even or the odd ones.
+
+    The upper half of a pair's word is one as it stands, the lower half one shift away.
+    """
+    from llvmlite import ir
+
+    if dtype != "bfloat16":
+        return _load(builder, address, dtype, part)
+    word = load_vector(builder, address, "int32")
+    if part == 0:
+        bits = builder.shl(word, ir.Constant(word.type, [16] * LANES))
+    else:
+        bits = builder.and_(word, ir.Constant(word.type, [0xFFFF0000] * LANES))
+    return builder.bitcast(bits, vector_type("float32"))
+
+
+@functools.cache
+def make_ready(a: str, x: str) -> Intrinsic:
+    """Return ``f(x, out)``: a step of x as float32, as `_load_pairs` meets a's elements."""
+
+    def emit(builder: Any, x_place: Value, out: Value) -> None:
+        from llvmlite import ir
+
+        if a == x:
+            parts = [_load_pairs(builder, x_place, a, part) for part in range(2)]
+        else:
+            parts = [_load(builder, x_place, x, part) for part in range(2)]
+            if a == "bfloat16":
+                kind = ir.VectorType(ir.IntType(32), LANES)
+                orders = [ir.Constant(kind, list(range(i, 2 * LANES, 2))) for i in range(2)]
+                parts = [builder.shuffle_vector(*parts, order) for order in orders]
+        for part, vector in enumerate(parts):
+            store_vector(builder, vector, out, 64 * part)
+
+    return operation(f"make_ready {a} {x}", void, "ii", emit)
+
+
 @functools.cache
 def no_totals(count: int) -> Intrinsic:
     """Return ``f()``: `count` vectors of zeros."""
@@ -77,8 +115,10 @@ def ask_for(streams: int) -> Intrinsic:
 def add_row_products(a: str, x: str, rows: int) -> Intrinsic:
     """Return ``f(totals, row, step, x)``: totals plus one step of each row times that of x.
 
-    totals: 2 * rows vectors, the two of a row side by side.
+    totals: 2 * rows vectors, the two of a row side by side. x: a dtype, or ``ready`` for what
+    `make_ready` left.
     """
+    ready = x == "ready"
 
     def emit(
         builder: Any, totals: list[Value], row: Value, step: Value, x_place: Value
@@ -86,10 +126,11 @@ def add_row_products(a: str, x: str, rows: int) -> Intrinsic:
         places = _places(builder, row, step, rows)
         result = list(totals)
         for part in range(2):
-            factor = _load(builder, x_place, x, part)
+            factor = _load(builder, x_place, "float32" if ready else x, part)
             for i, place in enumerate(places):
                 k = 2 * i + part
-                result[k] = fused(builder, _load(builder, place, a, part), factor, totals[k])
+                some = (_load_pairs if ready else _load)(builder, place, a, part)
+                result[k] = fused(builder, some, factor, totals[k])
         return result
 
     return operation(f"add_row_products {a} {x} {rows}", lambda: floats(2 * rows), "tiii", emit)

@@ -31,21 +31,33 @@ ROWS = 2
 # rows, asked for two rows ahead, 30.3, 30.3, 31.1; rows half a share apart, asked for 2 KiB ahead
 # 33.1, 34.4, 34.4, 3 KiB 33.4, 35.2, 34.6, 4 KiB 31.9, 33.7, 32.9; four stretches 33.1, 34.7, 33.3.
 AHEAD_BYTES = 3072
-SMALLEST_BYTES = 4 << 20
+# Longest vector that is widened once for a share: 16 KiB of the first-level cache.
+READY = 4096
 
 
 @functools.cache
-def prefetched_kernel(a: str, x: str, y: str) -> Kernel:
-    """Return ``rows(A, step, x, y, n, first, last)`` as `four_rows.rows_kernel` does."""
-    no_totals = _streams.no_totals(2 * ROWS)
-    ask_for, add = _streams.ask_for(ROWS), _streams.add_row_products(a, x, ROWS)
+def prefetched_kernel(a: str, x: str, y: str, *, ready: bool) -> Kernel:
+    """Return ``rows(A, step, x, y, n, first, last)`` as `four_rows.rows_kernel` does.
+
+    ready: x is widened once, in the order in which elements are met, not for each pair of rows.
+    """
+    no_totals, make_ready = _streams.no_totals(2 * ROWS), _streams.make_ready(a, x)
+    ask_for = _streams.ask_for(ROWS)
+    add = _streams.add_row_products(a, "ready" if ready else x, ROWS)
     lane_sums = _streams.lane_sums(ROWS)
     load_a, load_x, store_y = load(a, "float32"), load(x, "float32"), store(y, "float32")
     a_line, x_line = _streams.STEP_BYTES, _streams.STEP * (4 if x == "float32" else 2)
+    met_line = 4 * _streams.STEP if ready else x_line
 
     @kernel
     def rows(A: int, step: int, x: int, y: int, n: int, first: int, last: int) -> None:
         lines, row_bytes = n // 32, max(2 * n, a_line)
+        room = np.empty(32 * lines + 1 if ready else 1, np.float32)
+        met = x
+        if ready:
+            met = room.ctypes.data
+            for k in range(lines):
+                make_ready(x + k * x_line, met + k * met_line)
         half = (last - first + 1) // 2
         ahead, turn, gap = AHEAD_BYTES, lines - AHEAD_BYTES // a_line, step - row_bytes
         if row_bytes < AHEAD_BYTES:  # whole rows ahead
@@ -57,7 +69,7 @@ def prefetched_kernel(a: str, x: str, y: str) -> Kernel:
             for k in range(lines):
                 at = row + k * a_line
                 ask_for(at + ahead + (gap if k >= turn else 0), to_other)  # past its end: the next
-                totals = add(totals, at, to_other, x + k * x_line)
+                totals = add(totals, at, to_other, met + k * met_line)
             sum_0, sum_1 = lane_sums(totals)
             for j in range(32 * lines, n):
                 v = load_x(x, j)
@@ -66,33 +78,37 @@ def prefetched_kernel(a: str, x: str, y: str) -> Kernel:
             store_y(y, i, sum_0)
             if i + half < last:
                 store_y(y, i + half, sum_1)
+        room[0] = 0  # Numba frees it behind the place that names it last
 
     return rows
 
 
+def _kernel_of(problem: Problem, params: Params) -> Kernel:
+    ready = bool(params["ready"]) and problem.n <= READY
+    return prefetched_kernel(problem.a, problem.b, problem.out, ready=ready)
+
+
 def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``."""
-    rows = prefetched_kernel(problem.a, problem.b, problem.out)
-    return bind_rows(problem, rows, params["shares_per_thread"])
+    return bind_rows(problem, _kernel_of(problem, params), params["shares_per_thread"])
 
 
 def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
     """Return the product of one vector as what a builtin function is bound to."""
-    rows = prefetched_kernel(problem.a, problem.b, problem.out)
-    return rows_job(problem, rows, params["shares_per_thread"], A)
+    return rows_job(problem, _kernel_of(problem, params), params["shares_per_thread"], A)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Expect the read ceiling; for matrices that no second-level cache holds, and rows enough."""
-    if problem.compulsory_bytes < SMALLEST_BYTES or problem.n < _streams.STEP:
-        return None
-    if problem.batch * problem.m < 8 * machine.units:
+    """Expect the read ceiling, for rows enough; x is widened once where no memory is waited for."""
+    if problem.n < _streams.STEP or problem.batch * problem.m < 8 * machine.units:
         return None
     rows_s = problem.batch * problem.m * _cpu.ROW_FMAS / (machine.rates.fma * machine.units)
-    # 4096^2 to 16384^2 cold: 30.1 to 35.6 GB/s where `threads` has 25.6 to 29.7; 1024^2 and 2048^2
-    # in cache: 56 and 42 against 56 and 45 (two cores of a Xeon with AVX-512, 2026-11).
+    # 4096^2 to 16384^2 cold: 30.1 to 35.6 GB/s where `threads` has 25.6 to 29.7 (two cores of a
+    # Xeon with AVX-512); 384^2 to 2048^2 in caches 53 to 60, 44 to 52 (one of an EPYC), 2026-11.
     moving = _cpu.streaming_s(problem, machine, 1.0)
-    return Suggestion({}, _cpu.spread_s(machine, problem.compulsory_bytes) + rows_s + moving)
+    calls = _cpu.spread_s(machine, problem.compulsory_bytes)
+    cached = problem.compulsory_bytes <= machine.cache_bytes // 2
+    return Suggestion({"ready": cached}, calls + rows_s + moving)
 
 
 RUNG = CpuRung(
@@ -104,7 +120,7 @@ RUNG = CpuRung(
     signatures=floats("float16", "bfloat16"),
     arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="threads",
-    params={"shares_per_thread": SHARES_PER_THREAD},
+    params={"shares_per_thread": SHARES_PER_THREAD, "ready": (False, True)},
     batched=True,
     suggest=suggest,
     bind=bind,
