@@ -14,6 +14,7 @@ import pytest
 
 import gemmule as gm
 from gemmule.backends.cpu import amx, simd
+from gemmule.backends.cpu import pool as cpu_pool
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Machine, Rung
@@ -23,6 +24,7 @@ from gemmule.rungs.quantized.cpu import (
     _amx_launch,
     _columns,
     _integers,
+    _lifted,
     _operands,
     _rows,
     _tile_kernels,
@@ -477,6 +479,50 @@ def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(_amx_launch, "quantise_tile_kernel", lambda b, z: quantise(b, True))
     with pytest.raises(AssertionError, match="beyond by"):
         check(rung, Q, x)
+
+
+@pytest.mark.parametrize("own_cache", [0, 1 << 30])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 24), (8, -1)])
+def test_products_across_rows_split_by_columns_and_by_rows(
+    bits: int, group: int, own_cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_columns, "own_cache_bytes", lambda: own_cache)
+    monkeypatch.setattr(cpu_pool, "thread_count", lambda: 5)
+    rung = rung_called("vector_panels")
+    for m, n in [(203, 1000), (1000, 203), (150, 768), (400, 40)]:
+        Q = make_matrix(m, n, bits, group, "float32", "fraction")
+        parts = _operands.stored(Q)
+        by_columns, *_ = _columns._split(parts, -(-parts.row_bytes // 64))
+        assert by_columns == (own_cache > 0 and (n > 300 or n < 50 or bits == 8))
+        check(rung, Q.T, activations((m,), "float32"))
+        plan, x = gm.plan("vecmat", activations((m,), "float32"), Q), activations((m,), "float32")
+        first = plan(x, Q)
+        for _ in range(3):
+            np.testing.assert_array_equal(plan(x, Q), first)
+
+
+@pytest.mark.skipif(not simd.has_wide_vectors(), reason="registers of 16 lanes lift bytes")
+@pytest.mark.parametrize("zeros", ["none", "integer", "fraction"])
+@pytest.mark.parametrize("group", [16, 24, 64, 128, -1])
+def test_lifted_bytes_have_the_bits_of_converted_ones(
+    zeros: str, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def both() -> list[np.ndarray]:
+        Q = make_matrix(37, 300, 8, group, "float32", zeros)
+        assert (_lifted.lifted_zeros(_operands.stored(Q)) is None) == (zeros == "fraction")
+        along = run(rung_called("vector_decode"), Q, activations((300,), "float32"))
+        across = run(rung_called("vector_panels"), Q.T, activations((37,), "float32"))
+        return [along, across]
+
+    lifted = both()
+    monkeypatch.setattr(_rows, "lifted_zeros", _converted)
+    monkeypatch.setattr(_columns, "lifted_zeros", _converted)
+    for one, other in zip(lifted, both(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _converted(parts: _operands.Stored) -> None:
+    return None
 
 
 @pytest.mark.parametrize("bug", ["lanes", "pieces", "zeros", "prefix", "quads", "groups"])

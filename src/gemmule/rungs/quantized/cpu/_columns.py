@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.backends.cpu.calls.builtin import Job
-from gemmule.backends.cpu.pool import shares_of
+from gemmule.backends.cpu.pool import own_cache_bytes, shares_of
 from gemmule.core.problem import Problem
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs.quantized.cpu import _plain_spread, _transposed_kernels
+from gemmule.rungs.quantized.cpu._lifted import LOWEST_BYTES, lifted_zeros
 from gemmule.rungs.quantized.cpu._operands import (
     Stored,
     address,
@@ -29,6 +30,18 @@ PART_ROWS = 48
 PARTS_PER_THREAD = 2
 
 
+def _split(parts: Stored, blocks: int) -> tuple[bool, int, int, int]:
+    """Return whether blocks of columns are shared, not rows; how many shares; helpers; the pool.
+
+    Where every thread's share stays in a cache of its own, it need not lie in one piece, and
+    results that are whole need no other thread to add them up: as long as that many blocks are.
+    """
+    by_rows = _parts_of(parts)
+    if parts.codes.nbytes >= own_cache_bytes() or 2 * blocks < by_rows[0]:
+        return False, *by_rows
+    return True, *shares_of(parts.codes.nbytes, blocks, PARTS_PER_THREAD)
+
+
 def _parts_of(parts: Stored, *, threads: bool = True) -> tuple[int, int, int]:
     """Return into how many parts the rows are split, the helpers, and the pool's address."""
     if not threads:
@@ -41,17 +54,22 @@ class ReadyToSpread:
 
     def __init__(self, parts: Stored) -> None:
         blocks = blocks_of(parts.n, parts.bits, parts.group)
+        lifted = parts.kept(lifted_zeros)
         kernels = _transposed_kernels.spread_kernels(
-            parts.bits, blocks.pieces, scale_dtype_of(parts), parts.zeros is not None
+            parts.bits,
+            blocks.pieces,
+            scale_dtype_of(parts),
+            parts.zeros is not None,
+            lifted is not None,
         )
-        self.part_floats = blocks.count * blocks.columns
+        self.blocks, self.part_floats = blocks.count, blocks.count * blocks.columns
         self.x_floats = 4 * (parts.m // 4 + parts.m % 4)
         job = PanelsJob(
             codes=address(parts.codes),
             row_bytes=parts.row_bytes,
             m=parts.m,
             scales=address(parts.scales),
-            zeros=parts.zeros_address,
+            zeros=parts.zeros_address if lifted is None else lifted.place,
             scale_step=parts.scale_step,
             groups=max(parts.scale_step, 1),
             first=address(blocks.first),
@@ -60,9 +78,11 @@ class ReadyToSpread:
             y=0,
             block_step=4 * blocks.columns,
             part_bytes=4 * self.part_floats,
+            lowest=LOWEST_BYTES,
         )
         self.job = np.array([*job, kernels.panels], np.int64)
-        self.product, self.steps = kernels.product.compiled, (kernels.share, kernels.join)
+        self.product = kernels.product.compiled
+        self.by_rows, self.by_columns = (kernels.share, kernels.join), (kernels.columns, 0)
         self.place, self.on_arrays = address(self.job), kernels.on_arrays.compiled
         self.whole = kernels.job
 
@@ -70,15 +90,16 @@ class ReadyToSpread:
 def spread_rows(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
     """Set ``y = A^T x`` in vector registers; x: (m,), y: (n,) float32."""
     ready = parts.kept(ReadyToSpread)
-    shares, helpers, pool = _parts_of(parts)
-    room = np.empty(ready.x_floats + shares * ready.part_floats, np.float32)
+    by_columns, shares, helpers, pool = _split(parts, ready.blocks)
+    steps, results = (ready.by_columns, 1) if by_columns else (ready.by_rows, shares)
+    room = np.empty(ready.x_floats + results * ready.part_floats, np.float32)
     if takes_arrays(x, y):
-        ready.on_arrays(pool, helpers, *ready.steps, x, y, parts.n, shares, room, ready.place)
+        ready.on_arrays(pool, helpers, *steps, x, y, parts.n, shares, room, ready.place)
         return
     ready.product(
         pool,
         helpers,
-        *ready.steps,
+        *steps,
         address(x),
         address(y),
         parts.n,
@@ -94,9 +115,10 @@ def spread_job(problem: Problem, matrix: QuantizedMatrix) -> Job | None:
         return None
     parts = matrix.kept(stored)
     ready = parts.kept(ReadyToSpread)
-    shares, helpers, pool = _parts_of(parts)
+    by_columns, shares, helpers, pool = _split(parts, ready.blocks)
+    steps = ready.by_columns if by_columns else ready.by_rows
     sizes = (parts.n, shares, ready.x_floats, ready.part_floats)
-    words = (pool, helpers, *ready.steps, *sizes, ready.place)
+    words = (pool, helpers, *steps, *sizes, ready.place)
     return Job(ready.whole.address(4, returns=True), words, pool, (parts, ready))
 
 

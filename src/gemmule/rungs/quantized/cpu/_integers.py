@@ -140,7 +140,7 @@ def weight_planes(builder: Any, word: Value, bits: int) -> list[Value]:
 
 @functools.cache
 def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = ROWS) -> Intrinsic:
-    """Return ``f(totals, scales, zeros, words, x)``, x the address of a block's records.
+    """Return ``f(totals, scales, zeros, words, x, _)``, x the address of a block's records.
 
     The integer sum of a lane is exact. Without zeros the fixed zero point is taken off in
     integers too; with them, as floats (exact when they are integers).
@@ -153,6 +153,7 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
         zeros: list[Value],
         codes: list[Value],
         x: Value,
+        lowest: Value,
     ) -> list[Value]:
         parts = [weight_planes(builder, word, bits) for word in codes]
         count = planes(bits)
@@ -182,7 +183,7 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
         return totals
 
     name = f"add_integer_products {bits} {columns} {has_zeros} {rows}"
-    return operation(name, lambda: floats(rows * columns), "tttti", emit)
+    return operation(name, lambda: floats(rows * columns), "ttttii", emit)
 
 
 @functools.cache

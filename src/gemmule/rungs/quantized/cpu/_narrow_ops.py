@@ -106,14 +106,15 @@ def _step(builder: Any, word: Value, k: int, bits: int, zero: Value) -> Value:
 
 @functools.cache
 def add_products(bits: int, rows: int) -> Intrinsic:
-    """Return ``f(totals, scales, zeros, words, x)``: totals plus a block's weights times x.
+    """Return ``f(totals, scales, zeros, words, x, _)``: totals plus a block's weights times x.
 
     x: address of the block's arranged activations, of one column.
     """
 
     def emit(
-        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, x: Value
+        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *rest: Value
     ) -> Values:
+        x = rest[0]
         sums: list[Values] = []
         for half in range(2):
             words, points = _side(builder, codes, half), _side(builder, zeros, half)
@@ -130,7 +131,7 @@ def add_products(bits: int, rows: int) -> Intrinsic:
         return [joined(builder, *pair) for pair in zip(*sums, strict=True)]
 
     name = f"narrow add_products {bits} {rows}"
-    return operation(name, lambda: floats(rows), "tttti", emit)
+    return operation(name, lambda: floats(rows), "ttttii", emit)
 
 
 @functools.cache
@@ -140,7 +141,9 @@ def spread_products(bits: int) -> Intrinsic:
     See `_row_ops.spread_products`.
     """
 
-    def emit(builder: Any, scales: Values, zeros: Values, codes: Values, y: Value) -> None:
+    def emit(
+        builder: Any, scales: Values, zeros: Values, codes: Values, y: Value, lowest: Value
+    ) -> None:
         for half in range(2):
             words, points = _side(builder, codes, half), _side(builder, zeros, half)
             factors = _side(builder, scales, half)
@@ -152,7 +155,7 @@ def spread_products(bits: int) -> Intrinsic:
                     total = _fused(builder, step, factor, total)
                 store_vector(builder, total, y, at)
 
-    return operation(f"narrow spread_products {bits}", void, "ttti", emit)
+    return operation(f"narrow spread_products {bits}", void, "tttii", emit)
 
 
 def _side(builder: Any, vectors: Values, half: int) -> Values:
@@ -161,7 +164,7 @@ def _side(builder: Any, vectors: Values, half: int) -> Values:
 
 @functools.cache
 def add_integer_products(bits: int, has_zeros: bool, rows: int) -> Intrinsic:
-    """Return ``f(totals, scales, zeros, words, x)``, x the address of a block's record.
+    """Return ``f(totals, scales, zeros, words, x, _)``, x the address of a block's record.
 
     See `_integers.add_integer_products`, for one column.
     """
@@ -169,8 +172,9 @@ def add_integer_products(bits: int, has_zeros: bool, rows: int) -> Intrinsic:
     fixed = 2 ** (bits - 1) if bits == 4 else 0  # bytes are taken less 128 as they are
 
     def emit(
-        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, x: Value
+        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *rest: Value
     ) -> Values:
+        x = rest[0]
         sums: list[Values] = []
         for half in range(2):
             at = 32 * half
@@ -197,7 +201,7 @@ def add_integer_products(bits: int, has_zeros: bool, rows: int) -> Intrinsic:
         return [joined(builder, *pair) for pair in zip(*sums, strict=True)]
 
     name = f"narrow add_integer_products {bits} {has_zeros} {rows}"
-    return operation(name, lambda: floats(rows), "tttti", emit)
+    return operation(name, lambda: floats(rows), "ttttii", emit)
 
 
 def _integer_sums(builder: Any, word: Value, xs: Values, bits: int) -> Value:

@@ -27,7 +27,7 @@ Core = Callable[["Stored", NDArray[Any], NDArray[Any]], None]
 ROWS_PER_TASK = (64, 16, 32, 128, 256)
 
 # Shares of the rows that each thread takes of one vector's product.
-SHARES_PER_THREAD = (1, 2, 4)
+SHARES_PER_THREAD = (4, 1, 2, 8)
 
 # Below this many bytes of codes one thread is as fast as two: a launch costs about 8 us
 # (two cores of an EPYC 9005, November 2026).

@@ -37,6 +37,7 @@ from gemmule.backends.cpu.simd import (
     void,
     words,
 )
+from gemmule.rungs.quantized.cpu._lifted import lifted_byte
 
 Values = list[Value]
 
@@ -169,16 +170,21 @@ def _tables(builder: Any, scales: Sequence[Value], zeros: Sequence[Value]) -> li
 
 
 @functools.cache
-def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> Intrinsic:
-    """Return ``f(totals, scales, zeros, words, x)``: totals plus a block's weights times x.
+def add_products(
+    bits: int, columns: int, per_lane: bool, rows: int = ROWS, *, lifted: bool = False
+) -> Intrinsic:
+    """Return ``f(totals, scales, zeros, words, x, lowest)``: totals plus weights times x.
 
     totals: rows * columns vectors, row by row; x: address of the block's arranged activations.
-    Where all lanes share a group, nibbles are looked up in the table of their 16 weights.
+    Where all lanes share a group, nibbles are looked up in the table of their 16 weights. lifted:
+    bytes of one column whose zero points are given plus 2^23, exactly; lowest: see
+    `_lifted.lifted_byte`.
     """
 
     def looked_up(
-        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, x: Value
+        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *at: Value
     ) -> Values:
+        x = at[0]
         tables = _tables(builder, scales, zeros)
         for k in range(codes_per_lane(bits)):
             xs = [
@@ -190,23 +196,26 @@ def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> I
         return totals
 
     def decoded(
-        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, x: Value
+        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *at: Value
     ) -> Values:
+        x, lowest = at
         parts = [constant(0.0)] * len(totals)
         for k in range(codes_per_lane(bits)):
             xs = [
                 load_vector(builder, x, "float32", 64 * (k * columns + c)) for c in range(columns)
             ]
             for i, (row, c) in enumerate(itertools.product(range(rows), range(columns))):
-                step = builder.fsub(code_as_float(builder, codes[row], k, bits), zeros[row])
+                code = _as_float(builder, codes[row], k, bits, lowest if lifted else None)
+                step = builder.fsub(code, zeros[row])
                 parts[i] = fused(builder, step, xs[c], parts[i])
         return [
             fused(builder, part, scales[i // columns], totals[i]) for i, part in enumerate(parts)
         ]
 
     def scaled(
-        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, x: Value
+        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *at: Value
     ) -> Values:
+        x = at[0]
         for k, row in itertools.product(range(codes_per_lane(bits)), range(rows)):
             step = builder.fsub(code_as_float(builder, codes[row], k, bits), zeros[row])
             weight = builder.fmul(step, scales[row])
@@ -220,8 +229,15 @@ def add_products(bits: int, columns: int, per_lane: bool, rows: int = ROWS) -> I
         emit = looked_up
     else:  # parts of several columns would not fit the registers beside their totals
         emit = decoded if columns == 1 else scaled
-    name = f"add_products {bits} {columns} {per_lane} {rows}"
-    return operation(name, lambda: floats(rows * columns), "tttti", emit)
+    name = f"add_products {bits} {columns} {per_lane} {rows} {lifted}"
+    return operation(name, lambda: floats(rows * columns), "ttttii", emit)
+
+
+def _as_float(builder: Any, word: Value, k: int, bits: int, lowest: Value | None) -> Value:
+    """Emit code k of every lane as a float, lifted where a mask is given."""
+    if lowest is None:
+        return code_as_float(builder, word, k, bits)
+    return lifted_byte(builder, word, k, lowest)
 
 
 @functools.cache
@@ -266,14 +282,15 @@ def store_sums(columns: int, rows: int = ROWS) -> Intrinsic:
 
 
 @functools.cache
-def spread_products(bits: int, per_lane: bool) -> Intrinsic:
-    """Return ``f(scales, zeros, words, y)``: add four rows' weights to a block of results.
+def spread_products(bits: int, per_lane: bool, *, lifted: bool = False) -> Intrinsic:
+    """Return ``f(scales, zeros, words, y, lowest)``: add four rows' weights to a block of results.
 
-    y: address of the block's results, in the lanes' order; the scales are already times x.
+    y: address of the block's results, in the lanes' order; the scales are already times x. lifted,
+    lowest: see `add_products`.
     """
 
     def looked_up(
-        builder: Any, scales: list[Value], zeros: list[Value], codes: list[Value], y: Value
+        builder: Any, scales: Values, zeros: Values, codes: Values, y: Value, lowest: Value
     ) -> None:
         tables = _tables(builder, scales, zeros)
         for k in range(codes_per_lane(bits)):
@@ -284,15 +301,15 @@ def spread_products(bits: int, per_lane: bool) -> Intrinsic:
             store_vector(builder, total, y, 64 * k)
 
     def decoded(
-        builder: Any, scales: list[Value], zeros: list[Value], codes: list[Value], y: Value
+        builder: Any, scales: Values, zeros: Values, codes: Values, y: Value, lowest: Value
     ) -> None:
         for k in range(codes_per_lane(bits)):
             total = load_vector(builder, y, "float32", 64 * k)
             for scale, zero, word in zip(scales, zeros, codes, strict=True):
-                step = builder.fsub(code_as_float(builder, word, k, bits), zero)
-                total = fused(builder, step, scale, total)
+                code = _as_float(builder, word, k, bits, lowest if lifted else None)
+                total = fused(builder, builder.fsub(code, zero), scale, total)
             store_vector(builder, total, y, 64 * k)
 
     tables_pay = bits == 4 and not per_lane and has_wide_vectors()
     emit = looked_up if tables_pay else decoded
-    return operation(f"spread_products {bits} {per_lane}", void, "ttti", emit)
+    return operation(f"spread_products {bits} {per_lane} {lifted}", void, "tttii", emit)

@@ -14,6 +14,7 @@ from gemmule.core.problem import Problem
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs.quantized.cpu._activations import arrange_kernel, quantise_kernel
 from gemmule.rungs.quantized.cpu._integers import record_bytes
+from gemmule.rungs.quantized.cpu._lifted import LOWEST_BYTES, LiftedZeros, lifted_zeros
 from gemmule.rungs.quantized.cpu._operands import (
     SERIAL_BYTES,
     Stored,
@@ -50,7 +51,7 @@ class Ready(NamedTuple):
 class ReadyForVector:
     """What one vector's products with a matrix share.
 
-    matrix: `Ready.head`, the step of x and the rows kernel's entry in memory, at `place`. rooms:
+    matrix: what the kernel `_vector_kernels._share_of` finds in memory, at `place`. rooms:
     zero-filled room for a vector's activations, with its address, for the next call.
     """
 
@@ -69,7 +70,7 @@ class ReadyForVector:
     )
 
     def __init__(self, ready: Ready, kernels: VectorKernels, parts: Stored) -> None:
-        self.matrix = np.array([*ready.head, ready.x_step, kernels.rows], np.int64)
+        self.matrix = np.array([*ready.head, ready.x_step, kernels.rows, LOWEST_BYTES], np.int64)
         self.place, self.n, self.x_bytes = address(self.matrix), parts.n, ready.x_bytes
         self.product, self.share = kernels.product.compiled, kernels.share
         self.on_arrays, self.job = kernels.on_arrays.compiled, kernels.job
@@ -162,20 +163,28 @@ def _ready(parts: Stored, columns: int, integers: bool) -> tuple[Ready, Pooled]:
 
 def _ready_for_vector(parts: Stored, integers: bool) -> ReadyForVector:
     pieces = blocks_of(parts.n, parts.bits, parts.group).pieces
+    lifted = None if integers else parts.kept(lifted_zeros)
     kernels = vector_kernels(
-        parts.bits, pieces, scale_dtype_of(parts), parts.zeros is not None, integers
+        parts.bits,
+        pieces,
+        scale_dtype_of(parts),
+        parts.zeros is not None,
+        integers,
+        lifted is not None,
     )
-    return ReadyForVector(_ready_by(parts, 1, integers), kernels, parts)
+    return ReadyForVector(_ready_by(parts, 1, integers, lifted), kernels, parts)
 
 
-def _ready_by(parts: Stored, columns: int, integers: bool) -> Ready:
+def _ready_by(
+    parts: Stored, columns: int, integers: bool, lifted: LiftedZeros | None = None
+) -> Ready:
     blocks = blocks_of(parts.n, parts.bits, parts.group)
     head = (
         address(parts.codes),
         parts.row_bytes,
         parts.m,
         address(parts.scales),
-        parts.zeros_address,
+        parts.zeros_address if lifted is None else lifted.place,
         parts.scale_step,
         max(parts.scale_step, 1),
         address(blocks.first),
@@ -198,7 +207,16 @@ def _launch(
     whole = panels * columns == (1 if y.ndim == 1 else y.shape[1])
     target = y if whole else np.empty((parts.m, panels * columns), np.float32)
     job = RowsJob._make(
-        (*ready.head, x, ready.x_step, panels, address(target), target.strides[0], 4 * columns)
+        (
+            *ready.head,
+            x,
+            ready.x_step,
+            panels,
+            address(target),
+            target.strides[0],
+            4 * columns,
+            LOWEST_BYTES,
+        )
     )
     if columns > 1:  # each panel reads the task's codes again, from L2
         rows_per_task = max(ROWS, min(rows_per_task, TASK_BYTES // parts.row_bytes & -ROWS))

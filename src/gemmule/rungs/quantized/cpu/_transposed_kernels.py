@@ -31,7 +31,8 @@ class PanelsJob(NamedTuple):
     """What one product across the rows works on; the steps of scales count elements.
 
     x: ``(quads, 4)`` float32, four rows each, then the rows left over, each with three zeros.
-    y: results of ``part_bytes`` each in the order of the lanes, one for each part.
+    y: results of ``part_bytes`` each in the order of the lanes, one for each part. lowest:
+    `_lifted.LOWEST_BYTES`.
     """
 
     codes: int
@@ -47,17 +48,20 @@ class PanelsJob(NamedTuple):
     y: int
     block_step: int
     part_bytes: int
+    lowest: int
 
 
 FIXED = PanelsJob._fields.index("x")  # words of a job that the matrix alone decides
 
 
 class Spread(NamedTuple):
-    """The product across the rows, and the addresses of its two steps in shares.
+    """The product across the rows, and the addresses of what its shares run.
 
     product: (pool, helpers, share, join, x, y, n, parts, room, job): the address of room for x in
     fours and the parts' results, and that of a `PanelsJob`, whose x and y the kernel fills in, with
-    `panels` behind it.
+    `panels` behind it. share: a part of the rows, whose results `join` adds up, in shares of its
+    own; columns: a part of the blocks, in place of share, with 0 in place of join and room for one
+    part's results.
     on_arrays: the same, given x, y and the room as arrays. job: for a `Job` (`calls.builtin`), with
     words (pool, helpers, share, join, n, parts, floats of x in fours, floats of a part's results,
     `PanelsJob`).
@@ -67,6 +71,7 @@ class Spread(NamedTuple):
     on_arrays: Kernel
     share: int
     join: int
+    columns: int
     panels: int
     job: Kernel
 
@@ -77,12 +82,12 @@ _load_job, _SIZE = unpacked_as(PanelsJob), len(PanelsJob._fields)
 @kernel
 def _share(at: int, part: int) -> None:
     job, parts, panels = _load_job(at), _number(at, _SIZE), _number(at, _SIZE + 3)
-    quads = job.m // 4 + job.m % 4
+    quads, blocks = job.m // 4 + job.m % 4, (job.row_bytes + 63) // 64
     low, high = quads * part // parts, quads * (part + 1) // parts
     sums = job.y + part * job.part_bytes
     for i in range(job.part_bytes // 4):
         _put(sums, i, np.float32(0))
-    enter(panels, (job, low, high, sums))
+    enter(panels, (job, low, high, sums, 0, blocks))
 
 
 def _job(product: Kernel) -> Kernel:
@@ -92,7 +97,8 @@ def _job(product: Kernel) -> Kernel:
     @kernel
     def job(at: int, A: int, x: int, y: int) -> int:
         pool, helpers, share_at, join_at, n, parts, floats, part_floats, given = load_head(at)
-        room = np.empty(floats + parts * part_floats, np.float32)
+        results = parts if join_at != 0 else 1
+        room = np.empty(floats + results * part_floats, np.float32)
         product(pool, helpers, share_at, join_at, x, y, n, parts, room.ctypes.data, given)
         room[0] = 0  # Numba frees it behind the place that names it last
         return 0
@@ -101,9 +107,12 @@ def _job(product: Kernel) -> Kernel:
 
 
 @functools.cache
-def spread_kernels(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Spread:
+def spread_kernels(
+    bits: int, pieces: int, scale_dtype: str, has_zeros: bool, lifted: bool
+) -> Spread:
     """Return the product of one kind of matrix, in one call from Python."""
-    panels = panels_kernel(bits, pieces, scale_dtype, has_zeros).entry(PanelsJob, int, int, int)
+    made = panels_kernel(bits, pieces, scale_dtype, has_zeros, lifted)
+    panels = made.entry(PanelsJob, int, int, int, int, int)
     load_words = unpacked(FIXED)
 
     @kernel
@@ -124,9 +133,12 @@ def spread_kernels(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) ->
         in_fours(x, given.m, room)
         results = room + 16 * quads
         panels_at = _number(job, _SIZE)
-        rest = (room, results, given.block_step, given.part_bytes, parts, y, n, panels_at)
+        steps = (given.block_step, given.part_bytes, given.lowest)
+        rest = (room, results, *steps, parts, y, n, panels_at)
         words = packed(load_words(job) + rest)
         run_shares(pool, helpers, share_at, words, parts)
+        if join_at == 0:
+            return
         joins = (blocks + JOIN_BLOCKS - 1) // JOIN_BLOCKS
         run_shares(pool, helpers if parts * blocks > JOIN_ALONE else 0, join_at, words, joins)
 
@@ -146,8 +158,8 @@ def spread_kernels(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) ->
         at, to, work = x.ctypes.data, y.ctypes.data, room.ctypes.data
         product(pool, helpers, share_at, join_at, at, to, n, parts, work, job)
 
-    steps = _share.address(2), _join_kernel(bits).address(2)
-    return Spread(product, on_arrays, *steps, panels, _job(product))
+    join, columns = _join_kernel(bits).address(2), _columns_kernel(bits).address(2)
+    return Spread(product, on_arrays, _share.address(2), join, columns, panels, _job(product))
 
 
 @kernel
@@ -166,15 +178,45 @@ def in_fours(x: int, m: int, room: int) -> None:
 @functools.cache
 def _join_kernel(bits: int) -> Kernel:
     """Return ``f(words, number)``: the sum of the parts of some blocks, in the order of columns."""
+    join_blocks, load_job, size = _join_blocks(bits), _load_job, _SIZE
+
+    @kernel
+    def join(at: int, number: int) -> None:
+        job, first = load_job(at), number * JOIN_BLOCKS
+        end = min(first + JOIN_BLOCKS, (job.row_bytes + 63) // 64)
+        join_blocks(at, _number(at, size), first, end)
+
+    return join
+
+
+@functools.cache
+def _columns_kernel(bits: int) -> Kernel:
+    """Return ``f(words, part)``: the whole results of one of `parts` shares of the blocks."""
+    join_blocks, load_job, size = _join_blocks(bits), _load_job, _SIZE
+
+    @kernel
+    def columns(at: int, part: int) -> None:
+        job, parts, panels = load_job(at), _number(at, size), _number(at, size + 3)
+        blocks = (job.row_bytes + 63) // 64
+        first, end = blocks * part // parts, blocks * (part + 1) // parts
+        for i in range(first * job.block_step // 4, end * job.block_step // 4):
+            _put(job.y, i, np.float32(0))
+        enter(panels, (job, 0, job.m // 4 + job.m % 4, job.y, first, end))
+        join_blocks(at, 1, first, end)
+
+    return columns
+
+
+@functools.cache
+def _join_blocks(bits: int) -> Kernel:
+    """Return ``f(words, parts, first, end)``: blocks' results of all parts, summed, to y."""
     columns = block_columns(bits)
     load_job, size, width = _load_job, _SIZE, columns // LANES
 
     @kernel
-    def join(at: int, number: int) -> None:
-        job, parts = load_job(at), _number(at, size)
-        y, n = _number(at, size + 1), _number(at, size + 2)
-        first = number * JOIN_BLOCKS
-        for block in range(first, min(first + JOIN_BLOCKS, (job.row_bytes + 63) // 64)):
+    def join(at: int, parts: int, first: int, end: int) -> None:
+        job, y, n = load_job(at), _number(at, size + 1), _number(at, size + 2)
+        for block in range(first, end):
             sums = job.y + block * job.block_step
             for part in range(1, parts):
                 for i in range(columns):
@@ -188,42 +230,47 @@ def _join_kernel(bits: int) -> Kernel:
 
 
 @functools.cache
-def panels_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Kernel:
-    """Return ``f(job, first quad, end, y)`` for one kind of matrix: rows added to y."""
-    load_scales, load_zeros = numbers_of(bits, pieces, scale_dtype, has_zeros, ROWS, whole=True)
-    tail_scales, tail_zeros = numbers_of(bits, pieces, scale_dtype, has_zeros, ROWS, whole=False)
+def panels_kernel(
+    bits: int, pieces: int, scale_dtype: str, has_zeros: bool, lifted: bool
+) -> Kernel:
+    """Return ``f(job, first quad, end, y, left, right)``: rows added to y in blocks left:right."""
+    kind = bits, pieces, scale_dtype, has_zeros, ROWS, lifted
+    load_scales, load_zeros = numbers_of(*kind, whole=True)
+    tail_scales, tail_zeros = numbers_of(*kind, whole=False)
     if has_wide_vectors():
-        spread, at_once = _row_ops.spread_products(bits, pieces != 1), PANEL_BLOCKS
+        spread, at_once = _row_ops.spread_products(bits, pieces != 1, lifted=lifted), PANEL_BLOCKS
     else:
         spread, at_once = _narrow_ops.spread_products(bits), NARROW_PANEL_BLOCKS
     load_blocks, load_words = _row_ops.load_blocks(ROWS), _row_ops.load_words
     times, ask_for = _row_ops.times_numbers, _row_ops.ask_for(ROWS)
 
     @kernel
-    def panels(job: PanelsJob, first: int, end: int, y: int) -> None:
-        blocks, whole = (job.row_bytes + 63) // 64, job.row_bytes // 64
-        quads = job.m // 4
-        for low in range(0, blocks, at_once):
+    def panels(job: PanelsJob, first: int, end: int, y: int, left: int, right: int) -> None:
+        whole, quads = job.row_bytes // 64, job.m // 4
+        for low in range(left, right, at_once):
+            high = min(right, low + at_once)
             for quad in range(first, end):
                 step = 1 if quad < quads else 0  # 0: one row, three times with x = 0
                 row = 4 * quad if quad < quads else 4 * quads + (quad - quads)
                 code_step, scale_step = step * job.row_bytes, step * job.scale_step
                 codes, place = job.codes + row * job.row_bytes, row * job.scale_step
                 x = job.x + 16 * quad
-                for block in range(low, min(whole, low + at_once)):
+                for block in range(low, min(whole, high)):
                     at, group = codes + 64 * block, _index(job.first, block)
                     ask_for(at + 4 * job.row_bytes, code_step)
                     words, lanes = load_blocks(at, code_step), job.lanes + 64 * block
                     index, count = place + group, job.groups - group
                     scales = load_scales(job.scales, index, scale_step, count, lanes)
                     zeros = load_zeros(job.zeros, index, scale_step, count, lanes)
-                    spread(times(scales, x), zeros, words, y + block * job.block_step)
-                if whole < blocks <= low + at_once:
+                    to = y + block * job.block_step
+                    spread(times(scales, x), zeros, words, to, job.lowest)
+                if low <= whole < high:
                     at, group = codes + 64 * whole, _index(job.first, whole)
                     words = load_words(at, code_step, job.row_bytes - 64 * whole)
                     index, count, lanes = place + group, job.groups - group, job.lanes + 64 * whole
                     scales = tail_scales(job.scales, index, scale_step, count, lanes)
                     zeros = tail_zeros(job.zeros, index, scale_step, count, lanes)
-                    spread(times(scales, x), zeros, words, y + whole * job.block_step)
+                    to = y + whole * job.block_step
+                    spread(times(scales, x), zeros, words, to, job.lowest)
 
     return panels

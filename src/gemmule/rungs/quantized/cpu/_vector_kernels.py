@@ -16,6 +16,7 @@ from gemmule.backends.cpu.shares import run_shares
 from gemmule.rungs.quantized.cpu import _narrow_ops, _row_ops
 from gemmule.rungs.quantized.cpu._activations import arrange_vector_kernel, quantise_vector_kernel
 from gemmule.rungs.quantized.cpu._integers import add_integer_products
+from gemmule.rungs.quantized.cpu._lifted import LIFT
 from gemmule.rungs.quantized.cpu._tasks import in_tasks
 
 _index, _number = load("int32", "int32"), load("int64", "int64")
@@ -38,7 +39,7 @@ class RowsJob(NamedTuple):
 
     x holds ``panels`` panels, each with ``block_step`` bytes for every block; y has one row of
     ``y_step`` bytes for every row of codes and ``panel_bytes`` of it for every panel. scale_step
-    counts elements.
+    counts elements. lowest: `_lifted.LOWEST_BYTES`.
     """
 
     codes: int
@@ -56,6 +57,7 @@ class RowsJob(NamedTuple):
     y: int
     y_step: int
     panel_bytes: int
+    lowest: int
 
 
 class RowsKernels(NamedTuple):
@@ -82,17 +84,24 @@ class VectorKernels(NamedTuple):
 
 @functools.cache
 def rows_kernels(
-    bits: int, columns: int, pieces: int, scale_dtype: str, has_zeros: bool, integers: bool
+    bits: int,
+    columns: int,
+    pieces: int,
+    scale_dtype: str,
+    has_zeros: bool,
+    integers: bool,
+    lifted: bool = False,
 ) -> RowsKernels:
     """Return the kernels for one kind of matrix and `columns` columns of activations at once.
 
-    pieces: see `_operands.Blocks`.
+    pieces: see `_operands.Blocks`; lifted: see `_row_ops.add_products`.
     """
     at_once = STRETCHES if columns == 1 else simd.ROWS
-    tail = numbers_of(bits, pieces, scale_dtype, has_zeros, at_once, whole=False)
+    kind = bits, pieces, scale_dtype, has_zeros, at_once, lifted
+    tail = numbers_of(*kind, whole=False)
     if columns == 1:
-        whole = numbers_of(bits, pieces, scale_dtype, has_zeros, at_once, whole=True)
-        rows = _rows_kernel(whole, tail, _one_column(bits, pieces != 1, has_zeros, integers))
+        add = _one_column(bits, pieces != 1, has_zeros, integers, lifted)
+        rows = _rows_kernel(numbers_of(*kind, whole=True), tail, add)
     else:
         if integers:
             add = add_integer_products(bits, columns, has_zeros, at_once)
@@ -102,29 +111,39 @@ def rows_kernels(
     return RowsKernels(rows, in_tasks(rows, RowsJob))
 
 
-def _one_column(bits: int, per_lane: bool, has_zeros: bool, integers: bool) -> Intrinsic:
+def _one_column(
+    bits: int, per_lane: bool, has_zeros: bool, integers: bool, lifted: bool
+) -> Intrinsic:
     """Return what adds a block's products with one column."""
     if simd.has_wide_vectors():
         if integers:
             return add_integer_products(bits, 1, has_zeros, STRETCHES)
-        return _row_ops.add_products(bits, 1, per_lane, STRETCHES)
+        return _row_ops.add_products(bits, 1, per_lane, STRETCHES, lifted=lifted)
     if integers:
         return _narrow_ops.add_integer_products(bits, has_zeros, STRETCHES)
     return _narrow_ops.add_products(bits, STRETCHES)
 
 
 def numbers_of(
-    bits: int, pieces: int, scale_dtype: str, has_zeros: bool, rows: int, *, whole: bool
+    bits: int,
+    pieces: int,
+    scale_dtype: str,
+    has_zeros: bool,
+    rows: int,
+    lifted: bool,
+    *,
+    whole: bool,
 ) -> tuple[Intrinsic, Intrinsic]:
     """Return the operations that give the rows' scales and zero points in a block.
 
-    whole: in blocks that a row fills, whose groups AVX2 takes by broadcasts.
+    whole: in blocks that a row fills, whose groups AVX2 takes by broadcasts. lifted: zero points
+    are wanted plus 2^23, and stored so.
     """
     if whole and pieces > 1 and not simd.has_wide_vectors():
         make = functools.partial(_narrow_ops.whole_block_numbers, pieces=pieces, rows=rows)
     else:
         make = functools.partial(_row_ops.group_numbers, per_lane=pieces != 1, rows=rows)
-    fixed = float(2 ** (bits - 1))
+    fixed = 2.0 ** (bits - 1) + (LIFT if lifted else 0)
     zeros = make("float32") if has_zeros else _row_ops.fixed_numbers(fixed, rows)
     return make(scale_dtype), zeros
 
@@ -152,13 +171,13 @@ def _rows_kernel(whole_numbers: Numbers, tail_numbers: Numbers, add: Intrinsic) 
             words, lanes = load_blocks(at, code_step), job.lanes + 64 * block
             scales = load_scales(job.scales, place + group, scale_step, job.groups - group, lanes)
             zeros = load_zeros(job.zeros, place + group, scale_step, job.groups - group, lanes)
-            totals = add(totals, scales, zeros, words, job.x + block * job.block_step)
+            totals = add(totals, scales, zeros, words, job.x + block * job.block_step, job.lowest)
         if left > 0:
             words, group = load_words(start + 64 * whole, code_step, left), _index(job.first, whole)
             lanes = job.lanes + 64 * whole
             scales = tail_scales(job.scales, place + group, scale_step, job.groups - group, lanes)
             zeros = tail_zeros(job.zeros, place + group, scale_step, job.groups - group, lanes)
-            totals = add(totals, scales, zeros, words, job.x + whole * job.block_step)
+            totals = add(totals, scales, zeros, words, job.x + whole * job.block_step, job.lowest)
         store_sums(totals, job.y + row * job.y_step, step * job.y_step)
 
     @kernel
@@ -212,7 +231,7 @@ def _tiles_kernel(
                         scales = load_scales(job.scales, index, scale_step, groups, lanes)
                         zeros = load_zeros(job.zeros, index, scale_step, groups, lanes)
                         x = job.x + (panel * blocks + block) * job.block_step
-                        totals = add(totals, scales, zeros, words, x)
+                        totals = add(totals, scales, zeros, words, x, job.lowest)
                     if high == blocks:
                         y = job.y + row * job.y_step + panel * job.panel_bytes
                         store_sums(totals, y, step * job.y_step)
@@ -240,7 +259,7 @@ def _job(product: Kernel) -> Kernel:
 
 @functools.cache
 def vector_kernels(
-    bits: int, pieces: int, scale_dtype: str, has_zeros: bool, integers: bool
+    bits: int, pieces: int, scale_dtype: str, has_zeros: bool, integers: bool, lifted: bool = False
 ) -> VectorKernels:
     """Return the kernels for one vector, which they put in the order of the lanes themselves.
 
@@ -250,7 +269,7 @@ def vector_kernels(
     of x and of y. One call from Python, with plain numbers: a tuple costs 9 us more when nothing is
     cached. Returns not 0, with nothing done, for an x that cannot be rounded.
     """
-    rows = rows_kernels(bits, 1, pieces, scale_dtype, has_zeros, integers).rows
+    rows = rows_kernels(bits, 1, pieces, scale_dtype, has_zeros, integers, lifted).rows
     prepare = quantise_vector_kernel(bits) if integers else arrange_vector_kernel(bits)
 
     @kernel
@@ -308,6 +327,7 @@ def _share_of(words: int, share: int) -> None:
         y,
         4,
         4,
+        _number(at, 11),
     )
     low, high = share * job.m // shares, (share + 1) * job.m // shares
     enter(_number(at, 10), (job, low, high))
