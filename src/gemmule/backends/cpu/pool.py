@@ -63,7 +63,7 @@ from gemmule.backends.cpu.shares import (
     stop,
     work,
 )
-from gemmule.backends.cpu.threads import SHARE_BYTES, processors, shares_for, thread_count
+from gemmule.backends.cpu.threads import SMALL_SHARE_BYTES, processors, shares_for, thread_count
 from gemmule.core import fork
 from gemmule.settings import borrows_threads
 
@@ -98,8 +98,9 @@ def shares_of(nbytes: int, units: int, per_thread: int) -> tuple[int, int, int]:
 
 
 def own_cache_bytes() -> int:
-    """Return how many bytes of a matrix the threads' own caches hold, cautiously, between calls."""
-    return SHARE_BYTES * thread_count()
+    """Return how much of a matrix the threads' own caches hold between calls, in any pieces."""
+    # Lines that lie a power of two apart share few places of a cache.
+    return 4 * SMALL_SHARE_BYTES * thread_count()
 
 
 class Pooled:

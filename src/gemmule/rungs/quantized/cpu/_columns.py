@@ -37,7 +37,7 @@ def _split(parts: Stored, blocks: int) -> tuple[bool, int, int, int]:
     results that are whole need no other thread to add them up: as long as that many blocks are.
     """
     by_rows = _parts_of(parts)
-    if parts.codes.nbytes >= own_cache_bytes() or 2 * blocks < by_rows[0]:
+    if parts.codes.nbytes > own_cache_bytes() or 2 * blocks < by_rows[0]:
         return False, *by_rows
     return True, *shares_of(parts.codes.nbytes, blocks, PARTS_PER_THREAD)
 

@@ -145,14 +145,12 @@ def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Jo
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect nearly the read ceiling, for matrices much larger than the threads' sums."""
     sums_bytes = 8 * problem.m * machine.units  # written once, read once
-    if problem.batch > 1 or problem.compulsory_bytes < max(SMALLEST_BYTES, 50 * sums_bytes):
+    if problem.batch > 1 or problem.compulsory_bytes < max(SMALLEST_BYTES, 16 * sums_bytes):
         return None
     if problem.m < 8 * _streams.STEP:
         return None
-    return Suggestion(
-        {},
-        _cpu.spread_s(machine, problem.compulsory_bytes) + _cpu.streaming_s(problem, machine, 0.98),
-    )
+    calls = _cpu.spread_s(machine, problem.compulsory_bytes) + machine.rates.spread
+    return Suggestion({}, calls + _cpu.streaming_s(problem, machine, 0.98))
 
 
 RUNG = CpuRung(
