@@ -185,5 +185,8 @@ def test_every_variant_has_its_build_on_record() -> None:
     assert proved <= recorded, "run python tools/rebuild.py"
     for rung in (rung_named(name) for name in ("warp_per_row", "transpose_then", "naive")):
         known = built.cubins(built.path_of((rung.folder, rung.name)))
-        lacking = [v.name for v in proofs.variants(rung) if proofs.inputs_digest(v) not in known]
+        every = list(proofs.variants(rung))
+        assert [v.name for v in every] == [",".join(s) for s in proofs.signatures(rung)]
+        assert all(v.launches for v in every)
+        lacking = [v.name for v in every if proofs.inputs_digest(v) not in known]
         assert not lacking, "run python tools/rebuild.py"

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gemmule.backends.cuda import nvrtc
-from gemmule.core.rung import CUDA_ARCHS, CudaRung
+from gemmule.core.rung import CUDA_ARCHS, CudaRung, Signature
 from gemmule.lab.verify import proofs
 from gemmule.storage import lines
 
@@ -39,9 +39,14 @@ class Compiled:
 
 
 @functools.cache
-def _variants(rung: CudaRung) -> tuple[proofs.Variant, ...]:
-    """Return a rung's variants without their launches, which fill memory."""
-    return tuple(replace(variant, launches=()) for variant in proofs.variants(rung))
+def _signatures(rung: CudaRung) -> tuple[Signature, ...]:
+    return tuple(proofs.signatures(rung))
+
+
+@functools.cache
+def _variant(rung: CudaRung, signature: Signature) -> proofs.Variant:
+    """Return a variant without its launches, which fill memory."""
+    return replace(proofs.variant_of(rung, signature), launches=())
 
 
 def heaviest(rung: CudaRung, arch: str) -> proofs.Variant:
@@ -50,9 +55,9 @@ def heaviest(rung: CudaRung, arch: str) -> proofs.Variant:
     Few instances need as many registers as the last ones do, since parameters are declared in
     rising order. The whole matrix: gemmule verify --stale.
     """
-    of_rung = _variants(rung)
+    of_rung = _signatures(rung)
     turn = len(rung.name) + CUDA_ARCHS.index(arch)
-    variant = of_rung[turn % len(of_rung)]
+    variant = _variant(rung, of_rung[turn % len(of_rung)])
     heavy = variant.kernels[-2:]
     return replace(variant, kernels=(heavy[turn // len(of_rung) % len(heavy)],))
 

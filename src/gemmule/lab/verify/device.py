@@ -279,7 +279,8 @@ def verify_all(
 
 def chunks(rung: DeviceRung, only: Names | None = None, size: int = CHUNK) -> Iterator[Names]:
     """Yield the names of the rung's variants (or of those in `only`), `size` at a time."""
-    names = [v.name for v in proofs.variants(rung) if only is None or v.name in only]
+    every = [evidence.variant_named(signature) for signature in proofs.signatures(rung)]
+    names = [name for name in every if only is None or name in only]
     for start in range(0, len(names), size):
         yield frozenset(names[start : start + size])
 

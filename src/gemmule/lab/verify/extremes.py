@@ -55,11 +55,10 @@ def found_of(
 def of_each_dtype(rung: CudaRung) -> Iterator[proofs.Variant]:
     """Yield the first variant of every dtype of A."""
     seen = set()
-    for variant in proofs.variants(rung):
-        dtype = variant.name.split(",")[0]
-        if dtype not in seen:
-            seen.add(dtype)
-            yield variant
+    for signature in proofs.signatures(rung):
+        if signature[0] not in seen:
+            seen.add(signature[0])
+            yield proofs.variant_of(rung, signature)
 
 
 def signature_of(variant: proofs.Variant) -> Signature:
@@ -108,7 +107,7 @@ def giants(rung: CudaRung, ordinal: int = 0) -> Iterator[Found]:
     """Multiply by a matrix of more than 2^31 elements, and by a batch of as many, on a device."""
     from gemmule.backends.cuda import driver
 
-    by_dtype = {signature_of(v)[0]: v for v in reversed(list(proofs.variants(rung)))}
+    by_dtype = {variant.name.split(",")[0]: variant for variant in of_each_dtype(rung)}
     variant = next(by_dtype[dtype] for dtype in GIANT_DTYPES if dtype in by_dtype)
     device = driver.device_info(ordinal).name
     for batch in (1, BATCH) if rung.batched else (1,):

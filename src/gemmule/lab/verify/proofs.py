@@ -144,24 +144,35 @@ def quant_specs(signature: Signature) -> Iterator[QuantSpec]:
 
 def variants(rung: DeviceRung, machine: Machine | None = None) -> Iterator[Variant]:
     """Yield every variant of a CUDA rung."""
-    machine = proof_machine() if machine is None else machine
+    for signature in signatures(rung):
+        yield variant_of(rung, signature, machine)
+
+
+def variant_of(rung: DeviceRung, signature: Signature, machine: Machine | None = None) -> Variant:
+    """Return the variant of one of the rung's `signatures`."""
+    name = evidence.variant_named(signature)
+    if isinstance(rung, LibraryRung):
+        told = tuple(rung.spec(p, packed_call(p)) for p in fixed_problems(rung, signature))
+        return Variant(rung, name, (), (), (), told)
+    launches = tuple(_launches(rung, signature, machine or proof_machine()))
+    kernels = tuple(dict.fromkeys(launch.step.kernel for launch in launches))
+    defines = tuple(dict.fromkeys(d for launch in launches for d in launch.step.defines))
+    return Variant(rung, name, kernels, defines, launches)
+
+
+def signatures(rung: DeviceRung) -> Iterator[Signature]:
+    """Yield the signatures that have a variant, in order; `variants` costs far more."""
     for signature in rung.signatures:
-        if isinstance(rung, LibraryRung):
-            told = tuple(rung.spec(p, packed_call(p)) for p in fixed_problems(rung, signature))
-            yield Variant(rung, evidence.variant_named(signature), (), (), (), told)
-            continue
-        launches = []
-        for index, problem in enumerate(fixed_problems(rung, signature)):
-            for params in rung.space(problem):
-                frozen = tuple(sorted(params.items()))
-                for step in rung.steps(problem, params, machine):
-                    launches.append(Launch(index, frozen, step))
-        if launches:
-            kernels = tuple(dict.fromkeys(launch.step.kernel for launch in launches))
-            defines = tuple(dict.fromkeys(d for launch in launches for d in launch.step.defines))
-            yield Variant(
-                rung, evidence.variant_named(signature), kernels, defines, tuple(launches)
-            )
+        if isinstance(rung, LibraryRung) or any(_launches(rung, signature, proof_machine())):
+            yield signature
+
+
+def _launches(rung: CudaRung, signature: Signature, machine: Machine) -> Iterator[Launch]:
+    for index, problem in enumerate(fixed_problems(rung, signature)):
+        for params in rung.space(problem):
+            frozen = tuple(sorted(params.items()))
+            for step in rung.steps(problem, params, machine):
+                yield Launch(index, frozen, step)
 
 
 def packed_call(problem: Problem) -> Call:
