@@ -29,12 +29,12 @@ $(VENV)/made:
 # Of ten thousand modules few are ever imported; those are compiled then and kept: a minute less.
 $(VENV)/runtime: $(VENV)/made pyproject.toml
 	@echo 'installing gemmule'
-	@$(PIP) install --no-compile --editable .
+	@$(PIP) install --no-compile --no-warn-conflicts --editable .
 	@touch $@
 
 $(VENV)/dev: $(VENV)/made pyproject.toml
 	@echo 'installing gemmule and the development tools'
-	@$(PIP) install --no-compile --editable '.[dev]'
+	@$(PIP) install --no-compile --no-warn-conflicts --editable '.[dev]'
 	@touch $@ $(VENV)/runtime
 
 demo: $(VENV)/runtime
