@@ -1,7 +1,6 @@
 """Verifying CUDA rungs on a real device against the oracle, and writing down what was proved.
 
-Every rung runs in a child process of its own: a kernel that faults takes its CUDA context with it,
-and must not take the others.
+Every rung runs in a child process of its own: a kernel that faults takes its CUDA context along.
 """
 
 from __future__ import annotations
@@ -279,7 +278,7 @@ def verify_all(
 
 def chunks(rung: DeviceRung, only: Names | None = None, size: int = CHUNK) -> Iterator[Names]:
     """Yield the names of the rung's variants (or of those in `only`), `size` at a time."""
-    every = [evidence.variant_named(signature) for signature in proofs.signatures(rung)]
+    every = map(evidence.variant_named, proofs.signatures(rung))
     names = [name for name in every if only is None or name in only]
     for start in range(0, len(names), size):
         yield frozenset(names[start : start + size])
