@@ -153,7 +153,7 @@ def test_every_ladder_has_a_page_of_notes() -> None:
 
 def test_the_table_of_environment_variables_is_complete() -> None:
     source = (ROOT / "src" / "gemmule" / "settings.py").read_text("utf-8")
-    read = set(re.findall(r"environ\.get\(\s*\"(GEMMULE_[A-Z_]+)\"", source))
+    read = set(re.findall(r"(?:environ\.get|_switched_on)\(\s*\"(GEMMULE_[A-Z_]+)\"", source))
     listed = set(re.findall(r"^\| `(GEMMULE_[A-Z_]+)`", _environment_page(), re.M))
     assert read == listed != set()
     elsewhere = [
