@@ -18,6 +18,7 @@ from gemmule.backends.cpu import pool as cpu_pool
 from gemmule.backends.cpu.calls import builtin
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CpuRung
+from gemmule.lab import doctor
 from gemmule.settings import builtin_enabled
 from products import small
 
@@ -116,6 +117,7 @@ def test_a_user_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
         assert plan._run.bound is None
         first = plan(a, b)
         assert np.array_equal(plan(a, b), first)
+    assert doctor._calls().found == "planned products through Python: GEMMULE_BUILTIN is 0"
     monkeypatch.setenv("GEMMULE_BUILTIN", "no")
     with pytest.raises(ValueError, match="'no'; it must be 0"):
         builtin_enabled()

@@ -131,6 +131,8 @@ def _processor() -> Iterator[Finding]:
     cache = machine.cache_bytes >> 20
     yield Finding("CPU", OK, f"{machine.name}, {threads} threads, {cache} MiB last-level cache")
     yield _threads()
+    if importlib.util.find_spec("numba") is not None:
+        yield _calls()
     good = "avx2" in present and "fma" in present
     yield Finding(
         "CPU features",
@@ -154,6 +156,16 @@ def _threads() -> Finding:
         f"{threads.thread_count()} a product; helpers: {pool.helpers()}; {model}",
         "" if measured else "gemmule tune --device-model measures this CPU in two seconds",
     )
+
+
+def _calls() -> Finding:
+    """Tell how planned products are called, and why not as builtin functions."""
+    from gemmule.backends.cpu.calls import builtin
+    from gemmule.settings import builtin_enabled
+
+    reason = builtin.unusable() if builtin_enabled() else "GEMMULE_BUILTIN is 0"
+    words = "as builtin functions" if reason is None else f"through Python: {reason}"
+    return Finding("CPU calls", OK if reason is None else NOTE, f"planned products {words}")
 
 
 def _caches() -> Iterator[Finding]:
