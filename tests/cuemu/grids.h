@@ -57,8 +57,9 @@ static void set_up_cta(Cta& c, uint3 index, unsigned rank, unsigned cluster_firs
   c.rank = rank;
   c.cluster_first = cluster_first;
   c.alive = S.threads;
-  c.warps.assign((S.threads + 31) / 32, Warp{});
+  c.warps.resize((S.threads + 31) / 32);
   for (unsigned w = 0; w < c.warps.size(); ++w) {
+    c.warps[w].meets.clear();   // and keeps their memory: one block follows another
     const unsigned left = S.threads - w * 32;
     c.warps[w].alive = left >= 32 ? ~0u : (1u << left) - 1;
   }

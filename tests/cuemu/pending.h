@@ -52,15 +52,18 @@ void deliver(void* bar) {
     progress();
   }
 }
-static void start_async(size_t fibers) {
-  queues.clear();
-  queues.resize(fibers);
+static void end_async() {   // most threads leave nothing behind
   in_flight.clear();
-  for (size_t i = 0; i < fibers; ++i) S.fibers[i].queues = &queues[i];
+  for (AsyncQueues& q : queues)
+    for (GroupQueue* one : {&q.copies, &q.stores, &q.mma}) {
+      if (!one->open.empty()) one->open.clear();
+      if (!one->closed.empty()) one->closed.clear();
+    }
 }
-static void end_async() {
-  in_flight.clear();
-  queues.clear();
+static void start_async(size_t fibers) {
+  end_async();   // a launch that failed may have left work
+  queues.resize(fibers);
+  for (size_t i = 0; i < fibers; ++i) S.fibers[i].queues = &queues[i];
 }
 
 // ---- wgmma: done for the whole warpgroup when the last of its threads waits ------------------------
