@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import numpy as np
 from cuemu.build import compile_cu, tensor_record
 from gemmule.backends.cuda import launch_args, tensor_maps
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Rung, Signature
+from gemmule.core.rung import Rung, Signature, with_bias
 from gemmule.lab.verify import device as verify_device
 from gemmule.lab.verify import proofs, raw_launch
+from gemmule.oracle import biased
 from gemmule.oracle.inputs import Inputs
 
 MOST_LATE_BYTES = 1 << 26  # sparse operands span more, and are there from the start
@@ -43,24 +45,29 @@ class Emulator:
         params: Mapping[str, Any],
         alpha: float = 1.0,
         beta: float = 0.0,
+        bias: np.ndarray[Any, Any] | None = None,
     ) -> np.ndarray[Any, Any]:
         problem = inputs.case.problem
         if inputs.out.size == 0:
             return inputs.out
         steps = rung.steps(problem, params, self.machine)
+        steps = steps if bias is None else with_bias(steps)
         work = np.full(rung.workspace(problem, params, self.machine) + 256, 0xFF, np.uint8)
         base = -(-int(work.__array_interface__["data"][0]) // 256) * 256
         parts = raw_launch.parts(inputs)
         addresses = [
             0 if part is None else int(part.__array_interface__["data"][0]) for part in parts
         ]
-        packed = raw_launch.arguments(inputs, addresses, base, alpha, beta)
+        added = None if bias is None else int(bias.ctypes.data)
+        packed = raw_launch.arguments(inputs, addresses, base, alpha, beta, added)
         shapes = tensor_maps.declared(steps, problem, packed)
         where = launch_args.addresses(packed, 4 if shapes else 0)
         maps = [encoded(where[shape.word] + shape.offset, shape) for shape in shapes]
-        module = emulated(
-            rung, [step.kernel for step in steps], problem, bank_conflicts=self.bank_conflicts
-        )
+        kernels = [step.kernel for step in steps]
+        if bias is None:
+            module = emulated(rung, kernels, problem, bank_conflicts=self.bank_conflicts)
+        else:
+            module = with_a_bias(rung, kernels)
         before = work
         for index, step in enumerate(steps):
             late: list[np.ndarray[Any, Any]] = []
@@ -135,6 +142,13 @@ def emulated(
     return _module(rung.source_path, names, defines, bank_conflicts)
 
 
+def with_a_bias(rung: Rung, kernels: Sequence[str]) -> Any:
+    """Compile, once for all sampled signatures, what their trials with a bias launch."""
+    names, defines = _biased_kernels(rung)
+    names = names if set(kernels) <= set(names) else tuple(kernels)
+    return _module(rung.source_path, names, (*defines, "BIAS"), False)
+
+
 _TOGETHER: dict[Path, list[tuple[str, ...]]] = {}
 
 
@@ -162,13 +176,22 @@ def _module(path: Path, names: tuple[str, ...], defines: tuple[str, ...], confli
 def _kernels(
     rung: Rung, signatures: tuple[Signature, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    found = (verify_device.trials(rung, one, few=True) for one in signatures)
+    return _launched(rung, itertools.chain.from_iterable(found))
+
+
+@functools.cache
+def _biased_kernels(rung: Rung) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    found = (verify_device.trials(rung, one, few=True) for one in sampled(rung))
+    return _launched(rung, itertools.chain.from_iterable(biased.some(rung, one) for one in found))
+
+
+def _launched(
+    rung: Rung, trials: Iterable[verify_device.Trial]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the kernels that trials launch, and their defines."""
     machine = proofs.proof_machine()
-    steps = [
-        step
-        for signature in signatures
-        for trial in verify_device.trials(rung, signature, few=True)
-        for step in rung.steps(trial.problem, trial.params, machine)
-    ]
+    steps = [step for trial in trials for step in rung.steps(trial.problem, trial.params, machine)]
     defines = {step.defines for step in steps}
     assert len(defines) == 1, f"{rung.name}: its signatures want different defines: {defines}"
     return tuple(dict.fromkeys(step.kernel for step in steps)), defines.pop()

@@ -90,6 +90,37 @@ def test_a_gradient_asked_for_later_is_not_lost() -> None:
 def test_a_layers_product_of_tensors_of_the_host_goes_the_general_way() -> None:
     a, x = torch.arange(12.0).reshape(3, 4), torch.arange(4.0)
     assert torch.equal(lookup.below("matvec", a, x, DEFAULT), a @ x)
+    bias = torch.ones(3, requires_grad=True)
+    assert torch.equal(lookup.below("matvec", a, x, DEFAULT, bias), a @ x + 1)
+
+
+BIAS = {"is_contiguous": lambda: True, "is_neg": lambda: False, "dtype": "half"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"dtype": "float"},
+        {"get_device": lambda: 2},
+        {"is_contiguous": lambda: False},
+        {"is_neg": lambda: True},
+    ],
+)
+def test_a_bias_that_lies_as_kernels_read_it_is_added_by_them(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = {"get_device": lambda: 1}
+    x = SimpleNamespace(is_cuda=True, dtype="half", **where)
+    bias = SimpleNamespace(**{**BIAS, **where, **change}, detach=lambda: "apart")
+    known = SimpleNamespace(seen=lambda operand: ("form", (), (), 1))
+    monkeypatch.setattr(lookup, "_torch_calls", lambda: known)
+    monkeypatch.setattr(lookup, "_bound_with_bias", lambda *_: lambda *given: given)
+    plain = SimpleNamespace(add_=lambda given: given)
+    monkeypatch.setattr(lookup, "_bound", lambda *_: lambda a, b, out: plain)
+    way = ("Q", x, bias) if not change else "apart"
+    assert lookup.below("matvec", "Q", x, DEFAULT, bias) == way
+    assert lookup.below("vecmat", "Q", x, DEFAULT, bias) == "apart"
 
 
 @pytest.mark.parametrize("seen", [(None, None), (None, 2), (1, None), (1, 2)])

@@ -17,6 +17,7 @@ from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.core.canonical import DEFAULT, NAMES, Options
 from gemmule.core.operand import Form, Operand, speaker
 from gemmule.dispatch import general, host
+from gemmule.dispatch.bind import bind_with_bias
 from gemmule.outofcore.through import through_device
 from gemmule.plan import operands, rebound, resolve
 from gemmule.quant.matrix import QuantizedMatrix
@@ -125,8 +126,14 @@ def _general(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
     return product(op, a, b, out, options, device)
 
 
-def below(op: str, a: Any, b: Any, options: Options) -> Any:
-    """Return a tensor's product by the short way or else the general one; as `product` does."""
+def below(op: str, a: Any, b: Any, options: Options, bias: Any = None) -> Any:
+    """Return a tensor's product by the short way or else the general one; as `product` does.
+
+    bias: a tensor that is added to it, where a kernel can in the same launch.
+    """
+    if bias is not None:
+        added = _below_with_bias(a, b, bias) if op == "matvec" and options is DEFAULT else None
+        return below(op, a, b, options).add_(bias.detach()) if added is None else added
     torch_calls = _torch_calls()
     seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
     if seen_a is not None and seen_b is not None:
@@ -135,6 +142,29 @@ def below(op: str, a: Any, b: Any, options: Options) -> Any:
         if result is not None:
             return result
     return product(op, a, b, None, options)
+
+
+def _below_with_bias(matrix: Any, x: Any, bias: Any) -> Any | None:
+    """Return ``matrix @ x + bias`` of one launch, or None where there is none that does it."""
+    there = x.is_cuda and bias.get_device() == x.get_device() and bias.dtype == x.dtype
+    if not there or not bias.is_contiguous() or bias.is_neg():
+        return None  # kernels read a bias as it lies
+    torch_calls = _torch_calls()
+    seen_matrix, seen_x = torch_calls.seen(matrix), torch_calls.seen(x)
+    if seen_matrix is None or seen_x is None or seen_matrix[3] != seen_x[3]:
+        return None
+    added = _bound_with_bias(seen_matrix, seen_x)
+    return None if added is None else added(matrix, x, bias)
+
+
+@functools.lru_cache(maxsize=4096)
+def _bound_with_bias(seen_matrix: Any, seen_x: Any) -> Any:
+    torch_calls = _torch_calls()
+    left, right = torch_calls.form(seen_matrix), torch_calls.form(seen_x)
+    if left is None or right is None:
+        return None
+    plan = resolve("matvec", left, right, None, f"cuda:{seen_x[3]}", DEFAULT)
+    return bind_with_bias(plan._run, plan.choice, plan.device)
 
 
 def product(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None = None) -> Any:
@@ -182,5 +212,6 @@ def forget_plans() -> None:
     resolve.cache_clear()
     rebound.cache_clear()
     _bound.cache_clear()
+    _bound_with_bias.cache_clear()
     for met in _met:
         met.forget()

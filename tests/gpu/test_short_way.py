@@ -10,6 +10,7 @@ import gemmule as gm
 from gemmule.arrays.interop import unwrap
 from gemmule.dispatch.torch import TorchCall
 from gemmule.dispatch.torch_codes import MatrixCall
+from gemmule.torch.linear import QuantLinear
 
 torch = pytest.importorskip("torch")
 
@@ -130,3 +131,19 @@ def test_a_gradient_is_asked_for_beside_a_quantised_matrix() -> None:
         assert x.grad is not None
         x.grad = None
     assert not plan(Q, x.detach()).requires_grad
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("tokens", "bits"), [(1, 4), (1, 8), (5, 8), (20, 4)])
+def test_a_layer_adds_its_bias(tokens: int, bits: Any, dtype: str) -> None:
+    """By the kernel or after it: within a rounding of the exact sum, as far as the product is."""
+    kind = getattr(torch, dtype)
+    Q = gm.quantize(torch.randn((515, 768), device="cuda"), bits=bits, group_size=128)
+    bias = torch.randn(515, device="cuda", dtype=kind) * 4
+    layer = QuantLinear.from_matrix(Q, bias.clone()).requires_grad_(False)
+    bare = QuantLinear.from_matrix(Q)
+    x = torch.randn((tokens, 768), device="cuda", dtype=kind)
+    found, exact = layer(x).double(), bare(x.float()).double() + bias.double()
+    steps = torch.finfo(kind).eps * exact.abs().max()
+    assert (found - exact).abs().max() <= 2 * steps + 1e-3
+    assert torch.equal(layer(x), layer(x))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -100,6 +100,11 @@ class Step:
     pdl: bool = False
     defines: tuple[str, ...] = ()
     maps: tuple[TensorMap, ...] = ()
+
+
+def with_bias(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return the steps of a rung that `adds`, compiled so that its struct ends with a bias."""
+    return tuple(replace(step, defines=(*step.defines, "BIAS")) for step in steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +274,7 @@ class CudaRung(Rung):
     `workspace` is in bytes. `presets` are named points of the search space. `spills`: it may keep
     registers in memory. `archs`: those that it is compiled for. `packing`: what prepared operands
     spare it. `sends`: compiled with PEERS it sends results to several GPUs (`_cuda/peers.cuh`).
+    `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
     """
 
     backend: ClassVar[str] = "cuda"
@@ -276,6 +282,7 @@ class CudaRung(Rung):
     steps: Callable[[Problem, Params, Machine], tuple[Step, ...]]
     workspace: Callable[[Problem, Params, Machine], int] = _no_workspace
     sends: bool = False
+    adds: bool = False
     presets: Mapping[str, Params] = field(default_factory=dict)
     archs: tuple[str, ...] = CUDA_ARCHS
     spills: bool = False

@@ -1,7 +1,8 @@
 """The short way of a product of a quantised matrix and a CUDA tensor of PyTorch.
 
 As `gemmule.dispatch.torch`, beside a matrix whose addresses and form were found once and are kept
-with it.
+with it. A bias costs no launch of its own: the kernel adds a number for each row to its sums before
+they are rounded, where the chosen rung has such a kernel and it is proved.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ from typing import Any, NamedTuple
 
 from gemmule.arrays.interop import quantized_form
 from gemmule.arrays.prepared import PreparedMatrix
+from gemmule.backends.base import Run
+from gemmule.backends.cuda import launch_args
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.backends.cuda.launch import Launcher, parts
 from gemmule.core.canonical import Call
+from gemmule.core.choice import Choice
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
+from gemmule.core.rung import CudaRung
 from gemmule.dispatch.autograd import wanted
 from gemmule.dispatch.torch_launch import (
+    CONFIG,
     MOVING_AT,
     Launch,
     Product,
@@ -36,9 +42,11 @@ from gemmule.dispatch.torch_launch import (
     steps_starter,
 )
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.storage.evidence import is_proved
 
 # One packing writes the stream, where attributes lie and how many, and the first six addresses.
 MOVING = struct.Struct("<QQI4x6Q")
+Added = Callable[[Any, Any, Any], Any]  # matrix, x, bias -> the result, or None
 
 
 class Kind:
@@ -198,6 +206,63 @@ def _start(launcher: Launcher, ordinal: int) -> Launch:
         except AttributeError:
             buffer, address, params, attribute = local.slot = slot(template, step)
         pack_into(buffer, MOVING_AT, stream, attribute, attributes, *addresses)
+        code = launch(address, function, params, None)
+        if code:
+            raise failed(code, step)
+
+    return start
+
+
+def call_with_bias(run: Run, choice: Choice, ordinal: int) -> Added | None:
+    """Return what computes a planned product and adds a bias in one launch, or None."""
+    rung, problem = choice.rung, choice.problem
+    if type(run) is not Launcher or not isinstance(rung, CudaRung) or not rung.adds:
+        return None
+    if len(run.offsets) != 1 or len(run.steps) != 1 or run.workspace or run.steps[0].pdl:
+        return None
+    if problem.outputs == 0 or not is_proved(rung, problem, choice.machine.arch, bias=True):
+        return None
+    return _adding(Launcher(choice, adds=True), choice.call, ordinal)
+
+
+def _adding(launcher: Launcher, call: Call, ordinal: int) -> Added:
+    torch = sys.modules["torch"]
+    native = torch._C
+    device_of, stream_of = native._cuda_getDevice, native._cuda_getCurrentRawStream
+    dtype = getattr(torch, call.problem.out)
+    fresh = maker(call.out_shape, dtype, ordinal)
+    mask = call.problem.alignment - 1
+    start = _start_with_bias(launcher, ordinal)
+
+    def added(matrix: Any, x: Any, bias: Any) -> Any:
+        at = x.data_ptr()
+        if device_of() != ordinal or at & mask or not at:
+            return None
+        out = fresh()
+        addresses = (*matrix.kept(known).addresses, at, out.data_ptr())
+        start(stream_of(ordinal), addresses, bias.data_ptr())
+        return out
+
+    return added
+
+
+def _start_with_bias(
+    launcher: Launcher, ordinal: int
+) -> Callable[[int, tuple[int, ...], int], None]:
+    """Return what starts the only kernel, as `_start` does, and takes a bias as well."""
+    launch, local, pack_into = launch_function(), threading.local(), MOVING.pack_into
+    template, step, function = launcher.template, launcher.steps[0], kernel_of(launcher, ordinal)
+    attributes = int(step.cluster != (1, 1, 1))
+    place_bias = launch_args.BIAS.pack_into
+    bias_at = CONFIG.size + len(template) - launch_args.BIAS.size
+
+    def start(stream: int, addresses: tuple[int, ...], bias: int) -> None:
+        try:
+            buffer, address, params, attribute = local.slot
+        except AttributeError:
+            buffer, address, params, attribute = local.slot = slot(template, step)
+        pack_into(buffer, MOVING_AT, stream, attribute, attributes, *addresses)
+        place_bias(buffer, bias_at, bias)
         code = launch(address, function, params, None)
         if code:
             raise failed(code, step)

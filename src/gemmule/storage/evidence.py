@@ -98,6 +98,9 @@ def _record(data: dict[str, Any]) -> Record | None:
     return Record(**texts, cases=cases, worst_ratio=float(ratio)) if 0 <= ratio <= 1 else None
 
 
+WITH_BIAS = ",bias"  # ends the name of a variant whose kernels add a bias
+
+
 def variant_named(signature: Signature) -> str:
     """Return the name of the variant of a rung that takes these dtypes."""
     return ",".join(signature)
@@ -114,13 +117,15 @@ def proved_variants() -> frozenset[tuple[str, str, str]]:
     return frozenset((r.folder, r.rung, r.variant) for r in read())
 
 
-def is_proved(rung: Rung, problem: Problem, arch: str) -> bool:
+def is_proved(rung: Rung, problem: Problem, arch: str, *, bias: bool = False) -> bool:
     """Tell whether a real GPU proved the variant of the rung that computes `problem`.
 
-    A record of one architecture stands for the algorithm on all that the rung declares; the
-    ladder table shows on which device the proof was made. A library's rung is for all of them.
+    bias: and the one that adds a bias to it. A record of one architecture stands for the algorithm
+    on all that the rung declares; the ladder table shows on which device the proof was made. A
+    library's rung is for all of them.
     """
     name = (rung.folder, rung.name, variant_of(problem))
     if isinstance(rung, CudaRung) and arch not in rung.archs:
         return False
-    return isinstance(rung, CudaRung | LibraryRung) and name in proved_variants()
+    wanted = {name, (*name[:2], name[2] + WITH_BIAS)} if bias else {name}
+    return isinstance(rung, CudaRung | LibraryRung) and wanted <= proved_variants()

@@ -302,9 +302,7 @@ def _run(
     alone = given.numel() == given.shape[-1] and given.ndim > 1
     x = given.reshape(-1) if alone else given
     op, a, b = ("vecmat", x, matrix) if transposed else ("matvec", matrix, x)
-    y: torch.Tensor = lookup.below(op, a, b, DEFAULT)
-    if bias is not None:
-        y.add_(bias.detach())
+    y: torch.Tensor = lookup.below(op, a, b, DEFAULT, bias)
     return y.reshape(*given.shape[:-1], *y.shape) if alone else y
 
 

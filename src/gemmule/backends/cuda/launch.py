@@ -21,7 +21,7 @@ from gemmule.backends.cuda.single import cuda_rung, kernels, starter
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand, View
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import LibraryRung, Machine, Rung
+from gemmule.core.rung import LibraryRung, Machine, Rung, with_bias
 from gemmule.core.scalars import passes
 from gemmule.storage import ceilings as stored_ceilings
 from gemmule.storage.evidence import is_proved
@@ -78,9 +78,13 @@ def _machine(ordinal: int) -> Machine:
 
 
 class Launcher:
-    """A prepared choice: packed arguments, loaded kernels, and how to start them."""
+    """A prepared choice: packed arguments, loaded kernels, and how to start them.
 
-    def __init__(self, choice: Choice) -> None:
+    adds: the kernels add a bias, whose address is the last of the struct; then only a short way
+    starts them (`gemmule.dispatch.torch_bias`).
+    """
+
+    def __init__(self, choice: Choice, *, adds: bool = False) -> None:
         call, problem = choice.call, choice.problem
         self.outer = call.outer
         self.quantized, self.result = problem.quant is not None, problem.out
@@ -92,6 +96,9 @@ class Launcher:
         self.scalars_at = len(self.template) - launch_args.SCALARS.size
         rung = cuda_rung(choice)
         self.steps = rung.steps(problem, choice.params, choice.machine)
+        if adds:
+            self.steps = with_bias(self.steps)
+            self.template += launch_args.BIAS.pack(0)
         shapes = tensor_maps.declared(self.steps, problem, self.template)
         self.maps = tensor_maps.Maps(shapes) if shapes else None
         self.module = kernels(rung, self.steps, choice.machine.arch)

@@ -38,6 +38,7 @@ GEMV = struct.Struct("<" + "".join(code for _, code in GEMV_FIELDS))
 GEMM = struct.Struct("<" + "".join(code for _, code in GEMM_FIELDS))
 QUANT = struct.Struct("<" + "".join(code for _, code in QUANT_FIELDS))
 SCALARS = struct.Struct("<dd")
+BIAS = struct.Struct("<Q")  # behind a QuantArgs whose kernels are compiled with BIAS
 
 
 def place(packed: Any, addresses: Sequence[int]) -> None:

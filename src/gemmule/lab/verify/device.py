@@ -21,6 +21,7 @@ from gemmule.core.registry import device_rungs
 from gemmule.core.rung import DeviceRung, Signature
 from gemmule.lab.processes import Task, each_apart
 from gemmule.lab.verify import proofs
+from gemmule.oracle import biased
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import ALIGNED, edge_problems, make_problem, nonfinite_cases
@@ -219,17 +220,16 @@ def verify_rung(
     from gemmule.lab.verify.device_runner import DeviceRunner
 
     rung = next(r for r in device_rungs() if (r.folder, r.name) == (folder, name))
-    runner = DeviceRunner(ordinal)
+    runner, outcomes = DeviceRunner(ordinal), []
     device = runner.machine.name
-    outcomes = []
-    for variant in proofs.variants(rung):
-        if only is not None and variant.name not in only:
-            continue
-        signature = tuple(variant.name.split(","))
+    for variant in (one for one in proofs.variants(rung) if only is None or one.name in only):
+        given, judged = trials(rung, proofs.signature_of(variant), few=few), judge_trial
+        if proofs.adds_bias(variant):
+            given, judged = biased.some(rung, given), biased.judge_trial
         outcome = Outcome(folder, name, variant.name, proofs.key(variant), device=device)
         shapes = set()
-        for trial in trials(rung, (signature[0], signature[1], signature[2]), few=few):
-            verdict = judge_trial(rung, trial, runner.run)
+        for trial in given:
+            verdict = judged(rung, trial, runner.run)
             outcome.cases += 1
             shapes.add((trial.problem.m, trial.problem.n, trial.problem.k, trial.problem.batch))
             outcome.worst_ratio = max(outcome.worst_ratio, verdict.ratio)
@@ -278,7 +278,7 @@ def verify_all(
 
 def chunks(rung: DeviceRung, only: Names | None = None, size: int = CHUNK) -> Iterator[Names]:
     """Yield the names of the rung's variants (or of those in `only`), `size` at a time."""
-    every = map(evidence.variant_named, proofs.signatures(rung))
+    every = proofs.names(rung)
     names = [name for name in every if only is None or name in only]
     for start in range(0, len(names), size):
         yield frozenset(names[start : start + size])

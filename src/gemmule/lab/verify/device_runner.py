@@ -16,7 +16,7 @@ from gemmule.backends.cuda import driver, launch_args, single, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, DeviceRung, LibraryRung, Machine, Step
+from gemmule.core.rung import CudaRung, DeviceRung, LibraryRung, Machine, Step, with_bias
 from gemmule.lab.verify import raw_launch
 from gemmule.oracle.inputs import Inputs
 from gemmule.tuning.operands import call_over
@@ -44,8 +44,12 @@ class DeviceRunner:
         params: Mapping[str, Any],
         alpha: float = 1.0,
         beta: float = 0.0,
+        bias: np.ndarray[Any, Any] | None = None,
     ) -> np.ndarray[Any, Any]:
-        """Run the rung once and return `inputs.out`, filled with what the device wrote."""
+        """Run the rung once and return `inputs.out`, filled with what the device wrote.
+
+        bias: a number for each row, which kernels compiled for that add.
+        """
         problem = inputs.case.problem
         if inputs.out.size == 0:
             return inputs.out  # the back end launches nothing either
@@ -53,12 +57,14 @@ class DeviceRunner:
         if isinstance(rung, LibraryRung):
             return self._multiply(rung, inputs, params, (alpha, beta))
         steps = rung.steps(problem, params, self.machine)
+        steps = steps if bias is None else with_bias(steps)
         workspace = rung.workspace(problem, params, self.machine)
         work = self._take(workspace, 0)
         if workspace:
             self._upload(work, np.full(workspace, 0xFF, np.uint8))
         addresses = [self._place(part, inputs) for part in raw_launch.parts(inputs)]
-        packed = raw_launch.arguments(inputs, addresses, work, alpha, beta)
+        added = None if bias is None else self._place(bias, inputs)
+        packed = raw_launch.arguments(inputs, addresses, work, alpha, beta, added)
         self._launch(rung, steps, problem, packed)
         self._download(inputs, addresses[-1])
         return inputs.out

@@ -61,12 +61,6 @@ def of_each_dtype(rung: CudaRung) -> Iterator[proofs.Variant]:
             yield proofs.variant_of(rung, signature)
 
 
-def signature_of(variant: proofs.Variant) -> Signature:
-    """Return the dtypes of A, of x or B, and of the result."""
-    a, b, out = variant.name.split(",")
-    return a, b, out
-
-
 def middle_problem(rung: CudaRung, signature: Signature) -> Problem:
     """Return a problem of middle size that the rung takes, else its largest of the proofs."""
     quants = list(proofs.quant_specs(signature)) if rung.quantized else [None]
@@ -95,8 +89,8 @@ def reruns(rung: CudaRung, ordinal: int = 0, runs: int = RUNS) -> Iterator[Found
 
     runner = DeviceRunner(ordinal)
     for variant in of_each_dtype(rung):
-        count = len(digests(rung, signature_of(variant), runner.run, runs))
-        ordered = not rung.arithmetic(middle_problem(rung, signature_of(variant))).unordered
+        count = len(digests(rung, proofs.signature_of(variant), runner.run, runs))
+        ordered = not rung.arithmetic(middle_problem(rung, proofs.signature_of(variant))).unordered
         wrong = f"{runs} runs gave {count} results" if ordered and count > 1 else ""
         figures = {"runs": runs, "results": count, "ordered": ordered}
         yield found_of(RERUNS, variant, runner.machine.name, figures, wrong)
@@ -111,9 +105,9 @@ def giants(rung: CudaRung, ordinal: int = 0) -> Iterator[Found]:
     variant = next(by_dtype[dtype] for dtype in GIANT_DTYPES if dtype in by_dtype)
     device = driver.device_info(ordinal).name
     for batch in (1, BATCH) if rung.batched else (1,):
-        wrong = multiply_giant(rung, signature_of(variant), batch, ordinal)
+        wrong = multiply_giant(rung, proofs.signature_of(variant), batch, ordinal)
         check = GIANT if batch == 1 else GIANT_BATCH
-        rows, columns = sides_of(rung, signature_of(variant), batch)
+        rows, columns = sides_of(rung, proofs.signature_of(variant), batch)
         yield found_of(check, variant, device, {"elements": rows * columns}, wrong)
 
 

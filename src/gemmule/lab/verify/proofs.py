@@ -2,8 +2,10 @@
 
 A *variant* is one rung with one dtype signature (and quantisation, where it is quantised). Its
 kernels are those that the whole declared parameter space launches over a fixed list of problems;
-its key digests their cubin, as the pinned NVRTC builds it, and every launch's geometry. Of a rung
-that calls a library, the key digests what the library is told of these problems.
+its key digests their cubin, as the pinned NVRTC builds it, and every launch's geometry. A rung that
+adds a bias where it is told to has a second variant of each, of the same kernels compiled for that,
+with the default parameters: what it changes comes after all sums. Of a rung that calls a library,
+the key digests what the library is told of these problems.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import device_rungs
-from gemmule.core.rung import CudaRung, DeviceRung, LibraryRung, Machine, Signature, Step
+from gemmule.core.rung import (
+    CudaRung,
+    DeviceRung,
+    LibraryRung,
+    Machine,
+    Signature,
+    Step,
+    with_bias,
+)
 from gemmule.oracle.problems import make_problem
 from gemmule.storage import built, evidence, sources
 
@@ -146,15 +156,19 @@ def variants(rung: DeviceRung, machine: Machine | None = None) -> Iterator[Varia
     """Yield every variant of a CUDA rung."""
     for signature in signatures(rung):
         yield variant_of(rung, signature, machine)
+        if isinstance(rung, CudaRung) and rung.adds:
+            yield variant_of(rung, signature, machine, bias=True)
 
 
-def variant_of(rung: DeviceRung, signature: Signature, machine: Machine | None = None) -> Variant:
-    """Return the variant of one of the rung's `signatures`."""
-    name = evidence.variant_named(signature)
+def variant_of(
+    rung: DeviceRung, signature: Signature, machine: Machine | None = None, *, bias: bool = False
+) -> Variant:
+    """Return the variant of one of the rung's `signatures`; bias: the one that adds a bias."""
+    name = evidence.variant_named(signature) + evidence.WITH_BIAS * bias
     if isinstance(rung, LibraryRung):
         told = tuple(rung.spec(p, packed_call(p)) for p in fixed_problems(rung, signature))
         return Variant(rung, name, (), (), (), told)
-    launches = tuple(_launches(rung, signature, machine or proof_machine()))
+    launches = tuple(_launches(rung, signature, machine or proof_machine(), bias))
     kernels = tuple(dict.fromkeys(launch.step.kernel for launch in launches))
     defines = tuple(dict.fromkeys(d for launch in launches for d in launch.step.defines))
     return Variant(rung, name, kernels, defines, launches)
@@ -167,12 +181,34 @@ def signatures(rung: DeviceRung) -> Iterator[Signature]:
             yield signature
 
 
-def _launches(rung: CudaRung, signature: Signature, machine: Machine) -> Iterator[Launch]:
+def names(rung: DeviceRung) -> Iterator[str]:
+    """Yield the names of the rung's variants, in order."""
+    for signature in signatures(rung):
+        yield evidence.variant_named(signature)
+        if isinstance(rung, CudaRung) and rung.adds:
+            yield evidence.variant_named(signature) + evidence.WITH_BIAS
+
+
+def _launches(
+    rung: CudaRung, signature: Signature, machine: Machine, bias: bool = False
+) -> Iterator[Launch]:
     for index, problem in enumerate(fixed_problems(rung, signature)):
-        for params in rung.space(problem):
+        for params in [rung.check_params(problem, None)] if bias else rung.space(problem):
             frozen = tuple(sorted(params.items()))
-            for step in rung.steps(problem, params, machine):
+            steps = rung.steps(problem, params, machine)
+            for step in with_bias(steps) if bias else steps:
                 yield Launch(index, frozen, step)
+
+
+def signature_of(variant: Variant) -> Signature:
+    """Return the dtypes of A, of x or B, and of the result."""
+    a, b, out = variant.name.removesuffix(evidence.WITH_BIAS).split(",")
+    return a, b, out
+
+
+def adds_bias(variant: Variant) -> bool:
+    """Tell whether the variant's kernels add a bias."""
+    return variant.name.endswith(evidence.WITH_BIAS)
 
 
 def packed_call(problem: Problem) -> Call:

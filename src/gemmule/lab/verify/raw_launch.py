@@ -22,9 +22,17 @@ def parts(inputs: Inputs) -> list[Any]:
 
 
 def arguments(
-    inputs: Inputs, addresses: list[int], work: int, alpha: float = 1.0, beta: float = 0.0
+    inputs: Inputs,
+    addresses: list[int],
+    work: int,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: int | None = None,
 ) -> bytes:
-    """Return the packed struct for arrays at these addresses (in the order of `parts`)."""
+    """Return the packed struct for arrays at these addresses (in the order of `parts`).
+
+    bias: the address that kernels compiled to add one take as well.
+    """
     problem = inputs.case.problem
     call = call_over(problem, inputs.a, inputs.b, inputs.out)
     quantized = problem.quant is not None
@@ -32,4 +40,4 @@ def arguments(
     packed = bytearray(pack(problem, call))
     launch_args.place(packed, [*addresses, work])
     launch_args.SCALARS.pack_into(packed, len(packed) - launch_args.SCALARS.size, alpha, beta)
-    return bytes(packed)
+    return bytes(packed) + (b"" if bias is None else launch_args.BIAS.pack(bias))

@@ -28,7 +28,8 @@ class Standing:
 
     current: proved as they are. stale: proved before their machine code or geometry changed.
     missing: never proved, though another variant of their rung was: dtypes added since, mostly.
-    unproved: of rungs without any record. Plans choose neither. needed: variants without a record
+    unproved: of rungs without any record, and variants that add a bias. Plans choose neither; what
+    adds a bias takes another launch then. needed: variants without a record
     that a default plan would choose, with one problem each. outdated: what else was checked on a
     device, of older code, in words.
     """
@@ -61,12 +62,14 @@ class Standing:
             for name, problem in self.needed.items()
         ]
         words += [f"outdated: {line}" for line in self.outdated]
-        rungs = sorted({f"{folder}/{rung}" for folder, rung, _ in self.unproved})
+        added = [name for name in self.unproved if name[2].endswith(evidence.WITH_BIAS)]
+        rungs = sorted({f"{name[0]}/{name[1]}" for name in self.unproved if name not in added})
         if rungs:
             words.append(f"unproved, never chosen automatically: {', '.join(rungs)}")
+        words += [f"unproved, a bias takes a launch of its own: {'/'.join(name)}" for name in added]
         words.append(
             f"{len(self.current)} variants proved as they are, {len(self.stale)} stale, "
-            f"{len(self.missing)} missing, {len(self.unproved)} of unproved rungs"
+            f"{len(self.missing)} missing, {len(self.unproved)} unproved"
         )
         return words
 
@@ -81,8 +84,10 @@ def judge(keys: Keys, records: Iterable[Record]) -> Standing:
     for name, key in keys.items():
         if name in proved:
             (standing.current if key in proved[name] else standing.stale).append(name)
+        elif name[:2] in rungs and not name[2].endswith(evidence.WITH_BIAS):
+            standing.missing.append(name)
         else:
-            (standing.missing if name[:2] in rungs else standing.unproved).append(name)
+            standing.unproved.append(name)
     return standing
 
 

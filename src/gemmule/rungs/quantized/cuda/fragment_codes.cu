@@ -1,7 +1,7 @@
 // Codes as they lie are the 16-row operand of mma.sync; the 8 columns of the other operand are 8 pieces of one x.
 // counters: DRAM read, MB; issue slots used, %; tensor pipe, %
 #include "delivery.cuh"
-#include "fragments.cuh"
+#include "bias.cuh"
 
 // Store one finished sum, or send it to several GPUs.
 template <class T>

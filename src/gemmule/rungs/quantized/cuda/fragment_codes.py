@@ -87,6 +87,7 @@ RUNG = CudaRung(
             ),
         ),
     ),
+    adds=True,
     quantized=True,
     accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=False),
     suggest=_suggest,

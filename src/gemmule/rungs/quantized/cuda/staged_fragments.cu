@@ -1,6 +1,6 @@
 // Eight columns a block: x as it lies goes to shared memory, once for all rows of a block, and codes take the same way ahead.
 // counters: L2 hits, %; issue slots used, %; tensor pipe, %
-#include "fragments.cuh"
+#include "bias.cuh"
 
 constexpr int DEPTH = 128, ROWS = 2;  // stored columns a turn, and rows of tiles a warp
 

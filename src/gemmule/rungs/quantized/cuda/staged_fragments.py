@@ -91,6 +91,7 @@ RUNG = CudaRung(
         ),
     ),
     archs=("sm_80", "sm_90a", "sm_100a"),  # others have less shared memory
+    adds=True,
     quantized=True,
     accepts_quant=_accepts,
     suggest=_suggest,
