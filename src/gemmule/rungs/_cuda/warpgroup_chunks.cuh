@@ -8,29 +8,32 @@ constexpr int BRINGERS = 4, ALL_BRINGERS = 32 * BRINGERS;  // warps that bring x
 constexpr int PANEL = 64;                                  // stored columns: the 128 bytes of a column of x that a swizzle spans
 
 // A chunk is TILES tiles across. A stage holds it as it is multiplied by HEIGHT rows: panels of x, N = 8 NT columns for each of
-// SPLIT units, zeros where a lane's columns are not the unit's; sums of x over sets of EACH tiles, which lie in one group; for each
-// set's unit and row its scale, and what a code's zero takes from a product.
+// SPLIT units, zeros where a lane's columns are not the unit's; sums of x over sets of EACH tiles, which lie in one group; scales and
+// zero points of each set's units as they are stored, so that bulk copies bring them and nobody waits for the memory.
 template <class TX, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int HEIGHT, int TILES, int NT, int STAGES, int RAW> struct Chunks {
   typedef Numbers<TX, BITS> Codes;
   static constexpr bool SUMS = Codes::less == 0 || ZEROS;
   static constexpr int N = 8 * NT * SPLIT, COLUMNS = Tile<BITS>::columns, LONG = TILES * COLUMNS, PANELS = LONG / PANEL;
   static constexpr int MOST = 2 * PANEL / COLUMNS;
   static constexpr int EACH = SHIFT < 0 || SPLIT > 1 ? 1 : SHIFT > 7 || 1 << (SHIFT & 7) > MOST ? MOST : 1 << (SHIFT & 7);
-  static constexpr int SETS = TILES / EACH, UNITS = SETS * SPLIT;
-  // What a warp turns at a time is 8 columns of the panels of a set; of scales a thread has ROWS rows of some units.
+  static constexpr int SETS = TILES / EACH, UNITS = SETS * SPLIT, OF_ROW = (int)sizeof(TS) + (ZEROS ? 4 : 0);
+  // What a warp turns at a time is 8 columns of the panels of a set.
   static constexpr int OF_ITEM = EACH * COLUMNS > PANEL ? 2 : 1, ITEMS = PANELS / OF_ITEM * NT, TURNS = (ITEMS + BRINGERS - 1) / BRINGERS;
-  static constexpr int ROWS = HEIGHT > ALL_BRINGERS ? HEIGHT / ALL_BRINGERS : 1, SIDE = HEIGHT < ALL_BRINGERS ? ALL_BRINGERS / HEIGHT : 1;
-  static constexpr int OWN = (UNITS + SIDE - 1) / SIDE, PAD = BITS == 4 ? 8 : 32;
+  static constexpr int PAD = BITS == 4 ? 8 : 32;
   static_assert(NT <= BRINGERS, "a warp turns the same eight columns of every panel");
   unsigned char x[STAGES][PANELS][N * 128];
   float sums[STAGES][UNITS][8 * NT];
-  ptx::Vec<float, 2> scales[STAGES][UNITS][HEIGHT];
+  TS scales[STAGES][UNITS][HEIGHT];
+  float zeros[STAGES][ZEROS ? UNITS : 1][ZEROS ? HEIGHT : 4];
   TX raw[RAW][8 * NT][LONG + PAD];  // as it lies, 8 lanes read from all banks
   u64 full[STAGES], empty[STAGES], come[RAW];
 
-  __device__ __forceinline__ void prepare(int arrivals) {
-    for (int s = 0; s < STAGES; ++s) ptx::mbar_init(ptx::smem_addr(&full[s]), BRINGERS), ptx::mbar_init(ptx::smem_addr(&empty[s]), arrivals);
-    for (int s = 0; s < RAW; ++s) ptx::mbar_init(ptx::smem_addr(&come[s]), BRINGERS);
+  // Each thread makes one barrier.
+  __device__ __forceinline__ void prepare(int thread, int arrivals) {
+    const int s = thread % STAGES;
+    if (thread < STAGES) ptx::mbar_init(ptx::smem_addr(&full[s]), BRINGERS);
+    else if (thread < 2 * STAGES) ptx::mbar_init(ptx::smem_addr(&empty[s]), arrivals);
+    else if (thread < 2 * STAGES + RAW) ptx::mbar_init(ptx::smem_addr(&come[thread - 2 * STAGES]), BRINGERS);
     ptx::mbar_fence_init();
   }
 
@@ -43,11 +46,38 @@ template <class TX, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int HE
     return *(const Words*)&v;
   }
 
+  // The scales of a stage's chunk, whose first tile is given: a lane asks for those of one unit, or, where they do not lie in whole
+  // 16 bytes, threads copy one number at a time.
+  __device__ __forceinline__ void bring_scales(const QuantArgs& p, const Groups<SHIFT>& groups, int at, int tile, int top) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % BRINGERS, m = (int)p.m, rows = min(HEIGHT, m - top);
+    const bool whole = p.scale_row && m % (16 / (int)sizeof(TS)) == 0 && (((u64)p.scales | (ZEROS ? (u64)p.zeros : 0)) & 15) == 0;
+    const auto group = [&](int unit) { return groups.of((tile + unit / SPLIT * EACH) * SPLIT + unit % SPLIT); };
+    if (whole) {
+      const int mine = (UNITS - warp + BRINGERS - 1) / BRINGERS, unit = lane * BRINGERS + warp;
+      const u32 bar = ptx::smem_addr(&full[at]);
+      if (lane == 0) ptx::mbar_expect_tx(bar, mine * rows * OF_ROW);
+      __syncwarp();
+      if (lane < mine) {
+        const i64 from = (i64)group(unit) * m + top;
+        ptx::bulk_load(ptx::smem_addr(scales[at][unit]), (const TS*)p.scales + from, rows * (int)sizeof(TS), bar);
+        if constexpr (ZEROS) ptx::bulk_load(ptx::smem_addr(zeros[at][unit]), (const float*)p.zeros + from, rows * 4, bar);
+      }
+      return;
+    }
+#pragma unroll 4
+    for (int i = 32 * warp + lane; i < UNITS * HEIGHT; i += ALL_BRINGERS) {
+      const int unit = i / HEIGHT, row = i % HEIGHT;
+      const i64 from = p.scale_row ? (i64)group(unit) * m + min(top + row, m - 1) : 0;
+      scales[at][unit][row] = ((const TS*)p.scales)[from];
+      if constexpr (ZEROS) zeros[at][unit][row] = ((const float*)p.zeros)[from];
+    }
+  }
+
   // What the warps do that bring: chunks of x come by bulk copies where it is PLAIN, then each lane holds words as they are operands of
   // tensor cores, and stmatrix puts those of four lanes side by side.
   template <bool PLAIN> __device__ __forceinline__ void bring(const QuantArgs& p, int top, int from_column, int begin, int chunks) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % BRINGERS, thread = 32 * warp + lane, g = lane / 4, t = lane % 4;
-    const int n = (int)p.n, columns = (int)p.columns, m = (int)p.m, k = warp % NT;
+    const int n = (int)p.n, columns = (int)p.columns, k = warp % NT;
     const auto ask = [&](int q) {  // a share of the columns of chunk q, a lane for each
       const int from = (begin + q * TILES) * COLUMNS, length = min(n - from, LONG), c = warp * (2 * NT) + lane;
       const u32 bar = ptx::smem_addr(&come[q % RAW]);
@@ -59,31 +89,11 @@ template <class TX, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int HE
     if (PLAIN)
 #pragma unroll 1
       for (int q = 0; q < min(RAW, chunks); ++q) ask(q);
-    // Scales and zeros of the thread's rows for its units, a chunk ahead.
     const Groups<SHIFT> groups(p, COLUMNS / SPLIT);
-    const int apart = p.scale_row ? m : 0;
-    const char *scales_of[ROWS], *zeros_of[ROWS];
-    TS scale[OWN][ROWS];
-    float zero[OWN][ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      const int of = apart ? min(top + thread % HEIGHT + r * ALL_BRINGERS, m - 1) : 0;
-      scales_of[r] = (const char*)((const TS*)p.scales + of), zeros_of[r] = (const char*)((const float*)p.zeros + of);
-      ptx::pin(scales_of[r]), ptx::pin(zeros_of[r]);  // not found anew in every turn
-    }
-    const auto load_scales = [&](int q) {
-#pragma unroll
-      for (int i = 0; i < OWN; ++i) {
-        const int unit = i * SIDE + thread / HEIGHT % SIDE, of = groups.of((begin + q * TILES + unit / SPLIT * EACH) * SPLIT + unit % SPLIT);
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-          scale[i][r] = *(const TS*)(scales_of[r] + (i64)of * (apart * (int)sizeof(TS)));
-          if constexpr (ZEROS) zero[i][r] = *(const float*)(zeros_of[r] + (i64)of * (apart * 4));
-        }
-      }
-    };
-    load_scales(0);
-    ptx::named_sync(1, blockDim.x);  // all barriers are made
+    if (chunks > 0) bring_scales(p, groups, 0, begin, top);
+    ptx::named_sync(1, blockDim.x);  // all barriers are made, and x is asked for: codes may follow
+#pragma unroll 1
+    for (int q = 1; q < min(STAGES, chunks); ++q) bring_scales(p, groups, q, begin + q * TILES, top);
     // Where the warp's first panel lies, and goes to; registers, not found anew in every turn.
     int own = ((8 * k + g) * (LONG + PAD) + warp / NT * OF_ITEM * PANEL + (BITS == 4 ? 16 * t : 8 * t)) * 2;
     int to_sums = warp / NT * (OF_ITEM * PANEL / COLUMNS / EACH) * (SPLIT * 8 * NT) + 8 * k + 2 * t;
@@ -94,21 +104,14 @@ template <class TX, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int HE
       ptx::pin(to[half]);
     }
     ptx::pin(own), ptx::pin(to_sums);
-    const float unlift = thread / 8 % 2 ? 1 / Codes::lift(1) : 1 / Codes::lift(0);  // of the thread's rows
     const int column = min(from_column + 8 * k + g, columns - 1);
 #pragma unroll 1
     for (int q = 0; q < chunks; ++q) {
       const int at = q % STAGES, slot = q % RAW, from = (begin + q * TILES) * COLUMNS;
-      ptx::mbar_wait(ptx::smem_addr(&empty[at]), q / STAGES % 2 ^ 1);
-#pragma unroll
-      for (int i = 0; i < OWN; ++i)
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-          const int unit = i * SIDE + thread / HEIGHT % SIDE, of = thread % HEIGHT + r * ALL_BRINGERS;
-          const float less = Codes::less - (ZEROS ? zero[i][r] : 1 << (BITS - 1));
-          if (UNITS % SIDE == 0 || unit < UNITS) scales[at][unit][of] = {{wide<float>(scale[i][r]), less * unlift}};
-        }
-      load_scales(q + 1);
+      if (q >= STAGES) {
+        ptx::mbar_wait(ptx::smem_addr(&empty[at]), q / STAGES % 2 ^ 1);
+        bring_scales(p, groups, at, begin + q * TILES, top);
+      }
       if (PLAIN) ptx::mbar_wait(ptx::smem_addr(&come[slot]), q / RAW % 2);
       if (PLAIN && from + LONG > n) {
         const int there = (n - from) / 8, gone = LONG / 8 - there;

@@ -20,19 +20,24 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + ALL_BRINGERS, 1) warpgrou
   typedef Chunks<TX, TS, BITS, ZEROS, SPLIT, SHIFT, HEIGHT, TILES, NT, STAGES, RAW> X;
   constexpr int N = X::N, EACH = X::EACH;
   static_assert(UNIT % EACH == 0 && TILES % UNIT == 0, "whole sets of tiles");
+  // Copies of scales overtake each other: who waits for a stage's next phase must have seen the one before end.
+  static_assert(STAGES % ALONG == 0, "a stage is always for the same warpgroups");
   extern __shared__ __align__(1024) unsigned char room[];
   X& chunks = *(X*)room;
   Words(*ring)[SLOTS][UNIT][32] = (Words(*)[SLOTS][UNIT][32])(room + (sizeof(X) + 127) / 128 * 128);
-  u64* bars = (u64*)(ring + WORKERS / 32);
+  constexpr int MINE = HEIGHT / CLUSTER, APART = MINE + 4;  // four lanes that hold a row write to different banks
+  float* const shares = (float*)(ring + WORKERS / 32);      // shares[rank][along][column][row], of this block's rows
+  u64* bars = (u64*)(shares + CLUSTER * ALONG * 8 * NT * APART);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4, group = warp / 4, along = group / DOWN;
   const int m = (int)p.m, across = ((int)p.n + X::COLUMNS - 1) / X::COLUMNS, all = (across + TILES - 1) / TILES;
   const int rank = blockIdx.x % CLUSTER, place = blockIdx.x / CLUSTER, share = (all + CLUSTER - 1) / CLUSTER;
   const int begin = rank * share * TILES, count = min(max(all - rank * share, 0), share);
   const int passes = ((int)p.columns + 8 * NT - 1) / (8 * NT), from_column = place % passes * 8 * NT, top = place / passes * HEIGHT;
 
+  if constexpr (CLUSTER > 1) ptx::cluster_arrive_relaxed();
   float total[NT][4] = {};
   if (group == WORKERS / 128) {
-    if (threadIdx.x == WORKERS) chunks.prepare(4 * DOWN);
+    chunks.prepare(threadIdx.x - WORKERS, 4 * DOWN);
     ptx::named_sync(2, ALL_BRINGERS);
     if (p.x_step == 1 && !p.perm && ((u64)p.x & 15) == 0 && (p.x_col % 8 == 0 || p.columns == 1) && p.n % 8 == 0)
       chunks.template bring<true>(p, top, from_column, begin, count);
@@ -59,9 +64,9 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + ALL_BRINGERS, 1) warpgrou
       ptx::mbar_fence_init();
     }
     __syncwarp();
+    ptx::named_sync(1, blockDim.x);  // all barriers are made, and x is asked for: it waits behind no codes
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) ask(s);
-    ptx::named_sync(1, blockDim.x);  // all barriers are made
 
     int slot = 0, phase = 0, at = along % STAGES, parity = along / STAGES % 2;
 #pragma unroll 1
@@ -69,7 +74,8 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + ALL_BRINGERS, 1) warpgrou
       ptx::mbar_wait(ptx::smem_addr(&chunks.full[at]), parity);
       const u64 x = ptx::wgmma_desc(ptx::smem_addr(chunks.x[at]), 16, 1024, ptx::Swizzle::b128);
       const float* const sums = &chunks.sums[at][0][2 * t];
-      const ptx::Vec<float, 2>* const scales = &chunks.scales[at][0][own_row];
+      const TS* const scales = &chunks.scales[at][0][own_row];
+      const float* const zeros = &chunks.zeros[at][0][ZEROS ? own_row : 0];
 #pragma unroll
       for (int s = 0; s < X::SETS; ++s) {
         if (s * EACH % UNIT == 0) {
@@ -100,14 +106,19 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + ALL_BRINGERS, 1) warpgrou
           ask(slot);
           if (++slot == SLOTS) slot = 0, phase ^= 1;
         }
-        ptx::Vec<float, 2> of_x[SPLIT][NT] = {}, scale[SPLIT][2];
+        ptx::Vec<float, 2> of_x[SPLIT][NT] = {};
+        float scale[SPLIT][2], less[SPLIT][2];  // what a code's zero takes from a product
 #pragma unroll
         for (int u = 0; u < SPLIT; ++u) {
           if constexpr (X::SUMS)
 #pragma unroll
             for (int k = 0; k < NT; ++k) of_x[u][k] = *(const ptx::Vec<float, 2>*)(sums + (s * SPLIT + u) * (8 * NT) + 8 * k);
 #pragma unroll
-          for (int hi = 0; hi < 2; ++hi) scale[u][hi] = scales[(s * SPLIT + u) * HEIGHT + 8 * hi];
+          for (int hi = 0; hi < 2; ++hi) {
+            const int of = (s * SPLIT + u) * HEIGHT + 8 * hi;
+            scale[u][hi] = wide<float>(scales[of]);
+            less[u][hi] = (Codes::less - (ZEROS ? zeros[of] : 1 << (BITS - 1))) * (1 / Codes::lift(hi));
+          }
         }
         ptx::wgmma_wait<0>();
 #pragma unroll
@@ -117,7 +128,7 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + ALL_BRINGERS, 1) warpgrou
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
               const float dot = d[4 * (u * NT + k) + c];
-              total[k][c] = fmaf(scale[u][c / 2][0], X::SUMS ? fmaf(scale[u][c / 2][1], of_x[u][k][c % 2], dot) : dot, total[k][c]);
+              total[k][c] = fmaf(scale[u][c / 2], X::SUMS ? fmaf(less[u][c / 2], of_x[u][k][c % 2], dot) : dot, total[k][c]);
             }
       }
       __syncwarp();
@@ -127,37 +138,38 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + ALL_BRINGERS, 1) warpgrou
     }
   }
 
-  __syncthreads();
-  constexpr int APART = HEIGHT + 4;  // four lanes that hold a row write to different banks
-  float* shares = (float*)room;      // shares[along][column][row]
-  if (threadIdx.x < WORKERS)
+  // Each block of the cluster adds up a share of the rows, whole warps'; what the others have of them is sent to it.
+  if constexpr (CLUSTER > 1) ptx::cluster_wait();  // all of them have begun
+  if (threadIdx.x < WORKERS) {
+    const int row = (group % DOWN * 4 + warp % 4) * 16, owner = row / MINE;
+    float* const to = shares + ((rank * ALONG + along) * 8 * NT + 2 * t) * APART + row % MINE + g;
+    const u32 there = CLUSTER > 1 ? ptx::mapa(ptx::smem_addr(to), owner) : 0;
 #pragma unroll
     for (int k = 0; k < NT; ++k)
 #pragma unroll
-      for (int c = 0; c < 4; ++c)
-        shares[(along * 8 * NT + 8 * k + 2 * t + c % 2) * APART + (group % DOWN * 4 + warp % 4) * 16 + c / 2 * 8 + g] = total[k][c] * Codes::lift(c / 2);
+      for (int c = 0; c < 4; ++c) {
+        const int at = (8 * k + c % 2) * APART + c / 2 * 8;
+        const float v = total[k][c] * Codes::lift(c / 2);
+        if (CLUSTER == 1 || owner == rank) to[at] = v;
+        else ptx::st_cluster<float>(there + 4 * at, v);
+      }
+  }
   if constexpr (CLUSTER > 1) ptx::cluster_sync();
   else __syncthreads();
-  constexpr int QUADS = HEIGHT / 4 * 8 * NT / CLUSTER;  // of rows: each block of the cluster adds up a share of them
+  constexpr int QUADS = MINE / 4 * 8 * NT;  // of rows
 #pragma unroll 1
-  for (int i = rank * QUADS + threadIdx.x; i < (rank + 1) * QUADS; i += WORKERS + ALL_BRINGERS) {
-    const int c = i / (HEIGHT / 4), at = i % (HEIGHT / 4) * 4;
+  for (int i = threadIdx.x; i < QUADS; i += WORKERS + ALL_BRINGERS) {
+    const int c = i / (MINE / 4), at = i % (MINE / 4) * 4, to = top + rank * MINE + at;
     if (from_column + c >= (int)p.columns) break;
     ptx::Vec<float, 4> sum = {};
 #pragma unroll
-    for (int b = 0; b < CLUSTER; ++b)
+    for (int from = 0; from < CLUSTER * ALONG; ++from) {
+      const ptx::Vec<float, 4> part = *(const ptx::Vec<float, 4>*)&shares[(from * 8 * NT + c) * APART + at];
 #pragma unroll
-      for (int a = 0; a < ALONG; ++a) {
-        const float* from = &shares[(a * 8 * NT + c) * APART + at];
-        ptx::Vec<float, 4> part;
-        if constexpr (CLUSTER > 1) part = ptx::ld_cluster<ptx::Vec<float, 4>>(ptx::mapa(ptx::smem_addr(from), b));
-        else part = *(const ptx::Vec<float, 4>*)from;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum[e] += part[e];
-      }
+      for (int e = 0; e < 4; ++e) sum[e] += part[e];
+    }
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (top + at + e < m) store_quantised<TY>(p, top + at + e, from_column + c, sum[e]);
+      if (to + e < m) store_quantised<TY>(p, to + e, from_column + c, sum[e]);
   }
-  if constexpr (CLUSTER > 1) ptx::cluster_sync();  // what the others still read is here until then
 }

@@ -5,16 +5,17 @@ from shared memory meets but two rows of tiles. `wgmma` takes the codes from reg
 order that they are stored in, and reads x from shared memory itself, once for 64 rows. What is left
 to the warps that multiply is to take codes apart (20 of 58 instructions a tile), and to scale what
 comes out of a group. Four other warps bring x and scales for all rows of a block: bulk copies fetch
-x as it lies, `stmatrix` puts the words of four lanes side by side as `wgmma` expects them in its
-swizzled lines, and products by ones sum it up for the zero points. Codes come by bulk copies too,
-to a ring of each warp. Two blocks of a cluster share the columns of the matrix, so that they have
-twice the rows, and x comes half as often. What limits it: instructions at 16384, at 8192 that the
-first chunk of x takes 4 us.
+both as they lie, `stmatrix` puts the words of four lanes side by side as `wgmma` expects them in
+its swizzled lines, and products by ones sum it up for the zero points. Codes come by bulk copies
+too, to a ring of each warp. Two blocks of a cluster share the columns of the matrix, so that they
+have twice the rows, and x comes half as often; each sends the other the sums of its rows. What
+limits it below 16384: those four warps, which take 1.5 us for 512 columns of x however many rows
+meet it.
 """
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
+from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import ceil_div
@@ -24,10 +25,27 @@ _UNIT = 4  # tiles of codes that are asked for at a time
 _PANEL = 64  # stored columns in a line of a swizzle
 _MOST_SHARED = 227 * 1024  # bytes that a block may have
 _NAMES = ("down", "along", "cluster", "tiles", "slots", "stages", "raw")
-# What won somewhere on one H200 (November 2026): up to 16 columns in groups of whole tiles; up to
-# 32 columns, small groups, and fewer rows. The first of equals that fits is taken.
-_NARROW = ((4, 1, 2, 8, 2, 4, 2), (4, 1, 2, 8, 2, 3, 1))
-_WIDE = ((4, 1, 2, 8, 3, 2, 1), (4, 1, 2, 4, 2, 4, 1), (2, 2, 2, 4, 2, 4, 2))
+# What won somewhere on one H200 (November 2026), the tallest blocks first: up to 16 columns in
+# groups of whole tiles; up to 32 columns, and small groups.
+_NARROW = (
+    (4, 1, 2, 8, 2, 3, 1),
+    (2, 2, 2, 8, 2, 4, 3),
+    (1, 4, 2, 4, 2, 8, 6),
+)
+_WIDE = (
+    (4, 1, 2, 4, 2, 4, 1),
+    (2, 2, 2, 4, 2, 4, 3),
+    (1, 4, 2, 4, 2, 4, 3),
+)
+# What a block takes there for a chunk of these, whatever the matrix: whether narrow, and the bits
+# of a code; by the warpgroups below each other. Eight columns take _FEW of it.
+_CHUNK_S = {
+    (True, 4): {4: 2.2e-6, 2: 1.5e-6, 1: 0.85e-6},
+    (True, 8): {4: 1.4e-6, 2: 1.1e-6, 1: 0.8e-6},
+    (False, 4): {4: 1.9e-6, 2: 1.35e-6, 1: 1.12e-6},
+    (False, 8): {4: 1.25e-6, 2: 0.95e-6, 1: 0.85e-6},
+}
+_FEW, _START_S, _SLOW = 0.78, 2.2e-6, 1.24
 _SHAPES = (*_NARROW, *_WIDE)
 
 
@@ -58,17 +76,20 @@ def _blocks(problem: Problem, params: Params) -> int:
 
 
 def _shared(problem: Problem, params: Params) -> int:
-    """Return the bytes of stages, x as it lies, rings and barriers; afterwards of the results."""
+    """Return the bytes of stages, x as it lies, rings, barriers, and shares of the results."""
     columns, split = 8 * _eights(problem), fragments.split(problem)
     long = params["tiles"] * fragments.tile_columns(problem)
     units = params["tiles"] // _each(problem) * split
-    stage = 2 * long * columns * split + units * (4 * columns + 8 * _height(params)) + 16
+    spec = fragments.quant(problem)
+    row = ITEMSIZE[spec.scale_dtype] + 4 * spec.has_zeros
+    stage = 2 * long * columns * split + units * (4 * columns + row * _height(params)) + 32
     pad = 16 if fragments.bits(problem) == 4 else 64
     chunks = params["stages"] * stage + params["raw"] * (columns * (2 * long + pad) + 8)
     warps = 4 * params["down"] * params["along"]
     ring = warps * params["slots"] * (_UNIT * 512 + 8)
-    results = params["along"] * columns * (_height(params) + 4) * 4
-    return int(max(chunks + 1024 + ring, results))
+    apart = _height(params) // params["cluster"] + 4
+    results = params["cluster"] * params["along"] * columns * apart * 4
+    return int(chunks + 1024 + ring + results)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -98,28 +119,33 @@ def _is_narrow(problem: Problem) -> bool:
     return problem.n <= 16 and fragments.split(problem) == 1
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Take the shape whose blocks fill the chip best, as far as they fit.
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Return how long a product takes: its blocks one after another, or what the memory needs.
 
-    One H200 (November 2026): 5 us beyond a plain launch, and 1.1 times what the bytes take by 16
-    columns; by more or in small groups 1.45 times, of 8 bits 1.2, with half the rows a block twice.
+    One H200 (November 2026): 26 products of 4 to 64 columns by three shapes each, nearly all
+    within 10 %.
     """
-    if problem.layout_b != "col" or fragments.quant(problem).has_perm or problem.n <= 8:
+    tiles = ceil_div(fragments.tiles_across(problem.k, problem), params["tiles"])
+    rounds = ceil_div(_blocks(problem, params), machine.units)
+    chunk = _CHUNK_S[_is_narrow(problem), fragments.bits(problem)][params["down"]]
+    chunk *= _FEW if _eights(problem) == 1 else 1.0
+    reading = problem.compulsory_bytes * _passes(problem) / machine.read_bytes_per_s
+    chunks = _START_S + rounds * ceil_div(tiles, params["cluster"]) * chunk
+    return float(machine.call_s + max(chunks, _SLOW * reading))
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Take the shape that is quickest by `_seconds`, of those that fit."""
+    if problem.layout_b != "col" or fragments.quant(problem).has_perm:
         return None
-    best: Suggestion | None = None
+    if problem.n <= 8 and fragments.split(problem) == 1:
+        return None
+    found = []
     for shape in _NARROW if _is_narrow(problem) else _WIDE:
         params = dict(zip(_NAMES, shape, strict=True))
-        if _shared(problem, params) > _MOST_SHARED:
-            continue
-        blocks = _blocks(problem, params)
-        waves = ceil_div(blocks, machine.units) * machine.units / blocks
-        wide = 2.0 if params["down"] < 4 else 1.45 if fragments.bits(problem) == 4 else 1.2
-        slow = 1.1 if _is_narrow(problem) else wide
-        reading = problem.compulsory_bytes * _passes(problem) / machine.read_bytes_per_s
-        seconds = machine.call_s + 5e-6 + slow * waves * reading
-        if best is None or seconds < best.expected_s:
-            best = Suggestion(params, seconds)
-    return best
+        if _shared(problem, params) <= _MOST_SHARED:
+            found.append(Suggestion(params, _seconds(problem, params, machine)))
+    return min(found, key=lambda one: one.expected_s, default=None)
 
 
 def _accepts(problem: Problem) -> bool:
