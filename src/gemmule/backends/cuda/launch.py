@@ -81,7 +81,7 @@ class Launcher:
     """A prepared choice: packed arguments, loaded kernels, and how to start them.
 
     adds: the kernels add a bias, whose address is the last of the struct; then only a short way
-    starts them (`gemmule.dispatch.torch_bias`).
+    starts them (`gemmule.dispatch.torch_codes`).
     """
 
     def __init__(self, choice: Choice, *, adds: bool = False) -> None:
