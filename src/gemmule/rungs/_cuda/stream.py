@@ -13,6 +13,8 @@ FITS = Constraint(
     lambda problem, params: max(problem.m, problem.n) < 2**31 and problem.batch < 65_536,
 )
 
+LARGE_BYTES = 100_000_000  # of a matrix whose narrow strips of columns no longer come at full rate
+
 UNITS_OF_ROWS = Constraint(
     "8 or 32 lanes for unaligned rows",
     lambda problem, params: problem.alignment == 16 or params["lanes"] in (8, 32),

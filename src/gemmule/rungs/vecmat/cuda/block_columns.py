@@ -28,6 +28,7 @@ from gemmule.core.rung import (
 from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
 from gemmule.rungs._cuda.stream import (
     FITS,
+    LARGE_BYTES,
     UNITS_OF_ROWS,
     flags,
     narrow_s,
@@ -73,8 +74,8 @@ BYTES_UNDER_WAY = 34_000
 BEYOND_SHARE = 3.7
 STARTING_US = {256: 0.0, 512: 0.14, 1024: 0.215}
 THREADS_OF_A_UNIT = 768
-HIDDEN_BYTES, HIDDEN_ROWS = 128 * 1024, 4096
-LARGE_BYTES, OF_LARGE_NARROW = 100_000_000, 0.88  # 15755 x 3346 doubles by 8 lanes 113 us
+HIDDEN_BYTES = 128 * 1024
+OF_LARGE_NARROW = 0.88  # 15755 x 3346 doubles by 8 lanes 113 us
 
 
 def _fill(problem: Problem, machine: Machine, params: Params) -> tuple[float, float]:
@@ -112,13 +113,9 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     narrow = narrow_s(problem)
     if problem.m * ITEMSIZE[problem.a] >= 16:  # a turn or two of small matrices hide it
         narrow *= min(1.0, problem.matrix_bytes / HIDDEN_BYTES)
-    else:  # 529 x 2 floats take 0.6 us less than by `staged_columns`
-        narrow *= min(1.0, problem.n / HIDDEN_ROWS)
     folding_us += 0.2 if problem.alignment != 16 else 0.0
     start = starting(problem, machine, folding_us - 0.17, 0.55) + narrow
     turn_us = TURN_WIDE_US if wide else TURN_US
-    if problem.m * ITEMSIZE[problem.a] < 16:  # a turn's rows share sectors with the next one's
-        turn_us *= problem.m * ITEMSIZE[problem.a] / 32
     reading = max(problem.compulsory_bytes / rate, 1e-6 * turn_us * (turns * waves - 1))
     return start + between + float(reading)
 

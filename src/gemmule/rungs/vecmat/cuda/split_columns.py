@@ -26,6 +26,7 @@ from gemmule.core.rung import (
 from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
 from gemmule.rungs._cuda.stream import (
     FITS,
+    LARGE_BYTES,
     UNITS_OF_ROWS,
     flags,
     narrow_s,
@@ -63,7 +64,6 @@ def _chain(problem: Problem, params: Params) -> int:
     return rows + 5 + 8 + int(params["splits"]) // 8 + 9
 
 
-LARGE_BYTES = 100_000_000
 SPLITS = (8, *range(4, 8), *range(9, 33), 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 
@@ -74,11 +74,12 @@ SMALL_BYTES, SMALL_ROWS, SMALL_US, BELOW_A_MEGABYTE_US = 200_000, 2000, 0.85, 0.
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Split so that one wave of blocks fills the chip, where there are rows for all of them."""
-    large = problem.matrix_bytes > 2**30, problem.matrix_bytes > LARGE_BYTES
-    if problem.alignment == 16 and (large[0] or (large[1] and ITEMSIZE[problem.a] == 8)):
+    huge = problem.matrix_bytes > 2**30
+    large_doubles = ITEMSIZE[problem.a] == 8 and problem.matrix_bytes > LARGE_BYTES
+    if problem.alignment == 16 and (huge or large_doubles):
         # Many waves, of narrow strips 1 to 4 % ahead; doubles below that of wide ones: 15755 x 3346
         # of them 98.7 us by 48 or 64 splits, 107 by 11 of narrow strips, 113 by block_columns.
-        lanes = 8 if large[0] else 32
+        lanes = 8 if huge else 32
         blocks = strips(problem, lanes) * problem.batch
         splits = min(SPLITS, key=lambda s: abs(s * blocks - 27 * machine.units))
         seconds = _seconds(problem, machine, lanes, splits)
