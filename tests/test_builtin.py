@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+import types
 from typing import Any
 
 import numpy as np
@@ -249,6 +251,27 @@ def test_activations_that_cannot_be_rounded_are_multiplied_as_they_are() -> None
     strange[7] = np.nan
     assert np.isnan(plan(a, strange)).all()
     assert np.array_equal(plan(a, x), plan(a, x))
+
+
+def test_threads_that_bind_first_share_what_python_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtin, "_METHOD", [])
+    both, seen = threading.Barrier(2), []
+
+    def work() -> None:
+        both.wait()
+        seen.append(builtin._method())
+
+    with monkeypatch.context() as patch:
+        address = builtin._enter.address(3, returns=True)
+        slow = lambda *given, **named: (time.sleep(0.05), address)[1]  # noqa: E731
+        patch.setattr(builtin, "_enter", types.SimpleNamespace(address=slow))
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert len(seen) == 2
+    assert seen[0] is seen[1] is builtin._method()
 
 
 def test_threads_share_a_plan() -> None:

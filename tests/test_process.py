@@ -18,7 +18,7 @@ from gemmule.settings import cache_folder
 POOLS = ["blas", "own"]
 
 PRODUCTS = """
-import os, sys, threading
+import os, sys, threading, traceback
 import numpy as np
 import gemmule as gm
 
@@ -52,8 +52,8 @@ def work():
     try:
         for _ in range(2):
             right()
-    except BaseException as error:
-        failures.append(repr(error))
+    except BaseException:
+        failures.append(traceback.format_exc())
 
 threads = [threading.Thread(target=work) for _ in range(4)]
 for t in threads: t.start()

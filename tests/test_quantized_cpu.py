@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import itertools
 import platform
 import sys
+import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -581,6 +584,39 @@ def test_vector_rungs_refuse_another_compile_target(monkeypatch: pytest.MonkeyPa
     assert reason is not None
     assert "NUMBA_CPU_NAME" in reason
     assert rung_called("threads").available() is None
+
+
+@pytest.mark.parametrize("part", ["matrix", "stored"])
+def test_what_is_kept_for_a_matrix_is_made_of_what_all_threads_have(part: str) -> None:
+    both, made, got = threading.Barrier(2), [], []
+
+    def make(matrix: Any) -> object:
+        both.wait(10)  # neither has kept its own yet
+        made.append(object())
+        return made[-1]
+
+    Q = make_matrix(4, 64, 8, 32, "float32", "integer")
+    holder = Q if part == "matrix" else _operands.stored(Q)
+    threads = [threading.Thread(target=lambda: got.append(holder.kept(make))) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(made) == 2
+    assert got[0] is got[1] is holder.kept(make)
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat"])
+def test_a_matrix_keeps_what_its_products_have_addresses_of(op: str) -> None:
+    Q = make_matrix(8, 250, 8, 16, "float32", "integer")
+    x = np.ones(250 if op == "matvec" else 8, np.float32)
+    multiply = {"matvec": lambda: gm.matvec(Q, x), "vecmat": lambda: gm.vecmat(x, Q)}[op]
+    first = multiply()
+    blocks = weakref.ref(_operands.blocks_of(250, 8, 16).first)
+    _operands.blocks_of.cache_clear()  # as after many matrices of other forms
+    gc.collect()
+    assert (multiply() == first).all()
+    assert simd.missing_vectors() is not None or blocks() is not None
 
 
 def test_missing_features_are_named() -> None:

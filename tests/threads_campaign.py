@@ -111,8 +111,33 @@ def coded(rng: Rng) -> None:
     assert gm.matvec(loaded, x).tobytes() == gm.matvec(mine, x).tobytes()
 
 
+def met_at_once(rng: Rng) -> None:
+    """Multiply a matrix of codes that other threads may be the first to multiply just now.
+
+    Now and then it is replaced by a new one; others of its form are long forgotten by then.
+    """
+    place = rng.integers(len(SHARED))
+    if rng.random() < 0.2 or SHARED[place] is None:
+        bits, n = (4, 8)[rng.integers(2)], int(rng.integers(1, 300))
+        W = np.abs(small(rng, (int(rng.integers(1, 40)), n), "float32"))
+        SHARED[place] = gm.quantize(W, bits=bits, group_size=(-1, 32)[rng.integers(2)])
+    matrix = SHARED[place]
+    assert matrix is not None
+    op = ("matvec", "vecmat")[rng.integers(2)]
+    W, (m, n) = matrix.dequantize("float64"), matrix.shape
+    x = small(rng, (n if op == "matvec" else m,), "float32")
+    y = gm.matvec(matrix, x) if op == "matvec" else gm.vecmat(x, matrix)
+    W = W if op == "matvec" else W.T
+    bound = (len(x) + 2) * 2.0**-23 * (np.abs(W) @ np.abs(x.astype(np.float64)))
+    assert (np.abs(y - W @ x) <= bound).all(), (op, matrix)
+
+
+SHARED: list[gm.QuantizedMatrix | None] = [None] * 4
 RESULT = gm.matvec(MATRIX, VECTOR).tobytes()
-CALLS: tuple[Callable[[Rng], None], ...] = (product, product, planned, scaled, tuned_choice, coded)
+CALLS: tuple[Callable[[Rng], None], ...] = (
+    *(product, product, planned, scaled, tuned_choice),
+    *(coded, met_at_once, met_at_once),
+)
 
 
 def one_round(seed: int, threads: int, seconds: float) -> int:

@@ -70,10 +70,14 @@ class QuantizedMatrix(Factor):
     _kept: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def kept(self, make: Callable[[Self], T]) -> T:
-        """Return ``make(self)``, computed once for each `make`, since the parts never change."""
+        """Return ``make(self)``, the same object ever after, since the parts never change.
+
+        Threads that ask at once may each make one, and all are given the same: one may hold the
+        address of another's parts.
+        """
         found = self._kept.get(make)
         if found is None:
-            found = self._kept[make] = make(self)
+            found = self._kept.setdefault(make, make(self))
         return cast("T", found)
 
     def __getstate__(self) -> list[Any]:

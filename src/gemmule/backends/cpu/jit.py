@@ -44,6 +44,11 @@ _LEFT_OUT: dict[Caller, tuple[str, ...]] = {
     "c": ("no_cpython_wrapper",),
     "kernel": ("no_cfunc_wrapper", "no_cpython_wrapper"),
 }
+# Numba's dispatchers by key and caller, for the life of the process. Two threads that ask a cached
+# factory at once are given two kernels of one key, of which one is soon forgotten: with a
+# dispatcher of its own its code would be freed, whose address a product may hold by then, and whose
+# symbols, equal to the other's, other code may have been linked to.
+_BUILT: dict[tuple[str, Caller], Any] = {}
 
 
 def unavailable() -> str | None:
@@ -107,7 +112,6 @@ class Kernel:
         self.parallel = parallel
         self.__doc__ = function.__doc__
         self._for_python: Any = None
-        self._dispatchers: dict[Caller, Any] = {}
         self._launch_freely = not parallel
 
     @functools.cached_property
@@ -130,14 +134,14 @@ class Kernel:
     @property
     def dispatchers(self) -> tuple[Any, ...]:
         """Numba's dispatchers of this kernel made so far, one for each kind of caller."""
-        return tuple(self._dispatchers.values())
+        return tuple(_BUILT[self.key, one] for one in _LEFT_OUT if (self.key, one) in _BUILT)
 
     def compiled_for(self, caller: Caller) -> Any:
         """Return Numba's dispatcher of this kernel for calls from one side, made on first use."""
         with fork.WHOLE:
-            if caller not in self._dispatchers:
-                self._dispatchers[caller] = self._build(caller)
-            return self._dispatchers[caller]
+            if (self.key, caller) not in _BUILT:
+                _BUILT[self.key, caller] = self._build(caller)
+            return _BUILT[self.key, caller]
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the kernel; arguments are Python integers, NumPy scalars or arrays."""
@@ -153,7 +157,7 @@ class Kernel:
 
         returns: it returns an int64, else nothing. Another kernel calls it through
         `gemmule.backends.cpu.intrinsics.call`: one compiled caller then serves many callees. The
-        function lives as long as this kernel.
+        function lives as long as the process.
         """
         with fork.WHOLE:
             int64, void = _numba().int64, _numba().void
@@ -167,7 +171,8 @@ class Kernel:
 
         parameters: ``int``, an int64, or a NamedTuple of such. Where many kernels have one caller,
         that takes their addresses (`gemmule.backends.cpu.intrinsics.enter`) and is compiled once;
-        called by name, a kernel is compiled into each of its callers. It lives as long as this.
+        called by name, a kernel is compiled into each of its callers. It lives as long as the
+        process.
         """
         with fork.WHOLE:
             types = _numba().types

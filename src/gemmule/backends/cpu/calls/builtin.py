@@ -31,6 +31,7 @@ from gemmule.backends.cpu.atomics import call_word, read
 from gemmule.backends.cpu.intrinsics import load
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.shares import GONE
+from gemmule.core import fork
 
 Call = Callable[..., Any | None]
 _int32 = load("int32", "int64")
@@ -186,10 +187,15 @@ def _enter(this: int, given: int, count: int) -> Any:
     return none
 
 
-@functools.cache
+_METHOD: list[_Method] = []
+
+
 def _method() -> _Method:
     """Return how CPython calls `_enter`; it lasts as long as the process."""
-    return _Method(b"product", _enter.address(3, returns=True), _FASTCALL, None)
+    with fork.WHOLE:
+        if not _METHOD:
+            _METHOD.append(_Method(b"product", _enter.address(3, returns=True), _FASTCALL, None))
+        return _METHOD[0]
 
 
 @functools.cache

@@ -62,6 +62,7 @@ class ReadyToSpread:
             parts.zeros is not None,
             lifted is not None,
         )
+        self.kept = blocks, lifted  # the job holds their addresses
         self.blocks, self.part_floats = blocks.count, blocks.count * blocks.columns
         self.x_floats = 4 * (parts.m // 4 + parts.m % 4)
         job = PanelsJob(

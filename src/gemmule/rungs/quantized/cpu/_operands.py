@@ -53,11 +53,11 @@ class Stored:
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     def kept(self, make: Callable[..., T], *arguments: Any) -> T:
-        """Return ``make(self, *arguments)``, computed once: the parts never change."""
+        """Return ``make(self, *arguments)``, the same object ever after, whoever asks at once."""
         key = make, arguments
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = make(self, *arguments)
+            found = self._kept.setdefault(key, make(self, *arguments))
         return cast("T", found)
 
     @property
@@ -263,7 +263,10 @@ class Blocks:
 
 @functools.lru_cache(maxsize=64)
 def blocks_of(n: int, bits: int, group: int) -> Blocks:
-    """Return the blocks of rows of `n` codes in groups of `group`."""
+    """Return the blocks of rows of `n` codes in groups of `group`.
+
+    Who takes their addresses has to keep them: they may be forgotten here.
+    """
     width = codes_per_lane(bits)
     columns = LANES * width
     count = -(-n * bits // (8 * BLOCK_BYTES))

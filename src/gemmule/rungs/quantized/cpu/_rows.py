@@ -41,11 +41,13 @@ class Ready(NamedTuple):
     """What all products of a matrix by one kind of kernel share; `head` begins a `RowsJob`.
 
     x_step: bytes of a block's activations; x_bytes: of a whole panel's, and a line to align them.
+    kept: what addresses in `head` point to, beside the matrix's own parts.
     """
 
     head: tuple[int, ...]
     x_step: int
     x_bytes: int
+    kept: Any
 
 
 class ReadyForVector:
@@ -57,6 +59,7 @@ class ReadyForVector:
 
     __slots__ = (
         "job",
+        "kept",
         "matrix",
         "n",
         "nbytes",
@@ -74,7 +77,7 @@ class ReadyForVector:
         self.place, self.n, self.x_bytes = address(self.matrix), parts.n, ready.x_bytes
         self.product, self.share = kernels.product.compiled, kernels.share
         self.on_arrays, self.job = kernels.on_arrays.compiled, kernels.job
-        self.rows, self.nbytes = parts.m, parts.codes.nbytes
+        self.rows, self.nbytes, self.kept = parts.m, parts.codes.nbytes, ready.kept
         self.rooms: list[tuple[NDArray[np.uint8], int]] = []
 
 
@@ -191,7 +194,7 @@ def _ready_by(
         address(blocks.lanes),
     )
     x_step = columns * (record_bytes(parts.bits) if integers else 4 * blocks.columns)
-    return Ready(head, x_step, blocks.count * x_step + BLOCK_BYTES)
+    return Ready(head, x_step, blocks.count * x_step + BLOCK_BYTES, (blocks, lifted))
 
 
 def _launch(
