@@ -53,7 +53,8 @@ _SHARE = (1 << _SHARE_BITS) - 1
 _SPIN_NS = 20_000
 _FAN = 4  # helpers that each helper wakes: all are awake after two or three steps
 _PATIENCE_NS = 5_000  # a caller that waits for a last share spins so long, then gives way
-# How long everyone leaves the others' ranges to them: threads are called one after the other.
+# How long from its first share on everyone leaves the others' ranges to them: threads are called
+# one after the other. Who has not come by then, when one's own range is done, is not there.
 _GRACE_NS = 2_000
 
 
@@ -84,7 +85,7 @@ def _work_on(
 
     Then those of who was called last, as it will come last.
     """
-    due, done, until = read(slot + _DUE), 0, 0
+    due, done, until = read(slot + _DUE), 0, now_ns() + _GRACE_NS
     for step in range(people):
         some = 0
         while me == 0 or read(pool + LEAVE) == 0:
@@ -100,7 +101,6 @@ def _work_on(
             continue
         if me > 0 and count <= people:
             break  # what is left are single shares of who will be there in no time
-        until = now_ns() + _GRACE_NS
         while now_ns() < until:
             if read(slot + _DONE) == due if me == 0 else read(slot + SERIAL) != serial:
                 return done
