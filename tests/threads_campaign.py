@@ -34,6 +34,7 @@ from gemmule.storage import tuned
 from products import ARRANGEMENTS, assert_same, exact, small
 
 ROUND_S, HANG_S = 60.0, 180.0
+POOLS = ("blas", "own")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "complex64")
 SHAPES = (1, 2, 7, 16, 33, 60)
 # A matrix of codes that all threads share, and what any of them got from it.
@@ -181,7 +182,7 @@ def rounds(seed: int, threads: int, seconds: float) -> tuple[int, int]:
             command += [str(min(left, ROUND_S)), "--seed", str(seed + number)]
             done = subprocess.run(
                 command,
-                env={**os.environ, "GEMMULE_CACHE": cache},
+                env={**os.environ, "GEMMULE_CACHE": cache, "GEMMULE_POOL": POOLS[number % 2]},
                 stdout=subprocess.PIPE,
                 text=True,
                 check=False,
@@ -218,7 +219,8 @@ def main() -> int:
             f"python tests/threads_campaign.py --seconds {given.seconds:g} --threads "
             f"{given.threads} --seed {given.seed}",
             f"{given.threads} threads for {given.seconds / 60:g} minutes: first compilations, "
-            "plans, rungs by name, scalars, tuned choices, files of codes",
+            "plans, rungs by name, scalars, tuned choices, files of codes, matrices of codes that "
+            "threads are the first to multiply at once",
         )
     print(f"{calls} calls, {bad} wrong, hung or crashed", flush=True)
     return 1 if bad else 0

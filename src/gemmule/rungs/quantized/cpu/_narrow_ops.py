@@ -87,15 +87,6 @@ def whole_block_numbers(dtype: str, pieces: int, rows: int = ROWS) -> Intrinsic:
     return operation(name, lambda: floats(rows), "iiiii", emit)
 
 
-def _two_numbers(builder: Any, first: Value) -> Value:
-    """Emit eight lanes of the number at a pointer and eight of the next."""
-    from llvmlite import ir
-
-    second = builder.gep(first, [ir.IntType(32)(1)])
-    numbers = [builder.load(place, align=1) for place in (first, second)]
-    return joined(builder, *(splat(builder, number, HALF) for number in numbers))
-
-
 def _step(builder: Any, word: Value, k: int, bits: int, zero: Value) -> Value:
     """Emit code k of every lane less its zero point."""
     code = builder.lshr(word, _all(bits * k, "int32")) if k > 0 else word
