@@ -619,6 +619,28 @@ def test_a_matrix_keeps_what_its_products_have_addresses_of(op: str) -> None:
     assert simd.missing_vectors() is not None or blocks() is not None
 
 
+@pytest.mark.parametrize("offset", range(0, 128, 16))
+def test_results_across_the_rows_begin_at_lines_that_are_no_other_thread_s(offset: int) -> None:
+    if "vector_panels" not in NAMES:
+        pytest.skip("this CPU cannot run it")
+    m, n = 9, 300
+    Q = make_matrix(m, n, 8, 32, "float32", "integer", exact=True)
+    x = np.arange(m, dtype=np.float32)
+    parts = Q.kept(_operands.stored)
+    ready = parts.kept(_columns.ReadyToSpread)
+    size, y = ready.x_floats + ready.part_floats, np.empty(n, np.float32)
+    memory = np.full(size + 128, np.nan, np.float32)
+    start = (-_operands.address(memory) % 128 + offset) // 4
+    room = memory[start : start + size]
+    ready.on_arrays(0, 0, *ready.by_columns, x, y, n, 1, room, ready.place)
+    assert np.array_equal(y, x @ Q.dequantize())
+    written, x_fours = ~np.isnan(memory), 4 * (m // 4 + m % 4)
+    first = start + x_fours + int(np.argmax(written[start + x_fours :]))
+    assert (_operands.address(memory) + 4 * first) % 128 == 0
+    assert np.flatnonzero(written)[[0, -1]].tolist() == [start, first + ready.part_floats - 1]
+    assert first + ready.part_floats <= start + size
+
+
 def test_missing_features_are_named() -> None:
     reason = simd.missing_features("avx512f", "no_such_feature")
     assert reason is not None

@@ -23,7 +23,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     takes_floats,
 )
 from gemmule.rungs.quantized.cpu._plain_kernels import kind_of, matrix_of
-from gemmule.rungs.quantized.cpu._transposed_kernels import PanelsJob
+from gemmule.rungs.quantized.cpu._transposed_kernels import RESULTS_ALIGNMENT, PanelsJob
 
 # A part's rows at least: its results, 4 bytes a column, are written, read and added.
 PART_ROWS = 48
@@ -64,7 +64,7 @@ class ReadyToSpread:
         )
         self.kept = blocks, lifted  # the job holds their addresses
         self.blocks, self.part_floats = blocks.count, blocks.count * blocks.columns
-        self.x_floats = 4 * (parts.m // 4 + parts.m % 4)
+        self.x_floats = 4 * (parts.m // 4 + parts.m % 4) + RESULTS_ALIGNMENT // 4
         job = PanelsJob(
             codes=address(parts.codes),
             row_bytes=parts.row_bytes,

@@ -22,6 +22,9 @@ _get, _put = load("float32", "float32"), store("float32", "float32")
 PANEL_BLOCKS = 64
 # The same where a vector is two registers of AVX2: such processors have 32 KiB of L1.
 NARROW_PANEL_BLOCKS = 32
+# Results begin at a pair of a cache's lines, as processors fetch them: threads that write to
+# neighbouring blocks would take each other's lines else.
+RESULTS_ALIGNMENT = 128
 # Blocks whose results one share joins, and blocks of all parts that the caller joins alone.
 JOIN_BLOCKS = 16
 JOIN_ALONE = 512
@@ -63,8 +66,8 @@ class Spread(NamedTuple):
     own; columns: a part of the blocks, in place of share, with 0 in place of join and room for one
     part's results.
     on_arrays: the same, given x, y and the room as arrays. job: for a `Job` (`calls.builtin`), with
-    words (pool, helpers, share, join, n, parts, floats of x in fours, floats of a part's results,
-    `PanelsJob`).
+    words (pool, helpers, share, join, n, parts, floats of x in fours and what aligns the results,
+    floats of a part's results, `PanelsJob`).
     """
 
     product: Kernel
@@ -131,7 +134,7 @@ def spread_kernels(
         given = _load_job(job)
         quads, blocks = given.m // 4 + given.m % 4, (given.row_bytes + 63) // 64
         in_fours(x, given.m, room)
-        results = room + 16 * quads
+        results = -(-(room + 16 * quads) // RESULTS_ALIGNMENT) * RESULTS_ALIGNMENT
         panels_at = _number(job, _SIZE)
         steps = (given.block_step, given.part_bytes, given.lowest)
         rest = (room, results, *steps, parts, y, n, panels_at)
