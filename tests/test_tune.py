@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmule as gm
+from gemmule.backends.cpu import launch as cpu
 from gemmule.choose import choose
 from gemmule.core import registry
 from gemmule.core import rung as rung_module
@@ -43,6 +45,7 @@ from gemmule.tuning.outcomes import (
     TuneReport,
     Wrong,
 )
+from gemmule.tuning.session import Entrant, Session
 
 PROBLEM = Problem("matvec", 70, 96, alignment=4)
 DEFAULT, FASTER = "matvec/usual(block=1)", "matvec/usual(block=4)"
@@ -391,6 +394,28 @@ def test_a_candidate_hopeless_in_its_first_calls_never_meets_the_clock(plant: Pl
     (found,) = [o for o in report.outcomes if isinstance(o, Skipped)]
     assert "on a smaller problem" in found.text
     assert found.candidate.name not in blocks
+
+
+def test_every_copy_of_a_quantised_matrix_is_met_before_any_is_timed() -> None:
+    Q = gm.quantize(np.ones((16, 64), np.float32), 8, 32)
+    clock, met, first = FakeClock(), list[int](), list[set[int]]()
+    clock.on_block = lambda name: first.append(set(met))
+    place = FakePlace(clock)
+    place.caches = 8_000
+    problem = gm.plan("matvec", Q, np.ones(64, np.float32)).problem
+    session = Session(problem, cpu.machine(), place)
+    prepare = session.backend.prepare
+
+    def recorded(choice: Any) -> Any:
+        run = prepare(choice)
+        return lambda A, *rest: met.append(id(A)) or run(A, *rest)
+
+    session.backend = SimpleNamespace(prepare=recorded)  # type: ignore[assignment]
+    chosen = session.default()
+    assert isinstance(session.admit(Candidate(chosen.rung, chosen.params), chosen), Entrant)
+    copies = {id(operands[0]) for operands in session._sets}
+    assert len(copies) > 3
+    assert copies <= first[0]
 
 
 def test_time_runs_out_and_what_was_not_tried_says_so(plant: Plant) -> None:

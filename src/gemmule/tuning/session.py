@@ -31,6 +31,7 @@ from gemmule.tuning.trials import Exact, Sampled, exact, sampled
 MOST_SETS = 4096
 SLOW = 5.0  # times the baseline's first blocks: such a candidate is not timed any further
 ATTEMPTS, REST_S = 4, 2e-3
+LONGEST_PASS_S = 0.25  # for what a rung keeps of a matrix, of all copies of it
 SLOWEST_UNTRIED_S = 2e-3  # a shorter call is timed whatever it seems: most of it may be overhead
 
 
@@ -62,6 +63,7 @@ class Session:
         # One call of the baseline, once it is admitted: on the smaller problem, at full size, and
         # on the clock.
         self._small_s = self._whole_s = self._first_s = math.inf
+        self._met: set[str] = set()  # rungs that have met every copy of a quantised matrix
         self.lost = ""  # what ended the device's context, so that nothing can run any more
 
     def _renew_exact(self) -> None:
@@ -205,6 +207,7 @@ class Session:
 
     def _first_blocks(self, candidate: Candidate, run: Run) -> Entrant | Failure:
         sets = self._sets
+        self._meet_all(candidate, run)
         contestant = Contestant(candidate.name, lambda i: run(*sets[i], 1.0, 0.0), len(sets))
         runner = self.place.clock.prepare(contestant)
         first_s, made = math.inf, 0
@@ -216,6 +219,23 @@ class Session:
         if self._too_slow(first_s):
             return Skipped(candidate, _slow_words(first_s, self._first_s, "in its first blocks"))
         return Entrant(candidate, contestant, runner, first_s)
+
+    def _meet_all(self, candidate: Candidate, run: Run) -> None:
+        """Multiply by every copy of a quantised matrix once, before any is timed.
+
+        What a rung keeps of a matrix is made in its first product, which costs as much as several:
+        of thousands of small copies half the timed products would be the first.
+        """
+        name = f"{candidate.rung.folder}/{candidate.rung.name}"
+        if self.problem.quant is None or name in self._met:
+            return
+        self._met.add(name)
+        end = self.place.wall() + LONGEST_PASS_S
+        for operands in self._sets[1:]:
+            if self.place.wall() > end:
+                break
+            run(*operands, 1.0, 0.0)
+        self.place.wait()
 
     def _too_slow(self, seconds: float) -> bool:
         return seconds > SLOW * self._first_s
