@@ -30,7 +30,7 @@ WIDTHS = (16384, 8192, 4096)  # elements of a panel of y; 16384 float32 stay in 
 # Four that lie a quarter of a share apart, each part of a stretch read in order: 33.6, 33.8,
 # 33.0 with 2 KiB ahead, 33.7, 34.2, 33.6 with 3, 31.2, 31.5, 30.6 with 4. One: 30.9, 33.1, 28.0.
 AHEAD_BYTES = 3072
-SMALLEST_BYTES = 4 << 20
+SMALLEST_BYTES = 2 << 20
 SHARES_PER_THREAD = 2
 FEWEST = 64  # columns of a share, so that its sums weigh little
 
