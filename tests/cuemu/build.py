@@ -97,6 +97,9 @@ class _Report(ctypes.Structure):
 class Module:
     """The compiled kernels of one .cu file. One launch runs at a time."""
 
+    _last: Module | None = None  # launched: it keeps its threads' stacks
+    _changing = threading.Lock()
+
     def __init__(self, library: Path, names: Sequence[str]) -> None:
         self._library = ctypes.CDLL(str(library))
         self._index = {name: i for i, name in enumerate(names)}
@@ -150,6 +153,7 @@ class Module:
             bad = self._library[f"cuemu_launch_{i}"](
                 ctypes.byref(config), sizes, len(args), pointers, ctypes.byref(report)
             )
+        self._keep_stacks()
         if bad:
             want = [self._library[f"cuemu_size_{i}"](j) for j in range(32)]
             raise ValueError(
@@ -159,6 +163,14 @@ class Module:
         if report.kind:
             raise EmulationError(report.kind.decode(), report.text.decode(errors="replace"))
         return Report(*(getattr(report, counter) for counter in _COUNTERS))
+
+    def _keep_stacks(self) -> None:
+        """Let the module launched before this one give up its stacks, and this one keep them."""
+        with Module._changing:
+            before, Module._last = Module._last, self
+        if before is not None and before is not self:
+            with before._lock:
+                before._library.cuemu_trim()
 
     def argument_bytes(self, name: str) -> int:
         """Return the size of a kernel's first parameter, its argument struct."""
