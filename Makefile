@@ -20,6 +20,9 @@ help:
 	@echo 'make clean   remove .venv and everything generated'
 
 demo test: export PYTHONDONTWRITEBYTECODE =
+# After each product OpenBLAS's helpers spin for 2^26 ticks before they sleep, here for 2^4: between
+# many small products they would spin all the time. It is read where NumPy is imported.
+test: export OPENBLAS_THREAD_TIMEOUT = 4
 
 $(VENV)/made:
 	@python=$$(.ci/find-python) && echo "using $$python" && $$python -m venv $(VENV)
