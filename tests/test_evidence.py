@@ -57,6 +57,9 @@ def test_the_rung_with_the_shortest_time_is_needed() -> None:
     assert all(mine.expected_s <= other for other in times)
 
 
+PACKED = ((8192, 9), (8192, 16), (4096, 24), (5120, 16))
+
+
 @pytest.mark.parametrize("side", [1024, 2048, 3072, 4096])
 def test_sixteen_columns_go_in_one_launch_where_their_blocks_fit_at_a_time(side: int) -> None:
     """On an H200; more columns or rows would wait for a second wave: packed, or by warpgroups."""
@@ -71,16 +74,20 @@ def test_sixteen_columns_go_in_one_launch_where_their_blocks_fit_at_a_time(side:
         found = rung.suggest(problem, machine)
         assert found is not None
         (*packs, product) = rung.steps(problem, rung.check_params(problem, found.params), machine)
-        assert len(packs) == (rung.name == "fragment_columns")
+        assert len(packs) == (rung.name in ("fragment_columns", "arranged_columns"))
         if not packs and columns > 8:
             assert product.grid[0] <= machine.units
         return rung.name
 
     assert {chosen(side, n) for n in (5, 8, 9, 16)} == {"staged_fragments"}
     assert chosen(2 * 4096, 8) == "staged_fragments"
-    packed = {3072: {(4096, 24)}, 4096: {(4096, 24), (5120, 16)}}.get(side, set())  # long sums
-    for m, n in ((8192, 9), (8192, 16), (4096, 24), (5120, 16)):
-        assert chosen(m, n) == ("fragment_columns" if (m, n) in packed else "warpgroup_columns")
+    others = {
+        3072: {(4096, 24): "arranged_columns"},
+        4096: dict.fromkeys(PACKED, "arranged_columns"),
+    }
+    others[4096][5120, 16] = "fragment_columns"  # long sums
+    for m, n in PACKED:
+        assert chosen(m, n) == others.get(side, {}).get((m, n), "warpgroup_columns")
     half_tiles = "fragment_columns" if side in (2048, 3072) else "warpgroup_columns"
     assert chosen(side, 16, group=32) == half_tiles
 

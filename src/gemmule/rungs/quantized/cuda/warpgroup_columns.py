@@ -23,7 +23,7 @@ from gemmule.rungs._cuda.geometry import ceil_div
 _BRINGERS = 4  # warps that bring x and scales
 _UNIT = 4  # tiles of codes that are asked for at a time
 _PANEL = 64  # stored columns in a line of a swizzle
-_MOST_SHARED = 227 * 1024  # bytes that a block may have
+MOST_SHARED = 227 * 1024  # bytes that a block may have
 _NAMES = ("down", "along", "cluster", "tiles", "slots", "stages", "raw")
 # What won somewhere on one H200 (November 2026), the tallest blocks first: up to 16 columns in
 # groups of whole tiles; up to 32 columns, and small groups.
@@ -49,17 +49,18 @@ _FEW, _START_S, _SLOW = 0.78, 2.2e-6, 1.24
 _SHAPES = (*_NARROW, *_WIDE)
 
 
-def _eights(problem: Problem) -> int:
+def eights(problem: Problem) -> int:
     """Return how many eights of columns a pass has: 1, 2 or 4, fewer beside small groups."""
     most = 4 // fragments.split(problem)
     return next((e for e in (1, 2) if 8 * e >= problem.n and e < most), most)
 
 
-def _height(params: Params) -> int:
+def height(params: Params) -> int:
+    """Return the rows of a block."""
     return int(64 * params["down"])
 
 
-def _each(problem: Problem) -> int:
+def each(problem: Problem) -> int:
     """Return how many tiles are scaled together: of one group, and two panels of x at most."""
     if fragments.split(problem) > 1 or fragments.shift(problem) < 0:
         return 1
@@ -67,38 +68,44 @@ def _each(problem: Problem) -> int:
     return int(min(most, 2 ** min(fragments.shift(problem), 7)))
 
 
-def _passes(problem: Problem) -> int:
-    return ceil_div(problem.n, 8 * _eights(problem))
+def passes(problem: Problem) -> int:
+    """Return how many times the codes are read, each time for other columns."""
+    return ceil_div(problem.n, 8 * eights(problem))
 
 
-def _blocks(problem: Problem, params: Params) -> int:
-    return int(ceil_div(problem.m, _height(params)) * _passes(problem) * params["cluster"])
+def blocks(problem: Problem, params: Params) -> int:
+    """Return how many blocks a launch has."""
+    return int(ceil_div(problem.m, height(params)) * passes(problem) * params["cluster"])
 
 
 def _shared(problem: Problem, params: Params) -> int:
     """Return the bytes of stages, x as it lies, rings, barriers, and shares of the results."""
-    columns, split = 8 * _eights(problem), fragments.split(problem)
+    columns, split = 8 * eights(problem), fragments.split(problem)
     long = params["tiles"] * fragments.tile_columns(problem)
-    units = params["tiles"] // _each(problem) * split
+    units = params["tiles"] // each(problem) * split
     spec = fragments.quant(problem)
     row = ITEMSIZE[spec.scale_dtype] + 4 * spec.has_zeros
-    stage = 2 * long * columns * split + units * (4 * columns + row * _height(params)) + 32
+    stage = 2 * long * columns * split + units * (4 * columns + row * height(params)) + 32
     pad = 16 if fragments.bits(problem) == 4 else 64
     chunks = params["stages"] * stage + params["raw"] * (columns * (2 * long + pad) + 8)
+    return int(chunks + 1024 + rings_and_results(problem, params))
+
+
+def rings_and_results(problem: Problem, params: Params) -> int:
+    """Return the bytes of codes on their way, and of what a cluster's blocks tell each other."""
     warps = 4 * params["down"] * params["along"]
     ring = warps * params["slots"] * (_UNIT * 512 + 8)
-    apart = _height(params) // params["cluster"] + 4
-    results = params["cluster"] * params["along"] * columns * apart * 4
-    return int(chunks + 1024 + ring + results)
+    apart = height(params) // params["cluster"] + 4
+    return int(ring + params["cluster"] * params["along"] * 8 * eights(problem) * apart * 4)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     shape = ", ".join(str(params[name]) for name in _NAMES)
-    template = f"{fragments.template(problem)}, {shape}, {_eights(problem)}"
+    template = f"{fragments.template(problem)}, {shape}, {eights(problem)}"
     return (
         Step(
             kernel=f"warpgroup_columns<{template}>",
-            grid=(_blocks(problem, params), 1, 1),
+            grid=(blocks(problem, params), 1, 1),
             block=(128 * params["down"] * params["along"] + 32 * _BRINGERS, 1, 1),
             cluster=(params["cluster"], 1, 1),
             smem=_shared(problem, params),
@@ -114,7 +121,7 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(4 * _PANEL + sets + params["along"] * params["cluster"])
 
 
-def _is_narrow(problem: Problem) -> bool:
+def is_narrow(problem: Problem) -> bool:
     """Tell whether sums and scales leave room for chunks of 8 tiles."""
     return problem.n <= 16 and fragments.split(problem) == 1
 
@@ -126,10 +133,10 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     within 10 %.
     """
     tiles = ceil_div(fragments.tiles_across(problem.k, problem), params["tiles"])
-    rounds = ceil_div(_blocks(problem, params), machine.units)
-    chunk = _CHUNK_S[_is_narrow(problem), fragments.bits(problem)][params["down"]]
-    chunk *= _FEW if _eights(problem) == 1 else 1.0
-    reading = problem.compulsory_bytes * _passes(problem) / machine.read_bytes_per_s
+    rounds = ceil_div(blocks(problem, params), machine.units)
+    chunk = _CHUNK_S[is_narrow(problem), fragments.bits(problem)][params["down"]]
+    chunk *= _FEW if eights(problem) == 1 else 1.0
+    reading = problem.compulsory_bytes * passes(problem) / machine.read_bytes_per_s
     chunks = _START_S + rounds * ceil_div(tiles, params["cluster"]) * chunk
     return float(machine.call_s + max(chunks, _SLOW * reading))
 
@@ -141,9 +148,9 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if problem.n <= 8 and fragments.split(problem) == 1:
         return None
     found = []
-    for shape in _NARROW if _is_narrow(problem) else _WIDE:
+    for shape in _NARROW if is_narrow(problem) else _WIDE:
         params = dict(zip(_NAMES, shape, strict=True))
-        if _shared(problem, params) <= _MOST_SHARED:
+        if _shared(problem, params) <= MOST_SHARED:
             found.append(Suggestion(params, _seconds(problem, params, machine)))
     return min(found, key=lambda one: one.expected_s, default=None)
 
@@ -171,13 +178,12 @@ RUNG = CudaRung(
             "one of the shapes that won somewhere, chunks of 8 tiles up to 16 columns beside "
             "groups of whole tiles",
             lambda problem, params: (
-                tuple(params[name] for name in _NAMES)
-                in (_NARROW if _is_narrow(problem) else _WIDE)
+                tuple(params[name] for name in _NAMES) in (_NARROW if is_narrow(problem) else _WIDE)
             ),
         ),
         Constraint(
             "stages and rings fit in shared memory",
-            lambda problem, params: _shared(problem, params) <= _MOST_SHARED,
+            lambda problem, params: _shared(problem, params) <= MOST_SHARED,
         ),
     ),
     archs=("sm_90a",),

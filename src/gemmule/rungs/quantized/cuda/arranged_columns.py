@@ -1,0 +1,159 @@
+"""Several columns of x that a first launch puts in the order in which warpgroups read them.
+
+In `warpgroup_columns` every block turns all of x itself: four warps do little else, and of what
+they bring at a time a block waits for the slowest. Here a launch in front does it once for all:
+it writes the lines that `wgmma` reads from shared memory, chunk by chunk, and sums of x for the
+zero points. What is left to a block is to ask for copies, which one warp does, so that the room in
+which x lay before it was turned holds twice the chunk by 32 columns. The product begins before that
+launch has ended: codes and scales are on their way while it waits for x. Copies begin in the order
+that they are asked for, so only half of the codes that a ring holds are asked for before x.
+
+The warps that multiply take the next tile apart, and scale the set before, while one is multiplied.
+By 16 columns at 8192 what is left above one column's time is the launch in front (1.3 us), and that
+codes stand still while a block waits for its first x.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import fragments
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
+
+_NAMES = ("down", "along", "cluster", "tiles", "slots", "stages")
+# What won somewhere on one H200 (November 2026): up to 16 columns in groups of whole tiles; up to
+# 32 columns, and small groups.
+_NARROW = (
+    (2, 2, 2, 8, 2, 4),
+    (4, 1, 2, 8, 2, 3),
+    (1, 4, 2, 8, 2, 4),
+)
+_WIDE = (
+    (2, 2, 2, 4, 2, 4),
+    (4, 1, 2, 8, 2, 2),
+)
+_SHAPES = (*_NARROW, *_WIDE)
+# What a block takes there for a chunk of these, by the warpgroups below each other, and before its
+# first one; what the bytes take instead, where they limit.
+_CHUNK_S = {
+    (True, 4): {2: 1.13e-6, 4: 1.95e-6, 1: 0.8e-6},
+    (True, 8): {2: 1.06e-6, 4: 1.32e-6, 1: 0.61e-6},
+    (False, 4): {2: 0.84e-6, 4: 2.65e-6},
+    (False, 8): {2: 0.62e-6, 4: 1.6e-6},
+}
+_START_S, _SLOW, _SMALL_GROUPS = 3.4e-6, {4: 1.22, 8: 1.27}, 1.4
+
+
+def _chunks(problem: Problem, params: Params) -> int:
+    return ceil_div(fragments.tiles_across(problem.k, problem), params["tiles"])
+
+
+def _sets(problem: Problem, params: Params) -> int:
+    """Return how many sets of tiles x is arranged for, in whole chunks."""
+    return _chunks(problem, params) * int(params["tiles"]) // warpgroups.each(problem)
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    columns = 8 * warpgroups.eights(problem) * fragments.split(problem)
+    long = warpgroups.each(problem) * fragments.tile_columns(problem)
+    of_set = columns * (2 * long + 4)
+    return warpgroups.passes(problem) * _sets(problem, params) * of_set
+
+
+def _shared(problem: Problem, params: Params) -> int:
+    """Return the bytes of stages, rings, barriers, and shares of the results."""
+    spec, columns = fragments.quant(problem), 8 * warpgroups.eights(problem)
+    split, each = fragments.split(problem), warpgroups.each(problem)
+    long = params["tiles"] * fragments.tile_columns(problem)
+    row = ITEMSIZE[spec.scale_dtype] + 4 * spec.has_zeros
+    of_unit = 4 * columns + row * warpgroups.height(params)
+    stage = split * (2 * long * columns + params["tiles"] // each * of_unit) + 32
+    extra = warpgroups.rings_and_results(problem, params)
+    return int(params["stages"] * stage + 1024 + extra)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    shape = ", ".join(str(params[name]) for name in _NAMES)
+    eights, each = warpgroups.eights(problem), warpgroups.each(problem)
+    product = Step(
+        kernel=f"arranged_columns<{fragments.template(problem)}, {shape}, {eights}>",
+        grid=(warpgroups.blocks(problem, params), 1, 1),
+        block=(128 * params["down"] * params["along"] + 32, 1, 1),
+        cluster=(params["cluster"], 1, 1),
+        smem=_shared(problem, params),
+        pdl=problem.k > 0,
+    )
+    if problem.k == 0:
+        return (product,)
+    zeros = str(fragments.quant(problem).has_zeros).lower()
+    group = f"{zeros}, {fragments.split(problem)}, {fragments.shift(problem)}"
+    form = f"{CTYPE[problem.b]}, {fragments.bits(problem)}, {group}"
+    arrange = Step(
+        kernel=f"arrange_columns<{form}, {params['tiles']}, {eights}>",
+        grid=(warpgroups.passes(problem) * _sets(problem, params) * eights, 1, 1),
+        block=(each * fragments.tile_columns(problem), 1, 1),
+    )
+    return (arrange, product)
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Return how long a product takes: its blocks one after another, or what the memory needs.
+
+    One H200 (November 2026): 17 products of 16 to 64 columns, within 10 % where a shape wins.
+    """
+    bits = fragments.bits(problem)
+    rounds = ceil_div(warpgroups.blocks(problem, params), machine.units)
+    chunk = _CHUNK_S[warpgroups.is_narrow(problem), bits][params["down"]]
+    chunk *= _SMALL_GROUPS if warpgroups.each(problem) == 1 else 1.0
+    chunks = ceil_div(_chunks(problem, params), params["cluster"])
+    reading = problem.compulsory_bytes * warpgroups.passes(problem) / machine.read_bytes_per_s
+    return float(machine.call_s + max(rounds * (_START_S + chunks * chunk), _SLOW[bits] * reading))
+
+
+def _fit(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    return _NARROW if warpgroups.is_narrow(problem) else _WIDE
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Take the shape that is quickest by `_seconds`, of those that fit."""
+    if problem.layout_b != "col" or fragments.quant(problem).has_perm or problem.n <= 8:
+        return None
+    found = []
+    for shape in _fit(problem):
+        params = dict(zip(_NAMES, shape, strict=True))
+        if _shared(problem, params) <= warpgroups.MOST_SHARED:
+            found.append(Suggestion(params, _seconds(problem, params, machine)))
+    return min(found, key=lambda one: one.expected_s, default=None)
+
+
+RUNG = CudaRung(
+    title="Columns arranged for warpgroups",
+    idea="A first launch puts x in the order that warpgroups read; bulk copies do the rest.",
+    source="PTX ISA: wgmma, cp.async.bulk, griddepcontrol",
+    op="matmul",
+    after="warpgroup_columns",
+    signatures=warpgroups.RUNG.signatures,
+    layouts_b=warpgroups.RUNG.layouts_b,
+    arithmetic=warpgroups.RUNG.arithmetic,
+    params={
+        name: tuple(dict.fromkeys(shape[i] for shape in _SHAPES)) for i, name in enumerate(_NAMES)
+    },
+    constraints=(
+        fragments.FITS,
+        Constraint(
+            "one of the shapes that won somewhere, for as many columns and such groups",
+            lambda problem, params: tuple(params[name] for name in _NAMES) in _fit(problem),
+        ),
+        Constraint(
+            "stages and rings fit in shared memory",
+            lambda problem, params: _shared(problem, params) <= warpgroups.MOST_SHARED,
+        ),
+    ),
+    archs=("sm_90a",),
+    quantized=True,
+    accepts_quant=warpgroups.RUNG.accepts_quant,
+    workspace=_workspace,
+    suggest=_suggest,
+    steps=_steps,
+)
