@@ -46,13 +46,23 @@ def rows_of_a_thread(problem: Problem, walkers: int, in_flight: int) -> int:
 def narrow_s(problem: Problem) -> float:
     """Return the seconds that strips of 16-byte vectors lose on rows that fill few lanes.
 
-    One H200 (November 2026): unaligned rows of less than 64 bytes take 1.2 to 2 us more than their
-    bytes, aligned ones of 16 bytes 0.8, of 48 bytes nothing.
+    One H200 (November 2026): unaligned rows of less than a vector take 1.2 to 2 us more than their
+    bytes, of 20 to 60 bytes nothing; aligned ones of 16 bytes 0.8, of 48 bytes nothing.
     """
     row = problem.m * ITEMSIZE[problem.a]
     if problem.alignment == 16:
         return 0.8e-6 if row < 32 else 0.0
-    return 1.4e-6 if row < 64 else 0.0
+    return 1.4e-6 if row < 16 else 0.0
+
+
+def unaligned_doubles(problem: Problem) -> bool:
+    """Tell whether sums over many unaligned rows of doubles are better off by two launches.
+
+    One H200 (November 2026): 594 rows of 10271 15.2 us, by wide strips in one launch 16.0; 211 of
+    16077 10.1 and 9.4, and above 100 MB both are as fast.
+    """
+    double = ITEMSIZE[problem.a] == 8 and problem.alignment != 16
+    return double and problem.n >= 500 and problem.matrix_bytes <= LARGE_BYTES
 
 
 def starting(problem: Problem, machine: Machine, beyond_us: float, filling_us: float) -> float:

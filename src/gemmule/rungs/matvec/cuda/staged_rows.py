@@ -56,10 +56,10 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     blocks = ceil_div(problem.m * problem.batch, THREADS)
     while 2 * rows * row <= 64 and blocks >= 4 * rows * machine.units:
         rows *= 2
-    rate = 0.9 if ITEMSIZE[problem.a] < 8 else 0.8
-    rate *= 0.65 if passes > 1 and row > 128 else 1.0  # then three blocks are on a multiprocessor
+    rate = {2: 0.72, 4: 0.9}.get(ITEMSIZE[problem.a], 0.8)
+    rate *= 0.76 if problem.alignment == 2 and row > 128 else 1.0
     reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
-    start = starting(problem, machine, -0.3 + 0.008 * problem.n * ITEMSIZE[problem.a], 0.3)
+    start = starting(problem, machine, 0.55 + 0.007 * problem.n, 0.3)
     return Suggestion({"rows": rows}, start + reading)
 
 

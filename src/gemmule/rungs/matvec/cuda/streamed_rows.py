@@ -33,6 +33,10 @@ from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
 from gemmule.rungs._cuda.stream import flags, overlapped, starting
 
 THREADS_OF_A_UNIT = 1024
+# Blocks on a multiprocessor that have a row each: of 128 threads for unaligned rows, of 256 for
+# aligned ones, where a few rows more than a wave begin while others end.
+SMALL_BLOCKS, LARGE_BLOCKS = 9, 4.3
+SHORT = 320  # vectors of unaligned rows, in whose turns idle lanes count
 
 
 def _threads(params: Params) -> int:
@@ -79,11 +83,12 @@ def _unaligned(problem: Problem, machine: Machine, vectors: int, rows: int) -> t
     10.5 and 9.7; 20001 x 129 halves 7.6 and 4.2. 4095 x 4095 floats by 2 loads 18.4, by 4 17.9. A
     row a warp and a row a block of 128: 2200 x 8002 halves 13.4 and 11.0, floats 700 x 4001 9.9 and
     5.2, 4095 x 10001 40.7 and 41.7. By 128 and by 256 threads: 991 x 20707 halves 12.6 and 13.7,
-    575 x 38391 16.3 and 14.1.
+    575 x 38391 16.3 and 14.1. By a warp and by 128: 277 x 905 bfloat16 2.5 and 2.2.
     """
     if vectors > 128 and rows < 16 * machine.units:
-        most = 8192 if rows >= 7 * machine.units else 1024
-        return 128 if vectors <= most else 256, 1, 2
+        return _block_of_unaligned(machine, vectors, rows), 1, 2
+    if vectors > 64 and rows <= 4 * machine.units:
+        return 128, 1, 2
     if ITEMSIZE[problem.a] > 1 and rows >= (16 if vectors <= 32 else 32) * machine.units:
         return _many_unaligned(machine, vectors, rows)
     if (vectors > 512 and rows < 20 * machine.units) or (
@@ -93,28 +98,75 @@ def _unaligned(problem: Problem, machine: Machine, vectors: int, rows: int) -> t
     return 32, 1, 4 if problem.a == "float32" and vectors > 512 else 2
 
 
+def _block_of_unaligned(machine: Machine, vectors: int, rows: int) -> int:
+    """Return the threads of a block that has an unaligned row to itself.
+
+    One H200 (November 2026), us by 128 and by 256 threads, of which nine and four blocks are on a
+    multiprocessor: 87 x 2634 bfloat16 2.6 and 2.2, 616 x 11979 6.7 and 6.1, 740 x 22399 floats 19.9
+    and 21.0, 890 x 23745 halves 13.5 and 14.7, 1174 x 64314 floats 76 and 84, 1200 x 45235, one
+    wave and twelve blocks more, 73 and 61.
+    """
+    units = machine.units
+    few = (rows <= 4 * units and vectors >= 256) or (rows <= 5 * units and vectors > 1024)
+    beyond_a_wave = SMALL_BLOCKS * units < rows <= (SMALL_BLOCKS + 1) * units and vectors > 2048
+    return 256 if few or beyond_a_wave else 128
+
+
 def _many_unaligned(machine: Machine, vectors: int, rows: int) -> tuple[int, int, int]:
     """Return the same where warps take several rows each, or a block of 128 threads one.
 
     The last wave of blocks decides: 9000 x 5531 halves take 31.1 us by two rows a warp, a wave and
     a bit, 27.4 by four; 6000 x 2401 floats 15.7 and 18.2, 17.9 by blocks; 19345 x 2495 doubles
-    94.5, 102 and 91.
+    94.5, 102 and 91. So do lanes without work in a turn, of 32 vectors by four rows a warp and of
+    64 by two: 38391 x 575 bfloat16 15.6 by four rows, 17.7 by two; 23575 x 331 7.6 and 7.1.
     """
-    if vectors <= 48:
+    if vectors <= 32:
         return 32, 4, 1
 
     def cost(several: int) -> float:
+        turn = 128 // several
+        idle = ceil_div(vectors, turn) * turn / vectors - 1 if vectors <= SHORT else 0.0
         waves = rows / (8 * several) / (4 * machine.units)
         if waves > 1:
-            return 1 + 0.25 * (math.ceil(waves) / waves - 1)
-        return 1 + 0.4 * max(0.0, 0.5 / waves - 1)
+            return (1 + 0.25 * (math.ceil(waves) / waves - 1)) * (1 + 0.4 * idle)
+        least = 0.6 if several == 2 else 0.5
+        return (1 + 0.4 * max(0.0, least / waves - 1)) * (1 + 0.4 * idle)
 
     costs = {
-        (32, 4, 1): cost(4),  # which goes first: where waves are as full, 30000 x 1121 halves take
-        (32, 2, 2): cost(2),  # 19.4 us and 21.2
-        (128, 1, 2): 1.13 if vectors <= 800 else 1.02,
+        # Of long rows this goes first: where waves are as full, 30000 x 1121 halves take 19.4 us
+        # and 21.2; of short ones the next: 42215 x 349 halves take 11.7 and 11.0.
+        (32, 4, 1): cost(4) * (1.04 if vectors <= SHORT else 1.0),
+        (32, 2, 2): cost(2),
+        (128, 1, 2): math.inf if vectors <= SHORT else 1.13 if vectors <= 800 else 1.02,
     }
     return min(costs, key=costs.__getitem__)
+
+
+def _aligned(machine: Machine, vectors: int, rows: int) -> tuple[int, int, int]:
+    """Return lanes, rows and loads in flight for rows that are aligned to 16 bytes.
+
+    One H200 (November 2026), us by 128 and by 256 lanes, four loads each: 6 x 1478 doubles 2.4 and
+    1.9, 55 x 6864 bfloat16 2.6 and 2.1; 715 x 3538 doubles, more than a wave of large blocks, 6.8
+    and 7.1, 689 x 252640 halves 83.6 and 99.8; 2422 x 8008 doubles 38.7 and 36.8. By 32 lanes and
+    by 8: 256783 x 72 doubles 46.3 and 37.4, 23022 x 44 4.3 and 3.7. By four loads and by two, which
+    leave fewer lanes without work: 5800 x 1104 halves 6.4 and 5.6, 74242 x 352 doubles 51 and 48.
+    """
+    units = machine.units
+    if vectors <= 16:
+        return 8, 1, 2
+    if vectors <= 64 and rows < 64 * units:
+        return 32, 1, 2
+    if vectors <= 24 or 32 < vectors <= 40:
+        return 8, 1, 4 if vectors <= 32 else 2
+    if vectors <= 64:
+        return 32, 4, 1
+    if vectors <= 128 or (vectors <= 340 and rows >= 12 * units):
+        idle = ceil_div(vectors, 128) * 128 > 1.3 * vectors
+        return 32, 1, 2 if vectors > 128 and idle and rows >= 40 * units else 4
+    one_wave = rows <= LARGE_BLOCKS * units
+    if one_wave or (vectors > 2048 and rows > 8 * units):
+        return 256 if vectors >= 512 else 128, 1, 4
+    return 128, 1, 4
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -125,16 +177,8 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     # within 1 % of that in the geometric mean.
     if problem.alignment != 16:
         lanes, several, unroll = _unaligned(problem, machine, vectors, rows)
-    elif vectors <= 16:
-        lanes, several, unroll = 8, 1, 2
-    elif vectors <= 64:
-        lanes, several, unroll = (32, 4, 1) if rows >= 64 * machine.units else (32, 1, 2)
-    elif vectors <= 128 or (vectors <= 256 and rows >= 12 * machine.units):
-        lanes, several, unroll = 32, 1, 4
-    elif vectors <= 4096:
-        lanes, several, unroll = 128, 1, 4
     else:
-        lanes, several, unroll = 256, 1, 4
+        lanes, several, unroll = _aligned(machine, vectors, rows)
     params = {"lanes": lanes, "rows": several, "unroll": unroll}
     return Suggestion(params, _seconds(problem, machine, params))
 
@@ -156,6 +200,9 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     slower = {128: 0.88, 256: 0.82} if problem.alignment != 16 else {}
     rate = slower.get(params["lanes"], 0.977)
     reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
+    if problem.alignment != 16 and params["lanes"] == 128:
+        begun = blocks / (SMALL_BLOCKS * machine.units)
+        reading *= 1 + 0.25 * (math.ceil(begun) / begun - 1) if begun > 1 else 1
     # Unaligned rows have heads and tails, each a load of its own, and those of several rows add up.
     ends_us = 0.0 if problem.alignment == 16 else 0.65 if params["rows"] == 1 else 1.2
     turn_us = 0.66 if params["lanes"] == 256 and problem.alignment == 16 else TURN_US

@@ -35,6 +35,7 @@ from gemmule.rungs._cuda.stream import (
     rows_of_a_thread,
     starting,
     strips,
+    unaligned_doubles,
 )
 
 
@@ -65,13 +66,18 @@ def _chain(problem: Problem, params: Params) -> int:
 # strips of so many 16-byte vectors reach, and what unaligned rows leave of it; the bytes a
 # multiprocessor must have under way; how far beyond its fair share one can go where others are
 # idle; by what large blocks start later; what a turn takes. Of these, what unaligned rows leave of
-# strips of 32 vectors, and their turn, were fitted to 125 shapes more, of 50 to 20,000 rows.
+# strips of 32 vectors, and their turn, were fitted to 125 shapes more, of 50 to 20,000 rows; how
+# far strips of one vector and of 32 go beyond their share, a turn of the others, and what 512
+# threads gain on few unaligned rows of doubles, to 178 more: 14551 x 471 halves 7.2 us by 59 wide
+# strips, 6.1 by 8 vectors; 40 x 3455 floats 3.8 by 10 strips of a vector; 64 x 179 doubles 2.6 by
+# 256 threads, 2.4 by 512.
 EFFICIENCY = {1: 0.51, 2: 0.71, 4: 0.915, 8: 0.968, 32: 0.987, 256: 0.98}
-OF_UNALIGNED, OF_UNALIGNED_WIDE = 0.74, 0.92
-TURN_US, TURN_WIDE_US = 1.28, 0.95
+OF_UNALIGNED, OF_UNALIGNED_WIDE, OF_UNALIGNED_DOUBLES = 0.74, 0.92, 0.85
+TURN_US, TURN_WIDE_US = 1.4, 0.95
 LARGE_BLOCKS_OF_HALVES = 1.045  # 4096 x 4096: 10.1 us by 1024 threads, 10.3 by 512
 BYTES_UNDER_WAY = 34_000
-BEYOND_SHARE = 3.7
+BEYOND_SHARE, BEYOND_NARROW, BEYOND_WIDE, WIDE_BYTES = 3.7, 2.5, 1.8, 3_000_000
+FEWER_DOUBLES_US = 0.15
 STARTING_US = {256: 0.0, 512: 0.14, 1024: 0.215}
 THREADS_OF_A_UNIT = 768
 HIDDEN_BYTES = 128 * 1024
@@ -86,7 +92,9 @@ def _fill(problem: Problem, machine: Machine, params: Params) -> tuple[float, fl
     under_way = min(max(1.0, there), at_once) * min(threads, problem.n * lanes)
     under_way *= 16 * _in_flight(threads)
     waves = there / at_once
-    fill = min(1.0, BEYOND_SHARE * there)
+    wide = lanes == 32 and problem.matrix_bytes > WIDE_BYTES
+    beyond = BEYOND_WIDE if wide else BEYOND_NARROW if lanes == 1 else BEYOND_SHARE
+    fill = min(1.0, beyond * there)
     if waves >= 1:  # the last blocks have the memory to themselves, and cannot use all of it
         part = waves % 1
         fill = waves / (waves - part + (max(part, 1 / BEYOND_SHARE) if part else 0))
@@ -101,7 +109,8 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     aligned, wide = problem.alignment == 16, lanes == 32
     if not aligned:
         several = wide and threads < 1024 and problem.n >= 50
-        rate *= OF_UNALIGNED_WIDE if several else OF_UNALIGNED
+        wide_share = OF_UNALIGNED_DOUBLES if unaligned_doubles(problem) else OF_UNALIGNED_WIDE
+        rate *= wide_share if several else OF_UNALIGNED
     elif lanes <= 8 and problem.matrix_bytes > LARGE_BYTES:
         rate *= OF_LARGE_NARROW
     if threads == 1024 and waves <= 1 and aligned and ITEMSIZE[problem.a] == 2:
@@ -114,6 +123,8 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     if problem.m * ITEMSIZE[problem.a] >= 16:  # a turn or two of small matrices hide it
         narrow *= min(1.0, problem.matrix_bytes / HIDDEN_BYTES)
     folding_us += 0.2 if problem.alignment != 16 else 0.0
+    if problem.alignment != 16 and ITEMSIZE[problem.a] == 8 and threads == 512:
+        folding_us -= FEWER_DOUBLES_US
     start = starting(problem, machine, folding_us - 0.17, 0.55) + narrow
     turn_us = TURN_WIDE_US if wide else TURN_US
     reading = max(problem.compulsory_bytes / rate, 1e-6 * turn_us * (turns * waves - 1))

@@ -8,7 +8,7 @@ on every run, in a single launch.
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
+from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
     CudaRung,
@@ -55,6 +55,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     # One H200 (November 2026), fitted to 264 shapes and dtypes.
     rate = 0.87 * min(1.0, blocks / machine.units) * machine.read_bytes_per_s
     rate *= 1.0 if problem.alignment == 16 else 0.68
+    rate *= min(1.0, problem.m * ITEMSIZE[problem.a] / (16 * params["lanes"]))
     seconds = max(problem.compulsory_bytes / rate, 0.7e-6 * blocks / (4 * machine.units))
     if problem.alignment != 16:  # few units walk rows that begin alike: 1634 x 60 halves 8.1 us
         seconds = max(seconds, 3.1e-9 * problem.n)

@@ -33,6 +33,7 @@ from gemmule.rungs._cuda.stream import (
     rows_of_a_thread,
     starting,
     strips,
+    unaligned_doubles,
 )
 
 
@@ -68,8 +69,16 @@ SPLITS = (8, *range(4, 8), *range(9, 33), 40, 48, 56, 64, 80, 96, 112, 128, 160,
 
 
 # One H200 (November 2026): 2000 x 17 halves 3.7 us by 80 splits, 3.0 by 16; 1000 x 33 3.5 by 56,
-# 2.9 by 8; 1729 x 9 floats 2.6 by 16. Below a megabyte sums take longer than what was fitted.
-SMALL_BYTES, SMALL_ROWS, SMALL_US, BELOW_A_MEGABYTE_US = 200_000, 2000, 0.85, 0.5
+# 2.9 by 8; 1306 x 45 bfloat16 3.8 by 8, 3.2 by 16. Below a megabyte sums take longer than what was
+# fitted. Fewer rows than a thread has loads under way are not worth a block: 17390 x 20 floats 4.1
+# by 224 splits, 3.8 by 128; 4111 x 7 doubles 3.0 by 40.
+LEAST_OF_A_TURN = 0.66  # that the last of a block's threads have
+SMALL_BYTES, SMALL_ROWS, SMALL_US, BELOW_A_MEGABYTE_US = 200_000, 2000, 0.85, 0.3
+
+
+def _most(problem: Problem, lanes: int) -> int:
+    """Return the most splits that have about a turn of rows for each of a block's threads."""
+    return int(problem.n * lanes / (256 * 4 * LEAST_OF_A_TURN))
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -86,15 +95,15 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
         return Suggestion({"lanes": lanes, "unroll": 4, "splits": splits}, seconds)
     small = problem.batch * problem.matrix_bytes < SMALL_BYTES
     if small and problem.n <= SMALL_ROWS:
-        few = {"lanes": 8, "unroll": 4, "splits": 8 if problem.n < 1500 else 16}
+        few = {"lanes": 8, "unroll": 4, "splits": 8 if problem.n < 1000 else 16}
         element_by_element = narrow_s(problem) if problem.m * ITEMSIZE[problem.a] < 16 else 0.0
         return Suggestion(few, starting(problem, machine, SMALL_US, 0.75) + element_by_element)
     even = problem.alignment != 16 and ITEMSIZE[problem.a] == 1
     seconds, lanes, splits = min(
         (_seconds(problem, machine, lanes, splits), lanes, splits)
-        for lanes in (32, 8)
+        for lanes in ((32, 8) if strips(problem, 8) > 1 else (8,))
         for splits in SPLITS
-        if splits <= max(min(SPLITS), problem.n * lanes // 512) and not (even and splits % 2)
+        if splits <= max(min(SPLITS), _most(problem, lanes)) and not (even and splits % 2)
     )
     return Suggestion({"lanes": lanes, "unroll": 4, "splits": splits}, seconds)
 
@@ -116,18 +125,22 @@ def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> flo
         if full > 1
         else min(0.85 + 0.15 * full, 2 * full)
     )
+    each = blocks / machine.units  # some multiprocessors have a block more: 128 or 256, not 192
+    if 1 < each <= 2:
+        fill *= (each / math.ceil(each)) ** 0.35
     rate = 0.975 * fill * machine.read_bytes_per_s
-    rate *= 1.0 if aligned else 0.92 if lanes == 32 else 0.865
+    if not aligned:
+        rate *= 0.865 if lanes == 8 else 0.965 if unaligned_doubles(problem) else 0.92
     if problem.n < 600 and not aligned and ITEMSIZE[problem.a] == 2:
         rate *= 0.93  # a block has few turns, in which nothing hides the heads of halves
-    rate *= max(0.25, min(1.0, problem.m * ITEMSIZE[problem.a] / (16 * lanes)))
+    rate *= max(0.25, min(1.0, problem.m * ITEMSIZE[problem.a] / (16 * lanes)) ** 0.6)
     turns = ceil_div(problem.n * lanes, splits * 256 * 4)
     sums = 2 * problem.m * problem.batch * splits * ITEMSIZE[accumulator(problem)]
     reading = problem.compulsory_bytes / rate + 2.4 * sums / machine.read_bytes_per_s
-    begin_us = 0.14 + 0.002 * splits
+    begin_us = 0.14 + 0.0025 * splits
     begin_us += BELOW_A_MEGABYTE_US if problem.compulsory_bytes < 1e6 else 0.0
     start = starting(problem, machine, begin_us, 0.75) + narrow_s(problem)
-    return start + max(reading, 1.0e-6 * (turns * max(1, full) - 1))
+    return start + max(float(reading), 1.25e-6 * (turns * max(1, full) - 1))
 
 
 RUNG = CudaRung(

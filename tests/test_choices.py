@@ -1,0 +1,108 @@
+"""Which rung and parameters plans take for dense products, held where an H200 measured them.
+
+The figures behind each are in ``docs/notes``: a model that is refitted must not lose them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gemmule.choose import eligible
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.registry import all_rungs
+from gemmule.lab.verify import proofs
+
+H200 = replace(proofs.proof_machine(), units=132, read_bytes_per_s=4.5e12)
+
+
+def product(rows: int, columns: int, dtype: str, *, across: bool = False) -> Problem:
+    """Return A x of a packed row-major matrix, or the product across its rows."""
+    alignment = 16
+    while columns * ITEMSIZE[dtype] % alignment:
+        alignment //= 2
+    m, n = (columns, rows) if across else (rows, columns)
+    layout = "col" if across else "row"
+    return Problem(
+        "matvec", m, n, a=dtype, b=dtype, out=dtype, layout_a=layout, alignment=alignment
+    )
+
+
+def chosen(problem: Problem) -> tuple[str, dict[str, Any]]:
+    """Return the least expected suggestion: what a plan takes where all rungs are proved."""
+    found = []
+    for rung in all_rungs("cuda"):
+        if rung.refusal(problem) is None and eligible(rung, problem):
+            made = rung.suggest(problem, H200)
+            if made is not None:
+                params = dict(rung.check_params(problem, made.params))
+                found.append((made.expected_s, rung.name, params))
+    _, name, params = min(found, key=lambda one: one[0])
+    return name, params
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "rung", "params"),
+    [
+        # A large block for each of few rows; small ones where large ones begin a second wave.
+        (6, 1478, "float64", "streamed_rows", {"lanes": 256, "unroll": 4}),
+        (54, 991, "float64", "streamed_rows", {"lanes": 256, "unroll": 2}),
+        (677, 233160, "float64", "streamed_rows", {"lanes": 128, "unroll": 4}),
+        (498, 72744, "float64", "streamed_rows", {"lanes": 256, "unroll": 4}),
+        (890, 23745, "float16", "streamed_rows", {"lanes": 128, "unroll": 2}),
+        # A wave of small blocks and a few: equal shares instead.
+        (1280, 9705, "float64", "even_rows", {}),
+        (1200, 45235, "float32", "even_rows", {}),
+        # Lanes without work in a turn.
+        (256783, 72, "float64", "streamed_rows", {"lanes": 8}),
+        (5800, 1104, "float16", "streamed_rows", {"lanes": 32, "unroll": 2}),
+        (38391, 575, "bfloat16", "streamed_rows", {"rows": 4}),
+        (42215, 349, "float16", "streamed_rows", {"rows": 2}),
+        # A thread a row of a few bytes, a block's shared memory for longer ones.
+        (136011, 19, "float16", "thread_per_row", {}),
+        (58846, 9, "float32", "thread_per_row", {}),
+        (218999, 2, "float32", "staged_rows", {}),
+        (21793, 19, "float64", "staged_rows", {}),
+        (3858, 10, "float16", "streamed_rows", {"lanes": 32}),
+    ],
+)
+def test_rungs_for_rows(
+    rows: int, columns: int, dtype: str, rung: str, params: dict[str, Any]
+) -> None:
+    name, taken = chosen(product(rows, columns, dtype))
+    assert (name, taken | params) == (rung, taken)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "rung", "params"),
+    [
+        # Narrow strips, one launch, instead of a few wide ones.
+        (254, 10649, "float16", "block_columns", {"lanes": 8}),
+        (471, 14551, "float16", "block_columns", {"lanes": 8}),
+        # Many blocks instead of ten strips of one vector.
+        (3455, 40, "float32", "split_columns", {"lanes": 8}),
+        # Sums of a few columns by lanes, not by 32 sums a thread.
+        (8615, 17, "bfloat16", "split_columns", {"lanes": 8}),
+        (1306, 45, "bfloat16", "split_columns", {"splits": 16}),
+        # Two rows a thread by half as many blocks.
+        (180156, 17, "float16", "staged_columns", {"rows": 2, "splits": 256}),
+        (235536, 2, "float16", "staged_columns", {"rows": 2, "splits": 512}),
+        # Unaligned doubles: two launches read faster.
+        (594, 10271, "float64", "split_columns", {"lanes": 32}),
+    ],
+)
+def test_rungs_for_columns(
+    rows: int, columns: int, dtype: str, rung: str, params: dict[str, Any]
+) -> None:
+    name, taken = chosen(product(rows, columns, dtype, across=True))
+    assert (name, taken | params) == (rung, taken)
+
+
+@pytest.mark.parametrize("rows", [4111, 8027, 17390])
+def test_no_block_has_less_than_half_a_turn(rows: int) -> None:
+    """A strip of few columns is split among no more blocks than have rows for their threads."""
+    name, taken = chosen(product(rows, 20, "float32", across=True))
+    assert name == "split_columns"
+    assert 2 * rows >= taken["splits"] * 256 // taken["lanes"] * taken["unroll"]
