@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from gemmule.choose import eligible
 from gemmule.core.problem import Problem
 from gemmule.core.registry import cuda_rungs
-from gemmule.core.rung import Machine, Rung, Signature
+from gemmule.core.rung import CudaRung, Machine, Rung, Signature
 from gemmule.lab.verify import proofs
 from gemmule.oracle.problems import make_problem
 from gemmule.storage.atomic import MAX_BYTES
@@ -47,11 +47,16 @@ QUANT_COLUMNS = 4
 
 def chosen_rung(problem: Problem, machine: Machine) -> Rung | None:
     """Return the rung an automatic plan would run were all proved; None when no rung takes it."""
-    takers = [
-        rung
-        for rung in cuda_rungs()
-        if machine.arch in rung.archs and rung.refusal(problem) is None and eligible(rung, problem)
-    ]
+    return _best(_takers(problem), problem, machine)
+
+
+def _takers(problem: Problem) -> list[CudaRung]:
+    """Return the rungs that an automatic plan may choose, whatever the architecture."""
+    return [r for r in cuda_rungs() if r.refusal(problem) is None and eligible(r, problem)]
+
+
+def _best(takers: Sequence[CudaRung], problem: Problem, machine: Machine) -> Rung | None:
+    takers = [rung for rung in takers if machine.arch in rung.archs]
     ranked = [
         (found.expected_s, rung) for rung in takers if (found := rung.suggest(problem, machine))
     ]
@@ -96,8 +101,9 @@ def needed(signatures: Sequence[Signature] | None = None) -> dict[tuple[str, str
     found: dict[tuple[str, str, str], str] = {}
     machines = [proofs.proof_machine(arch) for arch in ARCHS]
     for problem in problems(signatures):
+        takers = _takers(problem)
         for machine in machines:
-            rung = chosen_rung(problem, machine)
+            rung = _best(takers, problem, machine)
             if rung is not None:
                 words = f"{problem.describe()} on {machine.arch}"
                 found.setdefault((rung.folder, rung.name, variant_of(problem)), words)
