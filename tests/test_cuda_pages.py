@@ -39,7 +39,7 @@ def text_of(op: str) -> str:
 @named
 def test_every_rung_has_an_example(op: str, rung) -> None:
     """Else the table could say neither what it sums in nor whether it is proved."""
-    assert next(examples(rung, 4096), None) is not None
+    assert examples(rung, 4096)
 
 
 @pytest.mark.parametrize("op", OPS)

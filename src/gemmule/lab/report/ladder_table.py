@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +66,7 @@ def machine_of(backend: str) -> Machine:
 
 
 def _row(rung: Rung, machine: Machine, size: int, here: bool) -> Row:
-    example = next(examples(rung, size), None)
+    example = next(iter(examples(rung, size)), None)
     workspace = shared = None
     arithmetic = "?"
     if example is not None:
@@ -89,16 +90,17 @@ def _row(rung: Rung, machine: Machine, size: int, here: bool) -> Row:
     )
 
 
-def examples(rung: Rung, size: int) -> Iterator[Problem]:
-    """Yield problems that the rung takes, in the order it declares its dtypes.
+@functools.cache
+def examples(rung: Rung, size: int) -> tuple[Problem, ...]:
+    """Return problems that the rung takes, in the order it declares its dtypes.
 
     Square ones, or else such of few columns, or of few rows.
     """
     for m, n in ((size, size), (size, FEW), (FEW, size)):
         taken = [one for one in _problems(rung, m, n, size) if rung.mismatch(one) is None]
         if taken:
-            yield from taken
-            return
+            return tuple(taken)
+    return ()
 
 
 def _problems(rung: Rung, m: int, n: int, size: int) -> Iterator[Problem]:
