@@ -19,6 +19,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -99,11 +100,13 @@ class Module:
 
     _last: Module | None = None  # launched: it keeps its threads' stacks
     _changing = threading.Lock()
+    _locks: ClassVar[dict[int, threading.Lock]] = {}  # by the library, which several may hold
 
     def __init__(self, library: Path, names: Sequence[str]) -> None:
         self._library = ctypes.CDLL(str(library))
         self._index = {name: i for i, name in enumerate(names)}
-        self._lock = threading.Lock()
+        with Module._changing:
+            self._lock = Module._locks.setdefault(self._library._handle, threading.Lock())
 
     def launch(
         self,
@@ -168,7 +171,7 @@ class Module:
         """Let the module launched before this one give up its stacks, and this one keep them."""
         with Module._changing:
             before, Module._last = Module._last, self
-        if before is not None and before is not self:
+        if before is not None and before._lock is not self._lock:
             with before._lock:
                 before._library.cuemu_trim()
 
