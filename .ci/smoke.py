@@ -20,7 +20,7 @@ if gm.matvec(A, np.ones(4)).tolist() != [6.0, 22.0, 38.0]:
 print(f"gemmule {gm.__version__} multiplies, from {here.parent}")
 
 rung = gm.ladder("matvec", backend="cuda")[0]
-problem = next(examples(rung, 4096))
+problem = examples(rung, 4096)[0]
 step = rung.steps(problem, rung.defaults(), REFERENCE_GPU)[0]
 module = compile_file(rung.source_path, (step.kernel,), "sm_90a", step.defines)
 print(f"{step.kernel}: cubin of {len(module.cubin):,} bytes, SHA-256 {module.digest()[:16]}")
