@@ -115,10 +115,11 @@ def coded(rng: Rng) -> None:
 def met_at_once(rng: Rng) -> None:
     """Multiply a matrix of codes that other threads may be the first to multiply just now.
 
-    Now and then it is replaced by a new one; others of its form are long forgotten by then.
+    All but the first are replaced now and then: that one meets its products to the end of a round,
+    when those of many other forms have come between.
     """
     place = rng.integers(len(SHARED))
-    if rng.random() < 0.2 or SHARED[place] is None:
+    if SHARED[place] is None or (place > 0 and rng.random() < 0.4):
         bits, n = (4, 8)[rng.integers(2)], int(rng.integers(1, 300))
         W = np.abs(small(rng, (int(rng.integers(1, 40)), n), "float32"))
         SHARED[place] = gm.quantize(W, bits=bits, group_size=(-1, 32)[rng.integers(2)])

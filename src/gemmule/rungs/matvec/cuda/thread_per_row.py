@@ -46,6 +46,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     wide = problem.n > MOST_COLUMNS or row > MOST_BYTES
     if wide or problem.layout_a != "row" or problem.batch > 1 or problem.m > 1600 * machine.units:
         return None
+    # What stays in the L2 between calls, to which the shorter start was fitted, is among these.
     few = problem.n <= 8 and row <= 40 and problem.m <= 1024 * machine.units
     rate = 0.9 if few or ITEMSIZE[problem.a] > 2 else 0.65  # one load an element
     reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
