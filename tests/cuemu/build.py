@@ -19,7 +19,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -98,15 +97,10 @@ class _Report(ctypes.Structure):
 class Module:
     """The compiled kernels of one .cu file. One launch runs at a time."""
 
-    _last: Module | None = None  # launched: it keeps its threads' stacks
-    _changing = threading.Lock()
-    _locks: ClassVar[dict[int, threading.Lock]] = {}  # by the library, which several may hold
-
     def __init__(self, library: Path, names: Sequence[str]) -> None:
         self._library = ctypes.CDLL(str(library))
         self._index = {name: i for i, name in enumerate(names)}
-        with Module._changing:
-            self._lock = Module._locks.setdefault(self._library._handle, threading.Lock())
+        self._lock = threading.Lock()
 
     def launch(
         self,
@@ -156,7 +150,6 @@ class Module:
             bad = self._library[f"cuemu_launch_{i}"](
                 ctypes.byref(config), sizes, len(args), pointers, ctypes.byref(report)
             )
-        self._keep_stacks()
         if bad:
             want = [self._library[f"cuemu_size_{i}"](j) for j in range(32)]
             raise ValueError(
@@ -166,14 +159,6 @@ class Module:
         if report.kind:
             raise EmulationError(report.kind.decode(), report.text.decode(errors="replace"))
         return Report(*(getattr(report, counter) for counter in _COUNTERS))
-
-    def _keep_stacks(self) -> None:
-        """Let the module launched before this one give up its stacks, and this one keep them."""
-        with Module._changing:
-            before, Module._last = Module._last, self
-        if before is not None and before._lock is not self._lock:
-            with before._lock:
-                before._library.cuemu_trim()
 
     def argument_bytes(self, name: str) -> int:
         """Return the size of a kernel's first parameter, its argument struct."""

@@ -18,7 +18,6 @@ extern "C" void cuemu_switch(void** save_sp, void* load_sp);
 inline constexpr size_t kStackBytes = 65 * 4096;
 inline constexpr size_t kApartBytes = 448;
 inline constexpr size_t kPageBytes = 4096;
-inline constexpr size_t kLastKeeps = 4096, kOthersKeep = 128;  // stacks
 
 // One reserved range; a guard page below every stack turns an overflow into a fault that is reported.
 class Stacks {
@@ -33,9 +32,9 @@ class Stacks {
     for (size_t i = 0; i < count_; ++i) mprotect(base_ + i * kStackBytes, kPageBytes, PROT_NONE);
     return base_ != nullptr;
   }
-  // Every stack and every guard page is a mapping, of which a process has 65,530, and making them takes longer than
-  // many a launch. Between launches the module that was launched last keeps a few thousand, any other a few.
-  void trim(size_t kept) { if (count_ > kept) release(); }
+  // Every stack and every guard page is a mapping, of which a process has 65,530: between launches each loaded
+  // module keeps a few stacks only.
+  void trim() { if (count_ > 128) release(); }
   // The stack pointer of a fresh fiber that will start in `entry` (entered as if it had been called).
   void* fresh(size_t i, void (*entry)()) const {
     unpoison(low(i) + kPageBytes, kStackBytes - kPageBytes);

@@ -182,7 +182,7 @@ Report run(const Config& cfg, void (*body)(void*), void* arg) {
   S.body = body;
   S.arg = arg;
   if (prepare(cfg)) run_all();
-  S.stacks.trim(kLastKeeps);
+  S.stacks.trim();
   return S.report;
 }
 

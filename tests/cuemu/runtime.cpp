@@ -50,6 +50,3 @@ void add_products(double* sums, const double* a, const double* b, int rows, int 
 }
 
 }  // namespace cuemu
-
-// Called between launches, for a module that is not the last that was launched.
-extern "C" __attribute__((visibility("default"))) void cuemu_trim() { cuemu::S.stacks.trim(cuemu::kOthersKeep); }
