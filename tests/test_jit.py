@@ -21,7 +21,7 @@ import pytest
 import gemmule as gm
 from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
-from gemmule.backends.cpu.simd import missing_vectors
+from gemmule.backends.cpu.target import missing_vectors
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.errors import GemmuleWarning
 from gemmule.lookup import forget_plans

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.backends.cpu import amx, simd
+from gemmule.backends.cpu import amx, simd, target
 from gemmule.backends.cpu import pool as cpu_pool
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs
@@ -336,7 +336,7 @@ def test_tiny_activations_do_not_overflow_the_codes() -> None:
 
 
 def test_every_problem_has_a_suggestion_that_is_the_fast_one() -> None:
-    features = simd.missing_features("avx512f", "avx512bw", "avx512vnni")
+    features = target.missing_features("avx512f", "avx512bw", "avx512vnni")
     Q0 = make_matrix(64, 256, 4, 128, "float32", "integer")
     big = {"m": 4096, "n": 4096}
     for Q, columns, kind in itertools.product(views(Q0), (None, 8, 512), ("float", "int8")):
@@ -504,7 +504,7 @@ def test_products_across_rows_split_by_columns_and_by_rows(
             np.testing.assert_array_equal(plan(x, Q), first)
 
 
-@pytest.mark.skipif(not simd.has_wide_vectors(), reason="registers of 16 lanes lift bytes")
+@pytest.mark.skipif(not target.has_wide_vectors(), reason="registers of 16 lanes lift bytes")
 @pytest.mark.parametrize("zeros", ["none", "integer", "fraction"])
 @pytest.mark.parametrize("group", [16, 24, 64, 128, -1])
 def test_lifted_bytes_have_the_bits_of_converted_ones(
@@ -530,9 +530,9 @@ def _converted(parts: _operands.Stored) -> None:
 
 @pytest.mark.parametrize("bug", ["lanes", "pieces", "zeros", "prefix", "quads", "groups"])
 def test_the_checks_catch_planted_bugs(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if simd.missing_vectors() is not None:
+    if target.missing_vectors() is not None:
         pytest.skip("the planted bugs sit in the vector rungs")
-    if bug == "pieces" and simd.has_wide_vectors():
+    if bug == "pieces" and target.has_wide_vectors():
         pytest.skip("one register asks which group each lane belongs to")
     name = "vector_panels" if bug == "quads" else "vector_decode"
 
@@ -578,14 +578,6 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_columns, "PanelsJob", lambda m, **rest: job(m=m - 1, **rest))
 
 
-def test_vector_rungs_refuse_another_compile_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
-    reason = rung_called("vector_decode").available()
-    assert reason is not None
-    assert "NUMBA_CPU_NAME" in reason
-    assert rung_called("threads").available() is None
-
-
 @pytest.mark.parametrize("part", ["matrix", "stored"])
 def test_what_is_kept_for_a_matrix_is_made_of_what_all_threads_have(part: str) -> None:
     both, made, got = threading.Barrier(2), [], []
@@ -616,7 +608,7 @@ def test_a_matrix_keeps_what_its_products_have_addresses_of(op: str) -> None:
     _operands.blocks_of.cache_clear()  # as after many matrices of other forms
     gc.collect()
     assert (multiply() == first).all()
-    assert simd.missing_vectors() is not None or blocks() is not None
+    assert target.missing_vectors() is not None or blocks() is not None
 
 
 @pytest.mark.parametrize("offset", range(0, 128, 16))
@@ -641,15 +633,9 @@ def test_results_across_the_rows_begin_at_lines_that_are_no_other_thread_s(offse
     assert first + ready.part_floats <= start + size
 
 
-def test_missing_features_are_named() -> None:
-    reason = simd.missing_features("avx512f", "no_such_feature")
-    assert reason is not None
-    assert "no_such_feature" in reason
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> None:
-    if simd.missing_features("avx512f", "avx512bw", "avx512vnni") is not None:
+    if target.missing_features("avx512f", "avx512bw", "avx512vnni") is not None:
         pytest.skip("the rounding is for rungs that this CPU cannot run")
     rng = np.random.default_rng(bits)
     block, record = simd.block_columns(bits), _integers.record_bytes(bits)

@@ -24,13 +24,13 @@ from gemmule.backends.cpu.simd import (
     fused,
     load_vector,
     masked_load,
-    missing_features,
     operation,
     splat,
     store_vector,
     vector_type,
     void,
 )
+from gemmule.backends.cpu.target import missing_features
 
 TILE_ROWS = 16
 TILE_BYTES = 1024

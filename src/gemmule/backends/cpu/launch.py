@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from gemmule.backends.base import HostRun
-from gemmule.backends.cpu import panels, scaled
-from gemmule.backends.cpu.calls import binding
+from gemmule.backends.cpu import panels
+from gemmule.backends.cpu.calls import binding, scaled
 from gemmule.backends.cpu.threads import processors
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice

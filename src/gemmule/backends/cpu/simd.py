@@ -13,12 +13,12 @@ vectors.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.cpu.intrinsics import declare, llvm_type
 from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.target import has_wide_vectors
 
 LANES = 16
 ROWS = 4
@@ -36,44 +36,6 @@ def codes_per_lane(bits: int) -> int:
 def block_columns(bits: int) -> int:
     """Return how many columns of a row one block of 64 bytes holds."""
     return LANES * codes_per_lane(bits)
-
-
-def missing_features(*wanted: str) -> str | None:
-    """Return why kernels that use these CPU features cannot run here, or None."""
-    from gemmule.backends.cpu.jit import unavailable
-
-    reason = unavailable()
-    if reason is not None:
-        return reason
-    for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX"):
-        if os.environ.get(name):  # Numba may compile for less than this CPU has
-            return f"{name} is set, so the compiler's target is not this CPU; unset it"
-    features = _cpu_features()
-    absent = [name for name in wanted if not features.get(name, False)]
-    return f"this CPU lacks {', '.join(absent)}" if absent else None
-
-
-def has_wide_vectors() -> bool:
-    """Whether a vector of 16 lanes is one register; else it is two, by AVX2."""
-    features = _cpu_features()
-    return features.get("avx512f", False) and features.get("avx512bw", False)
-
-
-def missing_vectors() -> str | None:
-    """Return why kernels of 16 lanes, in one register or two, cannot run here, or None."""
-    if has_wide_vectors():
-        return missing_features("avx512f", "avx512bw")
-    return missing_features("avx2", "fma", "f16c")
-
-
-@functools.cache
-def _cpu_features() -> dict[str, bool]:
-    import llvmlite.binding
-
-    try:
-        return dict(llvmlite.binding.get_host_cpu_features())
-    except RuntimeError:  # LLVM does not know the features of this platform
-        return {}
 
 
 @functools.cache

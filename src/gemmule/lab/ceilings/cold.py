@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gemmule.lab.ceilings.loops import STEP_BYTES, read_loop, vector_bytes
+from gemmule.backends.cpu.target import vector_bytes
+from gemmule.lab.ceilings.loops import STEP_BYTES, read_loop
 from gemmule.lab.records.rows import Ceiling
 from gemmule.timing.clock import HostClock
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from gemmule.backends.cpu.jit import unavailable
+from gemmule.backends.cpu.target import vector_bytes
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.memory import available_bytes
 from gemmule.errors import DeviceError
@@ -24,7 +25,6 @@ from gemmule.lab.ceilings.loops import (
     copy_loop,
     fma_loop,
     read_loop,
-    vector_bytes,
 )
 from gemmule.lab.records.rows import Ceiling, Row
 from gemmule.timing.clock import Contestant, HostClock

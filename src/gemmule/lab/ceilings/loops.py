@@ -10,21 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.cpu.jit import Intrinsic, kernel, prange
+from gemmule.backends.cpu.target import vector_bytes
 
 STEP_BYTES = 256  # what one step of a loop takes from each stream
 ACCUMULATORS = 16  # independent chains: enough for two multiply-adds a cycle of latency 4
 
 Emit = Callable[[Any, Any, Any, Any], Any]
-
-
-def vector_bytes() -> int:
-    """Return the width of the CPU's vector registers."""
-    import llvmlite.binding
-
-    features = llvmlite.binding.get_host_cpu_features()
-    if features.get("avx512f"):
-        return 64
-    return 32 if features.get("avx2") else 16
 
 
 @functools.cache

@@ -1,1 +1,1 @@
-"""Products that Python calls as builtin functions."""
+"""How products are called: as builtin functions, BLAS by its address, and with scalars."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu import target
 from gemmule.backends.cpu.intrinsics import (
     element_pointer,
     emit_multiply_add,
@@ -43,12 +44,9 @@ class Tile:
         return self.vectors * self.lanes
 
 
-@functools.cache
 def vector_bytes() -> int:
-    """Return the width of the CPU's vector registers; 64 means that there are 32 of them."""
-    import llvmlite.binding
-
-    return 64 if llvmlite.binding.get_host_cpu_features().get("avx512dq", False) else 32
+    """Return the width of the vectors in a tile: of the CPU's registers, or two of SSE."""
+    return max(32, target.vector_bytes())
 
 
 @functools.cache

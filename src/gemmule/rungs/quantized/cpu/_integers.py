@@ -26,13 +26,13 @@ from gemmule.backends.cpu.simd import (
     joined,
     load_vector,
     masked_load,
-    missing_features,
     operation,
     splat,
     store_vector,
     vector_type,
     void,
 )
+from gemmule.backends.cpu.target import missing_features
 
 ACTIVATION_GROUP = 32  # columns that share one scale of the 8-bit activations
 

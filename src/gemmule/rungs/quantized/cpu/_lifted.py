@@ -12,13 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.cpu.simd import (
-    BLOCK_BYTES,
-    Value,
-    constant,
-    has_wide_vectors,
-    vector_type,
-)
+from gemmule.backends.cpu.simd import BLOCK_BYTES, Value, constant, vector_type
+from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs.quantized.cpu._operands import Stored, address
 
 # The lowest byte of each lane. Kernels are given it as a number: of a mask that LLVM knows it makes

@@ -25,7 +25,6 @@ from gemmule.backends.cpu.simd import (
     counting,
     floats,
     fused,
-    has_wide_vectors,
     load_vector,
     lookup,
     masked_load,
@@ -37,6 +36,7 @@ from gemmule.backends.cpu.simd import (
     void,
     words,
 )
+from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs.quantized.cpu._lifted import lifted_byte
 
 Values = list[Value]

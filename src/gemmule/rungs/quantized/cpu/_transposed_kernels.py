@@ -11,7 +11,8 @@ from gemmule.backends.cpu.atomics import packed, unpacked, unpacked_as
 from gemmule.backends.cpu.intrinsics import enter, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.shares import run_shares
-from gemmule.backends.cpu.simd import LANES, ROWS, block_columns, has_wide_vectors
+from gemmule.backends.cpu.simd import LANES, ROWS, block_columns
+from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs.quantized.cpu import _narrow_ops, _row_ops
 from gemmule.rungs.quantized.cpu._vector_kernels import numbers_of
 

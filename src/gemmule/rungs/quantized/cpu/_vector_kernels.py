@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmule.backends.cpu import simd
+from gemmule.backends.cpu import simd, target
 from gemmule.backends.cpu.atomics import packed, unpacked
 from gemmule.backends.cpu.intrinsics import enter, load, prefetch
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
@@ -115,7 +115,7 @@ def _one_column(
     bits: int, per_lane: bool, has_zeros: bool, integers: bool, lifted: bool
 ) -> Intrinsic:
     """Return what adds a block's products with one column."""
-    if simd.has_wide_vectors():
+    if target.has_wide_vectors():
         if integers:
             return add_integer_products(bits, 1, has_zeros, STRETCHES)
         return _row_ops.add_products(bits, 1, per_lane, STRETCHES, lifted=lifted)
@@ -139,7 +139,7 @@ def numbers_of(
     whole: in blocks that a row fills, whose groups AVX2 takes by broadcasts. lifted: zero points
     are wanted plus 2^23, and stored so.
     """
-    if whole and pieces > 1 and not simd.has_wide_vectors():
+    if whole and pieces > 1 and not target.has_wide_vectors():
         make = functools.partial(_narrow_ops.whole_block_numbers, pieces=pieces, rows=rows)
     else:
         make = functools.partial(_row_ops.group_numbers, per_lane=pieces != 1, rows=rows)

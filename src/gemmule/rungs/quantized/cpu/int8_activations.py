@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gemmule.backends.cpu.calls.builtin import Job
-from gemmule.backends.cpu.simd import missing_vectors
+from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Params
 from gemmule.quant.matrix import QuantizedMatrix

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemmule.backends.cpu.simd import missing_features
+from gemmule.backends.cpu.target import missing_features
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs._cpu import spread_s
