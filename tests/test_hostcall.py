@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,40 @@ def test_without_pytorchs_guards_nothing_is_known(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", None)
     x = torch.randn(8)
     assert not torch_launch.guards(x, x, x)(x, x, x)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_results_are_made_as_compiled_models_make_them(
+    private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the private function of the PyTorch that is installed, here its twin for the host."""
+    torch = pytest.importorskip("torch")
+    from gemmule.dispatch import torch_launch
+
+    made: list[Any] = []
+    twin = torch._C._dynamo.guards._empty_strided_cpu
+
+    def quick(*given: Any) -> Any:
+        made.append(twin(*given))
+        return made[-1]
+
+    library = SimpleNamespace(
+        Size=torch.Size,
+        device=lambda *given: torch.device("cpu"),
+        empty=torch.empty,
+        _C=SimpleNamespace(_dynamo=SimpleNamespace(guards=SimpleNamespace())),
+    )
+    if private:
+        library._C._dynamo.guards._empty_strided_cuda = quick
+    monkeypatch.setattr(torch_launch, "sys", SimpleNamespace(modules={"torch": library}))
+    for shape in ((3, 4), torch.Size([7]), (0, 3)):
+        fresh = torch_launch.maker(shape, torch.float16, 0)
+        made.clear()
+        result = fresh()
+        assert tuple(result.shape) == tuple(shape)
+        assert result.dtype is torch.float16
+        assert result.is_contiguous()
+        assert bool(made) == private, "a slower way was taken silently"
 
 
 def test_products_of_prepared_matrices_take_the_short_way() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +86,104 @@ def test_a_gradient_asked_for_later_is_not_lost() -> None:
     with torch.no_grad():
         memory.keep("matvec", (a, x, None), lambda a, b, out: "fresh")
     assert memory.again("matvec", a, x, None) is None
+
+
+# --- a tensor beside a quantised matrix -----------------------------------------------------------
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> tuple[Met, Any]:
+    """Products of a square matrix on device 0 from both sides, without and with an out."""
+
+    def known(matrix: Any) -> torch_codes.Known:
+        kind, device = torch_codes._kind(quantized_form(matrix)), matrix.device
+        signature = None if device == "cpu" else (kind, (), (), int(device[5:]))
+        return torch_codes.Known(signature, (0, 0, 0, 0))
+
+    monkeypatch.setattr(torch_met, "known", known)
+    memory, Q, x, y = Met(), on_device(), torch.ones(4), torch.empty(4)
+    memory.keep("matmul", (Q, x, None), lambda a, b, out: "left")
+    memory.keep("matmul", (Q, x, y), lambda a, b, out: out)
+    memory.keep("matmul", (x, Q, None), lambda a, b, out: "right")
+    return memory, Q
+
+
+def on_device(device: str = "cuda:0", rows: int = 4, **options: Any) -> Any:
+    return replace(gm.quantize(torch.ones(rows, 4), **{"bits": 8, **options}), device=device)
+
+
+def test_a_tensor_beside_a_matrix_like_that_met_is_known(beside: tuple[Met, Any]) -> None:
+    memory, Q = beside
+    x, y = torch.zeros(4), torch.zeros(4)
+    for matrix in (Q, on_device()):
+        assert memory.again("matmul", matrix, x, None) == "left"
+        assert memory.again("matmul", matrix, x, y) is y
+        assert memory.again("matmul", x, matrix, None) == "right"
+    assert memory.again("matmul", x, Q, y) is None
+    assert memory.again("matvec", Q, x, None) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda Q, x: (on_device("cuda:1"), x),
+        lambda Q, x: (on_device("cpu"), x),
+        lambda Q, x: (on_device(bits=4), x),
+        lambda Q, x: (on_device(rows=5), x),
+        lambda Q, x: (Q.T, x),
+        lambda Q, x: (Q, x.double()),
+        lambda Q, x: (Q, torch.ones(8)[::2]),
+        lambda Q, x: (Q, torch.ones(4, 1)),
+        lambda Q, x: (Q, x.requires_grad_()),
+        lambda Q, x: (Q, torch._neg_view(x)),
+        lambda Q, x: (Q, torch.nn.Parameter(x, requires_grad=False)),
+        lambda Q, x: (Q, x.numpy()),
+        lambda Q, x: (Q, x.to("meta")),
+        lambda Q, x: (Q, Q),
+    ],
+)
+def test_another_matrix_or_tensor_is_not(beside: tuple[Met, Any], change: Any) -> None:
+    memory, Q = beside
+    assert memory.again("matmul", *change(Q, torch.ones(4)), None) is None
+
+
+def test_what_pytorch_has_to_know_of_beside_a_matrix_is_not(beside: tuple[Met, Any]) -> None:
+    memory, Q = beside
+    seen = []
+
+    def function(vector: Any) -> Any:
+        seen.append(memory.again("matmul", Q, vector, None))
+        return vector
+
+    with torch.autograd.forward_ad.dual_level():
+        function(torch.ones(4))
+    with torch.autocast("cpu"):
+        function(torch.ones(4))
+    torch.vmap(function)(torch.ones(2, 4))
+    torch.func.grad(lambda vector: function(vector).sum())(torch.ones(4))
+    torch.compile(function, backend="eager")(torch.ones(4))
+    assert seen == [None] * 5
+    assert memory.again("matmul", Q, torch.ones(4), None) == "left"
+
+
+def test_a_gradient_asked_for_later_beside_a_matrix_is_not_lost(beside: tuple[Met, Any]) -> None:
+    memory, _ = beside
+    x, Q = torch.ones(4).requires_grad_(), on_device(bits=4)
+    with torch.no_grad():
+        memory.keep("matmul", (Q, x, None), lambda a, b, out: "fresh")
+        assert memory.again("matmul", Q, x, None) is None
+    assert memory.again("matmul", Q, x, None) is None
+
+
+def test_a_matrix_of_the_host_is_not_kept(beside: tuple[Met, Any]) -> None:
+    memory, Q = beside
+    before = dict(memory._calls)
+    memory.keep("matmul", (on_device("cpu"), torch.ones(4), None), lambda a, b, out: "fresh")
+    memory.keep("matmul", (Q, Q, None), lambda a, b, out: "fresh")
+    assert memory._calls == before
+
+
+# --- layers ---------------------------------------------------------------------------------------
 
 
 def test_a_layers_product_of_tensors_of_the_host_goes_the_general_way() -> None:
@@ -199,7 +298,7 @@ def test_forgotten_plans_are_not_met_again(met: Met, monkeypatch: pytest.MonkeyP
     assert met.again("matvec", torch.ones(3, 4), torch.ones(4), None) is None
 
 
-# --- planned products, whose guards are made by the first call ------------------------------------
+# --- planned products, whose guards are made by the first call -----------------------------------
 
 Checked = Callable[[Any, Any, Any], Any]
 HOST = -1  # what a tensor of the CPU says its device is

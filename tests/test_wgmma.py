@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -306,6 +307,12 @@ def test_the_short_way_shows_the_maps(
     assert encodings == [1024, 2048, 4096], "each map is encoded once"
 
 
+class _Owner(SimpleNamespace):
+    """Memory of an allocator, which is given back when nobody holds this any more."""
+
+    __hash__ = object.__hash__
+
+
 @pytest.mark.parametrize("nbytes", [0, 640])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_the_short_way_of_several_kernels(
@@ -315,7 +322,13 @@ def test_the_short_way_of_several_kernels(
     seen: list[tuple[Any, ...]] = []
     shapes = (shape_of("a"), shape_of("b")) if mapped else ()
     template = bytes(range(150))
-    memory = iter(SimpleNamespace(data_ptr=lambda at=at: at) for at in (64000, 32000, 64000, 64000))
+    memory, held = iter((64000, 32000, 64000, 64000)), weakref.WeakSet[Any]()
+
+    def allocated() -> Any:
+        at = next(memory)
+        owner = _Owner(data_ptr=lambda: at)
+        held.add(owner)
+        return owner
 
     def launch(config: int, function: int, params: int, extra: None) -> int:
         numbers = struct.unpack("<7I4xQQI4x", ctypes.string_at(config, 56))
@@ -329,12 +342,13 @@ def test_the_short_way_of_several_kernels(
         given = ctypes.string_at(pointers[0], 150)
         maps = [ctypes.string_at(at, 128) for at in pointers[1:]]
         assert all(at % 64 == 0 for at in pointers[1:])
+        assert len(held) == bool(nbytes), "another thread could be given the memory in between"
         seen.append((function, numbers[:8], attribute, given, maps))
         return 7 if function == 9 else 0
 
     monkeypatch.setattr(tensor_maps, "encode", encoded)
     monkeypatch.setattr(torch_launch, "launch_function", lambda: launch)
-    monkeypatch.setattr(torch_launch, "maker", lambda *given: lambda: next(memory))
+    monkeypatch.setattr(torch_launch, "maker", lambda *given: allocated)
     monkeypatch.setattr(torch_launch.driver, "load", lambda cubin, symbol, *given: symbol)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(uint8="bytes"))
     steps = [
@@ -362,6 +376,7 @@ def test_the_short_way_of_several_kernels(
             (8, (1, 1, 1, 64, 2, 1, 8, stream), ((6, 1, 0, 0),), given, maps),
         ]
         seen.clear()
+        assert not held
     launcher.module.symbols["second"] = 9
     monkeypatch.setattr(torch_launch, "failed", lambda code, step: OSError(code, step.kernel))
     with pytest.raises(OSError, match="second"):

@@ -18,7 +18,7 @@ from typing import Any
 
 from gemmule.backends.cuda import driver, tensor_maps
 from gemmule.backends.cuda.launch import Launcher
-from gemmule.backends.cuda.tensor_maps import MAP_BYTES, MOST_KEPT
+from gemmule.backends.cuda.tensor_maps import MAP_BYTES, MOST_KEPT, Maps
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import Step
@@ -31,6 +31,7 @@ Launch = Callable[[int, tuple[int, ...]], None]  # stream, the operands' address
 # CUlaunchConfig, directly followed by the kernel's struct and by one CUlaunchAttribute of 72 bytes.
 CONFIG = struct.Struct("<7I4xQQI4x")
 ATTRIBUTE = struct.Struct("<I4x3I52x")
+_ADDRESS = struct.Struct("<Q")
 MOVING_AT = 32  # the stream; then where attributes lie, how many, and the struct's addresses
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -60,7 +61,8 @@ def maker(shape: tuple[int, ...], dtype: Any, ordinal: int) -> Callable[[], Any]
     November 2026); it is no public interface either.
     """
     torch = sys.modules["torch"]
-    wanted = (torch.Size(shape), c_strides(shape), dtype, torch.device("cuda", ordinal))
+    # From PyTorch 2.13 on it takes no subclass of tuple, which torch.Size is.
+    wanted = (tuple(shape), c_strides(shape), dtype, torch.device("cuda", ordinal))
     with contextlib.suppress(Exception):  # as above
         quick = torch._C._dynamo.guards._empty_strided_cuda
         made = quick(*wanted[:3])
@@ -132,6 +134,12 @@ class StepsSlot:
         self._pointers = (ctypes.c_void_p * (1 + maps))(address, *shown)
         self.params = ctypes.addressof(self._pointers)
 
+    def turn(self, stream: int) -> None:
+        """Write the stream to every config."""
+        for at in self.streams:
+            _ADDRESS.pack_into(self.buffer, at, stream)
+        self.stream = stream
+
 
 def _attributes(step: Step) -> bytes:
     """Return the attributes that a step's launch has, one behind the other."""
@@ -149,40 +157,56 @@ def steps_starter(launcher: Launcher, ordinal: int, words: int) -> Launch:
         for step in steps
     ]
     launch, local, maps = launch_function(), threading.local(), launcher.maps
-    place, place_stream = struct.Struct(f"<{words + 1}Q").pack_into, struct.Struct("<Q").pack_into
-    count = len(maps.shapes) if maps else 0
-    show = struct.Struct(f"{count * MAP_BYTES}s").pack_into
-    kept: dict[tuple[int, ...], bytes] = {}
-    nbytes = launcher.workspace
+    place = struct.Struct(f"<{words + 1}Q").pack_into
+    show = None if maps is None else shower(maps)
+    count, nbytes = len(maps.shapes) if maps else 0, launcher.workspace
     workspace = maker((nbytes,), sys.modules["torch"].uint8, ordinal) if nbytes else None
+
+    def new() -> tuple[StepsSlot, list[tuple[int, int]]]:
+        memory = StepsSlot(template, steps, count)
+        local.slot = memory, list(zip(memory.configs, functions, strict=True))
+        return local.slot  # type: ignore[no-any-return]
 
     def start(stream: int, addresses: tuple[int, ...]) -> None:
         try:
-            memory = local.memory
+            memory, launches = local.slot
         except AttributeError:
-            memory = local.memory = StepsSlot(template, steps, count)
+            memory, launches = new()
         if memory.stream != stream:
-            for at in memory.streams:
-                place_stream(memory.buffer, at, stream)
-            memory.stream = stream
-        owner = None if workspace is None else workspace()
-        key = (*addresses, 0 if owner is None else owner.data_ptr())
-        if maps is not None:
-            encoded = kept.get(key)
-            if encoded is None:
-                if len(kept) >= MOST_KEPT:
-                    kept.clear()
-                encoded = kept[key] = b"".join(maps.of(key))
-            if encoded is not memory.shown:
-                show(memory.maps, memory.first, encoded)
-                memory.shown = encoded
-        place(memory.buffer, 0, *key)
-        for config, function, step in zip(memory.configs, functions, steps, strict=True):
-            code = launch(config, function, memory.params, None)
+            memory.turn(stream)
+        if workspace is None:
+            work = 0
+        else:
+            owner = workspace()  # until the launches are given, after which its memory is reused
+            work = owner.data_ptr()
+        if show is not None:
+            show(memory, (*addresses, work))
+        place(memory.buffer, 0, *addresses, work)
+        params = memory.params
+        for config, function in launches:
+            code = launch(config, function, params, None)
             if code:
-                raise failed(code, step)
+                raise failed(code, steps[functions.index(function)])
 
     return start
+
+
+def shower(maps: Maps) -> Callable[[StepsSlot, tuple[int, ...]], None]:
+    """Return what writes the maps of operands at some addresses, where others were shown."""
+    show = struct.Struct(f"{len(maps.shapes) * MAP_BYTES}s").pack_into  # quicker than memmove
+    kept: dict[tuple[int, ...], bytes] = {}
+
+    def shown(memory: StepsSlot, addresses: tuple[int, ...]) -> None:
+        encoded = kept.get(addresses)
+        if encoded is None:
+            if len(kept) >= MOST_KEPT:
+                kept.clear()
+            encoded = kept[addresses] = b"".join(maps.of(addresses))
+        if encoded is not memory.shown:
+            show(memory.maps, memory.first, encoded)
+            memory.shown = encoded
+
+    return shown
 
 
 def kernel_of(launcher: Launcher, ordinal: int) -> int:

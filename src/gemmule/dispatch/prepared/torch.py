@@ -97,9 +97,7 @@ class _Part:
         """Launch the kernels with what stands in the slot."""
         slot = self.slot
         if slot.stream != stream:
-            for at in slot.streams:
-                struct.pack_into("<Q", slot.buffer, at, stream)
-            slot.stream = stream
+            slot.turn(stream)
         for config, function, step in zip(slot.configs, self.functions, self.steps, strict=True):
             code = self._launch(config, function, slot.params, None)
             if code:
