@@ -6,10 +6,13 @@ import dataclasses
 import functools
 import gc
 import itertools
+import os
 import platform
+import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,7 @@ from gemmule.rungs.quantized.cpu import (
     _integers,
     _lifted,
     _operands,
+    _quad_ops,
     _rows,
     _tile_kernels,
     tile_registers,
@@ -213,6 +217,76 @@ def test_groups_of_halves_within_blocks_that_a_row_fills(name: str, group: int) 
         Q0 = make_matrix(7, n, 4, group, "float16", "fraction")
         Q = Q0.T if name == "vector_panels" else Q0
         check(rung_called(name), Q, activations((Q.shape[1],), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("group", "scale_dtype", "zeros"),
+    [
+        (16, "float32", "fraction"),
+        (16, "float16", "none"),
+        (32, "float32", "integer"),
+        (64, "bfloat16", "none"),
+        (128, "float32", "fraction"),
+        (256, "float16", "none"),
+        (512, "float32", "integer"),
+    ],
+)
+def test_groups_of_quads(group: int, scale_dtype: str, zeros: str) -> None:
+    """Whole quads and parts of one, an odd number of rows; bitwise, as every sum is exact."""
+    if "int8_activations" not in NAMES:
+        pytest.skip("this CPU cannot run it")
+    rung, rng = rung_called("int8_activations"), np.random.default_rng(group)
+    for n in (512, 1027):
+        Q = make_matrix(5, n, 4, group, scale_dtype, zeros, exact=True)
+        x = rng.integers(-8, 9, n).astype(np.float32)
+        x[::ACTIVATION_GROUP] = 127  # a step of one
+        x[ACTIVATION_GROUP : 2 * ACTIVATION_GROUP] *= 2.0**-100  # no other group meets its scale
+        truth = Q.dequantize("float64") @ x.astype(np.float64)
+        assert np.array_equal(run(rung, Q, x), truth.astype(np.float32))
+        Q = make_matrix(5, n, 4, group, scale_dtype, zeros)
+        check(rung, Q, activations((n,), "float32"))
+
+
+AT_A_PAGE_S_END = """
+import ctypes, mmap, numpy as np
+from gemmule.quant.matrix import QuantizedMatrix
+from test_quantized_cpu import activations, check, make_matrix, rung_called
+kept, libc = [], ctypes.CDLL(None)
+def at_end(array):
+    size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    kept.append(mmap.mmap(-1, size + mmap.PAGESIZE))
+    memory = np.frombuffer(kept[-1], np.uint8)
+    locked = ctypes.c_void_p(memory.ctypes.data + size)
+    assert libc.mprotect(locked, mmap.PAGESIZE, 0) == 0
+    moved = memory[size - array.nbytes : size].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+for group, scales, zeros in (16, "float16", "none"), (32, "float32", "integer"):
+    for n in 512, 1027:
+        Q = make_matrix(5, n, 4, group, scales, zeros)
+        parts = [None if p is None else at_end(p) for p in (Q.codes, Q.scales, Q.zeros)]
+        P = QuantizedMatrix.from_parts(*parts, shape=(5, n), bits=4, group_size=group)
+        assert np.shares_memory(P.codes, parts[0]) and np.shares_memory(P.scales, parts[1])
+        check(rung_called("int8_activations"), P, activations((n,), "float32"))
+print("all right")
+"""
+
+
+def test_quads_read_nothing_behind_the_last_row() -> None:
+    if sys.platform != "linux" or "int8_activations" not in NAMES:
+        pytest.skip("needs Linux and a CPU that can run it")
+    run = [sys.executable, "-c", AT_A_PAGE_S_END]
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here.parent / "src"), str(here)])
+    done = subprocess.run(
+        run,
+        env=os.environ | {"PYTHONPATH": path, "GEMMULE_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["all right"], (done.returncode, done.stderr[-2000:])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -654,6 +728,37 @@ def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> Non
         for strange in (np.nan, np.inf, -np.inf):
             x[rng.integers(n)] = strange
             assert vectors(_operands.address(x), n, _operands.address(fast)) != 0
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_records_of_quads_hold_what_those_of_blocks_do(vectors: int) -> None:
+    if _quad_ops.quad_pieces(512, 4, 32) == 0:
+        pytest.skip("records of quads are for kernels that this CPU cannot run")
+    block, record = _integers.record_bytes(4), _quad_ops.quad_record_bytes(vectors)
+    for n, scale in itertools.product((1, 33, 500, 512, 700), (1.0, 1e-40, 1e37, 0.0)):
+        x = (np.random.default_rng(n).standard_normal(n) * scale).astype(np.float32)
+        quads = -(-n // 512)
+        slow, fast = np.zeros((4 * quads, block), np.uint8), np.full((quads, record), 7, np.uint8)
+        _activations.quantise_kernel(4, 1)(_operands.address(x), n, 1, _operands.address(slow))
+        round_quads = _activations.quantise_quads_kernel(vectors)
+        assert round_quads(_operands.address(x), n, _operands.address(fast)) == 0
+        assert np.array_equal(fast[:, :512].reshape(-1, 128), slow[:, :128])
+        # Quad, vector, 16 bytes of the codes, block or half of one; a lane holds eight columns.
+        shape = (quads, vectors, 4, 4 // vectors, vectors)
+        sums, scales = (
+            slow[:, 128:]
+            .view(np.int32)
+            .reshape(quads, vectors, 4 // vectors, 2, 4, 4)
+            .transpose(3, 0, 1, 4, 2, 5)
+            .reshape(2, *shape, 4 // vectors)
+        )
+        found = fast[:, 512:].view(np.int32).reshape(quads, 3, *shape[1:]).swapaxes(0, 1)
+        assert np.array_equal(found[0], -8 * sums.sum(-1))
+        used = sums.any(-1)
+        assert np.array_equal(found[1].view(np.float32), sums.sum(-1))
+        assert np.array_equal(found[2][used], scales[..., 0][used])
+        x[n // 2] = np.inf
+        assert round_quads(_operands.address(x), n, _operands.address(fast)) != 0
 
 
 @pytest.mark.parametrize("bits", [4, 8])

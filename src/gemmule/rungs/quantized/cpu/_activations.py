@@ -15,6 +15,15 @@ from gemmule.rungs.quantized.cpu._integers import (
     quantise_block,
     record_bytes,
 )
+from gemmule.rungs.quantized.cpu._quad_ops import (
+    QUAD_COLUMNS,
+    add_up_quad,
+    mark_sizes,
+    no_sizes,
+    quad_record_bytes,
+    quantise_group,
+    scales_at,
+)
 
 _get = load("float32", "float32")
 _put = store("float32", "float32")
@@ -78,6 +87,33 @@ def quantise_vector_kernel(bits: int) -> Kernel:
         return int(flag[0])
 
     return quantise_vector
+
+
+@functools.cache
+def quantise_quads_kernel(vectors: int) -> Kernel:
+    """Return ``f(x, n, out) -> int``: like `quantise_vector_kernel`, as records of quads."""
+    round_group, add_up = quantise_group(vectors), add_up_quad(vectors)
+    record_size, first = quad_record_bytes(vectors), scales_at(vectors)
+
+    @kernel
+    def quantise_quads(x: int, n: int, out: int) -> int:
+        flag, sizes = np.zeros(1, np.int32), no_sizes()
+        quads = (n + QUAD_COLUMNS - 1) // QUAD_COLUMNS
+        for quad in range(quads):
+            record = out + quad * record_size
+            for group in range(QUAD_COLUMNS // ACTIVATION_GROUP):
+                column = quad * QUAD_COLUMNS + group * ACTIVATION_GROUP
+                block, q = group // 4, group % 4
+                planes, place = record + 128 * block + 16 * q, block * vectors
+                scales = record + first + 64 * (place // 4) + 4 * (4 * q + place % 4)
+                sizes = round_group(sizes, x + 4 * column, n - column, planes, scales)
+        # Behind all rounding, or loads would wait for the stores of their parts.
+        for quad in range(quads):
+            add_up(out + quad * record_size)
+        mark_sizes(sizes, flag.ctypes.data)
+        return int(flag[0])
+
+    return quantise_quads
 
 
 @functools.cache

@@ -200,9 +200,9 @@ def quantise_block(bits: int) -> Intrinsic:
 
         faults = constant(0, "int32")
         for group in range(groups):
-            values, strange = _group_values(builder, x, count, ACTIVATION_GROUP * group)
-            faults = builder.or_(faults, strange)
-            codes, scale = _group_codes(builder, values)
+            values = group_values(builder, x, count, ACTIVATION_GROUP * group)
+            codes, scale, sizes = group_codes(builder, values)
+            faults = larger_words(builder, faults, sizes)
             each = ACTIVATION_GROUP // sides
             for side in range(sides):
                 order = ir.Constant(
@@ -219,14 +219,31 @@ def quantise_block(bits: int) -> Intrinsic:
             plane = load_vector(builder, out, "int32", BLOCK_BYTES * side)
             total = dot(builder, total, constant(0x01010101, "int32"), plane)
         store_vector(builder, total, out, BLOCK_BYTES * sides)
-        kind = faults.type
-        form = ir.FunctionType(kind.element, [kind])
-        any_of = declare(builder, f"llvm.vector.reduce.or.v{LANES}i32", form)
-        pointer = builder.inttoptr(flag, kind.element.as_pointer())
-        seen = builder.or_(builder.load(pointer), builder.call(any_of, [faults]))
-        builder.store(seen, pointer)
+        mark(builder, flag, faults)
 
     return operation(f"quantise_block {bits}", void, "iiii", emit)
+
+
+def larger_words(builder: Any, one: Value, other: Value) -> Value:
+    """Emit the larger of two vectors' words, unsigned: of floats' sizes, the larger size."""
+    return builder.select(builder.icmp_unsigned(">", one, other), one, other)
+
+
+def _largest_word(builder: Any, vector: Value) -> Value:
+    from llvmlite import ir
+
+    form = ir.FunctionType(vector.type.element, [vector.type])
+    largest = declare(builder, f"llvm.vector.reduce.umax.v{LANES}i32", form)
+    return builder.call(largest, [vector])
+
+
+def mark(builder: Any, flag: Value, sizes: Value) -> None:
+    """Emit: set the int32 at address `flag` where a lane's size is that of infinity or a NaN."""
+    largest = _largest_word(builder, sizes)
+    pointer = builder.inttoptr(flag, largest.type.as_pointer())
+    strange = builder.icmp_unsigned(">=", largest, largest.type(0x7F800000))
+    seen = builder.or_(builder.load(pointer), builder.zext(strange, largest.type))
+    builder.store(seen, pointer)
 
 
 def _first_lanes(count: int) -> Value:
@@ -235,47 +252,41 @@ def _first_lanes(count: int) -> Value:
     return ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
 
 
-def _group_values(builder: Any, x: Value, count: Value, low: int) -> tuple[list[Value], Value]:
-    """Emit the loads of 32 activations from `low` on, zero past `count`; and what is not finite."""
+def group_values(builder: Any, x: Value, count: Value, low: int) -> list[Value]:
+    """Emit the loads of 32 activations from `low` on, zero past `count`."""
     from llvmlite import ir
 
-    values, strange = [], constant(0, "int32")
+    values = []
     for first in (low, low + LANES):
         left = builder.sub(count, count.type(first))
         left = builder.select(builder.icmp_signed(">", left, count.type(0)), left, count.type(0))
         place = builder.add(x, x.type(4 * first))
         words = masked_load(builder, place, ir.IntType(32), LANES, left)
         values.append(builder.bitcast(words, vector_type("float32")))
-        exponent = builder.and_(words, constant(0x7F800000, "int32"))
-        bad = builder.icmp_unsigned("==", exponent, constant(0x7F800000, "int32"))
-        strange = builder.or_(strange, builder.zext(bad, vector_type("int32")))
-    return values, strange
+    return values
 
 
-def _group_codes(builder: Any, values: list[Value]) -> tuple[Value, Value]:
-    """Emit 32 signed bytes and their scale, max|x| / 127, in every lane."""
+def group_codes(builder: Any, values: list[Value]) -> tuple[Value, Value, Value]:
+    """Emit 32 signed bytes; their scale, max|x| / 127, in every lane; and sizes, as words.
+
+    Sizes compare as integers, NaN above infinity, which takes a third of `llvm.maxnum`'s steps.
+    """
     from llvmlite import ir
 
-    kind = vector_type("float32")
-    one, two = ir.FunctionType(kind, [kind]), ir.FunctionType(kind, [kind] * 2)
-    magnitude = declare(builder, f"llvm.fabs.v{LANES}f32", one)
-    larger = declare(builder, f"llvm.maxnum.v{LANES}f32", two)
-    smaller = declare(builder, f"llvm.minnum.v{LANES}f32", two)
-    nearest = declare(builder, f"llvm.rint.v{LANES}f32", one)
-    form = ir.FunctionType(kind.element, [kind])
-    largest = declare(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", form)
-    tops = [builder.call(magnitude, [value]) for value in values]
-    top = builder.call(largest, [builder.call(larger, tops)])
+    kind, words = vector_type("float32"), vector_type("int32")
+    nearest = declare(builder, f"llvm.rint.v{LANES}f32", ir.FunctionType(kind, [kind]))
+    mask = constant(0x7FFFFFFF, "int32")
+    sizes = larger_words(builder, *(builder.and_(builder.bitcast(v, words), mask) for v in values))
+    top = builder.bitcast(_largest_word(builder, sizes), kind.element)
     scale = splat(builder, builder.fdiv(top, top.type(127.0)))
     positive = builder.fcmp_ordered(">", scale, constant(0.0))
     parts = []
     for value in values:
         ratio = builder.select(positive, builder.fdiv(value, scale), constant(0.0))
-        # Subnormal scales are rough.
-        ratio = builder.call(
-            smaller, [builder.call(larger, [ratio, constant(-127.0)]), constant(127.0)]
-        )
-        code = builder.fptosi(builder.call(nearest, [ratio]), vector_type("int32"))
+        for sign, limit in ((">", -127.0), ("<", 127.0)):  # subnormal scales are rough
+            within = builder.fcmp_ordered(sign, ratio, constant(limit))
+            ratio = builder.select(within, ratio, constant(limit))
+        code = builder.fptosi(builder.call(nearest, [ratio]), words)
         parts.append(builder.trunc(code, ir.VectorType(ir.IntType(8), LANES)))
     order = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), list(range(2 * LANES)))
-    return builder.shuffle_vector(*parts, order), scale
+    return builder.shuffle_vector(*parts, order), scale, sizes

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from gemmule.backends.cpu.intrinsics import declare, element_pointer, widen
+from gemmule.backends.cpu.intrinsics import declare, element_pointer, emit_prefetch, widen
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import (
     BLOCK_BYTES,
@@ -51,53 +51,60 @@ def zeros_of(count: int) -> Intrinsic:
 
 
 @functools.cache
-def load_words_of(rows: int) -> Intrinsic:
-    """Return ``f(address, row_step_bytes, count)``: the first `count` bytes of a block, by rows."""
+def load_words_of(rows: int, blocks: int = 1) -> Intrinsic:
+    """Return ``f(address, row_step_bytes, count)``: the first `count` bytes of rows' blocks."""
 
     def emit(builder: Any, address: Value, step: Value, count: Value) -> list[Value]:
         from llvmlite import ir
 
-        return [
-            builder.bitcast(
-                masked_load(builder, row, ir.IntType(8), BLOCK_BYTES, count), vector_type("int32")
-            )
-            for row in row_addresses(builder, address, step, rows)
-        ]
+        loaded = []
+        for row in row_addresses(builder, address, step, rows):
+            for block in range(blocks):
+                place = builder.add(row, row.type(BLOCK_BYTES * block))
+                left = count if block == 0 else above_zero(builder, count, BLOCK_BYTES * block)
+                raw = masked_load(builder, place, ir.IntType(8), BLOCK_BYTES, left)
+                loaded.append(builder.bitcast(raw, vector_type("int32")))
+        return loaded
 
-    return operation(f"load_words {rows}", lambda: words(rows), "iii", emit)
+    return operation(f"load_words {rows} {blocks}", lambda: words(rows * blocks), "iii", emit)
+
+
+def above_zero(builder: Any, count: Value, less: int) -> Value:
+    """Emit `count` less a number, or zero."""
+    left = builder.sub(count, count.type(less))
+    return builder.select(builder.icmp_signed(">", left, left.type(0)), left, left.type(0))
 
 
 @functools.cache
-def load_blocks(rows: int) -> Intrinsic:
-    """Return ``f(address, row_step_bytes)``: a whole block of each row."""
+def load_blocks(rows: int, blocks: int = 1) -> Intrinsic:
+    """Return ``f(address, row_step_bytes)``: whole blocks of each row, row by row."""
 
     def emit(builder: Any, address: Value, step: Value) -> list[Value]:
-        places = row_addresses(builder, address, step, rows)
-        return [load_vector(builder, place, "int32") for place in places]
+        return [
+            load_vector(builder, place, "int32", BLOCK_BYTES * block)
+            for place in row_addresses(builder, address, step, rows)
+            for block in range(blocks)
+        ]
 
-    return operation(f"load_blocks {rows}", lambda: words(rows), "ii", emit)
+    return operation(f"load_blocks {rows} {blocks}", lambda: words(rows * blocks), "ii", emit)
 
 
 load_words = load_words_of(ROWS)
 
-INTO_L1 = 3  # LLVM's word for what becomes PREFETCHT0
-
 
 @functools.cache
-def ask_for(rows: int) -> Intrinsic:
-    """Return ``f(address, row_step_bytes)``: ask for a line of each of `rows` rows."""
+def ask_for(rows: int, lines: int = 1) -> Intrinsic:
+    """Return ``f(address, row_step_bytes)``: ask for so many lines of each of `rows` rows."""
 
     def emit(builder: Any, address: Value, step: Value) -> None:
         from llvmlite import ir
 
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = declare(builder, "llvm.prefetch.p0", kind)
         for row in row_addresses(builder, address, step, rows):
-            pointer = builder.inttoptr(row, byte)
-            builder.call(function, [pointer, word(0), word(INTO_L1), word(1)])
+            for line in range(lines):
+                place = builder.add(row, row.type(BLOCK_BYTES * line))
+                emit_prefetch(builder, builder.inttoptr(place, ir.IntType(8).as_pointer()))
 
-    return operation(f"ask_for {rows}", void, "ii", emit)
+    return operation(f"ask_for {rows} {lines}", void, "ii", emit)
 
 
 @functools.cache

@@ -25,13 +25,15 @@ from gemmule.rungs.quantized.cpu._operands import (
     takes_arrays,
     takes_floats,
 )
-from gemmule.rungs.quantized.cpu._tasks import run_tasks
-from gemmule.rungs.quantized.cpu._vector_kernels import (
-    RowsJob,
-    VectorKernels,
-    rows_kernels,
-    vector_kernels,
+from gemmule.rungs.quantized.cpu._quad_ops import (
+    BLOCKS,
+    quad_pieces,
+    quad_record_bytes,
+    vectors_of,
 )
+from gemmule.rungs.quantized.cpu._tasks import run_tasks
+from gemmule.rungs.quantized.cpu._vector_calls import VectorKernels, vector_kernels
+from gemmule.rungs.quantized.cpu._vector_kernels import RowsJob, rows_kernels
 
 # Codes of a task that meets several panels of columns: half of a 1 MiB L2.
 TASK_BYTES = 512 * 1024
@@ -53,7 +55,7 @@ class Ready(NamedTuple):
 class ReadyForVector:
     """What one vector's products with a matrix share.
 
-    matrix: what the kernel `_vector_kernels._share_of` finds in memory, at `place`. rooms:
+    matrix: what the kernel `_vector_calls._share_of` finds in memory, at `place`. rooms:
     zero-filled room for a vector's activations, with its address, for the next call.
     """
 
@@ -167,6 +169,7 @@ def _ready(parts: Stored, columns: int, integers: bool) -> tuple[Ready, Pooled]:
 def _ready_for_vector(parts: Stored, integers: bool) -> ReadyForVector:
     pieces = blocks_of(parts.n, parts.bits, parts.group).pieces
     lifted = None if integers else parts.kept(lifted_zeros)
+    quads = quad_pieces(parts.n, parts.bits, parts.group) if integers else 0
     kernels = vector_kernels(
         parts.bits,
         pieces,
@@ -174,12 +177,17 @@ def _ready_for_vector(parts: Stored, integers: bool) -> ReadyForVector:
         parts.zeros is not None,
         integers,
         lifted is not None,
+        quads,
     )
-    return ReadyForVector(_ready_by(parts, 1, integers, lifted), kernels, parts)
+    return ReadyForVector(_ready_by(parts, 1, integers, lifted, quads), kernels, parts)
 
 
 def _ready_by(
-    parts: Stored, columns: int, integers: bool, lifted: LiftedZeros | None = None
+    parts: Stored,
+    columns: int,
+    integers: bool,
+    lifted: LiftedZeros | None = None,
+    quads: int = 0,
 ) -> Ready:
     blocks = blocks_of(parts.n, parts.bits, parts.group)
     head = (
@@ -193,8 +201,12 @@ def _ready_by(
         address(blocks.first),
         address(blocks.lanes),
     )
-    x_step = columns * (record_bytes(parts.bits) if integers else 4 * blocks.columns)
-    return Ready(head, x_step, blocks.count * x_step + BLOCK_BYTES, (blocks, lifted))
+    if quads > 0:
+        count, x_step = -(-blocks.count // BLOCKS), quad_record_bytes(vectors_of(quads))
+    else:
+        count = blocks.count
+        x_step = columns * (record_bytes(parts.bits) if integers else 4 * blocks.columns)
+    return Ready(head, x_step, count * x_step + BLOCK_BYTES, (blocks, lifted))
 
 
 def _launch(

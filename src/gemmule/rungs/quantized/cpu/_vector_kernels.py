@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from gemmule.backends.cpu import simd, target
-from gemmule.backends.cpu.atomics import packed, unpacked
-from gemmule.backends.cpu.intrinsics import enter, load, prefetch
+from gemmule.backends.cpu.intrinsics import load, prefetch
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled
-from gemmule.backends.cpu.shares import run_shares
 from gemmule.rungs.quantized.cpu import _narrow_ops, _row_ops
-from gemmule.rungs.quantized.cpu._activations import arrange_vector_kernel, quantise_vector_kernel
 from gemmule.rungs.quantized.cpu._integers import add_integer_products
 from gemmule.rungs.quantized.cpu._lifted import LIFT
+from gemmule.rungs.quantized.cpu._quad_ops import BLOCKS, add_quads, quad_numbers
 from gemmule.rungs.quantized.cpu._tasks import in_tasks
 
-_index, _number = load("int32", "int32"), load("int64", "int64")
+_index = load("int32", "int32")
 
 # Rows at once that meet one column. A processor prefetches best what is read in order, in few
 # places, page after page, so they lie half a share apart: each belongs to a stretch that is read
@@ -67,21 +65,6 @@ class RowsKernels(NamedTuple):
     tasks: Pooled
 
 
-class VectorKernels(NamedTuple):
-    """The product with one vector, and the address of what computes a share of it.
-
-    on_arrays: the product, given x and y as arrays, which costs a call half a microsecond less than
-    to find where they lie. rows: the entry of the kernel that a share calls. job: for a `Job`
-    (`calls.builtin`), with words (pool, helpers, share, matrix, n, shares, bytes of room).
-    """
-
-    product: Kernel
-    on_arrays: Kernel
-    share: int
-    rows: int
-    job: Kernel
-
-
 @functools.cache
 def rows_kernels(
     bits: int,
@@ -91,11 +74,16 @@ def rows_kernels(
     has_zeros: bool,
     integers: bool,
     lifted: bool = False,
+    quads: int = 0,
 ) -> RowsKernels:
     """Return the kernels for one kind of matrix and `columns` columns of activations at once.
 
-    pieces: see `_operands.Blocks`; lifted: see `_row_ops.add_products`.
+    pieces: see `_operands.Blocks`; lifted: see `_row_ops.add_products`; quads: see
+    `_quad_ops.quad_pieces`, for one column of integers alone.
     """
+    if quads > 0:
+        rows = _quads_kernel(quads, scale_dtype, has_zeros)
+        return RowsKernels(rows, in_tasks(rows, RowsJob))
     at_once = STRETCHES if columns == 1 else simd.ROWS
     kind = bits, pieces, scale_dtype, has_zeros, at_once, lifted
     tail = numbers_of(*kind, whole=False)
@@ -151,30 +139,47 @@ def numbers_of(
 Numbers = tuple[Intrinsic, Intrinsic]
 
 
-def _rows_kernel(whole_numbers: Numbers, tail_numbers: Numbers, add: Intrinsic) -> Kernel:
+def _quads_kernel(pieces: int, scale_dtype: str, has_zeros: bool) -> Kernel:
+    """Return a `_rows_kernel` by quads."""
+    fixed = _row_ops.fixed_numbers(0.0, STRETCHES)  # taken off in integers
+
+    def numbers(whole: bool) -> Numbers:
+        scales = quad_numbers(scale_dtype, pieces, STRETCHES, whole=whole)
+        zeros = quad_numbers("float32", pieces, STRETCHES, whole=whole)
+        return scales, zeros if has_zeros else fixed
+
+    add = add_quads(pieces, STRETCHES, has_zeros=has_zeros)
+    return _rows_kernel(numbers(True), numbers(False), add, BLOCKS)
+
+
+def _rows_kernel(
+    whole_numbers: Numbers, tail_numbers: Numbers, add: Intrinsic, blocks: int = 1
+) -> Kernel:
+    """Return ``f(job, first, end)``; blocks: how many `add` takes at once, of each row."""
     load_scales, load_zeros = whole_numbers
     tail_scales, tail_zeros = tail_numbers
     no_totals, store_sums = _row_ops.zeros_of(STRETCHES), _row_ops.store_sums(1, STRETCHES)
-    load_words, load_blocks = _row_ops.load_words_of(STRETCHES), _row_ops.load_blocks(STRETCHES)
-    ask_for = _row_ops.ask_for(STRETCHES)
+    load_words = _row_ops.load_words_of(STRETCHES, blocks)
+    load_blocks = _row_ops.load_blocks(STRETCHES, blocks)
+    ask_for, length = _row_ops.ask_for(STRETCHES, blocks), simd.BLOCK_BYTES * blocks
 
-    # A kernel of its own for what a block needs would be a call each, its vectors in memory.
+    # A kernel of its own for what a step needs would be a call each, its vectors in memory.
     @kernel
     def two_rows(job: RowsJob, row: int, step: int) -> None:
         start, code_step = job.codes + row * job.row_bytes, step * job.row_bytes
         place, scale_step = row * job.scale_step, step * job.scale_step
-        whole, left = job.row_bytes // 64, job.row_bytes % 64
+        whole, left = job.row_bytes // length, job.row_bytes % length
         totals = no_totals()
-        for block in range(whole):
-            at, group = start + 64 * block, _index(job.first, block)
+        for i in range(whole):
+            at, group = start + length * i, _index(job.first, blocks * i)
             ask_for(at + AHEAD_BYTES, code_step)
-            words, lanes = load_blocks(at, code_step), job.lanes + 64 * block
+            words, lanes = load_blocks(at, code_step), job.lanes + length * i
             scales = load_scales(job.scales, place + group, scale_step, job.groups - group, lanes)
             zeros = load_zeros(job.zeros, place + group, scale_step, job.groups - group, lanes)
-            totals = add(totals, scales, zeros, words, job.x + block * job.block_step, job.lowest)
+            totals = add(totals, scales, zeros, words, job.x + i * job.block_step, job.lowest)
         if left > 0:
-            words, group = load_words(start + 64 * whole, code_step, left), _index(job.first, whole)
-            lanes = job.lanes + 64 * whole
+            at, group = start + length * whole, _index(job.first, blocks * whole)
+            words, lanes = load_words(at, code_step, left), job.lanes + length * whole
             scales = tail_scales(job.scales, place + group, scale_step, job.groups - group, lanes)
             zeros = tail_zeros(job.zeros, place + group, scale_step, job.groups - group, lanes)
             totals = add(totals, scales, zeros, words, job.x + whole * job.block_step, job.lowest)
@@ -239,95 +244,3 @@ def _tiles_kernel(
                         store_totals(totals, place)
 
     return tiles
-
-
-def _job(product: Kernel) -> Kernel:
-    """Return `VectorKernels.job`."""
-    load_head = unpacked(7)
-
-    @kernel
-    def job(at: int, A: int, x: int, y: int) -> Any:
-        pool, helpers, task, matrix, n, shares, x_bytes = load_head(at)
-        room = np.zeros(x_bytes, np.uint8)
-        place = (room.ctypes.data + 63) // 64 * 64
-        strange = product(pool, helpers, task, matrix, place, x, y, n, shares)
-        room[0] = 0  # Numba frees it behind the place that names it last
-        return strange
-
-    return job
-
-
-@functools.cache
-def vector_kernels(
-    bits: int, pieces: int, scale_dtype: str, has_zeros: bool, integers: bool, lifted: bool = False
-) -> VectorKernels:
-    """Return the kernels for one vector, which they put in the order of the lanes themselves.
-
-    The product is called with (pool, helpers, share, matrix, room, x, y, n, shares): what
-    `helpers_and_pool` returned, the share's address, that of the matrix's part of a `RowsJob`, as
-    64-bit numbers with the step of x and `rows` behind them, and those of zero-filled room for x,
-    of x and of y. One call from Python, with plain numbers: a tuple costs 9 us more when nothing is
-    cached. Returns not 0, with nothing done, for an x that cannot be rounded.
-    """
-    rows = rows_kernels(bits, 1, pieces, scale_dtype, has_zeros, integers, lifted).rows
-    prepare = quantise_vector_kernel(bits) if integers else arrange_vector_kernel(bits)
-
-    @kernel
-    def product(
-        pool: int,
-        helpers: int,
-        task: int,
-        matrix: int,
-        room: int,
-        x: int,
-        y: int,
-        n: int,
-        shares: int,
-    ) -> Any:
-        strange = prepare(x, n, room)
-        if strange == 0:
-            run_shares(pool, helpers, task, packed((matrix, room, y, shares)), shares)
-        return strange
-
-    @kernel
-    def on_arrays(
-        pool: int,
-        helpers: int,
-        task: int,
-        matrix: int,
-        room: int,
-        x: Any,
-        y: Any,
-        n: int,
-        shares: int,
-    ) -> Any:
-        return product(pool, helpers, task, matrix, room, x.ctypes.data, y.ctypes.data, n, shares)
-
-    entry = rows.entry(RowsJob, int, int)
-    return VectorKernels(product, on_arrays, _share_of.address(2), entry, _job(product))
-
-
-@kernel
-def _share_of(words: int, share: int) -> None:
-    at, room = _number(words, 0), _number(words, 1)
-    y, shares = _number(words, 2), _number(words, 3)
-    job = RowsJob(
-        _number(at, 0),
-        _number(at, 1),
-        _number(at, 2),
-        _number(at, 3),
-        _number(at, 4),
-        _number(at, 5),
-        _number(at, 6),
-        _number(at, 7),
-        _number(at, 8),
-        room,
-        _number(at, 9),
-        1,
-        y,
-        4,
-        4,
-        _number(at, 11),
-    )
-    low, high = share * job.m // shares, (share + 1) * job.m // shares
-    enter(_number(at, 10), (job, low, high))

@@ -49,8 +49,9 @@ RUNG = CpuRung(
     title="8-bit activations",
     idea="Each 32 activations become signed bytes with one scale, max|x| / 127. One instruction "
     "then multiplies 64 codes with 64 activations and adds them in fours, exactly; zero points go "
-    "off through the sum of the activations, in integers. An x that holds NaN or infinity is not "
-    "rounded but multiplied as it is.",
+    "off through the sum of the activations, in integers. Of 4-bit codes, 512 columns' sums are "
+    "joined to one vector of 16 before they are converted and scaled. An x that holds NaN or "
+    "infinity is not rounded but multiplied as it is.",
     source="VNNI (VPDPBUSD); blocks of 32 activations as in llama.cpp's Q8_0",
     op="matvec",
     signatures=FLOAT32_SIGNATURES,

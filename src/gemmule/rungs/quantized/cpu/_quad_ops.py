@@ -1,0 +1,267 @@
+"""Four blocks of a row at a time, their integer sums joined before they become floats.
+
+A *quad* is four blocks of 4-bit codes, 512 columns of a row. VPDPBUSD leaves the sum of eight
+products in each lane, at most 8 * 15 * 127, so two blocks' sums fit the 16-bit halves of one
+register, and VPMADDWD with ones adds neighbours. Done twice, that makes one vector of 16 sums of 32
+columns: as many as share a scale of the activations, so that a group's scale and zero point meet 16
+sums at once, and groups of 32 cost what groups of 128 do. Lane 4 q + j belongs to the q-th 32
+columns of block j, as registers are joined within 16 bytes. For groups of 16 columns it is done
+once: two vectors, and lane 4 q + 2 j + h of the first (of the second: j less 2) belongs to half h
+of those columns.
+
+A *record* is what 512 activations hold: two planes of 64 signed bytes (even, odd columns) for each
+block, then for each vector of sums those of the activations: as integers, times the fixed zero
+point with its sign, and as floats; then the scales.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from gemmule.backends.cpu.intrinsics import declare, element_pointer, llvm_type, widen
+from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.simd import (
+    BLOCK_BYTES,
+    LANES,
+    Value,
+    constant,
+    floats,
+    fused,
+    load_vector,
+    masked_load,
+    operation,
+    row_addresses,
+    splat,
+    store_vector,
+    vector_type,
+    void,
+    words,
+)
+from gemmule.backends.cpu.target import has_wide_vectors
+from gemmule.rungs.quantized.cpu._integers import (
+    ACTIVATION_GROUP,
+    dot,
+    group_codes,
+    group_values,
+    has_byte_products,
+    larger_words,
+    mark,
+    weight_planes,
+)
+from gemmule.rungs.quantized.cpu._row_ops import above_zero, llvm_word
+
+BLOCKS = 4
+QUAD_BYTES = BLOCKS * BLOCK_BYTES
+QUAD_COLUMNS = 2 * QUAD_BYTES
+SMALLEST_GROUP = 16
+_PLANES = 2
+_BITS = 4
+_SUMS_AT = BLOCKS * _PLANES * BLOCK_BYTES
+
+Values = list[Value]
+
+
+def quad_pieces(n: int, bits: int, group: int) -> int:
+    """Return how many groups a quad of a row holds, 1 for a part of one; 0: no quads here."""
+    if bits != _BITS or not has_wide_vectors() or not has_byte_products():
+        return 0
+    if group >= n or group % QUAD_COLUMNS == 0:
+        return 1
+    fits = QUAD_COLUMNS % group == 0 and group >= SMALLEST_GROUP
+    return QUAD_COLUMNS // group if fits else 0
+
+
+def vectors_of(pieces: int) -> int:
+    """Return how many vectors of sums a quad of so many groups has."""
+    return 2 if pieces > LANES else 1
+
+
+def quad_record_bytes(vectors: int) -> int:
+    """Return the size of a record that serves so many vectors of sums."""
+    return scales_at(vectors) + BLOCK_BYTES * vectors
+
+
+def scales_at(vectors: int) -> int:
+    """Return where the scales begin in a record."""
+    return _SUMS_AT + 2 * BLOCK_BYTES * vectors
+
+
+def _first_column(vector: int, lane: int, vectors: int) -> int:
+    """Return the first column of a quad that a lane of its sums belongs to."""
+    q, place = divmod(lane, 4)
+    if vectors == 1:
+        return 128 * place + 32 * q
+    return 128 * (2 * vector + place // 2) + 32 * q + 16 * (place % 2)
+
+
+def _joined(builder: Any, sums: Values, vectors: int) -> Values:
+    """Emit `vectors` vectors of sums from the four blocks' lanes."""
+    from llvmlite import ir
+
+    pairs = ir.VectorType(ir.IntType(16), 2 * LANES)
+    lanes = vector_type("int32")
+    pack = ir.FunctionType(pairs, [lanes] * 2)
+    pack_pair = declare(builder, "llvm.x86.avx512.packssdw.512", pack)
+    add_pairs = declare(
+        builder, "llvm.x86.avx512.pmaddw.d.512", ir.FunctionType(lanes, [pairs] * 2)
+    )
+    while len(sums) > vectors:
+        joined = [builder.call(pack_pair, sums[i : i + 2]) for i in range(0, len(sums), 2)]
+        sums = [builder.call(add_pairs, [one, pairs([1] * 2 * LANES)]) for one in joined]
+    return sums
+
+
+@functools.cache
+def quad_numbers(dtype: str, pieces: int, rows: int, *, whole: bool) -> Intrinsic:
+    """Return ``f(address, index, row_step, count, _)``: group numbers for the sums of a quad.
+
+    Takes what `_row_ops.group_numbers` does; gives `vectors_of(pieces)` vectors for each row. Reads
+    `pieces` elements, or no more than `count` of them unless the quad is whole.
+    """
+    vectors, group = vectors_of(pieces), QUAD_COLUMNS // pieces
+
+    def emit(
+        builder: Any, address: Value, index: Value, step: Value, count: Value, lanes: Value
+    ) -> Values:
+        numbers: Values = []
+        for place in row_addresses(builder, index, step, rows):
+            if pieces == 1:
+                number = builder.load(element_pointer(builder, address, place, dtype), align=1)
+                numbers.append(splat(builder, widen(builder, number, dtype, "float32")))
+                continue
+            for vector in range(vectors):
+                low = vector * LANES
+                start = builder.add(place, place.type(low))
+                left = None if whole else above_zero(builder, count, low)
+                some = _stored(builder, element_pointer(builder, address, start, dtype), left)
+                order = [_first_column(vector, i, vectors) // group - low for i in range(LANES)]
+                mask = vector_type("int32")(order)
+                numbers.append(builder.shuffle_vector(some, some, mask))
+        return numbers
+
+    def _stored(builder: Any, pointer: Value, count: Value | None) -> Value:
+        from llvmlite import ir
+
+        if count is None:
+            kind = ir.VectorType(llvm_type(dtype), min(pieces, LANES))
+            raw = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
+        else:
+            word = llvm_word(4 if dtype == "float32" else 2)
+            start = builder.ptrtoint(pointer, count.type)
+            raw = masked_load(builder, start, word, LANES, count)
+            raw = builder.bitcast(raw, ir.VectorType(llvm_type(dtype), LANES))
+        return widen(builder, raw, dtype, "float32")
+
+    name = f"quad_numbers {dtype} {pieces} {rows} {whole}"
+    return operation(name, lambda: floats(rows * vectors), "iiiii", emit)
+
+
+@functools.cache
+def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
+    """Return ``f(totals, scales, zeros, words, x, _)``: totals plus a quad's products, by rows.
+
+    x: address of the quad's record. The integer sum over a lane's columns is exact. Without zeros
+    the fixed zero point is taken off in integers, with them as floats.
+    """
+    vectors = vectors_of(pieces)
+
+    def emit(
+        builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *rest: Value
+    ) -> Values:
+        x = rest[0]
+        activations = [
+            load_vector(builder, x, "int32", BLOCK_BYTES * i) for i in range(BLOCKS * _PLANES)
+        ]
+        sums_at = _SUMS_AT + BLOCK_BYTES * vectors * has_zeros
+        kind = "float32" if has_zeros else "int32"
+        taken_off, x_scales = (
+            [load_vector(builder, x, t, at + BLOCK_BYTES * i) for i in range(vectors)]
+            for t, at in ((kind, sums_at), ("float32", scales_at(vectors)))
+        )
+        results = []
+        for row, total in enumerate(totals):
+            blocks = codes[BLOCKS * row : BLOCKS * (row + 1)]
+            sums = _joined(builder, _sums(builder, blocks, activations), vectors)
+            for v, one in enumerate(sums):
+                i = vectors * row + v
+                if has_zeros:
+                    product = builder.sitofp(one, vector_type("float32"))
+                    product = fused(builder, builder.fneg(zeros[i]), taken_off[v], product)
+                else:
+                    less = builder.add(one, taken_off[v])
+                    product = builder.sitofp(less, vector_type("float32"))
+                scale = builder.fmul(scales[i], x_scales[v])
+                total = fused(builder, product, scale, total)
+            results.append(total)
+        return results
+
+    name = f"add_quads {pieces} {rows} {has_zeros}"
+    return operation(name, lambda: floats(rows), "ttttii", emit)
+
+
+def _sums(builder: Any, blocks: Values, activations: Values) -> Values:
+    """Emit each block's lanes: codes times activations, eight products in each."""
+    sums = []
+    for block, word in enumerate(blocks):
+        total = constant(0, "int32")
+        for side, plane in enumerate(weight_planes(builder, word, _BITS)):
+            total = dot(builder, total, plane, activations[_PLANES * block + side], _BITS)
+        sums.append(total)
+    return sums
+
+
+@functools.cache
+def quantise_group(vectors: int) -> Intrinsic:
+    """Return ``f(sizes, x, count, planes, scales)``: round 32 activations, of which `count` exist.
+
+    planes, scales: addresses within a record. Returns the largest sizes so far, one word vector.
+    """
+
+    def emit(
+        builder: Any, sizes: Values, x: Value, count: Value, planes: Value, scales: Value
+    ) -> Values:
+        from llvmlite import ir
+
+        codes, scale, largest = group_codes(builder, group_values(builder, x, count, 0))
+        each = ACTIVATION_GROUP // _PLANES
+        for side in range(_PLANES):
+            lanes = [_PLANES * i + side for i in range(each)]
+            order = ir.Constant(ir.VectorType(ir.IntType(32), each), lanes)
+            plane = builder.shuffle_vector(codes, codes, order)
+            store_vector(builder, plane, planes, BLOCK_BYTES * side)
+        order = ir.Constant(ir.VectorType(ir.IntType(32), vectors), [0] * vectors)
+        store_vector(builder, builder.shuffle_vector(scale, scale, order), scales, 0)
+        return [larger_words(builder, sizes[0], largest)]
+
+    return operation(f"quantise_group {vectors}", lambda: words(1), "tiiii", emit)
+
+
+no_sizes = operation("no_sizes", lambda: words(1), "", lambda _: [constant(0, "int32")])
+"""``f()``: what `quantise_group` begins with."""
+
+mark_sizes = operation(
+    "mark_sizes", void, "ti", lambda builder, sizes, flag: mark(builder, flag, sizes[0])
+)
+"""``f(sizes, flag)``: set the int32 at address `flag` where one is NaN's or infinity's."""
+
+
+@functools.cache
+def add_up_quad(vectors: int) -> Intrinsic:
+    """Return ``f(record)``: add up the codes of a record, for what the zero points take off."""
+
+    def emit(builder: Any, record: Value) -> None:
+        ones, sums = constant(0x01010101, "int32"), []
+        for block in range(BLOCKS):
+            total = constant(0, "int32")
+            for side in range(_PLANES):
+                at = BLOCK_BYTES * (_PLANES * block + side)
+                total = dot(builder, total, ones, load_vector(builder, record, "int32", at))
+            sums.append(total)
+        for v, one in enumerate(_joined(builder, sums, vectors)):
+            fixed = builder.mul(one, constant(-(2 ** (_BITS - 1)), "int32"))
+            store_vector(builder, fixed, record, _SUMS_AT + BLOCK_BYTES * v)
+            as_float = builder.sitofp(one, vector_type("float32"))
+            store_vector(builder, as_float, record, _SUMS_AT + BLOCK_BYTES * (vectors + v))
+
+    return operation(f"add_up_quad {vectors}", void, "i", emit)
