@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 import gemmule as gm  # noqa: E402
 from gemmule.quant import formats, gguf, matrix, quantize  # noqa: E402
 from gemmule.torch import linear as gl  # noqa: E402
+from gemmule.torch import quantized_linear as operator  # noqa: E402
 
 OPTIONS = [
     {"bits": 4, "group_size": 16},
@@ -210,13 +211,28 @@ def test_other_dtypes_leave_the_numbers_alone() -> None:
 
 def test_matrices_are_forgotten_with_their_tensors() -> None:
     gc.collect()
-    before = len(gl._matrices)
+    before = len(operator._matrices)
     layer = gl.QuantLinear.from_linear(linear())
     layer(torch.ones(48))
-    assert len(gl._matrices) == before + 1
+    assert len(operator._matrices) == before + 1
     del layer
     gc.collect()
-    assert len(gl._matrices) == before
+    assert len(operator._matrices) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
+def test_autocast_is_that_of_a_linear_layer(dtype: Any, given: Any) -> None:
+    plain = linear(dtype=given)
+    layer, x = gl.QuantLinear.from_linear(plain, bits=8), torch.randn(2, 48, dtype=given)
+    with torch.autocast("cpu", dtype):
+        y = layer(x)
+        assert y.dtype == plain(x).dtype
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), y)
+    with torch.no_grad():
+        assert torch.equal(y, layer(x.to(y.dtype)))
+        assert layer(x).dtype == given
 
 
 def test_wrong_layers_and_tensors() -> None:
@@ -230,6 +246,11 @@ def test_wrong_layers_and_tensors() -> None:
         layer(torch.ones(47))
     with pytest.raises(TypeError, match="multiplies"):
         layer(torch.ones(48, dtype=torch.int64))
+    for scalar in (torch.tensor(1.0), torch.tensor(1.0, requires_grad=True)):
+        with pytest.raises(ValueError, match="x is 0-D"):
+            layer(scalar)
+    with pytest.raises(TypeError, match=r"takes a torch\.Tensor"):
+        layer(np.ones(48, np.float32))
     layer.codes = layer.codes[:, :-1]
     with pytest.raises(ValueError, match="codes have shape"):
         layer(torch.ones(48))

@@ -25,6 +25,8 @@ _Tensor, _is_compiling = torch.Tensor, torch.compiler.is_compiling
 _any_autocast = torch._C._is_any_autocast_enabled
 _transform = torch._C._functorch.peek_interpreter_stack
 _dual = torch.autograd.forward_ad
+_scripted, _mode = torch._C._get_tracing_state, torch._C._get_dispatch_mode
+_PROXY = torch._C._TorchDispatchModeKey.PROXY  # the mode by which make_fx records
 
 
 # ---- when, and how -------------------------------------------------------------------------------
@@ -34,7 +36,7 @@ def wanted(a: Any, b: Any) -> bool:
     So it is where a gradient will be asked for, under tracing, `torch.vmap` and autocast, and for
     kinds of tensor that handle operators themselves.
     """
-    if _is_compiling() or _any_autocast() or _transform() is not None or _dual._current_level >= 0:
+    if _is_compiling() or _any_autocast() or transformed() or _recorded():
         return isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
     if type(a) is _Tensor and type(b) is _Tensor:  # 1 us less than the general question
         return bool((a.requires_grad or b.requires_grad) and torch.is_grad_enabled())
@@ -47,9 +49,14 @@ def wanted(a: Any, b: Any) -> bool:
     return False
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether `torch.func` or forward differentiation is at work."""
     return _transform() is not None or _dual._current_level >= 0
+
+
+def _recorded() -> bool:
+    """Whether torch.jit.trace or make_fx notes what is called, of tensors like all others."""
+    return _scripted() is not None or _mode(_PROXY) is not None
 
 
 def _dispatches(kind: Any) -> bool:
@@ -67,7 +74,13 @@ def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
         refuse_out(op, a, b, out)
         if out is not None:
             return general.product(op, a, b, out, options)
-        return _Quantized.apply(*_autocast(a, b), op, options)
+        if _recorded():
+            raise ValueError(
+                f"{op} was given a QuantizedMatrix while PyTorch records a graph, in which the "
+                "product would be a constant: a matrix is no tensor. Trace a "
+                "gemmule.torch.linear.QuantLinear, made by QuantLinear.from_matrix(Q)."
+            )
+        return beside_matrix(op, *autocast(a, b), options=options)
     if isinstance(a, PreparedMatrix) or isinstance(b, PreparedMatrix):
         raise ValueError(
             f"{op} was given a prepared matrix with a tensor that requires a gradient, is traced, "
@@ -95,20 +108,20 @@ def _by_parts(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
         raise ValueError(f"{op} of DTensors takes no out=; use what it returns.")
 
     def multiply(left: Any, right: Any) -> Any:
-        return _Quantized.apply(left, right, op, options)
+        return beside_matrix(op, left, right, options=options)
 
-    a, b = _autocast(a, b)
+    a, b = autocast(a, b)
     return dtensor.quantized(op, a, b, multiply)
 
 
 def product(op: str, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
     """Return the operator's product, under `torch.func` too, operands cast as autocast has it."""
-    a, b = _autocast(a, b)
+    a, b = autocast(a, b)
     if _sharded(a, b):
         from gemmule.dispatch import dtensor as dtensor  # its import registers the rules
     if out is not None:
         return call(op, a, b, out=out, **options)
-    if _transformed() and not _is_compiling():
+    if transformed() and not _is_compiling():
         return _Bilinear.apply(a, b, op, options)
     return call(op, a, b, **options)
 
@@ -118,7 +131,7 @@ def _sharded(*tensors: Any) -> bool:
     return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
 
 
-def _autocast(*operands: Any) -> list[Any]:
+def autocast(*operands: Any) -> list[Any]:
     """Return operands as PyTorch's own products take them: floats but float64 in its dtype."""
     return [_cast(operand) if _is_cast(operand) else operand for operand in operands]
 
@@ -240,7 +253,8 @@ def _batched(op: str, dims: Any, a: Any, b: Any, multiply: Any) -> Any:
     """Return the products of a batch whose axis lies at dims of each operand, along axis 0."""
     moved = [t if d is None else t.movedim(d, 0) for t, d in zip((a, b), dims, strict=True)]
     shapes, extra = aligned(op, [t.shape for t in moved], [d is not None for d in dims])
-    result = multiply(*(t.reshape(shape) for t, shape in zip(moved, shapes, strict=True)))
+    pairs = zip(moved, shapes, strict=True)
+    result = multiply(*(t.reshape(s) if isinstance(t, torch.Tensor) else t for t, s in pairs))
     for axis in extra:
         result = result.squeeze(axis)
     return result
@@ -253,27 +267,54 @@ def _vmap(op: str) -> Any:
     return rule
 
 
+class _Matrix:
+    """A matrix on its way through PyTorch, which would ask the matrix itself what to do with it."""
+
+    def __init__(self, matrix: QuantizedMatrix) -> None:
+        self.matrix, self.shape = matrix, matrix.shape
+
+
+def beside_matrix(op: str, *pair: Any, options: Options) -> Any:
+    """Return the product of a quantised matrix and a tensor, differentiable in the tensor."""
+    held = (_Matrix(one) if isinstance(one, QuantizedMatrix) else one for one in pair)
+    return _Quantized.apply(*held, op, options)
+
+
 class _Quantized(torch.autograd.Function):  # type: ignore[misc]
-    """A quantised matrix by a tensor: differentiable in the tensor."""
+    """A matrix that is held by a tensor: linear in the tensor."""
 
     @staticmethod
-    def forward(ctx: Any, a: Any, b: Any, op: str, options: Options) -> Any:
-        ctx.given = a, b, op
+    def forward(a: Any, b: Any, op: str, options: Options) -> Any:
+        a, b = (one.matrix if isinstance(one, _Matrix) else one for one in (a, b))
         return general.product(op, a, b, None, options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        a, b, ctx.op, ctx.options = inputs
+        ctx.first = isinstance(a, _Matrix)
+        held, x = (a, b) if ctx.first else (b, a)
+        ctx.matrix, ctx.shape, ctx.dtype = held.matrix, x.shape, x.dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
         """The tensor's gradient is a product with the matrix turned."""
-        a, b, op = ctx.given
-        first = isinstance(a, QuantizedMatrix)
-        matrix, tensor = (a, b) if first else (b, a)
+        op, matrix = ctx.op, ctx.matrix
         if op == "matmul":
-            operands = (matrix.T, grad) if first else (grad, matrix.T)
+            operands = (matrix.T, grad) if ctx.first else (grad, matrix.T)
         else:
             op = "vecmat" if op == "matvec" else "matvec"
-            operands = (grad, matrix) if first else (matrix, grad)
-        found = _like(_Quantized.apply(*operands, op, Options()), tensor)
-        return (None, found, None, None) if first else (found, None, None, None)
+            operands = (grad, matrix) if ctx.first else (matrix, grad)
+        found = beside_matrix(op, *operands, options=Options()).sum_to_size(ctx.shape).to(ctx.dtype)
+        return (None, found, None, None) if ctx.first else (found, None, None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, of_a: Any, of_b: Any, *others: Any) -> Any:
+        operands = (ctx.matrix, of_b) if ctx.first else (of_a, ctx.matrix)
+        return beside_matrix(ctx.op, *operands, options=ctx.options)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, a: Any, b: Any, op: str, options: Options) -> Any:
+        return _batched(op, dims[:2], a, b, lambda a, b: _Quantized.apply(a, b, op, options)), 0
 
 
 def _register() -> None:

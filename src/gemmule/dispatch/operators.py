@@ -64,8 +64,18 @@ def _as_options(given: dict[str, Any]) -> Options:
 
 
 # ---- what it will look like: shapes and dtypes alone --------------------------------------------
+def refuse_forward(op: str) -> None:
+    """Raise ValueError where a compiled graph would have derivatives of 0: operators know none."""
+    if torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
+        raise ValueError(
+            f"{op} is differentiated forwards within torch.compile, which PyTorch's operators do "
+            "not take part in. Differentiate outside: torch.func.jvp(function, ...) as it is."
+        )
+
+
 def _result(op: str, a: Any, b: Any, out_dtype: Any) -> tuple[tuple[Any, ...], torch.dtype]:
     """Return shape and dtype of a product; sizes may be symbols. Raises as the product would."""
+    refuse_forward(op)
     if a.device != b.device:
         raise TypeError(
             f"{NAMES[op][0]} lies on {a.device} and {NAMES[op][1]} on {b.device}; both must lie on "

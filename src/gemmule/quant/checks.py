@@ -51,8 +51,8 @@ def group_size(value: int | None) -> int | None:
     number = _integer("group_size", value)
     if number != -1 and not 1 <= number <= _MAX_SIZE:
         raise ValueError(
-            f"group_size is {number}, but must be a positive int, -1 for one group a row, or None "
-            "for one group in all"
+            f"group_size is {number}, but must be a positive int up to 2^40, -1 for one group a "
+            "row, or None for one group in all"
         )
     return number
 
@@ -81,10 +81,21 @@ def float_matrix(W: Any) -> None:
     if isinstance(W, np.ma.MaskedArray) or not is_known(W):
         raise TypeError(
             "W must be an array of NumPy (not a masked one), PyTorch, CuPy or JAX, a DeviceArray, "
-            f"or one with DLPack; got {type(W).__name__}. Convert it with numpy.asarray"
+            f"or one with DLPack; got {type(W).__name__}. {_remedy(W)}"
+        )
+    if library_of(W).is_torch and (str(W.layout) != "torch.strided" or W.is_quantized or W.is_meta):
+        raise TypeError(
+            f"W is a {W.layout} tensor on {W.device}; needed is a dense strided tensor with data. "
+            "Call .to_dense() or .dequantize() first."
         )
     native = W.dtype.newbyteorder("=") if isinstance(W.dtype, np.dtype) else W.dtype
     float_kind(str(getattr(native, "name", native)).removeprefix("torch."), tuple(W.shape))
+
+
+def _remedy(W: Any) -> str:
+    if "Tracer" in type(W).__name__:
+        return "Quantise outside of jit, grad and vmap"
+    return "Give its .weight" if hasattr(W, "weight") else "Convert it with numpy.asarray"
 
 
 def float_kind(dtype: str, shape: tuple[int, ...]) -> str:
@@ -100,8 +111,13 @@ def float_kind(dtype: str, shape: tuple[int, ...]) -> str:
 
 def importance(value: Any, n: int) -> NDArray[np.float64]:
     """Require n finite numbers that are not negative; returns them on the host."""
-    cpu = value.cpu() if hasattr(value, "cpu") else value
-    array = np.asarray(cpu, np.float64)
+    host = value.detach().cpu() if hasattr(value, "detach") else value
+    if str(getattr(host, "dtype", "")) == "torch.bfloat16":
+        host = host.float()
+    array = np.asarray(host.get() if hasattr(host, "get") else host)
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise TypeError(f"importance has dtype {array.dtype}, but must be real numbers")
+    array = array.astype(np.float64)
     if array.shape != (n,):
         raise ValueError(f"importance has shape {array.shape}, but must be ({n},): one a column")
     if not (np.isfinite(array) & (array >= 0)).all():

@@ -1,0 +1,147 @@
+"""Quantised matrices and layers as PyTorch sees them: derivatives, batches, recorded graphs."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+import gemmule as gm  # noqa: E402
+from gemmule.torch.linear import QuantLinear  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+class Alone(torch.nn.Module):  # type: ignore[misc]
+    """A function as a module, which is what PyTorch exports."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+def of_codes() -> tuple[dict[str, Any], Any]:
+    """Return functions of one vector, each linear, and the matrix that they multiply by."""
+    Q = gm.quantize(np.random.default_rng(3).standard_normal((5, 8)), bits=8, group_size=4)
+    dense, layer = torch.from_numpy(Q.dequantize()), QuantLinear.from_matrix(Q)
+    return {
+        "dense": lambda x: gm.matvec(dense, x),
+        "matvec": lambda x: gm.matvec(Q, x),
+        "vecmat": lambda x: gm.vecmat(x, Q.T),
+        "matmul": lambda x: gm.matmul(Q, x),
+        "turned": lambda x: x @ Q.T,
+        "layer": layer,
+        "with bias": QuantLinear.from_matrix(Q, torch.ones(5)),
+    }, dense
+
+
+@pytest.mark.parametrize("name", of_codes()[0])
+def test_every_derivative_of_codes_is_that_of_the_matrix(name: str) -> None:
+    functions, dense = of_codes()
+    function, (x, other) = functions[name], torch.randn(2, 8)
+    added = 1.0 if name == "with bias" else 0.0
+    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+    value, forwards = torch.func.jvp(function, (x,), (other,))
+    close(value.detach(), dense @ x + added)
+    close(forwards, dense @ other)
+    with torch.autograd.forward_ad.dual_level():
+        dual = function(torch.autograd.forward_ad.make_dual(x, other))
+        close(torch.autograd.forward_ad.unpack_dual(dual).tangent, dense @ other)
+    close(torch.func.jacfwd(function)(x), dense)
+    close(torch.func.jacrev(function)(x), dense)
+    square = torch.func.hessian(lambda x: function(x).square().sum())
+    close(square(x), 2 * dense.T @ dense)
+    X = torch.randn(3, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PyTorch says so where it loops over a batch
+        close(torch.vmap(function)(X).detach(), X @ dense.T + added)
+        close(torch.vmap(function, in_dims=1)(X.T).detach(), X @ dense.T + added)
+    each = torch.vmap(torch.func.grad(lambda x: function(x).square().sum()))
+    close(each(X), 2 * (X @ dense.T + added) @ dense)
+
+
+def test_a_batch_of_layers_multiplies_each_by_its_own() -> None:
+    linears = [torch.nn.Linear(8, 5) for _ in range(3)]
+    layers = [QuantLinear.from_linear(one, bits=8, group_size=4) for one in linears]
+    weights = torch.func.stack_module_state(layers)
+    X = torch.randn(3, 2, 8)
+
+    def one(parameters: Any, buffers: Any, x: Any) -> Any:
+        return torch.func.functional_call(layers[0], (parameters, buffers), (x,))
+
+    found = torch.vmap(one)(*weights, X)
+    assert torch.equal(found, torch.stack([layer(x) for layer, x in zip(layers, X, strict=True)]))
+    shared = torch.vmap(one, in_dims=(0, 0, None))(*weights, X[0])
+    assert torch.equal(shared, torch.stack([layer(X[0]) for layer in layers]))
+
+
+@pytest.mark.parametrize("name", ["dense", "layer", "with bias"])
+def test_a_recorded_graph_multiplies_what_it_is_given(name: str) -> None:
+    """And not by the product that it was recorded with."""
+    function, (x, other) = of_codes()[0][name], torch.randn(2, 8)
+    with torch.no_grad():
+        for recorded in (
+            torch.jit.trace(function, (x,)),
+            make_fx(function)(x),
+            torch.export.export(Alone(function), (x,)).module(),
+        ):
+            assert torch.equal(recorded(other), function(other))
+
+
+@pytest.mark.parametrize("name", ["matvec", "turned"])
+def test_a_matrix_in_a_recorded_graph_is_refused(name: str) -> None:
+    function, x = of_codes()[0][name], torch.randn(8)
+    for record in (make_fx(function), lambda x: torch.jit.trace(function, (x,))):
+        with pytest.raises(ValueError, match=r"would be a constant: .* Trace a .*QuantLinear"):
+            record(x)
+
+
+@pytest.mark.parametrize("name", ["dense", "layer"])
+def test_a_compiled_graph_has_no_wrong_derivatives(name: str) -> None:
+    """PyTorch would take those of an operator, forwards, for zeros."""
+    function, x = of_codes()[0][name], torch.randn(8)
+    compiled = torch.compile(
+        lambda x: torch.func.jvp(function, (x,), (x,))[1], backend="eager", fullgraph=True
+    )
+    with pytest.raises(Exception, match=r"differentiated forwards within torch\.compile"):
+        compiled(x)
+
+
+MADE = {
+    "sparse": (lambda: torch.eye(8).to_sparse(), "dense strided tensor"),
+    "meta": (lambda: torch.eye(8, device="meta"), "with data"),
+    "layer": (lambda: torch.nn.Linear(8, 8), r"got Linear. Give its \.weight"),
+    "int8": (lambda: torch.eye(8).to(torch.int8), "W has dtype int8"),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_no_matrix_of_floats_is_said(name: str) -> None:
+    make, words = MADE[name]
+    with pytest.raises(TypeError, match=words):
+        gm.quantize(make())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
+def test_importance_is_a_tensor_of_any_real_numbers(dtype: Any) -> None:
+    W, importance = torch.randn(5, 8), torch.arange(8).to(dtype)
+    wanted = gm.quantize(W, method="hqq", importance=np.arange(8.0))
+    if dtype.is_floating_point:
+        importance.requires_grad_()
+    found = gm.quantize(W, method="hqq", importance=importance)
+    assert np.array_equal(found.codes, wanted.codes)
+    assert found.error == wanted.error
+    with pytest.raises(TypeError, match="importance has dtype complex64"):
+        gm.quantize(W, importance=torch.ones(8, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="importance has dtype"):
+        gm.quantize(W, importance=["much"] * 8)
