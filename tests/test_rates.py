@@ -95,3 +95,44 @@ def test_blas_is_the_choice_whatever_the_rates_say(op: str, dtype: str, slow: fl
         found = choose(_call(op, size, size, dtype), machine)  # type: ignore[arg-type]
         assert found.rung.name == "blas"
         assert found.runner_up
+
+
+# An EPYC (Zen 4), two cores, as it measured itself: where NumPy converts quickly its loops over
+# integers, one product at a time, must not seem quick.
+MEASURED = HostRates(
+    read=3.05e10,
+    core_read=2.26e10,
+    core_cached=6.27e10,
+    fma=5.46e10,
+    blas=1.85e11,
+    convert=1.25e10,
+    call=7.4e-7,
+    spread=6.9e-7,
+    asked=0.8,
+    measured="2026-11-23",
+)
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int32", "int64"])
+@pytest.mark.parametrize("units", [1, 2, 16])
+def test_integers_are_multiplied_by_kernels_on_any_machine(op: str, dtype: str, units: int) -> None:
+    for rates in (HostRates.default(units), MEASURED):
+        machine = Machine("cpu", "Test", "x86_64", units, rates.read, 1 << 25, rates=rates)
+        for size in (384, 2048, 4096):
+            found = choose(_call(op, size, size, dtype), machine)  # type: ignore[arg-type]
+            assert found.rung.name != "upcast_blocks", (size, rates)
+
+
+def test_halves_are_asked_for_ahead_where_this_machine_gains_by_it() -> None:
+    def name(m: int, n: int, asked: float) -> str:
+        rates = replace(MEASURED, asked=asked)
+        machine = Machine("cpu", "Test", "x86_64", 2, rates.read, 1 << 25, rates=rates)
+        return choose(_call("vecmat", m, n, "float16"), machine).rung.name  # type: ignore[arg-type]
+
+    assert {name(n, n, asked) for n in (256, 384, 512, 1024) for asked in (0.8, 1.3)} == {
+        "prefetched_columns"
+    }
+    assert name(256, 16384, 1.3) == "prefetched_columns"
+    assert name(256, 16384, 0.8) == "panel_threads"
+    assert name(2048, 8192, 0.8) == "split_columns"

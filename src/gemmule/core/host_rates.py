@@ -18,8 +18,9 @@ class HostRates:
     both as vectors are multiplied. fma: fused float32 multiply-adds of one core. blas: float32
     operations of NumPy's BLAS on all threads, at 1024 x 1024 x 1024. convert: elements that
     all threads turn from float16 to float32. call: from Python into a kernel and back;
-    spread: what starting helpers adds; blas_call: a product by NumPy of a few elements. measured:
-    the day, or "" for defaults.
+    spread: what starting helpers adds; blas_call: a product by NumPy of a few elements. asked: how
+    many times as fast long rows of halves come from memory that are asked for ahead, a number
+    without a unit. measured: the day, or "" for defaults.
     """
 
     read: float = 20e9
@@ -31,6 +32,7 @@ class HostRates:
     call: float = 3e-6
     spread: float = 5e-6
     blas_call: float = 1e-6
+    asked: float = 1.2
     measured: str = ""
 
     @classmethod
@@ -54,6 +56,7 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "call": (1e-8, 1e-2),
     "spread": (1e-8, 1e-1),
     "blas_call": (1e-8, 1e-2),
+    "asked": (0.05, 20.0),
 }
 
 

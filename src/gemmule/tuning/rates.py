@@ -16,13 +16,15 @@ from gemmule.backends.cpu import launch as cpu
 from gemmule.backends.cpu import pool as cpu_pool
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.threads import thread_count
-from gemmule.core.host_rates import HostRates
+from gemmule.core.host_rates import DEFAULT_RATES, HostRates
 from gemmule.core.memory import available_bytes
+from gemmule.core.problem import Problem
 from gemmule.lookup import forget_plans
 from gemmule.rungs._cpu_convert import widened
 from gemmule.rungs.matmul.cpu._tile import register_tile, tile_product
 from gemmule.rungs.matvec.cpu.four_rows import rows_entry, rows_kernel
 from gemmule.rungs.matvec.cpu.threads import shared_rows
+from gemmule.rungs.vecmat.cpu import panel_threads, prefetched_columns
 from gemmule.storage import rates as store_rates
 
 ROW = 4096  # float32 numbers of a row of the matrix that is read
@@ -31,6 +33,7 @@ CACHED_BYTES = 1 << 20
 DEPTH = 256
 TILES = 400
 BLAS_SIZE = 1024
+LONG, FEWEST_COLUMNS = 16384, 64  # halves of a row whose sums leave the first cache, and rows
 
 
 def measure_rates(*, fresh: bool = False) -> HostRates:
@@ -54,8 +57,9 @@ def measure_rates(*, fresh: bool = False) -> HostRates:
 
 
 def _measured(cache_bytes: int) -> HostRates:
-    read, core_read = _reading(min(4 * cache_bytes, LARGEST_BYTES, available_bytes() // 8))
-    _, core_cached = _reading(CACHED_BYTES, repeat=20)
+    large = _matrix(min(4 * cache_bytes, LARGEST_BYTES, available_bytes() // 8))
+    read, core_read = _reading(large)
+    _, core_cached = _reading(_matrix(CACHED_BYTES), repeat=20)
     call, spread = _calls()
     few = np.ones(8, np.float32)
     return HostRates(
@@ -68,6 +72,7 @@ def _measured(cache_bytes: int) -> HostRates:
         call=call,
         spread=spread,
         blas_call=_best(lambda: np.dot(few, few), 50),
+        asked=_asked(large),
         measured=time.strftime("%Y-%m-%d"),
     )
 
@@ -82,16 +87,35 @@ def _best(call: Callable[[], object], times: int) -> float:
     return best
 
 
-def _reading(nbytes: int, repeat: int = 4) -> tuple[float, float]:
+def _matrix(nbytes: int) -> np.ndarray[Any, Any]:
+    return np.ones((max(nbytes // (4 * ROW), 1), ROW), np.float32)
+
+
+def _reading(matrix: np.ndarray[Any, Any], repeat: int = 4) -> tuple[float, float]:
     """Return the bytes a second that all threads and one read, as a product's matrix."""
-    m = max(nbytes // (4 * ROW), 1)
-    matrix, x, y = np.ones((m, ROW), np.float32), np.ones(ROW, np.float32), np.empty(m, np.float32)
+    m = len(matrix)
+    x, y = np.ones(ROW, np.float32), np.empty(m, np.float32)
     rows, parts = rows_entry(rows_kernel(*["float32"] * 4)), min(m, 8 * thread_count())
     places = (matrix.ctypes.data, 0, 4 * ROW, x.ctypes.data, 0, y.ctypes.data, 0)
     words = (rows, *places, m, ROW, m, parts)
     together = _best(lambda: shared_rows(parts, *words), repeat)
     alone = _best(lambda: shared_rows.alone(parts, *words), repeat)
     return matrix.nbytes / together, matrix.nbytes / alone
+
+
+def _asked(matrix: np.ndarray[Any, Any]) -> float:
+    """Return how many times as fast long rows of halves are that are asked for ahead, in x A."""
+    columns = matrix.nbytes // (2 * LONG)
+    if prefetched_columns.RUNG.available() is not None or columns < FEWEST_COLUMNS:
+        return DEFAULT_RATES.asked
+    halves = matrix.reshape(-1).view(np.float16)[: columns * LONG].reshape(columns, LONG).T
+    x, y = np.zeros(columns, np.float16), np.empty(LONG, np.float16)
+    problem = Problem("matvec", LONG, columns, a="float16", b="float16", out="float16")
+    seconds = []
+    for rung in (panel_threads.RUNG, prefetched_columns.RUNG):
+        run = rung.bind(problem, rung.check_params(problem, None))
+        seconds.append(_best(functools.partial(run, halves, x, y), 3))
+    return seconds[0] / seconds[1]
 
 
 @functools.cache

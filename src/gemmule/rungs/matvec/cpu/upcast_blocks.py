@@ -32,10 +32,13 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect the conversion's speed."""
+    """Expect the conversion's speed and the product's: NumPy's integer loops add one at a time."""
+    rates, working = machine.rates, np.dtype(_cpu.problem_working_dtype(problem))
     elements = problem.batch * problem.m * problem.n
-    calls = 10 * problem.batch * machine.rates.blas_call
-    return Suggestion({}, calls + elements / machine.rates.convert)
+    from_cache = rates.core_cached * machine.units / working.itemsize
+    products = elements / (from_cache if working.kind == "f" else rates.fma / 64)
+    calls = 10 * problem.batch * rates.blas_call
+    return Suggestion({}, calls + elements / rates.convert + products)
 
 
 RUNG = CpuRung(

@@ -110,7 +110,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     # columns of halves on one core of an EPYC, 21 where shared columns take 16 on 16 of a Xeon.
     piece = problem.batch * problem.m * ITEMSIZE[problem.a] / shares
     idle = max(1.0, machine.units / panels) * (1 + PAIR_BYTES / piece)
-    moving = idle * _cpu.streaming_s(problem, machine, 0.95)
+    moving = idle * _cpu.streaming_s(problem, machine, 0.95 * _cpu.unasked(piece))
     return Suggestion({}, _cpu.spread_s(machine, problem.compulsory_bytes) + columns + moving)
 
 

@@ -16,7 +16,7 @@ from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.backends.cpu.pool import in_pool
-from gemmule.core.problem import Problem
+from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 
@@ -179,8 +179,13 @@ def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Jo
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Expect what one core reads."""
-    moving = _cpu.streaming_s(problem, machine, 1.0, alone=True)
+    moving = _cpu.streaming_s(problem, machine, unasked_columns(problem), alone=True)
     return Suggestion({}, machine.rates.call + columns_s(problem, machine) + moving)
+
+
+def unasked_columns(problem: Problem) -> float:
+    """Return the share of a rate at which whole columns come, up to a panel of each."""
+    return _cpu.unasked(min(problem.m, WIDTHS[0]) * ITEMSIZE[problem.a])
 
 
 def columns_s(problem: Problem, machine: Machine) -> float:

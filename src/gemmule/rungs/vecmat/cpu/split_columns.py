@@ -21,9 +21,11 @@ from gemmule.rungs.vecmat.cpu.panels import (
     columns_s,
     panels_entry,
     panels_kernel,
+    unasked_columns,
 )
 
 SHARES_PER_THREAD = 4
+LONGEST = 8192  # results to which every share may have sums of its own
 SUMS_SHARE = 16  # a share reads so many times the bytes of its own sums
 
 
@@ -95,11 +97,17 @@ def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Jo
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect nearly the read ceiling; for a y too short to share, and columns enough."""
-    if problem.batch > 1 or problem.m >= 1024 * machine.units or problem.n < 64 * machine.units:
+    if (
+        problem.batch > 1
+        or problem.m > max(1024 * machine.units, LONGEST)
+        or problem.n < 64 * machine.units
+    ):
         return None
-    calls = _cpu.spread_s(machine, problem.compulsory_bytes) + machine.rates.spread
+    calls = 2 * _cpu.spread_s(machine, problem.compulsory_bytes) - machine.rates.call
     columns = columns_s(problem, machine) / machine.units
-    return Suggestion({}, calls + columns + _cpu.streaming_s(problem, machine, 0.90))
+    return Suggestion(
+        {}, calls + columns + _cpu.streaming_s(problem, machine, 0.90 * unasked_columns(problem))
+    )
 
 
 RUNG = CpuRung(
