@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,29 @@ def test_advice_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert other.errors["int4"] != plain.errors["int4"]
     assert set(costs[48, 64].seconds) == {(f, c) for f in advise.FORMATS for c in COLUMNS}
     assert costs[48, 64].nbytes["int4"] < costs[48, 64].nbytes["int8"] < 48 * 64 * 2
+
+
+def test_weights_without_codes_are_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And hide none of the others, in whatever file of the model they lie."""
+    normal = np.random.default_rng(0).standard_normal((48, 64)).astype(np.float32)
+    wide = np.where(np.arange(64) == 5, np.float32(1e30), normal)
+    masked = np.where(np.arange(64) == 5, -np.inf, normal).astype(np.float32)
+    files = {"1.safetensors": {"masked": masked, "good": normal}, "2.safetensors": {"wide": wide}}
+    for name, tensors in files.items():
+        save_file(tensors, tmp_path / name)
+    index = {tensor: name for name, tensors in files.items() for tensor in tensors}
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": index}))
+    for model in (tmp_path, path):
+        assert cli.run(["advise", str(model), "--seconds", "0.05"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        reasons = {line.split()[0]: line for line in lines if line.split()[:1] and "48 x" in line}
+        assert "W[0, 5] is -inf" in reasons["masked"]
+        assert "overflows float16" in reasons["wide"]
+        assert "nan" not in reasons["good"]
+        assert "3 weights" in lines[-1]
 
 
 def test_a_file_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

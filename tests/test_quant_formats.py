@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +257,140 @@ def test_wrong_parts() -> None:
     for error, words, call in wrong:
         with pytest.raises(error, match=words):
             call()
+
+
+# --- parts that do not belong together, and files of others ---------------------------------------
+
+STRANGE: tuple[Any, ...] = (
+    None, "4", [[1, 2]], 1.5, True, 0, -1, 3, 2**40, 2**70, (0, 0), (-1, -32), (2,), (8.0, 32.0),
+    np.int64(4), np.zeros((0, 4), np.int32), np.ones((2, 2), np.float16), np.ones(3, "c8"),
+    np.array(7, np.int32), np.full((4, 16), np.nan, np.float16), np.zeros((2, 2), "S3"),
+    np.ma.masked_array(np.ones((2, 2), np.int32)),
+)  # fmt: skip
+
+
+def parts_of(tool: str) -> tuple[Any, dict[str, Any]]:
+    """Return a reader, and arguments that it takes."""
+    bits = int(rng.choice([4, 8]))
+    codes, zeros, scales = layer(16, 32, 8, bits)
+    g_idx = rng.permutation(np.arange(32) // 8).astype(np.int32)
+    if tool == "gptq":
+        words, zero_words = packed(codes, bits).T, packed(zeros.T, bits)
+        made = {"qweight": words, "qzeros": zero_words, "scales": scales.T, "g_idx": g_idx}
+        return from_gptq, {**made, "bits": bits, "stored_zero": 1}
+    if tool == "awq":
+        words, zero_words = packed(codes.T & 15, 4), packed(zeros.T & 15, 4)
+        return from_awq, {"qweight": words, "qzeros": zero_words, "scales": scales.T}
+    if tool == "hqq":
+        W_q = codes.reshape(-1, 8)[: 64 if bits == 8 else 32]
+        flat = {"scale": scales.reshape(-1, 1), "zero": scales.reshape(-1, 1)}
+        return from_hqq, {"W_q": W_q, **flat, "shape": (16, 32), "bits": bits, "axis": 1}
+    data = blocks(tool, 2, 512)
+    return from_gguf, {"data": data, "kind": tool, "shape": (2, 512)}
+
+
+def disturbed(given: Any) -> Any:
+    """Return an argument cut, turned, of another dtype, with other numbers, or something else."""
+    if not isinstance(given, np.ndarray) or rng.random() < 0.4:
+        return STRANGE[rng.integers(len(STRANGE))]
+    how = rng.integers(5)
+    if how == 0:
+        return given[:-1]
+    if how == 1:
+        return given.T
+    if how == 2:
+        with np.errstate(all="ignore"):
+            return given.astype(["i8", "f4", "i4", "u1", "f2", "f8"][rng.integers(6)])
+    if how == 3:
+        return given[..., None]
+    other = given.copy()
+    other.reshape(-1)[rng.integers(other.size)] = rng.choice([0, 1, 7, 100])
+    return other
+
+
+@pytest.mark.parametrize("tool", ["gptq", "awq", "hqq", *KINDS])
+@pytest.mark.filterwarnings("error")
+def test_what_does_not_belong_together_is_said_here(tool: str) -> None:
+    """Not by NumPy, in its words or by a warning, and not by an error of another kind."""
+    taken, refused, strange = 0, set(), []
+    for _ in range(300):
+        read, parts = parts_of(tool)
+        for name in rng.choice(list(parts), rng.integers(0, 3), replace=False):
+            parts[name] = disturbed(parts[name])
+        try:
+            taken += isinstance(read(**parts), QuantizedMatrix)
+        except (TypeError, ValueError) as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            ours = "gemmule" in last.filename and "raise " in str(last.line)
+            if not ours or type(error) not in (TypeError, ValueError):
+                strange.append((error, parts))
+            refused.add(str(error))
+    assert not strange
+    assert taken > 30
+    assert len(refused) > 10
+
+
+def test_layers_of_a_model_in_several_files(tmp_path: Path) -> None:
+    """One layer may lie in two of them."""
+    codes, zeros, scales = layer(24, 64, 16, 4)
+    parts = {
+        "qweight": np.ascontiguousarray(packed(codes, 4).T),
+        "qzeros": packed((zeros.T - 1) & 15, 4),
+        "scales": np.ascontiguousarray(scales.T),
+    }
+    names = [f"m-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    save_file({f"a.{key}": parts[key] for key in ("qweight", "qzeros")}, tmp_path / names[0])
+    save_file({"a.scales": parts["scales"], "b.scales": parts["scales"]}, tmp_path / names[1])
+    shown = {"a.qweight": names[0], "a.qzeros": names[0], "a.scales": names[1]}
+    index = tmp_path / "model.safetensors.index.json"
+    with pytest.raises(ValueError, match="holds 2 models; give the path"):
+        read_layer(tmp_path, "a")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shown}))
+    for path in (tmp_path, index, str(index)):
+        np.testing.assert_array_equal(codes_of(read_layer(path, "a")), codes)
+    with pytest.raises(ValueError, match="layer 'c': it has no tensor 'qweight'"):
+        read_layer(index, "c")
+    for wrong in (
+        "[]", "{", '{"weight_map": 3}', '{"weight_map": {"a.scales": 3}}', "{}",
+        '{"weight_map": {"a.scales": "../m.safetensors"}}', '{"weight_map": {"a.scales": ".."}}',
+        '{"weight_map": {}, "weight_map": {}}',
+        '{"weight_map": {"a.scales": "/etc/passwd"}}', '{"weight_map": {"a.scales": ""}}',
+    ):  # fmt: skip
+        index.write_text(wrong)
+        with pytest.raises(ValueError, match=r"index\.json is no index of a model's files: "):
+            read_layer(index, "a")
+    index.write_text(json.dumps({"weight_map": {"a.scales": "gone.safetensors"}}))
+    with pytest.raises(FileNotFoundError):
+        read_layer(index, "a")
+    for name in names:
+        (tmp_path / name).unlink()
+    index.unlink()
+    with pytest.raises(ValueError, match="holds 0 models"):
+        read_layer(tmp_path, "a")
+
+
+@pytest.mark.parametrize("tag", ["F8_E4M3", "F8_E8M0", "C64"])
+def test_a_layer_of_numbers_that_none_has(tag: str, tmp_path: Path) -> None:
+    path, size = tmp_path / "m.safetensors", 8 if tag == "C64" else 1
+    head = {"a.scales": {"dtype": tag, "shape": [2, 4], "data_offsets": [0, 8 * size]}}
+    text = json.dumps(head).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8 * size))
+    with pytest.raises(TypeError, match=rf"a\.scales has dtype {tag}, which no such layer has"):
+        read_layer(path, "a")
+
+
+def test_sizes_in_a_layer_of_hqq_are_whole_numbers(tmp_path: Path) -> None:
+    read, parts = parts_of("hqq")
+    numbers = {
+        "nbits": np.array(parts["bits"]), "axis": np.array([1]), "shape": np.array([16, 32])
+    }  # fmt: skip
+    made = {key: parts[key] for key in ("W_q", "scale", "zero")} | numbers
+    path = tmp_path / "m.safetensors"
+    save_file({f"h.{key}": np.ascontiguousarray(value) for key, value in made.items()}, path)
+    same = read(**parts).dequantize()
+    np.testing.assert_array_equal(read_layer(path, "h").dequantize(), same)
+    for key, value in (("nbits", [4, 4]), ("axis", 1.0), ("shape", [16.0, 32.0]), ("shape", [16])):
+        wrong = made | {key: np.array(value)}
+        save_file({f"h.{name}": np.ascontiguousarray(one) for name, one in wrong.items()}, path)
+        with pytest.raises(ValueError, match=f"{key} has dtype .* whole number"):
+            read_layer(path, "h")

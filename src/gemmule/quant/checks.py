@@ -38,7 +38,7 @@ def one_of(name: str, value: str, known: Collection[str]) -> str:
 
 def bits(value: int) -> int:
     """Require 4 or 8."""
-    number = _integer("bits", value)
+    number = integer("bits", value)
     if number not in (4, 8):
         raise ValueError(f"bits is {number}, but must be 4 or 8")
     return number
@@ -48,7 +48,7 @@ def group_size(value: int | None) -> int | None:
     """Require a positive int, -1 (a row) or None (the whole matrix)."""
     if value is None:
         return None
-    number = _integer("group_size", value)
+    number = integer("group_size", value)
     if number != -1 and not 1 <= number <= _MAX_SIZE:
         raise ValueError(
             f"group_size is {number}, but must be a positive int up to 2^40, -1 for one group a "
@@ -61,13 +61,14 @@ def shape(value: tuple[int, int]) -> tuple[int, int]:
     """Require two sizes of at least 0."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"shape is {value!r}, but must be two sizes (m, n)")
-    m, n = (_integer("each size in shape", size) for size in value)
+    m, n = (integer("each size in shape", size) for size in value)
     if not (0 <= m <= _MAX_SIZE and 0 <= n <= _MAX_SIZE):
         raise ValueError(f"shape is {(m, n)}, but sizes must lie in 0..{_MAX_SIZE}")
     return m, n
 
 
-def _integer(name: str, value: object) -> int:
+def integer(name: str, value: object) -> int:
+    """Require an int, which True is none of here."""
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be an int, got {value!r}")
     try:

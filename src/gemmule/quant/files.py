@@ -35,6 +35,8 @@ _TAG_TO_NAME = {tag: name for name, tag in _NAME_TO_TAG.items()}
 _MAX_HEADER_BYTES = 1 << 16
 """A header of a handful of arrays takes under 1 KiB; the cap bounds what a hostile one can cost."""
 _MAX_DIMENSION = 1 << 40
+_SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
+_MAX_INDEX_BYTES = 1 << 26
 _ALIGNMENT = 64
 """Data start on a cache line, so that a mapped array can be read with aligned vector loads."""
 
@@ -54,6 +56,40 @@ def named_dtype(name: str) -> np.dtype[Any]:
         ) from error
     bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return bfloat16
+
+
+def model_files(path: FilePath) -> Path | dict[str, Path]:
+    """Return a model's only safetensors file, or the file of each tensor where it has several.
+
+    path: the file, the ``.safetensors.index.json`` of a model in several, or a folder that holds
+    either. The index is untrusted as well: it names files beside it, or there is a ValueError.
+    """
+    given = Path(path)
+    if given.is_dir():
+        found = [*given.glob(f"*{_INDEX}")] or [*given.glob("*.safetensors")]
+        if len(found) != 1:
+            raise ValueError(
+                f"{given} holds {len(found)} models; give the path of a .safetensors file, or of "
+                f"the {_INDEX} of several"
+            )
+        given = found[0]
+    if not given.name.endswith(".json"):
+        return given
+    with given.open("rb") as file:
+        text = file.read(_MAX_INDEX_BYTES + 1)
+    try:
+        if len(text) > _MAX_INDEX_BYTES:
+            raise ValueError(f"it has more than {_MAX_INDEX_BYTES:,} bytes")
+        names: Any = _parse_json(text).get("weight_map")
+        if not _is_object(names) or not all(_is_name(name) for name in names.values()):
+            raise ValueError("weight_map must map tensors to names of files beside it")
+    except ValueError as error:
+        raise ValueError(f"{given} is no index of a model's files: {error}") from None
+    return {tensor: given.parent / name for tensor, name in names.items()}
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and Path(value).name == value and value.endswith(_SUFFIX)
 
 
 def check_target(path: FilePath, *, overwrite: bool) -> None:

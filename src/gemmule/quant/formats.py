@@ -8,19 +8,26 @@ shapes and values that do not belong together. `read_layer` finds the arrays in 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.quant import checks
 from gemmule.quant.checks import SCALE_DTYPES
-from gemmule.quant.files import FilePath
+from gemmule.quant.files import FilePath, model_files
 from gemmule.quant.layouts import Codes, pack_nibbles
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.rounding import dtype_name
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Column j of eight lies in nibble ``AWQ_ORDER[j]`` of a word."""
+_KEYS = (
+    "qweight", "qzeros", "scales", "g_idx", "W_q", "scale", "zero", "nbits", "axis", "shape",
+)  # fmt: skip
+_TAGS = frozenset(["U8", "I8", "I32", "U32", "I64", "F16", "BF16", "F32", "F64", "BOOL"])
 
 
 def from_gptq(
@@ -45,8 +52,9 @@ def from_gptq(
     >>> from_gptq(np.repeat(words, 8, 1), zero, np.ones((1, 8), np.float16)).dequantize()[0, :3]
     array([-1.,  0.,  1.], dtype=float32)
     """
-    if bits not in (4, 8):
-        raise ValueError(f"bits is {bits}, but must be 4 or 8")
+    bits, stored_zero = checks.bits(bits), checks.integer("stored_zero", stored_zero)
+    if stored_zero not in (0, 1):
+        raise ValueError(f"stored_zero is {stored_zero}, but must be 1, or 0 for gptq_v2")
     per_word = 32 // bits
     rows, m = _shape("qweight", qweight, "int32", 2)
     n, groups = rows * per_word, _groups(scales, m)
@@ -105,45 +113,41 @@ def from_hqq(
     >>> from_hqq(W_q, one, one, shape=(2, 2)).dequantize().tolist()
     [[0.0, 2.0], [-1.0, 1.0]]
     """
-    if axis != 1:
+    if checks.integer("axis", axis) != 1:
         raise ValueError(f"axis is {axis}; groups must run along rows: quantise with axis=1")
-    if bits not in (4, 8):
-        raise ValueError(f"bits is {bits}, but must be 4 or 8")
+    bits, (m, n) = checks.bits(bits), checks.shape(shape)
     size = _shape("W_q", W_q, "uint8", 2)[1]
     codes = np.concatenate((W_q >> 4, W_q & 15)) if bits == 4 else W_q
-    m, n = (int(value) for value in shape)
     if codes.size != m * n or size == 0 or n % size:
         raise ValueError(
             f"W_q of shape {W_q.shape} holds {codes.size} codes in groups of {size}; a "
             f"{m} x {n} matrix takes {m * n}, and whole groups in each row"
         )
     for name, values in (("scale", scale), ("zero", zero)):
-        if values.size != len(codes):
+        if _floats(name, values).size != len(codes):
             raise ValueError(f"{name} has {values.size} numbers, but there are {len(codes)} groups")
-    zeros = _floats("zero", zero).astype(np.float32).reshape(m, -1)
-    return _matrix(codes.reshape(m, n), scale.reshape(m, -1), zeros, bits, size, None)
+    zeros = zero.astype(np.float32).reshape(m, n // size)
+    return _matrix(codes.reshape(m, n), scale.reshape(m, n // size), zeros, bits, size, None)
 
 
 def read_layer(path: FilePath, name: str, *, stored_zero: int = 1) -> QuantizedMatrix:
-    """Return the layer `name` of a safetensors file that GPTQ, AWQ or HQQ wrote.
+    """Return the layer `name` of a model that GPTQ, AWQ or HQQ wrote.
 
-    Which one it was, and how many bits, the tensors ``name.qweight`` or ``name.W_q`` and those
-    beside it tell. `stored_zero` is that of `from_gptq`: a file of format ``gptq_v2`` needs 0.
-    OSError as `open`; ValueError, naming the file, for a layer that is not there, and for tensors
-    that do not belong together; TypeError for a wrong dtype.
+    path: a safetensors file, the ``.safetensors.index.json`` of a model in several, or the folder
+    of either. Which tool it was, and how many bits, the tensors ``name.qweight`` or ``name.W_q``
+    and those beside it tell. `stored_zero` is that of `from_gptq`: a file of format ``gptq_v2``
+    needs 0. OSError as `open`; ValueError, naming the file, for a layer that is not there, and for
+    tensors that do not belong together; TypeError for a wrong dtype.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "numpy") as file:
-            head = f"{name}."
-            tensors = {
-                key.removeprefix(head): file.get_tensor(key)
-                for key in file.keys()  # noqa: SIM118  a file is no mapping
-                if key.startswith(head) and "." not in key.removeprefix(head)
-            }
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable .safetensors file: {error}") from None
+    where = model_files(path)
+    keys = {f"{name}.{key}": key for key in _KEYS}
+    if isinstance(where, dict):
+        files = dict.fromkeys(file for tensor, file in where.items() if tensor in keys)
+    else:
+        files = {where: None}
+    tensors: dict[str, NDArray[Any]] = {}
+    for file in files:
+        tensors |= {keys[tensor]: array for tensor, array in _tensors_of(file, keys)}
     try:
         return _of_tensors(tensors, stored_zero)
     except (TypeError, ValueError) as error:
@@ -152,20 +156,44 @@ def read_layer(path: FilePath, name: str, *, stored_zero: int = 1) -> QuantizedM
         raise ValueError(f"{path}, layer {name!r}: it has no tensor {missing}") from None
 
 
+def _tensors_of(path: Path, wanted: Iterable[str]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield those of the wanted tensors that a safetensors file has."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            for name in set(file.keys()).intersection(wanted):
+                tag = file.get_slice(name).get_dtype()
+                if tag not in _TAGS:
+                    raise TypeError(f"{path}: {name} has dtype {tag}, which no such layer has")
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable .safetensors file: {error}") from None
+
+
 def _of_tensors(tensors: dict[str, NDArray[Any]], stored_zero: int) -> QuantizedMatrix:
     if "W_q" in tensors:
-        bits, axis = (int(tensors[key].item()) for key in ("nbits", "axis"))
-        shape = tuple(int(size) for size in tensors["shape"])
-        if len(shape) != 2:
-            raise ValueError(f"shape is {shape}, but must be two sizes")
+        bits, axis = (_numbers(key, tensors[key], 1)[0] for key in ("nbits", "axis"))
+        rows, columns = _numbers("shape", tensors["shape"], 2)
         codes, scale, zero = (tensors[key] for key in ("W_q", "scale", "zero"))
-        return from_hqq(codes, scale, zero, shape=shape, bits=bits, axis=axis)
+        return from_hqq(codes, scale, zero, shape=(rows, columns), bits=bits, axis=axis)
     packed = tensors["qweight"], tensors["qzeros"], tensors["scales"]
-    words, zeros, m = (_shape("a tensor", array, None, 2)[1] for array in packed)
+    names = ("qweight", "qzeros", "scales")
+    words, zeros, m = (_shape(*each, None, 2)[1] for each in zip(names, packed, strict=True))
     if words != m:
         return from_awq(*packed)
     bits = 8 if 4 * zeros >= m else 4
     return from_gptq(*packed, tensors.get("g_idx"), bits=bits, stored_zero=stored_zero)
+
+
+def _numbers(name: str, tensor: NDArray[Any], count: int) -> list[int]:
+    """Return the whole numbers that a tensor holds."""
+    if tensor.size != count or tensor.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} has dtype {tensor.dtype} and shape {tensor.shape}, but must hold {count} "
+            f"whole number{'s' * (count > 1)}"
+        )
+    return [int(number) for number in tensor.reshape(-1)]
 
 
 def _unpacked(words: NDArray[np.int32], bits: int) -> Codes:
@@ -217,6 +245,7 @@ def _matrix(
 
 
 def _floats(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    _array(name, array)
     if dtype_name(array) not in SCALE_DTYPES:
         raise TypeError(f"{name} has dtype {array.dtype}, but must be {', '.join(SCALE_DTYPES)}")
     return array
@@ -230,13 +259,19 @@ def _groups(scales: NDArray[Any], m: int) -> int:
 
 
 def _shape(name: str, array: Any, dtype: str | None, ndim: int) -> Any:
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} is a {type(array).__name__}, but must be a NumPy array")
+    _array(name, array)
     if dtype is not None and array.dtype.name != dtype:
         raise TypeError(f"{name} has dtype {array.dtype}, but must be {dtype}")
     if array.ndim != ndim:
         raise ValueError(f"{name} has shape {array.shape}, but must have {ndim} dimensions")
     return array.shape
+
+
+def _array(name: str, array: Any) -> None:
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        kind = type(array).__name__
+        how = ", of a tensor its .numpy()" if kind == "Tensor" else ""
+        raise TypeError(f"{name} is a {kind}, but must be a NumPy array{how}")
 
 
 def _expect(name: str, array: Any, dtype: str, shape: tuple[int, ...]) -> None:

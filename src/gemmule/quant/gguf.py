@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.quant import checks
 from gemmule.quant.files import FilePath
 from gemmule.quant.layouts import Codes, pack_nibbles
 from gemmule.quant.matrix import QuantizedMatrix
@@ -44,21 +45,24 @@ def from_gguf(data: NDArray[np.uint8], kind: str, shape: tuple[int, int]) -> Qua
     >>> from_gguf(block, "Q4_0", (1, 32)).dequantize()[0, [0, 16]].tolist()
     [0.0, 1.0]
     """
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"GGUF type is {kind}; read are {', '.join(_KINDS)}")
-    one, (m, n) = _KINDS[kind], shape
+    one, (m, n) = _KINDS[kind], checks.shape(shape)
+    if not isinstance(data, np.ndarray):
+        raise TypeError(f"data are a {type(data).__name__}, but must be a NumPy array of uint8")
     if data.dtype != np.uint8 or data.size * one.weights != m * n * one.nbytes or n % one.weights:
         raise ValueError(
             f"{data.size} bytes of dtype {data.dtype} are no {m} x {n} matrix of {kind}, which "
             f"takes {one.nbytes} bytes for each {one.weights} weights of a row"
         )
     blocks = np.ascontiguousarray(data).reshape(-1, one.nbytes)
-    codes, scales, zeros = one.parts(blocks)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
+        codes, scales, zeros = one.parts(blocks)
     codes = codes.reshape(m, n)
     return QuantizedMatrix.from_parts(
         pack_nibbles(codes) if one.bits == 4 else codes,
-        scales.reshape(m, -1),
-        None if zeros is None else zeros.reshape(m, -1),
+        scales.reshape(m, n // one.group_size),
+        None if zeros is None else zeros.reshape(m, n // one.group_size),
         shape=(m, n),
         bits=one.bits,
         group_size=one.group_size,
@@ -139,8 +143,7 @@ def _offset(codes: Codes, scales: Floats, offsets: Floats) -> Parts:
     ones = np.where(flat, np.float32(1), scales)
     groups = codes.reshape(*scales.shape, -1)
     groups = np.where(flat[..., None], np.uint8(0), groups)
-    with np.errstate(over="ignore"):
-        return groups, ones, -offsets / ones
+    return groups, ones, -offsets / ones
 
 
 _KINDS = {

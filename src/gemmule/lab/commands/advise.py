@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Say which weights of a model to quantise on this machine.")
-@click.argument("model", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("model", type=click.Path(path_type=Path, exists=True))
 @click.option("--group-size", type=int, default=64, show_default=True)
 @click.option(
     "--method", type=click.Choice(["rtn", "mse", "hqq"]), default="rtn", show_default=True
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 def advise(
     model: Path, group_size: int, method: Method, max_error: float, device: str, seconds: float
 ) -> None:
-    """Time every weight of MODEL (.safetensors) in float16, int8 and int4, and advise.
+    """Time every weight of MODEL in float16, int8 and int4, and advise.
 
+    MODEL: a .safetensors file, the .safetensors.index.json of several, or the folder of either.
     Weights are multiplied by 1, 4 and 16 float16 columns, here and now, rotating past the cache;
     each is quantised for its own error. The last column says what to take, and why.
     """

@@ -24,6 +24,7 @@ from gemmule.lab.bench.host import judged, sets_needed
 from gemmule.lab.files.matrices import list_matrices, read_matrix
 from gemmule.lab.files.sources import Source
 from gemmule.lab.records.rows import disturbed
+from gemmule.quant.files import model_files
 from gemmule.timing.clock import Clock, HostClock
 from gemmule.timing.sampler import Budget, Contestant, Ratio, ratio, sample
 
@@ -63,9 +64,10 @@ class Cost:
     def refusal(self, name: str) -> str | None:
         """Return why a format does not pay, or None where it does for some number of columns."""
         gains = {columns: self.gains[name, columns] for columns in COLUMNS}
-        slower = [str(columns) for columns, gain in gains.items() if gain.high < 1]
+        slower = [columns for columns, gain in gains.items() if gain.high < 1]
         if slower:
-            return f"{name} is slower at {', '.join(slower)} columns"
+            plural = "s" if slower != [1] else ""
+            return f"{name} is slower at {', '.join(map(str, slower))} column{plural}"
         if all(gain.low < LEAST_GAIN for gain in gains.values()):
             return f"{name} is not surely {LEAST_GAIN} times as fast"
         return None
@@ -82,11 +84,17 @@ class Advice:
     reason: str
 
 
-def weights_of(path: Path) -> dict[str, tuple[int, int]]:
-    """Return the 2-D tensors of a safetensors file; ValueError where there is none."""
+def weights_of(path: Path) -> dict[str, tuple[Path, tuple[int, int]]]:
+    """Return file and shape of a model's 2-D tensors; ValueError where there is none.
+
+    path: a safetensors file, the index of several, or the folder of either.
+    """
+    where = model_files(path)
+    files = dict.fromkeys(where.values()) if isinstance(where, dict) else {where: None}
     found = {
-        name: (shape[0], shape[1])
-        for name, shape in list_matrices(path).items()
+        name: (file, (shape[0], shape[1]))
+        for file in files
+        for name, shape in list_matrices(file).items()
         if len(shape) == 2 and 0 not in shape
     }
     if not found:
@@ -174,16 +182,20 @@ def advise(path: Path, settings: Settings, costs: dict[tuple[int, int], Cost]) -
     costs: filled on the way, by shape.
     """
     clock = clock_of(settings.device)
-    for name, shape in weights_of(path).items():
-        weight = read_weight(path, name)
+    for name, (file, shape) in weights_of(path).items():
+        weight = read_weight(file, name)
         if weight is None:
+            continue
+        errors = {}
+        try:
+            for form in BITS:
+                error = in_format(weight, form, settings).error
+                errors[form] = float("nan") if error is None else error
+        except ValueError as fault:  # not finite, or too large for the format's scales
+            yield Advice(name, shape, dict.fromkeys(BITS, float("nan")), "float16", str(fault))
             continue
         if shape not in costs:
             costs[shape] = cost_of(weight, settings, clock)
-        errors = {}
-        for form in BITS:
-            error = in_format(weight, form, settings).error
-            errors[form] = float("nan") if error is None else error
         take, reason = decide(name, errors, costs[shape], settings.max_error)
         yield Advice(name, shape, errors, take, reason)
 
@@ -208,5 +220,7 @@ def total_bytes(
     advices: Sequence[Advice], costs: Mapping[tuple[int, int], Cost]
 ) -> tuple[int, int]:
     """Return the bytes of all weights in float16, and as advised."""
-    plain = sum(costs[one.shape].nbytes["float16"] for one in advices)
-    return plain, sum(costs[one.shape].nbytes[one.take] for one in advices)
+    plain = {one.name: 2 * one.shape[0] * one.shape[1] for one in advices}
+    alone = sum(plain[one.name] for one in advices if one.take == "float16")
+    made = sum(costs[one.shape].nbytes[one.take] for one in advices if one.take != "float16")
+    return sum(plain.values()), alone + made
