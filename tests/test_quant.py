@@ -48,6 +48,15 @@ def test_sizes_reach_their_limits() -> None:
             checks.shape(wrong)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_parts_on_the_host_begin_with_a_cache_line(bits: int) -> None:
+    for rows in (1, 300):  # small arrays and large ones lie in different places
+        Q = quantize(normal(rows, 500), bits=bits, group_size=20)
+        for part in (Q.codes, Q.scales, Q.zeros):
+            assert part.ctypes.data % 64 == 0
+            assert part.flags.c_contiguous
+
+
 def unpacked(Q: QuantizedMatrix) -> np.ndarray:
     """The codes of a row-layout matrix, one a byte, cut out by shifts of Python integers."""
     m, n = Q.stored_shape

@@ -1,9 +1,12 @@
-"""How much memory this process may still take on the host."""
+"""Memory on the host: how much this process may still take, and such that begins a cache line."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 _GROUP = Path("/sys/fs/cgroup")
 _GROUP_FILES = (  # of version 2 and of version 1
@@ -11,6 +14,7 @@ _GROUP_FILES = (  # of version 2 and of version 1
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
 SMALL_BYTES = 64 * 2**20  # below this nothing is asked
+LINE_BYTES = 64
 
 
 def available_bytes() -> int:
@@ -33,6 +37,17 @@ def require(nbytes: int, purpose: str) -> None:
             f"{purpose} takes {nbytes:,} bytes, and {room:,} are available on this machine. "
             "Convert and multiply a part of the rows at a time."
         )
+
+
+def whole_lines(nbytes: int) -> NDArray[np.uint8]:
+    """Return `nbytes` uninitialised bytes that begin with a cache line.
+
+    NumPy's large arrays begin 16 bytes behind one, so that each vector register of 64 bytes is
+    loaded from two lines.
+    """
+    raw = np.empty(nbytes + LINE_BYTES, np.uint8)
+    start = -raw.ctypes.data % LINE_BYTES
+    return raw[start : start + nbytes]
 
 
 def _meminfo() -> int | None:

@@ -8,6 +8,7 @@ a GPU. Only libraries that the caller has imported are touched.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.memory import whole_lines
 from gemmule.quant.files import named_dtype
 
 Array = Any
@@ -44,9 +46,13 @@ class Library:
         return cast.contiguous() if self.is_torch else self.xp.ascontiguousarray(cast)
 
     def empty(self, shape: tuple[int, ...], name: str) -> Array:
-        """Return an uninitialised array on the device."""
+        """Return an uninitialised array on the device; on the host it begins with a cache line."""
+        dtype = self.dtype(name)
+        if self.xp is np:
+            memory = whole_lines(math.prod(shape) * np.dtype(dtype).itemsize)
+            return memory.view(dtype).reshape(shape)
         where = {"device": self.device} if self.is_torch else {}
-        return self.xp.empty(shape, dtype=self.dtype(name), **where)
+        return self.xp.empty(shape, dtype=dtype, **where)
 
     def asarray(self, host: np.ndarray[Any, Any]) -> Array:
         """Return a host array on the device."""

@@ -16,7 +16,7 @@ import numpy as np
 from gemmule.backends.cpu.jit import unavailable
 from gemmule.backends.cpu.target import vector_bytes
 from gemmule.backends.cpu.threads import thread_count
-from gemmule.core.memory import available_bytes
+from gemmule.core.memory import available_bytes, whole_lines
 from gemmule.errors import DeviceError
 from gemmule.lab.ceilings.cold import COLD_FROM, cold_from
 from gemmule.lab.ceilings.loops import (
@@ -31,7 +31,6 @@ from gemmule.timing.clock import Contestant, HostClock
 from gemmule.timing.machine import last_level_cache_bytes
 from gemmule.timing.sampler import Budget, sample
 
-LINE = 64
 FMA_STEPS = 1 << 20  # some 2 ms: waking a second thread takes tens of microseconds
 ASSUMED_CACHE_BYTES = 256 << 20  # where the system does not tell: more than most caches
 TOLERANCE = {"cpu": 0.10, "cuda": 0.03}
@@ -93,9 +92,7 @@ def _buffer(threads: int) -> np.ndarray:
     cache = last_level_cache_bytes() or ASSUMED_CACHE_BYTES
     step = threads * 8 * STEP_BYTES
     size = min(4 * cache, available_bytes() // 4) // (2 * step) * (2 * step)
-    raw = np.empty(size + LINE, np.uint8)
-    start = -raw.ctypes.data % LINE
-    aligned = raw[start : start + size]
+    aligned = whole_lines(size)
     aligned.view(np.float32).reshape(-1, 512)[:] = np.random.default_rng(0).standard_normal(512)
     return aligned
 
