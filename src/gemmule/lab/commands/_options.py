@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,19 @@ Option = Callable[[Command], Command]
 RESULTS = Path("results")
 
 
+class Number(click.FloatRange):
+    """A number in a range, in which NaN is not: it compares with no bound."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; click's error for NaN as for one outside the range."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is no number in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
 def device(default: str = "cpu") -> Option:
     """Return ``--device``; by the default ``cuda`` of a command that is about a GPU alone."""
     known = "cuda or cuda:<index>." if default == "cuda" else "cpu, cuda or cuda:<index>."
@@ -25,6 +39,17 @@ def check_device(name: str) -> None:
     """Raise ValueError for the name of no device."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"--device is {name!r}; it must be cpu, cuda or cuda:<index>.")
+
+
+def check_peers(names: tuple[str, ...], backend: str) -> None:
+    """Raise ValueError for the name of no peer on a back end."""
+    from gemmule.lab.peers.registry import all_peers
+
+    known = [peer.name for peer in all_peers(backend)]
+    for name in names:
+        if name not in known:
+            listed = ", ".join(known)
+            raise ValueError(f"--peer is {name!r}; on {backend} it must be one of {listed}.")
 
 
 def ordinal_of(name: str) -> int:
@@ -54,7 +79,7 @@ def out(words: str) -> Option:
 
 def seconds(low: float, high: float, words: str, default: float | None = None) -> Option:
     """Return ``--seconds``, by default so many."""
-    kind, told = click.FloatRange(low, high), default is not None
+    kind, told = Number(low, high), default is not None
     return click.option("--seconds", type=kind, default=default, show_default=told, help=words)
 
 

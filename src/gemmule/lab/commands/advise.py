@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--max-error",
-    type=click.FloatRange(0, 1),
+    type=options.Number(0, 1),
     default=0.12,
     show_default=True,
     help="Largest relative error of a weight that is quantised.",

@@ -58,7 +58,7 @@ CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
 @options.seconds(0.05, 600, "Time spent on each product; default 2, on a GPU 0.6.")
 @click.option(
     "--patience",
-    type=click.FloatRange(0, 86400),
+    type=options.Number(0, 86400),
     default=0.0,
     show_default=True,
     help="Seconds to spend in all on waiting for idle processors before a product, and "
@@ -92,6 +92,9 @@ def bench(
     if known is None or suite not in known:
         offered = "; ".join(f"{name}: {', '.join(names)}" for name, names in SUITES.items())
         raise ValueError(f"--device {device} --suite {suite} is none of {offered}.")
+    if peers and backend == "cpu":
+        raise ValueError("--peer is for a GPU; on a CPU every peer that is there takes part.")
+    options.check_peers(tuple(name for name in peers if name != "all"), backend)
     if suite == "distributed":
         from gemmule.lab.distributed import session as distributed
 

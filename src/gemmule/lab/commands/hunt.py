@@ -66,6 +66,7 @@ def hunt(
         if backend == "cpu":
             most_bytes = min(most_bytes, available_bytes() // 4)
     peer = peer or PEERS[backend]
+    options.check_peers((peer,), backend)
     suite = Suite("random products", (), peers=(peer,), name="hunt")
     if backend == "cuda":
         meter = session.cuda_meter(suite, PRODUCT_SECONDS["cuda"], device)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from gemmule.lab.files.multiply import Job
@@ -75,6 +76,9 @@ def multiply(first: str, second: str, output: Path | None, bits: str | None, **g
     from gemmule.lab.files.output import check_target
     from gemmule.lab.files.sources import parse_source
 
+    source = click.get_current_context().get_parameter_source("group_size")
+    if bits is None and (given["symmetric"] or source is ParameterSource.COMMANDLINE):
+        raise ValueError("--group-size and --symmetric say how to quantise; pass --bits with them.")
     if output is not None:
         inputs = [parse_source(name).path for name in (first, second)]
         check_target(output, force=given["force"], inputs=inputs)

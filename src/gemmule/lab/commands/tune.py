@@ -112,7 +112,9 @@ def tune(
         click.echo("GEMMULE_TUNE is 0: stored results are ignored, so nothing was tuned.")
         return
     from gemmule.lab.tune.requests import Matrix
+    from gemmule.quant import checks
 
+    checks.group_size(group_size)
     matrix = Matrix(device, layout, None if bits is None else int(bits), group_size)
     problems = _problems(
         ops or ("matvec",), sizes, shapes_from, columns, dtypes or ("float32",), matrix

@@ -63,6 +63,10 @@ def verify(
     from gemmule.lab.verify.workers import run_trials
 
     options.check_device(device)
+    if stale and evidence is None and not check_only:
+        raise ValueError("--stale chooses what is proved or compared; pass --evidence or --check.")
+    if anew and not check_only:
+        raise ValueError("--anew says what --check builds; pass --check with it.")
     if check_only:
         _check_evidence(evidence, rung, anew)
         return

@@ -96,7 +96,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             try:
                 found = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return
             if isinstance(found, dict):
                 yield found
