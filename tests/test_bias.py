@@ -117,7 +117,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
         streams: list[int] = []
         stand_in.streams = streams  # type: ignore[attr-defined]
         native = SimpleNamespace(
-            _cuda_getDevice=lambda: 0, _cuda_getCurrentRawStream=lambda ordinal: 0
+            _cuda_getDevice=lambda: 0,
+            _cuda_getCurrentRawStream=lambda ordinal: 0,
+            _increment_version=lambda tensors: None,
         )
         library = SimpleNamespace(_C=native, float16="float16", bfloat16="bfloat16")
         monkeypatch.setattr(torch_codes, "sys", SimpleNamespace(modules={"torch": library}))

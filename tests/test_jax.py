@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,17 @@ def test_second_derivatives_loops_and_options() -> None:
         ).dtype
         == "float64"
     )
+
+
+def test_a_result_lies_where_its_operands_do() -> None:
+    """The second processor of a process that was told it has two."""
+    code = (
+        "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
+        "import jax, gemmule as gm\n"
+        "at = jax.devices('cpu')[1]; A = jax.device_put(jax.numpy.ones((3, 3)), at)\n"
+        "assert gm.matvec(A, A[0]).devices() == {at} == jax.jit(gm.matvec)(A, A[0]).devices()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_mistakes_are_told() -> None:

@@ -325,6 +325,7 @@ def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
     from gemmule.dispatch.prepared import torch as module
 
     streams: list[int] = []
+    written: list[Any] = []
     current = [7]
 
     def launch(config: int, function: int, params: int, extra: None) -> int:
@@ -344,7 +345,9 @@ def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
         float16="float16",
         Size=lambda shape: SimpleNamespace(numel=lambda: int(np.prod(shape))),
         _C=SimpleNamespace(
-            _cuda_getDevice=lambda: 0, _cuda_getCurrentRawStream=lambda _: current[0]
+            _cuda_getDevice=lambda: 0,
+            _cuda_getCurrentRawStream=lambda _: current[0],
+            _increment_version=written.extend,
         ),
     )
     monkeypatch.setattr(module, "launch_function", lambda: launch)
@@ -352,7 +355,7 @@ def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch_codes, "checked_pair", lambda *given: None)
     for one in (module, torch_codes):
         monkeypatch.setattr(one, "sys", SimpleNamespace(modules={"torch": library}))
-    return SimpleNamespace(module=module, streams=streams, current=current)
+    return SimpleNamespace(module=module, streams=streams, current=current, written=written)
 
 
 @pytest.mark.parametrize(("rung", "dtype"), [(HALVES, "float32"), (REPACKED, "float16")])
@@ -377,6 +380,8 @@ def test_the_short_way_of_tensors_starts_the_same_kernels(
         out = Tensor(placed(np.zeros((70, 41), dtype)))
         assert call.trusted(*tensors, out) is out
         assert same(out.array, wanted)
+        assert short.written == [out], "PyTorch learns that out was written"
+        short.written.clear()
         (tensor,) = (one for one in tensors if isinstance(one, Tensor))
         assert call.trusted(*tensors, tensor) is None, "out overlaps an operand"
         (matrix,) = (one for one in pair if isinstance(one, gm.PreparedMatrix))

@@ -243,7 +243,9 @@ def test_operands_of_a_device_are_told_apart_where_all_are_known(
 
     known = SimpleNamespace(seen=seen, wanted=lambda *_: False)
     monkeypatch.setattr(lookup, "_torch_calls", lambda: known)
-    a, b, out = (SimpleNamespace(name=name, is_cuda=True) for name in ("a", "b", "out"))
+    a, b, out = (
+        SimpleNamespace(name=name, is_cuda=True, requires_grad=False) for name in ("a", "b", "out")
+    )
     whole, fresh = lookup._signatures(a, b, out), lookup._signatures(a, b, None)
     assert whole == (None if unknown else ("a", "b", "out"))
     assert fresh == (None if unknown in ("a", "b") else ("a", "b", None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -236,6 +237,10 @@ def _blas(
     device: str | None,
 ) -> Any:
     (a, b, c), (alpha, beta) = arrays, scale
+    if "torch" in sys.modules:
+        from gemmule.dispatch import autograd  # only where PyTorch is
+
+        autograd.refuse_blas("gemv" if op == "matvec" else "gemm", arrays)
     left, right, out = operands(a, b, NAMES[op], c)
     if (len(left.form.shape), len(right.form.shape)) != ndim:
         name = "gemv" if op == "matvec" else "gemm"
@@ -243,8 +248,6 @@ def _blas(
             f"{name} takes operands of {ndim[0]} and {ndim[1]} dimensions; got shapes "
             f"{left.form.shape} and {right.form.shape}. Use {op} for batches."
         )
-    if out is None and beta != 0:
-        raise ValueError(f"beta is {beta}, but no array to add to was given. Pass it, or beta=0.")
     dtype = None if out is None else out.form.dtype
     options = Options(out_dtype=dtype)
     form = None if out is None else out.form
@@ -252,6 +255,8 @@ def _blas(
     first, second = (
         scalars.checked(name, value, result) for name, value in (("alpha", alpha), ("beta", beta))
     )
+    if out is None and second != 0:
+        raise ValueError(f"beta is {beta}, but no array to add to was given. Pass it, or beta=0.")
     # A library's product is scaled behind its sums, but halves are rounded by then.
     options = Options(out_dtype=dtype, scaled=first not in (0, 1, -1) and result in HALVES)
     away = device_of(left, right, device)
@@ -297,7 +302,7 @@ def plan(
     >>> p.explain().splitlines()[0]
     'problem    matvec A 3 x 3 row, float64 x float64 -> float64'
     """
-    if op not in NAMES:
+    if not isinstance(op, str) or op not in NAMES:
         raise ValueError(f"op is {op!r}; it must be one of {', '.join(NAMES)}.")
     left, right, _ = operands(a, b, NAMES[op])
     options = options_of(

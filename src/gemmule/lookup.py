@@ -63,7 +63,9 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
             return None
         seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
         seen_out = None if out is None else torch_calls.seen(out)
-        if seen_a is None or seen_b is None or (out is not None and seen_out is None):
+        if out is not None and (seen_out is None or out.requires_grad):
+            return None
+        if seen_a is None or seen_b is None:
             return None
         return seen_a, seen_b, seen_out
     return None

@@ -18,8 +18,12 @@ def options_of(*given: Any) -> Options:
 
     given: rung, out_dtype, precision, accumulate, batch_invariant, activations, params.
     """
-    # NumPy's float64 compares equal to None.
-    return DEFAULT if given[1] is None and given == _PLAIN else _made(*given)
+    try:
+        # NumPy's float64 compares equal to None.
+        return DEFAULT if given[1] is None and given == _PLAIN else _made(*given)
+    except (TypeError, ValueError):
+        _check_kinds(*given)  # what cannot be hashed or compared names no argument by itself
+        raise
 
 
 @functools.lru_cache(maxsize=256, typed=True)
@@ -32,6 +36,7 @@ def _made(
     activations: str,
     params: Frozen | None,
 ) -> Options:
+    _check_kinds(rung, out_dtype, precision, accumulate, batch_invariant, activations, params)
     if activations not in ("float", "int8"):
         raise ValueError(f"activations is {activations!r}; it must be 'float' or 'int8'.")
     name = None if out_dtype is None else _dtype_name(out_dtype)
@@ -39,12 +44,39 @@ def _made(
     return Options(name, precision, accumulate, batch_invariant, activations, literal, rung, params)
 
 
+def _check_kinds(
+    rung: Any,
+    out_dtype: Any,
+    precision: Any,
+    accumulate: Any,
+    batch_invariant: Any,
+    activations: Any,
+    params: Any,
+) -> None:
+    """Raise TypeError for a keyword's value of a kind that it never has."""
+    words = {"precision": precision, "activations": activations}
+    maybe = {"rung": rung, "accumulate": accumulate}
+    for name, word in (words | {k: v for k, v in maybe.items() if v is not None}).items():
+        if not isinstance(word, str):
+            raise TypeError(f"{name} is {word!r}; it must be a string.")
+    if not isinstance(batch_invariant, bool | np.bool):
+        raise TypeError(f"batch_invariant is {batch_invariant!r}; it must be True or False.")
+    if out_dtype is not None:
+        _dtype_name(out_dtype)
+
+
 def _dtype_name(dtype: Any) -> str:
     """Return the name of a NumPy, ml_dtypes or torch dtype, or of its string."""
     text = str(dtype)
     if text.startswith("torch."):
         return text.removeprefix("torch.")
-    return text if isinstance(dtype, str) else np.dtype(dtype).name
+    if isinstance(dtype, str):
+        return text
+    try:
+        name: str = np.dtype(dtype).name
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"out_dtype is {text}; it must be a dtype or the name of one.") from error
+    return name
 
 
 def frozen(params: Mapping[str, Any] | None) -> Frozen | None:

@@ -12,7 +12,15 @@ from html import escape
 from typing import Any
 
 from gemmule import backends
-from gemmule.arrays.interop import check_out, check_same_kind, empty_like_kind, to_kind, unwrap
+from gemmule.arrays.interop import (
+    check_out,
+    check_result,
+    check_same_kind,
+    empty_like_kind,
+    mark_written,
+    to_kind,
+    unwrap,
+)
 from gemmule.backends.base import HostRun, Run
 from gemmule.backends.cuda import convert, nvrtc
 from gemmule.backends.cuda.launch import Launcher
@@ -83,7 +91,9 @@ class Plan:
             if result is not None:
                 return result
         if "torch" in sys.modules:
-            _refuse_traced(a, b)
+            from gemmule.dispatch.autograd import refuse_plan  # only where PyTorch is
+
+            refuse_plan(a, b)
         left, right, target = operands(a, b, ("the first operand", "the second operand"), out)
         self._check_device(speaker(left, right).device)
         if target is None and (left.form, right.form) == self.forms:
@@ -115,6 +125,7 @@ class Plan:
             return to_kind(fresh, like)
         check_out(out, call.out_shape, call.problem.out, [left, right])
         self.launch(left, right, out, alpha, beta)
+        mark_written(out)
         return out.original
 
     def launch(
@@ -244,10 +255,12 @@ def _unused(problem: Problem, arithmetic: Arithmetic) -> str:
 def rebound(plan: Plan, left: Form, right: Form, out: Form | None) -> Plan:
     """Return the plan for operands of other strides but the same problem; cached."""
     mine = canonical(plan.op, *plan.forms, None, plan.options).problem
+    given = canonical(plan.op, left, right, None, plan.options)  # an `out` may fold other batches
+    same = replace(given.problem, alignment=mine.alignment) == mine
+    if same and out is not None:
+        check_result(out, given.out_shape, mine.out)
     theirs = canonical(plan.op, left, right, out, plan.options).problem
-    if replace(theirs, alignment=mine.alignment, layout_out=mine.layout_out) != mine or (
-        theirs.alignment < mine.alignment
-    ):
+    if not same or theirs.alignment < mine.alignment:
         raise ValueError(
             f"this plan computes {mine.describe()} at {mine.alignment}-byte alignment; given "
             f"was {theirs.describe()} at {theirs.alignment}. Make another plan with gm.plan."
@@ -322,18 +335,6 @@ def _copied(name: str, form: Form, dtype: str) -> str:
 def _converted_elements(left: Form, right: Form, way: tuple[str, str]) -> int:
     pairs = zip((left, right), way, strict=True)
     return sum(math.prod(form.shape) for form, to in pairs if form.dtype != to)
-
-
-def _refuse_traced(a: Any, b: Any) -> None:
-    """Raise ValueError where PyTorch would have to know of a planned product."""
-    from gemmule.dispatch import autograd  # only where PyTorch is
-
-    if autograd.wanted(a, b):
-        raise ValueError(
-            "a plan computes without PyTorch's knowledge, but a tensor requires a gradient, is "
-            "traced, or lies under torch.vmap or autocast. Call gemmule.matvec (vecmat, matmul) "
-            "there, or the plan under torch.no_grad()."
-        )
 
 
 def operands(

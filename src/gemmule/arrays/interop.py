@@ -20,7 +20,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core import memory
 from gemmule.core.operand import Form, Operand, extent
 from gemmule.core.problem import DTYPES, QuantSpec, check_dtype, numpy_dtype
-from gemmule.quant.library import refuse_distributed
+from gemmule.quant.library import refuse_without_data
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
 
@@ -54,11 +54,12 @@ def unwrap(obj: Any, argument: str) -> Operand:
             "Pass .filled(0) or another plain array."
         )
     if isinstance(obj, np.ndarray):
-        return _from_numpy(obj.view(np.ndarray), obj, "numpy", argument)
-    if hasattr(obj, "__cuda_array_interface__"):
-        return device_arrays.from_interface(obj, argument)
-    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
-        return _from_dlpack(obj, argument)
+        return _from_numpy(_plain(obj), obj, "numpy", argument)
+    if not isinstance(obj, type):  # a class has what its objects have
+        if hasattr(obj, "__cuda_array_interface__"):
+            return device_arrays.from_interface(obj, argument)
+        if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+            return _from_dlpack(obj, argument)
     raise TypeError(
         f"{argument} is a {type(obj).__module__}.{type(obj).__qualname__}; needed is a NumPy, "
         "PyTorch, CuPy or JAX array, or one with DLPack or __cuda_array_interface__. "
@@ -82,6 +83,8 @@ def _from_numpy(array: np.ndarray[Any, Any], original: Any, library: str, argume
         check_dtype(name, argument)
     itemsize = dtype.itemsize
     plain = dtype.isnative and array.flags.aligned
+    if plain and any(step % itemsize for step in array.strides):
+        array = _without_odd_steps(array)
     if not plain or any(step % itemsize for step in array.strides):
         memory.require(array.nbytes, f"copying {argument}, misaligned or of foreign byte order,")
         array = np.array(array, dtype=dtype.newbyteorder("="), order="K")
@@ -89,6 +92,22 @@ def _from_numpy(array: np.ndarray[Any, Any], original: Any, library: str, argume
     strides = tuple([step // itemsize for step in array.strides])
     form = Form(array.shape, strides, name, min(itemsize, 16))
     return Operand(array, pointer, form, "cpu", library, original)
+
+
+def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array of a subclass as one of NumPy's own: neither runs what the subclass says."""
+    return array if type(array) is np.ndarray else np.ndarray.view(array, np.ndarray)
+
+
+def _without_odd_steps(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a view whose axes of one element have no step that is no multiple of an element.
+
+    Nobody takes such a step, so an array is neither copied nor refused for it.
+    """
+    pairs = enumerate(zip(array.shape, array.strides, strict=True))
+    odd = [axis for axis, (size, step) in pairs if size == 1 and step % array.itemsize]
+    index = tuple(0 if axis in odd else slice(None) for axis in range(array.ndim))
+    return np.expand_dims(array[(*index, ...)], odd)
 
 
 @functools.lru_cache(maxsize=256)
@@ -119,12 +138,7 @@ _spec = functools.lru_cache(maxsize=256)(QuantSpec)
 
 
 def _from_torch(torch: Any, tensor: Any, argument: str) -> Operand:
-    refuse_distributed(tensor, argument)
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise TypeError(
-            f"{argument} is a {tensor.layout} tensor on {tensor.device}; needed is a dense strided "
-            "tensor with data. Call .to_dense() or .dequantize() first."
-        )
+    refuse_without_data(torch, tensor, argument)
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in DTYPES:
         check_dtype(name, argument)
@@ -133,19 +147,22 @@ def _from_torch(torch: Any, tensor: Any, argument: str) -> Operand:
     if tensor.device.type != "cpu":
         raise TypeError(f"{argument} lies on {tensor.device}; supported are cpu and cuda devices.")
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        bits = torch.uint16 if name == "bfloat16" else torch.uint8
-        host = plain.view(bits).numpy().view(numpy_dtype(name))
-    else:
-        host = plain.numpy()
+    try:
+        if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            bits = torch.uint16 if name == "bfloat16" else torch.uint8
+            host = plain.view(bits).numpy().view(numpy_dtype(name))
+        else:
+            host = plain.numpy()
+    except RuntimeError as error:  # of a kind of tensor that only operators of PyTorch can read
+        raise device_arrays.refused(tensor, argument, "memory", error) from error
     return _from_numpy(host, tensor, "torch", argument)
 
 
 def _from_jax(jax: Any, array: Any, argument: str) -> Operand:
     if isinstance(array, jax.core.Tracer):
         raise TypeError(
-            f"{argument} is a JAX tracer: gemmule runs on arrays, not inside jit, grad or vmap. "
-            "Call it outside the transformed function."
+            f"{argument} is a JAX tracer: inside jit, grad and vmap gemmule has matvec, vecmat and "
+            "matmul of JAX arrays, without device=. Call all else outside of transformed functions."
         )
     platform = next(iter(array.devices())).platform
     if platform == "cpu":
@@ -154,9 +171,15 @@ def _from_jax(jax: Any, array: Any, argument: str) -> Operand:
 
 
 def _from_dlpack(obj: Any, argument: str) -> Operand:
-    device_type = int(obj.__dlpack_device__()[0])
-    if device_type == 1:
-        return _from_numpy(np.from_dlpack(obj), obj, "dlpack", argument)
+    try:
+        device_type = int(obj.__dlpack_device__()[0])
+        host = np.from_dlpack(obj) if device_type == 1 else None
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # of whoever wrote the object: their kinds are many
+        raise device_arrays.refused(obj, argument, "DLPack", error) from error
+    if host is not None:
+        return _from_numpy(host, obj, "dlpack", argument)
     if device_type == 2:
         return device_arrays.from_dlpack(obj, "dlpack", argument)
     raise TypeError(
@@ -194,9 +217,11 @@ def to_kind(out: Operand, like: Operand) -> Any:
         if out.form.dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
             bits = array.view(np.uint16 if out.form.dtype == "bfloat16" else np.uint8)
             return torch.from_numpy(bits).view(getattr(torch, out.form.dtype))
-        return torch.from_numpy(array) if array.ndim else torch.tensor(array)
+        return torch.from_numpy(array) if array.ndim else torch.tensor(array, device="cpu")
     if like.library == "jax":
-        result = sys.modules["jax"].numpy.asarray(array)
+        devices = like.original.devices()
+        place = next(iter(devices)) if len(devices) == 1 else None
+        result = sys.modules["jax"].numpy.asarray(array, device=place)
         if result.dtype.name != out.form.dtype:
             raise TypeError(
                 f"the result is {out.form.dtype}, which JAX holds only with jax_enable_x64. "
@@ -207,19 +232,30 @@ def to_kind(out: Operand, like: Operand) -> Any:
     return namespace().from_dlpack(array) if namespace is not None else array
 
 
+def check_result(out: Form, shape: tuple[int, ...], dtype: str) -> None:
+    """Raise unless a given `out` has the result's shape and dtype."""
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}; the result has shape {shape}.")
+    if out.dtype != dtype:
+        raise TypeError(
+            f"out has dtype {out.dtype}; the result has dtype {dtype}. "
+            "Pass an out of that dtype, or out_dtype= to choose another."
+        )
+
+
 def check_out(out: Operand, shape: tuple[int, ...], dtype: str, inputs: list[Operand]) -> None:
     """Raise unless `out` has exactly this shape and dtype, is writable, and overlaps no input."""
     if out.form.ready is not None:
         raise TypeError("out is a prepared matrix, which is never written. Pass a plain array.")
-    if out.form.shape != shape:
-        raise ValueError(f"out has shape {out.form.shape}; the result has shape {shape}.")
-    if out.form.dtype != dtype:
-        raise TypeError(
-            f"out has dtype {out.form.dtype}; the result has dtype {dtype}. "
-            "Pass an out of that dtype, or out_dtype= to choose another."
-        )
+    check_result(out.form, shape, dtype)
     if out.library in ("jax",):
         raise TypeError("out is a JAX array, which is immutable. Leave out= away.")
+    differentiated = out.library == "torch" and out.original.requires_grad
+    if differentiated and sys.modules["torch"].is_grad_enabled():
+        raise ValueError(
+            "out is a tensor that requires a gradient; a result written into a given tensor "
+            "has none. Leave out= away, or call it under torch.no_grad()."
+        )
     if out.device == "cpu" and not out.array.flags.writeable:
         raise ValueError("out is read-only. Pass a writable array.")
     if _was_copied(out):
@@ -240,13 +276,19 @@ def check_out(out: Operand, shape: tuple[int, ...], dtype: str, inputs: list[Ope
             )
 
 
+def mark_written(out: Operand) -> None:
+    """Tell PyTorch that a tensor was written: a gradient that needs what it held has to fail."""
+    if out.library == "torch":
+        sys.modules["torch"]._C._increment_version([out.original])
+
+
 def _was_copied(out: Operand) -> bool:
     """Whether unwrapping had to copy `out`, so that a result written there would be lost."""
     if 0 in out.form.shape or out.array is out.original:
         return False
     if out.library == "torch":
         return bool(out.pointer != out.original.data_ptr())
-    return out.library == "numpy" and not np.may_share_memory(out.array, out.original)
+    return out.library == "numpy" and not np.may_share_memory(out.array, _plain(out.original))
 
 
 def _overlaps_itself(form: Form) -> bool:
@@ -264,12 +306,20 @@ def _overlap(out: Operand, operand: Operand) -> bool:
     if out.device != operand.device or 0 in out.form.shape or 0 in operand.form.shape:
         return False
     if out.device == "cpu":
-        if not np.may_share_memory(out.array, operand.array):
+        if operand.library == "torch" and operand.pointer != operand.original.data_ptr():
+            return _one_storage(out.original, operand.original)
+        given = _plain(operand.original) if operand.library == "numpy" else operand.array
+        if not np.may_share_memory(out.array, given):
             return False
         try:
-            return np.shares_memory(out.array, operand.array, max_work=_OVERLAP_WORK)
+            return np.shares_memory(out.array, given, max_work=_OVERLAP_WORK)
         except np.exceptions.TooHardError:
             return True
     low, high = extent(out)
     other_low, other_high = extent(operand)
     return low < other_high and other_low < high
+
+
+def _one_storage(out: Any, tensor: Any) -> bool:
+    """Whether two tensors share their storage: of one that was copied to be read, like any part."""
+    return bool(out.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr())

@@ -16,7 +16,8 @@ from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.core.canonical import NAMES, Options
 from gemmule.dispatch import general
 from gemmule.dispatch.batches import aligned
-from gemmule.dispatch.operators import LIBRARY, call, refuse_out
+from gemmule.dispatch.operators import LIBRARY, call, refuse_out, unseen
+from gemmule.quant.library import refuse_sparse
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
 
@@ -38,6 +39,11 @@ def wanted(a: Any, b: Any) -> bool:
     """
     if _is_compiling() or _any_autocast() or transformed() or _recorded():
         return isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
+    return _differentiated(a, b)
+
+
+def _differentiated(a: Any, b: Any) -> bool:
+    """Whether a gradient will be asked for, or a kind of tensor handles operators itself."""
     if type(a) is _Tensor and type(b) is _Tensor:  # 1 us less than the general question
         return bool((a.requires_grad or b.requires_grad) and torch.is_grad_enabled())
     grad = torch.is_grad_enabled()
@@ -47,6 +53,21 @@ def wanted(a: Any, b: Any) -> bool:
         ):
             return True
     return False
+
+
+def refuse_plan(a: Any, b: Any) -> None:
+    """Raise ValueError where PyTorch would have to know of a planned product."""
+    if wanted(a, b):
+        raise unseen("a plan")
+
+
+def refuse_blas(name: str, tensors: tuple[Any, ...]) -> None:
+    """Raise ValueError where PyTorch would have to know of `gemv` or `gemm`."""
+    given = [one for one in tensors if isinstance(one, torch.Tensor)]
+    if _is_compiling() or not given:
+        return
+    if transformed() or _recorded() or any(_differentiated(one, one) for one in given):
+        raise unseen(name)
 
 
 def transformed() -> bool:
@@ -117,6 +138,8 @@ def _by_parts(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
 def product(op: str, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
     """Return the operator's product, under `torch.func` too, operands cast as autocast has it."""
     a, b = autocast(a, b)
+    for operand, name in zip((a, b), NAMES[op], strict=True):
+        refuse_sparse(operand, name)
     if _sharded(a, b):
         from gemmule.dispatch import dtensor as dtensor  # its import registers the rules
     if out is not None:

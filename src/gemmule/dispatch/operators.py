@@ -29,11 +29,26 @@ def refuse_out(op: str, a: Any, b: Any, out: Any) -> None:
         )
 
 
+def unseen(what: str) -> ValueError:
+    """Return the error for a product that PyTorch would have to know of, and does not."""
+    return ValueError(
+        f"{what} computes without PyTorch's knowledge, but a tensor requires a gradient, is "
+        "traced, or lies under torch.vmap or autocast. Call gemmule.matvec (vecmat, matmul) "
+        "there, or do this under torch.no_grad()."
+    )
+
+
 def call(op: str, a: Any, b: Any, *, out: Any = None, **options: Any) -> Any:
     """Call an operator by its name; with `out`, the one that writes there."""
     operators = torch.ops.gemmule
     if out is None:
         return getattr(operators, op).default(a, b, **options)
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if transformed and not torch.compiler.is_compiling():
+        raise ValueError(
+            f"{op} was given out= under torch.vmap or another transformation of torch.func, "
+            "which knows no tensor that is written. Leave out= away."
+        )
     getattr(operators, f"{op}_out").default(a, b, out=out, **options)
     return out
 

@@ -107,7 +107,7 @@ def _checked(trusted: Product, out_seen: Signature, a: Form, b: Form) -> Product
                     and out.stride() == out_strides
                     and out.dtype is out_dtype
                     and out.get_device() == ordinal
-                    and not out.is_neg()
+                    and not (out.is_neg() or out.requires_grad)
                 )
             )
         ):
@@ -129,6 +129,7 @@ def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: 
     torch = sys.modules["torch"]
     native = torch._C
     device_of, stream_of = native._cuda_getDevice, native._cuda_getCurrentRawStream
+    written = native._increment_version  # a gradient that needs what was there has to fail
     shape, dtype = call.out_shape, getattr(torch, call.problem.out)
     fresh = maker(shape, dtype, ordinal)
     a_bytes, b_bytes = extent(a), extent(b)
@@ -148,10 +149,11 @@ def _trusted(run: Launcher | LibraryRun, call: Call, a: Form, b: Form, ordinal: 
         else:
             result = out.data_ptr()
             end = result + out_bytes
-            if result & mask or (result < left + a_bytes and left < end):
+            if result & mask or not result or (result < left + a_bytes and left < end):
                 return None
             if result < right + b_bytes and right < end:
                 return None  # out may overlap an input
+            written([out])
         if swapped:
             left, right = right, left
         start(stream_of(ordinal), left, right, result)

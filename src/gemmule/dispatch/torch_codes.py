@@ -148,7 +148,9 @@ def checked_pair(
                 return trusted(a, b, out)
         elif known_pair is not None and known_pair(x, out):
             return trusted(a, b, out)
-        if not same(x, seen_x) or (out is not None and not same(out, out_seen)) or wanted(a, b):
+        if out is not None and (out.requires_grad or not same(out, out_seen)):
+            return None
+        if not same(x, seen_x) or wanted(a, b):
             return None
         if x.requires_grad:
             pass  # a guard that was made under no_grad would let a gradient be lost later
@@ -165,6 +167,7 @@ def _trusted(launcher: Launcher, call: Call, vector: Form, first: bool, ordinal:
     torch = sys.modules["torch"]
     native = torch._C
     device_of, stream_of = native._cuda_getDevice, native._cuda_getCurrentRawStream
+    written = native._increment_version  # a gradient that needs what was there has to fail
     shape, dtype = call.out_shape, getattr(torch, call.problem.out)
     fresh = maker(shape, dtype, ordinal)
     x_bytes = extent(vector)
@@ -184,7 +187,8 @@ def _trusted(launcher: Launcher, call: Call, vector: Form, first: bool, ordinal:
             result = out.data_ptr()
             if result < at + x_bytes and at < result + out_bytes:
                 return None  # out may overlap x
-        if (at | result) & mask or not at:
+            written([out])
+        if (at | result) & mask or not (at and result):
             return None
         start(stream_of(ordinal), (*matrix.kept(known).addresses, at, result))
         return out

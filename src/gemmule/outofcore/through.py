@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmule.arrays import transfer
-from gemmule.arrays.interop import check_out, to_kind, unwrap
+from gemmule.arrays.interop import check_out, mark_written, to_kind, unwrap
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.core import memory
 from gemmule.core.canonical import Options, canonical
@@ -51,6 +51,7 @@ def through_device(
         target = np.empty(call.out_shape, numpy_dtype(dtype))
     _multiply(op, pair, target, device, replace(options, out_dtype=dtype), scale)
     if out is not None:
+        mark_written(out)
         return out.original
     return to_kind(unwrap(target, "result"), speaker(*pair))
 

@@ -84,11 +84,6 @@ def float_matrix(W: Any) -> None:
             "W must be an array of NumPy (not a masked one), PyTorch, CuPy or JAX, a DeviceArray, "
             f"or one with DLPack; got {type(W).__name__}. {_remedy(W)}"
         )
-    if library_of(W).is_torch and (str(W.layout) != "torch.strided" or W.is_quantized or W.is_meta):
-        raise TypeError(
-            f"W is a {W.layout} tensor on {W.device}; needed is a dense strided tensor with data. "
-            "Call .to_dense() or .dequantize() first."
-        )
     native = W.dtype.newbyteorder("=") if isinstance(W.dtype, np.dtype) else W.dtype
     float_kind(str(getattr(native, "name", native)).removeprefix("torch."), tuple(W.shape))
 

@@ -66,10 +66,12 @@ HOST = Library(np)
 
 def library_of(array: Array) -> Library:
     """Return the library of an array that `opened` gave."""
-    root = type(array).__module__.partition(".")[0]
-    if root == "torch":
-        return Library(sys.modules["torch"], array.device)
-    return HOST if root == "numpy" else Library(sys.modules["cupy"])
+    if isinstance(array, np.ndarray):
+        return HOST
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return Library(torch, array.device)
+    return Library(sys.modules["cupy"])
 
 
 def is_known(array: Array) -> bool:
@@ -90,7 +92,10 @@ def opened(W: Array) -> tuple[Array, str | None]:
     """
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(W, torch.Tensor):
+        refuse_without_data(torch, W, "W")
         return W.detach().resolve_neg(), None
+    if isinstance(W, np.ndarray) and not isinstance(W, np.ma.MaskedArray):
+        return np.ndarray.view(W, np.ndarray), None  # a subclass may multiply in its own way
     if is_known(W) or not hasattr(W, "__dlpack_device__"):
         return W, None
     kind, ordinal = (int(number) for number in W.__dlpack_device__())
@@ -128,6 +133,37 @@ def refuse_distributed(array: Array, argument: str) -> None:
             f"{argument} is a DTensor; needed here is a tensor that one process holds. Pass its "
             "local tensor, .to_local(), or the whole one, .full_tensor(); to share out a quantised "
             "matrix, quantise the whole one and call Q.shard(dim, mesh)."
+        )
+
+
+def refuse_sparse(tensor: Any, argument: str) -> None:
+    """Raise TypeError for a tensor of PyTorch whose elements lie in no dense, strided memory."""
+    if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else tensor.layout
+        raise TypeError(
+            f"{argument} is a {kind} tensor on {tensor.device}; needed is a dense strided tensor "
+            "with data. Call .to_dense() or .dequantize() first."
+        )
+
+
+def refuse_without_data(torch: Any, tensor: Any, argument: str) -> None:
+    """Raise TypeError or ValueError for a tensor whose elements cannot be read from its memory."""
+    refuse_distributed(tensor, argument)
+    refuse_sparse(tensor, argument)
+    if tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise TypeError(
+            f"{argument} is a tensor without data of its own, on {tensor.device}; needed is a "
+            "dense strided tensor with data, outside torch.vmap and the rest of torch.func."
+        )
+    reach = tensor.numel()  # elements up to the last one, the offset apart
+    if reach and not tensor.is_contiguous():
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        reach = 1 + sum((size - 1) * step for size, step in steps)
+    there = tensor.untyped_storage().nbytes()
+    if reach and there < (tensor.storage_offset() + reach) * tensor.element_size():
+        raise ValueError(
+            f"{argument} has shape {tuple(tensor.shape)}, but its storage was resized to {there:,} "
+            "bytes and does not hold that any more."
         )
 
 

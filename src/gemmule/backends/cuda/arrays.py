@@ -6,6 +6,7 @@ a protocol does; other libraries come in by ``__cuda_array_interface__`` or DLPa
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,14 +86,34 @@ def from_interface(obj: Any, argument: str) -> Operand:
         form = form_of(pointer, obj.shape, strides, name)
         return Operand(obj, pointer, form, f"cuda:{obj.device.id}", "cupy", obj)
     face = obj.__cuda_array_interface__
-    dtype = np.dtype(face["typestr"])
-    if not dtype.isnative or dtype.name not in DTYPES or face.get("mask") is not None:
-        check_dtype(f"{dtype.str} with mask" if face.get("mask") else dtype.str, argument)
-    shape, pointer = tuple(face["shape"]), int(face["data"][0])
-    strides = _element_strides(shape, face.get("strides"), dtype.itemsize, argument)
+    try:
+        dtype, masked = np.dtype(face["typestr"]), face.get("mask") is not None
+        shape, pointer = tuple(map(operator.index, face["shape"])), int(face["data"][0])
+        steps = face.get("strides")
+        steps = None if steps is None else tuple(map(operator.index, steps))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise refused(obj, argument, "__cuda_array_interface__", error) from error
+    if not dtype.isnative or dtype.name not in DTYPES or masked:
+        check_dtype(f"{dtype.str} with mask" if masked else dtype.str, argument)
+    if min(shape, default=0) < 0 or (steps is not None and len(steps) != len(shape)):
+        raise ValueError(
+            f"{argument} has a __cuda_array_interface__ of shape {shape} and strides {steps}; "
+            "sizes are 0 or more, and there is one stride for each."
+        )
+    if pointer == 0 and 0 not in shape:
+        raise ValueError(f"{argument} has shape {shape} and lies at address 0: it holds no data.")
+    strides = _element_strides(shape, steps, dtype.itemsize, argument)
     ordinal = ordinal_at(pointer)
     form = form_of(pointer, shape, strides, dtype.name)
     return Operand(obj, pointer, form, f"cuda:{ordinal}", "interface", obj)
+
+
+def refused(obj: Any, argument: str, protocol: str, error: Exception) -> TypeError:
+    """Return the error for an object whose way to hand out its memory failed."""
+    return TypeError(
+        f"{argument} is a {type(obj).__module__}.{type(obj).__qualname__} whose {protocol} gives "
+        f"no array ({type(error).__name__}: {error}). Pass an array of NumPy, PyTorch, CuPy or JAX."
+    )
 
 
 def _element_strides(
@@ -100,7 +121,7 @@ def _element_strides(
 ) -> tuple[int, ...]:
     if strides is None:
         return c_strides(shape)
-    if any(step % itemsize for step in strides):
+    if any(step % itemsize for step, size in zip(strides, shape, strict=True) if size > 1):
         raise ValueError(
             f"{argument} has byte strides {tuple(strides)}, which are no multiples of its "
             f"{itemsize}-byte elements. Copy it first."
@@ -122,8 +143,11 @@ def from_dlpack(obj: Any, library: str, argument: str) -> Operand:
     """Return a CUDA array that speaks DLPack as an operand, ready on the legacy default stream."""
     from cuda.core.utils import StridedMemoryView
 
-    view = StridedMemoryView.from_dlpack(obj, stream_ptr=1)
-    name = np.dtype(view.dtype).name
+    try:
+        view = StridedMemoryView.from_dlpack(obj, stream_ptr=1)
+        name = np.dtype(view.dtype).name
+    except (AssertionError, BufferError, TypeError, ValueError) as error:
+        raise refused(obj, argument, "DLPack", error) from error
     check_dtype(name, argument)
     shape = tuple(view.shape)
     strides = tuple(view.strides) if view.strides is not None else None
@@ -204,7 +228,11 @@ def current_stream(operand: Operand, ordinal: int) -> int:
 
 
 def ordinal_named(device: str) -> int:
-    """Return the number in ``cuda`` or ``cuda:N``; ValueError for another name."""
+    """Return the number in ``cuda`` or ``cuda:N``; ValueError or TypeError for what names none."""
+    if not isinstance(device, str):
+        raise TypeError(
+            f"device is {device!r}; it must be a string: 'cpu', 'cuda' or 'cuda:<number>'."
+        )
     head, _, number = device.partition(":")
     if head != "cuda" or (number and not number.isdigit()) or (not number and ":" in device):
         raise ValueError(f"device is {device!r}; it must be 'cpu', 'cuda' or 'cuda:<number>'.")

@@ -49,6 +49,7 @@ def _trusted(
     torch = sys.modules["torch"]
     native = torch._C
     device_of, stream_of = native._cuda_getDevice, native._cuda_getCurrentRawStream
+    written = native._increment_version  # a gradient that needs what was there has to fail
     shape, dtype = call.out_shape, getattr(torch, call.problem.out)
     fresh, (own_bytes, other_bytes) = maker(shape, dtype, ordinal), map(extent, planned)
     out_bytes = torch.Size(shape).numel() * ITEMSIZE[call.problem.out]
@@ -69,7 +70,8 @@ def _trusted(
                 return None  # out may overlap x
             if result < here + own_bytes and here < end:
                 return None  # or the prepared array, through a view of it
-        if (at | result) & mask or not at:
+            written([out])
+        if (at | result) & mask or not (at and result):
             return None
         addresses = (here, at, result) if leads else (at, here, result)
         start(stream_of(ordinal), addresses, matrix)

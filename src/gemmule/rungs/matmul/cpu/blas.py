@@ -56,10 +56,9 @@ def fresh(problem: Problem) -> Callable[..., Any] | None:
     """Return what multiplies matrices without gaps: np.dot, which clears C, where that is small."""
     if min(problem.m, problem.n, problem.k) < 2:
         return None
-    if problem.m * problem.n * ITEMSIZE[problem.out] <= _CLEARED_BYTES:
-        return np.dot
-    quiet, matmul = _cpu.QUIET, np.matmul
-    return lambda A, B: quiet.run(matmul, A, B)
+    small = problem.m * problem.n * ITEMSIZE[problem.out] <= _CLEARED_BYTES
+    quiet, multiply = _cpu.QUIET, np.dot if small else np.matmul
+    return lambda A, B: quiet.run(multiply, A, B)
 
 
 def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], B: Any) -> Job | None:
