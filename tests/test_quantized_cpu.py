@@ -41,6 +41,7 @@ from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
 
 RUNGS = [r for r in all_rungs("cpu") if r.folder == "quantized"]
 NAMES = [r.name for r in RUNGS if r.available() is None]  # by this processor's instructions
+HAS_QUADS = _quad_ops.quad_pieces(512, 4, 32) > 0
 FLOAT_NAMES = [n for n in NAMES if "int8" not in n]
 MACHINE = Machine("cpu", "test", "x86_64", 2, 40e9, 32 << 20)
 
@@ -236,7 +237,8 @@ def test_groups_of_quads(group: int, scale_dtype: str, zeros: str) -> None:
     if "int8_activations" not in NAMES:
         pytest.skip("this CPU cannot run it")
     rung, rng = rung_called("int8_activations"), np.random.default_rng(group)
-    for n in (512, 1027):
+    for n in (512, 1411):
+        assert not HAS_QUADS or _quad_ops.quad_pieces(n, 4, group) == 512 // group
         Q = make_matrix(5, n, 4, group, scale_dtype, zeros, exact=True)
         x = rng.integers(-8, 9, n).astype(np.float32)
         x[::ACTIVATION_GROUP] = 127  # a step of one
@@ -245,6 +247,15 @@ def test_groups_of_quads(group: int, scale_dtype: str, zeros: str) -> None:
         assert np.array_equal(run(rung, Q, x), truth.astype(np.float32))
         Q = make_matrix(5, n, 4, group, scale_dtype, zeros)
         check(rung, Q, activations((n,), "float32"))
+
+
+def test_quads_are_taken_where_few_blocks_are_missing() -> None:
+    if not HAS_QUADS:
+        pytest.skip("this CPU has no quads")
+    by_n = {n: [_quad_ops.quad_pieces(n, 4, g) for g in (32, 128)] for n in (128, 384, 640, 900)}
+    assert by_n == {128: [0, 0], 384: [16, 0], 640: [16, 0], 900: [16, 4]}
+    assert [_quad_ops.quad_pieces(2048, 4, g) for g in (8, 24, 384, 2048, 4096)] == [0, 0, 0, 1, 1]
+    assert _quad_ops.quad_pieces(2048, 8, 32) == 0
 
 
 AT_A_PAGE_S_END = """
@@ -262,7 +273,7 @@ def at_end(array):
     moved[...] = array
     return moved
 for group, scales, zeros in (16, "float16", "none"), (32, "float32", "integer"):
-    for n in 512, 1027:
+    for n in 512, 1411:
         Q = make_matrix(5, n, 4, group, scales, zeros)
         parts = [None if p is None else at_end(p) for p in (Q.codes, Q.scales, Q.zeros)]
         P = QuantizedMatrix.from_parts(*parts, shape=(5, n), bits=4, group_size=group)
@@ -732,7 +743,7 @@ def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> Non
 
 @pytest.mark.parametrize("vectors", [1, 2])
 def test_records_of_quads_hold_what_those_of_blocks_do(vectors: int) -> None:
-    if _quad_ops.quad_pieces(512, 4, 32) == 0:
+    if not HAS_QUADS:
         pytest.skip("records of quads are for kernels that this CPU cannot run")
     block, record = _integers.record_bytes(4), _quad_ops.quad_record_bytes(vectors)
     for n, scale in itertools.product((1, 33, 500, 512, 700), (1.0, 1e-40, 1e37, 0.0)):

@@ -57,19 +57,29 @@ QUAD_COLUMNS = 2 * QUAD_BYTES
 SMALLEST_GROUP = 16
 _PLANES = 2
 _BITS = 4
+# Instructions for 64 bytes of a row: by quads; by blocks whose lanes share a scale, or do not.
+_BY_QUAD, _BY_BLOCK, _BY_LANES = 13, 15, 25
 _SUMS_AT = BLOCKS * _PLANES * BLOCK_BYTES
 
 Values = list[Value]
 
 
 def quad_pieces(n: int, bits: int, group: int) -> int:
-    """Return how many groups a quad of a row holds, 1 for a part of one; 0: no quads here."""
+    """Return how many groups a quad of a row holds, 1 for a part of one; 0: blocks are better.
+
+    The last quad of a row may hold one block alone and takes as long as any.
+    """
     if bits != _BITS or not has_wide_vectors() or not has_byte_products():
         return 0
-    if group >= n or group % QUAD_COLUMNS == 0:
-        return 1
-    fits = QUAD_COLUMNS % group == 0 and group >= SMALLEST_GROUP
-    return QUAD_COLUMNS // group if fits else 0
+    alike = group >= n or group % QUAD_COLUMNS == 0
+    if not alike and (group < SMALLEST_GROUP or QUAD_COLUMNS % group != 0):
+        return 0
+    one_scale = alike or group % (QUAD_COLUMNS // BLOCKS) == 0
+    by_block = _BY_BLOCK if one_scale else _BY_LANES
+    quads, blocks = -(-n // QUAD_COLUMNS), -(-n * BLOCKS // QUAD_COLUMNS)
+    if quads * BLOCKS * _BY_QUAD > blocks * by_block:
+        return 0
+    return 1 if alike else QUAD_COLUMNS // group
 
 
 def vectors_of(pieces: int) -> int:
