@@ -137,6 +137,39 @@ def add_row_products(a: str, x: str, rows: int) -> Intrinsic:
 
 
 @functools.cache
+def add_row_ends(a: str, x: str, rows: int) -> Intrinsic:
+    """Return ``f(totals, row, step, x, skip)``: totals plus the ends of rows times that of x.
+
+    row, x: addresses of their last 32 elements, of which `skip` were counted before.
+    """
+
+    def emit(
+        builder: Any, totals: list[Value], row: Value, step: Value, x_place: Value, skip: Value
+    ) -> list[Value]:
+        places = _places(builder, row, step, rows)
+        result = list(totals)
+        for part in range(2):
+            new = _from(builder, skip, part)
+            none = constant(0.0)  # in both: an infinity or NaN in a counted element is no product
+            factor = builder.select(new, _load(builder, x_place, x, part), none)
+            for i, place in enumerate(places):
+                some = builder.select(new, _load(builder, place, a, part), none)
+                result[2 * i + part] = fused(builder, some, factor, totals[2 * i + part])
+        return result
+
+    return operation(f"add_row_ends {a} {x} {rows}", lambda: floats(2 * rows), "tiiii", emit)
+
+
+def _from(builder: Any, skip: Value, part: int) -> Value:
+    """Emit which of a step's first or second 16 elements lie at `skip` or behind it."""
+    from llvmlite import ir
+
+    kind = ir.VectorType(skip.type, LANES)
+    numbers = ir.Constant(kind, [LANES * part + i for i in range(LANES)])
+    return builder.icmp_signed(">=", numbers, splat(builder, skip))
+
+
+@functools.cache
 def lane_sums(rows: int) -> Intrinsic:
     """Return ``f(totals)``: the sum of each row as a float32."""
 

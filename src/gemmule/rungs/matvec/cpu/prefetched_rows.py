@@ -44,7 +44,7 @@ def prefetched_kernel(a: str, x: str, y: str, *, ready: bool) -> Kernel:
     no_totals, make_ready = _streams.no_totals(2 * ROWS), _streams.make_ready(a, x)
     ask_for = _streams.ask_for(ROWS)
     add = _streams.add_row_products(a, "ready" if ready else x, ROWS)
-    lane_sums = _streams.lane_sums(ROWS)
+    add_ends, lane_sums = _streams.add_row_ends(a, x, ROWS), _streams.lane_sums(ROWS)
     load_a, load_x, store_y = load(a, "float32"), load(x, "float32"), store(y, "float32")
     a_line, x_line = _streams.STEP_BYTES, _streams.STEP * (4 if x == "float32" else 2)
     met_line = 4 * _streams.STEP if ready else x_line
@@ -70,8 +70,11 @@ def prefetched_kernel(a: str, x: str, y: str, *, ready: bool) -> Kernel:
                 at = row + k * a_line
                 ask_for(at + ahead + (gap if k >= turn else 0), to_other)  # past its end: the next
                 totals = add(totals, at, to_other, met + k * met_line)
+            if lines and 32 * lines < n:  # the last 32 elements, without those counted
+                end = x + (n - 32) * x_line // 32
+                totals = add_ends(totals, row + 2 * (n - 32), to_other, end, 32 * (lines + 1) - n)
             sum_0, sum_1 = lane_sums(totals)
-            for j in range(32 * lines, n):
+            for j in range(n if lines else 0, n):
                 v = load_x(x, j)
                 sum_0 += load_a(row, j) * v
                 sum_1 += load_a(row + to_other, j) * v

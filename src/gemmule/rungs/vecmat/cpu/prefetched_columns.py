@@ -38,17 +38,19 @@ FEWEST = 64  # columns of a share, so that its sums weigh little
 
 @functools.cache
 def add_kernel(a: str) -> Kernel:
-    """Return ``add(A, step, x, sums, width, count)``: sums += the first `count` columns times x.
+    """Return ``add(A, step, x, sums, ends, low, width, count)``: sums += `count` columns times x.
 
-    A: address of a panel of `width` elements in the first column; x, sums: of float32 numbers, x in
-    the order in which columns are met: see `place_of`.
+    A: address of a panel of `width` elements, `low` on, in the first column. x, sums: of float32
+    numbers, x in the order in which columns are met: see `place_of`. ends: room for 32 sums.
     """
     ask_for, one = _streams.ask_for(COLUMNS), _streams.add_columns(a, 1)
     four = _streams.add_columns(a, COLUMNS)
     load_a, get, put = load(a, "float32"), load("float32", "float32"), store("float32", "float32")
 
     @kernel
-    def add(A: int, step: int, x: int, sums: int, width: int, count: int) -> None:
+    def add(
+        A: int, step: int, x: int, sums: int, ends: int, low: int, width: int, count: int
+    ) -> None:
         lines, quarter = width // 32, count // 4
         for j in range(quarter):
             for k in range(lines):
@@ -58,8 +60,21 @@ def add_kernel(a: str) -> Kernel:
         for j in range(4 * quarter, count):
             for k in range(lines):
                 one(sums + 128 * k, A + j * step + 64 * k, step, x + 4 * j)
-        for i in range(32 * lines, width):  # what is left of a panel, less than a line
-            total = get(sums, i)
+        if 32 * lines == width:
+            return
+        if low + width >= 32:  # the last 32 elements once more, into sums of their own
+            for i in range(32):
+                put(ends, i, np.float32(0))
+            end = A + 2 * (width - 32)
+            for j in range(quarter):
+                four(ends, end + j * step, quarter * step, x + 16 * j)
+            for j in range(4 * quarter, count):
+                one(ends, end + j * step, step, x + 4 * j)
+            for i in range(32 * lines, width):
+                put(sums, i, get(ends, 32 + i - width))
+            return
+        for i in range(width):
+            total = np.float32(0)
             for j in range(count):
                 total += load_a(A + j * step, i) * get(x, place_of(j, count))
             put(sums, i, total)
@@ -78,8 +93,8 @@ def place_of(j: int, count: int) -> int:
 def spread_of(a: str, x: str) -> Pooled:
     """Return the shares' sums, with words (A, step, x, room, m, n, parts, width).
 
-    Columns are in `parts`; room: for parts * m + n float32 numbers, the shares' sums and x as they
-    take it.
+    Columns are in `parts`; room: for parts * m + n + 32 * parts float32 numbers, the shares' sums,
+    x as they take it, and the sums of columns' ends.
     """
     add = add_kernel(a)
     put, get_x, item = store("float32", "float32"), load(x, "float32"), ITEMSIZE[a]
@@ -91,6 +106,7 @@ def spread_of(a: str, x: str) -> Pooled:
         x: int,
         factors: int,
         sums: int,
+        ends: int,
         m: int,
         first: int,
         last: int,
@@ -108,7 +124,8 @@ def spread_of(a: str, x: str) -> Pooled:
             put(sums, i, np.float32(0))
         for low in range(0, m, width):
             size = min(width, m - low)
-            add(start + low * item, step, factors + 4 * first, sums + 4 * low, size, count)
+            x_at, sums_at = factors + 4 * first, sums + 4 * low
+            add(start + low * item, step, x_at, sums_at, ends, low, size, count)
 
     @kernel
     def spread(
@@ -116,7 +133,8 @@ def spread_of(a: str, x: str) -> Pooled:
     ) -> None:
         first, last = part * n // parts, (part + 1) * n // parts
         factors, sums = room + 4 * parts * m, room + 4 * part * m
-        share(A, step, x, factors, sums, m, first, last, width)
+        ends = factors + 4 * n + 128 * part
+        share(A, step, x, factors, sums, ends, m, first, last, width)
 
     return in_pool(spread, 8)
 
@@ -138,7 +156,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
 def _sums_of(problem: Problem) -> Sums:
     parts = share_count(problem.compulsory_bytes, problem.n // FEWEST, SHARES_PER_THREAD)
-    return Sums(parts, problem.m, "float32", 4 * problem.n)
+    return Sums(parts, problem.m, "float32", 4 * problem.n + 128 * parts)
 
 
 def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
