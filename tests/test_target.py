@@ -72,8 +72,13 @@ from gemmule.backends.cpu import target
 from products import exact, small
 from test_quantized_cpu import activations, check, make_matrix, rung_called
 assert target.vector_bytes() == 32 and target.missing_features("avx512f") is not None
-for name, bits in ("vector_decode", 4), ("int8_activations", 4), ("vector_panels", 8):
-    Q = make_matrix(9, 300, bits, 64, "float32", "integer")
+for name, bits, group, zeros in (
+    ("vector_decode", 4, 64, "integer"),
+    ("vector_decode", 4, 8, "fraction"),
+    ("int8_activations", 4, 64, "integer"),
+    ("vector_panels", 8, 64, "integer"),
+):
+    Q = make_matrix(9, 300, bits, group, "float32", zeros)
     Q = Q.T if name == "vector_panels" else Q
     check(rung_called(name), Q, activations((Q.shape[1],), "float32"))
 rng = np.random.default_rng(0)

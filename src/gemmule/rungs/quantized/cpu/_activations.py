@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
 from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.intrinsics import load, store
-from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
 from gemmule.rungs.quantized.cpu._integers import (
     ACTIVATION_GROUP,
     planes,
@@ -32,13 +33,63 @@ _put_word = store("int32", "int32")
 
 
 @functools.cache
-def arrange_vector_kernel(bits: int) -> Kernel:
-    """Return ``f(x, n, out) -> 0``: `arrange_kernel` for one column."""
-    arrange = arrange_kernel(bits, 1)
+def place_kernel(bits: int, words: bool) -> Kernel:
+    """Return ``f(column) -> int``: where the lanes' order holds a column of a block, in elements.
+
+    words: codes of a lane come from the 16-bit words of 16 bytes, first the lower four of them.
+    """
+    width = 16 // bits if words else simd.codes_per_lane(bits)
+
+    @kernel
+    def place_in_words(column: int) -> int:
+        word, part = column // width, column % width
+        return 16 * (word // 4 % 2 * width + part) + 4 * (word // 8) + word % 4
+
+    @kernel
+    def place_in_lanes(column: int) -> int:
+        return 16 * (column % width) + column // width
+
+    return place_in_words if words else place_in_lanes
+
+
+@functools.cache
+def _whole_block(bits: int) -> Intrinsic:
+    """Return ``f(x, out)``: a block's columns in the order of words, four lanes at a time."""
+    width = 16 // bits
+
+    def emit(builder: Any, x: simd.Value, out: simd.Value) -> None:
+        from llvmlite import ir
+
+        kind, order = (ir.VectorType(t, 4) for t in (ir.FloatType(), ir.IntType(32)))
+        wide = ir.VectorType(ir.FloatType(), 4 * width)
+        for four in range(8):
+            place = builder.add(x, x.type(16 * width * four))
+            some = builder.load(builder.inttoptr(place, wide.as_pointer()), align=1)
+            for part in range(width):
+                lanes = order([part + width * i for i in range(4)])
+                at = 64 * (four % 2 * width + part) + 16 * (four // 2)
+                target = builder.inttoptr(builder.add(out, out.type(at)), kind.as_pointer())
+                builder.store(builder.shuffle_vector(some, some, lanes), target, align=1)
+
+    return simd.operation(f"whole_block {bits}", simd.void, "ii", emit)
+
+
+@functools.cache
+def arrange_vector_kernel(bits: int, words: bool) -> Kernel:
+    """Return ``f(x, n, out) -> 0``: `arrange_kernel` for one column, or as `place_kernel` says."""
+    arrange, place_of = arrange_kernel(bits, 1), place_kernel(bits, words)
+    columns, whole_block = simd.block_columns(bits), _whole_block(bits)
 
     @kernel
     def arrange_vector(x: int, n: int, out: int) -> int:
-        arrange(x, n, 1, out)
+        if not words:
+            arrange(x, n, 1, out)
+            return 0
+        whole = n // columns * columns
+        for low in range(0, whole, columns):
+            whole_block(x + 4 * low, out + 4 * low)
+        for column in range(n - whole):
+            _put(out + 4 * whole, place_of(column), _get(x, whole + column))
         return 0
 
     return arrange_vector

@@ -47,10 +47,10 @@ class LiftedZeros(NamedTuple):
 def lifted_zeros(parts: Stored) -> LiftedZeros | None:
     """Return what bytes that are decoded as 2^23 plus a code are less, exactly.
 
-    None where there is no such thing: for nibbles, zero points that are no whole numbers, and where
-    a register has no place for it.
+    None where there is no such thing: for zero points that are no whole numbers, and for nibbles
+    that are looked up.
     """
-    if parts.bits != 8 or not has_wide_vectors():
+    if parts.bits == 4 and has_wide_vectors():
         return None
     if parts.zeros is None:
         return LiftedZeros(None, 0)

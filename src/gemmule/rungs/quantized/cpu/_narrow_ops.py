@@ -8,7 +8,8 @@ each row. A group that ends within a block gives its number by a broadcast, not 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from gemmule.backends.cpu.intrinsics import declare, element_pointer, llvm_type, widen
 from gemmule.backends.cpu.jit import Intrinsic
@@ -27,10 +28,23 @@ from gemmule.backends.cpu.simd import (
     vector_type,
     void,
 )
+from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs.quantized.cpu import _integers
+from gemmule.rungs.quantized.cpu._lifted import LIFT
 
 HALF = LANES // 2
+QUAD = LANES // 4  # lanes of 16 bytes, what shuffles of AVX2 stay within
+WORD = 16
+CHAIN = 4  # multiply-adds that wait for each other; the next four begin meanwhile
+LIFT_BITS = 0x4B000000  # of the float 2^23, whose lowest bits may be a code: see `_lifted`
 Values = list[Value]
+
+
+class Form(NamedTuple):
+    """How codes become floats. words: see `by_words`; lifted: zero points come plus 2^23."""
+
+    words: bool
+    lifted: bool
 
 
 def _of(dtype: str, lanes: int = HALF) -> Any:
@@ -87,16 +101,89 @@ def whole_block_numbers(dtype: str, pieces: int, rows: int = ROWS) -> Intrinsic:
     return operation(name, lambda: floats(rows), "iiiii", emit)
 
 
-def _step(builder: Any, word: Value, k: int, bits: int, zero: Value) -> Value:
-    """Emit code k of every lane less its zero point."""
+def by_words(pieces: int) -> bool:
+    """Whether codes of a block are taken from 16-bit words, not from the lanes' 32.
+
+    Then the lanes of 16 bytes of codes hold them in another order (`_activations.place_kernel`), so
+    they must not be of two groups. pieces: `_operands.Blocks`.
+    """
+    return not has_wide_vectors() and pieces in (1, 2, 4)
+
+
+def _codes_of_words(
+    builder: Any, halves: Value, k: int, bits: int, kept: dict[int, Value]
+) -> Value:
+    """Emit code k of eight lanes under the exponent of 2^23: half a shift and a mask, a shuffle.
+
+    halves: the 16-bit words; kept: of which the codes of one k are two vectors' worth.
+    """
+    from llvmlite import ir
+
+    side, part = divmod(k, WORD // bits)
+    if part not in kept:
+        code = builder.lshr(halves, halves.type([bits * part] * LANES)) if part else halves
+        if part < WORD // bits - 1:
+            code = builder.and_(code, halves.type([2**bits - 1] * LANES))
+        kept[part] = code
+    upper = halves.type([LIFT_BITS >> WORD] * LANES)
+    places = [
+        HALF * (i // HALF) + QUAD * side + i // 2 % QUAD + LANES * (i % 2) for i in range(LANES)
+    ]
+    order = ir.Constant(ir.VectorType(ir.IntType(32), LANES), places)
+    return builder.bitcast(builder.shuffle_vector(kept[part], upper, order), _of("float32"))
+
+
+def _lifted_lanes(builder: Any, word: Value, k: int, bits: int) -> Value:
+    """Emit code k of eight lanes under the exponent of 2^23."""
     code = builder.lshr(word, _all(bits * k, "int32")) if k > 0 else word
     if k < codes_per_lane(bits) - 1:
         code = builder.and_(code, _all(2**bits - 1, "int32"))
-    return builder.fsub(builder.sitofp(code, zero.type), zero)
+    return builder.bitcast(builder.or_(code, _all(LIFT_BITS, "int32")), _of("float32"))
+
+
+def _steps_of(
+    builder: Any, word: Value, bits: int, zero: Value, form: Form
+) -> Callable[[int], Value]:
+    """Return what emits code k of eight lanes less its zero point."""
+    from llvmlite import ir
+
+    halves = builder.bitcast(word, ir.VectorType(ir.IntType(WORD), LANES))
+    kept: dict[int, Value] = {}
+
+    def step(k: int) -> Value:
+        if form.words:
+            code = _codes_of_words(builder, halves, k, bits, kept)
+        else:
+            code = _lifted_lanes(builder, word, k, bits)
+        if not form.lifted:
+            code = builder.fsub(code, _all(LIFT, "float32"))
+        return builder.fsub(code, zero)
+
+    return step
+
+
+def unseen(builder: Any, number: Value) -> Value:
+    """Emit an integer as one that LLVM knows nothing of.
+
+    What is read from there is read again for each row, by the multiply-add itself: kept for two
+    rows it would take the registers that their sums need, and an instruction of its own.
+    """
+    from llvmlite import ir
+
+    form = ir.FunctionType(number.type, [number.type])
+    return builder.asm(form, "", "=r,0", [number], False)
+
+
+def _order(bits: int, words: bool) -> list[int]:
+    """Return the vectors of a block in the order in which few of their codes are alive."""
+    if not words:
+        return list(range(codes_per_lane(bits)))
+    width = WORD // bits
+    return [side * width + part for part in range(width) for side in range(2)]
 
 
 @functools.cache
-def add_products(bits: int, rows: int) -> Intrinsic:
+def add_products(bits: int, rows: int, form: Form) -> Intrinsic:
     """Return ``f(totals, scales, zeros, words, x, _)``: totals plus a block's weights times x.
 
     x: address of the block's arranged activations, of one column.
@@ -105,28 +192,33 @@ def add_products(bits: int, rows: int) -> Intrinsic:
     def emit(
         builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *rest: Value
     ) -> Values:
-        x = rest[0]
-        sums: list[Values] = []
-        for half in range(2):
-            words, points = _side(builder, codes, half), _side(builder, zeros, half)
-            parts = [_all(0.0, "float32")] * rows
-            for k in range(codes_per_lane(bits)):
-                some = _load(builder, x, "float32", 64 * k + 32 * half)
-                for row in range(rows):
-                    step = _step(builder, words[row], k, bits, points[row])
-                    parts[row] = _fused(builder, step, some, parts[row])
-            scale, total = _side(builder, scales, half), _side(builder, totals, half)
-            sums.append(
-                [_fused(builder, *three) for three in zip(parts, scale, total, strict=True)]
-            )
-        return [joined(builder, *pair) for pair in zip(*sums, strict=True)]
+        sums: Values = []
+        for row in range(rows):
+            x = rest[0] if row == 0 else unseen(builder, rest[0])
+            of_row = [halves(builder, some[row]) for some in (totals, scales, zeros, codes)]
+            both = []
+            for half, (total, scale, zero, word) in enumerate(zip(*of_row, strict=True)):
+                step = _steps_of(builder, word, bits, zero, form)
+                order = _order(bits, form.words)
+                for first in range(0, len(order), CHAIN):
+                    part = None
+                    for k in order[first : first + CHAIN]:
+                        weight, some = step(k), _load(builder, x, "float32", 64 * k + 32 * half)
+                        if part is None:
+                            part = builder.fmul(weight, some)
+                        else:
+                            part = _fused(builder, weight, some, part)
+                    total = _fused(builder, part, scale, total)
+                both.append(total)
+            sums.append(joined(builder, *both))
+        return sums
 
-    name = f"narrow add_products {bits} {rows}"
+    name = f"narrow add_products {bits} {rows} {form}"
     return operation(name, lambda: floats(rows), "ttttii", emit)
 
 
 @functools.cache
-def spread_products(bits: int) -> Intrinsic:
+def spread_products(bits: int, form: Form) -> Intrinsic:
     """Return ``f(scales, zeros, words, y)``: add four rows' weights to a block of results.
 
     See `_row_ops.spread_products`.
@@ -138,15 +230,18 @@ def spread_products(bits: int) -> Intrinsic:
         for half in range(2):
             words, points = _side(builder, codes, half), _side(builder, zeros, half)
             factors = _side(builder, scales, half)
-            for k in range(codes_per_lane(bits)):
+            steps = [
+                _steps_of(builder, word, bits, point, form)
+                for word, point in zip(words, points, strict=True)
+            ]
+            for k in _order(bits, form.words):
                 at = 64 * k + 32 * half
                 total = _load(builder, y, "float32", at)
-                for word, zero, factor in zip(words, points, factors, strict=True):
-                    step = _step(builder, word, k, bits, zero)
-                    total = _fused(builder, step, factor, total)
+                for step, factor in zip(steps, factors, strict=True):
+                    total = _fused(builder, step(k), factor, total)
                 store_vector(builder, total, y, at)
 
-    return operation(f"narrow spread_products {bits}", void, "tttii", emit)
+    return operation(f"narrow spread_products {bits} {form}", void, "tttii", emit)
 
 
 def _side(builder: Any, vectors: Values, half: int) -> Values:

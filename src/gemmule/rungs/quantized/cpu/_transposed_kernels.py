@@ -11,9 +11,10 @@ from gemmule.backends.cpu.atomics import packed, unpacked, unpacked_as
 from gemmule.backends.cpu.intrinsics import enter, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.shares import run_shares
-from gemmule.backends.cpu.simd import LANES, ROWS, block_columns
+from gemmule.backends.cpu.simd import ROWS, block_columns
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs.quantized.cpu import _narrow_ops, _row_ops
+from gemmule.rungs.quantized.cpu._activations import place_kernel
 from gemmule.rungs.quantized.cpu._vector_kernels import numbers_of
 
 _index, _number = load("int32", "int32"), load("int64", "int64")
@@ -162,7 +163,8 @@ def spread_kernels(
         at, to, work = x.ctypes.data, y.ctypes.data, room.ctypes.data
         product(pool, helpers, share_at, join_at, at, to, n, parts, work, job)
 
-    join, columns = _join_kernel(bits).address(2), _columns_kernel(bits).address(2)
+    kind = bits, _narrow_ops.by_words(pieces)
+    join, columns = _join_kernel(*kind).address(2), _columns_kernel(*kind).address(2)
     return Spread(product, on_arrays, _share.address(2), join, columns, panels, _job(product))
 
 
@@ -180,9 +182,9 @@ def in_fours(x: int, m: int, room: int) -> None:
 
 
 @functools.cache
-def _join_kernel(bits: int) -> Kernel:
+def _join_kernel(bits: int, words: bool) -> Kernel:
     """Return ``f(words, number)``: the sum of the parts of some blocks, in the order of columns."""
-    join_blocks, load_job, size = _join_blocks(bits), _load_job, _SIZE
+    join_blocks, load_job, size = _join_blocks(bits, words), _load_job, _SIZE
 
     @kernel
     def join(at: int, number: int) -> None:
@@ -194,9 +196,9 @@ def _join_kernel(bits: int) -> Kernel:
 
 
 @functools.cache
-def _columns_kernel(bits: int) -> Kernel:
+def _columns_kernel(bits: int, words: bool) -> Kernel:
     """Return ``f(words, part)``: the whole results of one of `parts` shares of the blocks."""
-    join_blocks, load_job, size = _join_blocks(bits), _load_job, _SIZE
+    join_blocks, load_job, size = _join_blocks(bits, words), _load_job, _SIZE
 
     @kernel
     def columns(at: int, part: int) -> None:
@@ -212,10 +214,10 @@ def _columns_kernel(bits: int) -> Kernel:
 
 
 @functools.cache
-def _join_blocks(bits: int) -> Kernel:
+def _join_blocks(bits: int, words: bool) -> Kernel:
     """Return ``f(words, parts, first, end)``: blocks' results of all parts, summed, to y."""
-    columns = block_columns(bits)
-    load_job, size, width = _load_job, _SIZE, columns // LANES
+    columns, place_of = block_columns(bits), place_kernel(bits, words)
+    load_job, size = _load_job, _SIZE
 
     @kernel
     def join(at: int, parts: int, first: int, end: int) -> None:
@@ -226,9 +228,8 @@ def _join_blocks(bits: int) -> Kernel:
                 for i in range(columns):
                     _put(sums, i, _get(sums, i) + _get(sums + part * job.part_bytes, i))
             low = block * columns
-            for lane in range(LANES):
-                for k in range(min(width, n - low - lane * width)):
-                    _put(y, low + lane * width + k, _get(sums, k * LANES + lane))
+            for column in range(min(columns, n - low)):
+                _put(y, low + column, _get(sums, place_of(column)))
 
     return join
 
@@ -244,7 +245,8 @@ def panels_kernel(
     if has_wide_vectors():
         spread, at_once = _row_ops.spread_products(bits, pieces != 1, lifted=lifted), PANEL_BLOCKS
     else:
-        spread, at_once = _narrow_ops.spread_products(bits), NARROW_PANEL_BLOCKS
+        form = _narrow_ops.Form(_narrow_ops.by_words(pieces), lifted)
+        spread, at_once = _narrow_ops.spread_products(bits, form), NARROW_PANEL_BLOCKS
     load_blocks, load_words = _row_ops.load_blocks(ROWS), _row_ops.load_words
     times, ask_for = _row_ops.times_numbers, _row_ops.ask_for(ROWS)
 

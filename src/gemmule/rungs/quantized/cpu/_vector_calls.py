@@ -16,6 +16,7 @@ from gemmule.rungs.quantized.cpu._activations import (
     quantise_quads_kernel,
     quantise_vector_kernel,
 )
+from gemmule.rungs.quantized.cpu._narrow_ops import by_words
 from gemmule.rungs.quantized.cpu._quad_ops import vectors_of
 from gemmule.rungs.quantized.cpu._vector_kernels import RowsJob, rows_kernels
 
@@ -75,7 +76,8 @@ def vector_kernels(
     if quads > 0:
         prepare = quantise_quads_kernel(vectors_of(quads))
     else:
-        prepare = quantise_vector_kernel(bits) if integers else arrange_vector_kernel(bits)
+        words = by_words(pieces)
+        prepare = quantise_vector_kernel(bits) if integers else arrange_vector_kernel(bits, words)
 
     @kernel
     def product(

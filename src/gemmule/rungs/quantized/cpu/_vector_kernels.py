@@ -88,7 +88,7 @@ def rows_kernels(
     kind = bits, pieces, scale_dtype, has_zeros, at_once, lifted
     tail = numbers_of(*kind, whole=False)
     if columns == 1:
-        add = _one_column(bits, pieces != 1, has_zeros, integers, lifted)
+        add = _one_column(bits, pieces, has_zeros, integers, lifted)
         rows = _rows_kernel(numbers_of(*kind, whole=True), tail, add)
     else:
         if integers:
@@ -99,17 +99,16 @@ def rows_kernels(
     return RowsKernels(rows, in_tasks(rows, RowsJob))
 
 
-def _one_column(
-    bits: int, per_lane: bool, has_zeros: bool, integers: bool, lifted: bool
-) -> Intrinsic:
+def _one_column(bits: int, pieces: int, has_zeros: bool, integers: bool, lifted: bool) -> Intrinsic:
     """Return what adds a block's products with one column."""
     if target.has_wide_vectors():
         if integers:
             return add_integer_products(bits, 1, has_zeros, STRETCHES)
-        return _row_ops.add_products(bits, 1, per_lane, STRETCHES, lifted=lifted)
+        return _row_ops.add_products(bits, 1, pieces != 1, STRETCHES, lifted=lifted)
     if integers:
         return _narrow_ops.add_integer_products(bits, has_zeros, STRETCHES)
-    return _narrow_ops.add_products(bits, STRETCHES)
+    form = _narrow_ops.Form(_narrow_ops.by_words(pieces), lifted)
+    return _narrow_ops.add_products(bits, STRETCHES, form)
 
 
 def numbers_of(
@@ -163,33 +162,34 @@ def _rows_kernel(
     load_blocks = _row_ops.load_blocks(STRETCHES, blocks)
     ask_for, length = _row_ops.ask_for(STRETCHES, blocks), simd.BLOCK_BYTES * blocks
 
-    # A kernel of its own for what a step needs would be a call each, its vectors in memory.
-    @kernel
-    def two_rows(job: RowsJob, row: int, step: int) -> None:
-        start, code_step = job.codes + row * job.row_bytes, step * job.row_bytes
-        place, scale_step = row * job.scale_step, step * job.scale_step
-        whole, left = job.row_bytes // length, job.row_bytes % length
-        totals = no_totals()
-        for i in range(whole):
-            at, group = start + length * i, _index(job.first, blocks * i)
-            ask_for(at + AHEAD_BYTES, code_step)
-            words, lanes = load_blocks(at, code_step), job.lanes + length * i
-            scales = load_scales(job.scales, place + group, scale_step, job.groups - group, lanes)
-            zeros = load_zeros(job.zeros, place + group, scale_step, job.groups - group, lanes)
-            totals = add(totals, scales, zeros, words, job.x + i * job.block_step, job.lowest)
-        if left > 0:
-            at, group = start + length * whole, _index(job.first, blocks * whole)
-            words, lanes = load_words(at, code_step, left), job.lanes + length * whole
-            scales = tail_scales(job.scales, place + group, scale_step, job.groups - group, lanes)
-            zeros = tail_zeros(job.zeros, place + group, scale_step, job.groups - group, lanes)
-            totals = add(totals, scales, zeros, words, job.x + whole * job.block_step, job.lowest)
-        store_sums(totals, job.y + row * job.y_step, step * job.y_step)
-
+    # In one kernel: each call of another would take a job's words and its vectors through memory.
     @kernel
     def rows(job: RowsJob, first: int, end: int) -> None:
+        whole, left = job.row_bytes // length, job.row_bytes % length
         half = (end - first + 1) // 2
         for row in range(first, first + half):
-            two_rows(job, row, half if row + half < end else 0)  # an odd last row meets itself
+            step = half if row + half < end else 0  # an odd last row meets itself
+            start, code_step = job.codes + row * job.row_bytes, step * job.row_bytes
+            place, scale_step = row * job.scale_step, step * job.scale_step
+            totals = no_totals()
+            for i in range(whole):
+                at, group = start + length * i, _index(job.first, blocks * i)
+                ask_for(at + AHEAD_BYTES, code_step)
+                words, lanes = load_blocks(at, code_step), job.lanes + length * i
+                index, count = place + group, job.groups - group
+                scales = load_scales(job.scales, index, scale_step, count, lanes)
+                zeros = load_zeros(job.zeros, index, scale_step, count, lanes)
+                x = job.x + i * job.block_step
+                totals = add(totals, scales, zeros, words, x, job.lowest)
+            if left > 0:
+                at, group = start + length * whole, _index(job.first, blocks * whole)
+                words, lanes = load_words(at, code_step, left), job.lanes + length * whole
+                index, count = place + group, job.groups - group
+                scales = tail_scales(job.scales, index, scale_step, count, lanes)
+                zeros = tail_zeros(job.zeros, index, scale_step, count, lanes)
+                x = job.x + whole * job.block_step
+                totals = add(totals, scales, zeros, words, x, job.lowest)
+            store_sums(totals, job.y + row * job.y_step, step * job.y_step)
 
     return rows
 
