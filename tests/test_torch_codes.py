@@ -117,6 +117,25 @@ def test_a_compiled_graph_has_no_wrong_derivatives(name: str) -> None:
         compiled(x)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_compiled_function_multiplies_by_a_matrix() -> None:
+    """Outside of its graph, whatever is in it before and after."""
+    torch._dynamo.reset()
+    A, x = torch.randn(5, 8), torch.randn(8)
+    Q = gm.quantize(A, bits=4, group_size=4)
+    host, dense = np.asarray(Q), torch.from_numpy(np.asarray(Q))
+
+    cases: list[tuple[Any, Any, Any]] = [
+        (lambda x: gm.matvec(Q, x * 2) + 1, x, dense @ (x * 2) + 1),
+        (lambda x: gm.gemv(Q, x), x, dense @ x),
+        (lambda x: x @ Q.T, x, dense @ x),
+        (lambda x: torch.from_numpy(gm.matvec(host, x.numpy())) * 2, x, 2 * (dense @ x)),
+    ]
+    for function, given, wanted in cases:
+        found = torch.compile(function, backend="eager")(given)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 MADE = {
     "sparse": (lambda: torch.eye(8).to_sparse(), "dense strided tensor"),
     "meta": (lambda: torch.eye(8, device="meta"), "with data"),

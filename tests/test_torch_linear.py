@@ -235,6 +235,48 @@ def test_autocast_is_that_of_a_linear_layer(dtype: Any, given: Any) -> None:
         assert layer(x).dtype == given
 
 
+def test_layers_without_inputs_or_outputs() -> None:
+    for shape in ((3, 0), (1, 0), (0, 0), (0,), (2, 3, 0)):
+        for layer in (gl.QuantLinear(0, 2), gl.QuantLinear(0, 2, bias=False)):
+            assert torch.equal(layer(torch.ones(shape)), torch.zeros(*shape[:-1], 2))
+    assert gl.QuantLinear(4, 0)(torch.ones(3, 4)).shape == (3, 0)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_pytorchs_own_transformer(training: bool, grad: bool) -> None:
+    """Outside of training it has a kernel of its own, which wants float weights."""
+    torch.manual_seed(0)
+    block = torch.nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(block, 2, enable_nested_tensor=False).train(training)
+    coarse = gl.quantize_(copy.deepcopy(model), bits=8)
+    assert sum(isinstance(one, gl.QuantLinear) for one in coarse.modules()) == 4
+    assert all(one.training == training for one in coarse.modules())
+    x = torch.randn(2, 5, 16)
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(coarse(x), model(x), rtol=0.05, atol=0.05)
+
+
+def test_the_layer_that_cannot_be_quantised_is_named() -> None:
+    model = torch.nn.Sequential(linear(), torch.nn.Sequential(linear()))
+    with torch.no_grad():
+        model[1][0].weight[2, 3] = torch.nan
+    with pytest.raises(ValueError, match=r"layer '1\.0': W\[2, 3\] is nan"):
+        gl.quantize_(model)
+    for wrong in (torch.nn.Conv1d(4, 4, 1), torch.nn.Embedding(3, 4), None):
+        with pytest.raises(TypeError, match=r"is no torch\.nn\.Linear"):
+            gl.QuantLinear.from_linear(wrong)
+    for sizes, options, words in (
+        ((4, -2), {}, "sizes must lie in"),
+        ((4, 2), {"group_size": 0}, "group_size is 0"),
+        ((4, 2), {"bits": 5}, "bits is 5"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            gl.QuantLinear(*sizes, **options)
+    with pytest.raises(TypeError, match="must be an int"):
+        gl.QuantLinear(4.5, 2)
+
+
 def test_wrong_layers_and_tensors() -> None:
     Q = gm.quantize(np.ones((20, 48), np.float32), group_size=16)
     with pytest.raises(ValueError, match="transposed"):

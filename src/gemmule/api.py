@@ -13,6 +13,7 @@ from gemmule.core.canonical import DEFAULT, NAMES, Options, canonical
 from gemmule.core.operand import multiply_by, speaker
 from gemmule.core.problem import HALVES
 from gemmule.core.words import Accumulate, Activations, Op, Precision
+from gemmule.dispatch.general import untraced
 from gemmule.lookup import device_of, multiply
 from gemmule.options import frozen, options_of
 from gemmule.outofcore.through import HostPlan, planned, through_device
@@ -204,7 +205,7 @@ def gemv(
     >>> gm.gemv(np.eye(2), np.array([2.0, 3.0]), y, alpha=2, beta=-1)
     array([3., 5.])
     """
-    return _blas("matvec", (A, x, y), (alpha, beta), (2, 1), device)
+    return untraced(_blas, "matvec", (A, x, y), (alpha, beta), (2, 1), device)
 
 
 def gemm(
@@ -226,7 +227,7 @@ def gemm(
     array([[3., 3.],
            [3., 3.]])
     """
-    return _blas("matmul", (A, B, C), (alpha, beta), (2, 2), device)
+    return untraced(_blas, "matmul", (A, B, C), (alpha, beta), (2, 2), device)
 
 
 def _blas(

@@ -55,6 +55,8 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
     if of_host or (kind is PreparedMatrix and not b.is_cuda):
         if default_device() not in (None, "cpu"):
             return None
+        if "torch._dynamo" in sys.modules and general.compiled():
+            return None
         seen_a, seen_b = host.seen(a), host.seen(b)
         return None if seen_a is None or seen_b is None else (seen_a, seen_b, None)
     if getattr(a if coded else b, "is_cuda", False) and "torch" in sys.modules:
@@ -171,6 +173,10 @@ def _bound_with_bias(seen_matrix: Any, seen_x: Any) -> Any:
 
 def product(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None = None) -> Any:
     """Return the product by the general way; PyTorch learns nothing of it, gradients end here."""
+    return general.untraced(_product, op, a, b, out, options, device)
+
+
+def _product(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None) -> Any:
     left, right, result = operands(a, b, NAMES[op], out)
     away = device_of(left, right, device)
     if away is not None:

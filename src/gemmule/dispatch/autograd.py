@@ -30,7 +30,6 @@ _scripted, _mode = torch._C._get_tracing_state, torch._C._get_dispatch_mode
 _PROXY = torch._C._TorchDispatchModeKey.PROXY  # the mode by which make_fx records
 
 
-# ---- when, and how -------------------------------------------------------------------------------
 def wanted(a: Any, b: Any) -> bool:
     """Whether a product of these goes through the operators: PyTorch has to know of it.
 
@@ -93,15 +92,7 @@ def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
         return _by_parts(op, a, b, out, options)
     if isinstance(a, QuantizedMatrix) or isinstance(b, QuantizedMatrix):
         refuse_out(op, a, b, out)
-        if out is not None:
-            return general.product(op, a, b, out, options)
-        if _recorded():
-            raise ValueError(
-                f"{op} was given a QuantizedMatrix while PyTorch records a graph, in which the "
-                "product would be a constant: a matrix is no tensor. Trace a "
-                "gemmule.torch.linear.QuantLinear, made by QuantLinear.from_matrix(Q)."
-            )
-        return beside_matrix(op, *autocast(a, b), options=options)
+        return general.untraced(_beside, op, a, b, out, options)
     if isinstance(a, PreparedMatrix) or isinstance(b, PreparedMatrix):
         raise ValueError(
             f"{op} was given a prepared matrix with a tensor that requires a gradient, is traced, "
@@ -119,6 +110,18 @@ def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
     dtype = None if options.out_dtype is None else getattr(torch, options.out_dtype)
     chosen = {"precision": options.precision, "batch_invariant": options.batch_invariant}
     return product(op, a, b, out, out_dtype=dtype, **chosen)
+
+
+def _beside(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
+    """Return the product of a quantised matrix and a tensor that PyTorch has to know of."""
+    if out is not None:
+        return general.product(op, a, b, out, options)
+    if _recorded():
+        raise ValueError(
+            f"{op} was given a QuantizedMatrix in a graph that PyTorch records, where its product "
+            "would be a constant: a matrix is no tensor. Trace a QuantLinear.from_matrix(Q)."
+        )
+    return beside_matrix(op, *autocast(a, b), options=options)
 
 
 def _by_parts(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
@@ -321,19 +324,16 @@ class _Quantized(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
         """The tensor's gradient is a product with the matrix turned."""
-        op, matrix = ctx.op, ctx.matrix
-        if op == "matmul":
-            operands = (matrix.T, grad) if ctx.first else (grad, matrix.T)
-        else:
-            op = "vecmat" if op == "matvec" else "matvec"
-            operands = (grad, matrix) if ctx.first else (matrix, grad)
-        found = beside_matrix(op, *operands, options=Options()).sum_to_size(ctx.shape).to(ctx.dtype)
+        op = {"matmul": "matmul", "matvec": "vecmat", "vecmat": "matvec"}[ctx.op]
+        matrix = ctx.matrix.T if op == "matmul" else ctx.matrix
+        pair = (matrix, grad) if ctx.first == (op == "matmul") else (grad, matrix)
+        found = beside_matrix(op, *pair, options=Options()).sum_to_size(ctx.shape).to(ctx.dtype)
         return (None, found, None, None) if ctx.first else (found, None, None, None)
 
     @staticmethod
     def jvp(ctx: Any, of_a: Any, of_b: Any, *others: Any) -> Any:
-        operands = (ctx.matrix, of_b) if ctx.first else (of_a, ctx.matrix)
-        return beside_matrix(ctx.op, *operands, options=ctx.options)
+        pair = (ctx.matrix, of_b) if ctx.first else (of_a, ctx.matrix)
+        return beside_matrix(ctx.op, *pair, options=ctx.options)
 
     @staticmethod
     def vmap(info: Any, dims: Any, a: Any, b: Any, op: str, options: Options) -> Any:

@@ -21,7 +21,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from gemmule.core.canonical import DEFAULT
 from gemmule.dispatch.autograd import autocast, through, transformed, wanted
-from gemmule.quant import rounding
+from gemmule.quant import checks, rounding
 from gemmule.quant.files import named_dtype
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
@@ -60,7 +60,8 @@ class QuantLinear(torch.nn.Module):  # type: ignore[misc]
         scale_dtype: str = "float32",
     ) -> None:
         super().__init__()
-        shape = out_features, in_features
+        out_features, in_features = shape = checks.shape((out_features, in_features))
+        bits, group_size = checks.bits(bits), checks.group_size(group_size)
         codes = np.zeros((out_features, -(-in_features * bits // 8)), np.uint8)
         groups = rounding.group_count(in_features, group_size)
         scales = np.ones((1, 1) if group_size is None else (out_features, groups))
@@ -77,13 +78,17 @@ class QuantLinear(torch.nn.Module):  # type: ignore[misc]
     def from_linear(cls, linear: torch.nn.Linear, **options: Any) -> Self:
         """Return a layer's quantised form, on its device; options as `gemmule.quantize` has them.
 
-        The bias is shared with the layer, not copied.
+        The bias is shared with the layer, not copied. TypeError for what is no `torch.nn.Linear`.
 
         >>> import torch, gemmule.torch.linear as gl
         >>> gl.QuantLinear.from_linear(torch.nn.Linear(64, 32), bits=4, group_size=32)
         QuantLinear(in_features=64, out_features=32, bits=4, group_size=32, bias=True)
         """
-        return cls.from_matrix(quantize(linear.weight, **options), linear.bias)
+        if not isinstance(linear, torch.nn.Linear):  # others may hold their weight turned
+            raise TypeError(f"{type(linear).__name__} is no torch.nn.Linear; use from_matrix")
+        made = cls.from_matrix(quantize(linear.weight, **options), linear.bias)
+        made.train(linear.training)
+        return made
 
     @classmethod
     def from_matrix(cls, matrix: QuantizedMatrix, bias: torch.Tensor | None = None) -> Self:
@@ -176,7 +181,8 @@ def quantize_(
     ``method``, ``symmetric``, ``scale_dtype``. A layer that stands in several places stays one.
     Weights that are shared with something else, such as an embedding, are not shared any more.
 
-    ValueError where the model is itself a linear layer: use `QuantLinear.from_linear`.
+    ValueError where the model is itself a linear layer: use `QuantLinear.from_linear`. Errors of
+    `gemmule.quantize` name the layer; those before it are replaced then.
 
     >>> import torch, gemmule.torch.linear as gl
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 2))
@@ -195,10 +201,15 @@ def quantize_(
             if type(child) is not torch.nn.Linear or not (filter is None or filter(full, child)):
                 continue
             if child not in made:
-                made[child] = QuantLinear.from_linear(
-                    child, bits=bits, group_size=group_size, **options
-                )
+                try:
+                    made[child] = QuantLinear.from_linear(
+                        child, bits=bits, group_size=group_size, **options
+                    )
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f"layer {full!r}: {error}") from error
             setattr(parent, name, made[child])
+            if isinstance(parent, torch.nn.TransformerEncoderLayer):
+                parent.activation_relu_or_gelu = 0  # else a kernel of its own wants float weights
     return model
 
 

@@ -112,7 +112,7 @@ def run(
     _check_rank(x)
     matrix = matrix_of((codes, scales, zeros, perm), (rows, columns), bits, group_size)
     given = x.detach()
-    alone = given.numel() == given.shape[-1] and given.ndim > 1
+    alone = given.ndim > 1 and given.numel() == given.shape[-1] > 0
     x = given.reshape(-1) if alone else given
     op, a, b = ("vecmat", x, matrix) if transposed else ("matvec", matrix, x)
     y: torch.Tensor = lookup.below(op, a, b, DEFAULT, bias)
