@@ -124,6 +124,18 @@ def test_integers_are_multiplied_by_kernels_on_any_machine(op: str, dtype: str, 
             assert found.rung.name != "upcast_blocks", (size, rates)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_few_columns_of_halves_are_not_widened_as_a_whole(dtype: str) -> None:
+    """A BLAS would pad them to its tile, and read again what was widened."""
+    for rates in (HostRates.default(2), MEASURED):
+        machine = Machine("cpu", "Test", "x86_64", 2, rates.read, 1 << 25, rates=rates)
+        for rows, columns in ((384, 4), (1024, 16), (4096, 2)):
+            matrix = Form((rows, rows), c_strides((rows, rows)), dtype, 64)
+            other = Form((rows, columns), c_strides((rows, columns)), dtype, 64)
+            call = canonical("matmul", matrix, other, None, Options())
+            assert choose(call, machine).rung.name == "packed_threads", (rows, columns, rates)
+
+
 def test_halves_are_asked_for_ahead_where_this_machine_gains_by_it() -> None:
     def name(m: int, n: int, asked: float) -> str:
         rates = replace(MEASURED, asked=asked)

@@ -18,6 +18,7 @@ from gemmule.rungs import _cpu
 from gemmule.rungs._cpu_convert import narrowed, widened
 
 EXACT_DEPTH = 2**20  # products of 16-bit integers that float64 sums exactly
+TILE = 32  # rows and columns of the tile that a BLAS pads narrow products to, about
 
 
 def block_dtype(problem: Problem) -> str:
@@ -61,13 +62,18 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect the conversions' speed plus a BLAS; NumPy's integer loops add one at a time."""
-    rates = machine.rates
+    """Expect the conversions' speed plus a BLAS; NumPy's integer loops add one at a time.
+
+    What is converted is written and read once more, and a BLAS computes with whole tiles.
+    """
+    rates, dtype = machine.rates, block_dtype(problem)
     products = {"float32": rates.blas, "float64": rates.blas / 2, "int64": rates.fma / 64}
     converted = problem.batch * ((problem.m + problem.n) * problem.k + problem.outputs)
+    moved = 2.0 * converted * ITEMSIZE[dtype] / rates.core_cached
+    tiles = max(problem.m, TILE) * max(problem.n, TILE) / max(problem.m * problem.n, 1)
+    busy = problem.flops * (1.0 if dtype == "int64" else tiles) / products[dtype]
     calls = 30 * problem.batch * rates.blas_call
-    busy = problem.flops / products[block_dtype(problem)]
-    return Suggestion({}, calls + converted / rates.convert + busy)
+    return Suggestion({}, calls + converted / rates.convert + moved + busy)
 
 
 RUNG = CpuRung(
