@@ -178,7 +178,7 @@ def test_the_command_tunes_and_stores_into_a_folder(
         (["--sizes", "4"], "as in 4096x4096"),
         (["--sizes", "4x4", "--device", "gpu"], "--device is 'gpu'"),
         (["--sizes", "4x4", "--dtype", "float31"], "float31"),
-        (["--shapes-from", "/nonexistent"], "does not exist"),
+        (["--shapes-from", "no/such/file"], "does not exist"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
