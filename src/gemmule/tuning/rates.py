@@ -33,7 +33,7 @@ CACHED_BYTES = 1 << 20
 DEPTH = 256
 TILES = 400
 BLAS_SIZE = 1024
-LONG, FEWEST_COLUMNS = 16384, 64  # halves of a row whose sums leave the first cache, and rows
+ROW_HALVES, FEWEST_ROWS = 16384, 64  # of a matrix whose sums leave the first-level cache
 
 
 def measure_rates(*, fresh: bool = False) -> HostRates:
@@ -105,12 +105,13 @@ def _reading(matrix: np.ndarray[Any, Any], repeat: int = 4) -> tuple[float, floa
 
 def _asked(matrix: np.ndarray[Any, Any]) -> float:
     """Return how many times as fast long rows of halves are that are asked for ahead, in x A."""
-    columns = matrix.nbytes // (2 * LONG)
-    if prefetched_columns.RUNG.available() is not None or columns < FEWEST_COLUMNS:
+    columns = matrix.nbytes // (2 * ROW_HALVES)
+    if prefetched_columns.RUNG.available() is not None or columns < FEWEST_ROWS:
         return DEFAULT_RATES.asked
-    halves = matrix.reshape(-1).view(np.float16)[: columns * LONG].reshape(columns, LONG).T
-    x, y = np.zeros(columns, np.float16), np.empty(LONG, np.float16)
-    problem = Problem("matvec", LONG, columns, a="float16", b="float16", out="float16")
+    flat = matrix.reshape(-1).view(np.float16)
+    halves = flat[: columns * ROW_HALVES].reshape(columns, ROW_HALVES).T
+    x, y = np.zeros(columns, np.float16), np.empty(ROW_HALVES, np.float16)
+    problem = Problem("matvec", ROW_HALVES, columns, a="float16", b="float16", out="float16")
     seconds = []
     for rung in (panel_threads.RUNG, prefetched_columns.RUNG):
         run = rung.bind(problem, rung.check_params(problem, None))
