@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -355,3 +356,23 @@ def test_a_planned_product_sees_forward_differentiation(planned: tuple[Checked, 
     with torch.autocast("cpu"):
         assert checked(A, x, None) is None
     assert checked(A, x, None) == "multiplied"
+
+
+class _Array:
+    """An array of another library on a GPU: CuPy's, or this package's own."""
+
+    shape, dtype, is_cuda = (3,), "float32", True
+
+
+@pytest.mark.parametrize(
+    "out",
+    [_Array(), np.empty(3, np.float32), torch.empty(3).requires_grad_()],
+    ids=["other", "numpy", "grad"],
+)
+def test_a_planned_product_leaves_other_outs_to_the_general_way(
+    planned: tuple[Checked, Any], out: Any
+) -> None:
+    checked, A = planned
+    assert checked(A, torch.ones(4), out) is None
+    assert checked(A, torch.ones(4), torch.empty(3)) == "multiplied"
+    assert checked(A, torch.ones(4), out) is None

@@ -65,7 +65,7 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
             return None
         seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
         seen_out = None if out is None else torch_calls.seen(out)
-        if out is not None and (seen_out is None or out.requires_grad):
+        if out is not None and (seen_out is None or getattr(out, "requires_grad", True)):
             return None
         if seen_a is None or seen_b is None:
             return None

@@ -148,7 +148,7 @@ def checked_pair(
                 return trusted(a, b, out)
         elif known_pair is not None and known_pair(x, out):
             return trusted(a, b, out)
-        if out is not None and (out.requires_grad or not same(out, out_seen)):
+        if out is not None and (not same(out, out_seen) or out.requires_grad):
             return None
         if not same(x, seen_x) or wanted(a, b):
             return None
