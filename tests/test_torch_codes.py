@@ -34,8 +34,12 @@ def of_codes() -> tuple[dict[str, Any], Any]:
     """Return functions of one vector, each linear, and the matrix that they multiply by."""
     Q = gm.quantize(np.random.default_rng(3).standard_normal((5, 8)), bits=8, group_size=4)
     dense, layer = torch.from_numpy(Q.dequantize()), QuantLinear.from_matrix(Q)
+    parts = (layer.codes, layer.scales, layer.zeros, layer.perm, 5, 8, 8, 4)
+    called = torch.ops.gemmule  # by name, as graphs and other people's code call them
     return {
         "dense": lambda x: gm.matvec(dense, x),
+        "operator": lambda x: called.matvec(dense, x),
+        "operator with bias": lambda x: called.quantized_linear(x, *parts, False, torch.ones(5)),
         "matvec": lambda x: gm.matvec(Q, x),
         "vecmat": lambda x: gm.vecmat(x, Q.T),
         "matmul": lambda x: gm.matmul(Q, x),
@@ -49,7 +53,7 @@ def of_codes() -> tuple[dict[str, Any], Any]:
 def test_every_derivative_of_codes_is_that_of_the_matrix(name: str) -> None:
     functions, dense = of_codes()
     function, (x, other) = functions[name], torch.randn(2, 8)
-    added = 1.0 if name == "with bias" else 0.0
+    added = 1.0 if name.endswith("with bias") else 0.0
     close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
     value, forwards = torch.func.jvp(function, (x,), (other,))
     close(value.detach(), dense @ x + added)
@@ -106,15 +110,83 @@ def test_a_matrix_in_a_recorded_graph_is_refused(name: str) -> None:
             record(x)
 
 
-@pytest.mark.parametrize("name", ["dense", "layer"])
-def test_a_compiled_graph_has_no_wrong_derivatives(name: str) -> None:
+def test_derivatives_by_a_bias_and_none_by_scales() -> None:
+    layer = QuantLinear.from_linear(torch.nn.Linear(8, 5), bits=8, group_size=4)
+    X, bias, other = torch.randn(3, 8), torch.randn(5), torch.randn(5)
+
+    def by_bias(bias: Any) -> Any:
+        return torch.func.functional_call(layer, {"bias": bias}, (X,))
+
+    value, forwards = torch.func.jvp(by_bias, (bias,), (other,))
+    torch.testing.assert_close(value, by_bias(bias))
+    assert torch.equal(forwards, other.expand(3, 5))
+    each = torch.func.grad(lambda bias: by_bias(bias).sum())(bias)
+    assert torch.equal(each, torch.full((5,), 3.0))
+
+    def by_scales(scales: Any) -> Any:
+        return torch.func.functional_call(layer, {"scales": scales}, (X,)).sum()
+
+    with pytest.raises(ValueError, match="derivative by scales"):
+        torch.func.jvp(by_scales, (layer.scales,), (layer.scales,))
+    with pytest.raises(ValueError, match="derivative by scales"):
+        torch.func.grad(by_scales)(layer.scales)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("dense", "aot_eager"), ("layer", "aot_eager"), ("operator", "eager")]
+)
+def test_a_compiled_graph_has_no_wrong_derivatives(name: str, backend: str) -> None:
     """PyTorch would take those of an operator, forwards, for zeros."""
-    function, x = of_codes()[0][name], torch.randn(8)
-    compiled = torch.compile(
-        lambda x: torch.func.jvp(function, (x,), (x,))[1], backend="eager", fullgraph=True
-    )
-    with pytest.raises(Exception, match=r"differentiated forwards within torch\.compile"):
-        compiled(x)
+    (functions, dense), (x, other) = of_codes(), torch.randn(2, 8)
+    function = functions[name]
+    torch._dynamo.reset()
+    compiled = functools.partial(torch.compile, backend=backend, fullgraph=True)
+    forwards = compiled(lambda x: torch.func.jvp(function, (x,), (other,))[1])
+    torch.testing.assert_close(forwards(x), dense @ other, rtol=1e-4, atol=1e-4)
+    gradient = compiled(torch.func.grad(lambda x: function(x).sum()))
+    torch.testing.assert_close(gradient(x), dense.sum(0), rtol=1e-4, atol=1e-4)
+
+    def dual(x: Any) -> Any:
+        with torch.autograd.forward_ad.dual_level():
+            pair = function(torch.autograd.forward_ad.make_dual(x, other))
+            return torch.autograd.forward_ad.unpack_dual(pair).tangent
+
+    with pytest.raises(Exception, match=r"differentiated forwards .* within torch\.compile"):
+        compiled(dual)(x)
+
+
+@pytest.mark.parametrize("op", ["matvec_out", "vecmat_out", "matmul_out"])
+def test_a_result_that_is_written_has_no_derivative(op: str) -> None:
+    """Nor is there one of zeros."""
+    A, x, out = torch.ones(4, 4), torch.ones(4), torch.zeros(4)
+    pair = (x, A) if op == "vecmat_out" else (A, x)
+    operator = getattr(torch.ops.gemmule, op)
+
+    def written(x: Any) -> Any:
+        fresh = torch.zeros(4)
+        operator(*(x if one.ndim == 1 else one for one in pair), out=fresh)
+        return fresh.sum()
+
+    for transform in (torch.func.grad, torch.func.jacfwd, torch.vmap):
+        with pytest.raises(ValueError, match="out= under"):
+            transform(written)(torch.ones(4, 4) if transform is torch.vmap else x)
+    with torch.autograd.forward_ad.dual_level():
+        with pytest.raises(ValueError, match="given out= and a dual tensor"):
+            written(torch.autograd.forward_ad.make_dual(x, x))
+        with pytest.raises(ValueError, match="given out= and a dual tensor"):
+            operator(*pair, out=torch.autograd.forward_ad.make_dual(out, x))
+    with pytest.raises(ValueError, match="tensor that requires a gradient"):
+        written(x.clone().requires_grad_())
+    with torch.no_grad():
+        assert written(x.clone().requires_grad_()).item() == 16.0
+
+
+def test_operators_without_views_and_writes() -> None:
+    """As torch.func.functionalize has them."""
+    functions, _ = of_codes()
+    x = torch.randn(8)
+    for name in ("dense", "operator", "operator with bias"):
+        assert torch.equal(torch.func.functionalize(functions[name])(x), functions[name](x))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

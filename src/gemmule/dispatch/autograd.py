@@ -16,7 +16,7 @@ from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.core.canonical import NAMES, Options
 from gemmule.dispatch import general
 from gemmule.dispatch.batches import aligned
-from gemmule.dispatch.operators import LIBRARY, call, refuse_out, unseen
+from gemmule.dispatch.operators import LIBRARY, call, refuse_out, register, register_out, unseen
 from gemmule.quant.library import refuse_sparse
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
@@ -147,8 +147,6 @@ def product(op: str, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
         from gemmule.dispatch import dtensor as dtensor  # its import registers the rules
     if out is not None:
         return call(op, a, b, out=out, **options)
-    if transformed() and not _is_compiling():
-        return _Bilinear.apply(a, b, op, options)
     return call(op, a, b, **options)
 
 
@@ -175,13 +173,11 @@ def _cast(tensor: Any) -> Any:
 
 
 # ---- gradients --------------------------------------------------------------------------------
-def _remember(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-    ctx.options = _kept(keyword_only_inputs)
-
-
 def _kept(options: Any) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k in ("precision", "batch_invariant")}
+    """Return the options that products of gradients share; the dispatcher leaves out defaults."""
+    return {"precision": options.get("precision", "float32")} | {
+        k: v for k, v in options.items() if k == "batch_invariant"
+    }
 
 
 def _matvec_backward(ctx: Any, grad: Any) -> tuple[Any, Any]:
@@ -243,7 +239,7 @@ BACKWARD = {"matvec": _matvec_backward, "vecmat": _vecmat_backward, "matmul": _m
 
 
 class _Bilinear(torch.autograd.Function):  # type: ignore[misc]
-    """An operator under `torch.func`, whose transformations do not take registered gradients."""
+    """An operator as PyTorch differentiates it, in both directions, and takes batches of it."""
 
     @staticmethod
     def forward(a: Any, b: Any, op: str, options: dict[str, Any]) -> Any:
@@ -252,12 +248,15 @@ class _Bilinear(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         a, b, ctx.op, ctx.given = inputs
+        ctx.set_materialize_grads(False)
         ctx.options = _kept(ctx.given)
         ctx.save_for_backward(a, b)
         ctx.save_for_forward(a, b)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * 4
         return (*BACKWARD[ctx.op](ctx, grad), None, None)
 
     @staticmethod
@@ -284,13 +283,6 @@ def _batched(op: str, dims: Any, a: Any, b: Any, multiply: Any) -> Any:
     for axis in extra:
         result = result.squeeze(axis)
     return result
-
-
-def _vmap(op: str) -> Any:
-    def rule(info: Any, dims: Any, a: Any, b: Any, **options: Any) -> Any:
-        return _batched(op, dims, a, b, lambda a, b: product(op, a, b, **options)), 0
-
-    return rule
 
 
 class _Matrix:
@@ -340,11 +332,10 @@ class _Quantized(torch.autograd.Function):  # type: ignore[misc]
         return _batched(op, dims[:2], a, b, lambda a, b: _Quantized.apply(a, b, op, options)), 0
 
 
-def _register() -> None:
-    for op in NAMES:
-        name = f"gemmule::{op}"
-        torch.library.register_autograd(name, BACKWARD[op], setup_context=_remember, lib=LIBRARY)
-        torch.library.register_vmap(name, _vmap(op), lib=LIBRARY)
+def _differentiable(op: str) -> Any:
+    return lambda a, b, **options: _Bilinear.apply(a, b, op, options)
 
 
-_register()
+for _op in NAMES:
+    register(LIBRARY, _op, _differentiable(_op))
+    register_out(LIBRARY, f"{_op}_out")

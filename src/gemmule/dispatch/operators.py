@@ -1,6 +1,6 @@
-"""The products as operators of PyTorch: what runs, and what it will look like.
+"""The products as operators of PyTorch: what runs, what it looks like, where it is derived.
 
-`gemmule.dispatch.autograd` adds their gradients; `gemmule.torch.ops` has the functions to import.
+`gemmule.dispatch.autograd` has their derivatives; `gemmule.torch.ops` has the functions to import.
 """
 
 from __future__ import annotations
@@ -9,6 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch.eager_transforms import (
+    _unwrap_all_tensors_from_functional,
+    _wrap_all_tensors_to_functional,
+)
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from gemmule.core.canonical import NAMES, Options
 from gemmule.core.problem import check_dtype, matmul_shape, matvec_shape, result_dtype
@@ -16,6 +21,9 @@ from gemmule.dispatch import general
 
 _OPTIONS = 'ScalarType? out_dtype=None, str precision="float32", bool batch_invariant=False'
 LIBRARY = torch.library.Library("gemmule", "DEF")
+_TRANSFORMED = "FuncTorchDynamicLayerFrontMode"  # asked first while torch.func is at work
+_FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
+_forward_ad = torch.autograd.forward_ad
 
 
 def refuse_out(op: str, a: Any, b: Any, out: Any) -> None:
@@ -43,12 +51,6 @@ def call(op: str, a: Any, b: Any, *, out: Any = None, **options: Any) -> Any:
     operators = torch.ops.gemmule
     if out is None:
         return getattr(operators, op).default(a, b, **options)
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if transformed and not torch.compiler.is_compiling():
-        raise ValueError(
-            f"{op} was given out= under torch.vmap or another transformation of torch.func, "
-            "which knows no tensor that is written. Leave out= away."
-        )
     getattr(operators, f"{op}_out").default(a, b, out=out, **options)
     return out
 
@@ -63,7 +65,6 @@ def _kernel(op: str) -> Callable[..., Any]:
 
 def _out_kernel(op: str) -> Callable[..., None]:
     def run(a: Any, b: Any, *, out: Any, **options: Any) -> None:
-        refuse_out(op, a, b, out)
         general.product(op, a, b, out, _as_options(options))
 
     return run
@@ -79,18 +80,8 @@ def _as_options(given: dict[str, Any]) -> Options:
 
 
 # ---- what it will look like: shapes and dtypes alone --------------------------------------------
-def refuse_forward(op: str) -> None:
-    """Raise ValueError where a compiled graph would have derivatives of 0: operators know none."""
-    if torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
-        raise ValueError(
-            f"{op} is differentiated forwards within torch.compile, which PyTorch's operators do "
-            "not take part in. Differentiate outside: torch.func.jvp(function, ...) as it is."
-        )
-
-
 def _result(op: str, a: Any, b: Any, out_dtype: Any) -> tuple[tuple[Any, ...], torch.dtype]:
     """Return shape and dtype of a product; sizes may be symbols. Raises as the product would."""
-    refuse_forward(op)
     if a.device != b.device:
         raise TypeError(
             f"{NAMES[op][0]} lies on {a.device} and {NAMES[op][1]} on {b.device}; both must lie on "
@@ -149,6 +140,89 @@ def _out_fake(op: str) -> Callable[..., None]:
             )
 
     return look
+
+
+# ---- who is asked for derivatives and batches ---------------------------------------------------
+# What torch.library registers knows backward gradients alone: an operator that is called by its
+# name is refused under torch.func.grad, and under torch.func.jvp its derivative is 0, without a
+# word. So an autograd.Function is put where PyTorch asks first under a transformation, and where it
+# asks for gradients, of both directions.
+def register(library: Any, op: str, apply: Callable[..., Any]) -> None:
+    """Let ``apply(*arguments, **options)`` differentiate an operator that `library` defined.
+
+    apply: calls an autograd.Function whose ``forward`` calls the operator, and which has ``jvp``
+    and ``vmap``.
+    """
+    operator = getattr(torch.ops.gemmule, op).default
+
+    def differentiated(keyset: Any, *arguments: Any, **options: Any) -> Any:
+        if _has_tangent(op, arguments):
+            return apply(*arguments, **options)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return apply(*arguments, **options)
+        with torch._C._AutoDispatchBelowAutograd():
+            below = keyset & torch._C._after_autograd_keyset
+            return operator.redispatch(below, *arguments, **options)
+
+    def transformed(*arguments: Any, **options: Any) -> Any:
+        if torch._C._functorch.peek_interpreter_stack().key() == _FUNCTIONALIZE:
+            return _functionalized(operator, *arguments, **options)
+        return apply(*arguments, **options)
+
+    library.impl(op, differentiated, "Autograd", with_keyset=True)
+    library.impl(op, transformed, _TRANSFORMED)
+
+
+def register_out(library: Any, op: str) -> None:
+    """Refuse derivatives of an operator that writes into a given tensor: they would be lost."""
+    operator = getattr(torch.ops.gemmule, op).default
+    name = op.removesuffix("_out")
+
+    def differentiated(keyset: Any, a: Any, b: Any, **options: Any) -> None:
+        refuse_out(name, a, b, options["out"])
+        if _has_tangent(name, (a, b, options["out"])):
+            raise ValueError(
+                f"{name} was given out= and a dual tensor; a result written into a given tensor "
+                "has no derivative. Leave out= away."
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            below = keyset & torch._C._after_autograd_keyset
+            operator.redispatch(below, a, b, **options)
+
+    def transformed(a: Any, b: Any, **options: Any) -> None:
+        raise ValueError(
+            f"{name} was given out= under torch.vmap or another transformation of torch.func, "
+            "which knows no tensor that is written. Leave out= away."
+        )
+
+    library.impl(op, differentiated, "Autograd", with_keyset=True)
+    library.impl(op, transformed, _TRANSFORMED)
+
+
+def _has_tangent(op: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether forward differentiation, outside of torch.func, goes through one of the tensors."""
+    if _forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+        return False
+    tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+    if all(_forward_ad.unpack_dual(one).tangent is None for one in tensors):
+        return False
+    if torch.compiler.is_compiling():  # its graphs do not say that they are at a level
+        raise ValueError(
+            f"{op} is differentiated forwards by torch.autograd.forward_ad within torch.compile, "
+            "where the derivative would be lost. Use torch.func.jvp there, or open the level "
+            "outside."
+        )
+    return True
+
+
+def _functionalized(operator: Any, *arguments: Any, **options: Any) -> Any:
+    """Call an operator, which writes nothing, on what functional tensors hold."""
+    interpreter = retrieve_current_functorch_interpreter()
+    with interpreter.lower():
+        views = interpreter.functionalize_add_back_views()
+        held = _unwrap_all_tensors_from_functional(arguments, reapply_views=views)
+        result = operator(*held, **options)
+        return _wrap_all_tensors_to_functional(result, level=interpreter.level())
 
 
 def _define() -> None:

@@ -17,15 +17,13 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from gemmule.core.canonical import DEFAULT
-from gemmule.dispatch.autograd import autocast, through, transformed, wanted
+from gemmule.dispatch.autograd import autocast, wanted
 from gemmule.quant import checks, rounding
 from gemmule.quant.files import named_dtype
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
-from gemmule.torch.quantized_linear import PARTS, are_batched, matrix_of, run
+from gemmule.torch.quantized_linear import PARTS, matrix_of, run
 
 Filter = Callable[[str, torch.nn.Linear], bool]
 
@@ -134,12 +132,6 @@ class QuantLinear(torch.nn.Module):  # type: ignore[misc]
         form = (*self._shape, self.bits, self.group_size, False)
         if known:
             (x,) = autocast(x)
-            if not torch.compiler.is_compiling() and transformed() and not are_batched(parts):
-                # The derivatives of an operator that PyTorch registers are not those of torch.func.
-                with temporarily_clear_interpreter_stack():  # which would wrap its parts
-                    matrix = self.matrix
-                y: torch.Tensor = through("matvec", matrix, x, None, DEFAULT)
-                return y if bias is None else y + bias.to(y.dtype)
         # A bias that alone wants a gradient is added apart: the product itself stays as quick.
         if bias is None or known or not (bias.requires_grad and torch.is_grad_enabled()):
             return operator(x, *parts, *form, bias)

@@ -12,7 +12,7 @@ import torch
 
 from gemmule import lookup
 from gemmule.core.canonical import DEFAULT
-from gemmule.dispatch.operators import refuse_forward
+from gemmule.dispatch.operators import register
 from gemmule.quant import checks, rounding
 from gemmule.quant.cuda import fragment_order
 from gemmule.quant.library import closed
@@ -130,7 +130,6 @@ def _check_bias(bias: torch.Tensor, outer: int) -> None:
 
 
 def _fake(x: torch.Tensor, *parts: Any) -> torch.Tensor:
-    refuse_forward("quantized_linear")
     _check_rank(x)
     rows, columns, transposed = parts[4], parts[5], len(parts) > 8 and parts[8]
     inner, outer = (rows, columns) if transposed else (columns, rows)
@@ -141,46 +140,80 @@ def _fake(x: torch.Tensor, *parts: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], outer))
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:5])
-    *ctx.form, bias = inputs[5:]
-    ctx.of_bias = None if bias is None else bias.dtype
+class _Linear(torch.autograd.Function):  # type: ignore[misc]
+    """The operator as PyTorch differentiates it, in x and in the bias, and takes batches of it."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, *others: Any) -> Any:
+        return _multiply(x, *others)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[1:5])
+        ctx.save_for_forward(*inputs[1:5])
+        *ctx.form, ctx.transposed, bias = inputs[5:]
+        ctx.of_bias = None if bias is None else bias.dtype
+        ctx.shape, ctx.dtype = output.shape, output.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x, ``grad W``, and of the bias."""
+        _refuse_scales(ctx.needs_input_grad[2:4])
+        back = of_bias = None
+        if grad is None:
+            return (None,) * 11
+        if ctx.needs_input_grad[0]:
+            back = _multiply(grad, *ctx.saved_tensors, *ctx.form, not ctx.transposed)
+        if ctx.of_bias is not None and ctx.needs_input_grad[-1]:
+            of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.of_bias)
+        return back, *(None,) * 9, of_bias
+
+    @staticmethod
+    def jvp(ctx: Any, of_x: Any, *others: Any) -> Any:
+        _refuse_scales(one is not None for one in others[1:3])
+        of_bias = others[-1]
+        if of_x is None:
+            return None if of_bias is None else of_bias.to(ctx.dtype).expand(ctx.shape).clone()
+        found = _multiply(of_x, *ctx.saved_tensors, *ctx.form, ctx.transposed)
+        return found if of_bias is None else found + of_bias.to(found.dtype)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
+        """Vectors of a batch are one product; where weights or biases differ each is one."""
+        if all(d is None for d in dims[1:]):
+            return _multiply(x.movedim(dims[0], 0), *others), 0
+        given = [
+            [
+                one if d is None else one.select(d, i)
+                for one, d in zip((x, *others), dims, strict=True)
+            ]
+            for i in range(info.batch_size)
+        ]
+        return torch.stack([_multiply(*each) for each in given]), 0
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of x, ``grad W``, and of the bias; codes and scales have none."""
-    *form, transposed = ctx.form
-    back = of_bias = None
-    if ctx.needs_input_grad[0]:
-        parts = (*ctx.saved_tensors, *form, not transposed)
-        back = torch.ops.gemmule.quantized_linear.default(grad, *parts)
-    if ctx.of_bias is not None and ctx.needs_input_grad[-1]:
-        of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.of_bias)
-    return back, *(None,) * 9, of_bias
+def _refuse_scales(wanted: Any) -> None:
+    if any(wanted):
+        raise ValueError(
+            "a derivative by scales or zero points of quantised weights is wanted, but they have "
+            "none here: x and the bias have. Call .requires_grad_(False) on them, or .detach()."
+        )
 
 
-def are_batched(parts: Any) -> bool:
-    """Whether `torch.func` looks at weights, as it does at those of several models at once."""
-    return any(p is not None and torch._C._functorch.is_functorch_wrapped_tensor(p) for p in parts)
+def _multiply(*arguments: Any) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.gemmule.quantized_linear.default(*arguments)
+    return found
 
 
-def _vmap(info: Any, dims: Any, x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
-    """Vectors of a batch are one product; where weights or biases differ each is one."""
-    operator = torch.ops.gemmule.quantized_linear.default
-    if all(d is None for d in dims[1:]):
-        return operator(x.movedim(dims[0], 0), *others), 0
-    given = [
-        [one if d is None else one.select(d, i) for one, d in zip((x, *others), dims, strict=True)]
-        for i in range(info.batch_size)
-    ]
-    return torch.stack([operator(*each) for each in given]), 0
+def _differentiable(*given: Any) -> torch.Tensor:
+    """Differentiate the operator; the dispatcher leaves out arguments that are their defaults."""
+    found: torch.Tensor = _Linear.apply(*given, *(False, None)[len(given) - 9 :])
+    return found
 
 
 _LIBRARY.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("quantized_linear", run, _key)
 torch.library.register_fake("gemmule::quantized_linear", _fake, lib=_LIBRARY)
-torch.library.register_autograd(
-    "gemmule::quantized_linear", _backward, setup_context=_remember, lib=_LIBRARY
-)
-torch.library.register_vmap("gemmule::quantized_linear", _vmap, lib=_LIBRARY)
+register(_LIBRARY, "quantized_linear", _differentiable)
