@@ -12,6 +12,7 @@ torch.Size([2, 8])
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -24,7 +25,9 @@ from gemmule.quant.files import named_dtype
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 from gemmule.torch.quantized_linear import PARTS, matrix_of, run
+from gemmule.torch.replacing import memory, moved, places, refuse, take_over
 
+log = logging.getLogger("gemmule")
 Filter = Callable[[str, torch.nn.Linear], bool]
 
 
@@ -33,13 +36,17 @@ class QuantLinear(torch.nn.Module):  # type: ignore[misc]
 
     Its buffers are a `QuantizedMatrix`'s parts in layout ``row``: ``codes``, ``scales``, ``zeros``
     (None when symmetric) and ``perm`` (None without one). A state_dict holds them and ``bias``, and
-    loads into a layer made with the same options (one with ``perm`` into one that has it).
-    ``.half()`` and ``.to(dtype)`` leave the numbers as they are: x decides in which dtype is
-    computed. Sums are kept in float32 for halves.
+    loads into a layer made with the same options (one with ``perm`` into one that has it). Another
+    ``bits`` or ``group_size`` is an error where shapes tell, or the metadata of a state_dict, which
+    `torch.save` keeps and safetensors does not. ``.half()``, ``.to(dtype)`` and ``.type(dtype)``
+    leave the numbers as they are: x decides in which dtype is computed. Sums are kept in float32
+    for halves.
 
     Make one from a layer (`from_linear`), from a matrix (`from_matrix`), or empty, to load into.
     """
 
+    bits: int
+    group_size: int | None
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
@@ -126,7 +133,7 @@ class QuantLinear(torch.nn.Module):  # type: ignore[misc]
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"x is a {type(x).__name__}; a QuantLinear takes a torch.Tensor.")
         # Where PyTorch need not know of the product, its dispatcher is spared: 13 of 37 us.
-        known, bias = wanted(x, None), self.bias
+        known, bias = wanted(x, None) or x.is_meta, self.bias
         operator: Any = torch.ops.gemmule.quantized_linear.default if known else run
         parts = (self.codes, self.scales, self.zeros, self.perm)
         form = (*self._shape, self.bits, self.group_size, False)
@@ -145,17 +152,63 @@ class QuantLinear(torch.nn.Module):  # type: ignore[misc]
         )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        # Seen as integers, scales and zero points follow to a device but not to another dtype.
-        dtypes = {}
-        for part in ("scales", "zeros"):
-            tensor = getattr(self, part)
-            if tensor is not None:
-                dtypes[part] = tensor.dtype
-                setattr(self, part, tensor.view(getattr(torch, f"int{8 * tensor.itemsize}")))
-        super()._apply(fn, recurse)
-        for part, dtype in dtypes.items():
-            setattr(self, part, getattr(self, part).view(dtype))
+        parts = {name: self._buffers[name] for name in PARTS}
+        self._buffers.update(dict.fromkeys(PARTS))  # out of sight: they follow by a rule of theirs
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._buffers.update(parts)
+        for name, part in parts.items():
+            self._buffers[name] = None if part is None else moved(part, fn)
         return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":  # set to tie it, it would be there and take no part
+            raise AttributeError(
+                "a QuantLinear has no weight; its codes are set by load_state_dict"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def _form(self) -> dict[str, Any]:
+        """What shapes alone do not tell; beside the version of the class in what is saved."""
+        return {"bits": self.bits, "group_size": self.group_size}
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata.setdefault(prefix[:-1], {}).update(self._form)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *others: Any
+    ) -> None:
+        given = {name: local_metadata[name] for name in self._form if name in local_metadata}
+        errors, name = others[-1], prefix[:-1] or "the layer"
+        if given and given != self._form:
+            errors.append(f"{name} was saved with {given}, but this one has {self._form}")
+            return
+        scales = state_dict.get(f"{prefix}scales")
+        copied = not local_metadata.get("assign_to_params_buffers", False)
+        if copied and scales is not None and not _holds(self.scales.dtype, scales):
+            errors.append(
+                f"{name} was saved with scales in {scales.dtype}, which {self.scales.dtype} "
+                "does not hold: make this one with that scale_dtype, or load with assign=True"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+
+    @classmethod
+    def _tied(cls, other: QuantLinear, linear: torch.nn.Linear) -> Self:
+        """Return the form of a layer whose weight is that of another, in the other's memory."""
+        layer = cls.__new__(cls)
+        torch.nn.Module.__init__(layer)
+        for name in ("out_features", "in_features", "bits", "group_size"):
+            setattr(layer, name, getattr(other, name))
+        for part in PARTS:
+            layer.register_buffer(part, getattr(other, part))
+        layer.bias = linear.bias
+        layer.train(linear.training)
+        return layer
 
 
 def quantize_(
@@ -170,10 +223,17 @@ def quantize_(
 
     filter: called with a layer's full name and the `torch.nn.Linear`; True where it is replaced
     (default: all; subclasses of Linear stay). options: those of `gemmule.quantize`, such as
-    ``method``, ``symmetric``, ``scale_dtype``. A layer that stands in several places stays one.
-    Weights that are shared with something else, such as an embedding, are not shared any more.
+    ``method``, ``symmetric``, ``scale_dtype``.
 
-    ValueError where the model is itself a linear layer: use `QuantLinear.from_linear`. Errors of
+    A layer that stands in several places stays one, and layers that share a weight share its
+    codes, in memory, after ``.to(device)`` too. Where the other is not quantised, such as an
+    embedding, the two are tied no more, and the logger ``gemmule`` warns of it. Forward and
+    backward hooks, attributes, buffers and what stands within a layer go with it; hooks of the
+    weight itself do not.
+
+    ValueError where the model is itself a linear layer: use `QuantLinear.from_linear`; and, with
+    nothing replaced, for layers whose weight is computed (pruned, normalised), that have hooks of
+    their state_dict, or a ``forward`` of their own, which would not be what they were. Errors of
     `gemmule.quantize` name the layer; those before it are replaced then.
 
     >>> import torch, gemmule.torch.linear as gl
@@ -186,23 +246,46 @@ def quantize_(
     """
     if type(model) is torch.nn.Linear:
         raise ValueError("the model is one linear layer: use QuantLinear.from_linear")
+    taken = list(places(model, filter))
+    for _, _, full, linear in taken:  # all of them first: nothing is replaced if one is refused
+        _naming(full, refuse, linear, QuantLinear)
     made: dict[torch.nn.Module, QuantLinear] = {}
-    for path, parent in list(model.named_modules()):
-        for name, child in list(parent.named_children()):
-            full = f"{path}.{name}" if path else name
-            if type(child) is not torch.nn.Linear or not (filter is None or filter(full, child)):
-                continue
-            if child not in made:
-                try:
-                    made[child] = QuantLinear.from_linear(
-                        child, bits=bits, group_size=group_size, **options
-                    )
-                except (TypeError, ValueError) as error:
-                    raise type(error)(f"layer {full!r}: {error}") from error
-            setattr(parent, name, made[child])
-            if isinstance(parent, torch.nn.TransformerEncoderLayer):
-                parent.activation_relu_or_gelu = 0  # else a kernel of its own wants float weights
+    weights: dict[Any, tuple[str, QuantLinear]] = {}
+    for parent, name, full, linear in taken:
+        if linear not in made:
+            _, twin = weights.get(memory(linear.weight), (full, None))
+            if twin is None:
+                chosen = {"bits": bits, "group_size": group_size, **options}
+                layer = _naming(full, QuantLinear.from_linear, linear, **chosen)
+                weights[memory(linear.weight)] = full, layer
+            else:
+                layer = QuantLinear._tied(twin, linear)
+            take_over(layer, linear)
+            made[linear] = layer
+        setattr(parent, name, made[linear])
+        if isinstance(parent, torch.nn.TransformerEncoderLayer):
+            parent.activation_relu_or_gelu = 0  # else a kernel of its own wants float weights
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        full, _ = weights.get(memory(parameter), ("", None))
+        if full:
+            log.warning(
+                "layer %r is quantised, but %r, which had the same weight, is not: they are tied "
+                "no more, and the weight stays in memory",
+                full,
+                name,
+            )
     return model
+
+
+def _holds(dtype: torch.dtype, scales: torch.Tensor) -> bool:
+    return bool(scales.is_meta or torch.equal(scales.to(dtype).to(scales.dtype), scales))
+
+
+def _naming(layer: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    try:
+        return function(*given, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"layer {layer!r}: {error}") from error
 
 
 def _tensor(part: Any) -> torch.Tensor | None:

@@ -17,6 +17,7 @@ from gemmule.quant import checks, rounding
 from gemmule.quant.cuda import fragment_order
 from gemmule.quant.library import closed
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.torch.replacing import version
 
 _LIBRARY = torch.library.Library("gemmule", "FRAGMENT")
 _SCHEMA = (
@@ -45,6 +46,11 @@ def matrix_of(
     known = _matrices.get(id(codes))
     if known is not None and known[0]() is codes and known[1] == state:
         return known[2]
+    if codes.is_meta:
+        raise TypeError(
+            "the layer's codes lie on the device meta, which holds no data. Fill it first: "
+            'load_state_dict(..., assign=True), or .to_empty(device="cpu") and load_state_dict.'
+        )
     # Detached: what the matrix holds must not keep the tensor itself alive.
     own: list[Any] = [None if p is None else closed(p.detach().contiguous()) for p in parts]
     arrays = own[0], own[1], own[2], own[3]
@@ -64,8 +70,7 @@ def matrix_of(
 def _state(tensor: torch.Tensor | None) -> Any:
     if tensor is None:
         return None
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype, version
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype, version(tensor)
 
 
 def _on_device(
@@ -137,6 +142,8 @@ def _fake(x: torch.Tensor, *parts: Any) -> torch.Tensor:
         raise ValueError(f"x has {x.shape[-1]} columns, but the layer takes {inner}")
     if len(parts) > 9 and parts[9] is not None:
         _check_bias(parts[9], outer)
+    if parts[0].device != x.device:
+        raise TypeError(f"x lies on {x.device}, the layer's codes on {parts[0].device}; move one.")
     return x.new_empty((*x.shape[:-1], outer))
 
 

@@ -1,0 +1,126 @@
+"""What a quantised layer takes over from the one that it stands in for, and where it cannot."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Place = tuple[torch.nn.Module, str, str, torch.nn.Linear]  # parent, name there, full name, layer
+
+# Shared, not copied: the handles by which hooks are removed know these dictionaries, and a layer
+# within the layer may be replaced in turn.
+_SHARED = (
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_is_full_backward_hook",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_modules",
+)
+_OF_STATE = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+def places(
+    model: torch.nn.Module, wanted: Callable[[str, torch.nn.Linear], bool] | None
+) -> Iterator[Place]:
+    """Yield every place of a model where a linear layer stands that is wanted."""
+    for path, parent in model.named_modules():
+        for name, child in parent._modules.items():  # named_children leaves out what it has met
+            full = f"{path}.{name}" if path else name
+            if type(child) is torch.nn.Linear and (wanted is None or wanted(full, child)):
+                yield parent, name, full, child
+
+
+def refuse(linear: torch.nn.Linear, kind: type[torch.nn.Module]) -> None:
+    """Raise ValueError for a layer of which `kind` would lose something, or compute otherwise."""
+    further = set(linear._parameters) - {"weight", "bias"}
+    if further or "weight" not in linear._parameters:
+        raise ValueError(
+            f"its weight is computed, from {sorted(further)} or otherwise, and would not be any "
+            "more. Make it a weight first: torch.nn.utils.parametrize.remove_parametrizations, "
+            "remove_weight_norm, prune.remove"
+        )
+    if any(getattr(linear, hooks) for hooks in _OF_STATE):
+        raise ValueError(
+            "it has hooks of its state_dict, which would meet codes and scales instead of a "
+            "weight. Remove them, and register what is wanted for those afterwards"
+        )
+    if linear._compiled_call_impl is not None:
+        raise ValueError("it was compiled in place; quantise first, then call its compile()")
+    hidden = {
+        name
+        for name in (*_own(linear), *linear._buffers)
+        if hasattr(kind, name) or name in kind.__annotations__
+    }
+    if hidden:
+        raise ValueError(
+            f"it has {', '.join(sorted(hidden))} of its own, where a {kind.__name__} has another. "
+            "Take that off first, as forward that was replaced by another library"
+        )
+
+
+def take_over(layer: torch.nn.Module, linear: torch.nn.Linear) -> None:
+    """Give a new layer what the old one had: hooks, attributes, buffers, layers within it."""
+    for name in _SHARED:
+        setattr(layer, name, getattr(linear, name))
+    for name in _own(linear):
+        setattr(layer, name, getattr(linear, name))
+    for name in linear._buffers:
+        persistent = name not in linear._non_persistent_buffers_set
+        layer.register_buffer(name, linear._buffers[name], persistent=persistent)
+
+
+def _own(linear: torch.nn.Linear) -> list[str]:
+    """Return the attributes that a linear layer has beside those of all."""
+    plain = vars(torch.nn.Linear(1, 1, device="meta"))
+    return [name for name in vars(linear) if name not in plain]
+
+
+def memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what tells whether two tensors are the same numbers in the same memory."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return (id(tensor),)
+    where = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return *where, tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+_latest: Any = WeakTensorKeyDictionary()
+
+
+def moved(part: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return a part of a matrix where `move` takes it, its numbers as they are.
+
+    It is shown as integers, so that it follows to a device but not to another dtype. A part of
+    several layers is moved once, as long as nobody writes to either: they stay tied.
+    """
+    shown = part.view(getattr(torch, f"int{8 * part.itemsize}"))
+    found = move(shown)
+    if found.dtype != shown.dtype:  # `.type()` converts everything
+        found = shown.to(found.device)
+    if found.untyped_storage()._cdata == shown.untyped_storage()._cdata:
+        return part
+    to, *then = _latest.get(part, (lambda: None,))
+    other: Any = to()
+    there = other is not None and other.device == found.device
+    if there and then == [version(part), version(other)]:
+        return other
+    found = found.view(part.dtype)
+    _latest[part] = weakref.ref(found), version(part), version(found)
+    return found
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return a number that grows as PyTorch writes to a tensor's memory."""
+    return 0 if tensor.is_inference() else tensor._version
