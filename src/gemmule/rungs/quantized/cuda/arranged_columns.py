@@ -38,11 +38,12 @@ _SHAPES = (*_NARROW, *_WIDE)
 # first one; what the bytes take instead, where they limit.
 _CHUNK_S = {
     (True, 4): {2: 1.13e-6, 4: 1.95e-6, 1: 0.8e-6},
-    (True, 8): {2: 1.06e-6, 4: 1.32e-6, 1: 0.61e-6},
+    (True, 8): {2: 1.06e-6, 4: 1.32e-6, 1: 0.75e-6},
     (False, 4): {2: 0.84e-6, 4: 2.65e-6},
     (False, 8): {2: 0.62e-6, 4: 1.6e-6},
 }
 _START_S, _SLOW, _SMALL_GROUPS = 3.4e-6, {4: 1.22, 8: 1.27}, 1.4
+_TURNED_S = 2.3e-11  # for each number of x that lies along a row of x
 
 
 def _chunks(problem: Problem, params: Params) -> int:
@@ -108,7 +109,9 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     chunk *= _SMALL_GROUPS if warpgroups.each(problem) == 1 else 1.0
     chunks = ceil_div(_chunks(problem, params), params["cluster"])
     reading = problem.compulsory_bytes * warpgroups.passes(problem) / machine.read_bytes_per_s
-    return float(machine.call_s + max(rounds * (_START_S + chunks * chunk), _SLOW[bits] * reading))
+    turned = 0.0 if problem.layout_b == "col" else _TURNED_S * problem.k * problem.n
+    product = max(rounds * (_START_S + chunks * chunk), _SLOW[bits] * reading)
+    return float(machine.call_s + turned + product)
 
 
 def _fit(problem: Problem) -> tuple[tuple[int, ...], ...]:
@@ -116,8 +119,12 @@ def _fit(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Take the shape that is quickest by `_seconds`, of those that fit."""
-    if problem.layout_b != "col" or fragments.quant(problem).has_perm or problem.n <= 8:
+    """Take the shape that is quickest by `_seconds`, of those that fit.
+
+    A few columns of x in bulk are brought as quickly by `warpgroup_columns`, in one launch.
+    """
+    few = problem.n <= 8 and problem.layout_b == "col"
+    if fragments.quant(problem).has_perm or few:
         return None
     found = []
     for shape in _fit(problem):

@@ -18,7 +18,17 @@ from gemmule.rungs._cuda.few import starts_early
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
 
 _TURN = 8  # tiles to whole multiples of which x is packed
-_PACKED_S = 4e-6
+_PACKED_S = {1: 4e-6, 2: 6.5e-6, 4: 6.5e-6}  # by eights of columns
+# What 1024 stored columns take by eight columns of x, by the warps of a block and the bits of a
+# code: one block a multiprocessor, and each more of those that it takes at a time; before the
+# first; groups of one tile, and parts of one.
+_WAVE_S = {
+    (8, 4): (1.0e-6, 0.36e-6),
+    (8, 8): (1.48e-6, 0.85e-6),
+    (4, 4): (1.5e-6, 0.36e-6),
+    (4, 8): (2.6e-6, 0.6e-6),
+}
+_AT_ONCE, _FIRST_S, _SMALL_GROUPS, _TINY_GROUPS = {8: 2, 4: 4}, 2.4e-6, 1.13, 1.4
 
 
 def _wide(problem: Problem) -> int:
@@ -73,24 +83,55 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(own + params["along"] * _wide(problem))
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    params = {"down": 1, "along": 8, "tiles": 2, "rows": 2}
-    blocks = ceil_div(problem.m, 32) * _passes(problem)
-    if blocks >= 4 * machine.units:
-        params["along"] = 4
-    # One H200 (November 2026): the launch that packs, and the wait for it, take 4 us (1024, 2048).
-    # Codes come from the memory, x again and again from the L2, which reads 1.5 times as fast. Four
-    # instructions side by side leave registers for too few warps to wait for either: 1.6 times.
+def _blocks(problem: Problem, params: Params) -> int:
+    return ceil_div(problem.m, 16 * params["down"] * params["rows"]) * _passes(problem)
+
+
+def _waves_s(problem: Problem, params: Params, machine: Machine) -> float:
+    """Return how long blocks of eight columns take, as many at a time as registers allow."""
+    at_once = _AT_ONCE[params["along"]]
+    first, more = _WAVE_S[params["along"], fragments.bits(problem)]
+    full, rest = divmod(ceil_div(_blocks(problem, params), machine.units), at_once)
+    waves = full * (first + more * (at_once - 1)) + (first + more * (rest - 1) if rest else 0.0)
+    if fragments.split(problem) > 1:
+        waves *= _TINY_GROUPS
+    elif fragments.shift(problem) == 0:
+        waves *= _SMALL_GROUPS
+    return float(waves * problem.k / 1024)
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Return how long a product takes: what the memory and the L2 need, or blocks in waves.
+
+    One H200 (November 2026): the launch that packs, and the wait for it, take 4 us (1024, 2048),
+    by 16 columns more.
+    Codes come from the memory, x again and again from the L2, which reads 1.5 times as fast. Four
+    instructions side by side leave registers for too few warps to wait for either: 1.6 times.
+    Sixteen columns leave registers for two blocks a multiprocessor: what a last wave leaves idle
+    costs most of itself (11008 x 4096, 1.3 waves: 17.2 us, where 14 were expected without).
+    """
+    blocks, at_once = _blocks(problem, params), 2 * machine.units
     of_x = 2 * _eights(problem) * 8 * problem.k * blocks
     passes = problem.compulsory_bytes * _passes(problem)
     seconds = (passes + of_x / 4) / machine.read_bytes_per_s
     seconds *= 1.6 if _eights(problem) == 4 else 1.0
-    # Sixteen columns leave registers for two blocks a multiprocessor: what a last wave leaves idle
-    # costs most of itself (11008 x 4096, 1.3 waves: 17.2 us, where 14 were expected without).
-    at_once = 2 * machine.units
     if _eights(problem) == 2 and blocks > at_once:
         seconds *= min(1.4, ceil_div(blocks, at_once) * at_once / blocks)
-    return Suggestion(params, machine.call_s + _PACKED_S + seconds)
+    seconds += _PACKED_S[_eights(problem)]
+    if _eights(problem) == 1:
+        seconds = max(seconds, _FIRST_S + _waves_s(problem, params, machine))
+    return float(machine.call_s + seconds)
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    """Take more warps a block, or more blocks at a time where they leave less idle."""
+    warps: tuple[int, ...] = (8, 4)
+    if _eights(problem) > 1:
+        many = ceil_div(problem.m, 32) * _passes(problem) >= 4 * machine.units
+        warps = (4,) if many else (8,)
+    shapes = [{"down": 1, "along": along, "tiles": 2, "rows": 2} for along in warps]
+    found = [Suggestion(one, _seconds(problem, one, machine)) for one in shapes]
+    return min(found, key=lambda one: one.expected_s)
 
 
 RUNG = CudaRung(

@@ -38,14 +38,15 @@ _WIDE = (
     (1, 4, 2, 4, 2, 4, 3),
 )
 # What a block takes there for a chunk of these, whatever the matrix: whether narrow, and the bits
-# of a code; by the warpgroups below each other. Eight columns take _FEW of it.
+# of a code; by the warpgroups below each other. Eight columns take _FEW of it, if narrow and not.
 _CHUNK_S = {
     (True, 4): {4: 2.2e-6, 2: 1.5e-6, 1: 0.85e-6},
     (True, 8): {4: 1.4e-6, 2: 1.1e-6, 1: 0.8e-6},
     (False, 4): {4: 1.9e-6, 2: 1.35e-6, 1: 1.12e-6},
     (False, 8): {4: 1.25e-6, 2: 0.95e-6, 1: 0.85e-6},
 }
-_FEW, _START_S, _SLOW = 0.78, 2.2e-6, 1.24
+_FEW, _START_S, _SLOW = {True: 0.86, False: 0.78}, 2.2e-6, {4: 1.24, 8: 1.18}
+_SMALL_GROUPS = 1.12  # of one tile
 _SHAPES = (*_NARROW, *_WIDE)
 
 
@@ -129,23 +130,22 @@ def is_narrow(problem: Problem) -> bool:
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     """Return how long a product takes: its blocks one after another, or what the memory needs.
 
-    One H200 (November 2026): 26 products of 4 to 64 columns by three shapes each, nearly all
+    One H200 (November 2026): 66 products of 2 to 64 columns by three shapes each, nearly all
     within 10 %.
     """
     tiles = ceil_div(fragments.tiles_across(problem.k, problem), params["tiles"])
     rounds = ceil_div(blocks(problem, params), machine.units)
     chunk = _CHUNK_S[is_narrow(problem), fragments.bits(problem)][params["down"]]
-    chunk *= _FEW if eights(problem) == 1 else 1.0
+    chunk *= _FEW[is_narrow(problem)] if eights(problem) == 1 else 1.0
+    chunk *= _SMALL_GROUPS if fragments.shift(problem) == 0 and is_narrow(problem) else 1.0
     reading = problem.compulsory_bytes * passes(problem) / machine.read_bytes_per_s
-    chunks = _START_S + rounds * ceil_div(tiles, params["cluster"]) * chunk
-    return float(machine.call_s + max(chunks, _SLOW * reading))
+    chunks = rounds * (_START_S + ceil_div(tiles, params["cluster"]) * chunk)
+    return float(machine.call_s + max(chunks, _SLOW[fragments.bits(problem)] * reading))
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Take the shape that is quickest by `_seconds`, of those that fit."""
     if problem.layout_b != "col" or fragments.quant(problem).has_perm:
-        return None
-    if problem.n <= 8 and fragments.split(problem) == 1:
         return None
     found = []
     for shape in _NARROW if is_narrow(problem) else _WIDE:
