@@ -187,7 +187,7 @@ def test_state_goes_round() -> None:
     empty.load_state_dict(model.inner[0].state_dict())
     torch.testing.assert_close(empty(x), model.inner[0](x), rtol=0, atol=0)
     torch.testing.assert_close(copy.deepcopy(model)(x), model(x), rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match="was saved with {'bits': 8,"):
+    with pytest.raises(RuntimeError, match=r"was saved with {'bits': 8,"):
         gl.QuantLinear(48, 96, bits=4, scale_dtype="bfloat16").load_state_dict(empty.state_dict())
 
 
