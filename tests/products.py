@@ -6,11 +6,15 @@ and results are compared bit for bit.
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gemmule.core import memory
 from gemmule.core.problem import numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -115,3 +119,15 @@ ARRANGEMENTS: dict[str, Callable[[Array], Array]] = {
     "read_only": _read_only,
     "zero_stride": _zero_stride,
 }
+
+
+def shortening(path: Path, size: int, at: int) -> Callable[[Any], None]:
+    """Return `check_map`, before whose at-th question a file is cut to so many bytes."""
+    asked = itertools.count(1)
+
+    def asking(array: Any) -> None:
+        if next(asked) == at:
+            os.truncate(path, size)
+        memory.check_map(array)
+
+    return asking

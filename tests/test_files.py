@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import pickle
 import struct
 import zipfile
@@ -381,6 +383,28 @@ def test_existing_results_need_force(tmp_path: Path) -> None:
     with new_matrix(path, (2,), "float32", force=True):
         pass
     assert np.load(path).shape == (2,)
+
+
+def test_a_result_has_its_blocks_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk a write to the map of a file with holes would end the process."""
+    with new_matrix(tmp_path / "y.npy", (100, 1000), "float64"):
+        (scratch,) = tmp_path.iterdir()
+        assert scratch.stat().st_blocks * 512 >= 800_000
+
+    def without_room(descriptor: int, start: int, size: int) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(os, "posix_fallocate", without_room)
+    reason = errno.ENOSPC
+    with pytest.raises(OSError, match="No space"), new_matrix(tmp_path / "z.npy", (5,), "float64"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["y.npy"]
+    reason = errno.EOPNOTSUPP  # by the file system: done as well as can be
+    with new_matrix(tmp_path / "z.npy", (5,), "float64") as z:
+        z[:] = 3
+    assert (np.load(tmp_path / "z.npy") == 3).all()
 
 
 def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.core.operand import c_strides
 from gemmule.lab.cli import cli
-from gemmule.outofcore import engine, products, rooms, schedule, staging, upload
+from gemmule.outofcore import engine, feeder, products, rooms, schedule, staging, upload
 from gemmule.outofcore.pieces import Transfer, pieces
 from gemmule.outofcore.schedule import Sizes, Tiling
 from gemmule.outofcore.tiling import Demand, chosen
 from gemmule.settings import device_budget
 from late_driver import LateDriver, late
+from products import shortening
 
 Array = np.ndarray[Any, Any]
 
@@ -73,6 +74,20 @@ PRODUCTS = [
     ("matvec", (150, 120), (5, 2, 120)),
     ("vecmat", (4, 3, 100), (3, 100, 170)),
 ]
+
+
+def test_a_map_that_becomes_shorter_on_the_way_is_refused(
+    small: LateDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a product after it is right, as nothing is under way any more."""
+    path = tmp_path / "A.npy"
+    A, x = np.ones((512, 512), np.float32), np.ones(512, np.float32)
+    monkeypatch.setattr(feeder, "check_map", shortening(path, 300_000, 30))
+    np.save(path, A)
+    with pytest.raises(ValueError, match=r"A\.npy became shorter"):
+        gm.matvec(np.load(path, mmap_mode="r"), x, device="cuda")
+    np.save(path, A)
+    assert (gm.matvec(np.load(path, mmap_mode="r"), x, device="cuda") == 512).all()
 
 
 @pytest.mark.parametrize("how", ["row", "col", "stepped"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import gemmule as gm
 from gemmule import lookup
 from gemmule.backends.cpu import panels
 from gemmule.core import memory
+from products import shortening
 
 DTYPES = ("float32", "float64", "float16", "int8", "int64", "complex64")
 
@@ -108,6 +110,23 @@ except MemoryError:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "right\n", done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_a_map_that_becomes_shorter_between_panels_is_refused(
+    tmp_path: Path, dtype: str, small_panels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "A.npy"
+    np.save(path, np.ones((512, 300), dtype))
+    monkeypatch.setattr(panels, "check_map", shortening(path, 200_000, 5))
+    A, x = np.load(path, mmap_mode="r")[:, ::3], np.ones(100, dtype)
+    with pytest.raises(ValueError, match=r"A\.npy became shorter while it was mapped"):
+        gm.matvec(A, x)
+    with pytest.raises(ValueError, match="became shorter"):
+        gm.matmul(A, np.ones((100, 2), dtype))
+    assert np.array_equal(gm.matvec(A[:50], x), np.full(50, 100))  # what is there can be read
+    os.truncate(path, 2 * 10**6)
+    memory.check_map(A)
 
 
 def test_a_conversion_beyond_the_memory_is_refused_before_it_is_made() -> None:

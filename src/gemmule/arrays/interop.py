@@ -54,6 +54,8 @@ def unwrap(obj: Any, argument: str) -> Operand:
             "Pass .filled(0) or another plain array."
         )
     if isinstance(obj, np.ndarray):
+        if isinstance(obj, np.memmap):
+            memory.check_map(obj)
         return _from_numpy(_plain(obj), obj, "numpy", argument)
     if not isinstance(obj, type):  # a class has what its objects have
         if hasattr(obj, "__cuda_array_interface__"):

@@ -1,9 +1,11 @@
-"""Memory on the host: how much this process may still take, and such that begins a cache line."""
+"""Memory on the host: how much may still be taken, such that begins a line, maps of files."""
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +50,29 @@ def whole_lines(nbytes: int) -> NDArray[np.uint8]:
     raw = np.empty(nbytes + LINE_BYTES, np.uint8)
     start = -raw.ctypes.data % LINE_BYTES
     return raw[start : start + nbytes]
+
+
+def check_map(array: Any) -> None:
+    """Raise ValueError where an array lies in a map of a file that no longer reaches so far.
+
+    Reading there ends the process (SIGBUS), and nothing in Python can catch that. What becomes
+    shorter after this was asked is not seen: ask before each block.
+    """
+    base = array
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    held = getattr(base, "_mmap", None)
+    if array is None or not isinstance(held, mmap.mmap):
+        return
+    first = np.frombuffer(held, np.uint8).ctypes.data
+    _, end = np.lib.array_utils.byte_bounds(array)
+    needed = base.offset - base.offset % mmap.ALLOCATIONGRANULARITY + end - first
+    if held.size() < needed:  # asks the file that was opened, whatever its name stands for now
+        raise ValueError(
+            f"{base.filename or 'the file of a memory map'} became shorter while it was mapped: "
+            f"{needed:,} bytes of it are read, and it has {held.size():,}. Write files that others "
+            "read under another name, then rename them."
+        )
 
 
 def _meminfo() -> int | None:

@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from gemmule.backends.cuda.streams import Event, Stream
+from gemmule.core.memory import check_map
 from gemmule.outofcore import staging
 from gemmule.outofcore.pieces import Piece, Transfer, pieces
 from gemmule.outofcore.staging import SLOTS, Lane, Slot, ended, give_lane, take_lane
@@ -49,6 +50,7 @@ class _Item:
         if self.used:
             self.slot.copied.synchronize()
         for array, start in self.piece.parts:
+            check_map(array)
             np.copyto(self.slot.like(array.shape, array.dtype, start), array)
 
 
@@ -106,6 +108,9 @@ class Feeder:
                 self._to_fill.get_nowait()
         self._to_fill.put(None)
         ended(self._workers)
+        with contextlib.suppress(Empty):
+            while True:  # errors of several threads would keep themselves alive, as in `sent`
+                self._sent.get_nowait()
         self.lane.stream.synchronize()
         give_lane(self.lane, self.ordinal)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.core.memory import whole_lines
+from gemmule.core.memory import check_map, whole_lines
 from gemmule.quant.files import named_dtype
 
 Array = Any
@@ -95,6 +95,7 @@ def opened(W: Array) -> tuple[Array, str | None]:
         refuse_without_data(torch, W, "W")
         return W.detach().resolve_neg(), None
     if isinstance(W, np.ndarray) and not isinstance(W, np.ma.MaskedArray):
+        check_map(W)
         return np.ndarray.view(W, np.ndarray), None  # a subclass may multiply in its own way
     if is_known(W) or not hasattr(W, "__dlpack_device__"):
         return W, None

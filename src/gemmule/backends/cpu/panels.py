@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gemmule.core.choice import Choice
+from gemmule.core.memory import check_map
 from gemmule.core.problem import ITEMSIZE, Problem
 
 Array = np.ndarray[Any, Any]
@@ -88,12 +89,15 @@ def _each(
     single = problem.alone()
     if problem.op == "matvec":
         for rows in _ranges(problem.m, split[0]):
+            check_map(a[rows])
             panel(replace(single, m=rows.stop - rows.start))(a[rows], b, out[rows])
         return
     for columns in _ranges(problem.n, split[1]):
         width = columns.stop - columns.start
         for rows in _ranges(problem.m, split[0]):
             product = panel(replace(single, m=rows.stop - rows.start, n=width))
+            check_map(a[rows])
+            check_map(b[:, columns])
             product(a[rows], b[:, columns], out[rows, columns])
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gemmule as gm
-from gemmule.core.memory import available_bytes
+from gemmule.core.memory import available_bytes, check_map
 from gemmule.core.problem import FLOATS, matmul_shape, matvec_shape, numpy_dtype, result_dtype
 from gemmule.core.words import Bits
 from gemmule.quant.checks import group_size
@@ -154,11 +154,15 @@ def multiply(
     away = job.device not in (None, "cpu")
     if job.device is not None:
         options["device"] = job.device
+    for operand in (job.left, job.right):
+        check_map(operand)
     small = converted(job.left if job.op == "vecmat" else job.right, job.dtype)
     held = None if job.bits is None else quantized(job)
     for part in parts:
         block: Any = held
+        check_map(small)
         if held is None:
+            check_map(cut(job, part))
             block = converted(cut(job, part), job.dtype)
         left, right = (small, block) if job.op == "vecmat" else (block, small)
         target = out[..., part, :] if job.op == "matmul" else out[..., part]

@@ -6,6 +6,7 @@ one step. `new_matrix` yields a memory-mapped array, so a result may be larger t
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -121,13 +122,26 @@ def new_matrix(
         if nbytes == 0:
             yield np.empty(shape, real_dtype)
             return
-        file.truncate(len(header) + nbytes + (-nbytes % 8 if suffix == ".mat" else 0))
         file.flush()
+        _take(file, len(header) + nbytes + (-nbytes % 8 if suffix == ".mat" else 0))
         # By columns, as that format has it, or else by rows.
         flat = np.memmap(file, real_dtype, "r+", len(header), math.prod(shape))
         mapped = flat.reshape(shape, order="F" if suffix == ".mat" else "C")
         yield mapped.view(np.ndarray)
         flat.flush()
+
+
+def _take(file: IO[bytes], size: int) -> None:
+    """Make a file so long, in blocks that it owns: writing to a map of others ends the process.
+
+    OSError where the disk, or the user's share of it, has not so much left.
+    """
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+            raise
+        file.truncate(size)
 
 
 @contextmanager
