@@ -18,7 +18,7 @@ from gemmule.rungs._cuda.few import starts_early
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
 
 _TURN = 8  # tiles to whole multiples of which x is packed
-_PACKED_S = {1: 4e-6, 2: 6.5e-6, 4: 6.5e-6}  # by eights of columns
+_PACKED_S = {1: 4e-6, 2: 6.5e-6, 4: 4e-6}  # by eights of columns
 # What 1024 stored columns take by eight columns of x, by the warps of a block and the bits of a
 # code: one block a multiprocessor, and each more of those that it takes at a time; before the
 # first; groups of one tile, and parts of one.
