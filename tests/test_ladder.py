@@ -29,7 +29,13 @@ from gemmule.lookup import forget_plans
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import make_problem, nonfinite_cases
-from gemmule.rungs.matmul.cpu import _packed_operands, _tile, blas_upcast, packed
+from gemmule.rungs.matmul.cpu import (
+    _packed_blocks,
+    _packed_operands,
+    _tile,
+    blas_upcast,
+    packed,
+)
 from gemmule.rungs.matvec.cpu import prefetched_rows
 from gemmule.rungs.vecmat.cpu import panel_threads, panels
 
@@ -259,6 +265,7 @@ def test_sizes_around_its_own_blocks(rung: Rung) -> None:
 PACKED_BLOCKS = [
     ((0, 0, 1), (12, 32)),
     ((480, 1024, 1), (480, 1024)),
+    ((2048, 2048, 1), (1032, 1024)),  # one thread packs B for more rows
     ((480, 1024, 8), (480, 128)),  # the columns are cut for eight threads
     ((480, 64, 8), (60, 64)),  # two tiles of columns: the rows are cut instead
     ((3, 40, 4), (12, 64)),  # one tile of rows
@@ -281,7 +288,7 @@ def test_packed_rungs_own_blocks_are_shared_evenly(
 def forget_tiles() -> None:
     """Forget what was made for the register tiles known so far."""
     forget_plans()
-    for module in (_tile, packed, _packed_operands):
+    for module in (_tile, packed, _packed_blocks, _packed_operands):
         for made in vars(module).values():
             if hasattr(made, "cache_clear"):
                 made.cache_clear()

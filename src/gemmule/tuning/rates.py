@@ -126,7 +126,7 @@ def _tiles_kernel() -> Kernel:
     @kernel
     def tiles(a: int, b: int, depth: int, c: int, columns: int, times: int) -> None:
         for _ in range(times):
-            multiply(a, b, depth, c, columns)
+            multiply(a, b, depth, c, columns, 0)
 
     return tiles
 

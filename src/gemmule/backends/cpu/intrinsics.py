@@ -122,14 +122,15 @@ def _widen_float8(builder: Any, value: Any, stored: str, target: Any, lanes: int
 
 
 def narrow(builder: Any, value: Any, stored: str, working: str) -> Any:
-    """Emit the conversion of a number of the working dtype to the dtype it is stored in."""
+    """Emit the conversion of a number (or vector of them) to the dtype it is stored in."""
     from llvmlite import ir
 
     if stored == working:
         return value
-    target = llvm_type(stored)
+    lanes = getattr(value.type, "count", None)
+    target = _shaped(llvm_type(stored), lanes)
     if stored == "float16":
-        return builder.bitcast(builder.fptrunc(value, ir.HalfType()), target)
+        return builder.bitcast(builder.fptrunc(value, _shaped(ir.HalfType(), lanes)), target)
     if stored == "bfloat16":
         return _round_to_bfloat16(builder, value)
     if stored == "float32":
@@ -145,13 +146,14 @@ def _round_to_bfloat16(builder: Any, value: Any) -> Any:
     """Emit round to nearest even: add 0x7FFF plus the lowest kept bit; a NaN becomes quiet."""
     from llvmlite import ir
 
-    word, half = ir.IntType(32), ir.IntType(16)
+    lanes = getattr(value.type, "count", None)
+    word, half = _shaped(ir.IntType(32), lanes), _shaped(ir.IntType(16), lanes)
     bits = builder.bitcast(value, word)
-    upper = builder.lshr(bits, word(16))
-    carry = builder.add(builder.and_(upper, word(1)), word(0x7FFF))
-    rounded = builder.lshr(builder.add(bits, carry), word(16))
+    upper = builder.lshr(bits, _splat(16, word))
+    carry = builder.add(builder.and_(upper, _splat(1, word)), _splat(0x7FFF, word))
+    rounded = builder.lshr(builder.add(bits, carry), _splat(16, word))
     is_nan = builder.fcmp_unordered("uno", value, value)
-    chosen = builder.select(is_nan, builder.or_(upper, word(0x40)), rounded)
+    chosen = builder.select(is_nan, builder.or_(upper, _splat(0x40, word)), rounded)
     return builder.trunc(chosen, half)
 
 

@@ -25,6 +25,7 @@ import atexit
 import functools
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +108,7 @@ class Pooled:
     """A product in shares: ``pooled(count, *words)`` runs ``share(number, *words)`` for each.
 
     words: integers, the same for all shares; they reach the shares through memory. Returns when
-    every share is done. Thread-safe.
+    every share is done. Thread-safe. `most` threads may share it, if that is set.
     """
 
     def __init__(self, task: Kernel, entry: Callable[[], int] | None = None) -> None:
@@ -116,7 +117,7 @@ class Pooled:
         So one compiled task serves the many kernels whose shares differ in nothing else (see
         `Kernel.entry`); they are compiled when the product is first called.
         """
-        self.task, self._entry = task, entry
+        self.task, self._entry, self.most = task, entry, sys.maxsize
 
     @functools.cached_property
     def _last(self) -> tuple[int, ...]:
@@ -134,13 +135,13 @@ class Pooled:
 
     def helpers(self, count: int) -> tuple[int, int]:
         """Return how many help with so many shares, and the address of their pool, or 0."""
-        helpers = min(thread_count(), count) - 1
+        helpers = min(thread_count(), count, self.most) - 1
         return helpers, _pool() if helpers > 0 else 0
 
     def job(self, count: int, words: tuple[int, ...], places: tuple[int, int, int]) -> Job:
         """Return all shares as what a builtin function can be bound to.
 
-        places: where among the words the addresses of the matrix, the vector and the result go.
+        places: where among the words the addresses of both operands and of the result go.
         """
         helpers, pool = self.helpers(count)
         head = (pool, helpers, self.address, count, *(8 * place for place in places))

@@ -20,6 +20,7 @@ from gemmule.backends.cpu.intrinsics import (
     emit_prefetch,
     llvm_type,
     load,
+    narrow,
     store,
     widen,
 )
@@ -66,34 +67,39 @@ def is_narrow(n: int, working: str) -> bool:
 
 
 @functools.cache
-def tile_product(working: str, tile: Tile, pitch: int) -> Intrinsic:
-    """Return ``f(a, b, depth, c, c_row)``: the tile at c += sliver a times sliver b.
+def tile_product(working: str, tile: Tile, pitch: int, group: int = 0) -> Intrinsic:
+    """Return ``f(a, b, depth, c, c_row, first)``: the tile at c (+)= sliver a times sliver b.
 
     a, b, c: addresses; b holds `depth` groups of `tile.columns` numbers; a holds `depth` groups of
-    `tile.rows` numbers or, where `pitch` is not 0, its rows `pitch` numbers apart. c_row: numbers
-    between rows of c. depth must be at least 1.
+    `group` numbers (as many as the tile's rows, if not given) or, where `pitch` is not 0, its rows
+    `pitch` numbers apart. c_row: numbers between rows of c. depth must be at least 1. first: not 0
+    where nothing is at c to be added to.
     """
 
-    def define(typing_context: Any, a: Any, b: Any, depth: Any, c: Any, c_row: Any) -> Any:
+    def define(
+        typing_context: Any, a: Any, b: Any, depth: Any, c: Any, c_row: Any, first: Any
+    ) -> Any:
         from numba.core import types
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _emit_tile(builder, arguments, working, tile, pitch)
+            _emit_tile(builder, arguments, working, tile, pitch, group or tile.rows)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5), generate
+        return types.void(*[types.int64] * 6), generate
 
-    return Intrinsic(define, f"tile {working} {tile} {pitch}")
+    return Intrinsic(define, f"tile {working} {tile} {pitch} {group}")
 
 
-def _emit_tile(builder: Any, arguments: Any, working: str, tile: Tile, pitch: int) -> None:
-    """Emit the loop over the depth with every sum in a register, then add the sums to c.
+def _emit_tile(
+    builder: Any, arguments: Any, working: str, tile: Tile, pitch: int, group: int
+) -> None:
+    """Emit the loop over the depth with every sum in a register, then store or add them to c.
 
     Lines of c are asked for first: they come from the last-level cache while the loop runs.
     """
     from llvmlite import ir
 
-    a, b, depth, c, c_row = arguments
+    a, b, depth, c, c_row, first = arguments
     word = ir.IntType(64)
     for r in range(tile.rows):
         for column in range(0, tile.columns, LINE_BYTES // ITEMSIZE[working]):
@@ -111,7 +117,7 @@ def _emit_tile(builder: Any, arguments: Any, working: str, tile: Tile, pitch: in
     totals = [builder.phi(vector) for _ in range(sums)]
     for total in totals:
         total.add_incoming(ir.Constant(vector, [0] * tile.lanes), before)
-    a_at = k if pitch else builder.mul(k, word(tile.rows))
+    a_at = k if pitch else builder.mul(k, word(group))
     b_at = builder.mul(k, word(tile.columns))
     right = [
         _load_vector(builder, b, builder.add(b_at, word(v * tile.lanes)), working, vector)
@@ -130,12 +136,17 @@ def _emit_tile(builder: Any, arguments: Any, working: str, tile: Tile, pitch: in
         total.add_incoming(new, loop)
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
     builder.position_at_end(after)
-    _add_to_memory(builder, grown, c, c_row, working, tile)
+    with builder.if_else(builder.icmp_signed("!=", first, word(0))) as (alone, further):
+        with alone:
+            _put(builder, grown, c, c_row, working, tile, added=False)
+        with further:
+            _put(builder, grown, c, c_row, working, tile, added=True)
 
 
-def _add_to_memory(
-    builder: Any, sums: list[Any], c: Any, c_row: Any, working: str, tile: Tile
+def _put(
+    builder: Any, sums: list[Any], c: Any, c_row: Any, working: str, tile: Tile, *, added: bool
 ) -> None:
+    """Store the sums, or add them to what is there."""
     from llvmlite import ir
 
     word = ir.IntType(64)
@@ -145,8 +156,9 @@ def _add_to_memory(
         at = builder.add(builder.mul(c_row, word(r)), word(v * tile.lanes))
         pointer = element_pointer(builder, c, at, working)
         pointer = builder.bitcast(pointer, total.type.as_pointer())
-        old = builder.load(pointer, align=1, typ=total.type)
-        builder.store(add(old, total), pointer, align=1)
+        if added:
+            total = add(builder.load(pointer, align=1, typ=total.type), total)
+        builder.store(total, pointer, align=1)
 
 
 def _load_vector(builder: Any, address: Any, index: Any, working: str, vector: Any) -> Any:
@@ -164,9 +176,13 @@ def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
 
 
 @functools.cache
-def _group_placed(stored: str, working: str, width: int) -> Intrinsic:
-    """Return ``f(source, target)``: `width` numbers in a row, in vector registers."""
-    lanes = vector_bytes() // ITEMSIZE[working]
+def _group_placed(given: str, wanted: str, width: int) -> Intrinsic:
+    """Return ``f(source, target)``: `width` numbers in a row, in vector registers.
+
+    They become wider, or narrower as `intrinsics.store` has it.
+    """
+    narrower = ITEMSIZE[wanted] < ITEMSIZE[given]
+    lanes = vector_bytes() // max(ITEMSIZE[given], ITEMSIZE[wanted])
 
     def define(typing_context: Any, source: Any, target: Any) -> Any:
         from llvmlite import ir
@@ -174,17 +190,20 @@ def _group_placed(stored: str, working: str, width: int) -> Intrinsic:
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             for first in range(0, width, lanes):
-                kind = ir.VectorType(llvm_type(stored), min(lanes, width - first))
+                kind = ir.VectorType(llvm_type(given), min(lanes, width - first))
                 index = ir.IntType(64)(first)
-                numbers = _load_vector(builder, arguments[0], index, stored, kind)
-                made = widen(builder, numbers, stored, working)
-                pointer = element_pointer(builder, arguments[1], index, working)
+                numbers = _load_vector(builder, arguments[0], index, given, kind)
+                if narrower:
+                    made = narrow(builder, numbers, wanted, given)
+                else:
+                    made = widen(builder, numbers, given, wanted)
+                pointer = element_pointer(builder, arguments[1], index, wanted)
                 builder.store(made, builder.bitcast(pointer, made.type.as_pointer()), align=1)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64), generate
 
-    return Intrinsic(define, f"group {stored} {working} {width}")
+    return Intrinsic(define, f"group {given} {wanted} {width}")
 
 
 @functools.cache
@@ -269,13 +288,18 @@ def unpack_kernel(stored: str, working: str) -> Kernel:
     sums_row: numbers between rows of the sums; C_row: bytes between rows of C.
     """
     read, write = load(working, working), store(stored, working)
-    number = ITEMSIZE[working]
+    number, item, width = ITEMSIZE[working], ITEMSIZE[stored], LINE_BYTES // ITEMSIZE[working]
+    put_group = _group_placed(working, stored, width)
 
     @kernel
     def unpack(sums: int, sums_row: int, C: int, C_row: int, height: int, breadth: int) -> None:
+        whole = breadth // width * width
         for i in range(height):
-            for j in range(breadth):
-                write(C + i * C_row, j, read(sums + i * sums_row * number, j))
+            row, target = sums + i * sums_row * number, C + i * C_row
+            for j in range(0, whole, width):
+                put_group(row + j * number, target + j * item)
+            for j in range(whole, breadth):
+                write(target, j, read(row, j))
 
     return unpack
 

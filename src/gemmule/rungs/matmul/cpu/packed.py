@@ -13,125 +13,43 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.intrinsics import call, enter
-from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
+from gemmule.backends.cpu.calls.builtin import Job
+from gemmule.backends.cpu.jit import unavailable
+from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.packing import HostPacking
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import ITEMSIZE, Problem, numpy_dtype
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs.matmul.cpu._packed_operands import DEPTH, PITCH, pack, padded_lines
+from gemmule.rungs._cpu_workspace import workspace
+from gemmule.rungs.matmul.cpu._packed_blocks import (
+    PLACES,
+    Blocks,
+    block_shares,
+    chunk_kernel,
+    placed,
+    workspace_bytes,
+)
+from gemmule.rungs.matmul.cpu._packed_operands import PITCH, pack, padded_lines
 from gemmule.rungs.matmul.cpu._tile import (
-    LINE_BYTES,
     is_narrow,
     pack_kernel,
     pack_rows_kernel,
     register_tile,
-    tile_product,
     unit_axis,
     unpack_kernel,
 )
 
+Array = np.ndarray[Any, Any]
 Sides = tuple[bool, bool]  # of A, of B
 NEITHER: Sides = (False, False)
-ROWS = 480  # rows of A that meet what is packed of B
-CHUNK = 120  # of them at a time: 120 x 272 float32 are a quarter of a 512 KiB second-level cache
-
-
-@functools.cache
-def chunk_kernel(working: str, narrow: bool, whole_rows: bool) -> Kernel:
-    """Return ``f(a, b, c, height, breadth, depth, columns)``: packed rows of A by packed B.
-
-    `blocks` calls it, and so it is the same for all dtypes in memory.
-
-    a, b, c: addresses; columns: numbers between rows of c. Both sizes are rounded up to the tile.
-    """
-    tile = register_tile(working, narrow)
-    tile_rows, tile_columns = tile.rows, tile.columns
-    pitch = PITCH if whole_rows else 0
-    multiply, number_bytes = tile_product(working, tile, pitch), ITEMSIZE[working]
-
-    @kernel
-    def multiply_chunk(
-        a: int, b: int, c: int, height: int, breadth: int, depth: int, columns: int
-    ) -> None:
-        for j in range(0, breadth, tile_columns):
-            for i in range(0, height, tile_rows):
-                corner = c + (i * columns + j) * number_bytes
-                sliver_a = a + i * (pitch or depth) * number_bytes
-                multiply(sliver_a, b + j * depth * number_bytes, depth, corner, columns)
-
-    return multiply_chunk
-
-
-@kernel
-def blocks(
-    multiply: int,
-    number_bytes: int,
-    pack_a: int,
-    pack_b: int,
-    unpack: int,
-    A: int,
-    A_row: int,
-    A_col: int,
-    B: int,
-    B_row: int,
-    B_col: int,
-    C: int,
-    C_row: int,
-    m: int,
-    n: int,
-    k: int,
-    rows: int,
-    columns: int,
-    first: int,
-    last: int,
-    c_item: int,
-) -> None:
-    """Compute the blocks ``first:last`` of C, numbered row by row.
-
-    multiply, number_bytes: the entry of `chunk_kernel`, the bytes of a number of its working dtype;
-    pack_a, pack_b, unpack: addresses of kernels, which alone know the dtypes in memory; steps are
-    in bytes; a block has `rows` x `columns` elements, multiples of the tile.
-
-    Where pack_a or pack_b is 0 that operand was packed before (`_packed_operands`): A or B is where
-    that begins, A_row or B_row how many lines it has.
-    """
-    sums = np.empty(rows * columns * number_bytes + LINE_BYTES, np.uint8)
-    room_a = min(rows, CHUNK) * PITCH * number_bytes if pack_a != 0 else 0
-    room_b = columns * DEPTH * number_bytes if pack_b != 0 else 0
-    packed_a = np.empty(room_a + LINE_BYTES, np.uint8)
-    packed_b = np.empty(room_b + LINE_BYTES, np.uint8)
-    a, b, c = packed_a.ctypes.data, packed_b.ctypes.data, sums.ctypes.data
-    # Every vector of a sliver on one line, and so those of a row of sums.
-    a, b, c = -a % LINE_BYTES + a, -b % LINE_BYTES + b, -c % LINE_BYTES + c
-    across = (n + columns - 1) // columns
-    for block in range(first, last):
-        i, j = block // across * rows, block % across * columns
-        height, breadth = min(rows, m - i), min(columns, n - j)
-        sums[:] = np.uint8(0)
-        for p in range(0, k, DEPTH):
-            depth = min(DEPTH, k - p)
-            if pack_b != 0:
-                call(pack_b, B + p * B_row + j * B_col, B_col, B_row, breadth, depth, b)
-            else:
-                b = B + (p * B_row + j * depth) * number_bytes
-            for top in range(i, i + height, CHUNK):
-                some = min(CHUNK, i + height - top)
-                if pack_a != 0:
-                    call(pack_a, A + top * A_row + p * A_col, A_row, A_col, some, depth, a)
-                else:
-                    a = A + (p // DEPTH * A_row + top) * PITCH * number_bytes
-                at = c + (top - i) * columns * number_bytes
-                enter(multiply, (a, b, at, some, breadth, depth, columns))
-        call(unpack, c, columns, C + i * C_row + j * c_item, C_row, height, breadth)
-    # Numba frees an array behind the place that names it last, whoever holds its address.
-    sums[0] = packed_a[0] = packed_b[0] = np.uint8(0)
+ROWS = 480  # rows of A that meet what is packed of B, where several threads share the product
+ROWS_ALONE = 1080  # where there is one
 
 
 def chunk_entry(problem: Problem, ready: Sides = NEITHER) -> tuple[int, int]:
-    """Return the first arguments of `blocks` for a problem."""
+    """Return the entry of `chunk_kernel` for a problem, and the bytes of a number."""
     working, narrow, whole_rows = chunk_kernel_names(problem, ready)
-    return chunk_kernel(working, narrow, whole_rows).entry(*[int] * 7), ITEMSIZE[working]
+    return chunk_kernel(working, narrow, whole_rows).entry(*[int] * 8), ITEMSIZE[working]
 
 
 def chunk_kernel_names(problem: Problem, ready: Sides = NEITHER) -> tuple[str, bool, bool]:
@@ -159,14 +77,37 @@ def pack_addresses(problem: Problem, ready: Sides = NEITHER) -> tuple[int, int, 
     return pack_a, pack_b, unpack_kernel(problem.out, working).address(6)
 
 
-def operand_words(problem: Problem, ready: Sides) -> Callable[[Any, Any], tuple[int, ...]]:
-    """Return what tells the kernel where A and B lie: address and steps, or lines, of each."""
+def product(
+    problem: Problem, params: Params, ready: Sides = NEITHER
+) -> Callable[[int], tuple[int, Blocks]]:
+    """Return ``f(threads)``: in how many blocks to cut a product, and what they have in common.
+
+    Where operands lie is missing there (see `operand_words`).
+    """
+    working = chunk_kernel_names(problem, ready)[0]
+    multiply, number_bytes = chunk_entry(problem, ready)
+    packing = pack_addresses(problem, ready)
+    m, n, k = problem.m, problem.n, problem.k
+
+    @functools.cache
+    def made(threads: int) -> tuple[int, Blocks]:
+        rows, columns = block_size(m, n, working, params["columns"], threads)
+        head, sizes = (multiply, number_bytes, *packing), (m, n, k, rows, columns)
+        job = Blocks._make((*head, *[0] * 9, *sizes, 0))
+        count = -(-m // rows) * -(-n // columns)
+        return count, job._replace(workspace=workspace(workspace_bytes(job)))
+
+    return made
+
+
+def operand_words(problem: Problem, ready: Sides) -> Callable[[Any, Any, Array], tuple[int, ...]]:
+    """Return what tells `Blocks` where A, B and C lie: address and steps, or lines, of each."""
     lines = padded_lines(problem, "a"), padded_lines(problem, "b")
 
-    def words(A: Any, B: Any) -> tuple[int, ...]:
+    def words(A: Any, B: Any, C: Array) -> tuple[int, ...]:
         of_a = (A.at, lines[0], 0) if ready[0] else (_cpu.address(A), *A.strides)
         of_b = (B.at, lines[1], 0) if ready[1] else (_cpu.address(B), *B.strides)
-        return *of_a, *of_b
+        return *of_a, *of_b, _cpu.address(C), C.strides[0], C.itemsize
 
     return words
 
@@ -174,11 +115,12 @@ def operand_words(problem: Problem, ready: Sides) -> Callable[[Any, Any], tuple[
 def block_size(m: int, n: int, working: str, columns: int, threads: int) -> tuple[int, int]:
     """Return rows and columns of a block: multiples of the tile, of even size, shared evenly.
 
-    Blocks hold at most ROWS x `columns` elements; the columns are cut further until every thread
-    gets the same number of blocks, where the tile allows it.
+    Blocks hold at most ROWS x `columns` elements, those of one thread ROWS_ALONE; the columns are
+    cut further until every thread gets the same number of blocks, where the tile allows it.
     """
     tile = register_tile(working, is_narrow(n, working))
-    down, across = max(-(-m // ROWS), 1), max(-(-n // columns), 1)
+    most_rows = ROWS_ALONE if threads == 1 else ROWS
+    down, across = max(-(-m // most_rows), 1), max(-(-n // columns), 1)
     most = max(-(-n // tile.columns), 1)
     if down * across < 4 * threads:
         even = range(across, min(most, across + threads) + 1)
@@ -195,30 +137,41 @@ def _round_up(size: int, multiple: int) -> int:
 
 def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
     """Return ``run(A, B, C)``; `ready` operands come packed."""
-    working = chunk_kernel_names(problem, ready)[0]
-    kernels = *chunk_entry(problem, ready), *pack_addresses(problem, ready)
-    words = operand_words(problem, ready)
-    m, n, k = problem.m, problem.n, problem.k
-    rows, columns = block_size(m, n, working, params["columns"], threads=1)
-    count = -(-m // rows) * -(-n // columns)
+    return bind_shares(problem, params, ready, alone=True)
 
-    def run(A: Any, B: Any, C: np.ndarray[Any, Any]) -> None:
-        blocks(
-            *kernels,
-            *words(A, B),
-            _cpu.address(C),
-            C.strides[0],
-            m,
-            n,
-            k,
-            rows,
-            columns,
-            0,
-            count,
-            C.itemsize,
-        )
+
+def bind_shares(
+    problem: Problem, params: Params, ready: Sides, *, alone: bool
+) -> Callable[..., None]:
+    """Return `bind`'s product, on one thread or on all."""
+    if problem.k == 0:
+        return fill_zeros
+    made, words = product(problem, params, ready), operand_words(problem, ready)
+    shares = block_shares(alone=alone)
+
+    def run(A: Any, B: Any, C: Array) -> None:
+        count, job = made(1 if alone else thread_count())
+        shares(count, *placed(job, words(A, B, C)))
 
     return run
+
+
+def job(problem: Problem, params: Params, A: Array, B: Any) -> Job:
+    """Return the product as what a builtin function is bound to."""
+    return job_of_shares(problem, params, A, B, alone=True)
+
+
+def job_of_shares(problem: Problem, params: Params, A: Array, B: Any, *, alone: bool) -> Job:
+    """Return `job`, on one thread or on all."""
+    C = np.empty((problem.m, problem.n), numpy_dtype(problem.out))
+    count, made = product(problem, params)(1 if alone else thread_count())
+    words = placed(made, operand_words(problem, NEITHER)(A, B, C))
+    return block_shares(alone=alone).job(count, words, (PLACES, PLACES + 3, PLACES + 6))
+
+
+def fill_zeros(A: Any, B: Any, C: Array) -> None:
+    """Write the sum of no terms."""
+    C[...] = np.zeros((), C.dtype)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -240,6 +193,7 @@ RUNG = CpuRung(
     params={"columns": (1024, 512, 2048)},
     suggest=suggest,
     bind=bind,
+    job=job,
     available=unavailable,
     packing=HostPacking(pack, bind),
 )
