@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 import gemmule as gm
 from gemmule import lookup
 from gemmule.backends.cpu import panels
-from gemmule.core import memory
+from gemmule.core import memory, registry
 from products import shortening
 
 DTYPES = ("float32", "float64", "float16", "int8", "int64", "complex64")
@@ -110,6 +112,73 @@ except MemoryError:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "right\n", done.stderr
+
+
+# ---- products that take long --------------------------------------------------------------------
+APART = [rung for rung in registry.all_rungs("cpu") if rung.rows_apart]
+
+
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Products in pieces of 64 rows, however short they are; the rows of each piece."""
+    found: list[int] = []
+    monkeypatch.setattr(panels, "PIECE_S", 1e-12)
+    monkeypatch.setattr(panels, "AGAIN", 0)
+    monkeypatch.setattr(panels, "check_map", lambda part: found.append(len(part)))
+    lookup.forget_plans()
+    yield found
+    lookup.forget_plans()
+
+
+@pytest.mark.parametrize("rung", APART, ids=lambda rung: f"{rung.op} {rung.name}")
+def test_pieces_have_the_bits_of_the_whole(rung: Any, request: pytest.FixtureRequest) -> None:
+    rng, cases = np.random.default_rng(3), []
+    multiply = getattr(gm, rung.op)
+    if rung.available() is not None:
+        pytest.skip(rung.available())
+    for dtype, m, k, n in (
+        *(("float32", 197, 700, 5), ("float64", 131, 33, 130), ("float16", 260, 257, 64)),
+        *(("int8", 257, 1025, 7), ("int64", 193, 40, 21), ("complex64", 129, 5, 3)),
+    ):
+        A = (8 * rng.standard_normal((m, k))).astype(dtype)
+        B = (8 * rng.standard_normal((k,) if rung.op == "matvec" else (k, n))).astype(dtype)
+        problem = gm.plan(rung.op, A, B).choice.problem
+        if rung.refusal(problem) is None:
+            cases += [(A, B, multiply(A, B, rung=rung.name))]
+    assert cases
+    pieces = request.getfixturevalue("in_pieces")
+    for A, B, whole in cases:
+        for _ in "twice":  # the second call takes the short way
+            pieces.clear()
+            out = np.zeros_like(whole)
+            assert multiply(A, B, rung=rung.name, out=out).tobytes() == whole.tobytes()
+            assert pieces[0] == 64
+
+
+def test_an_interrupt_is_heard_between_pieces(
+    in_pieces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = itertools.count()
+
+    def interrupting(part: Any) -> None:
+        if next(asked) == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(panels, "check_map", interrupting)
+    A, B = np.ones((640, 30), np.int64), np.ones((30, 8), np.int64)
+    C = np.full((640, 8), 7)
+    with pytest.raises(KeyboardInterrupt):
+        gm.matmul(A, B, out=C)
+    assert set(C[:, 0]) == {30, 7}
+    assert np.array_equal(gm.gemm(A, B, C, alpha=2), np.full((640, 8), 60))
+
+
+def test_short_products_are_of_one_piece() -> None:
+    A = np.ones((2000, 2000), np.int64)
+    for multiply in (gm.matvec, gm.matmul):
+        choice = gm.plan(multiply.__name__, A, A if multiply is gm.matmul else A[0]).choice
+        assert panels.pieces(replace(choice, expected_s=1e-3)) is None
+        assert panels.pieces(replace(choice, expected_s=60.0)) is not None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])

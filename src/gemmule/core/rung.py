@@ -247,9 +247,10 @@ class CpuRung(Rung):
     """A kernel for CPUs: ``bind(problem, params) -> run(A, x, y)`` over NumPy views.
 
     `available` says what this processor lacks for it, or None. `packing`: what prepared operands
-    spare it. `job(problem, params, A, B)`: what a builtin function is bound to for
-    operands like A and x or B (a `Job` of `backends.cpu.calls`), or None: only `bind` computes it.
-    `fresh(problem)`: a function (A, x or B) that makes its result, of matrices without gaps.
+    spare it. `job(problem, params, A, B)`: what a builtin function is bound to for operands like A
+    and x or B (a `Job` of `backends.cpu.calls`), or None. `fresh(problem)`: a function (A, x or B)
+    that makes its result, of matrices without gaps. `rows_apart`: each row of the result has the
+    same bits whatever rows are computed with it.
     """
 
     backend: ClassVar[str] = "cpu"
@@ -258,9 +259,8 @@ class CpuRung(Rung):
     available: Callable[[], str | None] = field(default=lambda: None)
     packing: HostPacking | None = None
     job: Callable[[Problem, Params, Any, Any], Any | None] | None = None
-    fresh: Callable[[Problem], Callable[[Any, Any], Any] | None] = field(
-        default=lambda problem: None
-    )
+    fresh: Callable[[Problem], Callable[[Any, Any], Any] | None] = field(default=lambda _: None)
+    rows_apart: bool = False
 
     def refusal(self, problem: Problem) -> str | None:
         """Return why the rung does not take `problem` on this machine, or None when it does."""

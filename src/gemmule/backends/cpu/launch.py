@@ -55,13 +55,15 @@ class CpuBackend:
     def prepare(self, choice: Choice) -> HostRun:
         """Bind the rung and the copies around it."""
         ready = ready_sides(choice)
-        core = _bound(choice, ready)
+        core = _cut(choice, ready)
         scale = _scaled(choice, ready)
         if any(ready):
             return _packed(choice, core, scale, ready)
         if _is_direct(choice):
             turned = choice.call.op == "vecmat"
             product = _turned(choice, core) if turned else core
+            if panels.pieces(choice) is not None:  # those ways are of one piece
+                return HostRun(product, scale)
             bound, fresh = binding.binder(choice), binding.fresh(choice)
             return HostRun(product, scale, bound=bound, fresh=fresh)
         see_a, see_b, see_out = _viewers(choice.call)
@@ -142,6 +144,20 @@ def _bound(choice: Choice, ready: Sides = NEITHER) -> Callable[..., None]:
     return loop
 
 
+def _cut(choice: Choice, ready: Sides = NEITHER) -> Callable[..., None]:
+    """Return `_bound`, in pieces where that takes long, so that Ctrl-C is heard in between."""
+    split = None if any(ready) else panels.pieces(choice)
+    if split is None:
+        return _bound(choice, ready)
+
+    return panels.in_panels(choice, split, lambda problem: _bound(_part(choice, problem)))
+
+
+def _part(choice: Choice, problem: Problem) -> Choice:
+    params = choice.rung.check_params(problem, choice.params)
+    return replace(choice, problem=problem, params=params)
+
+
 def _is_direct(choice: Choice) -> bool:
     """Whether operands go to the rung as they are, with no view, copy or temporary.
 
@@ -217,7 +233,7 @@ def _scaled(choice: Choice, ready: Sides) -> Callable[[Any, Array, Array, comple
     @functools.cache
     def product() -> Callable[[Any, Array, Array], None]:
         summed = scaled.summed(choice)
-        return _into(summed, _bound(summed, ready))
+        return _into(summed, _cut(summed, ready))
 
     scale = scaled.scaling(choice, product)
     see_a, see_b, see_out = _viewers(choice.call, ready)
@@ -276,8 +292,7 @@ def _adapted(choice: Choice, core: Callable[..., None]) -> Callable[[Any, Array,
         return _converted(choice.problem, core)
 
     def build(problem: Problem) -> Callable[[Any, Array, Array], None]:
-        params = choice.rung.check_params(problem, choice.params)
-        return _converted(problem, _bound(replace(choice, problem=problem, params=params)))
+        return _converted(problem, _bound(_part(choice, problem)))
 
     return panels.in_panels(choice, split, build)
 

@@ -1,13 +1,15 @@
-"""Products whose operands must be copied, a panel at a time: the copies' memory is bounded.
+"""Products panel by panel: such whose operands must be copied, and such that take long.
 
 Every row of ``A x`` and every block of ``A B`` is a product of its own, so a matrix that a rung
 cannot read as it lies (a stepped view, another dtype) is converted panel by panel, and a view far
-larger than the memory behind it, as broadcasting makes, needs no more than any other.
+larger than the memory behind it, as broadcasting makes, needs no more than any other. Between
+panels Python handles signals: a kernel that ran for minutes would not be ended by Ctrl-C.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,11 +19,35 @@ import numpy as np
 from gemmule.core.choice import Choice
 from gemmule.core.memory import check_map
 from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import CpuRung
 
 Array = np.ndarray[Any, Any]
 Product = Callable[[Any, Array, Array], None]
 
 LEAST_BYTES, MOST_BYTES = 2**20, 64 * 2**20
+
+
+PIECE_S = 0.5  # what a piece of a long product takes, as far as can be told before
+PIECE_ROWS = 64
+AGAIN = 20  # and how many times as long as to read B, which may be packed anew for each
+
+
+def pieces(choice: Choice) -> tuple[int, int] | None:
+    """Return the rows of A and columns of B in a piece of a product that takes long, else None.
+
+    Only of rungs that compute the same bits piece by piece.
+    """
+    problem, rung = choice.problem, choice.rung
+    if not isinstance(rung, CpuRung) or not rung.rows_apart or problem.batch != 1:
+        return None
+    of_b = problem.reduction * ITEMSIZE[problem.b] * (problem.n if problem.op == "matmul" else 1)
+    piece_s = max(PIECE_S, AGAIN * of_b / choice.machine.read_bytes_per_s)
+    count = math.ceil((choice.expected_s or 0.0) / piece_s)
+    rows = -(-problem.m // max(count, 1) // PIECE_ROWS) * PIECE_ROWS
+    if count < 2 or rows >= problem.m or problem.quant is not None:
+        return None
+    split = (rows, problem.n)
+    return split if all(rung.refusal(one) is None for one in _kinds(problem, split)) else None
 
 
 def sizes(choice: Choice) -> tuple[int, int] | None:

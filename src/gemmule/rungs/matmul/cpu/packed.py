@@ -196,4 +196,5 @@ RUNG = CpuRung(
     job=job,
     available=unavailable,
     packing=HostPacking(pack, bind),
+    rows_apart=True,
 )

@@ -129,4 +129,5 @@ RUNG = CpuRung(
     bind=bind,
     job=job,
     available=missing_vectors,
+    rows_apart=True,
 )

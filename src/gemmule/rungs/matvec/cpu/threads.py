@@ -114,4 +114,5 @@ RUNG = CpuRung(
     bind=bind,
     job=job,
     available=unavailable,
+    rows_apart=True,
 )
