@@ -8,9 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gemmule.backends.cpu import target
+import gemmule as gm
+from gemmule import lookup, settings
+from gemmule.backends.cpu import jit, target
 from gemmule.backends.cpu.jit import unavailable
 from gemmule.core.registry import all_rungs
 
@@ -68,7 +71,7 @@ def test_the_target_is_what_numba_compiles_for(
 # halves read ahead, and the packed products' tile. Each takes a second to compile.
 PRODUCTS = """
 import numpy as np, gemmule as gm
-from gemmule.backends.cpu import target
+from gemmule.backends.cpu import jit, target
 from products import exact, small
 from test_quantized_cpu import activations, check, make_matrix, rung_called
 assert target.vector_bytes() == 32 and target.missing_features("avx512f") is not None
@@ -96,16 +99,53 @@ print("all right")
 )
 def test_products_by_avx2_alone() -> None:
     """As on a CPU without AVX-512, which most have: a process whose target has none."""
+    child(PRODUCTS, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=AVX2)
+
+
+def child(program: str, **variables: str) -> None:
+    """Run a program that says in the end that all is right."""
     here = Path(__file__).parent
     path = os.pathsep.join([str(here.parent / "src"), str(here)])
-    environment = os.environ | {
-        "NUMBA_CPU_NAME": "haswell",
-        "NUMBA_CPU_FEATURES": AVX2,
-        "PYTHONPATH": path,
-        "GEMMULE_DEVICE": "cpu",
-    }
-    run = [sys.executable, "-c", PRODUCTS]
+    environment = os.environ | {"PYTHONPATH": path, "GEMMULE_DEVICE": "cpu"} | variables
+    run = [sys.executable, "-c", program]
     done = subprocess.run(
         run, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.splitlines()[-1:] == ["all right"], done.stderr[-2000:]
+
+
+def test_functions_that_convert_halves_are_known_before_kernels_are() -> None:
+    from llvmlite import binding
+
+    jit._numba()
+    assert binding.address_of_symbol("__extendhfsf2")
+    assert binding.address_of_symbol("__truncsfhf2")
+
+
+@pytest.mark.soak
+def test_halves_without_conversions_of_the_processor(tmp_path: Path) -> None:
+    """LLVM ended the process at the first product of halves, as it did on a virtual CPU."""
+    program = """
+import numpy as np, gemmule as gm
+A = np.arange(12, dtype=np.float16).reshape(3, 4)
+assert gm.matvec(A, A[0], rung="scalar_loop").tolist() == [14, 38, 62]
+print("all right")
+"""
+    for _ in "compiled", "read again":
+        child(program, NUMBA_CPU_NAME="generic", GEMMULE_CACHE=str(tmp_path))
+
+
+def test_what_numba_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ("0", "-3", " 0 "):
+        monkeypatch.setenv("NUMBA_NUM_THREADS", given)
+        with pytest.raises(ValueError, match=r"NUMBA_NUM_THREADS is '-?\d'; it must be 1 or more"):
+            settings.numba_threads()
+    for given, threads in (("", None), ("many", None), ("+3", 3)):
+        monkeypatch.setenv("NUMBA_NUM_THREADS", given)
+        assert settings.numba_threads() == threads
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    Q = gm.quantize(np.ones((3, 8)), bits=4, group_size=8)
+    lookup.forget_plans()
+    with pytest.raises(TypeError, match="NUMBA_DISABLE_JIT is set; unset it"):
+        gm.plan("matvec", Q, np.ones(8))
+    lookup.forget_plans()
