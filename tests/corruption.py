@@ -136,14 +136,14 @@ def mapped() -> Kind:
     import gemmule as gm
     from gemmule.lab.files import matrices, multiply
 
-    big, vector = np.resize(MATRIX, (96, 128)).astype("f4"), np.resize(MATRIX, 128).astype("f4")
+    big, vector = np.resize(MATRIX, (96, 512)).astype("f4"), np.resize(MATRIX, 512).astype("f4")
     buffer = io.BytesIO()
     np.save(buffer, big)
     sound = buffer.getvalue()
 
     def in_blocks(path: Path, turned: bool) -> Any:
         job = multiply.Job("matvec", matrices.read_matrix(str(path)), vector)
-        parts, out = multiply.blocks(job, 1 << 13), np.empty(96, "f4")
+        parts, out = multiply.blocks(job, 1 << 15), np.empty(96, "f4")
         for part in multiply.multiply(job, out, parts):
             if part.start == 0:
                 cut(path)  # what is under way

@@ -137,9 +137,8 @@ def test_pieces_have_the_bits_of_the_whole(rung: Any, request: pytest.FixtureReq
     if rung.available() is not None:
         pytest.skip(rung.available())
     for dtype, m, k, n in (
-        ("float16", 260, 257, 64),
-        ("int8", 197, 1025, 7),
-        ("int64", 129, 40, 21),
+        *(("float32", 197, 700, 5), ("float64", 131, 33, 130), ("float16", 260, 257, 64)),
+        *(("int8", 257, 1025, 7), ("int64", 193, 40, 21), ("complex64", 129, 5, 3)),
     ):
         A = (8 * rng.standard_normal((m, k))).astype(dtype)
         B = (8 * rng.standard_normal((k,) if rung.op == "matvec" else (k, n))).astype(dtype)

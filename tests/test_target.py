@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -11,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gemmule as gm
-from gemmule import lookup, settings
-from gemmule.backends.cpu import jit, target
+from gemmule.backends.cpu import target
 from gemmule.backends.cpu.jit import unavailable
 from gemmule.core.registry import all_rungs
+from gemmule.rungs.quantized.cpu import _operands, _strip_kernels, _strip_ops
+from test_quantized_cpu import make_matrix
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs Numba")
 
@@ -71,19 +72,27 @@ def test_the_target_is_what_numba_compiles_for(
 # halves read ahead, and the packed products' tile. Each takes a second to compile.
 PRODUCTS = """
 import numpy as np, gemmule as gm
-from gemmule.backends.cpu import jit, target
+from gemmule.backends.cpu import target
 from products import exact, small
+from pytest import MonkeyPatch
 from test_quantized_cpu import activations, check, make_matrix, rung_called
+from test_quantized_cpu import test_products_across_rows_split_by_columns_and_by_rows as across
 assert target.vector_bytes() == 32 and target.missing_features("avx512f") is not None
 for name, bits, group, zeros in (
     ("vector_decode", 4, 64, "integer"),
     ("vector_decode", 4, 8, "fraction"),
     ("int8_activations", 4, 64, "integer"),
+    ("vector_panels", 8, 32, "integer"),
     ("vector_panels", 8, 64, "integer"),
+    ("vector_panels", 4, 192, "integer"),
+    ("vector_panels", 4, -1, "fraction"),
 ):
-    Q = make_matrix(9, 300, bits, group, "float32", zeros)
+    Q = make_matrix(45, 4300 if group == 192 else 300, bits, group, "float16", zeros)
     Q = Q.T if name == "vector_panels" else Q
     check(rung_called(name), Q, activations((Q.shape[1],), "float32"))
+for own_cache in (0, 1 << 30):
+    with MonkeyPatch.context() as patch:
+        across(8, -1, own_cache, patch)
 rng = np.random.default_rng(0)
 A, B = small(rng, (37, 53), "float16"), small(rng, (53, 40), "float16")
 for op, b, rung in ("matmul", B, "packed"), ("matvec", B[:, 0].copy(), "prefetched_rows"):
@@ -93,59 +102,36 @@ print("all right")
 """
 
 
+@pytest.mark.parametrize(
+    ("zero", "fits"), [(0, True), (15, True), (16, False), (-1, False), (256, False), (2.5, False)]
+)
+def test_only_nibbles_of_zero_points_that_tables_have_are_looked_up(
+    zero: float, fits: bool
+) -> None:
+    parts = _operands.stored(make_matrix(2, 64, 4, -1, "float32", "integer"))
+    given = dataclasses.replace(parts, zeros=np.array([[8], [zero]], np.float32))
+    assert _strip_kernels._fit_tables(given) == fits
+    weights = _strip_ops.nibble_tables().astype(np.uint32)
+    found = ((weights[:, 0] << 16) | (weights[:, 1] << 24)).view(np.float32)
+    assert np.array_equal(found, np.arange(16) - np.arange(16.0)[:, None])
+
+
 @pytest.mark.skipif(
     target.missing_vectors() is not None or not target.has_wide_vectors(),
     reason="all tests meet this CPU's own registers",
 )
 def test_products_by_avx2_alone() -> None:
     """As on a CPU without AVX-512, which most have: a process whose target has none."""
-    child(PRODUCTS, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=AVX2)
-
-
-def child(program: str, **variables: str) -> None:
-    """Run a program that says in the end that all is right."""
     here = Path(__file__).parent
     path = os.pathsep.join([str(here.parent / "src"), str(here)])
-    environment = os.environ | {"PYTHONPATH": path, "GEMMULE_DEVICE": "cpu"} | variables
-    run = [sys.executable, "-c", program]
+    environment = os.environ | {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": AVX2,
+        "PYTHONPATH": path,
+        "GEMMULE_DEVICE": "cpu",
+    }
+    run = [sys.executable, "-c", PRODUCTS]
     done = subprocess.run(
         run, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.splitlines()[-1:] == ["all right"], done.stderr[-2000:]
-
-
-def test_functions_that_convert_halves_are_known_before_kernels_are() -> None:
-    from llvmlite import binding
-
-    jit._numba()
-    assert binding.address_of_symbol("__extendhfsf2")
-    assert binding.address_of_symbol("__truncsfhf2")
-
-
-@pytest.mark.soak
-def test_halves_without_conversions_of_the_processor(tmp_path: Path) -> None:
-    """LLVM ended the process at the first product of halves, as it did on a virtual CPU."""
-    program = """
-import numpy as np, gemmule as gm
-A = np.arange(12, dtype=np.float16).reshape(3, 4)
-assert gm.matvec(A, A[0], rung="scalar_loop").tolist() == [14, 38, 62]
-print("all right")
-"""
-    for _ in "compiled", "read again":
-        child(program, NUMBA_CPU_NAME="generic", GEMMULE_CACHE=str(tmp_path))
-
-
-def test_what_numba_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given in ("0", "-3", " 0 "):
-        monkeypatch.setenv("NUMBA_NUM_THREADS", given)
-        with pytest.raises(ValueError, match=r"NUMBA_NUM_THREADS is '-?\d'; it must be 1 or more"):
-            settings.numba_threads()
-    for given, threads in (("", None), ("many", None), ("+3", 3)):
-        monkeypatch.setenv("NUMBA_NUM_THREADS", given)
-        assert settings.numba_threads() == threads
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
-    Q = gm.quantize(np.ones((3, 8)), bits=4, group_size=8)
-    lookup.forget_plans()
-    with pytest.raises(TypeError, match="NUMBA_DISABLE_JIT is set; unset it"):
-        gm.plan("matvec", Q, np.ones(8))
-    lookup.forget_plans()

@@ -12,7 +12,7 @@ from gemmule.core.canonical import Call, Frozen
 from gemmule.core.choice import Choice
 from gemmule.core.problem import ITEMSIZE, Problem, result_dtype
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import CpuRung, LibraryRung, Machine, Rung
+from gemmule.core.rung import LibraryRung, Machine, Rung
 from gemmule.storage import margins
 from gemmule.storage import tuned as tuned_store
 
@@ -282,13 +282,5 @@ def _simplest(
                 )
     raise TypeError(
         f"no proved {machine.backend} rung computes {call.problem.describe()} on {machine.name}. "
-        f"{_lacking(call.problem, machine.backend)}Convert the operands to another dtype, or name "
-        "a rung with rung=."
+        "Convert the operands to another dtype, or name a rung with rung=."
     )
-
-
-def _lacking(problem: Problem, backend: str) -> str:
-    """Return what CPU rungs that would take a problem lack."""
-    rungs = [rung for rung in all_rungs(backend) if isinstance(rung, CpuRung)]
-    found = (rung.available() for rung in rungs if rung.mismatch(problem) is None)
-    return "".join(f"{reason}. " for reason in dict.fromkeys(found) if reason is not None)

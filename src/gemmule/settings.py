@@ -75,16 +75,9 @@ def default_device() -> str | None:
 
 
 def numba_threads() -> int | None:
-    """Return ``NUMBA_NUM_THREADS``, or None where it is unset or no number: Numba warns of that.
-
-    ValueError for a number below 1, at which Numba would not be imported.
-    """
-    given = os.environ.get("NUMBA_NUM_THREADS", "").strip()
-    if not given.lstrip("+-").isdecimal():
-        return None
-    if int(given) < 1:
-        raise ValueError(f"NUMBA_NUM_THREADS is {given!r}; it must be 1 or more, or unset.")
-    return int(given)
+    """Return ``NUMBA_NUM_THREADS``, or None where it is unset or no positive number."""
+    given = os.environ.get("NUMBA_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else None
 
 
 def tuning_enabled() -> bool:

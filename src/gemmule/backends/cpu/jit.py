@@ -12,7 +12,6 @@ reordered and fused, NaN and Inf keep their meaning. No kernel holds the GIL.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -291,13 +290,9 @@ def _numba() -> Any:
     """Import Numba; from now on a fork waits for its compiler, and for LLVM."""
     with fork.WHOLE:
         import numba.extending
-        from llvmlite.binding import ffi, load_library_permanently
+        from llvmlite.binding import ffi
         from numba.core.compiler_lock import global_compiler_lock
 
-        with contextlib.suppress(RuntimeError):  # another C library's, or none at all
-            # Without F16C LLVM calls functions of it to convert halves, and ends the process
-            # where they are not known when a kernel is linked.
-            load_library_permanently("libgcc_s.so.1")
         fork.hold("numba", global_compiler_lock)
         # LLVM's objects are also freed outside of a compilation, by whichever thread lets them go.
         held = getattr(ffi.lib, "_lock", None)

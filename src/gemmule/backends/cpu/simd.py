@@ -125,6 +125,7 @@ def _with_arity(define: Callable[..., Any], count: int) -> Callable[..., Any]:
         4: lambda c, a1, a2, a3, a4: define(c, a1, a2, a3, a4),
         5: lambda c, a1, a2, a3, a4, a5: define(c, a1, a2, a3, a4, a5),
         6: lambda c, a1, a2, a3, a4, a5, a6: define(c, a1, a2, a3, a4, a5, a6),
+        7: lambda c, a1, a2, a3, a4, a5, a6, a7: define(c, a1, a2, a3, a4, a5, a6, a7),
     }
     return forms[count]
 

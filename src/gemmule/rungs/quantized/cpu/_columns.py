@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.pool import own_cache_bytes, shares_of
 from gemmule.core.problem import Problem
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.rungs.quantized.cpu import _plain_spread, _transposed_kernels
+from gemmule.rungs.quantized.cpu import _plain_spread, _strip_kernels, _transposed_kernels
 from gemmule.rungs.quantized.cpu._lifted import LOWEST_BYTES, lifted_zeros
 from gemmule.rungs.quantized.cpu._operands import (
     Stored,
@@ -22,8 +22,9 @@ from gemmule.rungs.quantized.cpu._operands import (
     takes_arrays,
     takes_floats,
 )
+from gemmule.rungs.quantized.cpu._panels_job import PanelsJob
 from gemmule.rungs.quantized.cpu._plain_kernels import kind_of, matrix_of
-from gemmule.rungs.quantized.cpu._transposed_kernels import RESULTS_ALIGNMENT, PanelsJob
+from gemmule.rungs.quantized.cpu._transposed_kernels import RESULTS_ALIGNMENT
 
 # A part's rows at least: its results, 4 bytes a column, are written, read and added.
 PART_ROWS = 48
@@ -49,32 +50,53 @@ def _parts_of(parts: Stored, *, threads: bool = True) -> tuple[int, int, int]:
     return shares_of(parts.codes.nbytes, parts.m // PART_ROWS, PARTS_PER_THREAD)
 
 
+class Numbers(NamedTuple):
+    """Where the numbers of groups lie; lanes: by strips, the tables of nibbles."""
+
+    scales: int
+    zeros: int
+    first: int
+    lanes: int
+
+
 class ReadyToSpread:
     """What products across a matrix in vector registers share: the kernels, and the job's words."""
 
     def __init__(self, parts: Stored) -> None:
         blocks = blocks_of(parts.n, parts.bits, parts.group)
         lifted = parts.kept(lifted_zeros)
+        form = _strip_kernels.form_of(parts, lifted)
         kernels = _transposed_kernels.spread_kernels(
             parts.bits,
             blocks.pieces,
             scale_dtype_of(parts),
             parts.zeros is not None,
             lifted is not None,
+            form,
         )
-        self.kept = blocks, lifted  # the job holds their addresses
+        numbers = Numbers(
+            address(parts.scales),
+            parts.zeros_address if lifted is None else lifted.place,
+            address(blocks.first),
+            address(blocks.lanes),
+        )
+        strips = None
+        if form is not None:
+            strips = _strip_kernels.operands_of(parts, form, lifted)
+            numbers = Numbers(*(0 if some is None else address(some) for some in strips))
+        self.kept = blocks, lifted, strips  # the job holds their addresses
         self.blocks, self.part_floats = blocks.count, blocks.count * blocks.columns
         self.x_floats = 4 * (parts.m // 4 + parts.m % 4) + RESULTS_ALIGNMENT // 4
         job = PanelsJob(
             codes=address(parts.codes),
             row_bytes=parts.row_bytes,
             m=parts.m,
-            scales=address(parts.scales),
-            zeros=parts.zeros_address if lifted is None else lifted.place,
+            scales=numbers.scales,
+            zeros=numbers.zeros,
             scale_step=parts.scale_step,
             groups=max(parts.scale_step, 1),
-            first=address(blocks.first),
-            lanes=address(blocks.lanes),
+            first=numbers.first,
+            lanes=numbers.lanes,
             x=0,
             y=0,
             block_step=4 * blocks.columns,

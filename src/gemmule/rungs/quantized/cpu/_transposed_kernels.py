@@ -13,8 +13,10 @@ from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.shares import run_shares
 from gemmule.backends.cpu.simd import ROWS, block_columns
 from gemmule.backends.cpu.target import has_wide_vectors
-from gemmule.rungs.quantized.cpu import _narrow_ops, _row_ops
+from gemmule.rungs.quantized.cpu import _narrow_ops, _row_ops, _strip_kernels
 from gemmule.rungs.quantized.cpu._activations import place_kernel
+from gemmule.rungs.quantized.cpu._panels_job import PanelsJob
+from gemmule.rungs.quantized.cpu._strip_ops import Form
 from gemmule.rungs.quantized.cpu._vector_kernels import numbers_of
 
 _index, _number = load("int32", "int32"), load("int64", "int64")
@@ -30,30 +32,6 @@ RESULTS_ALIGNMENT = 128
 # Blocks whose results one share joins, and blocks of all parts that the caller joins alone.
 JOIN_BLOCKS = 16
 JOIN_ALONE = 512
-
-
-class PanelsJob(NamedTuple):
-    """What one product across the rows works on; the steps of scales count elements.
-
-    x: ``(quads, 4)`` float32, four rows each, then the rows left over, each with three zeros.
-    y: results of ``part_bytes`` each in the order of the lanes, one for each part. lowest:
-    `_lifted.LOWEST_BYTES`.
-    """
-
-    codes: int
-    row_bytes: int
-    m: int
-    scales: int
-    zeros: int
-    scale_step: int
-    groups: int
-    first: int
-    lanes: int
-    x: int
-    y: int
-    block_step: int
-    part_bytes: int
-    lowest: int
 
 
 FIXED = PanelsJob._fields.index("x")  # words of a job that the matrix alone decides
@@ -113,10 +91,14 @@ def _job(product: Kernel) -> Kernel:
 
 @functools.cache
 def spread_kernels(
-    bits: int, pieces: int, scale_dtype: str, has_zeros: bool, lifted: bool
+    bits: int, pieces: int, scale_dtype: str, has_zeros: bool, lifted: bool, form: Form | None
 ) -> Spread:
-    """Return the product of one kind of matrix, in one call from Python."""
-    made = panels_kernel(bits, pieces, scale_dtype, has_zeros, lifted)
+    """Return the product of one kind of matrix, in one call from Python; form: if by strips."""
+    if form is None:
+        made = panels_kernel(bits, pieces, scale_dtype, has_zeros, lifted)
+    else:
+        made = _strip_kernels.strips_kernel(form)
+    by_fours = form is None
     panels = made.entry(PanelsJob, int, int, int, int, int)
     load_words = unpacked(FIXED)
 
@@ -135,11 +117,12 @@ def spread_kernels(
     ) -> None:
         given = _load_job(job)
         quads, blocks = given.m // 4 + given.m % 4, (given.row_bytes + 63) // 64
-        in_fours(x, given.m, room)
+        if by_fours:
+            in_fours(x, given.m, room)
         results = -(-(room + 16 * quads) // RESULTS_ALIGNMENT) * RESULTS_ALIGNMENT
         panels_at = _number(job, _SIZE)
         steps = (given.block_step, given.part_bytes, given.lowest)
-        rest = (room, results, *steps, parts, y, n, panels_at)
+        rest = (room if by_fours else x, results, *steps, parts, y, n, panels_at)
         words = packed(load_words(job) + rest)
         run_shares(pool, helpers, share_at, words, parts)
         if join_at == 0:
@@ -163,7 +146,7 @@ def spread_kernels(
         at, to, work = x.ctypes.data, y.ctypes.data, room.ctypes.data
         product(pool, helpers, share_at, join_at, at, to, n, parts, work, job)
 
-    kind = bits, _narrow_ops.by_words(pieces)
+    kind = bits, _narrow_ops.by_words(pieces), form
     join, columns = _join_kernel(*kind).address(2), _columns_kernel(*kind).address(2)
     return Spread(product, on_arrays, _share.address(2), join, columns, panels, _job(product))
 
@@ -182,9 +165,9 @@ def in_fours(x: int, m: int, room: int) -> None:
 
 
 @functools.cache
-def _join_kernel(bits: int, words: bool) -> Kernel:
+def _join_kernel(bits: int, words: bool, form: Form | None) -> Kernel:
     """Return ``f(words, number)``: the sum of the parts of some blocks, in the order of columns."""
-    join_blocks, load_job, size = _join_blocks(bits, words), _load_job, _SIZE
+    join_blocks, load_job, size = _join_blocks(bits, words, form), _load_job, _SIZE
 
     @kernel
     def join(at: int, number: int) -> None:
@@ -196,9 +179,9 @@ def _join_kernel(bits: int, words: bool) -> Kernel:
 
 
 @functools.cache
-def _columns_kernel(bits: int, words: bool) -> Kernel:
+def _columns_kernel(bits: int, words: bool, form: Form | None) -> Kernel:
     """Return ``f(words, part)``: the whole results of one of `parts` shares of the blocks."""
-    join_blocks, load_job, size = _join_blocks(bits, words), _load_job, _SIZE
+    join_blocks, load_job, size = _join_blocks(bits, words, form), _load_job, _SIZE
 
     @kernel
     def columns(at: int, part: int) -> None:
@@ -214,10 +197,14 @@ def _columns_kernel(bits: int, words: bool) -> Kernel:
 
 
 @functools.cache
-def _join_blocks(bits: int, words: bool) -> Kernel:
+def _join_blocks(bits: int, words: bool, form: Form | None) -> Kernel:
     """Return ``f(words, parts, first, end)``: blocks' results of all parts, summed, to y."""
-    columns, place_of = block_columns(bits), place_kernel(bits, words)
+    columns = block_columns(bits)
     load_job, size = _load_job, _SIZE
+    if form is None:
+        in_columns = _sums_in_columns(bits, words)
+    else:
+        in_columns = _strip_kernels.sums_in_columns(form)
 
     @kernel
     def join(at: int, parts: int, first: int, end: int) -> None:
@@ -228,10 +215,22 @@ def _join_blocks(bits: int, words: bool) -> Kernel:
                 for i in range(columns):
                     _put(sums, i, _get(sums, i) + _get(sums + part * job.part_bytes, i))
             low = block * columns
-            for column in range(min(columns, n - low)):
-                _put(y, low + column, _get(sums, place_of(column)))
+            in_columns(sums, min(columns, n - low), y + 4 * low)
 
     return join
+
+
+@functools.cache
+def _sums_in_columns(bits: int, words: bool) -> Kernel:
+    """Return ``f(sums, count, y)``: write a block's results to y, in the order of columns."""
+    place_of = place_kernel(bits, words)
+
+    @kernel
+    def in_columns(sums: int, count: int, y: int) -> None:
+        for column in range(count):
+            _put(y, column, _get(sums, place_of(column)))
+
+    return in_columns
 
 
 @functools.cache

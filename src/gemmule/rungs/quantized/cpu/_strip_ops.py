@@ -1,0 +1,316 @@
+"""Operations on strips, 64 columns of one row, for products across the rows by AVX2.
+
+A strip's results fill eight registers, which they keep while rows pass; two more hold a row's
+factor and zero point, two constants, and four are left for codes on their way. So rows come one by
+one, each from codes to sums before the next.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.backends.cpu.intrinsics import declare
+from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.simd import (
+    Value,
+    floats,
+    halves,
+    joined,
+    load_vector,
+    masked_load,
+    operation,
+    splat,
+    store_vector,
+    void,
+)
+from gemmule.rungs.quantized.cpu._lifted import LIFT
+
+COLUMNS = 64
+RESULT_BYTES = 4 * COLUMNS
+LANES = 8  # of a register
+REGISTERS = COLUMNS // LANES
+TABLE_BYTES = 32  # of a zero point: see `nibble_tables`
+LIFT_BITS = 0x4B00  # the upper half of the float 2^23, whose lower half may be a code
+Values = list[Value]
+
+
+class Form(NamedTuple):
+    """How codes of a strip become weights.
+
+    tables: nibbles are looked up, and zero points come as 16-bit places in `nibble_tables`; lifted:
+    as floats plus 2^23; else as they are. has_zeros: else all are 2^(bits - 1).
+    """
+
+    bits: int
+    tables: bool
+    lifted: bool
+    has_zeros: bool
+
+    @property
+    def zero_bytes(self) -> int:
+        """Bytes of a stored zero point."""
+        return 2 if self.tables else 4
+
+
+def strip_bytes(bits: int) -> int:
+    """Return how many bytes of codes a strip has."""
+    return COLUMNS * bits // 8
+
+
+@functools.cache
+def nibble_tables() -> NDArray[np.uint8]:
+    """Return what nibbles weigh before they are scaled, for each whole zero point from 0 to 15.
+
+    Each has 16 lower and 16 upper bytes of bfloat16, which holds such differences exactly.
+    """
+    codes = np.arange(16, dtype=np.float32)
+    upper = ((codes - codes[:, None]).view(np.uint32) >> 16).astype(np.uint16)
+    return np.stack([upper & 255, upper >> 8], axis=1).astype(np.uint8)
+
+
+def _register(dtype: str) -> Any:
+    from llvmlite import ir
+
+    element = {"float32": ir.FloatType(), "int32": ir.IntType(32), "int16": ir.IntType(16)}
+    kind = element.get(dtype, ir.IntType(8))
+    width = 32 if dtype == "int8" else {"int16": 16}.get(dtype, LANES)
+    return ir.VectorType(kind, width)
+
+
+def _fused(builder: Any, weight: Value, factor: Value, total: Value) -> Value:
+    from llvmlite import ir
+
+    form = ir.FunctionType(weight.type, [weight.type] * 3)
+    return builder.call(declare(builder, f"llvm.fma.v{LANES}f32", form), [weight, factor, total])
+
+
+def _unknown(builder: Any, vector: Value) -> Value:
+    """Emit a vector as one that LLVM knows nothing of: what it knows, it takes apart."""
+    from llvmlite import ir
+
+    form = ir.FunctionType(vector.type, [vector.type])
+    return builder.asm(form, "", "=x,0", [vector], False)
+
+
+def _behind(builder: Any, number: Value, sums: Values) -> Value:
+    """Emit a number, for LLVM to take when it has computed these sums, not before.
+
+    All codes as floats at once would not fit the registers.
+    """
+    from llvmlite import ir
+
+    form = ir.FunctionType(number.type, [number.type, *(one.type for one in sums)])
+    constraints = ",".join(["=r", "0", *("x" for _ in sums)])
+    return builder.asm(form, "", constraints, [number, *sums], False)
+
+
+def _number(builder: Any, address: Value, dtype: str) -> Value:
+    """Emit a load of one number."""
+    from llvmlite import ir
+
+    kind = ir.FloatType() if dtype == "float32" else ir.IntType(16)
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def _unpacked(builder: Any, low: Value, high: Value) -> Values:
+    """Emit the two interleaved halves of two registers, within each 16 bytes."""
+    from llvmlite import ir
+
+    count = low.type.count
+    half = count // 4
+    order = ir.VectorType(ir.IntType(32), count)
+    lanes = [half * 2 * (i // (2 * half)) + i // 2 % half + count * (i % 2) for i in range(count)]
+    return [
+        builder.shuffle_vector(low, high, order([lane + half * side for lane in lanes]))
+        for side in range(2)
+    ]
+
+
+def _below_lift(builder: Any, codes: Value) -> Values:
+    """Emit 16 codes in 16-bit words as floats plus 2^23."""
+    lift = _unknown(builder, codes.type([LIFT_BITS] * codes.type.count))
+    both = _unpacked(builder, codes, lift)
+    return [builder.bitcast(some, _register("float32")) for some in both]
+
+
+def _words(builder: Any, raw: Value, bits: int) -> list[Value]:
+    """Emit the codes of 32 bytes by their place in 16-bit words: each 16 of them."""
+    words = builder.bitcast(raw, _register("int16"))
+    count, found = 16 // bits, []
+    for part in range(count):
+        code = builder.lshr(words, words.type([bits * part] * 16)) if part else words
+        if part < count - 1:
+            code = builder.and_(code, words.type([2**bits - 1] * 16))
+        found.append(code)
+    return found
+
+
+def _by_lift(builder: Any, raw: Value, zeros: Value, form: Form) -> Values:
+    """Emit codes of 32 bytes less the zero point."""
+    steps = []
+    for code in _words(builder, raw, form.bits):
+        for some in _below_lift(builder, code):
+            if not form.lifted:
+                some = builder.fsub(some, some.type([LIFT] * LANES))
+            steps.append(builder.fsub(some, zeros))
+    return steps
+
+
+def _by_tables(builder: Any, raw: Value, tables: Values) -> Values:
+    """Emit what nibbles of 32 bytes weigh: their bfloat16, a byte by each table, side by side."""
+    from llvmlite import ir
+
+    kind, words = raw.type, _register("int16")
+    form = ir.FunctionType(kind, [kind, kind])
+    lookup = declare(builder, "llvm.x86.avx2.pshuf.b", form)
+    upper = builder.lshr(builder.bitcast(raw, words), words([4] * 16))
+    weights = []
+    for some in (raw, builder.bitcast(upper, kind)):
+        nibbles = builder.and_(some, kind([15] * 32))
+        found = [builder.call(lookup, [table, nibbles]) for table in tables]
+        for pairs in _unpacked(builder, *found):
+            both = builder.bitcast(pairs, _register("int32"))
+            even = builder.shl(both, both.type([16] * LANES))
+            odd = builder.and_(both, both.type([0xFFFF0000] * LANES))
+            weights += [builder.bitcast(one, _register("float32")) for one in (even, odd)]
+    return weights
+
+
+def _tables_at(builder: Any, address: Value) -> Values:
+    from llvmlite import ir
+
+    kind = ir.VectorType(ir.IntType(8), 16)
+    order = ir.VectorType(ir.IntType(32), 32)([i % 16 for i in range(32)])
+    found = []
+    for side in range(2):
+        place = builder.add(address, address.type(16 * side))
+        table = builder.load(builder.inttoptr(place, kind.as_pointer()), align=1)
+        found.append(builder.shuffle_vector(table, table, order))
+    return found
+
+
+@functools.cache
+def add_strip(form: Form, *, whole: bool) -> Intrinsic:
+    """Return ``f(totals, codes, scale, zero, x, tables, left)``: totals plus a row's products.
+
+    The addresses of a row's codes, its scale, zero point, x, and of `nibble_tables`; left: how many
+    bytes of codes a strip has that is not whole.
+    """
+
+    def weights_of(builder: Any, zero: Value, tables: Value) -> Callable[[Value], Values]:
+        from llvmlite import ir
+
+        if form.tables:
+            at = tables.type(TABLE_BYTES * 8)
+            if form.has_zeros:
+                at = builder.zext(_number(builder, zero, "int16"), tables.type)
+            of_zero = _tables_at(builder, builder.add(tables, at))
+            return lambda raw: _by_tables(builder, raw, of_zero)
+        if form.has_zeros:
+            points = splat(builder, _number(builder, zero, "float32"), LANES)
+        else:
+            fixed = 2.0 ** (form.bits - 1) + (LIFT if form.lifted else 0)
+            points = ir.VectorType(ir.FloatType(), LANES)([fixed] * LANES)
+        return lambda raw: _by_lift(builder, raw, points, form)
+
+    def emit(
+        builder: Any,
+        totals: Values,
+        at: Value,
+        scale: Value,
+        zero: Value,
+        x: Value,
+        tables: Value,
+        left: Value,
+    ) -> Values:
+        numbers = [splat(builder, _number(builder, one, "float32"), LANES) for one in (scale, x)]
+        factor = builder.fmul(_unknown(builder, numbers[0]), numbers[1])
+        weights = weights_of(builder, zero, tables)
+        sums: Values = []
+        before = [half for total in totals for half in halves(builder, total)]
+        if not whole:
+            raws = _some_codes(builder, at, form.bits, left)
+        for i in range(strip_bytes(form.bits) // 32):
+            if whole:
+                start = _behind(builder, at, sums) if i > 0 else at
+                raw = _codes_at(builder, start, 32 * i)
+            else:
+                raw = raws[i]
+            for weight in weights(raw):
+                sums.append(_fused(builder, weight, factor, before[len(sums)]))
+        return [joined(builder, *sums[i : i + 2]) for i in range(0, REGISTERS, 2)]
+
+    return operation(f"add_strip {form} {whole}", _registers, "tiiiiii", emit)
+
+
+def _codes_at(builder: Any, at: Value, low: int) -> Value:
+    """Emit a load of 32 bytes of codes."""
+    place = builder.add(at, at.type(low))
+    return builder.load(builder.inttoptr(place, _register("int8").as_pointer()), align=1)
+
+
+def _some_codes(builder: Any, at: Value, bits: int, left: Value) -> Values:
+    """Emit the loads of a strip's first codes, `left` bytes, in registers of 32."""
+    from llvmlite import ir
+
+    count = strip_bytes(bits)
+    raw = masked_load(builder, at, ir.IntType(8), count, left)
+    order = ir.VectorType(ir.IntType(32), 32)
+    lanes = [order([low + i for i in range(32)]) for low in range(0, count, 32)]
+    return [builder.shuffle_vector(raw, raw, some) for some in lanes]
+
+
+def _registers() -> Any:
+    return floats(REGISTERS // 2)
+
+
+def _emit_load(builder: Any, address: Value) -> Values:
+    return [load_vector(builder, address, "float32", 64 * i) for i in range(REGISTERS // 2)]
+
+
+def _emit_store(builder: Any, totals: Values, address: Value) -> None:
+    for i, total in enumerate(totals):
+        store_vector(builder, total, address, 64 * i)
+
+
+load_strip = operation("load_strip", _registers, "i", _emit_load)
+"""``f(address)``: a strip's results, in the order in which `add_strip` has them."""
+
+store_strip = operation("store_strip", void, "ti", _emit_store)
+"""``f(totals, address)``: keep a strip's results in memory."""
+
+
+def column_of(form: Form, place: int) -> int:
+    """Return the column of a strip whose result `add_strip` has in a lane of its registers."""
+    register, lane = divmod(place, LANES)
+    half, lane = divmod(lane, 4)  # what is interleaved stays within 16 bytes
+    if form.tables:
+        nibble, pairs, odd = register // 4, register // 2 % 2, register % 2
+        return 2 * (16 * half + 8 * pairs + 2 * lane + odd) + nibble
+    width = 16 // form.bits
+    raw, register = divmod(register, 2 * width)
+    part, side = divmod(register, 2)
+    return 16 * width * raw + width * (8 * half + 4 * side + lane) + part
+
+
+@functools.cache
+def in_columns(form: Form) -> Intrinsic:
+    """Return ``f(address, to)``: write a strip's results in the order of its columns."""
+    places = [0] * COLUMNS
+    for place in range(COLUMNS):
+        places[column_of(form, place)] = place
+
+    def emit(builder: Any, address: Value, to: Value) -> None:
+        from llvmlite import ir
+
+        kind, order = (ir.VectorType(t, COLUMNS) for t in (ir.FloatType(), ir.IntType(32)))
+        found = builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
+        sorted_ones = builder.shuffle_vector(found, found, order(places))
+        builder.store(sorted_ones, builder.inttoptr(to, kind.as_pointer()), align=1)
+
+    return operation(f"in_columns {form}", void, "ii", emit)
