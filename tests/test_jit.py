@@ -421,6 +421,18 @@ def test_settings_that_mean_nothing_are_refused_by_products(
     forget_plans()
 
 
+def test_a_relative_cache_in_a_folder_that_is_gone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("GEMMULE_CACHE", "here")
+    gone.rmdir()
+    with pytest.raises(ValueError, match="GEMMULE_CACHE is 'here', and the folder"):
+        cache_folder()
+
+
 def test_a_warning_names_the_variable_to_set() -> None:
     from gemmule.backends.cpu.jit_cache import _warn_off
 

@@ -151,6 +151,9 @@ def test_tensors_without_dense_memory_are_refused_by_name(make: Any) -> None:
     for call in (gm.quantize, gm.asarray, lambda a: gm.gemv(a, X)):
         with pytest.raises((TypeError, ValueError), match=r"needed is a|gives no array|computes"):
             call(tensor)
+    if tensor.is_quantized:
+        with pytest.raises(TypeError, match=r"A is a quantised torch\.qint8 tensor"):
+            gm.matvec(tensor, X)
     if tensor.is_sparse:
         with pytest.raises(TypeError, match="dense strided"):
             gm.matvec(tensor.requires_grad_(), X)

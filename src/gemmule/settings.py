@@ -47,6 +47,11 @@ def cache_folder() -> Path:
                 f"GEMMULE_CACHE is {given!r}, and the home of {Path(given).parts[0]} is unknown "
                 "here; set it to a folder, or unset it."
             ) from None
+        except FileNotFoundError:
+            raise ValueError(
+                f"GEMMULE_CACHE is {given!r}, and the folder that it is relative to is gone; set "
+                "it to a whole path, or unset it."
+            ) from None
     base = os.environ.get("XDG_CACHE_HOME")
     if base and Path(base).is_absolute():  # the XDG specification ignores relative paths
         return Path(base) / "gemmule"

@@ -140,7 +140,8 @@ def refuse_distributed(array: Array, argument: str) -> None:
 def refuse_sparse(tensor: Any, argument: str) -> None:
     """Raise TypeError for a tensor of PyTorch whose elements lie in no dense, strided memory."""
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.is_nested:
-        kind = "nested" if tensor.is_nested else tensor.layout
+        strided = "nested" if tensor.is_nested else f"quantised {tensor.dtype}"
+        kind = strided if str(tensor.layout) == "torch.strided" else tensor.layout
         raise TypeError(
             f"{argument} is a {kind} tensor on {tensor.device}; needed is a dense strided tensor "
             "with data. Call .to_dense() or .dequantize() first."

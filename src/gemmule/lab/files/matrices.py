@@ -61,7 +61,8 @@ def read_matrix(source: Source | str, *, limit_bytes: int | None = None) -> Matr
             f"{', '.join(SUFFIXES)}. Save it with numpy.save, for example."
         )
     if not source.path.is_file():
-        kind = "a folder" if source.path.is_dir() else "missing"
+        kind = "no regular file" if source.path.exists() else "missing"
+        kind = "a folder" if source.path.is_dir() else kind
         raise FileNotFoundError(f"{source.path} is {kind}; give the path of a matrix file.")
     limit = int(available_bytes() * 0.8) if limit_bytes is None else limit_bytes
     matrix = reader(source, limit)

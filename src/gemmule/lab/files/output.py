@@ -123,7 +123,7 @@ def new_matrix(
             yield np.empty(shape, real_dtype)
             return
         file.flush()
-        _take(file, len(header) + nbytes + (-nbytes % 8 if suffix == ".mat" else 0))
+        _take(file, path, len(header) + nbytes + (-nbytes % 8 if suffix == ".mat" else 0))
         # By columns, as that format has it, or else by rows.
         flat = np.memmap(file, real_dtype, "r+", len(header), math.prod(shape))
         mapped = flat.reshape(shape, order="F" if suffix == ".mat" else "C")
@@ -131,7 +131,7 @@ def new_matrix(
         flat.flush()
 
 
-def _take(file: IO[bytes], size: int) -> None:
+def _take(file: IO[bytes], path: Path, size: int) -> None:
     """Make a file so long, in blocks that it owns: writing to a map of others ends the process.
 
     OSError where the disk, or the user's share of it, has not so much left.
@@ -140,7 +140,8 @@ def _take(file: IO[bytes], size: int) -> None:
         os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
-            raise
+            reason = f"{error.strerror} for its {size:,} bytes"
+            raise OSError(error.errno, reason, str(path)) from None
         file.truncate(size)
 
 
