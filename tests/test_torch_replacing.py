@@ -201,6 +201,18 @@ def test_what_would_be_lost_is_refused_and_nothing_replaced(name: str) -> None:
     assert type(model[0]) is gl.QuantLinear
 
 
+def test_what_is_not_quantised_may_be_anything() -> None:
+    odd = {"lazy": torch.nn.LazyLinear(8), "sparse": torch.nn.Module(), "none": linear()}
+    odd["sparse"].weight = torch.nn.Parameter(torch.eye(3).to_sparse())
+    odd["none"].register_module("nothing", None)
+    model = gl.quantize_(torch.nn.ModuleDict(odd), group_size=16)
+    assert type(model["lazy"]) is torch.nn.LazyLinear
+    assert type(model["none"]) is gl.QuantLinear
+    for model, filter_ in ((5, None), (torch.nn.Linear, None), (torch.nn.Sequential(), "head")):
+        with pytest.raises(TypeError, match="quantize_ takes"):
+            gl.quantize_(model, filter=filter_)
+
+
 # ---- state --------------------------------------------------------------------------------------
 def test_a_state_of_other_groups_or_finer_scales_is_refused() -> None:
     state = quantised().state_dict()

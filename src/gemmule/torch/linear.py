@@ -244,6 +244,11 @@ def quantize_(
       (1): Linear(in_features=64, out_features=2, bias=True)
     )
     """
+    if not isinstance(model, torch.nn.Module) or not (filter is None or callable(filter)):
+        raise TypeError(
+            f"quantize_ takes a torch.nn.Module and a function as its filter; got {model!r:.60} "
+            f"and {filter!r:.60}"
+        )
     if type(model) is torch.nn.Linear:
         raise ValueError("the model is one linear layer: use QuantLinear.from_linear")
     taken = list(places(model, filter))

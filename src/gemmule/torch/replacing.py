@@ -90,7 +90,8 @@ def _own(linear: torch.nn.Linear) -> list[str]:
 
 def memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return what tells whether two tensors are the same numbers in the same memory."""
-    if tensor.layout is not torch.strided or tensor.is_meta:
+    lazy = torch.nn.parameter.is_lazy(tensor)
+    if lazy or tensor.is_meta or tensor.layout is not torch.strided:
         return (id(tensor),)
     where = tensor.untyped_storage()._cdata, tensor.storage_offset()
     return *where, tuple(tensor.shape), tensor.stride(), tensor.dtype
