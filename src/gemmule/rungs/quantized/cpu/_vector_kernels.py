@@ -84,12 +84,12 @@ def rows_kernels(
     if quads > 0:
         rows = _quads_kernel(quads, scale_dtype, has_zeros)
         return RowsKernels(rows, in_tasks(rows, RowsJob))
-    at_once = STRETCHES if columns == 1 else simd.ROWS
+    at_once = stretches(integers) if columns == 1 else simd.ROWS
     kind = bits, pieces, scale_dtype, has_zeros, at_once, lifted
     tail = numbers_of(*kind, whole=False)
     if columns == 1:
         add = _one_column(bits, pieces, has_zeros, integers, lifted)
-        rows = _rows_kernel(numbers_of(*kind, whole=True), tail, add)
+        rows = _rows_kernel(numbers_of(*kind, whole=True), tail, add, at_once)
     else:
         if integers:
             add = add_integer_products(bits, columns, has_zeros, at_once)
@@ -108,7 +108,12 @@ def _one_column(bits: int, pieces: int, has_zeros: bool, integers: bool, lifted:
     if integers:
         return _narrow_ops.add_integer_products(bits, has_zeros, STRETCHES)
     form = _narrow_ops.Form(_narrow_ops.by_words(pieces), lifted)
-    return _narrow_ops.add_products(bits, STRETCHES, form)
+    return _narrow_ops.add_products(bits, stretches(integers), form)
+
+
+def stretches(integers: bool) -> int:
+    """Return how many rows meet one column at once: four where AVX2 spends much on each's end."""
+    return STRETCHES if integers or target.has_wide_vectors() else 2 * STRETCHES
 
 
 def numbers_of(
@@ -148,27 +153,29 @@ def _quads_kernel(pieces: int, scale_dtype: str, has_zeros: bool) -> Kernel:
         return scales, zeros if has_zeros else fixed
 
     add = add_quads(pieces, STRETCHES, has_zeros=has_zeros)
-    return _rows_kernel(numbers(True), numbers(False), add, BLOCKS)
+    return _rows_kernel(numbers(True), numbers(False), add, STRETCHES, BLOCKS)
 
 
 def _rows_kernel(
-    whole_numbers: Numbers, tail_numbers: Numbers, add: Intrinsic, blocks: int = 1
+    whole_numbers: Numbers, tail_numbers: Numbers, add: Intrinsic, at_once: int, blocks: int = 1
 ) -> Kernel:
     """Return ``f(job, first, end)``; blocks: how many `add` takes at once, of each row."""
     load_scales, load_zeros = whole_numbers
     tail_scales, tail_zeros = tail_numbers
-    no_totals, store_sums = _row_ops.zeros_of(STRETCHES), _row_ops.store_sums(1, STRETCHES)
-    load_words = _row_ops.load_words_of(STRETCHES, blocks)
-    load_blocks = _row_ops.load_blocks(STRETCHES, blocks)
-    ask_for, length = _row_ops.ask_for(STRETCHES, blocks), simd.BLOCK_BYTES * blocks
+    no_totals, store_sums = _row_ops.zeros_of(at_once), _row_ops.store_sums(1, at_once)
+    load_words = _row_ops.load_words_of(at_once, blocks)
+    load_blocks = _row_ops.load_blocks(at_once, blocks)
+    ask_for, length = _row_ops.ask_for(at_once, blocks), simd.BLOCK_BYTES * blocks
 
     # In one kernel: each call of another would take a job's words and its vectors through memory.
     @kernel
     def rows(job: RowsJob, first: int, end: int) -> None:
         whole, left = job.row_bytes // length, job.row_bytes % length
-        half = (end - first + 1) // 2
-        for row in range(first, first + half):
-            step = half if row + half < end else 0  # an odd last row meets itself
+        full = (end - first) // at_once
+        for number in range(end - first - full * (at_once - 1)):
+            # What is left when all stretches are as long are single rows, which meet themselves.
+            step = full if number < full else 0
+            row = first + number + (0 if number < full else full * (at_once - 1))
             start, code_step = job.codes + row * job.row_bytes, step * job.row_bytes
             place, scale_step = row * job.scale_step, step * job.scale_step
             totals = no_totals()
