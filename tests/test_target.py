@@ -87,7 +87,7 @@ for name, bits, group, zeros in (
     ("vector_panels", 4, 192, "integer"),
     ("vector_panels", 4, -1, "fraction"),
 ):
-    Q = make_matrix(45, 4300 if group == 192 else 300, bits, group, "float16", zeros)
+    Q = make_matrix(45, 8300 if group == 192 else 300, bits, group, "float16", zeros)
     Q = Q.T if name == "vector_panels" else Q
     check(rung_called(name), Q, activations((Q.shape[1],), "float32"))
 for own_cache in (0, 1 << 30):

@@ -31,8 +31,9 @@ _get, _put = load("float32", "float32"), store("float32", "float32")
 # store results more often, more would push each other out of L1.
 PASS_BYTES = 16384
 LEAST_ROWS, MOST_ROWS = 4, 32
-# Strips of a panel: their results, 16 KiB, stay in L1.
-PANEL_STRIPS = 64
+# Strips of a panel: their results, 32 KiB, come from L2 at worst. Those of half as many would stay
+# in L1, but codes are read faster the longer the pieces of rows are.
+PANEL_STRIPS = 128
 # How far ahead codes are asked for, within a row; at its end, those of the next rows.
 AHEAD_BYTES = 1024
 

@@ -131,13 +131,6 @@ def _unpacked(builder: Any, low: Value, high: Value) -> Values:
     ]
 
 
-def _below_lift(builder: Any, codes: Value) -> Values:
-    """Emit 16 codes in 16-bit words as floats plus 2^23."""
-    lift = _unknown(builder, codes.type([LIFT_BITS] * codes.type.count))
-    both = _unpacked(builder, codes, lift)
-    return [builder.bitcast(some, _register("float32")) for some in both]
-
-
 def _words(builder: Any, raw: Value, bits: int) -> list[Value]:
     """Emit the codes of 32 bytes by their place in 16-bit words: each 16 of them."""
     words = builder.bitcast(raw, _register("int16"))
@@ -150,11 +143,15 @@ def _words(builder: Any, raw: Value, bits: int) -> list[Value]:
     return found
 
 
-def _by_lift(builder: Any, raw: Value, zeros: Value, form: Form) -> Values:
-    """Emit codes of 32 bytes less the zero point."""
+def _by_lift(builder: Any, raw: Value, lift: Value, zeros: Value, form: Form) -> Values:
+    """Emit codes of 32 bytes less the zero point, from floats plus 2^23; lift: their upper halves.
+
+    To which LLVM may not look: it would keep it twice, once for each half of a register's codes.
+    """
     steps = []
     for code in _words(builder, raw, form.bits):
-        for some in _below_lift(builder, code):
+        for both in _unpacked(builder, code, lift):
+            some = builder.bitcast(both, _register("float32"))
             if not form.lifted:
                 some = builder.fsub(some, some.type([LIFT] * LANES))
             steps.append(builder.fsub(some, zeros))
@@ -216,7 +213,8 @@ def add_strip(form: Form, *, whole: bool) -> Intrinsic:
         else:
             fixed = 2.0 ** (form.bits - 1) + (LIFT if form.lifted else 0)
             points = ir.VectorType(ir.FloatType(), LANES)([fixed] * LANES)
-        return lambda raw: _by_lift(builder, raw, points, form)
+        lift = _unknown(builder, _register("int16")([LIFT_BITS] * 16))
+        return lambda raw: _by_lift(builder, raw, lift, points, form)
 
     def emit(
         builder: Any,
