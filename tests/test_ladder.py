@@ -110,6 +110,13 @@ def problems(rung: Rung, signature: Signature) -> Iterator[Problem]:
                     yield make_problem(rung.op, 5, 33, 9, signature, shared_b=shared_b, **options)
 
 
+def usual_signature(rung: Rung) -> Signature:
+    """Return a signature with float32 beside float32 or codes, else the rung's first."""
+    beside = ("float32", "uint4", "uint8")
+    found = (s for s in rung.signatures if s[0] in beside and s[1] == "float32")
+    return next(found, rung.signatures[0])
+
+
 def takes(rung: Rung, inputs: Inputs) -> bool:
     """Whether the rung takes the problem that the public function will see in these operands."""
     problem = inputs.case.problem
@@ -185,7 +192,7 @@ def test_every_signature(rung: Rung, signature: Signature) -> None:
 
 @pytest.mark.parametrize("rung", RUNGS, ids=name_of)
 def test_one_nan_or_infinity_at_a_time(rung: Rung) -> None:
-    signature = next((s for s in rung.signatures if s[1] == "float32"), rung.signatures[0])
+    signature = usual_signature(rung)
     if signature[2] in INTEGERS:
         pytest.fail("a rung without a float signature has no place here")
     layout_a = rung.layouts[0]
@@ -203,7 +210,7 @@ def test_one_nan_or_infinity_at_a_time(rung: Rung) -> None:
 
 @pytest.mark.parametrize("rung", RUNGS, ids=name_of)
 def test_the_whole_declared_space(rung: Rung) -> None:
-    signature = next((s for s in rung.signatures if s[1] == "float32"), rung.signatures[0])
+    signature = usual_signature(rung)
     m, n, k = AWKWARD[rung.op]
     count = 0
     for spec in taken_specs(rung, signature, m, n, k)[:2]:
@@ -243,7 +250,7 @@ LOCAL = ("gemmule.rungs.", "gemmule.backends.cpu.simd", "gemmule.backends.cpu.am
 @pytest.mark.parametrize("rung", RUNGS, ids=name_of)
 def test_sizes_around_its_own_blocks(rung: Rung) -> None:
     """One below, at, and one above every block size, along each axis; the others stay small."""
-    signature = next((s for s in rung.signatures if s[1] == "float32"), rung.signatures[0])
+    signature = usual_signature(rung)
     sizes = sorted({c + side for c in own_constants(rung) for side in (-1, 0, 1)})
     axes = [(0, 3, 1), (5, 0, 1)] if rung.op == "matvec" else [(0, 3, 5), (3, 0, 5), (3, 5, 0)]
     count, found = 0, []
@@ -352,8 +359,9 @@ def test_expected_times_grow_with_the_problem(rung: Rung) -> None:
     """Where a rung proposes itself, which may be for some sizes or layouts only."""
     rates = HostRates.default(2)
     machine = replace(backends.get("cpu").machine("cpu"), units=2, rates=rates)
-    signature = next((s for s in rung.signatures if s[1] == "float32"), rung.signatures[0])
+    signature = usual_signature(rung)
     families = [[(n, n, n) for n in (96, 480, 2400)], [(2, n, n) for n in (80_000, 800_000)]]
+    families.append([(n, 2, n) for n in (96, 480, 2400)])
     found = 0
     for layout, batch, family in itertools.product(rung.layouts, (1, 3), families):
         expected = [0.0]

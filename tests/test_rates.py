@@ -133,7 +133,11 @@ def test_few_columns_of_halves_are_not_widened_as_a_whole(dtype: str) -> None:
             matrix = Form((rows, rows), c_strides((rows, rows)), dtype, 64)
             other = Form((rows, columns), c_strides((rows, columns)), dtype, 64)
             call = canonical("matmul", matrix, other, None, Options())
-            assert choose(call, machine).rung.name == "packed_threads", (rows, columns, rates)
+            assert choose(call, machine).rung.name == "few_columns", (rows, columns, rates)
+            few = Form((columns, rows), c_strides((columns, rows)), dtype, 64)
+            turned = Form((rows, rows), (1, rows), dtype, 64)
+            call = canonical("matmul", few, turned, None, Options())
+            assert choose(call, machine).rung.name == "few_columns", (rows, columns, rates)
 
 
 def test_halves_are_asked_for_ahead_where_this_machine_gains_by_it() -> None:

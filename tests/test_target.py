@@ -98,6 +98,10 @@ A, B = small(rng, (37, 53), "float16"), small(rng, (53, 40), "float16")
 for op, b, rung in ("matmul", B, "packed"), ("matvec", B[:, 0].copy(), "prefetched_rows"):
     found = getattr(gm, op)(A, b, rung=rung)
     assert np.array_equal(found.astype(np.float64), exact(op, A, b)), rung
+A, b = small(rng, (70, 53), "bfloat16"), small(rng, (53, 5), "bfloat16")
+for a in A, np.asfortranarray(A):
+    found = gm.matmul(a, b, rung="few_columns")
+    assert np.array_equal(found.astype(np.float64), exact("matmul", A, b)), "few_columns"
 print("all right")
 """
 

@@ -145,7 +145,9 @@ _TILE = (12, 32)  # the float32 tile; small products are padded to it
 
 def packed_s(problem: Problem, machine: Machine, threads: int) -> float:
     """Return the time of the packed matmul of a problem on a number of cores."""
-    m, n = -(-problem.m // _TILE[0]) * _TILE[0], -(-problem.n // _TILE[1]) * _TILE[1]
+    tall = 2 if problem.n <= _TILE[1] // 2 else 1  # a tile of half as many columns
+    rows, columns = _TILE[0] * tall, _TILE[1] // tall
+    m, n = -(-problem.m // rows) * rows, -(-problem.n // columns) * columns
     fma = machine.rates.fma * threads
     packed = problem.batch * (problem.m + problem.n) * problem.k / (_PACKED_ELEMENTS * fma)
     products = problem.batch * float(m) * n * problem.k

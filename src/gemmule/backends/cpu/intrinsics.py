@@ -240,14 +240,14 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-def emit_prefetch(builder: Any, pointer: Any) -> None:
-    """Ask for the cache line that `pointer` points into."""
+def emit_prefetch(builder: Any, pointer: Any, near: int = 3) -> None:
+    """Ask for the cache line that `pointer` points into; near: LLVM's word for which cache."""
     from llvmlite import ir
 
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     function = declare(builder, "llvm.prefetch.p0", kind)
-    builder.call(function, [builder.bitcast(pointer, byte), word(0), word(3), word(1)])
+    builder.call(function, [builder.bitcast(pointer, byte), word(0), word(near), word(1)])
 
 
 def declare(builder: Any, name: str, kind: Any) -> Any:
