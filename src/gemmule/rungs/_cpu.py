@@ -137,18 +137,24 @@ def sum_partials(partials: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Non
 
 # Multiply-adds of the packed matmul for each fused float32 one that a core can do, tile padding
 # counted, and elements converted and packed (1024^3; float32 and halves EPYC Zen 4 with AVX2 alone,
-# others EPYC Zen 5, 2026-11).
+# others EPYC Zen 5; packing EPYC Zen 4 with AVX-512; 2026-11).
 _PACKED_SHARES = {"float32": 0.95, "float64": 0.37, "int32": 0.67, "int64": 0.3}
-_PACKED_ELEMENTS = 0.08
+_PACKED_OF_A = 0.08
+_PACKED_OF_B = {"row": 0.07, "col": 0.02}  # its columns are turned, a line of a cache at a time
+_PACKED_NEAR, _NEAR_BYTES = 1.9, 1 << 20  # times as fast, where all is near by
 _TILE = (12, 32)  # the float32 tile; small products are padded to it
+_LOW_TILE = 4  # rows of that which takes the last ones
 
 
 def packed_s(problem: Problem, machine: Machine, threads: int) -> float:
     """Return the time of the packed matmul of a problem on a number of cores."""
     tall = 2 if problem.n <= _TILE[1] // 2 else 1  # a tile of half as many columns
-    rows, columns = _TILE[0] * tall, _TILE[1] // tall
+    rows, columns = _LOW_TILE * tall, _TILE[1] // tall
     m, n = -(-problem.m // rows) * rows, -(-problem.n // columns) * columns
     fma = machine.rates.fma * threads
-    packed = problem.batch * (problem.m + problem.n) * problem.k / (_PACKED_ELEMENTS * fma)
+    near = _PACKED_NEAR if problem.compulsory_bytes < _NEAR_BYTES else 1.0
+    of_b = _PACKED_OF_B.get(problem.layout_b, _PACKED_OF_B["col"])
+    lines = problem.m / (_PACKED_OF_A * near) + problem.n / (of_b * near)
+    packed = problem.batch * lines * problem.k / fma
     products = problem.batch * float(m) * n * problem.k
     return products / (_PACKED_SHARES[problem_working_dtype(problem)] * fma) + packed

@@ -21,6 +21,7 @@ from gemmule.backends.cpu.intrinsics import (
     llvm_type,
     load,
     narrow,
+    prefetch,
     store,
     widen,
 )
@@ -219,6 +220,7 @@ def pack_kernel(stored: str, working: str, width: int, unit: str) -> Kernel:
     zero = np.dtype(working).type(0)
     item, number = ITEMSIZE[stored], ITEMSIZE[working]
     along_width, put_group = unit == "width", _group_placed(stored, working, width)
+    along_depth = unit == "depth"
 
     @kernel
     def pack(
@@ -245,8 +247,13 @@ def pack_kernel(stored: str, working: str, width: int, unit: str) -> Kernel:
                 for begin_k in range(0, depth, 32):
                     some = min(32, depth - begin_k)
                     groups = sliver + begin_k * width * number
+                    below = width * width_step - begin_k * step
+                    ahead = 32 * step if begin_k + 32 < depth else below
                     for w in range(lines):
                         at = first + begin_k * step + w * width_step
+                        if along_depth:  # few bytes of each of many pages: no hardware foresees it
+                            for byte in range(0, 32 * item, LINE_BYTES):
+                                prefetch(at + ahead + byte)
                         for k in range(some):
                             write(groups + w * number, k * width, read(at + k * step, 0))
             for w in range(lines, width):

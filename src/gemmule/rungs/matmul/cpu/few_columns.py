@@ -35,7 +35,7 @@ MOST = 32  # columns, or rows, that are few
 # What surrounds a multiply-add, in multiply-adds of a core: a weight widened for some columns, a
 # term of a column made ready, a sum stored; and what all cores together reach of the rate of one
 # (EPYC Zen 4, 2026-11, 37 to 53 of 54 a nanosecond on one core).
-TOGETHER = 0.88
+TOGETHER, ACROSS = 0.88, 0.87
 WIDENING, READY_FMAS, STORE_FMAS = 0.5, 19, 70
 UNIT = 64  # results across rows of a share, or more
 SUMS_SHARE = 16  # a share reads so many times the bytes of the sums that are joined
@@ -232,7 +232,7 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     groups = -(-few // columns)
     met = large * problem.k * groups * (columns + WIDENING)
     ready, stored = READY_FMAS * columns * groups * problem.k, STORE_FMAS * large * few
-    busy = problem.batch * (met + ready + stored) / fma
+    busy = problem.batch * (met + ready + stored) / (fma * (1 if along else ACROSS))
     reading = _cpu.streaming_s(problem, machine, 1.0)
     share, beside = (0.95, 0.1) if along else (0.76, 0.6)
     calls = problem.batch * _cpu.spread_s(machine, problem.compulsory_bytes)

@@ -29,7 +29,7 @@ def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], B: Any) -> Jo
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Expect the rate of a core times the cores."""
-    calls = problem.batch * (machine.rates.call + _cpu.spread_s(machine))
+    calls = problem.batch * _cpu.spread_s(machine)
     return Suggestion({}, calls + _cpu.packed_s(problem, machine, machine.units))
 
 
