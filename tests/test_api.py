@@ -112,6 +112,15 @@ def test_inputs_may_be_one_array() -> None:
     assert_same(gm.matvec(A, A[:, 3]), exact("matvec", A, A[:, 3]), "float64")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
+@pytest.mark.parametrize(("rows", "columns"), [(0, 2), (2, 0)])
+def test_a_batch_of_empty_results_is_not_counted_through(
+    dtype: str, rows: int, columns: int
+) -> None:
+    A, B = np.zeros((2**40, rows, 0), dtype), np.zeros((0, columns), dtype)
+    assert gm.matmul(A, B).shape == (2**40, rows, columns)
+
+
 def test_empty_sums_are_zero_even_in_a_poisoned_out() -> None:
     for dtype in ("float64", "float32", "float16", "int8"):
         A, out = np.zeros((5, 0), dtype), np.full(5, 99, "int32" if dtype == "int8" else dtype)

@@ -122,6 +122,10 @@ def last_level_cache_bytes() -> int:
     return max(sizes[1:] or sizes)
 
 
+def _nothing(a: Any, b: Any, out: Array) -> None:
+    """Leave a result without elements as it is."""
+
+
 def _bound(choice: Choice, ready: Sides = NEITHER) -> Callable[..., None]:
     """Return the rung's function over canonical arrays, looping over a batch it does not take.
 
@@ -130,6 +134,8 @@ def _bound(choice: Choice, ready: Sides = NEITHER) -> Callable[..., None]:
     rung, problem = choice.rung, choice.problem
     if not isinstance(rung, CpuRung):
         raise TypeError(f"rung {rung.folder}/{rung.name} is for {rung.backend}, not for CPUs.")
+    if problem.batch > 1 and 0 in choice.call.out_shape:
+        return _nothing  # NumPy and loops would still count through a batch of any length
     bind, packing = rung.bind, rung.packing
     if packing is not None and any(ready):
         bind = functools.partial(_binding, packing, ready)
