@@ -67,8 +67,12 @@ def test_a_forked_child_claims_what_its_parent_is_using() -> None:
     parts = [_claimed(at) for _ in range(2 * processors())]
     child = os.fork()
     if child == 0:
-        signal.alarm(20)  # who finds no part free waits
-        os._exit(0 if _claimed(at) == parts[0] else 1)
+        right = False
+        try:
+            signal.alarm(20)  # who finds no part free waits
+            right = _claimed(at) == parts[0]
+        finally:
+            os._exit(0 if right else 1)
     for part in parts:
         _released(at, part)
     assert os.waitpid(child, 0)[1] == 0

@@ -6,7 +6,6 @@ A sample of signatures runs on each rung; the whole matrix runs on a device
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 import mmap
@@ -23,6 +22,7 @@ import pytest
 import compiled
 from cuda_emulation import Emulator, sampled, sampled_kernels
 from cuemu.toolchain import missing_tools
+from fences import fenced
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.registry import cuda_rungs
@@ -219,29 +219,6 @@ def test_aligned_operands_alone_are_copied_ahead(rung: Rung) -> None:
         assert (emulator.reports[-1].async_copies > 0) == aligned, problem
         seen.add(aligned)
     assert seen == {False, True}
-
-
-PAGE = mmap.PAGESIZE
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def fenced(array: np.ndarray[Any, Any], at_end: bool, unit: int) -> np.ndarray[Any, Any]:
-    """Return a copy that ends where a page ends, but for its alignment, or begins where one begins.
-
-    The pages in front of it and behind it are in nobody's reach.
-    """
-    low, high = np.lib.array_utils.byte_bounds(array)
-    extent = -(-(high - low) // unit) * unit
-    pages = -(-extent // PAGE)
-    memory = mmap.mmap(-1, (pages + 2) * PAGE)
-    held = np.frombuffer(memory, np.uint8)
-    start = (pages + 1) * PAGE - extent if at_end else PAGE
-    copy: np.ndarray[Any, Any] = np.ndarray(array.shape, array.dtype, held, start, array.strides)
-    copy[...] = array
-    address = held.ctypes.data
-    for page in (address, address + (pages + 1) * PAGE):
-        assert _LIBC.mprotect(ctypes.c_void_p(page), PAGE, 0) == 0  # PROT_NONE
-    return copy
 
 
 def edge_launches(rung: Rung, deep: bool) -> Iterator[tuple[Problem, Any]]:

@@ -9,11 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch.eager_transforms import (
-    _unwrap_all_tensors_from_functional,
-    _wrap_all_tensors_to_functional,
-)
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from gemmule.core.canonical import NAMES, Options
 from gemmule.core.problem import check_dtype, matmul_shape, matvec_shape, result_dtype
@@ -210,13 +205,19 @@ def _has_tangent(op: str, arguments: tuple[Any, ...]) -> bool:
         raise ValueError(
             f"{op} is differentiated forwards by torch.autograd.forward_ad within torch.compile, "
             "where the derivative would be lost. Use torch.func.jvp there, or open the level "
-            "outside."
+            "outside under torch.no_grad()."
         )
     return True
 
 
 def _functionalized(operator: Any, *arguments: Any, **options: Any) -> Any:
     """Call an operator, which writes nothing, on what functional tensors hold."""
+    from torch._functorch.eager_transforms import (  # private: asked for where they are needed
+        _unwrap_all_tensors_from_functional,
+        _wrap_all_tensors_to_functional,
+    )
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
     interpreter = retrieve_current_functorch_interpreter()
     with interpreter.lower():
         views = interpreter.functionalize_add_back_views()

@@ -20,7 +20,7 @@ from gemmule.backends.cpu.threads import processors
 from gemmule.core import fork
 
 _PAGE = 4096
-_LEAST_BYTES = 64 << 10
+_LEAST_BYTES, _MOST_BYTES = 64 << 10, 1 << 30
 _COUNT, _BYTES, _FIRST, _TAKEN = 0, 8, 16, 64  # of a workspace, in bytes; flags follow
 _KEPT: list[np.ndarray[Any, Any]] = []  # heads of all workspaces, which a forked child clears
 
@@ -36,7 +36,9 @@ def workspace(nbytes: int) -> int:
 
 @functools.cache
 def _made(bits: int) -> int:
-    parts = 2 * processors()  # callers may be more than processors; who finds none free waits
+    # Callers may be more than processors, and who finds none free waits: so large parts, whose
+    # addresses count where a system limits them, are one for each processor.
+    parts = min(2 * processors(), max(processors(), _MOST_BYTES >> bits))
     memory = np.empty((parts << bits) + _PAGE, np.uint8)
     head = np.zeros(_TAKEN // 8 + parts, np.int64)
     first = -(-memory.ctypes.data // _PAGE) * _PAGE

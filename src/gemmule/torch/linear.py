@@ -232,8 +232,10 @@ def quantize_(
     weight itself do not.
 
     ValueError where the model is itself a linear layer: use `QuantLinear.from_linear`; and, with
-    nothing replaced, for layers whose weight is computed (pruned, normalised), that have hooks of
-    their state_dict, or a ``forward`` of their own, which would not be what they were. Errors of
+    nothing replaced, for layers whose weight hooks compute (pruned, normalised), that have hooks of
+    their state_dict, or a ``forward`` of their own, which would not be what they were. Layers of
+    `torch.nn.utils.parametrize` are subclasses, and stay. The old layer, where another model keeps
+    it, shares its hooks from then on. Errors of
     `gemmule.quantize` name the layer; those before it are replaced then.
 
     >>> import torch, gemmule.torch.linear as gl
@@ -282,8 +284,11 @@ def quantize_(
     return model
 
 
-def _holds(dtype: torch.dtype, scales: torch.Tensor) -> bool:
-    return bool(scales.is_meta or torch.equal(scales.to(dtype).to(scales.dtype), scales))
+def _holds(dtype: torch.dtype, scales: Any) -> bool:
+    if not isinstance(scales, torch.Tensor) or scales.is_meta or scales.dtype == dtype:
+        return True
+    kept = scales.to(dtype).to(scales.dtype)
+    return bool(torch.allclose(kept, scales, rtol=0, atol=0, equal_nan=True))
 
 
 def _naming(layer: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:

@@ -46,11 +46,11 @@ def places(
 def refuse(linear: torch.nn.Linear, kind: type[torch.nn.Module]) -> None:
     """Raise ValueError for a layer of which `kind` would lose something, or compute otherwise."""
     further = set(linear._parameters) - {"weight", "bias"}
-    if further or "weight" not in linear._parameters:
+    if further or linear._parameters.get("weight") is None:
+        why = f"computed, from {', '.join(sorted(further))}" if further else "no Parameter"
         raise ValueError(
-            f"its weight is computed, from {sorted(further)} or otherwise, and would not be any "
-            "more. Make it a weight first: torch.nn.utils.parametrize.remove_parametrizations, "
-            "remove_weight_norm, prune.remove"
+            f"its weight is {why}, and would not be that any more. Make it a Parameter first: "
+            "torch.nn.utils.remove_weight_norm, prune.remove, or set it"
         )
     if any(getattr(linear, hooks) for hooks in _OF_STATE):
         raise ValueError(
@@ -91,7 +91,7 @@ def _own(linear: torch.nn.Linear) -> list[str]:
 def memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return what tells whether two tensors are the same numbers in the same memory."""
     lazy = torch.nn.parameter.is_lazy(tensor)
-    if lazy or tensor.is_meta or tensor.layout is not torch.strided:
+    if lazy or tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
         return (id(tensor),)
     where = tensor.untyped_storage()._cdata, tensor.storage_offset()
     return *where, tuple(tensor.shape), tensor.stride(), tensor.dtype
@@ -103,8 +103,9 @@ _latest: Any = WeakTensorKeyDictionary()
 def moved(part: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Return a part of a matrix where `move` takes it, its numbers as they are.
 
-    It is shown as integers, so that it follows to a device but not to another dtype. A part of
-    several layers is moved once, as long as nobody writes to either: they stay tied.
+    It is shown as integers, so that it follows to a device but not to another dtype. All layers
+    that have the part are given the first result, as long as it is of the same `move`, or what
+    theirs makes, and nobody writes to either: they stay tied.
     """
     shown = part.view(getattr(torch, f"int{8 * part.itemsize}"))
     found = move(shown)
@@ -112,14 +113,19 @@ def moved(part: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> t
         found = shown.to(found.device)
     if found.untyped_storage()._cdata == shown.untyped_storage()._cdata:
         return part
-    to, *then = _latest.get(part, (lambda: None,))
+    to, by, *then = _latest.get(part, (lambda: None, lambda: None))
     other: Any = to()
     there = other is not None and other.device == found.device
-    if there and then == [version(part), version(other)]:
+    if there and then == [version(part), version(other)] and (by() is move or _alike(found, other)):
         return other
     found = found.view(part.dtype)
-    _latest[part] = weakref.ref(found), version(part), version(found)
+    _latest[part] = weakref.ref(found), weakref.ref(move), version(part), version(found)
     return found
+
+
+def _alike(found: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether what was moved again holds the bits of what was moved before."""
+    return bool(found.is_meta or torch.equal(found, other.view(found.dtype)))
 
 
 def version(tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Products panel by panel: such whose operands must be copied, and such that take long.
+"""Products panel by panel: those whose operands must be copied, and those that take long.
 
 Every row of ``A x`` and every block of ``A B`` is a product of its own, so a matrix that a rung
 cannot read as it lies (a stepped view, another dtype) is converted panel by panel, and a view far
@@ -26,10 +26,9 @@ Product = Callable[[Any, Array, Array], None]
 
 LEAST_BYTES, MOST_BYTES = 2**20, 64 * 2**20
 
-
-PIECE_S = 0.5  # what a piece of a long product takes, as far as can be told before
-PIECE_ROWS = 64
+PIECE_S = 0.5  # what a piece of a long product takes, as far as can be told before,
 AGAIN = 20  # and how many times as long as to read B, which may be packed anew for each
+PIECE_ROWS = 64  # to whole multiples of which a piece is rounded up
 
 
 def pieces(choice: Choice) -> tuple[int, int] | None:

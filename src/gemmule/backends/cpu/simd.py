@@ -239,6 +239,8 @@ def _partial_load(builder: Any, address: Value, kind: Any, count: Value) -> Valu
     begin = builder.and_(address, address.type(PAGE_BYTES - 1))
     latest = address.type(PAGE_BYTES - kind.count * kind.element.width // 8)
     inside = builder.icmp_signed("<=", begin, latest)
+    # The address of no elements may lie in the next page, which need not be readable.
+    inside = builder.and_(inside, builder.icmp_signed(">", count, count.type(0)))
     with builder.if_else(builder.or_(whole, inside)) as (then, otherwise):
         with then:
             lanes = ir.Constant(kind, list(range(kind.count)))

@@ -139,7 +139,7 @@ def _take(file: IO[bytes], path: Path, size: int) -> None:
     try:
         os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # it cannot
             reason = f"{error.strerror} for its {size:,} bytes"
             raise OSError(error.errno, reason, str(path)) from None
         file.truncate(size)

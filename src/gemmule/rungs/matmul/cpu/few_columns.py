@@ -32,9 +32,10 @@ from gemmule.rungs.matmul.cpu._few_tiles import LINE_BYTES, STEP, tile_columns
 from gemmule.rungs.vecmat.cpu._joined import FEWEST, join_of
 
 MOST = 32  # columns, or rows, that are few
-# What surrounds a multiply-add, in multiply-adds of a core: a weight widened for some columns, a
-# term of a column made ready, a sum stored; and what all cores together reach of the rate of one
-# (EPYC Zen 4, 2026-11, 37 to 53 of 54 a nanosecond on one core).
+# What all cores together reach of the rate of one, and what products across the rows reach of that
+# along them; what surrounds a multiply-add, in multiply-adds of a core: a weight widened for some
+# columns, a term of a column made ready, a sum stored (EPYC Zen 4, 2026-11, 37 to 53 of 54 a
+# nanosecond on one core).
 TOGETHER, ACROSS = 0.88, 0.87
 WIDENING, READY_FMAS, STORE_FMAS = 0.5, 19, 70
 UNIT = 64  # results across rows of a share, or more

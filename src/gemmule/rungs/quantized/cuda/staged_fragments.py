@@ -19,9 +19,9 @@ _COLUMNS = 8  # of an instruction
 _DEPTH = 128  # stored columns a turn
 _ROWS = 2  # rows of tiles a warp
 # What a turn takes there by the bits of a code and the warps below each other, where a group is a
-# tile, and before the first one; what the bytes take, where they limit.
+# tile; what the bytes take, where they limit.
 _TURN_S = {4: {2: 1.5e-6, 1: 0.83e-6}, 8: {2: 2.0e-6, 1: 1.25e-6}}
-_SMALL_GROUPS, _START_S, _SLOW = 1.2, 0.4e-6, {4: 1.2, 8: 1.15}
+_SMALL_GROUPS, _SLOW = 1.2, {4: 1.2, 8: 1.15}
 
 
 def _blocks(problem: Problem, params: Params) -> int:
@@ -65,7 +65,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     turn *= _SMALL_GROUPS if fragments.shift(problem) == 0 else 1.0
     reading = problem.compulsory_bytes / machine.read_bytes_per_s
     reading *= _SLOW[fragments.bits(problem)] * (1 + (ceil_div(problem.n, _COLUMNS) - 1) / 4)
-    return float(machine.call_s + _START_S + max(rounds * turns * turn, reading))
+    return float(machine.call_s + max(rounds * turns * turn, reading))
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
