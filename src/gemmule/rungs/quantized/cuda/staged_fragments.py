@@ -56,8 +56,8 @@ def _chain(problem: Problem, params: Params) -> int:
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     """Return how long a product takes: its blocks one after another, or what the memory needs.
 
-    One H200 (November 2026): 45 products of 2 to 16 columns by both heights, nearly all within
-    10 %. More columns read the codes again, mostly from the L2.
+    One H200 (November 2026): 2 to 16 columns by both heights, 64 of 90 within 10 %, 87 within 20 %.
+    More columns read the codes again, mostly from the L2.
     """
     rounds = ceil_div(_blocks(problem, params), machine.units)
     turns = ceil_div(problem.k, _DEPTH * params["along"])
