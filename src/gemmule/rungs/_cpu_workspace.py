@@ -20,9 +20,11 @@ from gemmule.backends.cpu.threads import processors
 from gemmule.core import fork
 
 _PAGE = 4096
-_LEAST_BYTES, _MOST_BYTES = 64 << 10, 1 << 30
+_LEAST_BYTES = 64 << 10  # of a part
+_MOST_BYTES = 1 << 30  # of the parts beyond one for each processor
 _COUNT, _BYTES, _FIRST, _TAKEN = 0, 8, 16, 64  # of a workspace, in bytes; flags follow
 _KEPT: list[np.ndarray[Any, Any]] = []  # heads of all workspaces, which a forked child clears
+_MEMORY: list[np.ndarray[Any, Any]] = []  # their parts
 
 
 def workspace(nbytes: int) -> int:
@@ -46,9 +48,6 @@ def _made(bits: int) -> int:
     _KEPT.append(head)
     _MEMORY.append(memory)
     return head.ctypes.data
-
-
-_MEMORY: list[np.ndarray[Any, Any]] = []
 
 
 @kernel
