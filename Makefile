@@ -32,7 +32,7 @@ $(VENV)/made:
 # Of ten thousand modules few are ever imported; those are compiled then and kept: a minute less.
 $(VENV)/runtime: $(VENV)/made pyproject.toml
 	@echo 'installing gemmule'
-	@$(PIP) install --no-compile --no-warn-conflicts --editable .
+	@$(PIP) install --no-compile --no-warn-conflicts --editable '.[lab]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/made pyproject.toml

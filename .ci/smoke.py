@@ -8,7 +8,7 @@ import numpy as np
 
 import gemmule as gm
 from gemmule.backends.cuda.nvrtc import compile_file
-from gemmule.lab.report.ladder_table import REFERENCE_GPU, examples
+from gemmule_lab.report.ladder_table import REFERENCE_GPU, examples
 
 here = Path(gm.__file__)
 if "site-packages" not in here.parts:

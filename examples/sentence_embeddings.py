@@ -14,7 +14,7 @@ import sys
 import numpy as np
 
 import gemmule as gm
-from gemmule.lab.demo.embeddings import load_model, sentences
+from gemmule_lab.demo.embeddings import load_model, sentences
 
 INT4 = (("rtn", False), ("mse", False), ("hqq", False), ("hqq", True))
 WAYS = [(8, -1, "rtn", False), (8, 64, "rtn", False)]

@@ -16,9 +16,9 @@ import sys
 import time
 
 from campaign_record import keep
-from gemmule.lab.verify import on_device
-from gemmule.lab.verify.random_products import Choice
-from gemmule.lab.verify.workers import Tally, run_trials
+from gemmule_lab.verify import on_device
+from gemmule_lab.verify.random_products import Choice
+from gemmule_lab.verify.workers import Tally, run_trials
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -115,7 +115,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 def read_matrix(path: Path) -> Any:
-    from gemmule.lab.files.matrices import read_matrix
+    from gemmule_lab.files.matrices import read_matrix
 
     return read_matrix(str(path), limit_bytes=1 << 26)
 
@@ -134,7 +134,7 @@ def npy() -> Kind:
 def mapped() -> Kind:
     """A sound file that is mapped, then cut as short as the damaged one, then multiplied."""
     import gemmule as gm
-    from gemmule.lab.files import matrices, multiply
+    from gemmule_lab.files import matrices, multiply
 
     big, vector = np.resize(MATRIX, (96, 512)).astype("f4"), np.resize(MATRIX, 512).astype("f4")
     buffer = io.BytesIO()
@@ -575,8 +575,8 @@ def writers() -> dict[str, tuple[str, Callable[[Path, int], Any], Callable[[Path
     """Return name -> (file name, write version 0 or 1, read what was written)."""
     import gemmule as gm
     from gemmule.backends.cpu import jit_cache
-    from gemmule.lab.files.output import new_matrix
     from gemmule.storage import tuned as store
+    from gemmule_lab.files.output import new_matrix
 
     matrices = [np.full((300, 300), float(v)) for v in range(2)]
     held = [gm.quantize(m, 8, -1) for m in matrices]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gemmule.lab import cli
-from gemmule.lab.demo import advise
-from gemmule.lab.demo.advise import COLUMNS, Cost, Settings, decide
 from gemmule.quant.files import model_files
 from gemmule.timing import clock
 from gemmule.timing.sampler import Ratio
+from gemmule_lab import cli
+from gemmule_lab.demo import advise
+from gemmule_lab.demo.advise import COLUMNS, Cost, Settings, decide
 
 
 @pytest.fixture(autouse=True)

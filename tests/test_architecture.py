@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
-PACKAGE = SOURCE / "gemmule"
+PACKAGE, LAB = SOURCE / "gemmule", SOURCE / "gemmule_lab"
 
 # A module imports from layers above its own line and from its own room, never from below.
 LAYERS = (
@@ -49,7 +49,10 @@ LONG_FUNCTIONS: dict[str, str] = {}
 FORBIDDEN_NAMES = {"eval", "exec", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}
 ALLOWED_MODULES = {
-    ("backends/cpu/jit_cache.py", "pickle"): "Numba's own cache format, from a private folder only",
+    (
+        "gemmule/backends/cpu/jit_cache.py",
+        "pickle",
+    ): "Numba's own cache format, from a private folder only",
 }
 
 
@@ -63,11 +66,21 @@ class Import:
 
 
 def module_name(path: Path) -> str:
-    """Return the dotted name inside the package: ``problem``, ``lab.cli``, ``__init__``."""
-    parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+    """Return the dotted name inside the package: ``problem``, ``__init__``; ``lab.cli``."""
+    package, *parts = path.relative_to(SOURCE).with_suffix("").parts
+    if package == LAB.name:
+        parts.insert(0, "lab")
     if parts[-1] == "__init__" and len(parts) > 1:
         parts.pop()
     return ".".join(parts)
+
+
+def inside(dotted: str) -> str | None:
+    """Return a module of the two packages as `module_name` does, None for others' modules."""
+    package, _, rest = dotted.partition(".")
+    if package == LAB.name:
+        return f"lab.{rest}".rstrip(".")
+    return rest or "__init__" if package == PACKAGE.name else None
 
 
 def room(name: str) -> str:
@@ -97,14 +110,11 @@ def imports_of(name: str, tree: ast.AST, modules: set[str]) -> Iterator[Import]:
 
 def _targets(node: ast.AST, modules: set[str]) -> Iterator[str]:
     if isinstance(node, ast.Import):
+        yield from (name for alias in node.names if (name := inside(alias.name)))
+    elif isinstance(node, ast.ImportFrom) and (base := inside(node.module or "")):
         for alias in node.names:
-            if alias.name.split(".")[0] == "gemmule":
-                yield alias.name.partition(".")[2] or "__init__"
-    elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gemmule":
-        base = (node.module or "").partition(".")[2]
-        for alias in node.names:
-            full = f"{base}.{alias.name}" if base else alias.name
-            yield full if full in modules else base or "__init__"
+            full = alias.name if base == "__init__" else f"{base}.{alias.name}"
+            yield full if full in modules else base
 
 
 def faults_of(found: Import) -> str:
@@ -125,7 +135,7 @@ def faults_of(found: Import) -> str:
     return f"{found.module} imports {found.target} against the direction ({kind})"
 
 
-SOURCES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+SOURCES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 MODULES = {module_name(path) for path in SOURCES}
 
 
@@ -149,7 +159,7 @@ def test_the_back_ends_are_siblings() -> None:
     ("module", "code"),
     [
         ("core.problem", "from gemmule.storage.tuned import lookup"),
-        ("plan", "from gemmule.lab.records.results import read"),
+        ("plan", "from gemmule_lab.records.results import read"),
         ("plan", "import gemmule.tuning.tuner"),
         ("oracle.judge", "def f():\n    from gemmule import plan"),
         ("timing.sampler", "from gemmule import api"),
@@ -213,7 +223,7 @@ FULL = 14
 def test_no_room_is_full() -> None:
     """A newcomer looks through a folder at a glance; ladders are lists, and longer."""
     faults = []
-    for folder in [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())]:
+    for folder in [path for path in SOURCE.rglob("*") if path.is_dir()]:
         inside = [path for path in folder.iterdir() if path.suffix in (".py", ".cu", ".cuh")]
         if len(inside) > FULL and "rungs" not in folder.parts:
             faults.append(f"{folder.relative_to(SOURCE)} holds {len(inside)} files")
@@ -284,7 +294,7 @@ def dangers(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def test_nothing_is_unpickled_evaluated_or_run_by_a_shell() -> None:
     faults, used = [], set()
     for path, tree in SOURCES.items():
-        name = path.relative_to(PACKAGE).as_posix()
+        name = path.relative_to(SOURCE).as_posix()
         for module, complaint in dangers(tree):
             if (name, module) in ALLOWED_MODULES:
                 used.add((name, module))

@@ -10,17 +10,17 @@ import pytest
 
 import gemmule as gm
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.lab.bench import host as host_bench
-from gemmule.lab.bench import suites
-from gemmule.lab.bench.entries import Entry, race
-from gemmule.lab.bench.products import ONE_COLUMN, Maker
-from gemmule.lab.bench.suites import SUITES, Product
-from gemmule.lab.cli import run
-from gemmule.lab.records.rows import Ceiling, Environment, Facts, Row, Speedup, Times
-from gemmule.lab.report import targets
-from gemmule.lab.report.tables import in_words
-from gemmule.lab.report.targets import READ, Bar
 from gemmule.timing.sampler import Budget
+from gemmule_lab.bench import host as host_bench
+from gemmule_lab.bench import suites
+from gemmule_lab.bench.entries import Entry, race
+from gemmule_lab.bench.products import ONE_COLUMN, Maker
+from gemmule_lab.bench.suites import SUITES, Product
+from gemmule_lab.cli import run
+from gemmule_lab.records.rows import Ceiling, Environment, Facts, Row, Speedup, Times
+from gemmule_lab.report import targets
+from gemmule_lab.report.tables import in_words
+from gemmule_lab.report.targets import READ, Bar
 from test_measure import FakeClock, contestants
 
 ENVIRONMENT = Environment("cpu", "cpu", "cpu", (), "Linux", "3", {}, None, 1, {}, {})

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.lab.bench import host as host_bench
-from gemmule.lab.bench import lanes, products, session
-from gemmule.lab.bench.host import sets_needed
-from gemmule.lab.bench.lanes import Lane, Limits, Speeds, Target, lanes_of
-from gemmule.lab.bench.products import Maker, drawn
-from gemmule.lab.bench.suites import Product
-from gemmule.lab.ceilings.cold import COLD_FROM, SAFETY, plateau_from, rotating_bytes
-from gemmule.lab.cli import run
-from gemmule.lab.peers.peer import Peer, Prepared
-from gemmule.lab.records import results
-from gemmule.lab.records.rows import Ceiling
-from gemmule.lab.verify import check
 from gemmule.timing.clock import Contestant, Timing
 from gemmule.timing.machine import Rotation
 from gemmule.timing.sampler import Budget, sample
+from gemmule_lab.bench import host as host_bench
+from gemmule_lab.bench import lanes, products, session
+from gemmule_lab.bench.host import sets_needed
+from gemmule_lab.bench.lanes import Lane, Limits, Speeds, Target, lanes_of
+from gemmule_lab.bench.products import Maker, drawn
+from gemmule_lab.bench.suites import Product
+from gemmule_lab.ceilings.cold import COLD_FROM, SAFETY, plateau_from, rotating_bytes
+from gemmule_lab.cli import run
+from gemmule_lab.peers.peer import Peer, Prepared
+from gemmule_lab.records import results
+from gemmule_lab.records.rows import Ceiling
+from gemmule_lab.verify import check
 
 MIB = 1 << 20
 ARGUMENTS = [
@@ -90,13 +90,13 @@ def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
 
 
 def _suite() -> Any:
-    from gemmule.lab.bench.suites import SUITES, narrowed
+    from gemmule_lab.bench.suites import SUITES, narrowed
 
     return narrowed(SUITES["quick"], [], ["float32"], [40])
 
 
 def _no_patience() -> Any:
-    from gemmule.lab.bench.quiet import Patience
+    from gemmule_lab.bench.quiet import Patience
 
     return Patience(0.0, lambda: None)
 

@@ -22,12 +22,12 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import HEADERS_FOLDER, Rung
-from gemmule.lab.verify import device as verify_device
-from gemmule.lab.verify import proofs
-from gemmule.lab.verify import status as proof_status
 from gemmule.oracle import biased
 from gemmule.oracle.truth import reference
 from gemmule.storage import evidence
+from gemmule_lab.verify import device as verify_device
+from gemmule_lab.verify import proofs
+from gemmule_lab.verify import status as proof_status
 
 pytest.importorskip("torch")
 from gemmule.dispatch import torch_codes

@@ -17,11 +17,11 @@ import rebuild
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CudaRung
-from gemmule.lab.cli import run
-from gemmule.lab.verify import proofs
-from gemmule.lab.verify import status as proof_status
 from gemmule.storage import built, evidence, lines
 from gemmule.storage.atomic import replace_text
+from gemmule_lab.cli import run
+from gemmule_lab.verify import proofs
+from gemmule_lab.verify import status as proof_status
 
 pytestmark = pytest.mark.skipif(not proofs.is_pinned(), reason="needs the pinned NVRTC")
 

@@ -20,8 +20,8 @@ from gemmule.backends.cpu import pool as cpu_pool
 from gemmule.backends.cpu.calls import builtin
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CpuRung
-from gemmule.lab import doctor
 from gemmule.settings import builtin_enabled
+from gemmule_lab import doctor
 from products import small
 
 pytest.importorskip("numba")

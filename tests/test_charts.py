@@ -10,13 +10,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from gemmule.lab import studies
-from gemmule.lab.records.rows import Ceiling
-from gemmule.lab.report import bars, heat_maps, line_chart
-from gemmule.lab.report.charts import Mark
-from gemmule.lab.studies import pictures
-from gemmule.lab.studies.grid import Cell
-from gemmule.lab.studies.records import Rows
+from gemmule_lab import studies
+from gemmule_lab.records.rows import Ceiling
+from gemmule_lab.report import bars, heat_maps, line_chart
+from gemmule_lab.report.charts import Mark
+from gemmule_lab.studies import pictures
+from gemmule_lab.studies.grid import Cell
+from gemmule_lab.studies.records import Rows
 from svg_words import faults, words_of
 from test_results import machine
 from test_studies import row

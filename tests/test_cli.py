@@ -15,9 +15,9 @@ import pytest
 
 import gemmule as gm
 from gemmule import backends
-from gemmule.lab import cli, doctor
-from gemmule.lab.cli import run
-from gemmule.lab.verify import check
+from gemmule_lab import cli, doctor
+from gemmule_lab.cli import run
+from gemmule_lab.verify import check
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_report_of_nothing_is_an_error(
 
 @pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
 def test_blocks_give_the_product_of_the_whole(op: str) -> None:
-    from gemmule.lab.files.multiply import Job, blocks, multiply
+    from gemmule_lab.files.multiply import Job, blocks, multiply
 
     rng = np.random.default_rng(1)
     A = rng.integers(-3, 4, (37, 29)).astype(np.float64)
@@ -140,8 +140,8 @@ def test_blocks_give_the_product_of_the_whole(op: str) -> None:
 def test_a_mapped_matrix_is_not_converted_in_one_piece(tmp_path: Path) -> None:
     import tracemalloc
 
-    from gemmule.lab.files.matrices import read_matrix
-    from gemmule.lab.files.multiply import Job, blocks, multiply
+    from gemmule_lab.files.matrices import read_matrix
+    from gemmule_lab.files.multiply import Job, blocks, multiply
 
     np.save(tmp_path / "A.npy", np.ones((4096, 1024), np.float32))
     job = Job("matvec", read_matrix(str(tmp_path / "A.npy")), np.ones(1024), dtype="float64")
@@ -319,7 +319,7 @@ def test_a_missing_gpu_is_told_before_anything_starts(
 
 
 def test_batches_are_checked_entry_by_entry() -> None:
-    from gemmule.lab.files.multiply import Job
+    from gemmule_lab.files.multiply import Job
 
     rng = np.random.default_rng(2)
     A = rng.standard_normal((3, 1, 4, 5)).astype(np.float32)
@@ -352,7 +352,7 @@ def test_the_command_as_a_process(matrices: Path) -> None:
 
 def test_help_and_import_stay_light() -> None:
     code = (
-        "import sys; from gemmule.lab.cli import run; run(['--help']); "
+        "import sys; from gemmule_lab.cli import run; run(['--help']); "
         "heavy = {'numba', 'torch', 'scipy', 'rich', 'jinja2', 'cuda'} & set(sys.modules); "
         "sys.exit(str(sorted(heavy)) if heavy else 0)"
     )

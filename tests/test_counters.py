@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmule.lab.cli import run
-from gemmule.lab.commands.gpu.counters import _kept
-from gemmule.lab.profile import counters, ncu
-from gemmule.lab.profile.counters import METRICS, Counted, Mark
-from gemmule.lab.records import results
+from gemmule_lab.cli import run
+from gemmule_lab.commands.gpu.counters import _kept
+from gemmule_lab.profile import counters, ncu
+from gemmule_lab.profile.counters import METRICS, Counted, Mark
+from gemmule_lab.records import results
 from pages import newest
 
 ROOT = Path(__file__).parents[1]

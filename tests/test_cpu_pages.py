@@ -11,7 +11,7 @@ import pytest
 
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import OPS, ladder
-from gemmule.lab.records.rows import Row, Times
+from gemmule_lab.records.rows import Row, Times
 from pages import build, cpu_pages
 from pages.excerpts import docstring
 

@@ -28,14 +28,14 @@ from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import PRECISIONS, Problem, numpy_dtype
 from gemmule.core.registry import device_rungs
 from gemmule.errors import DeviceError
-from gemmule.lab import doctor
-from gemmule.lab.verify import device as verify_device
-from gemmule.lab.verify import proofs
-from gemmule.lab.verify.device_runner import DeviceRunner
 from gemmule.oracle.problems import make_problem
 from gemmule.plan import Plan, rebound
 from gemmule.rungs.matmul.cuda import cublas as rung_module
 from gemmule.storage import evidence, lines, margins
+from gemmule_lab import doctor
+from gemmule_lab.verify import device as verify_device
+from gemmule_lab.verify import proofs
+from gemmule_lab.verify.device_runner import DeviceRunner
 from test_cuda_backend import forget, install
 
 (RUNG,) = (rung for rung in device_rungs() if rung.name == "cublas")

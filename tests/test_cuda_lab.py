@@ -12,14 +12,14 @@ from cuemu.build import compile_cu
 from cuemu.toolchain import missing_tools
 from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.lab.bench import suites
-from gemmule.lab.ceilings import device as device_ceilings
-from gemmule.lab.cli import run
-from gemmule.lab.kernels.launch import FOLDER
-from gemmule.lab.peers.registry import all_peers
-from gemmule.lab.records.rows import Row, Speedup, Times
-from gemmule.lab.report.tables import products_table
-from gemmule.lab.verify.proofs import proof_machine
+from gemmule_lab.bench import suites
+from gemmule_lab.ceilings import device as device_ceilings
+from gemmule_lab.cli import run
+from gemmule_lab.kernels.launch import FOLDER
+from gemmule_lab.peers.registry import all_peers
+from gemmule_lab.records.rows import Row, Speedup, Times
+from gemmule_lab.report.tables import products_table
+from gemmule_lab.verify.proofs import proof_machine
 
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 

@@ -13,11 +13,11 @@ import pytest
 from gemmule.core.problem import Problem
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import CudaRung
-from gemmule.lab.bench import ladder_times
-from gemmule.lab.profile.counters import METRICS, Counted
-from gemmule.lab.records.rows import Row, Speedup, Times
-from gemmule.lab.report.ladder_table import before, examples, rows
 from gemmule.storage import evidence
+from gemmule_lab.bench import ladder_times
+from gemmule_lab.profile.counters import METRICS, Counted
+from gemmule_lab.records.rows import Row, Speedup, Times
+from gemmule_lab.report.ladder_table import before, examples, rows
 from pages import build, cuda_pages, ladder_tables, newest
 from pages.cuda_pages import page, picture
 from pages.excerpts import MOST_LINES, Telling, docstring, excerpt, marked, telling

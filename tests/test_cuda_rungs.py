@@ -27,11 +27,11 @@ from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CUDA_ARCHS, CudaRung, Rung
-from gemmule.lab.verify import device as verify_device
-from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
+from gemmule_lab.verify import device as verify_device
+from gemmule_lab.verify import proofs
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
 MOST_THREADS, FEW_ROWS = 2**20, 3

@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 
 import gemmule as gm
-from gemmule.lab.bench import host as host_bench
-from gemmule.lab.cli import run
-from gemmule.lab.demo import model
-from gemmule.lab.demo import run as demo_run
-from gemmule.lab.demo import table as demo_table
-from gemmule.lab.demo.model import Unreachable, Weights, made_weights
-from gemmule.lab.records import results
-from gemmule.lab.records.rows import Ceiling, Environment, Row, Speedup
+from gemmule_lab.bench import host as host_bench
+from gemmule_lab.cli import run
+from gemmule_lab.demo import model
+from gemmule_lab.demo import run as demo_run
+from gemmule_lab.demo import table as demo_table
+from gemmule_lab.demo.model import Unreachable, Weights, made_weights
+from gemmule_lab.records import results
+from gemmule_lab.records.rows import Ceiling, Environment, Row, Speedup
 
 TINY = {(3, 40): 2, (33, 17): 1}
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from gemmule.core.problem import Problem
-from gemmule.lab.demo import embeddings, search, story
-from gemmule.lab.demo.embeddings import SentenceModel
-from gemmule.lab.demo.search import Embedded
-from gemmule.lab.records.rows import Row, Speedup, Times
-from gemmule.lab.report.ratios_svg import ratio_dots
+from gemmule_lab.demo import embeddings, search, story
+from gemmule_lab.demo.embeddings import SentenceModel
+from gemmule_lab.demo.search import Embedded
+from gemmule_lab.records.rows import Row, Speedup, Times
+from gemmule_lab.report.ratios_svg import ratio_dots
 
 WIDTH, WIDE = 24, 48
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "read", "the", "file", "un", "##read", "##able", "a", "row"]

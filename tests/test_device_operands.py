@@ -10,8 +10,8 @@ import pytest
 
 import gemmule as gm
 from emulated_driver import emulated
-from gemmule.lab.bench import suites
-from gemmule.lab.bench.device_operands import OperandSet, judge, judge_coded, make_sets
+from gemmule_lab.bench import suites
+from gemmule_lab.bench.device_operands import OperandSet, judge, judge_coded, make_sets
 
 
 class Placed:

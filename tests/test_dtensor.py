@@ -246,8 +246,8 @@ def told_by_all(rank: int) -> None:
 
 def measured(rank: int) -> None:
     """The suite of benches checks every way, and writes what it measured once."""
-    from gemmule.lab.distributed import session, ways
-    from gemmule.lab.records import distributed
+    from gemmule_lab.distributed import session, ways
+    from gemmule_lab.records import distributed
 
     session.ROUNDS, session.SET_BYTES = 2, {"cpu": 0}
     with tempfile.TemporaryDirectory() as own:

@@ -17,13 +17,13 @@ from gemmule.core.operand import Form
 from gemmule.core.problem import QuantSpec
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import HEADERS_FOLDER
-from gemmule.lab.cli import run
-from gemmule.lab.report import ladder_table
-from gemmule.lab.verify import default_plans, proofs
-from gemmule.lab.verify import device as verify_device
-from gemmule.lab.verify import status as proof_status
 from gemmule.oracle.problems import make_problem
 from gemmule.storage import evidence, lines
+from gemmule_lab.cli import run
+from gemmule_lab.report import ladder_table
+from gemmule_lab.verify import default_plans, proofs
+from gemmule_lab.verify import device as verify_device
+from gemmule_lab.verify import status as proof_status
 
 pinned = pytest.mark.skipif(
     not proofs.is_pinned(), reason=f"needs NVRTC {evidence.PINNED_NVRTC}, whose cubins are the keys"

@@ -11,9 +11,9 @@ import pytest
 
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
-from gemmule.lab.records import proof_lines
-from gemmule.lab.verify import extremes, extremes_giant, proofs
 from gemmule.storage import evidence
+from gemmule_lab.records import proof_lines
+from gemmule_lab.verify import extremes, extremes_giant, proofs
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
 GIANT = extremes_giant.SIDES[0]

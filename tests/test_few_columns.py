@@ -12,10 +12,10 @@ from cuda_emulation import Emulator, together
 from cuemu.toolchain import missing_tools
 from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
-from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
+from gemmule_lab.verify import proofs
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 RUNG, UNPACKED = (

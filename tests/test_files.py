@@ -20,9 +20,9 @@ import safetensors.numpy
 import scipy.io
 import scipy.sparse
 
-from gemmule.lab.files.matrices import list_matrices, read_matrix
-from gemmule.lab.files.output import new_file, new_matrix
-from gemmule.lab.files.sources import Source, parse_source
+from gemmule_lab.files.matrices import list_matrices, read_matrix
+from gemmule_lab.files.output import new_file, new_matrix
+from gemmule_lab.files.sources import Source, parse_source
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from gemmule.lab.files.matrices import read_matrix
-from gemmule.lab.files.multiply import order
+from gemmule_lab.files.matrices import read_matrix
+from gemmule_lab.files.multiply import order
 
 DTYPES = ("f8", "f4", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "c8", "c16")
 LEVEL_4 = ("f8", "f4", "i4", "i2", "u2", "u1", "c16")
@@ -86,7 +86,7 @@ def test_numbers_that_the_class_does_not_hold_are_refused(tmp_path: Path) -> Non
 
 CRASHES = """
 import sys
-from gemmule.lab.files.matrices import read_matrix
+from gemmule_lab.files.matrices import read_matrix
 for path in sys.argv[1:]:
     try:
         read_matrix(path)

@@ -11,8 +11,8 @@ import pytest
 import scipy.io
 import scipy.sparse
 
-from gemmule.lab.files import mtx as files_mtx
-from gemmule.lab.files.matrices import read_matrix
+from gemmule_lab.files import mtx as files_mtx
+from gemmule_lab.files.matrices import read_matrix
 
 RNG = np.random.default_rng(7)
 GENERAL = RNG.standard_normal((5, 7))

@@ -21,16 +21,16 @@ from fake_driver import _Names
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import DeviceError
-from gemmule.lab.ceilings.device import filled
-from gemmule.lab.peers.cpu_float import result_shape
-from gemmule.lab.peers.peer import Peer, Prepared
-from gemmule.lab.profile import crosscheck
-from gemmule.lab.studies.gpu import GpuBench
-from gemmule.lab.studies.grid import Cell, Lane, Measured
-from gemmule.lab.studies.products import largest, passes
-from gemmule.lab.studies.products import totals as host_products
-from gemmule.lab.studies.products.passes import CPU_LOOP, NAIVE, NUMPY, PARTS, PINNED, SHARED, Way
 from gemmule.storage import lines
+from gemmule_lab.ceilings.device import filled
+from gemmule_lab.peers.cpu_float import result_shape
+from gemmule_lab.peers.peer import Peer, Prepared
+from gemmule_lab.profile import crosscheck
+from gemmule_lab.studies.gpu import GpuBench
+from gemmule_lab.studies.grid import Cell, Lane, Measured
+from gemmule_lab.studies.products import largest, passes
+from gemmule_lab.studies.products import totals as host_products
+from gemmule_lab.studies.products.passes import CPU_LOOP, NAIVE, NUMPY, PARTS, PINNED, SHARED, Way
 
 
 class TimedDriver(EmulatedDriver):

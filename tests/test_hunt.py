@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.lab.bench import hunt, suites
-from gemmule.lab.bench.suites import Product
-from gemmule.lab.records import results
-from gemmule.lab.records.rows import Ceiling, Environment, Row, Speedup, Times
+from gemmule_lab.bench import hunt, suites
+from gemmule_lab.bench.suites import Product
+from gemmule_lab.records import results
+from gemmule_lab.records.rows import Ceiling, Environment, Row, Speedup, Times
 
 FORMATS = ("float64", "float16", "int4")
 

@@ -23,8 +23,8 @@ STRICT = {
 }
 CHILD = """
 import sys
-from gemmule.lab.verify.random_products import Choice
-from gemmule.lab.verify.workers import run_trials
+from gemmule_lab.verify.random_products import Choice
+from gemmule_lab.verify.workers import run_trials
 for name in sys.argv[1:]:
     tally = run_trials(Choice(rung=name), 12, 7, 1)
     assert tally.ok, (name, tally.bad[:1], tally.refused)

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.core.operand import c_strides
-from gemmule.lab.cli import cli
 from gemmule.outofcore import engine, feeder, products, rooms, schedule, staging, upload
 from gemmule.outofcore.pieces import Transfer, pieces
 from gemmule.outofcore.schedule import Sizes, Tiling
 from gemmule.outofcore.tiling import Demand, chosen
 from gemmule.settings import device_budget
+from gemmule_lab.cli import cli
 from late_driver import LateDriver, late
 from products import shortening
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.lab.peers.cpu_float import PEERS as FLOAT
-from gemmule.lab.peers.cpu_quantized import PEERS as QUANTIZED_ONLY
-from gemmule.lab.peers.cpu_quantized import pack_bits
-from gemmule.lab.peers.eigen import PEERS as EIGEN
-from gemmule.lab.peers.ggml import PEERS as GGML
-from gemmule.lab.peers.ggml import blocks
-from gemmule.lab.peers.peer import Peer, Prepared, as_float64, check
-from gemmule.lab.peers.registry import select
+from gemmule_lab.peers.cpu_float import PEERS as FLOAT
+from gemmule_lab.peers.cpu_quantized import PEERS as QUANTIZED_ONLY
+from gemmule_lab.peers.cpu_quantized import pack_bits
+from gemmule_lab.peers.eigen import PEERS as EIGEN
+from gemmule_lab.peers.ggml import PEERS as GGML
+from gemmule_lab.peers.ggml import blocks
+from gemmule_lab.peers.peer import Peer, Prepared, as_float64, check
+from gemmule_lab.peers.registry import select
 
 PLAIN = {p.name: p for p in (*FLOAT, *EIGEN)}
 QUANTIZED = (*QUANTIZED_ONLY, *GGML)

@@ -18,8 +18,8 @@ from gemmule.backends.cpu import jit
 from gemmule.core.problem import numpy_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CpuRung
-from gemmule.lab.verify import check
 from gemmule.rungs.matmul.cpu import packed, packed_threads
+from gemmule_lab.verify import check
 
 DTYPES = ("float64", "float32", "float16")
 PACKS = ("packed", "packed_threads")

@@ -14,8 +14,8 @@ import pytest
 
 from gemmule.core.registry import OPS
 from gemmule.core.rung import BACKENDS
-from gemmule.lab import cli
 from gemmule.settings import cache_folder, default_device
+from gemmule_lab import cli
 from pages import build, note_tables
 from test_architecture import LAYERS
 

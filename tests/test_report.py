@@ -14,18 +14,18 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from gemmule.core.problem import Problem
-from gemmule.lab import cli
-from gemmule.lab.records.distributed import read as read_distributed
-from gemmule.lab.records.results import Results, append, read
-from gemmule.lab.records.rows import Facts, Speedup, make_row, speedup_of
-from gemmule.lab.report import svg
-from gemmule.lab.report.render import print_tables, render_html, write_html
-from gemmule.lab.report.tables import (
+from gemmule.timing.sampler import ratio
+from gemmule_lab import cli
+from gemmule_lab.records.distributed import read as read_distributed
+from gemmule_lab.records.results import Results, append, read
+from gemmule_lab.records.rows import Facts, Speedup, make_row, speedup_of
+from gemmule_lab.report import svg
+from gemmule_lab.report.render import print_tables, render_html, write_html
+from gemmule_lab.report.tables import (
     TableData,
     problem_table,
     speedup_text,
 )
-from gemmule.timing.sampler import ratio
 from pages.markdown import markdown, update_markers
 from test_results import QUANT, machine, samples
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.lab.ceilings.host import above_ceiling, enforce
-from gemmule.lab.records.log import MAX_LINE_BYTES
-from gemmule.lab.records.results import append, geomean, read
-from gemmule.lab.records.rows import (
+from gemmule.timing.sampler import Samples, ratio
+from gemmule_lab.ceilings.host import above_ceiling, enforce
+from gemmule_lab.records.log import MAX_LINE_BYTES
+from gemmule_lab.records.results import append, geomean, read
+from gemmule_lab.records.rows import (
     Ceiling,
     Environment,
     Facts,
@@ -24,8 +25,7 @@ from gemmule.lab.records.rows import (
     make_row,
     speedup_of,
 )
-from gemmule.lab.report.agreement import agreement, within
-from gemmule.timing.sampler import Samples, ratio
+from gemmule_lab.report.agreement import agreement, within
 
 QUANT = QuantSpec(4, 128, False, "row", "float16", False)
 
@@ -220,7 +220,7 @@ def test_edited_environment_is_refused(tmp_path) -> None:
 def test_file_too_large_is_not_read(tmp_path, monkeypatch) -> None:
     path = tmp_path / "r.jsonl"
     append(path, [machine()])
-    monkeypatch.setattr("gemmule.lab.records.log.MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("gemmule_lab.records.log.MAX_FILE_BYTES", 10)
     with pytest.raises(ValueError, match="the limit is 10"):
         read(path)
 

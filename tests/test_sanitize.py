@@ -11,12 +11,12 @@ import pytest
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
 from gemmule.errors import DeviceError
-from gemmule.lab.cli import run
-from gemmule.lab.commands.gpu.sanitize import TOOLS
-from gemmule.lab.records import proof_lines
-from gemmule.lab.verify import device as verify_device
-from gemmule.lab.verify import sanitize
-from gemmule.lab.verify.device import Outcome
+from gemmule_lab.cli import run
+from gemmule_lab.commands.gpu.sanitize import TOOLS
+from gemmule_lab.records import proof_lines
+from gemmule_lab.verify import device as verify_device
+from gemmule_lab.verify import sanitize
+from gemmule_lab.verify.device import Outcome
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 DIRTY = """========= COMPUTE-SANITIZER

@@ -20,8 +20,8 @@ import pytest
 from gemmule.backends.cuda.streams import Event, PinnedBlock, Stream
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CudaRung
-from gemmule.lab import studies
-from gemmule.lab.studies import store
+from gemmule_lab import studies
+from gemmule_lab.studies import store
 from late_driver import LateDriver, late
 
 TESTS, ROOT = Path(__file__).parent, Path(__file__).parents[1]

@@ -17,9 +17,9 @@ from cuemu.build import RUNGS, Module, compile_cu, device_array
 from gemmule.arrays.interop import quantized_form
 from gemmule.core.operand import Form, alignment_of
 from gemmule.core.problem import numpy_dtype
-from gemmule.lab.verify.proofs import proof_machine
 from gemmule.sharded.product import PeerProduct
 from gemmule.sharded.rows import STATE_BYTES, Rows, Seat, half_words, words_of
+from gemmule_lab.verify.proofs import proof_machine
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 SEND, GATHER, WHOLE = "send", "gather", "whole"  # which blocks of a grid run

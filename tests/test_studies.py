@@ -15,21 +15,22 @@ import pytest
 from click.testing import CliRunner
 
 from gemmule.errors import DeviceError
-from gemmule.lab import studies
-from gemmule.lab.commands.report import report
-from gemmule.lab.commands.study import study as command
-from gemmule.lab.profile import ncu
-from gemmule.lab.profile.single_launch import METRICS
-from gemmule.lab.records.rows import Ceiling, Times
-from gemmule.lab.studies import runner, show, store
-from gemmule.lab.studies.cpu import CpuBench
-from gemmule.lab.studies.grid import Cell, Lane, Measured, Task
-from gemmule.lab.studies.harness import Bound, CellBench
-from gemmule.lab.studies.products.passes import PARTS
-from gemmule.lab.studies.products.totals import judge
-from gemmule.lab.studies.published import formula_gbs, published
-from gemmule.lab.studies.records import CONFIRMED, NOT_MEASURABLE, REFUTED, Rows, StudyRow
-from gemmule.lab.studies.seeds import (
+from gemmule.timing.clock import Contestant
+from gemmule_lab import studies
+from gemmule_lab.commands.report import report
+from gemmule_lab.commands.study import study as command
+from gemmule_lab.profile import ncu
+from gemmule_lab.profile.single_launch import METRICS
+from gemmule_lab.records.rows import Ceiling, Times
+from gemmule_lab.studies import runner, show, store
+from gemmule_lab.studies.cpu import CpuBench
+from gemmule_lab.studies.grid import Cell, Lane, Measured, Task
+from gemmule_lab.studies.harness import Bound, CellBench
+from gemmule_lab.studies.products.passes import PARTS
+from gemmule_lab.studies.products.totals import judge
+from gemmule_lab.studies.published import formula_gbs, published
+from gemmule_lab.studies.records import CONFIRMED, NOT_MEASURABLE, REFUTED, Rows, StudyRow
+from gemmule_lab.studies.seeds import (
     claims_001,
     claims_004,
     crossings,
@@ -39,7 +40,6 @@ from gemmule.lab.studies.seeds import (
     seed_003,
     seed_004,
 )
-from gemmule.timing.clock import Contestant
 from pages import study_pages
 from test_measure import FakeClock
 from test_results import machine

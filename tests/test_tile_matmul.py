@@ -14,9 +14,9 @@ import gemmule as gm
 from gemmule.backends.cpu import amx
 from gemmule.backends.cpu.jit import kernel
 from gemmule.core.problem import numpy_dtype
-from gemmule.lab.verify import check
 from gemmule.rungs.matmul.cpu import _tile_blocks, _tile_steps, tile_products
 from gemmule.rungs.matmul.cpu.tile_products import block_groups
+from gemmule_lab.verify import check
 from tile_emulation import emulated_tiles
 
 Array = np.ndarray[Any, Any]

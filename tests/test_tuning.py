@@ -13,13 +13,13 @@ from rich.console import Console
 
 import gemmule as gm
 from gemmule.core.problem import numpy_dtype
-from gemmule.lab import cli
-from gemmule.lab.tune import compare as tune_compare
-from gemmule.lab.tune import requests
 from gemmule.lookup import forget_plans
 from gemmule.storage import tuned as tuned_store
 from gemmule.timing.sampler import Ratio
 from gemmule.tuning.outcomes import Candidate, CompileFailed, Skipped, TuneReport, Wrong
+from gemmule_lab import cli
+from gemmule_lab.tune import compare as tune_compare
+from gemmule_lab.tune import requests
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,13 @@ import pytest
 
 import gemmule as gm
 from emulated_driver import emulated
-from gemmule.lab.processes import each_apart
-from gemmule.lab.verify import on_device, random_products, workers
-from gemmule.lab.verify.random_products import Case, Choice, Problem, Trial, draw, run, snippet
-from gemmule.lab.verify.workers import Tally, run_trials
 from gemmule.oracle import relations
 from gemmule.oracle.inputs import VIEWS
 from gemmule.oracle.problems import make_problem
+from gemmule_lab.processes import each_apart
+from gemmule_lab.verify import on_device, random_products, workers
+from gemmule_lab.verify.random_products import Case, Choice, Problem, Trial, draw, run, snippet
+from gemmule_lab.verify.workers import Tally, run_trials
 
 
 def test_trials_follow_from_seed_and_number() -> None:

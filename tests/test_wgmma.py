@@ -25,10 +25,10 @@ from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Step
 from gemmule.dispatch import torch as short_way
 from gemmule.dispatch import torch_launch
-from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
+from gemmule_lab.verify import proofs
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 HALF = ("float16", "float16", "float16")

@@ -17,10 +17,10 @@ from gemmule.core.packing import HalvesMap
 from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Step
-from gemmule.lab.verify import proofs
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
+from gemmule_lab.verify import proofs
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 FLOAT = ("float32", "float32", "float32")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.rung import CUDA_ARCHS, CudaRung, Signature
-from gemmule.lab.verify import proofs
 from gemmule.storage import lines
+from gemmule_lab.verify import proofs
 
 SCHEMA = 1
 FOLDER = Path(__file__).parents[1] / "tests" / "compiled"

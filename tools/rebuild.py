@@ -18,8 +18,8 @@ from pathlib import Path
 
 import compiled
 from gemmule.core.rung import CudaRung
-from gemmule.lab.verify import proofs
 from gemmule.storage import built, evidence
+from gemmule_lab.verify import proofs
 
 
 def update(names: Sequence[str], root: Path) -> Iterator[Path]:

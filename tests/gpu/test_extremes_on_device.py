@@ -6,7 +6,7 @@ import pytest
 
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
-from gemmule.lab.verify import extremes
+from gemmule_lab.verify import extremes
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
 

@@ -14,15 +14,15 @@ from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import all_rungs
 from gemmule.errors import DeviceError
-from gemmule.lab.bench import device as device_bench
-from gemmule.lab.bench import device_operands, host_to_host
-from gemmule.lab.bench.suites import Product
-from gemmule.lab.ceilings.device import filled, measure_ceilings
-from gemmule.lab.peers.peer import check
-from gemmule.lab.peers.registry import all_peers
-from gemmule.lab.records.environment import capture_environment
-from gemmule.lab.verify import sanitize
 from gemmule.timing.sampler import Contestant
+from gemmule_lab.bench import device as device_bench
+from gemmule_lab.bench import device_operands, host_to_host
+from gemmule_lab.bench.suites import Product
+from gemmule_lab.ceilings.device import filled, measure_ceilings
+from gemmule_lab.peers.peer import check
+from gemmule_lab.peers.registry import all_peers
+from gemmule_lab.records.environment import capture_environment
+from gemmule_lab.verify import sanitize
 
 
 @pytest.mark.parametrize("peer", list(all_peers("cuda")), ids=lambda peer: peer.name)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import BACKENDS
-from gemmule.lab.report import ladder_table
 from gemmule.storage import evidence
 from gemmule.storage.atomic import replace_text
+from gemmule_lab.report import ladder_table
 from pages import cpu_pages, cuda_pages, note_tables, reliability, speed_table
 from pages.markdown import update_markers
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import RUNGS_FOLDER, Rung
-from gemmule.lab.profile.counters import Counted
-from gemmule.lab.records.rows import Environment, Row
 from gemmule.storage.atomic import replace_text
+from gemmule_lab.profile.counters import Counted
+from gemmule_lab.records.rows import Environment, Row
 from pages import ladder_tables, newest
 from pages.excerpts import docstring, excerpt, telling
 from pages.figures import of_ladder

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gemmule.core.registry import ladder
 from gemmule.core.rung import Rung
-from gemmule.lab.bench import ladder_times
-from gemmule.lab.profile.counters import Counted
-from gemmule.lab.records.rows import Environment, Row
-from gemmule.lab.report.ladder_table import before
-from gemmule.lab.report.tables import TableData, significant
+from gemmule_lab.bench import ladder_times
+from gemmule_lab.profile.counters import Counted
+from gemmule_lab.records.rows import Environment, Row
+from gemmule_lab.report.ladder_table import before
+from gemmule_lab.report.tables import TableData, significant
 from pages.excerpts import Telling
 from pages.figures.drawing import Figure
 from pages.markdown import markdown

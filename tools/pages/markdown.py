@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gemmule.lab.report.tables import TableData
 from gemmule.storage.atomic import replace_text
+from gemmule_lab.report.tables import TableData
 
 
 def markdown(table: TableData) -> str:

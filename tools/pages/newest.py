@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gemmule.lab.bench.ladder_times import FILE as LADDER
-from gemmule.lab.profile.counters import FILE as COUNTERS
-from gemmule.lab.profile.counters import SCHEMA, Counted
-from gemmule.lab.records import results
-from gemmule.lab.records.rows import Environment, Row
 from gemmule.storage import lines
+from gemmule_lab.bench.ladder_times import FILE as LADDER
+from gemmule_lab.profile.counters import FILE as COUNTERS
+from gemmule_lab.profile.counters import SCHEMA, Counted
+from gemmule_lab.records import results
+from gemmule_lab.records.rows import Environment, Row
 
 MAX_FILE_BYTES = 4 << 20
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gemmule.core.problem import Problem
-from gemmule.lab.profile import crosscheck
-from gemmule.lab.records import results
-from gemmule.lab.records.rows import Environment, Row
-from gemmule.lab.report.tables import TableData, significant
 from gemmule.storage import lines
+from gemmule_lab.profile import crosscheck
+from gemmule_lab.records import results
+from gemmule_lab.records.rows import Environment, Row
+from gemmule_lab.report.tables import TableData, significant
 from pages.markdown import markdown, update_markers
 from pages.speed_table import NONE_YET
 

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from gemmule.lab.records import results
-from gemmule.lab.records.rows import Row
+from gemmule_lab.records import results
+from gemmule_lab.records.rows import Row
 
 LARGE_BYTES = 64 * 2**20
 PEER = "torch"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gemmule.lab import studies
-from gemmule.lab.report.agreement import TIMES_WITHIN, agreement, within
-from gemmule.lab.studies import show, store
-from gemmule.lab.studies.records import Rows
-from gemmule.lab.studies.runner import of_last_devices
 from gemmule.storage.atomic import replace_text
+from gemmule_lab import studies
+from gemmule_lab.report.agreement import TIMES_WITHIN, agreement, within
+from gemmule_lab.studies import show, store
+from gemmule_lab.studies.records import Rows
+from gemmule_lab.studies.runner import of_last_devices
 from pages.markdown import markdown, update_markers
 
 REPEATED, LEAST_RUNS = "repeated", 3

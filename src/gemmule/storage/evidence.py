@@ -4,7 +4,7 @@ A record says that one *variant* of a rung (a set of kernel instances, compiled 
 for one architecture) gave right results on a real device. Its key is the SHA-256 of the cubin
 together with the launch geometry over a fixed list of problems, so comments, names and unrelated
 header additions leave it alone, and any edit that changes the machine code or the geometry does
-not. Continuous integration compares (`gemmule.lab.verify.proofs`).
+not. Continuous integration compares (`gemmule_lab.verify.proofs`).
 """
 
 from __future__ import annotations

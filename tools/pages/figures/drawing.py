@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gemmule.lab.report.svg import escape
+from gemmule_lab.report.svg import escape
 
 WIDTH = 760
 CHARACTER = 0.56  # width of an average character, in font sizes

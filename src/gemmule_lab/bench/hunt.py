@@ -1,0 +1,168 @@
+"""``gemmule hunt``: random products beside a peer, and which of them come off worst.
+
+Suites measure the shapes that somebody thought of. Here rows and columns are drawn evenly by their
+logarithms, from a seed that is printed, and what counts are the tails: the products that are
+slowest against the peer, and those farthest from the least time that reading their bytes takes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from gemmule.core.problem import ITEMSIZE
+from gemmule_lab.bench.session import Meter
+from gemmule_lab.bench.suites import BITS, Product
+from gemmule_lab.records import results
+from gemmule_lab.records.rows import Environment, Row
+from gemmule_lab.report.render import wide_console
+
+LONGEST = 1 << 18
+LEAST_BYTES, MOST_BYTES = 1 << 10, 2 << 30
+START_US = 2.0  # of any call; what is slower than it and the bytes is slow
+SLOW, NEAR = 0.95, 1.15  # speed over the peer; time over the floor
+SHOWN = 15
+MOST_COLUMNS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """One product measured. ratio: our speed over the peer's; floor_us: its least time, if cold."""
+
+    product: Product
+    rung: str
+    us: float
+    ratio: float
+    floor_us: float | None
+
+    @property
+    def over_floor(self) -> float:
+        """Our time over the floor; 0 where there is none."""
+        return 0.0 if self.floor_us is None else self.us / self.floor_us
+
+
+@dataclass(slots=True)
+class Hunt:
+    """What a hunt has found so far, beside `peer`. told: what was not measured, in words."""
+
+    peer: str
+    finds: list[Find] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def add(self, product: Product, rows: Sequence[Row], environment: Environment) -> None:
+        """Keep a product's row of ours."""
+        ours = [row for row in rows if row.kind == "rung" and self.peer in row.speedups]
+        if not ours:
+            self.told.append(f"{product.title}: {self.peer} took no part")
+            return
+        row, ratio = ours[0], ours[0].speedups[self.peer].value
+        read, floor = environment.ceilings.get("read"), None
+        if read is not None and row.temperature == "cold":
+            floor = row.problem.compulsory_bytes / (read.value * 1e3) + START_US
+        self.finds.append(Find(product, row.name, row.times_us.median, ratio, floor))
+
+    def summary(self) -> str:
+        """Return how many products there were, how fast in the mean, and how long the tails are."""
+        if not self.finds:
+            return "no product was measured"
+        count = len(self.finds)
+        mean = math.exp(sum(math.log(find.ratio) for find in self.finds) / count)
+        slow = sum(find.ratio < SLOW for find in self.finds)
+        floors = [find for find in self.finds if find.floor_us is not None]
+        near = sum(find.over_floor <= NEAR for find in floors)
+        words = f"{count} products: {mean:.2f} x {self.peer} in the geometric mean, "
+        words += f"{slow} below {SLOW}"
+        if floors:
+            words += f"; {near / len(floors):.0%} of {len(floors)} cold ones "
+            words += f"within {NEAR} x the floor"
+        return words
+
+
+def products(
+    ops: Sequence[str], formats: Sequence[str], seed: int, most_bytes: int = MOST_BYTES
+) -> Iterator[Product]:
+    """Yield random products without end, the same for the same seed.
+
+    Sides are drawn evenly by their logarithms up to 2^18, redrawn until the matrix has at least
+    1 KiB and at most `most_bytes`; dense matrices lie by rows or by columns.
+    """
+    rng = random.Random(seed)  # noqa: S311  no secret
+    while True:
+        op, name = rng.choice(ops), rng.choice(formats)
+        rows, columns = (round(2 ** rng.uniform(0, math.log2(LONGEST))) for _ in range(2))
+        size = rows * columns * BITS[name] // 8 if name in BITS else rows * columns * ITEMSIZE[name]
+        if not LEAST_BYTES <= size <= most_bytes:
+            continue
+        width = round(2 ** rng.uniform(0, math.log2(MOST_COLUMNS)))
+        by_columns = name not in BITS and rng.random() < 0.5
+        yield Product(op, name, (rows, columns), max(2, width), by_columns)
+
+
+def run(
+    meter: Meter,
+    drawn: Iterable[Product],
+    path: Path,
+    *,
+    peer: str,
+    seconds: float,
+    ceiling_seconds: float,
+) -> Hunt:
+    """Measure random products for so long, each on disk before the next; show the worst."""
+    environment = meter.environment(ceiling_seconds)
+    results.append(path, [environment])
+    hunt, end = Hunt(peer), time.monotonic() + seconds
+    try:
+        for product in drawn:
+            if time.monotonic() >= end:
+                break
+            _measure(meter, product, environment, hunt, path)
+    finally:
+        show(hunt, path)
+    return hunt
+
+
+def _measure(
+    meter: Meter, product: Product, environment: Environment, hunt: Hunt, path: Path
+) -> None:
+    try:
+        rows, _ = meter.attempt(product, environment)()
+    except (ValueError, TypeError, MemoryError, RuntimeError) as error:
+        hunt.told.append(f"{product.title}: {error}")
+        return
+    results.append(path, rows)
+    hunt.add(product, rows, environment)
+    if hunt.finds and hunt.finds[-1].ratio < SLOW:
+        find = hunt.finds[-1]
+        click.echo(f"{find.product.title}: {find.ratio:.2f} x {hunt.peer} by {find.rung}", err=True)
+
+
+def show(hunt: Hunt, path: Path) -> None:
+    """Print the worst against the peer, the worst against the floor, and the summary."""
+    console = wide_console()
+    by_ratio = sorted(hunt.finds, key=lambda find: find.ratio)[:SHOWN]
+    by_floor = sorted(hunt.finds, key=lambda find: -find.over_floor)[:SHOWN]
+    if by_ratio:
+        console.print(_table(f"slowest against {hunt.peer}", by_ratio))
+    if by_floor and by_floor[0].over_floor:
+        console.print(_table(f"farthest from bytes / read ceiling + {START_US:.0f} us", by_floor))
+    for line in hunt.told:
+        click.echo(f"not measured: {line}")
+    click.echo(hunt.summary())
+    click.echo(f'wrote {path}; gemmule bench --product "TITLE" measures one of them again')
+
+
+def _table(title: str, finds: Sequence[Find]) -> Table:
+    table = Table(title=title)
+    for name in ("product", "rung", "us", "x the peer", "x the floor"):
+        table.add_column(name, justify="left" if name in ("product", "rung") else "right")
+    for find in finds:
+        floor = f"{find.over_floor:.2f}" if find.floor_us is not None else "warm"
+        table.add_row(find.product.title, find.rung, f"{find.us:.1f}", f"{find.ratio:.2f}", floor)
+    return table

@@ -1,0 +1,164 @@
+"""The ``gemmule`` command. The folder `gemmule_lab.commands` is the list of its commands.
+
+A module ``<name>.py`` there, or in a folder of it, with a module-level ``COMMAND`` is the command
+``gemmule <name>``; nothing else names it. Command modules import only click at the top, and their
+work when it is asked for, so that ``gemmule --help`` stays quick.
+
+Exit codes: 0 success, 1 a result was wrong or a part that must work does not, 2 a mistake of the
+user. Errors are one line on standard error; ``--debug`` shows the traceback instead.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import importlib
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+_FOLDER = Path(__file__).parent / "commands"
+USER_ERRORS = (ValueError, TypeError, OSError, MemoryError, RuntimeError, ImportError)
+
+
+class WrongResultError(Exception):
+    """A command found a wrong result, or a part that must work does not: exit code 1."""
+
+
+class CommandFolder(click.Group):
+    """A click group whose commands are the modules of the ``commands`` folder."""
+
+    @functools.cached_property
+    def _modules(self) -> dict[str, str]:
+        """Where each command's module is, as Python names it."""
+        places = (p.relative_to(_FOLDER).with_suffix("") for p in _FOLDER.rglob("*.py"))
+        return {p.name: f".{'.'.join(p.parts)}" for p in places if not p.name.startswith("_")}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the modules in the folder."""
+        return sorted(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command's module, or return None for an unknown name."""
+        if cmd_name not in self._modules:
+            return None
+        module = importlib.import_module(self._modules[cmd_name], "gemmule_lab.commands")
+        command: click.Command = module.COMMAND
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve as click does, and list the commands when there is none of that name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            known = ", ".join(self.list_commands(ctx))
+            raise click.UsageError(f"{error.message} There are: {known}.", ctx) from None
+
+
+@click.group(cls=CommandFolder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="gemmule", prog_name="gemmule")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("-v", "--verbose", is_flag=True, help="Log each plan: the rung chosen, and why.")
+def cli(debug: bool, verbose: bool) -> None:
+    """Multiply matrices with vectors and matrices, and see how fast and how right it is."""
+    if verbose:
+        import logging
+
+        logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stderr)
+        logging.getLogger("gemmule").setLevel(logging.DEBUG)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line over `arguments` (default ``sys.argv``) and return the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        with warnings.catch_warnings(), _interrupts_that_arrive():
+            warnings.showwarning = _show_warning
+            returned: Any = cli.main(args=given, prog_name="gemmule", standalone_mode=False)
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _say("stopped.")
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except click.ClickException as error:
+        _say(error.format_message())
+        return 2
+    except WrongResultError as error:
+        _say(str(error))
+        return 1
+    except USER_ERRORS as error:
+        if _debug_asked(given):
+            raise
+        _say(_in_one_line(error))
+        return 2
+    return returned if type(returned) is int else 0
+
+
+@contextmanager
+def _interrupts_that_arrive() -> Iterator[None]:
+    """Send Ctrl-C again where it came in a callback or a destructor, which swallow exceptions.
+
+    Compiling a kernel is full of both.
+    """
+    before = sys.unraisablehook
+    waiting: list[threading.Timer] = []
+
+    def again(event: Any) -> None:
+        if not isinstance(event.exc_value, KeyboardInterrupt):
+            before(event)
+            return
+        # Not at once: what is raised in this hook is swallowed as well.
+        waiting.append(threading.Timer(0.01, _thread.interrupt_main))
+        waiting[-1].daemon = True
+        waiting[-1].start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in waiting:
+            timer.cancel()
+
+
+def _debug_asked(arguments: list[str]) -> bool:
+    """Whether ``--debug`` stands before the command's name."""
+    for argument in arguments:
+        if not argument.startswith("-"):
+            return False
+        if argument == "--debug":
+            return True
+    return False
+
+
+def _in_one_line(error: BaseException) -> str:
+    if isinstance(error, MemoryError) and not str(error):
+        return "out of memory."
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _show_warning(message: Any, *_: Any, **__: Any) -> None:
+    _say(f"note: {message}")
+
+
+def _say(text: str) -> None:
+    click.echo(f"gemmule: {text}", err=True)
+
+
+def main() -> NoReturn:
+    """Run the command line and leave the process with its exit code."""
+    sys.exit(run())

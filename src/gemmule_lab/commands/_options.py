@@ -1,0 +1,103 @@
+"""Options that several commands have, with the same words and limits in each."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+Option = Callable[[Command], Command]
+
+RESULTS = Path("results")
+
+
+class Number(click.FloatRange):
+    """A number in a range, in which NaN is not: it compares with no bound."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; click's error for NaN as for one outside the range."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is no number in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
+def device(default: str = "cpu") -> Option:
+    """Return ``--device``; by the default ``cuda`` of a command that is about a GPU alone."""
+    known = "cuda or cuda:<index>." if default == "cuda" else "cpu, cuda or cuda:<index>."
+    return click.option("--device", default=default, show_default=True, help=known)
+
+
+def check_device(name: str) -> None:
+    """Raise ValueError for the name of no device."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"--device is {name!r}; it must be cpu, cuda or cuda:<index>.")
+
+
+def check_peers(names: tuple[str, ...], backend: str) -> None:
+    """Raise ValueError for the name of no peer on a back end."""
+    from gemmule_lab.peers.registry import all_peers
+
+    known = [peer.name for peer in all_peers(backend)]
+    for name in names:
+        if name not in known:
+            listed = ", ".join(known)
+            raise ValueError(f"--peer is {name!r}; on {backend} it must be one of {listed}.")
+
+
+def ordinal_of(name: str) -> int:
+    """Return a GPU's number; DeviceError, saying what is missing, before any work is done."""
+    from gemmule import backends
+    from gemmule.backends.cuda.arrays import ordinal_named
+
+    backends.get("cuda").machine(name)
+    return ordinal_named(name)
+
+
+def folder(*names: str, **given: Any) -> Option:
+    """Return an option that names a folder."""
+    return click.option(*names, type=click.Path(path_type=Path, file_okay=False), **given)
+
+
+def file(*names: str, **given: Any) -> Option:
+    """Return an option that names a file that is there."""
+    kind = click.Path(path_type=Path, exists=True, dir_okay=False)
+    return click.option(*names, type=kind, **given)
+
+
+def out(words: str) -> Option:
+    """Return ``--out``, the folder of what a command writes."""
+    return folder("--out", default=RESULTS, show_default=True, help=words)
+
+
+def seconds(low: float, high: float, words: str, default: float | None = None) -> Option:
+    """Return ``--seconds``, by default so many."""
+    kind, told = Number(low, high), default is not None
+    return click.option("--seconds", type=kind, default=default, show_default=told, help=words)
+
+
+def ops(words: str) -> Option:
+    """Return ``--op``, which may be repeated."""
+    kind = click.Choice(["matvec", "vecmat", "matmul"])
+    return click.option("--op", "ops", multiple=True, type=kind, help=words)
+
+
+def rungs(command: Command) -> Command:
+    """Add ``--rung`` and ``--except``: which CUDA rungs a command is about."""
+    without = click.option("--except", "without", multiple=True, help="Not this rung; repeatable.")
+    return click.option("--rung", "names", multiple=True, help="Only this rung; repeatable.")(
+        without(command)
+    )
+
+
+def workers(words: str, default: int | None = None) -> Option:
+    """Return ``--workers``: how many processes work side by side."""
+    kind, told = click.IntRange(1, 64), default is not None
+    return click.option("--workers", type=kind, default=default, show_default=told, help=words)

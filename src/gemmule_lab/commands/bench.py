@@ -1,0 +1,135 @@
+"""``gemmule bench``: products measured beside their peers, against the ceilings of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from gemmule_lab.commands import _options as options
+
+SUITES = {
+    "cpu": ("quick", "cpu", "sizes", "model", "ladder", "distributed"),
+    "cuda": ("quick", "matvec", "chained", "matmul", "quantised", "host", "split", "distributed"),
+}
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+QUANTIZED = ("int8", "int4", "int8 x int8", "int4 x int8")
+INTEGERS = ("plain int8", "plain int32", "plain int64")
+CEILING_SECONDS = 8.0
+CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
+
+
+@click.command(short_help="Measure products beside their peers.")
+@click.option(
+    "--suite",
+    default="quick",
+    show_default=True,
+    help="; ".join(f"on {device}: {', '.join(names)}" for device, names in SUITES.items()),
+)
+@options.device()
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    help="On a GPU: also this peer, or all; may be repeated. torch takes part by itself.",
+)
+@options.ops("Only this operation; may be repeated.")
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    help="Only this number format; may be repeated.",
+    type=click.Choice([*FLOATS, *QUANTIZED, *INTEGERS]),
+)
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    type=click.IntRange(1, 65536),
+    help="Rows and columns, instead of the suite's; may be repeated.",
+)
+@click.option(
+    "--product",
+    "titles",
+    multiple=True,
+    help="Only this product, as tables name it ('4096 x 4096, matvec, float16'); may be repeated.",
+)
+@options.seconds(0.05, 600, "Time spent on each product; default 2, on a GPU 0.6.")
+@click.option(
+    "--patience",
+    type=options.Number(0, 86400),
+    default=0.0,
+    show_default=True,
+    help="Seconds to spend in all on waiting for idle processors before a product, and "
+    "on measuring again what other processes disturbed.",
+)
+@options.out("Folder of the results.")
+@options.file(
+    "--resume", help="Go on with this file of an earlier run; what it holds is not measured again."
+)
+def bench(
+    suite: str,
+    device: str,
+    peers: tuple[str, ...],
+    ops: tuple[str, ...],
+    formats: tuple[str, ...],
+    sizes: tuple[int, ...],
+    titles: tuple[str, ...],
+    seconds: float | None,
+    patience: float,
+    out: Path,
+    resume: Path | None,
+) -> None:
+    """Time products through the public API, all implementations interleaved in one run.
+
+    Every product is judged by the oracle before it is timed, every peer is checked first. Results
+    go to a file of JSON lines, product by product, which gemmule report turns into a page. On a GPU
+    operands are made there, and calls are timed by replays of captured graphs, cold.
+    """
+    backend = device.partition(":")[0]
+    known = SUITES.get(backend)
+    if known is None or suite not in known:
+        offered = "; ".join(f"{name}: {', '.join(names)}" for name, names in SUITES.items())
+        raise ValueError(f"--device {device} --suite {suite} is none of {offered}.")
+    if peers and backend == "cpu":
+        raise ValueError("--peer is for a GPU; on a CPU every peer that is there takes part.")
+    options.check_peers(tuple(name for name in peers if name != "all"), backend)
+    if suite == "distributed":
+        from gemmule_lab.distributed import session as distributed
+
+        distributed.start(device, sizes, out)
+        return
+    from gemmule_lab.bench import host_to_host, session, suites
+    from gemmule_lab.bench.quiet import Patience, processors_in_use
+
+    if suite == "split":
+        from gemmule.backends.cuda.arrays import ordinal_named
+
+        host_to_host.show(ordinal_named(device), sizes or host_to_host.SIDES, out)
+        return
+    all_suites = suites.CUDA_SUITES if backend == "cuda" else suites.SUITES
+    chosen = replace(suites.narrowed(all_suites[suite], ops, formats, sizes), name=suite)
+    if titles:
+        chosen = replace(chosen, products=tuple(suites.titled(title) for title in titles), bars=())
+    if backend == "cuda":
+        meter = session.cuda_meter(chosen, seconds or CUDA_SECONDS, device, peers)
+    else:
+        from gemmule.backends.cpu import launch
+
+        if not launch.machine().rates.measured:
+            click.echo(
+                "These choices are by default rates: see gemmule tune --device-model.", err=True
+            )
+        meter = session.cpu_meter(chosen, seconds or CPU_SECONDS)
+    session.start(
+        chosen,
+        meter,
+        out,
+        patience=Patience(patience, processors_in_use),
+        ceiling_seconds=CEILING_SECONDS,
+        resume=resume,
+    )
+
+
+COMMAND = bench

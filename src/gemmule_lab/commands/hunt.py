@@ -1,0 +1,86 @@
+"""``gemmule hunt``: look among random products for those that are slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gemmule_lab.commands import _options as options
+from gemmule_lab.commands.bench import FLOATS, QUANTIZED
+
+VECTORS = ("matvec", "vecmat")
+PRODUCT_SECONDS = {"cpu": 0.5, "cuda": 0.2}
+PEERS = {"cpu": "numpy", "cuda": "torch"}
+CEILING_SECONDS = 5.0
+
+
+@click.command(short_help="Look among random products for slow ones.")
+@options.device()
+@options.ops("Only this operation; may be repeated. By default matvec and vecmat.")
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice([*FLOATS, *QUANTIZED]),
+    help="Only this number format; may be repeated. By default the four floats.",
+)
+@options.seconds(1, 86400, "How long to hunt.", 60.0)
+@click.option("--seed", type=click.IntRange(0), help="Draw the products of this seed again.")
+@click.option("--peer", help="Whom to race: numpy by default, on a GPU torch.")
+@click.option(
+    "--most-bytes",
+    type=click.IntRange(1 << 10),
+    help="Largest matrix; by default 2 GiB, on a CPU a quarter of the free memory at most.",
+)
+@options.out("Folder of the results.")
+def hunt(
+    device: str,
+    ops: tuple[str, ...],
+    formats: tuple[str, ...],
+    seconds: float,
+    seed: int | None,
+    peer: str | None,
+    most_bytes: int | None,
+    out: Path,
+) -> None:
+    """Race random products against a peer and list the worst, for `gemmule bench` to repeat.
+
+    Shapes are drawn evenly by their logarithms up to 262144 a side, by rows and by columns. Every
+    product goes through the public API with its default choice, is judged, and is timed cold in
+    turns with the peer. The lists show the slowest against the peer, and against the time that
+    reading the bytes takes at the measured ceiling.
+    """
+    import secrets
+
+    from gemmule.core.memory import available_bytes
+    from gemmule_lab.bench import hunt as work
+    from gemmule_lab.bench import session
+    from gemmule_lab.bench.suites import Suite
+
+    options.check_device(device)
+    backend = device.partition(":")[0]
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    if most_bytes is None:
+        most_bytes = work.MOST_BYTES
+        if backend == "cpu":
+            most_bytes = min(most_bytes, available_bytes() // 4)
+    peer = peer or PEERS[backend]
+    options.check_peers((peer,), backend)
+    suite = Suite("random products", (), peers=(peer,), name="hunt")
+    if backend == "cuda":
+        meter = session.cuda_meter(suite, PRODUCT_SECONDS["cuda"], device)
+    else:
+        meter = session.cpu_meter(suite, PRODUCT_SECONDS["cpu"])
+    click.echo(f"seed {seed}: matrices of 1 KiB to {most_bytes:,} bytes, {seconds:.0f} s")
+    work.run(
+        meter,
+        work.products(ops or VECTORS, formats or FLOATS, seed, most_bytes),
+        out / f"{meter.prefix}hunt-{seed}.jsonl",
+        peer=peer,
+        seconds=seconds,
+        ceiling_seconds=CEILING_SECONDS,
+    )
+
+
+COMMAND = hunt

@@ -1,0 +1,226 @@
+"""Which weights of a model to quantise, by what they cost and gain on this machine, now.
+
+Each distinct shape is timed cold in float16, int8 and int4, all in one interleaved run for each
+number of columns; every weight is quantised for its own error. A weight is left alone where no
+format is surely faster, where its error is too large, or where it is looked up and not multiplied.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gemmule as gm
+from gemmule import backends
+from gemmule.core.problem import FLOATS
+from gemmule.core.words import Bits, Method
+from gemmule.quant.files import model_files
+from gemmule.timing.clock import Clock, HostClock
+from gemmule.timing.sampler import Budget, Contestant, Ratio, ratio, sample
+from gemmule_lab.bench.host import judged, sets_needed
+from gemmule_lab.files.matrices import list_matrices, read_matrix
+from gemmule_lab.files.sources import Source
+from gemmule_lab.records.rows import disturbed
+
+FORMATS = ("float16", "int8", "int4")
+BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
+COLUMNS = (1, 4, 16)
+LEAST_GAIN = 1.1  # an advantage below is not worth another number format
+LOOKED_UP = ("embed", "wte", "wpe")  # in the name: rows of a table
+COLD_FACTOR = 4  # times the cache of a GPU have to pass before a matrix is read again
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How weights are quantised, and what is demanded of them."""
+
+    group_size: int = 64
+    method: Method = "rtn"
+    max_error: float = 0.12
+    device: str = "cpu"
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one shape costs: median seconds by (format, columns), and float16's time over it.
+
+    `disturbed`: most blocks of a measurement lost the processor to other work.
+    """
+
+    shape: tuple[int, int]
+    seconds: Mapping[tuple[str, int], float]
+    gains: Mapping[tuple[str, int], Ratio]
+    nbytes: Mapping[str, int]
+    cold: bool
+    disturbed: bool = False
+
+    def refusal(self, name: str) -> str | None:
+        """Return why a format does not pay, or None where it does for some number of columns."""
+        gains = {columns: self.gains[name, columns] for columns in COLUMNS}
+        slower = [columns for columns, gain in gains.items() if gain.high < 1]
+        if slower:
+            plural = "s" if slower != [1] else ""
+            return f"{name} is slower at {', '.join(map(str, slower))} column{plural}"
+        if all(gain.low < LEAST_GAIN for gain in gains.values()):
+            return f"{name} is not surely {LEAST_GAIN} times as fast"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One weight: its errors by format, the format to take (``float16``: leave it), and why."""
+
+    name: str
+    shape: tuple[int, int]
+    errors: Mapping[str, float]
+    take: str
+    reason: str
+
+
+def weights_of(path: Path) -> dict[str, tuple[Path, tuple[int, int]]]:
+    """Return file and shape of a model's 2-D tensors; ValueError where there is none.
+
+    path: a safetensors file, the index of several, or the folder of either.
+    """
+    where = model_files(path)
+    files = dict.fromkeys(where.values()) if isinstance(where, dict) else {where: None}
+    found = {
+        name: (file, (shape[0], shape[1]))
+        for file in files
+        for name, shape in list_matrices(file).items()
+        if len(shape) == 2 and 0 not in shape
+    }
+    if not found:
+        raise ValueError(f"{path} holds no 2-D weight; give a model's .safetensors file.")
+    return found
+
+
+def read_weight(path: Path, name: str) -> np.ndarray[Any, Any] | None:
+    """Return one weight, or None for integers (positions, masks), which are no weights."""
+    matrix = read_matrix(Source(path, name))
+    return matrix if matrix.dtype.name in FLOATS else None
+
+
+def cost_of(weight: np.ndarray[Any, Any], settings: Settings, clock: Clock) -> Cost:
+    """Time one weight's shape in every format and number of columns; all results are judged first.
+
+    ArithmeticError for a wrong result.
+    """
+    made = {name: in_format(weight, name, settings) for name in FORMATS}
+    seconds, gains, cold, hit = {}, {}, True, False
+    for columns in COLUMNS:
+        found = []
+        for name, matrix in made.items():
+            contestant, passes = _contestant(name, matrix, columns, settings.device)
+            found.append(contestant)
+            cold = cold and passes
+        samples = sample(found, clock, Budget(max_seconds=settings.seconds))
+        hit = hit or any(disturbed(one) for one in samples.values())
+        for name in FORMATS:
+            seconds[name, columns] = samples[name].median
+            gains[name, columns] = ratio(samples["float16"], samples[name])
+    nbytes = {name: matrix.nbytes for name, matrix in made.items()}
+    return Cost((weight.shape[0], weight.shape[1]), seconds, gains, nbytes, cold, hit)
+
+
+def in_format(weight: np.ndarray[Any, Any], name: str, settings: Settings) -> Any:
+    """Return a weight in one of FORMATS, on the host."""
+    if name not in BITS:
+        return np.ascontiguousarray(weight, np.float16)
+    return gm.quantize(
+        weight, BITS[name], settings.group_size, scale_dtype="float16", method=settings.method
+    )
+
+
+def _contestant(name: str, matrix: Any, columns: int, device: str) -> tuple[Contestant, bool]:
+    """Return a weight times float16 columns, and whether its sets rotate past the cache."""
+    shape = (matrix.shape[1],) if columns == 1 else (matrix.shape[1], columns)
+    other = np.random.default_rng(columns).standard_normal(shape).astype(np.float16)
+    op = "matvec" if columns == 1 else "matmul"
+    if device == "cpu":
+        judged(op, matrix, other)
+    turn = sets_needed(matrix.nbytes + other.nbytes, _cold_bytes(device))
+    calls = []
+    for _ in range(turn.sets):
+        left, right = placed(matrix, device), placed(other, device)
+        out = placed(np.empty(matrix.shape[:1] + shape[1:], np.float16), device)
+        calls.append(functools.partial(getattr(gm, op), left, right, out=out))
+    return Contestant(name, lambda i: calls[i](), len(calls)), turn.cold
+
+
+def placed(array: Any, device: str) -> Any:
+    """Return a copy of a host array or quantised matrix at an address of its own."""
+    return deepcopy(array) if device == "cpu" else gm.asarray(array, device=device)
+
+
+def _cold_bytes(device: str) -> int | None:
+    if device == "cpu":
+        return None
+    return COLD_FACTOR * backends.get("cuda").machine(device).cache_bytes
+
+
+def clock_of(device: str) -> Clock:
+    """Return what times products on a device."""
+    if device == "cpu":
+        return HostClock()
+    from gemmule.backends.cuda.arrays import ordinal_named
+    from gemmule.backends.cuda.graph_clock import GraphClock
+
+    return GraphClock(ordinal_named(device))
+
+
+def advise(path: Path, settings: Settings, costs: dict[tuple[int, int], Cost]) -> Iterator[Advice]:
+    """Yield advice on each float weight of a file, timing each shape when it is first met.
+
+    costs: filled on the way, by shape.
+    """
+    clock = clock_of(settings.device)
+    for name, (file, shape) in weights_of(path).items():
+        weight = read_weight(file, name)
+        if weight is None:
+            continue
+        errors = {}
+        try:
+            for form in BITS:
+                error = in_format(weight, form, settings).error
+                errors[form] = float("nan") if error is None else error
+        except ValueError as fault:  # not finite, or too large for the format's scales
+            yield Advice(name, shape, dict.fromkeys(BITS, float("nan")), "float16", str(fault))
+            continue
+        if shape not in costs:
+            costs[shape] = cost_of(weight, settings, clock)
+        take, reason = decide(name, errors, costs[shape], settings.max_error)
+        yield Advice(name, shape, errors, take, reason)
+
+
+def decide(name: str, errors: Mapping[str, float], cost: Cost, max_error: float) -> tuple[str, str]:
+    """Return the format to take and why: the smallest that pays and whose error is small enough."""
+    if any(word in name.lower() for word in LOOKED_UP):
+        return "float16", "looked up by row, not multiplied"
+    reasons: list[str] = []
+    for form in sorted(BITS, key=BITS.__getitem__):
+        reason = cost.refusal(form)
+        if reason is None and not errors[form] <= max_error:
+            reason = f"{form} has error {errors[form]:.3f}, above {max_error:g}"
+        if reason is None:
+            gain = max(cost.gains[form, columns].value for columns in COLUMNS)
+            return form, "; ".join([f"up to {gain:.2f}x", *reasons])
+        reasons.append(reason)
+    return "float16", "; ".join(reasons)
+
+
+def total_bytes(
+    advices: Sequence[Advice], costs: Mapping[tuple[int, int], Cost]
+) -> tuple[int, int]:
+    """Return the bytes of all weights in float16, and as advised."""
+    plain = {one.name: 2 * one.shape[0] * one.shape[1] for one in advices}
+    alone = sum(plain[one.name] for one in advices if one.take == "float16")
+    made = sum(costs[one.shape].nbytes[one.take] for one in advices if one.take != "float16")
+    return sum(plain.values()), alone + made

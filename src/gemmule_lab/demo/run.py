@@ -1,0 +1,159 @@
+"""The main job on real input: a model's weights, in five number formats, checked and measured.
+
+Every 2-D weight matrix is multiplied by a vector from both sides and by a block of 64 columns, in
+float32, float16, bfloat16, int8 and int4. Every element of every result is judged by the oracle.
+Then each distinct shape is timed beside NumPy (and PyTorch where it is installed), its matrices
+rotating past the caches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.core.problem import numpy_dtype
+from gemmule_lab.bench import host as host_bench
+from gemmule_lab.bench.host import Bench
+from gemmule_lab.bench.lanes import Operands, Speeds
+from gemmule_lab.bench.products import in_format, in_order
+from gemmule_lab.bench.suites import BITS, Product
+from gemmule_lab.demo.model import Weights
+from gemmule_lab.peers.peer import Absence
+from gemmule_lab.peers.registry import all_peers
+from gemmule_lab.records.rows import Environment, Row
+from gemmule_lab.verify.check import result_shape
+
+Array: TypeAlias = NDArray[Any]
+
+OPS = ("matvec", "vecmat", "matmul")
+FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
+OTHERS = 8  # different right-hand operands of a shape
+COLUMNS = 64  # of the matmul's right operand: a small batch of tokens
+PEERS = ("numpy", "torch", "torch int8pack", "torch int4pack")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """All matrices of one shape."""
+
+    shape: tuple[int, int]
+    names: tuple[str, ...]
+    matrices: tuple[NDArray[np.float32], ...]
+
+    @property
+    def label(self) -> str:
+        """Shape and count, for people."""
+        return f"{self.shape[0]} x {self.shape[1]} ({len(self.names)})"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the demo found. `worst_ratio`: largest error over its bound."""
+
+    products: int = 0
+    elements: int = 0
+    worst_ratio: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    absent: list[Absence] = field(default_factory=list)
+
+
+def parts_of(weights: Weights) -> list[Part]:
+    """Return the matrices by shape, smallest shape first."""
+    by_shape: dict[tuple[int, int], list[str]] = {}
+    for name, matrix in weights.matrices.items():
+        by_shape.setdefault((matrix.shape[0], matrix.shape[1]), []).append(name)
+    return [
+        Part(shape, tuple(names), tuple(weights.matrices[name] for name in names))
+        for shape, names in sorted(by_shape.items(), key=lambda item: item[0][0] * item[0][1])
+    ]
+
+
+def other_operand(op: str, shape: tuple[int, int], name: str, seed: int) -> Array:
+    """Return what a matrix of `shape` is multiplied with: normal numbers, float32 for quantised."""
+    size = Product(op, name, shape, COLUMNS).other_shape
+    dtype = "float32" if name in BITS else name
+    return np.random.default_rng(seed).standard_normal(size, np.float32).astype(numpy_dtype(dtype))
+
+
+def verify(parts: Sequence[Part], formats: Sequence[str], outcome: Outcome) -> Iterator[str]:
+    """Multiply every matrix in every format by every operation, judging each element.
+
+    Yields a label after each matrix and format. Wrong results are collected, not raised.
+    """
+    for part, name in itertools.product(parts, formats):
+        for seed, (label, matrix) in enumerate(zip(part.names, part.matrices, strict=True)):
+            converted = in_format(matrix, name)
+            for op in OPS:
+                operands = in_order(op, converted, other_operand(op, part.shape, name, seed))
+                try:
+                    ratio = host_bench.judged(op, *operands)
+                except ArithmeticError as error:
+                    outcome.wrong.append(f"{label}, {name}: {error}")
+                else:
+                    outcome.worst_ratio = max(outcome.worst_ratio, ratio)
+                outcome.products += 1
+                outcome.elements += int(np.prod(result_shape(op, *operands)))
+            yield f"{label}, {name}"
+
+
+def benches(part: Part, formats: Sequence[str]) -> Iterator[Bench]:
+    """Yield what is timed of one shape: every format by every operation.
+
+    As many copies of the matrices are made as it takes to rotate past the caches.
+    """
+    for name in formats:
+        converted = [in_format(matrix, name) for matrix in part.matrices]
+        for op in OPS:
+            others = [other_operand(op, part.shape, name, seed) for seed in range(OTHERS)]
+            turn = host_bench.sets_needed(converted[0].nbytes + others[0].nbytes)
+            sets = _rotating(op, converted, others, turn.sets)
+            plain: list[Operands] = []
+            if name != "float32":
+                floats = [other.astype(np.float32) for other in others]
+                count = host_bench.sets_needed(part.matrices[0].nbytes + floats[0].nbytes).sets
+                plain = _rotating(op, part.matrices, floats, count)
+            group = f"{part.label}, {op}, {name}"
+            yield Bench(group, op, sets, "cold" if turn.cold else "warm", plain)
+
+
+def _rotating(
+    op: str, matrices: Sequence[Any], others: Sequence[Array], count: int
+) -> list[Operands]:
+    """Return operand sets, each at addresses of its own, so that no cache has seen it."""
+    return [
+        in_order(op, deepcopy(matrices[i % len(matrices)]), others[i % len(others)].copy())
+        for i in range(count)
+    ]
+
+
+def measure(
+    parts: Sequence[Part],
+    formats: Sequence[str],
+    environment: Environment,
+    outcome: Outcome,
+    seconds: float,
+) -> Iterator[str]:
+    """Time every shape in every format; yields a label after each. Rows go to the outcome."""
+    peers = [peer for peer in all_peers("cpu") if peer.name in PEERS]
+    speeds = Speeds()
+    for part in parts:
+        for one in benches(part, formats):
+            rows, absent = host_bench.run(
+                one, environment, max_seconds=seconds, peers=peers, speeds=speeds
+            )
+            outcome.rows += rows
+            outcome.absent += absent
+            yield one.group
+
+
+def steps(parts: Sequence[Part], formats: Sequence[str]) -> tuple[int, int]:
+    """Return how many labels `verify` and `measure` yield."""
+    matrices = sum(len(part.names) for part in parts)
+    return matrices * len(formats), len(parts) * len(formats) * len(OPS)

@@ -1,0 +1,205 @@
+"""``gemmule bench --suite distributed`` under torchrun: the ways of a matvec, one process a share.
+
+    torchrun --nproc-per-node 2 -m gemmule bench --suite distributed --device cuda
+
+Processes talk by NCCL on GPUs, by gloo else. All ways are checked, then timed by turns in an order
+of chance, the same on every process; a time is that of the slowest process. On a GPU a time is that
+of a captured graph's product, cold, and all GPUs begin together.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gemmule.sharded.agree import together
+from gemmule_lab.distributed.ways import ALONE, Operands, Way, all_gather, operands, ways
+from gemmule_lab.records import log
+from gemmule_lab.records.distributed import KIND, DistributedRow
+from gemmule_lab.records.environment import capture_environment, cpu_name
+from gemmule_lab.records.rows import Times
+from gemmule_lab.report.distributed_table import table
+from gemmule_lab.report.render import terminal_table, wide_console
+
+SIZES = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024, 2048)}
+DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
+SET_BYTES = {"cuda": 600_000_000, "cpu": 64_000_000}
+CALLS = {"cuda": 40, "cpu": 4}  # in a sample
+ROUNDS = 15
+
+
+def start(device: str, sizes: Sequence[int], out: Path) -> None:
+    """Measure, print and write; every process of a torchrun calls it.
+
+    ValueError outside torchrun; PeerError on all where one fails (out of memory, say).
+    """
+    if "RANK" not in os.environ:
+        raise ValueError(
+            "--suite distributed runs once for each process of a group; start it as torchrun "
+            "--nproc-per-node 2 -m gemmule bench --suite distributed."
+        )
+    kind = device.partition(":")[0]
+    place = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)) if kind == "cuda" else None)
+    if kind == "cuda":
+        torch.cuda.set_device(place)
+        dist.init_process_group("nccl", device_id=place)
+    else:
+        dist.init_process_group("gloo")
+    try:
+        _measure(place, sizes or SIZES[kind], out)
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure(place: torch.device, sizes: Sequence[int], out: Path) -> None:
+    kind, dtype, world = place.type, DTYPES[place.type], dist.get_world_size()
+    dtype_name, transport, linked = (
+        str(dtype).removeprefix("torch."),
+        dist.get_backend(),
+        topology(),
+    )
+    gpus = tuple(filter(None, together(None, "naming the GPUs", lambda: _gpu(place))))
+    environment = capture_environment(
+        (*gpus, cpu_name())[0], kind, ceilings={}, threads=torch.get_num_threads(), gpus=gpus
+    )
+    environment = replace(environment, data="integers from -1 to 1")
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
+    path, leads = out / f"distributed-{transport}-{world}-{stamp}.jsonl", dist.get_rank() == 0
+    if leads:
+        log.append(path, KIND, [environment])
+    for n in sizes:
+        found = timed(prepared(n, dtype, place), place)
+        alone = found[0][1].median
+        rows = [
+            DistributedRow(
+                environment=environment.id,
+                way=way.name,
+                n=n,
+                dtype=dtype_name,
+                world=world,
+                transport=transport,
+                topology=linked,
+                times_us=times,
+                over_alone=times.median / alone,
+                sent_bytes=way.sent_bytes,
+                messages=way.messages,
+            )
+            for way, times in found
+        ]
+        if leads:
+            log.append(path, KIND, rows)
+            wide_console().print(terminal_table(table(rows)))
+    if leads:
+        click.echo(f"wrote {path}")
+
+
+def prepared(n: int, dtype: torch.dtype, place: torch.device) -> list[Way]:
+    """Return the ways of n x n products, each checked; what fails on one process is told by all.
+
+    ValueError where n is no multiple of the processes, or a way gives another result.
+    """
+    world = dist.get_world_size()
+    if n % world:
+        raise ValueError(f"--size {n} is no multiple of {world} processes.")
+    made: list[Operands] = []
+    together(
+        None,
+        f"making operands of {n} x {n}",
+        lambda: made.append(operands(n, dtype, place, SET_BYTES[place.type])),
+    )
+    part = (made[0].rows[0].double() @ made[0].x.double()).to(dtype)
+    whole = part.new_empty(n)
+    all_gather(whole, part)
+    found = list(ways(made[0]))
+    for way in found:
+        wanted = part if way.name == ALONE else whole
+        if not torch.equal(way.run(), wanted):
+            raise ValueError(f"{way.name} of {n} x {n} gave another result than the exact one.")
+    return found
+
+
+def timed(found: Sequence[Way], place: torch.device) -> list[tuple[Way, Times]]:
+    """Return each way's times, that of the slowest process in each round."""
+    clock = _graph_clock if place.type == "cuda" else _host_clock
+    samples: dict[str, list[float]] = {way.name: [] for way in found}
+    clocks = [(way, clock(way)) for way in found]
+    order = np.random.default_rng(0)
+    for _ in range(ROUNDS):
+        for at in order.permutation(len(clocks)):
+            way, sample = clocks[at]
+            dist.barrier()
+            slowest = torch.tensor([sample()], dtype=torch.float64, device=place)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            samples[way.name].append(float(slowest))
+    return [(way, _times(samples[way.name])) for way in found]
+
+
+def _times(us: Sequence[float]) -> Times:
+    q1, median, q3 = (float(q) for q in np.quantile(us, (0.25, 0.5, 0.75)))
+    return Times(median, q1, q3, min(us), len(us))
+
+
+def _host_clock(way: Way) -> Callable[[], float]:
+    calls = CALLS["cpu"]
+
+    def sample() -> float:
+        begin = time.perf_counter()
+        for _ in range(calls):
+            way.run()
+        return (time.perf_counter() - begin) * 1e6 / calls
+
+    return sample
+
+
+def _graph_clock(way: Way) -> Callable[[], float]:
+    """Return what times a captured graph of the way; a small all-reduce lets the GPUs begin it."""
+    calls, together_now = CALLS["cuda"], torch.zeros(1, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            way.run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            way.run()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def sample() -> float:
+        dist.all_reduce(together_now)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3 / calls
+
+    return sample
+
+
+def _gpu(place: torch.device) -> str:
+    return str(torch.cuda.get_device_name(place)) if place.type == "cuda" else ""
+
+
+def topology() -> str:
+    """Return how the GPUs of this machine are linked, as ``nvidia-smi topo -m`` draws it; or ""."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    try:
+        done = subprocess.run([tool, "topo", "-m"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    drawn = done.stdout.partition("Legend")[0] if done.returncode == 0 else ""
+    return re.sub(r"\x1b\[[0-9;]*m", "", drawn).strip()  # terminals underline the head

@@ -1,0 +1,40 @@
+"""The table of peers, and which of them may be timed on a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gemmule.core.problem import Problem
+from gemmule_lab.peers import cpu_float, cpu_quantized, eigen, ggml, gpu_float, gpu_quantized
+from gemmule_lab.peers.peer import Absence, Peer, check
+
+TABLES = (
+    cpu_float.PEERS,
+    eigen.PEERS,
+    cpu_quantized.PEERS,
+    ggml.PEERS,
+    gpu_float.PEERS,
+    gpu_quantized.PEERS,
+)
+
+
+def all_peers(backend: str = "cpu") -> tuple[Peer, ...]:
+    """Return the table of peers of a back end, installed or not."""
+    return tuple(peer for table in TABLES for peer in table if peer.backend == backend)
+
+
+def select(
+    problem: Problem, backend: str = "cpu", *, seed: int = 0, peers: Sequence[Peer] | None = None
+) -> tuple[tuple[Peer, ...], tuple[Absence, ...]]:
+    """Return the peers that may be timed on `problem`, and the others with the reason for each.
+
+    Every returned peer has just been checked on operands of the problem's kind (see `check`).
+    """
+    present, absences = [], []
+    for peer in all_peers(backend) if peers is None else peers:
+        reason = peer.absent() or peer.refuses(problem) or check(peer, problem, seed=seed)
+        if reason is None:
+            present.append(peer)
+        else:
+            absences.append(Absence(peer.name, reason))
+    return tuple(present), tuple(absences)

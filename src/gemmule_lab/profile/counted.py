@@ -1,0 +1,74 @@
+"""The program that Nsight Compute watches: one launch of every CUDA rung at the ladders' problems.
+
+``python -m gemmule_lab.profile.counted ORDINAL SECONDS OPS MARKS`` writes one JSON line for each
+rung it launched to MARKS, in the order of the launches. OPS are ladders with commas between. Only
+what lies between the profiler's start and stop is counted, so that operands may be made by kernels
+as well.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.single import cuda_rung
+from gemmule.core.rung import LibraryRung
+from gemmule_lab.bench.ladder_times import Spot, plans_of, sets_of, spots
+from gemmule_lab.profile.counters import Mark
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Launch every rung once, until the seconds are over."""
+    from gemmule_lab.studies.gpu import GpuBench
+
+    ordinal, seconds, ops, marks = arguments
+    wanted = [one for one in spots() if one.counted and one.op in ops.split(",")]
+    end = time.monotonic() + float(seconds)
+    bench = GpuBench(int(ordinal))
+    with Path(marks).open("w", encoding="utf-8") as file:
+        for spot in wanted:
+            for mark in launched(spot, bench, end):
+                file.write(json.dumps(asdict(mark)) + "\n")
+                file.flush()
+            bench.release()
+
+
+def launched(spot: Spot, bench: Any, end: float) -> list[Mark]:
+    """Launch the rungs of one product, each once unwatched and once watched; say which."""
+    cell = replace(spot.cell, temperature="warm")  # one set: Nsight Compute empties the caches
+    found = []
+    sets = sets_of(cell, bench)
+    plans = plans_of(cell, sets)
+    for lane in (lane for lane in cell.lanes if lane.rung not in (None, "auto")):
+        plan = plans[lane.name]
+        if isinstance(plan, str) or isinstance(plan.rung, LibraryRung):
+            continue
+        if time.monotonic() > end:
+            break
+        run = bench.launches(plan, sets[lane.form])[0]
+        run(0)
+        driver.synchronize(bench.ordinal)
+        _watched(run, bench.ordinal)
+        steps = cuda_rung(plan.choice).steps(plan.choice.problem, plan.params, plan.choice.machine)
+        names = tuple(step.kernel.partition("<")[0] for step in steps)
+        found.append(Mark(spot.op, plan.rung.name, spot.title, dict(plan.params), names))
+    return found
+
+
+def _watched(run: Any, ordinal: int) -> None:
+    api = driver.bindings()
+    with driver.on_device(ordinal):
+        driver.check(api.cuProfilerStart(), "starting the profiler")
+        run(0)
+        driver.synchronize(ordinal)
+        driver.check(api.cuProfilerStop(), "stopping the profiler")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

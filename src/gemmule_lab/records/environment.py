@@ -1,0 +1,104 @@
+"""What a measurement depends on besides the code: machine, versions, threads, clocks, commit."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gemmule_lab.records.rows import Ceiling, Environment
+
+PACKAGES = (
+    "gemmule", "numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime", "llama-cpp-python",
+    "cupy-cuda12x", "cupy-cuda13x", "jax", "triton", "cuda-core", "cuda-bindings",
+    "nvidia-cuda-nvrtc", "nvmath-python", "ml_dtypes",
+)  # fmt: skip
+
+
+def capture_environment(
+    device: str,
+    backend: str,
+    *,
+    ceilings: Mapping[str, Ceiling],
+    threads: int,
+    gpus: Sequence[str] = (),
+    clocks: Mapping[str, str] | None = None,
+) -> Environment:
+    """Return the environment of a run on `device` (``backend``: ``cpu`` or ``cuda``).
+
+    gpus and clocks: what a GPU back end knows (names, clock and power settings); the CPU's own
+    clock and governor are read here. Versions are those of installed packages that matter.
+    """
+    return Environment(
+        device=device,
+        backend=backend,
+        cpu=cpu_name(),
+        gpus=tuple(gpus),
+        system=platform.platform(),
+        python=platform.python_version(),
+        versions=_versions(),
+        commit=_commit(),
+        threads=threads,
+        clocks={**_cpu_clocks(), **(clocks or {})},
+        ceilings=dict(ceilings),
+        timestamp=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def cpu_name() -> str:
+    """Return the CPU's model name, or what the platform module knows."""
+    for line in _lines(Path("/proc/cpuinfo")):
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cpu_clocks() -> dict[str, str]:
+    found = {}
+    for line in _lines(Path("/proc/cpuinfo")):
+        if line.startswith("cpu MHz"):
+            found["cpu"] = f"{float(line.split(':', 1)[1]):.0f} MHz"
+            break
+    governor = _lines(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
+    if governor:
+        found["governor"] = governor[0].strip()
+    if hasattr(os, "getloadavg"):
+        found["load"] = f"{os.getloadavg()[0]:.2f}"
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:  # not Linux, or not told in this container
+        return []
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """Return the commit of the source tree this package lies in, ``+`` if it was changed since."""
+    folder = Path(__file__).parent
+    try:
+        head = _git(folder, "rev-parse", "HEAD")
+        return head + ("+" if _git(folder, "status", "--porcelain", ".") else "")
+    except (OSError, subprocess.SubprocessError):  # an installed package, or no git
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()

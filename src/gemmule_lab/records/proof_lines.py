@@ -1,0 +1,83 @@
+"""Evidence beside the proofs: lines that say what was checked of a variant, with the proof's key.
+
+``sanitized.jsonl`` and ``extremes.jsonl`` under ``evidence/<gpu>/`` are such files. A line counts
+while its key is the variant's own (`gemmule_lab.verify.status`), as for the proofs themselves.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gemmule.storage import evidence
+from gemmule.storage import lines as stored_lines
+
+Line = dict[str, Any]
+VARIANT = ("folder", "rung", "variant")
+# file name -> the field that says what was checked.
+FILES = {"sanitized.jsonl": "tool", "extremes.jsonl": "check"}
+
+
+def line_of(what: str, value: str, outcome: Any, **figures: Any) -> Line:
+    """Return the line that says that check `value` was passed by the variant of `outcome`."""
+    return {
+        "schema": evidence.SCHEMA,
+        what: value,
+        "folder": outcome.folder,
+        "rung": outcome.rung,
+        "variant": outcome.variant,
+        "key": outcome.key,
+        "device": outcome.device,
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        **figures,
+    }
+
+
+def read(path: Path) -> list[Line]:
+    """Return the well-formed lines of a file; none where it is absent or too large."""
+    parts = (FILES[path.name], *VARIANT, "key")
+    return [
+        {"schema": evidence.SCHEMA, **line}
+        for line in stored_lines.read(path, evidence.SCHEMA)
+        if all(isinstance(line.get(part), str) for part in parts)
+    ]
+
+
+def update(path: Path, lines: Iterable[Line], passed: bool) -> None:
+    """Put lines in the place of those of the same check and variant; drop these if not `passed`."""
+    what = FILES[path.name]
+    records = {_name(what, line): line for line in read(path)}
+    for line in lines:
+        records.pop(_name(what, line), None)
+        if passed:
+            records[_name(what, line)] = line
+    stored_lines.write(path, (records[name] for name in sorted(records)))
+
+
+def _name(what: str, line: Line) -> tuple[str, ...]:
+    return tuple(str(line[part]) for part in (what, *VARIANT))
+
+
+def under(root: Path | None = None) -> list[tuple[str, Line]]:
+    """Return (file name, line) of every such line under the evidence folder."""
+    base = evidence.folder() if root is None else root
+    return [
+        (path.name, line)
+        for name in FILES
+        for path in sorted(base.glob(f"*/{name}"))
+        for line in read(path)
+    ]
+
+
+def out_of_date(
+    lines: Iterable[tuple[str, Line]], keys: Mapping[tuple[str, str, str], str]
+) -> list[str]:
+    """Return which `lines` tell of other code than `keys`, variant -> present key, in words."""
+    found = []
+    for file, line in lines:
+        name = (line["folder"], line["rung"], line["variant"])
+        if name in keys and line["key"] != keys[name]:
+            found.append(f"{file}: {line[FILES[file]]} of {'/'.join(name)} is of older code")
+    return found

@@ -1,0 +1,146 @@
+"""What a study measures: cells, each a few implementations on one case, timed interleaved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gemmule.core.problem import ITEMSIZE
+from gemmule_lab.records.rows import Times
+from gemmule_lab.studies.records import Claim, Rows, Value
+
+CODE_BITS = {"int8": 8, "int4": 4}  # forms that are codes with one scale and zero point
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One implementation of a cell.
+
+    rung: a rung by name, ``"auto"`` for the automatic choice, None for the peer called `peer`.
+    form: a dtype name, or ``int8`` and ``int4`` for codes with one scale and zero point, times
+    float16. flip: compute with the transpose of the stored matrix. preset: a named point of the
+    rung's parameter space. matrix: which of the case's several matrices. only: time just the
+    launches of these kernels of the rung.
+    """
+
+    name: str
+    rung: str | None
+    params: Mapping[str, Value] = field(default_factory=dict)
+    preset: str = ""
+    form: str = "float32"
+    flip: bool = False
+    peer: str = ""
+    matrix: int = 0
+    only: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """``rung`` or ``peer``."""
+        return "peer" if self.rung is None else "rung"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One case at one temperature, and who is timed on it.
+
+    Stored matrix: m x n in `layout`. A matmul's second operand is n x columns. `case` is what the
+    rows are filed under. uniform: numbers in [0, 1) on a GPU, where others are normal.
+    """
+
+    experiment: str
+    op: str
+    m: int
+    n: int
+    lanes: tuple[Lane, ...]
+    temperature: str
+    columns: int = 0
+    layout: str = "row"
+    case: Mapping[str, Value] = field(default_factory=dict)
+    uniform: bool = False
+
+    @property
+    def filed(self) -> Mapping[str, Value]:
+        """The case that the rows carry."""
+        if self.case:
+            return self.case
+        sizes: dict[str, Value] = {"m": self.m, "n": self.n}
+        return sizes | ({"columns": self.columns} if self.columns else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What became of one lane: times and figures, or a note that says why there are none."""
+
+    times_us: Times | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+    params: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+def rates(cell: Cell, lane: Lane, us: float) -> dict[str, float]:
+    """Return GB/s of compulsory bytes (each input and output once) and GFLOP/s of one call."""
+    rows, columns = (cell.n, cell.m) if lane.flip else (cell.m, cell.n)
+    width = max(cell.columns, 1)
+    item = ITEMSIZE.get(lane.form, 2) if lane.form not in CODE_BITS else 2
+    bits = CODE_BITS.get(lane.form, 8 * item)
+    nbytes = rows * -(-columns * bits // 8) + item * width * (rows + columns)
+    return {"gbs": nbytes / us * 1e-3, "gflops": 2.0 * rows * columns * width / us * 1e-3}
+
+
+Names = tuple[str, ...]
+Case = Mapping[str, Value]
+Found = Mapping[str, Measured]
+
+
+class Bench(Protocol):
+    """What measures cells on one device."""
+
+    backend: str
+    device: str
+
+    def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Found:
+        """Return what became of each lane, by name; ArithmeticError for a wrong result."""
+        ...
+
+    def release(self) -> None:
+        """Give back the memory that is kept from cell to cell."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """Part of a study that no cell describes: host times, counters, limits.
+
+    `names` are the rows that it gives, all filed under `case` and ``once``; ``run(bench, names,
+    case)`` measures those that are asked for.
+    """
+
+    experiment: str
+    names: Names
+    case: Case
+    run: Callable[[Bench, Names, Case], Found]
+
+
+Step = Cell | Task
+
+
+@dataclass(frozen=True)
+class Study:
+    """One document's experiments.
+
+    ``steps(backend, full)`` is the grid, ``left_out(full)`` says what it lacks, ``comparison``
+    yields the lines of the table of printed figures beside ours, ``pictures(rows, backend)`` the
+    drawings, each with the name of its file. together: on a machine with a GPU the GPU's bench
+    times the CPU's implementations as well.
+    """
+
+    seed: str
+    title: str
+    steps: Callable[[str, bool], Iterable[Step]]
+    left_out: Callable[[bool], Iterator[str]]
+    claims: tuple[Claim, ...]
+    comparison: Callable[[Rows], Iterator[tuple[str, ...]]]
+    comparison_header: tuple[str, ...]
+    pictures: Callable[[Rows, str], Iterator[tuple[str, str]]]
+    together: bool = False

@@ -1,0 +1,230 @@
+"""Document 001's products from host array to host array, in parts, all implementations in turns.
+
+A pass on a GPU allocates, copies in, multiplies, copies out and frees, as the document's programs
+do. The kernel's part lies between two events and holds a few microseconds of launching; every other
+part is host time around work that is waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import gemmule as gm
+from gemmule.backends.cuda import driver, tensor_maps
+from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule_lab.bench.host_to_host import pinned_copy
+from gemmule_lab.studies.cpu import REST_S
+from gemmule_lab.studies.harness import peer_named
+
+CPU_LOOP, EIGEN, NUMPY = "cpu loop", "eigen", "numpy"
+NAIVE, SHARED, CUBLAS = "naive", "shared tile", "cublas"
+HOST_NAMES = (CPU_LOOP, EIGEN, NUMPY)
+RUNGS = {NAIVE: ("naive", {"width": 1}), SHARED: ("shared_tile", {"tile": 32})}
+PINNED = ", pinned memory"
+PARTS = ("allocate", "host to device", "launch", "kernel", "device to host", "free")
+REPEATS, FEW_REPEATS = 30, 3
+SHORT_US, SLOW_US = 1e4, 1e5  # up to here 30 repeats; from here on the first run counts as well
+
+Array = Any
+Parts = Mapping[str, float]
+Launch = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One implementation on given host matrices; ``run()`` returns microseconds by part."""
+
+    name: str
+    run: Callable[[], Parts]
+    result: Array
+
+
+def host_way(name: str, a: Array, b: Array, c: Array) -> Way | str:
+    """Return a product on the CPU, or why there is none here."""
+    result = c
+    if name == CPU_LOOP:
+        plan = gm.plan("matmul", a, b, rung="triple_loop")
+
+        call: Launch = functools.partial(plan, a, b, out=c)
+    elif name == NUMPY:
+        call = functools.partial(np.matmul, a, b, out=c)
+    else:
+        problem = gm.plan("matmul", a, b).problem
+        peer = peer_named(name, "cpu", problem)
+        if isinstance(peer, str):
+            return peer
+        prepared = peer.prepare(problem, a, b)
+        call, result = prepared.call, prepared.result().reshape(a.shape)
+
+    def run() -> Parts:
+        start = time.perf_counter()
+        call()
+        return {"product": (time.perf_counter() - start) * 1e6}
+
+    return Way(name, run, result)
+
+
+def gpu_way(name: str, hosts: Sequence[Array], ordinal: int, stack: ExitStack) -> Way | str:
+    """Return a product on a GPU from host arrays A, B to host array C, or why there is none here.
+
+    Memory that is page-locked for it lives as long as `stack`.
+    """
+    base = name.removesuffix(PINNED)
+    bind = (
+        _cublas(len(hosts[0]), ordinal) if base == CUBLAS else _rung(base, len(hosts[0]), ordinal)
+    )
+    if isinstance(bind, str):
+        return bind
+    result = hosts[2]
+    if name != base:
+        hosts = [stack.enter_context(pinned_copy(host, ordinal)) for host in hosts]
+        result = hosts[2].view(np.float32).reshape(result.shape)
+    one = _Pass(hosts, bind, ordinal)
+    return Way(name, one.run, result)
+
+
+class _Pass:
+    """From host to host on a GPU, split into parts."""
+
+    def __init__(
+        self, hosts: Sequence[Array], bind: Callable[[Sequence[int]], Launch], ordinal: int
+    ) -> None:
+        self.hosts, self.bind, self.ordinal = hosts, bind, ordinal
+        api = driver.bindings()
+        with driver.on_device(ordinal):
+            self.events = [driver.check(api.cuEventCreate(0), "making an event") for _ in "ab"]
+
+    def __del__(self) -> None:
+        api = driver.bindings()
+        for event in getattr(self, "events", ()):
+            api.cuEventDestroy(event)
+
+    def run(self) -> Parts:
+        """Multiply once; DeviceError when the matrices do not fit. All memory is given back."""
+        us: dict[str, float] = {}
+        pointers: list[int] = []
+        a, b, c = self.hosts
+        start = time.perf_counter()
+        try:
+            for host in self.hosts:
+                pointers.append(driver.allocate(host.nbytes, self.ordinal))
+            start = self._ended(us, "allocate", start)
+            launch = self.bind(pointers)
+            start = time.perf_counter()
+            for at, host in zip(pointers, (a, b), strict=False):
+                driver.copy(at, host.ctypes.data, host.nbytes, self.ordinal, 0)
+            self._ended(us, "host to device", start)
+            self._multiply(us, launch)
+            start = time.perf_counter()
+            driver.copy(c.ctypes.data, pointers[2], c.nbytes, self.ordinal, 0)
+            start = self._ended(us, "device to host", start)
+        finally:
+            for at in pointers:
+                driver.free(at, self.ordinal)
+        self._ended(us, "free", start)
+        return us
+
+    def _ended(self, us: dict[str, float], part: str, start: float) -> float:
+        driver.synchronize(self.ordinal)
+        now = time.perf_counter()
+        us[part] = (now - start) * 1e6
+        return now
+
+    def _multiply(self, us: dict[str, float], launch: Launch) -> None:
+        api, (before, after) = driver.bindings(), self.events
+        with driver.on_device(self.ordinal):
+            start = time.perf_counter()
+            driver.check(api.cuEventRecord(before, 0), "timing")
+            launch()
+            driver.check(api.cuEventRecord(after, 0), "timing")
+            driver.check(api.cuEventSynchronize(after), "multiplying")
+            whole = (time.perf_counter() - start) * 1e6
+            ms = driver.check(api.cuEventElapsedTime(before, after), "timing")
+        us["kernel"] = min(float(ms) * 1e3, whole)
+        us["launch"] = whole - us["kernel"]
+
+
+def _views(pointers: Sequence[int], n: int, ordinal: int) -> list[DeviceArray]:
+    return [DeviceArray(at, (n, n), (n, 1), "float32", ordinal, None) for at in pointers]
+
+
+def _rung(name: str, n: int, ordinal: int) -> Callable[[Sequence[int]], Launch]:
+    """Return what packs a rung's launch for three matrices of n x n in device memory."""
+    rung, params = RUNGS[name]
+    a, b, _ = _views([1 << 20] * 3, n, ordinal)  # a plan looks at alignment, not at the memory
+    launcher = cuda_launch.Launcher(gm.plan("matmul", a, b, rung=rung, params=params).choice)
+    (start,) = launcher.load(ordinal)
+    slot = tensor_maps.Slot(launcher.template, launcher.maps)
+
+    def bind(pointers: Sequence[int]) -> Launch:
+        slot.place((*pointers, 0))
+        return lambda: start(slot.address, 0)
+
+    return bind
+
+
+def _cublas(n: int, ordinal: int) -> Callable[[Sequence[int]], Launch] | str:
+    """Return cuBLAS's product of three matrices of n x n through PyTorch, or why there is none."""
+    from gemmule_lab.peers.gpu_float import to_cuda, torch_missing
+
+    reason = torch_missing()
+    if reason is not None:
+        return reason
+    import torch
+
+    def bind(pointers: Sequence[int]) -> Launch:
+        # Row-major operands and A before B: PyTorch asks cuBLAS for B^T A^T in column-major order.
+        a, b, c = (to_cuda(view) for view in _views(pointers, n, ordinal))
+        return lambda: torch.mm(a, b, out=c)
+
+    return bind
+
+
+def in_turns(
+    ways: Sequence[Way], firsts: Mapping[str, Parts], seed: int, repeats: int = REPEATS
+) -> dict[str, list[Parts]]:
+    """Run each way some times, in rounds of random order; return the parts of every run.
+
+    What takes up to 10 ms runs `repeats` times, the rest three times, all after a first run, which
+    is the first of the list and counts only where it is slow. firsts: those first runs, by name.
+    """
+    found: dict[str, list[Parts]] = {way.name: [firsts[way.name]] for way in ways}
+    wanted = {name: _repeats(runs[0], repeats) for name, runs in found.items()}
+    rng = np.random.default_rng(seed)
+    for turn in range(1, max(wanted.values(), default=0) + 1):
+        present = [way for way in ways if turn <= wanted[way.name]]
+        for index in rng.permutation(len(present)):
+            found[present[index].name].append(present[index].run())
+    return found
+
+
+def _repeats(first: Parts, repeats: int) -> int:
+    us = sum(first.values())
+    if us > SLOW_US:
+        return min(repeats, FEW_REPEATS - 1)
+    return repeats if us <= SHORT_US else min(repeats, FEW_REPEATS)
+
+
+def counted(runs: Sequence[Parts]) -> Sequence[Parts]:
+    """Return the runs that count: not the first, unless it is slow or alone."""
+    slow = sum(runs[0].values()) > SLOW_US
+    return runs if slow or len(runs) == 1 else runs[1:]
+
+
+def grouped(names: Sequence[str]) -> list[list[str]]:
+    """Return which implementations take turns: NumPy's pool of threads would disturb Eigen's."""
+    apart = [name for name in names if name == NUMPY]
+    return [group for group in ([n for n in names if n not in apart], apart) if group]
+
+
+def rest() -> None:
+    """Wait until no pool of threads spins any more."""
+    time.sleep(REST_S)

@@ -1,0 +1,240 @@
+"""Document 001's host-to-host products: proofs, checks, times by size, the largest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+import gemmule as gm
+from gemmule.errors import DeviceError
+from gemmule_lab.records.rows import Times
+from gemmule_lab.studies.grid import Bench, Case, Found, Measured, Names
+from gemmule_lab.studies.products.passes import (
+    CUBLAS,
+    HOST_NAMES,
+    NAIVE,
+    NUMPY,
+    PINNED,
+    SHARED,
+    Parts,
+    Way,
+    counted,
+    gpu_way,
+    grouped,
+    host_way,
+    in_turns,
+    rest,
+)
+from gemmule_lab.verify import check
+
+JUDGED_ROWS, JUDGED_COLUMNS, WHOLE = 8, 48, 128
+PERIOD = 16_777_213
+APART = 1_000_003  # B's numbers begin that much later than A's
+LARGEST_PROOF = 384
+
+Array = Any
+
+
+def ordinal_of(bench: Bench) -> int:
+    """Return the number of a bench's GPU."""
+    return int(getattr(bench, "ordinal", 0))
+
+
+class Numbers:
+    """Operands of any size as views of one block of normal numbers, and memory for a result.
+
+    The numbers repeat with a period that no row divides.
+    """
+
+    def __init__(self) -> None:
+        self._block = np.random.default_rng(1).standard_normal(PERIOD, np.float32)
+        self._result = np.empty(0, np.float32)
+
+    def operands(self, n: int) -> tuple[Array, Array, Array]:
+        """Return A, B and C, n x n; C lies where the last one lay."""
+        if self._block.size < n * n + APART:
+            self._block = np.resize(self._block[:PERIOD], n * n + APART)
+        if self._result.size < n * n:
+            self._result = np.empty(n * n, np.float32)
+        a, b = (self._block[start : start + n * n].reshape(n, n) for start in (0, APART))
+        return a, b, self._result[: n * n].reshape(n, n)
+
+
+_numbers: list[Numbers] = []
+
+
+def numbers() -> Numbers:
+    """Return this process's operands, made at the first call."""
+    if not _numbers:
+        _numbers.append(Numbers())
+    return _numbers[0]
+
+
+def ways(
+    names: Sequence[str], hosts: Sequence[Array], bench: Bench, stack: ExitStack
+) -> dict[str, Way | str]:
+    """Return each named implementation over host matrices, or why it is not here."""
+    found: dict[str, Way | str] = {}
+    for name in names:
+        if name in HOST_NAMES:
+            found[name] = host_way(name, *hosts)
+        elif bench.backend == "cuda":
+            found[name] = gpu_way(name, hosts, ordinal_of(bench), stack)
+        else:
+            found[name] = "it needs a GPU"
+    return found
+
+
+def proof(bench: Bench, names: Names, case: Case) -> Found:
+    """Multiply matrices of random sizes by every implementation, and judge each result.
+
+    ArithmeticError stops the study. The figure is the largest difference between any two results.
+    """
+    rng = np.random.default_rng()
+    sizes = [int(n) for n in rng.integers(1, LARGEST_PROOF + 1, int(case["runs"]))]
+    chosen = HOST_NAMES + ((NAIVE, SHARED, CUBLAS) if bench.backend == "cuda" else ())
+    worst, products, absent = 0.0, 0, set()
+    for n in sizes:
+        results, lacking = _results(n, chosen, bench, rng)
+        worst = max([worst, *(float(np.abs(a - b).max()) for a in results for b in results)])
+        products += len(results)
+        absent |= lacking
+    figures = {"products": float(products), "largest difference": worst}
+    note = f"sizes {', '.join(map(str, sizes))}"
+    note += f"; without {', '.join(sorted(absent))}" if absent else ""
+    return dict.fromkeys(names, Measured(figures=figures, note=note))
+
+
+def _results(
+    n: int, names: Sequence[str], bench: Bench, rng: np.random.Generator
+) -> tuple[list[Array], set[str]]:
+    """Return the judged products of random matrices, and the names that are not here."""
+    a, b = (rng.standard_normal((n, n), np.float32) for _ in "AB")
+    results, absent = [], set()
+    with ExitStack() as stack:
+        for name in names:
+            c = np.full((n, n), np.nan, np.float32)
+            one = ways((name,), (a, b, c), bench, stack)[name]
+            if isinstance(one, str):
+                absent.add(name)
+                continue
+            one.run()
+            results.append(_judged(one, a, b).copy())
+    return results, absent
+
+
+def small_check(bench: Bench, names: Names, case: Case) -> Found:
+    """Judge the named libraries on matrices that do not commute; ArithmeticError when wrong."""
+    found = {}
+    for name in names:
+        results, _ = _results(int(case["n"]), (name,), bench, np.random.default_rng(32))
+        found[name] = Measured(figures={"right": 1.0}) if results else Measured(note=_why(name))
+    return found
+
+
+def _why(name: str) -> str:
+    a = np.ones((2, 2), np.float32)
+    made = host_way(name, a, a, a.copy()) if name in HOST_NAMES else "it needs a GPU and PyTorch"
+    return made if isinstance(made, str) else ""
+
+
+def warm_up(bench: Bench, names: Names, case: Case) -> Found:
+    """Run each named implementation once at its largest size, and judge it."""
+    return _timed(bench, names, int(case["n"]), repeats=0)
+
+
+def totals(bench: Bench, names: Names, case: Case) -> Found:
+    """Return the times of products of n x n, on the CPU and on the GPU in turns."""
+    return _timed(bench, names, int(case["n"]), repeats=30)
+
+
+def _timed(bench: Bench, names: Names, n: int, repeats: int) -> Found:
+    a, b, c = numbers().operands(n)
+    found: dict[str, Measured] = {}
+    for group in grouped(names):
+        if NUMPY in group:
+            rest()
+        with ExitStack() as stack:
+            made = ways(group, (a, b, c), bench, stack)
+            found |= {
+                name: Measured(note=why) for name, why in made.items() if isinstance(why, str)
+            }
+            firsts: dict[str, Parts] = {}
+            for way in (one for one in made.values() if isinstance(one, Way)):
+                first = _first(way, a, b)
+                if isinstance(first, str):
+                    found[way.name] = Measured(note=first)
+                else:
+                    firsts[way.name] = first
+            present = [way for way in made.values() if isinstance(way, Way) and way.name in firsts]
+            runs = in_turns(present, firsts, n, repeats)
+        found |= {name: _measured(name, n, parts) for name, parts in runs.items()}
+        if NUMPY in group:
+            rest()
+    return found
+
+
+def _first(way: Way, a: Array, b: Array) -> Parts | str:
+    """Run a way once and judge what it gave; return its parts, or why it cannot run here."""
+    way.result.fill(np.nan)
+    try:
+        parts = way.run()
+    except DeviceError as error:
+        if error.restart:
+            raise
+        return str(error)
+    _judged(way, a, b)
+    return parts
+
+
+def _measured(name: str, n: int, runs: Sequence[Parts]) -> Measured:
+    times = times_of_us([sum(run.values()) for run in counted(runs)])
+    figures = {part: float(np.median([run[part] for run in counted(runs)])) for part in runs[0]}
+    if name not in HOST_NAMES:
+        figures |= {f"first {part}": us for part, us in runs[0].items()}
+    figures["gflops"] = 2e-3 * n**3 / times.median
+    memory = "pinned" if name.endswith(PINNED) else "pageable"
+    params = {} if name in HOST_NAMES else {"memory": memory}
+    return Measured(times, figures, params=params)
+
+
+def times_of_us(values: Sequence[float]) -> Times:
+    """Return the statistics of times in microseconds."""
+    quartiles = [float(np.quantile(values, q)) for q in (0.25, 0.5, 0.75)]
+    return Times(quartiles[1], quartiles[0], quartiles[2], min(values), len(values))
+
+
+def _judged(way: Way, a: Array, b: Array) -> Array:
+    try:
+        judge(a, b, way.result)
+    except ArithmeticError as error:
+        raise ArithmeticError(f"{way.name}: {error}") from None
+    return way.result
+
+
+def judge(a: Array, b: Array, c: Array) -> None:
+    """Hold a small product, or rows and columns of a large one, against the oracle.
+
+    The first and last of both are among them. ArithmeticError if an element is wrong.
+    """
+    n = len(a)
+    rows, columns = (_sampled(n, most) for most in (JUDGED_ROWS, JUDGED_COLUMNS))
+    judge_part(a[rows], b[:, columns], c[rows][:, columns], n)
+
+
+def _sampled(n: int, most: int) -> list[int]:
+    if n <= WHOLE:
+        return list(range(n))
+    return sorted({0, 1, n - 2, n - 1, *np.linspace(0, n - 1, most, dtype=int).tolist()})
+
+
+def judge_part(left: Array, right: Array, result: Array, n: int) -> None:
+    """Hold rows of A times columns of B against the oracle; ArithmeticError if wrong."""
+    left, right, result = (np.ascontiguousarray(part) for part in (left, right, result))
+    plan = gm.plan("matmul", left, right, rung="triple_loop")
+    verdict = check.judge("matmul", left, right, result, check.Rounding.of(plan))
+    if not verdict.ok:
+        raise ArithmeticError(f"a product of {n} x {n}: {verdict.text}")

@@ -1,0 +1,156 @@
+"""The pictures of study 001: times over n with both break-evens, parts, kernels, the balance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemmule_lab.report.bars import Group, Stack, stacked_bars
+from gemmule_lab.report.charts import Mark
+from gemmule_lab.report.line_chart import Axes, Line, line_chart
+from gemmule_lab.report.svg import number
+from gemmule_lab.studies import pictures as draw
+from gemmule_lab.studies.pictures import Picture
+from gemmule_lab.studies.products.passes import (
+    CPU_LOOP,
+    CUBLAS,
+    EIGEN,
+    NAIVE,
+    NUMPY,
+    PARTS,
+    PINNED,
+    SHARED,
+)
+from gemmule_lab.studies.records import Rows, StudyRow
+from gemmule_lab.studies.seeds.claims_001 import KERNELS, LONE_NAIVE
+from gemmule_lab.studies.seeds.crossings import by_size, crossing, totals_of
+
+EVERY = (CPU_LOOP, EIGEN, NUMPY, NAIVE, SHARED, CUBLAS)
+PAIRS = ((EIGEN, CUBLAS), (CPU_LOOP, SHARED))
+CALLED = {NAIVE: LONE_NAIVE}  # from host to host it runs as the document has it
+DTYPE, SHAPE = "float32", "n x n times n x n"
+SMALL = 256
+SPLIT = (64, 256, 1024, 4096)
+LOAD, UNLOAD = ("allocate", "host to device"), ("device to host", "free")
+GROUPS = ("load: allocate, copy in", "launch", "kernel", "unload: copy out, free")
+
+
+def pictures(rows: Rows, backend: str) -> Iterator[Picture]:
+    """Yield the drawings of what was measured on a back end."""
+    totals = totals_of(rows.where(backend=backend))
+    start = f"study-001-{backend}"
+    if totals:
+        yield from _times(totals, start)
+        yield from _alone(totals, start)
+        yield from _parts(totals, start)
+    yield from _kernels(rows, backend, start)
+    yield from draw.counters(
+        rows, backend, f"{start}-balance", "The shared kernel: what it keeps busy"
+    )
+    for row in rows.where("first call", backend=backend):
+        n = row.case["n"]
+        parts = [Group(k.removesuffix(" us"), {"time": us / 1e3}) for k, us in row.figures.items()]
+        facts = (DTYPE, f"{SHAPE}, tiles in shared memory", "ms of host time")
+        words = (
+            f"The first product of a process, n = {n}, part by part",
+            draw.subtitle(rows.where("first call"), *facts),
+        )
+        yield from draw.bars(f"{start}-first-call-{n}", parts, words, "ms")
+
+
+def _times(totals: Rows, start: str) -> Iterator[Picture]:
+    """Yield times over all sizes, and over small ones, with the break-even sizes marked."""
+    marks = []
+    for cpu, gpu in PAIRS:
+        found = crossing(totals, cpu, gpu)
+        if found is not None:
+            words = f"{gpu} overtakes {cpu} at n = {found.words}"
+            marks.append(Mark(words, found.n, found.low, min(found.high, 1e6)))
+    cpus = {environment.cpu for environment in totals.environments.values()}
+    device = ", ".join(dict.fromkeys((draw.device_of(totals), *sorted(cpus))))
+    below = f"{device}; {DTYPE}, {SHAPE}; ms from host array to host array, pageable memory"
+    below += "; grey: where the quartiles let the GPU overtake" if marks else ""
+    axes = Axes("n, of n x n matrices", "ms", log_y=True)
+    for name, most, title in (
+        ("times", float("inf"), "Matrix product: time over size, CPU and GPU in turns"),
+        ("times-small", SMALL, "Small products: where the GPU begins to pay"),
+    ):
+        lines = [_line(totals, who, most) for who in EVERY]
+        lines = [line for line in lines if line.points]
+        shown = marks if name == "times" else [mark for mark in marks if mark.at <= SMALL]
+        drawn = line_chart(lines, axes, title=title, subtitle=below, marks=shown)
+        yield f"{start}-{name}", drawn
+
+
+def _line(totals: Rows, name: str, most: float, part: str | None = None) -> Line:
+    times = sorted(by_size(totals, name, part).items())
+    return Line(CALLED.get(name, name), [(n, us / 1e3) for n, us in times if n <= most])
+
+
+def _alone(totals: Rows, start: str) -> Iterator[Picture]:
+    """Yield the processing alone: kernels by events, and the CPU's products."""
+    lines = []
+    for name in EVERY:
+        part = "product" if name in (CPU_LOOP, EIGEN, NUMPY) else "kernel"
+        lines.append(_line(totals, name, float("inf"), part))
+    lines = [line for line in lines if line.points]
+    below = draw.subtitle(totals, DTYPE, SHAPE, "ms; kernels between two events, without copies")
+    axes = Axes("n, of n x n matrices", "ms", log_y=True)
+    words = ("Processing alone: time over size, without any loading", below)
+    yield from draw.line_charts(f"{start}-alone", lines, axes, words)
+
+
+def _parts(totals: Rows, start: str) -> Iterator[Picture]:
+    """Yield how the time of a product on the GPU divides, pageable and pinned memory apart."""
+    stacks = []
+    for n in SPLIT:
+        for name in (NAIVE, SHARED, SHARED + PINNED, CUBLAS, CUBLAS + PINNED):
+            for row in totals.where(name=name, n=n):
+                parts = {part: row.figures[part] for part in PARTS}
+                load, unload = (sum(parts[p] for p in group) for group in (LOAD, UNLOAD))
+                label = name if PINNED in name else f"{CALLED.get(name, name)}, pageable"
+                note = f"{number(row.us / 1e3)} ms"
+                lengths = (load, parts["launch"], parts["kernel"], unload)
+                stacks.append(Stack(f"n = {n}: {label}", lengths, note))
+    if stacks:
+        fact = "shares of each product's time, the whole time behind them"
+        below = draw.subtitle(totals, DTYPE, SHAPE, fact)
+        title = "Loading, kernel, unloading: the parts of a product from host to host"
+        yield (
+            f"{start}-parts",
+            stacked_bars(stacks, GROUPS, title=title, subtitle=below),
+        )
+
+
+def _kernels(rows: Rows, backend: str, start: str) -> Iterator[Picture]:
+    """Yield the rate of each kernel, the fastest first, with the ceiling of plain arithmetic."""
+    here = rows.where(KERNELS, backend=backend).timed()
+    ceiling = rows.ceiling("fma float32", backend)
+    limit = None
+    if ceiling is not None:
+        limit = Mark(f"measured FMA ceiling, {number(ceiling / 1e3)} TFLOP/s", ceiling / 1e3)
+    for n in sorted({int(row.case["n"]) for row in here}):
+        groups = draw.by_temperature(here.where(n=n), _teraflops, _kernel)
+        groups.sort(key=lambda group: -max(group.values.values()))
+        facts = [DTYPE, SHAPE, "TFLOP/s", *draw.WORDS.values()]
+        if any(group.label.startswith("naive ") for group in groups):
+            facts.append("naive w x w: in blocks of w x w threads")
+        most = max((value for group in groups for value in group.values.values()), default=0.0)
+        if limit is not None and most > limit.at:
+            facts.append("a bar beyond the FMA ceiling runs on tensor cores")
+        title = f"Kernels alone, n = {n}, beside the ceiling of multiply-adds"
+        words = (title, draw.subtitle(here, *facts))
+        yield from draw.bars(f"{start}-kernels-{n}", groups, words, "TFLOP/s", limit)
+
+
+def _teraflops(row: StudyRow) -> float | None:
+    gflops = row.figures.get("gflops")
+    return None if gflops is None else gflops / 1e3
+
+
+def _kernel(row: StudyRow) -> str:
+    """Return a kernel's name, a naive one's with the width of its blocks, unless they are one."""
+    width = row.params.get("width")
+    if not row.name.startswith(NAIVE) or not width or row.name == LONE_NAIVE:
+        return row.name
+    rest = row.name.removeprefix(NAIVE).replace(f", blocks of {width} x {width}", ", fused")
+    return f"{NAIVE} {width} x {width}{rest}"

@@ -1,0 +1,153 @@
+"""The pictures of study 004: widths and heights of blocks, and where each algorithm wins."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from gemmule_lab.records.results import geomean
+from gemmule_lab.report.bars import Group
+from gemmule_lab.report.heat_maps import Panel, Scale, heat_maps
+from gemmule_lab.report.line_chart import Axes, Line
+from gemmule_lab.studies import pictures as draw
+from gemmule_lab.studies.pictures import Picture
+from gemmule_lab.studies.published import published
+from gemmule_lab.studies.records import Rows
+from gemmule_lab.studies.seeds.claims_004 import (
+    ALGORITHMS,
+    HEIGHT_RUNS,
+    HEIGHTS,
+    NAIVE,
+    SEED_WIDTH,
+    TRANSPOSE_NAME,
+    WIDTH_RUNS,
+    WIDTHS,
+)
+
+DTYPE = "float32, matrix by columns"
+ACROSS = {
+    "A x": ("naive", f"block_multiply {SEED_WIDTH}", "gemmule's choice", "torch"),
+    "A^T x": (
+        "naive transposed",
+        f"block_multiply_transposed {SEED_WIDTH}",
+        f"transpose_then {SEED_WIDTH}",
+        TRANSPOSE_NAME,
+        "gemmule's choice transposed",
+        "torch transposed",
+    ),
+}
+
+
+def pictures(rows: Rows, backend: str) -> Iterator[Picture]:
+    """Yield the drawings of what was measured on a back end."""
+    start = f"study-004-{backend}"
+    for temperature in ("warm", "cold"):
+        here = rows.where(WIDTH_RUNS, backend=backend, temperature=temperature).timed()
+        if here:
+            yield from _widths(here, start, temperature)
+            yield from _wins(here, start, temperature)
+            yield from _squares(here, start, temperature)
+    yield from _heights(rows.where(HEIGHT_RUNS, backend=backend).timed(), start)
+    yield from _five(rows.where("five algorithms", backend=backend).timed(), start)
+    yield from _cpu(rows.where("cpu", backend=backend).timed(), start)
+
+
+def _widths(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
+    """Yield the mean time over the width of a block, with what the document printed."""
+    lines = []
+    for algorithm in ALGORITHMS:
+        points = []
+        for width in WIDTHS:
+            us = list(here.where(name=f"{algorithm} {width}").us().values())
+            if us:
+                points.append((float(width), sum(us) / len(us)))
+        if points:
+            lines.append(Line(f"{algorithm}", points))
+    printed = published("004")["width_ms"]
+    if temperature == "warm":
+        lines += [
+            Line(f"{name}, printed", [(w, 1e3 * ms) for w, ms in zip(WIDTHS, table, strict=True)])
+            for name, table in printed.items()
+        ]
+    below = draw.subtitle(
+        here, DTYPE, "mean us over all shapes, 1,024 rows a block", temperature=temperature
+    )
+    words = (f"The width of a block, {temperature}", below)
+    axes = Axes("BLOCK_WIDTH", "us", log_y=True)
+    yield from draw.line_charts(f"{start}-widths-{temperature}", lines, axes, words)
+
+
+def _wins(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
+    found = [draw.ratios(here, f"{name} {SEED_WIDTH}", NAIVE[name]) for name in ALGORITHMS]
+    shown = [panel for panel in found if panel is not None]
+    won = sum(value > 1 for panel in shown for value in panel.values.values())
+    cases = sum(len(panel.values) for panel in shown)
+    fact = "times as fast as the baseline: naive for A x, naive transposed for A^T x"
+    words = (
+        f"Where width {SEED_WIDTH} beats the naive kernels, {temperature}: {won} of {cases} cases",
+        draw.subtitle(here, DTYPE, fact, temperature=temperature),
+    )
+    axes = ("rows of A", "columns of A")
+    yield from draw.maps(f"{start}-wins-{temperature}", shown, words, draw.FASTER, axes)
+
+
+def _squares(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
+    square = Rows((row for row in here if row.case["m"] == row.case["n"]), here.environments)
+    for what, names in ACROSS.items():
+        chosen = Rows((row for row in square if row.name in names), here.environments)
+        lines = draw.lines_of(chosen, draw.microseconds)
+        below = draw.subtitle(here, DTYPE, "us; square matrices", temperature=temperature)
+        words = (f"{what}: the algorithms over n, {temperature}", below)
+        axes = Axes("n, of an n x n matrix", "us", log_y=True)
+        name = f"{start}-{'product' if what == 'A x' else 'transposed'}-{temperature}"
+        yield from draw.line_charts(name, lines, axes, words)
+
+
+def _heights(here: Rows, start: str) -> Iterator[Picture]:
+    shown = []
+    for algorithm in ALGORITHMS:
+        values = {
+            (height, width): geomean(us)
+            for height in HEIGHTS
+            for width in WIDTHS
+            if (us := here.where(name=f"{algorithm} {height} x {width}").us().values())
+        }
+        if values:
+            height, width = min(values, key=lambda pair: values[pair])
+            shown.append(Panel(f"{algorithm}, best {height} x {width}", values))
+    if shown:
+        shapes = ", ".join(dict.fromkeys(draw.shape_of(row.case) for row in here))
+        fact = f"geometric mean us over the matrices {shapes}"
+        below = draw.subtitle(here, DTYPE, fact, temperature="warm")
+        title = "Height x width of a block: the times of each algorithm, and its best"
+        axes, scale = ("BLOCK_HEIGHT", "BLOCK_WIDTH"), Scale("us; darker is slower")
+        yield f"{start}-heights", heat_maps(shown, scale, title=title, subtitle=below, axes=axes)
+
+
+def _five(here: Rows, start: str) -> Iterator[Picture]:
+    """Yield the mean over the shapes for each algorithm, its middle and its range of matrices."""
+    means: dict[str, list[float]] = {}
+    for name in here.names():
+        us = list(here.where(name=name).us().values())
+        means.setdefault(name.partition(" #")[0], []).append(sum(us) / len(us))
+    groups = [
+        Group(name, {"us": statistics.median(found)}, {"us": (min(found), max(found))})
+        for name, found in sorted(means.items())
+    ]
+    count = max(map(len, means.values()), default=0)
+    fact = f"mean us over all shapes: the middle one of {count} random matrices and their range"
+    below = draw.subtitle(here, DTYPE, fact, temperature="warm")
+    words = (f"Five algorithms at width {SEED_WIDTH} on five random matrices", below)
+    yield from draw.bars(f"{start}-five", groups, words, "us")
+
+
+def _cpu(here: Rows, start: str) -> Iterator[Picture]:
+    """Yield the times of every product on the CPU, warm and cold side by side."""
+    groups = draw.by_temperature(
+        here, draw.microseconds, lambda row: f"{draw.shape_of(row.case)}, {row.name}"
+    )
+    words = (
+        "Column-major products on the CPU",
+        draw.subtitle(here, DTYPE, "us", *draw.WORDS.values()),
+    )
+    yield from draw.bars(f"{start}-products", groups, words, "us")

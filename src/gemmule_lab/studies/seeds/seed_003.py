@@ -1,0 +1,301 @@
+"""Seed 003: fast matvec in fp16, int8 and int4, against PyTorch, and the alternatives it tried."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from gemmule.core.registry import cuda_rungs
+from gemmule_lab.records.results import geomean
+from gemmule_lab.studies import verdicts
+from gemmule_lab.studies.grid import Cell, Lane, Step, Study
+from gemmule_lab.studies.published import BITS, formula_gbs, published
+from gemmule_lab.studies.records import Claim, Finding, Rows, case_key, decided
+from gemmule_lab.studies.seeds.pictures_003 import pictures
+
+SIZES = (512, 1024, 2048, 4096, 8192, 16384)
+CPU_SIZES = (512, 1024, 2048, 4096)
+LARGE = 2048
+EXPERIMENT = "sizes"
+CODE_ROWS, CODE_THREADS = 8, 512
+DIFFERS, SLIGHTLY = 0.01, 1.5
+TUNED = "fp16, best parameters"
+FASTER = 1.1
+COLUMNS = {
+    "torch": "torch",
+    "fp16 two_step": "fp16",
+    TUNED: "",
+    "int8 codes": "int8",
+    "int4 codes": "int4",
+    "gemmule's choice": "",
+}
+
+
+CPU_COLUMNS = {"torch": "torch", "fp16": "fp16", "int8": "int8", "int4": "int4"}
+
+
+def _tuned_rung(preset: str) -> str:
+    """Return the rung that holds the preset: one warp a row or less, or several."""
+    names = {rung.name for rung in cuda_rungs() if preset in rung.presets}
+    return min(names)
+
+
+def gpu_lanes(n: int) -> tuple[Lane, ...]:
+    """Return the seed's kernels at its own launch parameters, the alternatives, and the peer."""
+    table = published("003")["devices"]["RTX 3090"]["launch"]
+    p, rows, *_ = table[SIZES.index(n)]
+    narrow = {"p": min(p, CODE_THREADS), "rows": min(rows, CODE_ROWS)}
+    warp, block = {"p": 32, "rows": 4}, {"p": 128, "rows": 4}
+    lanes = [
+        Lane("torch", None, peer="torch", form="float16"),
+        Lane("fp16 two_step", "two_step", preset=f"rtx3090_{n}", form="float16"),
+        Lane(TUNED, _tuned_rung(f"h200_{n}"), preset=f"h200_{n}", form="float16"),
+        Lane("fp16 two_step, P100 table", "two_step", preset=f"p100_{n}", form="float16"),
+        Lane("int8 codes", "int8_codes", {**narrow, "values": 8}, form="int8"),
+        Lane("int4 codes", "int4_codes", {**narrow, "values": 16}, form="int4"),
+        Lane("int4 codes, 8 values", "int4_codes", {**narrow, "values": 8}, form="int4"),
+        Lane("fp16 scalar loads", "p_threads", warp, form="float16"),
+        Lane("fp16 16-byte loads", "p_threads_vector", warp, form="float16"),
+        Lane("fp16 one block a row", "two_step", block, form="float16"),
+        Lane("fp16 y blocks", "y_blocks", {**block, "y": 4}, form="float16"),
+        Lane("fp16 x in shared memory", "vector_shared_x", block, form="float16"),
+        Lane("int8 codes, 128 threads", "int8_codes", {**block, "values": 8}, form="int8"),
+        Lane("int8 product table", "product_table_int8", {**block, "values": 8}, form="int8"),
+        Lane("int4 codes, 128 threads", "int4_codes", {**block, "values": 16}, form="int4"),
+        Lane("int4 product table", "product_table_int4", {**block, "values": 16}, form="int4"),
+        Lane("gemmule's choice", "auto", form="float16"),
+    ]
+    return tuple(lanes)
+
+
+def by_matrix(lanes: tuple[Lane, ...]) -> tuple[tuple[Lane, ...], ...]:
+    """Return the lanes over halves and those over codes apart.
+
+    Warm means one matrix again and again. Codes read in between leave the L2 of an H200 in a state
+    that 33 MB of halves do not get out of: the same kernel took 6.6 to 10.4 us, without them 6.5.
+    """
+    halves = tuple(lane for lane in lanes if lane.form == "float16")
+    return halves, tuple(lane for lane in lanes if lane not in halves)
+
+
+CPU_LANES = (
+    Lane("torch", None, peer="torch", form="float16"),
+    Lane("fp16", "auto", form="float16"),
+    Lane("int8", "auto", form="int8"),
+    Lane("int4", "auto", form="int4"),
+    Lane("int8, no vector decoding", "four_rows", form="int8"),
+    Lane("int4, no vector decoding", "four_rows", form="int4"),
+)
+
+
+def steps(backend: str, full: bool) -> Iterable[Step]:
+    """Return the grid: the seed's six sizes, warm and cold; on a CPU the first four unless full."""
+    sizes = SIZES if backend == "cuda" or full else CPU_SIZES
+    for n in sizes:
+        parts = by_matrix(gpu_lanes(n)) if backend == "cuda" else (CPU_LANES,)
+        for temperature, lanes in itertools.product(("warm", "cold"), parts):
+            yield Cell(EXPERIMENT, "matvec", n, n, lanes, temperature, case={"n": n})
+
+
+def left_out(full: bool) -> Iterator[str]:
+    """Yield what the grid lacks."""
+    if not full:
+        yield "on a CPU the sizes 8192 and 16384"
+    yield "int8 and int4 at more than 8 rows a block: ours end there, the seed's tables at 32"
+
+
+def _warm(rows: Rows) -> Rows:
+    return rows.where(EXPERIMENT, backend="cuda", temperature="warm")
+
+
+def _codes_over_half(name: str) -> Callable[[Rows], Finding]:
+    """Return the judge of "codes beat fp16 on large matrices": faster at every size from 2048."""
+    return lambda rows: verdicts.always(
+        verdicts.at_sizes(_warm(rows), LARGE), name, "fp16 two_step"
+    )
+
+
+def _slightly_slower(rows: Rows) -> Finding:
+    ratios = verdicts.speedups(_warm(rows), "fp16 one block a row", "fp16 y blocks")
+    mean = geomean(ratios.values()) if ratios else 0.0
+    words = "time with y blocks over time with one block a row:"
+    return verdicts.of_ratios(ratios, 1 < mean <= SLIGHTLY, words)
+
+
+def _tuned_over_torch(rows: Rows) -> Finding:
+    """Judge our own bar: 1.1 times torch at every size, warm and cold; say where not, and why."""
+    ratios: dict[str, float] = {}
+    short = []
+    read = rows.ceiling("read", "cuda")
+    for temperature in ("warm", "cold"):
+        here = rows.where(EXPERIMENT, backend="cuda", temperature=temperature)
+        for n in SIZES:
+            of_size = here.where(n=n)
+            ours, torch = (
+                next(iter(of_size.where(name=name).us().values()), None)
+                for name in (TUNED, "torch")
+            )
+            if ours is None or torch is None:
+                continue
+            ratios[f"{temperature} {n}"] = torch / ours
+            if torch / ours < FASTER:
+                words = f"{torch / ours:.3f} at {n}, {temperature}"
+                if read is not None:
+                    words += f", where torch reads at {formula_gbs(n, 16, torch * 1e3) / read:.2f}"
+                    words += f" and ours at {formula_gbs(n, 16, ours * 1e3) / read:.2f} of the"
+                    words += " measured ceiling"
+                short.append(words)
+    words = f"{TUNED}, times as fast as torch:"
+    found = verdicts.of_ratios(ratios, bool(ratios) and not short, words)
+    return replace(found, figure="; less: ".join([found.figure, *short]))
+
+
+def deviations() -> list[tuple[str, str, int, float, float]]:
+    """Return device, column, n, printed and recomputed GB/s where they differ by over 1 %."""
+    found = []
+    for device, data in published("003")["devices"].items():
+        for column, printed in data["gbs"].items():
+            times = data["runtime_ns"][column]
+            for n, gbs, ns in zip(SIZES, printed, times, strict=True):
+                again = formula_gbs(n, BITS[column], ns)
+                if abs(gbs / again - 1) > DIFFERS:
+                    found.append((device, column, n, gbs, again))
+    return found
+
+
+def _printed_bandwidths(rows: Rows) -> Finding:
+    wrong = deviations()
+    words = "; ".join(
+        f"{device} {column} {n}: {gbs:.2f} printed, {again:.2f} by formula"
+        for device, column, n, gbs, again in wrong
+    )
+    return decided(not wrong, f"{len(wrong)} of 36 differ by more than 1 %: {words}")
+
+
+CLAIMS = (
+    Claim(
+        "fp16-over-torch", "The fp16 kernel is faster than PyTorch at all six sizes.",
+        "confirmed if two_step at the document's own launch parameters beats torch.mv at every "
+        "size, warm as there", lambda rows: verdicts.always(_warm(rows), "fp16 two_step", "torch"),
+    ),
+    Claim(
+        "fp16-tuned-over-torch",
+        "Not in the document: at parameters chosen for the device it is 1.1 times as fast.",
+        "confirmed if p_threads_vector or two_step at the H200's presets is 1.1 times as fast as "
+        "torch.mv at every size, warm and cold", _tuned_over_torch,
+    ),
+    Claim(
+        "int8-over-fp16", "int8 is faster than fp16 on large matrices.",
+        "confirmed if faster at every size from 2048", _codes_over_half("int8 codes"),
+    ),
+    Claim(
+        "int4-over-fp16", "int4 is faster than fp16 on large matrices.",
+        "confirmed if faster at every size from 2048", _codes_over_half("int4 codes"),
+    ),
+    Claim(
+        "vector-loads", "Loading 16 bytes at a time is faster than loading single values.",
+        "confirmed if faster by more than 2 % in the geometric mean",
+        lambda rows: verdicts.gain(_warm(rows), "fp16 16-byte loads", "fp16 scalar loads"),
+    ),
+    Claim(
+        "y-blocks", "Several blocks a row and a second kernel are slightly slower.",
+        "confirmed if the geometric mean is slower, by at most 1.5 times", _slightly_slower,
+    ),
+    Claim(
+        "shared-x", "Keeping x in shared memory brings no gain.",
+        "confirmed unless faster by more than 2 % in the geometric mean",
+        lambda rows: verdicts.no_gain(
+            _warm(rows), "fp16 x in shared memory", "fp16 one block a row"
+        ),
+    ),
+    Claim(
+        "table-int8", "A table of products brings no gain for int8.",
+        "confirmed unless faster by more than 2 % in the geometric mean",
+        lambda rows: verdicts.no_gain(_warm(rows), "int8 product table", "int8 codes, 128 threads"),
+    ),
+    Claim(
+        "table-int4", "A table of products could pay for int4 (proposed there, not tested).",
+        "confirmed if faster by more than 2 % in the geometric mean",
+        lambda rows: verdicts.gain(_warm(rows), "int4 product table", "int4 codes, 128 threads"),
+    ),
+    Claim(
+        "int4-16-values", "For int4, 16 values a thread are better than 8.",
+        "confirmed if faster by more than 2 % in the geometric mean",
+        lambda rows: verdicts.gain(_warm(rows), "int4 codes", "int4 codes, 8 values"),
+    ),
+    Claim(
+        "printed-bandwidths", "The printed GB/s follow from the printed times.",
+        "confirmed if the document's own formula gives each printed figure within 1 %",
+        _printed_bandwidths,
+    ),
+)  # fmt: skip
+
+
+def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
+    """Yield, by size and kernel, the printed figures beside ours, warm and cold; then our CPU's."""
+    on_cpu = rows.where(EXPERIMENT, backend="cpu").timed()
+    sizes = {int(row.case["n"]) for row in on_cpu}
+    for backend, index, n in [
+        *(("cuda", index, n) for index, n in enumerate(SIZES)),
+        *(("cpu", index, n) for index, n in enumerate(SIZES) if n in sizes),
+    ]:
+        for name, column in (COLUMNS if backend == "cuda" else CPU_COLUMNS).items():
+            printed = [
+                cell for device in ("P100", "RTX 3090") for cell in _printed(device, column, index)
+            ]
+            ours = [
+                cell
+                for temperature in ("warm", "cold")
+                for cell in _ours(rows.where(backend=backend), name, column, temperature, n)
+            ]
+            kernel = name if backend == "cuda" else f"{name}, on our CPU"
+            yield (str(n), kernel, *printed, *ours, _launch(rows, name, n))
+
+
+def _printed(device: str, column: str, index: int) -> tuple[str, str, str, str]:
+    """Return us, GB/s (and what was printed where that differs), x over torch, x over fp16."""
+    data = published("003")["devices"][device]
+    times = data["runtime_ns"]
+    if not column or column not in times:
+        return "", "", "", ""
+    ns, n = times[column][index], SIZES[index]
+    gbs = f"{formula_gbs(n, BITS[column], ns):.0f}"
+    for where, what, size, wrong, _ in deviations():
+        if (where, what, size) == (device, column, n):
+            gbs += f" ({wrong:.0f} printed)"
+    over_half = "" if column in ("torch", "fp16") else f"{times['fp16'][index] / ns:.2f}"
+    return f"{ns / 1000:.2f}", gbs, f"{times['torch'][index] / ns:.2f}", over_half
+
+
+def _ours(rows: Rows, name: str, column: str, temperature: str, n: int) -> tuple[str, ...]:
+    """Return us, GB/s, x over torch and x over fp16 of our row, as far as it was measured."""
+    here = rows.where(EXPERIMENT, temperature=temperature, n=n)
+    case = case_key({"n": n})
+    us = here.where(name=name).us().get(case)
+    if us is None:
+        return "", "", "", ""
+    ratios = []
+    half = "fp16 two_step" if name in COLUMNS and here.where(backend="cuda") else "fp16"
+    for other in ("torch", half):
+        theirs = here.where(name=other).us().get(case)
+        ratios.append("" if theirs is None or name == other else f"{theirs / us:.2f}")
+    bits = BITS[column or "fp16"]
+    return f"{us:.2f}", f"{formula_gbs(n, bits, us * 1000):.0f}", *ratios
+
+
+def _launch(rows: Rows, name: str, n: int) -> str:
+    """Return threads a row and rows a block of our row."""
+    for row in rows.where(EXPERIMENT, backend="cuda", name=name, n=n):
+        if "p" in row.params:
+            return f"{row.params['p']} x {row.params['rows']}"
+    return ""
+
+
+_EACH = ("us", "GB/s", "x torch", "x fp16")
+STUDY = Study(
+    "003", "Fast matvec in fp16, int8 and int4", steps, left_out, CLAIMS, comparison,
+    ("n", "kernel", *(f"{where} {what}" for where in ("P100", "3090", "warm", "cold")
+                      for what in _EACH), "p x rows"),
+    lambda rows, backend: pictures(rows, backend, tuple(COLUMNS)),
+)  # fmt: skip

@@ -1,0 +1,54 @@
+"""Study rows on disk: a log that a study goes on with where it was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from gemmule_lab.records import log
+from gemmule_lab.records.rows import Environment
+from gemmule_lab.studies.records import TEMPERATURES, Rows, StudyRow
+
+
+def append(path: Path, items: Iterable[Environment | StudyRow]) -> None:
+    """Append environments and rows; a line that a crash cut off is removed first."""
+    log.append(path, "study", items)
+
+
+def take(path: Path, other: Path, seed: str) -> int:
+    """Take the rows of another file of the same seed in as the newer ones; return how many.
+
+    No row on file is lost, and a row that only says why nothing was measured replaces none that
+    was. Environments of rows that are replaced go. ValueError as `read` raises it.
+    """
+    here, there = read(path, seed), read(other, seed)
+    both = Rows((*here, *there), {**here.environments, **there.environments})
+    used = {row.environment for row in both}
+    first = {row.environment: index for index, row in reversed(list(enumerate(both)))}
+    environments = {name: e for name, e in both.environments.items() if name in used}
+    ordered: list[Environment | StudyRow] = []
+    for name in sorted(environments, key=lambda name: first[name]):
+        ordered += [environments[name], *(row for row in both if row.environment == name)]
+    log.replace(path, "study", ordered)
+    return len(there)
+
+
+def read(path: Path, seed: str) -> Rows:
+    """Return the rows of one seed in a file; none where there is no file.
+
+    ValueError as `gemmule_lab.records.log.read` raises it, and for a row of another seed.
+    """
+    if not path.is_file():
+        return Rows(())
+
+    def check(row: StudyRow) -> None:
+        if row.seed != seed:
+            raise ValueError(f"the row is of seed {row.seed!r}; the file is of seed {seed}.")
+        if row.temperature not in TEMPERATURES:
+            known = ", ".join(TEMPERATURES)
+            raise ValueError(f"temperature is {row.temperature!r}; one of {known}.")
+        if row.times_us is not None:
+            log.check_times(row.times_us)
+
+    held = log.read(path, "study", StudyRow, check)
+    return Rows(held.rows, held.environments)
