@@ -17,7 +17,8 @@ from gemmule.storage import evidence
 from gemmule_lab.bench import ladder_times
 from gemmule_lab.profile.counters import METRICS, Counted
 from gemmule_lab.records.rows import Row, Speedup, Times
-from gemmule_lab.report.ladder_table import before, examples, rows
+from gemmule_lab.report.ladder_gains import before
+from gemmule_lab.report.ladder_table import examples, rows
 from pages import build, cuda_pages, ladder_tables, newest
 from pages.cuda_pages import page, picture
 from pages.excerpts import MOST_LINES, Telling, docstring, excerpt, marked, telling
@@ -59,7 +60,10 @@ def test_every_rung_explains_itself(op: str, rung) -> None:
         f"say in a few sentences what it adds to {rung.after or 'nothing'}"
     )
     assert len(said.split()) >= 24, f"the docstring of {rung.path.name} says too little"
-    assert f"\n## {rung.name}\n\n{said}\n" in text_of(op), "run `make docs`"
+    text = text_of(op)
+    heading = f"\n## {ladder(op, 'cuda').numbers[rung.name]} {rung.name}\n"
+    assert heading in text, "run `make docs`"
+    assert f"\n\n{said}\n" in text, "run `make docs`"
 
 
 @named
@@ -214,8 +218,8 @@ def test_a_rung_stands_beside_the_nearest_one_before_it() -> None:
     assert ladder_tables.rung_times("matvec", chosen["y_blocks"], rungs, rows) == ""
     every = ladder_tables.all_times("matvec", rows).splitlines()
     assert [line.split("|")[1].strip().replace("\\", "") for line in every[2:]] == [
-        "thread_per_row",
-        "two_step",
+        "1 thread_per_row",
+        "2a3 two_step",
         "torch",
     ]
 

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.core.registry import OPS, ladder
-from gemmule.core.rung import Rung
 from gemmule.storage.atomic import replace_text
 from gemmule_lab.records import results
 from gemmule_lab.records.environment import cpu_name
 from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.report.ladder_table import before
+from gemmule_lab.report.ladder_gains import FILES, before, ladder_of, newest
 from gemmule_lab.report.tables import TableData, label, significant, without_empty_columns
 from gemmule_lab.verify.device import slug
 from pages.excerpts import docstring
@@ -31,7 +30,7 @@ from pages.instructions import KINDS
 from pages.markdown import markdown
 
 FOLDER, EVIDENCE = Path("docs") / "ladder", "evidence"
-MEASURED = "cpu_ladder.jsonl"
+MEASURED = FILES["cpu"]
 MIXES = "instructions.json"
 FORMATS = ("float32", "float16", "plain int8", "int8", "int4")
 MAX_BYTES = 1 << 20
@@ -45,7 +44,7 @@ def page(op: str) -> Path:
 
 def tables(root: Path) -> dict[Path, dict[str, str]]:
     """Return the tables of every page that exists below `root`, from its evidence."""
-    run = _newest(root)
+    run = newest("cpu", root / EVIDENCE)
     mixes = sorted((root / EVIDENCE).glob(f"*/{MIXES}"))
     if run is not None:  # before those of other processors
         mixes.sort(key=lambda path: path.parent.name != slug(_cpu(run)))
@@ -63,14 +62,6 @@ def tables(root: Path) -> dict[Path, dict[str, str]]:
     return found
 
 
-def _newest(root: Path) -> results.Results | None:
-    """Return the last run of the ladders' suite on record, None where there is none."""
-    runs = [results.read(path) for path in sorted((root / EVIDENCE).glob(f"*/{MEASURED}"))]
-    return max(
-        runs, key=lambda run: max(e.timestamp for e in run.environments.values()), default=None
-    )
-
-
 def _cpu(run: results.Results) -> str:
     return next(iter(run.environments.values())).cpu
 
@@ -81,7 +72,7 @@ def keep(root: Path, file: Path) -> Path:
     ValueError where the file holds no such run.
     """
     run = results.read(file)
-    if not all(any(_ladder_of(row) == op for row in run.rows) for op in OPS):
+    if not all(any(ladder_of(row) == op for row in run.rows) for op in OPS):
         raise ValueError(f"{file} has no rows of some ladder; give one of a whole ladder suite.")
     path = root / EVIDENCE / slug(_cpu(run)) / MEASURED
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,22 +82,17 @@ def keep(root: Path, file: Path) -> Path:
 
 def rungs(op: str) -> str:
     """Return a list of a ladder's rungs with the words of their files, in order."""
-    groups: dict[str, list[str]] = {}
-    for rung in ladder(op, "cpu"):
-        said = f"- **{rung.name}**: {' '.join(docstring(rung).split())}"
-        item = textwrap.fill(
-            said, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    held, items = ladder(op, "cpu"), []
+    for rung in held:
+        aside = f" (branch: {held.branch(rung)})" * bool(held.branch(rung))
+        words = " ".join(docstring(rung).split())
+        said = f"- {held.numbers[rung.name]} **{rung.name}**{aside}: {words}"
+        items.append(
+            textwrap.fill(
+                said, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
         )
-        groups.setdefault(_group(rung) if op == "quantized" else "", []).append(item)
-    parts = [f"{name}:\n\n" * bool(name) + "\n".join(items) for name, items in groups.items()]
-    return "\n\n".join(parts)
-
-
-def _group(rung: Rung) -> str:
-    """Return in words which products of a quantised matrix a rung computes."""
-    if rung.op == "matmul":
-        return "Several columns"
-    return f"One vector, {'along the stored rows' if 'row' in rung.layouts else 'across them'}"
+    return "\n".join(items)
 
 
 def conditions(environment: Environment) -> str:
@@ -121,7 +107,7 @@ def measured(op: str, rows: Sequence[Row]) -> str:
     """Return one table per product of the ladder: its rungs in order, then the peers."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if _ladder_of(row) == op:
+        if ladder_of(row) == op:
             groups.setdefault(row.group, []).append(row)
     order = {rung.name: place for place, rung in enumerate(ladder(op, "cpu"))}
     parts = []
@@ -130,20 +116,11 @@ def measured(op: str, rows: Sequence[Row]) -> str:
         ours.sort(key=lambda row: order.get(row.name, len(order)))
         peers = sorted((r for r in group if r.kind == "peer"), key=lambda r: r.times_us.median)
         parts.append(f"**{title}**\n\n{markdown(_measured_table(op, [*ours, *peers]))}")
-    known = {row.name for row in rows if _ladder_of(row) == op}
+    known = {row.name for row in rows if ladder_of(row) == op}
     missing = [rung.name for rung in ladder(op, "cpu") if rung.name not in known]
     if missing:
         parts.append(f"{NOT_YET} {', '.join(missing)}.")
     return "\n\n".join(parts)
-
-
-def _ladder_of(row: Row) -> str:
-    problem = row.problem
-    if problem.quant is not None:
-        return "quantized"
-    if problem.op == "matmul":
-        return "matmul"
-    return "matvec" if problem.layout_a == "row" else "vecmat"
 
 
 def _measured_table(op: str, rows: Sequence[Row]) -> TableData:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gemmule.core.registry import OPS, ladder
+from gemmule.core.registry import OPS, Ladder, ladder
 from gemmule.core.rung import RUNGS_FOLDER, Rung
 from gemmule.storage.atomic import replace_text
 from gemmule_lab.profile.counters import Counted
 from gemmule_lab.records.rows import Environment, Row
+from gemmule_lab.report.ladder_gains import Gain, gains
 from pages import ladder_tables, newest
 from pages.excerpts import docstring, excerpt, telling
 from pages.figures import of_ladder
@@ -81,9 +82,19 @@ def _draw(root: Path, op: str, rows: Sequence[Row]) -> list[Path]:
 def sections(op: str, rows: Sequence[Row], counted: Sequence[Counted]) -> str:
     """Return the sections of a ladder's rungs, in order."""
     rungs = ladder(op, "cuda")
+    gained = gains(op, "cuda", rows)
     return "\n\n".join(
-        f"## {rung.name}\n\n{section(op, rung, rungs, rows, counted)}" for rung in rungs
+        f"## {rungs.numbers[rung.name]} {rung.name}\n\n{place(rung, rungs, gained)}"
+        f"{section(op, rung, rungs, rows, counted)}"
+        for rung in rungs
     )
+
+
+def place(rung: Rung, rungs: Ladder, gained: Mapping[str, Gain]) -> str:
+    """Return in a line of its own why a rung is a branch, and what it gained on record."""
+    aside, gain = rungs.branch(rung), gained.get(rung.name)
+    told = [f"Branch: {aside}."] * bool(aside) + [f"{gain}."] * (gain is not None)
+    return f"*{' '.join(told)}*\n\n" if told else ""
 
 
 def section(

@@ -10,7 +10,7 @@ from gemmule.core.rung import Rung
 from gemmule_lab.bench import ladder_times
 from gemmule_lab.profile.counters import Counted
 from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.report.ladder_table import before
+from gemmule_lab.report.ladder_gains import before
 from gemmule_lab.report.tables import TableData, significant
 from pages.excerpts import Telling
 from pages.figures.drawing import Figure
@@ -188,10 +188,12 @@ def story(op: str, rows: Sequence[Row], counted: Sequence[Counted]) -> str:
 def all_times(op: str, rows: Sequence[Row]) -> str:
     """Return the times of all rungs and peers of a ladder, a column for each product."""
     columns = [title for title in titles(op) if any(row.group == title for row in rows)]
-    names = [rung.name for rung in ladder(op, "cuda")]
-    names += [ladder_times.PLAIN, ladder_times.TORCH]
+    numbers = {**ladder(op, "cuda").numbers, ladder_times.PLAIN: "", ladder_times.TORCH: ""}
     times = {(row.name, row.group): significant(row.times_us.median) for row in rows}
-    body = [(name, *(times.get((name, title), "") for title in columns)) for name in names]
+    body = [
+        (f"{number} {name}".strip(), *(times.get((name, title), "") for title in columns))
+        for name, number in numbers.items()
+    ]
     body = [line for line in body if any(line[1:])]
     if not body:
         return f"Not measured yet: {COMMAND}."
@@ -222,7 +224,8 @@ def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 def times_figure(op: str, rows: Sequence[Row]) -> Figure:
     """Draw the times of a ladder's first product as bars, on a logarithmic axis."""
     title = titles(op)[0]
-    order = [rung.name for rung in ladder(op, "cuda")] + [ladder_times.PLAIN, ladder_times.TORCH]
+    numbers = ladder(op, "cuda").numbers
+    order = [*numbers, ladder_times.PLAIN, ladder_times.TORCH]
     times = {row.name: row.times_us.median for row in rows if row.group == title}
     names = [name for name in order if name in times]
     told = "; ".join(f"{name} {significant(times[name])} us" for name in names)
@@ -235,7 +238,7 @@ def times_figure(op: str, rows: Sequence[Row]) -> Figure:
     for index, name in enumerate(names):
         y = 52 + 28 * index
         length = 390 * math.log(2 * times[name] / fastest) / span
-        f.text(232, y + 16, name, anchor="end")
+        f.text(232, y + 16, f"{numbers.get(name, '')} {name}".strip(), anchor="end")
         f.box(242, y, round(length, 1), 22, "a" if name in times and _ours(op, name) else "x")
         f.text(round(250 + length, 1), y + 16, f"{significant(times[name])} us")
     f.text(242, 76 + 28 * len(names), "logarithmic axis; cold", kind="soft", size=14)

@@ -7,27 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.storage import lines
-from gemmule_lab.bench.ladder_times import FILE as LADDER
 from gemmule_lab.profile.counters import FILE as COUNTERS
 from gemmule_lab.profile.counters import SCHEMA, Counted
-from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
+from gemmule_lab.report import ladder_gains
 
 MAX_FILE_BYTES = 4 << 20
 
 
 def ladder_rows(evidence: Path) -> tuple[Mapping[str, Environment], tuple[Row, ...]]:
     """Return environments and rows of the newest file below a folder; none where there is none."""
-    best: results.Results | None = None
-    for path in sorted(evidence.glob(f"*/{LADDER}")):
-        found = results.read(path)
-        if best is None or _when(found) > _when(best):
-            best = found
+    best = ladder_gains.newest("cuda", evidence)
     return ({}, ()) if best is None else (best.environments, best.rows)
-
-
-def _when(found: results.Results) -> str:
-    return max((e.timestamp for e in found.environments.values()), default="")
 
 
 def counters(evidence: Path) -> list[Counted]:

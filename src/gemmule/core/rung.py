@@ -129,11 +129,13 @@ class Rung:
 
     The loader fills `name` and `folder` from the path. `params` is the declared search space, name
     -> values, the first value being the default. `layouts` are those of A that the rung takes (see
-    `gemmule.core.problem`), `layouts_b` those of B. `batched` rungs take a leading batch axis; for
-    the others the back end loops. `by_name_only` rungs are neither chosen by plans nor tried by the
-    tuner unless they are named: what they gain depends on the calls around them. A `vendor` rung
-    calls the library that users have anyway: the choice, unless another was tuned. How a rung runs
-    is told by `CpuRung`, `CudaRung` and `LibraryRung`.
+    `gemmule.core.problem`), `layouts_b` those of B. `after` names the rung it adds its idea to, on
+    the same ladder; `branch` says why it is no step of that rung's line but leaves it (another
+    memory order, another shape, an alternative that loses): empty for a step. `batched` rungs take
+    a leading batch axis; for the others the back end loops. `by_name_only` rungs are neither chosen
+    by plans nor tried by the tuner unless they are named: what they gain depends on the calls
+    around them. A `vendor` rung calls the library that users have anyway: the choice, unless
+    another was tuned. How a rung runs is told by `CpuRung`, `CudaRung` and `LibraryRung`.
     """
 
     backend: ClassVar[str] = ""
@@ -147,6 +149,7 @@ class Rung:
     layouts: tuple[str, ...] = ("row",)
     layouts_b: tuple[str, ...] = ("row", "col")
     after: str | None = None
+    branch: str = ""
     params: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
     quantized: bool = False

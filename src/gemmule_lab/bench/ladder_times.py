@@ -19,7 +19,7 @@ from gemmule.timing.sampler import Budget
 from gemmule_lab.bench.entries import Entry, race
 from gemmule_lab.records.known_proofs import proof_of
 from gemmule_lab.records.rows import Environment, Facts, Row
-from gemmule_lab.report.ladder_table import before
+from gemmule_lab.report.ladder_gains import before
 from gemmule_lab.studies.grid import Cell, Lane
 
 FILE = "ladder.jsonl"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gemmule import backends
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.core.registry import ladder
+from gemmule.core.registry import Ladder, ladder
 from gemmule.core.rung import CpuRung, CudaRung, Machine, Rung
 from gemmule.errors import DeviceError
 from gemmule.storage import evidence
+from gemmule_lab.report import ladder_gains
+from gemmule_lab.report.ladder_gains import Gain
 
 # What workspaces of CUDA rungs are computed for where no GPU is present: the H200 of the evidence.
 REFERENCE_GPU = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.8e12, 50 << 20, 227 << 10)
@@ -22,12 +24,18 @@ FEW = 8  # rows or columns, of examples for rungs that take no square ones
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rung as strings; sizes in bytes, None where the rung takes no example of ours."""
+    """One rung as strings; sizes in bytes, None where the rung takes no example of ours.
 
+    number: its place on the ladder; gain: over the step before, on record, or why it has none;
+    branch: why it is no step of the main line, empty for a step.
+    """
+
+    number: str
     rung: str
     technique: str
     idea: str
-    after: str
+    gain: str
+    branch: str
     dtypes: str
     layouts: str
     workspace_bytes: int | None
@@ -45,16 +53,9 @@ def rows(
     this machine cannot run; documents, which are for every machine, do not.
     """
     chosen = machine_of(backend) if machine is None else machine
-    return [_row(rung, chosen, size, here) for rung in ladder(op, backend)]
-
-
-def before(rung: Rung, rungs: Sequence[Rung], present: Iterable[str]) -> str | None:
-    """Return the nearest rung that `rung` builds on, along `after`, among those present."""
-    known = {one.name: one for one in rungs}
-    here, name = set(present), rung.after
-    while name is not None and name not in here:
-        name = known[name].after if name in known else None
-    return name
+    rungs, run = ladder(op, backend), ladder_gains.newest(backend)
+    gained = ladder_gains.gains(op, backend, () if run is None else run.rows)
+    return [_row(rung, rungs, gained.get(rung.name), chosen, size, here) for rung in rungs]
 
 
 def machine_of(backend: str) -> Machine:
@@ -65,7 +66,9 @@ def machine_of(backend: str) -> Machine:
         return REFERENCE_GPU
 
 
-def _row(rung: Rung, machine: Machine, size: int, here: bool) -> Row:
+def _row(
+    rung: Rung, rungs: Ladder, gain: Gain | None, machine: Machine, size: int, here: bool
+) -> Row:
     example = next(iter(examples(rung, size)), None)
     workspace = shared = None
     arithmetic = "?"
@@ -77,10 +80,12 @@ def _row(rung: Rung, machine: Machine, size: int, here: bool) -> Row:
             shared = max((step.smem for step in rung.steps(example, params, machine)), default=0)
         arithmetic = _arithmetic(rung, size)
     return Row(
+        rungs.numbers[rung.name],
         rung.name,
         rung.title,
         rung.idea,
-        rung.after or "",
+        "" if gain is None else str(gain),
+        rungs.branch(rung),
         _dtypes(rung),
         ", ".join(rung.layouts),
         workspace,
@@ -164,9 +169,12 @@ def _proof(rung: Rung, machine: Machine, size: int, here: bool) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     shared = "" if row.shared_bytes is None else f"{row.shared_bytes:,}"
     workspace = "" if row.workspace_bytes is None else f"{row.workspace_bytes:,}"
+    aside = f" *Branch: {row.branch}.*" if row.branch else ""
     return (
+        row.number,
         row.rung,
-        f"{row.technique}: {row.idea}",
+        f"{row.technique}: {row.idea}{aside}",
+        row.gain,
         row.dtypes,
         row.layouts,
         workspace,
@@ -177,8 +185,10 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 HEADERS = (
+    "step",
     "rung",
     "technique and idea",
+    "gain on record over the step before",
     "dtypes of A",
     "A lies",
     "workspace B",
@@ -196,20 +206,25 @@ def show(table_rows: Sequence[Row], title: str) -> None:
 
     console = Console()
     console.print(Text(title, style="bold"))
-    for number, row in enumerate(table_rows, 1):
-        head = Text.assemble((f"{number:>2}. {row.rung}", "bold cyan"), f"  {row.technique}")
-        if row.after:
-            head.append(f"  (after {row.after})", style="dim")
+    width = max((len(row.number) for row in table_rows), default=0)
+    for row in table_rows:
+        head = Text.assemble(
+            (f"{row.number:<{width}} {row.rung}", "bold cyan"), f"  {row.technique}"
+        )
+        if row.branch:
+            head.append(f"  (branch: {row.branch})", style="dim")
         console.print(Text(""), head)
-        console.print(Padding(Group(*(Text(line) for line in _facts(row))), (0, 0, 0, 4)))
+        console.print(Padding(Group(*(Text(line) for line in _facts(row))), (0, 0, 0, width + 1)))
 
 
 def _facts(row: Row) -> list[str]:
     sizes = [] if row.workspace_bytes is None else [f"workspace {row.workspace_bytes:,} B"]
     if row.shared_bytes is not None:
         sizes.append(f"dynamic shared memory {row.shared_bytes:,} B a block")
+    gained = [f"{row.gain}, on record"] if row.gain else []
     return [
         row.idea,
+        *gained,
         f"A: {row.dtypes}; {row.layouts}",
         "; ".join([row.arithmetic, *sizes, row.proof]),
     ]

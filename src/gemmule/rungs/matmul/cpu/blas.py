@@ -102,6 +102,7 @@ RUNG = CpuRung(
     layouts=("row", "col", "strided"),
     layouts_b=("row", "col", "strided"),
     arithmetic=arithmetic,
+    branch="the vendor's library",
     batched=True,
     vendor=True,
     suggest=suggest,

@@ -272,6 +272,7 @@ RUNG = CpuRung(
     layouts_b=("row", "col", "strided"),
     arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="packed_threads",
+    branch="few columns of halves",
     params={"shares_per_thread": SHARES_PER_THREAD, "piece": (64, 2048)},
     constraints=(
         Constraint(f"at most {MOST} rows or columns", _is_few),

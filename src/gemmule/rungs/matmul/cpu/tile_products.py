@@ -215,6 +215,7 @@ RUNG = CpuRung(
     layouts_b=("row", "col", "strided"),
     arithmetic=_arithmetic,
     after="packed_threads",
+    branch="halves on processors with AMX",
     params={"rows": (512, 256, 1024), "columns": (512, 256, 1024)},
     suggest=suggest,
     bind=bind,

@@ -114,6 +114,7 @@ RUNG = LibraryRung(
         *((half, half, "float32") for half in HALVES),
     ),
     arithmetic=_arithmetic,
+    branch="the vendor's library",
     layouts=("row", "col"),
     layouts_b=("row", "col"),
     params={"rank": (0, 1, 2, 3)},

@@ -139,6 +139,7 @@ RUNG = CudaRung(
     layouts=EVERY_LAYOUT,
     layouts_b=EVERY_LAYOUT,
     after="vector_tile",
+    branch="few columns",
     params={"across": (2, 4, 1), "rows": (4, 8, 2)},
     constraints=(
         few.STREAMED,

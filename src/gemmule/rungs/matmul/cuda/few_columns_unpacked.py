@@ -134,6 +134,7 @@ RUNG = CudaRung(
     layouts=EVERY_LAYOUT,
     layouts_b=EVERY_LAYOUT,
     after="few_columns_tensor",
+    branch="operands in any order, one launch",
     params={"rows": (32, 16, 64), "resident": (1, 2), "pieces": (8, 4)},
     constraints=(
         few.STREAMED,

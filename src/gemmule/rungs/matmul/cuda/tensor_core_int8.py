@@ -63,6 +63,7 @@ RUNG = CudaRung(
     layouts=("row", "col"),
     layouts_b=("row", "col"),
     after="tensor_core",
+    branch="bytes",
     params={"tile": (128, 64)},
     constraints=(fits_grid(_size),),
     batched=True,

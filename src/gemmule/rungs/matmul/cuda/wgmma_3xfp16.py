@@ -180,6 +180,7 @@ RUNG = CudaRung(
     layouts=EVERY_LAYOUT,
     layouts_b=EVERY_LAYOUT,
     after="wgmma_repacked",
+    branch="float32, which tensor cores do not multiply",
     params={"tile": tuple(TILES)},
     constraints=(
         COUNTED,

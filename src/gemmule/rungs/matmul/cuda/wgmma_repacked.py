@@ -100,6 +100,7 @@ RUNG = CudaRung(
     layouts=("row", "col"),
     layouts_b=("row", "col"),
     after="wgmma_specialized",
+    branch="operands that TMA cannot copy",
     params={"tile": tuple(TILES)},
     constraints=(COUNTED, fits_grid(_size)),
     batched=True,

@@ -153,6 +153,7 @@ RUNG = CudaRung(
     layouts=("row", "col"),
     layouts_b=("row", "col"),
     after="wgmma_tile",
+    branch="few tiles, long sums",
     params={"tile": tuple(TILES), "parts": (1, 2, 4, 8)},
     constraints=(
         ALIGNED,

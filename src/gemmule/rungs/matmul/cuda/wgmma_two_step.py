@@ -126,6 +126,7 @@ RUNG = CudaRung(
     layouts=("row", "col"),
     layouts_b=("row", "col"),
     after="wgmma_specialized",
+    branch="few tiles, longer sums",
     params={"tile": tuple(TILES), "parts": (8, 4, 16)},
     constraints=(
         ALIGNED,

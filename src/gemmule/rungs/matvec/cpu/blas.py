@@ -79,6 +79,7 @@ RUNG = CpuRung(
     signatures=same("float32", "float64", "complex64", "complex128"),
     layouts=("row", "col", "strided"),
     arithmetic=arithmetic,
+    branch="the vendor's library",
     batched=True,
     vendor=True,
     suggest=suggest,

@@ -81,6 +81,7 @@ RUNG = CpuRung(
     signatures=_cpu.SIGNATURES,
     arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="threads",
+    branch="few long rows",
     params={"shares_per_thread": SHARES_PER_THREAD},
     suggest=suggest,
     bind=bind,

@@ -87,6 +87,7 @@ RUNG = CudaRung(
     arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
     layouts=("row",),
     after="streamed_rows",
+    branch="few long rows",
     params={"cluster": (4, 2, 8), "unroll": (2, 4)},
     constraints=(
         FITS,

@@ -30,6 +30,7 @@ RUNG = CudaRung(
     source="seed 004, naive transposed multiplication",
     op="matvec",
     after="thread_per_row",
+    branch="another memory order: a column-major copy",
     signatures=FLOAT_SIGNATURES,
     arithmetic=sums(lambda problem, params: problem.n),
     params={"block": (128, 64, 256, 1024)},

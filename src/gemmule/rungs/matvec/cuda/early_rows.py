@@ -54,6 +54,7 @@ RUNG = replace(
     idea="The next launch fetches its first vectors into the L2 while this one still runs.",
     source="programmatic dependent launch of compute capability 9.0, as in vLLM and llama.cpp",
     after="streamed_rows",
+    branch="launches that follow each other",
     params={"lanes": (128, 256, 32, 8), "unroll": (4, 2)},
     constraints=(
         Constraint("m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31),

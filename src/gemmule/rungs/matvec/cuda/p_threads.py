@@ -32,6 +32,7 @@ RUNG = CudaRung(
     source="seed 003, p threads per dot product",
     op="matvec",
     after="warp_per_row",
+    branch="document 003: p threads a row, its parameters searched",
     signatures=ROW_SIGNATURES,
     arithmetic=sums(lambda problem, q: ceil_div(problem.n, q["p"]) + tree(q["p"])),
     params={"p": (8, 1, 2, 4, 16, 32), "rows": (16, 4, 8, 32, 64, 128)},

@@ -72,6 +72,7 @@ RUNG = CudaRung(
     arithmetic=sums(lambda problem, params: max(problem.n, 1)),
     layouts=("row",),
     after="streamed_rows",
+    branch="short rows",
     params={"rows": (1, 2, 4, 8)},
     constraints=(
         Constraint(

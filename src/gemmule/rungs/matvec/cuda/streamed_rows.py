@@ -1,13 +1,14 @@
 """Streamed rows: enough independent 16-byte loads in flight to keep the memory busy.
 
-A matvec reads its matrix once and computes next to nothing, so its speed is the number of bytes
-under way. By Little's law that is bandwidth times latency, about 25 KB per multiprocessor on an
-H200. Each lane issues `unroll` times `rows` loads before it uses the first, past the L1 (nothing is
-read twice); loads past the end of a row are predicated off rather than branched around, so that the
-last turn too has all of its loads in flight at once. From 8 lanes to a whole block share a row, by
-its length; lanes, threads and rows are chosen so that the grid covers the chip whatever the shape
-is. Indices are 32 bits, because every instruction before the first load delays a whole wave of
-blocks.
+Adds to `warp_vector`: as many lanes share a row, and as many loads are in flight, as the shape
+needs to fill the chip. A matvec reads its matrix once and computes next to nothing, so its speed is
+the number of bytes under way. By Little's law that is bandwidth times latency, about 25 KB per
+multiprocessor on an H200. Each lane issues `unroll` times `rows` loads before it uses the first,
+past the L1 (nothing is read twice); loads past the end of a row are predicated off rather than
+branched around, so that the last turn too has all of its loads in flight at once. From 8 lanes to a
+whole block share a row, by its length; lanes, threads and rows are chosen so that the grid covers
+the chip whatever the shape is. Indices are 32 bits, because every instruction before the first load
+delays a whole wave of blocks.
 
 Rows of any alignment are read by the aligned vectors inside them, and x is shifted to match; a warp
 takes rows that begin at the same place of a vector, so that one shifted x serves all of them.
@@ -222,7 +223,7 @@ RUNG = CudaRung(
     ),
     arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
     layouts=("row",),
-    after="thread_per_row",
+    after="warp_vector",
     params={"lanes": (256, 128, 32, 8), "rows": (1, 4, 2), "unroll": (2, 4, 1)},
     constraints=(
         Constraint("m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31),

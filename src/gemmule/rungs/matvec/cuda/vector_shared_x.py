@@ -47,6 +47,7 @@ RUNG = CudaRung(
     source="seed 003, leveraging shared memory",
     op="matvec",
     after="two_step",
+    branch="document 003: x in shared memory, which loses here",
     signatures=ROW_SIGNATURES,
     arithmetic=sums(_chain),
     params={"p": (128, 32, 64, 256), "rows": (4, 1, 8, 16), "tile": (2048, 1024, 4096)},

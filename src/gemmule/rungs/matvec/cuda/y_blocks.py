@@ -77,6 +77,7 @@ RUNG = CudaRung(
     source="seed 003, several blocks per row and a second kernel",
     op="matvec",
     after="two_step",
+    branch="document 003: y blocks a row, which loses here",
     signatures=ROW_SIGNATURES,
     arithmetic=sums(_chain),
     params={"y": (4, 2, 8, 16), "p": (128, 32, 256), "rows": (4, 1, 2), "values": (8,)},

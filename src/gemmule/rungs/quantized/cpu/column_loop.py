@@ -41,6 +41,8 @@ RUNG = CpuRung(
     op="matmul",
     signatures=ALL_SIGNATURES,
     arithmetic=float_arithmetic(),
+    after="unpack_loop",
+    branch="several columns",
     quantized=True,
     accepts_quant=takes_row,
     suggest=read_time(0.015, alone=True),

@@ -51,6 +51,7 @@ RUNG = CpuRung(
     signatures=ALL_SIGNATURES,
     arithmetic=float_arithmetic(),
     after="column_loop",
+    branch="many columns",
     params={"block_bytes": (4 << 20, 1 << 20, 16 << 20)},
     quantized=True,
     accepts_quant=takes_row,

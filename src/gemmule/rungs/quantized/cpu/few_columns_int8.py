@@ -65,6 +65,7 @@ RUNG = CpuRung(
     signatures=FLOAT32_SIGNATURES,
     arithmetic=_arithmetic,
     after="few_columns",
+    branch="x rounded to 8 bits, where the caller permits it",
     params={"rows_per_task": ROWS_PER_TASK},
     quantized=True,
     accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),

@@ -57,6 +57,7 @@ RUNG = CpuRung(
     signatures=FLOAT32_SIGNATURES,
     arithmetic=_arithmetic,
     after="vector_decode",
+    branch="x rounded to 8 bits, where the caller permits it",
     params={"shares_per_thread": SHARES_PER_THREAD},
     quantized=True,
     accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),

@@ -41,6 +41,7 @@ RUNG = CpuRung(
     signatures=ALL_SIGNATURES,
     arithmetic=float_arithmetic(),
     after="unpack_loop",
+    branch="across the rows",
     params={"threads": (True, False)},
     quantized=True,
     accepts_quant=takes_row_across,

@@ -25,6 +25,7 @@ RUNG = replace(
     idea="A block for each column of x; the codes are found anew for every one.",
     op="matmul",
     after="any_codes",
+    branch="several columns",
     layouts_b=("row", "col", "strided"),
     constraints=(
         Constraint(

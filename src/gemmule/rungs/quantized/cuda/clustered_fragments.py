@@ -51,6 +51,7 @@ RUNG = replace(
     idea="The blocks of a cluster share the rows of a strip and add up in their shared memory.",
     source="thread block clusters of compute capability 9.0",
     after="transposed_fragments",
+    branch="few columns, long sums",
     params={
         name: tuple(dict.fromkeys(shape[i] for shape in _SHAPES)) for i, name in enumerate(_NAMES)
     },

@@ -140,6 +140,7 @@ RUNG = CudaRung(
     source="PTX ISA: mma.sync; skinny products on tensor cores as in Marlin (Frantar et al., 2024)",
     op="matmul",
     after="fragment_codes",
+    branch="several columns",
     signatures=fragments.SIGNATURES,
     layouts_b=("row", "col", "strided"),
     arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),

@@ -46,6 +46,7 @@ RUNG = CudaRung(
     op="matvec",
     signatures=signatures(BITS),
     arithmetic=sums(lambda problem, params: product_chain(problem, params, BITS)),
+    after="any_codes",
     params={"p": (128, 32, 64, 256, 512), "rows": (4, 1, 2, 8), "values": (16, 8)},
     constraints=(FITS,),
     quantized=True,

@@ -52,6 +52,7 @@ RUNG = CudaRung(
     source="seed 003, precomputed result table, int4 (proposed there, not measured)",
     op="matvec",
     after="int4_codes",
+    branch="products looked up, which loses here",
     signatures=signatures(BITS),
     arithmetic=sums(lambda problem, params: table_chain(problem, params, BITS)),
     params={"p": (128, 32, 64, 256, 512), "rows": (4, 1, 2, 8), "values": (8, 16)},

@@ -54,6 +54,7 @@ RUNG = CudaRung(
     source="seed 003, precomputed result table, int8",
     op="matvec",
     after="int8_codes",
+    branch="products looked up, which loses here",
     signatures=signatures(BITS),
     arithmetic=sums(lambda problem, params: table_chain(problem, params, BITS)),
     params={"p": (128, 32, 64, 256, 512), "rows": (4, 1, 2, 8), "values": (8, 16)},

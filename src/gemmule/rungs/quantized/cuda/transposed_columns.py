@@ -44,6 +44,7 @@ RUNG = replace(
     idea="Blocks that read the same codes for neighbouring columns of X run at the same time.",
     op="matmul",
     after="transposed_fragments",
+    branch="several columns",
     layouts_b=("row", "col", "strided"),
     # Blocks of twice the width are 8 % faster by 16 columns, and half as fast by few of 8192.
     params={"across": (1,), "down": (8,), "tiles": (2,), "rows": (4,), "ahead": (1,)},

@@ -61,6 +61,7 @@ RUNG = CudaRung(
     source="PTX ISA: movmatrix, mma.sync; exact splitting of float32 into three bfloat16",
     op="matvec",
     after="fragment_codes",
+    branch="across the rows",
     signatures=fragments.SIGNATURES,
     arithmetic=lambda problem: Arithmetic("float32", chain=chain, per_add=2.0),
     params={"across": (2, 1), "down": (8,), "tiles": (2,), "rows": (4,), "ahead": (0, 1)},

@@ -65,6 +65,7 @@ RUNG = CpuRung(
     signatures=_cpu.SIGNATURES,
     layouts=("col",),
     arithmetic=_cpu.summed(_cpu.whole_reduction),
+    after="scalar_loop",
     bind=bind,
     available=unavailable,
 )

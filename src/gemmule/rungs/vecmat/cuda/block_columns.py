@@ -1,12 +1,13 @@
 """Block columns: the product across the rows of a row-major matrix, without copy or atomics.
 
-Results that lie side by side are summed over rows a whole leading dimension apart. Each lane keeps
-the sums of one 16-byte vector of columns, so every load is coalesced and brings eight halves; the
-threads of a block walk the rows of its strip, 4 or 8 loads in flight each, and their sums meet in
-shared memory, always in the same order. A strip is as wide as leaves the chip one wave of blocks:
-from 32 bytes, which is what the memory fetches at least, or half of it where the chip would be idle
-otherwise, to 4 KB. x is asked for before the rows: it is cold too, every block wants it at once,
-and behind a megabyte of matrix it would arrive last.
+Adds to `block_multiply`: vectors instead of single values, and sums that meet within a block
+instead of by atomics. Results that lie side by side are summed over rows a whole leading dimension
+apart. Each lane keeps the sums of one 16-byte vector of columns, so every load is coalesced and
+brings eight halves; the threads of a block walk the rows of its strip, 4 or 8 loads in flight each,
+and their sums meet in shared memory, always in the same order. A strip is as wide as leaves the
+chip one wave of blocks: from 32 bytes, which is what the memory fetches at least, or half of it
+where the chip would be idle otherwise, to 4 KB. x is asked for before the rows: it is cold too,
+every block wants it at once, and behind a megabyte of matrix it would arrive last.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ RUNG = CudaRung(
     ),
     arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
     layouts=("col",),
-    after="col_thread_per_row",
+    after="block_multiply",
     params={"lanes": (8, 2, 4, 32, 1, 256), "threads": (512, 256, 1024)},
     constraints=(
         FITS,

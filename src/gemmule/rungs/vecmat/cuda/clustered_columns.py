@@ -75,6 +75,7 @@ RUNG = CudaRung(
     arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
     layouts=("col",),
     after="block_columns",
+    branch="few columns, long sums",
     params={"lanes": (8, 32), "cluster": (8, 4)},
     constraints=(FITS, UNITS_OF_ROWS),
     archs=("sm_90a", "sm_100a", "sm_120a"),

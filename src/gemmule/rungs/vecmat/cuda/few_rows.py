@@ -99,6 +99,7 @@ RUNG = CudaRung(
     arithmetic=sums(_chain),
     layouts=("col",),
     after="col_thread_per_row",
+    branch="few rows",
     params={"share": (1, 4, 16), "each": (1, 4), "unroll": (8, 4)},
     constraints=(
         FITS,

@@ -155,6 +155,7 @@ RUNG = CudaRung(
     arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
     layouts=("col",),
     after="block_columns",
+    branch="few columns, longer sums",
     params={"lanes": (32, 8, 256), "unroll": (8, 4), "splits": SPLITS},
     constraints=(
         FITS,
