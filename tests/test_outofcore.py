@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.core.operand import c_strides
-from gemmule.outofcore import engine, feeder, products, rooms, schedule, staging, upload
+from gemmule.outofcore import buffers, engine, feeder, products, schedule, staging, upload
 from gemmule.outofcore.pieces import Transfer, pieces
 from gemmule.outofcore.schedule import Sizes, Tiling
 from gemmule.outofcore.tiling import Demand, chosen
@@ -32,13 +32,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDriver]:
     monkeypatch.setattr(staging, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(staging, "_kept", {})
     monkeypatch.setattr(staging, "_links", {})
-    monkeypatch.setattr(rooms, "_rooms", {})
+    monkeypatch.setattr(buffers, "_pool", {})
     monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", "128 KiB")
     with late(seed=7) as driver:
         products._cut.cache_clear()
         yield driver
         staging._kept.clear()
-        rooms._rooms.clear()
+        buffers._pool.clear()
         products._cut.cache_clear()
 
 
@@ -267,14 +267,14 @@ def test_an_error_ends_everything(small: LateDriver, call: str) -> None:
     A, B = whole_numbers((150, 300), np.float32), whole_numbers((300, 140), np.float32, 2)
     expected = A @ B
     assert (gm.matmul(A, B, device="cuda") == expected).all()
-    rooms._rooms.clear()
+    buffers._pool.clear()
     taken = small.taken
     small.faults[call] = "CUDA_ERROR_LAUNCH_FAILED"
     with pytest.raises(gm.DeviceError, match="LAUNCH_FAILED"):
         gm.matmul(A, B, device="cuda")
     del small.faults[call]
     assert not any(small.queues.values())
-    rooms._rooms.clear()
+    buffers._pool.clear()
     assert small.taken == taken
     assert (gm.matmul(A, B, device="cuda") == expected).all()
 
@@ -293,23 +293,23 @@ def test_memory_stays_for_the_next_product(
         return small.most_bytes - before
 
     first = product()
-    kept = rooms.room_bytes(0)
+    kept = buffers.pooled_bytes(0)
     assert kept
     assert product() == first - kept
     monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", "40 KiB")
     assert product() == 0, "what is kept goes first"
-    assert 0 < rooms.room_bytes(0) <= small.taken <= 40 << 10 < kept
+    assert 0 < buffers.pooled_bytes(0) <= small.taken <= 40 << 10 < kept
     monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", "128 KiB")
     product()
-    assert rooms.room_bytes(0) == kept
+    assert buffers.pooled_bytes(0) == kept
     small.free_bytes = 100
-    block = driver.allocate(rooms.room_bytes(0), 0)
-    assert not rooms.room_bytes(0)
+    block = driver.allocate(buffers.pooled_bytes(0), 0)
+    assert not buffers.pooled_bytes(0)
     driver.free(block, 0)
     small.free_bytes = 1 << 30
-    monkeypatch.setattr(rooms, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(buffers, "POOLED_BYTES", 1000)
     product()
-    assert not rooms.room_bytes(0)
+    assert not buffers.pooled_bytes(0)
 
 
 def test_an_interrupt_ends_everything(small: LateDriver) -> None:

@@ -20,9 +20,9 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.streams import Event, Stream
 from gemmule.core.operand import Operand, c_strides
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
+from gemmule.outofcore.buffers import acquire_buffer, release_buffer
 from gemmule.outofcore.feeder import Feeder
 from gemmule.outofcore.pieces import Transfer
-from gemmule.outofcore.rooms import give_room, take_room
 from gemmule.outofcore.schedule import Load, Place, Sizes, Step, Tiling, steps
 from gemmule.outofcore.sources import Dense, Source, Window, on_device
 from gemmule.outofcore.staging import Drain, Finish
@@ -119,8 +119,8 @@ def _with_context(job: Job) -> None:
     size = job.left.bytes_of(tile.m, tile.k), job.right.bytes_of(tile.k, tile.n)
     parts = tiling.left_slots * size[0], tiling.right_slots * size[1]
     needed = sum(parts) + tiling.out_slots * tile.m * tile.n * ITEMSIZE[job.sums]
-    room = take_room(needed, needed + job.spare_bytes, ordinal)
-    left, right, outs = (_from(room, start) for start in (0, parts[0], sum(parts)))
+    buffer = acquire_buffer(needed, needed + job.spare_bytes, ordinal)
+    left, right, outs = (_from(buffer, start) for start in (0, parts[0], sum(parts)))
     held = {
         "left": _Held(job.left, tiling.left_slots, size[0], left),
         "right": _Held(job.right, tiling.right_slots, size[1], right),
@@ -137,13 +137,13 @@ def _with_context(job: Job) -> None:
     finally:
         feeder.close()
         Stream(ordinal, LEGACY_STREAM).synchronize()
-        give_room(room)
+        release_buffer(buffer)
 
 
-def _from(room: DeviceArray, start: int) -> DeviceArray:
-    """Return the memory behind the first `start` bytes of a block."""
-    size = room.shape[0] - start
-    return DeviceArray(room.pointer + start, (size,), (1,), room.dtype, room.ordinal, room)
+def _from(buffer: DeviceArray, start: int) -> DeviceArray:
+    """Return the memory behind the first `start` bytes of a buffer."""
+    size = buffer.shape[0] - start
+    return DeviceArray(buffer.pointer + start, (size,), (1,), buffer.dtype, buffer.ordinal, buffer)
 
 
 def _panels(job: Job, held: dict[str, _Held], every: tuple[Step, ...]) -> Iterator[list[Transfer]]:

@@ -1,8 +1,8 @@
-"""The way of panels to a GPU: threads fill page-locked slots ahead of time and send what is filled.
+"""The prefetch of panels to a GPU: threads fill page-locked slots and enqueue copies of full ones.
 
-Whoever fills a piece gives it, and what waits behind it, to the stream of copies, so that the link
-never waits for the thread that starts kernels. That one opens panels, as soon as what lies in their
-place has been read, and asks whether they were sent.
+The thread that fills a piece enqueues its copy, and the copies that waited behind it, on the copy
+stream, so that the link never waits for the thread that launches kernels. That thread opens panels
+(once what lies in their place has been read) and waits for their copies to be enqueued.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.operand import Form, Operand, c_strides
 from gemmule.core.problem import INTEGERS, ITEMSIZE, numpy_dtype
 from gemmule.core.rung import CudaRung
+from gemmule.outofcore.buffers import pooled_bytes
 from gemmule.outofcore.engine import Job, run
-from gemmule.outofcore.rooms import room_bytes
 from gemmule.outofcore.schedule import Sizes, Tiling
 from gemmule.outofcore.sources import Coded, Dense, Source
 from gemmule.outofcore.staging import Finish, link_bytes_per_s
@@ -86,7 +86,7 @@ class Blocked:
 
 def budget_bytes(ordinal: int) -> int:
     """Return the bytes that a product of host operands may take on a device."""
-    free = driver.memory_bytes(ordinal)[0] + room_bytes(ordinal)
+    free = driver.memory_bytes(ordinal)[0] + pooled_bytes(ordinal)
     given, most = device_budget(), _rounded(int(FREE_SHARE * free))
     return most if given is None else min(given, most)
 

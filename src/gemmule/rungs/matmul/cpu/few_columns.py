@@ -71,7 +71,7 @@ class Words(NamedTuple):
     x_k: int
     x_j: int
     room: int
-    room_bytes: int
+    pooled_bytes: int
     C: int
     C_row: int
     C_col: int
@@ -119,19 +119,19 @@ def _product(at: int, A: int, B: int, C: int) -> int:
     """Multiply: words, and the addresses of both operands and the result."""
     w = _words(at)
     sums = 4 * w.slices * w.m * w.n if w.slices > 1 else 0
-    room = np.empty(w.room_bytes + sums + LINE_BYTES, np.uint8)
+    room = np.empty(w.pooled_bytes + sums + LINE_BYTES, np.uint8)
     place, copied = room.ctypes.data, packed(_plain(at))
     place = -place % LINE_BYTES + place
     write(copied + _A, B if w.turned else A)
     write(copied + _X, A if w.turned else B)
     write(copied + _ROOM, place)
-    write(copied + _C, C if w.slices == 1 else place + w.room_bytes)
+    write(copied + _C, C if w.slices == 1 else place + w.pooled_bytes)
     for step in range(3 if w.slices > 1 else 2):
         task, words, count = w.first_task, copied, w.ready_parts
         if step == 1:
             task, count = w.second_task, w.across * w.slices
         elif step == 2:
-            words = packed((place + w.room_bytes, C, w.m * w.n, w.slices, w.joins))
+            words = packed((place + w.pooled_bytes, C, w.m * w.n, w.slices, w.joins))
             task, count = w.last_task, w.joins
         run_shares(w.pool, w.helpers, task, words, count)
     room[0] = 0  # Numba frees it behind the place that names it last
@@ -182,7 +182,7 @@ def _words_of(problem: Problem, params: Params) -> Callable[[Any, Any], Words]:
             x_k=few.strides[0],
             x_j=few.strides[1],
             room=0,
-            room_bytes=4 * terms,
+            pooled_bytes=4 * terms,
             C=0,
             C_row=steps[turned],
             C_col=steps[not turned],
