@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from counters.counters import FILE as COUNTERS
+from counters.counters import SCHEMA, Counted
 from gemmule.storage import lines
-from gemmule_lab.profile.counters import FILE as COUNTERS
-from gemmule_lab.profile.counters import SCHEMA, Counted
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report import ladder_gains
 
