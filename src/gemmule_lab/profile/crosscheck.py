@@ -16,16 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gemmule as gm
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
-from gemmule.timing.sampler import Budget, Contestant, sample
-from gemmule_lab.bench.device import calls as calls_of
-from gemmule_lab.bench.device_operands import make_sets
-from gemmule_lab.bench.suites import Product
+from gemmule.timing.sampler import Budget, sample
+from gemmule_lab.harness.device import DeviceBench
+from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import module_missing
 from gemmule_lab.verify.device import slug
 
@@ -65,17 +62,13 @@ def crosscheck(
     missing = module_missing("cuda.bench")
     if missing is not None:
         raise DeviceError(f"the cross-check needs NVBench's Python package. Install it: {INSTALL}.")
-    clock = GraphClock(ordinal)
+    bench = DeviceBench(ordinal)
     ours: dict[str, float] = {}
-    calls: dict[str, Callable[[int], None]] = {}
+    calls: dict[str, Callable[[int], object]] = {}
     for product in products:
-        sets, _ = make_sets(
-            product.op, product.shape, product.format, width=product.width, ordinal=ordinal
-        )
-        call = calls_of(product.op, gm.plan(product.op, *sets[0].operands(product.op)), sets)
-        contestant = Contestant(product.title, call, len(sets))
-        found = sample([contestant], clock, Budget(max_seconds=max_seconds, min_block_s=0.004))
-        ours[product.title], calls[product.title] = found[product.title].median, call
+        entry = bench.ours(bench.sets(product), name=product.title)
+        found = sample([entry], bench.clock, Budget(max_seconds=max_seconds, min_block_s=0.004))
+        ours[product.title], calls[product.title] = found[product.title].median, entry.call
     theirs = _by_nvbench(calls, ordinal)
     return [Pair(p, ours[p.title], theirs[p.title]) for p in products]
 
@@ -100,7 +93,7 @@ def write(evidence: Path, pairs: Sequence[Pair], ordinal: int) -> Path:
     return path
 
 
-def _by_nvbench(calls: dict[str, Callable[[int], None]], ordinal: int) -> dict[str, float]:
+def _by_nvbench(calls: dict[str, Callable[[int], object]], ordinal: int) -> dict[str, float]:
     """Return NVBench's mean cold GPU time of each call, by title."""
     from cuda import bench
     from cuda.bench.results import BenchmarkResult
@@ -129,7 +122,7 @@ def _by_nvbench(calls: dict[str, Callable[[int], None]], ordinal: int) -> dict[s
     return found
 
 
-def _benchmark(call: Callable[[int], None]) -> Callable[[Any], None]:
+def _benchmark(call: Callable[[int], object]) -> Callable[[Any], None]:
     def measured(state: Any) -> None:
         def launch(launched: Any) -> None:
             with device_arrays.using_stream(launched.get_stream().addressof()):

@@ -33,11 +33,11 @@ def counters(
     """Renew what the pages of the CUDA ladders show: times of every rung, cold and interleaved with
     the rung before it and PyTorch, and the counters of one launch of each, by Nsight Compute.
     """
-    from gemmule_lab.bench import device as device_bench
     from gemmule_lab.bench import ladder_times
-    from gemmule_lab.bench.entries import settled
     from gemmule_lab.ceilings.device import measure_ceilings
     from gemmule_lab.cli import WrongResultError
+    from gemmule_lab.harness.bench import settled
+    from gemmule_lab.harness.device import measured_environment
     from gemmule_lab.records import results
     from gemmule_lab.studies.gpu import GpuBench
     from gemmule_lab.verify.device import slug
@@ -47,7 +47,7 @@ def counters(
     if unknown:
         raise ValueError(f"--op {unknown.pop()} is no ladder: matvec, vecmat, matmul, quantized.")
     ordinal = options.ordinal_of(device)
-    environment = device_bench.measured_environment(ordinal, CEILING_SECONDS)
+    environment = measured_environment(ordinal, CEILING_SECONDS)
     folder = evidence / slug(environment.device)
     bench = GpuBench(ordinal)
     rows: list[Row] = []
