@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from counters import crosscheck
 from emulated_driver import EmulatedDriver, emulated
 from fake_cublas import FakeCublas, installed
 from fake_driver import _Names
@@ -28,7 +29,6 @@ from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.cpu_float import result_shape
 from gemmule_lab.peers.peer import Peer, Prepared
-from gemmule_lab.profile import crosscheck
 from gemmule_lab.records.rows import Environment
 from gemmule_lab.studies.gpu import GpuBench
 from gemmule_lab.studies.grid import Cell, Lane, Measured

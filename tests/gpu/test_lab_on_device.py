@@ -23,7 +23,7 @@ from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import check
 from gemmule_lab.peers.registry import all_peers
 from gemmule_lab.records.environment import capture_environment
-from gemmule_lab.verify import sanitize
+from sanitizer import sanitize
 
 
 @pytest.mark.parametrize("peer", list(all_peers("cuda")), ids=lambda peer: peer.name)

@@ -1,6 +1,6 @@
 """The program that Nsight Compute watches: one launch of every CUDA rung at the ladders' problems.
 
-``python -m gemmule_lab.profile.counted ORDINAL SECONDS OPS MARKS`` writes one JSON line for each
+``python -m counters.counted ORDINAL SECONDS OPS MARKS`` writes one JSON line for each
 rung it launched to MARKS, in the order of the launches. OPS are ladders with commas between. Only
 what lies between the profiler's start and stop is counted, so that operands may be made by kernels
 as well.
@@ -16,11 +16,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from counters.counters import Mark
+from counters.ladder_times import Spot, plans_of, sets_of, spots
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.single import cuda_rung
 from gemmule.core.rung import LibraryRung
-from gemmule_lab.bench.ladder_times import Spot, plans_of, sets_of, spots
-from gemmule_lab.profile.counters import Mark
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -2,7 +2,8 @@
 
 NVBench flushes the L2 before every launch and brackets each with events; we replay graphs of calls
 over rotating buffers. A difference of a few microseconds is what the events around a single launch
-cost; one that grows with the product would be a mistake in one of the two.
+cost; one that grows with the product would be a mistake in one of the two. ``python -m
+counters.crosscheck`` prints both figures and the difference.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+from rich.console import Console
+
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
+from gemmule.storage.evidence import slug
 from gemmule.timing.sampler import Budget, sample
+from gemmule_lab.cli import run
+from gemmule_lab.commands import _options as options
 from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import module_missing
-from gemmule_lab.verify.device import slug
+from gemmule_lab.report.render import terminal_table
+from gemmule_lab.report.tables import TableData, significant
 
 PRODUCTS = (
     Product("matvec", "float16", (1024, 1024)),
@@ -131,3 +139,32 @@ def _benchmark(call: Callable[[int], object]) -> Callable[[Any], None]:
         state.exec(launch, batched=False)
 
     return measured
+
+
+@click.command(short_help="Compare our GPU times with NVBench's.")
+@options.device("cuda")
+@options.folder("--evidence", help="Write both figures to <evidence>/<device>/nvbench.jsonl, too.")
+def command(device: str, evidence: Path | None) -> None:
+    """Time a few products by our graph replays and by NVBench (package cuda-bench), and print both
+    figures and the difference: what NVBench adds is the cost of events around a single launch.
+    """
+    ordinal = options.ordinal_of(device)
+    pairs = crosscheck(ordinal=ordinal)
+    rows = tuple(
+        (
+            pair.product.title,
+            significant(pair.ours_s * 1e6),
+            significant(pair.theirs_s * 1e6),
+            f"{pair.difference_s * 1e6:+.2f}",
+            f"{100 * pair.difference_s / pair.ours_s:+.1f}",
+        )
+        for pair in pairs
+    )
+    header = ("product", "ours, us", "NVBench, us", "difference, us", "%")
+    Console().print(terminal_table(TableData("two clocks", header, rows, (False, *[True] * 4))))
+    if evidence is not None:
+        click.echo(f"wrote {write(evidence, pairs, ordinal)}")
+
+
+if __name__ == "__main__":
+    sys.exit(run(command=command, name="crosscheck"))

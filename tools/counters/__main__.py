@@ -1,18 +1,25 @@
-"""``gemmule counters``: the CUDA ladders timed at fixed problems, and what the hardware counted."""
+"""``python -m counters``: the CUDA ladders' times at fixed problems, and hardware counters."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from counters import counters as engine
+from counters import ladder_times
+from gemmule.storage.evidence import slug
+from gemmule_lab.ceilings.device import measure_ceilings
+from gemmule_lab.cli import WrongResultError, run
 from gemmule_lab.commands import _options as options
-
-if TYPE_CHECKING:
-    from gemmule_lab.records.rows import Environment, Row
+from gemmule_lab.harness.bench import settled
+from gemmule_lab.harness.device import measured_environment
+from gemmule_lab.records import results
+from gemmule_lab.records.rows import Environment, Row
+from gemmule_lab.studies.gpu import GpuBench
 
 CEILING_SECONDS = 6.0
 
@@ -33,15 +40,6 @@ def counters(
     """Renew what the pages of the CUDA ladders show: times of every rung, cold and interleaved with
     the rung before it and PyTorch, and the counters of one launch of each, by Nsight Compute.
     """
-    from gemmule_lab.bench import ladder_times
-    from gemmule_lab.ceilings.device import measure_ceilings
-    from gemmule_lab.cli import WrongResultError
-    from gemmule_lab.harness.bench import settled
-    from gemmule_lab.harness.device import measured_environment
-    from gemmule_lab.records import results
-    from gemmule_lab.studies.gpu import GpuBench
-    from gemmule_lab.verify.device import slug
-
     known = dict.fromkeys(spot.op for spot in ladder_times.spots())
     unknown = set(ops) - set(known)
     if unknown:
@@ -66,7 +64,7 @@ def counters(
     rows, environment = settled(rows, environment, again)
     path = folder / ladder_times.FILE
     others = {spot.title for spot in ladder_times.spots()} - {spot.title for spot in chosen}
-    results.replace(path, [*_kept(path, others), environment, *rows])
+    results.replace(path, [*kept(path, others), environment, *rows])
     click.echo(f"wrote {path}: {len(rows)} rows")
     if not no_ncu:
         _count(folder, environment, ordinal, ops or tuple(known))
@@ -74,10 +72,8 @@ def counters(
         raise WrongResultError("; ".join(wrong))
 
 
-def _kept(path: Path, titles: Collection[str]) -> list[Environment | Row]:
+def kept(path: Path, titles: Collection[str]) -> list[Environment | Row]:
     """Return the rows on file of these products, behind their environments."""
-    from gemmule_lab.records import results
-
     if not path.is_file():
         return []
     found = results.read(path)
@@ -87,8 +83,6 @@ def _kept(path: Path, titles: Collection[str]) -> list[Environment | Row]:
 
 
 def _count(folder: Path, environment: Environment, ordinal: int, ops: tuple[str, ...]) -> None:
-    from gemmule_lab.profile import counters as engine
-
     counted = engine.count(environment.device, environment.timestamp[:10], ops, ordinal=ordinal)
     for one in counted:
         if one.note:
@@ -105,3 +99,6 @@ def _show(rows: list[Row], environment: Environment) -> None:
 
 
 COMMAND = counters
+
+if __name__ == "__main__":
+    sys.exit(run(command=COMMAND, name="counters"))
