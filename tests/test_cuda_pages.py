@@ -10,12 +10,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from counters import ladder_times
 from counters.counters import METRICS, Counted
 from gemmule.core.problem import Problem
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import CudaRung
 from gemmule.storage import evidence
-from gemmule_lab.bench import ladder_times
 from gemmule_lab.records.rows import Row, Speedup, Times
 from gemmule_lab.report.ladder_gains import before
 from gemmule_lab.report.ladder_table import examples, rows

@@ -24,8 +24,12 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
 from gemmule_lab.ceilings.device import filled
+from gemmule_lab.harness import device_operands
+from gemmule_lab.harness.device import DeviceBench
+from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.cpu_float import result_shape
 from gemmule_lab.peers.peer import Peer, Prepared
+from gemmule_lab.records.rows import Environment
 from gemmule_lab.studies.gpu import GpuBench
 from gemmule_lab.studies.grid import Cell, Lane, Measured
 from gemmule_lab.studies.products import largest, passes
@@ -308,3 +312,36 @@ def test_operands_are_views_of_one_block(monkeypatch: pytest.MonkeyPatch) -> Non
     c.fill(0)
     a, b, _ = numbers.operands(40)
     assert len(np.unique(a, axis=0)) == 40, "the period divides no row"
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        Product("matvec", "float32", (70, 40)),
+        Product("vecmat", "float16", (40, 70), column_major=True),
+        Product("matvec", "float32", (70, 40), transposed=True, uniform=True),
+        Product("matmul", "plain int8", (33, 40), 9),
+        Product("matvec", "int4 g32 x float16", (64, 64)),
+        Product("vecmat", "int8 g32 x float16", (64, 64)),
+        Product("matvec", "int8 codes", (40, 64)),
+    ],
+    ids=lambda product: product.title,
+)
+def test_a_bench_on_a_gpu_times_every_kind_of_product(
+    product: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(device_operands, "MOST_SETS", 3)
+    environment = Environment("gpu", "cuda", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
+    with device():
+        bench = DeviceBench(seconds=1e-3, peers=("jax",))
+        rows, absent = bench.attempt(product, environment)()
+        warm = bench.ours(bench.sets(product, warm=True), name="again")
+        again = warm.name, warm.sets, warm.about.temperature
+        del bench, warm  # before the device goes
+    (row,) = rows
+    assert (row.kind, row.group, row.temperature) == ("rung", product.title, "warm")
+    assert row.error_ratio is not None
+    assert 0 <= row.error_ratio <= 1
+    assert again == ("again", 1, "warm")
+    assert [one.name for one in absent] == ["jax"]

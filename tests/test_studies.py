@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from gemmule.errors import DeviceError
-from gemmule.timing.clock import Contestant
+from gemmule.timing.clock import Entry
 from gemmule_lab import studies
 from gemmule_lab.commands.report import report
 from gemmule_lab.commands.study import study as command
@@ -682,7 +682,7 @@ class Faulty(CellBench):
     def bind(self, cell: Cell, lane: Lane, sets: list[int]) -> Bound:
         if lane.name in ("full", "lost"):
             raise DeviceError(f"it is {lane.name}", restart=lane.name == "lost")
-        return Bound(lane, Contestant(lane.name, lambda i: None), {"set": sets[0]})
+        return Bound(lane, Entry(lane.name, lambda i: None), {"set": sets[0]})
 
     def release(self) -> None:
         """Keep nothing."""

@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from counters import counters as engine
+from counters import ladder_times
 from gemmule.storage.evidence import slug
-from gemmule_lab.bench import device as device_bench
-from gemmule_lab.bench import ladder_times
-from gemmule_lab.bench.entries import settled
 from gemmule_lab.ceilings.device import measure_ceilings
 from gemmule_lab.cli import WrongResultError, run
 from gemmule_lab.commands import _options as options
+from gemmule_lab.harness.bench import settled
+from gemmule_lab.harness.device import measured_environment
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.studies.gpu import GpuBench
@@ -45,7 +45,7 @@ def counters(
     if unknown:
         raise ValueError(f"--op {unknown.pop()} is no ladder: matvec, vecmat, matmul, quantized.")
     ordinal = options.ordinal_of(device)
-    environment = device_bench.measured_environment(ordinal, CEILING_SECONDS)
+    environment = measured_environment(ordinal, CEILING_SECONDS)
     folder = evidence / slug(environment.device)
     bench = GpuBench(ordinal)
     rows: list[Row] = []

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from counters.counters import Mark
+from counters.ladder_times import Spot, plans_of, sets_of, spots
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.single import cuda_rung
 from gemmule.core.rung import LibraryRung
-from gemmule_lab.bench.ladder_times import Spot, plans_of, sets_of, spots
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -20,19 +20,16 @@ from typing import Any
 import click
 from rich.console import Console
 
-import gemmule as gm
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
 from gemmule.storage.evidence import slug
-from gemmule.timing.sampler import Budget, Contestant, sample
-from gemmule_lab.bench.device import calls as calls_of
-from gemmule_lab.bench.device_operands import make_sets
-from gemmule_lab.bench.suites import Product
+from gemmule.timing.sampler import Budget, sample
 from gemmule_lab.cli import run
 from gemmule_lab.commands import _options as options
+from gemmule_lab.harness.device import DeviceBench
+from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import module_missing
 from gemmule_lab.report.render import terminal_table
 from gemmule_lab.report.tables import TableData, significant
@@ -73,17 +70,13 @@ def crosscheck(
     missing = module_missing("cuda.bench")
     if missing is not None:
         raise DeviceError(f"the cross-check needs NVBench's Python package. Install it: {INSTALL}.")
-    clock = GraphClock(ordinal)
+    bench = DeviceBench(ordinal)
     ours: dict[str, float] = {}
-    calls: dict[str, Callable[[int], None]] = {}
+    calls: dict[str, Callable[[int], object]] = {}
     for product in products:
-        sets, _ = make_sets(
-            product.op, product.shape, product.format, width=product.width, ordinal=ordinal
-        )
-        call = calls_of(product.op, gm.plan(product.op, *sets[0].operands(product.op)), sets)
-        contestant = Contestant(product.title, call, len(sets))
-        found = sample([contestant], clock, Budget(max_seconds=max_seconds, min_block_s=0.004))
-        ours[product.title], calls[product.title] = found[product.title].median, call
+        entry = bench.ours(bench.sets(product), name=product.title)
+        found = sample([entry], bench.clock, Budget(max_seconds=max_seconds, min_block_s=0.004))
+        ours[product.title], calls[product.title] = found[product.title].median, entry.call
     theirs = _by_nvbench(calls, ordinal)
     return [Pair(p, ours[p.title], theirs[p.title]) for p in products]
 
@@ -108,7 +101,7 @@ def write(evidence: Path, pairs: Sequence[Pair], ordinal: int) -> Path:
     return path
 
 
-def _by_nvbench(calls: dict[str, Callable[[int], None]], ordinal: int) -> dict[str, float]:
+def _by_nvbench(calls: dict[str, Callable[[int], object]], ordinal: int) -> dict[str, float]:
     """Return NVBench's mean cold GPU time of each call, by title."""
     from cuda import bench
     from cuda.bench.results import BenchmarkResult
@@ -137,7 +130,7 @@ def _by_nvbench(calls: dict[str, Callable[[int], None]], ordinal: int) -> dict[s
     return found
 
 
-def _benchmark(call: Callable[[int], None]) -> Callable[[Any], None]:
+def _benchmark(call: Callable[[int], object]) -> Callable[[Any], None]:
     def measured(state: Any) -> None:
         def launch(launched: Any) -> None:
             with device_arrays.using_stream(launched.get_stream().addressof()):

@@ -17,9 +17,9 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from gemmule.core.problem import ITEMSIZE
-from gemmule_lab.bench.session import Meter
-from gemmule_lab.bench.suites import BITS, Product
+from gemmule_lab.bench.session import measured_environment
+from gemmule_lab.harness.bench import Bench
+from gemmule_lab.harness.products import FORMATS, Product
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.render import wide_console
@@ -97,16 +97,16 @@ def products(
     while True:
         op, name = rng.choice(ops), rng.choice(formats)
         rows, columns = (round(2 ** rng.uniform(0, math.log2(LONGEST))) for _ in range(2))
-        size = rows * columns * BITS[name] // 8 if name in BITS else rows * columns * ITEMSIZE[name]
-        if not LEAST_BYTES <= size <= most_bytes:
+        form = FORMATS[name]
+        if not LEAST_BYTES <= form.matrix_bytes(rows, columns) <= most_bytes:
             continue
         width = round(2 ** rng.uniform(0, math.log2(MOST_COLUMNS)))
-        by_columns = name not in BITS and rng.random() < 0.5
+        by_columns = form.bits is None and rng.random() < 0.5
         yield Product(op, name, (rows, columns), max(2, width), by_columns)
 
 
 def run(
-    meter: Meter,
+    bench: Bench,
     drawn: Iterable[Product],
     path: Path,
     *,
@@ -115,24 +115,24 @@ def run(
     ceiling_seconds: float,
 ) -> Hunt:
     """Measure random products for so long, each on disk before the next; show the worst."""
-    environment = meter.environment(ceiling_seconds)
+    environment = measured_environment(bench, ceiling_seconds)
     results.append(path, [environment])
     hunt, end = Hunt(peer), time.monotonic() + seconds
     try:
         for product in drawn:
             if time.monotonic() >= end:
                 break
-            _measure(meter, product, environment, hunt, path)
+            _measure(bench, product, environment, hunt, path)
     finally:
         show(hunt, path)
     return hunt
 
 
 def _measure(
-    meter: Meter, product: Product, environment: Environment, hunt: Hunt, path: Path
+    bench: Bench, product: Product, environment: Environment, hunt: Hunt, path: Path
 ) -> None:
     try:
-        rows, _ = meter.attempt(product, environment)()
+        rows, _ = bench.attempt(product, environment)()
     except (ValueError, TypeError, MemoryError, RuntimeError) as error:
         hunt.told.append(f"{product.title}: {error}")
         return

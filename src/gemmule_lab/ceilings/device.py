@@ -17,7 +17,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.rung import Machine
 from gemmule.storage import ceilings as stored_ceilings
-from gemmule.timing.sampler import Budget, Contestant, sample
+from gemmule.timing.sampler import Budget, Entry, sample
 from gemmule_lab.kernels.launch import Kernels
 from gemmule_lab.records.rows import Ceiling
 
@@ -176,8 +176,8 @@ def _keeping(shape: Shape, data: DeviceArray) -> Shape:
 def _best(
     name: str, shapes: list[Shape], clock: GraphClock, max_seconds: float, units: int, seed: int
 ) -> Ceiling:
-    def runs(shape: Shape) -> Contestant:
-        return Contestant(shape.name, lambda _: shape.launch(clock.stream))
+    def runs(shape: Shape) -> Entry:
+        return Entry(shape.name, lambda _: shape.launch(clock.stream))
 
     timed = sample(
         [runs(shape) for shape in shapes],

@@ -18,7 +18,7 @@ from gemmule.backends.cpu.target import vector_bytes
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.memory import available_bytes, whole_lines
 from gemmule.errors import DeviceError
-from gemmule.timing.clock import Contestant, HostClock
+from gemmule.timing.clock import Entry, HostClock
 from gemmule.timing.machine import last_level_cache_bytes
 from gemmule.timing.sampler import Budget, sample
 from gemmule_lab.ceilings.cold import COLD_FROM, cold_from
@@ -79,7 +79,7 @@ class _Shape:
 def _best(name: str, shapes: Sequence[_Shape], max_seconds: float, seed: int) -> Ceiling:
     for shape in shapes:
         shape.call()  # compiles
-    runs = [Contestant(s.name, lambda _, s=s: s.call()) for s in shapes]  # type: ignore[misc]
+    runs = [Entry(s.name, lambda _, s=s: s.call()) for s in shapes]  # type: ignore[misc]
     timed = sample(runs, HostClock(), Budget(max_seconds=max_seconds, max_blocks=15), seed=seed)
     rates = {s.name: s.amount / timed[s.name].median * 1e-9 for s in shapes}
     winner = max(shapes, key=lambda s: rates[s.name])

@@ -178,7 +178,7 @@ def _ort_copies(
     x = rows_of(problem, b)
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # Idle threads that spin would slow whichever contestant runs next.
+    # Idle threads that spin would slow whichever entry runs next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.use_per_session_threads = not _ort_pool()
     matrix = two_bits(a) if bits == TWO_BITS else a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,12 +11,13 @@ import numpy as np
 
 import gemmule as gm
 from gemmule.core.problem import numpy_dtype
-from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.timing.clock import Contestant, HostClock
-from gemmule_lab.bench.host import judged, public_calls, sets_needed
+from gemmule.timing.clock import Entry, HostClock
+from gemmule_lab.harness.host import judged, sets_needed
+from gemmule_lab.harness.operands import codes
 from gemmule_lab.records.environment import cpu_name
 from gemmule_lab.studies.grid import CODE_BITS, Cell, Lane
 from gemmule_lab.studies.harness import Bound, CellBench, peer_named
+from gemmule_lab.verify import check
 
 # Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and Numba on
 # 2 cores, November 2026), so each pool's implementations are timed in a run of their own.
@@ -67,15 +69,13 @@ class CpuBench(CellBench):
                 return str(error)
             if cell.m * cell.n * max(cell.columns, 1) <= JUDGED_ELEMENTS:
                 judged(cell.op, *sets[0], rung=rung)
-            calls = public_calls(
-                cell.op, sets, plan.problem.out, {} if rung is None else {"rung": rung}
-            )
+            calls = _public_calls(cell.op, sets, plan, {} if rung is None else {"rung": rung})
             params = {**plan.params, "rung": plan.rung.name}
         start = time.perf_counter()
         calls[0]()
         if time.perf_counter() - start > SLOWEST_CALL_S:
             return f"one call takes {time.perf_counter() - start:.1f} s: too slow to be timed"
-        return Bound(lane, Contestant(lane.name, lambda i: calls[i](), len(calls)), params)
+        return Bound(lane, Entry(lane.name, lambda i: calls[i](), len(calls)), params)
 
     def runs(self, bound: Sequence[Bound]) -> Iterator[Sequence[Bound]]:
         """Yield the lanes of each pool of threads, after a rest."""
@@ -91,6 +91,16 @@ def _pool(lane: Lane) -> str:
     if lane.rung is None:
         return lane.peer
     return lane.rung if "blas" in lane.rung else "numba"  # some convert with Numba, then call BLAS
+
+
+def _public_calls(
+    op: str, sets: Sequence[Operands], plan: gm.Plan, options: Mapping[str, Any]
+) -> list[Callable[[], Any]]:
+    shape, dtype = check.result_shape(op, *sets[0]), numpy_dtype(plan.problem.out)
+    return [
+        functools.partial(getattr(gm, op), *operands, out=np.empty(shape, dtype), **options)
+        for operands in sets
+    ]
 
 
 def peer_calls(name: str, op: str, sets: Sequence[Operands]) -> list[Callable[[], Any]] | str:
@@ -118,13 +128,3 @@ def _numbers(rng: np.random.Generator, shape: tuple[int, ...], form: str) -> Any
         return rng.integers(0, 100, shape).astype(numpy_dtype(form))
     values = rng.random(shape, np.float32) if form == "float32" else rng.standard_normal(shape)
     return values.astype(numpy_dtype(form))
-
-
-def codes(rng: np.random.Generator, shape: tuple[int, int], bits: int) -> QuantizedMatrix:
-    """Return random codes with one scale and one zero point for the whole matrix."""
-    rows, columns = shape
-    packed = rng.integers(0, 256, (rows, -(-columns * bits // 8)), np.uint8)
-    if bits == 4 and columns % 2:
-        packed[:, -1] &= 0x0F
-    scale, zero = np.full((1, 1), 2.0**-8, np.float32), np.full((1, 1), 2.0 ** (bits - 1), "f4")
-    return QuantizedMatrix.from_parts(packed, scale, zero, shape=shape, bits=bits, group_size=None)

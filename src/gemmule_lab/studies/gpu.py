@@ -20,11 +20,11 @@ from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import LibraryRung
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.timing.clock import Contestant
+from gemmule.timing.clock import Entry
 from gemmule.timing.machine import rotation
 from gemmule_lab.ceilings.device import filled
+from gemmule_lab.harness.operands import codes
 from gemmule_lab.peers.peer import Peer
-from gemmule_lab.studies.cpu import codes
 from gemmule_lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
 from gemmule_lab.studies.harness import Bound, CellBench, peer_named
 from gemmule_lab.verify import check
@@ -96,7 +96,7 @@ class GpuBench(CellBench):
         stream = self._stream
         named = {**plan.params, "rung": plan.rung.name}
         named |= {"data": "uniform"} if cell.uniform else {}
-        return Bound(lane, Contestant(lane.name, lambda i: calls[i](stream), len(sets)), named)
+        return Bound(lane, Entry(lane.name, lambda i: calls[i](stream), len(sets)), named)
 
     def _calls(
         self, plan: gm.Plan, sets: Sequence[Operands], only: tuple[str, ...]
@@ -165,7 +165,7 @@ class GpuBench(CellBench):
         def call(index: int, _alive: object = (prepared, sets)) -> None:
             calls[index]()
 
-        return Bound(lane, Contestant(lane.name, call, len(sets)))
+        return Bound(lane, Entry(lane.name, call, len(sets)))
 
     def sets(self, cell: Cell, lane: Lane) -> Sequence[Operands] | str:
         """Return a lane's operand sets: one when warm, else as many as pass the L2 four times."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from gemmule.core.problem import Problem
 from gemmule.errors import DeviceError
-from gemmule.timing.clock import Clock, Contestant
+from gemmule.timing.clock import Clock, Entry
 from gemmule.timing.sampler import Budget, sample
 from gemmule_lab.peers import registry
 from gemmule_lab.peers.peer import Peer
@@ -26,7 +26,7 @@ class Bound:
     """A lane ready to be timed over its operand sets, and the parameters it runs with."""
 
     lane: Lane
-    contestant: Contestant
+    entry: Entry
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,7 +90,7 @@ class CellBench(ABC):
             return {}
         seconds = self.seconds * len(bound)
         budget = Budget(seconds, self.min_blocks, self.max_blocks, self.block_s)
-        samples = sample([one.contestant for one in bound], self.clock, budget)
+        samples = sample([one.entry for one in bound], self.clock, budget)
         found = {}
         for one in bound:
             times = times_of(samples[one.lane.name])

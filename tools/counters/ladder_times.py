@@ -15,8 +15,9 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
 from gemmule.core.registry import ladder
 from gemmule.errors import CompileError
+from gemmule.timing.clock import Entry
 from gemmule.timing.sampler import Budget
-from gemmule_lab.bench.entries import Entry, race
+from gemmule_lab.harness.bench import race
 from gemmule_lab.records.known_proofs import proof_of
 from gemmule_lab.records.rows import Environment, Facts, Row
 from gemmule_lab.report.ladder_gains import before
@@ -167,7 +168,7 @@ def _entries(spot: Spot, bound: dict[str, tuple[Any, gm.Plan | None]]) -> Iterat
         if name in rungs:
             others.append(before(rungs[name], tuple(rungs.values()), bound) or "")
         against = tuple(other for other in others if other in bound and other != name)
-        yield Entry(one.contestant, facts, against)
+        yield replace(one.entry, about=replace(facts, against=against))
 
 
 def _plain(problem: Problem) -> Problem:
