@@ -26,10 +26,10 @@ from gemmule.core.choice import Choice
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Machine
 from gemmule.storage import evidence, lines, margins
+from gemmule.storage.evidence import slug
 from gemmule.timing.clock import Contestant
 from gemmule_lab.ceilings.device import filled
 from gemmule_lab.verify import proofs
-from gemmule_lab.verify.device import slug
 
 SIDES = (512, 2048, 8192, 32768)
 COLUMNS = (2, 4, 8, 16, 32, 64)

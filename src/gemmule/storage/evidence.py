@@ -10,6 +10,7 @@ not. Continuous integration compares (`gemmule_lab.verify.proofs`).
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,11 @@ def folder() -> Path:
     """Return the evidence folder: the package's own copy, else the source tree's."""
     packaged = Path(__file__).parents[1] / "evidence"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "evidence"
+
+
+def slug(device: str) -> str:
+    """Return a device's name as its folder's: ``NVIDIA H200`` is ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
 
 
 def read(root: Path | None = None) -> Iterator[Record]:

@@ -22,12 +22,12 @@ from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
+from gemmule.storage.evidence import slug
 from gemmule.timing.sampler import Budget, Contestant, sample
 from gemmule_lab.bench.device import calls as calls_of
 from gemmule_lab.bench.device_operands import make_sets
 from gemmule_lab.bench.suites import Product
 from gemmule_lab.peers.peer import module_missing
-from gemmule_lab.verify.device import slug
 
 PRODUCTS = (
     Product("matvec", "float16", (1024, 1024)),

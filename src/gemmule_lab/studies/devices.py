@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.errors import DeviceError
+from gemmule.storage.evidence import slug
 from gemmule_lab.bench import host
 from gemmule_lab.ceilings.device import measure_ceilings
 from gemmule_lab.records.environment import capture_environment
@@ -14,7 +15,6 @@ from gemmule_lab.studies.cpu import CpuBench
 from gemmule_lab.studies.gpu import GpuBench
 from gemmule_lab.studies.grid import Bench
 from gemmule_lab.studies.runner import shortened
-from gemmule_lab.verify.device import slug
 
 CEILING_SECONDS = {"cpu": 3.0, "cuda": 4.0}
 

@@ -18,10 +18,11 @@ from gemmule.core.problem import Problem
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung, Signature
 from gemmule.oracle.inputs import make_inputs
+from gemmule.storage.evidence import slug
 from gemmule_lab.processes import Task, each_apart
 from gemmule_lab.records import proof_lines
 from gemmule_lab.verify import proofs
-from gemmule_lab.verify.device import awkward, narrow, slug
+from gemmule_lab.verify.device import awkward, narrow
 from gemmule_lab.verify.extremes_giant import BATCH, multiply_giant, sides_of
 
 RUNS = 100

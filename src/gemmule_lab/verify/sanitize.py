@@ -21,9 +21,10 @@ from pathlib import Path
 
 from gemmule.core.rung import CudaRung
 from gemmule.errors import DeviceError
+from gemmule.storage.evidence import slug
 from gemmule_lab.processes import in_toolkit
 from gemmule_lab.records import proof_lines
-from gemmule_lab.verify.device import CHUNK, Outcome, chunks, slug, verify_rung
+from gemmule_lab.verify.device import CHUNK, Outcome, chunks, verify_rung
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SHOWN_LINES = 24

@@ -33,6 +33,7 @@ def counters(
     """Renew what the pages of the CUDA ladders show: times of every rung, cold and interleaved with
     the rung before it and PyTorch, and the counters of one launch of each, by Nsight Compute.
     """
+    from gemmule.storage.evidence import slug
     from gemmule_lab.bench import device as device_bench
     from gemmule_lab.bench import ladder_times
     from gemmule_lab.bench.entries import settled
@@ -40,7 +41,6 @@ def counters(
     from gemmule_lab.cli import WrongResultError
     from gemmule_lab.records import results
     from gemmule_lab.studies.gpu import GpuBench
-    from gemmule_lab.verify.device import slug
 
     known = dict.fromkeys(spot.op for spot in ladder_times.spots())
     unknown = set(ops) - set(known)
