@@ -379,7 +379,8 @@ def test_a_dtype_added_to_a_proved_rung_is_unproved(monkeypatch: pytest.MonkeyPa
     usual = choose(half_call(HALF), machine).rung
     wider = replace(usual, signatures=(*usual.signatures, NEW))
     planted = tuple(wider if rung is usual else rung for rung in cuda_rungs())
-    monkeypatch.setattr(sys.modules["gemmule.choose"], "all_rungs", lambda backend: planted)
+    for name in ("all_rungs", "rungs_for"):
+        monkeypatch.setattr(sys.modules["gemmule.choose"], name, lambda *of, **which: planted)
     call = half_call(NEW)
     assert wider.refusal(call.problem) is None
     assert wider.suggest(call.problem, machine) is not None

@@ -424,7 +424,8 @@ def test_the_judge_sees_a_rung_that_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
 
     forget_plans()
     module = importlib.import_module("gemmule.choose")
-    monkeypatch.setattr(module, "all_rungs", lambda backend: (replace(rung, bind=wrong),))
+    for name in ("all_rungs", "rungs_for"):
+        monkeypatch.setattr(module, name, lambda *of, **which: (replace(rung, bind=wrong),))
     _, found = failures(rung, every_case(rung, ("float32", "float32", "float32")))
     forget_plans()
     assert len(found) == 2 * len(set(rung.layouts) - {"strided"})  # integers and one other kind

@@ -185,8 +185,10 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
         for rung in rungs:
             (folder / f"{rung.name}.py").write_text(f"# {rung.name}")
         monkeypatch.setattr(rung_module, "RUNGS_FOLDER", tmp_path / "rungs")
-        for module in (tuned_store, sys.modules["gemmule.choose"], space):
+        chooser = sys.modules["gemmule.choose"]
+        for module in (tuned_store, chooser, space):
             monkeypatch.setattr(module, "all_rungs", lambda backend: rungs)
+        monkeypatch.setattr(chooser, "rungs_for", lambda backend, op, quantized: rungs)
         sources.forget_digests()
         forget_plans()
         return rungs

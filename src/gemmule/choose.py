@@ -11,7 +11,7 @@ from gemmule import backends
 from gemmule.core.canonical import Call, Frozen
 from gemmule.core.choice import Choice
 from gemmule.core.problem import ITEMSIZE, Problem, result_dtype
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import all_rungs, rungs_for
 from gemmule.core.rung import LibraryRung, Machine, Rung
 from gemmule.storage import margins
 from gemmule.storage import tuned as tuned_store
@@ -122,11 +122,15 @@ def eligible(rung: Rung, problem: Problem) -> bool:
     return arithmetic.at_least_float32
 
 
+def _rungs(problem: Problem, machine: Machine) -> tuple[Rung, ...]:
+    return rungs_for(machine.backend, problem.op, quantized=problem.quant is not None)
+
+
 def _suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
     backend = backends.get(machine.backend)
     for problem, copies, cost_s in _variants(call.problem, machine):
         found = False
-        for rung in all_rungs(machine.backend):
+        for rung in _rungs(problem, machine):
             if rung.refusal(problem) is not None or not eligible(rung, problem):
                 continue
             suggestion = rung.suggest(problem, machine)
@@ -181,9 +185,7 @@ def _dtype_variants(
     op: str, own: tuple[str, str, str], quantized: bool, backend: str
 ) -> tuple[tuple[str, str, str], ...]:
     found = [own]
-    for rung in all_rungs(backend):
-        if rung.op != op or rung.quantized != quantized:
-            continue
+    for rung in rungs_for(backend, op, quantized=quantized):
         for signature in rung.signatures:
             if signature not in found and _widens(own, signature, quantized):
                 found.append(signature)
@@ -263,7 +265,7 @@ def _simplest(
 ) -> Choice:
     backend = backends.get(machine.backend)
     for problem, copies, _ in _variants(call.problem, machine):
-        for rung in all_rungs(machine.backend):
+        for rung in _rungs(problem, machine):
             if (
                 rung.refusal(problem) is None
                 and eligible(rung, problem)

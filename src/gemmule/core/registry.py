@@ -32,15 +32,29 @@ def _load(folder: str, backend: str, name: str) -> Rung:
 
 
 @functools.cache
-def all_rungs(backend: str) -> tuple[Rung, ...]:
-    """Return every rung of a back end, read from the directory, in ladder order."""
+def all_rungs(backend: str, folders: tuple[str, ...] = ("*",)) -> tuple[Rung, ...]:
+    """Return every rung of a back end, read from the directory, in ladder order.
+
+    folders: only of these ladders; modules of others are not imported.
+    """
     found = []
     with fork.WHOLE:
-        for path in sorted(RUNGS_FOLDER.glob(f"*/{backend}/*.py")):
-            if not path.stem.startswith("_"):
-                found.append(_load(path.parent.parent.name, backend, path.stem))
+        for folder in folders:
+            for path in sorted(RUNGS_FOLDER.glob(f"{folder}/{backend}/*.py")):
+                if not path.stem.startswith("_"):
+                    found.append(_load(path.parent.parent.name, backend, path.stem))
     order = {rung: place for op in OPS for place, rung in enumerate(_on(op, found))}
     return tuple(sorted(found, key=lambda rung: (OPS.index(rung.folder), order[rung])))
+
+
+def rungs_for(backend: str, op: str, *, quantized: bool) -> tuple[Rung, ...]:
+    """Return the rungs of a back end that compute ``op``, ``"matvec"`` or ``"matmul"``.
+
+    Nothing else is imported: the first product of a process waits for these alone.
+    """
+    folders = ("matvec", "vecmat") if op == "matvec" else ("matmul",)
+    rungs = all_rungs(backend, ("quantized",) if quantized else folders)
+    return tuple(rung for rung in rungs if rung.op == op)
 
 
 def cuda_rungs() -> tuple[CudaRung, ...]:

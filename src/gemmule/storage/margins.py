@@ -68,8 +68,8 @@ class Margin:
     date: str
 
     def kind(self) -> tuple[str, ...]:
-        """Return what has to be equal for this product to speak for another."""
-        return (self.device, self.arch, self.a, self.b, self.out, self.layout_a, self.layout_b)
+        """Return what has to be equal, on one device, for this product to speak for another."""
+        return (self.arch, self.a, self.b, self.out, self.layout_a, self.layout_b)
 
     def sizes(self) -> tuple[int, int, int, int]:
         """Return rows and columns of C, the length of the sums, and the batch."""
@@ -94,10 +94,10 @@ class Margin:
 
 def faster(machine: Machine, problem: Problem) -> dict[tuple[str, str], Margin]:
     """Return the rungs, (folder, name), known to be faster than the vendor's at such a product."""
-    kind = (machine.name, machine.arch, problem.a, problem.b, problem.out)
     if problem.precision == "tf32":  # with which the vendor's is faster
         return {}
-    near = known().get((*kind, problem.layout_a, problem.layout_b), ())
+    kind = (machine.arch, problem.a, problem.b, problem.out, problem.layout_a, problem.layout_b)
+    near = known(machine.name).get(kind, ())
     found: dict[tuple[str, str], Margin] = {}
     for margin in near:
         if not margin.is_near(problem):
@@ -119,15 +119,18 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
 
 
 @functools.cache
-def known() -> dict[tuple[str, ...], tuple[Margin, ...]]:
-    """Return the margins in the evidence whose rungs are as they were measured, by kind."""
+def known(device: str) -> dict[tuple[str, ...], tuple[Margin, ...]]:
+    """Return the margins measured on a device whose rungs are as they were then, by kind."""
+    path = evidence.folder() / evidence.slug(device) / FILE
+    if not path.is_file():  # as for every processor: nothing else has to be read
+        return {}
     proved = {(r.folder, r.rung, r.variant, r.key) for r in evidence.read()}
     found: dict[tuple[str, ...], list[Margin]] = {}
-    for path in sorted(evidence.folder().glob(f"*/{FILE}")):
-        for margin in read_file(path):
-            variant = evidence.variant_named((margin.a, margin.b, margin.out))
-            if (margin.folder, margin.rung, variant, margin.key) in proved:
-                found.setdefault(margin.kind(), []).append(margin)
+    for margin in read_file(path):
+        variant = evidence.variant_named((margin.a, margin.b, margin.out))
+        is_proved = (margin.folder, margin.rung, variant, margin.key) in proved
+        if is_proved and margin.device == device:
+            found.setdefault(margin.kind(), []).append(margin)
     return {kind: tuple(margins) for kind, margins in found.items()}
 
 
