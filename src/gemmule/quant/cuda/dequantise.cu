@@ -36,50 +36,78 @@ template <class T, int N> __device__ __forceinline__ void store(const DequantArg
       if (at + e < p.columns) to[p.perm ? p.perm[column + e] : at + e] = ((const T*)&v)[e];
 }
 
-// A warp has a tile of 16 rows; lane 4 g + t a quarter t of the columns of rows g and g + 8. UNITS: these lie in one group.
+// A warp has four tiles of 16 rows side by side; lane 4 g + t a quarter t of the columns of rows g and g + 8. UNITS: these lie
+// in one group.
+constexpr int TURN = 4;
 template <class T, class TS, int BITS, bool ZEROS, bool UNITS>
 __global__ void __launch_bounds__(256) dequantise_mma16(const DequantArgs p) {
   constexpr int COLUMNS = 256 / BITS, OF_LANE = COLUMNS / 4, N = 16 / (int)sizeof(T), PARTS = OF_LANE / N;
   const unsigned across = (unsigned)((p.columns + COLUMNS - 1) / COLUMNS), all = (unsigned)((p.n + COLUMNS - 1) / COLUMNS);
-  const unsigned index = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const unsigned down = index / across, right = index % across;
+  const unsigned turns = (across + TURN - 1) / TURN, index = blockIdx.x * 8 + threadIdx.x / 32;
+  const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, down = index / turns, right = index % turns * TURN;
   if (down * 16 >= p.rows) return;
   const i64 tile_row = p.first_row / 16 + down;
-  const unsigned tile_column = (unsigned)(p.first_column / COLUMNS) + right;
-  const Words words = ptx::ld_stream((const Words*)p.codes + (tile_row * all + tile_column) * 32 + lane);
-  const int first = tile_column * COLUMNS + t * OF_LANE, groups = (int)p.groups, size = (int)p.group_size, n = (int)p.n;
+  const unsigned tile_column = (unsigned)(p.first_column / COLUMNS) + right, here = min(across - right, (unsigned)TURN);
+  const Words* const codes = (const Words*)p.codes + (tile_row * all + tile_column) * 32 + lane;
+  Words words[TURN];
+#pragma unroll
+  for (int i = 0; i < TURN; ++i) words[i] = ptx::ld_stream(codes + min((unsigned)i, here - 1) * 32);
+  const unsigned groups = (unsigned)p.groups, size = (unsigned)p.group_size;
+  const i64 row = tile_row * 16 + g, last = p.m - 1, end = min(p.m, p.first_row + p.rows);
+  const auto group_at = [&](unsigned column) {
+    const unsigned group = size & (size - 1) ? column / size : column >> (31 - __clz((int)size));
+    return p.scale_row ? min(group, groups - 1) * p.m : (i64)0;
+  };
+  float scale[TURN][2], zero[TURN][2] = {};
+  if constexpr (UNITS)
+#pragma unroll
+    for (int i = 0; i < TURN; ++i)
+#pragma unroll
+      for (int hi = 0; hi < 2; ++hi) {
+        const i64 at = group_at((tile_column + i) * COLUMNS + t * OF_LANE) + (p.scale_row ? min(row + 8 * hi, last) : 0);
+        scale[i][hi] = wide<float>(((const TS*)p.scales)[at]);
+        if constexpr (ZEROS) zero[i][hi] = p.zeros[at];
+      }
   // Pads of a row may be written to, whole vectors at a time: nobody reads them.
   const bool whole = !p.perm && p.out_row % N == 0 && p.out_row >= (p.columns + N - 1) / N * N && ((u64)p.out & 15) == 0;
 #pragma unroll
-  for (int hi = 0; hi < 2; ++hi) {
-    const i64 row = tile_row * 16 + g + 8 * hi, own = min(row, p.m - 1);
-    float scale = 0, zero = 0;
-    ptx::Vec<T, N> v[PARTS];
+  for (int i = 0; i < TURN; ++i) {
+    if (i >= here) break;
+    const int first = (tile_column + i) * COLUMNS + t * OF_LANE;
 #pragma unroll
-    for (int c = 0; c < OF_LANE; ++c) {
-      if (c == 0 || !UNITS) {
-        const int group = min((unsigned)(first + c) / (unsigned)size, (unsigned)groups - 1);
-        const i64 at = p.scale_row ? group * p.m + own : 0;
-        scale = wide<float>(((const TS*)p.scales)[at]);
-        if constexpr (ZEROS) zero = p.zeros[at];
+    for (int hi = 0; hi < 2; ++hi) {
+      ptx::Vec<T, N> v[PARTS];
+#pragma unroll
+      for (int c = 0; c < OF_LANE; ++c) {
+        if constexpr (!UNITS) {
+          const i64 at = group_at(first + c) + (p.scale_row ? min(row + 8 * hi, last) : 0);
+          scale[i][hi] = wide<float>(((const TS*)p.scales)[at]);
+          if constexpr (ZEROS) zero[i][hi] = p.zeros[at];
+        }
+        const int word = BITS == 4 ? c / 4 : 2 * (c / 4) + c / 2 % 2;
+        const int bit = BITS == 4 ? 16 * (c % 2) + 8 * (c / 2 % 2) + 4 * hi : 16 * (c % 2) + 8 * hi;
+        v[c / N][c % N] = narrow<T>(weight<BITS, ZEROS>(words[i][word] >> bit & ((1 << BITS) - 1), scale[i][hi], zero[i][hi]));
       }
-      const int word = BITS == 4 ? c / 4 : 2 * (c / 4) + c / 2 % 2;
-      const int bit = BITS == 4 ? 16 * (c % 2) + 8 * (c / 2 % 2) + 4 * hi : 16 * (c % 2) + 8 * hi;
-      v[c / N][c % N] = narrow<T>(weight<BITS, ZEROS>(words[word] >> bit & ((1 << BITS) - 1), scale, zero));
-    }
-    if constexpr (PARTS == 2) {  // two lanes exchange halves, so that each store fills whole sectors
-      const bool odd = t % 2;
-      Words give = *(Words*)&v[odd ? 0 : 1], got;
+      const bool mine = row + 8 * hi < end;
+      if constexpr (PARTS == 2) {  // two lanes exchange halves, so that each store fills whole sectors
+        const bool odd = t % 2;
+        const int left = first - (odd ? OF_LANE - N : 0);
+        Words& keep = *(Words*)&v[0];
+        Words& other = *(Words*)&v[1];
 #pragma unroll
-      for (int w = 0; w < 4; ++w) got[w] = __shfl_xor_sync(~0u, give[w], 1);
-      const int left = first - (odd ? OF_LANE : 0) + (odd ? N : 0);
-      if (row < p.m && row < p.first_row + p.rows) {
-        store<T, N>(p, row, left, odd ? *(ptx::Vec<T, N>*)&got : v[0], whole);
-        store<T, N>(p, row, left + OF_LANE, odd ? v[1] : *(ptx::Vec<T, N>*)&got, whole);
+        for (int w = 0; w < 4; ++w) {
+          const unsigned got = __shfl_xor_sync(~0u, odd ? keep[w] : other[w], 1);
+          if (odd) keep[w] = got;
+          else other[w] = got;
+        }
+        if (mine) {
+          store<T, N>(p, row + 8 * hi, left, v[0], whole);
+          store<T, N>(p, row + 8 * hi, left + OF_LANE, v[1], whole);
+        }
+      } else if (mine) {
+#pragma unroll
+        for (int e = 0; e < PARTS; ++e) store<T, N>(p, row + 8 * hi, first + e * N, v[e], whole);
       }
-    } else if (row < p.m && row < p.first_row + p.rows) {
-#pragma unroll
-      for (int e = 0; e < PARTS; ++e) store<T, N>(p, row, first + e * N, v[e], whole);
     }
   }
 }

@@ -24,7 +24,7 @@ from gemmule.quant.cuda.fragment_order import LAYOUT
 SOURCE = Path(__file__).with_suffix(".cu")
 ARGS = struct.Struct("<QQQQQ6q5q")
 DTYPES = ("float32", "float16", "bfloat16")
-_THREADS, _TILE_ROWS, _COMMENT = 256, 16, re.compile(r"//[^\n]*|\s+")
+_THREADS, _TILE_ROWS, _TURN, _COMMENT = 256, 16, 4, re.compile(r"//[^\n]*|\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def step(spec: QuantSpec, dtype: str, piece: Piece) -> Step:
     if spec.layout != LAYOUT:
         blocks = -(-piece.rows * -(-piece.columns // 8) // _THREADS)
     else:
-        tiles = -(-piece.rows // _TILE_ROWS) * -(-piece.columns // (256 // spec.bits))
+        tiles = -(-piece.rows // _TILE_ROWS) * -(-piece.columns // (256 // spec.bits * _TURN))
         blocks = -(-tiles // (_THREADS // 32))
     return Step(kernel(spec, dtype), (blocks, 1, 1), (_THREADS, 1, 1))
 
