@@ -10,11 +10,15 @@ from dataclasses import replace
 from gemmule import backends
 from gemmule.core.canonical import Call, Frozen
 from gemmule.core.choice import Choice
-from gemmule.core.problem import ITEMSIZE, Problem, result_dtype
+from gemmule.core.problem import HALVES, ITEMSIZE, Problem, result_dtype
 from gemmule.core.registry import all_rungs, rungs_for
-from gemmule.core.rung import LibraryRung, Machine, Rung
+from gemmule.core.rung import Arithmetic, LibraryRung, Machine, Rung
 from gemmule.storage import margins
 from gemmule.storage import tuned as tuned_store
+
+# Codes by halves: up to so many columns weights are exact; by more a rung that rounds each weight
+# once to the dtype of x is taken only where it saves more than a twentieth.
+EXACT_COLUMNS, WORTH_ROUNDING = 16, 1.05
 
 
 def choose(
@@ -74,13 +78,24 @@ def _known_best(ranked: list[Choice], machine: Machine) -> Choice:
     """
     vendor = next((choice for choice in ranked if choice.rung.vendor), None)
     if vendor is None:
-        return ranked[0]
+        return _exact_if_near(ranked)
     faster = margins.faster(machine, vendor.problem)
     for choice in ranked:
         margin = faster.get((choice.rung.folder, choice.rung.name))
         if margin is not None:
             return replace(choice, reason=margin.words())
     return vendor
+
+
+def _exact_if_near(ranked: list[Choice]) -> Choice:
+    """Return the first, or one that rounds no weight where that costs hardly anything."""
+    first = ranked[0]
+    if not _rounds_weights(first.problem, first.rung.arithmetic(first.problem)):
+        return first
+    limit = WORTH_ROUNDING * (first.expected_s or 0.0)
+    near = (choice for choice in ranked[1:] if (choice.expected_s or 0.0) <= limit)
+    exact = (c for c in near if not _rounds_weights(c.problem, c.rung.arithmetic(c.problem)))
+    return next(exact, first)
 
 
 def _as_alone(call: Call, machine: Machine, rung: str | None, params: Frozen | None) -> Choice:
@@ -108,6 +123,11 @@ def _in_words(choice: Choice) -> str:
     return f"{choice.rung.folder}/{choice.rung.name}({params}){expected}"
 
 
+def _rounds_weights(problem: Problem, arithmetic: Arithmetic) -> bool:
+    """Tell whether codes beside halves become halves, each weight rounded once."""
+    return problem.quant is not None and arithmetic.inputs == problem.b in HALVES
+
+
 def eligible(rung: Rung, problem: Problem) -> bool:
     """Tell whether the rung is for automatic choices, and its arithmetic good enough."""
     if rung.by_name_only:
@@ -119,6 +139,8 @@ def eligible(rung: Rung, problem: Problem) -> bool:
         return True
     if problem.precision == "tf32" and arithmetic.inputs == "tf32":
         return True
+    if _rounds_weights(problem, arithmetic):
+        return problem.n > EXACT_COLUMNS and not problem.quant.exact  # type: ignore[union-attr]
     return arithmetic.at_least_float32
 
 

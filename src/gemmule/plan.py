@@ -30,7 +30,7 @@ from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Form, Operand, speaker
 from gemmule.core.problem import FLOATS, ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Rung, Step
+from gemmule.core.rung import Arithmetic, CudaRung, LibraryRung, Rung, Step
 from gemmule.dispatch.bind import ShortWay, bind
 
 log = logging.getLogger("gemmule")
@@ -176,6 +176,9 @@ class Plan:
             memory = whole if self._packed is None else self._packed.workspace
             shared = self._shared(choice.rung.steps(*given))
             lines.append(f"memory     workspace {memory:,} bytes, {shared} a block")
+        elif isinstance(choice.rung, LibraryRung) and problem.quant is not None:
+            memory = choice.rung.workspace(choice.problem, choice.params)
+            lines.append(f"memory     workspace {memory:,} bytes beside the library's own")
         arithmetic = choice.rung.arithmetic(choice.problem)
         rounded = f", of operands rounded to {arithmetic.inputs}" if arithmetic.inputs else ""
         unused = _unused(problem, arithmetic)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.arrays import interop
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, single, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
@@ -18,6 +19,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, DeviceRung, LibraryRung, Machine, Step, with_bias
 from gemmule.oracle.inputs import Inputs
+from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.tuning.operands import call_over
 from proofs import raw_launch
 
@@ -79,9 +81,12 @@ class DeviceRunner:
         """Have a library multiply; its own requirements decide what memory it is given."""
         problem = inputs.case.problem
         arrays = (inputs.a, inputs.b, inputs.out)
-        addresses = [self._place(part, inputs) for part in arrays]
-        operands = []
-        for address, part in zip(addresses, arrays, strict=True):
+        codes, operands = isinstance(inputs.a, QuantizedMatrix), []
+        if codes:
+            there = inputs.a.to(f"cuda:{self.ordinal}", layout=inputs.a.layout)
+            operands.append(interop.unwrap(there, "A"))
+        addresses = [self._place(part, inputs) for part in arrays[codes:]]
+        for address, part in zip(addresses, arrays[codes:], strict=True):
             strides = tuple(step // part.itemsize for step in part.strides)
             there = DeviceArray(address, part.shape, strides, part.dtype.name, self.ordinal, self)
             operands.append(device_arrays.from_own(there))

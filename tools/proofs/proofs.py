@@ -212,7 +212,12 @@ def adds_bias(variant: Variant) -> bool:
 
 
 def packed_call(problem: Problem) -> Call:
-    """Return the call of a matmul on operands packed in the problem's layouts."""
+    """Return the call of a matmul on operands packed in the problem's layouts.
+
+    Of codes as of floats of the dtype of B, which is what a library multiplies.
+    """
+    if problem.quant is not None:
+        return packed_call(replace(problem, a=problem.b, quant=None))
     shapes = ((problem.m, problem.k), (problem.k, problem.n), (problem.m, problem.n))
     layouts = (problem.layout_a, problem.layout_b, problem.layout_out)
     forms = []

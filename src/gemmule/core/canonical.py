@@ -297,6 +297,8 @@ def _assemble(asked: _Product, batch: Batch, seen: Views) -> Call:
     spec = a.quant
     if spec is not None and options.activations != "float":
         spec = replace(spec, activations=options.activations)
+    if spec is not None and (options.precision == "ieee" or options.batch_invariant):
+        spec = replace(spec, exact=True)
     aligned = min(
         vector_alignment(form, view, steps)
         for view, steps, form in zip(seen, batch.strides, (a, b, out), strict=True)

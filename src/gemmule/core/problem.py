@@ -132,7 +132,11 @@ def _integer_result(a: str, b: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QuantSpec:
-    """How the matrix of a quantised problem is stored (`gemmule.quant.matrix`)."""
+    """How the matrix of a quantised problem is stored (`gemmule.quant.matrix`).
+
+    activations, exact: what the caller permits. `exact` forbids that weights are rounded to the
+    dtype of x before they are multiplied.
+    """
 
     bits: int
     group_size: int | None
@@ -142,6 +146,7 @@ class QuantSpec:
     transposed: bool
     has_perm: bool = False
     activations: str = "float"
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,7 +302,7 @@ class LibraryRung(Rung):
     """A product of a library for GPUs: ``bind(problem, call, params) -> run(a, b, out, ...)``.
 
     `spec` is what the library is told of a product, a frozen dataclass. `available` says what is
-    missing for it on this machine, or None.
+    missing for it on this machine, or None. `workspace`: bytes that it takes beside the library's.
     """
 
     backend: ClassVar[str] = "cuda"
@@ -310,6 +310,7 @@ class LibraryRung(Rung):
     spec: Callable[[Problem, Call], Any]
     bind: Callable[[Problem, Call, Params], Callable[..., None]]
     available: Callable[[], str | None]
+    workspace: Callable[[Problem, Params], int] = lambda problem, params: 0
 
     def refusal(self, problem: Problem) -> str | None:
         """Return why the rung does not take `problem` on this machine, or None when it does."""

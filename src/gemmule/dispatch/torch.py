@@ -42,6 +42,7 @@ from gemmule.dispatch.torch_launch import (
     slot,
     steps_starter,
 )
+from gemmule.quant.cuda.by_library import ByLibrary
 
 Start = Callable[[int, int, int, int], None]  # stream, addresses of A, of x or B, of the result
 # One packing writes the stream, no attributes, and the addresses of A, of x or B, of the result.
@@ -263,13 +264,17 @@ def bind(run: Any, call: Call, a: Form, b: Form, ordinal: int) -> ShortCall | No
     if not hasattr(torch._C, "_cuda_getDevice"):
         return None  # a PyTorch built without CUDA has no CUDA tensors
     is_packed = isinstance(run, PackedLauncher)
-    if not (_is_plain(run) or is_packed or (isinstance(run, LibraryRun) and run.is_one_call)):
+    if isinstance(run, ByLibrary):
+        plain = run.is_plain
+    else:
+        plain = _is_plain(run) or is_packed or (isinstance(run, LibraryRun) and run.is_one_call)
+    if not plain:
         return None
     if any(step < 0 for step in (*a.strides, *b.strides)) or 0 in (*a.shape, *b.shape):
         return None
     if not driver.is_current(ordinal):
         return None
-    if isinstance(run, Launcher) and run.quantized:
+    if isinstance(run, ByLibrary) or (isinstance(run, Launcher) and run.quantized):
         return codes_call(run, call, a, b, ordinal)
     if a.ready is not None and b.ready is not None:
         return None  # the result is no tensor

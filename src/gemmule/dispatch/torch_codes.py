@@ -41,6 +41,7 @@ from gemmule.dispatch.torch_launch import (
     slot,
     steps_starter,
 )
+from gemmule.quant.cuda.by_library import ByLibrary
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.storage.evidence import is_proved
 
@@ -106,7 +107,9 @@ class MatrixCall:
         self.checked = checked_pair(trusted, self.out_seen, planned, first)
 
 
-def codes_call(launcher: Launcher, call: Call, a: Form, b: Form, ordinal: int) -> MatrixCall:
+def codes_call(
+    launcher: Launcher | ByLibrary, call: Call, a: Form, b: Form, ordinal: int
+) -> MatrixCall:
     """Return the short way beside a quantised matrix."""
     first = a.quant is not None
     matrix, vector = (a, b) if first else (b, a)
@@ -163,7 +166,9 @@ def checked_pair(
     return checked
 
 
-def _trusted(launcher: Launcher, call: Call, vector: Form, first: bool, ordinal: int) -> Product:
+def _trusted(
+    launcher: Launcher | ByLibrary, call: Call, vector: Form, first: bool, ordinal: int
+) -> Product:
     torch = sys.modules["torch"]
     native = torch._C
     device_of, stream_of = native._cuda_getDevice, native._cuda_getCurrentRawStream
@@ -196,8 +201,10 @@ def _trusted(launcher: Launcher, call: Call, vector: Form, first: bool, ordinal:
     return trusted
 
 
-def _start(launcher: Launcher, ordinal: int) -> Launch:
+def _start(launcher: Launcher | ByLibrary, ordinal: int) -> Launch:
     """Return what starts a launcher's kernels: the only one, or all of them."""
+    if isinstance(launcher, ByLibrary):
+        return launcher.starter(ordinal, maker)
     if len(launcher.steps) > 1 or launcher.workspace or launcher.steps[0].pdl:
         return steps_starter(launcher, ordinal, 6)
     launch, local, pack_into = launch_function(), threading.local(), MOVING.pack_into

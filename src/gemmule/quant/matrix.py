@@ -18,7 +18,7 @@ from gemmule.errors import DeviceError
 from gemmule.quant import checks as checks
 from gemmule.quant import library, places, shards
 from gemmule.quant import rounding as rounding
-from gemmule.quant.cuda import fragment_order
+from gemmule.quant.cuda import dequantise, fragment_order
 from gemmule.quant.files import FilePath, check_target, named_dtype, read_tensors, write_tensors
 from gemmule.quant.layouts import get_layout, row_blocks, row_codes
 from gemmule.quant.shards import QuantizedShards
@@ -186,20 +186,24 @@ class QuantizedMatrix(Factor):
             f"layout={self.layout!r}, device={self.device!r})"
         )
 
-    def dequantize(self, dtype: str = "float32") -> NDArray[Any]:
+    def dequantize(self, dtype: str = "float32") -> Array:
         """Return the matrix as floats: an array of ``shape``, transposition and perm applied.
 
         ``dtype``: ``"float32"``, ``"float64"``, ``"float16"`` or ``"bfloat16"``. float64 computes
         in float64, where integer zero points make each weight exact; the others compute
         ``scale * (code - zero)`` in float32, correctly rounded for integer zero points, and round
         once more to a narrower dtype. Overflow gives infinity. The result of a transposed matrix
-        is column-major. Raises DeviceError when the matrix is not on the host.
+        is column-major. A matrix on a GPU gives a `DeviceArray` there, of the same bits, which
+        PyTorch and others take by DLPack; DeviceError for float64 on a GPU.
 
         >>> import gemmule as gm, numpy as np
         >>> gm.quantize(np.array([[0.0, 15.0, 3.2]]), bits=4).dequantize("float16").tolist()
         [[0.0, 15.0, 3.0]]
         """
         target = named_dtype(checks.one_of("dtype", dtype, checks.FLOAT_DTYPES))
+        if self.device != "cpu" and dtype != "float64":
+            floats = dequantise.whole(self, dtype)
+            return floats.T if self.transposed else floats
         compute = np.dtype(np.float64 if dtype == "float64" else np.float32)
         host = self._on_host("dequantize").to(layout="row")
         m, n = self.stored_shape
@@ -253,7 +257,8 @@ class QuantizedMatrix(Factor):
         if copy is False:
             raise ValueError("a quantised matrix becomes an array only by a copy: use copy=None")
         name = "float32" if dtype is None else np.dtype(dtype).name
-        return places.on(self, "cpu").dequantize(name)
+        floats: NDArray[Any] = places.on(self, "cpu").dequantize(name)
+        return floats
 
     def save(self, path: FilePath, *, overwrite: bool = False) -> None:
         """Write the matrix to ``path``, a ``.safetensors`` file, its codes in layout ``row``.

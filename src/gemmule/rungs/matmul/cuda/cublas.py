@@ -128,7 +128,7 @@ RUNG = LibraryRung(
         ),
         Constraint(
             "whole elements at every address",
-            lambda problem, params: problem.alignment >= ITEMSIZE[problem.a],
+            lambda problem, params: problem.alignment >= ITEMSIZE[problem.b],
         ),
         Constraint(
             "no promise of equal bits for a row alone",

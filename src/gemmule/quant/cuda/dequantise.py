@@ -1,0 +1,103 @@
+"""Weights as floats again, on the device: whole matrices, and pieces of them for products.
+
+Each weight is ``scale * (code - zero)`` in float32, rounded once to the dtype that is asked for,
+bit for bit as `QuantizedMatrix.dequantize` computes it on the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemmule.backends.cuda import driver, single
+from gemmule.backends.cuda.convert import CTYPE
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.problem import ITEMSIZE, QuantSpec
+from gemmule.core.rung import Step
+from gemmule.quant.cuda.fragment_order import LAYOUT
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARGS = struct.Struct("<QQQQQ6q5q")
+DTYPES = ("float32", "float16", "bfloat16")
+_THREADS, _TILE_ROWS, _TURN, _COMMENT = 256, 16, 4, re.compile(r"//[^\n]*|\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A rectangle of the stored matrix, from whole tiles on; step: numbers from row to row."""
+
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+    step: int
+
+
+def kernel(spec: QuantSpec, dtype: str) -> str:
+    """Return the kernel that gives codes of this kind back in a dtype."""
+    zeros = str(spec.has_zeros).lower()
+    types = f"{CTYPE[dtype]}, {CTYPE[spec.scale_dtype]}, {spec.bits}, {zeros}"
+    if spec.layout != LAYOUT:
+        return f"dequantise_row<{types}>"
+    of_lane = 64 // spec.bits
+    units = spec.group_size in (None, -1) or (spec.group_size or 0) % of_lane == 0
+    return f"dequantise_mma16<{types}, {str(units).lower()}>"
+
+
+def step(spec: QuantSpec, dtype: str, piece: Piece) -> Step:
+    """Return the launch that writes a piece."""
+    if spec.layout != LAYOUT:
+        blocks = -(-piece.rows * -(-piece.columns // 8) // _THREADS)
+    else:
+        tiles = -(-piece.rows // _TILE_ROWS) * -(-piece.columns // (256 // spec.bits * _TURN))
+        blocks = -(-tiles // (_THREADS // 32))
+    return Step(kernel(spec, dtype), (blocks, 1, 1), (_THREADS, 1, 1))
+
+
+def arguments(spec: QuantSpec, m: int, n: int, piece: Piece) -> bytes:
+    """Return the kernel's struct, its five addresses null: codes, scales, zeros, perm, result."""
+    size = max(n, 1) if spec.group_size in (None, -1) else int(spec.group_size or 1)
+    groups = -(-n // size)
+    row_bytes = -(-n * spec.bits // 8)
+    of_matrix = (m, n, row_bytes, size, groups, 0 if spec.group_size is None else groups)
+    where = (piece.first_row, piece.rows, piece.first_column, piece.columns, piece.step)
+    return ARGS.pack(0, 0, 0, 0, 0, *of_matrix, *where)
+
+
+@functools.cache
+def digest() -> str:
+    """Return a digest of the kernels' text without comments, for the proofs that rest on them."""
+    text = _COMMENT.sub(" ", SOURCE.read_text(encoding="utf-8"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def whole(matrix: Any, dtype: str) -> DeviceArray:
+    """Return a matrix on a device as floats, before any transposition; waits for them.
+
+    Runs on the legacy default stream; DeviceError and CompileError as a launch raises them.
+    """
+    m, n = matrix.stored_shape
+    kinds = (matrix.zeros is not None, matrix.layout, matrix.scale_dtype, False)
+    spec = QuantSpec(matrix.bits, matrix.group_size, *kinds)
+    ordinal = matrix.codes.ordinal
+    found = DeviceArray.empty((m, n), dtype, ordinal)
+    if m * n:
+        piece = Piece(0, m, 0, n, n)
+        zeros = 0 if matrix.zeros is None else matrix.zeros.pointer
+        perm = 0 if matrix.perm is None else matrix.perm.pointer
+        addresses = (matrix.codes.pointer, matrix.scales.pointer, zeros, perm, found.pointer)
+        packed = struct.pack("<5Q", *addresses) + arguments(spec, m, n, piece)[40:]
+        single.run(SOURCE, step(spec, dtype, piece), packed, ordinal, 0)
+        driver.synchronize(ordinal)
+    return found
+
+
+def row_step(columns: int, dtype: str) -> int:
+    """Return the numbers from row to row of a piece whose rows begin at whole 16 bytes."""
+    each = 16 // ITEMSIZE[dtype]
+    return -(-columns // each) * each

@@ -1,0 +1,115 @@
+"""Many columns of x by weights that are rounded once, as they come out of their codes.
+
+`arranged_columns` multiplies codes as they are, and scales the sums of each group in float32: the
+columns that meet a code are as many as there are registers for two sets of sums, 32. Here a code
+becomes its weight in registers, by four instructions for two: the difference to the zero point is
+exact, and the scale has two parts, so that the weight is rounded once to the dtype of x, as the
+dense weight that it stands for was. Then there is one set of sums, two warpgroups have 256 rows by
+128 columns of them, and groups of any size cost the same. One warp asks for copies: codes as they
+lie, and x, which a launch in front has put in the order that the instruction reads.
+
+What is left is the tensor cores' time, and what the L2 has to bring: 16 kB of x and 8 of codes for
+64 columns of the matrix.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import HALVES, Problem
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import fragments
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
+
+_TILES, _LINE = 2, 128  # tiles across in a stage; bytes of a column of x in a panel of 64
+
+
+def _panels(problem: Problem) -> int:
+    """Return the panels of 64 columns of a stage."""
+    return _TILES * fragments.tile_columns(problem) // 64
+
+
+def _all(problem: Problem) -> int:
+    """Return how many stages the whole sum has."""
+    return ceil_div(fragments.tiles_across(problem.k, problem), _TILES)
+
+
+def _passes(problem: Problem, params: Params) -> int:
+    return ceil_div(problem.n, params["columns"])
+
+
+def _blocks(problem: Problem, params: Params) -> int:
+    down = ceil_div(problem.m, 128 * params["tall"])
+    return int(down * _passes(problem, params) * params["cluster"])
+
+
+def _stage_bytes(problem: Problem, params: Params) -> int:
+    return int(_panels(problem) * params["columns"] * _LINE + 8 * params["tall"] * _TILES * 512)
+
+
+def _stages(problem: Problem, params: Params) -> int:
+    return int(min((warpgroups.MOST_SHARED - 1024) // (_stage_bytes(problem, params) + 16), 8))
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    spec, stages = fragments.quant(problem), _stages(problem, params)
+    types = f"{CTYPE[problem.b]}, {CTYPE[problem.out]}, {CTYPE[spec.scale_dtype]}"
+    shape = ", ".join(str(params[name]) for name in ("tall", "columns", "cluster"))
+    zeros = str(spec.has_zeros).lower()
+    product = Step(
+        kernel=f"rounded_columns<{types}, {spec.bits}, {zeros}, {shape}, {stages}>",
+        grid=(_blocks(problem, params), 1, 1),
+        block=(384, 1, 1),
+        cluster=(params["cluster"], 1, 1),
+        smem=stages * (_stage_bytes(problem, params) + 16),
+        pdl=problem.k > 0,
+    )
+    if problem.k == 0:
+        return (product,)
+    columns, panels = params["columns"], _panels(problem)
+    warps = _passes(problem, params) * (columns // 8) * _all(problem) * panels
+    turn = Step(
+        kernel=f"turn_columns<{CTYPE[problem.b]}, {spec.bits}, {columns}, {panels}>",
+        grid=(ceil_div(warps, 8), 1, 1),
+        block=(256, 1, 1),
+    )
+    return (turn, product)
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    of_stage = _panels(problem) * params["columns"] * _LINE
+    return int(_passes(problem, params) * _all(problem) * of_stage)
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    """Count a sum's products, sixteen at a time, and the blocks of a cluster."""
+    return int(ceil_div(problem.k, params["cluster"]) + 256 + params["cluster"])
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    return None
+
+
+RUNG = CudaRung(
+    title="Weights rounded once",
+    idea="Codes become weights in registers, and meet 128 columns of x: one set of sums, not two.",
+    source="PTX ISA: wgmma with A in registers; mixed operands as in Marlin (Frantar et al., 2024)",
+    op="matmul",
+    after="arranged_columns",
+    signatures=tuple(s for s in fragments.SIGNATURES if s[1] in HALVES),
+    layouts_b=("row", "col", "strided"),
+    arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0, inputs=problem.b),
+    params={"tall": (2, 1), "columns": (128, 64, 32), "cluster": (1, 2, 4, 8)},
+    constraints=(
+        fragments.FITS,
+        Constraint(
+            "blocks of 256 rows by 64 columns or more, and of 128 rows",
+            lambda problem, params: params["tall"] == 1 or params["columns"] >= 64,
+        ),
+    ),
+    archs=("sm_90a",),
+    quantized=True,
+    accepts_quant=warpgroups.RUNG.accepts_quant,
+    workspace=_workspace,
+    suggest=_suggest,
+    steps=_steps,
+)
