@@ -91,7 +91,7 @@ def test_claimed_loads_are_16_bytes_wide(claim: Claim) -> None:
 def test_vectors_aligned_to_two_bytes_are_caught(
     alignment: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plant the seed's mistake: vectors read as a struct of halves whose alignment is a half's."""
+    """Plant the document's mistake: vectors read as a struct of halves, aligned as one half."""
     for header in HEADERS_FOLDER.glob("*.cuh"):
         shutil.copy(header, tmp_path)
     edits = (

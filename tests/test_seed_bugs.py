@@ -67,12 +67,12 @@ TWO = {"p": 64, "rows": 2, "values": 8}
 BLOCKS = {"height": 64, "width": 8}
 CODES = {"p": 32, "rows": 1, "values": 8}
 MUTANTS = (
-    # ---- seed 000
+    # ---- document 000
     Mutant(
         "store without a bounds check", "shared_x", "side effect", 20, 40, {"block": 32},
         (("matvec/cuda/shared_x.cu", "if (row < p.m) finish(", "finish("),),
     ),
-    # ---- seed 003
+    # ---- document 003
     Mutant(
         "size / p drops the rest", "p_threads_vector", "equality", 5, 1000, ROW,
         (
@@ -125,7 +125,7 @@ MUTANTS = (
             ),
         ),
     ),
-    # ---- seed 004
+    # ---- document 004
     Mutant(
         "edge test inverted", "block_multiply", "equality", 9, 12, BLOCKS,
         (("blocks.cuh", "first < width ? int(p.n - first)", "first >= width ? int(p.n % width)"),),

@@ -72,7 +72,7 @@ STORE = "if (i < p.m && j < p.n) finish("
 FIRST = "    __syncthreads();  // both tiles are there\n"
 SECOND = "    __syncthreads();  // nobody reads them any more\n"
 MUTANTS = (
-    # ---- seed 001
+    # ---- document 001
     Mutant(
         "linear index in place of row and column", "shared_tile", "nonfinite", (9, 10, 11), TILE,
         (("tiles.cuh", GUARD, "return i * cols + j < rows * cols ? a["),), inf_at=(1, 0),
@@ -89,7 +89,7 @@ MUTANTS = (
         {"width": 16, "accumulate": "global"},
         ((CUDA + "naive.cu", "    *running = 0;\n", ""),),
     ),
-    # ---- seed 002
+    # ---- document 002
     Mutant(
         "return before the barrier", "shared_tile", "equality", (9, 10, 11), TILE,
         ((CUDA + "shared_tile.cu", "  Acc sum = 0;", "  if (i >= p.m || j >= p.n) return;\n"
@@ -226,7 +226,7 @@ def test_linear_index_is_harmless_for_finite_data(
 
 
 def within_epsilon(found: Any, truth: Any) -> bool:
-    """The seed's test: no element is further off than FLT_EPSILON."""
+    """The document's test: no element is further off than FLT_EPSILON."""
     with np.errstate(invalid="ignore"):
         return not bool((np.abs(found - truth) > np.finfo(np.float32).eps).any())
 

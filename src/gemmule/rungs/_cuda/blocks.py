@@ -1,4 +1,4 @@
-"""What the block & multiply rungs of seed 004 share: parameters, workspace, launches."""
+"""What the block & multiply rungs of document 004 share: parameters, workspace, launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the quantised rungs of seed 003 share: signatures, what they accept, alignment, chains."""
+"""What document 003's quantised rungs share: signatures, what they accept, alignment, chains."""
 
 from __future__ import annotations
 

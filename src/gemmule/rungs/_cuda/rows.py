@@ -12,7 +12,7 @@ Rounds = Callable[[Problem], Arithmetic]
 
 WIDE = 16  # bytes of the widest load
 
-# The dtypes of seed 003 and their float relatives, without quantisation.
+# The dtypes of document 003 and their float relatives, without quantisation.
 ROW_SIGNATURES: tuple[Signature, ...] = (
     *floats("float16", "bfloat16", "float32", "float64"),
     ("int8", "int8", "int32"),
@@ -22,7 +22,7 @@ FLOAT_SIGNATURES: tuple[Signature, ...] = floats("float32", "float64", "float16"
 
 VALUES = (8, 16, 32)
 
-# Seed 003's tables: name, threads of a row (blockDim.x), rows of a block (blockDim.y).
+# Document 003's tables: name, threads of a row (blockDim.x), rows of a block (blockDim.y).
 SEED_LAYOUTS: tuple[tuple[str, int, int], ...] = (
     ("p100_512", 32, 4),
     ("p100_1024", 32, 4),
@@ -38,8 +38,8 @@ SEED_LAYOUTS: tuple[tuple[str, int, int], ...] = (
     ("rtx3090_16384", 512, 2),
 )
 # The best of all declared sets for fp16 squares on one H200 (November 2026): name, p, rows, values,
-# and the time of PyTorch over ours, warm and cold. The seed's own sets give 0.55 to 2.13. What they
-# lack is bytes under way: 16 to 64 KB a multiprocessor here, and blocks small enough that one loads
+# and the time of PyTorch over ours, warm and cold. The document's own sets give 0.55 to 2.13. They
+# lack bytes under way: 16 to 64 KB a multiprocessor here, and blocks small enough that one loads
 # while another sums. At 16384 PyTorch itself reads at 0.96 of what the memory gives.
 H200_LAYOUTS: tuple[tuple[str, int, int, int], ...] = (
     ("h200_512", 32, 8, 16),  # 1.60, 1.59

@@ -1,4 +1,4 @@
-"""Naive, the first kernel of seeds 001 and 002: one thread per element of C, global memory only.
+"""Naive, the first kernel of documents 001 and 002: one thread an element of C, no shared memory.
 
 Each thread walks a row of A and a column of B. Neighbouring threads hold neighbouring columns, so a
 warp reads one element of a row-major A (a broadcast, one sector for 32 threads) and 32 neighbours
@@ -6,9 +6,9 @@ of a row-major B. The caches catch nearly all of it, and DRAM is read once: the 
 limits it. Two loads for every multiply-add are; the arithmetic units are busy for a tenth to a
 quarter of the time.
 
-`accumulate="global"` keeps the running sum in C itself, as the seed's first version does: two more
-trips to memory for each product. `fma=False` rounds product and sum apart. `width` is the side of
-the square block: 1 launches a block per element, which leaves 31 lanes of every warp idle.
+`accumulate="global"` keeps the running sum in C itself, as the document's first version does: two
+more trips to memory for each product. `fma=False` rounds product and sum apart. `width` is the side
+of the square block: 1 launches a block per element, which leaves 31 lanes of every warp idle.
 
 Every stride of A, B and C is taken, so every problem has a right rung.
 """
@@ -47,7 +47,7 @@ def _arithmetic(problem: Problem) -> Arithmetic:
 RUNG = CudaRung(
     title="Naive",
     idea="One thread computes one element of C from global memory.",
-    source="seed 001, naive GPU kernel; seed 002, basic kernel",
+    source="document 001, naive GPU kernel; document 002, basic kernel",
     op="matmul",
     signatures=ALL_SIGNATURES,
     arithmetic=_arithmetic,

@@ -1,4 +1,4 @@
-"""Rectangular tile, seed 002's third kernel: one tile of A serves two tiles of B.
+"""Rectangular tile, document 002's third kernel: one tile of A serves two tiles of B.
 
 A block of `tile` x `tile` threads computes `tile` rows and twice as many columns of C, two elements
 a thread. Each element of A that a thread reads from shared memory meets two of B, so three reads
@@ -33,7 +33,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 RUNG = CudaRung(
     title="Rectangular tile",
     idea="One staged tile of A meets two tiles of B: two elements of C per thread.",
-    source="seed 002, rectangular tiles",
+    source="document 002, rectangular tiles",
     op="matmul",
     signatures=ALL_SIGNATURES,
     arithmetic=lambda problem: Arithmetic(

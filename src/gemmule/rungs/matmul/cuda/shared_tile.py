@@ -1,4 +1,4 @@
-"""Shared tile, the tiled kernel of seeds 001 and 002: what a block reads, it reads once.
+"""Shared tile, the tiled kernel of documents 001 and 002: what a block reads, it reads once.
 
 A block of `tile` x `tile` threads computes a square tile of C. Phase by phase it stages one tile of
 A and one of B in shared memory, then every thread takes its row of the one and its column of the
@@ -45,7 +45,7 @@ def _arithmetic(problem: Problem) -> Arithmetic:
 RUNG = CudaRung(
     title="Shared tile",
     idea="A block stages square tiles of A and B in shared memory and reuses each element.",
-    source="seed 001, shared-memory kernel; seed 002, square tiles",
+    source="document 001, shared-memory kernel; document 002, square tiles",
     op="matmul",
     signatures=ALL_SIGNATURES,
     arithmetic=_arithmetic,

@@ -1,4 +1,4 @@
-"""Transposed block & multiply, seed 004's second algorithm: A^T x over column-major storage.
+"""Transposed block & multiply, document 004's second algorithm: A^T x over column-major storage.
 
 Adds to `col_transposed`: sections of `width` elements of each column, as many more threads, x in
 shared memory, atomics into a workspace of batch x m sums (float32; float64 for float64), zeroed and
@@ -37,7 +37,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 RUNG = CudaRung(
     title="Transposed block and multiply",
     idea="A thread per column and section of its elements; sections meet by atomics.",
-    source="seed 004, Transposed Block & Multiply",
+    source="document 004, Transposed Block & Multiply",
     op="matvec",
     after="col_transposed",
     signatures=FLOAT_SIGNATURES,

@@ -1,4 +1,4 @@
-"""Thread per column for A^T x, seed 004's naive transposed multiplication.
+"""Thread per column for A^T x, document 004's naive transposed multiplication.
 
 A column-major matrix transposed is a row-major one, so this is `thread_per_row` as someone with
 column-major storage (MATLAB, Fortran) meets it: neighbouring threads read addresses a whole column
@@ -27,7 +27,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 RUNG = CudaRung(
     title="Transposed, thread per column",
     idea="One thread per column of the column-major matrix walks down it and through x.",
-    source="seed 004, naive transposed multiplication",
+    source="document 004, naive transposed multiplication",
     op="matvec",
     after="thread_per_row",
     branch="another memory order: a column-major copy",

@@ -1,4 +1,4 @@
-"""p threads per dot product, seed 003's first step, one value at a time.
+"""p threads per dot product, document 003's first step, one value at a time.
 
 Adds to `warp_per_row`: the number of threads on a row is a parameter, a power of two up to 32, so
 that short rows do not leave lanes idle and a warp may carry several rows. With the default of 8 and
@@ -29,7 +29,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 RUNG = CudaRung(
     title="p threads per row",
     idea="A group of p lanes shares a row: p from 1 to 32, `rows` rows to a block.",
-    source="seed 003, p threads per dot product",
+    source="document 003, p threads per dot product",
     op="matvec",
     after="warp_per_row",
     branch="document 003: p threads a row, its parameters searched",

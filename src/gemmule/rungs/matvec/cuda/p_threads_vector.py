@@ -1,4 +1,4 @@
-"""p threads per dot product with vector loads, seed 003.
+"""p threads per dot product with vector loads, document 003.
 
 Adds to `p_threads`: one instruction fetches 16 bytes (8 halves, 16 int8), so fewer requests carry
 the same bytes. `values` is what a thread takes in one step; where that is more than one load, they
@@ -49,7 +49,7 @@ def _chain(problem: Problem, params: Params) -> int:
 RUNG = CudaRung(
     title="p threads per row, 16-byte loads",
     idea="Each thread fetches 16 bytes at a time: 8, 16 or 32 values a step.",
-    source="seed 003, vectorised loads",
+    source="document 003, vectorised loads",
     op="matvec",
     after="p_threads",
     signatures=ROW_SIGNATURES,

@@ -1,4 +1,4 @@
-"""x in shared memory, seed 000's tiled kernel.
+"""x in shared memory, document 000's tiled kernel.
 
 Adds to `thread_per_row`: the block fetches each value of x once from global memory instead of once
 a thread. Along rows that gains little: x is small beside A and every thread of a warp asks for the
@@ -35,7 +35,7 @@ RUNG = CudaRung(
     title="x in shared memory",
     idea="The block copies x into shared memory, as many values at a time as it has threads, and "
     "all its threads multiply from there.",
-    source="seed 000, tiled kernel",
+    source="document 000, tiled kernel",
     op="matvec",
     after="thread_per_row",
     branch="documents 000 and 001: x in shared memory",

@@ -1,4 +1,4 @@
-"""Thread per row, seed 000's first kernel.
+"""Thread per row, document 000's first kernel.
 
 The simplest parallel matvec: rows are independent, so each thread takes one. It walks the row and
 all of x and writes one result; nothing is shared and nothing is staged.
@@ -57,7 +57,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
 RUNG = CudaRung(
     title="Thread per row",
     idea="One thread computes one element of y: it walks its row of A and all of x.",
-    source="seed 000, basic kernel; seed 004, naive kernel over column-major storage",
+    source="document 000, basic kernel; document 004, naive kernel over column-major storage",
     op="matvec",
     signatures=ALL_SIGNATURES,
     arithmetic=lambda problem: Arithmetic(

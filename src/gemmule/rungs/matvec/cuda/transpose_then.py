@@ -1,4 +1,4 @@
-"""Transpose, then block & multiply, seed 004's third algorithm: A^T x over column-major storage.
+"""Transpose, then block & multiply, document 004's third algorithm: A^T x, column-major storage.
 
 Adds to `block_multiply_transposed`: a transposed copy of the matrix, made by tiles of 32 x 32
 elements through shared memory so that both its reads and its writes are coalesced, and then the
@@ -59,7 +59,7 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
 RUNG = CudaRung(
     title="Transpose, then block and multiply",
     idea="Pay for a transposed copy once, then read it coalesced.",
-    source="seed 004, Transpose THEN Block & Multiply, with a transpose kernel of our own",
+    source="document 004, Transpose THEN Block & Multiply, with a transpose kernel of our own",
     op="matvec",
     after="block_multiply_transposed",
     signatures=FLOAT_SIGNATURES,

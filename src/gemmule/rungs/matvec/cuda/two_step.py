@@ -1,14 +1,14 @@
-"""Two-step reduction, seed 003's kernel for more than 32 threads per row.
+"""Two-step reduction, document 003's kernel for more than 32 threads per row.
 
 Adds to `p_threads_vector`: p from 32 to 1024, so that a few long rows fill the device. Lanes sum by
 shuffles, then warps through shared memory: a slot for each pair of row and warp, and a barrier
 between writing and reading them. Where there are rows enough to fill the chip, the second step only
 costs time. Shared memory: 32 sums (128 or 256 bytes).
 
-The presets are the seed's two tables: ``p100_<size>`` and ``rtx3090_<size>``, blockDim.x and .y of
-its square sizes; and ``h200_<size>``, the best found on an H200 where that is more than a warp for
-a row (`p_threads_vector` has the others). The seed's grid, (1, n / rows), becomes a flat one of
-ceil(m / rows) blocks on x, since y ends at 65,535.
+The presets are the document's two tables: ``p100_<size>`` and ``rtx3090_<size>``, blockDim.x and .y
+of its square sizes; and ``h200_<size>``, the best found on an H200 where that is more than a warp
+for a row (`p_threads_vector` has the others). The document's grid, (1, n / rows), becomes a flat
+one of ceil(m / rows) blocks on x, since y ends at 65,535.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _chain(problem: Problem, params: Params) -> int:
 RUNG = CudaRung(
     title="Two-step reduction",
     idea="More than a warp for a row: warps sum by shuffles, then meet in shared memory.",
-    source="seed 003, reduction for p > 32, with its parameter tables for P100 and RTX 3090",
+    source="document 003, reduction for p > 32, with its parameter tables for P100 and RTX 3090",
     op="matvec",
     after="p_threads_vector",
     signatures=ROW_SIGNATURES,

@@ -1,4 +1,4 @@
-"""Vector loads with x in shared memory, seed 003's first alternative.
+"""Vector loads with x in shared memory, document 003's first alternative.
 
 Adds to `two_step`: the rows of a block share each value of x, so the block copies x into shared
 memory once, `tile` values at a time. The seed saw no gain: the L1 already serves what the rows
@@ -44,7 +44,7 @@ def _chain(problem: Problem, params: Params) -> int:
 RUNG = CudaRung(
     title="Vector loads, x in shared memory",
     idea="The block copies a tile of x to shared memory, and all its rows multiply from there.",
-    source="seed 003, leveraging shared memory",
+    source="document 003, leveraging shared memory",
     op="matvec",
     after="two_step",
     branch="document 003: x in shared memory, which loses here",

@@ -28,7 +28,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 RUNG = CudaRung(
     title="Warp per row",
     idea="The 32 lanes of a warp share a row: coalesced reads, then a sum by shuffles.",
-    source="the classic coalesced matvec, between seed 000 and seed 003",
+    source="the classic coalesced matvec, between document 000 and document 003",
     op="matvec",
     after="thread_per_row",
     signatures=ALL_SIGNATURES,

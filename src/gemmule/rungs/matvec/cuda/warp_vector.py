@@ -41,7 +41,7 @@ def _chain(problem: Problem, params: Params) -> int:
 RUNG = CudaRung(
     title="Warp per row, vector loads",
     idea="16-byte loads that bypass the L1, several in flight per lane.",
-    source="the classic streaming matvec, between seed 003 and the fast rungs",
+    source="the classic streaming matvec, between document 003 and the fast rungs",
     op="matvec",
     after="warp_per_row",
     signatures=ROW_SIGNATURES,

@@ -1,4 +1,4 @@
-"""y blocks per row and a second kernel, seed 003's alternative layout.
+"""y blocks per row and a second kernel, document 003's alternative layout.
 
 Adds to `two_step`: the columns of a row are cut into y sections, each summed by a block of its own,
 so that a matrix of few rows still fills the device. The partial sums go through a workspace of
@@ -74,7 +74,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
 RUNG = CudaRung(
     title="y blocks per row",
     idea="y blocks sum a section of the row each; a second kernel adds the sections in order.",
-    source="seed 003, several blocks per row and a second kernel",
+    source="document 003, several blocks per row and a second kernel",
     op="matvec",
     after="two_step",
     branch="document 003: y blocks a row, which loses here",

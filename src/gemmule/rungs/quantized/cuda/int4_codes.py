@@ -1,9 +1,9 @@
-"""4-bit codes, seed 003's int4 kernel.
+"""4-bit codes, document 003's int4 kernel.
 
 Adds to `int8_codes`: two codes a byte, the even column in the low nibble, taken apart by shift and
 mask. A quarter of the bytes of float16 are read; the instructions are as many as before, and at
 middle sizes they set the time. `values` is how many a thread takes from one load: 8, 16 or 32 (4, 8
-or 16 bytes); the seed found 16 better than 8. An odd row leaves half a byte, which the columns
+or 16 bytes); the document found 16 better than 8. An odd row leaves half a byte, which the columns
 dealt out one by one take care of.
 """
 
@@ -41,7 +41,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 RUNG = CudaRung(
     title="4-bit codes",
     idea="A quarter of the bytes of float16: two codes a byte, taken apart by shift and mask.",
-    source="seed 003, int4, with 8 against 16 values a thread",
+    source="document 003, int4, with 8 against 16 values a thread",
     op="matvec",
     after="int8_codes",
     signatures=signatures(BITS),

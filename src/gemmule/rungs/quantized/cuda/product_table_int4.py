@@ -1,4 +1,4 @@
-"""Product table for 4-bit codes, the alternative that seed 003's authors could not test.
+"""Product table for 4-bit codes, the alternative that document 003's authors could not test.
 
 The table of `product_table_int8` with 16 entries for each value of x: 16 n float32 in the workspace
 (256 KiB at n = 4096), a cache line of 64 bytes for each column. It nearly fits an L1; a look-up
@@ -49,7 +49,7 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
 RUNG = CudaRung(
     title="Product table, 4-bit codes",
     idea="All 16 products of each value of x, computed once; rows look them up.",
-    source="seed 003, precomputed result table, int4 (proposed there, not measured)",
+    source="document 003, precomputed result table, int4 (proposed there, not measured)",
     op="matvec",
     after="int4_codes",
     branch="products looked up, which loses here",

@@ -1,4 +1,4 @@
-"""Block & multiply, seed 004's first algorithm.
+"""Block & multiply, document 004's first algorithm.
 
 Adds to `col_thread_per_row`: the columns are cut into sections of `width`, so that there are ceil(n
 / width) times as many threads, and a block keeps its section of x in shared memory. The gain is
@@ -8,7 +8,7 @@ of the result may differ from run to run.
 
 Sums are added up in float32 (float64 for float64) whatever the result's dtype, in a workspace of
 batch x m sums that is zeroed and converted inside; shared memory: width x itemsize of x. The
-presets are the seed's widths at its height of 1024 rows.
+presets are the document's widths at its height of 1024 rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 RUNG = CudaRung(
     title="Block and multiply",
     idea="A thread per row and section of columns; x in shared memory; sections meet by atomics.",
-    source="seed 004, Block & Multiply",
+    source="document 004, Block & Multiply",
     op="matvec",
     after="col_thread_per_row",
     signatures=FLOAT_SIGNATURES,

@@ -1,4 +1,4 @@
-"""Thread per row of a column-major matrix, seed 004's naive multiplication.
+"""Thread per row of a column-major matrix, document 004's naive multiplication.
 
 The same loop as `thread_per_row`, over the other storage order: a warp reads 32 neighbours of a
 column at once, so every request is coalesced. What it lacks is parallelism: m threads in all, each
@@ -27,7 +27,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 RUNG = CudaRung(
     title="Thread per row, column-major",
     idea="One thread per row walks along the columns; a warp reads 32 neighbours of each.",
-    source="seed 004, naive multiplication",
+    source="document 004, naive multiplication",
     op="matvec",
     signatures=ALL_SIGNATURES,
     arithmetic=sums(lambda problem, params: problem.n),
