@@ -37,6 +37,23 @@ def test_every_pair(a: str, b: str) -> None:
     assert_same(gm.matmul(A, B), exact("matmul", A, B), dtype)
 
 
+@pytest.mark.parametrize(("a", "b"), [*itertools.product(FLOAT8 + FLOATS, repeat=2)])
+def test_nothing_that_is_not_finite_is_hidden_by_a_zero(a: str, b: str) -> None:
+    """In sums of 0, 1 and 2 terms, by the default choice and by those for hosts without Numba."""
+    known = [rung.name for rung in gm.ladder("matvec", "cpu") if "upcast" in rung.name]
+    named = [None, *(known if numpy_dtype(a).itemsize < 4 or a == b else ())]
+    for n, value in itertools.product((0, 1, 2), (np.nan, np.inf, -np.inf)):
+        A, x = np.full((3, n), value).astype(numpy_dtype(a)), np.zeros(n, numpy_dtype(b))
+        expected = np.full(3, np.nan if n else 0.0)
+        for rung in named:
+            np.testing.assert_array_equal(gm.matvec(A, x, rung=rung).astype(float), expected)
+            np.testing.assert_array_equal(gm.vecmat(x, A.T, rung=rung).astype(float), expected)
+        zero, there = np.zeros((3, n), A.dtype), np.full(n, value).astype(x.dtype)
+        np.testing.assert_array_equal(gm.matvec(zero, there).astype(float), expected)
+        product = gm.matmul(A, x[:, None]).astype(float)
+        np.testing.assert_array_equal(product[:, 0], expected)
+
+
 @pytest.mark.parametrize("a", ["int8", "int32", "uint64"])
 @pytest.mark.parametrize("b", [*FLOATS, "complex64", "float8_e4m3fn"])
 def test_integers_with_floats_are_refused(a: str, b: str) -> None:

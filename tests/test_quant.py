@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -88,15 +89,15 @@ def check_against_scalars(
         low, high = min(0.0, *(W[p] for p in places)), max(0.0, *(W[p] for p in places))
         half = 2 ** (bits - 1)
         exact = max(high / (half - 1), -low / half) if symmetric else (high - low) / qmax
-        scale = np.float32(exact or 1.0)
+        scale = np.float32(exact)
         if float(scale) < exact:
             scale = np.nextafter(scale, np.float32(np.inf))
-        zero = half if symmetric else round(-low / float(scale))
+        zero = half if symmetric else round(-low / float(scale or 1))
         assert Q.scales[key] == scale
         if not symmetric:
             assert Q.zeros[key] == zero
         for p in places:
-            code = min(max(round(W[p] / float(scale)) + zero, 0), qmax)
+            code = min(max(round(W[p] / float(scale or 1)) + zero, 0), qmax)
             assert codes[p] == code
             assert dequantized[p] == float(scale) * (code - zero)
 
@@ -650,6 +651,62 @@ def test_searched_scales_are_never_worse(
             assert (ours <= theirs * (1 + 1e-4)).all()
             relative = math.sqrt(ours.sum() / (count * W.astype(np.float64) ** 2).sum())
             assert found.error == pytest.approx(relative, rel=1e-3)
+
+
+@pytest.mark.parametrize("scale_dtype", SCALE_DTYPES)
+@pytest.mark.parametrize("group_size", [16, -1, None])
+def test_equal_weights_have_small_zero_points_and_finite_products(
+    scale_dtype: str, group_size: int | None
+) -> None:
+    x = np.ones((48, 5), np.float32)
+    for value in (0.5, -3e-20, 1e3, 2.0**-140):
+        for spread in (0.0, 1e-3, 1e-9):
+            W = value * (1 + spread * normal(3, 48, dtype=np.float64))
+            Q = quantize(W, 4, group_size, method="hqq", scale_dtype=scale_dtype)
+            assert np.abs(Q.zeros).max() <= 2.0**17
+            with np.errstate(over="raise"):
+                expected = Q.dequantize("float64") @ x
+                sizes = np.abs(Q.dequantize("float64")) @ x
+            for product in (Q @ x, (x.T @ Q.T).T, (Q @ x[:, 0])[:, None]):
+                assert (np.abs(product - expected) <= 1e-5 * sizes + 1e-43).all()
+            if spread == 1e-3 and value > 0.1:  # the codes of nearly equal weights still count
+                assert Q.error < 0.15 * spread + 0.01 * (scale_dtype != "float32") * spread
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("method", ["rtn", "mse"])
+def test_groups_of_zeros_have_products_of_exactly_zero(bits: int, method: str) -> None:
+    W = normal(6, 96)
+    W[2] = W[4, 32:] = 0
+    x = normal(96, 3, 1) * 1e3
+    for symmetric in (False, True):
+        for group_size in (32, -1):
+            Q = quantize(W, bits, group_size, symmetric, method=method)
+            assert not (Q @ x)[2].any()
+            assert not (Q @ x[:, 0])[2].any()
+            assert not (x.T @ Q.T)[:, 2].any()
+            assert Q.scales[2, 0] == 0
+        blank = quantize(0 * W, bits, None, symmetric, method=method)
+        assert not (blank @ x).any()
+        assert blank.error == 0
+
+
+def test_zero_points_beside_which_no_code_counts_are_refused(tmp_path: Path) -> None:
+    parts = np.zeros((1, 4), np.uint8), np.full((1, 1), 2.0**-126, np.float32)
+    for zero, message in ((-4.25e37, "quantise the weights again"), (2.0**33, r"within 2\^32")):
+        with pytest.raises(ValueError, match=message):
+            QuantizedMatrix.from_parts(
+                *parts, np.full((1, 1), zero, np.float32), shape=(1, 4), bits=8, group_size=-1
+            )
+    most = np.full((1, 1), 2.0**32, np.float32)
+    Q = QuantizedMatrix.from_parts(*parts, most, shape=(1, 4), bits=8, group_size=-1)
+    assert np.isfinite(Q @ np.full((4, 2), 1e28, np.float32)).all()
+    path = tmp_path / "q.safetensors"
+    Q.save(path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(most.tobytes(), np.float32(4e37).tobytes()))
+    with pytest.raises(ValueError, match=r"q\.safetensors: zeros"):
+        QuantizedMatrix.load(path)
 
 
 def test_methods_reach_what_is_known_of_normal_weights() -> None:

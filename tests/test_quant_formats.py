@@ -171,6 +171,19 @@ def test_a_gguf_block_without_scale_holds_its_offset() -> None:
     np.testing.assert_array_equal(from_gguf(data, "Q4_1", (1, 64)).dequantize(), W)
 
 
+def test_a_gguf_block_whose_scale_counts_for_nothing_has_finite_products() -> None:
+    data = np.zeros((2, 20), np.uint8)
+    data[:, 4:] = 0x3C
+    for row, scale in enumerate((2.0**-24, 2.0**-13)):  # of them only the second reaches a bit
+        data[row, :4] = np.array([scale, 60000], np.float16).view(np.uint8)
+    Q = from_gguf(data, "Q4_1", (2, 32))
+    assert Q.scales.tolist() == [[1.0], [2.0**-13]]
+    assert Q.dequantize()[0].tolist() == [60000.0] * 32
+    assert np.abs(Q.zeros).max() <= 2.0**29
+    x = np.full((32, 3), 1e28, np.float32)
+    np.testing.assert_allclose(Q @ x, Q.dequantize("float64") @ x, rtol=1e-6)
+
+
 def test_a_gguf_file(tmp_path: Path) -> None:
     path, data = tmp_path / "m.gguf", blocks("Q4_0", 3, 64)
     writer = gguf.GGUFWriter(path, "llama")

@@ -119,6 +119,17 @@ def test_importance_and_perm_count_as_on_the_host(method: Any) -> None:
             np.testing.assert_array_equal(found.to("cpu").perm, expected.perm)
 
 
+@pytest.mark.parametrize("method", on_device.METHODS)
+def test_groups_of_zeros_have_the_scale_of_the_host(method: Any) -> None:
+    ones = np.sign(weights(18, 40, "float32", 7)) * 7.0  # their scale is 1, with which zeros begin
+    for W in (0 * ones, ones, np.where(np.arange(40) // 16 == 1, 0, ones)):
+        for group_size in (16, -1, None):
+            options: dict[str, Any] = {"method": method, "perm": np.arange(40)[::-1]}
+            expected = gm.quantize(W, 4, group_size, True, **options)
+            assert (expected.scales == 0).any() or W.any() or not W.size
+            assert_same(gm.quantize(there(W, "col"), 4, group_size, True, **options), expected)
+
+
 @pytest.mark.parametrize("group_size", [16, None])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_has_no_code_is_named_as_on_the_host(bad: float, group_size: int | None) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import doctest
+import functools
 import gc
 import importlib.util
 import io
 import itertools
+import pickle
 import re
 import runpy
 from pathlib import Path
@@ -347,3 +349,52 @@ def test_what_the_example_compares_computes_the_same() -> None:
             assert error < {"bfloat16": 1e-6, "gemmule int8": 0.02}.get(name, 0.2), name
             assert type(getattr(changed, names["LAST"])) is torch.nn.Linear
             assert (type(changed.inner) is torch.nn.Linear) == (name == "bfloat16")
+
+
+class PreTrainedModel(torch.nn.Module):
+    """What transformers' class of this name does with a model that is saved."""
+
+    def save_pretrained(self, folder: Path, state_dict: Any = None) -> None:
+        torch.save(self.state_dict() if state_dict is None else state_dict, folder / "model.pt")
+
+
+class Pretrained(PreTrainedModel):
+    def __init__(self, inner: torch.nn.Module | None = None) -> None:
+        super().__init__()
+        self.inner = inner or torch.nn.Linear(64, 32)
+        self.head = torch.nn.Embedding(2, 4)
+
+
+def test_a_model_of_transformers_refuses_to_lose_its_quantised_layers(tmp_path: Path) -> None:
+    plain = Pretrained()
+    plain.save_pretrained(tmp_path)
+    model, parent = gl.quantize_(Pretrained()), Pretrained(gl.quantize_(Pretrained()))
+    held = Pretrained(torch.nn.Sequential(gl.QuantLinear(8, 8)))
+    for one, layer in ((model, "inner"), (parent, "inner.inner"), (held, "inner.0")):
+        for save in (one.save_pretrained, functools.partial(PreTrainedModel.save_pretrained, one)):
+            message = f"Pretrained whose layer '{layer}' is .*random weights.*torch.save"
+            with pytest.raises(ValueError, match=message):
+                save(tmp_path)
+        assert one.state_dict().keys()
+    for one in (model, parent.inner, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(ValueError, match="'inner' is .*random weights"):
+            one.save_pretrained(tmp_path, state_dict=one.state_dict())
+    again = gl.quantize_(Pretrained())
+    again.load_state_dict(model.state_dict())
+    model._hf_peft_config_loaded = True  # adapters alone are saved, which are whole
+    model.save_pretrained(tmp_path)
+    again.inner = torch.nn.Linear(64, 32)  # and nothing is lost where no layer is left
+    again.save_pretrained(tmp_path)
+
+
+def test_other_ways_to_save_are_not_those_of_transformers(tmp_path: Path) -> None:
+    class Other(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(64, 32)
+
+        def save_pretrained(self) -> Any:
+            return self.state_dict()
+
+    model = gl.quantize_(Other())
+    assert model.save_pretrained().keys() == model.state_dict().keys()

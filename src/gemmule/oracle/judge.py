@@ -233,6 +233,7 @@ def _may_overflow(
         return None
     must = magnitude - error >= ceiling
     may = (magnitude + error >= ceiling) & (out == np.copysign(np.inf, truth.values))
+    may |= (error - magnitude >= ceiling) & np.isinf(out)
     if problem.out in FLOAT8:
         saturated = out == np.copysign(largest_finite(problem.out), truth.values)
         may |= (magnitude + error >= ceiling) & (np.isnan(out) | saturated)

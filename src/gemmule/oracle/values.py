@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.problem import COMPLEX, FLOAT8, UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
+from gemmule.oracle.weights import quantized_weights
 from gemmule.quant.layouts import pack_nibbles
 from gemmule.quant.matrix import QuantizedMatrix
 
@@ -166,7 +167,8 @@ def quantized_values(
     """Return a quantised matrix of random codes, B, and the integers accumulators have to hold.
 
     Kind ``integers``: scales are powers of two (either sign), zero points integers, and B is small
-    integers, all so that even ``sum(code * x) - zero * sum(x)`` is exact in float32. With int8
+    integers, all so that even ``sum(code * x) - zero * sum(x)`` is exact in float32. Of the other
+    kinds every second matrix is one that `gemmule.quantize` makes (see `weights`). With int8
     activations B holds 127/128 of either sign, which has the codes 127 and -127 in any grouping.
     """
     spec = problem.quant
@@ -175,7 +177,7 @@ def quantized_values(
     k = problem.reduction
     top = 2**spec.bits - 1
     if kind != "integers":
-        q = _quantized(rng, problem, spec, top, exact=False)
+        q = _quantized(rng, problem, spec, top, exact=False, made=bool(rng.integers(2)))
         b = rng.standard_normal(shape_b)
         if kind == "scaled":
             b *= 2.0 ** rng.integers(-3, 4, shape_b[-2:])
@@ -194,11 +196,24 @@ def quantized_values(
 
 
 def _quantized(
-    rng: np.random.Generator, problem: Problem, spec: QuantSpec, top: int, *, exact: bool
+    rng: np.random.Generator,
+    problem: Problem,
+    spec: QuantSpec,
+    top: int,
+    *,
+    exact: bool,
+    made: bool = False,
 ) -> QuantizedMatrix:
-    """Return random codes up to `top` with scales and zero points, in the layout of `spec`."""
+    """Return random codes up to `top` with scales and zero points, in the layout of `spec`.
+
+    made: a matrix made of random weights instead.
+    """
     shape = (problem.m, problem.reduction)
     rows, cols = shape[::-1] if spec.transposed else shape
+    if made:
+        q = quantized_weights(rng, spec, rows, cols)
+        q = q.T if spec.transposed else q
+        return q if spec.layout == "row" else q.to(layout=spec.layout)
     codes = rng.integers(0, top + 1, (rows, cols), dtype=np.uint8)
     middle = 2 ** (spec.bits - 1)
     if not spec.has_zeros and top < 2**spec.bits - 1:
@@ -263,12 +278,13 @@ def nonfinite_values(
 ) -> tuple[Any, Array]:
     """Put non-finite elements into A or B: one at a time for the first seeds, then up to four.
 
-    Some elements of the other operand are zero, so that Inf * 0 happens too.
+    Some elements of the other operand are zero, more of them in short sums, so that Inf * 0 happens
+    too.
     """
-    places = placements(problem)
+    places, share = placements(problem), 0.1 if problem.reduction > 2 else 0.5
     if not isinstance(a, QuantizedMatrix):
-        a = np.where(rng.random(a.shape) < 0.1, 0.0, a)
-    b = np.where(rng.random(b.shape) < 0.1, 0.0, b)
+        a = np.where(rng.random(a.shape) < share, 0.0, a)
+    b = np.where(rng.random(b.shape) < share, 0.0, b)
     if not places:
         return a, b
     chosen = [seed] if seed < len(places) else rng.integers(0, len(places), rng.integers(1, 5))

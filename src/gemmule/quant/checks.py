@@ -22,6 +22,7 @@ SCALE_DTYPES = ("float32", "float16", "bfloat16")
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 _MAX_SIZE = 1 << 40
+_MOST_ZERO = 2.0**32
 _SCHEMA = "1"
 _SCHEMA_KEY = "gemmule_quantized_matrix"
 _COUNT = re.compile(r"0|[1-9][0-9]{0,12}")
@@ -167,14 +168,27 @@ def scales(
 def zeros(
     value: NDArray[np.float32], stored: tuple[int, int], group_size: int | None, layout: Layout
 ) -> NDArray[np.float32]:
-    """Require finite float32, one for each group; in the layout's order."""
+    """Require float32 of at most 2^32 in size, one for each group; in the layout's order.
+
+    Beside a larger zero point no code counts in float32, and its product with a sum of x overflows
+    though the weights, of a tiny scale, are ordinary numbers.
+    """
     array = _host_array("zeros", value)
     if dtype_name(array) != "float32":
         raise TypeError(
             f"zeros have dtype {array.dtype}, but must be float32: convert them with "
             "zeros.astype('float32')"
         )
-    return read_only(_per_group("zeros", array, stored, group_size), layout.scale_order)
+    array = _per_group("zeros", array, stored, group_size)
+    beyond = np.abs(array) > _MOST_ZERO
+    if beyond.any():
+        row, group = (int(i) for i in np.argwhere(beyond)[0])
+        raise ValueError(
+            f"zeros[{row}, {group}] is {array[row, group]}, but must lie within 2^32 of 0, or "
+            "products overflow: quantise the weights again, or give such a group, whose weights "
+            "are all alike, a scale of their size"
+        )
+    return read_only(array, layout.scale_order)
 
 
 def _per_group(

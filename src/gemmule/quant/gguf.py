@@ -21,6 +21,8 @@ from gemmule.quant.matrix import QuantizedMatrix
 Floats = NDArray[Any]
 Parts = tuple[NDArray[Any], Floats, Floats | None]
 
+_LOST = 2.0**29  # offset over scale from which code 15 is below the rounding of their quotient
+
 
 class _Kind(NamedTuple):
     """A type of block: weights and bytes of one, its group size and bits here, and its reading."""
@@ -38,7 +40,8 @@ def from_gguf(data: NDArray[np.uint8], kind: str, shape: tuple[int, int]) -> Qua
     kind: ``"Q4_0"``, ``"Q4_1"``, ``"Q8_0"``, ``"Q4_K"`` or ``"Q6_K"``; n is a multiple of the
     block's 32 or 256 weights. Codes are GGUF's own; scales are exact, and so are weights without an
     offset; of Q4_1 and Q4_K, whose weights are ``scale * code + offset``, the zero point is
-    ``-offset / scale`` rounded to float32. A block of scale 0 gets scale 1, code 0 and the offset.
+    ``-offset / scale`` rounded to float32. A block whose codes count for less than that rounding,
+    such as one of scale 0, gets scale 1, code 0 and the offset; one of zeros gets scale 0.
     ValueError for other kinds, sizes that disagree and numbers that are not finite.
 
     >>> block = np.array([[0, 0x3C] + [0x98] * 16], np.uint8)  # scale 1; codes 8, then 9
@@ -139,11 +142,12 @@ def _q6_k(blocks: Codes) -> Parts:
 
 def _offset(codes: Codes, scales: Floats, offsets: Floats) -> Parts:
     """Return ``scale * code + offset`` as scales and zero points, one a group."""
-    flat = scales == 0
+    flat = np.abs(scales) * np.float32(_LOST) <= np.abs(offsets)
+    blank = flat & (offsets == 0)
     ones = np.where(flat, np.float32(1), scales)
     groups = codes.reshape(*scales.shape, -1)
     groups = np.where(flat[..., None], np.uint8(0), groups)
-    return groups, ones, -offsets / ones
+    return groups, np.where(blank, np.float32(0), ones), -offsets / ones
 
 
 _KINDS = {

@@ -101,14 +101,15 @@ class QuantizedMatrix(Factor):
         """Build a matrix from existing parts, all checked; see the class for each one's form.
 
         ``shape`` is that of the stored matrix, before any transposition. Scales may be negative
-        or zero, zero points need not be integers; both must be finite. The parts are not copied,
-        unless they are not C-contiguous, and ``perm`` always is; do not change them afterwards.
+        or zero and must be finite; zero points need not be integers, and lie within 2^32 of 0. The
+        parts are not copied, unless they are not C-contiguous, and ``perm`` always is; do not
+        change them afterwards.
 
         Signed codes are made unsigned first: ``codes.view(np.uint8) ^ 0x80`` with ``zeros + 128``.
 
         Raises TypeError for a wrong dtype or kind; ValueError for a wrong shape, a value out of
-        range, a scale or zero that is not finite, bits set where no code is, or a ``perm`` that is
-        no permutation.
+        range, a scale that is not finite, a zero point beyond 2^32, bits set where no code is, or a
+        ``perm`` that is no permutation.
 
         >>> codes = np.array([[0, 128, 255]], np.uint8)
         >>> one, zero = np.ones((1, 1), np.float32), np.full((1, 1), 128, np.float32)

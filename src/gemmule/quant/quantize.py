@@ -72,11 +72,13 @@ def quantize(
     Promised for ``"rtn"``: ``|w - w'| <= scale (1/2 + 6 (2^bits - 1) u)`` for ``w' =
     dequantize("float64")``, u = 2^-53 for a float64 W and 2^-24 else. The scale is
     (max - min) / (2^bits - 1) of the group widened to include 0, when symmetric
-    max(max / (2^(bits-1) - 1), -min / 2^(bits-1)), rounded up to ``scale_dtype``; zero points are
-    the integers 0 .. 2^bits - 1. For ``"rtn"`` and ``"mse"``: weight 0 comes back as exactly 0.
-    For ``"mse"`` and ``"hqq"``: no group has a larger squared error than by ``"rtn"``, up to the
-    rounding of W's dtype. Promised for ``"rtn"`` and ``"mse"``: the same codes, scales and zero
-    points on the host and on a GPU. Not promised: the same for ``"hqq"``.
+    max(max / (2^(bits-1) - 1), -min / 2^(bits-1)), rounded up to ``scale_dtype``: 0 for
+    a group of zeros. Zero points are the integers 0 .. 2^bits - 1, by ``"hqq"`` numbers of at most
+    2^17 in size. For ``"rtn"``
+    and ``"mse"``: weight 0 comes back as exactly 0. For ``"mse"`` and ``"hqq"``: no group has a
+    larger squared error than by ``"rtn"``, up to the rounding of W's dtype. Promised for ``"rtn"``
+    and ``"mse"``: the same codes, scales and zero points on the host and on a GPU. Not promised:
+    the same for ``"hqq"``.
 
     Raises TypeError for what is not a float matrix; ValueError for a wrong shape or option, for a
     NaN or infinity in W (naming the place), and where ``scale_dtype`` cannot hold a scale.

@@ -85,11 +85,12 @@ def non_finite(place: tuple[int, int], value: float) -> ValueError:
 
 
 def exact_scales(low: Array, high: Array, bits: int, symmetric: bool) -> Array:
-    """Return the least float64 scales for which the limits fit the codes; 1 for a group of zeros.
+    """Return the least float64 scales for which the limits fit the codes.
 
     The limits are widened to include 0 first. Without zero points the codes reach from
     ``-2^(bits-1)`` to ``2^(bits-1) - 1`` scales, so both are measured apart. Overflow gives
-    infinity.
+    infinity. A group of zeros gets 0: by another scale a sum of codes, and what takes their zero
+    point off again, cancel but for rounding.
     """
     xp = library_of(low).xp
     low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
@@ -99,12 +100,11 @@ def exact_scales(low: Array, high: Array, bits: int, symmetric: bool) -> Array:
             scales = xp.maximum(high / (half - 1), low / -half)
         else:
             scales = (high - low) / (2**bits - 1)
-    scales[(low == 0) & (high == 0)] = 1.0
     return scales
 
 
 def round_up(scales: Array, dtype_name: str) -> Array:
-    """Convert positive float64 numbers to a narrower dtype, rounding towards infinity.
+    """Convert float64 numbers that are not negative to a narrower dtype, rounding towards infinity.
 
     A scale that is never smaller than the exact one keeps every weight within half a step of a
     code: rounded to nearest, the ends of a group could be clamped by more.
@@ -124,7 +124,9 @@ def zero_points(low: Array, scales: Array) -> Array:
     """Return the codes, 0 .. 2^bits - 1, that stand for weight 0."""
     library = library_of(low)
     below = abs(library.xp.clip(low, None, 0.0))
-    return library.cast(library.xp.round(below / library.cast(scales, "float64")), "float32")
+    return library.cast(
+        library.xp.round(below / divisors(library.cast(scales, "float64"))), "float32"
+    )
 
 
 def steps(
@@ -136,13 +138,19 @@ def steps(
     (``whole_zeros`` False) are added before rounding.
     """
     xp = library_of(groups).xp
-    codes = groups / spread(scales, groups)
+    codes = groups / divisors(spread(scales, groups))
     if not whole_zeros:
         codes += spread(zeros, groups)
     xp.round(codes, out=codes)
     if whole_zeros:
         codes += spread(zeros, groups)
     return xp.clip(codes, 0, 2**bits - 1, out=codes)
+
+
+def divisors(scales: Array) -> Array:
+    """Return what weights are divided by: their scales, but 1 for groups of zeros."""
+    xp = library_of(scales).xp
+    return xp.where(scales == 0, xp.ones_like(scales), scales)
 
 
 def spread(values: Array | float, groups: Array) -> Array | float:

@@ -22,6 +22,7 @@ SHRINKS = tuple(1 - step / 40 for step in range(17))  # of the range, for "mse";
 STARTS = (1.0, 0.925, 0.85, 0.775, 0.7)  # of the range, for "hqq"
 TURNS = 5  # of codes and closed-form scales and zero points, from each start
 LEAST_SCALE = 2.0**-126
+FINEST = 2.0**-16  # scale over the largest weight: with less, zero points would hide the codes
 
 Piece = tuple[Array, Array | None]
 Zeros = Array | float
@@ -143,8 +144,9 @@ def _alternated(
     library = library_of(low)
     xp, top = library.xp, 2**task.bits - 1
     best = scales, zeros, task.total(lambda *piece: _line(piece, scales, zeros, task.bits)[0])
+    least = xp.clip(xp.maximum(abs(low), abs(high)) * FINEST, LEAST_SCALE, None)
     for start in STARTS:
-        step = task.rounded_up(xp.clip((high - low) * (start / top), LEAST_SCALE, None))
+        step = task.rounded_up(xp.maximum((high - low) * (start / top), least))
         zero = top / 2 - (low + high) / 2 / library.cast(step, "float64")
         zero = library.cast(zero, "float32")
         for _ in range(TURNS):
@@ -152,7 +154,7 @@ def _alternated(
             better = sums[0] < best[2]
             tried = step, zero, sums[0]
             best = tuple(xp.where(better, *pair) for pair in zip(tried, best, strict=True))
-            step, zero = _closed_form(task, sums, step, zero)
+            step, zero = _closed_form(task, sums, step, zero, least)
     return best[0], best[1]
 
 
@@ -169,13 +171,18 @@ def _line(piece: Piece, scales: Array, zeros: Array, bits: int) -> Array:
     return library.cast(library.xp.stack([error, *moments, mass]), "float64")
 
 
-def _closed_form(task: Task, sums: Array, step: Array, zero: Array) -> tuple[Array, Array]:
-    """Return the scale and zero point of the line through the codes that `sums` describes."""
+def _closed_form(
+    task: Task, sums: Array, step: Array, zero: Array, least: Array
+) -> tuple[Array, Array]:
+    """Return the scale and zero point of the line through the codes that `sums` describes.
+
+    No scale is below `least`: nearly equal weights would get zero points beyond all bounds.
+    """
     library = library_of(sums)
     _, codes, squares, both, weights, mass = sums
     slope = (both - codes * weights / mass) / (squares - codes * codes / mass)
     usable = (slope > 0) & library.xp.isfinite(slope)
     slope = library.xp.where(usable, slope, library.cast(step, "float64"))
-    step = task.rounded_up(slope)
+    step = task.rounded_up(library.xp.maximum(slope, least))
     shift = codes / mass - weights / mass / library.cast(step, "float64")
     return step, library.cast(zero + shift, "float32")

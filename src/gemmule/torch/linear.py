@@ -26,6 +26,7 @@ from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 from gemmule.torch.quantized_linear import PARTS, matrix_of, run
 from gemmule.torch.replacing import memory, moved, places, refuse, take_over
+from gemmule.torch.saving import guard, refuse_while_saving
 
 log = logging.getLogger("gemmule")
 Filter = Callable[[str, torch.nn.Linear], bool]
@@ -175,6 +176,7 @@ class QuantLinear(torch.nn.Module):  # type: ignore[misc]
         return {"bits": self.bits, "group_size": self.group_size}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        refuse_while_saving(prefix[:-1])
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
             destination._metadata.setdefault(prefix[:-1], {}).update(self._form)
@@ -231,6 +233,9 @@ def quantize_(
     backward hooks, attributes, buffers and what stands within a layer go with it; hooks of the
     weight itself do not.
 
+    ``save_pretrained`` of a model of transformers is a ValueError from then on, as
+    ``from_pretrained`` would answer with random weights: save its state_dict by `torch.save`.
+
     ValueError where the model is itself a linear layer: use `QuantLinear.from_linear`; and, with
     nothing replaced, for layers whose weight hooks compute (pruned, normalised), that have hooks of
     their state_dict, or a ``forward`` of their own, which would not be what they were. Layers of
@@ -272,6 +277,7 @@ def quantize_(
         setattr(parent, name, made[linear])
         if isinstance(parent, torch.nn.TransformerEncoderLayer):
             parent.activation_relu_or_gelu = 0  # else a kernel of its own wants float weights
+    guard(model, QuantLinear)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         full, _ = weights.get(memory(parameter), ("", None))
         if full:

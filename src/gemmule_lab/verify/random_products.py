@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gemmule as gm
-from gemmule.core.problem import COMPLEX, INTEGERS, Problem, QuantSpec, result_dtype
+from gemmule.core.problem import COMPLEX, FLOAT8, INTEGERS, Problem, QuantSpec, result_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Signature
 from gemmule.oracle import judge as oracle
@@ -39,6 +39,7 @@ LARGER_EVERY, LARGER = 16, 130  # now and then past a tile of 128
 LARGE_EVERY, LARGE_SIDES = 256, (200, 640)  # a matmul too large for its whole truth
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 MIXED = tuple((a, b, result_dtype(a, b)) for a, b in itertools.permutations(_FLOATS, 2))
+EIGHT_BITS = tuple((a, b, result_dtype(a, b)) for a, b in itertools.product(FLOAT8, FLOAT8))
 MOST_POINTS = 256  # of a rung's parameter space
 
 
@@ -132,7 +133,7 @@ def _signatures(op: str, backend: str) -> Sequence[Signature]:
     known = (*ALL_SIGNATURES, *MIXED)
     if backend == "cuda":
         return tuple(s for s in known if s[0] not in COMPLEX)
-    return known
+    return (*known, *EIGHT_BITS)
 
 
 def _draw_for_rung(rung: Rung, choice: Choice, rng: np.random.Generator, largest: int) -> Trial:

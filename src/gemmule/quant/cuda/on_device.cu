@@ -254,3 +254,15 @@ __global__ void __launch_bounds__(THREADS) encode(const QuantiseArgs p) {
   for (int i = 0; i < THREADS; ++i) sum += sums[threadIdx.x][i];
   p.sums[2 * blockIdx.x + threadIdx.x] = sum;
 }
+
+// After codes are made, which divides by scales: groups of zeros, whose scale is 1 so far, get 0, as on the host.
+template <class T, class TS>
+__global__ void __launch_bounds__(THREADS) flatten_zeros(const QuantiseArgs p) {
+  for (i64 at = (i64)blockIdx.x * THREADS + threadIdx.x; at < p.m * p.groups; at += (i64)gridDim.x * THREADS) {
+    if (wide<float, TS>(((const TS*)p.scales)[at]) != 1) continue;
+    const i64 row = at % p.m, first = at / p.m * p.group_size, end = min(first + p.group_size, p.n);
+    bool blank = true;
+    for (i64 j = first; j < end && blank; ++j) blank = weight<T>(p, row, j) == 0;
+    if (blank) ((TS*)p.scales)[at] = narrow<TS, float>(0);
+  }
+}

@@ -76,7 +76,7 @@ class _Launches:
         self.m, self.n = W.form.shape
         self.ordinal = device_arrays.ordinal_of(W)
         self.stream = device_arrays.current_stream(W, self.ordinal)
-        self.whole = wanted.group_size is None
+        self.whole, self.blank = wanted.group_size is None, False
         given = wanted.group_size or -1
         self.group = self.n if given == -1 else min(given, self.n)
         self.groups = -(-self.n // self.group)
@@ -101,6 +101,11 @@ class _Launches:
         sums = self._sums(f"encode<{types}, {self.wanted.bits}>", blocks, 2).sum(0)
         if not np.isfinite(sums).all():
             self._refuse()
+        if not self.whole:
+            count = min(-(-self.m * self.groups // _THREADS), _MOST_BLOCKS)
+            self._launch(f"flatten_zeros<{types}>", count, 0)
+        elif self.blank:
+            self._fill(self.scales, np.zeros((1, 1), numpy_dtype(self.wanted.scale_dtype)))
         made = QuantizedMatrix(
             self.codes,
             self.scales.T,
@@ -129,6 +134,8 @@ class _Launches:
         if not np.isfinite([low, high]).all():
             self._refuse()
         exact = rounding.exact_scales(low, high, wanted.bits, wanted.symmetric)
+        self.blank = bool(exact == 0)
+        exact = rounding.divisors(exact)
         scale = rounding.round_up(exact, wanted.scale_dtype)
         zero = np.float32(2 ** (wanted.bits - 1)).reshape(1, 1)
         if self.zeros is not None:
@@ -214,25 +221,28 @@ class _Launches:
 
         Returns where neither is so: then the squares of the errors are too large to be known.
         """
-        row_step, col_step = self.W.form.strides
-        order = np.arange(self.n) if self.wanted.perm is None else self.wanted.perm
         for rows in row_blocks(self.m, self.n, 1 << 24):
-            pointer = self.W.pointer + rows.start * row_step * ITEMSIZE[self.W.form.dtype]
-            form = Form((rows.stop - rows.start, self.n), (row_step, col_step), *self.W.form[2:])
-            values = self._host(self.W._replace(pointer=pointer, form=form))[:, order]
+            values = self._rows(rows)
             if not np.isfinite(values).all():
                 row, column = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
-                place = rows.start + row, int(order[column])
+                order = self.wanted.perm
+                place = rows.start + row, column if order is None else int(order[column])
                 raise rounding.non_finite(place, float(values[row, column]))
         if not self.whole:
-            scales = np.empty(self.scales.shape, numpy_dtype(self.wanted.scale_dtype))
-            target = scales.ctypes.data
-            driver.copy(target, self.scales.pointer, scales.nbytes, self.ordinal, self.stream)
-            checks.scales_fit(scales.T, self.wanted.group_size)
+            checks.scales_fit(self._scales_on_host().T, self.wanted.group_size)
 
-    def _host(self, view: Operand) -> np.ndarray[Any, Any]:
-        """Return a view of the matrix on the host, as float64."""
-        packed = convert.widened(view, "float64")
-        host = np.empty(view.form.shape)
+    def _scales_on_host(self) -> np.ndarray[Any, Any]:
+        scales = np.empty(self.scales.shape, numpy_dtype(self.wanted.scale_dtype))
+        target = scales.ctypes.data
+        driver.copy(target, self.scales.pointer, scales.nbytes, self.ordinal, self.stream)
+        return scales
+
+    def _rows(self, rows: slice) -> np.ndarray[Any, Any]:
+        """Return some rows of the matrix on the host, as float64, columns in stored order."""
+        row_step, col_step = self.W.form.strides
+        pointer = self.W.pointer + rows.start * row_step * ITEMSIZE[self.W.form.dtype]
+        form = Form((rows.stop - rows.start, self.n), (row_step, col_step), *self.W.form[2:])
+        packed = convert.widened(self.W._replace(pointer=pointer, form=form), "float64")
+        host = np.empty(form.shape)
         driver.copy(host.ctypes.data, packed.pointer, host.nbytes, self.ordinal, self.stream)
-        return host
+        return host if self.wanted.perm is None else host[:, self.wanted.perm]

@@ -20,13 +20,15 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``."""
     working = np.dtype(_cpu.problem_working_dtype(problem))
     rows = max(params["block_bytes"] // max(problem.n * working.itemsize, 1), 1)
+    # np.dot scales a single column by axpy, which does nothing for x = 0: Inf * 0 gave 0, not NaN.
+    multiply = np.matmul if problem.n == 1 else np.dot
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         vector = x.astype(working, copy=False)
         with np.errstate(all="ignore"):
             for first in range(0, problem.m, rows):
                 block = widened(A[first : first + rows], working)
-                np.copyto(y[first : first + rows], np.dot(block, vector), casting="unsafe")
+                np.copyto(y[first : first + rows], multiply(block, vector), casting="unsafe")
 
     return run
 
