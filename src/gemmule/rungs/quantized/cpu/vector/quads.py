@@ -19,37 +19,41 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gemmule.backends.cpu.intrinsics import declare, element_pointer, llvm_type, widen
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import (
     BLOCK_BYTES,
     LANES,
     Value,
+    called,
     constant,
     floats,
     fused,
     load_vector,
-    masked_load,
     operation,
-    row_addresses,
-    splat,
+    shuffled,
     store_vector,
     vector_type,
     void,
     words,
 )
 from gemmule.backends.cpu.target import has_wide_vectors
-from gemmule.rungs.quantized.cpu._integers import (
-    ACTIVATION_GROUP,
+from gemmule.rungs.quantized.cpu.vector.codes import (
+    Kind,
+    Numbers,
+    Values,
+    fixed_numbers,
+    known_numbers,
+)
+from gemmule.rungs.quantized.cpu.vector.integers import (
     dot,
     group_codes,
     group_values,
     has_byte_products,
     larger_words,
     mark,
+    store_planes,
     weight_planes,
 )
-from gemmule.rungs.quantized.cpu._row_ops import above_zero, llvm_word
 
 BLOCKS = 4
 QUAD_BYTES = BLOCKS * BLOCK_BYTES
@@ -60,8 +64,6 @@ _BITS = 4
 # Instructions for 64 bytes of a row: by quads; by blocks whose lanes share a scale, or do not.
 _BY_QUAD, _BY_BLOCK, _BY_LANES = 13, 15, 25
 _SUMS_AT = BLOCKS * _PLANES * BLOCK_BYTES
-
-Values = list[Value]
 
 
 def quad_pieces(n: int, bits: int, group: int) -> int:
@@ -107,64 +109,30 @@ def _first_column(vector: int, lane: int, vectors: int) -> int:
 
 def _joined(builder: Any, sums: Values, vectors: int) -> Values:
     """Emit `vectors` vectors of sums from the four blocks' lanes."""
-    from llvmlite import ir
-
-    pairs = ir.VectorType(ir.IntType(16), 2 * LANES)
-    lanes = vector_type("int32")
-    pack = ir.FunctionType(pairs, [lanes] * 2)
-    pack_pair = declare(builder, "llvm.x86.avx512.packssdw.512", pack)
-    add_pairs = declare(
-        builder, "llvm.x86.avx512.pmaddw.d.512", ir.FunctionType(lanes, [pairs] * 2)
-    )
+    pairs, lanes = vector_type("int16", 2 * LANES), vector_type("int32")
     while len(sums) > vectors:
-        joined = [builder.call(pack_pair, sums[i : i + 2]) for i in range(0, len(sums), 2)]
-        sums = [builder.call(add_pairs, [one, pairs([1] * 2 * LANES)]) for one in joined]
+        packed = [
+            called(builder, "llvm.x86.avx512.packssdw.512", pairs, *sums[i : i + 2])
+            for i in range(0, len(sums), 2)
+        ]
+        ones = pairs([1] * 2 * LANES)
+        name = "llvm.x86.avx512.pmaddw.d.512"
+        sums = [called(builder, name, lanes, one, ones) for one in packed]
     return sums
 
 
-@functools.cache
-def quad_numbers(dtype: str, pieces: int, rows: int, *, whole: bool) -> Intrinsic:
-    """Return ``f(address, index, row_step, count, _)``: group numbers for the sums of a quad.
-
-    Takes what `_row_ops.group_numbers` does; gives `vectors_of(pieces)` vectors for each row. Reads
-    `pieces` elements, or no more than `count` of them unless the quad is whole.
-    """
-    vectors, group = vectors_of(pieces), QUAD_COLUMNS // pieces
-
-    def emit(
-        builder: Any, address: Value, index: Value, step: Value, count: Value, lanes: Value
-    ) -> Values:
-        numbers: Values = []
-        for place in row_addresses(builder, index, step, rows):
-            if pieces == 1:
-                number = builder.load(element_pointer(builder, address, place, dtype), align=1)
-                numbers.append(splat(builder, widen(builder, number, dtype, "float32")))
-                continue
-            for vector in range(vectors):
-                low = vector * LANES
-                start = builder.add(place, place.type(low))
-                left = None if whole else above_zero(builder, count, low)
-                some = _stored(builder, element_pointer(builder, address, start, dtype), left)
-                order = [_first_column(vector, i, vectors) // group - low for i in range(LANES)]
-                mask = vector_type("int32")(order)
-                numbers.append(builder.shuffle_vector(some, some, mask))
-        return numbers
-
-    def _stored(builder: Any, pointer: Value, count: Value | None) -> Value:
-        from llvmlite import ir
-
-        if count is None:
-            kind = ir.VectorType(llvm_type(dtype), min(pieces, LANES))
-            raw = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
-        else:
-            word = llvm_word(4 if dtype == "float32" else 2)
-            start = builder.ptrtoint(pointer, count.type)
-            raw = masked_load(builder, start, word, LANES, count)
-            raw = builder.bitcast(raw, ir.VectorType(llvm_type(dtype), LANES))
-        return widen(builder, raw, dtype, "float32")
-
-    name = f"quad_numbers {dtype} {pieces} {rows} {whole}"
-    return operation(name, lambda: floats(rows * vectors), "iiiii", emit)
+def quad_numbers(kind: Kind, rows: int, *, full: bool) -> Numbers:
+    """Return `codes.numbers_of` for the sums of a quad; fixed zero points go off in integers."""
+    vectors, group = vectors_of(kind.quads), QUAD_COLUMNS // kind.quads
+    orders = tuple(
+        tuple(_first_column(v, i, vectors) // group - v * LANES for i in range(LANES))
+        for v in range(vectors)
+    )
+    scales, zeros = (
+        known_numbers(dtype, kind.quads, rows, orders, full)
+        for dtype in (kind.scale_dtype, "float32")
+    )
+    return scales, zeros if kind.has_zeros else fixed_numbers(0.0, rows * vectors)
 
 
 @functools.cache
@@ -216,7 +184,7 @@ def _sums(builder: Any, blocks: Values, activations: Values) -> Values:
     for block, word in enumerate(blocks):
         total = constant(0, "int32")
         for side, plane in enumerate(weight_planes(builder, word, _BITS)):
-            total = dot(builder, total, plane, activations[_PLANES * block + side], _BITS)
+            total = dot(builder, total, plane, activations[_PLANES * block + side])
         sums.append(total)
     return sums
 
@@ -231,17 +199,9 @@ def quantise_group(vectors: int) -> Intrinsic:
     def emit(
         builder: Any, sizes: Values, x: Value, count: Value, planes: Value, scales: Value
     ) -> Values:
-        from llvmlite import ir
-
         codes, scale, largest = group_codes(builder, group_values(builder, x, count, 0))
-        each = ACTIVATION_GROUP // _PLANES
-        for side in range(_PLANES):
-            lanes = [_PLANES * i + side for i in range(each)]
-            order = ir.Constant(ir.VectorType(ir.IntType(32), each), lanes)
-            plane = builder.shuffle_vector(codes, codes, order)
-            store_vector(builder, plane, planes, BLOCK_BYTES * side)
-        order = ir.Constant(ir.VectorType(ir.IntType(32), vectors), [0] * vectors)
-        store_vector(builder, builder.shuffle_vector(scale, scale, order), scales, 0)
+        store_planes(builder, codes, _PLANES, planes, 0)
+        store_vector(builder, shuffled(builder, scale, scale, [0] * vectors), scales, 0)
         return [larger_words(builder, sizes[0], largest)]
 
     return operation(f"quantise_group {vectors}", lambda: words(1), "tiiii", emit)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gemmule.backends.cpu.intrinsics import declare
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import (
     BLOCK_BYTES,
     LANES,
     ROWS,
     Value,
+    called,
     code_as_float,
     codes_per_lane,
     constant,
@@ -26,12 +26,18 @@ from gemmule.backends.cpu.simd import (
     load_vector,
     masked_load,
     operation,
-    splat,
+    shuffled,
+    spread,
     store_vector,
     vector_type,
     void,
 )
-from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP, dot, weight_planes
+from gemmule.rungs.quantized.cpu.vector.integers import (
+    ACTIVATION_GROUP,
+    dot,
+    rounded,
+    weight_planes,
+)
 
 TILE_COLUMNS = 8  # sums in registers: eight in integers and eight in floats
 WORDS = 8  # vectors of four activations in a record
@@ -55,47 +61,41 @@ def plane_bytes(bits: int) -> int:
 
 @functools.cache
 def transpose_chunk(bits: int) -> Intrinsic:
-    """Return ``f(address, row_step_bytes, last_row, count, out)``: a chunk as planes.
+    """Return ``f(address, row_step_bytes, last_row, count, _, out)``: a chunk as planes.
 
     Sixteen rows from `address` on, `count` bytes of each (the rest are zeros); rows behind
     `last_row` (counted from the first) repeat it.
     """
 
-    def emit(
-        builder: Any, address: Value, step: Value, last: Value, count: Value, out: Value
-    ) -> None:
+    def emit(builder: Any, address: Value, *rest: Value) -> None:
+        step, last, count, _, out = rest
         place = 0
         for word in _words_of_rows(builder, address, step, last, count):
             for plane in weight_planes(builder, word, bits):
                 store_vector(builder, plane, out, place)
                 place += BLOCK_BYTES
 
-    return operation(f"transpose_chunk {bits}", void, "iiiii", emit)
+    return operation(f"transpose_chunk {bits}", void, "iiiiii", emit)
 
 
 @functools.cache
 def decode_chunk(bits: int) -> Intrinsic:
-    """Return ``f(address, row_step_bytes, place, count, out)``: a chunk as floats.
+    """Return ``f(address, row_step_bytes, last_row, count, zeros, out)``: a chunk as floats.
 
-    Like `transpose_chunk`, with one vector of sixteen rows' ``code - zero`` for each column. place:
-    the address of the last row's number and then, 64 bytes on, of sixteen zero points.
+    Like `transpose_chunk`, with one vector of sixteen rows' ``code - zero`` for each column; zeros:
+    the address of sixteen zero points.
     """
 
-    def emit(
-        builder: Any, address: Value, step: Value, place: Value, count: Value, out: Value
-    ) -> None:
-        from llvmlite import ir
-
-        last = builder.load(builder.inttoptr(place, ir.IntType(64).as_pointer()), align=8)
-        zeros = load_vector(builder, place, "float32", BLOCK_BYTES)
-        where = 0
+    def emit(builder: Any, address: Value, *rest: Value) -> None:
+        step, last, count, zeros, out = rest
+        points, where = load_vector(builder, zeros, "float32"), 0
         for word in _words_of_rows(builder, address, step, last, count):
             for k in range(codes_per_lane(bits)):
-                weight = builder.fsub(code_as_float(builder, word, k, bits), zeros)
+                weight = builder.fsub(code_as_float(builder, word, k, bits), points)
                 store_vector(builder, weight, out, where)
                 where += BLOCK_BYTES
 
-    return operation(f"decode_chunk {bits}", void, "iiiii", emit)
+    return operation(f"decode_chunk {bits}", void, "iiiiii", emit)
 
 
 @functools.cache
@@ -109,9 +109,7 @@ def add_columns(count: int) -> Intrinsic:
         for k in range(ROWS):
             weight = load_vector(builder, weights, "float32", 64 * k)
             for c in range(count):
-                word = _spread(builder, x, 4 * (k * count + c))
-                activation = builder.bitcast(word, vector_type("float32"))
-                sums[c] = fused(builder, weight, activation, sums[c])
+                sums[c] = fused(builder, weight, spread(builder, x, 4 * (k * count + c)), sums[c])
         return sums
 
     return operation(f"add_columns {count}", lambda: floats(count), "tii", emit)
@@ -130,30 +128,35 @@ def add_scaled(count: int) -> Intrinsic:
     return operation(f"add_scaled {count}", void, "tii", emit)
 
 
+def row_of_codes(
+    builder: Any, address: Value, step: Value, i: int, edge: tuple[Value, Value] | None
+) -> Value:
+    """Emit a load of 64 bytes of the i-th row.
+
+    edge: the number of the last row, which stands for those behind it, and how many bytes of a row
+    there are; None: all rows and 64 bytes are there, which takes half the instructions.
+    """
+    from llvmlite import ir
+
+    row = address.type(i)
+    if edge is not None:
+        row = builder.select(builder.icmp_signed("<=", row, edge[0]), row, edge[0])
+    start = builder.add(address, builder.mul(row, step))
+    if edge is None:
+        return load_vector(builder, start, "int8", 0, BLOCK_BYTES)
+    return masked_load(builder, start, ir.IntType(8), BLOCK_BYTES, edge[1])
+
+
 def _words_of_rows(
     builder: Any, address: Value, step: Value, last: Value, count: Value
 ) -> list[Value]:
     """Emit sixteen vectors, each with one word of every row."""
-    from llvmlite import ir
-
-    rows = []
-    for i in range(LANES):
-        inside = builder.icmp_signed("<=", address.type(i), last)
-        row = builder.select(inside, address.type(i), last)
-        start = builder.add(address, builder.mul(row, step))
-        raw = masked_load(builder, start, ir.IntType(8), BLOCK_BYTES, count)
-        rows.append(builder.bitcast(raw, vector_type("int32")))
-    return _transposed(builder, rows)
+    raw = (row_of_codes(builder, address, step, i, (last, count)) for i in range(LANES))
+    return _transposed(builder, [builder.bitcast(row, vector_type("int32")) for row in raw])
 
 
 def _transposed(builder: Any, rows: list[Value]) -> list[Value]:
     """Emit the transpose of sixteen vectors: in four rounds, pairs swap lanes 1, 2, 4, 8 apart."""
-    from llvmlite import ir
-
-    def merged(a: Value, b: Value, lanes: list[int]) -> Value:
-        kind = ir.VectorType(ir.IntType(32), LANES)
-        return builder.shuffle_vector(a, b, ir.Constant(kind, lanes))
-
     for apart in (1, 2, 4, 8):
         upper = [(lane & apart) != 0 for lane in range(LANES)]
         first = [LANES + lane - apart if up else lane for lane, up in enumerate(upper)]
@@ -161,7 +164,8 @@ def _transposed(builder: Any, rows: list[Value]) -> list[Value]:
         for i in range(LANES):
             if not i & apart:
                 a, b = rows[i], rows[i + apart]
-                rows[i], rows[i + apart] = merged(a, b, first), merged(a, b, second)
+                rows[i] = shuffled(builder, a, b, first)
+                rows[i + apart] = shuffled(builder, a, b, second)
     return rows
 
 
@@ -184,21 +188,21 @@ def add_tile(bits: int, has_zeros: bool) -> Intrinsic:
             negated = builder.fneg(load_vector(builder, zeros, "float32"))
         for record in range(chunk_records(bits)):
             at = record * RECORD_BYTES
-            taken_off = [_spread(builder, x, at + 64 * (WORDS + 1) + 4 * c) for c in columns]
+            taken_off = [
+                spread(builder, x, at + 64 * (WORDS + 1) + 4 * c, "int32") for c in columns
+            ]
             sums = [constant(0, "int32")] * TILE_COLUMNS if has_zeros else list(taken_off)
             for word in range(WORDS):
                 weights = load_vector(builder, planes, "int32", 64 * (WORDS * record + word))
                 for c in columns:
-                    activations = _spread(builder, x, at + 64 * word + 4 * c)
+                    activations = spread(builder, x, at + 64 * word + 4 * c, "int32")
                     sums[c] = dot(builder, sums[c], weights, activations)
             for c in columns:
                 product = builder.sitofp(sums[c], vector_type("float32"))
                 if negated is not None:
                     of_x = builder.sitofp(taken_off[c], vector_type("float32"))
                     product = fused(builder, negated, of_x, product)
-                scale = builder.bitcast(
-                    _spread(builder, x, at + 64 * WORDS + 4 * c), vector_type("float32")
-                )
+                scale = spread(builder, x, at + 64 * WORDS + 4 * c)
                 parts[c] = fused(builder, product, scale, parts[c])
         row_scales = load_vector(builder, scales, "float32")
         for c in columns:
@@ -206,15 +210,6 @@ def add_tile(bits: int, has_zeros: bool) -> Intrinsic:
             store_vector(builder, fused(builder, parts[c], row_scales, total), totals, 64 * c)
 
     return operation(f"add_tile {bits} {has_zeros}", void, "iiiii", emit)
-
-
-def _spread(builder: Any, address: Value, bytes_on: int) -> Value:
-    """Emit the word at an address in every lane; LLVM folds it into the next instruction."""
-    from llvmlite import ir
-
-    place = builder.add(address, address.type(bytes_on))
-    word = builder.load(builder.inttoptr(place, ir.IntType(32).as_pointer()), align=4)
-    return splat(builder, word)
 
 
 @functools.cache
@@ -227,25 +222,16 @@ def quantise_block(bits: int, has_zeros: bool) -> Intrinsic:
     """
 
     def emit(builder: Any, x: Value, step: Value, rows: Value, columns: Value, out: Value) -> None:
-        words = vector_type("int32")
         values = _rows_of_x(builder, x, step, rows, columns)
         largest = constant(0.0)
         for value in values:
-            size = _call(builder, "llvm.fabs.v16f32", value)
+            size = called(builder, "llvm.fabs.v16f32", value.type, value)
             bigger = builder.fcmp_ordered(">", size, largest)
             largest = builder.select(bigger, size, largest)
         scale = builder.fdiv(largest, constant(127.0))
         usable = builder.fcmp_ordered(">", scale, constant(0.0))
-        divisor = builder.select(usable, scale, constant(1.0))
-        codes, total = [], constant(0, "int32")
-        for value in values:
-            ratio = _call(builder, "llvm.rint.v16f32", builder.fdiv(value, divisor))
-            for limit, sign in ((127.0, ">"), (-127.0, "<")):  # subnormal scales are rough
-                beyond = builder.fcmp_ordered(sign, ratio, constant(limit))
-                ratio = builder.select(beyond, constant(limit), ratio)
-            ratio = builder.select(usable, ratio, constant(0.0))
-            codes.append(builder.fptosi(ratio, words))
-            total = builder.add(total, codes[-1])
+        codes = [rounded(builder, value, scale, usable) for value in values]
+        total = functools.reduce(builder.add, codes)
         for word in range(WORDS):
             store_vector(builder, _packed(builder, codes, word, bits), out, 64 * word)
         store_vector(builder, scale, out, 64 * WORDS)
@@ -282,9 +268,3 @@ def _packed(builder: Any, codes: list[Value], word: int, bits: int) -> Value:
         byte = builder.shl(builder.and_(code, low), constant(8 * i, "int32"))
         packed = builder.or_(packed, byte)
     return packed
-
-
-def _call(builder: Any, name: str, value: Value) -> Value:
-    from llvmlite import ir
-
-    return builder.call(declare(builder, name, ir.FunctionType(value.type, [value.type])), [value])

@@ -10,13 +10,13 @@ import numpy as np
 from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
-from gemmule.rungs.quantized.cpu._integers import (
+from gemmule.rungs.quantized.cpu.vector.integers import (
     ACTIVATION_GROUP,
     planes,
     quantise_block,
     record_bytes,
 )
-from gemmule.rungs.quantized.cpu._quad_ops import (
+from gemmule.rungs.quantized.cpu.vector.quads import (
     QUAD_COLUMNS,
     add_up_quad,
     mark_sizes,
@@ -53,38 +53,30 @@ def place_kernel(bits: int, words: bool) -> Kernel:
 
 
 @functools.cache
-def _whole_block(bits: int) -> Intrinsic:
-    """Return ``f(x, out)``: a block's columns in the order of words, four lanes at a time."""
-    width = 16 // bits
+def _whole_block(bits: int, words: bool) -> Intrinsic:
+    """Return ``f(x, out)``: a block's columns in the lanes' order, four lanes at a time."""
+    place_of = place_kernel(bits, words).function
+    width = 16 // bits if words else simd.codes_per_lane(bits)
 
     def emit(builder: Any, x: simd.Value, out: simd.Value) -> None:
-        from llvmlite import ir
-
-        kind, order = (ir.VectorType(t, 4) for t in (ir.FloatType(), ir.IntType(32)))
-        wide = ir.VectorType(ir.FloatType(), 4 * width)
-        for four in range(8):
-            place = builder.add(x, x.type(16 * width * four))
-            some = builder.load(builder.inttoptr(place, wide.as_pointer()), align=1)
+        for low in range(0, simd.block_columns(bits), 4 * width):
+            some = simd.load_vector(builder, x, "float32", 4 * low, 4 * width)
             for part in range(width):
-                lanes = order([part + width * i for i in range(4)])
-                at = 64 * (four % 2 * width + part) + 16 * (four // 2)
-                target = builder.inttoptr(builder.add(out, out.type(at)), kind.as_pointer())
-                builder.store(builder.shuffle_vector(some, some, lanes), target, align=1)
+                lanes = range(part, 4 * width, width)
+                four = simd.shuffled(builder, some, some, lanes)
+                simd.store_vector(builder, four, out, 4 * place_of(low + part))
 
-    return simd.operation(f"whole_block {bits}", simd.void, "ii", emit)
+    return simd.operation(f"whole_block {bits} {words}", simd.void, "ii", emit)
 
 
 @functools.cache
 def arrange_vector_kernel(bits: int, words: bool) -> Kernel:
-    """Return ``f(x, n, out) -> 0``: `arrange_kernel` for one column, or as `place_kernel` says."""
-    arrange, place_of = arrange_kernel(bits, 1), place_kernel(bits, words)
-    columns, whole_block = simd.block_columns(bits), _whole_block(bits)
+    """Return ``f(x, n, out) -> 0``: one column's activations as `place_kernel` says."""
+    place_of, whole_block = place_kernel(bits, words), _whole_block(bits, words)
+    columns = simd.block_columns(bits)
 
     @kernel
     def arrange_vector(x: int, n: int, out: int) -> int:
-        if not words:
-            arrange(x, n, 1, out)
-            return 0
         whole = n // columns * columns
         for low in range(0, whole, columns):
             whole_block(x + 4 * low, out + 4 * low)
@@ -97,7 +89,7 @@ def arrange_vector_kernel(bits: int, words: bool) -> Kernel:
 
 @functools.cache
 def arrange_kernel(bits: int, columns: int) -> Kernel:
-    """Return ``f(x, n, x_columns, out)``: activations in the order of the lanes.
+    """Return ``f(x, n, x_columns, out, panel_bytes) -> 0``: activations in the lanes' order.
 
     x: ``(n, x_columns)`` float32, contiguous. out: zero-filled, ``(panels, blocks, codes of a lane,
     columns, 16)``, where panel p holds columns ``p * columns`` and following ones.
@@ -105,17 +97,17 @@ def arrange_kernel(bits: int, columns: int) -> Kernel:
     width = simd.codes_per_lane(bits)
 
     @kernel
-    def arrange(x: int, n: int, x_columns: int, out: int) -> None:
-        blocks = (n + 16 * width - 1) // (16 * width)
+    def arrange(x: int, n: int, x_columns: int, out: int, panel_bytes: int) -> int:
         for column in range(x_columns):
             panel, c = column // columns, column % columns
-            for block in range(blocks):
-                base = (panel * blocks + block) * width * columns * 16 + 16 * c
+            for block in range((n + 16 * width - 1) // (16 * width)):
+                base = out + panel * panel_bytes + 64 * (block * width * columns + c)
                 for k in range(width):
                     j = 16 * width * block + k
                     for lane in range(min(16, (n - j + width - 1) // width)):
                         value = _get(x, (j + width * lane) * x_columns + column)
-                        _put(out, base + 16 * columns * k + lane, value)
+                        _put(base, 16 * columns * k + lane, value)
+        return 0
 
     return arrange
 
@@ -169,18 +161,17 @@ def quantise_quads_kernel(vectors: int) -> Kernel:
 
 @functools.cache
 def quantise_kernel(bits: int, columns: int) -> Kernel:
-    """Return ``f(x, n, x_columns, out) -> int``: activations as records of 8-bit codes.
+    """Return ``f(x, n, x_columns, out, panel_bytes)``: activations as records of 8-bit codes.
 
     Like `arrange_kernel`, but out is a zero-filled byte array ``(panels, blocks, columns, record)``
-    (see `_integers`). Each 32 columns share a scale, max|x| / 127. Returns how many values
-    are NaN or infinite; the records are of no use if any is.
+    (see `integers`). Each 32 columns share a scale, max|x| / 127. Returns how many values are NaN
+    or infinite; the records are of no use if any is.
     """
     width = simd.codes_per_lane(bits)
     sides, record = planes(bits), record_bytes(bits)
 
     @kernel
-    def quantise(x: int, n: int, x_columns: int, out: int) -> int:
-        blocks = (n + 16 * width - 1) // (16 * width)
+    def quantise(x: int, n: int, x_columns: int, out: int, panel_bytes: int) -> int:
         bad = 0
         for column in range(x_columns):
             panel, c = column // columns, column % columns
@@ -193,13 +184,12 @@ def quantise_kernel(bits: int, columns: int) -> Kernel:
                     largest = max(largest, value)
                 scale = np.float32(largest / np.float32(127))
                 block, lane = low // (16 * width), low // width % 16
-                place = out + ((panel * blocks + block) * columns + c) * record
+                place = out + panel * panel_bytes + (block * columns + c) * record
                 for lane_low in range(low, high, width):
                     total = 0
                     for j in range(lane_low, min(high, lane_low + width)):
-                        ratio = (
-                            _get(x, j * x_columns + column) / scale if scale > 0 else np.float32(0)
-                        )
+                        value = _get(x, j * x_columns + column)
+                        ratio = value / scale if scale > 0 else np.float32(0)
                         code = int(
                             np.rint(min(127, max(-127, ratio)))
                         )  # subnormal scales are rough

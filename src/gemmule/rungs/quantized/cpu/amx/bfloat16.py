@@ -20,30 +20,31 @@ from typing import Any
 from gemmule.backends.cpu.amx import (
     TILE_BYTES,
     TILE_ROWS,
-    fetch_line,
-    load_long,
     load_tile,
     multiply_tiles,
-    row_of_codes,
-    spread,
     store_tile,
     zero_tile,
 )
-from gemmule.backends.cpu.intrinsics import declare
+from gemmule.backends.cpu.intrinsics import emit_prefetch
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import (
     LANES,
     Value,
+    called,
     constant,
     fused,
+    load_number,
     load_vector,
     masked_load,
     operation,
+    shuffled,
     splat,
+    spread,
     store_vector,
     vector_type,
     void,
 )
+from gemmule.rungs.quantized.cpu.tiles.ops import row_of_codes
 
 # Sixteen rows each; activations are loaded once for all of them, and the sums of three are as many
 # as an addition needs that waits 52 cycles for the one before it.
@@ -99,10 +100,22 @@ def x_bytes(bits: int, pieces: int) -> int:
 # Places in a task's frame, which tells the operations what to work on; an int64 each. Of the chunk
 # to decode: CODES, LAST, BYTES (see `row_of_codes`), TABLE, and NEXT, where its weights go. Of the
 # one to multiply: WEIGHTS, X, SUMS. Of the one to scale: PENDING sums, SCALED, its table,
-# SUMS_OF_X, TOTALS. LINES: where to ask for lines, `LINE_STEP` apart. FACTOR: bits of a float32.
+# SUMS_OF_X, TOTALS. LINES: where to ask for lines, a row apart. FACTOR: bits of a float32.
 CODES, ROW_STEP, LAST, BYTES, TABLE, NEXT, WEIGHTS, X = range(8)
-SUMS, PENDING, SCALED, SUMS_OF_X, TOTALS, FACTOR, LINES, LINE_STEP = range(8, 16)
+SUMS, PENDING, SCALED, SUMS_OF_X, TOTALS, FACTOR, LINES = range(8, 15)
 FRAME_BYTES = 128
+
+
+def _word(builder: Any, frame: Value, index: int) -> Value:
+    """Emit a load of a word of the frame."""
+    return load_number(builder, frame, "int64", 8 * index)
+
+
+def fetch_line(builder: Any, address: Value) -> None:
+    """Emit a request for the line at any address, into the second level."""
+    from llvmlite import ir
+
+    emit_prefetch(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()), near=2)
 
 
 @functools.cache
@@ -143,7 +156,7 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
 
     def emit(builder: Any, frame: Value) -> None:
         weights, x, sums, ahead, apart = (
-            load_long(builder, frame, i) for i in (WEIGHTS, X, SUMS, LINES, LINE_STEP)
+            _word(builder, frame, i) for i in (WEIGHTS, X, SUMS, LINES, ROW_STEP)
         )
         steps = [_scaling(builder, frame, bits, has_zeros)]
         if decoding:
@@ -176,10 +189,10 @@ def _decoding(
     builder: Any, frame: Value, bits: int, has_zeros: bool, *, whole: bool
 ) -> Callable[[int], None]:
     """Return what emits the decoding of the i-th row."""
-    codes, step, table, out = (load_long(builder, frame, i) for i in (CODES, ROW_STEP, TABLE, NEXT))
+    codes, step, table, out = (_word(builder, frame, i) for i in (CODES, ROW_STEP, TABLE, NEXT))
     limits = None
     if not whole:
-        limits = (load_long(builder, frame, LAST), load_long(builder, frame, BYTES))
+        limits = (_word(builder, frame, LAST), _word(builder, frame, BYTES))
     decode, tiles = _nibbles if bits == 4 else _bytes, tiles_of(bits)
 
     def emit(i: int) -> None:
@@ -200,7 +213,7 @@ def _scaling(builder: Any, frame: Value, bits: int, has_zeros: bool) -> Callable
     from llvmlite import ir
 
     sums, table, of_x, factor, totals = (
-        load_long(builder, frame, i) for i in (PENDING, SCALED, SUMS_OF_X, FACTOR, TOTALS)
+        _word(builder, frame, i) for i in (PENDING, SCALED, SUMS_OF_X, FACTOR, TOTALS)
     )
     number = builder.bitcast(builder.trunc(factor, ir.IntType(32)), ir.FloatType())
     factors, activations = splat(builder, number), load_vector(builder, of_x, "float32")
@@ -229,23 +242,17 @@ def window() -> list[int]:
 
 def _nibbles(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> list[Value]:
     """Emit a look-up for nibble k of every 16 bits; the index ends in 5 bits, so tables repeat."""
-    from llvmlite import ir
-
-    words = ir.VectorType(ir.IntType(16), 32)
+    words = vector_type("int16", 32)
     if has_zeros:
-        half = ir.VectorType(ir.IntType(16), 16)
-        place = builder.add(tables, tables.type(WHOLE + 8 * i))
-        at = builder.load(builder.inttoptr(place, ir.IntType(64).as_pointer()), align=8)
-        few = builder.load(builder.inttoptr(at, half.as_pointer()), align=2)
-        twice = ir.VectorType(ir.IntType(32), 32)([lane % 16 for lane in range(32)])
-        table = builder.shuffle_vector(few, half(ir.Undefined), twice)
+        at = load_number(builder, tables, "int64", WHOLE + 8 * i)
+        few = load_vector(builder, at, "int16", 0, 16)
+        table = shuffled(builder, few, few, [lane % 16 for lane in range(32)])
     else:
         table = words(window()[7:23] * 2)
     name = "llvm.x86.avx512.permvar.hi.512"
-    function = declare(builder, name, ir.FunctionType(words, [words, words]))
     codes = builder.bitcast(row, words)
     shifted = [codes] + [builder.lshr(codes, words([4 * k] * 32)) for k in (1, 2, 3)]
-    return [builder.call(function, [table, index]) for index in shifted]
+    return [called(builder, name, words, table, index) for index in shifted]
 
 
 def _bytes(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> list[Value]:
@@ -256,8 +263,7 @@ def _bytes(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> 
     """
     from llvmlite import ir
 
-    words = ir.VectorType(ir.IntType(16), 32)
-    halves = ir.VectorType(ir.HalfType(), 32)
+    words, halves = vector_type("int16", 32), ir.VectorType(ir.HalfType(), 32)
     codes, magic = builder.bitcast(row, words), words([MAGIC_BITS] * 32)
     taken = words([MAGIC_BITS + 128] * 32)
     if has_zeros:  # a pair of them
