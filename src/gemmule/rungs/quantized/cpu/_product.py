@@ -193,9 +193,17 @@ def aligned(room: NDArray[Any]) -> int:
     return -(-address(room) // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def by_kernel(prepare: Callable[[], Kernel]) -> Prepare:
-    """Return the `Way.prepare` of ``f(x, n, columns, out, panel_bytes)``, not 0 where it cannot."""
-    return lambda x, place, size: None if prepare()(address(x), *x.shape, place, size) else 0
+def by_kernel(kernel_of: Callable[[], Kernel], *, turned: bool = False) -> Prepare:
+    """Return the `Way.prepare` of ``f(x, n, columns, out, panel_bytes)``, not 0 where it cannot.
+
+    turned: it takes x as (columns, n).
+    """
+
+    def prepare(x: NDArray[Any], place: int, panel_bytes: int) -> int | None:
+        given = np.ascontiguousarray(x.T) if turned else x
+        return None if kernel_of()(address(given), *x.shape, place, panel_bytes) else 0
+
+    return prepare
 
 
 Make = Callable[[Stored, int], Way]

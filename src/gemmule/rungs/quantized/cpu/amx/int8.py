@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.amx import (
     TILE_BYTES,
     TILE_ROWS,
@@ -25,22 +26,7 @@ from gemmule.backends.cpu.amx import (
 )
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Intrinsic, kernel
-from gemmule.backends.cpu.simd import (
-    BLOCK_BYTES,
-    LANES,
-    Value,
-    called,
-    constant,
-    fused,
-    load_vector,
-    operation,
-    shuffled,
-    splat,
-    spread,
-    store_vector,
-    vector_type,
-    void,
-)
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.core.problem import Problem
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
 from gemmule.rungs.quantized.cpu._product import Product, Rows, Way, product_of
@@ -82,16 +68,16 @@ def unpack_chunk(bits: int) -> Intrinsic:
         for i in range(TILE_ROWS):
             row = row_of_codes(builder, address, step, i, (last, count))
             if bits == 8:
-                store_vector(builder, row, out, 64 * i)
+                simd.store_vector(builder, row, out, 64 * i)
                 continue
-            words = builder.bitcast(row, vector_type("int32"))
+            words = builder.bitcast(row, simd.vector_type("int32"))
             even, odd = weight_planes(builder, words, bits)
             for half in range(2):
                 order = [8 * half + lane // 2 + LANES * (lane % 2) for lane in range(LANES)]
-                mixed = shuffled(builder, even, odd, order)
-                store_vector(builder, mixed, out, 128 * i + 64 * half)
+                mixed = simd.shuffled(builder, even, odd, order)
+                simd.store_vector(builder, mixed, out, 128 * i + 64 * half)
 
-    return operation(f"amx unpack_chunk {bits}", void, "iiiii", emit)
+    return simd.operation(f"amx unpack_chunk {bits}", simd.void, "iiiii", emit)
 
 
 @functools.cache
@@ -120,15 +106,15 @@ def add_records(bits: int, has_zeros: bool, span: int) -> Intrinsic:
             store_tile(builder, r, work, TILE_BYTES * r)
         for first in records[::span]:
             table = _TABLES + _TABLE_BYTES * (first // span)
-            parts = [constant(0.0)] * TILE_ROWS
+            parts = [simd.constant(0.0)] * TILE_ROWS
             for r in records[first : first + span]:
                 parts = _scaled(builder, parts, r, work, x, table if has_zeros else None)
             for i, part in enumerate(parts):
-                total = load_vector(builder, totals, "float32", 64 * i)
-                total = fused(builder, part, spread(builder, work, table + 4 * i), total)
-                store_vector(builder, total, totals, 64 * i)
+                total = simd.load_vector(builder, totals, "float32", 64 * i)
+                total = simd.fused(builder, part, simd.spread(builder, work, table + 4 * i), total)
+                simd.store_vector(builder, total, totals, 64 * i)
 
-    return operation(f"amx add_records {bits} {has_zeros} {span}", void, "iiiii", emit)
+    return simd.operation(f"amx add_records {bits} {has_zeros} {span}", simd.void, "iiiii", emit)
 
 
 def _scaled(
@@ -136,16 +122,16 @@ def _scaled(
 ) -> list[Value]:
     """Emit ``parts + (sums - zero * sum of x) * scale of x`` for one record, row by row."""
     at = record * RECORD_BYTES + 64 * WORDS
-    scale = load_vector(builder, x, "float32", at)
-    of_x = builder.sitofp(load_vector(builder, x, "int32", at + 64), scale.type)
+    scale = simd.load_vector(builder, x, "float32", at)
+    of_x = builder.sitofp(simd.load_vector(builder, x, "int32", at + 64), scale.type)
     results = []
     for i, part in enumerate(parts):
-        sums = load_vector(builder, work, "int32", TILE_BYTES * record + 64 * i)
+        sums = simd.load_vector(builder, work, "int32", TILE_BYTES * record + 64 * i)
         product = builder.sitofp(sums, scale.type)
         if table is not None:
-            negated = spread(builder, work, table + 4 * LANES + 4 * i)
-            product = fused(builder, negated, of_x, product)
-        results.append(fused(builder, product, scale, part))
+            negated = simd.spread(builder, work, table + 4 * LANES + 4 * i)
+            product = simd.fused(builder, negated, of_x, product)
+        results.append(simd.fused(builder, product, scale, part))
     return results
 
 
@@ -157,22 +143,24 @@ def fetch_lines() -> Intrinsic:
         for i in range(TILE_ROWS):
             fetch_line(builder, builder.add(address, builder.mul(step, step.type(i))))
 
-    return operation("fetch_lines", void, "ii", emit)
+    return simd.operation("fetch_lines", simd.void, "ii", emit)
 
 
 def _copy(builder: Any, source: Value, target: Value, count: Value) -> None:
     from llvmlite import ir
 
-    lanes = vector_type("int32")
-    numbers = splat(builder, builder.trunc(count, ir.IntType(32)))
+    lanes = simd.vector_type("int32")
+    numbers = simd.splat(builder, builder.trunc(count, ir.IntType(32)))
     mask = builder.icmp_signed("<", lanes(list(range(LANES))), numbers)
-    row = load_vector(builder, source, "float32")
+    row = simd.load_vector(builder, source, "float32")
     pointer = builder.inttoptr(target, row.type.as_pointer())
     name, aligned_to = "llvm.masked.store.v16f32.p0", ir.IntType(32)(1)
-    called(builder, name, ir.VoidType(), row, pointer, aligned_to, mask)
+    simd.called(builder, name, ir.VoidType(), row, pointer, aligned_to, mask)
 
 
-_copy_some = operation("amx copy_some", void, "iii", _copy)  # the first `count` of 16 floats
+_copy_some = simd.operation(
+    "amx copy_some", simd.void, "iii", _copy
+)  # the first `count` of 16 floats
 
 
 @kernel

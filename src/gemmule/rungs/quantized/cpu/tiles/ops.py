@@ -11,27 +11,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import (
-    BLOCK_BYTES,
-    LANES,
-    ROWS,
-    Value,
-    called,
-    code_as_float,
-    codes_per_lane,
-    constant,
-    floats,
-    fused,
-    load_vector,
-    masked_load,
-    operation,
-    shuffled,
-    spread,
-    store_vector,
-    vector_type,
-    void,
-)
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
 from gemmule.rungs.quantized.cpu.vector.integers import (
     ACTIVATION_GROUP,
     dot,
@@ -72,10 +54,10 @@ def transpose_chunk(bits: int) -> Intrinsic:
         place = 0
         for word in _words_of_rows(builder, address, step, last, count):
             for plane in weight_planes(builder, word, bits):
-                store_vector(builder, plane, out, place)
+                simd.store_vector(builder, plane, out, place)
                 place += BLOCK_BYTES
 
-    return operation(f"transpose_chunk {bits}", void, "iiiiii", emit)
+    return simd.operation(f"transpose_chunk {bits}", simd.void, "iiiiii", emit)
 
 
 @functools.cache
@@ -88,14 +70,14 @@ def decode_chunk(bits: int) -> Intrinsic:
 
     def emit(builder: Any, address: Value, *rest: Value) -> None:
         step, last, count, zeros, out = rest
-        points, where = load_vector(builder, zeros, "float32"), 0
+        points, where = simd.load_vector(builder, zeros, "float32"), 0
         for word in _words_of_rows(builder, address, step, last, count):
-            for k in range(codes_per_lane(bits)):
-                weight = builder.fsub(code_as_float(builder, word, k, bits), points)
-                store_vector(builder, weight, out, where)
+            for k in range(simd.codes_per_lane(bits)):
+                weight = builder.fsub(simd.code_as_float(builder, word, k, bits), points)
+                simd.store_vector(builder, weight, out, where)
                 where += BLOCK_BYTES
 
-    return operation(f"decode_chunk {bits}", void, "iiiiii", emit)
+    return simd.operation(f"decode_chunk {bits}", simd.void, "iiiiii", emit)
 
 
 @functools.cache
@@ -107,12 +89,14 @@ def add_columns(count: int) -> Intrinsic:
 
     def emit(builder: Any, sums: list[Value], weights: Value, x: Value) -> list[Value]:
         for k in range(ROWS):
-            weight = load_vector(builder, weights, "float32", 64 * k)
+            weight = simd.load_vector(builder, weights, "float32", 64 * k)
             for c in range(count):
-                sums[c] = fused(builder, weight, spread(builder, x, 4 * (k * count + c)), sums[c])
+                sums[c] = simd.fused(
+                    builder, weight, simd.spread(builder, x, 4 * (k * count + c)), sums[c]
+                )
         return sums
 
-    return operation(f"add_columns {count}", lambda: floats(count), "tii", emit)
+    return simd.operation(f"add_columns {count}", lambda: simd.floats(count), "tii", emit)
 
 
 @functools.cache
@@ -120,12 +104,12 @@ def add_scaled(count: int) -> Intrinsic:
     """Return ``f(sums, scales, totals)``: add the sums times sixteen scales to totals in memory."""
 
     def emit(builder: Any, sums: list[Value], scales: Value, totals: Value) -> None:
-        scale = load_vector(builder, scales, "float32")
+        scale = simd.load_vector(builder, scales, "float32")
         for c, one in enumerate(sums):
-            total = load_vector(builder, totals, "float32", 64 * c)
-            store_vector(builder, fused(builder, one, scale, total), totals, 64 * c)
+            total = simd.load_vector(builder, totals, "float32", 64 * c)
+            simd.store_vector(builder, simd.fused(builder, one, scale, total), totals, 64 * c)
 
-    return operation(f"add_scaled {count}", void, "tii", emit)
+    return simd.operation(f"add_scaled {count}", simd.void, "tii", emit)
 
 
 def row_of_codes(
@@ -143,8 +127,8 @@ def row_of_codes(
         row = builder.select(builder.icmp_signed("<=", row, edge[0]), row, edge[0])
     start = builder.add(address, builder.mul(row, step))
     if edge is None:
-        return load_vector(builder, start, "int8", 0, BLOCK_BYTES)
-    return masked_load(builder, start, ir.IntType(8), BLOCK_BYTES, edge[1])
+        return simd.load_vector(builder, start, "int8", 0, BLOCK_BYTES)
+    return simd.masked_load(builder, start, ir.IntType(8), BLOCK_BYTES, edge[1])
 
 
 def _words_of_rows(
@@ -152,7 +136,7 @@ def _words_of_rows(
 ) -> list[Value]:
     """Emit sixteen vectors, each with one word of every row."""
     raw = (row_of_codes(builder, address, step, i, (last, count)) for i in range(LANES))
-    return _transposed(builder, [builder.bitcast(row, vector_type("int32")) for row in raw])
+    return _transposed(builder, [builder.bitcast(row, simd.vector_type("int32")) for row in raw])
 
 
 def _transposed(builder: Any, rows: list[Value]) -> list[Value]:
@@ -164,8 +148,8 @@ def _transposed(builder: Any, rows: list[Value]) -> list[Value]:
         for i in range(LANES):
             if not i & apart:
                 a, b = rows[i], rows[i + apart]
-                rows[i] = shuffled(builder, a, b, first)
-                rows[i + apart] = shuffled(builder, a, b, second)
+                rows[i] = simd.shuffled(builder, a, b, first)
+                rows[i + apart] = simd.shuffled(builder, a, b, second)
     return rows
 
 
@@ -182,34 +166,36 @@ def add_tile(bits: int, has_zeros: bool) -> Intrinsic:
         builder: Any, planes: Value, x: Value, scales: Value, zeros: Value, totals: Value
     ) -> None:
         columns = range(TILE_COLUMNS)
-        parts = [constant(0.0)] * TILE_COLUMNS
+        parts = [simd.constant(0.0)] * TILE_COLUMNS
         negated = None
         if has_zeros:
-            negated = builder.fneg(load_vector(builder, zeros, "float32"))
+            negated = builder.fneg(simd.load_vector(builder, zeros, "float32"))
         for record in range(chunk_records(bits)):
             at = record * RECORD_BYTES
             taken_off = [
-                spread(builder, x, at + 64 * (WORDS + 1) + 4 * c, "int32") for c in columns
+                simd.spread(builder, x, at + 64 * (WORDS + 1) + 4 * c, "int32") for c in columns
             ]
-            sums = [constant(0, "int32")] * TILE_COLUMNS if has_zeros else list(taken_off)
+            sums = [simd.constant(0, "int32")] * TILE_COLUMNS if has_zeros else list(taken_off)
             for word in range(WORDS):
-                weights = load_vector(builder, planes, "int32", 64 * (WORDS * record + word))
+                weights = simd.load_vector(builder, planes, "int32", 64 * (WORDS * record + word))
                 for c in columns:
-                    activations = spread(builder, x, at + 64 * word + 4 * c, "int32")
+                    activations = simd.spread(builder, x, at + 64 * word + 4 * c, "int32")
                     sums[c] = dot(builder, sums[c], weights, activations)
             for c in columns:
-                product = builder.sitofp(sums[c], vector_type("float32"))
+                product = builder.sitofp(sums[c], simd.vector_type("float32"))
                 if negated is not None:
-                    of_x = builder.sitofp(taken_off[c], vector_type("float32"))
-                    product = fused(builder, negated, of_x, product)
-                scale = spread(builder, x, at + 64 * WORDS + 4 * c)
-                parts[c] = fused(builder, product, scale, parts[c])
-        row_scales = load_vector(builder, scales, "float32")
+                    of_x = builder.sitofp(taken_off[c], simd.vector_type("float32"))
+                    product = simd.fused(builder, negated, of_x, product)
+                scale = simd.spread(builder, x, at + 64 * WORDS + 4 * c)
+                parts[c] = simd.fused(builder, product, scale, parts[c])
+        row_scales = simd.load_vector(builder, scales, "float32")
         for c in columns:
-            total = load_vector(builder, totals, "float32", 64 * c)
-            store_vector(builder, fused(builder, parts[c], row_scales, total), totals, 64 * c)
+            total = simd.load_vector(builder, totals, "float32", 64 * c)
+            simd.store_vector(
+                builder, simd.fused(builder, parts[c], row_scales, total), totals, 64 * c
+            )
 
-    return operation(f"add_tile {bits} {has_zeros}", void, "iiiii", emit)
+    return simd.operation(f"add_tile {bits} {has_zeros}", simd.void, "iiiii", emit)
 
 
 @functools.cache
@@ -223,23 +209,23 @@ def quantise_block(bits: int, has_zeros: bool) -> Intrinsic:
 
     def emit(builder: Any, x: Value, step: Value, rows: Value, columns: Value, out: Value) -> None:
         values = _rows_of_x(builder, x, step, rows, columns)
-        largest = constant(0.0)
+        largest = simd.constant(0.0)
         for value in values:
-            size = called(builder, "llvm.fabs.v16f32", value.type, value)
+            size = simd.called(builder, "llvm.fabs.v16f32", value.type, value)
             bigger = builder.fcmp_ordered(">", size, largest)
             largest = builder.select(bigger, size, largest)
-        scale = builder.fdiv(largest, constant(127.0))
-        usable = builder.fcmp_ordered(">", scale, constant(0.0))
+        scale = builder.fdiv(largest, simd.constant(127.0))
+        usable = builder.fcmp_ordered(">", scale, simd.constant(0.0))
         codes = [rounded(builder, value, scale, usable) for value in values]
         total = functools.reduce(builder.add, codes)
         for word in range(WORDS):
-            store_vector(builder, _packed(builder, codes, word, bits), out, 64 * word)
-        store_vector(builder, scale, out, 64 * WORDS)
+            simd.store_vector(builder, _packed(builder, codes, word, bits), out, 64 * word)
+        simd.store_vector(builder, scale, out, 64 * WORDS)
         if not has_zeros:
-            total = builder.mul(total, constant(-(2 ** (bits - 1)), "int32"))
-        store_vector(builder, total, out, 64 * (WORDS + 1))
+            total = builder.mul(total, simd.constant(-(2 ** (bits - 1)), "int32"))
+        simd.store_vector(builder, total, out, 64 * (WORDS + 1))
 
-    return operation(f"quantise_block {bits} {has_zeros}", void, "iiiii", emit)
+    return simd.operation(f"quantise_block {bits} {has_zeros}", simd.void, "iiiii", emit)
 
 
 def _rows_of_x(builder: Any, x: Value, step: Value, rows: Value, columns: Value) -> list[Value]:
@@ -250,8 +236,8 @@ def _rows_of_x(builder: Any, x: Value, step: Value, rows: Value, columns: Value)
         start = builder.add(x, builder.mul(step, step.type(row)))
         inside = builder.icmp_signed("<", rows.type(row), rows)
         count = builder.select(inside, columns, columns.type(0))
-        raw = masked_load(builder, start, ir.IntType(32), LANES, count)
-        values.append(builder.bitcast(raw, vector_type("float32")))
+        raw = simd.masked_load(builder, start, ir.IntType(32), LANES, count)
+        values.append(builder.bitcast(raw, simd.vector_type("float32")))
     return values
 
 
@@ -262,9 +248,9 @@ def _packed(builder: Any, codes: list[Value], word: int, bits: int) -> Value:
     else:  # planes alternate: even columns of eight, then odd ones
         first = 8 * (word // 2) + word % 2
         chosen = codes[first : first + 8 : 2]
-    low = constant(255, "int32")
-    packed = constant(0, "int32")
+    low = simd.constant(255, "int32")
+    packed = simd.constant(0, "int32")
     for i, code in enumerate(chosen):
-        byte = builder.shl(builder.and_(code, low), constant(8 * i, "int32"))
+        byte = builder.shl(builder.and_(code, low), simd.constant(8 * i, "int32"))
         packed = builder.or_(packed, byte)
     return packed

@@ -12,7 +12,6 @@ from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
 from gemmule.rungs.quantized.cpu.vector.integers import (
     ACTIVATION_GROUP,
-    planes,
     quantise_block,
     record_bytes,
 )
@@ -28,8 +27,6 @@ from gemmule.rungs.quantized.cpu.vector.quads import (
 
 _get = load("float32", "float32")
 _put = store("float32", "float32")
-_put_byte = store("int8", "int32")
-_put_word = store("int32", "int32")
 
 
 @functools.cache
@@ -53,7 +50,7 @@ def place_kernel(bits: int, words: bool) -> Kernel:
 
 
 @functools.cache
-def _whole_block(bits: int, words: bool) -> Intrinsic:
+def _whole_block(bits: int, words: bool, columns: int) -> Intrinsic:
     """Return ``f(x, out)``: a block's columns in the lanes' order, four lanes at a time."""
     place_of = place_kernel(bits, words).function
     width = 16 // bits if words else simd.codes_per_lane(bits)
@@ -62,84 +59,73 @@ def _whole_block(bits: int, words: bool) -> Intrinsic:
         for low in range(0, simd.block_columns(bits), 4 * width):
             some = simd.load_vector(builder, x, "float32", 4 * low, 4 * width)
             for part in range(width):
-                lanes = range(part, 4 * width, width)
-                four = simd.shuffled(builder, some, some, lanes)
-                simd.store_vector(builder, four, out, 4 * place_of(low + part))
+                step, lane = divmod(place_of(low + part), 16)
+                four = simd.shuffled(builder, some, some, range(part, 4 * width, width))
+                simd.store_vector(builder, four, out, 64 * columns * step + 4 * lane)
 
-    return simd.operation(f"whole_block {bits} {words}", simd.void, "ii", emit)
-
-
-@functools.cache
-def arrange_vector_kernel(bits: int, words: bool) -> Kernel:
-    """Return ``f(x, n, out) -> 0``: one column's activations as `place_kernel` says."""
-    place_of, whole_block = place_kernel(bits, words), _whole_block(bits, words)
-    columns = simd.block_columns(bits)
-
-    @kernel
-    def arrange_vector(x: int, n: int, out: int) -> int:
-        whole = n // columns * columns
-        for low in range(0, whole, columns):
-            whole_block(x + 4 * low, out + 4 * low)
-        for column in range(n - whole):
-            _put(out + 4 * whole, place_of(column), _get(x, whole + column))
-        return 0
-
-    return arrange_vector
+    return simd.operation(f"whole_block {bits} {words} {columns}", simd.void, "ii", emit)
 
 
 @functools.cache
-def arrange_kernel(bits: int, columns: int) -> Kernel:
-    """Return ``f(x, n, x_columns, out, panel_bytes) -> 0``: activations in the lanes' order.
+def arrange_kernel(bits: int, columns: int = 1, *, words: bool = False) -> Kernel:
+    """Return ``f(x, n, x_columns, out, panel_bytes) -> 0``: activations as `place_kernel` says.
 
-    x: ``(n, x_columns)`` float32, contiguous. out: zero-filled, ``(panels, blocks, codes of a lane,
-    columns, 16)``, where panel p holds columns ``p * columns`` and following ones.
+    x: ``(x_columns, n)`` float32. out: zero-filled, ``(panels, blocks, codes of a lane, columns,
+    16)``, where panel p holds columns ``p * columns`` and following ones.
     """
-    width = simd.codes_per_lane(bits)
+    place_of, whole_block = place_kernel(bits, words), _whole_block(bits, words, columns)
+    width = simd.block_columns(bits)
 
     @kernel
     def arrange(x: int, n: int, x_columns: int, out: int, panel_bytes: int) -> int:
+        whole = n // width
         for column in range(x_columns):
-            panel, c = column // columns, column % columns
-            for block in range((n + 16 * width - 1) // (16 * width)):
-                base = out + panel * panel_bytes + 64 * (block * width * columns + c)
-                for k in range(width):
-                    j = 16 * width * block + k
-                    for lane in range(min(16, (n - j + width - 1) // width)):
-                        value = _get(x, (j + width * lane) * x_columns + column)
-                        _put(base, 16 * columns * k + lane, value)
+            start = x + 4 * n * column
+            to = out + column // columns * panel_bytes + 64 * (column % columns)
+            for block in range(whole):
+                whole_block(start + 4 * width * block, to + 4 * width * columns * block)
+            start, to = start + 4 * width * whole, to + 4 * width * columns * whole
+            for i in range(n - width * whole):
+                place = place_of(i)
+                _put(to, 16 * columns * (place // 16) + place % 16, _get(start, i))
         return 0
 
     return arrange
 
 
 @functools.cache
-def quantise_vector_kernel(bits: int) -> Kernel:
-    """Return ``f(x, n, out) -> int``: `quantise_kernel` for one column, in vector registers.
+def quantise_kernel(bits: int, columns: int = 1) -> Kernel:
+    """Return ``f(x, n, x_columns, out, panel_bytes)``: activations as records of 8-bit codes.
 
-    Writes every byte of the records, so out need not be zero-filled.
+    Like `arrange_kernel`, but out is bytes ``(panels, blocks, columns, record)`` (see `integers`)
+    and need not be zero-filled. Each 32 columns share a scale, max|x| / 127. Returns not 0 where
+    a value is NaN or infinite; the records are of no use then.
     """
     round_block = quantise_block(bits)
-    columns, record = simd.block_columns(bits), record_bytes(bits)
+    width, record = simd.block_columns(bits), record_bytes(bits)
 
     @kernel
-    def quantise_vector(x: int, n: int, out: int) -> int:
+    def quantise(x: int, n: int, x_columns: int, out: int, panel_bytes: int) -> int:
         flag = np.zeros(1, np.int32)
-        for block in range((n + columns - 1) // columns):
-            low = block * columns
-            round_block(x + 4 * low, n - low, out + block * record, flag.ctypes.data)
+        for column in range(x_columns):
+            to = out + column // columns * panel_bytes + column % columns * record
+            for block in range((n + width - 1) // width):
+                low = block * width
+                at = to + block * columns * record
+                round_block(x + 4 * (n * column + low), n - low, at, flag.ctypes.data)
         return int(flag[0])
 
-    return quantise_vector
+    return quantise
 
 
 @functools.cache
 def quantise_quads_kernel(vectors: int) -> Kernel:
-    """Return ``f(x, n, out) -> int``: like `quantise_vector_kernel`, as records of quads."""
+    """Return what `quantise_kernel` does for one column, as records of quads."""
     round_group, add_up = quantise_group(vectors), add_up_quad(vectors)
     record_size, first = quad_record_bytes(vectors), scales_at(vectors)
 
     @kernel
-    def quantise_quads(x: int, n: int, out: int) -> int:
+    def quantise_quads(x: int, n: int, columns: int, out: int, panel_bytes: int) -> int:
         flag, sizes = np.zeros(1, np.int32), no_sizes()
         quads = (n + QUAD_COLUMNS - 1) // QUAD_COLUMNS
         for quad in range(quads):
@@ -157,48 +143,3 @@ def quantise_quads_kernel(vectors: int) -> Kernel:
         return int(flag[0])
 
     return quantise_quads
-
-
-@functools.cache
-def quantise_kernel(bits: int, columns: int) -> Kernel:
-    """Return ``f(x, n, x_columns, out, panel_bytes)``: activations as records of 8-bit codes.
-
-    Like `arrange_kernel`, but out is a zero-filled byte array ``(panels, blocks, columns, record)``
-    (see `integers`). Each 32 columns share a scale, max|x| / 127. Returns how many values are NaN
-    or infinite; the records are of no use if any is.
-    """
-    width = simd.codes_per_lane(bits)
-    sides, record = planes(bits), record_bytes(bits)
-
-    @kernel
-    def quantise(x: int, n: int, x_columns: int, out: int, panel_bytes: int) -> int:
-        bad = 0
-        for column in range(x_columns):
-            panel, c = column // columns, column % columns
-            for low in range(0, n, ACTIVATION_GROUP):
-                high = min(n, low + ACTIVATION_GROUP)
-                largest = abs(_get(x, low * x_columns + column))
-                for j in range(low, high):
-                    value = abs(_get(x, j * x_columns + column))
-                    bad += 0 if value <= 3.4028234663852886e38 else 1
-                    largest = max(largest, value)
-                scale = np.float32(largest / np.float32(127))
-                block, lane = low // (16 * width), low // width % 16
-                place = out + panel * panel_bytes + (block * columns + c) * record
-                for lane_low in range(low, high, width):
-                    total = 0
-                    for j in range(lane_low, min(high, lane_low + width)):
-                        value = _get(x, j * x_columns + column)
-                        ratio = value / scale if scale > 0 else np.float32(0)
-                        code = int(
-                            np.rint(min(127, max(-127, ratio)))
-                        )  # subnormal scales are rough
-                        total += code
-                        side, byte = j % sides, 4 * lane + j % width // sides
-                        _put_byte(place + 64 * side, byte, code)
-                    _put_word(place + 64 * sides, lane, total)
-                    _put(place + 64 * (sides + 1), lane, scale)
-                    lane += 1
-        return bad
-
-    return quantise

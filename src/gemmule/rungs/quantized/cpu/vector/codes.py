@@ -19,32 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.intrinsics import element_pointer, widen
 from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import (
-    BLOCK_BYTES,
-    LANES,
-    ROWS,
-    Value,
-    code_as_float,
-    code_k,
-    codes_per_lane,
-    constant,
-    counting,
-    floats,
-    halves,
-    joined,
-    load_vector,
-    lookup,
-    masked_load,
-    operation,
-    row_addresses,
-    shuffled,
-    splat,
-    vector_type,
-    words,
-)
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.backends.cpu.target import has_wide_vectors
+from gemmule.rungs._cpu_vectors import above_zero
 from gemmule.rungs.quantized.cpu._operands import Stored, address, blocks_of, scale_dtype_of
 
 LIFT = 2.0**23  # a float of this size has a code as its lowest byte
@@ -93,7 +73,7 @@ class Form(NamedTuple):
     def order(self) -> list[int]:
         """The codes of a lane in the order in which few are alive."""
         if not self.words:
-            return list(range(codes_per_lane(self.bits)))
+            return list(range(simd.codes_per_lane(self.bits)))
         width = WORD // self.bits
         return [side * width + part for part in range(width) for side in range(2)]
 
@@ -109,18 +89,18 @@ def by_words(pieces: int) -> bool:
 
 def registers(builder: Any, vector: Value) -> Values:
     """Emit a vector of 16 lanes as the registers that hold it."""
-    return [vector] if has_wide_vectors() else list(halves(builder, vector))
+    return [vector] if has_wide_vectors() else list(simd.halves(builder, vector))
 
 
 def whole(builder: Any, parts: Sequence[Value]) -> Value:
     """Emit the vector of 16 lanes that some registers hold."""
-    return parts[0] if len(parts) == 1 else joined(builder, *parts)
+    return parts[0] if len(parts) == 1 else simd.joined(builder, *parts)
 
 
 def tables_of(builder: Any, scales: Values, zeros: Values) -> Values:
     """Emit the 16 weights that the 16 nibbles stand for, for each row."""
     return [
-        builder.fmul(builder.fsub(counting(), zero), scale)
+        builder.fmul(builder.fsub(simd.counting(), zero), scale)
         for scale, zero in zip(scales, zeros, strict=True)
     ]
 
@@ -132,14 +112,14 @@ def steps_of(
 
     lowest: `LOWEST_BYTES`, as a number that LLVM does not know.
     """
-    halves_of_words = builder.bitcast(word, vector_type("int16", 2 * word.type.count))
+    halves_of_words = builder.bitcast(word, simd.vector_type("int16", 2 * word.type.count))
     kept: dict[int, Value] = {}
 
     def step(k: int) -> Value:
         if word.type.count == LANES:
             if form.lifted:
                 return builder.fsub(_lifted_byte(builder, word, k, lowest), zero)
-            return builder.fsub(code_as_float(builder, word, k, form.bits), zero)
+            return builder.fsub(simd.code_as_float(builder, word, k, form.bits), zero)
         if form.words:
             code = _code_of_words(builder, halves_of_words, k, form.bits, kept)
         else:
@@ -155,22 +135,22 @@ def _lifted_byte(builder: Any, word: Value, k: int, lowest: Value) -> Value:
     """Emit 2^23 plus byte k of 16 lanes as a float, exactly: one masked shuffle of bytes."""
     from llvmlite import ir
 
-    kind = vector_type("int8", BLOCK_BYTES)
+    kind = simd.vector_type("int8", BLOCK_BYTES)
     mask = builder.bitcast(lowest, ir.VectorType(ir.IntType(1), BLOCK_BYTES))
-    codes, lift = builder.bitcast(word, kind), builder.bitcast(constant(LIFT), kind)
+    codes, lift = builder.bitcast(word, kind), builder.bitcast(simd.constant(LIFT), kind)
     places = [4 * (i // 4) + k for i in range(BLOCK_BYTES)]
-    both = builder.select(mask, shuffled(builder, codes, codes, places), lift)
-    return builder.bitcast(both, vector_type("float32"))
+    both = builder.select(mask, simd.shuffled(builder, codes, codes, places), lift)
+    return builder.bitcast(both, simd.vector_type("float32"))
 
 
 def _lifted_code(builder: Any, word: Value, k: int, bits: int) -> Value:
     """Emit code k of a register's lanes under the exponent of 2^23."""
     lanes = word.type.count
-    code = builder.lshr(word, constant(bits * k, "int32", lanes)) if k > 0 else word
-    if k < codes_per_lane(bits) - 1:
-        code = builder.and_(code, constant(2**bits - 1, "int32", lanes))
-    lifted = builder.or_(code, constant(LIFT_BITS, "int32", lanes))
-    return builder.bitcast(lifted, vector_type("float32", lanes))
+    code = builder.lshr(word, simd.constant(bits * k, "int32", lanes)) if k > 0 else word
+    if k < simd.codes_per_lane(bits) - 1:
+        code = builder.and_(code, simd.constant(2**bits - 1, "int32", lanes))
+    lifted = builder.or_(code, simd.constant(LIFT_BITS, "int32", lanes))
+    return builder.bitcast(lifted, simd.vector_type("float32", lanes))
 
 
 def _code_of_words(builder: Any, words: Value, k: int, bits: int, kept: dict[int, Value]) -> Value:
@@ -189,20 +169,22 @@ def _code_of_words(builder: Any, words: Value, k: int, bits: int, kept: dict[int
     order = [
         half * (i // half) + quad * side + i // 2 % quad + LANES * (i % 2) for i in range(LANES)
     ]
-    both = shuffled(builder, kept[part], upper, order)
-    return builder.bitcast(both, vector_type("float32", half))
+    both = simd.shuffled(builder, kept[part], upper, order)
+    return builder.bitcast(both, simd.vector_type("float32", half))
 
 
 def code_of_table(builder: Any, table: Value, word: Value, k: int) -> Value:
     """Emit the weights of nibble k of 16 lanes."""
-    return lookup(builder, table, code_k(builder, word, k, 4))
+    return simd.lookup(builder, table, simd.code_k(builder, word, k, 4))
 
 
 @functools.cache
 def fixed_numbers(value: float, vectors: int) -> Intrinsic:
     """Return an operation like `group_numbers` that gives `value` for every group."""
     name = f"fixed_numbers {value} {vectors}"
-    return operation(name, lambda: floats(vectors), "iiiii", lambda *_: [constant(value)] * vectors)
+    return simd.operation(
+        name, lambda: simd.floats(vectors), "iiiii", lambda *_: [simd.constant(value)] * vectors
+    )
 
 
 @functools.cache
@@ -217,15 +199,15 @@ def group_numbers(dtype: str, pieces: int, rows: int) -> Intrinsic:
     def emit(
         builder: Any, address: Value, index: Value, step: Value, count: Value, lanes: Value
     ) -> Values:
-        places = row_addresses(builder, index, step, rows)
+        places = simd.row_addresses(builder, index, step, rows)
         if pieces == 1:
             return [_alike(builder, address, place, dtype) for place in places]
-        order = load_vector(builder, lanes, "int32")
+        order = simd.load_vector(builder, lanes, "int32")
         stored = [_first_numbers(builder, address, place, dtype, count) for place in places]
-        return [lookup(builder, some, order) for some in stored]
+        return [simd.lookup(builder, some, order) for some in stored]
 
     name = f"group_numbers {dtype} {pieces == 1} {rows}"
-    return operation(name, lambda: floats(rows), "iiiii", emit)
+    return simd.operation(name, lambda: simd.floats(rows), "iiiii", emit)
 
 
 @functools.cache
@@ -242,7 +224,7 @@ def known_numbers(
         builder: Any, address: Value, index: Value, step: Value, count: Value, lanes: Value
     ) -> Values:
         numbers: Values = []
-        for place in row_addresses(builder, index, step, rows):
+        for place in simd.row_addresses(builder, index, step, rows):
             if pieces == 1:
                 numbers += [_alike(builder, address, place, dtype)] * len(orders)
                 continue
@@ -252,41 +234,33 @@ def known_numbers(
                     numbers.append(_two_broadcasts(builder, address, start, dtype))
                     continue
                 if complete:
-                    kind = vector_type(dtype, min(pieces, LANES))
+                    kind = simd.vector_type(dtype, min(pieces, LANES))
                     pointer = element_pointer(builder, address, start, dtype)
                     raw = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
                     some = widen(builder, raw, dtype, "float32")
                 else:
                     left = above_zero(builder, count, LANES * vector)
                     some = _first_numbers(builder, address, start, dtype, left)
-                numbers.append(shuffled(builder, some, some, order))
+                numbers.append(simd.shuffled(builder, some, some, order))
         return numbers
 
     name = f"known_numbers {dtype} {pieces} {rows} {orders} {complete}"
-    return operation(name, lambda: floats(rows * len(orders)), "iiiii", emit)
-
-
-def above_zero(builder: Any, count: Value, less: int) -> Value:
-    """Emit `count` less a number, or zero."""
-    if less == 0:
-        return count
-    left = builder.sub(count, count.type(less))
-    return builder.select(builder.icmp_signed(">", left, left.type(0)), left, left.type(0))
+    return simd.operation(name, lambda: simd.floats(rows * len(orders)), "iiiii", emit)
 
 
 def _alike(builder: Any, address: Value, place: Value, dtype: str) -> Value:
     """Emit one number in every lane."""
     number = builder.load(element_pointer(builder, address, place, dtype), align=1)
-    return splat(builder, widen(builder, number, dtype, "float32"))
+    return simd.splat(builder, widen(builder, number, dtype, "float32"))
 
 
 def _two_broadcasts(builder: Any, address: Value, place: Value, dtype: str) -> Value:
     """Emit one number in the lower lanes and the next in the upper: from memory, no arithmetic."""
     both = [
-        splat(builder, builder.load(element_pointer(builder, address, at, dtype), align=1), 8)
+        simd.splat(builder, builder.load(element_pointer(builder, address, at, dtype), align=1), 8)
         for at in (place, builder.add(place, place.type(1)))
     ]
-    return joined(builder, *both)
+    return simd.joined(builder, *both)
 
 
 def _first_numbers(builder: Any, address: Value, place: Value, dtype: str, count: Value) -> Value:
@@ -295,8 +269,8 @@ def _first_numbers(builder: Any, address: Value, place: Value, dtype: str, count
 
     start = builder.ptrtoint(element_pointer(builder, address, place, dtype), count.type)
     size = 4 if dtype == "float32" else 2
-    raw = masked_load(builder, start, ir.IntType(8 * size), LANES, count)
-    raw = builder.bitcast(raw, vector_type(dtype))
+    raw = simd.masked_load(builder, start, ir.IntType(8 * size), LANES, count)
+    raw = builder.bitcast(raw, simd.vector_type(dtype))
     return widen(builder, raw, dtype, "float32")
 
 
@@ -342,29 +316,3 @@ def numbers_of(kind: Kind, rows: int, *, full: bool) -> Numbers:
     fixed = 2.0 ** (kind.bits - 1) + (LIFT if kind.lifted else 0)
     zeros = make("float32") if kind.has_zeros else fixed_numbers(fixed, rows)
     return make(kind.scale_dtype), zeros
-
-
-@functools.cache
-def load_words(rows: int = ROWS, blocks: int = 1, *, full: bool = False) -> Intrinsic:
-    """Return ``f(address, row_step_bytes, count)``: the first `count` bytes of rows' blocks.
-
-    full: all bytes are there, and `count` is not looked at. Row by row.
-    """
-
-    def emit(builder: Any, address: Value, step: Value, count: Value) -> Values:
-        from llvmlite import ir
-
-        loaded = []
-        for row in row_addresses(builder, address, step, rows):
-            for at in range(0, BLOCK_BYTES * blocks, BLOCK_BYTES):
-                if full:
-                    loaded.append(load_vector(builder, row, "int32", at))
-                    continue
-                left = above_zero(builder, count, at)
-                place = builder.add(row, row.type(at))
-                raw = masked_load(builder, place, ir.IntType(8), BLOCK_BYTES, left)
-                loaded.append(builder.bitcast(raw, vector_type("int32")))
-        return loaded
-
-    name = f"load_words {rows} {blocks} {full}"
-    return operation(name, lambda: words(rows * blocks), "iii", emit)

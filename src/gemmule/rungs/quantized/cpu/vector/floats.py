@@ -10,25 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from gemmule.backends.cpu.intrinsics import declare, element_pointer, emit_prefetch
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import (
-    BLOCK_BYTES,
-    LANES,
-    ROWS,
-    Value,
-    codes_per_lane,
-    constant,
-    floats,
-    fused,
-    load_vector,
-    operation,
-    row_addresses,
-    spread,
-    store_vector,
-    unseen,
-    void,
-)
+from gemmule.backends.cpu.simd import ROWS, Value
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs.quantized.cpu.vector.codes import (
     Form,
@@ -43,37 +27,14 @@ from gemmule.rungs.quantized.cpu.vector.codes import (
 CHAIN = 4  # multiply-adds of AVX2 that wait for each other; the next four begin meanwhile
 
 
-@functools.cache
-def zeros_of(count: int) -> Intrinsic:
-    """Return ``f()``: `count` vectors of zeros."""
-    return operation(
-        f"zeros {count}", lambda: floats(count), "", lambda builder: [constant(0.0)] * count
-    )
-
-
-@functools.cache
-def prefetch_lines(rows: int, lines: int = 1) -> Intrinsic:
-    """Return ``f(address, row_step_bytes)``: ask for so many lines of each of `rows` rows."""
-
-    def emit(builder: Any, address: Value, step: Value) -> None:
-        from llvmlite import ir
-
-        for row in row_addresses(builder, address, step, rows):
-            for line in range(lines):
-                place = builder.add(row, row.type(BLOCK_BYTES * line))
-                emit_prefetch(builder, builder.inttoptr(place, ir.IntType(8).as_pointer()))
-
-    return operation(f"prefetch_lines {rows} {lines}", void, "ii", emit)
-
-
 def _emit_times(builder: Any, vectors: Values, address: Value) -> Values:
     return [
-        builder.fmul(vector, spread(builder, address, 4 * row))
+        builder.fmul(vector, simd.spread(builder, address, 4 * row))
         for row, vector in enumerate(vectors)
     ]
 
 
-times_numbers = operation("times_numbers", floats, "ti", _emit_times)
+times_numbers = simd.operation("times_numbers", simd.floats, "ti", _emit_times)
 """``f(vectors, address)``: vector i times the i-th of four float32 numbers at `address`."""
 
 
@@ -88,14 +49,14 @@ def add_products(form: Form, rows: int) -> Intrinsic:
     if form.tables:
         return add_columns(form, 1, rows)
     narrow = not has_wide_vectors()
-    chain = CHAIN if narrow else codes_per_lane(form.bits)
+    chain = CHAIN if narrow else simd.codes_per_lane(form.bits)
 
     def emit(
         builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *rest: Value
     ) -> Values:
         (x, lowest), sums = rest, []
         for row in range(rows):
-            at = unseen(builder, x) if narrow and row > 0 else x
+            at = simd.unseen(builder, x) if narrow and row > 0 else x
             parts = [registers(builder, some[row]) for some in (totals, scales, zeros, codes)]
             both = []
             for part, (total, scale, zero, word) in enumerate(zip(*parts, strict=True)):
@@ -104,17 +65,19 @@ def add_products(form: Form, rows: int) -> Intrinsic:
                     total_of_chain = None
                     for k in form.order[first : first + chain]:
                         weight = step(k)
-                        some = load_vector(builder, at, "float32", 64 * k + 4 * lanes * part, lanes)
+                        some = simd.load_vector(
+                            builder, at, "float32", 64 * k + 4 * lanes * part, lanes
+                        )
                         if total_of_chain is None:
                             total_of_chain = builder.fmul(weight, some)
                         else:
-                            total_of_chain = fused(builder, weight, some, total_of_chain)
-                    total = fused(builder, total_of_chain, scale, total)
+                            total_of_chain = simd.fused(builder, weight, some, total_of_chain)
+                    total = simd.fused(builder, total_of_chain, scale, total)
                 both.append(total)
             sums.append(whole(builder, both))
         return sums
 
-    return operation(f"add_products {form} {rows}", lambda: floats(rows), "ttttii", emit)
+    return simd.operation(f"add_products {form} {rows}", lambda: simd.floats(rows), "ttttii", emit)
 
 
 @functools.cache
@@ -131,7 +94,7 @@ def add_columns(form: Form, columns: int, rows: int = ROWS) -> Intrinsic:
         x, lowest = rest
         if form.tables:
             tables = tables_of(builder, scales, zeros)
-        for k in range(codes_per_lane(form.bits)):
+        for k in range(simd.codes_per_lane(form.bits)):
             for row, word in enumerate(codes):
                 if form.tables:
                     weight = code_of_table(builder, tables[row], word, k)
@@ -139,13 +102,13 @@ def add_columns(form: Form, columns: int, rows: int = ROWS) -> Intrinsic:
                     step = steps_of(builder, word, zeros[row], form, lowest)(k)
                     weight = builder.fmul(step, scales[row])
                 for c in range(columns):
-                    some = load_vector(builder, x, "float32", 64 * (k * columns + c))
+                    some = simd.load_vector(builder, x, "float32", 64 * (k * columns + c))
                     i = row * columns + c
-                    totals[i] = fused(builder, weight, some, totals[i])
+                    totals[i] = simd.fused(builder, weight, some, totals[i])
         return totals
 
     name = f"add_columns {form} {columns} {rows}"
-    return operation(name, lambda: floats(rows * columns), "ttttii", emit)
+    return simd.operation(name, lambda: simd.floats(rows * columns), "ttttii", emit)
 
 
 @functools.cache
@@ -161,7 +124,7 @@ def spread_products(form: Form) -> Intrinsic:
             (table,) = tables_of(builder, [scale], [zero])
             return lambda k, total: builder.fadd(total, code_of_table(builder, table, word, k))
         step = steps_of(builder, word, zero, form, lowest)
-        return lambda k, total: fused(builder, step(k), scale, total)
+        return lambda k, total: simd.fused(builder, step(k), scale, total)
 
     def emit(
         builder: Any, scales: Values, zeros: Values, codes: Values, y: Value, lowest: Value
@@ -175,50 +138,9 @@ def spread_products(form: Form) -> Intrinsic:
             lanes = rows[0][part][0].type.count
             for k in form.order:
                 at = 64 * k + 4 * lanes * part
-                total = load_vector(builder, y, "float32", at, lanes)
+                total = simd.load_vector(builder, y, "float32", at, lanes)
                 for add in adders:
                     total = add(k, total)
-                store_vector(builder, total, y, at)
+                simd.store_vector(builder, total, y, at)
 
-    return operation(f"spread_products {form}", void, "tttii", emit)
-
-
-@functools.cache
-def load_totals(count: int) -> Intrinsic:
-    """Return ``f(address)``: `count` vectors that `store_totals` left there."""
-
-    def emit(builder: Any, address: Value) -> Values:
-        return [load_vector(builder, address, "float32", 64 * i) for i in range(count)]
-
-    return operation(f"load_totals {count}", lambda: floats(count), "i", emit)
-
-
-@functools.cache
-def store_totals(count: int) -> Intrinsic:
-    """Return ``f(totals, address)``: keep `count` vectors in memory."""
-
-    def emit(builder: Any, totals: Values, address: Value) -> None:
-        for i, total in enumerate(totals):
-            store_vector(builder, total, address, 64 * i)
-
-    return operation(f"store_totals {count}", void, "ti", emit)
-
-
-@functools.cache
-def store_sums(columns: int, rows: int = ROWS) -> Intrinsic:
-    """Return ``f(totals, address, row_step_bytes)``: store the sum over the lanes of each."""
-
-    def emit(builder: Any, totals: Values, address: Value, step: Value) -> None:
-        from llvmlite import ir
-
-        element = ir.FloatType()
-        form = ir.FunctionType(element, [element, totals[0].type])
-        reduce = declare(builder, f"llvm.vector.reduce.fadd.v{LANES}f32", form)
-        for row, start in enumerate(row_addresses(builder, address, step, rows)):
-            for c in range(columns):
-                values = [element(-0.0), totals[row * columns + c]]
-                total = builder.call(reduce, values, fastmath=("reassoc",))
-                pointer = element_pointer(builder, start, ir.IntType(64)(c), "float32")
-                builder.store(total, pointer, align=4)
-
-    return operation(f"store_sums {columns} {rows}", void, "tii", emit)
+    return simd.operation(f"spread_products {form}", simd.void, "tttii", emit)

@@ -10,30 +10,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import (
-    BLOCK_BYTES,
-    LANES,
-    ROWS,
-    Value,
-    called,
-    codes_per_lane,
-    constant,
-    floats,
-    fused,
-    halves,
-    joined,
-    load_vector,
-    masked_load,
-    operation,
-    shuffled,
-    splat,
-    store_vector,
-    vector_type,
-    void,
-)
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
 from gemmule.backends.cpu.target import missing_features
-from gemmule.rungs.quantized.cpu.vector.codes import Values, above_zero, whole
+from gemmule.rungs._cpu_vectors import above_zero
+from gemmule.rungs.quantized.cpu.vector.codes import Values, whole
 
 ACTIVATION_GROUP = 32  # columns that share one scale of the 8-bit activations
 
@@ -56,22 +38,22 @@ def has_byte_products() -> bool:
 def dot(builder: Any, total: Value, weights: Value, activations: Value) -> Value:
     """Emit VPDPBUSD: each lane adds four products of unsigned and signed bytes, exactly."""
     name = "llvm.x86.avx512.vpdpbusd.512"
-    return called(builder, name, total.type, total, weights, activations)
+    return simd.called(builder, name, total.type, total, weights, activations)
 
 
 def _of_bytes(builder: Any, name: str, dtype: str, *vectors: Value) -> Value:
     """Emit an AVX2 operation on bytes; `dtype`: of its result."""
-    kind = vector_type("int8", 2 * LANES)
-    result = vector_type(dtype, LANES if dtype == "int16" else 2 * LANES)
+    kind = simd.vector_type("int8", 2 * LANES)
+    result = simd.vector_type(dtype, LANES if dtype == "int16" else 2 * LANES)
     bytes_ = (builder.bitcast(one, kind) for one in vectors)
-    return called(builder, f"llvm.x86.avx2.{name}", result, *bytes_)
+    return simd.called(builder, f"llvm.x86.avx2.{name}", result, *bytes_)
 
 
 def _added_pairs(builder: Any, words: Value) -> Value:
     """Emit VPMADDWD with ones: sums of two words of 16 bits."""
     ones = words.type([1] * LANES)
-    result = vector_type("int32", LANES // 2)
-    return called(builder, "llvm.x86.avx2.pmadd.wd", result, words, ones)
+    result = simd.vector_type("int32", LANES // 2)
+    return simd.called(builder, "llvm.x86.avx2.pmadd.wd", result, words, ones)
 
 
 def _products_by_avx2(builder: Any, word: Value, xs: Values, bits: int) -> Value:
@@ -95,12 +77,12 @@ def _products_by_avx2(builder: Any, word: Value, xs: Values, bits: int) -> Value
 
 def _sum_of_bytes(builder: Any, total: Value, signed: Value) -> Value:
     """Emit ``total`` plus the four signed bytes of each of 16 lanes."""
-    ones = constant(0x01010101, "int32")
+    ones = simd.constant(0x01010101, "int32")
     if has_byte_products():
         return dot(builder, total, ones, signed)
-    parts = zip(halves(builder, ones), halves(builder, signed), strict=True)
+    parts = zip(simd.halves(builder, ones), simd.halves(builder, signed), strict=True)
     sums = [_added_pairs(builder, _of_bytes(builder, "pmadd.ub.sw", "int16", *p)) for p in parts]
-    return builder.add(total, joined(builder, *sums))
+    return builder.add(total, simd.joined(builder, *sums))
 
 
 def weight_planes(builder: Any, word: Value, bits: int) -> Values:
@@ -108,7 +90,7 @@ def weight_planes(builder: Any, word: Value, bits: int) -> Values:
     if bits == 8:
         return [word]
     lanes = word.type.count
-    nibbles, four = constant(0x0F0F0F0F, "int32", lanes), constant(4, "int32", lanes)
+    nibbles, four = simd.constant(0x0F0F0F0F, "int32", lanes), simd.constant(4, "int32", lanes)
     return [builder.and_(word, nibbles), builder.and_(builder.lshr(word, four), nibbles)]
 
 
@@ -134,7 +116,7 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
         builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *rest: Value
     ) -> Values:
         def parts(vectors: Values) -> list[Values]:
-            return [[v] if wide else list(halves(builder, v)) for v in vectors]
+            return [[v] if wide else list(simd.halves(builder, v)) for v in vectors]
 
         of_totals, of_scales, of_zeros, words = map(parts, (totals, scales, zeros, codes))
         count = planes(bits)
@@ -142,10 +124,12 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
             for c in range(columns):
                 at = record_bytes(bits) * c + 4 * lanes * part
                 *xs, of_x = (
-                    load_vector(builder, rest[0], "int32", at + 64 * p, lanes)
+                    simd.load_vector(builder, rest[0], "int32", at + 64 * p, lanes)
                     for p in range(count + 1)
                 )
-                x_scale = load_vector(builder, rest[0], "float32", at + 64 * (count + 1), lanes)
+                x_scale = simd.load_vector(
+                    builder, rest[0], "float32", at + 64 * (count + 1), lanes
+                )
                 start = of_x.type([0] * lanes)
                 if not has_zeros and fixed:
                     start = builder.mul(of_x, of_x.type([-fixed] * lanes))
@@ -157,14 +141,14 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
                         zero = of_zeros[row][part]
                         if shift:
                             zero = builder.fsub(zero, zero.type([float(shift)] * lanes))
-                        product = fused(builder, builder.fneg(zero), as_floats, product)
+                        product = simd.fused(builder, builder.fneg(zero), as_floats, product)
                     scale = builder.fmul(of_scales[row][part], x_scale)
                     mine = of_totals[row * columns + c]
-                    mine[part] = fused(builder, product, scale, mine[part])
+                    mine[part] = simd.fused(builder, product, scale, mine[part])
         return [whole(builder, total) for total in of_totals]
 
     name = f"add_integer_products {bits} {columns} {has_zeros} {rows}"
-    return operation(name, lambda: floats(rows * columns), "ttttii", emit)
+    return simd.operation(name, lambda: simd.floats(rows * columns), "ttttii", emit)
 
 
 @functools.cache
@@ -174,32 +158,32 @@ def quantise_block(bits: int) -> Intrinsic:
     x: address of contiguous float32; out: address of the record; flag: of an int32 that is set
     where a value is NaN or infinite. The same codes and scales as `quantise_kernel` makes.
     """
-    sides, groups = planes(bits), LANES * codes_per_lane(bits) // ACTIVATION_GROUP
+    sides, groups = planes(bits), LANES * simd.codes_per_lane(bits) // ACTIVATION_GROUP
 
     def emit(builder: Any, x: Value, count: Value, out: Value, flag: Value) -> None:
-        faults, each, lanes = constant(0, "int32"), ACTIVATION_GROUP // sides, LANES // groups
+        faults, each, lanes = simd.constant(0, "int32"), ACTIVATION_GROUP // sides, LANES // groups
         for group in range(groups):
             values = group_values(builder, x, count, ACTIVATION_GROUP * group)
             codes, scale, sizes = group_codes(builder, values)
             faults = larger_words(builder, faults, sizes)
             store_planes(builder, codes, sides, out, each * group)
-            scales = shuffled(builder, scale, scale, [0] * lanes)
-            store_vector(builder, scales, out, BLOCK_BYTES * (sides + 1) + 4 * lanes * group)
-        total = constant(0, "int32")
+            scales = simd.shuffled(builder, scale, scale, [0] * lanes)
+            simd.store_vector(builder, scales, out, BLOCK_BYTES * (sides + 1) + 4 * lanes * group)
+        total = simd.constant(0, "int32")
         for side in range(sides):
-            plane = load_vector(builder, out, "int32", BLOCK_BYTES * side)
+            plane = simd.load_vector(builder, out, "int32", BLOCK_BYTES * side)
             total = _sum_of_bytes(builder, total, plane)
-        store_vector(builder, total, out, BLOCK_BYTES * sides)
+        simd.store_vector(builder, total, out, BLOCK_BYTES * sides)
         mark(builder, flag, faults)
 
-    return operation(f"quantise_block {bits}", void, "iiii", emit)
+    return simd.operation(f"quantise_block {bits}", simd.void, "iiii", emit)
 
 
 def store_planes(builder: Any, codes: Value, sides: int, out: Value, at: int) -> None:
     """Emit the stores of 32 bytes to planes, each at the same place: by their columns' parity."""
     for side in range(sides):
-        plane = shuffled(builder, codes, codes, range(side, ACTIVATION_GROUP, sides))
-        store_vector(builder, plane, out, BLOCK_BYTES * side + at)
+        plane = simd.shuffled(builder, codes, codes, range(side, ACTIVATION_GROUP, sides))
+        simd.store_vector(builder, plane, out, BLOCK_BYTES * side + at)
 
 
 def larger_words(builder: Any, one: Value, other: Value) -> Value:
@@ -209,7 +193,7 @@ def larger_words(builder: Any, one: Value, other: Value) -> Value:
 
 def _largest_word(builder: Any, vector: Value) -> Value:
     name = f"llvm.vector.reduce.umax.v{LANES}i32"
-    return called(builder, name, vector.type.element, vector)
+    return simd.called(builder, name, vector.type.element, vector)
 
 
 def mark(builder: Any, flag: Value, sizes: Value) -> None:
@@ -229,8 +213,8 @@ def group_values(builder: Any, x: Value, count: Value, low: int) -> Values:
     for first in (low, low + LANES):
         left = above_zero(builder, count, first)
         place = builder.add(x, x.type(4 * first))
-        words = masked_load(builder, place, ir.IntType(32), LANES, left)
-        values.append(builder.bitcast(words, vector_type("float32")))
+        words = simd.masked_load(builder, place, ir.IntType(32), LANES, left)
+        values.append(builder.bitcast(words, simd.vector_type("float32")))
     return values
 
 
@@ -239,23 +223,23 @@ def group_codes(builder: Any, values: Values) -> tuple[Value, Value, Value]:
 
     Sizes compare as integers, NaN above infinity, which takes a third of `llvm.maxnum`'s steps.
     """
-    mask = constant(0x7FFFFFFF, "int32")
+    mask = simd.constant(0x7FFFFFFF, "int32")
     sizes = larger_words(
         builder, *(builder.and_(builder.bitcast(v, mask.type), mask) for v in values)
     )
     top = builder.bitcast(_largest_word(builder, sizes), values[0].type.element)
-    scale = splat(builder, builder.fdiv(top, top.type(127.0)))
-    positive = builder.fcmp_ordered(">", scale, constant(0.0))
+    scale = simd.splat(builder, builder.fdiv(top, top.type(127.0)))
+    positive = builder.fcmp_ordered(">", scale, simd.constant(0.0))
     codes = [rounded(builder, value, scale, positive) for value in values]
-    parts = [builder.trunc(code, vector_type("int8")) for code in codes]
-    return shuffled(builder, parts[0], parts[1], range(2 * LANES)), scale, sizes
+    parts = [builder.trunc(code, simd.vector_type("int8")) for code in codes]
+    return simd.shuffled(builder, parts[0], parts[1], range(2 * LANES)), scale, sizes
 
 
 def rounded(builder: Any, value: Value, scale: Value, positive: Value) -> Value:
     """Emit 16 activations as integers from -127 to 127; 0 where the scale is not positive."""
-    ratio = builder.select(positive, builder.fdiv(value, scale), constant(0.0))
+    ratio = builder.select(positive, builder.fdiv(value, scale), simd.constant(0.0))
     for sign, limit in ((">", -127.0), ("<", 127.0)):  # subnormal scales are rough
-        within = builder.fcmp_ordered(sign, ratio, constant(limit))
-        ratio = builder.select(within, ratio, constant(limit))
-    nearest = called(builder, f"llvm.rint.v{LANES}f32", ratio.type, ratio)
-    return builder.fptosi(nearest, vector_type("int32"))
+        within = builder.fcmp_ordered(sign, ratio, simd.constant(limit))
+        ratio = builder.select(within, ratio, simd.constant(limit))
+    nearest = simd.called(builder, f"llvm.rint.v{LANES}f32", ratio.type, ratio)
+    return builder.fptosi(nearest, simd.vector_type("int32"))

@@ -19,6 +19,7 @@ from gemmule.backends.cpu.simd import BLOCK_BYTES, ROWS, block_columns
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.core.problem import Problem
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.rungs import _cpu_vectors as vectors
 from gemmule.rungs.quantized.cpu._across import Across, as_it_is
 from gemmule.rungs.quantized.cpu._operands import (
     Stored,
@@ -36,7 +37,6 @@ from gemmule.rungs.quantized.cpu.vector.codes import (
     by_words,
     kind_of,
     lifted_zeros,
-    load_words,
     numbers_of,
 )
 from gemmule.rungs.quantized.cpu.vector.strips import (
@@ -99,8 +99,8 @@ def panels_kernel(kind: Kind) -> Kernel:
     tail_scales, tail_zeros = numbers_of(kind, ROWS, full=False)
     spread = floats.spread_products(kind.form)
     at_once = PANEL_BLOCKS if has_wide_vectors() else NARROW_PANEL_BLOCKS
-    load_full, load_tail = load_words(full=True), load_words()
-    times, ask = floats.times_numbers, floats.prefetch_lines(ROWS)
+    load_full, load_tail = vectors.load_words(full=True), vectors.load_words()
+    times, ask = floats.times_numbers, vectors.prefetch_lines(ROWS)
 
     @kernel
     def panels(job: Product, first: int, end: int, y: int, left: int, right: int) -> None:
@@ -172,7 +172,7 @@ def strip_operands(parts: Stored, form: Form, lifted: LiftedZeros | None) -> Ope
 def strips_kernel(form: Form) -> Kernel:
     """Return what `panels_kernel` does, for x as it is; sums lie by strips, lanes are tables."""
     add, add_to_last = strips.add_strip(form, whole=True), _last_strip_kernel(form)
-    load_strip, store_strip = floats.load_totals(4), floats.store_totals(4)
+    load_strip, store_strip = vectors.load_totals(4), vectors.store_totals(4)
     width, zero_size = strips.strip_bytes(form.bits), form.zero_bytes
     of_block = BLOCK_BYTES // width
 
@@ -213,7 +213,7 @@ def strips_kernel(form: Form) -> Kernel:
 def _last_strip_kernel(form: Form) -> Kernel:
     """Return ``f(job, row, rows, to)``: some rows' products of a strip that is not whole."""
     add = strips.add_strip(form, whole=False)
-    load_strip, store_strip = floats.load_totals(4), floats.store_totals(4)
+    load_strip, store_strip = vectors.load_totals(4), vectors.store_totals(4)
     width, zero_size = strips.strip_bytes(form.bits), form.zero_bytes
 
     @kernel

@@ -19,23 +19,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import (
-    BLOCK_BYTES,
-    LANES,
-    Value,
-    called,
-    constant,
-    floats,
-    fused,
-    load_vector,
-    operation,
-    shuffled,
-    store_vector,
-    vector_type,
-    void,
-    words,
-)
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs.quantized.cpu.vector.codes import (
     Kind,
@@ -109,15 +95,15 @@ def _first_column(vector: int, lane: int, vectors: int) -> int:
 
 def _joined(builder: Any, sums: Values, vectors: int) -> Values:
     """Emit `vectors` vectors of sums from the four blocks' lanes."""
-    pairs, lanes = vector_type("int16", 2 * LANES), vector_type("int32")
+    pairs, lanes = simd.vector_type("int16", 2 * LANES), simd.vector_type("int32")
     while len(sums) > vectors:
         packed = [
-            called(builder, "llvm.x86.avx512.packssdw.512", pairs, *sums[i : i + 2])
+            simd.called(builder, "llvm.x86.avx512.packssdw.512", pairs, *sums[i : i + 2])
             for i in range(0, len(sums), 2)
         ]
         ones = pairs([1] * 2 * LANES)
         name = "llvm.x86.avx512.pmaddw.d.512"
-        sums = [called(builder, name, lanes, one, ones) for one in packed]
+        sums = [simd.called(builder, name, lanes, one, ones) for one in packed]
     return sums
 
 
@@ -149,12 +135,12 @@ def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
     ) -> Values:
         x = rest[0]
         activations = [
-            load_vector(builder, x, "int32", BLOCK_BYTES * i) for i in range(BLOCKS * _PLANES)
+            simd.load_vector(builder, x, "int32", BLOCK_BYTES * i) for i in range(BLOCKS * _PLANES)
         ]
         sums_at = _SUMS_AT + BLOCK_BYTES * vectors * has_zeros
         kind = "float32" if has_zeros else "int32"
         taken_off, x_scales = (
-            [load_vector(builder, x, t, at + BLOCK_BYTES * i) for i in range(vectors)]
+            [simd.load_vector(builder, x, t, at + BLOCK_BYTES * i) for i in range(vectors)]
             for t, at in ((kind, sums_at), ("float32", scales_at(vectors)))
         )
         results = []
@@ -164,25 +150,25 @@ def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
             for v, one in enumerate(sums):
                 i = vectors * row + v
                 if has_zeros:
-                    product = builder.sitofp(one, vector_type("float32"))
-                    product = fused(builder, builder.fneg(zeros[i]), taken_off[v], product)
+                    product = builder.sitofp(one, simd.vector_type("float32"))
+                    product = simd.fused(builder, builder.fneg(zeros[i]), taken_off[v], product)
                 else:
                     less = builder.add(one, taken_off[v])
-                    product = builder.sitofp(less, vector_type("float32"))
+                    product = builder.sitofp(less, simd.vector_type("float32"))
                 scale = builder.fmul(scales[i], x_scales[v])
-                total = fused(builder, product, scale, total)
+                total = simd.fused(builder, product, scale, total)
             results.append(total)
         return results
 
     name = f"add_quads {pieces} {rows} {has_zeros}"
-    return operation(name, lambda: floats(rows), "ttttii", emit)
+    return simd.operation(name, lambda: simd.floats(rows), "ttttii", emit)
 
 
 def _sums(builder: Any, blocks: Values, activations: Values) -> Values:
     """Emit each block's lanes: codes times activations, eight products in each."""
     sums = []
     for block, word in enumerate(blocks):
-        total = constant(0, "int32")
+        total = simd.constant(0, "int32")
         for side, plane in enumerate(weight_planes(builder, word, _BITS)):
             total = dot(builder, total, plane, activations[_PLANES * block + side])
         sums.append(total)
@@ -201,17 +187,19 @@ def quantise_group(vectors: int) -> Intrinsic:
     ) -> Values:
         codes, scale, largest = group_codes(builder, group_values(builder, x, count, 0))
         store_planes(builder, codes, _PLANES, planes, 0)
-        store_vector(builder, shuffled(builder, scale, scale, [0] * vectors), scales, 0)
+        simd.store_vector(builder, simd.shuffled(builder, scale, scale, [0] * vectors), scales, 0)
         return [larger_words(builder, sizes[0], largest)]
 
-    return operation(f"quantise_group {vectors}", lambda: words(1), "tiiii", emit)
+    return simd.operation(f"quantise_group {vectors}", lambda: simd.words(1), "tiiii", emit)
 
 
-no_sizes = operation("no_sizes", lambda: words(1), "", lambda _: [constant(0, "int32")])
+no_sizes = simd.operation(
+    "no_sizes", lambda: simd.words(1), "", lambda _: [simd.constant(0, "int32")]
+)
 """``f()``: what `quantise_group` begins with."""
 
-mark_sizes = operation(
-    "mark_sizes", void, "ti", lambda builder, sizes, flag: mark(builder, flag, sizes[0])
+mark_sizes = simd.operation(
+    "mark_sizes", simd.void, "ti", lambda builder, sizes, flag: mark(builder, flag, sizes[0])
 )
 """``f(sizes, flag)``: set the int32 at address `flag` where one is NaN's or infinity's."""
 
@@ -221,17 +209,17 @@ def add_up_quad(vectors: int) -> Intrinsic:
     """Return ``f(record)``: add up the codes of a record, for what the zero points take off."""
 
     def emit(builder: Any, record: Value) -> None:
-        ones, sums = constant(0x01010101, "int32"), []
+        ones, sums = simd.constant(0x01010101, "int32"), []
         for block in range(BLOCKS):
-            total = constant(0, "int32")
+            total = simd.constant(0, "int32")
             for side in range(_PLANES):
                 at = BLOCK_BYTES * (_PLANES * block + side)
-                total = dot(builder, total, ones, load_vector(builder, record, "int32", at))
+                total = dot(builder, total, ones, simd.load_vector(builder, record, "int32", at))
             sums.append(total)
         for v, one in enumerate(_joined(builder, sums, vectors)):
-            fixed = builder.mul(one, constant(-(2 ** (_BITS - 1)), "int32"))
-            store_vector(builder, fixed, record, _SUMS_AT + BLOCK_BYTES * v)
-            as_float = builder.sitofp(one, vector_type("float32"))
-            store_vector(builder, as_float, record, _SUMS_AT + BLOCK_BYTES * (vectors + v))
+            fixed = builder.mul(one, simd.constant(-(2 ** (_BITS - 1)), "int32"))
+            simd.store_vector(builder, fixed, record, _SUMS_AT + BLOCK_BYTES * v)
+            as_float = builder.sitofp(one, simd.vector_type("float32"))
+            simd.store_vector(builder, as_float, record, _SUMS_AT + BLOCK_BYTES * (vectors + v))
 
-    return operation(f"add_up_quad {vectors}", void, "i", emit)
+    return simd.operation(f"add_up_quad {vectors}", simd.void, "i", emit)

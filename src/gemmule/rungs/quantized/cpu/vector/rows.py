@@ -22,6 +22,7 @@ from gemmule.backends.cpu.shares import run_shares
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.core.problem import Problem
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.rungs import _cpu_vectors as vectors
 from gemmule.rungs.quantized.cpu import _product
 from gemmule.rungs.quantized.cpu._operands import (
     SERIAL_BYTES,
@@ -48,7 +49,6 @@ from gemmule.rungs.quantized.cpu.vector.codes import (
     by_words,
     kind_of,
     lifted_zeros,
-    load_words,
     numbers_of,
 )
 from gemmule.rungs.quantized.cpu.vector.integers import add_integer_products, record_bytes
@@ -101,9 +101,12 @@ def vector_rows(kind: Kind) -> Rows:
     blocks = BLOCKS if kind.quads > 0 else 1
     at_once, length = stretches(kind.integers), simd.BLOCK_BYTES * blocks
     (load_scales, load_zeros), (tail_scales, tail_zeros), add = _operations(kind, at_once)
-    no_totals, store_sums = floats.zeros_of(at_once), floats.store_sums(1, at_once)
-    load_full, load_tail = load_words(at_once, blocks, full=True), load_words(at_once, blocks)
-    ask = floats.prefetch_lines(at_once, blocks)
+    no_totals, store_sums = vectors.zeros_of(at_once), vectors.store_sums(1, at_once)
+    load_full, load_tail = (
+        vectors.load_words(at_once, blocks, full=True),
+        vectors.load_words(at_once, blocks),
+    )
+    ask = vectors.prefetch_lines(at_once, blocks)
 
     # In one kernel: each call of another would take the product and its vectors through memory.
     @kernel
@@ -150,8 +153,8 @@ def columns_rows(kind: Kind, columns: int) -> Rows:
     else:
         add = floats.add_columns(kind.form, columns)
     count = simd.ROWS * columns
-    load_totals, store_totals = floats.load_totals(count), floats.store_totals(count)
-    store_sums, load_tail = floats.store_sums(columns), load_words()
+    load_totals, store_totals = vectors.load_totals(count), vectors.store_totals(count)
+    store_sums, load_tail = vectors.store_sums(columns), vectors.load_words()
 
     @kernel
     def tiles(job: Product, first: int, end: int) -> None:
@@ -216,7 +219,7 @@ def _columns(parts: Stored, columns: int, *, integers: bool) -> Way:
         unit=simd.ROWS,
         panel=columns,
         panel_bytes=blocks.count * x_step,
-        prepare=by_kernel(functools.partial(make, parts.bits, columns)),
+        prepare=by_kernel(functools.partial(make, parts.bits, columns), turned=True),
         padded=True,
         most_rows=max(simd.ROWS, SHARE_BYTES // parts.row_bytes & -simd.ROWS),
         alone_below=SERIAL_BYTES * columns,
@@ -233,7 +236,7 @@ def _job(prepare: Kernel) -> Kernel:
     """Return ``job(words, A, x, y)``: x prepared in room of its own, then shares of the rows.
 
     Words: the pool, helpers, what computes a share, how many there are, bytes of room; then those
-    of a share. prepare: ``f(x, n, room)``; what it returns is returned, and nothing done unless 0.
+    of a share. prepare: as in `by_kernel`; what it returns is returned, and nothing done unless 0.
     """
     load_head, load_words = unpacked(5), unpacked(_SIZE + 3)
 
@@ -242,7 +245,7 @@ def _job(prepare: Kernel) -> Kernel:
         pool, helpers, share, shares, x_bytes = load_head(at)
         room = np.zeros(x_bytes, np.uint8)
         place = (room.ctypes.data + 63) // 64 * 64
-        refused = prepare(x, load_product(at + 40).n, place)
+        refused = prepare(x, load_product(at + 40).n, 1, place, 0)
         if refused == 0:
             words = packed(load_words(at + 40))
             write(words + _X_AT, place)
@@ -267,10 +270,10 @@ class Along(OneVector):
             prepare = activations.quantise_quads_kernel(vectors)
         elif integers:
             x_step = record_bytes(parts.bits)
-            prepare = activations.quantise_vector_kernel(parts.bits)
+            prepare = activations.quantise_kernel(parts.bits)
         else:
             x_step = 4 * blocks.columns
-            prepare = activations.arrange_vector_kernel(parts.bits, by_words(blocks.pieces))
+            prepare = activations.arrange_kernel(parts.bits, words=by_words(blocks.pieces))
         super().__init__(_job(prepare), (blocks, lifted))
         kind = kind_of(parts, integers=integers, lifted=lifted is not None, quads=quads)
         self._rows, self._nbytes = vector_rows(kind), parts.codes.nbytes

@@ -14,26 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import (
-    Value,
-    called,
-    constant,
-    floats,
-    fused,
-    halves,
-    joined,
-    load_number,
-    load_vector,
-    masked_load,
-    operation,
-    shuffled,
-    splat,
-    store_vector,
-    unseen,
-    vector_type,
-    void,
-)
+from gemmule.backends.cpu.simd import Value
 from gemmule.rungs.quantized.cpu.vector.codes import LIFT, LIFT_BITS, Values
 
 COLUMNS = 64
@@ -95,13 +78,14 @@ def _unpacked(builder: Any, low: Value, high: Value) -> Values:
     half = count // 4
     lanes = [half * 2 * (i // (2 * half)) + i // 2 % half + count * (i % 2) for i in range(count)]
     return [
-        shuffled(builder, low, high, [lane + half * side for lane in lanes]) for side in range(2)
+        simd.shuffled(builder, low, high, [lane + half * side for lane in lanes])
+        for side in range(2)
     ]
 
 
 def _words(builder: Any, raw: Value, bits: int) -> list[Value]:
     """Emit the codes of 32 bytes by their place in 16-bit words: each 16 of them."""
-    words = builder.bitcast(raw, vector_type("int16", 16))
+    words = builder.bitcast(raw, simd.vector_type("int16", 16))
     count, found = 16 // bits, []
     for part in range(count):
         code = builder.lshr(words, words.type([bits * part] * 16)) if part else words
@@ -119,7 +103,7 @@ def _by_lift(builder: Any, raw: Value, lift: Value, zeros: Value, form: Form) ->
     steps = []
     for code in _words(builder, raw, form.bits):
         for both in _unpacked(builder, code, lift):
-            some = builder.bitcast(both, vector_type("float32", LANES))
+            some = builder.bitcast(both, simd.vector_type("float32", LANES))
             if not form.lifted:
                 some = builder.fsub(some, some.type([LIFT] * LANES))
             steps.append(builder.fsub(some, zeros))
@@ -128,24 +112,26 @@ def _by_lift(builder: Any, raw: Value, lift: Value, zeros: Value, form: Form) ->
 
 def _by_tables(builder: Any, raw: Value, tables: Values) -> Values:
     """Emit what nibbles of 32 bytes weigh: their bfloat16, a byte by each table, side by side."""
-    kind, words = raw.type, vector_type("int16", 16)
+    kind, words = raw.type, simd.vector_type("int16", 16)
     upper = builder.lshr(builder.bitcast(raw, words), words([4] * 16))
     weights = []
     for some in (raw, builder.bitcast(upper, kind)):
         nibbles = builder.and_(some, kind([15] * 32))
         name = "llvm.x86.avx2.pshuf.b"
-        found = [called(builder, name, kind, table, nibbles) for table in tables]
+        found = [simd.called(builder, name, kind, table, nibbles) for table in tables]
         for pairs in _unpacked(builder, *found):
-            both = builder.bitcast(pairs, vector_type("int32", LANES))
+            both = builder.bitcast(pairs, simd.vector_type("int32", LANES))
             even = builder.shl(both, both.type([16] * LANES))
             odd = builder.and_(both, both.type([0xFFFF0000] * LANES))
-            weights += [builder.bitcast(one, vector_type("float32", LANES)) for one in (even, odd)]
+            weights += [
+                builder.bitcast(one, simd.vector_type("float32", LANES)) for one in (even, odd)
+            ]
     return weights
 
 
 def _tables_at(builder: Any, address: Value) -> Values:
-    halves_ = [load_vector(builder, address, "int8", 16 * side, 16) for side in range(2)]
-    return [shuffled(builder, one, one, [i % 16 for i in range(32)]) for one in halves_]
+    halves_ = [simd.load_vector(builder, address, "int8", 16 * side, 16) for side in range(2)]
+    return [simd.shuffled(builder, one, one, [i % 16 for i in range(32)]) for one in halves_]
 
 
 @functools.cache
@@ -160,15 +146,15 @@ def add_strip(form: Form, *, whole: bool) -> Intrinsic:
         if form.tables:
             at = tables.type(TABLE_BYTES * 8)
             if form.has_zeros:
-                at = builder.zext(load_number(builder, zero, "int16"), tables.type)
+                at = builder.zext(simd.load_number(builder, zero, "int16"), tables.type)
             of_zero = _tables_at(builder, builder.add(tables, at))
             return lambda raw: _by_tables(builder, raw, of_zero)
         if form.has_zeros:
-            points = splat(builder, load_number(builder, zero, "float32"), LANES)
+            points = simd.splat(builder, simd.load_number(builder, zero, "float32"), LANES)
         else:
             fixed = 2.0 ** (form.bits - 1) + (LIFT if form.lifted else 0)
-            points = constant(fixed, lanes=LANES)
-        lift = unseen(builder, constant(LIFT_BITS >> 16, "int16", 16))
+            points = simd.constant(fixed, lanes=LANES)
+        lift = simd.unseen(builder, simd.constant(LIFT_BITS >> 16, "int16", 16))
         return lambda raw: _by_lift(builder, raw, lift, points, form)
 
     def emit(
@@ -182,26 +168,27 @@ def add_strip(form: Form, *, whole: bool) -> Intrinsic:
         left: Value,
     ) -> Values:
         numbers = [
-            splat(builder, load_number(builder, one, "float32"), LANES) for one in (scale, x)
+            simd.splat(builder, simd.load_number(builder, one, "float32"), LANES)
+            for one in (scale, x)
         ]
-        factor = builder.fmul(unseen(builder, numbers[0]), numbers[1])
+        factor = builder.fmul(simd.unseen(builder, numbers[0]), numbers[1])
         weights = weights_of(builder, zero, tables)
         sums: Values = []
-        before = [half for total in totals for half in halves(builder, total)]
+        before = [half for total in totals for half in simd.halves(builder, total)]
         if not whole:
             raws = _some_codes(builder, at, form.bits, left)
         for i in range(strip_bytes(form.bits) // 32):
             if whole:
                 start = _behind(builder, at, sums) if i > 0 else at
-                raw = load_vector(builder, start, "int8", 32 * i, 32)
+                raw = simd.load_vector(builder, start, "int8", 32 * i, 32)
             else:
                 raw = raws[i]
             for weight in weights(raw):
-                sums.append(fused(builder, weight, factor, before[len(sums)]))
-        return [joined(builder, *sums[i : i + 2]) for i in range(0, REGISTERS, 2)]
+                sums.append(simd.fused(builder, weight, factor, before[len(sums)]))
+        return [simd.joined(builder, *sums[i : i + 2]) for i in range(0, REGISTERS, 2)]
 
     name = f"add_strip {form} {whole}"
-    return operation(name, lambda: floats(REGISTERS // 2), "tiiiiii", emit)
+    return simd.operation(name, lambda: simd.floats(REGISTERS // 2), "tiiiiii", emit)
 
 
 def _some_codes(builder: Any, at: Value, bits: int, left: Value) -> Values:
@@ -209,8 +196,8 @@ def _some_codes(builder: Any, at: Value, bits: int, left: Value) -> Values:
     from llvmlite import ir
 
     count = strip_bytes(bits)
-    raw = masked_load(builder, at, ir.IntType(8), count, left)
-    return [shuffled(builder, raw, raw, range(low, low + 32)) for low in range(0, count, 32)]
+    raw = simd.masked_load(builder, at, ir.IntType(8), count, left)
+    return [simd.shuffled(builder, raw, raw, range(low, low + 32)) for low in range(0, count, 32)]
 
 
 def column_of(form: Form, place: int) -> int:
@@ -234,7 +221,7 @@ def in_columns(form: Form) -> Intrinsic:
         places[column_of(form, place)] = place
 
     def emit(builder: Any, address: Value, to: Value) -> None:
-        found = load_vector(builder, address, "float32", 0, COLUMNS)
-        store_vector(builder, shuffled(builder, found, found, places), to, 0)
+        found = simd.load_vector(builder, address, "float32", 0, COLUMNS)
+        simd.store_vector(builder, simd.shuffled(builder, found, found, places), to, 0)
 
-    return operation(f"in_columns {form}", void, "ii", emit)
+    return simd.operation(f"in_columns {form}", simd.void, "ii", emit)
