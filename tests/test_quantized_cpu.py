@@ -25,23 +25,16 @@ from gemmule.core.problem import UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Machine, Rung
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.rungs.quantized.cpu import (
-    _activations,
-    _amx_launch,
-    _columns,
-    _integers,
-    _lifted,
-    _operands,
-    _quad_ops,
-    _rows,
-    _tile_kernels,
-    tile_registers,
-)
-from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
+from gemmule.rungs.quantized.cpu import _across, _operands, _product, tile_registers
+from gemmule.rungs.quantized.cpu.amx import floats, int8
+from gemmule.rungs.quantized.cpu.tiles.kernels import rounded_records
+from gemmule.rungs.quantized.cpu.vector import activations as arranged
+from gemmule.rungs.quantized.cpu.vector import codes, integers, panels, quads, rows
+from gemmule.rungs.quantized.cpu.vector.integers import ACTIVATION_GROUP
 
 RUNGS = [r for r in all_rungs("cpu") if r.folder == "quantized"]
 NAMES = [r.name for r in RUNGS if r.available() is None]  # by this processor's instructions
-HAS_QUADS = _quad_ops.quad_pieces(512, 4, 32) > 0
+HAS_QUADS = quads.quad_pieces(512, 4, 32) > 0
 FLOAT_NAMES = [n for n in NAMES if "int8" not in n]
 MACHINE = Machine("cpu", "test", "x86_64", 2, 40e9, 32 << 20)
 
@@ -238,7 +231,7 @@ def test_groups_of_quads(group: int, scale_dtype: str, zeros: str) -> None:
         pytest.skip("this CPU cannot run it")
     rung, rng = rung_called("int8_activations"), np.random.default_rng(group)
     for n in (512, 1411):
-        assert not HAS_QUADS or _quad_ops.quad_pieces(n, 4, group) == 512 // group
+        assert not HAS_QUADS or quads.quad_pieces(n, 4, group) == 512 // group
         Q = make_matrix(5, n, 4, group, scale_dtype, zeros, exact=True)
         x = rng.integers(-8, 9, n).astype(np.float32)
         x[::ACTIVATION_GROUP] = 127  # a step of one
@@ -252,10 +245,10 @@ def test_groups_of_quads(group: int, scale_dtype: str, zeros: str) -> None:
 def test_quads_are_taken_where_few_blocks_are_missing() -> None:
     if not HAS_QUADS:
         pytest.skip("this CPU has no quads")
-    by_n = {n: [_quad_ops.quad_pieces(n, 4, g) for g in (32, 128)] for n in (128, 384, 640, 900)}
+    by_n = {n: [quads.quad_pieces(n, 4, g) for g in (32, 128)] for n in (128, 384, 640, 900)}
     assert by_n == {128: [0, 0], 384: [16, 0], 640: [16, 0], 900: [16, 4]}
-    assert [_quad_ops.quad_pieces(2048, 4, g) for g in (8, 24, 384, 2048, 4096)] == [0, 0, 0, 1, 1]
-    assert _quad_ops.quad_pieces(2048, 8, 32) == 0
+    assert [quads.quad_pieces(2048, 4, g) for g in (8, 24, 384, 2048, 4096)] == [0, 0, 0, 1, 1]
+    assert quads.quad_pieces(2048, 8, 32) == 0
 
 
 AT_A_PAGE_S_END = """
@@ -547,8 +540,7 @@ def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.Mo
         pytest.skip("no tile registers")
     x = activations((256, 20), "float32")
     check(rung, Q, x)
-    launch, quantise = _amx_launch._launch, _tile_kernels.quantise_tile_kernel
-    stored = _operands.stored
+    product_of, stored = _product.product_of, _operands.stored
 
     def whole(matrix: QuantizedMatrix) -> _operands.Stored:
         parts = stored(matrix)
@@ -558,13 +550,12 @@ def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.Mo
     if bug == "rest":
         monkeypatch.setattr(_operands, "stored", whole)
     elif bug == "panel":
-        monkeypatch.setattr(
-            _amx_launch,
-            "_launch",
-            lambda k, job, *a: launch(k, job._replace(panel_bytes=0), *a),
-        )
+        Q = make_matrix(50, 256, 8, 64, "float32", "fraction")  # it keeps what was derived
+        flat = functools.partial(product_of, x_step=0)
+        monkeypatch.setattr(floats, "product_of", lambda parts, x_step, **rest: flat(parts, **rest))
     else:
-        monkeypatch.setattr(_amx_launch, "quantise_tile_kernel", lambda b, z: quantise(b, True))
+        Q = make_matrix(50, 256, 8, 64, "float32", "none")
+        monkeypatch.setattr(int8, "rounded_records", lambda b, z: rounded_records(b, True))
     with pytest.raises(AssertionError, match="beyond by"):
         check(rung, Q, x)
 
@@ -574,13 +565,12 @@ def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.Mo
 def test_products_across_rows_split_by_columns_and_by_rows(
     bits: int, group: int, own_cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_columns, "own_cache_bytes", lambda: own_cache)
+    monkeypatch.setattr(_across, "own_cache_bytes", lambda: own_cache)
     monkeypatch.setattr(cpu_pool, "thread_count", lambda: 5)
     rung = rung_called("vector_panels")
     for m, n in [(203, 1000), (1000, 203), (150, 768), (400, 40)]:
         Q = make_matrix(m, n, bits, group, "float32", "fraction")
-        parts = _operands.stored(Q)
-        by_columns, *_ = _columns._split(parts, -(-parts.row_bytes // 64))
+        by_columns, *_ = panels.across(_operands.stored(Q)).split()
         assert by_columns == (own_cache > 0 and (n > 300 or n < 50 or bits == 8))
         check(rung, Q.T, activations((m,), "float32"))
         plan, x = gm.plan("vecmat", activations((m,), "float32"), Q), activations((m,), "float32")
@@ -597,14 +587,14 @@ def test_lifted_bytes_have_the_bits_of_converted_ones(
 ) -> None:
     def both() -> list[np.ndarray]:
         Q = make_matrix(37, 300, 8, group, "float32", zeros)
-        assert (_lifted.lifted_zeros(_operands.stored(Q)) is None) == (zeros == "fraction")
+        assert (codes.lifted_zeros(_operands.stored(Q)) is None) == (zeros == "fraction")
         along = run(rung_called("vector_decode"), Q, activations((300,), "float32"))
         across = run(rung_called("vector_panels"), Q.T, activations((37,), "float32"))
         return [along, across]
 
     lifted = both()
-    monkeypatch.setattr(_rows, "lifted_zeros", _converted)
-    monkeypatch.setattr(_columns, "lifted_zeros", _converted)
+    monkeypatch.setattr(rows, "lifted_zeros", _converted)
+    monkeypatch.setattr(panels, "lifted_zeros", _converted)
     for one, other in zip(lifted, both(), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -653,14 +643,16 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return dataclasses.replace(stored(matrix), n=matrix.stored_shape[1] - 1)
 
     if bug in ("lanes", "pieces", "groups"):
-        monkeypatch.setattr(_rows, "blocks_of", shifted)
+        for module in (rows, codes):
+            monkeypatch.setattr(module, "blocks_of", shifted)
     elif bug == "zeros":
         monkeypatch.setattr(_operands, "stored", wrong_zeros)
     elif bug == "prefix":
         monkeypatch.setattr(_operands, "stored", one_column_short)
     else:
-        job = _columns.PanelsJob
-        monkeypatch.setattr(_columns, "PanelsJob", lambda m, **rest: job(m=m - 1, **rest))
+        product_of = panels.product_of
+        short = lambda parts, **rest: product_of(parts, **rest)._replace(m=parts.m - 1)  # noqa: E731
+        monkeypatch.setattr(panels, "product_of", short)
 
 
 @pytest.mark.parametrize("part", ["matrix", "stored"])
@@ -704,18 +696,21 @@ def test_results_across_the_rows_begin_at_lines_that_are_no_other_thread_s(offse
     Q = make_matrix(m, n, 8, 32, "float32", "integer", exact=True)
     x = np.arange(m, dtype=np.float32)
     parts = Q.kept(_operands.stored)
-    ready = parts.kept(_columns.ReadyToSpread)
-    size, y = ready.x_floats + ready.part_floats, np.empty(n, np.float32)
+    ready = parts.kept(panels.across)
+    y, part_floats = np.empty(n, np.float32), ready.blocks * ready.product.x_step // 4
+    size = ready.x_bytes // 4 + part_floats
     memory = np.full(size + 128, np.nan, np.float32)
     start = (-_operands.address(memory) % 128 + offset) // 4
     room = memory[start : start + size]
-    ready.on_arrays(0, 0, *ready.by_columns, x, y, n, 1, room, ready.place)
+    words = np.array(ready.words((True, 1, 0, 0)), np.int64)
+    addresses = (_operands.address(some) for some in (words, x, y, room))
+    ready.kernel(*addresses)
     assert np.array_equal(y, x @ Q.dequantize())
     written, x_fours = ~np.isnan(memory), 4 * (m // 4 + m % 4)
     first = start + x_fours + int(np.argmax(written[start + x_fours :]))
     assert (_operands.address(memory) + 4 * first) % 128 == 0
-    assert np.flatnonzero(written)[[0, -1]].tolist() == [start, first + ready.part_floats - 1]
-    assert first + ready.part_floats <= start + size
+    assert np.flatnonzero(written)[[0, -1]].tolist() == [start, first + part_floats - 1]
+    assert first + part_floats <= start + size
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -723,14 +718,14 @@ def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> Non
     if target.missing_features("avx512f", "avx512bw", "avx512vnni") is not None:
         pytest.skip("the rounding is for rungs that this CPU cannot run")
     rng = np.random.default_rng(bits)
-    block, record = simd.block_columns(bits), _integers.record_bytes(bits)
-    loops = _activations.quantise_kernel(bits, 1)
-    vectors = _activations.quantise_vector_kernel(bits)
+    block, record = simd.block_columns(bits), integers.record_bytes(bits)
+    loops = arranged.quantise_kernel(bits, 1)
+    vectors = arranged.quantise_vector_kernel(bits)
     for n, scale in itertools.product((1, 31, 32, 33, 64, 129, 500), (1.0, 1e-40, 1e37, 0.0)):
         x = (rng.standard_normal(n) * scale).astype(np.float32)
         blocks = -(-n // block)
         slow, fast = np.zeros((blocks, record), np.uint8), np.full((blocks, record), 7, np.uint8)
-        assert loops(_operands.address(x), n, 1, _operands.address(slow)) == 0
+        assert loops(_operands.address(x), n, 1, _operands.address(slow), slow.nbytes) == 0
         assert vectors(_operands.address(x), n, _operands.address(fast)) == 0
         used = -(-(n - (blocks - 1) * block) // simd.codes_per_lane(bits))
         for records in (slow, fast):  # lanes without columns have codes of 0 and any scale
@@ -745,25 +740,25 @@ def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> Non
 def test_records_of_quads_hold_what_those_of_blocks_do(vectors: int) -> None:
     if not HAS_QUADS:
         pytest.skip("records of quads are for kernels that this CPU cannot run")
-    block, record = _integers.record_bytes(4), _quad_ops.quad_record_bytes(vectors)
+    block, record = integers.record_bytes(4), quads.quad_record_bytes(vectors)
     for n, scale in itertools.product((1, 33, 500, 512, 700), (1.0, 1e-40, 1e37, 0.0)):
         x = (np.random.default_rng(n).standard_normal(n) * scale).astype(np.float32)
-        quads = -(-n // 512)
-        slow, fast = np.zeros((4 * quads, block), np.uint8), np.full((quads, record), 7, np.uint8)
-        _activations.quantise_kernel(4, 1)(_operands.address(x), n, 1, _operands.address(slow))
-        round_quads = _activations.quantise_quads_kernel(vectors)
+        count = -(-n // 512)
+        slow, fast = np.zeros((4 * count, block), np.uint8), np.full((count, record), 7, np.uint8)
+        arranged.quantise_kernel(4, 1)(_operands.address(x), n, 1, _operands.address(slow), 0)
+        round_quads = arranged.quantise_quads_kernel(vectors)
         assert round_quads(_operands.address(x), n, _operands.address(fast)) == 0
         assert np.array_equal(fast[:, :512].reshape(-1, 128), slow[:, :128])
         # Quad, vector, 16 bytes of the codes, block or half of one; a lane holds eight columns.
-        shape = (quads, vectors, 4, 4 // vectors, vectors)
+        shape = (count, vectors, 4, 4 // vectors, vectors)
         sums, scales = (
             slow[:, 128:]
             .view(np.int32)
-            .reshape(quads, vectors, 4 // vectors, 2, 4, 4)
+            .reshape(count, vectors, 4 // vectors, 2, 4, 4)
             .transpose(3, 0, 1, 4, 2, 5)
             .reshape(2, *shape, 4 // vectors)
         )
-        found = fast[:, 512:].view(np.int32).reshape(quads, 3, *shape[1:]).swapaxes(0, 1)
+        found = fast[:, 512:].view(np.int32).reshape(count, 3, *shape[1:]).swapaxes(0, 1)
         assert np.array_equal(found[0], -8 * sums.sum(-1))
         used = sums.any(-1)
         assert np.array_equal(found[1].view(np.float32), sums.sum(-1))
@@ -782,10 +777,6 @@ def test_vectors_of_any_kind_give_the_same_bits(bits: int, op: str) -> None:
     locked, unaligned = x.copy(), np.zeros(x.nbytes + 1, np.uint8)[1:].view(np.float32)
     locked.flags.writeable = False
     unaligned[:] = x
-    takes_arrays = _operands.takes_arrays
-    assert takes_arrays(x, x)
-    assert not takes_arrays(locked, x)
-    assert not takes_arrays(x, x.view(np.recarray))
     product = (lambda v: gm.matvec(Q, v)) if op == "matvec" else (lambda v: gm.vecmat(v, Q))
     plan = gm.plan(op, *((Q, x) if op == "matvec" else (x, Q)))
     wanted = product(x)

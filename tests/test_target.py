@@ -15,7 +15,8 @@ import pytest
 from gemmule.backends.cpu import target
 from gemmule.backends.cpu.jit import unavailable
 from gemmule.core.registry import all_rungs
-from gemmule.rungs.quantized.cpu import _operands, _strip_kernels, _strip_ops
+from gemmule.rungs.quantized.cpu import _operands
+from gemmule.rungs.quantized.cpu.vector import panels, strips
 from test_quantized_cpu import make_matrix
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs Numba")
@@ -116,8 +117,8 @@ def test_only_nibbles_of_zero_points_that_tables_have_are_looked_up(
 ) -> None:
     parts = _operands.stored(make_matrix(2, 64, 4, -1, "float32", "integer"))
     given = dataclasses.replace(parts, zeros=np.array([[8], [zero]], np.float32))
-    assert _strip_kernels._fit_tables(given) == fits
-    weights = _strip_ops.nibble_tables().astype(np.uint32)
+    assert panels.fit_tables(given) == fits
+    weights = strips.nibble_tables().astype(np.uint32)
     found = ((weights[:, 0] << 16) | (weights[:, 1] << 24)).view(np.float32)
     assert np.array_equal(found, np.arange(16) - np.arange(16.0)[:, None])
 

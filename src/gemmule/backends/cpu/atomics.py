@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.cpu.intrinsics import declare
-from gemmule.backends.cpu.jit import Intrinsic, intrinsic
+from gemmule.backends.cpu.jit import Intrinsic, intrinsic, of_arity
 
 _ORDER = "seq_cst"
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
@@ -38,19 +38,7 @@ def _define(name: str, arguments: int, emit: Callable[..., Any]) -> Intrinsic:
 
         return types.int64(*[types.int64] * arguments), generate
 
-    return Intrinsic(_of_arity(define, arguments), f"{__name__} {name}")
-
-
-def _of_arity(define: Callable[..., Any], arguments: int) -> Callable[..., Any]:
-    """Return `define` with so many named arguments, by which Numba tells how it is called."""
-    forms: dict[int, Callable[..., Any]] = {
-        0: lambda typing_context: define(typing_context),
-        1: lambda typing_context, a: define(typing_context, a),
-        2: lambda typing_context, a, b: define(typing_context, a, b),
-        3: lambda typing_context, a, b, c: define(typing_context, a, b, c),
-        5: lambda typing_context, a, b, c, d, e: define(typing_context, a, b, c, d, e),
-    }
-    return forms[arguments]
+    return Intrinsic(of_arity(define, arguments), f"{__name__} {name}")
 
 
 def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -98,6 +99,15 @@ def intrinsic(define: Callable[..., Any]) -> Intrinsic:
     ``numba.extending.intrinsic`` wants it; it imports ``numba`` and ``llvmlite`` in its body.
     """
     return Intrinsic(define, f"{define.__module__}.{define.__qualname__}")
+
+
+def of_arity(define: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Return `define` as a function of a typing context and `count` arguments: Numba asks."""
+    names = ["typing_context", *(f"argument_{i}" for i in range(count))]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    define.__signature__ = signature  # type: ignore[attr-defined]
+    return define
 
 
 class Kernel:

@@ -13,11 +13,11 @@ vectors.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gemmule.backends.cpu.intrinsics import declare, llvm_type
-from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.jit import Intrinsic, of_arity
 from gemmule.backends.cpu.target import has_wide_vectors
 
 LANES = 16
@@ -66,11 +66,11 @@ def numba_type(dtype: str) -> Any:
     return _numba_types()[("float32", "int32").index(dtype)]
 
 
-def vector_type(dtype: str) -> Any:
+def vector_type(dtype: str, lanes: int = LANES) -> Any:
     """Return LLVM's type of a register of `dtype`."""
     from llvmlite import ir
 
-    return ir.VectorType(llvm_type(dtype), LANES)
+    return ir.VectorType(llvm_type(dtype), lanes)
 
 
 def floats(count: int = ROWS) -> Any:
@@ -112,22 +112,7 @@ def operation(name: str, result: Callable[[], Any], arguments: str, emit: Emit) 
 
         return outcome(*taken), generate
 
-    return Intrinsic(_with_arity(define, len(arguments)), name)
-
-
-def _with_arity(define: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Return `define` with `count` named parameters after the first: Numba inspects them."""
-    forms: dict[int, Callable[..., Any]] = {
-        0: lambda c: define(c),
-        1: lambda c, a1: define(c, a1),
-        2: lambda c, a1, a2: define(c, a1, a2),
-        3: lambda c, a1, a2, a3: define(c, a1, a2, a3),
-        4: lambda c, a1, a2, a3, a4: define(c, a1, a2, a3, a4),
-        5: lambda c, a1, a2, a3, a4, a5: define(c, a1, a2, a3, a4, a5),
-        6: lambda c, a1, a2, a3, a4, a5, a6: define(c, a1, a2, a3, a4, a5, a6),
-        7: lambda c, a1, a2, a3, a4, a5, a6, a7: define(c, a1, a2, a3, a4, a5, a6, a7),
-    }
-    return forms[count]
+    return Intrinsic(of_arity(define, len(arguments)), name)
 
 
 def void() -> Any:
@@ -140,10 +125,42 @@ def void() -> Any:
 # Emitters: LLVM code for one vector.
 
 
-def constant(value: float, dtype: str = "float32") -> Value:
+def constant(value: float, dtype: str = "float32", lanes: int = LANES) -> Value:
     """Return a vector constant with `value` in every lane."""
-    kind = vector_type(dtype)
-    return kind([value] * LANES)
+    return vector_type(dtype, lanes)([value] * lanes)
+
+
+def called(builder: Any, name: str, result: Any, *arguments: Value) -> Value:
+    """Emit a call of the LLVM function `name`, which returns a value of type `result`."""
+    from llvmlite import ir
+
+    kind = ir.FunctionType(result, [one.type for one in arguments])
+    return builder.call(declare(builder, name, kind), arguments)
+
+
+def shuffled(builder: Any, one: Value, other: Value, lanes: Sequence[int]) -> Value:
+    """Emit the vector of these lanes of two, of which the second's count on from the first's."""
+    return builder.shuffle_vector(one, other, vector_type("int32", len(lanes))(list(lanes)))
+
+
+def unseen(builder: Any, value: Value) -> Value:
+    """Emit a value as one that LLVM knows nothing of: what it knows, it takes apart or keeps."""
+    from llvmlite import ir
+
+    kept_in = "r" if isinstance(value.type, ir.IntType) else "x"
+    form = ir.FunctionType(value.type, [value.type])
+    return builder.asm(form, "", f"={kept_in},0", [value], False)
+
+
+def load_number(builder: Any, address: Value, dtype: str, bytes_on: int = 0) -> Value:
+    """Emit a load of one number at address + bytes_on."""
+    place = builder.add(address, address.type(bytes_on))
+    return builder.load(builder.inttoptr(place, llvm_type(dtype).as_pointer()), align=1)
+
+
+def spread(builder: Any, address: Value, bytes_on: int = 0, dtype: str = "float32") -> Value:
+    """Emit the number at an address in every lane; LLVM folds it into the next instruction."""
+    return splat(builder, load_number(builder, address, dtype, bytes_on))
 
 
 def splat(builder: Any, scalar: Value, lanes: int = LANES) -> Value:
@@ -155,10 +172,12 @@ def splat(builder: Any, scalar: Value, lanes: int = LANES) -> Value:
     return builder.shuffle_vector(first, kind(ir.Undefined), order(None))
 
 
-def load_vector(builder: Any, address: Value, dtype: str, bytes_on: int = 0) -> Value:
-    """Emit a load of 16 elements at address + bytes_on."""
+def load_vector(
+    builder: Any, address: Value, dtype: str, bytes_on: int = 0, lanes: int = LANES
+) -> Value:
+    """Emit a load of 16 elements, or another number of them, at address + bytes_on."""
     place = builder.add(address, address.type(bytes_on))
-    return builder.load(builder.inttoptr(place, vector_type(dtype).as_pointer()), align=1)
+    return builder.load(builder.inttoptr(place, vector_type(dtype, lanes).as_pointer()), align=1)
 
 
 def store_vector(builder: Any, vector: Value, address: Value, bytes_on: int) -> None:
@@ -169,11 +188,7 @@ def store_vector(builder: Any, vector: Value, address: Value, bytes_on: int) -> 
 
 def fused(builder: Any, left: Value, right: Value, total: Value) -> Value:
     """Emit ``left * right + total``, rounded once."""
-    kind = left.type
-    from llvmlite import ir
-
-    function = declare(builder, f"llvm.fma.v{LANES}f32", ir.FunctionType(kind, [kind] * 3))
-    return builder.call(function, [left, right, total])
+    return called(builder, f"llvm.fma.v{left.type.count}f32", left.type, left, right, total)
 
 
 def lookup(builder: Any, table: Value, index: Value) -> Value:
@@ -181,44 +196,28 @@ def lookup(builder: Any, table: Value, index: Value) -> Value:
 
     In two registers: the halves of the table are asked by 3 bits, and the fourth bit chooses.
     """
-    from llvmlite import ir
-
     if not has_wide_vectors():
         return _lookup_in_halves(builder, table, index)
-    kind = ir.FunctionType(table.type, [table.type, index.type])
-    function = declare(builder, "llvm.x86.avx512.permvar.sf.512", kind)
-    return builder.call(function, [table, index])
-
-
-def _half(builder: Any, vector: Value, which: int) -> Value:
-    from llvmlite import ir
-
-    lanes = [LANES // 2 * which + i for i in range(LANES // 2)]
-    order = ir.Constant(ir.VectorType(ir.IntType(32), LANES // 2), lanes)
-    return builder.shuffle_vector(vector, vector, order)
+    return called(builder, "llvm.x86.avx512.permvar.sf.512", table.type, table, index)
 
 
 def joined(builder: Any, low: Value, high: Value) -> Value:
     """Emit the vector of 16 lanes whose halves are given."""
-    from llvmlite import ir
-
-    order = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(LANES)))
-    return builder.shuffle_vector(low, high, order)
+    return shuffled(builder, low, high, range(LANES))
 
 
 def halves(builder: Any, vector: Value) -> tuple[Value, Value]:
     """Emit the two halves of a vector of 16 lanes."""
-    return _half(builder, vector, 0), _half(builder, vector, 1)
+    half = LANES // 2
+    low, high = (shuffled(builder, vector, vector, range(at, at + half)) for at in (0, half))
+    return low, high
 
 
 def _lookup_in_halves(builder: Any, table: Value, index: Value) -> Value:
-    from llvmlite import ir
-
     tables, found = halves(builder, table), []
     for part in halves(builder, index):
-        kind = ir.FunctionType(tables[0].type, [tables[0].type, part.type])
-        function = declare(builder, "llvm.x86.avx2.permps", kind)
-        low, high = (builder.call(function, [one, part]) for one in tables)
+        name = "llvm.x86.avx2.permps"
+        low, high = (called(builder, name, one.type, one, part) for one in tables)
         fourth = builder.shl(part, part.type([28] * (LANES // 2)))
         above = builder.icmp_signed("<", fourth, part.type([0] * (LANES // 2)))
         found.append(builder.select(above, high, low))

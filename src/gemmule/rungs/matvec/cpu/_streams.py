@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gemmule.backends.cpu.intrinsics import declare, element_pointer, widen
+from gemmule.backends.cpu.intrinsics import element_pointer, widen
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import (
     LANES,
@@ -19,22 +19,16 @@ from gemmule.backends.cpu.simd import (
     fused,
     load_vector,
     operation,
+    row_addresses,
     splat,
     store_vector,
     vector_type,
     void,
 )
+from gemmule.rungs._cpu_vectors import lane_sum
 
 STEP = 32  # elements of one line
 STEP_BYTES = 64
-NEAR = 3  # LLVM's word for what becomes PREFETCHT0: into the first-level cache
-
-
-def _places(builder: Any, address: Value, step: Value, count: int) -> list[Value]:
-    places = [address]
-    for _ in range(count - 1):
-        places.append(builder.add(places[-1], step))
-    return places
 
 
 def _load(builder: Any, address: Value, dtype: str, part: int) -> Value:
@@ -88,30 +82,6 @@ def make_ready(a: str, x: str) -> Intrinsic:
 
 
 @functools.cache
-def no_totals(count: int) -> Intrinsic:
-    """Return ``f()``: `count` vectors of zeros."""
-    return operation(
-        f"no_totals {count}", lambda: floats(count), "", lambda builder: [constant(0.0)] * count
-    )
-
-
-@functools.cache
-def ask_for(streams: int) -> Intrinsic:
-    """Return ``f(address, step)``: ask for the line at `address` and at each following stream."""
-
-    def emit(builder: Any, address: Value, step: Value) -> None:
-        from llvmlite import ir
-
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = declare(builder, "llvm.prefetch.p0", kind)
-        for place in _places(builder, address, step, streams):
-            builder.call(function, [builder.inttoptr(place, byte), word(0), word(NEAR), word(1)])
-
-    return operation(f"ask_for {streams}", void, "ii", emit)
-
-
-@functools.cache
 def add_row_products(a: str, x: str, rows: int) -> Intrinsic:
     """Return ``f(totals, row, step, x)``: totals plus one step of each row times that of x.
 
@@ -123,7 +93,7 @@ def add_row_products(a: str, x: str, rows: int) -> Intrinsic:
     def emit(
         builder: Any, totals: list[Value], row: Value, step: Value, x_place: Value
     ) -> list[Value]:
-        places = _places(builder, row, step, rows)
+        places = row_addresses(builder, row, step, rows)
         result = list(totals)
         for part in range(2):
             factor = _load(builder, x_place, "float32" if ready else x, part)
@@ -146,7 +116,7 @@ def add_row_ends(a: str, x: str, rows: int) -> Intrinsic:
     def emit(
         builder: Any, totals: list[Value], row: Value, step: Value, x_place: Value, skip: Value
     ) -> list[Value]:
-        places = _places(builder, row, step, rows)
+        places = row_addresses(builder, row, step, rows)
         result = list(totals)
         for part in range(2):
             new = _from(builder, skip, part)
@@ -179,13 +149,8 @@ def lane_sums(rows: int) -> Intrinsic:
         return numba.types.UniTuple(numba.types.float32, rows)
 
     def emit(builder: Any, totals: list[Value]) -> list[Value]:
-        from llvmlite import ir
-
-        element, kind = ir.FloatType(), vector_type("float32")
-        form = ir.FunctionType(element, [element, kind])
-        reduce = declare(builder, f"llvm.vector.reduce.fadd.v{LANES}f32", form)
         pairs = [builder.fadd(totals[2 * i], totals[2 * i + 1]) for i in range(rows)]
-        return [builder.call(reduce, [element(-0.0), p], fastmath=("reassoc",)) for p in pairs]
+        return [lane_sum(builder, pair) for pair in pairs]
 
     return operation(f"lane_sums {rows}", numbers, "t", emit)
 
@@ -200,7 +165,7 @@ def add_columns(a: str, columns: int) -> Intrinsic:
     def emit(builder: Any, sums: Value, column: Value, step: Value, factors: Value) -> None:
         from llvmlite import ir
 
-        places = _places(builder, column, step, columns)
+        places = row_addresses(builder, column, step, columns)
         wide = []
         for j in range(columns):
             pointer = element_pointer(builder, factors, ir.IntType(64)(j), "float32")

@@ -21,6 +21,7 @@ from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_vectors import prefetch_lines, zeros_of
 from gemmule.rungs.matvec.cpu import _streams
 from gemmule.rungs.matvec.cpu.threads import bind_rows, rows_job
 
@@ -41,8 +42,8 @@ def prefetched_kernel(a: str, x: str, y: str, *, ready: bool) -> Kernel:
 
     ready: x is widened once, in the order in which elements are met, not for each pair of rows.
     """
-    no_totals, make_ready = _streams.no_totals(2 * ROWS), _streams.make_ready(a, x)
-    ask_for = _streams.ask_for(ROWS)
+    no_totals, make_ready = zeros_of(2 * ROWS), _streams.make_ready(a, x)
+    prefetch = prefetch_lines(ROWS)
     add = _streams.add_row_products(a, "ready" if ready else x, ROWS)
     add_ends, lane_sums = _streams.add_row_ends(a, x, ROWS), _streams.lane_sums(ROWS)
     load_a, load_x, store_y = load(a, "float32"), load(x, "float32"), store(y, "float32")
@@ -68,7 +69,7 @@ def prefetched_kernel(a: str, x: str, y: str, *, ready: bool) -> Kernel:
             totals = no_totals()
             for k in range(lines):
                 at = row + k * a_line
-                ask_for(at + ahead + (gap if k >= turn else 0), to_other)  # past its end: the next
+                prefetch(at + ahead + (gap if k >= turn else 0), to_other)  # past its end: the next
                 totals = add(totals, at, to_other, met + k * met_line)
             if lines and 32 * lines < n:  # the last 32 elements, without those counted
                 end = x + (n - 32) * x_line // 32

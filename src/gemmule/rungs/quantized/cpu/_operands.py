@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -15,7 +15,7 @@ from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, codes_per_lane
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Machine, Signature, Suggestion
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.rungs._cpu import SMALL_BYTES
+from gemmule.rungs._cpu import SMALL_BYTES, spread_s
 
 _BYTE = ctypes.c_char
 Floats = NDArray[np.float32]
@@ -95,11 +95,6 @@ def address(array: NDArray[Any]) -> int:
         return ctypes.addressof(_BYTE.from_buffer(data))  # a quarter of the other way's time
     except (TypeError, ValueError, BufferError):  # read-only, not contiguous, or empty
         return int(array.__array_interface__["data"][0])
-
-
-def takes_arrays(x: NDArray[Any], y: NDArray[Any]) -> bool:
-    """Whether a kernel compiled for plain writable arrays takes them: no other kind is compiled."""
-    return type(x) is np.ndarray and type(y) is np.ndarray and x.flags.carray and y.flags.carray
 
 
 def takes_floats(problem: Problem, matrix: QuantizedMatrix) -> bool:
@@ -189,23 +184,24 @@ def groups_fit_lanes(problem: Problem) -> bool:
     return size is None or size == -1 or size % codes_per_lane(spec.bits) == 0
 
 
-def chain_of(in_lanes: bool) -> Callable[[Problem, Any], int]:
-    """Return the length of the longest chain of roundings from a weight to the result.
+Chain = Callable[[Problem, Any], int]
 
-    3 for the weight (code - zero, times scale, times x where x joins the scale first). Sums over 16
-    lanes add at most 8 steps of padding and 15 over the lanes; others, whose order the compiler
-    chooses, are taken as one chain.
+
+def in_lanes(problem: Problem, params: Any) -> int:
+    """Return the longest chain of roundings from a weight to the result, of sums in 16 lanes.
+
+    3 for the weight (code - zero, times scale, times x where x joins the scale first); at most 8
+    steps of padding, and 15 over the lanes.
     """
-
-    def chain(problem: Problem, params: Any) -> int:
-        if in_lanes:
-            return -(-problem.reduction // LANES) + 8 + 15 + 3
-        return problem.reduction + 3
-
-    return chain
+    return -(-problem.reduction // LANES) + 8 + 15 + 3
 
 
-def float_arithmetic(*, in_lanes: bool = False) -> Callable[[Problem], Arithmetic]:
+def in_one_sum(problem: Problem, params: Any) -> int:
+    """Return the longest chain of sums whose order the compiler chooses."""
+    return problem.reduction + 3
+
+
+def float_arithmetic(chain: Chain = in_one_sum) -> Callable[[Problem], Arithmetic]:
     """Return the arithmetic of a rung that sums in float32 (float64 for float64 activations).
 
     Where a caller permits 8-bit activations, a rung that keeps them as they are says so too: its
@@ -216,9 +212,14 @@ def float_arithmetic(*, in_lanes: bool = False) -> Callable[[Problem], Arithmeti
         permitted = problem.quant is not None and problem.quant.activations == "int8"
         working = working_dtype(problem)
         bits = 8 if permitted else None
-        return Arithmetic(working, chain_of(in_lanes), product=working, activations_bits=bits)
+        return Arithmetic(working, chain, product=working, activations_bits=bits)
 
     return arithmetic
+
+
+def rounded_arithmetic(problem: Problem) -> Arithmetic:
+    """Return the arithmetic of a rung that rounds activations to 8 bits and sums in lanes."""
+    return Arithmetic("float32", in_lanes, product="float32", activations_bits=8)
 
 
 def read_time(
@@ -240,6 +241,36 @@ def read_time(
         passes = -(-columns // columns_at_once)
         calls = rates.call + (rates.spread if threads > 1 else 0)
         return Suggestion({}, passes * nbytes / (efficiency * rate) + calls)
+
+    return suggest
+
+
+def columns_time(
+    efficiency: float,
+    panel: int,
+    per_fma: Mapping[str, float],
+    *,
+    codes_per_fma: Mapping[str, float] | None = None,
+    spreads: int = 1,
+    rounded: bool = False,
+) -> Callable[[Problem, Machine], Suggestion | None]:
+    """Return a heuristic for a few columns: to read the codes, or to multiply whole panels.
+
+    per_fma, codes_per_fma: by codes' dtype the products, and the codes made ready, that a core
+    handles for each float32 multiply-add that it can do: ratios, so that they travel. spreads: how
+    often shares are given out. rounded: for 8-bit activations alone.
+    """
+
+    def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+        reading = read_time(efficiency, columns_at_once=max(1, problem.n))(problem, machine)
+        spec = problem.quant
+        if reading is None or (rounded and (spec is None or spec.activations != "int8")):
+            return None
+        work = -(-problem.n // panel) * panel / per_fma[problem.a]
+        if codes_per_fma is not None:
+            work += 1 / codes_per_fma[problem.a]
+        busy = problem.m * problem.k * work / (machine.rates.fma * machine.units)
+        return Suggestion({}, max(reading.expected_s, busy + spreads * spread_s(machine)))
 
     return suggest
 

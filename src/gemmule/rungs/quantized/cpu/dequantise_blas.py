@@ -10,7 +10,6 @@ from gemmule.backends.cpu import jit
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs._cpu import spread_s
-from gemmule.rungs.quantized.cpu._blas import multiply_by_blas
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
     Run,
@@ -20,6 +19,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     takes_row,
     working_dtype,
 )
+from gemmule.rungs.quantized.cpu.plain.products import multiply_by_blas
 
 # Codes decoded for each float32 multiply-add of a core (EPYC Zen 5, November 2026).
 _CODES_PER_FMA = 0.1

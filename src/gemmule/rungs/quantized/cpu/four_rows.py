@@ -6,21 +6,14 @@ x is split into its even and odd elements once, so no nibble is moved.
 from __future__ import annotations
 
 from gemmule.backends.cpu import jit
-from gemmule.core.problem import Problem
-from gemmule.core.rung import CpuRung, Params
-from gemmule.rungs.quantized.cpu._four_rows import bind_four_rows
+from gemmule.core.rung import CpuRung
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
-    Run,
     float_arithmetic,
     read_time,
     takes_row_along,
 )
-
-
-def _bind(problem: Problem, params: Params) -> Run:
-    return bind_four_rows(problem, rows_per_task=0)
-
+from gemmule.rungs.quantized.cpu.plain.products import bind_four_rows
 
 RUNG = CpuRung(
     title="Four rows at a time",
@@ -36,6 +29,6 @@ RUNG = CpuRung(
     quantized=True,
     accepts_quant=takes_row_along,
     suggest=read_time(0.35, alone=True),
-    bind=_bind,
+    bind=bind_four_rows,
     available=jit.unavailable,
 )

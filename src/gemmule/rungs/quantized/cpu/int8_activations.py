@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, CpuRung, Params
+from gemmule.core.rung import CpuRung, Params
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
@@ -20,16 +20,12 @@ from gemmule.rungs.quantized.cpu._operands import (
     Run,
     Stored,
     bound,
-    chain_of,
     groups_fit_lanes,
     read_time,
+    rounded_arithmetic,
     takes_row_along,
 )
-from gemmule.rungs.quantized.cpu._rows import multiply_vector, vector_job
-
-
-def _arithmetic(problem: Problem) -> Arithmetic:
-    return Arithmetic("float32", chain_of(in_lanes=True), product="float32", activations_bits=8)
+from gemmule.rungs.quantized.cpu.vector.rows import multiply_vector, vector_job
 
 
 def _bind(problem: Problem, params: Params) -> Run:
@@ -55,7 +51,7 @@ RUNG = CpuRung(
     source="VNNI (VPDPBUSD); blocks of 32 activations as in llama.cpp's Q8_0",
     op="matvec",
     signatures=FLOAT32_SIGNATURES,
-    arithmetic=_arithmetic,
+    arithmetic=rounded_arithmetic,
     after="vector_decode",
     branch="x rounded to 8 bits, where the caller permits it",
     params={"shares_per_thread": SHARES_PER_THREAD},

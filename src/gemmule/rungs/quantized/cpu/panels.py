@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
 from gemmule.backends.cpu import jit
-from gemmule.core.problem import Problem
-from gemmule.core.rung import CpuRung, Params
-from gemmule.rungs.quantized.cpu._columns import spread_rows_plainly
+from gemmule.core.rung import CpuRung
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
-    Run,
-    Stored,
-    bound,
     float_arithmetic,
     read_time,
     takes_row_across,
-    working_dtype,
 )
-
-
-def _bind(problem: Problem, params: Params) -> Run:
-    threads = bool(params["threads"])
-
-    def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
-        spread_rows_plainly(parts, x, y, threads=threads)
-
-    return bound(core, working_dtype(problem))
-
+from gemmule.rungs.quantized.cpu.plain.products import bind_panels
 
 RUNG = CpuRung(
     title="Panels",
@@ -46,6 +27,6 @@ RUNG = CpuRung(
     quantized=True,
     accepts_quant=takes_row_across,
     suggest=read_time(0.25),
-    bind=_bind,
+    bind=bind_panels,
     available=jit.unavailable,
 )

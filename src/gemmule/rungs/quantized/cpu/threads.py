@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from gemmule.backends.cpu import jit
-from gemmule.core.problem import Problem
-from gemmule.core.rung import CpuRung, Params
-from gemmule.rungs.quantized.cpu._four_rows import bind_four_rows
+from gemmule.core.rung import CpuRung
 from gemmule.rungs.quantized.cpu._operands import (
     ALL_SIGNATURES,
     ROWS_PER_TASK,
-    Run,
     float_arithmetic,
     read_time,
     takes_row_along,
 )
-
-
-def _bind(problem: Problem, params: Params) -> Run:
-    return bind_four_rows(problem, rows_per_task=int(params["rows_per_task"]))
-
+from gemmule.rungs.quantized.cpu.plain.products import bind_four_rows
 
 RUNG = CpuRung(
     title="Threads",
@@ -32,6 +25,6 @@ RUNG = CpuRung(
     quantized=True,
     accepts_quant=takes_row_along,
     suggest=read_time(0.40),
-    bind=_bind,
+    bind=bind_four_rows,
     available=jit.unavailable,
 )

@@ -8,24 +8,24 @@ nibbles; 48 rows share each tile of x. Where x may be rounded to 8 bits, one bfl
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
 from gemmule.backends.cpu.amx import missing_tiles
+from gemmule.backends.cpu.simd import LANES
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
-from gemmule.rungs.quantized.cpu._amx_launch import multiply_bfloat16_tiles, suggestion
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     ROWS_PER_TASK,
     Run,
-    Stored,
-    bound,
+    columns_time,
+    float_arithmetic,
     takes_row_along,
 )
-from gemmule.rungs.quantized.cpu._tile_ops import chunk_columns
-from gemmule.rungs.quantized.cpu._tiles import groups_are_chunks
+from gemmule.rungs.quantized.cpu._product import bind_ways
+from gemmule.rungs.quantized.cpu.amx.floats import bfloat16_tiles
+from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
+from gemmule.rungs.quantized.cpu.tiles.kernels import groups_are_chunks
+from gemmule.rungs.quantized.cpu.tiles.ops import chunk_columns
+from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 
 # Codes decoded, and products by the pieces of x, for each float32 multiply-add of a core (95 a ns;
 # Xeon with AMX, November 2026: 16 rows x 128 columns x 16 columns of 4-bit codes and three pieces
@@ -51,38 +51,30 @@ def _pieces(problem: Problem) -> int:
     return 1 if _rounds(problem) else {"float32": 3, "float16": 2, "bfloat16": 1}[problem.b]
 
 
-def _arithmetic(problem: Problem) -> Arithmetic:
+def _chain(problem: Problem, params: Params) -> int:
     """One sum in the tiles along a chunk, one along the chunks.
 
     Within a chunk a product meets 16 additions in the tile, that of both halves, one for every
     tile, the rest of its zero point and two scalings. With zero points that are no whole numbers
     the two terms are up to three times as large as their sum.
     """
-
-    def chain(p: Problem, params: Params) -> int:
-        bits = 8 if p.a == "uint8" else 4
-        in_chunk = 17 + 3 * 16 // bits + 2
-        if p.quant is not None and p.quant.has_zeros:
-            in_chunk = 3 * (in_chunk + chunk_columns(bits) // 32 * 3 + 17)  # the sum of x, too
-        return in_chunk + -(-p.reduction // chunk_columns(bits)) + 3
-
-    bits = 8 if _rounds(problem) else None
-    return Arithmetic("float32", chain, product="float32", activations_bits=bits)
+    bits = 8 if problem.a == "uint8" else 4
+    in_chunk = 17 + 3 * 16 // bits + 2
+    if problem.quant is not None and problem.quant.has_zeros:
+        in_chunk = 3 * (in_chunk + chunk_columns(bits) // 32 * 3 + 17)  # the sum of x, too
+    return in_chunk + -(-problem.reduction // chunk_columns(bits)) + 3
 
 
 def _bind(problem: Problem, params: Params) -> Run:
     missing_tiles("bf16")  # the system has to be asked, whoever binds
-    rows_per_task, pieces = int(params["rows_per_task"]), _pieces(problem)
-
-    def core(parts: Stored, B: NDArray[Any], C: NDArray[Any]) -> None:
-        multiply_bfloat16_tiles(parts, B, C, rows_per_task, pieces)
-
-    return bound(core, "float32")
+    ways = bfloat16_tiles(_pieces(problem)), float_columns
+    return bind_ways(*ways, columns=COLUMNS)(problem, params)
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    products = _PER_FMA[problem.a][_pieces(problem)]
-    return suggestion(problem, machine, _CODES_PER_FMA[problem.a], products)
+    products = {dtype: by_pieces[_pieces(problem)] for dtype, by_pieces in _PER_FMA.items()}
+    suggest = columns_time(0.90, LANES, products, codes_per_fma=_CODES_PER_FMA, spreads=2)
+    return suggest(problem, machine)
 
 
 RUNG = CpuRung(
@@ -92,7 +84,7 @@ RUNG = CpuRung(
     source="AMX (TDPBF16PS); splitting as in Henry, Tang and Heinecke 2019",
     op="matmul",
     signatures=FLOAT32_SIGNATURES,
-    arithmetic=_arithmetic,
+    arithmetic=float_arithmetic(_chain),
     after="sixteen_rows",
     params={"rows_per_task": ROWS_PER_TASK},
     quantized=True,

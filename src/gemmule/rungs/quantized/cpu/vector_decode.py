@@ -24,10 +24,11 @@ from gemmule.rungs.quantized.cpu._operands import (
     bound,
     float_arithmetic,
     groups_fit_lanes,
+    in_lanes,
     read_time,
     takes_row_along,
 )
-from gemmule.rungs.quantized.cpu._rows import multiply_vector, vector_job
+from gemmule.rungs.quantized.cpu.vector.rows import multiply_vector, vector_job
 
 
 def _bind(problem: Problem, params: Params) -> Run:
@@ -51,7 +52,7 @@ RUNG = CpuRung(
     source="a register as look-up table, as in PyTorch's int4 kernel for CPUs; layout our own",
     op="matvec",
     signatures=FLOAT32_SIGNATURES,
-    arithmetic=float_arithmetic(in_lanes=True),
+    arithmetic=float_arithmetic(in_lanes),
     after="threads",
     params={"shares_per_thread": SHARES_PER_THREAD},
     quantized=True,

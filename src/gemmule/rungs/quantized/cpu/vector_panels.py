@@ -11,7 +11,6 @@ from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Params
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.rungs.quantized.cpu._columns import spread_job, spread_rows
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     Run,
@@ -22,6 +21,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     read_time,
     takes_row_across,
 )
+from gemmule.rungs.quantized.cpu.vector.panels import spread_job, spread_rows
 
 
 def _bind(problem: Problem, params: Params) -> Run:

@@ -20,6 +20,7 @@ from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_vectors import prefetch_lines
 from gemmule.rungs.matvec.cpu import _streams
 from gemmule.rungs.vecmat.cpu._joined import Sums, join_of, joined_job
 
@@ -43,7 +44,7 @@ def add_kernel(a: str) -> Kernel:
     A: address of a panel of `width` elements, `low` on, in the first column. x, sums: of float32
     numbers, x in the order in which columns are met: see `place_of`. ends: room for 32 sums.
     """
-    ask_for, one = _streams.ask_for(COLUMNS), _streams.add_columns(a, 1)
+    prefetch, one = prefetch_lines(COLUMNS), _streams.add_columns(a, 1)
     four = _streams.add_columns(a, COLUMNS)
     load_a, get, put = load(a, "float32"), load("float32", "float32"), store("float32", "float32")
 
@@ -55,7 +56,7 @@ def add_kernel(a: str) -> Kernel:
         for j in range(quarter):
             for k in range(lines):
                 at = A + j * step + 64 * k
-                ask_for(at + AHEAD_BYTES, quarter * step)
+                prefetch(at + AHEAD_BYTES, quarter * step)
                 four(sums + 128 * k, at, quarter * step, x + 16 * j)
         for j in range(4 * quarter, count):
             for k in range(lines):

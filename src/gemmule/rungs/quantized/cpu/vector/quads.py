@@ -19,37 +19,27 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gemmule.backends.cpu.intrinsics import declare, element_pointer, llvm_type, widen
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import (
-    BLOCK_BYTES,
-    LANES,
-    Value,
-    constant,
-    floats,
-    fused,
-    load_vector,
-    masked_load,
-    operation,
-    row_addresses,
-    splat,
-    store_vector,
-    vector_type,
-    void,
-    words,
-)
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.backends.cpu.target import has_wide_vectors
-from gemmule.rungs.quantized.cpu._integers import (
-    ACTIVATION_GROUP,
+from gemmule.rungs.quantized.cpu.vector.codes import (
+    Kind,
+    Numbers,
+    Values,
+    fixed_numbers,
+    known_numbers,
+)
+from gemmule.rungs.quantized.cpu.vector.integers import (
     dot,
     group_codes,
     group_values,
     has_byte_products,
     larger_words,
     mark,
+    store_planes,
     weight_planes,
 )
-from gemmule.rungs.quantized.cpu._row_ops import above_zero, llvm_word
 
 BLOCKS = 4
 QUAD_BYTES = BLOCKS * BLOCK_BYTES
@@ -60,8 +50,6 @@ _BITS = 4
 # Instructions for 64 bytes of a row: by quads; by blocks whose lanes share a scale, or do not.
 _BY_QUAD, _BY_BLOCK, _BY_LANES = 13, 15, 25
 _SUMS_AT = BLOCKS * _PLANES * BLOCK_BYTES
-
-Values = list[Value]
 
 
 def quad_pieces(n: int, bits: int, group: int) -> int:
@@ -107,64 +95,30 @@ def _first_column(vector: int, lane: int, vectors: int) -> int:
 
 def _joined(builder: Any, sums: Values, vectors: int) -> Values:
     """Emit `vectors` vectors of sums from the four blocks' lanes."""
-    from llvmlite import ir
-
-    pairs = ir.VectorType(ir.IntType(16), 2 * LANES)
-    lanes = vector_type("int32")
-    pack = ir.FunctionType(pairs, [lanes] * 2)
-    pack_pair = declare(builder, "llvm.x86.avx512.packssdw.512", pack)
-    add_pairs = declare(
-        builder, "llvm.x86.avx512.pmaddw.d.512", ir.FunctionType(lanes, [pairs] * 2)
-    )
+    pairs, lanes = simd.vector_type("int16", 2 * LANES), simd.vector_type("int32")
     while len(sums) > vectors:
-        joined = [builder.call(pack_pair, sums[i : i + 2]) for i in range(0, len(sums), 2)]
-        sums = [builder.call(add_pairs, [one, pairs([1] * 2 * LANES)]) for one in joined]
+        packed = [
+            simd.called(builder, "llvm.x86.avx512.packssdw.512", pairs, *sums[i : i + 2])
+            for i in range(0, len(sums), 2)
+        ]
+        ones = pairs([1] * 2 * LANES)
+        name = "llvm.x86.avx512.pmaddw.d.512"
+        sums = [simd.called(builder, name, lanes, one, ones) for one in packed]
     return sums
 
 
-@functools.cache
-def quad_numbers(dtype: str, pieces: int, rows: int, *, whole: bool) -> Intrinsic:
-    """Return ``f(address, index, row_step, count, _)``: group numbers for the sums of a quad.
-
-    Takes what `_row_ops.group_numbers` does; gives `vectors_of(pieces)` vectors for each row. Reads
-    `pieces` elements, or no more than `count` of them unless the quad is whole.
-    """
-    vectors, group = vectors_of(pieces), QUAD_COLUMNS // pieces
-
-    def emit(
-        builder: Any, address: Value, index: Value, step: Value, count: Value, lanes: Value
-    ) -> Values:
-        numbers: Values = []
-        for place in row_addresses(builder, index, step, rows):
-            if pieces == 1:
-                number = builder.load(element_pointer(builder, address, place, dtype), align=1)
-                numbers.append(splat(builder, widen(builder, number, dtype, "float32")))
-                continue
-            for vector in range(vectors):
-                low = vector * LANES
-                start = builder.add(place, place.type(low))
-                left = None if whole else above_zero(builder, count, low)
-                some = _stored(builder, element_pointer(builder, address, start, dtype), left)
-                order = [_first_column(vector, i, vectors) // group - low for i in range(LANES)]
-                mask = vector_type("int32")(order)
-                numbers.append(builder.shuffle_vector(some, some, mask))
-        return numbers
-
-    def _stored(builder: Any, pointer: Value, count: Value | None) -> Value:
-        from llvmlite import ir
-
-        if count is None:
-            kind = ir.VectorType(llvm_type(dtype), min(pieces, LANES))
-            raw = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
-        else:
-            word = llvm_word(4 if dtype == "float32" else 2)
-            start = builder.ptrtoint(pointer, count.type)
-            raw = masked_load(builder, start, word, LANES, count)
-            raw = builder.bitcast(raw, ir.VectorType(llvm_type(dtype), LANES))
-        return widen(builder, raw, dtype, "float32")
-
-    name = f"quad_numbers {dtype} {pieces} {rows} {whole}"
-    return operation(name, lambda: floats(rows * vectors), "iiiii", emit)
+def quad_numbers(kind: Kind, rows: int, *, full: bool) -> Numbers:
+    """Return `codes.numbers_of` for the sums of a quad; fixed zero points go off in integers."""
+    vectors, group = vectors_of(kind.quads), QUAD_COLUMNS // kind.quads
+    orders = tuple(
+        tuple(_first_column(v, i, vectors) // group - v * LANES for i in range(LANES))
+        for v in range(vectors)
+    )
+    scales, zeros = (
+        known_numbers(dtype, kind.quads, rows, orders, full)
+        for dtype in (kind.scale_dtype, "float32")
+    )
+    return scales, zeros if kind.has_zeros else fixed_numbers(0.0, rows * vectors)
 
 
 @functools.cache
@@ -181,12 +135,12 @@ def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
     ) -> Values:
         x = rest[0]
         activations = [
-            load_vector(builder, x, "int32", BLOCK_BYTES * i) for i in range(BLOCKS * _PLANES)
+            simd.load_vector(builder, x, "int32", BLOCK_BYTES * i) for i in range(BLOCKS * _PLANES)
         ]
         sums_at = _SUMS_AT + BLOCK_BYTES * vectors * has_zeros
         kind = "float32" if has_zeros else "int32"
         taken_off, x_scales = (
-            [load_vector(builder, x, t, at + BLOCK_BYTES * i) for i in range(vectors)]
+            [simd.load_vector(builder, x, t, at + BLOCK_BYTES * i) for i in range(vectors)]
             for t, at in ((kind, sums_at), ("float32", scales_at(vectors)))
         )
         results = []
@@ -196,27 +150,27 @@ def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
             for v, one in enumerate(sums):
                 i = vectors * row + v
                 if has_zeros:
-                    product = builder.sitofp(one, vector_type("float32"))
-                    product = fused(builder, builder.fneg(zeros[i]), taken_off[v], product)
+                    product = builder.sitofp(one, simd.vector_type("float32"))
+                    product = simd.fused(builder, builder.fneg(zeros[i]), taken_off[v], product)
                 else:
                     less = builder.add(one, taken_off[v])
-                    product = builder.sitofp(less, vector_type("float32"))
+                    product = builder.sitofp(less, simd.vector_type("float32"))
                 scale = builder.fmul(scales[i], x_scales[v])
-                total = fused(builder, product, scale, total)
+                total = simd.fused(builder, product, scale, total)
             results.append(total)
         return results
 
     name = f"add_quads {pieces} {rows} {has_zeros}"
-    return operation(name, lambda: floats(rows), "ttttii", emit)
+    return simd.operation(name, lambda: simd.floats(rows), "ttttii", emit)
 
 
 def _sums(builder: Any, blocks: Values, activations: Values) -> Values:
     """Emit each block's lanes: codes times activations, eight products in each."""
     sums = []
     for block, word in enumerate(blocks):
-        total = constant(0, "int32")
+        total = simd.constant(0, "int32")
         for side, plane in enumerate(weight_planes(builder, word, _BITS)):
-            total = dot(builder, total, plane, activations[_PLANES * block + side], _BITS)
+            total = dot(builder, total, plane, activations[_PLANES * block + side])
         sums.append(total)
     return sums
 
@@ -231,27 +185,21 @@ def quantise_group(vectors: int) -> Intrinsic:
     def emit(
         builder: Any, sizes: Values, x: Value, count: Value, planes: Value, scales: Value
     ) -> Values:
-        from llvmlite import ir
-
         codes, scale, largest = group_codes(builder, group_values(builder, x, count, 0))
-        each = ACTIVATION_GROUP // _PLANES
-        for side in range(_PLANES):
-            lanes = [_PLANES * i + side for i in range(each)]
-            order = ir.Constant(ir.VectorType(ir.IntType(32), each), lanes)
-            plane = builder.shuffle_vector(codes, codes, order)
-            store_vector(builder, plane, planes, BLOCK_BYTES * side)
-        order = ir.Constant(ir.VectorType(ir.IntType(32), vectors), [0] * vectors)
-        store_vector(builder, builder.shuffle_vector(scale, scale, order), scales, 0)
+        store_planes(builder, codes, _PLANES, planes, 0)
+        simd.store_vector(builder, simd.shuffled(builder, scale, scale, [0] * vectors), scales, 0)
         return [larger_words(builder, sizes[0], largest)]
 
-    return operation(f"quantise_group {vectors}", lambda: words(1), "tiiii", emit)
+    return simd.operation(f"quantise_group {vectors}", lambda: simd.words(1), "tiiii", emit)
 
 
-no_sizes = operation("no_sizes", lambda: words(1), "", lambda _: [constant(0, "int32")])
+no_sizes = simd.operation(
+    "no_sizes", lambda: simd.words(1), "", lambda _: [simd.constant(0, "int32")]
+)
 """``f()``: what `quantise_group` begins with."""
 
-mark_sizes = operation(
-    "mark_sizes", void, "ti", lambda builder, sizes, flag: mark(builder, flag, sizes[0])
+mark_sizes = simd.operation(
+    "mark_sizes", simd.void, "ti", lambda builder, sizes, flag: mark(builder, flag, sizes[0])
 )
 """``f(sizes, flag)``: set the int32 at address `flag` where one is NaN's or infinity's."""
 
@@ -261,17 +209,17 @@ def add_up_quad(vectors: int) -> Intrinsic:
     """Return ``f(record)``: add up the codes of a record, for what the zero points take off."""
 
     def emit(builder: Any, record: Value) -> None:
-        ones, sums = constant(0x01010101, "int32"), []
+        ones, sums = simd.constant(0x01010101, "int32"), []
         for block in range(BLOCKS):
-            total = constant(0, "int32")
+            total = simd.constant(0, "int32")
             for side in range(_PLANES):
                 at = BLOCK_BYTES * (_PLANES * block + side)
-                total = dot(builder, total, ones, load_vector(builder, record, "int32", at))
+                total = dot(builder, total, ones, simd.load_vector(builder, record, "int32", at))
             sums.append(total)
         for v, one in enumerate(_joined(builder, sums, vectors)):
-            fixed = builder.mul(one, constant(-(2 ** (_BITS - 1)), "int32"))
-            store_vector(builder, fixed, record, _SUMS_AT + BLOCK_BYTES * v)
-            as_float = builder.sitofp(one, vector_type("float32"))
-            store_vector(builder, as_float, record, _SUMS_AT + BLOCK_BYTES * (vectors + v))
+            fixed = builder.mul(one, simd.constant(-(2 ** (_BITS - 1)), "int32"))
+            simd.store_vector(builder, fixed, record, _SUMS_AT + BLOCK_BYTES * v)
+            as_float = builder.sitofp(one, simd.vector_type("float32"))
+            simd.store_vector(builder, as_float, record, _SUMS_AT + BLOCK_BYTES * (vectors + v))
 
-    return operation(f"add_up_quad {vectors}", void, "i", emit)
+    return simd.operation(f"add_up_quad {vectors}", simd.void, "i", emit)

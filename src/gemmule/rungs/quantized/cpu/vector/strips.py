@@ -14,29 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.cpu.intrinsics import declare
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import (
-    Value,
-    floats,
-    halves,
-    joined,
-    load_vector,
-    masked_load,
-    operation,
-    splat,
-    store_vector,
-    void,
-)
-from gemmule.rungs.quantized.cpu._lifted import LIFT
+from gemmule.backends.cpu.simd import Value
+from gemmule.rungs.quantized.cpu.vector.codes import LIFT, LIFT_BITS, Values
 
 COLUMNS = 64
 RESULT_BYTES = 4 * COLUMNS
 LANES = 8  # of a register
 REGISTERS = COLUMNS // LANES
 TABLE_BYTES = 32  # of a zero point: see `nibble_tables`
-LIFT_BITS = 0x4B00  # the upper half of the float 2^23, whose lower half may be a code
-Values = list[Value]
 
 
 class Form(NamedTuple):
@@ -73,30 +60,6 @@ def nibble_tables() -> NDArray[np.uint8]:
     return np.stack([upper & 255, upper >> 8], axis=1).astype(np.uint8)
 
 
-def _register(dtype: str) -> Any:
-    from llvmlite import ir
-
-    element = {"float32": ir.FloatType(), "int32": ir.IntType(32), "int16": ir.IntType(16)}
-    kind = element.get(dtype, ir.IntType(8))
-    width = 32 if dtype == "int8" else {"int16": 16}.get(dtype, LANES)
-    return ir.VectorType(kind, width)
-
-
-def _fused(builder: Any, weight: Value, factor: Value, total: Value) -> Value:
-    from llvmlite import ir
-
-    form = ir.FunctionType(weight.type, [weight.type] * 3)
-    return builder.call(declare(builder, f"llvm.fma.v{LANES}f32", form), [weight, factor, total])
-
-
-def _unknown(builder: Any, vector: Value) -> Value:
-    """Emit a vector as one that LLVM knows nothing of: what it knows, it takes apart."""
-    from llvmlite import ir
-
-    form = ir.FunctionType(vector.type, [vector.type])
-    return builder.asm(form, "", "=x,0", [vector], False)
-
-
 def _behind(builder: Any, number: Value, sums: Values) -> Value:
     """Emit a number, for LLVM to take when it has computed these sums, not before.
 
@@ -109,31 +72,20 @@ def _behind(builder: Any, number: Value, sums: Values) -> Value:
     return builder.asm(form, "", constraints, [number, *sums], False)
 
 
-def _number(builder: Any, address: Value, dtype: str) -> Value:
-    """Emit a load of one number."""
-    from llvmlite import ir
-
-    kind = ir.FloatType() if dtype == "float32" else ir.IntType(16)
-    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
-
-
 def _unpacked(builder: Any, low: Value, high: Value) -> Values:
     """Emit the two interleaved halves of two registers, within each 16 bytes."""
-    from llvmlite import ir
-
     count = low.type.count
     half = count // 4
-    order = ir.VectorType(ir.IntType(32), count)
     lanes = [half * 2 * (i // (2 * half)) + i // 2 % half + count * (i % 2) for i in range(count)]
     return [
-        builder.shuffle_vector(low, high, order([lane + half * side for lane in lanes]))
+        simd.shuffled(builder, low, high, [lane + half * side for lane in lanes])
         for side in range(2)
     ]
 
 
 def _words(builder: Any, raw: Value, bits: int) -> list[Value]:
     """Emit the codes of 32 bytes by their place in 16-bit words: each 16 of them."""
-    words = builder.bitcast(raw, _register("int16"))
+    words = builder.bitcast(raw, simd.vector_type("int16", 16))
     count, found = 16 // bits, []
     for part in range(count):
         code = builder.lshr(words, words.type([bits * part] * 16)) if part else words
@@ -151,7 +103,7 @@ def _by_lift(builder: Any, raw: Value, lift: Value, zeros: Value, form: Form) ->
     steps = []
     for code in _words(builder, raw, form.bits):
         for both in _unpacked(builder, code, lift):
-            some = builder.bitcast(both, _register("float32"))
+            some = builder.bitcast(both, simd.vector_type("float32", LANES))
             if not form.lifted:
                 some = builder.fsub(some, some.type([LIFT] * LANES))
             steps.append(builder.fsub(some, zeros))
@@ -160,35 +112,26 @@ def _by_lift(builder: Any, raw: Value, lift: Value, zeros: Value, form: Form) ->
 
 def _by_tables(builder: Any, raw: Value, tables: Values) -> Values:
     """Emit what nibbles of 32 bytes weigh: their bfloat16, a byte by each table, side by side."""
-    from llvmlite import ir
-
-    kind, words = raw.type, _register("int16")
-    form = ir.FunctionType(kind, [kind, kind])
-    lookup = declare(builder, "llvm.x86.avx2.pshuf.b", form)
+    kind, words = raw.type, simd.vector_type("int16", 16)
     upper = builder.lshr(builder.bitcast(raw, words), words([4] * 16))
     weights = []
     for some in (raw, builder.bitcast(upper, kind)):
         nibbles = builder.and_(some, kind([15] * 32))
-        found = [builder.call(lookup, [table, nibbles]) for table in tables]
+        name = "llvm.x86.avx2.pshuf.b"
+        found = [simd.called(builder, name, kind, table, nibbles) for table in tables]
         for pairs in _unpacked(builder, *found):
-            both = builder.bitcast(pairs, _register("int32"))
+            both = builder.bitcast(pairs, simd.vector_type("int32", LANES))
             even = builder.shl(both, both.type([16] * LANES))
             odd = builder.and_(both, both.type([0xFFFF0000] * LANES))
-            weights += [builder.bitcast(one, _register("float32")) for one in (even, odd)]
+            weights += [
+                builder.bitcast(one, simd.vector_type("float32", LANES)) for one in (even, odd)
+            ]
     return weights
 
 
 def _tables_at(builder: Any, address: Value) -> Values:
-    from llvmlite import ir
-
-    kind = ir.VectorType(ir.IntType(8), 16)
-    order = ir.VectorType(ir.IntType(32), 32)([i % 16 for i in range(32)])
-    found = []
-    for side in range(2):
-        place = builder.add(address, address.type(16 * side))
-        table = builder.load(builder.inttoptr(place, kind.as_pointer()), align=1)
-        found.append(builder.shuffle_vector(table, table, order))
-    return found
+    halves_ = [simd.load_vector(builder, address, "int8", 16 * side, 16) for side in range(2)]
+    return [simd.shuffled(builder, one, one, [i % 16 for i in range(32)]) for one in halves_]
 
 
 @functools.cache
@@ -200,20 +143,18 @@ def add_strip(form: Form, *, whole: bool) -> Intrinsic:
     """
 
     def weights_of(builder: Any, zero: Value, tables: Value) -> Callable[[Value], Values]:
-        from llvmlite import ir
-
         if form.tables:
             at = tables.type(TABLE_BYTES * 8)
             if form.has_zeros:
-                at = builder.zext(_number(builder, zero, "int16"), tables.type)
+                at = builder.zext(simd.load_number(builder, zero, "int16"), tables.type)
             of_zero = _tables_at(builder, builder.add(tables, at))
             return lambda raw: _by_tables(builder, raw, of_zero)
         if form.has_zeros:
-            points = splat(builder, _number(builder, zero, "float32"), LANES)
+            points = simd.splat(builder, simd.load_number(builder, zero, "float32"), LANES)
         else:
             fixed = 2.0 ** (form.bits - 1) + (LIFT if form.lifted else 0)
-            points = ir.VectorType(ir.FloatType(), LANES)([fixed] * LANES)
-        lift = _unknown(builder, _register("int16")([LIFT_BITS] * 16))
+            points = simd.constant(fixed, lanes=LANES)
+        lift = simd.unseen(builder, simd.constant(LIFT_BITS >> 16, "int16", 16))
         return lambda raw: _by_lift(builder, raw, lift, points, form)
 
     def emit(
@@ -226,30 +167,28 @@ def add_strip(form: Form, *, whole: bool) -> Intrinsic:
         tables: Value,
         left: Value,
     ) -> Values:
-        numbers = [splat(builder, _number(builder, one, "float32"), LANES) for one in (scale, x)]
-        factor = builder.fmul(_unknown(builder, numbers[0]), numbers[1])
+        numbers = [
+            simd.splat(builder, simd.load_number(builder, one, "float32"), LANES)
+            for one in (scale, x)
+        ]
+        factor = builder.fmul(simd.unseen(builder, numbers[0]), numbers[1])
         weights = weights_of(builder, zero, tables)
         sums: Values = []
-        before = [half for total in totals for half in halves(builder, total)]
+        before = [half for total in totals for half in simd.halves(builder, total)]
         if not whole:
             raws = _some_codes(builder, at, form.bits, left)
         for i in range(strip_bytes(form.bits) // 32):
             if whole:
                 start = _behind(builder, at, sums) if i > 0 else at
-                raw = _codes_at(builder, start, 32 * i)
+                raw = simd.load_vector(builder, start, "int8", 32 * i, 32)
             else:
                 raw = raws[i]
             for weight in weights(raw):
-                sums.append(_fused(builder, weight, factor, before[len(sums)]))
-        return [joined(builder, *sums[i : i + 2]) for i in range(0, REGISTERS, 2)]
+                sums.append(simd.fused(builder, weight, factor, before[len(sums)]))
+        return [simd.joined(builder, *sums[i : i + 2]) for i in range(0, REGISTERS, 2)]
 
-    return operation(f"add_strip {form} {whole}", _registers, "tiiiiii", emit)
-
-
-def _codes_at(builder: Any, at: Value, low: int) -> Value:
-    """Emit a load of 32 bytes of codes."""
-    place = builder.add(at, at.type(low))
-    return builder.load(builder.inttoptr(place, _register("int8").as_pointer()), align=1)
+    name = f"add_strip {form} {whole}"
+    return simd.operation(name, lambda: simd.floats(REGISTERS // 2), "tiiiiii", emit)
 
 
 def _some_codes(builder: Any, at: Value, bits: int, left: Value) -> Values:
@@ -257,30 +196,8 @@ def _some_codes(builder: Any, at: Value, bits: int, left: Value) -> Values:
     from llvmlite import ir
 
     count = strip_bytes(bits)
-    raw = masked_load(builder, at, ir.IntType(8), count, left)
-    order = ir.VectorType(ir.IntType(32), 32)
-    lanes = [order([low + i for i in range(32)]) for low in range(0, count, 32)]
-    return [builder.shuffle_vector(raw, raw, some) for some in lanes]
-
-
-def _registers() -> Any:
-    return floats(REGISTERS // 2)
-
-
-def _emit_load(builder: Any, address: Value) -> Values:
-    return [load_vector(builder, address, "float32", 64 * i) for i in range(REGISTERS // 2)]
-
-
-def _emit_store(builder: Any, totals: Values, address: Value) -> None:
-    for i, total in enumerate(totals):
-        store_vector(builder, total, address, 64 * i)
-
-
-load_strip = operation("load_strip", _registers, "i", _emit_load)
-"""``f(address)``: a strip's results, in the order in which `add_strip` has them."""
-
-store_strip = operation("store_strip", void, "ti", _emit_store)
-"""``f(totals, address)``: keep a strip's results in memory."""
+    raw = simd.masked_load(builder, at, ir.IntType(8), count, left)
+    return [simd.shuffled(builder, raw, raw, range(low, low + 32)) for low in range(0, count, 32)]
 
 
 def column_of(form: Form, place: int) -> int:
@@ -304,11 +221,7 @@ def in_columns(form: Form) -> Intrinsic:
         places[column_of(form, place)] = place
 
     def emit(builder: Any, address: Value, to: Value) -> None:
-        from llvmlite import ir
+        found = simd.load_vector(builder, address, "float32", 0, COLUMNS)
+        simd.store_vector(builder, simd.shuffled(builder, found, found, places), to, 0)
 
-        kind, order = (ir.VectorType(t, COLUMNS) for t in (ir.FloatType(), ir.IntType(32)))
-        found = builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
-        sorted_ones = builder.shuffle_vector(found, found, order(places))
-        builder.store(sorted_ones, builder.inttoptr(to, kind.as_pointer()), align=1)
-
-    return operation(f"in_columns {form}", void, "ii", emit)
+    return simd.operation(f"in_columns {form}", simd.void, "ii", emit)

@@ -13,39 +13,33 @@ from typing import Any
 
 import numpy as np
 
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.amx import (
     TILE_BYTES,
     TILE_ROWS,
-    AmxJob,
-    add_to_totals,
     configured,
-    fetch_lines,
     load_tile,
     multiply_tiles,
-    put_rows,
     released,
-    row_of_codes,
-    spread,
     store_tile,
     zero_tile,
 )
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Intrinsic, kernel
-from gemmule.backends.cpu.pool import Pooled
-from gemmule.backends.cpu.simd import (
-    LANES,
-    Value,
-    constant,
-    fused,
-    load_vector,
-    operation,
-    store_vector,
-    vector_type,
-    void,
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
+from gemmule.core.problem import Problem
+from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
+from gemmule.rungs.quantized.cpu._product import Product, Rows, Way, product_of
+from gemmule.rungs.quantized.cpu.amx.bfloat16 import fetch_line
+from gemmule.rungs.quantized.cpu.tiles.kernels import groups_are_chunks, rounded_records
+from gemmule.rungs.quantized.cpu.tiles.ops import (
+    RECORD_BYTES,
+    WORDS,
+    chunk_columns,
+    chunk_records,
+    row_of_codes,
 )
-from gemmule.rungs.quantized.cpu._integers import ACTIVATION_GROUP
-from gemmule.rungs.quantized.cpu._tasks import in_tasks
-from gemmule.rungs.quantized.cpu._tile_ops import RECORD_BYTES, WORDS, chunk_records
+from gemmule.rungs.quantized.cpu.vector.integers import ACTIVATION_GROUP, weight_planes
 
 # Tiles 0 to 3 hold the sums of up to four records, 4 and 5 weights, 6 and 7 activations.
 _SHAPES = ((TILE_ROWS, 64),) * 4 + ((TILE_ROWS, ACTIVATION_GROUP),) * 2 + ((WORDS, 64),) * 2
@@ -56,8 +50,7 @@ _TABLE_BYTES = 2 * 4 * LANES
 _WEIGHTS = _TABLES + 4 * _TABLE_BYTES
 _TOTALS = _WEIGHTS + 2 * TILE_BYTES
 
-_get = load("float32", "float32")
-_put = store("float32", "float32")
+_get, _put = load("float32", "float32"), store("float32", "float32")
 
 
 @functools.cache
@@ -75,18 +68,16 @@ def unpack_chunk(bits: int) -> Intrinsic:
         for i in range(TILE_ROWS):
             row = row_of_codes(builder, address, step, i, (last, count))
             if bits == 8:
-                store_vector(builder, row, out, 64 * i)
+                simd.store_vector(builder, row, out, 64 * i)
                 continue
-            words = builder.bitcast(row, vector_type("int32"))
-            nibbles = constant(0x0F0F0F0F, "int32")
-            even = builder.and_(words, nibbles)
-            odd = builder.and_(builder.lshr(words, constant(4, "int32")), nibbles)
+            words = builder.bitcast(row, simd.vector_type("int32"))
+            even, odd = weight_planes(builder, words, bits)
             for half in range(2):
                 order = [8 * half + lane // 2 + LANES * (lane % 2) for lane in range(LANES)]
-                mixed = builder.shuffle_vector(even, odd, vector_type("int32")(order))
-                store_vector(builder, mixed, out, 128 * i + 64 * half)
+                mixed = simd.shuffled(builder, even, odd, order)
+                simd.store_vector(builder, mixed, out, 128 * i + 64 * half)
 
-    return operation(f"amx unpack_chunk {bits}", void, "iiiii", emit)
+    return simd.operation(f"amx unpack_chunk {bits}", simd.void, "iiiii", emit)
 
 
 @functools.cache
@@ -115,12 +106,15 @@ def add_records(bits: int, has_zeros: bool, span: int) -> Intrinsic:
             store_tile(builder, r, work, TILE_BYTES * r)
         for first in records[::span]:
             table = _TABLES + _TABLE_BYTES * (first // span)
-            parts = [constant(0.0)] * TILE_ROWS
+            parts = [simd.constant(0.0)] * TILE_ROWS
             for r in records[first : first + span]:
                 parts = _scaled(builder, parts, r, work, x, table if has_zeros else None)
-            add_to_totals(builder, parts, builder.add(work, work.type(table)), totals)
+            for i, part in enumerate(parts):
+                total = simd.load_vector(builder, totals, "float32", 64 * i)
+                total = simd.fused(builder, part, simd.spread(builder, work, table + 4 * i), total)
+                simd.store_vector(builder, total, totals, 64 * i)
 
-    return operation(f"amx add_records {bits} {has_zeros} {span}", void, "iiiii", emit)
+    return simd.operation(f"amx add_records {bits} {has_zeros} {span}", simd.void, "iiiii", emit)
 
 
 def _scaled(
@@ -128,38 +122,72 @@ def _scaled(
 ) -> list[Value]:
     """Emit ``parts + (sums - zero * sum of x) * scale of x`` for one record, row by row."""
     at = record * RECORD_BYTES + 64 * WORDS
-    scale = load_vector(builder, x, "float32", at)
-    of_x = builder.sitofp(load_vector(builder, x, "int32", at + 64), scale.type)
+    scale = simd.load_vector(builder, x, "float32", at)
+    of_x = builder.sitofp(simd.load_vector(builder, x, "int32", at + 64), scale.type)
     results = []
     for i, part in enumerate(parts):
-        sums = load_vector(builder, work, "int32", TILE_BYTES * record + 64 * i)
+        sums = simd.load_vector(builder, work, "int32", TILE_BYTES * record + 64 * i)
         product = builder.sitofp(sums, scale.type)
         if table is not None:
-            negated = spread(builder, work, table + 4 * LANES + 4 * i)
-            product = fused(builder, negated, of_x, product)
-        results.append(fused(builder, product, scale, part))
+            negated = simd.spread(builder, work, table + 4 * LANES + 4 * i)
+            product = simd.fused(builder, negated, of_x, product)
+        results.append(simd.fused(builder, product, scale, part))
     return results
 
 
 @functools.cache
-def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Pooled:
-    """Return the kernels for one kind of matrix; `span` records of a chunk share scales.
+def fetch_lines() -> Intrinsic:
+    """Return ``f(address, step_bytes)``: ask for sixteen lines."""
 
-    In the job `chunks_per_group` counts from one change of scales to the next, at least 1.
-    """
+    def emit(builder: Any, address: Value, step: Value) -> None:
+        for i in range(TILE_ROWS):
+            fetch_line(builder, builder.add(address, builder.mul(step, step.type(i))))
+
+    return simd.operation("fetch_lines", simd.void, "ii", emit)
+
+
+def _copy(builder: Any, source: Value, target: Value, count: Value) -> None:
+    from llvmlite import ir
+
+    lanes = simd.vector_type("int32")
+    numbers = simd.splat(builder, builder.trunc(count, ir.IntType(32)))
+    mask = builder.icmp_signed("<", lanes(list(range(LANES))), numbers)
+    row = simd.load_vector(builder, source, "float32")
+    pointer = builder.inttoptr(target, row.type.as_pointer())
+    name, aligned_to = "llvm.masked.store.v16f32.p0", ir.IntType(32)(1)
+    simd.called(builder, name, ir.VoidType(), row, pointer, aligned_to, mask)
+
+
+_copy_some = simd.operation(
+    "amx copy_some", simd.void, "iii", _copy
+)  # the first `count` of 16 floats
+
+
+@kernel
+def put_rows(job: Product, totals: int, row: int, last: int, panel: int) -> None:
+    """Write rows of sixteen totals where they belong in the result."""
+    for i in range(last + 1):
+        target = job.y + 4 * ((row + i) * job.columns + LANES * panel)
+        _copy_some(totals + 64 * i, target, job.columns - LANES * panel)
+
+
+@functools.cache
+def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Rows:
+    """Return the micro-kernel for one kind of matrix; `span` records of a chunk share scales."""
     configure, release = configured(*_SHAPES), released()
     unpack, add, put = unpack_chunk(bits), add_records(bits, has_zeros, span), put_rows
     scale = load(scale_dtype, "float32")
     tables = chunk_records(bits) // span
     chunk_bytes_of_x = chunk_records(bits) * RECORD_BYTES
-    whole, unpacked_step = bits == 8, 8 * 64 // bits
+    whole, unpacked_step, width = bits == 8, 8 * 64 // bits, chunk_columns(bits)
 
     @kernel
-    def fill(job: AmxJob, work: int, row: int, last: int, group: int) -> None:
+    def fill(job: Product, work: int, row: int, last: int, group: int) -> None:
+        groups = max(job.scale_step, 1)
         for t in range(tables):
-            at = work + _TABLES + t * _TABLE_BYTES
+            at, mine = work + _TABLES + t * _TABLE_BYTES, min(group + t, groups - 1)
             for i in range(TILE_ROWS):
-                place = (row + min(i, last)) * job.scale_step + min(group + t, job.groups - 1)
+                place = (row + min(i, last)) * job.scale_step + mine
                 _put(at, i, scale(job.scales, place))
                 if has_zeros:
                     _put(at, LANES + i, -_get(job.zeros, place))
@@ -167,8 +195,9 @@ def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: in
     fetch = fetch_lines()
 
     @kernel
-    def tiles(job: AmxJob, first: int, end: int) -> None:
+    def tiles(job: Product, first: int, end: int) -> None:
         chunks, panels = (job.row_bytes + 63) // 64, (job.columns + LANES - 1) // LANES
+        per_group = chunks if job.group >= job.n else max(job.group // width, 1)
         memory = np.empty(_TOTALS + panels * TILE_BYTES + 64, np.uint8)
         work = (memory.ctypes.data + 63) // 64 * 64
         totals = work + _TOTALS
@@ -180,9 +209,9 @@ def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: in
             for chunk in range(chunks):
                 at = job.codes + row * job.row_bytes + 64 * chunk
                 below = job.codes + (row + TILE_ROWS) * job.row_bytes
-                fetch(below + chunk * job.line_on, job.line_step)
-                if chunk % job.chunks_per_group == 0:
-                    fill(job, work, row, last, chunk // job.chunks_per_group * tables)
+                fetch(below + chunk * 64, job.row_bytes)
+                if chunk % per_group == 0:
+                    fill(job, work, row, last, chunk // per_group * tables)
                 count = job.row_bytes - 64 * chunk
                 weights, step = work + _WEIGHTS, unpacked_step
                 if whole and last == TILE_ROWS - 1 and count >= 64:
@@ -195,7 +224,7 @@ def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: in
                         work,
                         weights,
                         step,
-                        x + panel * job.panel_bytes,
+                        x + panel * job.x_step,
                         totals + panel * TILE_BYTES,
                     )
             for panel in range(panels):
@@ -203,4 +232,31 @@ def tile_register_kernels(bits: int, scale_dtype: str, has_zeros: bool, span: in
         release()
         memory[0] = 0  # Numba frees it behind the place that names it last
 
-    return in_tasks(tiles, AmxJob)
+    return Rows(tiles)
+
+
+def integer_tiles(parts: Stored, columns: int) -> Way:
+    """Return how a matrix is multiplied by columns rounded to 8 bits; see `groups_are_records`."""
+    bits, has_zeros = parts.bits, parts.zeros is not None
+    records = chunk_records(bits)
+    size = -(-parts.row_bytes // BLOCK_BYTES) * records * RECORD_BYTES
+    span = min(parts.group, chunk_columns(bits)) // ACTIVATION_GROUP
+    span = records if parts.group >= parts.n else span
+    return Way(
+        rows=integer_rows(bits, scale_dtype_of(parts), has_zeros, span),
+        product=product_of(parts, x_step=size),
+        kept=None,
+        unit=TILE_ROWS,
+        panel=LANES,
+        panel_bytes=size,
+        prepare=rounded_records(bits, has_zeros),
+        alone_below=LANES * SERIAL_BYTES,
+    )
+
+
+def groups_are_records(problem: Problem) -> bool:
+    """Whether a group is a row, or whole chunks, or what divides a chunk into whole records."""
+    if problem.quant is None or groups_are_chunks(problem):
+        return problem.quant is not None
+    size, chunk = problem.quant.group_size or 1, chunk_columns(problem.quant.bits)
+    return chunk % size == 0 and size % ACTIVATION_GROUP == 0

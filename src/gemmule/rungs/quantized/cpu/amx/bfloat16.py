@@ -17,33 +17,19 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.amx import (
     TILE_BYTES,
     TILE_ROWS,
-    fetch_line,
-    load_long,
     load_tile,
     multiply_tiles,
-    row_of_codes,
-    spread,
     store_tile,
     zero_tile,
 )
-from gemmule.backends.cpu.intrinsics import declare
+from gemmule.backends.cpu.intrinsics import emit_prefetch
 from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import (
-    LANES,
-    Value,
-    constant,
-    fused,
-    load_vector,
-    masked_load,
-    operation,
-    splat,
-    store_vector,
-    vector_type,
-    void,
-)
+from gemmule.backends.cpu.simd import LANES, Value
+from gemmule.rungs.quantized.cpu.tiles.ops import row_of_codes
 
 # Sixteen rows each; activations are loaded once for all of them, and the sums of three are as many
 # as an addition needs that waits 52 cycles for the one before it.
@@ -99,10 +85,22 @@ def x_bytes(bits: int, pieces: int) -> int:
 # Places in a task's frame, which tells the operations what to work on; an int64 each. Of the chunk
 # to decode: CODES, LAST, BYTES (see `row_of_codes`), TABLE, and NEXT, where its weights go. Of the
 # one to multiply: WEIGHTS, X, SUMS. Of the one to scale: PENDING sums, SCALED, its table,
-# SUMS_OF_X, TOTALS. LINES: where to ask for lines, `LINE_STEP` apart. FACTOR: bits of a float32.
+# SUMS_OF_X, TOTALS. LINES: where to ask for lines, a row apart. FACTOR: bits of a float32.
 CODES, ROW_STEP, LAST, BYTES, TABLE, NEXT, WEIGHTS, X = range(8)
-SUMS, PENDING, SCALED, SUMS_OF_X, TOTALS, FACTOR, LINES, LINE_STEP = range(8, 16)
+SUMS, PENDING, SCALED, SUMS_OF_X, TOTALS, FACTOR, LINES = range(8, 15)
 FRAME_BYTES = 128
+
+
+def _word(builder: Any, frame: Value, index: int) -> Value:
+    """Emit a load of a word of the frame."""
+    return simd.load_number(builder, frame, "int64", 8 * index)
+
+
+def fetch_line(builder: Any, address: Value) -> None:
+    """Emit a request for the line at any address, into the second level."""
+    from llvmlite import ir
+
+    emit_prefetch(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()), near=2)
 
 
 @functools.cache
@@ -117,7 +115,7 @@ def decode_chunk(bits: int, has_zeros: bool, whole: bool) -> Intrinsic:
         for i in range(BLOCK_ROWS):
             decode(i)
 
-    return operation(f"amx decode_chunk {bits} {has_zeros} {whole}", void, "i", emit)
+    return simd.operation(f"amx decode_chunk {bits} {has_zeros} {whole}", simd.void, "i", emit)
 
 
 @functools.cache
@@ -129,7 +127,7 @@ def scale_sums(bits: int, has_zeros: bool) -> Intrinsic:
         for i in range(BLOCK_ROWS):
             scale(i)
 
-    return operation(f"amx scale_sums {bits} {has_zeros}", void, "i", emit)
+    return simd.operation(f"amx scale_sums {bits} {has_zeros}", simd.void, "i", emit)
 
 
 @functools.cache
@@ -143,7 +141,7 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
 
     def emit(builder: Any, frame: Value) -> None:
         weights, x, sums, ahead, apart = (
-            load_long(builder, frame, i) for i in (WEIGHTS, X, SUMS, LINES, LINE_STEP)
+            _word(builder, frame, i) for i in (WEIGHTS, X, SUMS, LINES, ROW_STEP)
         )
         steps = [_scaling(builder, frame, bits, has_zeros)]
         if decoding:
@@ -169,17 +167,17 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
             store_tile(builder, b, sums, TILE_BYTES * b)
 
     name = f"amx multiply_chunk {bits} {pieces} {has_zeros} {decoding}"
-    return operation(name, void, "i", emit)
+    return simd.operation(name, simd.void, "i", emit)
 
 
 def _decoding(
     builder: Any, frame: Value, bits: int, has_zeros: bool, *, whole: bool
 ) -> Callable[[int], None]:
     """Return what emits the decoding of the i-th row."""
-    codes, step, table, out = (load_long(builder, frame, i) for i in (CODES, ROW_STEP, TABLE, NEXT))
+    codes, step, table, out = (_word(builder, frame, i) for i in (CODES, ROW_STEP, TABLE, NEXT))
     limits = None
     if not whole:
-        limits = (load_long(builder, frame, LAST), load_long(builder, frame, BYTES))
+        limits = (_word(builder, frame, LAST), _word(builder, frame, BYTES))
     decode, tiles = _nibbles if bits == 4 else _bytes, tiles_of(bits)
 
     def emit(i: int) -> None:
@@ -187,7 +185,9 @@ def _decoding(
         row = row_of_codes(builder, codes, step, i, limits)
         place = builder.add(table, table.type(TABLE_BYTES * block))
         for tile, weights in enumerate(decode(builder, row, place, lane, has_zeros)):
-            store_vector(builder, weights, out, TILE_BYTES * (tiles * block + tile) + 64 * lane)
+            simd.store_vector(
+                builder, weights, out, TILE_BYTES * (tiles * block + tile) + 64 * lane
+            )
 
     return emit
 
@@ -200,22 +200,24 @@ def _scaling(builder: Any, frame: Value, bits: int, has_zeros: bool) -> Callable
     from llvmlite import ir
 
     sums, table, of_x, factor, totals = (
-        load_long(builder, frame, i) for i in (PENDING, SCALED, SUMS_OF_X, FACTOR, TOTALS)
+        _word(builder, frame, i) for i in (PENDING, SCALED, SUMS_OF_X, FACTOR, TOTALS)
     )
     number = builder.bitcast(builder.trunc(factor, ir.IntType(32)), ir.FloatType())
-    factors, activations = splat(builder, number), load_vector(builder, of_x, "float32")
+    factors, activations = simd.splat(builder, number), simd.load_vector(builder, of_x, "float32")
     if shrunk_by(bits):  # as the sums are
-        activations = builder.fmul(activations, constant(2.0 ** -shrunk_by(bits)))
+        activations = builder.fmul(activations, simd.constant(2.0 ** -shrunk_by(bits)))
 
     def emit(i: int) -> None:
         place = TABLE_BYTES * (i // TILE_ROWS) + 4 * (i % TILE_ROWS)
-        part = load_vector(builder, sums, "float32", 64 * i)
+        part = simd.load_vector(builder, sums, "float32", 64 * i)
         if has_zeros:
-            part = fused(builder, spread(builder, table, RESTS + place), activations, part)
+            part = simd.fused(
+                builder, simd.spread(builder, table, RESTS + place), activations, part
+            )
         part = builder.fmul(part, factors)
-        total = load_vector(builder, totals, "float32", 64 * i)
-        total = fused(builder, part, spread(builder, table, SCALES + place), total)
-        store_vector(builder, total, totals, 64 * i)
+        total = simd.load_vector(builder, totals, "float32", 64 * i)
+        total = simd.fused(builder, part, simd.spread(builder, table, SCALES + place), total)
+        simd.store_vector(builder, total, totals, 64 * i)
 
     return emit
 
@@ -229,23 +231,17 @@ def window() -> list[int]:
 
 def _nibbles(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> list[Value]:
     """Emit a look-up for nibble k of every 16 bits; the index ends in 5 bits, so tables repeat."""
-    from llvmlite import ir
-
-    words = ir.VectorType(ir.IntType(16), 32)
+    words = simd.vector_type("int16", 32)
     if has_zeros:
-        half = ir.VectorType(ir.IntType(16), 16)
-        place = builder.add(tables, tables.type(WHOLE + 8 * i))
-        at = builder.load(builder.inttoptr(place, ir.IntType(64).as_pointer()), align=8)
-        few = builder.load(builder.inttoptr(at, half.as_pointer()), align=2)
-        twice = ir.VectorType(ir.IntType(32), 32)([lane % 16 for lane in range(32)])
-        table = builder.shuffle_vector(few, half(ir.Undefined), twice)
+        at = simd.load_number(builder, tables, "int64", WHOLE + 8 * i)
+        few = simd.load_vector(builder, at, "int16", 0, 16)
+        table = simd.shuffled(builder, few, few, [lane % 16 for lane in range(32)])
     else:
         table = words(window()[7:23] * 2)
     name = "llvm.x86.avx512.permvar.hi.512"
-    function = declare(builder, name, ir.FunctionType(words, [words, words]))
     codes = builder.bitcast(row, words)
     shifted = [codes] + [builder.lshr(codes, words([4 * k] * 32)) for k in (1, 2, 3)]
-    return [builder.call(function, [table, index]) for index in shifted]
+    return [simd.called(builder, name, words, table, index) for index in shifted]
 
 
 def _bytes(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> list[Value]:
@@ -256,12 +252,13 @@ def _bytes(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> 
     """
     from llvmlite import ir
 
-    words = ir.VectorType(ir.IntType(16), 32)
-    halves = ir.VectorType(ir.HalfType(), 32)
+    words, halves = simd.vector_type("int16", 32), ir.VectorType(ir.HalfType(), 32)
     codes, magic = builder.bitcast(row, words), words([MAGIC_BITS] * 32)
     taken = words([MAGIC_BITS + 128] * 32)
     if has_zeros:  # a pair of them
-        pair = builder.bitcast(spread(builder, tables, WHOLE + 4 * i), vector_type("int32"))
+        pair = builder.bitcast(
+            simd.spread(builder, tables, WHOLE + 4 * i), simd.vector_type("int32")
+        )
         taken = builder.bitcast(pair, words)
     zero, weights = builder.bitcast(taken, halves), []
     for code in (builder.and_(codes, words([255] * 32)), builder.lshr(codes, words([8] * 32))):
@@ -274,8 +271,8 @@ def _bytes(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> 
 
 def _joined(builder: Any, first: Value, second: Value) -> Value:
     """Emit the upper halves of two word vectors as pairs, the first one's below."""
-    low = builder.lshr(first, constant(16, "int32"))
-    return builder.or_(low, builder.and_(second, constant(0xFFFF0000, "int32")))
+    low = builder.lshr(first, simd.constant(16, "int32"))
+    return builder.or_(low, builder.and_(second, simd.constant(0xFFFF0000, "int32")))
 
 
 @functools.cache
@@ -292,21 +289,21 @@ def pack_pair(pieces: int) -> Intrinsic:
 
         exponent = builder.shl(builder.lshr(counts, counts.type(16)), counts.type(23))
         power = builder.bitcast(builder.trunc(exponent, ir.IntType(32)), ir.FloatType())
-        total, split = load_vector(builder, sums, "float32"), []
+        total, split = simd.load_vector(builder, sums, "float32"), []
         for address, shift in ((a, 0), (b, 8)):
             count = builder.and_(builder.lshr(counts, counts.type(shift)), counts.type(255))
-            raw = masked_load(builder, address, ir.IntType(32), LANES, count)
-            value = builder.bitcast(raw, vector_type("float32"))
-            value = builder.fmul(value, splat(builder, power))
+            raw = simd.masked_load(builder, address, ir.IntType(32), LANES, count)
+            value = builder.bitcast(raw, simd.vector_type("float32"))
+            value = builder.fmul(value, simd.splat(builder, power))
             parts, value = _pieces(builder, value, pieces)
             total = builder.fadd(total, value)
             split.append(parts)
-        store_vector(builder, total, sums, 0)
+        simd.store_vector(builder, total, sums, 0)
         for piece in range(pieces):
             joined = _joined(builder, split[0][piece], split[1][piece])
-            store_vector(builder, joined, out, TILE_BYTES * piece)
+            simd.store_vector(builder, joined, out, TILE_BYTES * piece)
 
-    return operation(f"amx pack_pair {pieces}", void, "iiiii", emit)
+    return simd.operation(f"amx pack_pair {pieces}", simd.void, "iiiii", emit)
 
 
 def _pieces(builder: Any, value: Value, pieces: int) -> tuple[list[Value], Value]:
@@ -315,11 +312,13 @@ def _pieces(builder: Any, value: Value, pieces: int) -> tuple[list[Value], Value
     A single piece is rounded to nearest even; of several each is cut off, which cannot overflow,
     and the last one has no more than 8 bits left.
     """
-    words, upper = vector_type("int32"), constant(0xFFFF0000, "int32")
+    words, upper = simd.vector_type("int32"), simd.constant(0xFFFF0000, "int32")
     if pieces == 1:
         bits = builder.bitcast(value, words)
-        odd = builder.and_(builder.lshr(bits, constant(16, "int32")), constant(1, "int32"))
-        carry = builder.add(odd, constant(0x7FFF, "int32"))
+        odd = builder.and_(
+            builder.lshr(bits, simd.constant(16, "int32")), simd.constant(1, "int32")
+        )
+        carry = builder.add(odd, simd.constant(0x7FFF, "int32"))
         rounded = builder.and_(builder.add(bits, carry), upper)
         return [rounded], builder.bitcast(rounded, value.type)
     parts, rest = [], value

@@ -1,0 +1,254 @@
+"""One quantised product: what its kernel is told, who computes which share, how a host runs it.
+
+**The contract of a micro-kernel.** A micro-kernel is a compiled function over a `Product`, which
+names all memory by integer addresses. It is of one of two kinds:
+
+- *along the stored rows*: ``f(product, first, end)`` writes the results of these rows, without the
+  last named, in all columns. It zeroes what it sums in and finishes what it writes; nobody else
+  writes these rows. A share begins at a multiple of what the kernel takes at once (`Way.unit`).
+- *across them*: ``f(product, first, end, sums, left, right)`` adds the products of rows
+  ``first .. end - 1`` (or groups of rows: `_across`) to the sums of blocks ``left .. right - 1`` of
+  columns. The caller zeroes the sums before and brings them into the order of y after.
+
+Rows of codes lie ``row_bytes`` apart, their scales and zero points ``scale_step`` elements. The
+kernel reads x as its own `prepare` left it, of any alignment unless that says otherwise, and no
+byte behind the codes, scales and zero points. All else (threads, shares, results that are not whole
+panels) is derived here, once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.backends.cpu.atomics import unpacked_as
+from gemmule.backends.cpu.calls.builtin import Job
+from gemmule.backends.cpu.intrinsics import enter, load
+from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.pool import Pooled
+from gemmule.backends.cpu.simd import BLOCK_BYTES
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Params
+from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Run, Stored, address, bound
+
+
+class Product(NamedTuple):
+    """A stored matrix and what it is multiplied by: addresses, counts, and steps in bytes.
+
+    m, n: stored rows and columns. group: columns of one, scale_step: elements from one row's scales
+    to the next row's, 0 with one scale for the matrix. first, lanes: the group of each block's
+    first lane, and which of those behind it each lane has (see `_operands.Blocks`); or, in place of
+    lanes, a kernel's tables. lowest: `LOWEST_BYTES`. x_step: from one block's activations to the
+    next, from one panel's, or across the rows from one block of results. columns: of y, with whole
+    panels where the kernel wants them. factor: bits of a float32 that sums are multiplied by.
+    """
+
+    codes: int
+    row_bytes: int
+    m: int
+    n: int
+    group: int
+    scales: int
+    zeros: int
+    scale_step: int
+    first: int
+    lanes: int
+    lowest: int
+    x: int
+    x_step: int
+    y: int
+    columns: int
+    factor: int
+
+
+# The lowest byte of each lane: of a mask that LLVM knows it would make two instructions.
+LOWEST_BYTES = 0x1111111111111111
+load_product, SIZE = unpacked_as(Product), len(Product._fields)
+X_AT, Y_AT = (8 * Product._fields.index(name) for name in ("x", "y"))
+_number, _SIZE = load("int64", "int64"), SIZE
+
+
+def product_of(
+    parts: Stored,
+    x: int = 0,
+    y: int = 0,
+    *,
+    x_step: int = 0,
+    columns: int = 1,
+    factor: int = 0,
+    scales: int | None = None,
+    zeros: int | None = None,
+    first: int = 0,
+    lanes: int = 0,
+) -> Product:
+    """Return the product of a matrix; scales, zeros: where they lie if not in the matrix."""
+    return Product(
+        codes=address(parts.codes),
+        row_bytes=parts.row_bytes,
+        m=parts.m,
+        n=parts.n,
+        group=parts.group,
+        scales=address(parts.scales) if scales is None else scales,
+        zeros=parts.zeros_address if zeros is None else zeros,
+        scale_step=parts.scale_step,
+        first=first,
+        lanes=lanes,
+        lowest=LOWEST_BYTES,
+        x=x,
+        x_step=x_step,
+        y=y,
+        columns=columns,
+        factor=factor,
+    )
+
+
+@kernel
+def _share(at: int, number: int) -> None:
+    """Compute a share of the rows; words: a `Product`, the unit, how many shares, the kernel."""
+    product, unit, count = load_product(at), _number(at, _SIZE), _number(at, _SIZE + 1)
+    units = (product.m + unit - 1) // unit
+    first, end = units * number // count * unit, units * (number + 1) // count * unit
+    enter(_number(at, _SIZE + 2), (product, first, min(end, product.m)))
+
+
+class Rows:
+    """A micro-kernel along the rows, in shares."""
+
+    def __init__(self, rows: Kernel) -> None:
+        self._rows, self.shares = rows, Pooled(_share, lambda: self.entry)
+
+    @functools.cached_property
+    def entry(self) -> int:
+        """The address of the compiled micro-kernel."""
+        return self._rows.entry(Product, int, int)
+
+    def run(self, product: Product, unit: int, rows_per_share: int, *, alone: bool) -> None:
+        """Compute a product of matrices, on the calling thread alone where `alone`."""
+        units = -(-product.m // unit)
+        count = -(-units // -(-rows_per_share // unit))
+        run = self.shares.alone if alone else self.shares
+        run(count, *product, unit, count)
+
+
+def share_address() -> int:
+    """Return the address of what computes a share of a micro-kernel along the rows."""
+    return _share.address(2)
+
+
+Prepare = Callable[[NDArray[Any], int, int], "int | None"]
+
+
+class Way(NamedTuple):
+    """How a micro-kernel along the rows multiplies one matrix.
+
+    product: with all that no x changes; kept: what it points to besides the matrix. unit: rows that
+    a share does not split. panel: columns of x that the kernel takes at once, `padded` if y must
+    have whole ones; panel_bytes: of their activations. ``prepare(x, place, panel_bytes)`` writes
+    those of all panels to zero-filled memory that begins a cache line and returns the product's
+    factor, or None where this x cannot be multiplied so. most_rows: of a share, if limited.
+    alone_below: bytes of codes, times columns, that one thread multiplies as fast as two.
+    """
+
+    rows: Rows
+    product: Product
+    kept: Any
+    unit: int
+    panel: int
+    panel_bytes: int
+    prepare: Prepare
+    padded: bool = False
+    most_rows: int = 1 << 30
+    alone_below: int = SERIAL_BYTES
+
+
+def multiply(
+    parts: Stored, way: Way, x: NDArray[Any], y: NDArray[Any], rows_per_share: int
+) -> bool:
+    """Set ``y = A x`` with x, (n, c) float32; return False, with nothing done, where it cannot."""
+    columns = x.shape[1]
+    panels = -(-columns // way.panel)
+    room = np.zeros(panels * way.panel_bytes + BLOCK_BYTES, np.uint8)
+    place = aligned(room)
+    factor = way.prepare(x, place, way.panel_bytes)
+    if factor is None:
+        return False
+    whole = not way.padded or panels * way.panel == columns
+    target = y if whole else np.empty((parts.m, panels * way.panel), np.float32)
+    product = way.product._replace(
+        x=place, y=address(target), columns=target.shape[1], factor=factor
+    )
+    small = parts.codes.nbytes * target.shape[1] < way.alone_below
+    way.rows.run(product, way.unit, min(rows_per_share, way.most_rows), alone=small)
+    if not whole:
+        y[...] = target[:, :columns]
+    return True
+
+
+def aligned(room: NDArray[Any]) -> int:
+    """Return the first address in `room` that begins a cache line."""
+    return -(-address(room) // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def by_kernel(kernel_of: Callable[[], Kernel], *, turned: bool = False) -> Prepare:
+    """Return the `Way.prepare` of ``f(x, n, columns, out, panel_bytes)``, not 0 where it cannot.
+
+    turned: it takes x as (columns, n).
+    """
+
+    def prepare(x: NDArray[Any], place: int, panel_bytes: int) -> int | None:
+        given = np.ascontiguousarray(x.T) if turned else x
+        return None if kernel_of()(address(given), *x.shape, place, panel_bytes) else 0
+
+    return prepare
+
+
+Make = Callable[[Stored, int], Way]
+
+
+def bind_ways(*makes: Make, columns: int) -> Callable[[Problem, Params], Run]:
+    """Return the `bind` of a rung that multiplies by the first of some ways that takes an x.
+
+    makes: each makes the way of a matrix, for up to `columns` columns at once.
+    """
+
+    def bind(problem: Problem, params: Params) -> Run:
+        rows_per_share, at_once = int(params["rows_per_task"]), min(columns, max(1, problem.n))
+
+        def core(parts: Stored, B: NDArray[Any], C: NDArray[Any]) -> None:
+            for make in makes:
+                if multiply(parts, parts.kept(make, at_once), B, C, rows_per_share):
+                    return
+
+        return bound(core, "float32")
+
+    return bind
+
+
+class OneVector:
+    """The products of a matrix with single vectors: a kernel ``job(words, A, x, y)`` and its words.
+
+    split: what threads may share now; the words, which depend on it alone, are kept for each.
+    """
+
+    def __init__(self, job: Kernel, kept: Any) -> None:
+        self._job, self._kept = job, kept
+        self._words: dict[Any, NDArray[np.int64]] = {}
+
+    def words(self, split: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the words of a call; of split the pool's address comes last."""
+        raise NotImplementedError
+
+    def multiply(self, split: tuple[int, ...], x: NDArray[Any], y: NDArray[Any]) -> bool:
+        """Set y to the product; return False, with nothing done, where the kernel cannot."""
+        words = self._words.get(split)
+        if words is None:
+            words = self._words.setdefault(split, np.array(self.words(split), np.int64))
+        return not self._job.compiled(address(words), 0, address(x), address(y))
+
+    def bound(self, split: tuple[int, ...]) -> Job:
+        """Return the product as what a builtin function is bound to."""
+        return Job(self._job.address(4, returns=True), self.words(split), split[-1], self)

@@ -1,0 +1,1 @@
+"""Quantised products in the tile registers of AMX."""

@@ -1,0 +1,256 @@
+"""LLVM code of the tile of sixteen rows: one row in each lane, 8-bit activations broadcast.
+
+A *chunk* is 64 bytes of each of sixteen rows, transposed so that a word vector holds four bytes of
+each row; nibbles become two planes, even and odd columns. A *record* is what 32 columns of x hold
+for sixteen columns of the result: eight vectors of four activations each, in the order of
+the planes, then the scales, then what the zero points take off (see `quantise_block`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from gemmule.backends.cpu import simd
+from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
+from gemmule.rungs.quantized.cpu.vector.integers import (
+    ACTIVATION_GROUP,
+    dot,
+    rounded,
+    weight_planes,
+)
+
+TILE_COLUMNS = 8  # sums in registers: eight in integers and eight in floats
+WORDS = 8  # vectors of four activations in a record
+RECORD_BYTES = BLOCK_BYTES * (WORDS + 2)
+
+
+def chunk_columns(bits: int) -> int:
+    """Return how many columns of a row one chunk holds."""
+    return 8 * BLOCK_BYTES // bits
+
+
+def chunk_records(bits: int) -> int:
+    """Return how many records one chunk meets."""
+    return chunk_columns(bits) // ACTIVATION_GROUP
+
+
+def plane_bytes(bits: int) -> int:
+    """Return the size of a transposed chunk, one byte for each code."""
+    return LANES * chunk_columns(bits)
+
+
+@functools.cache
+def transpose_chunk(bits: int) -> Intrinsic:
+    """Return ``f(address, row_step_bytes, last_row, count, _, out)``: a chunk as planes.
+
+    Sixteen rows from `address` on, `count` bytes of each (the rest are zeros); rows behind
+    `last_row` (counted from the first) repeat it.
+    """
+
+    def emit(builder: Any, address: Value, *rest: Value) -> None:
+        step, last, count, _, out = rest
+        place = 0
+        for word in _words_of_rows(builder, address, step, last, count):
+            for plane in weight_planes(builder, word, bits):
+                simd.store_vector(builder, plane, out, place)
+                place += BLOCK_BYTES
+
+    return simd.operation(f"transpose_chunk {bits}", simd.void, "iiiiii", emit)
+
+
+@functools.cache
+def decode_chunk(bits: int) -> Intrinsic:
+    """Return ``f(address, row_step_bytes, last_row, count, zeros, out)``: a chunk as floats.
+
+    Like `transpose_chunk`, with one vector of sixteen rows' ``code - zero`` for each column; zeros:
+    the address of sixteen zero points.
+    """
+
+    def emit(builder: Any, address: Value, *rest: Value) -> None:
+        step, last, count, zeros, out = rest
+        points, where = simd.load_vector(builder, zeros, "float32"), 0
+        for word in _words_of_rows(builder, address, step, last, count):
+            for k in range(simd.codes_per_lane(bits)):
+                weight = builder.fsub(simd.code_as_float(builder, word, k, bits), points)
+                simd.store_vector(builder, weight, out, where)
+                where += BLOCK_BYTES
+
+    return simd.operation(f"decode_chunk {bits}", simd.void, "iiiiii", emit)
+
+
+@functools.cache
+def add_columns(count: int) -> Intrinsic:
+    """Return ``f(sums, weights, x)``: sums of `count` columns plus four vectors of weights times x.
+
+    weights: address of the vectors; x: of four rows of `count` activations.
+    """
+
+    def emit(builder: Any, sums: list[Value], weights: Value, x: Value) -> list[Value]:
+        for k in range(ROWS):
+            weight = simd.load_vector(builder, weights, "float32", 64 * k)
+            for c in range(count):
+                sums[c] = simd.fused(
+                    builder, weight, simd.spread(builder, x, 4 * (k * count + c)), sums[c]
+                )
+        return sums
+
+    return simd.operation(f"add_columns {count}", lambda: simd.floats(count), "tii", emit)
+
+
+@functools.cache
+def add_scaled(count: int) -> Intrinsic:
+    """Return ``f(sums, scales, totals)``: add the sums times sixteen scales to totals in memory."""
+
+    def emit(builder: Any, sums: list[Value], scales: Value, totals: Value) -> None:
+        scale = simd.load_vector(builder, scales, "float32")
+        for c, one in enumerate(sums):
+            total = simd.load_vector(builder, totals, "float32", 64 * c)
+            simd.store_vector(builder, simd.fused(builder, one, scale, total), totals, 64 * c)
+
+    return simd.operation(f"add_scaled {count}", simd.void, "tii", emit)
+
+
+def row_of_codes(
+    builder: Any, address: Value, step: Value, i: int, edge: tuple[Value, Value] | None
+) -> Value:
+    """Emit a load of 64 bytes of the i-th row.
+
+    edge: the number of the last row, which stands for those behind it, and how many bytes of a row
+    there are; None: all rows and 64 bytes are there, which takes half the instructions.
+    """
+    from llvmlite import ir
+
+    row = address.type(i)
+    if edge is not None:
+        row = builder.select(builder.icmp_signed("<=", row, edge[0]), row, edge[0])
+    start = builder.add(address, builder.mul(row, step))
+    if edge is None:
+        return simd.load_vector(builder, start, "int8", 0, BLOCK_BYTES)
+    return simd.masked_load(builder, start, ir.IntType(8), BLOCK_BYTES, edge[1])
+
+
+def _words_of_rows(
+    builder: Any, address: Value, step: Value, last: Value, count: Value
+) -> list[Value]:
+    """Emit sixteen vectors, each with one word of every row."""
+    raw = (row_of_codes(builder, address, step, i, (last, count)) for i in range(LANES))
+    return _transposed(builder, [builder.bitcast(row, simd.vector_type("int32")) for row in raw])
+
+
+def _transposed(builder: Any, rows: list[Value]) -> list[Value]:
+    """Emit the transpose of sixteen vectors: in four rounds, pairs swap lanes 1, 2, 4, 8 apart."""
+    for apart in (1, 2, 4, 8):
+        upper = [(lane & apart) != 0 for lane in range(LANES)]
+        first = [LANES + lane - apart if up else lane for lane, up in enumerate(upper)]
+        second = [LANES + lane if up else lane + apart for lane, up in enumerate(upper)]
+        for i in range(LANES):
+            if not i & apart:
+                a, b = rows[i], rows[i + apart]
+                rows[i] = simd.shuffled(builder, a, b, first)
+                rows[i + apart] = simd.shuffled(builder, a, b, second)
+    return rows
+
+
+@functools.cache
+def add_tile(bits: int, has_zeros: bool) -> Intrinsic:
+    """Return ``f(planes, x, scales, zeros, totals)``: add a chunk's products to eight columns.
+
+    All are addresses: `planes` from `transpose_chunk`; `x` of the first column within the chunk's
+    records; `scales`, `zeros` of sixteen floats, one for each row; `totals` of eight vectors. The
+    integer sum over a record is exact.
+    """
+
+    def emit(
+        builder: Any, planes: Value, x: Value, scales: Value, zeros: Value, totals: Value
+    ) -> None:
+        columns = range(TILE_COLUMNS)
+        parts = [simd.constant(0.0)] * TILE_COLUMNS
+        negated = None
+        if has_zeros:
+            negated = builder.fneg(simd.load_vector(builder, zeros, "float32"))
+        for record in range(chunk_records(bits)):
+            at = record * RECORD_BYTES
+            taken_off = [
+                simd.spread(builder, x, at + 64 * (WORDS + 1) + 4 * c, "int32") for c in columns
+            ]
+            sums = [simd.constant(0, "int32")] * TILE_COLUMNS if has_zeros else list(taken_off)
+            for word in range(WORDS):
+                weights = simd.load_vector(builder, planes, "int32", 64 * (WORDS * record + word))
+                for c in columns:
+                    activations = simd.spread(builder, x, at + 64 * word + 4 * c, "int32")
+                    sums[c] = dot(builder, sums[c], weights, activations)
+            for c in columns:
+                product = builder.sitofp(sums[c], simd.vector_type("float32"))
+                if negated is not None:
+                    of_x = builder.sitofp(taken_off[c], simd.vector_type("float32"))
+                    product = simd.fused(builder, negated, of_x, product)
+                scale = simd.spread(builder, x, at + 64 * WORDS + 4 * c)
+                parts[c] = simd.fused(builder, product, scale, parts[c])
+        row_scales = simd.load_vector(builder, scales, "float32")
+        for c in columns:
+            total = simd.load_vector(builder, totals, "float32", 64 * c)
+            simd.store_vector(
+                builder, simd.fused(builder, parts[c], row_scales, total), totals, 64 * c
+            )
+
+    return simd.operation(f"add_tile {bits} {has_zeros}", simd.void, "iiiii", emit)
+
+
+@functools.cache
+def quantise_block(bits: int, has_zeros: bool) -> Intrinsic:
+    """Return ``f(x, row_step_bytes, rows, columns, out)``: one record from 32 rows of x.
+
+    Only `rows` rows and `columns` columns exist, others count as zeros. Each column has a scale,
+    max|x| / 127. The last vector holds the sum of a column's codes, without zero points times
+    ``-2^(bits - 1)``, the fixed zero point: the dot product then starts from it.
+    """
+
+    def emit(builder: Any, x: Value, step: Value, rows: Value, columns: Value, out: Value) -> None:
+        values = _rows_of_x(builder, x, step, rows, columns)
+        largest = simd.constant(0.0)
+        for value in values:
+            size = simd.called(builder, "llvm.fabs.v16f32", value.type, value)
+            bigger = builder.fcmp_ordered(">", size, largest)
+            largest = builder.select(bigger, size, largest)
+        scale = builder.fdiv(largest, simd.constant(127.0))
+        usable = builder.fcmp_ordered(">", scale, simd.constant(0.0))
+        codes = [rounded(builder, value, scale, usable) for value in values]
+        total = functools.reduce(builder.add, codes)
+        for word in range(WORDS):
+            simd.store_vector(builder, _packed(builder, codes, word, bits), out, 64 * word)
+        simd.store_vector(builder, scale, out, 64 * WORDS)
+        if not has_zeros:
+            total = builder.mul(total, simd.constant(-(2 ** (bits - 1)), "int32"))
+        simd.store_vector(builder, total, out, 64 * (WORDS + 1))
+
+    return simd.operation(f"quantise_block {bits} {has_zeros}", simd.void, "iiiii", emit)
+
+
+def _rows_of_x(builder: Any, x: Value, step: Value, rows: Value, columns: Value) -> list[Value]:
+    from llvmlite import ir
+
+    values = []
+    for row in range(ACTIVATION_GROUP):
+        start = builder.add(x, builder.mul(step, step.type(row)))
+        inside = builder.icmp_signed("<", rows.type(row), rows)
+        count = builder.select(inside, columns, columns.type(0))
+        raw = simd.masked_load(builder, start, ir.IntType(32), LANES, count)
+        values.append(builder.bitcast(raw, simd.vector_type("float32")))
+    return values
+
+
+def _packed(builder: Any, codes: list[Value], word: int, bits: int) -> Value:
+    """Emit the four codes of each column that meet one word of a plane, as bytes."""
+    if bits == 8:
+        chosen = codes[4 * word : 4 * word + 4]
+    else:  # planes alternate: even columns of eight, then odd ones
+        first = 8 * (word // 2) + word % 2
+        chosen = codes[first : first + 8 : 2]
+    low = simd.constant(255, "int32")
+    packed = simd.constant(0, "int32")
+    for i, code in enumerate(chosen):
+        byte = builder.shl(builder.and_(code, low), simd.constant(8 * i, "int32"))
+        packed = builder.or_(packed, byte)
+    return packed
