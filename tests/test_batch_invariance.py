@@ -16,11 +16,11 @@ from gemmule.backends import get
 from gemmule.backends.cuda import launch_args
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.choose import choose
+from gemmule.core.caches import forget_plans
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form, Operand, c_strides
 from gemmule.core.problem import QuantSpec, numpy_dtype
 from gemmule.core.rung import CpuRung, Machine
-from gemmule.lookup import forget_plans
 
 INVARIANT = {"batch_invariant": True}
 SIZES = [(1, 5), (7, 33), (130, 1025), (600, 900), (3, 20_000), (5000, 17)]

@@ -23,8 +23,8 @@ from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.backends.cpu.target import missing_vectors
 from gemmule.backends.cpu.threads import thread_count
+from gemmule.core.caches import forget_plans
 from gemmule.errors import GemmuleWarning
-from gemmule.lookup import forget_plans
 from gemmule.settings import cache_folder, default_device, tuning_enabled
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs Numba")

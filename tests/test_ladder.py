@@ -20,12 +20,12 @@ import pytest
 import gemmule as gm
 from gemmule import backends
 from gemmule.arrays.interop import unwrap
+from gemmule.core.caches import forget_plans
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.host_rates import HostRates
 from gemmule.core.problem import INTEGERS, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Signature, _no_suggestion
-from gemmule.lookup import forget_plans
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import make_problem, nonfinite_cases

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule import lookup
 from gemmule.backends.cpu import panels
 from gemmule.core import memory, registry
+from gemmule.core.caches import forget_plans
 from products import shortening
 
 DTYPES = ("float32", "float64", "float16", "int8", "int64", "complex64")
@@ -28,9 +28,9 @@ DTYPES = ("float32", "float64", "float16", "int8", "int64", "complex64")
 def small_panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(panels, "MOST_BYTES", request.param)
     monkeypatch.setattr(panels, "LEAST_BYTES", 1)
-    lookup.forget_plans()
+    forget_plans()
     yield request.param
-    lookup.forget_plans()
+    forget_plans()
 
 
 def stepped(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
@@ -125,9 +125,9 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(panels, "PIECE_S", 1e-12)
     monkeypatch.setattr(panels, "AGAIN", 0)
     monkeypatch.setattr(panels, "check_map", lambda part: found.append(len(part)))
-    lookup.forget_plans()
+    forget_plans()
     yield found
-    lookup.forget_plans()
+    forget_plans()
 
 
 @pytest.mark.parametrize("rung", APART, ids=lambda rung: f"{rung.op} {rung.name}")

@@ -13,8 +13,8 @@ import pytest
 import gemmule as gm
 from gemmule import backends
 from gemmule.backends.cpu import launch
+from gemmule.core.caches import forget_plans
 from gemmule.core.registry import all_rungs
-from gemmule.lookup import forget_plans
 from gemmule.plan import rebound, resolve
 from gemmule.storage import tuned as tuned_store
 from products import ARRANGEMENTS, assert_same, exact, misaligned, small

@@ -86,7 +86,7 @@ def known(request: pytest.FixtureRequest) -> Iterator[Any]:
     else:
         found: list[Any] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gemmule.dispatch.autograd._scripted", lambda: found)
+            patch.setattr("gemmule.dispatch.tracked._scripted", lambda: found)
             yield A
 
 

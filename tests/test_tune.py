@@ -25,10 +25,10 @@ from gemmule.backends.cpu import launch as cpu
 from gemmule.choose import choose
 from gemmule.core import registry
 from gemmule.core import rung as rung_module
+from gemmule.core.caches import forget_plans
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.rung import Arithmetic, Constraint, CpuRung, Machine, Rung, Suggestion, same
 from gemmule.errors import CompileError, DeviceError
-from gemmule.lookup import forget_plans
 from gemmule.storage import sources
 from gemmule.storage import tuned as tuned_store
 from gemmule.timing.clock import Entry, Timing

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 import gemmule as gm
+from gemmule.core.caches import forget_plans
 from gemmule.core.problem import numpy_dtype
-from gemmule.lookup import forget_plans
 from gemmule.storage import tuned as tuned_store
 from gemmule.timing.sampler import Ratio
 from gemmule.tuning.outcomes import Candidate, CompileFailed, Skipped, TuneReport, Wrong

@@ -28,7 +28,8 @@ import numpy as np
 import gemmule as gm
 import scalars_campaign
 from campaign_record import keep
-from gemmule import backends, lookup
+from gemmule import backends
+from gemmule.core.caches import forget_plans
 from gemmule.core.registry import all_rungs
 from gemmule.storage import tuned
 from products import ARRANGEMENTS, assert_same, exact, small
@@ -96,7 +97,7 @@ def tuned_choice(rng: Rng) -> None:
     params = list(rung.space(plan.problem))
     choice = tuned.Tuned(rung, params[rng.integers(len(params))], 1e-6, "2026-11-22")
     tuned.save(backends.get("cpu").machine("cpu"), plan.problem, choice)
-    lookup.forget_plans()
+    forget_plans()
     assert_same(gm.matvec(a, b), exact("matvec", a, b), dtype)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
-from gemmule.lookup import forget_plans
+from gemmule.core.caches import forget_plans
 from gemmule.rungs.matmul.cpu import _tile_blocks, _tile_steps, tile_products
 
 WORDS = _tile_steps.SUMS_BYTES // 4

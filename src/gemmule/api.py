@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from gemmule.arrays import transfer
-from gemmule.arrays.interop import unwrap
+from gemmule.arrays.interop import unwrap, unwrap_all
 from gemmule.core import scalars
 from gemmule.core.canonical import DEFAULT, NAMES, Options, canonical
-from gemmule.core.operand import multiply_by, speaker
+from gemmule.core.operand import deciding, multiply_by
 from gemmule.core.problem import HALVES
 from gemmule.core.words import Accumulate, Activations, Op, Precision
-from gemmule.dispatch.general import untraced
-from gemmule.lookup import device_of, multiply
+from gemmule.general import device_of, untraced
+from gemmule.lookup import multiply
 from gemmule.options import frozen, options_of
 from gemmule.outofcore.through import HostPlan, planned, through_device
 from gemmule.outofcore.upload import upload
-from gemmule.plan import Plan, operands, resolve
+from gemmule.plan import Plan, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.typing import Keywords, Scalar
 
@@ -239,10 +239,10 @@ def _blas(
 ) -> Any:
     (a, b, c), (alpha, beta) = arrays, scale
     if "torch" in sys.modules:
-        from gemmule.dispatch import autograd  # only where PyTorch is
+        from gemmule.dispatch.tracked import refuse_blas  # only where PyTorch is
 
-        autograd.refuse_blas("gemv" if op == "matvec" else "gemm", arrays)
-    left, right, out = operands(a, b, NAMES[op], c)
+        refuse_blas("gemv" if op == "matvec" else "gemm", arrays)
+    left, right, out = unwrap_all(a, b, NAMES[op], c)
     if (len(left.form.shape), len(right.form.shape)) != ndim:
         name = "gemv" if op == "matvec" else "gemm"
         raise ValueError(
@@ -263,7 +263,7 @@ def _blas(
     away = device_of(left, right, device)
     if away is not None:
         return through_device(op, (left, right), out, away, options, (first, second))
-    plan = resolve(op, left.form, right.form, form, speaker(left, right).device, options)
+    plan = resolve(op, left.form, right.form, form, deciding(left, right).device, options)
     return plan.execute(left, right, out, first, second)
 
 
@@ -305,14 +305,14 @@ def plan(
     """
     if not isinstance(op, str) or op not in NAMES:
         raise ValueError(f"op is {op!r}; it must be one of {', '.join(NAMES)}.")
-    left, right, _ = operands(a, b, NAMES[op])
+    left, right, _ = unwrap_all(a, b, NAMES[op])
     options = options_of(
         rung, out_dtype, precision, accumulate, batch_invariant, activations, frozen(params)
     )
     away = None if device is None else device_of(left, right, device)
     if away is not None:
         return planned(op, (left, right), away, options)
-    return resolve(op, left.form, right.form, None, speaker(left, right).device, options)
+    return resolve(op, left.form, right.form, None, deciding(left, right).device, options)
 
 
 def asarray(a: Any, /, *, device: str = "cpu") -> Any:

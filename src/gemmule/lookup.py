@@ -1,120 +1,60 @@
 """From a call's operands to its product: one look-up, then the kernel.
 
-The cache goes from the operands' signatures (dtype, shape, strides, device) to a bound call, so a
-product met before costs a look-up and a launch. What has no short way goes the general way:
-operands are unwrapped, checked and planned, and the plan runs on them.
+The cache goes from what tells the operands apart (dtype, shape, strides, device) to a bound call,
+so a product met before costs a look-up and a launch. What has no fast path goes the general one
+(`gemmule.general`): operands are unwrapped, checked and planned, and the plan runs on them.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
 import numpy as np
 
-from gemmule.arrays.prepared import PreparedMatrix
-from gemmule.core.canonical import DEFAULT, NAMES, Options
-from gemmule.core.operand import Form, Operand, speaker
-from gemmule.dispatch import general, host
+from gemmule.core.caches import remembered, table
+from gemmule.core.canonical import DEFAULT, Options
+from gemmule.dispatch import host
 from gemmule.dispatch.bind import bind_with_bias
-from gemmule.outofcore.through import through_device
-from gemmule.plan import operands, rebound, resolve
+from gemmule.general import compiled, product
+from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.settings import default_device
 
+MOST = 4096  # bound calls of host operands
+_calls = table()  # of host operands, by what tells them apart
+_Array = np.ndarray
+
 
 def multiply(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None) -> Any:
-    """Return the product of the user's operands, by the short way where there is one."""
+    """Return the product of the user's operands, by the fast path where there is one."""
     if device is None:
-        met = _met[0] if _met and options is DEFAULT else None
-        if met is not None:
-            result = met.again(op, a, b, out)
+        if type(a) is _Array and type(b) is _Array:
+            key: Any = (op, a.dtype, a.shape, a.strides, b.dtype, b.shape, b.strides)
+            met = None
+        else:
+            met = _met[0] if _met and options is DEFAULT else None
+            result = None if met is None else met.again(op, a, b, out)
             if result is not None:
                 return result
-        signatures = _signatures(a, b, out)
-        if signatures is not None:
-            product = _bound(op, *signatures, options)
-            if product is not None:
-                result = product(a, b, out)
-                if result is not None:
-                    if met is not None:
-                        met.keep(op, (a, b, out), product)
-                    return result
-    return _general(op, a, b, out, options, device)
-
-
-def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
-    """Return what tells the operands apart, or None: they are for the general way.
-
-    `out` takes part on devices; on the host the bound call looks at it.
-    """
-    kind = type(b)
-    coded = kind is QuantizedMatrix and b.device != "cpu"
-    of_host = kind is np.ndarray or (kind is QuantizedMatrix and not coded)
-    if of_host or (kind is PreparedMatrix and not b.is_cuda):
-        if default_device() not in (None, "cpu"):
-            return None
-        if "torch._dynamo" in sys.modules and general.compiled():
-            return None
-        seen_a, seen_b = host.seen(a), host.seen(b)
-        return None if seen_a is None or seen_b is None else (seen_a, seen_b, None)
-    if getattr(a if coded else b, "is_cuda", False) and "torch" in sys.modules:
-        torch_calls = _torch_calls()
-        if torch_calls.wanted(a, b):
-            return None
-        seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
-        seen_out = None if out is None else torch_calls.seen(out)
-        if out is not None and (seen_out is None or getattr(out, "requires_grad", True)):
-            return None
-        if seen_a is None or seen_b is None:
-            return None
-        return seen_a, seen_b, seen_out
-    return None
-
-
-_loaded: list[Any] = []  # the short way of PyTorch's tensors, once it was imported
-_met: list[Any] = []  # and the calls of tensors met before
-
-
-def _torch_calls() -> Any:
-    """Return the short way of PyTorch's tensors; an import statement costs half a microsecond."""
-    if not _loaded:
-        from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
-        from gemmule.dispatch.torch_met import Met
-
-        _loaded.append(torch_calls)
-        _met.append(Met())
-    return _loaded[0]
-
-
-@functools.lru_cache(maxsize=4096)
-def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -> Any:
-    """Return the bound call (a, b, out) for operands of these signatures, or None."""
-    on_host = isinstance(seen_a, Form) or isinstance(seen_a[0], np.dtype)
-    if on_host:
-        left, right, device = host.form(seen_a), host.form(seen_b), "cpu"
-    else:
-        torch_calls = _torch_calls()
-        if seen_b[3] != seen_a[3]:
-            return None
-        left, right = torch_calls.form(seen_a), torch_calls.form(seen_b)
-        device = f"cuda:{seen_a[3]}"
-    if left is None or right is None:
-        return None
-    short_way = resolve(op, left, right, None, device, options).short_way
-    if short_way is None:
-        return None
-    if seen_out is not None and getattr(short_way, "out_seen", None) != seen_out:
-        return None
-    return short_way.trusted
-
-
-def _general(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None) -> Any:
+            key = host.key(op, a, b)
+        if key is None:
+            result = _of_tensors(op, (a, b, out), options, met)
+        elif default_device() not in (None, "cpu") or (
+            "torch._dynamo" in sys.modules and compiled()
+        ):
+            result = None
+        else:
+            if options is not DEFAULT:  # which would be slow to hash
+                key = (key, options)
+            call = _calls.get(key) or _host_call(key, op, a, b, options)
+            result = call(a, b, out)
+        if result is not None:
+            return result
     if "torch" in sys.modules:
-        from gemmule.dispatch import autograd  # only where PyTorch is
+        from gemmule.dispatch import autograd, tracked  # only where PyTorch is
 
-        if autograd.wanted(a, b):
+        if tracked.wanted(a, b):
             if device is not None:
                 raise ValueError(
                     f"{op} was given device={device!r} with tensors that require a gradient, are "
@@ -128,6 +68,78 @@ def _general(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
         if jax_calls.traced(a, b):
             return jax_calls.through(op, a, b, out, options)
     return product(op, a, b, out, options, device)
+
+
+def _host_call(key: Any, op: str, a: Any, b: Any, options: Options) -> host.FastCall:
+    """Return the bound call of operands on the host, kept by their key."""
+    left, right = host.form(a), host.form(b)
+    if left is None or right is None:  # such as misaligned: others of the same key may do
+        return host.general
+    fast_path = resolve(op, left, right, None, "cpu", options).short_way
+    if len(_calls) >= MOST:
+        _calls.clear()
+    call: host.FastCall = host.general if fast_path is None else fast_path.checked
+    _calls[key] = call
+    return call
+
+
+def _of_tensors(
+    op: str, given: tuple[Any, Any, Any], options: Options, met: Any | None
+) -> Any | None:
+    """Return the product of operands on a device, and of `out`, by the fast path, if it has one."""
+    signatures = _signatures(*given)
+    bound = None if signatures is None else _bound(op, *signatures, options)
+    result = None if bound is None else bound(*given)
+    if result is not None and met is not None:
+        met.keep(op, given, bound)
+    return result
+
+
+def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
+    """Return what tells operands on a device, and `out`, apart, or None: for the general path."""
+    coded = type(b) is QuantizedMatrix and b.device != "cpu"
+    if not getattr(a if coded else b, "is_cuda", False) or "torch" not in sys.modules:
+        return None
+    torch_calls = _torch_calls()
+    if torch_calls.wanted(a, b):
+        return None
+    seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
+    seen_out = None if out is None else torch_calls.seen(out)
+    if out is not None and (seen_out is None or getattr(out, "requires_grad", True)):
+        return None
+    return None if seen_a is None or seen_b is None else (seen_a, seen_b, seen_out)
+
+
+_loaded: list[Any] = []  # the fast path of PyTorch's tensors, once it was imported
+_met: list[Any] = []  # and the calls of tensors met before
+
+
+def _torch_calls() -> Any:
+    """Return the fast path of PyTorch's tensors; an import statement costs half a microsecond."""
+    if not _loaded:
+        from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
+        from gemmule.dispatch.torch_met import Met
+
+        _loaded.append(torch_calls)
+        _met.append(Met())
+    return _loaded[0]
+
+
+@remembered(4096)
+def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -> Any:
+    """Return the bound call (a, b, out) for operands of these signatures, or None."""
+    torch_calls = _torch_calls()
+    if seen_b[3] != seen_a[3]:
+        return None
+    left, right = torch_calls.form(seen_a), torch_calls.form(seen_b)
+    if left is None or right is None:
+        return None
+    short_way = resolve(op, left, right, None, f"cuda:{seen_a[3]}", options).short_way
+    if short_way is None or (
+        seen_out is not None and getattr(short_way, "out_seen", None) != seen_out
+    ):
+        return None
+    return short_way.trusted
 
 
 def below(op: str, a: Any, b: Any, options: Options, bias: Any = None) -> Any:
@@ -161,7 +173,7 @@ def _below_with_bias(matrix: Any, x: Any, bias: Any) -> Any | None:
     return None if added is None else added(matrix, x, bias)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _bound_with_bias(seen_matrix: Any, seen_x: Any) -> Any:
     torch_calls = _torch_calls()
     left, right = torch_calls.form(seen_matrix), torch_calls.form(seen_x)
@@ -169,57 +181,3 @@ def _bound_with_bias(seen_matrix: Any, seen_x: Any) -> Any:
         return None
     plan = resolve("matvec", left, right, None, f"cuda:{seen_x[3]}", DEFAULT)
     return bind_with_bias(plan._run, plan.choice, plan.device)
-
-
-def product(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None = None) -> Any:
-    """Return the product by the general way; PyTorch learns nothing of it, gradients end here."""
-    return general.untraced(_product, op, a, b, out, options, device)
-
-
-def _product(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None) -> Any:
-    left, right, result = operands(a, b, NAMES[op], out)
-    away = device_of(left, right, device)
-    if away is not None:
-        return through_device(op, (left, right), result, away, options)
-    form = None if result is None else result.form
-    where = speaker(left, right).device
-    return resolve(op, left.form, right.form, form, where, options).execute(left, right, result)
-
-
-def device_of(left: Operand, right: Operand, device: str | None) -> str | None:
-    """Return the GPU that host operands were asked to be multiplied on, None for where they lie.
-
-    ValueError where operands on a device were asked to go to another.
-    """
-    on_host = left.device == "cpu" == right.device
-    wanted = default_device() if device is None and on_host else device
-    if wanted is not None and wanted != "cpu" and on_host:
-        _refuse_prepared(left, right, wanted)
-        return wanted
-    if device is not None and device not in (left.device, left.device.partition(":")[0]):
-        raise ValueError(
-            f"device is {device!r}, but the operands lie on {left.device}. Leave device= away: a "
-            "product is computed where its operands are."
-        )
-    return None
-
-
-def _refuse_prepared(left: Operand, right: Operand, device: str) -> None:
-    if left.form.ready is not None or right.form.ready is not None:
-        raise ValueError(
-            f"a matrix prepared on the host was to be multiplied on {device}, but what is prepared "
-            f"stays where it is. Prepare gemmule.asarray(B, device={device!r}), or give the array."
-        )
-
-
-general.product = product
-
-
-def forget_plans() -> None:
-    """Drop cached plans and bound calls, so that the next call sees new tuning results."""
-    resolve.cache_clear()
-    rebound.cache_clear()
-    _bound.cache_clear()
-    _bound_with_bias.cache_clear()
-    for met in _met:
-        met.forget()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import sys
@@ -15,20 +14,20 @@ from gemmule import backends
 from gemmule.arrays.interop import (
     check_out,
     check_result,
-    check_same_kind,
     empty_like_kind,
     mark_written,
     to_kind,
-    unwrap,
+    unwrap_all,
 )
 from gemmule.backends.base import HostRun, Run
 from gemmule.backends.cuda import convert, nvrtc
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.backends.cuda.packed.launch import PackedLauncher
 from gemmule.choose import choose
+from gemmule.core.caches import remembered
 from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
-from gemmule.core.operand import Form, Operand, speaker
+from gemmule.core.operand import Form, Operand, deciding
 from gemmule.core.problem import FLOATS, ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, CudaRung, LibraryRung, Rung, Step
 from gemmule.dispatch.bind import ShortWay, bind
@@ -91,11 +90,11 @@ class Plan:
             if result is not None:
                 return result
         if "torch" in sys.modules:
-            from gemmule.dispatch.autograd import refuse_plan  # only where PyTorch is
+            from gemmule.dispatch.tracked import refuse_plan  # only where PyTorch is
 
             refuse_plan(a, b)
-        left, right, target = operands(a, b, ("the first operand", "the second operand"), out)
-        self._check_device(speaker(left, right).device)
+        left, right, target = unwrap_all(a, b, ("the first operand", "the second operand"), out)
+        self._check_device(deciding(left, right).device)
         if target is None and (left.form, right.form) == self.forms:
             return self.execute(left, right, None)
         form = None if target is None else target.form
@@ -118,7 +117,7 @@ class Plan:
     ) -> Any:
         """Run on unwrapped operands of exactly the planned forms; return the foreign result."""
         call = self.choice.call
-        like = speaker(left, right)
+        like = deciding(left, right)
         if out is None:
             fresh = empty_like_kind(call.out_shape, call.problem.out, like)
             self.launch(left, right, fresh, alpha, beta)
@@ -239,9 +238,14 @@ class Plan:
         verified against the oracle before it is timed. The choice is stored and later plans of
         the same problem on the same device use it. ``GEMMULE_TUNE=0`` makes this a no-op.
         """
-        from gemmule.tuning.tuner import tune_plan  # late: the tuner needs oracle and measure
+        from gemmule.tuning.tuner import tuned_choice  # late: it loads the oracle and the clocks
 
-        return tune_plan(self, max_seconds=max_seconds)
+        choice = tuned_choice(self.choice, self.options.rung, self.device, max_seconds)
+        if choice is None:
+            return self
+        run = backends.get(choice.machine.backend).prepare(choice)
+        short_way = bind(run, choice.call, *self.forms, self.device)
+        return replace(self, choice=choice, _run=run, short_way=short_way)
 
 
 def _unused(problem: Problem, arithmetic: Arithmetic) -> str:
@@ -254,7 +258,7 @@ def _unused(problem: Problem, arithmetic: Arithmetic) -> str:
     return f"; this rung makes no use of {' and '.join(allowed)}" if allowed else ""
 
 
-@functools.lru_cache(maxsize=256)
+@remembered(256)
 def rebound(plan: Plan, left: Form, right: Form, out: Form | None) -> Plan:
     """Return the plan for operands of other strides but the same problem; cached."""
     mine = canonical(plan.op, *plan.forms, None, plan.options).problem
@@ -275,7 +279,7 @@ def rebound(plan: Plan, left: Form, right: Form, out: Form | None) -> Plan:
     return resolve(plan.op, left, right, out, plan.device, options)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def resolve(
     op: str, left: Form, right: Form, out: Form | None, device: str, options: Options
 ) -> Plan:
@@ -338,16 +342,3 @@ def _copied(name: str, form: Form, dtype: str) -> str:
 def _converted_elements(left: Form, right: Form, way: tuple[str, str]) -> int:
     pairs = zip((left, right), way, strict=True)
     return sum(math.prod(form.shape) for form, to in pairs if form.dtype != to)
-
-
-def operands(
-    a: Any, b: Any, names: tuple[str, str], out: Any = None
-) -> tuple[Operand, Operand, Operand | None]:
-    """Unwrap a call's operands and check that they share a library and a device."""
-    left, right = unwrap(a, names[0]), unwrap(b, names[1])
-    check_same_kind(left, right, names)
-    if out is None:
-        return left, right, None
-    result = unwrap(out, "out")
-    check_same_kind(speaker(left, right), result, (names[0], "out"))
-    return left, right, result

@@ -18,7 +18,7 @@ from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core import memory
-from gemmule.core.operand import Form, Operand, extent
+from gemmule.core.operand import Form, Operand, deciding, extent
 from gemmule.core.problem import DTYPES, QuantSpec, check_dtype, numpy_dtype
 from gemmule.quant.library import refuse_without_data
 from gemmule.quant.matrix import QuantizedMatrix
@@ -187,6 +187,19 @@ def _from_dlpack(obj: Any, argument: str) -> Operand:
     raise TypeError(
         f"{argument} lies on DLPack device type {device_type}; supported are 1 (CPU) and 2 (CUDA)."
     )
+
+
+def unwrap_all(
+    a: Any, b: Any, names: tuple[str, str], out: Any = None
+) -> tuple[Operand, Operand, Operand | None]:
+    """Unwrap a call's operands and check that they share a library and a device."""
+    left, right = unwrap(a, names[0]), unwrap(b, names[1])
+    check_same_kind(left, right, names)
+    if out is None:
+        return left, right, None
+    result = unwrap(out, "out")
+    check_same_kind(deciding(left, right), result, (names[0], "out"))
+    return left, right, result
 
 
 def check_same_kind(left: Operand, right: Operand, names: tuple[str, str]) -> None:

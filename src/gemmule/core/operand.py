@@ -114,11 +114,11 @@ def power_of_two(value: int) -> int:
     return bits & -bits
 
 
-def speaker(left: Operand, right: Operand) -> Operand:
+def deciding(left: Operand, right: Operand) -> Operand:
     """Return the operand whose library, device and stream the result takes.
 
     A matrix of this package's own (quantised, or kept on a device) goes with arrays of any library,
-    so the operand beside it speaks.
+    so the operand beside it decides.
     """
     return right if left.library == "gemmule" else left
 

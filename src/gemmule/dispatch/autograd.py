@@ -1,7 +1,7 @@
 """What PyTorch has to know of a product: gradients, batches of `torch.vmap`, autocast.
 
-A public function comes through here by itself where its tensors ask for it: `wanted` says when,
-`through` calls the operator.
+A public function comes through here by itself where its tensors ask for it: `dispatch.tracked`
+says when, `through` calls the operator.
 """
 
 from __future__ import annotations
@@ -12,76 +12,15 @@ from typing import Any
 
 import torch
 
+from gemmule import general
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.core.canonical import NAMES, Options
-from gemmule.dispatch import general
 from gemmule.dispatch.batches import aligned
-from gemmule.dispatch.operators import LIBRARY, call, refuse_out, register, register_out, unseen
+from gemmule.dispatch.operators import LIBRARY, call, refuse_out, register, register_out
+from gemmule.dispatch.tracked import recorded
 from gemmule.quant.library import refuse_sparse
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
-
-# Bound once: `wanted` is asked in every call of tensors.
-_Tensor, _is_compiling = torch.Tensor, torch.compiler.is_compiling
-_any_autocast = torch._C._is_any_autocast_enabled
-_transform = torch._C._functorch.peek_interpreter_stack
-_dual = torch.autograd.forward_ad
-_scripted, _mode = torch._C._get_tracing_state, torch._C._get_dispatch_mode
-_PROXY = torch._C._TorchDispatchModeKey.PROXY  # the mode by which make_fx records
-
-
-def wanted(a: Any, b: Any) -> bool:
-    """Whether a product of these goes through the operators: PyTorch has to know of it.
-
-    So it is where a gradient will be asked for, under tracing, `torch.vmap` and autocast, and for
-    kinds of tensor that handle operators themselves.
-    """
-    if _is_compiling() or _any_autocast() or transformed() or _recorded():
-        return isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
-    return _differentiated(a, b)
-
-
-def _differentiated(a: Any, b: Any) -> bool:
-    """Whether a gradient will be asked for, or a kind of tensor handles operators itself."""
-    if type(a) is _Tensor and type(b) is _Tensor:  # 1 us less than the general question
-        return bool((a.requires_grad or b.requires_grad) and torch.is_grad_enabled())
-    grad = torch.is_grad_enabled()
-    for tensor in (a, b):
-        if isinstance(tensor, torch.Tensor) and (
-            (grad and tensor.requires_grad) or _dispatches(type(tensor))
-        ):
-            return True
-    return False
-
-
-def refuse_plan(a: Any, b: Any) -> None:
-    """Raise ValueError where PyTorch would have to know of a planned product."""
-    if wanted(a, b):
-        raise unseen("a plan")
-
-
-def refuse_blas(name: str, tensors: tuple[Any, ...]) -> None:
-    """Raise ValueError where PyTorch would have to know of `gemv` or `gemm`."""
-    given = [one for one in tensors if isinstance(one, torch.Tensor)]
-    if _is_compiling() or not given:
-        return
-    if transformed() or _recorded() or any(_differentiated(one, one) for one in given):
-        raise unseen(name)
-
-
-def transformed() -> bool:
-    """Whether `torch.func` or forward differentiation is at work."""
-    return _transform() is not None or _dual._current_level >= 0
-
-
-def _recorded() -> bool:
-    """Whether torch.jit.trace or make_fx notes what is called, of tensors like all others."""
-    return _scripted() is not None or _mode(_PROXY) is not None
-
-
-def _dispatches(kind: Any) -> bool:
-    plain = kind is torch.Tensor or kind is torch.nn.Parameter
-    return not plain and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
@@ -116,7 +55,7 @@ def _beside(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
     """Return the product of a quantised matrix and a tensor that PyTorch has to know of."""
     if out is not None:
         return general.product(op, a, b, out, options)
-    if _recorded():
+    if recorded():
         raise ValueError(
             f"{op} was given a QuantizedMatrix in a graph that PyTorch records, where its product "
             "would be a constant: a matrix is no tensor. Trace a QuantLinear.from_matrix(Q)."

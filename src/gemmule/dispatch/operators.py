@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from gemmule import general
 from gemmule.core.canonical import NAMES, Options
 from gemmule.core.problem import check_dtype, matmul_shape, matvec_shape, result_dtype
-from gemmule.dispatch import general
 
 _OPTIONS = 'ScalarType? out_dtype=None, str precision="float32", bool batch_invariant=False'
 LIBRARY = torch.library.Library("gemmule", "DEF")
@@ -30,15 +30,6 @@ def refuse_out(op: str, a: Any, b: Any, out: Any) -> None:
             f"{op} was given out= and a tensor that requires a gradient; a result written into "
             "a given tensor has none. Leave out= away, or call it under torch.no_grad()."
         )
-
-
-def unseen(what: str) -> ValueError:
-    """Return the error for a product that PyTorch would have to know of, and does not."""
-    return ValueError(
-        f"{what} computes without PyTorch's knowledge, but a tensor requires a gradient, is "
-        "traced, or lies under torch.vmap or autocast. Call gemmule.matvec (vecmat, matmul) "
-        "there, or do this under torch.no_grad()."
-    )
 
 
 def call(op: str, a: Any, b: Any, *, out: Any = None, **options: Any) -> Any:

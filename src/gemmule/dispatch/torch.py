@@ -25,7 +25,6 @@ from gemmule.backends.cuda.tensor_maps import MAP_BYTES, MOST_KEPT, Maps
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
-from gemmule.dispatch.autograd import wanted as wanted
 from gemmule.dispatch.prepared.torch import as_array, packed, prepared_call
 from gemmule.dispatch.torch_codes import Kind, MatrixCall, codes_call, own_signature
 from gemmule.dispatch.torch_launch import (
@@ -42,6 +41,7 @@ from gemmule.dispatch.torch_launch import (
     slot,
     steps_starter,
 )
+from gemmule.dispatch.tracked import wanted as wanted
 from gemmule.quant.cuda.by_library import ByLibrary
 
 Start = Callable[[int, int, int, int], None]  # stream, addresses of A, of x or B, of the result

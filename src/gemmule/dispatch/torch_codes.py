@@ -25,7 +25,6 @@ from gemmule.core.choice import Choice
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import CudaRung
-from gemmule.dispatch.autograd import wanted
 from gemmule.dispatch.torch_launch import (
     CONFIG,
     MOVING_AT,
@@ -41,6 +40,7 @@ from gemmule.dispatch.torch_launch import (
     slot,
     steps_starter,
 )
+from gemmule.dispatch.tracked import wanted
 from gemmule.quant.cuda.by_library import ByLibrary
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.storage.evidence import is_proved

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gemmule.core.caches import table
 from gemmule.dispatch.torch_codes import known
 from gemmule.dispatch.torch_launch import Product, guards
 from gemmule.quant.matrix import QuantizedMatrix
@@ -32,7 +33,7 @@ class Met:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[Any, tuple[Callable[..., bool], Product]] = {}
+        self._calls: dict[Any, tuple[Callable[..., bool], Product]] = table()
 
     def again(self, op: str, a: Any, b: Any, out: Any) -> Any | None:
         """Return the product of operands like some met before, or None: nothing was done."""
@@ -63,10 +64,6 @@ class Met:
             self._calls.clear()
         same = guards(*tensors) if out is None else guards(*tensors, out)
         self._calls[key] = (same, trusted)
-
-    def forget(self) -> None:
-        """Know no product any more."""
-        self._calls.clear()
 
 
 def _beside(op: str, a: Any, b: Any, out: Any) -> Any | None:

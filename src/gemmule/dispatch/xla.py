@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from gemmule import general
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.canonical import Options
 from gemmule.core.operand import c_strides
 from gemmule.core.problem import numpy_dtype
-from gemmule.dispatch import general
 
 # XLA_FFI_DataType -> dtype name.
 DTYPES = {

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from gemmule.arrays import transfer
-from gemmule.arrays.interop import check_out, mark_written, to_kind, unwrap
+from gemmule.arrays.interop import check_out, mark_written, to_kind, unwrap, unwrap_all
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.core import memory
 from gemmule.core.canonical import Options, canonical
-from gemmule.core.operand import Form, Operand, speaker
+from gemmule.core.operand import Form, Operand, deciding
 from gemmule.core.problem import numpy_dtype
 from gemmule.dispatch.batches import AXES
 from gemmule.outofcore import products
 from gemmule.outofcore.tiling import PANEL_BYTES
-from gemmule.plan import operands, resolve
+from gemmule.plan import resolve
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Operand, Operand]
@@ -53,7 +53,7 @@ def through_device(
     if out is not None:
         mark_written(out)
         return out.original
-    return to_kind(unwrap(target, "result"), speaker(*pair))
+    return to_kind(unwrap(target, "result"), deciding(*pair))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +79,7 @@ class HostPlan:
 
     def __call__(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """Compute the planned product of `a` and `b`, into `out` where given."""
-        left, right, target = operands(a, b, ("the first operand", "the second operand"), out)
+        left, right, target = unwrap_all(a, b, ("the first operand", "the second operand"), out)
         if (left.form, right.form) != self.forms:
             planned, given = (
                 " and ".join(f"{form.dtype} {form.shape} of strides {form.strides}" for form in two)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,10 +75,8 @@ class QuantizedMatrix(Factor):
         Threads that ask at once may each make one, and all are given the same: one may hold the
         address of another's parts.
         """
-        found = self._kept.get(make)
-        if found is None:
-            found = self._kept.setdefault(make, make(self))
-        return cast("T", found)
+        found: T | None = self._kept.get(make)
+        return self._kept.setdefault(make, make(self)) if found is None else found
 
     def __getstate__(self) -> list[Any]:
         """Copies and pickles take the parts alone: what was kept may hold their addresses."""

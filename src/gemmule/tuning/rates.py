@@ -16,10 +16,10 @@ from gemmule.backends.cpu import launch as cpu
 from gemmule.backends.cpu import pool as cpu_pool
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.threads import thread_count
+from gemmule.core.caches import forget_plans
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
 from gemmule.core.memory import available_bytes
 from gemmule.core.problem import Problem
-from gemmule.lookup import forget_plans
 from gemmule.rungs._cpu_convert import widened
 from gemmule.rungs.matmul.cpu._tile import register_tile, tile_product
 from gemmule.rungs.matvec.cpu.four_rows import rows_entry, rows_kernel

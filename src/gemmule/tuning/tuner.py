@@ -19,12 +19,10 @@ from typing import Any
 
 from gemmule import backends
 from gemmule.choose import choose
+from gemmule.core.caches import forget_plans
 from gemmule.core.choice import Choice
 from gemmule.core.problem import Problem
-from gemmule.dispatch.bind import bind
 from gemmule.errors import DeviceError
-from gemmule.lookup import forget_plans
-from gemmule.plan import Plan
 from gemmule.settings import tuning_enabled
 from gemmule.storage import tuned as tuned_store
 from gemmule.timing.clock import Entry
@@ -35,7 +33,7 @@ from gemmule.tuning.outcomes import Candidate, Failure, Measured, Outcome, Skipp
 from gemmule.tuning.session import Session
 from gemmule.tuning.space import candidates
 
-__all__ = ["Request", "TuneReport", "tune_plan", "tune_problem"]
+__all__ = ["Request", "TuneReport", "tune_problem", "tuned_choice"]
 
 log = logging.getLogger("gemmule")
 
@@ -54,33 +52,31 @@ def _silent(stage: str, done: int, total: int) -> None:
     return None
 
 
-def tune_plan(plan: Plan, *, max_seconds: float = 30.0) -> Plan:
-    """Return a plan for the fastest right configuration of `plan`'s problem.
+def tuned_choice(
+    choice: Choice, rung: str | None, device: str, max_seconds: float
+) -> Choice | None:
+    """Return the fastest right configuration of a choice's problem, None where it is that already.
 
-    Of a plan whose rung was named, only that rung's parameters are tried, and nothing is stored.
-    With ``GEMMULE_TUNE=0``, or for an empty product, the plan itself comes back. ValueError for a
-    time that is not positive.
+    rung: the one that the user named, if any; then only its parameters are tried, and nothing is
+    stored. None also with ``GEMMULE_TUNE=0``, and for an empty product. ValueError for a time that
+    is not positive.
     """
-    problem = plan.problem.alone() if plan.problem.batch_invariant else plan.problem
+    call, machine = choice.call, choice.machine
+    problem = call.problem.alone() if call.problem.batch_invariant else call.problem
     if not tuning_enabled() or is_empty(problem):
-        return plan
-    request = Request(plan.device, max_seconds, rung=plan.options.rung)
-    report = tune_problem(problem, request)
+        return None
+    report = tune_problem(problem, Request(device, max_seconds, rung=rung))
     winner = report.winner
-    own = Candidate(plan.rung, plan.params)
+    own = Candidate(choice.rung, dict(choice.params))
     if winner is None or report.winner_s is None or same(winner, own):
-        return plan
-    call, machine = plan.choice.call, plan.choice.machine
+        return None
     times = math.prod(call.outer) * (call.problem.batch if call.problem.batch_invariant else 1)
-    choice = replace(
+    return replace(
         choose(call, machine, winner.rung.name, tuple(winner.params.items())),
         reason=f"tuned on this device, {_today()}",
         expected_s=report.winner_s * times,
         runner_up=report.default.name,
     )
-    run = backends.get(machine.backend).prepare(choice)
-    short_way = bind(run, choice.call, *plan.forms, plan.device)
-    return replace(plan, choice=choice, _run=run, short_way=short_way)
 
 
 def is_empty(problem: Problem) -> bool:

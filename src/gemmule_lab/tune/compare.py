@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemmule.core.caches import forget_plans
 from gemmule.core.problem import Problem
-from gemmule.lookup import forget_plans
 from gemmule.settings import without_tuning
 from gemmule.tuning.outcomes import TuneReport
 from gemmule.tuning.tuner import Request, decisive, tune_problem
