@@ -59,10 +59,6 @@ class DeviceBench(Bench):
         """Return the ceilings as measured once more, where a row rises above them."""
         return measure_ceilings(self.ordinal, max_seconds=max_seconds, seed=1)
 
-    def candidates(self) -> Sequence[Peer]:
-        """Return the peers that are asked to take part."""
-        return self.peers or ()
-
     def budget(self, entries: int) -> Budget:
         """Return what a run may take, whatever the number of entries."""
         return Budget(self.seconds, MIN_BLOCKS, MAX_BLOCKS, BLOCK_S)
