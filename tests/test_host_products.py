@@ -27,8 +27,7 @@ from gemmule_lab.ceilings.device import filled
 from gemmule_lab.harness import device_operands
 from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.harness.products import Product
-from gemmule_lab.peers.cpu_float import result_shape
-from gemmule_lab.peers.peer import Peer, Prepared
+from gemmule_lab.peers.peer import Peer, Prepared, result_shape
 from gemmule_lab.records.rows import Environment
 from gemmule_lab.studies.gpu import GpuBench
 from gemmule_lab.studies.grid import Cell, Lane, Measured
