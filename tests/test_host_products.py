@@ -30,7 +30,6 @@ from gemmule_lab.harness import device_operands
 from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Peer, Prepared, result_shape
-from gemmule_lab.peers.registry import named
 from gemmule_lab.records.rows import Environment
 from gemmule_lab.report.ladder_table import before
 from gemmule_lab.studies.gpu import GpuBench
