@@ -32,8 +32,8 @@ from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Peer, Prepared, result_shape
 from gemmule_lab.records.rows import Environment
 from gemmule_lab.report.ladder_table import before
-from gemmule_lab.studies.gpu import GpuBench
 from gemmule_lab.studies.grid import Cell, Lane, Measured
+from gemmule_lab.studies.harness import GpuBench
 from gemmule_lab.studies.products import largest, passes
 from gemmule_lab.studies.products import totals as host_products
 from gemmule_lab.studies.products.passes import CPU_LOOP, NAIVE, NUMPY, PARTS, PINNED, SHARED, Way

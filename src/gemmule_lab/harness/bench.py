@@ -79,7 +79,7 @@ class Bench(ABC):
         """
 
     @abstractmethod
-    def judged(self, sets: Sets, plan: gm.Plan) -> float:
+    def judged(self, sets: Sets, plan: gm.Plan) -> float | None:
         """Multiply the first set and return the largest error over its bound.
 
         ArithmeticError, with the judge's words, for a wrong result.

@@ -92,7 +92,8 @@ class HostBench(Bench):
 
     seconds: for one product. every_rung: time all rungs that take a product. cold_bytes: how many
     bytes have to pass between two uses of a set, as measured; None takes it from the cache that the
-    system reports. Let go of a product before asking for the next, or both lie in memory at once.
+    system reports. slowest_s: a peer whose call takes longer is left out. Let go of a product
+    before asking for the next, or both lie in memory at once.
     """
 
     backend = "cpu"
@@ -104,9 +105,11 @@ class HostBench(Bench):
         every_rung: bool = False,
         peers: Sequence[Peer] | None = None,
         cold_bytes: int | None = None,
+        slowest_s: float | None = None,
     ) -> None:
         self.clock: Clock = HostClock()
         self.seconds, self.every_rung, self.cold_bytes = seconds, every_rung, cold_bytes
+        self.slowest_s = SLOWEST_CALL_S if slowest_s is None else slowest_s
         self.peers = all_peers("cpu") if peers is None else peers
         # Most operations per second seen of a peer, by operation and dtype: what a larger product
         # takes at least, since small products and a busy machine only ever show lower rates.
@@ -129,7 +132,7 @@ class HostBench(Bench):
         """Return what a run may take: threads that come to rest and settle take most of a round."""
         return Budget(self.seconds * max(1.0, entries / SHARING))
 
-    def judged(self, sets: Sets, plan: gm.Plan) -> float:
+    def judged(self, sets: Sets, plan: gm.Plan) -> float | None:
         """Multiply the first set as `calls` does and have every element judged."""
         operands = sets.items[0].operands(sets.op)
         if plan.options.params:
@@ -249,7 +252,7 @@ class HostBench(Bench):
     ) -> Entry | Absence:
         name, key = peer.name + suffix, (peer.name, problem.op, problem.a)
         expected = problem.flops / self._rates.get(key, math.inf)
-        if expected > SLOWEST_CALL_S:
+        if expected > self.slowest_s:
             words = f"at least {expected:.1f} s a call expected, too slow to be timed here"
             return Absence(name, words)
         made, cold = self._made(peer, sets, problem, room)
@@ -261,7 +264,7 @@ class HostBench(Bench):
         if problem.flops >= LEAST_TELLING_FLOPS:
             rate = problem.flops / max(seconds, 1e-9)
             self._rates[key] = max(rate, self._rates.get(key, rate))
-        if seconds > SLOWEST_CALL_S:
+        if seconds > self.slowest_s:
             return Absence(name, f"{seconds:.1f} s a call, too slow to be timed here")
         if right is not None and peer.stand_in is None and not _agrees(first, right):
             return Absence(name, "its result on the operands to be timed is not A B")
