@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,23 +15,25 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from counters import crosscheck
+from counters import crosscheck, ladder_times
+from counters.ladder_times import Spot
 from emulated_driver import EmulatedDriver, emulated
 from fake_cublas import FakeCublas, installed
 from fake_driver import _Names
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.registry import ladder
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
 from gemmule_lab.ceilings.device import filled
 from gemmule_lab.harness import device_operands
 from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.harness.products import Product
-from gemmule_lab.peers.cpu_float import result_shape
-from gemmule_lab.peers.peer import Peer, Prepared
+from gemmule_lab.peers.peer import Peer, Prepared, result_shape
 from gemmule_lab.records.rows import Environment
-from gemmule_lab.studies.gpu import GpuBench
+from gemmule_lab.report.ladder_table import before
 from gemmule_lab.studies.grid import Cell, Lane, Measured
+from gemmule_lab.studies.harness import GpuBench
 from gemmule_lab.studies.products import largest, passes
 from gemmule_lab.studies.products import totals as host_products
 from gemmule_lab.studies.products.passes import CPU_LOOP, NAIVE, NUMPY, PARTS, PINNED, SHARED, Way
@@ -162,6 +164,26 @@ def test_codes_are_timed_as_the_documents_store_them(monkeypatch: pytest.MonkeyP
         found = GpuBench(seconds=1e-3).measure(cell, lanes)
     for lane in lanes:
         assert found[lane.name].times_us is not None, found[lane.name].note
+
+
+def test_rungs_are_timed_beside_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_operands, "MOST_SETS", 2)
+    names = ("thread_per_row", "warp_per_row", "p_threads")
+    product = Product("matvec", "float32", (40, 64))
+    spot = Spot("matvec", "40 x 64", tuple((name, product) for name in names), product)
+    nobody = [
+        replace(peer, absent=lambda: "not here") for peer in ladder_times.named(["torch"], "cuda")
+    ]
+    monkeypatch.setattr(ladder_times, "named", lambda *_: nobody)
+    environment = Environment("gpu", "cuda", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
+    with device():
+        rows, notes = ladder_times.time_spot(spot, DeviceBench(), environment, 1e-3)
+    assert [(row.name, row.group) for row in rows] == [(name, "40 x 64") for name in names]
+    rungs = ladder("matvec", "cuda")
+    for row in rows:
+        (rung,) = (rung for rung in rungs if rung.name == row.name)
+        assert list(row.speedups) == [name for name in [before(rung, rungs, names)] if name]
+    assert notes == ["40 x 64, torch: not here"]
 
 
 def test_proofs_and_checks_judge_every_result(monkeypatch: pytest.MonkeyPatch) -> None:

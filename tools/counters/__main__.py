@@ -12,14 +12,12 @@ import click
 from counters import counters as engine
 from counters import ladder_times
 from gemmule.storage.evidence import slug
-from gemmule_lab.ceilings.device import measure_ceilings
 from gemmule_lab.cli import WrongResultError, run
 from gemmule_lab.commands import _options as options
 from gemmule_lab.harness.bench import settled
-from gemmule_lab.harness.device import measured_environment
+from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.studies.gpu import GpuBench
 
 CEILING_SECONDS = 6.0
 
@@ -45,22 +43,20 @@ def counters(
     if unknown:
         raise ValueError(f"--op {unknown.pop()} is no ladder: matvec, vecmat, matmul, quantized.")
     ordinal = options.ordinal_of(device)
-    environment = measured_environment(ordinal, CEILING_SECONDS)
+    bench = DeviceBench(ordinal)
+    environment = bench.environment(CEILING_SECONDS)
     folder = evidence / slug(environment.device)
-    bench = GpuBench(ordinal)
     rows: list[Row] = []
     wrong: list[str] = []
     chosen = [spot for spot in ladder_times.spots() if spot.op in (ops or known)]
     for spot in chosen:
         found, notes = ladder_times.time_spot(spot, bench, environment, seconds)
-        bench.release()
         rows += found
         _show(found, environment)
         wrong += [note for note in notes if ladder_times.WRONG in note]
         for note in notes:
             click.echo(f"not timed: {note}")
-    seconds = CEILING_SECONDS / 2
-    again = functools.partial(measure_ceilings, ordinal, max_seconds=seconds, seed=1)
+    again = functools.partial(bench.ceilings_again, CEILING_SECONDS / 2)
     rows, environment = settled(rows, environment, again)
     path = folder / ladder_times.FILE
     others = {spot.title for spot in ladder_times.spots()} - {spot.title for spot in chosen}

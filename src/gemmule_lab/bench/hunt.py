@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
-from rich.table import Table
+from rich.console import RenderableType
 
 from gemmule_lab.bench.session import measured_environment
 from gemmule_lab.harness.bench import Bench
 from gemmule_lab.harness.products import FORMATS, Product
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.report.render import wide_console
+from gemmule_lab.report.render import terminal_table, wide_console
+from gemmule_lab.report.tables import TableData
 
 LONGEST = 1 << 18
 LEAST_BYTES, MOST_BYTES = 1 << 10, 2 << 30
@@ -158,11 +159,16 @@ def show(hunt: Hunt, path: Path) -> None:
     click.echo(f'wrote {path}; gemmule bench --product "TITLE" measures one of them again')
 
 
-def _table(title: str, finds: Sequence[Find]) -> Table:
-    table = Table(title=title)
-    for name in ("product", "rung", "us", "x the peer", "x the floor"):
-        table.add_column(name, justify="left" if name in ("product", "rung") else "right")
-    for find in finds:
-        floor = f"{find.over_floor:.2f}" if find.floor_us is not None else "warm"
-        table.add_row(find.product.title, find.rung, f"{find.us:.1f}", f"{find.ratio:.2f}", floor)
-    return table
+def _table(title: str, finds: Sequence[Find]) -> RenderableType:
+    body = tuple(
+        (
+            find.product.title,
+            find.rung,
+            f"{find.us:.1f}",
+            f"{find.ratio:.2f}",
+            f"{find.over_floor:.2f}" if find.floor_us is not None else "warm",
+        )
+        for find in finds
+    )
+    header = ("product", "rung", "us", "x the peer", "x the floor")
+    return terminal_table(TableData(title, header, body, (False, False, True, True, True)))

@@ -27,7 +27,7 @@ import gemmule as gm
 from gemmule.core.problem import Problem
 from gemmule.timing.clock import Clock, Entry, entry_over
 from gemmule.timing.sampler import Budget, ratio, sample
-from gemmule_lab.ceilings.host import enforce
+from gemmule_lab.ceilings.best import enforce
 from gemmule_lab.harness.operands import Sets
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Absence, Peer, check
@@ -56,15 +56,12 @@ class Measurement:
 
 
 class Bench(ABC):
-    """One device under the clock, and the peers that take part there (None: all known).
-
-    prefix: of the names of files.
-    """
+    """One device under the clock, and the peers that take part there. prefix: of file names."""
 
     backend: ClassVar[str]
     prefix: ClassVar[str] = ""
     clock: Clock
-    peers: Sequence[Peer] | None = None
+    peers: Sequence[Peer] = ()
 
     @abstractmethod
     def environment(self, max_seconds: float) -> Environment:
@@ -82,7 +79,7 @@ class Bench(ABC):
         """
 
     @abstractmethod
-    def judged(self, sets: Sets, plan: gm.Plan) -> float:
+    def judged(self, sets: Sets, plan: gm.Plan) -> float | None:
         """Multiply the first set and return the largest error over its bound.
 
         ArithmeticError, with the judge's words, for a wrong result.
@@ -126,16 +123,12 @@ class Bench(ABC):
         theirs, absent = self.theirs(what.sets, self.peers, group=group)
         if what.plain is not None:
             named = what.plain_peers
-            kept = None if named is None else [p for p in self.candidates() if p.name in named]
+            kept = [peer for peer in self.peers if named is None or peer.name in named]
             suffix = f" on {what.plain.plan().problem.a}"
             more, slow = self.theirs(what.plain, kept, group=group, suffix=suffix)
             theirs, absent = theirs + more, absent + slow
         entries += theirs
         return race(entries, self.clock, environment, self.budget(len(entries)), seed=seed), absent
-
-    @abstractmethod
-    def candidates(self) -> Sequence[Peer]:
-        """Return the peers that are asked to take part."""
 
     def ours(
         self,
@@ -164,7 +157,7 @@ class Bench(ABC):
         return entry_over(name or plan.rung.name, self.calls(sets, plan), about, keep=sets)
 
     def theirs(
-        self, sets: Sets, peers: Sequence[Peer] | None, *, group: str = "", suffix: str = ""
+        self, sets: Sets, peers: Sequence[Peer], *, group: str = "", suffix: str = ""
     ) -> tuple[list[Entry], list[Absence]]:
         """Return the peers that serve a product, checked first, and who takes no part.
 

@@ -53,15 +53,21 @@ class DeviceBench(Bench):
 
     def environment(self, max_seconds: float) -> Environment:
         """Return this machine with the GPU's ceilings, measured now and stored for plans."""
-        return measured_environment(self.ordinal, max_seconds)
+        machine = cuda_launch.CudaBackend().machine(f"cuda:{self.ordinal}")
+        ceilings = measure_ceilings(self.ordinal, max_seconds=max_seconds)
+        names = tuple(driver.device_info(i).name for i in range(driver.device_count()))
+        return capture_environment(
+            machine.name,
+            "cuda",
+            ceilings=ceilings,
+            threads=machine.units,
+            gpus=names,
+            clocks={"driver": driver_version()},
+        )
 
     def ceilings_again(self, max_seconds: float) -> Mapping[str, Ceiling]:
         """Return the ceilings as measured once more, where a row rises above them."""
         return measure_ceilings(self.ordinal, max_seconds=max_seconds, seed=1)
-
-    def candidates(self) -> Sequence[Peer]:
-        """Return the peers that are asked to take part."""
-        return self.peers or ()
 
     def budget(self, entries: int) -> Budget:
         """Return what a run may take, whatever the number of entries."""
@@ -104,17 +110,6 @@ class DeviceBench(Bench):
         except Exception as error:  # whatever a foreign library raises
             return f"its calls cannot be captured into a graph: {str(error)[:200]}"
         return None
-
-
-def measured_environment(ordinal: int, max_seconds: float) -> Environment:
-    """Return this machine with the GPU's ceilings, measured now and stored for plans."""
-    machine = cuda_launch.CudaBackend().machine(f"cuda:{ordinal}")
-    ceilings = measure_ceilings(ordinal, max_seconds=max_seconds)
-    names = tuple(driver.device_info(i).name for i in range(driver.device_count()))
-    clocks = {"driver": driver_version()}
-    return capture_environment(
-        machine.name, "cuda", ceilings=ceilings, threads=machine.units, gpus=names, clocks=clocks
-    )
 
 
 def driver_version() -> str:

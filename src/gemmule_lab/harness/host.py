@@ -7,10 +7,10 @@ copies what that gave. Results are judged by the oracle before anything is timed
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -87,36 +87,13 @@ def _error(op: str, left: Any, right: Any, out: Any, plan: gm.Plan) -> float:
     return verdict.ratio
 
 
-@dataclass(slots=True)
-class Speeds:
-    """Most operations per second seen of a peer, by operation and dtype.
-
-    From them follows what a larger product will take at least: the best rate, since small products
-    and a busy machine only ever show lower ones.
-    """
-
-    seen: dict[tuple[str, str, str], float] = field(default_factory=dict)
-
-    def expected_s(self, peer: str, problem: Problem) -> float:
-        """Return the seconds one call is expected to take; 0 for a peer not seen yet."""
-        rate = self.seen.get((peer, problem.op, problem.a))
-        return 0.0 if rate is None else problem.flops / rate
-
-    def learn(self, peer: str, problem: Problem, seconds: float) -> None:
-        """Take note of a timed call; one of a tiny product says nothing of larger ones."""
-        if problem.flops < LEAST_TELLING_FLOPS:
-            return
-        key = (peer, problem.op, problem.a)
-        rate = problem.flops / max(seconds, 1e-9)
-        self.seen[key] = max(rate, self.seen.get(key, rate))
-
-
 class HostBench(Bench):
     """The CPU's bench; the matrices that the next product has too are made once.
 
     seconds: for one product. every_rung: time all rungs that take a product. cold_bytes: how many
     bytes have to pass between two uses of a set, as measured; None takes it from the cache that the
-    system reports. Let go of a product before asking for the next, or both lie in memory at once.
+    system reports. slowest_s: a peer whose call takes longer is left out. Let go of a product
+    before asking for the next, or both lie in memory at once.
     """
 
     backend = "cpu"
@@ -128,11 +105,15 @@ class HostBench(Bench):
         every_rung: bool = False,
         peers: Sequence[Peer] | None = None,
         cold_bytes: int | None = None,
+        slowest_s: float | None = None,
     ) -> None:
         self.clock: Clock = HostClock()
-        self.seconds, self.every_rung, self.peers = seconds, every_rung, peers
-        self.cold_bytes = cold_bytes
-        self.speeds = Speeds()
+        self.seconds, self.every_rung, self.cold_bytes = seconds, every_rung, cold_bytes
+        self.slowest_s = SLOWEST_CALL_S if slowest_s is None else slowest_s
+        self.peers = all_peers("cpu") if peers is None else peers
+        # Most operations per second seen of a peer, by operation and dtype: what a larger product
+        # takes at least, since small products and a busy machine only ever show lower rates.
+        self._rates: dict[tuple[str, str, str], float] = {}
         self._kept: dict[str, tuple[Any, list[Any]]] = {}  # by purpose: what they are for, and they
 
     def environment(self, max_seconds: float) -> Environment:
@@ -147,15 +128,11 @@ class HostBench(Bench):
         """Return the ceilings as measured once more, where a row rises above them."""
         return measure_ceilings(max_seconds=max_seconds, seed=1)
 
-    def candidates(self) -> Sequence[Peer]:
-        """Return the peers that are asked to take part."""
-        return all_peers("cpu") if self.peers is None else self.peers
-
     def budget(self, entries: int) -> Budget:
         """Return what a run may take: threads that come to rest and settle take most of a round."""
         return Budget(self.seconds * max(1.0, entries / SHARING))
 
-    def judged(self, sets: Sets, plan: gm.Plan) -> float:
+    def judged(self, sets: Sets, plan: gm.Plan) -> float | None:
         """Multiply the first set as `calls` does and have every element judged."""
         operands = sets.items[0].operands(sets.op)
         if plan.options.params:
@@ -264,20 +241,18 @@ class HostBench(Bench):
 
         The sets of all peers that pack are bounded by the memory together.
         """
-        right = None if suffix else self._own_result(sets)
+        first = sets.items[0].operands(sets.op)
+        right = None if suffix else getattr(gm, sets.op)(*first, **sets.options)
         packing = sum(peer.copies is not None for peer in peers)
         room = int(available_bytes() * PEERS_SHARE) // max(1, packing) // BYTES_TO_PREPARE
         return [self._peer(peer, sets, problem, suffix, right, room) for peer in peers]
 
-    def _own_result(self, sets: Sets) -> Any:
-        return getattr(gm, sets.op)(*sets.items[0].operands(sets.op), **sets.options)
-
     def _peer(
         self, peer: Peer, sets: Sets, problem: Problem, suffix: str, right: Any, room: int
     ) -> Entry | Absence:
-        name = peer.name + suffix
-        expected = self.speeds.expected_s(peer.name, problem)
-        if expected > SLOWEST_CALL_S:
+        name, key = peer.name + suffix, (peer.name, problem.op, problem.a)
+        expected = problem.flops / self._rates.get(key, math.inf)
+        if expected > self.slowest_s:
             words = f"at least {expected:.1f} s a call expected, too slow to be timed here"
             return Absence(name, words)
         made, cold = self._made(peer, sets, problem, room)
@@ -286,8 +261,10 @@ class HostBench(Bench):
         start = time.perf_counter()
         first.call()
         seconds = time.perf_counter() - start
-        self.speeds.learn(peer.name, problem, seconds)
-        if seconds > SLOWEST_CALL_S:
+        if problem.flops >= LEAST_TELLING_FLOPS:
+            rate = problem.flops / max(seconds, 1e-9)
+            self._rates[key] = max(rate, self._rates.get(key, rate))
+        if seconds > self.slowest_s:
             return Absence(name, f"{seconds:.1f} s a call, too slow to be timed here")
         if right is not None and peer.stand_in is None and not _agrees(first, right):
             return Absence(name, "its result on the operands to be timed is not A B")

@@ -11,9 +11,8 @@ from gemmule_lab.ceilings.device import measure_ceilings
 from gemmule_lab.harness.host import HostBench
 from gemmule_lab.records.environment import capture_environment
 from gemmule_lab.records.rows import Environment
-from gemmule_lab.studies.cpu import CpuBench
-from gemmule_lab.studies.gpu import GpuBench
 from gemmule_lab.studies.grid import Bench
+from gemmule_lab.studies.harness import CpuBench, GpuBench
 from gemmule_lab.studies.runner import shortened
 
 CEILING_SECONDS = {"cpu": 3.0, "cuda": 4.0}

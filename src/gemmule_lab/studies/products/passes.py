@@ -21,8 +21,7 @@ from gemmule.backends.cuda import driver, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule_lab.bench.host_to_host import pinned_copy
-from gemmule_lab.studies.cpu import REST_S
-from gemmule_lab.studies.harness import peer_named
+from gemmule_lab.studies.harness import REST_S, peer_named
 
 CPU_LOOP, EIGEN, NUMPY = "cpu loop", "eigen", "numpy"
 NAIVE, SHARED, CUBLAS = "naive", "shared tile", "cublas"
