@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from counters.counters import Mark
+from counters.counters import SCHEMA, Mark
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.single import cuda_rung
 from gemmule.core.rung import LibraryRung
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     with Path(marks).open("w", encoding="utf-8") as file:
         for spot in wanted:
             for mark in launched(spot, bench, end):
-                file.write(json.dumps(asdict(mark)) + "\n")
+                file.write(json.dumps({"schema": SCHEMA, **asdict(mark)}) + "\n")
                 file.flush()
             bench.release()
 

@@ -1,16 +1,23 @@
-"""Files of JSON lines that are replaced whole: one object a line, read with care."""
+"""Files of JSON lines that are replaced whole: one object a line, read with care.
+
+Of files with a dataclass for their lines, `read_records` and `write_records` check and write all.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gemmule.storage.atomic import write_atomically
+from gemmule.storage.decode import decode
 
 MAX_LINE_BYTES = 65_536
 MAX_FILE_BYTES = 64 * 2**20
+
+T = TypeVar("T")
 
 
 def write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -18,6 +25,32 @@ def write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     text = "".join(f"{json.dumps(dict(record))}\n" for record in records)
     if not write_atomically(path, text.encode()):
         raise OSError(f"{path} cannot be written.")
+
+
+def write_records(path: Path, schema: int, records: Iterable[Any]) -> None:
+    """Replace a file by instances of a dataclass, one a line; OSError where it cannot be written.
+
+    A folder that is not there yet is made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, ({"schema": schema, **dataclasses.asdict(one)} for one in records))
+
+
+def read_records(
+    path: Path, schema: int, record: Callable[..., T], is_sound: Callable[[T], bool] | None = None
+) -> Iterator[T]:
+    """Yield the lines of a file as instances of the dataclass `record`, each field checked.
+
+    Skipped are lines of other schemas, those that `gemmule.storage.decode` refuses, and those that
+    are not sound.
+    """
+    for data in read(path, schema):
+        try:
+            one = decode(record, data, path.name)
+        except ValueError:
+            continue
+        if is_sound is None or is_sound(one):
+            yield one
 
 
 def read(path: Path, schema: int) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from gemmule_lab.records.decode import decode
+from gemmule.storage.decode import decode
 from gemmule_lab.records.rows import Environment, Times
 
 SCHEMA = 1
