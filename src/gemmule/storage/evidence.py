@@ -47,9 +47,9 @@ def folder() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "evidence"
 
 
-def slug(name: str) -> str:
-    """Return a device's name as a folder's: ``NVIDIA H200`` is ``nvidia-h200``."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown"
+def slug(device: str) -> str:
+    """Return a device's name as its folder's: ``NVIDIA H200`` is ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
 
 
 def read(root: Path | None = None) -> Iterator[Record]:

@@ -58,15 +58,40 @@ def read(path: Path, schema: int) -> Iterator[dict[str, Any]]:
 
     None where the file is absent or too large.
     """
-    if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+    try:
+        content = read_bytes(path, MAX_FILE_BYTES)
+    except (OSError, ValueError):
         return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in content.decode("utf-8", errors="replace").splitlines():
         record = _parsed(line)
         if type(record) is not dict:
             continue
         given = record.pop("schema", None)
         if type(given) is int and given == schema:
             yield record
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return what a file holds, or unpacked what ``<path>.gz`` holds where that alone is there.
+
+    FileNotFoundError for neither, ValueError for more than `most` bytes, or a damaged archive.
+    """
+    archive = path.with_name(f"{path.name}.gz")
+    if path.is_file() or not archive.is_file():
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    else:
+        import gzip
+        import zlib
+
+        try:
+            with gzip.open(archive) as file:
+                content = file.read(most + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{archive} is damaged: {error}.") from None
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes.")
+    return content
 
 
 def _parsed(line: str) -> Any:
