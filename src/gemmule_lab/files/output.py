@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.problem import numpy_dtype
-from gemmule_lab.files import mat5
+from gemmule_lab.files import mat_head
 from gemmule_lab.files.matrices import SAFETENSORS_DTYPES
 
 SUFFIXES = (".npy", ".safetensors", ".mat", ".csv")
@@ -167,7 +167,7 @@ def _header(path: Path, shape: tuple[int, ...], dtype: str) -> bytes:
     if path.suffix.lower() == ".safetensors":
         return _safetensors_header(path, shape, dtype)
     if path.suffix.lower() == ".mat":
-        return mat5.header(RESULT_NAME, shape, dtype)
+        return mat_head.header(RESULT_NAME, shape, dtype)
     real_dtype = numpy_dtype(dtype)
     if real_dtype.kind == "V" or np.dtype(real_dtype.str) != real_dtype:
         raise TypeError(
