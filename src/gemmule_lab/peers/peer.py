@@ -221,9 +221,8 @@ def in_layout(array: np.ndarray, layout: str) -> np.ndarray:
 
 def as_float64(a: Any) -> np.ndarray:
     """Return a matrix, quantised or not, in float64."""
-    if isinstance(a, QuantizedMatrix):
-        return a.dequantize("float64")
-    widened: np.ndarray = a.astype(np.float64)
+    widened: np.ndarray
+    widened = a.dequantize("float64") if isinstance(a, QuantizedMatrix) else a.astype(np.float64)
     return widened
 
 
