@@ -57,7 +57,7 @@ class PreparedMatrix(Factor):
             pointer, device = int(array.__array_interface__["data"][0]), "cpu"
         self.form = form._replace(ready=self.ready)
         self._place = pointer, device
-        self.signature: Any = None  # by which short ways know it, once they met it
+        self.signature: Any = None  # by which fast paths know it, once they met it
 
     @property
     def operand(self) -> Operand:
