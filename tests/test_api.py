@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,24 @@ class Frame:
     """A table of another library."""
 
     def to_numpy(self) -> None: ...
+
+
+def test_the_signature_shows_every_keyword() -> None:
+    shown = inspect.signature(gm.matvec).parameters
+    assert list(shown)[:2] == ["A", "x"]
+    options = {"out_dtype", "precision", "accumulate", "batch_invariant", "activations"}
+    options |= {"rung", "params", "device"}
+    assert set(shown) == {"A", "x", "out", *options}
+    assert (shown["precision"].default, shown["out"].default) == ("float32", None)
+    assert set(inspect.signature(gm.plan).parameters) == {"op", "a", "b", *options}
+    for product in (gm.vecmat, gm.matmul):
+        assert [*inspect.signature(product).parameters.values()][2:] == [*shown.values()][2:]
+
+
+@pytest.mark.parametrize("call", [gm.matvec, lambda A, x, **more: gm.plan("matvec", A, x, **more)])
+def test_an_unknown_keyword_is_named_beside_those_that_there_are(call: Any) -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'precison'.*precision"):
+        call(np.eye(2), np.ones(2), precison="ieee")
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ LAYERS = (
     ("dispatch",),
     ("plan",),
     ("outofcore", "sharded"),
-    ("general", "options", "preparing", "typing"),
+    ("general", "typing"),
     ("frameworks",),
-    ("lookup",),
+    ("lookup", "options"),
     ("api",),
     ("__init__", "torch"),
     ("lab",),
@@ -212,6 +212,54 @@ def test_no_circle_of_imports() -> None:
         arrows[name] = targets - {name, "__init__"}
     assert circles(arrows) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+# (module, function of another one that it calls when it is imported) -> why it has to.
+HANDED: dict[tuple[str, str], str] = {
+    (
+        "api",
+        "multiply_by",
+    ): "the operators of this package's own matrices, which lie below products",
+    ("backends.cpu.pool", "fork.hold"): "a fork waits for the lock",
+    ("outofcore.buffers", "driver.when_short"): "kept memory is given back where a device has none",
+    ("dispatch.autograd", "register"): "PyTorch asks for its operators' derivatives by their names",
+    ("dispatch.autograd", "register_out"): "the same",
+    ("torch.quantized_linear", "register"): "the same, of layers",
+}
+
+
+def handed(tree: ast.Module) -> Iterator[str]:
+    """Yield what a module puts into others of the package, or calls of them, when imported."""
+    own = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and inside(node.module or "")
+        for alias in node.names
+    }
+    loops = [node for node in tree.body if isinstance(node, ast.For | ast.If)]
+    for node in [*tree.body, *(deeper for loop in loops for deeper in loop.body)]:
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                name = ast.unparse(target)
+                if not isinstance(target, ast.Name) and name.split(".")[0].split("[")[0] in own:
+                    yield name
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            name = ast.unparse(node.value.func)
+            if name.split(".")[0] in own:
+                yield name
+
+
+def test_nothing_is_put_into_another_module_at_import() -> None:
+    found = {(module_name(path), name) for path, tree in SOURCES.items() for name in handed(tree)}
+    assert found == set(HANDED)
+    for code in (
+        "lower.product = 1",
+        "lower.made[0] = f",
+        "lower.take(f)",
+        "for f in g: lower.h(f)",
+    ):
+        assert list(handed(ast.parse(f"from gemmule import lower\n{code}"))), code
 
 
 # How many other rooms a room may import from: who knows many can rarely be changed alone.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -286,6 +289,48 @@ def test_results_are_made_as_compiled_models_make_them(
         assert result.dtype is torch.float16
         assert result.is_contiguous()
         assert bool(made) == private, "a slower way was taken silently"
+
+
+def test_a_warm_product_is_few_functions_deep() -> None:
+    """Each costs a tenth of a microsecond; NumPy's own and builtin ones are not counted."""
+    a, x = operands("matvec")
+    plan, own = gm.plan("matvec", a, x), str(Path(gm.__file__).parent)
+
+    def depth_of(product: Callable[[], Any]) -> tuple[int, int]:
+        depth = count = deepest = 0
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            nonlocal depth, count, deepest
+            if frame.f_code.co_filename.startswith(own):
+                depth += {"call": 1, "return": -1}.get(event, 0)
+                count += event == "call"
+                deepest = max(deepest, depth)
+
+        for _ in range(3):
+            product()
+        sys.setprofile(note)
+        try:
+            product()
+        finally:
+            sys.setprofile(None)
+        return count, deepest
+
+    for product, most, deep in ((lambda: gm.matvec(a, x), 6, 4), (lambda: plan(a, x), 3, 3)):
+        count, deepest = depth_of(product)
+        assert count <= most
+        assert deepest <= deep
+
+
+def test_the_first_product_loads_the_rungs_of_its_operation_alone() -> None:
+    code = """
+import sys, numpy as np, gemmule as gm
+gm.matvec(np.ones((9, 9), np.float32), np.ones(9, np.float32))
+names = {name.split(".")[2] for name in sys.modules if name.startswith("gemmule.rungs.")}
+print(*sorted(name for name in names if not name.startswith("_")))
+assert "gemmule.backends.cpu.amx" not in sys.modules
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["matvec", "vecmat"]
 
 
 def test_products_of_prepared_matrices_take_the_short_way() -> None:

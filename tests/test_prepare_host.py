@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule import preparing
+from gemmule.arrays import packing
 from gemmule.arrays.interop import unwrap
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.backends.cpu import jit
@@ -288,7 +288,7 @@ def test_what_was_packed_is_made_anew_by_a_pickle(
     wanted = gm.matmul(A, B, rung="packed")
     np.testing.assert_array_equal(gm.matmul(A, Q, rung="packed"), wanted)
     others = tuple(replace(rung, available=lambda: "no such unit") for rung in packing_rungs())
-    monkeypatch.setattr(preparing, "all_rungs", lambda backend: others)
+    monkeypatch.setattr(packing, "all_rungs", lambda backend: others)
     assert pickle.loads(data).rungs == (), "on a processor that lacks what the rung needs"
 
 

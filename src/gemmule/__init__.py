@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gemmule.api import asarray, gemm, gemv, matmul, matvec, plan, vecmat
 from gemmule.arrays.prepared import PreparedMatrix
+from gemmule.arrays.preparing import prepare
 from gemmule.core.registry import ladder
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import Plan
-from gemmule.preparing import prepare
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 

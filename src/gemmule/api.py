@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from gemmule.arrays import transfer
@@ -12,19 +11,19 @@ from gemmule.core import scalars
 from gemmule.core.canonical import DEFAULT, NAMES, Options, canonical
 from gemmule.core.operand import deciding, multiply_by
 from gemmule.core.problem import HALVES
-from gemmule.core.words import Accumulate, Activations, Op, Precision
+from gemmule.core.words import Op
 from gemmule.general import device_of, untraced
 from gemmule.lookup import multiply
-from gemmule.options import frozen, options_of
+from gemmule.options import options_of, shows, split
 from gemmule.outofcore.through import HostPlan, planned, through_device
 from gemmule.outofcore.upload import upload
 from gemmule.plan import Plan, resolve
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.typing import Keywords, Scalar
+from gemmule.typing import Choices, Keywords, Scalar
 
 if TYPE_CHECKING:
     from gemmule.backends.cuda.device_array import DeviceArray
-    from gemmule.typing import Choices, Foreign, Host, HostMatrix, OwnMatrix, Tensor, TensorMatrix
+    from gemmule.typing import Foreign, Host, HostMatrix, OwnMatrix, Tensor, TensorMatrix
 
 
 @overload
@@ -35,21 +34,8 @@ def matvec(A: OwnMatrix, x: DeviceArray, /, **options: Unpack[Keywords]) -> Devi
 def matvec(A: TensorMatrix, x: Tensor, /, **options: Unpack[Keywords]) -> Tensor: ...
 @overload
 def matvec(A: Foreign, x: Foreign, /, **options: Unpack[Keywords]) -> Any: ...
-def matvec(
-    A: Any,
-    x: Any,
-    /,
-    *,
-    out: Any = None,
-    out_dtype: Any = None,
-    precision: Precision = "float32",
-    accumulate: Accumulate | None = None,
-    batch_invariant: bool = False,
-    activations: Activations = "float",
-    rung: str | None = None,
-    params: Mapping[str, Any] | None = None,
-    device: str | None = None,
-) -> Any:
+@shows(Keywords)
+def matvec(A: Any, x: Any, /, **keywords: Unpack[Keywords]) -> Any:
     """Return the matrix-vector product ``A x``.
 
     Parameters
@@ -87,17 +73,9 @@ def matvec(
     >>> gm.matvec(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 10.0]))
     array([21., 43.])
     """
-    if (
-        rung is None is params is out_dtype is accumulate
-        and precision == "float32"
-        and activations == "float"
-        and not batch_invariant
-    ):
-        return multiply("matvec", A, x, out, DEFAULT, device)  # 0.3 us less
-    options = options_of(
-        rung, out_dtype, precision, accumulate, batch_invariant, activations, frozen(params)
-    )
-    return multiply("matvec", A, x, out, options, device)
+    if not keywords:
+        return multiply("matvec", A, x, None, DEFAULT, None)
+    return multiply("matvec", A, x, *split("matvec", keywords))
 
 
 @overload
@@ -108,21 +86,8 @@ def vecmat(x: DeviceArray, A: OwnMatrix, /, **options: Unpack[Keywords]) -> Devi
 def vecmat(x: Tensor, A: TensorMatrix, /, **options: Unpack[Keywords]) -> Tensor: ...
 @overload
 def vecmat(x: Foreign, A: Foreign, /, **options: Unpack[Keywords]) -> Any: ...
-def vecmat(
-    x: Any,
-    A: Any,
-    /,
-    *,
-    out: Any = None,
-    out_dtype: Any = None,
-    precision: Precision = "float32",
-    accumulate: Accumulate | None = None,
-    batch_invariant: bool = False,
-    activations: Activations = "float",
-    rung: str | None = None,
-    params: Mapping[str, Any] | None = None,
-    device: str | None = None,
-) -> Any:
+@shows(Keywords)
+def vecmat(x: Any, A: Any, /, **keywords: Unpack[Keywords]) -> Any:
     """Return the vector-matrix product ``x A``, that is ``A^T x``; A is never copied to be turned.
 
     x : array (..., m); A : array (..., m, n) or QuantizedMatrix; result (..., n). Options, errors
@@ -132,10 +97,9 @@ def vecmat(
     >>> gm.vecmat(np.array([1.0, 10.0]), np.array([[1.0, 2.0], [3.0, 4.0]]))
     array([31., 42.])
     """
-    options = options_of(
-        rung, out_dtype, precision, accumulate, batch_invariant, activations, frozen(params)
-    )
-    return multiply("vecmat", x, A, out, options, device)
+    if not keywords:
+        return multiply("vecmat", x, A, None, DEFAULT, None)
+    return multiply("vecmat", x, A, *split("vecmat", keywords))
 
 
 @overload
@@ -146,21 +110,8 @@ def matmul(A: OwnMatrix, B: OwnMatrix, /, **options: Unpack[Keywords]) -> Device
 def matmul(A: TensorMatrix, B: TensorMatrix, /, **options: Unpack[Keywords]) -> Tensor: ...
 @overload
 def matmul(A: Foreign, B: Foreign, /, **options: Unpack[Keywords]) -> Any: ...
-def matmul(
-    A: Any,
-    B: Any,
-    /,
-    *,
-    out: Any = None,
-    out_dtype: Any = None,
-    precision: Precision = "float32",
-    accumulate: Accumulate | None = None,
-    batch_invariant: bool = False,
-    activations: Activations = "float",
-    rung: str | None = None,
-    params: Mapping[str, Any] | None = None,
-    device: str | None = None,
-) -> Any:
+@shows(Keywords)
+def matmul(A: Any, B: Any, /, **keywords: Unpack[Keywords]) -> Any:
     """Return the matrix product ``A B`` by the array-API rules.
 
     A : array (..., m, k) or (k,); B : array (..., k, n) or (k,); either may be a QuantizedMatrix.
@@ -174,10 +125,9 @@ def matmul(
     array([[1., 2.],
            [3., 4.]])
     """
-    options = options_of(
-        rung, out_dtype, precision, accumulate, batch_invariant, activations, frozen(params)
-    )
-    return multiply("matmul", A, B, out, options, device)
+    if not keywords:
+        return multiply("matmul", A, B, None, DEFAULT, None)
+    return multiply("matmul", A, B, *split("matmul", keywords))
 
 
 def gemv(
@@ -273,20 +223,9 @@ def plan(op: Op | str, a: Any, b: Any, /, **options: Unpack[Choices]) -> Plan: .
 def plan(
     op: Op | str, a: Any, b: Any, /, *, device: str | None, **options: Unpack[Choices]
 ) -> Plan | HostPlan: ...
+@shows(Choices)
 def plan(
-    op: Op | str,
-    a: Any,
-    b: Any,
-    /,
-    *,
-    out_dtype: Any = None,
-    precision: Precision = "float32",
-    accumulate: Accumulate | None = None,
-    batch_invariant: bool = False,
-    activations: Activations = "float",
-    rung: str | None = None,
-    params: Mapping[str, Any] | None = None,
-    device: str | None = None,
+    op: Op | str, a: Any, b: Any, /, *, device: str | None = None, **choices: Unpack[Choices]
 ) -> Plan | HostPlan:
     """Choose once how to compute ``op`` on operands like `a` and `b`; call the plan many times.
 
@@ -306,9 +245,7 @@ def plan(
     if not isinstance(op, str) or op not in NAMES:
         raise ValueError(f"op is {op!r}; it must be one of {', '.join(NAMES)}.")
     left, right, _ = unwrap_all(a, b, NAMES[op])
-    options = options_of(
-        rung, out_dtype, precision, accumulate, batch_invariant, activations, frozen(params)
-    )
+    options = options_of("plan", choices)
     away = None if device is None else device_of(left, right, device)
     if away is not None:
         return planned(op, (left, right), away, options)

@@ -48,17 +48,9 @@ def choose(
     if scaled and tuned is not None and isinstance(tuned.rung, LibraryRung):
         tuned = None
     if tuned is not None and backend.proved(tuned.rung, call.problem, machine):
-        return Choice(
-            call,
-            call.problem,
-            tuned.rung,
-            tuned.params,
-            machine,
-            f"tuned on this device, {tuned.date}",
-            tuned.time_s,
-            "",
-            (),
-        )
+        reason = f"tuned on this device, {tuned.date}"
+        own = call.problem
+        return Choice(call, own, tuned.rung, tuned.params, machine, reason, tuned.time_s)
     ranked = sorted(_suggestions(call, machine), key=lambda choice: choice.expected_s or 0.0)
     ranked = [choice for choice in ranked if not (scaled and isinstance(choice.rung, LibraryRung))]
     if not ranked:
@@ -159,17 +151,9 @@ def _suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
             if suggestion is None or not backend.proved(rung, problem, machine):
                 continue
             found = True
-            yield Choice(
-                call,
-                problem,
-                rung,
-                rung.check_params(problem, suggestion.params),
-                machine,
-                "heuristic",
-                suggestion.expected_s + cost_s,
-                "",
-                copies,
-            )
+            params = rung.check_params(problem, suggestion.params)
+            expected_s = suggestion.expected_s + cost_s
+            yield Choice(call, problem, rung, params, machine, "heuristic", expected_s, copies)
         if found:
             return
 
@@ -266,17 +250,8 @@ def _named(call: Call, machine: Machine, name: str, params: Frozen | None) -> Ch
                 else:
                     chosen = rung.check_params(problem, dict(params or ()))
                 expected = None if suggestion is None else suggestion.expected_s
-                return Choice(
-                    call,
-                    problem,
-                    rung,
-                    chosen,
-                    machine,
-                    "named by the caller",
-                    expected,
-                    "",
-                    copies,
-                )
+                why = "named by the caller"
+                return Choice(call, problem, rung, chosen, machine, why, expected, copies)
     raise ValueError(f"rung {name} cannot compute {call.problem.describe()}. {'; '.join(reasons)}.")
 
 
@@ -293,17 +268,8 @@ def _simplest(
                 and eligible(rung, problem)
                 and backend.proved(rung, problem, machine)
             ):
-                return Choice(
-                    call,
-                    problem,
-                    rung,
-                    rung.check_params(problem, None),
-                    machine,
-                    reason,
-                    None,
-                    "",
-                    copies,
-                )
+                params = rung.check_params(problem, None)
+                return Choice(call, problem, rung, params, machine, reason, None, copies)
     raise TypeError(
         f"no proved {machine.backend} rung computes {call.problem.describe()} on {machine.name}. "
         "Convert the operands to another dtype, or name a rung with rung=."

@@ -143,7 +143,7 @@ def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -
 
 
 def below(op: str, a: Any, b: Any, options: Options, bias: Any = None) -> Any:
-    """Return a tensor's product by the short way or else the general one; as `product` does.
+    """Return a tensor's product by the fast path or else the general one; as `product` does.
 
     bias: a tensor that is added to it, where a kernel can in the same launch.
     """

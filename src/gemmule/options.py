@@ -1,68 +1,86 @@
-"""From the keywords of a public function to `Options`."""
+"""From the keywords of a public function, which `gemmule.typing` names, to `Options`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gemmule.core.canonical import DEFAULT, Frozen, Options
+from gemmule.typing import Choices
 
-_PLAIN = (None, None, "float32", None, False, "float", None)
+Function = TypeVar("Function", bound=Callable[..., Any])
+_DEFAULTS = {field.name: field.default for field in fields(Options)}
 
 
-def options_of(*given: Any) -> Options:
-    """Return the options that these keywords mean; ValueError for a word that means nothing.
+def shows(keywords: Any) -> Callable[[Function], Function]:
+    """Return a decorator: help, completion and `inspect.signature` show the keywords one by one.
 
-    given: rung, out_dtype, precision, accumulate, batch_invariant, activations, params.
+    keywords: the TypedDict that a function's ``**keywords`` unpack.
     """
+
+    def decorate(function: Function) -> Function:
+        own = inspect.signature(function)
+        given = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        for name, kind in keywords.__annotations__.items():
+            text, default = getattr(kind, "__forward_arg__", kind), _DEFAULTS.get(name)
+            parameter = inspect.Parameter
+            given.append(parameter(name, parameter.KEYWORD_ONLY, default=default, annotation=text))
+        function.__signature__ = own.replace(parameters=given)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def split(function: str, keywords: Any) -> tuple[Any, Options, str | None]:
+    """Return what the keywords of a product mean: its `out`, its options, and its device."""
+    out, device = keywords.pop("out", None), keywords.pop("device", None)
+    return out, options_of(function, keywords) if keywords else DEFAULT, device
+
+
+def options_of(function: str, choices: Any) -> Options:
+    """Return the options that these keywords mean; ValueError for a word that means nothing."""
+    unknown = choices.keys() - Choices.__annotations__.keys()
+    if unknown:
+        raise TypeError(
+            f"{function}() got an unexpected keyword argument {min(unknown)!r}; its options are "
+            f"{', '.join(Choices.__annotations__)}."
+        )
+    if choices.get("params") is not None:
+        choices = choices | {"params": _frozen(choices["params"])}
     try:
-        # NumPy's float64 compares equal to None.
-        return DEFAULT if given[1] is None and given == _PLAIN else _made(*given)
-    except (TypeError, ValueError):
-        _check_kinds(*given)  # what cannot be hashed or compared names no argument by itself
+        return _made(**choices)
+    except TypeError:
+        _check_kinds(choices)  # what cannot be hashed or compared names no argument by itself
         raise
 
 
 @functools.lru_cache(maxsize=256, typed=True)
-def _made(
-    rung: str | None,
-    out_dtype: str | None,
-    precision: str,
-    accumulate: str | None,
-    batch_invariant: bool,
-    activations: str,
-    params: Frozen | None,
-) -> Options:
-    _check_kinds(rung, out_dtype, precision, accumulate, batch_invariant, activations, params)
-    if activations not in ("float", "int8"):
-        raise ValueError(f"activations is {activations!r}; it must be 'float' or 'int8'.")
-    name = None if out_dtype is None else _dtype_name(out_dtype)
-    literal = rung is not None
-    return Options(name, precision, accumulate, batch_invariant, activations, literal, rung, params)
+def _made(**choices: Any) -> Options:
+    _check_kinds(choices)
+    options = Options(**choices)
+    if options.activations not in ("float", "int8"):
+        raise ValueError(f"activations is {options.activations!r}; it must be 'float' or 'int8'.")
+    name = None if options.out_dtype is None else _dtype_name(options.out_dtype)
+    made = Options(**choices | {"out_dtype": name, "literal": options.rung is not None})
+    return DEFAULT if made == DEFAULT else made
 
 
-def _check_kinds(
-    rung: Any,
-    out_dtype: Any,
-    precision: Any,
-    accumulate: Any,
-    batch_invariant: Any,
-    activations: Any,
-    params: Any,
-) -> None:
+def _check_kinds(choices: Mapping[str, Any]) -> None:
     """Raise TypeError for a keyword's value of a kind that it never has."""
-    words = {"precision": precision, "activations": activations}
-    maybe = {"rung": rung, "accumulate": accumulate}
-    for name, word in (words | {k: v for k, v in maybe.items() if v is not None}).items():
-        if not isinstance(word, str):
+    for name in ("precision", "activations", "rung", "accumulate"):
+        word = choices.get(name, _DEFAULTS[name])
+        if not isinstance(word, str) and (word is not None or _DEFAULTS[name] is not None):
             raise TypeError(f"{name} is {word!r}; it must be a string.")
-    if not isinstance(batch_invariant, bool | np.bool):
-        raise TypeError(f"batch_invariant is {batch_invariant!r}; it must be True or False.")
-    if out_dtype is not None:
-        _dtype_name(out_dtype)
+    alone = choices.get("batch_invariant", False)
+    if not isinstance(alone, bool | np.bool):
+        raise TypeError(f"batch_invariant is {alone!r}; it must be True or False.")
+    if choices.get("out_dtype") is not None:
+        _dtype_name(choices["out_dtype"])
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -79,10 +97,8 @@ def _dtype_name(dtype: Any) -> str:
     return name
 
 
-def frozen(params: Mapping[str, Any] | None) -> Frozen | None:
+def _frozen(params: Any) -> Frozen:
     """Return a rung's parameters as sorted pairs; TypeError and ValueError for what is none."""
-    if params is None:
-        return None
     if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
         raise TypeError(f"params is {params!r}; it must be a mapping of parameter names to values.")
     for name, value in params.items():

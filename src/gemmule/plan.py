@@ -30,7 +30,7 @@ from gemmule.core.choice import Choice
 from gemmule.core.operand import Form, Operand, deciding
 from gemmule.core.problem import FLOATS, ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, CudaRung, LibraryRung, Rung, Step
-from gemmule.dispatch.bind import ShortWay, bind
+from gemmule.dispatch.bind import FastPath, bind
 
 log = logging.getLogger("gemmule")
 
@@ -50,7 +50,7 @@ class Plan:
     forms: tuple[Form, Form]
     device: str
     _run: Run
-    short_way: ShortWay | None = None
+    short_way: FastPath | None = None
 
     def __repr__(self) -> str:
         rung = self.choice.rung

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from gemmule.arrays import packing
+from gemmule.arrays.packing import Planes
 from gemmule.backends.cuda.arrays import form_of
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.operand import Factor, Form, Operand
-from gemmule.core.packing import HostPacked, Ready
+from gemmule.core.packing import Ready
 from gemmule.core.problem import ITEMSIZE, layout_of
 
 Array = np.ndarray[Any, Any]
 Held = Array | DeviceArray
-Planes = tuple[HostPacked, ...]  # what a rung on the host made of each entry of a batch
 
 
 class PreparedMatrix(Factor):
@@ -38,11 +39,11 @@ class PreparedMatrix(Factor):
         dtype: str,
         side: str,
         packed: Mapping[str, DeviceArray | Planes],
-        reason: str = "",
+        reason: str = "no rung that plans choose for it reads a packed form",
     ) -> None:
         if isinstance(array, np.ndarray):
             array.flags.writeable = False
-        self.array, self.reason, self._packed = array, reason, dict(packed)
+        self.array, self.reason, self._packed = array, "" if packed else reason, dict(packed)
         self._turned: PreparedMatrix | None = None
         planes = int(np.prod(array.shape[:-2], dtype=np.int64))
         beside = sum(one.nbytes for one in _apart(packed) if one is not array)
@@ -56,7 +57,7 @@ class PreparedMatrix(Factor):
             pointer, device = int(array.__array_interface__["data"][0]), "cpu"
         self.form = form._replace(ready=self.ready)
         self._place = pointer, device
-        self.signature: Any = None  # by which short ways know it, once they met it
+        self.signature: Any = None  # by which fast paths know it, once they met it
 
     @property
     def operand(self) -> Operand:
@@ -191,16 +192,9 @@ def _prepared_again(
     rows: Array, by_columns: bool, side: str, rungs: tuple[str, ...]
 ) -> PreparedMatrix:
     """Return a pickled matrix: another processor may pack it otherwise, or for other rungs."""
-    made: PreparedMatrix = _again[0](rows.swapaxes(-1, -2) if by_columns else rows, side, rungs)
-    return made
-
-
-def prepared_by(prepare: Callable[..., PreparedMatrix]) -> None:
-    """Take ``prepare(array, side, rungs)`` of a host array that is nobody else's; it is above."""
-    _again[:] = [prepare]
-
-
-_again: list[Callable[..., PreparedMatrix]] = []
+    array = rows.swapaxes(-1, -2) if by_columns else rows
+    packed = packing.on_host(array, side, None, rungs)
+    return PreparedMatrix(array, array.dtype.name, side, packed)
 
 
 def _spanned_bytes(array: Held, dtype: str) -> int:

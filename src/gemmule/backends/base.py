@@ -20,9 +20,9 @@ class HostRun:
     """A `Run` that needs no more of its operands than their host arrays.
 
     packed: names of rungs, of A and of B: what those packed of a prepared operand stands for the
-    array (`gemmule.arrays.prepared.PreparedMatrix.packed`). bound: what makes a shorter way of the
-    product for operands like two given ones: (a, b) -> the product, or None: nothing was done.
-    fresh: (a, b) -> the product, where that is quicker than to fill a result.
+    array (`gemmule.arrays.prepared.PreparedMatrix.packed`). bound: what makes of the product a
+    faster function for operands like two given ones: (a, b) -> the product, or None: nothing was
+    done. fresh: (a, b) -> the product, where that is quicker than to fill a result.
     """
 
     product: Callable[[Any, Any, Any], None]  # (a, b, out): out = a b

@@ -11,8 +11,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gemmule.core.batches import ALONE, Batch, broadcast_strides, collapse
-from gemmule.core.operand import Form, Ints, View, c_strides, power_of_two, vector_alignment
+from gemmule.core.operand import (
+    ALONE,
+    Batch,
+    Form,
+    Ints,
+    View,
+    broadcast_strides,
+    c_strides,
+    collapse,
+    power_of_two,
+    vector_alignment,
+)
 from gemmule.core.packing import Ready, check_sides
 from gemmule.core.problem import (
     FLOATS,

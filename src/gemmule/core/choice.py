@@ -25,6 +25,6 @@ class Choice:
     params: Mapping[str, Any]
     machine: Machine
     reason: str
-    expected_s: float | None
-    runner_up: str
-    copies: tuple[str, ...]
+    expected_s: float | None = None
+    copies: tuple[str, ...] = ()
+    runner_up: str = ""

@@ -1,4 +1,4 @@
-"""Which short way a launcher offers: none, one on host arrays, or one on PyTorch's CUDA tensors."""
+"""Which fast path a launcher offers: none, one on host arrays, or one on PyTorch's CUDA tensors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gemmule.core.operand import Form
 from gemmule.dispatch.host import HostCall
 
 
-class ShortWay(Protocol):
+class FastPath(Protocol):
     """A quick way of a planned product; the attributes may be methods or closures."""
 
     @property
     def checked(self) -> Callable[[Any, Any, Any], Any | None]:
-        """(a, b, out) -> the product, or None when nothing was done: go the general way."""
+        """(a, b, out) -> the product, or None when nothing was done: go the general path."""
         ...
 
     @property
@@ -27,8 +27,8 @@ class ShortWay(Protocol):
         ...
 
 
-def bind(run: Run, call: Call, a: Form, b: Form, device: str) -> ShortWay | None:
-    """Return the short way of a prepared launcher, or None where there is none."""
+def bind(run: Run, call: Call, a: Form, b: Form, device: str) -> FastPath | None:
+    """Return the fast path of a prepared launcher, or None where there is none."""
     if isinstance(run, HostRun):
         return HostCall(run, call, a, b)
     if "torch" not in sys.modules or device == "cpu":

@@ -41,138 +41,140 @@ class HostCall:
     __slots__ = ("checked", "trusted")
 
     def __init__(self, run: HostRun, call: Call, a: Form, b: Form) -> None:
-        trusted = _trusted(run, call, a, b)
-        if a.ready is None is b.ready and a.quant is None is b.quant:
-            self.checked = _arrays(run, trusted, _signature(a), _signature(b))
-        elif a.ready is None is b.ready and (a.quant is None) != (b.quant is None):
-            self.checked = _codes(run, trusted, a, b)
-        else:
-            self.checked = _any(trusted, _signature(a), _signature(b))
-        self.trusted = self.checked
+        planned = _Planned(a), _Planned(b)
+        call_of, bind = _fast_call(run, call, *planned), run.bound
+        plain = planned[0].is_plain or planned[1].is_plain
+        if bind is not None and plain and (planned[0].is_coded or planned[1].is_coded):
+            call_of = _first_builtin(bind, call_of, *planned)
+        self.checked = self.trusted = call_of
 
 
-def _trusted(run: HostRun, call: Call, a: Form, b: Form) -> FastCall:
-    """Return the product of operands that are known to be of the planned forms."""
-    product, swapped = run.product, call.swapped
-    see_a, see_b = _reader(a, run.packed[0]), _reader(b, run.packed[1])
-    reads = see_a is not None or see_b is not None
-    shape, dtype = call.out_shape, numpy_dtype(call.problem.out)
-    array, empty, may_share = np.ndarray, np.empty, np.may_share_memory
+class _Planned:
+    """What is compared of an operand: a plain array's attributes, or what else tells it apart."""
 
-    def trusted(a: Any, b: Any, out: Any) -> Any | None:
-        if out is None:
-            out = empty(shape, dtype)
-        elif type(out) is not array or out.dtype != dtype or out.shape != shape:
+    def __init__(self, form: Form) -> None:
+        self.form, self.is_coded, self.is_ready = form, form.quant is not None, bool(form.ready)
+        self.is_plain = not (self.is_coded or self.is_ready)
+        steps = tuple(step * ITEMSIZE.get(form.dtype, 0) for step in form.strides)
+        self.array: Any = (
+            (numpy_dtype(form.dtype), form.shape, steps) if self.is_plain else (None,) * 3
+        )
+        self.other = number_of(form) if self.is_coded else form
+
+    def reader(self, rung: str | None) -> Callable[[Any], Any] | None:
+        """Return what takes of a prepared matrix what a product reads; None: it is read itself."""
+        if not self.is_ready:
             return None
-        else:
-            flags = out.flags
-            if not flags.carray:  # C-contiguous, aligned, writable; native as the dtypes are equal
-                return None
-            owns = flags.owndata  # two arrays that own their memory share none: twice as quick
-            for one in (a, b):  # what a matrix of this package's own holds is never written
-                if type(one) is array and (
-                    one is out if owns and one.flags.owndata else may_share(out, one)
-                ):
-                    return None
-        if reads:
-            a = a if see_a is None else see_a(a)
-            b = b if see_b is None else see_b(b)
-        if swapped:
-            product(b, a, out)
-        else:
-            product(a, b, out)
-        return out
-
-    return trusted
+        return (
+            operator.attrgetter("array") if rung is None else operator.methodcaller("packed", rung)
+        )
 
 
-def _reader(form: Form, rung: str | None) -> Callable[[Any], Any] | None:
-    """Return what takes of a prepared operand what a product reads; None: it is not prepared."""
-    if form.ready is None:
-        return None
-    return operator.attrgetter("array") if rung is None else operator.methodcaller("packed", rung)
-
-
-def _arrays(run: HostRun, trusted: FastCall, of_a: Signature, of_b: Signature) -> FastCall:
-    """Return the call of two arrays: each further function would cost 0.1 us."""
-    array, bind, fresh = np.ndarray, run.bound, run.fresh
-    (a_dtype, a_shape, a_strides), (b_dtype, b_shape, b_strides) = of_a, of_b
+def _fast_call(run: HostRun, call: Call, of_a: _Planned, of_b: _Planned) -> FastCall:
+    """Return the product as one function: each further one that it called would cost 0.1 us."""
+    array, empty, may_share = np.ndarray, np.empty, np.may_share_memory
+    (a_dtype, a_shape, a_strides), (b_dtype, b_shape, b_strides) = of_a.array, of_b.array
+    plain_a, other_a, plain_b, other_b = of_a.is_plain, of_a.other, of_b.is_plain, of_b.other
+    product, fresh = _as_given(run, call, of_a, of_b), run.fresh
+    out_shape, out_dtype = call.out_shape, numpy_dtype(call.problem.out)
+    bind: Any = run.bound
+    wanted = plain_a and plain_b and bind is not None
     builtin: Callable[..., Any | None] | None = None
 
-    def checked(a: Any, b: Any, out: Any) -> Any | None:
-        nonlocal bind, builtin
+    def fast(a: Any, b: Any, out: Any) -> Any | None:
+        nonlocal builtin, wanted
         if builtin is not None:
             result = builtin(a, b) if out is None else builtin(a, b, out)
             if result is not None:
                 return result
-        if (
-            type(a) is not array
-            or type(b) is not array
-            or a.shape != a_shape
-            or b.shape != b_shape
-            or a.strides != a_strides
-            or b.strides != b_strides
-            # The planned dtypes are native, so a foreign byte order compares unequal.
-            or a.dtype != a_dtype
-            or b.dtype != b_dtype
-            or not (a.flags.aligned and b.flags.aligned)
-        ):
+        # The planned dtypes are native, so a foreign byte order compares unequal.
+        if plain_a:
+            if type(a) is not array or a.shape != a_shape or a.strides != a_strides:
+                return None
+            a_flags = a.flags
+            if a.dtype != a_dtype or not a_flags.aligned:
+                return None
+        elif seen(a) != other_a:
             return None
-        result = fresh(a, b) if out is None and fresh is not None else trusted(a, b, out)
-        if bind is not None and result is not None:
-            builtin, bind = bind(a, b), None
-        return result
+        if plain_b:
+            if type(b) is not array or b.shape != b_shape or b.strides != b_strides:
+                return None
+            b_flags = b.flags
+            if b.dtype != b_dtype or not b_flags.aligned:
+                return None
+        elif seen(b) != other_b:
+            return None
+        if wanted:  # for the products after this one
+            builtin, wanted = bind(a, b), False
+        if out is None:
+            if fresh is not None:
+                return fresh(a, b)
+            out = empty(out_shape, out_dtype)
+        elif type(out) is not array or out.dtype != out_dtype or out.shape != out_shape:
+            return None
+        else:
+            flags = out.flags
+            # C-contiguous, aligned, writable; native as the dtypes are equal. Two arrays that own
+            # their memory share none, twice as quick to ask; our own matrices are never written.
+            owns = flags.owndata
+            if (
+                not flags.carray
+                or (plain_a and (a is out if owns and a_flags.owndata else may_share(out, a)))
+                or (plain_b and (b is out if owns and b_flags.owndata else may_share(out, b)))
+            ):
+                return None
+        product(a, b, out)
+        return out
 
-    return checked
+    return fast
 
 
-def _codes(run: HostRun, trusted: FastCall, a: Form, b: Form) -> FastCall:
-    """Return the call of a matrix of codes and an array; the matrix keeps its builtin function."""
-    first, codes, array = a.quant is not None, QuantizedMatrix, np.ndarray
-    planned, (dtype, shape, strides) = (a, _signature(b)) if first else (b, _signature(a))
-    number, like = number_of(planned), np.empty(shape, dtype)
-    bind = run.bound
+def _as_given(
+    run: HostRun, call: Call, of_a: _Planned, of_b: _Planned
+) -> Callable[[Any, Any, Any], None]:
+    """Return the run's product, of operands in the user's order, prepared ones among them."""
+    own, see_a, see_b = run.product, of_a.reader(run.packed[0]), of_b.reader(run.packed[1])
+    swapped = call.swapped
+
+    def product(a: Any, b: Any, out: Any) -> None:
+        a, b = a if see_a is None else see_a(a), b if see_b is None else see_b(b)
+        if swapped:
+            a, b = b, a
+        own(a, b, out)
+
+    return product if swapped or see_a is not None or see_b is not None else own
+
+
+def _first_builtin(
+    bind: Callable[[Any, Any], Callable[..., Any | None] | None],
+    otherwise: FastCall,
+    of_a: _Planned,
+    of_b: _Planned,
+) -> FastCall:
+    """Return the product of a matrix of codes, which keeps a builtin function to be tried first."""
+    first, codes = of_a.is_coded, QuantizedMatrix
+    number, (dtype, shape, _) = (of_a if first else of_b).other, (of_b if first else of_a).array
+    like = np.empty(shape, dtype)
 
     def builtin_of(matrix: Any) -> Callable[..., Any | None]:
-        if bind is None or matrix.kept(known_number) != number:
+        if matrix.kept(known_number) != number:
             return _nothing
         return (bind(matrix, like) if first else bind(like, matrix)) or _nothing
 
-    def checked(a: Any, b: Any, out: Any) -> Any | None:
-        matrix, x = (a, b) if first else (b, a)
-        if type(matrix) is not codes:
-            return None
-        if bind is not None:
+    def fast(a: Any, b: Any, out: Any) -> Any | None:
+        matrix = a if first else b
+        if type(matrix) is codes:
             builtin = matrix.kept(builtin_of)
             result = builtin(a, b) if out is None else builtin(a, b, out)
             if result is not None:
                 return result
-        if (
-            type(x) is not array
-            or x.shape != shape
-            or x.strides != strides
-            or x.dtype != dtype
-            or not x.flags.aligned
-            or matrix.kept(known_number) != number
-        ):
-            return None
-        return trusted(a, b, out)
+        return otherwise(a, b, out)
 
-    return checked
+    return fast
 
 
 def _nothing(a: Any, b: Any, out: Any = None) -> None:
     return None
-
-
-def _any(trusted: FastCall, of_a: Signature, of_b: Signature) -> FastCall:
-    """Return the call of operands of which one is prepared."""
-
-    def checked(a: Any, b: Any, out: Any) -> Any | None:
-        fits = seen(a) == of_a and seen(b) == of_b and _aligned(a) and _aligned(b)
-        return trusted(a, b, out) if fits else None
-
-    return checked
 
 
 def general(a: Any, b: Any, out: Any) -> None:
@@ -186,10 +188,6 @@ def key(op: str, a: Any, b: Any) -> Any | None:
     """
     seen_a, seen_b = seen(a), seen(b)
     return None if seen_a is None or seen_b is None else (op, seen_a, seen_b)
-
-
-def _aligned(operand: Any) -> bool:
-    return type(operand) is not np.ndarray or operand.flags.aligned
 
 
 def seen(operand: Any) -> Signature | None:
@@ -228,12 +226,3 @@ def number_of(form: Form) -> int:
 def known_number(matrix: QuantizedMatrix) -> int:
     """Return that of a matrix on the host, 0 of one on a device; to be kept with the matrix."""
     return number_of(quantized_form(matrix)) if matrix.device == "cpu" else 0
-
-
-def _signature(form: Form) -> Signature:
-    if form.ready is not None:
-        return form
-    if form.quant is not None:
-        return number_of(form)
-    strides = tuple(step * ITEMSIZE[form.dtype] for step in form.strides)
-    return numpy_dtype(form.dtype), form.shape, strides

@@ -69,17 +69,8 @@ class Session:
     def choice(self, candidate: Candidate, call: Call | None = None) -> Choice:
         """Return a candidate as a plan's choice."""
         call = self.call if call is None else call
-        return Choice(
-            call,
-            call.problem,
-            candidate.rung,
-            candidate.params,
-            self.machine,
-            "tuning",
-            candidate.expected_s,
-            "",
-            (),
-        )
+        which = candidate.rung, candidate.params, self.machine
+        return Choice(call, call.problem, *which, "tuning", candidate.expected_s)
 
     def admit(self, candidate: Candidate, choice: Choice | None = None) -> Entry | Failure:
         """Compile, launch and verify a configuration, and time its first blocks.
