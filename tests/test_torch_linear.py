@@ -377,7 +377,7 @@ def test_a_model_of_transformers_refuses_to_lose_its_quantised_layers(tmp_path: 
                 save(tmp_path)
         assert one.state_dict().keys()
     for one in (model, parent.inner, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        with pytest.raises(ValueError, match="'inner' is .*random weights"):
+        with pytest.raises(ValueError, match=r"'inner' is .*random weights"):
             one.save_pretrained(tmp_path, state_dict=one.state_dict())
     again = gl.quantize_(Pretrained())
     again.load_state_dict(model.state_dict())
