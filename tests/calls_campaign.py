@@ -3,7 +3,9 @@
 ``python tests/calls_campaign.py [--cases N] [--device cpu] [--workers W] [--seed S] [--record]``
 is ``gemmule verify --cases N`` whose outcome goes on record: every operation, dtype, layout, view,
 batch and quantisation, sizes from 0, operands of each library that is there, each result judged.
-``--seconds`` ends it earlier, and ``--add`` counts it together with the runs on record.
+``--seconds`` ends it earlier, and ``--add`` counts it together with the runs on record. On a CPU
+workers run with an allocator that spoils memory as it is freed: a use after free shows, also at
+their end.
 """
 
 from __future__ import annotations
@@ -20,19 +22,23 @@ from gemmule_lab.verify import on_device
 from gemmule_lab.verify.random_products import Choice
 from gemmule_lab.verify.workers import Tally, run_trials
 
+SPOILING = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "255"}
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the campaign; return 1 where a call was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=int, default=max(os.cpu_count() or 1, 2))
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     parser.add_argument("--add", action="store_true", help="--record, with the runs kept so far")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no call later")
     given = parser.parse_args(arguments)
     libraries = on_device.present() if given.device != "cpu" else ("own",)
+    if given.device == "cpu":
+        os.environ.update(SPOILING)  # of the workers, which are processes
     begun = time.monotonic()
     choice = Choice(None, None, given.device, libraries)
     tally = run_trials(choice, given.cases, given.seed, given.workers, seconds=given.seconds)

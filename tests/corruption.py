@@ -3,9 +3,10 @@
 ``python tests/corruption.py [--cases N] [--seed S] [KIND ...]`` damages sound files at random and
 reads them. Each kind has a judge that knows what the damaged bytes mean without our reader: NumPy,
 SciPy, the safetensors library, or a slow strict reader below. A case is *refused* (a named error),
-*right* (the judge reads the same), or one of the four that must not be: *wrong*, *crashed*, *hung*,
-*raised* (an error of another kind). Readers run in children, so that a crash is a line in the
-table. Then writers of each kind are killed at random moments: a reader must find a whole file.
+*right* (the judge reads the same), or one of the four that must not be: *wrong*, *crashed*, *hung*
+(or seconds of work over a small file), *raised* (an error of another kind, such as that memory ran
+out). Readers run in children of little memory, so that a crash is a line in the table. Then writers
+of each kind are killed at random moments: a reader must find a whole file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import random
 import re
+import resource
 import secrets
 import signal
 import struct
@@ -34,9 +36,12 @@ from typing import Any
 
 import numpy as np
 
+import foreign_files
 from campaign_record import keep
 
 HANG_S = 20
+BUSY_S = 2  # of processor time, for files of some kilobytes
+ROOM_BYTES = 512 << 20  # that a reader may ask for, beside what was there before
 BAD = ("wrong", "crashed", "hung", "raised")
 WORDS = (0, 1, 2, 7, 14, 15, 127, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1)
 TOKENS = (
@@ -71,9 +76,10 @@ def _change(data: bytearray, rng: random.Random) -> None:
     elif kind == 5:
         del data[place : place + rng.randint(1, 9)]
     elif kind == 6:
-        place = place // 4 * 4
+        place = place // 4 * 4 if rng.randrange(2) else place
         size = rng.choice(["<I", ">I", "<Q"])
-        data[place : place + struct.calcsize(size)] = struct.pack(size, rng.choice(WORDS))
+        words = WORDS if size != "<Q" else (*WORDS, 2**40, 2**63)
+        data[place : place + struct.calcsize(size)] = struct.pack(size, rng.choice(words))
     elif kind == 7:
         tokens = list(re.finditer(rb"[-+.\w]+", data[:4096]))
         if tokens:
@@ -487,10 +493,16 @@ def evidence() -> Kind:
     return Kind(".jsonl", (sound,), lambda path: list(records.read_file(path)), judge)
 
 
+def _foreign(name: str) -> Kind:
+    return Kind(*getattr(foreign_files, name)())
+
+
 KINDS: dict[str, Callable[[], Kind]] = {
     kind.__name__: kind
     for kind in (npy, mapped, npz, safetensors, mat, mtx, quantised, tuned, compiled, evidence)
 }
+for _name in ("gguf", "gptq", "awq", "hqq"):
+    KINDS[_name] = functools.partial(_foreign, _name)
 
 
 # --- the campaign -------------------------------------------------------------------------------
@@ -501,12 +513,20 @@ def case(kind: Kind, name: str, seed: int, index: int, path: Path) -> str:
     rng = random.Random(f"{seed} {name} {index}")
     content = mutated(rng.choice(kind.sound), rng)
     path.write_bytes(content)
+    begun = time.process_time()
     try:
         ours = kind.read(path)
     except (ValueError, TypeError):
-        return "refused"
+        ours = None
+        answer = "refused"
     except Exception as error:
         return f"raised {type(error).__name__}"
+    else:
+        answer = ""
+    if time.process_time() - begun > BUSY_S:
+        return "hung"
+    if answer:
+        return answer
     try:
         right = kind.judge(content, ours)
     except Exception:  # the judge refuses what we took
@@ -518,6 +538,10 @@ def child(name: str, seed: int, start: int, end: int, folder: Path) -> None:
     """Judge cases in order, telling where it is before each, so that a death has a name."""
     kind = KINDS[name]()
     path = folder / f"damaged{kind.suffix}"
+    path.write_bytes(kind.sound[0])
+    kind.read(path)  # what is loaded and started for the first of them is no file's doing
+    held = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (held + ROOM_BYTES, held + ROOM_BYTES))
     print("ready", flush=True)
     for index in range(start, end):
         print(index, end=" ", flush=True)

@@ -334,3 +334,44 @@ def test_after_a_fork_and_beside_numbas_threads(how: str) -> None:
         check=False,
     )
     assert done.stdout == "right\n", done.stderr[-2000:]
+
+
+PRODUCTS = """
+import sys
+import numpy as np
+import gemmule as gm
+from gemmule.backends.cpu.calls import builtin
+
+for dtype in ("float16", "float32"):
+    A, x = np.ones((384, 384), dtype), np.ones(384, dtype)
+    for _ in range(3):
+        gm.matvec(A, x)
+        gm.vecmat(x, A)
+assert builtin._METHOD
+"""
+
+
+def test_nothing_freed_is_used_when_the_interpreter_ends() -> None:
+    spoiling = {**os.environ, "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "255"}
+    done = subprocess.run([sys.executable, "-c", PRODUCTS], env=spoiling, timeout=120, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("missing", ["numba.np.ufunc.parallel"])
+def test_what_cannot_be_bound_goes_the_ordinary_way(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A, x = operands("matvec", "float16", 384, 384)
+    expected = gm.matvec(A, x)
+    builtin._interpreter.cache_clear()
+    builtin.unusable.cache_clear()
+    monkeypatch.setitem(sys.modules, missing, None)
+    try:
+        job = builtin.Job(0, ())
+        assert builtin.bound(job, (A, x), expected, swapped=False) is None
+        plan = gm.plan("matvec", A, x)
+        for _ in range(4):
+            np.testing.assert_array_equal(plan(A, x), expected)
+    finally:
+        builtin._interpreter.cache_clear()
+        builtin.unusable.cache_clear()

@@ -205,6 +205,37 @@ def test_a_gguf_file(tmp_path: Path) -> None:
             read_gguf(path, "a.weight")
 
 
+def test_a_gguf_file_that_claims_more_than_it_holds_is_refused_at_once(tmp_path: Path) -> None:
+    def text(words: bytes) -> bytes:
+        return struct.pack("<Q", len(words)) + words
+
+    def head(tensors: int, entries: int) -> bytes:
+        return b"GGUF" + struct.pack("<IQQ", 3, tensors, entries)
+
+    key, tensor = text(b"some.key"), text(b"a") + struct.pack("<I", 2)
+    claims = {
+        "claims 1099511627776 numbers": head(0, 1) + key + struct.pack("<IIQ", 9, 4, 2**40),
+        "claims 1099511627776 strings": head(0, 1) + key + struct.pack("<IIQ", 9, 8, 2**40),
+        "claims 1099511627776 bytes": head(0, 1) + key + struct.pack("<IQ", 8, 2**40),
+        "claims 1099511627776 entries": head(0, 2**40),
+        "claims 1099511627776 tensors": head(2**40, 0),
+        "unknown kind 9": head(0, 1) + key + struct.pack("<IIQ", 9, 9, 1),
+        "claims 5 where 4": head(1, 0) + text(b"a") + struct.pack("<I", 5) + bytes(50),
+        "tensors end at": head(1, 0) + tensor + struct.pack("<QQIQ", 2**39, 2**39, 2, 0),
+        "two tensors": head(2, 0) + 2 * (tensor + struct.pack("<QQIQ", 0, 0, 2, 0)) + bytes(64),
+        "another byte order": b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
+    }
+    path = tmp_path / "m.gguf"
+    for message, content in claims.items():
+        path.write_bytes(content + bytes(33))
+        with pytest.raises(ValueError, match=f"not a readable GGUF file: .*{message}"):
+            read_gguf(path, "a")
+    many = b"".join(text(b"t%d" % i) + struct.pack("<IIQ", 0, 0, 0) for i in range(30))
+    path.write_bytes(head(30, 0) + many + bytes(64))
+    with pytest.raises(ValueError, match=r"it holds t0, .*t19, \.\.\.$"):
+        read_gguf(path, "a")
+
+
 def test_layers_of_a_file(tmp_path: Path) -> None:
     path, order = tmp_path / "m.safetensors", (0, 2, 4, 6, 1, 3, 5, 7)
     codes, zeros, scales = layer(24, 64, 16, 4)

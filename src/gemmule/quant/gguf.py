@@ -1,6 +1,6 @@
 """GGUF's blocks as quantised matrices, code by code: Q4_0, Q4_1, Q8_0, Q4_K and Q6_K.
 
-`from_gguf` takes a tensor's bytes; `read_gguf` gets them from a file through the package ``gguf``.
+`from_gguf` takes a tensor's bytes; `read_gguf` gets them from a file (see `gguf_file`).
 Layout of the blocks: https://github.com/ggml-org/ggml, ggml-common.h. A Q6_K code is kept in eight
 bits, plus 96, so that its zero point 32 is the middle.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.quant import checks
+from gemmule.quant import checks, gguf_file
 from gemmule.quant.files import FilePath
 from gemmule.quant.layouts import Codes, pack_nibbles
 from gemmule.quant.matrix import QuantizedMatrix
@@ -75,26 +75,17 @@ def from_gguf(data: NDArray[np.uint8], kind: str, shape: tuple[int, int]) -> Qua
 def read_gguf(path: FilePath, name: str) -> QuantizedMatrix:
     """Return the tensor `name` of a GGUF file, whose type must be one that `from_gguf` reads.
 
-    ImportError without the package ``gguf``; OSError as `open`; ValueError for a file or tensor
-    that is not well-formed, an unknown name, and a tensor that is no matrix.
+    The file need not be trusted. OSError as `open`; ValueError for a file or tensor that is not
+    well-formed, an unknown name, and a tensor that is no matrix.
     """
+    found = gguf_file.find(path, name)
+    if len(found.sizes) != 2:
+        raise ValueError(f"{path}: {name!r} has {len(found.sizes)} dimensions, but a matrix has 2")
+    n, m = found.sizes
     try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise ImportError("reading GGUF files takes the package gguf; install it") from error
-    try:
-        tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
-    except OSError:
-        raise
-    except Exception as error:  # the reader fails in many ways on what is no GGUF file
-        raise ValueError(f"{path} is not a readable GGUF file: {error}") from None
-    if name not in tensors:
-        raise ValueError(f"{path} has no tensor {name!r}; it holds {', '.join(tensors) or 'none'}")
-    found = tensors[name]
-    if len(found.shape) != 2:
-        raise ValueError(f"{path}: {name!r} has {len(found.shape)} dimensions, but a matrix has 2")
-    n, m = (int(size) for size in found.shape)
-    return from_gguf(np.asarray(found.data).view(np.uint8), found.tensor_type.name, (m, n))
+        return from_gguf(found.data, found.kind, (m, n))
+    except ValueError as error:
+        raise ValueError(f"{path}: {name!r}: {error}") from None
 
 
 def _halves(blocks: Codes, start: int, count: int = 1) -> NDArray[np.float16]:

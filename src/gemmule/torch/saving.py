@@ -43,7 +43,7 @@ def refusal(model: Any, layer: str) -> ValueError:
 
 
 class Saving:
-    """What stands for a model's ``save_pretrained``: a state_dict given is not asked for."""
+    """What stands for a model's ``save_pretrained``, which asks no layer where a dict is given."""
 
     def __init__(self, model: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
         self.model, self.kind = model, kind

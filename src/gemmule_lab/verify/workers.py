@@ -18,6 +18,7 @@ from typing import Any
 from gemmule_lab.verify.random_products import Choice, Outcome, Trial, draw, run
 
 REPORT_EVERY_S = 0.5
+ENDS_S = 10.0  # a worker that has no trial left
 MOST_SHOWN = 20
 
 
@@ -101,6 +102,10 @@ def run_trials(
         process.start()
     try:
         _gather(processes, places, channel, total, progress)
+        for process in processes:
+            process.join(ENDS_S)
+            if process.exitcode not in (None, 0) and not total.deaths:
+                total.deaths.append(f"a worker died at its end (exit code {process.exitcode})")
     finally:
         for process in processes:
             process.terminate()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import platform
 import sys
 import sysconfig
@@ -31,8 +32,9 @@ from gemmule.backends.cpu.atomics import call_word, read
 from gemmule.backends.cpu.intrinsics import load
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.shares import GONE
-from gemmule.core import fork
+from gemmule.core import fork, interrupts
 
+log = logging.getLogger("gemmule")
 Call = Callable[..., Any | None]
 _int32 = load("int32", "int64")
 
@@ -191,17 +193,24 @@ _METHOD: list[_Method] = []
 
 
 def _method() -> _Method:
-    """Return how CPython calls `_enter`; it lasts as long as the process."""
+    """Return how CPython calls `_enter`.
+
+    It is never freed: builtin functions that caches hold may be the last to go when the interpreter
+    ends, after the names of this module, and each looks at it then.
+    """
     with fork.WHOLE:
         if not _METHOD:
-            _METHOD.append(_Method(b"product", _enter.address(3, returns=True), _FASTCALL, None))
+            made = _Method(b"product", _enter.address(3, returns=True), _FASTCALL, None)
+            _of_python("Py_IncRef", None, ctypes.py_object)(made)
+            _METHOD.append(made)
         return _METHOD[0]
 
 
 @functools.cache
 def _interpreter() -> tuple[int, ...]:
     """Return the first words of every bound call: functions, objects and names of others."""
-    import numba.np.ufunc.parallel as parallel
+    with interrupts.deferred():
+        import numba.np.ufunc.parallel as parallel
 
     names = ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "Py_DecRef")
     functions = [_address(name) for name in names]
@@ -235,9 +244,20 @@ def bound(
 ) -> Call | None:
     """Return ``call(a, b)`` and ``call(a, b, out)`` for operands like these; None where unusable.
 
-    It returns the product, or None. operands: what is no array of at most two dimensions is not
+    That is also where a builtin function cannot be made: the ordinary way needs none. A call
+    returns the product, or None. operands: what is no array of at most two dimensions is not
     looked at: the caller knows it. out: an array like the result. swapped: the vector comes first.
     """
+    try:
+        return _bound(job, operands, out, swapped)
+    except Exception:  # such as what another release of Numba or NumPy has no more
+        log.debug("no product is bound as a builtin function", exc_info=True)
+        return None
+
+
+def _bound(
+    job: Job, operands: tuple[Any, Any], out: np.ndarray[Any, Any], swapped: bool
+) -> Call | None:
     if unusable() is not None:
         return None
     forms = [form(one) if type(one) is np.ndarray else _NO_FORM for one in operands]
