@@ -551,8 +551,9 @@ def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(_operands, "stored", whole)
     elif bug == "panel":
         Q = make_matrix(50, 256, 8, 64, "float32", "fraction")  # it keeps what was derived
-        flat = functools.partial(product_of, x_step=0)
-        monkeypatch.setattr(floats, "product_of", lambda parts, x_step, **rest: flat(parts, **rest))
+        monkeypatch.setattr(
+            floats, "product_of", lambda parts, **rest: product_of(parts, **(rest | {"x_step": 0}))
+        )
     else:
         Q = make_matrix(50, 256, 8, 64, "float32", "none")
         monkeypatch.setattr(int8, "rounded_records", lambda b, z: rounded_records(b, True))
@@ -650,9 +651,10 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif bug == "prefix":
         monkeypatch.setattr(_operands, "stored", one_column_short)
     else:
-        product_of = panels.product_of
-        short = lambda parts, **rest: product_of(parts, **rest)._replace(m=parts.m - 1)  # noqa: E731
-        monkeypatch.setattr(panels, "product_of", short)
+        across = panels.Across
+        monkeypatch.setattr(
+            panels, "Across", lambda *a, units, **rest: across(*a, units=units - 1, **rest)
+        )
 
 
 @pytest.mark.parametrize("part", ["matrix", "stored"])

@@ -280,13 +280,12 @@ class Blocks:
     """How a row splits into blocks of 64 bytes, and which group each lane of each belongs to.
 
     first: for each block the group of its first lane; lanes: for each block and lane the group,
-    counted from `first`. per_lane: whether a block may meet several groups. pieces: how many whole
-    groups a block holds, 1 for a part of one, 0 where groups and blocks do not fit.
+    counted from `first`. pieces: how many whole groups a block holds, 1 for a part of one, 0 where
+    groups and blocks do not fit.
     """
 
     count: int
     columns: int
-    per_lane: bool
     pieces: int
     first: NDArray[np.int32]
     lanes: NDArray[np.int32]
@@ -301,15 +300,14 @@ def blocks_of(n: int, bits: int, group: int) -> Blocks:
     width = codes_per_lane(bits)
     columns = LANES * width
     count = -(-n * bits // (8 * BLOCK_BYTES))
-    per_lane = group < n and group % columns != 0
     pieces = 1
-    if per_lane:
+    if group < n and group % columns != 0:
         pieces = columns // group if columns % group == 0 else 0
     starts = width * np.arange(count * LANES, dtype=np.int64).reshape(count, LANES)
     groups = np.minimum(starts, n - 1) // group
     first = groups[:, 0].astype(np.int32)
     lanes = (groups - groups[:, :1]).astype(np.int32)
-    return Blocks(count, columns, per_lane, pieces, first, lanes)
+    return Blocks(count, columns, pieces, first, lanes)
 
 
 def scale_dtype_of(parts: Stored) -> str:
