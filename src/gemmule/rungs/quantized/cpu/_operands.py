@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +14,8 @@ from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, codes_per_lane
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Machine, Signature, Suggestion
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.rungs._cpu import SMALL_BYTES, spread_s
+from gemmule.rungs._cpu import SMALL_BYTES, address, spread_s
 
-_BYTE = ctypes.c_char
 Floats = NDArray[np.float32]
 Run = Callable[[QuantizedMatrix, NDArray[Any], NDArray[Any]], None]
 T = TypeVar("T")
@@ -86,15 +84,6 @@ def stored(matrix: QuantizedMatrix) -> Stored:
         group=n if size is None or size == -1 else size,
         scale_step=0 if size is None else matrix.n_groups,
     )
-
-
-def address(array: NDArray[Any]) -> int:
-    """Return the address of an array's first element."""
-    data: Any = array
-    try:
-        return ctypes.addressof(_BYTE.from_buffer(data))  # a quarter of the other way's time
-    except (TypeError, ValueError, BufferError):  # read-only, not contiguous, or empty
-        return int(array.__array_interface__["data"][0])
 
 
 def takes_floats(problem: Problem, matrix: QuantizedMatrix) -> bool:

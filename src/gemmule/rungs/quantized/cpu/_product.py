@@ -33,7 +33,8 @@ from gemmule.backends.cpu.pool import Pooled
 from gemmule.backends.cpu.simd import BLOCK_BYTES
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
-from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Run, Stored, address, bound
+from gemmule.rungs._cpu import address
+from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Run, Stored, bound
 
 
 class Product(NamedTuple):

@@ -17,7 +17,8 @@ from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, configured, released
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES
-from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, address, scale_dtype_of
+from gemmule.rungs._cpu import address
+from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
 from gemmule.rungs.quantized.cpu._product import Make, Product, Rows, Way, product_of
 from gemmule.rungs.quantized.cpu.amx import bfloat16 as ops
 from gemmule.rungs.quantized.cpu.amx.bfloat16 import BLOCK_ROWS, BLOCKS, TABLE_BYTES

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
+from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu._across import Across
 from gemmule.rungs.quantized.cpu._operands import (
     SERIAL_BYTES,
     Run,
     Stored,
-    address,
     bound,
     working_dtype,
 )

@@ -24,8 +24,9 @@ from gemmule.backends.cpu.intrinsics import element_pointer, widen
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.backends.cpu.target import has_wide_vectors
+from gemmule.rungs._cpu import address
 from gemmule.rungs._cpu_vectors import above_zero
-from gemmule.rungs.quantized.cpu._operands import Stored, address, blocks_of, scale_dtype_of
+from gemmule.rungs.quantized.cpu._operands import Stored, blocks_of, scale_dtype_of
 
 LIFT = 2.0**23  # a float of this size has a code as its lowest byte
 LIFT_BITS = 0x4B000000

@@ -21,11 +21,11 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs import _cpu_vectors as vectors
+from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu._across import Across
 from gemmule.rungs.quantized.cpu._operands import (
     Run,
     Stored,
-    address,
     blocks_of,
     bound,
     stored,
