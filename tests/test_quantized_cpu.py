@@ -25,6 +25,7 @@ from gemmule.core.problem import UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Machine, Rung
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu import _across, _operands, _product, tile_registers
 from gemmule.rungs.quantized.cpu.amx import floats, int8
 from gemmule.rungs.quantized.cpu.tiles.kernels import rounded_records
@@ -551,8 +552,9 @@ def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(_operands, "stored", whole)
     elif bug == "panel":
         Q = make_matrix(50, 256, 8, 64, "float32", "fraction")  # it keeps what was derived
-        flat = functools.partial(product_of, x_step=0)
-        monkeypatch.setattr(floats, "product_of", lambda parts, x_step, **rest: flat(parts, **rest))
+        monkeypatch.setattr(
+            floats, "product_of", lambda parts, **rest: product_of(parts, **(rest | {"x_step": 0}))
+        )
     else:
         Q = make_matrix(50, 256, 8, 64, "float32", "none")
         monkeypatch.setattr(int8, "rounded_records", lambda b, z: rounded_records(b, True))
@@ -650,9 +652,10 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif bug == "prefix":
         monkeypatch.setattr(_operands, "stored", one_column_short)
     else:
-        product_of = panels.product_of
-        short = lambda parts, **rest: product_of(parts, **rest)._replace(m=parts.m - 1)  # noqa: E731
-        monkeypatch.setattr(panels, "product_of", short)
+        across = panels.Across
+        monkeypatch.setattr(
+            panels, "Across", lambda *a, units, **rest: across(*a, units=units - 1, **rest)
+        )
 
 
 @pytest.mark.parametrize("part", ["matrix", "stored"])
@@ -700,15 +703,15 @@ def test_results_across_the_rows_begin_at_lines_that_are_no_other_thread_s(offse
     y, part_floats = np.empty(n, np.float32), ready.blocks * ready.product.x_step // 4
     size = ready.x_bytes // 4 + part_floats
     memory = np.full(size + 128, np.nan, np.float32)
-    start = (-_operands.address(memory) % 128 + offset) // 4
+    start = (-address(memory) % 128 + offset) // 4
     room = memory[start : start + size]
     words = np.array(ready.words((True, 1, 0, 0)), np.int64)
-    addresses = (_operands.address(some) for some in (words, x, y, room))
+    addresses = (address(some) for some in (words, x, y, room))
     ready.kernel(*addresses)
     assert np.array_equal(y, x @ Q.dequantize())
     written, x_fours = ~np.isnan(memory), 4 * (m // 4 + m % 4)
     first = start + x_fours + int(np.argmax(written[start + x_fours :]))
-    assert (_operands.address(memory) + 4 * first) % 128 == 0
+    assert (address(memory) + 4 * first) % 128 == 0
     assert np.flatnonzero(written)[[0, -1]].tolist() == [start, first + part_floats - 1]
     assert first + part_floats <= start + size
 
@@ -725,15 +728,15 @@ def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> Non
         x = (rng.standard_normal(n) * scale).astype(np.float32)
         blocks = -(-n // block)
         slow, fast = np.zeros((blocks, record), np.uint8), np.full((blocks, record), 7, np.uint8)
-        assert loops(_operands.address(x), n, 1, _operands.address(slow), slow.nbytes) == 0
-        assert vectors(_operands.address(x), n, _operands.address(fast)) == 0
+        assert loops(address(x), n, 1, address(slow), slow.nbytes) == 0
+        assert vectors(address(x), n, address(fast)) == 0
         used = -(-(n - (blocks - 1) * block) // simd.codes_per_lane(bits))
         for records in (slow, fast):  # lanes without columns have codes of 0 and any scale
             records[-1, record - 64 + 4 * used :] = 0
         assert np.array_equal(slow, fast)
         for strange in (np.nan, np.inf, -np.inf):
             x[rng.integers(n)] = strange
-            assert vectors(_operands.address(x), n, _operands.address(fast)) != 0
+            assert vectors(address(x), n, address(fast)) != 0
 
 
 @pytest.mark.parametrize("vectors", [1, 2])
@@ -745,9 +748,9 @@ def test_records_of_quads_hold_what_those_of_blocks_do(vectors: int) -> None:
         x = (np.random.default_rng(n).standard_normal(n) * scale).astype(np.float32)
         count = -(-n // 512)
         slow, fast = np.zeros((4 * count, block), np.uint8), np.full((count, record), 7, np.uint8)
-        arranged.quantise_kernel(4, 1)(_operands.address(x), n, 1, _operands.address(slow), 0)
+        arranged.quantise_kernel(4, 1)(address(x), n, 1, address(slow), 0)
         round_quads = arranged.quantise_quads_kernel(vectors)
-        assert round_quads(_operands.address(x), n, _operands.address(fast)) == 0
+        assert round_quads(address(x), n, address(fast)) == 0
         assert np.array_equal(fast[:, :512].reshape(-1, 128), slow[:, :128])
         # Quad, vector, 16 bytes of the codes, block or half of one; a lane holds eight columns.
         shape = (count, vectors, 4, 4 // vectors, vectors)
@@ -764,7 +767,7 @@ def test_records_of_quads_hold_what_those_of_blocks_do(vectors: int) -> None:
         assert np.array_equal(found[1].view(np.float32), sums.sum(-1))
         assert np.array_equal(found[2][used], scales[..., 0][used])
         x[n // 2] = np.inf
-        assert round_quads(_operands.address(x), n, _operands.address(fast)) != 0
+        assert round_quads(address(x), n, address(fast)) != 0
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -6,12 +6,16 @@ A tuple holds a vector for each row, or so many times what a row has of them, ro
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.intrinsics import declare, element_pointer, emit_prefetch
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
+from gemmule.backends.cpu.target import has_wide_vectors
+
+FIRST_CACHE, SECOND_CACHE = 3, 2  # LLVM's words for what lines are asked into
 
 
 @functools.cache
@@ -21,19 +25,23 @@ def zeros_of(count: int) -> Intrinsic:
     return simd.operation(name, lambda: simd.floats(count), "", lambda builder: [zero(0.0)] * count)
 
 
+def prefetch(builder: Any, address: Value, near: int = FIRST_CACHE) -> None:
+    """Emit a request for the line at any address."""
+    from llvmlite import ir
+
+    emit_prefetch(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()), near)
+
+
 @functools.cache
-def prefetch_lines(rows: int, lines: int = 1) -> Intrinsic:
+def prefetch_lines(rows: int, lines: int = 1, near: int = FIRST_CACHE) -> Intrinsic:
     """Return ``f(address, row_step_bytes)``: ask for so many lines of each of `rows` rows."""
 
     def emit(builder: Any, address: Value, step: Value) -> None:
-        from llvmlite import ir
-
         for row in simd.row_addresses(builder, address, step, rows):
             for line in range(lines):
-                place = builder.add(row, row.type(BLOCK_BYTES * line))
-                emit_prefetch(builder, builder.inttoptr(place, ir.IntType(8).as_pointer()))
+                prefetch(builder, builder.add(row, row.type(BLOCK_BYTES * line)), near)
 
-    return simd.operation(f"prefetch_lines {rows} {lines}", simd.void, "ii", emit)
+    return simd.operation(f"prefetch_lines {rows} {lines} {near}", simd.void, "ii", emit)
 
 
 def above_zero(builder: Any, count: Value, less: int) -> Value:
@@ -113,3 +121,27 @@ def store_sums(columns: int, rows: int = ROWS) -> Intrinsic:
                 builder.store(total, pointer, align=4)
 
     return simd.operation(f"store_sums {columns} {rows}", simd.void, "tii", emit)
+
+
+def registers(builder: Any, vector: Value) -> list[Value]:
+    """Emit a vector of 16 lanes as the registers that hold it."""
+    return [vector] if has_wide_vectors() else list(simd.halves(builder, vector))
+
+
+def whole(builder: Any, parts: Sequence[Value]) -> Value:
+    """Emit the vector of 16 lanes that some registers hold."""
+    return parts[0] if len(parts) == 1 else simd.joined(builder, *parts)
+
+
+def transposed(builder: Any, rows: list[Value]) -> list[Value]:
+    """Emit the transpose of sixteen vectors: in four rounds, pairs swap lanes 1, 2, 4, 8 apart."""
+    for apart in (1, 2, 4, 8):
+        upper = [(lane & apart) != 0 for lane in range(LANES)]
+        first = [LANES + lane - apart if up else lane for lane, up in enumerate(upper)]
+        second = [LANES + lane if up else lane + apart for lane, up in enumerate(upper)]
+        for i in range(LANES):
+            if not i & apart:
+                a, b = rows[i], rows[i + apart]
+                rows[i] = simd.shuffled(builder, a, b, first)
+                rows[i + apart] = simd.shuffled(builder, a, b, second)
+    return rows

@@ -158,9 +158,11 @@ def load_number(builder: Any, address: Value, dtype: str, bytes_on: int = 0) -> 
     return builder.load(builder.inttoptr(place, llvm_type(dtype).as_pointer()), align=1)
 
 
-def spread(builder: Any, address: Value, bytes_on: int = 0, dtype: str = "float32") -> Value:
+def spread(
+    builder: Any, address: Value, bytes_on: int = 0, dtype: str = "float32", lanes: int = LANES
+) -> Value:
     """Emit the number at an address in every lane; LLVM folds it into the next instruction."""
-    return splat(builder, load_number(builder, address, dtype, bytes_on))
+    return splat(builder, load_number(builder, address, dtype, bytes_on), lanes)
 
 
 def splat(builder: Any, scalar: Value, lanes: int = LANES) -> Value:

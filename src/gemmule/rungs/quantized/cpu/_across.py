@@ -8,11 +8,11 @@ part of the matrix stays in a cache of its own, a share is a part of the blocks,
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmule.backends.cpu.atomics import packed, unpacked, write
+from gemmule.backends.cpu.atomics import packed, unpacked, unpacked_as, write
 from gemmule.backends.cpu.intrinsics import enter, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import own_cache_bytes, shares_of
@@ -22,7 +22,7 @@ from gemmule.rungs.quantized.cpu import _product
 from gemmule.rungs.quantized.cpu._operands import Stored
 from gemmule.rungs.quantized.cpu._product import OneVector, Product, load_product
 
-_number, _SIZE, _X_AT, _Y_AT = load("int64", "int64"), _product.SIZE, _product.X_AT, _product.Y_AT
+_SIZE, _X_AT, _Y_AT = _product.SIZE, _product.X_AT, _product.Y_AT
 _put = store("float32", "float32")
 
 # A part's rows at least: its results, 4 bytes a column, are written, read and added.
@@ -34,22 +34,33 @@ RESULTS_ALIGNMENT = 128
 # Bytes of results that one share joins, and of all parts that the caller joins alone.
 JOIN_BYTES, JOIN_ALONE = 8192, 1 << 18
 
-# Words of a call, behind each other: of the head the pool, helpers, what computes a share, what
-# joins (0: shares are of blocks), bytes of room for x and what aligns the results; a `Product`; the
-# result's address; how many parts, units of rows, and blocks; the micro-kernel.
-_HEAD, _BEHIND = 5, 5
+# Words of a call, in a row: the pool, helpers, what computes a share, what joins (0: shares
+# are of blocks), bytes of room for x and what aligns the results; a `Product`; a `Split`.
+_HEAD = 5
+
+
+class Split(NamedTuple):
+    """What shares know beside their product: y, in how many parts, and of how many, by what."""
+
+    y: int
+    parts: int
+    units: int
+    blocks: int
+    panels: int
+
+
+_load_split, _AT = unpacked_as(Split), 8 * _SIZE
 
 
 @kernel
 def _add_rows(at: int, part: int) -> None:
     """Compute a part of the rows' results, to be joined."""
-    product, parts, units = load_product(at), _number(at, _SIZE + 1), _number(at, _SIZE + 2)
-    blocks, panels = _number(at, _SIZE + 3), _number(at, _SIZE + 4)
-    sums = product.y + part * blocks * product.x_step
-    for i in range(blocks * product.x_step // 4):
+    product, split = load_product(at), _load_split(at + _AT)
+    sums = product.y + part * split.blocks * product.x_step
+    for i in range(split.blocks * product.x_step // 4):
         _put(sums, i, np.float32(0))
-    low, high = units * part // parts, units * (part + 1) // parts
-    enter(panels, (product, low, high, sums, 0, blocks))
+    low, high = split.units * part // split.parts, split.units * (part + 1) // split.parts
+    enter(split.panels, (product, low, high, sums, 0, split.blocks))
 
 
 @functools.cache
@@ -62,30 +73,30 @@ def _join_kernels(in_order: Kernel, item: str) -> tuple[Kernel, Kernel]:
 
     @kernel
     def join_blocks(at: int, parts: int, first: int, end: int) -> None:
-        product, y, blocks = load_product(at), _number(at, _SIZE), _number(at, _SIZE + 3)
-        columns, part_bytes = product.x_step // size, blocks * product.x_step
+        product, split = load_product(at), _load_split(at + _AT)
+        columns, part_bytes = product.x_step // size, split.blocks * product.x_step
         for block in range(first, end):
             sums = product.y + block * product.x_step
             for part in range(1, parts):
                 for i in range(columns):
                     put(sums, i, get(sums, i) + get(sums + part * part_bytes, i))
             low = block * columns
-            in_order(sums, min(columns, product.n - low), product.x_step, y + size * low)
+            in_order(sums, min(columns, product.n - low), product.x_step, split.y + size * low)
 
     @kernel
     def join(at: int, number: int) -> None:
-        some = max(1, JOIN_BYTES // load_product(at).x_step)
-        end = min((number + 1) * some, _number(at, _SIZE + 3))
-        join_blocks(at, _number(at, _SIZE + 1), number * some, end)
+        some, split = max(1, JOIN_BYTES // load_product(at).x_step), _load_split(at + _AT)
+        end = min((number + 1) * some, split.blocks)
+        join_blocks(at, split.parts, number * some, end)
 
     @kernel
     def add_columns(at: int, part: int) -> None:
-        product, parts, units = load_product(at), _number(at, _SIZE + 1), _number(at, _SIZE + 2)
-        blocks, panels = _number(at, _SIZE + 3), _number(at, _SIZE + 4)
-        first, end = blocks * part // parts, blocks * (part + 1) // parts
+        product, split = load_product(at), _load_split(at + _AT)
+        first = split.blocks * part // split.parts
+        end = split.blocks * (part + 1) // split.parts
         for i in range(first * product.x_step // 4, end * product.x_step // 4):
             _put(product.y, i, np.float32(0))
-        enter(panels, (product, 0, units, product.y, first, end))
+        enter(split.panels, (product, 0, split.units, product.y, first, end))
         join_blocks(at, 1, first, end)
 
     return join, add_columns
@@ -97,31 +108,30 @@ def _product_kernels(prepare: Kernel) -> tuple[Kernel, Kernel]:
 
     prepare: ``f(x, m, room)`` returns the address of x as the micro-kernel reads it.
     """
-    load_head, load_words = unpacked(_HEAD), unpacked(_SIZE + _BEHIND)
+    load_head, load_words = unpacked(_HEAD), unpacked(_SIZE + len(Split._fields))
 
     @kernel
     def product(at: int, x: int, y: int, room: int) -> None:
         pool, helpers, share, join, x_bytes = load_head(at)
-        given = load_product(at + 8 * _HEAD)
         words = packed(load_words(at + 8 * _HEAD))
-        parts, blocks = _number(words, _SIZE + 1), _number(words, _SIZE + 3)
+        given, split = load_product(words), _load_split(words + _AT)
         results = room + x_bytes - RESULTS_ALIGNMENT
         write(words + _X_AT, prepare(x, given.m, room))
         write(words + _Y_AT, -(-results // RESULTS_ALIGNMENT) * RESULTS_ALIGNMENT)
-        write(words + 8 * _SIZE, y)
-        run_shares(pool, helpers, share, words, parts)
+        write(words + _AT, y)
+        run_shares(pool, helpers, share, words, split.parts)
         if join == 0:
             return
         some = max(1, JOIN_BYTES // given.x_step)
-        helpers = helpers if parts * blocks * given.x_step > JOIN_ALONE else 0
-        run_shares(pool, helpers, join, words, (blocks + some - 1) // some)
+        helpers = helpers if split.parts * split.blocks * given.x_step > JOIN_ALONE else 0
+        run_shares(pool, helpers, join, words, (split.blocks + some - 1) // some)
 
     @kernel
     def job(at: int, A: int, x: int, y: int) -> int:
-        parts, join = _number(at, _HEAD + _SIZE + 1), _number(at, 3)
-        given, blocks = load_product(at + 8 * _HEAD), _number(at, _HEAD + _SIZE + 3)
-        results = (parts if join != 0 else 1) * blocks * given.x_step
-        room = np.empty((_number(at, 4) + results) // 4, np.float32)
+        _, _, _, join, x_bytes = load_head(at)
+        step, split = load_product(at + 8 * _HEAD).x_step, _load_split(at + 8 * _HEAD + _AT)
+        results = (split.parts if join != 0 else 1) * split.blocks * step
+        room = np.empty((x_bytes + results) // 4, np.float32)
         product(at, x, y, room.ctypes.data)
         room[0] = 0  # Numba frees it behind the place that names it last
         return 0
@@ -180,5 +190,5 @@ class Across(OneVector):
         join, columns = _join_kernels(self._in_order, self._item)
         steps = (columns.address(2), 0) if by_columns else (_add_rows.address(2), join.address(2))
         panels = self._panels.entry(Product, *[int] * 5)
-        behind = 0, parts, self.units, self.blocks, panels
+        behind = Split(0, parts, self.units, self.blocks, panels)
         return pool, helpers, *steps, self.x_bytes, *self.product, *behind

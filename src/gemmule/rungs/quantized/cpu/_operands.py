@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +14,8 @@ from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, codes_per_lane
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Machine, Signature, Suggestion
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.rungs._cpu import SMALL_BYTES, spread_s
+from gemmule.rungs._cpu import SMALL_BYTES, address, spread_s
 
-_BYTE = ctypes.c_char
 Floats = NDArray[np.float32]
 Run = Callable[[QuantizedMatrix, NDArray[Any], NDArray[Any]], None]
 T = TypeVar("T")
@@ -86,15 +84,6 @@ def stored(matrix: QuantizedMatrix) -> Stored:
         group=n if size is None or size == -1 else size,
         scale_step=0 if size is None else matrix.n_groups,
     )
-
-
-def address(array: NDArray[Any]) -> int:
-    """Return the address of an array's first element."""
-    data: Any = array
-    try:
-        return ctypes.addressof(_BYTE.from_buffer(data))  # a quarter of the other way's time
-    except (TypeError, ValueError, BufferError):  # read-only, not contiguous, or empty
-        return int(array.__array_interface__["data"][0])
 
 
 def takes_floats(problem: Problem, matrix: QuantizedMatrix) -> bool:
@@ -280,13 +269,12 @@ class Blocks:
     """How a row splits into blocks of 64 bytes, and which group each lane of each belongs to.
 
     first: for each block the group of its first lane; lanes: for each block and lane the group,
-    counted from `first`. per_lane: whether a block may meet several groups. pieces: how many whole
-    groups a block holds, 1 for a part of one, 0 where groups and blocks do not fit.
+    counted from `first`. pieces: how many whole groups a block holds, 1 for a part of one, 0 where
+    groups and blocks do not fit.
     """
 
     count: int
     columns: int
-    per_lane: bool
     pieces: int
     first: NDArray[np.int32]
     lanes: NDArray[np.int32]
@@ -301,15 +289,14 @@ def blocks_of(n: int, bits: int, group: int) -> Blocks:
     width = codes_per_lane(bits)
     columns = LANES * width
     count = -(-n * bits // (8 * BLOCK_BYTES))
-    per_lane = group < n and group % columns != 0
     pieces = 1
-    if per_lane:
+    if group < n and group % columns != 0:
         pieces = columns // group if columns % group == 0 else 0
     starts = width * np.arange(count * LANES, dtype=np.int64).reshape(count, LANES)
     groups = np.minimum(starts, n - 1) // group
     first = groups[:, 0].astype(np.int32)
     lanes = (groups - groups[:, :1]).astype(np.int32)
-    return Blocks(count, columns, per_lane, pieces, first, lanes)
+    return Blocks(count, columns, pieces, first, lanes)
 
 
 def scale_dtype_of(parts: Stored) -> str:

@@ -33,7 +33,8 @@ from gemmule.backends.cpu.pool import Pooled
 from gemmule.backends.cpu.simd import BLOCK_BYTES
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
-from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Run, Stored, address, bound
+from gemmule.rungs._cpu import address
+from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Run, Stored, bound
 
 
 class Product(NamedTuple):
@@ -72,38 +73,21 @@ X_AT, Y_AT = (8 * Product._fields.index(name) for name in ("x", "y"))
 _number, _SIZE = load("int64", "int64"), SIZE
 
 
-def product_of(
-    parts: Stored,
-    x: int = 0,
-    y: int = 0,
-    *,
-    x_step: int = 0,
-    columns: int = 1,
-    factor: int = 0,
-    scales: int | None = None,
-    zeros: int | None = None,
-    first: int = 0,
-    lanes: int = 0,
-) -> Product:
-    """Return the product of a matrix; scales, zeros: where they lie if not in the matrix."""
-    return Product(
-        codes=address(parts.codes),
-        row_bytes=parts.row_bytes,
-        m=parts.m,
-        n=parts.n,
-        group=parts.group,
-        scales=address(parts.scales) if scales is None else scales,
-        zeros=parts.zeros_address if zeros is None else zeros,
-        scale_step=parts.scale_step,
-        first=first,
-        lanes=lanes,
-        lowest=LOWEST_BYTES,
-        x=x,
-        x_step=x_step,
-        y=y,
-        columns=columns,
-        factor=factor,
-    )
+def product_of(parts: Stored, **given: int) -> Product:
+    """Return the product of a matrix; given: other fields, or those that lie elsewhere."""
+    of_matrix = {
+        "codes": address(parts.codes),
+        "row_bytes": parts.row_bytes,
+        "m": parts.m,
+        "n": parts.n,
+        "group": parts.group,
+        "scales": address(parts.scales),
+        "zeros": parts.zeros_address,
+        "scale_step": parts.scale_step,
+        "lowest": LOWEST_BYTES,
+        "columns": 1,
+    }
+    return Product(**(dict.fromkeys(Product._fields, 0) | of_matrix | given))
 
 
 @kernel

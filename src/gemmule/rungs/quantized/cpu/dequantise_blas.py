@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
 from gemmule.backends.cpu import jit
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
+from gemmule.core.rung import CpuRung, Machine, Suggestion
 from gemmule.rungs._cpu import spread_s
-from gemmule.rungs.quantized.cpu._operands import (
-    ALL_SIGNATURES,
-    Run,
-    Stored,
-    bound,
-    float_arithmetic,
-    takes_row,
-    working_dtype,
-)
-from gemmule.rungs.quantized.cpu.plain.products import multiply_by_blas
+from gemmule.rungs.quantized.cpu._operands import ALL_SIGNATURES, float_arithmetic, takes_row
+from gemmule.rungs.quantized.cpu.plain.products import bind_blas
 
 # Codes decoded for each float32 multiply-add of a core (EPYC Zen 5, November 2026).
 _CODES_PER_FMA = 0.1
-
-
-def _bind(problem: Problem, params: Params) -> Run:
-    transposed = problem.quant is not None and problem.quant.transposed
-    block_bytes = int(params["block_bytes"])
-
-    def core(parts: Stored, B: NDArray[Any], C: NDArray[Any]) -> None:
-        multiply_by_blas(parts, B, C, block_bytes, transposed=transposed)
-
-    return bound(core, working_dtype(problem))
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -56,6 +34,6 @@ RUNG = CpuRung(
     quantized=True,
     accepts_quant=takes_row,
     suggest=_suggest,
-    bind=_bind,
+    bind=bind_blas,
     available=jit.unavailable,
 )

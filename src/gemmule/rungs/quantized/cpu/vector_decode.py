@@ -7,42 +7,18 @@ read in order, each line asked for 3 KiB before its use, which is worth as much 
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
-from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.target import missing_vectors
-from gemmule.core.problem import Problem
-from gemmule.core.rung import CpuRung, Params
-from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.core.rung import CpuRung
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     SHARES_PER_THREAD,
-    Run,
-    Stored,
-    bound,
     float_arithmetic,
     groups_fit_lanes,
     in_lanes,
     read_time,
     takes_row_along,
 )
-from gemmule.rungs.quantized.cpu.vector.rows import multiply_vector, vector_job
-
-
-def _bind(problem: Problem, params: Params) -> Run:
-    shares = int(params["shares_per_thread"])
-
-    def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
-        multiply_vector(parts, x, y, shares, integers=False)
-
-    return bound(core, "float32")
-
-
-def _job(problem: Problem, params: Params, matrix: QuantizedMatrix, x: Any) -> Job | None:
-    return vector_job(problem, matrix, int(params["shares_per_thread"]), integers=False)
-
+from gemmule.rungs.quantized.cpu.vector.rows import bind_vector, job_of_vector
 
 RUNG = CpuRung(
     title="Decode in vector registers",
@@ -58,7 +34,7 @@ RUNG = CpuRung(
     quantized=True,
     accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.90),
-    bind=_bind,
-    job=_job,
+    bind=bind_vector(integers=False),
+    job=job_of_vector(integers=False),
     available=missing_vectors,
 )

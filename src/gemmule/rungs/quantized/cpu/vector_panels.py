@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
-from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.target import missing_vectors
-from gemmule.core.problem import Problem
-from gemmule.core.rung import CpuRung, Params
-from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.core.rung import CpuRung
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
-    Run,
-    Stored,
-    bound,
     float_arithmetic,
     groups_fit_lanes,
     read_time,
     takes_row_across,
 )
-from gemmule.rungs.quantized.cpu.vector.panels import spread_job, spread_rows
-
-
-def _bind(problem: Problem, params: Params) -> Run:
-    def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
-        spread_rows(parts, x, y)
-
-    return bound(core, "float32")
-
-
-def _job(problem: Problem, params: Params, matrix: QuantizedMatrix, x: Any) -> Job | None:
-    return spread_job(problem, matrix)
-
+from gemmule.rungs.quantized.cpu.vector.panels import bind_across, job_across
 
 RUNG = CpuRung(
     title="Panels in vector registers",
@@ -47,7 +25,7 @@ RUNG = CpuRung(
     quantized=True,
     accepts_quant=lambda problem: takes_row_across(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.75),
-    bind=_bind,
-    job=_job,
+    bind=bind_across,
+    job=job_across,
     available=missing_vectors,
 )

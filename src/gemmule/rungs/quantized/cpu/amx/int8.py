@@ -28,9 +28,9 @@ from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Intrinsic, kernel
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.core.problem import Problem
+from gemmule.rungs._cpu_vectors import SECOND_CACHE, prefetch_lines
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
 from gemmule.rungs.quantized.cpu._product import Product, Rows, Way, product_of
-from gemmule.rungs.quantized.cpu.amx.bfloat16 import fetch_line
 from gemmule.rungs.quantized.cpu.tiles.kernels import groups_are_chunks, rounded_records
 from gemmule.rungs.quantized.cpu.tiles.ops import (
     RECORD_BYTES,
@@ -135,17 +135,6 @@ def _scaled(
     return results
 
 
-@functools.cache
-def fetch_lines() -> Intrinsic:
-    """Return ``f(address, step_bytes)``: ask for sixteen lines."""
-
-    def emit(builder: Any, address: Value, step: Value) -> None:
-        for i in range(TILE_ROWS):
-            fetch_line(builder, builder.add(address, builder.mul(step, step.type(i))))
-
-    return simd.operation("fetch_lines", simd.void, "ii", emit)
-
-
 def _copy(builder: Any, source: Value, target: Value, count: Value) -> None:
     from llvmlite import ir
 
@@ -176,7 +165,7 @@ def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Row
     """Return the micro-kernel for one kind of matrix; `span` records of a chunk share scales."""
     configure, release = configured(*_SHAPES), released()
     unpack, add, put = unpack_chunk(bits), add_records(bits, has_zeros, span), put_rows
-    scale = load(scale_dtype, "float32")
+    scale, ask = load(scale_dtype, "float32"), prefetch_lines(TILE_ROWS, near=SECOND_CACHE)
     tables = chunk_records(bits) // span
     chunk_bytes_of_x = chunk_records(bits) * RECORD_BYTES
     whole, unpacked_step, width = bits == 8, 8 * 64 // bits, chunk_columns(bits)
@@ -191,8 +180,6 @@ def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Row
                 _put(at, i, scale(job.scales, place))
                 if has_zeros:
                     _put(at, LANES + i, -_get(job.zeros, place))
-
-    fetch = fetch_lines()
 
     @kernel
     def tiles(job: Product, first: int, end: int) -> None:
@@ -209,7 +196,7 @@ def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Row
             for chunk in range(chunks):
                 at = job.codes + row * job.row_bytes + 64 * chunk
                 below = job.codes + (row + TILE_ROWS) * job.row_bytes
-                fetch(below + chunk * 64, job.row_bytes)
+                ask(below + chunk * 64, job.row_bytes)
                 if chunk % per_group == 0:
                     fill(job, work, row, last, chunk // per_group * tables)
                 count = job.row_bytes - 64 * chunk

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
+from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu._across import Across
 from gemmule.rungs.quantized.cpu._operands import (
     SERIAL_BYTES,
     Run,
     Stored,
-    address,
     bound,
     working_dtype,
 )
@@ -33,7 +33,7 @@ def bind_loop(problem: Problem, params: Params) -> Run:
 
     def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
         columns = 1 if x.ndim == 1 else x.shape[1]
-        product = product_of(parts, address(x), address(y), columns=columns)
+        product = product_of(parts, x=address(x), y=address(y), columns=columns)
         kernels.loop_kernel(kind_of(parts, working), transposed)(product, 0, y.shape[0])
 
     return bound(core, working)
@@ -48,7 +48,7 @@ def bind_four_rows(problem: Problem, params: Params) -> Run:
         if parts.bits == 4:  # even columns, then odd ones
             x = np.concatenate((x[0::2], x[1::2]))
         step = half * x.itemsize if parts.bits == 4 else 0
-        product = product_of(parts, address(x), address(y), x_step=step)
+        product = product_of(parts, x=address(x), y=address(y), x_step=step)
         alone = rows == 0 or parts.codes.nbytes < SERIAL_BYTES
         parts.kept(_four_rows, working).run(product, 1, rows or parts.m, alone=alone)
 
@@ -78,7 +78,18 @@ def _across(parts: Stored, working: str) -> Across:
     return Across(parts, product, panels, in_order, units=parts.m, item=working)
 
 
-def multiply_by_blas(
+def bind_blas(problem: Problem, params: Params) -> Run:
+    """Return the function that decodes blocks of rows for BLAS."""
+    transposed = problem.quant is not None and problem.quant.transposed
+    block_bytes = int(params["block_bytes"])
+
+    def core(parts: Stored, B: NDArray[Any], C: NDArray[Any]) -> None:
+        _multiply_by_blas(parts, B, C, block_bytes, transposed=transposed)
+
+    return bound(core, working_dtype(problem))
+
+
+def _multiply_by_blas(
     parts: Stored, B: NDArray[Any], C: NDArray[Any], block_bytes: int, *, transposed: bool
 ) -> None:
     """Set ``C = A B`` or ``C = A^T B`` through blocks of `block_bytes` of weights.

@@ -30,10 +30,9 @@ from gemmule.rungs.quantized.cpu.tiles.ops import (
     add_tile,
     chunk_columns,
     chunk_records,
-    decode_chunk,
     plane_bytes,
     quantise_block,
-    transpose_chunk,
+    take_chunk,
 )
 from gemmule.rungs.quantized.cpu.vector.integers import ACTIVATION_GROUP
 
@@ -49,10 +48,14 @@ def tile_rows(bits: int, columns: int, scale_dtype: str, has_zeros: bool, intege
     scale, width, fixed = load(scale_dtype, "float32"), chunk_columns(bits), 2 ** (bits - 1)
     add: Intrinsic | Kernel
     if integers:
-        take, add, size = transpose_chunk(bits), add_tile(bits, has_zeros), plane_bytes(bits)
+        take, add, size = (
+            take_chunk(bits, decoded=False),
+            add_tile(bits, has_zeros),
+            plane_bytes(bits),
+        )
         chunk_bytes, in_record = chunk_records(bits) * RECORD_BYTES, LANES // columns
     else:
-        take, add, size = decode_chunk(bits), _float_panel(bits, columns), 64 * width
+        take, add, size = take_chunk(bits, decoded=True), _float_panel(bits, columns), 64 * width
         chunk_bytes, in_record = 4 * columns * width, 1
 
     @kernel

@@ -14,6 +14,7 @@ from typing import Any
 from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
+from gemmule.rungs._cpu_vectors import transposed
 from gemmule.rungs.quantized.cpu.vector.integers import (
     ACTIVATION_GROUP,
     dot,
@@ -42,42 +43,29 @@ def plane_bytes(bits: int) -> int:
 
 
 @functools.cache
-def transpose_chunk(bits: int) -> Intrinsic:
-    """Return ``f(address, row_step_bytes, last_row, count, _, out)``: a chunk as planes.
+def take_chunk(bits: int, *, decoded: bool) -> Intrinsic:
+    """Return ``f(address, row_step_bytes, last_row, count, zeros, out)``: a chunk, transposed.
 
     Sixteen rows from `address` on, `count` bytes of each (the rest are zeros); rows behind
-    `last_row` (counted from the first) repeat it.
-    """
-
-    def emit(builder: Any, address: Value, *rest: Value) -> None:
-        step, last, count, _, out = rest
-        place = 0
-        for word in _words_of_rows(builder, address, step, last, count):
-            for plane in weight_planes(builder, word, bits):
-                simd.store_vector(builder, plane, out, place)
-                place += BLOCK_BYTES
-
-    return simd.operation(f"transpose_chunk {bits}", simd.void, "iiiiii", emit)
-
-
-@functools.cache
-def decode_chunk(bits: int) -> Intrinsic:
-    """Return ``f(address, row_step_bytes, last_row, count, zeros, out)``: a chunk as floats.
-
-    Like `transpose_chunk`, with one vector of sixteen rows' ``code - zero`` for each column; zeros:
-    the address of sixteen zero points.
+    `last_row` (counted from the first) repeat it. As planes; or `decoded`, with one vector of
+    sixteen rows' ``code - zero`` for each column; zeros: the address of sixteen zero points.
     """
 
     def emit(builder: Any, address: Value, *rest: Value) -> None:
         step, last, count, zeros, out = rest
-        points, where = simd.load_vector(builder, zeros, "float32"), 0
-        for word in _words_of_rows(builder, address, step, last, count):
+        raw = (row_of_codes(builder, address, step, i, (last, count)) for i in range(LANES))
+        rows = [builder.bitcast(row, simd.vector_type("int32")) for row in raw]
+        points, taken = simd.load_vector(builder, zeros, "float32"), []
+        for word in transposed(builder, rows):
+            if not decoded:
+                taken += weight_planes(builder, word, bits)
+                continue
             for k in range(simd.codes_per_lane(bits)):
-                weight = builder.fsub(simd.code_as_float(builder, word, k, bits), points)
-                simd.store_vector(builder, weight, out, where)
-                where += BLOCK_BYTES
+                taken.append(builder.fsub(simd.code_as_float(builder, word, k, bits), points))
+        for i, vector in enumerate(taken):
+            simd.store_vector(builder, vector, out, BLOCK_BYTES * i)
 
-    return simd.operation(f"decode_chunk {bits}", simd.void, "iiiiii", emit)
+    return simd.operation(f"take_chunk {bits} {decoded}", simd.void, "iiiiii", emit)
 
 
 @functools.cache
@@ -131,33 +119,11 @@ def row_of_codes(
     return simd.masked_load(builder, start, ir.IntType(8), BLOCK_BYTES, edge[1])
 
 
-def _words_of_rows(
-    builder: Any, address: Value, step: Value, last: Value, count: Value
-) -> list[Value]:
-    """Emit sixteen vectors, each with one word of every row."""
-    raw = (row_of_codes(builder, address, step, i, (last, count)) for i in range(LANES))
-    return _transposed(builder, [builder.bitcast(row, simd.vector_type("int32")) for row in raw])
-
-
-def _transposed(builder: Any, rows: list[Value]) -> list[Value]:
-    """Emit the transpose of sixteen vectors: in four rounds, pairs swap lanes 1, 2, 4, 8 apart."""
-    for apart in (1, 2, 4, 8):
-        upper = [(lane & apart) != 0 for lane in range(LANES)]
-        first = [LANES + lane - apart if up else lane for lane, up in enumerate(upper)]
-        second = [LANES + lane if up else lane + apart for lane, up in enumerate(upper)]
-        for i in range(LANES):
-            if not i & apart:
-                a, b = rows[i], rows[i + apart]
-                rows[i] = simd.shuffled(builder, a, b, first)
-                rows[i + apart] = simd.shuffled(builder, a, b, second)
-    return rows
-
-
 @functools.cache
 def add_tile(bits: int, has_zeros: bool) -> Intrinsic:
     """Return ``f(planes, x, scales, zeros, totals)``: add a chunk's products to eight columns.
 
-    All are addresses: `planes` from `transpose_chunk`; `x` of the first column within the chunk's
+    All are addresses: `planes` from `take_chunk`; `x` of the first column within the chunk's
     records; `scales`, `zeros` of sixteen floats, one for each row; `totals` of eight vectors. The
     integer sum over a record is exact.
     """

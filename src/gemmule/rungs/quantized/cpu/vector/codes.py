@@ -13,7 +13,7 @@ bits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,9 @@ from gemmule.backends.cpu.intrinsics import element_pointer, widen
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.backends.cpu.target import has_wide_vectors
+from gemmule.rungs._cpu import address
 from gemmule.rungs._cpu_vectors import above_zero
-from gemmule.rungs.quantized.cpu._operands import Stored, address, blocks_of, scale_dtype_of
+from gemmule.rungs.quantized.cpu._operands import Stored, blocks_of, scale_dtype_of
 
 LIFT = 2.0**23  # a float of this size has a code as its lowest byte
 LIFT_BITS = 0x4B000000
@@ -57,25 +58,39 @@ def lifted_zeros(parts: Stored) -> LiftedZeros | None:
     return LiftedZeros(zeros, address(zeros))
 
 
-class Form(NamedTuple):
-    """How a block's codes become weights.
+class Kind(NamedTuple):
+    """What kernels are compiled for.
 
-    words: see `by_words`; lifted: zero points come plus 2^23; tables: nibbles are looked up in the
-    table of their group's 16 weights.
+    pieces: see `_operands.Blocks`; lifted: zero points come plus 2^23; quads: see `quad_pieces`.
     """
 
     bits: int
-    words: bool
+    pieces: int
+    scale_dtype: str
+    has_zeros: bool
+    integers: bool
     lifted: bool
-    tables: bool
+    quads: int
+
+    @property
+    def tables(self) -> bool:
+        """Whether nibbles are looked up in the table of their group's 16 weights."""
+        return self.bits == 4 and self.pieces == 1 and has_wide_vectors()
 
     @property
     def order(self) -> list[int]:
         """The codes of a lane in the order in which few are alive."""
-        if not self.words:
+        if not by_words(self.pieces):
             return list(range(simd.codes_per_lane(self.bits)))
         width = WORD // self.bits
         return [side * width + part for part in range(width) for side in range(2)]
+
+
+def kind_of(parts: Stored, *, integers: bool = False, lifted: bool = False, quads: int = 0) -> Kind:
+    """Return the kind of a matrix."""
+    pieces = blocks_of(parts.n, parts.bits, parts.group).pieces
+    dtype = scale_dtype_of(parts)
+    return Kind(parts.bits, pieces, dtype, parts.zeros is not None, integers, lifted, quads)
 
 
 def by_words(pieces: int) -> bool:
@@ -87,16 +102,6 @@ def by_words(pieces: int) -> bool:
     return not has_wide_vectors() and pieces in (1, 2, 4)
 
 
-def registers(builder: Any, vector: Value) -> Values:
-    """Emit a vector of 16 lanes as the registers that hold it."""
-    return [vector] if has_wide_vectors() else list(simd.halves(builder, vector))
-
-
-def whole(builder: Any, parts: Sequence[Value]) -> Value:
-    """Emit the vector of 16 lanes that some registers hold."""
-    return parts[0] if len(parts) == 1 else simd.joined(builder, *parts)
-
-
 def tables_of(builder: Any, scales: Values, zeros: Values) -> Values:
     """Emit the 16 weights that the 16 nibbles stand for, for each row."""
     return [
@@ -106,7 +111,7 @@ def tables_of(builder: Any, scales: Values, zeros: Values) -> Values:
 
 
 def steps_of(
-    builder: Any, word: Value, zero: Value, form: Form, lowest: Value
+    builder: Any, word: Value, zero: Value, kind: Kind, lowest: Value
 ) -> Callable[[int], Value]:
     """Return what emits code k of a register's lanes less its zero point.
 
@@ -117,14 +122,14 @@ def steps_of(
 
     def step(k: int) -> Value:
         if word.type.count == LANES:
-            if form.lifted:
+            if kind.lifted:
                 return builder.fsub(_lifted_byte(builder, word, k, lowest), zero)
-            return builder.fsub(simd.code_as_float(builder, word, k, form.bits), zero)
-        if form.words:
-            code = _code_of_words(builder, halves_of_words, k, form.bits, kept)
+            return builder.fsub(simd.code_as_float(builder, word, k, kind.bits), zero)
+        if by_words(kind.pieces):
+            code = _code_of_words(builder, halves_of_words, k, kind.bits, kept)
         else:
-            code = _lifted_code(builder, word, k, form.bits)
-        if not form.lifted:
+            code = _lifted_code(builder, word, k, kind.bits)
+        if not kind.lifted:
             code = builder.fsub(code, code.type([LIFT] * code.type.count))
         return builder.fsub(code, zero)
 
@@ -187,38 +192,34 @@ def fixed_numbers(value: float, vectors: int) -> Intrinsic:
     )
 
 
+Order = tuple[int, ...]
+
+
 @functools.cache
-def group_numbers(dtype: str, pieces: int, rows: int) -> Intrinsic:
+def group_numbers(
+    dtype: str, pieces: int, rows: int, orders: tuple[Order, ...] = (), *, complete: bool = False
+) -> Intrinsic:
     """Return ``f(address, index, row_step, count, lanes)``: a vector of group numbers for each row.
 
-    Where a block holds one group or a part of one (`pieces` is 1) it is element `index` in every
-    lane. Else `count` numbers are loaded from `index` on, and lane d gets the one that word d of
-    the vector at address `lanes` names. Index, row_step and count are in elements of `dtype`.
+    Where one group is met, or a part of one (`pieces` is 1), it is element `index` in every lane.
+    Else `count` numbers are loaded from `index` on, and lane d gets the one that word d of the
+    vector at address `lanes` names; or, of known `orders`, a vector for each of these, which say
+    what number each of its lanes takes of 16. `complete`: all `pieces` numbers are there. Index,
+    row_step and count are in elements of `dtype`.
     """
+    each = max(len(orders), 1)
 
-    def emit(
-        builder: Any, address: Value, index: Value, step: Value, count: Value, lanes: Value
-    ) -> Values:
-        places = simd.row_addresses(builder, index, step, rows)
-        if pieces == 1:
-            return [_alike(builder, address, place, dtype) for place in places]
-        order = simd.load_vector(builder, lanes, "int32")
-        stored = [_first_numbers(builder, address, place, dtype, count) for place in places]
-        return [simd.lookup(builder, some, order) for some in stored]
-
-    name = f"group_numbers {dtype} {pieces == 1} {rows}"
-    return simd.operation(name, lambda: simd.floats(rows), "iiiii", emit)
-
-
-@functools.cache
-def known_numbers(
-    dtype: str, pieces: int, rows: int, orders: tuple[tuple[int, ...], ...], complete: bool
-) -> Intrinsic:
-    """Return ``f(address, index, row_step, count, _)``: numbers of `pieces` groups for each row.
-
-    A vector for each of `orders`, which say what group each of its lanes belongs to, at most 16
-    for each. Reads `pieces` numbers, or no more than `count` of them unless all are `complete`.
-    """
+    def of_order(builder: Any, address: Value, start: Value, left: Value, order: Order) -> Value:
+        if not complete:
+            some = _first_numbers(builder, address, start, dtype, left)
+        elif pieces == 2 and dtype == "float32" and not has_wide_vectors():
+            return _two_broadcasts(builder, address, start, dtype)
+        else:
+            kind = simd.vector_type(dtype, min(pieces, LANES))
+            pointer = element_pointer(builder, address, start, dtype)
+            raw = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
+            some = widen(builder, raw, dtype, "float32")
+        return simd.shuffled(builder, some, some, order)
 
     def emit(
         builder: Any, address: Value, index: Value, step: Value, count: Value, lanes: Value
@@ -226,26 +227,20 @@ def known_numbers(
         numbers: Values = []
         for place in simd.row_addresses(builder, index, step, rows):
             if pieces == 1:
-                numbers += [_alike(builder, address, place, dtype)] * len(orders)
-                continue
-            for vector, order in enumerate(orders):
-                start = builder.add(place, place.type(LANES * vector))
-                if complete and pieces == 2 and dtype == "float32" and not has_wide_vectors():
-                    numbers.append(_two_broadcasts(builder, address, start, dtype))
-                    continue
-                if complete:
-                    kind = simd.vector_type(dtype, min(pieces, LANES))
-                    pointer = element_pointer(builder, address, start, dtype)
-                    raw = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
-                    some = widen(builder, raw, dtype, "float32")
-                else:
-                    left = above_zero(builder, count, LANES * vector)
-                    some = _first_numbers(builder, address, start, dtype, left)
-                numbers.append(simd.shuffled(builder, some, some, order))
+                numbers += [_alike(builder, address, place, dtype)] * each
+            elif not orders:
+                some = _first_numbers(builder, address, place, dtype, count)
+                order_of_lanes = simd.load_vector(builder, lanes, "int32")
+                numbers.append(simd.lookup(builder, some, order_of_lanes))
+            for vector, order in enumerate(orders if pieces > 1 else ()):
+                low = LANES * vector
+                left = above_zero(builder, count, low)
+                start = builder.add(place, place.type(low))
+                numbers.append(of_order(builder, address, start, left, order))
         return numbers
 
-    name = f"known_numbers {dtype} {pieces} {rows} {orders} {complete}"
-    return simd.operation(name, lambda: simd.floats(rows * len(orders)), "iiiii", emit)
+    name = f"group_numbers {dtype} {pieces if orders else pieces == 1} {rows} {orders} {complete}"
+    return simd.operation(name, lambda: simd.floats(rows * each), "iiiii", emit)
 
 
 def _alike(builder: Any, address: Value, place: Value, dtype: str) -> Value:
@@ -274,31 +269,6 @@ def _first_numbers(builder: Any, address: Value, place: Value, dtype: str, count
     return widen(builder, raw, dtype, "float32")
 
 
-class Kind(NamedTuple):
-    """What kernels are compiled for: see `_operands.Blocks`, `Form`, `quads.quad_pieces`."""
-
-    bits: int
-    pieces: int
-    scale_dtype: str
-    has_zeros: bool
-    integers: bool
-    lifted: bool
-    quads: int
-
-    @property
-    def form(self) -> Form:
-        """How codes become weights."""
-        tables = self.bits == 4 and self.pieces == 1 and has_wide_vectors()
-        return Form(self.bits, by_words(self.pieces), self.lifted, tables)
-
-
-def kind_of(parts: Stored, *, integers: bool = False, lifted: bool = False, quads: int = 0) -> Kind:
-    """Return the kind of a matrix."""
-    pieces = blocks_of(parts.n, parts.bits, parts.group).pieces
-    dtype = scale_dtype_of(parts)
-    return Kind(parts.bits, pieces, dtype, parts.zeros is not None, integers, lifted, quads)
-
-
 def numbers_of(kind: Kind, rows: int, *, full: bool) -> Numbers:
     """Return the operations that give the rows' scales and zero points in a block.
 
@@ -307,12 +277,9 @@ def numbers_of(kind: Kind, rows: int, *, full: bool) -> Numbers:
     """
     pieces = kind.pieces
     order = tuple(i * pieces // LANES for i in range(LANES))
-    if full and pieces > 1 and not has_wide_vectors():
-        make = functools.partial(
-            known_numbers, pieces=pieces, rows=rows, orders=(order,), complete=True
-        )
-    else:
-        make = functools.partial(group_numbers, pieces=pieces, rows=rows)
+    known = full and pieces > 1 and not has_wide_vectors()
+    orders = (order,) if known else ()
+    make = functools.partial(group_numbers, pieces=pieces, rows=rows, orders=orders, complete=known)
     fixed = 2.0 ** (kind.bits - 1) + (LIFT if kind.lifted else 0)
     zeros = make("float32") if kind.has_zeros else fixed_numbers(fixed, rows)
     return make(kind.scale_dtype), zeros

@@ -14,14 +14,13 @@ from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import ROWS, Value
 from gemmule.backends.cpu.target import has_wide_vectors
+from gemmule.rungs._cpu_vectors import registers, whole
 from gemmule.rungs.quantized.cpu.vector.codes import (
-    Form,
+    Kind,
     Values,
     code_of_table,
-    registers,
     steps_of,
     tables_of,
-    whole,
 )
 
 CHAIN = 4  # multiply-adds of AVX2 that wait for each other; the next four begin meanwhile
@@ -39,17 +38,17 @@ times_numbers = simd.operation("times_numbers", simd.floats, "ti", _emit_times)
 
 
 @functools.cache
-def add_products(form: Form, rows: int) -> Intrinsic:
+def add_products(kind: Kind, rows: int) -> Intrinsic:
     """Return ``f(totals, scales, zeros, words, x, lowest)``: totals plus a block's weights times x.
 
     x: address of the block's arranged activations, of one column. By AVX2 each row reads them
     again, by the multiply-add itself: kept for two rows they would take the registers that sums
     need, and an instruction of their own.
     """
-    if form.tables:
-        return add_columns(form, 1, rows)
+    if kind.tables:
+        return add_columns(kind, 1, rows)
     narrow = not has_wide_vectors()
-    chain = CHAIN if narrow else simd.codes_per_lane(form.bits)
+    chain = CHAIN if narrow else simd.codes_per_lane(kind.bits)
 
     def emit(
         builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *rest: Value
@@ -60,10 +59,10 @@ def add_products(form: Form, rows: int) -> Intrinsic:
             parts = [registers(builder, some[row]) for some in (totals, scales, zeros, codes)]
             both = []
             for part, (total, scale, zero, word) in enumerate(zip(*parts, strict=True)):
-                step, lanes = steps_of(builder, word, zero, form, lowest), word.type.count
-                for first in range(0, len(form.order), chain):
+                step, lanes = steps_of(builder, word, zero, kind, lowest), word.type.count
+                for first in range(0, len(kind.order), chain):
                     total_of_chain = None
-                    for k in form.order[first : first + chain]:
+                    for k in kind.order[first : first + chain]:
                         weight = step(k)
                         some = simd.load_vector(
                             builder, at, "float32", 64 * k + 4 * lanes * part, lanes
@@ -77,11 +76,11 @@ def add_products(form: Form, rows: int) -> Intrinsic:
             sums.append(whole(builder, both))
         return sums
 
-    return simd.operation(f"add_products {form} {rows}", lambda: simd.floats(rows), "ttttii", emit)
+    return simd.operation(f"add_products {kind} {rows}", lambda: simd.floats(rows), "ttttii", emit)
 
 
 @functools.cache
-def add_columns(form: Form, columns: int, rows: int = ROWS) -> Intrinsic:
+def add_columns(kind: Kind, columns: int, rows: int = ROWS) -> Intrinsic:
     """Return what `add_products` does for several columns of x: totals of each row and column.
 
     x: of each code of a lane all columns'. Weights are scaled before they are multiplied: parts of
@@ -92,14 +91,14 @@ def add_columns(form: Form, columns: int, rows: int = ROWS) -> Intrinsic:
         builder: Any, totals: Values, scales: Values, zeros: Values, codes: Values, *rest: Value
     ) -> Values:
         x, lowest = rest
-        if form.tables:
+        if kind.tables:
             tables = tables_of(builder, scales, zeros)
-        for k in range(simd.codes_per_lane(form.bits)):
+        for k in range(simd.codes_per_lane(kind.bits)):
             for row, word in enumerate(codes):
-                if form.tables:
+                if kind.tables:
                     weight = code_of_table(builder, tables[row], word, k)
                 else:
-                    step = steps_of(builder, word, zeros[row], form, lowest)(k)
+                    step = steps_of(builder, word, zeros[row], kind, lowest)(k)
                     weight = builder.fmul(step, scales[row])
                 for c in range(columns):
                     some = simd.load_vector(builder, x, "float32", 64 * (k * columns + c))
@@ -107,12 +106,12 @@ def add_columns(form: Form, columns: int, rows: int = ROWS) -> Intrinsic:
                     totals[i] = simd.fused(builder, weight, some, totals[i])
         return totals
 
-    name = f"add_columns {form} {columns} {rows}"
+    name = f"add_columns {kind} {columns} {rows}"
     return simd.operation(name, lambda: simd.floats(rows * columns), "ttttii", emit)
 
 
 @functools.cache
-def spread_products(form: Form) -> Intrinsic:
+def spread_products(kind: Kind) -> Intrinsic:
     """Return ``f(scales, zeros, words, y, lowest)``: add four rows' weights to a block of results.
 
     y: address of the block's results, in the lanes' order; the scales are already times x.
@@ -120,10 +119,10 @@ def spread_products(form: Form) -> Intrinsic:
     Add = Callable[[int, Value], Value]
 
     def adding(builder: Any, lowest: Value, scale: Value, zero: Value, word: Value) -> Add:
-        if form.tables:
+        if kind.tables:
             (table,) = tables_of(builder, [scale], [zero])
             return lambda k, total: builder.fadd(total, code_of_table(builder, table, word, k))
-        step = steps_of(builder, word, zero, form, lowest)
+        step = steps_of(builder, word, zero, kind, lowest)
         return lambda k, total: simd.fused(builder, step(k), scale, total)
 
     def emit(
@@ -136,11 +135,11 @@ def spread_products(form: Form) -> Intrinsic:
         for part in range(len(rows[0])):
             adders = [adding(builder, lowest, *row[part]) for row in rows]
             lanes = rows[0][part][0].type.count
-            for k in form.order:
+            for k in kind.order:
                 at = 64 * k + 4 * lanes * part
                 total = simd.load_vector(builder, y, "float32", at, lanes)
                 for add in adders:
                     total = add(k, total)
                 simd.store_vector(builder, total, y, at)
 
-    return simd.operation(f"spread_products {form}", simd.void, "tttii", emit)
+    return simd.operation(f"spread_products {kind}", simd.void, "tttii", emit)

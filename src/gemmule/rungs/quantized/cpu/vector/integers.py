@@ -14,8 +14,8 @@ from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.jit import Intrinsic
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
 from gemmule.backends.cpu.target import missing_features
-from gemmule.rungs._cpu_vectors import above_zero
-from gemmule.rungs.quantized.cpu.vector.codes import Values, whole
+from gemmule.rungs._cpu_vectors import above_zero, whole
+from gemmule.rungs.quantized.cpu.vector.codes import Values
 
 ACTIVATION_GROUP = 32  # columns that share one scale of the 8-bit activations
 

@@ -18,13 +18,16 @@ from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.simd import BLOCK_BYTES, ROWS, block_columns
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.core.problem import Problem
+from gemmule.core.rung import Params
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs import _cpu_vectors as vectors
-from gemmule.rungs.quantized.cpu._across import Across, as_it_is
+from gemmule.rungs._cpu import address
+from gemmule.rungs.quantized.cpu._across import Across
 from gemmule.rungs.quantized.cpu._operands import (
+    Run,
     Stored,
-    address,
     blocks_of,
+    bound,
     stored,
     takes_floats,
 )
@@ -97,7 +100,7 @@ def panels_kernel(kind: Kind) -> Kernel:
     """Return the micro-kernel that adds four rows at a time; x: `in_fours`, as rows are counted."""
     load_scales, load_zeros = numbers_of(kind, ROWS, full=True)
     tail_scales, tail_zeros = numbers_of(kind, ROWS, full=False)
-    spread = floats.spread_products(kind.form)
+    spread = floats.spread_products(kind)
     at_once = PANEL_BLOCKS if has_wide_vectors() else NARROW_PANEL_BLOCKS
     load_full, load_tail = vectors.load_words(full=True), vectors.load_words()
     times, ask = floats.times_numbers, vectors.prefetch_lines(ROWS)
@@ -267,15 +270,11 @@ def across(parts: Stored) -> Across:
             lanes=address(tables),
         )
         kernels = strips_kernel(form), strips_in_order(form)
-        return Across(parts, product, *kernels, units=units, prepare=as_it_is, kept=operands)
+        return Across(parts, product, *kernels, units=units, kept=operands)
     blocks = blocks_of(parts.n, parts.bits, parts.group)
-    product = product_of(
-        parts,
-        x_step=x_step,
-        zeros=None if lifted is None else lifted.place,
-        first=address(blocks.first),
-        lanes=address(blocks.lanes),
-    )
+    zeros_at = parts.zeros_address if lifted is None else lifted.place
+    first, lanes = address(blocks.first), address(blocks.lanes)
+    product = product_of(parts, x_step=x_step, zeros=zeros_at, first=first, lanes=lanes)
     kind = kind_of(parts, lifted=lifted is not None)
     kernels = panels_kernel(kind), results_in_order(parts.bits, by_words(blocks.pieces))
     return Across(
@@ -289,14 +288,18 @@ def across(parts: Stored) -> Across:
     )
 
 
-def spread_rows(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
-    """Set ``y = A^T x`` in vector registers; x: (m,), y: (n,) float32."""
-    ready = parts.kept(across)
-    ready.multiply(ready.split(), x, y)
+def bind_across(problem: Problem, params: Params) -> Run:
+    """Return the function that sets ``y = A^T x`` in vector registers; x, y: float32."""
+
+    def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
+        ready = parts.kept(across)
+        ready.multiply(ready.split(), x, y)
+
+    return bound(core, "float32")
 
 
-def spread_job(problem: Problem, matrix: QuantizedMatrix) -> Job | None:
-    """Return `spread_rows` as what a builtin function is bound to."""
+def job_across(problem: Problem, params: Params, matrix: QuantizedMatrix, x: Any) -> Job | None:
+    """Return the same as what a builtin function is bound to."""
     if not takes_floats(problem, matrix):
         return None
     ready = matrix.kept(stored).kept(across)

@@ -28,7 +28,7 @@ from gemmule.rungs.quantized.cpu.vector.codes import (
     Numbers,
     Values,
     fixed_numbers,
-    known_numbers,
+    group_numbers,
 )
 from gemmule.rungs.quantized.cpu.vector.integers import (
     dot,
@@ -115,7 +115,7 @@ def quad_numbers(kind: Kind, rows: int, *, full: bool) -> Numbers:
         for v in range(vectors)
     )
     scales, zeros = (
-        known_numbers(dtype, kind.quads, rows, orders, full)
+        group_numbers(dtype, kind.quads, rows, orders, complete=full)
         for dtype in (kind.scale_dtype, "float32")
     )
     return scales, zeros if kind.has_zeros else fixed_numbers(0.0, rows * vectors)

@@ -7,6 +7,7 @@ columns, x in chunks.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,21 +16,24 @@ from numpy.typing import NDArray
 from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.atomics import packed, unpacked, write
 from gemmule.backends.cpu.calls.builtin import Job
-from gemmule.backends.cpu.intrinsics import load, prefetch
+from gemmule.backends.cpu.intrinsics import load
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
 from gemmule.backends.cpu.pool import shares_of
 from gemmule.backends.cpu.shares import run_shares
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.core.problem import Problem
+from gemmule.core.rung import Params
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs import _cpu_vectors as vectors
+from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu import _product
 from gemmule.rungs.quantized.cpu._operands import (
     SERIAL_BYTES,
     Blocks,
+    Run,
     Stored,
-    address,
     blocks_of,
+    bound,
     stored,
     takes_floats,
 )
@@ -92,7 +96,7 @@ def _operations(kind: Kind, rows: int) -> tuple[Numbers, Numbers, Intrinsic]:
     full, rest = (numbers_of(kind, rows, full=one) for one in (True, False))
     if kind.integers:
         return full, rest, add_integer_products(kind.bits, 1, kind.has_zeros, rows)
-    return full, rest, floats.add_products(kind.form, rows)
+    return full, rest, floats.add_products(kind, rows)
 
 
 @functools.cache
@@ -151,10 +155,11 @@ def columns_rows(kind: Kind, columns: int) -> Rows:
     if kind.integers:
         add = add_integer_products(kind.bits, columns, kind.has_zeros)
     else:
-        add = floats.add_columns(kind.form, columns)
+        add = floats.add_columns(kind, columns)
     count = simd.ROWS * columns
     load_totals, store_totals = vectors.load_totals(count), vectors.store_totals(count)
     store_sums, load_tail = vectors.store_sums(columns), vectors.load_words()
+    ask = vectors.prefetch_lines(simd.ROWS)
 
     @kernel
     def tiles(job: Product, first: int, end: int) -> None:
@@ -175,11 +180,7 @@ def columns_rows(kind: Kind, columns: int) -> Rows:
                     for block in range(low, high):
                         at = job.codes + row * job.row_bytes + 64 * block
                         if panel == 0:
-                            soon = at + 64 * chunk
-                            prefetch(soon)
-                            prefetch(soon + code_step)
-                            prefetch(soon + 2 * code_step)
-                            prefetch(soon + 3 * code_step)
+                            ask(at + 64 * chunk, code_step)
                         words = load_tail(at, code_step, job.row_bytes - 64 * block)
                         group = _index(job.first, block)
                         index = row * job.scale_step + group
@@ -214,7 +215,7 @@ def _columns(parts: Stored, columns: int, *, integers: bool) -> Way:
     make = activations.quantise_kernel if integers else activations.arrange_kernel
     return Way(
         rows=vector_rows(kind) if columns == 1 else columns_rows(kind, columns),
-        product=_product_by(parts, blocks, x_step),
+        product=_product_by(parts, blocks, x_step=x_step),
         kept=blocks,
         unit=simd.ROWS,
         panel=columns,
@@ -226,9 +227,8 @@ def _columns(parts: Stored, columns: int, *, integers: bool) -> Way:
     )
 
 
-def _product_by(parts: Stored, blocks: Blocks, x_step: int, zeros: int | None = None) -> Product:
-    first, lanes = address(blocks.first), address(blocks.lanes)
-    return product_of(parts, x_step=x_step, zeros=zeros, first=first, lanes=lanes)
+def _product_by(parts: Stored, blocks: Blocks, **given: int) -> Product:
+    return product_of(parts, first=address(blocks.first), lanes=address(blocks.lanes), **given)
 
 
 @functools.cache
@@ -278,8 +278,8 @@ class Along(OneVector):
         kind = kind_of(parts, integers=integers, lifted=lifted is not None, quads=quads)
         self._rows, self._nbytes = vector_rows(kind), parts.codes.nbytes
         self._x_bytes = count * x_step + simd.BLOCK_BYTES
-        zeros = None if lifted is None else lifted.place
-        self._product = _product_by(parts, blocks, x_step, zeros)
+        zeros = parts.zeros_address if lifted is None else lifted.place
+        self._product = _product_by(parts, blocks, x_step=x_step, zeros=zeros)
 
     def split(self, shares_per_thread: int) -> tuple[int, ...]:
         """Return how many shares of the rows there are, the helpers, and the pool's address."""
@@ -292,23 +292,33 @@ class Along(OneVector):
         return *head, *self._product, 1, shares, self._rows.entry
 
 
-def multiply_vector(
-    parts: Stored, x: NDArray[Any], y: NDArray[Any], shares_per_thread: int, integers: bool
-) -> None:
-    """Set ``y = A x`` for vectors of float32, x rounded to 8 bits where `integers`.
+def bind_vector(*, integers: bool) -> Callable[[Problem, Params], Run]:
+    """Return the `bind` of a rung for one vector of float32, rounded to 8 bits where `integers`.
 
     An x that holds NaN or infinity is multiplied as it is.
     """
-    ready = parts.kept(Along, integers)
-    if not ready.multiply(ready.split(shares_per_thread), x, y):
-        multiply_vector(parts, x, y, shares_per_thread, integers=False)
+
+    def bind(problem: Problem, params: Params) -> Run:
+        shares = int(params["shares_per_thread"])
+
+        def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
+            for kind in (integers, False):
+                ready = parts.kept(Along, kind)
+                if ready.multiply(ready.split(shares), x, y):
+                    return
+
+        return bound(core, "float32")
+
+    return bind
 
 
-def vector_job(
-    problem: Problem, matrix: QuantizedMatrix, shares_per_thread: int, integers: bool
-) -> Job | None:
-    """Return `multiply_vector` as what a builtin function is bound to."""
-    if not takes_floats(problem, matrix):
-        return None
-    ready = matrix.kept(stored).kept(Along, integers)
-    return ready.bound(ready.split(shares_per_thread))
+def job_of_vector(*, integers: bool) -> Callable[..., Job | None]:
+    """Return the `job` of such a rung: what a builtin function is bound to."""
+
+    def job(problem: Problem, params: Params, matrix: QuantizedMatrix, x: Any) -> Job | None:
+        if not takes_floats(problem, matrix):
+            return None
+        ready = matrix.kept(stored).kept(Along, integers)
+        return ready.bound(ready.split(int(params["shares_per_thread"])))
+
+    return job

@@ -157,20 +157,9 @@ def add_strip(form: Form, *, whole: bool) -> Intrinsic:
         lift = simd.unseen(builder, simd.constant(LIFT_BITS >> 16, "int16", 16))
         return lambda raw: _by_lift(builder, raw, lift, points, form)
 
-    def emit(
-        builder: Any,
-        totals: Values,
-        at: Value,
-        scale: Value,
-        zero: Value,
-        x: Value,
-        tables: Value,
-        left: Value,
-    ) -> Values:
-        numbers = [
-            simd.splat(builder, simd.load_number(builder, one, "float32"), LANES)
-            for one in (scale, x)
-        ]
+    def emit(builder: Any, totals: Values, *places: Value) -> Values:
+        at, scale, zero, x, tables, left = places
+        numbers = [simd.spread(builder, one, lanes=LANES) for one in (scale, x)]
         factor = builder.fmul(simd.unseen(builder, numbers[0]), numbers[1])
         weights = weights_of(builder, zero, tables)
         sums: Values = []
