@@ -57,7 +57,7 @@ soak: $(VENV)/dev
 	$(PY) -m pytest -m soak --timeout 0
 	$(PY) tests/corruption.py
 	$(PY) tests/scalars_campaign.py
-	$(VENV)/bin/gemmule verify --stale --check --anew
+	PYTHONPATH=tools $(PY) -m proofs --check --anew
 	$(PY) tests/external_campaign.py
 	$(PY) tests/calls_campaign.py --cases $(CASES)
 

@@ -17,14 +17,14 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import Rung, Signature, with_bias
 from gemmule.oracle import biased
 from gemmule.oracle.inputs import Inputs
-from gemmule_lab.verify import device as verify_device
-from gemmule_lab.verify import proofs, raw_launch
+from proofs import device as verify_device
+from proofs import proofs, raw_launch
 
 MOST_LATE_BYTES = 1 << 26  # sparse operands span more, and are there from the start
 
 
 class Emulator:
-    """A runner like gemmule_lab.verify.device_runner.DeviceRunner, on the CPU.
+    """A runner like proofs.device_runner.DeviceRunner, on the CPU.
 
     Threads and blocks run in an order that `seed` shuffles (0: in order); under an odd one copies
     to shared memory land at once, under an even one as late as may be. A step that is launched

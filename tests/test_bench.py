@@ -11,17 +11,18 @@ import pytest
 import gemmule as gm
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.timing.sampler import Budget
-from gemmule_lab.bench import host as host_bench
 from gemmule_lab.bench import suites
-from gemmule_lab.bench.entries import Entry, race
-from gemmule_lab.bench.products import ONE_COLUMN, Maker
-from gemmule_lab.bench.suites import SUITES, Product
+from gemmule_lab.bench.suites import SUITES
 from gemmule_lab.cli import run
+from gemmule_lab.harness import host as host_bench
+from gemmule_lab.harness.bench import race
+from gemmule_lab.harness.host import ONE_COLUMN, HostBench
+from gemmule_lab.harness.products import Product
 from gemmule_lab.records.rows import Ceiling, Environment, Facts, Row, Speedup, Times
 from gemmule_lab.report import targets
 from gemmule_lab.report.tables import in_words
 from gemmule_lab.report.targets import READ, Bar
-from test_measure import FakeClock, contestants
+from test_measure import FakeClock, entries_on
 
 ENVIRONMENT = Environment("cpu", "cpu", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
 
@@ -123,8 +124,7 @@ def test_every_bar_is_about_some_product_of_its_suite() -> None:
     small = [dataclasses.replace(p, shape=_shrunk(p.shape)) for p in suite.products]
     problems = []
     for product in dict.fromkeys(small):
-        one = Maker().bench(product)
-        problem = one.problem
+        problem = HostBench().prepared(product).sets.plan().problem
         scale = 1 if product.columns is None else 512
         k = problem.k if problem.k == 1 else problem.k * scale
         n = problem.n * scale if problem.op == "matvec" else problem.n
@@ -147,21 +147,22 @@ def _shrunk(shape: tuple[int, int]) -> tuple[int, int]:
     ],
 )
 def test_benches_make_what_the_product_says(product: Product, dtypes: tuple[str, str]) -> None:
-    one = Maker().bench(product)
-    problem = one.problem
+    one = HostBench().prepared(product)
+    problem = one.sets.plan().problem
     assert (problem.a, problem.b) == dtypes
     assert one.group == product.title
-    for left, right in one.sets[1:]:
-        for copied, first in zip((left, right), one.sets[0], strict=True):
+    sets = one.sets.items
+    for other in sets[1:]:
+        for copied, first in zip((other.a, other.b), (sets[0].a, sets[0].b), strict=True):
             np.testing.assert_array_equal(_values(copied), _values(first))
-    addresses = {id(operand) for operands in one.sets for operand in operands}
-    assert len(addresses) == 2 * len(one.sets)
+    addresses = {id(operand) for other in sets for operand in (other.a, other.b, other.out)}
+    assert len(addresses) == 3 * len(sets)
     if product.column_major:  # x A of a column-major A runs along its memory
         assert problem.layout_a == "row"
     if product.format.startswith("int"):
         assert problem.quant is not None
         assert problem.quant.activations == "int8"
-        assert [b.name for b in one.beside] == [ONE_COLUMN]
+        assert list(one.beside) == [ONE_COLUMN]
 
 
 def _values(operand: object) -> np.ndarray:
@@ -180,8 +181,7 @@ def test_narrowing_replaces_shapes_and_refuses_to_leave_nothing() -> None:
 
 def test_ratios_to_peers_on_plain_numbers_and_to_one_column_stand_in_the_row() -> None:
     product = Product("matmul", "int4 x int8", (64, 128), columns=16)
-    one = Maker().bench(product)
-    rows, _ = host_bench.run(one, ENVIRONMENT, max_seconds=0.2)
+    rows, _ = HostBench(0.2).attempt(product, ENVIRONMENT)()
     (ours,) = (row for row in rows if row.kind == "rung")
     assert {ONE_COLUMN, "numpy on float32"} <= set(ours.speedups)
     assert "torch on float32" not in ours.speedups
@@ -192,10 +192,10 @@ def test_ratios_to_peers_on_plain_numbers_and_to_one_column_stand_in_the_row() -
 
 def test_a_wrong_product_beside_ours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     product = Product("matmul", "int8", (64, 128), columns=16)
-    one = Maker().bench(product)
+    attempt = HostBench(0.05, peers=()).attempt(product, ENVIRONMENT)
     monkeypatch.setattr(gm, "matvec", lambda A, x, **o: np.zeros(A.shape[0], np.float32))
     with pytest.raises(ArithmeticError, match="matvec"):
-        host_bench.run(one, ENVIRONMENT, max_seconds=0.05, peers=())
+        attempt()
 
 
 def test_the_command_prints_every_bar(capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,11 +227,12 @@ def test_bars_are_stated_as_the_user_reads_them() -> None:
 def test_rungs_are_held_against_what_is_no_rung_or_what_they_name() -> None:
     clock = FakeClock({"rung": 1e-3, "second": 2e-3, "peer": 3e-3, "on other numbers": 4e-3})
     problem, entries = Problem("matvec", 8, 8), []
-    for one in contestants(clock):
+    for one in entries_on(clock):
         kind = "peer" if one.name in ("peer", "on other numbers") else "rung"
         against = ("rung",) if one.name == "second" else None
         shown = one.name != "on other numbers"
-        entries.append(Entry(one, Facts(problem, kind, "cold", group="g"), against, shown))
+        facts = Facts(problem, kind, "cold", group="g", against=against, shown=shown)
+        entries.append(dataclasses.replace(one, about=facts))
     rows = race(entries, clock, ENVIRONMENT, Budget(max_seconds=60, max_blocks=10))
     assert [(row.name, row.kind, row.group) for row in rows] == [
         ("rung", "rung", "g"),

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.timing.clock import Contestant, Timing
+from gemmule.timing.clock import Entry, Timing
 from gemmule.timing.machine import Rotation
 from gemmule.timing.sampler import Budget, sample
-from gemmule_lab.bench import host as host_bench
-from gemmule_lab.bench import lanes, products, session
-from gemmule_lab.bench.host import sets_needed
-from gemmule_lab.bench.lanes import Lane, Limits, Speeds, Target, lanes_of
-from gemmule_lab.bench.products import Maker, drawn
-from gemmule_lab.bench.suites import Product
+from gemmule_lab.bench import session
 from gemmule_lab.ceilings.cold import COLD_FROM, SAFETY, plateau_from, rotating_bytes
 from gemmule_lab.cli import run
+from gemmule_lab.harness import host as host_bench
+from gemmule_lab.harness.bench import Measurement
+from gemmule_lab.harness.host import BYTES_TO_PREPARE, PEERS_SHARE, HostBench, sets_needed
+from gemmule_lab.harness.operands import OperandSet, Sets, drawn
+from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Peer, Prepared
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Ceiling
@@ -54,19 +54,19 @@ def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
     ending: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held: list[int] = []
-    real = engine_run = host_bench.run
+    real = HostBench.measure
 
-    def ends_in_the_third(one: host_bench.Bench, *arguments: Any, **options: Any) -> Any:
+    def ends_in_the_third(bench: HostBench, one: Measurement, environment: Any) -> Any:
         held.append(sum(1 for path in Path("results").iterdir() for _ in results.read(path).rows))
         if len(held) == 3:
             raise ending
-        return real(one, *arguments, **options)
+        return real(bench, one, environment)
 
-    monkeypatch.setattr(host_bench, "run", ends_in_the_third)
+    monkeypatch.setattr(HostBench, "measure", ends_in_the_third)
     with pytest.raises(ending):
         session.start(
             _suite(),
-            session.cpu_meter(_suite(), 0.05),
+            session.bench_of(_suite(), "cpu", 0.05),
             Path("results"),
             patience=_no_patience(),
             ceiling_seconds=0.1,
@@ -79,7 +79,7 @@ def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
     assert [group.split(", ")[1] for group in groups] == ["matvec", "vecmat"]
     assert groups[1] in capsys.readouterr().out, "what was measured is shown all the same"
 
-    monkeypatch.setattr(host_bench, "run", engine_run)
+    monkeypatch.setattr(HostBench, "measure", real)
     assert run([*ARGUMENTS, "--resume", str(path)]) == 0
     captured = capsys.readouterr()
     assert "[1/1]" in captured.err
@@ -124,10 +124,10 @@ def test_the_memory_bounds_our_sets_and_the_row_is_called_warm(
     monkeypatch.setattr(host_bench, "MOST_SETS", 1024)
     product = Product("matvec", "float32", (256, 256))
     size = 256 * 256 * 4
-    assert len(Maker(cold_bytes=10 * size).bench(product).sets) == 11
-    monkeypatch.setattr(products, "available_bytes", lambda: int(4 * size / 0.25))
-    one = Maker(cold_bytes=10 * size).bench(product)
-    assert len(one.sets) == 4
+    assert len(HostBench(cold_bytes=10 * size).sets(product).items) == 11
+    monkeypatch.setattr(host_bench, "available_bytes", lambda: int(4 * size / 0.25))
+    one = HostBench(cold_bytes=10 * size).sets(product)
+    assert len(one.items) == 4
     assert one.temperature == "warm"
     assert sets_needed(size, 10 * size, 0) == Rotation(1, size, cold=False)
 
@@ -155,20 +155,19 @@ def test_the_memory_bounds_what_peers_pack(monkeypatch: pytest.MonkeyPatch) -> N
         own_bytes=lambda problem: MIB,
     )
     a, x = np.ones((8, 8), np.float32), np.ones(8, np.float32)
-    target = Target(gm.plan("matvec", a, x).problem, "matvec", [(a, x)], a @ x)
+    sets = Sets("matvec", [OperandSet(a, x, a @ x)])
     monkeypatch.setattr(host_bench, "MOST_SETS", 1024)
 
-    def lane(available: int) -> Lane:
-        monkeypatch.setattr(lanes, "available_bytes", lambda: available)
+    def entry(available: int) -> Entry:
+        monkeypatch.setattr(host_bench, "available_bytes", lambda: available)
         made.clear()
-        limits = Limits(1.0, lambda size, room: sets_needed(size, 10 * MIB, room))
-        (found,), _ = lanes_of(target, [peer], Speeds(), limits, 0)
+        (found,), _ = HostBench(cold_bytes=10 * MIB).theirs(sets, [peer])
         return found
 
-    assert lane(1 << 40).cold
+    assert entry(1 << 40).about.temperature == "cold"
     assert made == ["converted", "set", "converted", *["set"] * 11], "one conversion, then copies"
-    few = lane(3 * lanes.BYTES_TO_PREPARE * 4 * MIB)
-    assert (len(few.prepared), few.cold) == (4, False)
+    few = entry(int(BYTES_TO_PREPARE * 4 * MIB / PEERS_SHARE))
+    assert (few.sets, few.about.temperature) == (4, "warm")
 
 
 def test_a_peer_that_is_wrong_on_the_operands_to_be_timed_is_not_timed() -> None:
@@ -179,21 +178,20 @@ def test_a_peer_that_is_wrong_on_the_operands_to_be_timed_is_not_timed() -> None
         return Prepared(lambda: None, lambda: wrong)
 
     peer = Peer("large ones only", "cpu", lambda: None, lambda p: None, prepare, lambda: "")
-    target = Target(gm.plan("matvec", a, x).problem, "matvec", [(a, x)], a @ x)
-    limits = Limits(1.0, lambda size, room: Rotation(1, size, cold=True))
-    found, absent = lanes_of(target, [peer], Speeds(), limits, 0)
+    found, absent = HostBench().theirs(Sets("matvec", [OperandSet(a, x, a @ x)]), [peer])
     assert not found
     assert "not A B" in absent[0].reason
 
 
 def test_matrices_are_made_once_for_products_that_share_them() -> None:
-    maker = Maker(cold_bytes=1)
-    first = maker.bench(Product("matvec", "int4", (8, 256)))
-    second = maker.bench(Product("vecmat", "int4", (8, 256)))
-    third = maker.bench(Product("vecmat", "int8", (8, 256)))
-    assert first.sets[0][0] is second.sets[0][1]
-    assert first.plain[0][0] is second.plain[0][1] is third.plain[0][1]
-    assert third.sets[0][1].bits == 8
+    bench = HostBench(cold_bytes=1)
+    first = bench.prepared(Product("matvec", "int4", (8, 256)))
+    second = bench.prepared(Product("vecmat", "int4", (8, 256)))
+    third = bench.prepared(Product("vecmat", "int8", (8, 256)))
+    assert first.sets.items[0].a is second.sets.items[0].a
+    plain = [one.plain.items[0].a for one in (first, second, third) if one.plain is not None]
+    assert plain[0] is plain[1] is plain[2]
+    assert third.sets.items[0].a.bits == 8
 
 
 def test_rows_of_a_large_matrix_differ() -> None:
@@ -222,19 +220,19 @@ def test_contestants_with_other_sets_have_a_sequence_of_their_own() -> None:
             self.time_s += 1e-3
             return self.time_s
 
-        def prepare(self, contestant: Contestant) -> Any:
+        def prepare(self, entry: Entry) -> Any:
             def block(first: int, calls: int) -> Timing:
-                seen[contestant.name] += [(first + i) % contestant.buffers for i in range(calls)]
+                seen[entry.name] += [(first + i) % entry.sets for i in range(calls)]
                 return Timing(0.01 * calls, calls)
 
             return block
 
-    contestants = [
-        Contestant("a", lambda i: None, 5),
-        Contestant("b", lambda i: None, 5),
-        Contestant("c", lambda i: None, 3),
+    entries = [
+        Entry("a", lambda i: None, 5),
+        Entry("b", lambda i: None, 5),
+        Entry("c", lambda i: None, 3),
     ]
-    sample(contestants, Clock(), Budget(min_blocks=12, max_blocks=12, max_seconds=1e6))
+    sample(entries, Clock(), Budget(min_blocks=12, max_blocks=12, max_seconds=1e6))
     steps = np.diff(seen["c"]) % 3
     assert (steps == 1).all(), "nobody else reads its sets, so none may be left out"
 

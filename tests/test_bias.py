@@ -25,9 +25,9 @@ from gemmule.core.rung import HEADERS_FOLDER, Rung
 from gemmule.oracle import biased
 from gemmule.oracle.truth import reference
 from gemmule.storage import evidence
-from gemmule_lab.verify import device as verify_device
-from gemmule_lab.verify import proofs
-from gemmule_lab.verify import status as proof_status
+from proofs import device as verify_device
+from proofs import proofs
+from proofs import status as proof_status
 
 pytest.importorskip("torch")
 from gemmule.dispatch import torch_codes

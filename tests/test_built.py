@@ -20,8 +20,9 @@ from gemmule.core.rung import CudaRung
 from gemmule.storage import built, evidence, lines
 from gemmule.storage.atomic import replace_text
 from gemmule_lab.cli import run
-from gemmule_lab.verify import proofs
-from gemmule_lab.verify import status as proof_status
+from proofs import proofs
+from proofs import status as proof_status
+from proofs.__main__ import COMMAND
 
 pytestmark = pytest.mark.skipif(not proofs.is_pinned(), reason="needs the pinned NVRTC")
 
@@ -123,10 +124,10 @@ def test_a_build_on_record_is_not_repeated_and_a_false_one_is_seen(
     path.parent.mkdir(parents=True)
     fields = {n: getattr(proof, n) for n in proof.__dataclass_fields__}
     replace_text(path, json.dumps({"schema": evidence.SCHEMA, **fields}) + "\n")
-    command = ["verify", "--stale", "--check", "--rung", rung.name, "--evidence", str(tmp_path)]
-    assert run(command) == 1
+    command = ["--stale", "--check", "--rung", rung.name, "--evidence", str(tmp_path)]
+    assert run(command, COMMAND) == 1
     assert f"stale: {'/'.join((*name, variant.name))}" in capsys.readouterr().out
-    run([*command, "--anew"])
+    run([*command, "--anew"], COMMAND)
     assert "1 variants proved as they are, 0 stale" in capsys.readouterr().out
 
 
@@ -142,7 +143,7 @@ def test_a_build_on_record_is_what_is_built(rung: CudaRung) -> None:
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_a_proved_rung_is_proved_as_it_is(rung: CudaRung) -> None:
-    """One variant of each rung; `gemmule verify --stale --check` compares all of them.
+    """One variant of each rung; `python -m proofs --check` compares all of them.
 
     By its build on record, while that is of these inputs; the test above builds it anew.
     """

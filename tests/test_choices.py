@@ -13,7 +13,7 @@ import pytest
 from gemmule.choose import eligible
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.registry import all_rungs
-from gemmule_lab.verify import proofs
+from proofs import proofs
 
 H200 = replace(proofs.proof_machine(), units=132, read_bytes_per_s=4.5e12)
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from counters import counters
+from counters.__main__ import COMMAND, kept
+from counters.counters import METRICS, Counted, Mark
 from gemmule_lab.cli import run
-from gemmule_lab.commands.gpu.counters import _kept
-from gemmule_lab.profile import counters, ncu
-from gemmule_lab.profile.counters import METRICS, Counted, Mark
+from gemmule_lab.profile import ncu
 from gemmule_lab.records import results
 from pages import newest
 
@@ -177,13 +178,13 @@ def test_what_was_not_counted_anew_stays(tmp_path: Path) -> None:
 def test_ladders_that_are_not_asked_for_keep_their_times(tmp_path: Path) -> None:
     path = next((ROOT / "evidence").glob("*/ladder.jsonl"))
     title = "4096 x 4096, A x, float16"
-    items = _kept(path, {title})
+    items = kept(path, {title})
     results.replace(tmp_path / path.name, items)
     found = results.read(tmp_path / path.name)
     assert {row.group for row in found.rows} == {title}
     assert len(found.rows) == sum(row.group == title for row in results.read(path).rows) > 0
     assert set(found.environments) == {row.environment for row in found.rows}
-    assert _kept(tmp_path / "nowhere", {title}) == []
+    assert kept(tmp_path / "nowhere", {title}) == []
 
 
 def test_the_newest_file_counts(tmp_path: Path) -> None:
@@ -194,5 +195,5 @@ def test_the_newest_file_counts(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["counters", "--evidence", "nowhere", "--op", "matvecs"]) == 2
+    assert run(["--evidence", "nowhere", "--op", "matvecs"], COMMAND) == 2
     assert "is no ladder" in capsys.readouterr().err

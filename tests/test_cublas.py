@@ -33,9 +33,9 @@ from gemmule.plan import Plan, rebound
 from gemmule.rungs.matmul.cuda import cublas as rung_module
 from gemmule.storage import evidence, lines, margins
 from gemmule_lab import doctor
-from gemmule_lab.verify import device as verify_device
-from gemmule_lab.verify import proofs
-from gemmule_lab.verify.device_runner import DeviceRunner
+from proofs import device as verify_device
+from proofs import proofs
+from proofs.device_runner import DeviceRunner
 from test_cuda_backend import forget, install
 
 (RUNG,) = (rung for rung in device_rungs() if rung.name == "cublas")

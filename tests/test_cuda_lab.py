@@ -19,7 +19,7 @@ from gemmule_lab.kernels.launch import FOLDER
 from gemmule_lab.peers.registry import all_peers
 from gemmule_lab.records.rows import Row, Speedup, Times
 from gemmule_lab.report.tables import products_table
-from gemmule_lab.verify.proofs import proof_machine
+from proofs.proofs import proof_machine
 
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 

@@ -1,7 +1,7 @@
 """Every CUDA rung, without a GPU: judged by the oracle under the emulator, compiled for every arch.
 
 A sample of signatures runs on each rung; the whole matrix runs on a device
-(`gemmule verify --device cuda`), whose records test_built compares with the current code.
+(`python -m proofs`), whose records test_built compares with the current code.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gemmule.core.rung import CUDA_ARCHS, CudaRung, Rung
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
-from gemmule_lab.verify import device as verify_device
-from gemmule_lab.verify import proofs
+from proofs import device as verify_device
+from proofs import proofs
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
 MOST_THREADS, FEW_ROWS = 2**20, 3

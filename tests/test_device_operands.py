@@ -11,7 +11,9 @@ import pytest
 import gemmule as gm
 from emulated_driver import emulated
 from gemmule_lab.bench import suites
-from gemmule_lab.bench.device_operands import OperandSet, judge, judge_coded, make_sets
+from gemmule_lab.harness.device_operands import device_sets, judge, judge_ends
+from gemmule_lab.harness.operands import OperandSet
+from gemmule_lab.harness.products import FORMATS, Product
 
 
 class Placed:
@@ -36,7 +38,7 @@ def judged(op: str, group: int, width: int, wrong_at: int | None = None) -> floa
     assert out.shape[0] == outer
     if wrong_at is not None:
         out[wrong_at] += 0.25
-    return judge_coded(op, OperandSet(Q, Placed(x), Placed(out)), plan)  # type: ignore[arg-type]
+    return judge_ends(op, OperandSet(Q, Placed(x), Placed(out)), plan)
 
 
 @pytest.mark.parametrize(("op", "width"), [("matvec", 1), ("vecmat", 1), ("matmul", 5)])
@@ -55,7 +57,7 @@ def test_the_suite_meets_every_group_of_its_peer_at_one_and_at_sixteen_columns()
         forms = [p for p in products if p.format == f"int4 g{group} x bfloat16"]
         assert {1, 16} <= {p.width for p in forms}
         assert {4096, 8192, 16384} == {p.shape[0] for p in forms}
-    assert all(product.format in suites.CODED for product in products)
+    assert all(FORMATS[product.format].bits for product in products)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_the_suite_meets_every_group_of_its_peer_at_one_and_at_sixteen_columns()
 )
 def test_any_element_of_a_float_product_is_judged(shape: tuple[int, int], width: int) -> None:
     with emulated(seed=1):
-        one = make_sets("matmul", shape, "float32", width=width)[0][0]
+        one = device_sets(Product("matmul", "float32", shape, width)).items[0]
         plan = gm.plan("matmul", one.a, one.b)
         plan(one.a, one.b, out=one.out)
         choice = plan.choice
@@ -72,7 +74,7 @@ def test_any_element_of_a_float_product_is_judged(shape: tuple[int, int], width:
         assert 0 < judge(*given) <= 1
         result = one.out.to_host().copy()
         result[-1, -1] += 0.25
-        wrong = replace(one, out=Placed(result))  # type: ignore[arg-type]
+        wrong = replace(one, out=Placed(result))
         try:
             said = str(judge("matmul", wrong, *given[2:]))
         except ArithmeticError as error:

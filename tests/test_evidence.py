@@ -21,9 +21,10 @@ from gemmule.oracle.problems import make_problem
 from gemmule.storage import evidence, lines
 from gemmule_lab.cli import run
 from gemmule_lab.report import ladder_table
-from gemmule_lab.verify import default_plans, proofs
-from gemmule_lab.verify import device as verify_device
-from gemmule_lab.verify import status as proof_status
+from proofs import default_plans, proofs
+from proofs import device as verify_device
+from proofs import status as proof_status
+from proofs.__main__ import COMMAND
 
 pinned = pytest.mark.skipif(
     not proofs.is_pinned(), reason=f"needs NVRTC {evidence.PINNED_NVRTC}, whose cubins are the keys"
@@ -345,16 +346,16 @@ def test_the_check_fails_where_a_proof_is_out_of_date(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rung = next(r for r in cuda_rungs() if r.name == "p_threads")
-    command = ["verify", "--stale", "--check", "--rung", rung.name, "--evidence", str(tmp_path)]
-    assert run(command) == 0
+    command = ["--stale", "--check", "--rung", rung.name, "--evidence", str(tmp_path)]
+    assert run(command, COMMAND) == 0
     assert "unproved, never chosen automatically: matvec/p_threads" in capsys.readouterr().out
     keys = proofs.keys((rung,))
     verify_device.write_evidence(tmp_path, [outcome(name, key=key) for name, key in keys.items()])
-    assert run(command) == 0
+    assert run(command, COMMAND) == 0
     assert f"{len(keys)} variants proved as they are" in capsys.readouterr().out
     (first, *_) = keys
     verify_device.write_evidence(tmp_path, [outcome(first, key="another")])
-    assert run(command) == 1
+    assert run(command, COMMAND) == 1
     assert f"stale: {'/'.join(first)} changed since its proof" in capsys.readouterr().out
 
 

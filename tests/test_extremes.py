@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from extremes import extremes, giant
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
 from gemmule.storage import evidence
-from gemmule_lab.records import proof_lines
-from gemmule_lab.verify import extremes, extremes_giant, proofs
+from proofs import proof_lines, proofs
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
-GIANT = extremes_giant.SIDES[0]
+GIANT = giant.SIDES[0]
 TWO_STEP = next(r for r in cuda_rungs() if r.name == "two_step")
 
 
@@ -27,13 +27,13 @@ def test_every_dtype_and_every_rung_takes_part(rung: Rung) -> None:
     assert dtypes & set(extremes.GIANT_DTYPES)
     dtype = next(d for d in extremes.GIANT_DTYPES if d in dtypes)
     signature = next(s for s in rung.signatures if s[0] == dtype)
-    for batch in (1, extremes_giant.BATCH) if rung.batched else (1,):
-        rows, columns = extremes_giant.sides_of(rung, signature, batch)
+    for batch in (1, giant.BATCH) if rung.batched else (1,):
+        rows, columns = giant.sides_of(rung, signature, batch)
         assert rows * columns > 2**31
         if rung.quantized:  # codes are made as the rung reads them, and it takes what they make
-            spec = extremes_giant.arrangement(rung, signature, (rows, columns))
+            spec = giant.arrangement(rung, signature, (rows, columns))
             assert spec.group_size is None
-            assert spec in extremes_giant.arrangements(signature)
+            assert spec in giant.arrangements(signature)
 
 
 def test_results_that_differ_are_counted() -> None:
@@ -51,7 +51,7 @@ def test_results_that_differ_are_counted() -> None:
 
 
 def test_the_giant_has_most_of_its_elements_in_the_last_row() -> None:
-    points = list(extremes_giant.points(GIANT))
+    points = list(giant.points(GIANT))
     for places in (
         {(row, column // 2) for row, column, _ in points},
         {(column, row // 2) for row, column, _ in points},  # transposed
@@ -64,9 +64,9 @@ def test_the_giant_has_most_of_its_elements_in_the_last_row() -> None:
     assert len(last) > 200
 
 
-@pytest.mark.parametrize("sides", extremes_giant.SIDES)
+@pytest.mark.parametrize("sides", giant.SIDES)
 def test_every_giant_has_an_element_at_2_to_the_31(sides: tuple[int, int]) -> None:
-    points = list(extremes_giant.points(sides))
+    points = list(giant.points(sides))
     places = {(row, column) for row, column, _ in points}
     assert len(places) == len(points)
     flat = [row * sides[1] + column for row, column in places]
@@ -76,15 +76,15 @@ def test_every_giant_has_an_element_at_2_to_the_31(sides: tuple[int, int]) -> No
     assert sides[0] % 16 == sides[1] % 16 == 0
 
 
-@pytest.mark.parametrize("batch", [1, extremes_giant.BATCH])
+@pytest.mark.parametrize("batch", [1, giant.BATCH])
 def test_the_expected_product_is_the_product(batch: int) -> None:
     rows, columns = GIANT
     x = 1 + (np.arange(columns) + np.arange(batch)[:, None]) % 3
-    y = extremes_giant.expected(GIANT, batch, x)
+    y = giant.expected(GIANT, batch, x)
     assert y.shape == (batch, rows // batch)
     assert (y != 0).sum() == 3
     row = np.zeros(columns, np.int64)
-    for place, column, value in extremes_giant.points(GIANT):
+    for place, column, value in giant.points(GIANT):
         if place == rows - 1:
             row[column] += value
     assert y[-1, -1] == row @ x[-1]

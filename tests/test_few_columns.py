@@ -15,7 +15,7 @@ from gemmule.core.registry import all_rungs
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
-from gemmule_lab.verify import proofs
+from proofs import proofs
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 RUNG, UNPACKED = (

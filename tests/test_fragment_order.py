@@ -16,8 +16,8 @@ from cuemu.toolchain import missing_tools
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import cuda_rungs
 from gemmule.quant.cuda import fragment_order
-from gemmule_lab.verify import proofs
-from gemmule_lab.verify.device import Trial, judge_trial
+from proofs import proofs
+from proofs.device import Trial, judge_trial
 
 SOURCE = fragment_order._SOURCE
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +15,26 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from counters import crosscheck, ladder_times
+from counters.ladder_times import Spot
 from emulated_driver import EmulatedDriver, emulated
 from fake_cublas import FakeCublas, installed
 from fake_driver import _Names
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.registry import ladder
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
+from gemmule_lab.bench import host_to_host
 from gemmule_lab.ceilings.device import filled
-from gemmule_lab.peers.cpu_float import result_shape
-from gemmule_lab.peers.peer import Peer, Prepared
-from gemmule_lab.profile import crosscheck
-from gemmule_lab.studies.gpu import GpuBench
+from gemmule_lab.harness import device_operands
+from gemmule_lab.harness.device import DeviceBench
+from gemmule_lab.harness.products import Product
+from gemmule_lab.peers.peer import Peer, Prepared, result_shape
+from gemmule_lab.records.rows import Environment
+from gemmule_lab.report.ladder_table import before
 from gemmule_lab.studies.grid import Cell, Lane, Measured
+from gemmule_lab.studies.harness import GpuBench
 from gemmule_lab.studies.products import largest, passes
 from gemmule_lab.studies.products import totals as host_products
 from gemmule_lab.studies.products.passes import CPU_LOOP, NAIVE, NUMPY, PARTS, PINNED, SHARED, Way
@@ -120,6 +127,25 @@ def test_a_size_is_timed_on_both_sides_and_split() -> None:
     assert found[SHARED + PINNED].params == {"memory": "pinned"}
 
 
+@pytest.mark.parametrize("op", ["matvec", "matmul"])
+def test_the_way_of_one_product_is_split_into_its_parts(op: str) -> None:
+    with device() as driver:
+        parts = host_to_host.split(op, (33, 33), rounds=2)
+        assert not driver.pinned
+    assert [part.name.partition(":")[0] for part in parts] == [
+        "first call",
+        "allocation",
+        "host to device, pageable",
+        "host to device, pinned",
+        "kernel",
+        "device to host, pageable",
+        "device to host, pinned",
+        "free",
+    ]
+    assert all(part.seconds > 0 for part in parts)
+    assert sum(part.gbs is not None for part in parts) == 4
+
+
 def test_a_size_of_one_is_a_matrix_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries see a 1 x 1 product as a matrix times a vector, and give a vector."""
 
@@ -158,6 +184,26 @@ def test_codes_are_timed_as_the_documents_store_them(monkeypatch: pytest.MonkeyP
         found = GpuBench(seconds=1e-3).measure(cell, lanes)
     for lane in lanes:
         assert found[lane.name].times_us is not None, found[lane.name].note
+
+
+def test_rungs_are_timed_beside_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_operands, "MOST_SETS", 2)
+    names = ("thread_per_row", "warp_per_row", "p_threads")
+    product = Product("matvec", "float32", (40, 64))
+    spot = Spot("matvec", "40 x 64", tuple((name, product) for name in names), product)
+    nobody = [
+        replace(peer, absent=lambda: "not here") for peer in ladder_times.named(["torch"], "cuda")
+    ]
+    monkeypatch.setattr(ladder_times, "named", lambda *_: nobody)
+    environment = Environment("gpu", "cuda", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
+    with device():
+        rows, notes = ladder_times.time_spot(spot, DeviceBench(), environment, 1e-3)
+    assert [(row.name, row.group) for row in rows] == [(name, "40 x 64") for name in names]
+    rungs = ladder("matvec", "cuda")
+    for row in rows:
+        (rung,) = (rung for rung in rungs if rung.name == row.name)
+        assert list(row.speedups) == [name for name in [before(rung, rungs, names)] if name]
+    assert notes == ["40 x 64, torch: not here"]
 
 
 def test_proofs_and_checks_judge_every_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,3 +354,36 @@ def test_operands_are_views_of_one_block(monkeypatch: pytest.MonkeyPatch) -> Non
     c.fill(0)
     a, b, _ = numbers.operands(40)
     assert len(np.unique(a, axis=0)) == 40, "the period divides no row"
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        Product("matvec", "float32", (70, 40)),
+        Product("vecmat", "float16", (40, 70), column_major=True),
+        Product("matvec", "float32", (70, 40), transposed=True, uniform=True),
+        Product("matmul", "plain int8", (33, 40), 9),
+        Product("matvec", "int4 g32 x float16", (64, 64)),
+        Product("vecmat", "int8 g32 x float16", (64, 64)),
+        Product("matvec", "int8 codes", (40, 64)),
+    ],
+    ids=lambda product: product.title,
+)
+def test_a_bench_on_a_gpu_times_every_kind_of_product(
+    product: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(device_operands, "MOST_SETS", 3)
+    environment = Environment("gpu", "cuda", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
+    with device():
+        bench = DeviceBench(seconds=1e-3, peers=("jax",))
+        rows, absent = bench.attempt(product, environment)()
+        warm = bench.ours(bench.sets(product, warm=True), name="again")
+        again = warm.name, warm.sets, warm.about.temperature
+        del bench, warm  # before the device goes
+    (row,) = rows
+    assert (row.kind, row.group, row.temperature) == ("rung", product.title, "warm")
+    assert row.error_ratio is not None
+    assert 0 <= row.error_ratio <= 1
+    assert again == ("again", 1, "warm")
+    assert [one.name for one in absent] == ["jax"]

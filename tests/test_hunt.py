@@ -12,7 +12,7 @@ import pytest
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule_lab.bench import hunt, suites
-from gemmule_lab.bench.suites import Product
+from gemmule_lab.harness.products import Product, titled
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Ceiling, Environment, Row, Speedup, Times
 
@@ -49,12 +49,12 @@ def test_a_title_names_its_product() -> None:
         for p in suite.products
     ]
     for product in {*every, *taken(3)}:
-        again = suites.titled(product.title)
+        again = titled(product.title)
         assert again.title == product.title
         assert again == (product if product.op == "matmul" else replace(product, columns=64))
     for words in ("4096 x 4096", "4096 x 4096, matvec, float99", "4 x 4, gemv, float32"):
         with pytest.raises(ValueError, match="names no product; needed is rows"):
-            suites.titled(words)
+            titled(words)
 
 
 def environment() -> Environment:
@@ -97,10 +97,12 @@ def test_the_worst_are_shown_and_the_rest_is_told(
         }
         return lambda: (rows[product], [])
 
-    meter: Any = SimpleNamespace(environment=lambda seconds: environment(), attempt=attempt)
+    bench: Any = SimpleNamespace(
+        backend="cpu", environment=lambda seconds: environment(), attempt=attempt
+    )
     path = tmp_path / "hunt.jsonl"
     given = iter([slow, fast, warm, alone, failing])
-    found = hunt.run(meter, given, path, peer="numpy", seconds=60, ceiling_seconds=1)
+    found = hunt.run(bench, given, path, peer="numpy", seconds=60, ceiling_seconds=1)
     assert [find.ratio for find in found.finds] == [0.5, 2.0, 1.0]
     assert found.finds[0].over_floor == pytest.approx(3, rel=0.1)
     assert found.finds[2].floor_us is None
@@ -118,7 +120,9 @@ def test_the_worst_are_shown_and_the_rest_is_told(
 
 
 def test_a_hunt_ends_in_time(tmp_path: Path) -> None:
-    meter: Any = SimpleNamespace(environment=lambda seconds: environment(), attempt=None)
+    bench: Any = SimpleNamespace(
+        backend="cpu", environment=lambda seconds: environment(), attempt=None
+    )
     drawn = hunt.products(("matvec",), ("float32",), 0)
-    found = hunt.run(meter, drawn, tmp_path / "x", peer="numpy", seconds=0, ceiling_seconds=1)
+    found = hunt.run(bench, drawn, tmp_path / "x", peer="numpy", seconds=0, ceiling_seconds=1)
     assert found.summary() == "no product was measured"

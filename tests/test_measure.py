@@ -12,7 +12,7 @@ import pytest
 
 from gemmule.timing.clock import Host
 from gemmule.timing.machine import Rotation, last_level_cache_bytes, rotation
-from gemmule.timing.sampler import Budget, Contestant, HostClock, Samples, Timing, ratio, sample
+from gemmule.timing.sampler import Budget, Entry, HostClock, Samples, Timing, ratio, sample
 
 
 @dataclass
@@ -31,26 +31,26 @@ class FakeClock:
     def now(self) -> float:
         return self.time_s
 
-    def prepare(self, contestant: Contestant) -> Callable[[int, int], Timing]:
-        rng = np.random.default_rng([self.seed, *contestant.name.encode()])
+    def prepare(self, entry: Entry) -> Callable[[int, int], Timing]:
+        rng = np.random.default_rng([self.seed, *entry.name.encode()])
 
         def run(first: int, calls: int) -> Timing:
             jitter = math.exp(self.noise * rng.standard_normal())
-            seconds = calls * self.costs[contestant.name] * self.pace(self.time_s) * jitter
+            seconds = calls * self.costs[entry.name] * self.pace(self.time_s) * jitter
             self.time_s += seconds
-            self.blocks.append((contestant.name, first, calls))
+            self.blocks.append((entry.name, first, calls))
             return Timing(seconds, calls, {"clock_mhz": 1980})
 
         return run
 
 
-def contestants(clock: FakeClock, buffers: int = 1) -> list[Contestant]:
-    return [Contestant(name, lambda i: None, buffers) for name in clock.costs]
+def entries_on(clock: FakeClock, sets: int = 1) -> list[Entry]:
+    return [Entry(name, lambda i: None, sets) for name in clock.costs]
 
 
 def test_planted_drift_does_not_fool_the_paired_ratio() -> None:
     clock = FakeClock({"a": 1.00e-3, "b": 1.03e-3}, noise=0.002, pace=lambda t: 1 + t)
-    run = sample(contestants(clock), clock, Budget(max_seconds=8, max_blocks=40, precision=1e-9))
+    run = sample(entries_on(clock), clock, Budget(max_seconds=8, max_blocks=40, precision=1e-9))
     a, b = run["a"], run["b"]
     assert max(a.seconds) > 1.3 * min(a.seconds), "the drift has to be there to be resisted"
     paired = ratio(b, a)
@@ -76,7 +76,7 @@ def test_interval_covers_the_truth() -> None:
 
 def test_order_is_random_and_balanced() -> None:
     clock = FakeClock({"a": 1e-3, "b": 1e-3, "c": 1e-3})
-    sample(contestants(clock), clock, Budget(min_blocks=300, max_blocks=300, max_seconds=1e6))
+    sample(entries_on(clock), clock, Budget(min_blocks=300, max_blocks=300, max_seconds=1e6))
     rounds = [name for name, _, _ in clock.blocks[-900:]]
     orders = [tuple(rounds[i : i + 3]) for i in range(0, 900, 3)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
@@ -87,7 +87,7 @@ def test_order_is_random_and_balanced() -> None:
 def test_seed_repeats_the_order_and_another_seed_does_not() -> None:
     def order(seed: int) -> list[str]:
         clock = FakeClock({"a": 1e-3, "b": 1e-3, "c": 1e-3})
-        sample(contestants(clock), clock, Budget(min_blocks=20, max_blocks=20), seed=seed)
+        sample(entries_on(clock), clock, Budget(min_blocks=20, max_blocks=20), seed=seed)
         return [name for name, _, _ in clock.blocks]
 
     assert order(3) == order(3)
@@ -96,25 +96,23 @@ def test_seed_repeats_the_order_and_another_seed_does_not() -> None:
 
 def test_rotation_goes_on_across_contestants() -> None:
     clock = FakeClock({"a": 0.02, "b": 0.03, "c": 0.04})  # one call fills a block
-    buffers = 7
-    sample(
-        contestants(clock, buffers), clock, Budget(min_blocks=12, max_blocks=12, max_seconds=1e6)
-    )
+    sets = 7
+    sample(entries_on(clock, sets), clock, Budget(min_blocks=12, max_blocks=12, max_seconds=1e6))
     expected = 0
     for _, first, calls in clock.blocks:
-        assert first == expected % buffers, "a set came up again before the rotation was round"
+        assert first == expected % sets, "a set came up again before the rotation was round"
         expected += calls
 
 
-def test_host_clock_walks_the_buffers_in_order() -> None:
+def test_host_clock_walks_the_sets_in_order() -> None:
     seen: list[int] = []
-    run = HostClock(settled_s=0.0).prepare(Contestant("walk", seen.append, buffers=3))
+    run = HostClock(settled_s=0.0).prepare(Entry("walk", seen.append, sets=3))
     timing = run(2, 7)
     assert seen == [1, 2, 0, 1, 2, 0, 1, 2], "the first call is the untimed one"
     assert timing.calls == 7
     seen.clear()
     run(0, 2)
-    assert seen == [0, 1], "no other contestant came between, so nothing has to be woken"
+    assert seen == [0, 1], "no other entry came between, so nothing has to be woken"
     assert timing.seconds > 0
 
 
@@ -154,8 +152,8 @@ class TwoPools:
 
         return run
 
-    def contestants(self, buffers: int = 1) -> list[Contestant]:
-        return [Contestant(name, self.call(name), buffers) for name in self.costs]
+    def entries_on(self, sets: int = 1) -> list[Entry]:
+        return [Entry(name, self.call(name), sets) for name in self.costs]
 
 
 @pytest.mark.parametrize("cost", [1e-4, 3e-3, 0.05])
@@ -163,7 +161,7 @@ def test_spinning_pools_do_not_fool_the_host_clock(cost: float) -> None:
     costs = {"a": cost, "b": 0.8 * cost}
     machine = TwoPools(costs)
     run = sample(
-        machine.contestants(), HostClock(machine.host()), Budget(max_seconds=60, max_blocks=30)
+        machine.entries_on(), HostClock(machine.host()), Budget(max_seconds=60, max_blocks=30)
     )
     for name, truth in costs.items():
         assert run[name].seconds == pytest.approx([truth] * run[name].n, rel=1e-3)
@@ -175,7 +173,7 @@ def test_spinning_pools_do_not_fool_the_host_clock(cost: float) -> None:
 def test_without_the_rest_the_pools_would_fool_it() -> None:
     machine = TwoPools({"a": 1e-3, "b": 0.8e-3})
     clock = HostClock(machine.host(), longest_rest_s=0.0, settled_s=0.0)
-    run = sample(machine.contestants(), clock, Budget(max_seconds=60, max_blocks=30))
+    run = sample(machine.entries_on(), clock, Budget(max_seconds=60, max_blocks=30))
     assert ratio(run["b"], run["a"]).value != pytest.approx(0.8, rel=0.02)
     assert run["a"].median > 1.2e-3
 
@@ -199,7 +197,7 @@ def test_threads_that_share_a_core_for_a_while_do_not_fool_the_host_clock() -> N
         time_s += seconds
 
     host = Host(lambda: round(time_s * 1e9), lambda: 0, sleep)
-    both = [Contestant(name, call(name)) for name in "ab"]
+    both = [Entry(name, call(name)) for name in "ab"]
     for settled_s, right in ((0.03, True), (0.0, False)):
         clock = HostClock(host, settled_s=settled_s)
         run = sample(both, clock, Budget(max_seconds=60, max_blocks=30))
@@ -209,7 +207,7 @@ def test_threads_that_share_a_core_for_a_while_do_not_fool_the_host_clock() -> N
 def test_a_process_that_never_rests_is_marked_and_not_waited_for() -> None:
     machine = TwoPools({"a": 1e-3, "b": 1e-3}, spin_s=1e9)
     run = sample(
-        machine.contestants(), HostClock(machine.host()), Budget(max_seconds=30, max_blocks=12)
+        machine.entries_on(), HostClock(machine.host()), Budget(max_seconds=30, max_blocks=12)
     )
     notes = [note for s in run.values() for note in s.notes]
     switched = [note for note in notes if "rest_ms" in note]
@@ -217,10 +215,10 @@ def test_a_process_that_never_rests_is_marked_and_not_waited_for() -> None:
     assert all(note["restless"] == 1 and note["rest_ms"] <= 102 for note in switched)
 
 
-def test_the_untimed_call_brings_no_new_buffers_into_the_cache() -> None:
+def test_the_untimed_call_brings_no_new_sets_into_the_cache() -> None:
     machine = TwoPools({"a": 0.02, "b": 0.03})
     run = sample(
-        machine.contestants(7), HostClock(machine.host()), Budget(max_blocks=12, max_seconds=1e6)
+        machine.entries_on(7), HostClock(machine.host()), Budget(max_blocks=12, max_seconds=1e6)
     )
     walk = [index for _, index in machine.sets]
     steps = [(after - before) % 7 for before, after in itertools.pairwise(walk)]
@@ -231,7 +229,7 @@ def test_the_untimed_call_brings_no_new_buffers_into_the_cache() -> None:
 def test_blocks_dwarf_the_timer() -> None:
     clock = FakeClock({"tiny": 1e-7}, overhead_s=2e-5)
     run = sample(
-        contestants(clock), clock, Budget(min_block_s=0.001, max_seconds=1e6, max_blocks=12)
+        entries_on(clock), clock, Budget(min_block_s=0.001, max_seconds=1e6, max_blocks=12)
     )
     assert run["tiny"].calls_per_block * 1e-7 >= 0.99 * 1000 * 2e-5
 
@@ -246,7 +244,7 @@ def test_blocks_dwarf_the_timer() -> None:
 )
 def test_the_rule_that_fired_is_recorded(noise: float, limits: dict[str, float], rule: str) -> None:
     clock = FakeClock({"a": 1e-3, "b": 2e-3}, noise=noise)
-    run = sample(contestants(clock), clock, Budget(**limits))
+    run = sample(entries_on(clock), clock, Budget(**limits))
     assert {s.stopped for s in run.values()} == {rule}
     if rule == "precise":
         assert ratio(run["b"], run["a"]).half_width < 0.005
@@ -257,7 +255,7 @@ def test_the_rule_that_fired_is_recorded(noise: float, limits: dict[str, float],
 
 def test_a_slow_contestant_still_gets_one_whole_round() -> None:
     clock = FakeClock({"a": 10.0, "b": 20.0})
-    run = sample(contestants(clock), clock, Budget(max_seconds=1.0))
+    run = sample(entries_on(clock), clock, Budget(max_seconds=1.0))
     assert run["a"].n == run["b"].n == 1
     only = ratio(run["b"], run["a"])
     assert only.value == pytest.approx(2.0)
@@ -270,7 +268,7 @@ def test_warm_up_waits_for_a_settling_clock() -> None:
         return 1 + 3 * math.exp(-t / 0.5)
 
     clock = FakeClock({"a": 1e-3}, pace=settling)
-    run = sample(contestants(clock), clock, Budget(max_seconds=60, max_blocks=20))
+    run = sample(entries_on(clock), clock, Budget(max_seconds=60, max_blocks=20))
     assert run["a"].seconds[0] < 1.3e-3
     assert run["a"].warmup_s > 0.5
 
@@ -296,7 +294,7 @@ def test_noise_leaves_it_undecided() -> None:
 
 def test_quartiles_and_notes_are_kept_whole() -> None:
     clock = FakeClock({"a": 1e-3}, noise=0.1)
-    kept = sample(contestants(clock), clock, Budget(max_seconds=1e6, max_blocks=25, min_blocks=25))[
+    kept = sample(entries_on(clock), clock, Budget(max_seconds=1e6, max_blocks=25, min_blocks=25))[
         "a"
     ]
     assert kept.n == len(kept.notes) == 25
@@ -313,13 +311,13 @@ def test_unpaired_samples_are_refused() -> None:
 
 def test_misuse_is_refused() -> None:
     clock = FakeClock({"a": 1e-3})
-    one = contestants(clock)
+    one = entries_on(clock)
     with pytest.raises(ValueError, match="its own name"):
         sample(one * 2, clock)
     with pytest.raises(ValueError, match="max_seconds"):
         sample(one, clock, Budget(max_seconds=0))
     with pytest.raises(ValueError, match="at least one set"):
-        Contestant("a", lambda i: None, buffers=0)
+        Entry("a", lambda i: None, sets=0)
     with pytest.raises(ValueError, match="takes time"):
         sample(one, FakeClock({"a": 0.0}))
 

@@ -12,7 +12,7 @@ import pytest
 
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.timing.sampler import Samples, ratio
-from gemmule_lab.ceilings.host import above_ceiling, enforce
+from gemmule_lab.ceilings.best import above_ceiling, enforce
 from gemmule_lab.records.log import MAX_LINE_BYTES
 from gemmule_lab.records.results import append, geomean, read
 from gemmule_lab.records.rows import (

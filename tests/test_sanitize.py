@@ -6,17 +6,18 @@ import os
 import stat
 from pathlib import Path
 
+import click
 import pytest
 
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
 from gemmule.errors import DeviceError
 from gemmule_lab.cli import run
-from gemmule_lab.commands.gpu.sanitize import TOOLS
-from gemmule_lab.records import proof_lines
-from gemmule_lab.verify import device as verify_device
-from gemmule_lab.verify import sanitize
-from gemmule_lab.verify.device import Outcome
+from proofs import device as verify_device
+from proofs import proof_lines
+from proofs.device import Outcome
+from sanitizer import sanitize
+from sanitizer.__main__ import COMMAND
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 DIRTY = """========= COMPUTE-SANITIZER
@@ -53,10 +54,10 @@ def stand_in(folder: Path, log: str, *, code: int = 0, outcome: bool = True) -> 
         '"key": "k", "cases": 4, "worst_ratio": 0.1, "failures": [], "device": "NVIDIA X"}'
     )
     program = folder / "bin" / "compute-sanitizer"
-    # Arguments: --tool T --log-file LOG --print-limit 20 PYTHON -m MODULE ORDINAL RESULTS RUNG
+    # Arguments: --tool T --log-file LOG --print-limit 20 PYTHON -P -m MODULE ORDINAL RESULTS RUNG
     program.write_text(
         '#!/bin/sh\ncat "$(dirname "$0")/log" > "$4"\n'
-        + (f"echo '{line}' > \"${{11}}\"\n" if outcome else "")
+        + (f"echo '{line}' > \"${{12}}\"\n" if outcome else "")
         + f"exit {code}\n"
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -157,9 +158,11 @@ def test_an_absent_sanitizer_is_said(
     monkeypatch.setenv("PATH", "/nonexistent")
     if os.access("/usr/local/cuda/bin/compute-sanitizer", os.X_OK):
         pytest.skip("compute-sanitizer is installed here")
-    assert run(["sanitize"]) == 2
+    assert run([], COMMAND) == 2
     assert "comes with the CUDA toolkit" in capsys.readouterr().err
 
 
 def test_the_command_offers_the_engines_tools() -> None:
-    assert TOOLS == sanitize.TOOLS
+    (offered,) = [option for option in COMMAND.params if option.name == "tools"]
+    assert isinstance(offered.type, click.Choice)
+    assert tuple(offered.type.choices) == sanitize.TOOLS

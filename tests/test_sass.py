@@ -17,7 +17,7 @@ from gemmule.core.problem import QuantSpec
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import HEADERS_FOLDER, Rung
 from gemmule.oracle.problems import make_problem
-from gemmule_lab.verify import proofs
+from proofs import proofs
 
 pytestmark = pytest.mark.skipif(
     sass.disassembler() is None, reason=f"nvdisasm is missing: pip install {sass.PACKAGE}"

@@ -19,7 +19,7 @@ from gemmule.core.operand import Form, alignment_of
 from gemmule.core.problem import numpy_dtype
 from gemmule.sharded.product import PeerProduct
 from gemmule.sharded.rows import STATE_BYTES, Rows, Seat, half_words, words_of
-from gemmule_lab.verify.proofs import proof_machine
+from proofs.proofs import proof_machine
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 SEND, GATHER, WHOLE = "send", "gather", "whole"  # which blocks of a grid run

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from gemmule.errors import DeviceError
-from gemmule.timing.clock import Contestant
+from gemmule.timing.clock import Entry
 from gemmule_lab import studies
 from gemmule_lab.commands.report import report
 from gemmule_lab.commands.study import study as command
@@ -24,9 +24,8 @@ from gemmule_lab.profile.single_launch import METRICS
 from gemmule_lab.records.rows import Ceiling, Times
 from gemmule_lab.report.plots import draw
 from gemmule_lab.studies import runner, show, store
-from gemmule_lab.studies.cpu import CpuBench
 from gemmule_lab.studies.grid import Cell, Lane, Measured, Task
-from gemmule_lab.studies.harness import Bound, CellBench
+from gemmule_lab.studies.harness import CellBench, CpuBench
 from gemmule_lab.studies.products.passes import PARTS
 from gemmule_lab.studies.products.totals import judge
 from gemmule_lab.studies.published import formula_gbs, published
@@ -680,10 +679,10 @@ class Faulty(CellBench):
         self.made = [*getattr(self, "made", []), lane.matrix]
         return [lane.matrix]
 
-    def bind(self, cell: Cell, lane: Lane, sets: list[int]) -> Bound:
+    def bind(self, cell: Cell, lane: Lane, sets: list[int]) -> Entry:
         if lane.name in ("full", "lost"):
             raise DeviceError(f"it is {lane.name}", restart=lane.name == "lost")
-        return Bound(lane, Contestant(lane.name, lambda i: None), {"set": sets[0]})
+        return Entry(lane.name, lambda i: None, about={"set": sets[0]})
 
     def release(self) -> None:
         """Keep nothing."""

@@ -31,7 +31,7 @@ from gemmule.errors import CompileError, DeviceError
 from gemmule.lookup import forget_plans
 from gemmule.storage import sources
 from gemmule.storage import tuned as tuned_store
-from gemmule.timing.clock import Contestant, Timing
+from gemmule.timing.clock import Entry, Timing
 from gemmule.timing.sampler import Ratio
 from gemmule.tuning import isolated, space, tuner
 from gemmule.tuning.operands import HostPlace
@@ -45,7 +45,7 @@ from gemmule.tuning.outcomes import (
     TuneReport,
     Wrong,
 )
-from gemmule.tuning.session import Entrant, Session
+from gemmule.tuning.session import Session
 
 PROBLEM = Problem("matvec", 70, 96, alignment=4)
 DEFAULT, FASTER = "matvec/usual(block=1)", "matvec/usual(block=4)"
@@ -121,7 +121,7 @@ def made_rung(name: str, fault: str = "", expected_s: float | None = 1e-5, **cha
 
 @dataclass
 class FakeClock:
-    """Blocks take made-up times by the contestant's name; the host's own time does not count."""
+    """Blocks take made-up times by the entry's name; the host's own time does not count."""
 
     costs: dict[str, float] = field(default_factory=dict)
     noise: float = 0.0
@@ -135,15 +135,15 @@ class FakeClock:
     def now(self) -> float:
         return self.time_s
 
-    def prepare(self, contestant: Contestant) -> Callable[[int, int], Timing]:
-        rng = np.random.default_rng([self.seed, *contestant.name.encode()])
-        contestant.call(0)
-        contestant.call(contestant.buffers - 1)
+    def prepare(self, entry: Entry) -> Callable[[int, int], Timing]:
+        rng = np.random.default_rng([self.seed, *entry.name.encode()])
+        entry.call(0)
+        entry.call(entry.sets - 1)
 
         def run(first: int, calls: int) -> Timing:
-            self.on_block(contestant.name)
+            self.on_block(entry.name)
             jitter = math.exp(self.noise * rng.standard_normal())
-            seconds = calls * self.costs.get(contestant.name, 1e-4) * jitter
+            seconds = calls * self.costs.get(entry.name, 1e-4) * jitter
             self.time_s += seconds
             return Timing(seconds, calls, {"preempted": self.preempted})
 
@@ -412,7 +412,7 @@ def test_every_copy_of_a_quantised_matrix_is_met_before_any_is_timed() -> None:
 
     session.backend = SimpleNamespace(prepare=recorded)  # type: ignore[assignment]
     chosen = session.default()
-    assert isinstance(session.admit(Candidate(chosen.rung, chosen.params), chosen), Entrant)
+    assert isinstance(session.admit(Candidate(chosen.rung, chosen.params), chosen), Entry)
     copies = {id(operands[0]) for operands in session._sets}
     assert len(copies) > 3
     assert copies <= first[0]

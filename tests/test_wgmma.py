@@ -28,7 +28,7 @@ from gemmule.dispatch import torch_launch
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
-from gemmule_lab.verify import proofs
+from proofs import proofs
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 HALF = ("float16", "float16", "float16")

@@ -20,7 +20,7 @@ from gemmule.core.rung import Step
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
-from gemmule_lab.verify import proofs
+from proofs import proofs
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 FLOAT = ("float32", "float32", "float32")

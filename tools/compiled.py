@@ -16,7 +16,7 @@ from pathlib import Path
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.rung import CUDA_ARCHS, CudaRung, Signature
 from gemmule.storage import lines
-from gemmule_lab.verify import proofs
+from proofs import proofs
 
 SCHEMA = 1
 FOLDER = Path(__file__).parents[1] / "tests" / "compiled"
@@ -53,7 +53,7 @@ def heaviest(rung: CudaRung, arch: str) -> proofs.Variant:
     """Return a variant of a rung with one of its kernels, others for each architecture.
 
     Few instances need as many registers as the last ones do, since parameters are declared in
-    rising order. The whole matrix: gemmule verify --stale.
+    rising order. The whole matrix: python -m proofs --check --anew.
     """
     of_rung = _signatures(rung)
     turn = len(rung.name) + CUDA_ARCHS.index(arch)

@@ -26,10 +26,10 @@ from gemmule.core.choice import Choice
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Machine
 from gemmule.storage import evidence, lines, margins
-from gemmule.timing.clock import Contestant
+from gemmule.storage.evidence import slug
+from gemmule.timing.clock import Entry
 from gemmule_lab.ceilings.device import filled
-from gemmule_lab.verify import proofs
-from gemmule_lab.verify.device import slug
+from proofs import proofs
 
 SIDES = (512, 2048, 8192, 32768)
 COLUMNS = (2, 4, 8, 16, 32, 64)
@@ -97,7 +97,7 @@ class Meter:
 
     def ratio(self, problem: Problem, pair: tuple[Choice, Choice]) -> float:
         """Return the vendor's time over ours: the median over rounds in turns."""
-        runners = [self.clock.prepare(self._contestant(problem, one)) for one in pair]
+        runners = [self.clock.prepare(self._entry(problem, one)) for one in pair]
         for run in runners:
             run(0, 1)
         found = []
@@ -110,7 +110,7 @@ class Meter:
             found.append(seconds[1] / seconds[0])
         return float(np.median(found))
 
-    def _contestant(self, problem: Problem, choice: Choice) -> Contestant:
+    def _entry(self, problem: Problem, choice: Choice) -> Entry:
         run = cuda_launch.CudaBackend().prepare(choice)
         dtype, matrix = problem.a, problem.m * problem.k
         whole, few = self.pool(dtype)
@@ -136,7 +136,7 @@ class Meter:
             return cut(whole, views.a, index * matrix), b, out
 
         every = [operands(index) for index in range(sets)]
-        return Contestant(choice.rung.name, lambda i: run(*every[i], 1.0, 0.0), sets)
+        return Entry(choice.rung.name, lambda i: run(*every[i], 1.0, 0.0), sets)
 
 
 def measure(root: Path, names: Collection[str] = ()) -> Path:

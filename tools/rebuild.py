@@ -1,6 +1,6 @@
 """``python tools/rebuild.py [RUNG ...]``: build kernels, and put on record which cubins they make.
 
-``gemmule verify --stale --check`` asks for the cubin of every proved variant; a build that is on
+``python -m proofs --check`` asks for the cubin of every proved variant; a build that is on
 record under ``evidence/built`` it need not repeat. Run this after an edit of kernels or of headers:
 only rungs whose inputs changed are built. What a kernel of each rung compiles to for every
 architecture (`compiled`) is brought up to date too. Nothing here proves anything: a cubin that no
@@ -19,7 +19,7 @@ from pathlib import Path
 import compiled
 from gemmule.core.rung import CudaRung
 from gemmule.storage import built, evidence
-from gemmule_lab.verify import proofs
+from proofs import proofs
 
 
 def update(names: Sequence[str], root: Path) -> Iterator[Path]:

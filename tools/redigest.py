@@ -2,7 +2,7 @@
 
 An entry in ``src/gemmule/tuned`` holds a digest of its rung's sources and counts for nothing once
 one of them is edited. Run this after an edit that leaves the machine code and the geometry as they
-were (``gemmule verify --stale --check`` says so): a moved import, a comment, a formatted line.
+were (``python -m proofs --check`` says so): a moved import, a comment, a formatted line.
 After any other edit the choice has to be measured again with ``gemmule tune --into``.
 """
 

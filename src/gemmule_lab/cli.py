@@ -25,11 +25,26 @@ from typing import Any, NoReturn
 import click
 
 _FOLDER = Path(__file__).parent / "commands"
+# What were commands, and the modules that they are now: they concern this package's own evidence.
+TOOLS = {
+    "counters": "counters",
+    "crosscheck": "counters.crosscheck",
+    "extremes": "extremes",
+    "sanitize": "sanitizer",
+}
 USER_ERRORS = (ValueError, TypeError, OSError, MemoryError, RuntimeError, ImportError)
 
 
 class WrongResultError(Exception):
     """A command found a wrong result, or a part that must work does not: exit code 1."""
+
+
+def tool_sentence(what: str, module: str) -> str:
+    """Return what to do where a command line asks for a tool of the repository."""
+    return (
+        f"{what} is a tool of gemmule's repository. In a checkout of it: "
+        f"PYTHONPATH=tools python -m {module} --help"
+    )
 
 
 class CommandFolder(click.Group):
@@ -57,6 +72,8 @@ class CommandFolder(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve as click does, and list the commands when there is none of that name."""
+        if args and args[0] in TOOLS:
+            raise click.UsageError(tool_sentence(f"gemmule {args[0]}", TOOLS[args[0]]), ctx)
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -77,13 +94,15 @@ def cli(debug: bool, verbose: bool) -> None:
         logging.getLogger("gemmule").setLevel(logging.DEBUG)
 
 
-def run(arguments: list[str] | None = None) -> int:
-    """Run the command line over `arguments` (default ``sys.argv``) and return the exit code."""
+def run(
+    arguments: list[str] | None = None, command: click.Command = cli, name: str = "gemmule"
+) -> int:
+    """Run a command over `arguments` (default ``sys.argv``) and return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         with warnings.catch_warnings(), _interrupts_that_arrive():
             warnings.showwarning = _show_warning
-            returned: Any = cli.main(args=given, prog_name="gemmule", standalone_mode=False)
+            returned: Any = command.main(args=given, prog_name=name, standalone_mode=False)
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except (click.Abort, KeyboardInterrupt):

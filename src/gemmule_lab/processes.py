@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -53,10 +55,17 @@ def _in_pool(
     return unfinished
 
 
-def environment_of_child(**more: str) -> dict[str, str]:
-    """Return this process's environment, in which a child imports the same gemmule."""
-    source = str(Path(__file__).parents[2])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+def python_module(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module in a child: nothing is imported from its folder."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def environment_of_child(module: str = __name__, **more: str) -> dict[str, str]:
+    """Return this process's environment, in which a child imports a module from where we do."""
+    names = dict.fromkeys(name.partition(".")[0] for name in (__name__, module))
+    found = [importlib.util.find_spec(name) for name in names]
+    homes = [str(Path(one.origin).parents[1]) for one in found if one and one.origin]
+    path = os.pathsep.join([*homes, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, **more}
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from extremes import extremes
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
-from gemmule_lab.verify import extremes
 
 RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
 

@@ -14,15 +14,16 @@ from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import all_rungs
 from gemmule.errors import DeviceError
-from gemmule.timing.sampler import Contestant
-from gemmule_lab.bench import device as device_bench
-from gemmule_lab.bench import device_operands, host_to_host
-from gemmule_lab.bench.suites import Product
+from gemmule.timing.sampler import Entry
+from gemmule_lab.bench import host_to_host
 from gemmule_lab.ceilings.device import filled, measure_ceilings
+from gemmule_lab.harness import device_operands
+from gemmule_lab.harness.device import DeviceBench
+from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import check
 from gemmule_lab.peers.registry import all_peers
 from gemmule_lab.records.environment import capture_environment
-from gemmule_lab.verify import sanitize
+from sanitizer import sanitize
 
 
 @pytest.mark.parametrize("peer", list(all_peers("cuda")), ids=lambda peer: peer.name)
@@ -69,13 +70,13 @@ def test_peers_multiply_a_by_b(peer) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_operands_are_normal_and_wrong_results_are_caught(op: str, dtype: str) -> None:
     product = Product(op, dtype, (300, 200), 40)
-    sets, turn = device_operands.make_sets(op, product.shape, dtype, width=40)
-    assert len(sets) == turn.sets
-    values = sets[0].a.to_host().astype(np.float64)
+    sets = device_operands.device_sets(product)
+    assert sets.cold
+    values = sets.items[0].a.to_host().astype(np.float64)
     assert abs(values.mean()) < 0.05
     assert abs(values.std() - 1) < 0.05
-    one = sets[0]
-    left, right = (one.b, one.a) if op == "vecmat" else (one.a, one.b)
+    one = sets.items[0]
+    left, right = one.operands(op)
     plan = gm.plan(op, left, right)
     plan(left, right, out=one.out)
     driver.synchronize(0)
@@ -105,19 +106,14 @@ def test_a_bench_gives_rows_of_ours_and_of_the_peers() -> None:
     assert set(ceilings) == {"read", "copy", "fma float32", "fma float64", "tensor bfloat16"}
     assert all(ceiling.value == max(ceiling.tried.values()) for ceiling in ceilings.values())
     environment = capture_environment("test", "cuda", ceilings=ceilings, threads=1)
-    rows, absent = device_bench.run(
-        Product("matvec", "float32", (1000, 500)),
-        environment,
-        GraphClock(),
-        peers=("torch", "jax"),
-        max_seconds=0.2,
-    )
+    bench = DeviceBench(seconds=0.2, peers=("torch", "jax"))
+    rows, absent = bench.attempt(Product("matvec", "float32", (1000, 500)), environment)()
     assert [row.kind for row in rows] in (["rung", "peer"], ["rung"])
     assert rows[0].error_ratio is not None
     assert rows[0].error_ratio <= 1
     assert "jax" in [one.name for one in absent]
     with pytest.raises(ValueError, match="no peer is called 'torhc'"):
-        device_bench.serving(rows[0].problem, ("torhc",), GraphClock())
+        DeviceBench(peers=("torhc",))
 
 
 def test_captured_calls_run_on_every_replay() -> None:
@@ -125,9 +121,7 @@ def test_captured_calls_run_on_every_replay() -> None:
     a, x = filled(64 * 64, "float32", 0, 0), filled(64, "float32", 0, 1)
     matrix = DeviceArray(a.pointer, (64, 64), (64, 1), "float32", 0, a)
     out = DeviceArray.from_host(np.full(64, np.nan, np.float32))
-    runner = GraphClock().prepare(
-        Contestant("ours", lambda _: gm.matvec(matrix, x, out=out) and None)
-    )
+    runner = GraphClock().prepare(Entry("ours", lambda _: gm.matvec(matrix, x, out=out) and None))
     driver.synchronize(0)
     nans = np.full(64, np.nan, np.float32)
     driver.copy(out.pointer, nans.ctypes.data, nans.nbytes, 0, 0)

@@ -20,12 +20,12 @@ from typing import Any
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import Rung
 from gemmule.storage.atomic import replace_text
+from gemmule.storage.evidence import slug
 from gemmule_lab.records import results
 from gemmule_lab.records.environment import cpu_name
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.ladder_table import before
 from gemmule_lab.report.tables import TableData, label, significant, without_empty_columns
-from gemmule_lab.verify.device import slug
 from pages.excerpts import docstring
 from pages.instructions import KINDS
 from pages.markdown import markdown

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from counters.counters import Counted
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import RUNGS_FOLDER, Rung
 from gemmule.storage.atomic import replace_text
-from gemmule_lab.profile.counters import Counted
 from gemmule_lab.records.rows import Environment, Row
 from pages import ladder_tables, newest
 from pages.excerpts import docstring, excerpt, telling

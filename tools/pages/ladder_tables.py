@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from counters import ladder_times
+from counters.counters import Counted
 from gemmule.core.registry import ladder
 from gemmule.core.rung import Rung
-from gemmule_lab.bench import ladder_times
-from gemmule_lab.profile.counters import Counted
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.ladder_table import before
 from gemmule_lab.report.tables import TableData, significant
@@ -17,7 +17,7 @@ from pages.figures.drawing import Figure
 from pages.markdown import markdown
 
 PARAMETERS = "parameters"
-COMMAND = "`gemmule counters --device cuda --evidence evidence/`"
+COMMAND = "`python -m counters --evidence evidence/`"
 
 
 def _ratio(over: str, under: str, factor: float) -> Callable[[Mapping[str, float]], float | None]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from counters.counters import FILE as COUNTERS
+from counters.counters import SCHEMA, Counted
+from counters.ladder_times import FILE as LADDER
 from gemmule.storage import lines
-from gemmule_lab.bench.ladder_times import FILE as LADDER
-from gemmule_lab.profile.counters import FILE as COUNTERS
-from gemmule_lab.profile.counters import SCHEMA, Counted
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
 

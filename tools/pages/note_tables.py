@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from counters import crosscheck
 from gemmule.core.problem import Problem
 from gemmule.storage import lines
-from gemmule_lab.profile import crosscheck
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.tables import TableData, significant

@@ -26,8 +26,8 @@ are the control: see *Not covered*.
 """
 GPU = """## On a GPU
 
-Recorded by the GPU itself, and compared with the current code by `gemmule verify --stale
---check`, which needs none.
+Recorded by the GPU itself, and compared with the current code by `python -m
+proofs --check`, which needs none.
 """
 PROMISES = """## Promises
 
@@ -58,17 +58,17 @@ TESTS = "`make test`"
 
 # (promise, campaigns whose record counts or a figure in words, command)
 ROWS: tuple[tuple[str, str, str], ...] = (
-    ("right values from every rung", "gpu:cases", "`gemmule verify --device cuda`"),
+    ("right values from every rung", "gpu:cases", "`python -m proofs`"),
     ("exact where sums are integers", "equality of every bit in each test of a rung", TESTS),
     ("all sizes, not multiples alone", "sizes around each rung's own block sizes", TESTS),
-    ("64-bit offsets", "gpu:beyond", "`gemmule extremes`"),
-    ("componentwise accuracy", "gpu:ratio", "`gemmule verify --device cuda`"),
+    ("64-bit offsets", "gpu:beyond", "`python -m extremes`"),
+    ("componentwise accuracy", "gpu:ratio", "`python -m proofs`"),
     ("low precision as stated", "a bound derived from each rung's arithmetic", TESTS),
     ("NaN and infinity by the IEEE rule", "one at a time, at every edge, in each rung", TESTS),
     ("beta = 0 reads nothing", "run:gemv and gemm", "`python tests/scalars_campaign.py`"),
     ("any strides", "five arrangements of every operand, and those of the tests", TESTS),
     ("inputs and padding untouched", "canaries around the operands of every judged case", TESTS),
-    ("the same bits again", "gpu:runs", "`gemmule extremes`"),
+    ("the same bits again", "gpu:runs", "`python -m extremes`"),
     ("a batch is a loop", "bit for bit (batch invariance)", TESTS),
     ("bad input is refused", "a typed error that names the argument", TESTS),
     (
@@ -76,7 +76,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "run:suites of others",
         "`python tests/external_campaign.py`",
     ),
-    ("no memory error on a GPU", "gpu:sanitized", "`gemmule sanitize`"),
+    ("no memory error on a GPU", "gpu:sanitized", "`python -m sanitizer`"),
     ("no memory error on a CPU", "the emulator under AddressSanitizer; guards", TESTS),
     ("quantised round trips", "run:damaged files: quantised", "`python tests/corruption.py`"),
     ("hostile files are safe", "run:damaged files", "`python tests/corruption.py`"),

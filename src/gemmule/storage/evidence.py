@@ -4,12 +4,13 @@ A record says that one *variant* of a rung (a set of kernel instances, compiled 
 for one architecture) gave right results on a real device. Its key is the SHA-256 of the cubin
 together with the launch geometry over a fixed list of problems, so comments, names and unrelated
 header additions leave it alone, and any edit that changes the machine code or the geometry does
-not. Continuous integration compares (`gemmule_lab.verify.proofs`).
+not. Continuous integration compares (`tools/proofs`).
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,11 @@ def folder() -> Path:
     """Return the evidence folder: the package's own copy, else the source tree's."""
     packaged = Path(__file__).parents[1] / "evidence"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "evidence"
+
+
+def slug(name: str) -> str:
+    """Return a device's name as a folder's: ``NVIDIA H200`` is ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown"
 
 
 def read(root: Path | None = None) -> Iterator[Record]:

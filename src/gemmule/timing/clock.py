@@ -1,6 +1,6 @@
-"""What is timed and what times it: contestants, clocks, and rotating buffers.
+"""What is timed and what times it: benchmark entries and clocks.
 
-A clock prepares a contestant and hands back a runner of timed blocks. `HostClock` times CPU code;
+A clock prepares an entry and hands back a runner of timed blocks. `HostClock` times CPU code;
 a GPU back end brings its own, which times replays of captured graphs.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 Note = int | float | str
 
-# How the pause between two contestants is made (see `HostClock`). OpenBLAS's threads spin for 2^26
+# How the pause between two entries is made (see `HostClock`). OpenBLAS's threads spin for 2^26
 # cycles, some 20 ms; GNU OpenMP's for 300,000 turns, some 1 to 10 ms.
 REST_STEP_S = 1e-3
 IDLE_SHARE = 0.1
@@ -32,22 +32,35 @@ SETTLED_WITHIN, SETTLED_S, SETTLED_CALLS, LONGEST_SETTLING_S = 1.5, 0.03, 20, 0.
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
-    """One implementation under the clock.
+class Entry:
+    """A benchmark entry: one implementation under the clock, of whatever origin.
 
-    `call(i)` runs it once over buffer set ``i``, ``0 <= i < buffers``. Contestants that share
-    their buffer sets must give the same `buffers`, so that the rotation goes on across them.
+    ``call(i)`` runs it once on operand set i, ``0 <= i < sets``. Entries that share their operand
+    sets must give the same `sets`, so that the rotation goes on across them. about: what the one
+    who made it knows of it, and reads when it has been timed.
     """
 
     name: str
-    call: Callable[[int], None]
-    buffers: int = 1
+    call: Callable[[int], object]
+    sets: int = 1
+    about: Any = None
 
     def __post_init__(self) -> None:
-        if self.buffers < 1:
+        if self.sets < 1:
             raise ValueError(
-                f"contestant {self.name!r} has buffers={self.buffers}; it needs at least one set."
+                f"entry {self.name!r} has sets={self.sets}; it needs at least one set."
             )
+
+
+def entry_over(
+    name: str, calls: Sequence[Callable[[], object]], about: Any = None, *, keep: object = None
+) -> Entry:
+    """Return the entry of one call for each operand set; `keep` lives as long as it does."""
+
+    def call(index: int, _keep: object = keep) -> object:
+        return calls[index]()
+
+    return Entry(name, call, len(calls), about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +77,10 @@ class Timing:
 
 
 class BlockRunner(Protocol):
-    """A contestant made ready: runs and times `calls` calls, beginning at buffer set `first`."""
+    """An entry made ready: runs and times `calls` calls, beginning at operand set `first`."""
 
     def __call__(self, first: int, calls: int) -> Timing:
-        """Run one block; `first` counts on from the block before and wraps at `buffers`."""
+        """Run one block; `first` counts on from the block before and wraps at `sets`."""
 
 
 class Clock(Protocol):
@@ -84,8 +97,8 @@ class Clock(Protocol):
     def now(self) -> float:
         """Return a monotonic time in seconds, for the cap on the whole run."""
 
-    def prepare(self, contestant: Contestant) -> BlockRunner:
-        """Return the contestant's runner; captures graphs or compiles where the clock needs it."""
+    def prepare(self, entry: Entry) -> BlockRunner:
+        """Return the entry's runner; captures graphs or compiles where the clock needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +119,11 @@ class HostClock:
     Thread pools keep their threads spinning for a while after a call (OpenBLAS some 20 ms, GNU
     OpenMP some milliseconds), and a spinning thread holds the core that another library's call
     wants: on two cores, calls of two libraries in turn stall each other by 4 to 16 ms. So whenever
-    the contestant changes, the clock first waits until the process uses no more processor time
+    the entry changes, the clock first waits until the process uses no more processor time
     than a sleeping one does (at most `longest_rest_s`), then makes untimed calls, which wake the
     newcomer's own threads, until they have been as fast for a while as its untimed calls were
     before (within half; 20 calls or 30 ms, at most 0.6 s); only then it times.
-    Untimed calls repeat the buffer set used last, so that they bring nothing into the cache that a
+    Untimed calls repeat the operand set used last, so that they bring nothing into the cache that a
     timed call reads next.
 
     A block is marked with ``preempted``, the number of times that the kernel took a CPU away from
@@ -130,8 +143,8 @@ class HostClock:
         self._settled_s = settled_s
         self._host = Host() if host is None else host
         self._longest_rest_s = longest_rest_s
-        self._latest: Contestant | None = None
-        self._quickest: dict[str, float] = {}  # call of each contestant, in nanoseconds
+        self._latest: Entry | None = None
+        self._quickest: dict[str, float] = {}  # call of each entry, in nanoseconds
         ticks = []
         for _ in range(64):
             start = self._host.wall_ns()
@@ -142,14 +155,14 @@ class HostClock:
         """Return the monotonic time in seconds."""
         return self._host.wall_ns() * 1e-9
 
-    def prepare(self, contestant: Contestant) -> BlockRunner:
-        """Return a runner that calls the contestant in a plain loop, garbage collection off."""
-        call, buffers, wall_ns = contestant.call, contestant.buffers, self._host.wall_ns
+    def prepare(self, entry: Entry) -> BlockRunner:
+        """Return a runner that calls the entry in a plain loop, garbage collection off."""
+        call, sets, wall_ns = entry.call, entry.sets, self._host.wall_ns
 
         def run(first: int, calls: int) -> Timing:
-            order = [(first + i) % buffers for i in range(calls)]
+            order = [(first + i) % sets for i in range(calls)]
             with _no_garbage_collection():
-                notes = self._take_over(contestant, (first - 1) % buffers)
+                notes = self._take_over(entry, (first - 1) % sets)
                 before = _preemptions()
                 start = wall_ns()
                 for index in order:
@@ -159,39 +172,39 @@ class HostClock:
             if before is not None and after is not None:
                 notes["preempted"] = after - before
             if calls:
-                self._note_pace(contestant, elapsed / calls)
+                self._note_pace(entry, elapsed / calls)
             return Timing(elapsed * 1e-9, calls, notes)
 
         return run
 
-    def _take_over(self, contestant: Contestant, index: int) -> dict[str, Note]:
-        """Let the threads of whoever ran before come to rest and wake the contestant's own."""
-        if contestant is self._latest:
+    def _take_over(self, entry: Entry, index: int) -> dict[str, Note]:
+        """Let the threads of whoever ran before come to rest and wake the entry's own."""
+        if entry is self._latest:
             return {}
-        self._latest = contestant
+        self._latest = entry
         notes = self._rest()
-        self._settle(contestant, index)
+        self._settle(entry, index)
         return notes
 
-    def _settle(self, contestant: Contestant, index: int) -> None:
+    def _settle(self, entry: Entry, index: int) -> None:
         """Call until the newcomer has been as fast for a while as it was before."""
         wall_ns = self._host.wall_ns
         start, good = wall_ns(), 0.0
         while True:
             began = wall_ns()
-            contestant.call(index)
+            entry.call(index)
             end = wall_ns()
             taken = float(end - began)
-            quickest = self._note_pace(contestant, taken)
+            quickest = self._note_pace(entry, taken)
             good = good + taken if taken <= SETTLED_WITHIN * quickest else 0.0
             enough = min(self._settled_s * 1e9, SETTLED_CALLS * quickest)
             if good >= enough or end - start > LONGEST_SETTLING_S * 1e9:
                 return
 
-    def _note_pace(self, contestant: Contestant, taken: float) -> float:
-        """Take note of one call's nanoseconds; return the fewest of this contestant's calls."""
-        quickest = min(taken, self._quickest.get(contestant.name, taken))
-        self._quickest[contestant.name] = quickest
+    def _note_pace(self, entry: Entry, taken: float) -> float:
+        """Take note of one call's nanoseconds; return the fewest of this entry's calls."""
+        quickest = min(taken, self._quickest.get(entry.name, taken))
+        self._quickest[entry.name] = quickest
         return quickest
 
     def _rest(self) -> dict[str, Note]:

@@ -19,7 +19,7 @@ MAX_SETS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How many buffer sets to walk through, and whether that makes every read a cold one.
+    """How many operand sets to walk through, and whether that makes every read a cold one.
 
     When memory forbids enough sets, `cold` is False: such a row has to be reported as warm.
     """

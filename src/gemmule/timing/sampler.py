@@ -1,15 +1,15 @@
 """The paired sampler: several implementations timed in one run, compared block by block.
 
-All contestants take turns in rounds. Each round runs every contestant once, in a fresh random
+All entries take turns in rounds. Each round runs every entry once, in a fresh random
 order, as a block of calls long enough that reading the clock costs less than 0.1 % of it. Two
-contestants are compared by the ratio of their times *within* each round, so a machine that grows
+entries are compared by the ratio of their times *within* each round, so a machine that grows
 warmer, slower or busier during the run changes both sides of a ratio and cancels out. What one
-contestant leaves behind for the next (threads that still spin, say) is the clock's to keep out of
+entry leaves behind for the next (threads that still spin, say) is the clock's to keep out of
 the blocks: see `gemmule.timing.clock.HostClock`.
 
->>> from gemmule.timing.sampler import Budget, Contestant, HostClock, ratio, sample
->>> work = Contestant("sum", lambda i: sum(range(500)))
->>> more = Contestant("longer sum", lambda i: sum(range(5000)))
+>>> from gemmule.timing.sampler import Budget, Entry, HostClock, ratio, sample
+>>> work = Entry("sum", lambda i: sum(range(500)))
+>>> more = Entry("longer sum", lambda i: sum(range(5000)))
 >>> run = sample([work, more], HostClock(), Budget(max_seconds=2.0, min_block_s=0.002), seed=1)
 >>> ratio(run["longer sum"], run["sum"]).verdict
 'slower'
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmule.timing.clock import Clock, Contestant, HostClock, Note, Timing
+from gemmule.timing.clock import BlockRunner, Clock, Entry, HostClock, Note, Timing
 
 __all__ = [
-    "Budget", "Clock", "Contestant", "HostClock", "Ratio", "Samples", "Timing", "ratio", "sample",
+    "Budget", "Clock", "Entry", "HostClock", "Ratio", "Samples", "Timing", "ratio", "sample",
 ]  # fmt: skip
 
 CONFIDENCE = 0.95
@@ -44,7 +44,7 @@ WARMUP_WINDOW_S = 0.1
 class Budget:
     """What a run may take: rounds, seconds in all, seconds a block at least, how sure is enough.
 
-    precision: of every ratio to the first contestant, as half its 95 % interval. ValueError for
+    precision: of every ratio to the first entry, as half its 95 % interval. ValueError for
     limits that are not positive.
     """
 
@@ -70,11 +70,11 @@ DEFAULT_BUDGET = Budget()
 
 @dataclass(frozen=True)
 class Samples:
-    """Every block of one contestant; nothing is dropped.
+    """Every block of one entry; nothing is dropped.
 
     `seconds[r]` is the time of one call in round r (block time over calls); `notes[r]` what the
     clock noticed in it. `stopped` names the rule that ended the run: ``precise``, ``time`` or
-    ``blocks``. `warmup_s` was spent on this contestant before the first round. All contestants of
+    ``blocks``. `warmup_s` was spent on this entry before the first round. All entries of
     one run carry the same `run` id and as many rounds, so that they pair up.
     """
 
@@ -115,7 +115,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Time of one contestant over time of another: below 1 the first is faster.
+    """Time of one entry over time of another: below 1 the first is faster.
 
     `low` and `high` bound the interval of the given `confidence`; with fewer than six pairs it is
     the whole range, `confidence` says how little that promises, and the verdict is ``undecided``.
@@ -175,23 +175,22 @@ def _log_ratio(logs: np.ndarray, seed: int) -> Ratio:
     return Ratio(value, math.exp(low), math.exp(high), pairs, CONFIDENCE)
 
 
-class _Lane:
-    """One contestant during a run: its runner, its calls per block, what it has shown so far."""
+class _Timed:
+    """One entry during a run: its runner, its calls per block, what it has shown so far."""
 
-    def __init__(self, contestant: Contestant, clock: Clock) -> None:
-        self.contestant = contestant
-        self.runner = clock.prepare(contestant)
+    def __init__(self, entry: Entry, runner: BlockRunner) -> None:
+        self.entry, self.runner = entry, runner
         self.calls = 1
         self.warmup_s = 0.0
         self.seconds: list[float] = []
         self.notes: list[Mapping[str, Note]] = []
 
     def block(self, first: int) -> Timing:
-        timing = self.runner(first % self.contestant.buffers, self.calls)
+        timing = self.runner(first % self.entry.sets, self.calls)
         if timing.calls < 1 or not timing.seconds > 0:
             raise ValueError(
                 f"the clock reported {timing.calls} calls in {timing.seconds} s for "
-                f"{self.contestant.name!r}; a block holds at least one call and takes time."
+                f"{self.entry.name!r}; a block holds at least one call and takes time."
             )
         return timing
 
@@ -200,23 +199,23 @@ class _Lane:
         self.notes.append(dict(timing.notes))
 
 
-def _warm_up(lane: _Lane, clock: Clock, first: int, block_s: float, limit_s: float) -> int:
+def _warm_up(one: _Timed, clock: Clock, first: int, block_s: float, limit_s: float) -> int:
     """Size the blocks and run until they settle (or `limit_s` passes); return calls made."""
     start, made = clock.now(), 0
     settled: list[tuple[float, float]] = []  # when each block of full length ended, time per call
     while True:
-        timing = lane.block(first + made)
+        timing = one.block(first + made)
         made += timing.calls
         per_call = timing.seconds / timing.calls
-        lane.warmup_s = clock.now() - start
+        one.warmup_s = clock.now() - start
         wanted = min(MAX_CALLS, max(1, math.ceil(block_s / per_call)))
-        if timing.seconds < 0.5 * block_s and wanted > lane.calls:
-            lane.calls = min(wanted, 16 * lane.calls)
+        if timing.seconds < 0.5 * block_s and wanted > one.calls:
+            one.calls = min(wanted, 16 * one.calls)
             settled.clear()
         else:
-            settled.append((lane.warmup_s, per_call))
-        if _stable(settled) or lane.warmup_s >= limit_s:
-            lane.calls = wanted
+            settled.append((one.warmup_s, per_call))
+        if _stable(settled) or one.warmup_s >= limit_s:
+            one.calls = wanted
             return made
 
 
@@ -236,78 +235,80 @@ def _stable(blocks: Sequence[tuple[float, float]]) -> bool:
 
 
 def sample(
-    contestants: Sequence[Contestant],
+    entries: Sequence[Entry],
     clock: Clock,
     budget: Budget = DEFAULT_BUDGET,
     *,
     seed: int = 0,
+    runners: Mapping[str, BlockRunner] | None = None,
 ) -> dict[str, Samples]:
-    """Time all contestants in one interleaved run and return their samples by name.
+    """Time all entries in one interleaved run and return their samples by name.
 
     Each is warmed up until its speed over a tenth of a second changes by less than 2 % (at most a
     fifth of `max_seconds` for all together); then rounds follow, each in a new random order drawn
     from `seed`. The run ends when there are `min_blocks` rounds and every ratio to the first
-    contestant is known within `precision` (half the 95 % interval; for a single contestant its own
+    entry is known within `precision` (half the 95 % interval; for a single entry its own
     median), or when `max_seconds` have passed, or after `max_blocks` rounds. At least one round is
     completed whatever it takes. A block lasts `min_block_s`, or 1000 timer overheads if longer.
 
-    Buffer sets are walked in one sequence across all contestants that have as many, so that none
+    Operand sets are walked in one sequence across all entries that have as many, so that none
     finds in the cache what another has just read. Nothing is checked about results: check them
-    before timing.
-    ValueError for no contestants or equal names.
+    before timing. runners: of entries that the clock has prepared already, by name.
+    ValueError for no entries or equal names.
     """
-    names = [c.name for c in contestants]
+    names = [one.name for one in entries]
     if not names or len(set(names)) != len(names):
-        raise ValueError(f"contestants are {names}; give at least one, each with its own name.")
+        raise ValueError(f"entries are {names}; give at least one, each with its own name.")
     start = clock.now()
     rng = np.random.default_rng(seed)
     block_s = max(budget.min_block_s, clock.overhead_s / TIMER_SHARE)
-    lanes = [_Lane(c, clock) for c in contestants]
+    made = runners or {}
+    timed = [_Timed(one, made.get(one.name) or clock.prepare(one)) for one in entries]
     # Those with fewer or more sets do not share them: their own sequence goes on where it was.
-    position = dict.fromkeys((c.buffers for c in contestants), 0)
-    for index in rng.permutation(len(lanes)):
-        limit = budget.max_seconds / (5 * len(lanes))
-        buffers = contestants[index].buffers
-        position[buffers] += _warm_up(lanes[index], clock, position[buffers], block_s, limit)
+    position = dict.fromkeys((one.sets for one in entries), 0)
+    for index in rng.permutation(len(timed)):
+        limit = budget.max_seconds / (5 * len(timed))
+        sets = entries[index].sets
+        position[sets] += _warm_up(timed[index], clock, position[sets], block_s, limit)
     stopped = ""
     while not stopped:
-        for index in rng.permutation(len(lanes)):
-            buffers = contestants[index].buffers
-            timing = lanes[index].block(position[buffers])
-            lanes[index].keep(timing)
-            position[buffers] += timing.calls
-        stopped = _stop_rule(lanes, budget, late=clock.now() - start >= budget.max_seconds)
+        for index in rng.permutation(len(timed)):
+            sets = entries[index].sets
+            timing = timed[index].block(position[sets])
+            timed[index].keep(timing)
+            position[sets] += timing.calls
+        stopped = _stop_rule(timed, budget, late=clock.now() - start >= budget.max_seconds)
     run = int(rng.integers(1 << 62))
     return {
-        lane.contestant.name: Samples(
-            lane.contestant.name,
-            tuple(lane.seconds),
-            lane.calls,
-            tuple(lane.notes),
-            lane.warmup_s,
+        one.entry.name: Samples(
+            one.entry.name,
+            tuple(one.seconds),
+            one.calls,
+            tuple(one.notes),
+            one.warmup_s,
             stopped,
             clock.name,
             run,
         )
-        for lane in lanes
+        for one in timed
     }
 
 
-def _stop_rule(lanes: Sequence[_Lane], budget: Budget, *, late: bool) -> str:
+def _stop_rule(timed: Sequence[_Timed], budget: Budget, *, late: bool) -> str:
     """Return the name of the rule that ends the run now, or an empty string to go on."""
-    rounds = len(lanes[0].seconds)
+    rounds = len(timed[0].seconds)
     # The bootstrap is repeated only as the rounds grow by a tenth: it must not eat the time cap.
     enough = rounds >= max(budget.min_blocks, FEWEST_PAIRS)
     due = enough and (rounds - budget.min_blocks) % (rounds // 10 + 1) == 0
-    if due and all(r.half_width < budget.precision for r in _open_ratios(lanes)):
+    if due and all(r.half_width < budget.precision for r in _open_ratios(timed)):
         return "precise"
     if late:
         return "time"
     return "blocks" if rounds >= budget.max_blocks else ""
 
 
-def _open_ratios(lanes: Sequence[_Lane]) -> Iterator[Ratio]:
-    logs = [np.log(lane.seconds) for lane in lanes]
+def _open_ratios(timed: Sequence[_Timed]) -> Iterator[Ratio]:
+    logs = [np.log(one.seconds) for one in timed]
     if len(logs) == 1:
         yield _log_ratio(logs[0] - np.median(logs[0]), 0)
     for other in logs[1:]:

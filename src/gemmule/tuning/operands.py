@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,63 +45,51 @@ class Host:
     out: Frame
 
 
-class Place(Protocol):
-    """One device's memory and clock. caches: bytes that have to pass between two cold reads."""
+class Place:
+    """Where operands lie, and the clock that times work there: the host's memory.
+
+    caches: bytes that have to pass between two cold reads.
+    """
 
     clock: Clock
     caches: int
 
     def room(self) -> int:
-        """Return how many bytes a run may take."""
+        """Return how many bytes a run may take: half of what is available now."""
+        return available_bytes() // 2
 
     def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
-        """Return the part as an operand here; without `copy`, the host's own memory may serve."""
+        """Return the part as an operand here; without `copy`, the host's own memory may serve.
+
+        A copy lies at the same address modulo 256.
+        """
+        if isinstance(part, QuantizedMatrix):
+            return interop.unwrap(deepcopy(part) if copy else part, "A")
+        return interop.unwrap(_twin(part).array if copy else part.array, "operand")
 
     def fetch(self, operand: Operand, frame: Frame) -> None:
-        """Bring what lies around and in `operand` back into the frame it was put from."""
+        """Bring what lies around and in `operand` back into the frame, if it lies elsewhere."""
 
     def send(self, frame: Frame, operand: Operand) -> None:
-        """Overwrite what lies around and in `operand` by the frame it was put from."""
+        """Overwrite what lies around and in `operand` by the frame, if it lies elsewhere."""
 
     def wait(self) -> None:
         """Return when all work is done; DeviceError where some of it failed."""
 
     def wall(self) -> float:
         """Return wall time in seconds, by which first calls are judged hopeless or not."""
+        return time.perf_counter()
 
 
-class HostPlace:
+class HostPlace(Place):
     """Memory of the host."""
 
     def __init__(self) -> None:
         self.clock: Clock = HostClock()
         self.caches = 2 * (last_level_cache_bytes() or ASSUMED_CACHE_BYTES)
 
-    def room(self) -> int:
-        """Return half of the memory that is available now."""
-        return available_bytes() // 2
 
-    def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
-        """Return the part, or a copy that lies at the same address modulo 256."""
-        if isinstance(part, QuantizedMatrix):
-            return interop.unwrap(deepcopy(part) if copy else part, "A")
-        return interop.unwrap(_twin(part).array if copy else part.array, "operand")
-
-    def fetch(self, operand: Operand, frame: Frame) -> None:
-        """Do nothing: the operand is the frame's own memory."""
-
-    def send(self, frame: Frame, operand: Operand) -> None:
-        """Do nothing: the operand is the frame's own memory."""
-
-    def wait(self) -> None:
-        """Do nothing: host calls return when they are done."""
-
-    def wall(self) -> float:
-        """Return ``time.perf_counter()``."""
-        return time.perf_counter()
-
-
-class DevicePlace:
+class DevicePlace(Place):
     """Memory of one CUDA device."""
 
     def __init__(self, ordinal: int, cache_bytes: int) -> None:
@@ -113,9 +101,7 @@ class DevicePlace:
 
     def room(self) -> int:
         """Return half of the device's free memory."""
-        with driver.on_device(self.ordinal):
-            free, _ = driver.check(driver.bindings().cuMemGetInfo(), "asking for free memory")
-        return int(free) // 2
+        return driver.memory_bytes(self.ordinal)[0] // 2
 
     def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
         """Return a copy on the device, at the host's address modulo 256."""
@@ -139,23 +125,13 @@ class DevicePlace:
 
     def fetch(self, operand: Operand, frame: Frame) -> None:
         """Copy the whole buffer around the operand into the frame."""
-        driver.copy(
-            _address(frame.buffer),
-            self._start(operand, frame),
-            frame.buffer.nbytes,
-            self.ordinal,
-            0,
-        )
+        here, there = _address(frame.buffer), self._start(operand, frame)
+        driver.copy(here, there, frame.buffer.nbytes, self.ordinal, 0)
 
     def send(self, frame: Frame, operand: Operand) -> None:
         """Copy the frame's whole buffer over that around the operand."""
-        driver.copy(
-            self._start(operand, frame),
-            _address(frame.buffer),
-            frame.buffer.nbytes,
-            self.ordinal,
-            0,
-        )
+        here, there = _address(frame.buffer), self._start(operand, frame)
+        driver.copy(there, here, frame.buffer.nbytes, self.ordinal, 0)
 
     def _start(self, operand: Operand, frame: Frame) -> int:
         return operand.pointer - (_address(frame.array) - _address(frame.buffer))
@@ -164,18 +140,12 @@ class DevicePlace:
         """Wait for all work on the device."""
         driver.synchronize(self.ordinal)
 
-    def wall(self) -> float:
-        """Return ``time.perf_counter()``."""
-        return time.perf_counter()
-
 
 def place_of(device: str, cache_bytes: int) -> Place:
     """Return the place that a device name means: ``cpu``, ``cuda`` or ``cuda:<number>``."""
     if device == "cpu":
         return HostPlace()
-    from gemmule.backends.cuda.arrays import ordinal_named
-
-    return DevicePlace(ordinal_named(device), cache_bytes)
+    return DevicePlace(device_arrays.ordinal_named(device), cache_bytes)
 
 
 def of_inputs(inputs: Inputs) -> Host:

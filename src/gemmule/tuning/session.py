@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gemmule import backends
@@ -21,7 +21,7 @@ from gemmule.core.choice import Choice
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Machine
 from gemmule.errors import CompileError, DeviceError
-from gemmule.timing.clock import BlockRunner, Clock, Contestant
+from gemmule.timing.clock import BlockRunner, Entry
 from gemmule.timing.machine import rotation
 from gemmule.timing.sampler import Budget, Samples, sample
 from gemmule.tuning.operands import Place, canonical_call, nbytes, put_all, random_operands
@@ -33,16 +33,6 @@ SLOW = 5.0  # times the baseline's first blocks: such a candidate is not timed a
 ATTEMPTS, REST_S = 4, 2e-3
 LONGEST_PASS_S = 0.25  # for what a rung keeps of a matrix, of all copies of it
 SLOWEST_UNTRIED_S = 2e-3  # a shorter call is timed whatever it seems: most of it may be overhead
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """A verified configuration under the clock; first_s: time of one call in its first blocks."""
-
-    candidate: Candidate
-    contestant: Contestant
-    runner: BlockRunner
-    first_s: float
 
 
 class Session:
@@ -63,6 +53,7 @@ class Session:
         # One call of the baseline, once it is admitted: on the smaller problem, at full size, and
         # on the clock.
         self._small_s = self._whole_s = self._first_s = math.inf
+        self._ready: dict[str, tuple[BlockRunner, float]] = {}  # and seconds a call at first
         self._met: set[str] = set()  # rungs that have met every copy of a quantised matrix
         self.lost = ""  # what ended the device's context, so that nothing can run any more
 
@@ -90,10 +81,11 @@ class Session:
             (),
         )
 
-    def admit(self, candidate: Candidate, choice: Choice | None = None) -> Entrant | Failure:
+    def admit(self, candidate: Candidate, choice: Choice | None = None) -> Entry | Failure:
         """Compile, launch and verify a configuration, and time its first blocks.
 
-        choice: how the plan runs it, where that converts operands first.
+        An entry's `about` is its candidate. choice: how the plan runs it, where that converts
+        operands first.
         """
         full = self.choice(candidate) if choice is None else choice
         try:
@@ -144,7 +136,7 @@ class Session:
 
     def _verified(
         self, candidate: Candidate, small: Choice, run: Run, full: Choice, whole: Run
-    ) -> Entrant | Failure:
+    ) -> Entry | Failure:
         self._fill_exact(run)
         verdict = self.exact.judge(small)
         if not verdict.ok:
@@ -166,10 +158,11 @@ class Session:
         whole_s = self._call_s(whole, self._sets[0], self._whole_s)
         if self._hopeless(whole_s, self._whole_s):
             return Skipped(candidate, _slow_words(whole_s, self._whole_s, "in its first call"))
-        entrant = self._first_blocks(candidate, whole)
-        if isinstance(entrant, Entrant) and math.isinf(self._first_s):  # the baseline is the first
-            self._small_s, self._whole_s, self._first_s = small_s, whole_s, entrant.first_s
-        return entrant
+        found = self._first_blocks(candidate, whole)
+        if isinstance(found, Entry) and math.isinf(self._first_s):  # the baseline is the first
+            self._small_s, self._whole_s = small_s, whole_s
+            _, self._first_s = self._ready[found.name]
+        return found
 
     def _fill_exact(self, run: Run) -> None:
         """Compute the smaller problem and bring back everything that lies around it."""
@@ -205,11 +198,11 @@ class Session:
         """Tell from one call, host overhead included, whether timing it would waste the budget."""
         return seconds > max(2 * SLOW * baseline_s, SLOWEST_UNTRIED_S)
 
-    def _first_blocks(self, candidate: Candidate, run: Run) -> Entrant | Failure:
+    def _first_blocks(self, candidate: Candidate, run: Run) -> Entry | Failure:
         sets = self._sets
         self._meet_all(candidate, run)
-        contestant = Contestant(candidate.name, lambda i: run(*sets[i], 1.0, 0.0), len(sets))
-        runner = self.place.clock.prepare(contestant)
+        entry = Entry(candidate.name, lambda i: run(*sets[i], 1.0, 0.0), len(sets), candidate)
+        runner = self.place.clock.prepare(entry)
         first_s, made = math.inf, 0
         for attempt in range(ATTEMPTS):
             block = runner(made % len(sets), 1)
@@ -218,7 +211,8 @@ class Session:
                 break
         if self._too_slow(first_s):
             return Skipped(candidate, _slow_words(first_s, self._first_s, "in its first blocks"))
-        return Entrant(candidate, contestant, runner, first_s)
+        self._ready[entry.name] = runner, first_s
+        return entry
 
     def _meet_all(self, candidate: Candidate, run: Run) -> None:
         """Multiply by every copy of a quantised matrix once, before any is timed.
@@ -242,44 +236,24 @@ class Session:
 
     def race(
         self,
-        entrants: Sequence[Entrant],
+        entries: Sequence[Entry],
         max_seconds: float,
         *,
         min_blocks: int,
         precision: float,
         seed: int,
     ) -> dict[str, Samples]:
-        """Time the entrants interleaved; samples by candidate name."""
-        clock = _Prepared(self.place.clock, {e.candidate.name: e.runner for e in entrants})
-        slowest = max(e.first_s for e in entrants)
-        return sample(
-            [e.contestant for e in entrants],
-            clock,
-            Budget(
-                min_blocks=min_blocks,
-                max_blocks=400,
-                max_seconds=max_seconds,
-                min_block_s=min(1e-2, max(1e-3, slowest)),
-                precision=precision,
-            ),
-            seed=seed,
+        """Time admitted entries interleaved; samples by candidate name."""
+        runners = {one.name: self._ready[one.name][0] for one in entries}
+        slowest = max(self._ready[one.name][1] for one in entries)
+        budget = Budget(
+            min_blocks=min_blocks,
+            max_blocks=400,
+            max_seconds=max_seconds,
+            min_block_s=min(1e-2, max(1e-3, slowest)),
+            precision=precision,
         )
-
-
-class _Prepared:
-    """A clock whose contestants were prepared when they were admitted."""
-
-    def __init__(self, clock: Clock, runners: dict[str, BlockRunner]) -> None:
-        self._clock, self._runners = clock, runners
-        self.name, self.overhead_s = clock.name, clock.overhead_s
-
-    def now(self) -> float:
-        """Return the clock's own time."""
-        return self._clock.now()
-
-    def prepare(self, contestant: Contestant) -> BlockRunner:
-        """Return the runner made before."""
-        return self._runners[contestant.name]
+        return sample(entries, self.place.clock, budget, seed=seed, runners=runners)
 
 
 def _slow_words(seconds: float, baseline_s: float, where: str) -> str:

@@ -27,11 +27,12 @@ from gemmule.lookup import forget_plans
 from gemmule.plan import Plan
 from gemmule.settings import tuning_enabled
 from gemmule.storage import tuned as tuned_store
+from gemmule.timing.clock import Entry
 from gemmule.timing.sampler import CONFIDENCE, Ratio, Samples, ratio
 from gemmule.tuning.isolated import CHILD_TIMEOUT_S, measure_apart
 from gemmule.tuning.operands import Place, place_of
 from gemmule.tuning.outcomes import Candidate, Failure, Measured, Outcome, Skipped, TuneReport, same
-from gemmule.tuning.session import Entrant, Session
+from gemmule.tuning.session import Session
 from gemmule.tuning.space import candidates
 
 __all__ = ["Request", "TuneReport", "tune_plan", "tune_problem"]
@@ -165,8 +166,8 @@ class _Run:
             only=only,
             seed=request.seed,
         )
-        entrants = self._admitted(default, chosen, [one for one in tried if one.proved])
-        best, best_s, gain, default_s = self._contest(default, entrants)
+        entries = self._admitted(default, chosen, [one for one in tried if one.proved])
+        best, best_s, gain, default_s = self._contest(default, entries)
         apart = self._apart([one for one in tried if not one.proved])
         self.outcomes += skipped
         report = TuneReport(
@@ -192,9 +193,9 @@ class _Run:
 
     def _admitted(
         self, default: Candidate, chosen: Choice, others: Sequence[Candidate]
-    ) -> list[Entrant]:
+    ) -> list[Entry]:
         """Verify the default, then the others while there is time; keep why others were not."""
-        entrants: list[Entrant] = []
+        entries: list[Entry] = []
         until = self._left() * (1 - ADMISSION_SHARE)
         for index, candidate in enumerate([default, *others]):
             self.progress("verifying", index, 1 + len(others))
@@ -210,8 +211,8 @@ class _Run:
             if isinstance(found, Failure):
                 self.outcomes.append(found)
             else:
-                entrants.append(found)
-        return entrants
+                entries.append(found)
+        return entries
 
     def _compile_ahead(self, some: Sequence[Candidate]) -> None:
         """Compile GPU kernels side by side; what fails here fails again, and is kept, on its turn.
@@ -224,13 +225,13 @@ class _Run:
             list(pool.map(self.session.compile_quietly, some))
 
     def _contest(
-        self, default: Candidate, entrants: list[Entrant]
+        self, default: Candidate, entries: list[Entry]
     ) -> tuple[Candidate | None, float | None, Ratio | None, float | None]:
         """Return the winner, its time, its gain in the duel, and the default's time."""
-        if not entrants or self.session.lost:
+        if not entries or self.session.lost:
             return None, None, None, None
-        baseline, challengers = entrants[0], entrants[1:]
-        if not same(baseline.candidate, default):
+        baseline, challengers = entries[0], entries[1:]
+        if not same(baseline.about, default):
             log.warning("the default %s failed; the tuning goes on without it", default.name)
         try:
             challenger = self._heats(baseline, challengers)
@@ -239,7 +240,7 @@ class _Run:
             self.stopped = f"the timing failed: {error}"
             return None, None, None, None
 
-    def _heats(self, baseline: Entrant, challengers: list[Entrant]) -> Entrant | None:
+    def _heats(self, baseline: Entry, challengers: list[Entry]) -> Entry | None:
         """Time all, keep the faster half, and so on until one challenger is left."""
         total = rounds = math.ceil(math.log2(max(len(challengers), 1)))
         slice_s = min(LONGEST_HEAT_S, self._left() / 2 / max(rounds, 1))
@@ -252,22 +253,22 @@ class _Run:
                 precision=0.01,
                 seed=self.request.seed + rounds,
             )
-            base = found[baseline.candidate.name]
+            base = found[baseline.name]
             ranked = sorted(
-                ((ratio(found[e.candidate.name], base), i) for i, e in enumerate(challengers)),
+                ((ratio(found[e.name], base), i) for i, e in enumerate(challengers)),
                 key=lambda item: item[0].value,
             )
             kept = math.ceil(len(challengers) / 2)
             for one, index in ranked[kept:]:
-                entrant = challengers[index]
-                seconds = found[entrant.candidate.name].median
-                self.outcomes.append(Measured(entrant.candidate, seconds, one))
+                entry = challengers[index]
+                seconds = found[entry.name].median
+                self.outcomes.append(Measured(entry.about, seconds, one))
             challengers = [challengers[index] for _, index in ranked[:kept]]
             rounds -= 1
         return challengers[0] if challengers else None
 
     def _duel(
-        self, default: Candidate, baseline: Entrant, challenger: Entrant | None
+        self, default: Candidate, baseline: Entry, challenger: Entry | None
     ) -> tuple[Candidate, float, Ratio | None, float | None]:
         """Time the two left on fresh samples, which no earlier luck has picked."""
         both = [baseline] if challenger is None else [baseline, challenger]
@@ -275,17 +276,17 @@ class _Run:
         found = self.session.race(
             both, limit, min_blocks=DUEL_BLOCKS, precision=0.002, seed=self.request.seed + 1000
         )
-        base = found[baseline.candidate.name]
-        default_s = base.median if same(baseline.candidate, default) else None
+        base = found[baseline.name]
+        default_s = base.median if same(baseline.about, default) else None
         if challenger is None:
-            return baseline.candidate, base.median, None, default_s
-        other = found[challenger.candidate.name]
+            return baseline.about, base.median, None, default_s
+        other = found[challenger.name]
         share = ratio(other, base)
         self.disturbed = disturbed(base, other)
-        self.outcomes.append(Measured(challenger.candidate, other.median, share))
+        self.outcomes.append(Measured(challenger.about, other.median, share))
         won = decisive(share)
         return (
-            challenger.candidate if won else baseline.candidate,
+            challenger.about if won else baseline.about,
             other.median if won else base.median,
             share.inverse(),
             default_s,
@@ -361,14 +362,12 @@ def settle_apart(
     session = Session(problem, machine, place_of(device, machine.cache_bytes), seed)
     chosen = session.default()
     default = Candidate(chosen.rung, chosen.params, chosen.expected_s)
-    entrants: list[Any] = []
+    entries: list[Any] = []
     for one, choice in ((default, chosen), (candidate, None)):
         found = session.admit(one, choice)
         if isinstance(found, Failure):
             return found if one is candidate else Skipped(candidate, f"default: {found.text}")
-        entrants.append(found)
-    samples = session.race(
-        entrants, max_seconds, min_blocks=DUEL_BLOCKS, precision=0.005, seed=seed
-    )
+        entries.append(found)
+    samples = session.race(entries, max_seconds, min_blocks=DUEL_BLOCKS, precision=0.005, seed=seed)
     mine = samples[candidate.name]
     return Measured(candidate, mine.median, ratio(mine, samples[default.name]))

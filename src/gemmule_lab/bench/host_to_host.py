@@ -1,7 +1,8 @@
 """Products on a GPU from host arrays to host array, split into parts, with raw allocations.
 
-Each part is timed by the host's clock around work that is waited for. The first call (context,
-compilation and loading) happens once a process.
+The kernel's part lies between two events and holds a few microseconds of launching; every other
+part is host time around work that is waited for. The first call (context, compilation and loading)
+happens once a process.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import datetime as dt
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,13 @@ from gemmule.storage import lines
 from gemmule_lab.report.render import terminal_table, wide_console
 from gemmule_lab.report.tables import TableData, significant
 
-PARTS = ("allocate", "host to device", "kernel", "device to host", "free")
 PINNED = ", pinned"
 PAGEABLE = ", pageable"  # what is said of a copy where there is a pinned one beside it
 ROUNDS = 7
 SIDES = (64, 1024, 4096)
 
 Array = Any
-Multiply = Callable[..., Any]
+Launch = Callable[[], object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,64 +49,68 @@ class Part:
         return self.nbytes / self.seconds * 1e-9 if self.nbytes else None
 
 
-class _Watch:
-    """Sums up host time by part, each ended by waiting for the device."""
+class Pass:
+    """One product from host arrays A, B to host array C on a GPU, split into parts.
 
-    def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
-        self.us: dict[str, float] = {}
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        driver.synchronize(self.ordinal)
-        self.us[name] = (time.perf_counter() - start) * 1e6
-
-
-def once(
-    hosts: Sequence[Array], multiply: Multiply, ordinal: int, *, pinned: bool = False
-) -> dict[str, float]:
-    """Multiply the host arrays A, B into C once; return microseconds by part.
-
-    multiply(A, B, C) launches on device arrays. pinned: copy from and to page-locked memory too.
-    DeviceError when the three do not fit; what was allocated is given back.
+    bind(pointers) makes the launch on matrices in device memory.
     """
-    watch, pointers = _Watch(ordinal), []
-    a, b, c = hosts
-    try:
-        with watch.part("allocate"):
-            for host in hosts:
-                pointers.append(driver.allocate(host.nbytes, ordinal))
-        views = [_view(at, host, ordinal) for at, host in zip(pointers, hosts, strict=True)]
-        with watch.part("host to device"):
-            _copy_in(pointers, (a, b), ordinal)
-        if pinned:
-            part = watch.part("host to device" + PINNED)
-            with pinned_copy(a, ordinal) as first, pinned_copy(b, ordinal) as second, part:
-                _copy_in(pointers, (first, second), ordinal)
-        with watch.part("kernel"):
-            multiply(*views)
-        with watch.part("device to host"):
-            driver.copy(c.ctypes.data, pointers[2], c.nbytes, ordinal, 0)
-        if pinned:
-            with pinned_copy(c, ordinal) as target, watch.part("device to host" + PINNED):
-                driver.copy(target.ctypes.data, pointers[2], c.nbytes, ordinal, 0)
-    finally:
-        with watch.part("free"):
+
+    def __init__(
+        self, hosts: Sequence[Array], bind: Callable[[Sequence[int]], Launch], ordinal: int
+    ) -> None:
+        self.hosts, self.bind, self.ordinal = hosts, bind, ordinal
+        api = driver.bindings()
+        with driver.on_device(ordinal):
+            self.events = [driver.check(api.cuEventCreate(0), "making an event") for _ in "ab"]
+
+    def __del__(self) -> None:
+        api = driver.bindings()
+        for event in getattr(self, "events", ()):
+            api.cuEventDestroy(event)
+
+    def run(self) -> dict[str, float]:
+        """Multiply once; DeviceError when the matrices do not fit. All memory is given back."""
+        us: dict[str, float] = {}
+        pointers: list[int] = []
+        a, b, c = self.hosts
+        start = time.perf_counter()
+        try:
+            for host in self.hosts:
+                pointers.append(driver.allocate(host.nbytes, self.ordinal))
+            start = self._ended(us, "allocate", start)
+            launch = self.bind(pointers)
+            start = time.perf_counter()
+            for at, host in zip(pointers, (a, b), strict=False):
+                driver.copy(at, host.ctypes.data, host.nbytes, self.ordinal, 0)
+            self._ended(us, "host to device", start)
+            self._multiply(us, launch)
+            start = time.perf_counter()
+            driver.copy(c.ctypes.data, pointers[2], c.nbytes, self.ordinal, 0)
+            start = self._ended(us, "device to host", start)
+        finally:
             for at in pointers:
-                driver.free(at, ordinal)
-    return watch.us
+                driver.free(at, self.ordinal)
+        self._ended(us, "free", start)
+        return us
 
+    def _ended(self, us: dict[str, float], part: str, start: float) -> float:
+        driver.synchronize(self.ordinal)
+        now = time.perf_counter()
+        us[part] = (now - start) * 1e6
+        return now
 
-def _view(at: int, host: Array, ordinal: int) -> DeviceArray:
-    strides = tuple(step // host.itemsize for step in host.strides)
-    return DeviceArray(at, host.shape, strides, host.dtype.name, ordinal, None)
-
-
-def _copy_in(pointers: Sequence[int], sources: Sequence[Array], ordinal: int) -> None:
-    for at, source in zip(pointers, sources, strict=False):
-        driver.copy(at, source.ctypes.data, source.nbytes, ordinal, 0)
+    def _multiply(self, us: dict[str, float], launch: Launch) -> None:
+        api, (before, after) = driver.bindings(), self.events
+        with driver.on_device(self.ordinal):
+            start = time.perf_counter()
+            driver.check(api.cuEventRecord(before, 0), "timing")
+            launch()
+            driver.check(api.cuEventRecord(after, 0), "timing")
+            driver.check(api.cuEventSynchronize(after), "multiplying")
+            whole = (time.perf_counter() - start) * 1e6
+            ms = driver.check(api.cuEventElapsedTime(before, after), "timing")
+        us["kernel"] = min(float(ms) * 1e3, whole)
+        us["launch"] = whole - us["kernel"]
 
 
 @contextmanager
@@ -147,7 +151,7 @@ def split(
     a, b = (
         rng.standard_normal(size, np.float32).astype(numpy_dtype(dtype)) for size in (shape, other)
     )
-    c = np.ones(result, a.dtype)
+    hosts = (a, b, np.ones(result, a.dtype))
     start = time.perf_counter()
     left, right = (DeviceArray.from_host(host, ordinal) for host in (a, b))
     getattr(gm, op)(left, right)
@@ -155,20 +159,28 @@ def split(
     first = Part("first call: context, compilation, loading", time.perf_counter() - start)
     plan = gm.plan(op, left, right)
 
-    def multiply(a: DeviceArray, b: DeviceArray, c: DeviceArray) -> None:
-        plan(a, b, out=c)
+    def bind(pointers: Sequence[int]) -> Launch:
+        views = [_view(at, host, ordinal) for at, host in zip(pointers, hosts, strict=True)]
+        return lambda: plan(*views[:2], out=views[2])
 
-    runs = [once((a, b, c), multiply, ordinal, pinned=True) for _ in range(rounds)]
-    moved = {"host to device": a.nbytes + b.nbytes, "device to host": c.nbytes}
-    words = {"allocate": "allocation", **{name: name + PAGEABLE for name in moved}}
-    return [first] + [
-        Part(
-            words.get(name, name),
-            float(np.median([run[name] for run in runs])) * 1e-6,
-            moved.get(name.removesuffix(PINNED), 0),
-        )
-        for name in runs[0]
-    ]
+    with ExitStack() as stack:
+        copies = [stack.enter_context(pinned_copy(host, ordinal)) for host in hosts]
+        ways = {PAGEABLE: Pass(hosts, bind, ordinal), PINNED: Pass(copies, bind, ordinal)}
+        runs = [{how: way.run() for how, way in ways.items()} for _ in range(rounds)]
+
+    def part(name: str, how: str = PAGEABLE, nbytes: int = 0, words: str = "") -> Part:
+        seconds = float(np.median([run[how][name] for run in runs])) * 1e-6
+        return Part(words or name + (how if nbytes else ""), seconds, nbytes)
+
+    moved = {"host to device": a.nbytes + b.nbytes, "device to host": hosts[2].nbytes}
+    into, back = ([part(name, how, size) for how in ways] for name, size in moved.items())
+    allocation = part("allocate", words="allocation")
+    return [first, allocation, *into, part("kernel"), *back, part("free")]
+
+
+def _view(at: int, host: Array, ordinal: int) -> DeviceArray:
+    strides = tuple(step // host.itemsize for step in host.strides)
+    return DeviceArray(at, host.shape, strides, host.dtype.name, ordinal, None)
 
 
 def show(ordinal: int, sides: Sequence[int], out: Path) -> None:

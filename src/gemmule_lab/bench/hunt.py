@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
-from rich.table import Table
+from rich.console import RenderableType
 
-from gemmule.core.problem import ITEMSIZE
-from gemmule_lab.bench.session import Meter
-from gemmule_lab.bench.suites import BITS, Product
+from gemmule_lab.bench.session import measured_environment
+from gemmule_lab.harness.bench import Bench
+from gemmule_lab.harness.products import FORMATS, Product
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.report.render import wide_console
+from gemmule_lab.report.render import terminal_table, wide_console
+from gemmule_lab.report.tables import TableData
 
 LONGEST = 1 << 18
 LEAST_BYTES, MOST_BYTES = 1 << 10, 2 << 30
@@ -97,16 +98,16 @@ def products(
     while True:
         op, name = rng.choice(ops), rng.choice(formats)
         rows, columns = (round(2 ** rng.uniform(0, math.log2(LONGEST))) for _ in range(2))
-        size = rows * columns * BITS[name] // 8 if name in BITS else rows * columns * ITEMSIZE[name]
-        if not LEAST_BYTES <= size <= most_bytes:
+        form = FORMATS[name]
+        if not LEAST_BYTES <= form.matrix_bytes(rows, columns) <= most_bytes:
             continue
         width = round(2 ** rng.uniform(0, math.log2(MOST_COLUMNS)))
-        by_columns = name not in BITS and rng.random() < 0.5
+        by_columns = form.bits is None and rng.random() < 0.5
         yield Product(op, name, (rows, columns), max(2, width), by_columns)
 
 
 def run(
-    meter: Meter,
+    bench: Bench,
     drawn: Iterable[Product],
     path: Path,
     *,
@@ -115,24 +116,24 @@ def run(
     ceiling_seconds: float,
 ) -> Hunt:
     """Measure random products for so long, each on disk before the next; show the worst."""
-    environment = meter.environment(ceiling_seconds)
+    environment = measured_environment(bench, ceiling_seconds)
     results.append(path, [environment])
     hunt, end = Hunt(peer), time.monotonic() + seconds
     try:
         for product in drawn:
             if time.monotonic() >= end:
                 break
-            _measure(meter, product, environment, hunt, path)
+            _measure(bench, product, environment, hunt, path)
     finally:
         show(hunt, path)
     return hunt
 
 
 def _measure(
-    meter: Meter, product: Product, environment: Environment, hunt: Hunt, path: Path
+    bench: Bench, product: Product, environment: Environment, hunt: Hunt, path: Path
 ) -> None:
     try:
-        rows, _ = meter.attempt(product, environment)()
+        rows, _ = bench.attempt(product, environment)()
     except (ValueError, TypeError, MemoryError, RuntimeError) as error:
         hunt.told.append(f"{product.title}: {error}")
         return
@@ -158,11 +159,16 @@ def show(hunt: Hunt, path: Path) -> None:
     click.echo(f'wrote {path}; gemmule bench --product "TITLE" measures one of them again')
 
 
-def _table(title: str, finds: Sequence[Find]) -> Table:
-    table = Table(title=title)
-    for name in ("product", "rung", "us", "x the peer", "x the floor"):
-        table.add_column(name, justify="left" if name in ("product", "rung") else "right")
-    for find in finds:
-        floor = f"{find.over_floor:.2f}" if find.floor_us is not None else "warm"
-        table.add_row(find.product.title, find.rung, f"{find.us:.1f}", f"{find.ratio:.2f}", floor)
-    return table
+def _table(title: str, finds: Sequence[Find]) -> RenderableType:
+    body = tuple(
+        (
+            find.product.title,
+            find.rung,
+            f"{find.us:.1f}",
+            f"{find.ratio:.2f}",
+            f"{find.over_floor:.2f}" if find.floor_us is not None else "warm",
+        )
+        for find in finds
+    )
+    header = ("product", "rung", "us", "x the peer", "x the floor")
+    return terminal_table(TableData(title, header, body, (False, False, True, True, True)))

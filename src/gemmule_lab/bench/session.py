@@ -4,117 +4,44 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 import click
-from rich.console import Console
 
-from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.arrays import ordinal_named
-from gemmule.backends.cuda.graph_clock import GraphClock
-from gemmule_lab.bench import device as device_bench
-from gemmule_lab.bench import host as host_bench
-from gemmule_lab.bench import host_cost
-from gemmule_lab.bench.entries import settled
-from gemmule_lab.bench.lanes import Speeds
-from gemmule_lab.bench.products import Maker
+from gemmule_lab.bench.host_cost import HostCostBench
 from gemmule_lab.bench.quiet import Patience
-from gemmule_lab.bench.suites import Product, Suite
-from gemmule_lab.ceilings.cold import rotating_bytes
-from gemmule_lab.ceilings.device import measure_ceilings, summary
+from gemmule_lab.bench.suites import Suite
+from gemmule_lab.harness.bench import Bench, settled
+from gemmule_lab.harness.device import DeviceBench
+from gemmule_lab.harness.host import HostBench, absences_in_words
+from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Absence
 from gemmule_lab.peers.registry import all_peers
 from gemmule_lab.progress import tracked
 from gemmule_lab.records import results
-from gemmule_lab.records.rows import Ceiling, Environment, Row
+from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.render import print_tables, terminal_table, wide_console
 from gemmule_lab.report.tables import in_words, products_table
 from gemmule_lab.report.targets import bars_table, standings
 
 MIB = 1 << 20
 
-Found: TypeAlias = tuple[list[Row], list[Absence]]
 
+def bench_of(suite: Suite, device: str, seconds: float, peers: tuple[str, ...] = ()) -> Bench:
+    """Return what measures a suite on a device, `seconds` a product.
 
-@dataclass(frozen=True, slots=True)
-class Meter:
-    """What differs between a CPU and a GPU.
-
-    environment(seconds): the machine with its ceilings, measured now. attempt(product,
-    environment): the measurement of a product, which may be made more than once. ceilings(seconds):
-    those that count where a row rises above the read ceiling. show(rows, console): print the
-    tables. prefix: of the names of files.
+    peers: on a GPU, names of those that run beside the suite's own, or ``all``. DeviceError where
+    there is no GPU.
     """
-
-    environment: Callable[[float], Environment]
-    attempt: Callable[[Product, Environment], Callable[[], Found]]
-    ceilings: Callable[[float], Mapping[str, Ceiling]]
-    show: Callable[[Sequence[Row], Console], None]
-    prefix: str = ""
-
-
-def cpu_meter(suite: Suite, seconds: float) -> Meter:
-    """Return what measures on this machine's processors, `seconds` a product."""
-    maker, speeds = Maker(suite.every_rung), Speeds()
-
-    def environment(max_seconds: float) -> Environment:
-        found = host_bench.measured_environment(max_seconds)
-        maker.cold_bytes = rotating_bytes(found.ceilings)
-        if maker.cold_bytes:
-            click.echo(
-                f"sets of operands rotate through {maker.cold_bytes / MIB:.0f} MiB", err=True
-            )
-        return found
-
-    def attempt(product: Product, environment: Environment) -> Callable[[], Found]:
-        one = maker.bench(product)
-        return functools.partial(
-            host_bench.run, one, environment, max_seconds=seconds, speeds=speeds
-        )
-
-    return Meter(environment, attempt, host_bench.ceilings_again, print_tables)
-
-
-def cuda_meter(suite: Suite, seconds: float, device: str, peers: tuple[str, ...] = ()) -> Meter:
-    """Return what measures on a GPU beside the suite's peers and those named, or ``all``.
-
-    DeviceError where there is no GPU.
-    """
-    name = cuda_launch.CudaBackend().machine(device).name
-    clock = GraphClock(ordinal_named(device))
+    if device == "cpu":
+        return HostBench(seconds, every_rung=suite.every_rung)
     asked = tuple(dict.fromkeys((*suite.peers, *peers)))
     if "all" in peers:
         asked = tuple(peer.name for peer in all_peers("cuda"))
-
-    def environment(max_seconds: float) -> Environment:
-        found = device_bench.measured_environment(clock.ordinal, max_seconds)
-        for line in summary(found.ceilings):
-            click.echo(line)
-        return found
-
-    def attempt(product: Product, environment: Environment) -> Callable[[], Found]:
-        if suite.host_cost:
-            return functools.partial(host_cost.measure, environment, clock.ordinal)
-        return functools.partial(
-            device_bench.run,
-            product,
-            environment,
-            clock,
-            peers=asked,
-            rungs=suite.rungs,
-            max_seconds=seconds,
-        )
-
-    def ceilings(max_seconds: float) -> Mapping[str, Ceiling]:
-        return measure_ceilings(clock.ordinal, max_seconds=max_seconds, seed=1)
-
-    def show(rows: Sequence[Row], console: Console) -> None:
-        console.print(terminal_table(products_table(name, rows)))
-
-    return Meter(environment, attempt, ceilings, show, "cuda-")
+    kind = HostCostBench if suite.host_cost else DeviceBench
+    return kind(ordinal_named(device), seconds, peers=asked, rungs=suite.rungs)
 
 
 @dataclass(slots=True)
@@ -125,7 +52,7 @@ class Session:
     """
 
     suite: Suite
-    meter: Meter
+    bench: Bench
     environment: Environment
     path: Path
     patience: Patience
@@ -148,7 +75,7 @@ class Session:
     def _measure(self, product: Product, place: str) -> None:
         """Measure one product and write it; its operands are let go of on return."""
         start = time.monotonic()
-        attempt = self.meter.attempt(product, self.environment)
+        attempt = self.bench.attempt(product, self.environment)
         found = self.patience.measure(attempt, lambda outcome: outcome[0])
         results.append(self.path, found[0])
         self.rows += found[0]
@@ -158,7 +85,7 @@ class Session:
 
     def _settle(self, seconds: float) -> None:
         """Hold the new rows against the ceiling; if that is measured anew, rewrite the file."""
-        again = functools.partial(self.meter.ceilings, seconds)
+        again = functools.partial(self.bench.ceilings_again, seconds)
         rows, environment = settled(self.rows, self.environment, again)
         if environment.id == self.environment.id:
             return
@@ -169,8 +96,11 @@ class Session:
     def _show(self) -> None:
         rows = [*self.known, *self.rows]
         console = wide_console()
-        self.meter.show(rows, console)
-        for line in host_bench.absences_in_words(self.absent):
+        if self.bench.backend == "cpu":
+            print_tables(rows, console)
+        else:
+            console.print(terminal_table(products_table(self.environment.device, rows)))
+        for line in absences_in_words(self.absent):
             click.echo(f"not timed: {line}")
         if self.suite.bars:
             console.print(terminal_table(bars_table(standings(self.suite.bars, rows))))
@@ -193,9 +123,20 @@ def known_rows(path: Path, suite: Suite) -> tuple[Row, ...]:
     return tuple(row for row in results.read(path).rows if row.group in titles)
 
 
+def measured_environment(bench: Bench, seconds: float) -> Environment:
+    """Return a bench's machine with its ceilings, measured now and told."""
+    found = bench.environment(seconds)
+    if bench.backend == "cuda":
+        for name, one in found.ceilings.items():
+            click.echo(f"{name}: {one.value:,.0f} {one.unit} ({one.shape})")
+    elif isinstance(bench, HostBench) and bench.cold_bytes:
+        click.echo(f"sets of operands rotate through {bench.cold_bytes / MIB:.0f} MiB", err=True)
+    return found
+
+
 def start(
     suite: Suite,
-    meter: Meter,
+    bench: Bench,
     out: Path,
     *,
     patience: Patience,
@@ -207,7 +148,7 @@ def start(
     known = () if resume is None else known_rows(resume, suite)
     patience.wait()
     click.echo(f"measuring this machine's ceilings, about {ceiling_seconds:.0f} s", err=True)
-    environment = meter.environment(ceiling_seconds)
+    environment = measured_environment(bench, ceiling_seconds)
     stamp = environment.timestamp[:19].replace(":", "").replace("-", "")
-    path = out / f"{meter.prefix}{suite.name}-{stamp}.jsonl" if resume is None else resume
-    Session(suite, meter, environment, path, patience, known).run(ceiling_seconds / 2)
+    path = out / f"{bench.prefix}{suite.name}-{stamp}.jsonl" if resume is None else resume
+    Session(suite, bench, environment, path, patience, known).run(ceiling_seconds / 2)

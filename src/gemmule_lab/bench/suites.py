@@ -3,79 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gemmule.core.words import Bits
+from gemmule_lab.harness.products import FLOATS, OPS, Product
 from gemmule_lab.report.targets import CPU_BARS, Bar
-
-OPS = ("matvec", "vecmat", "matmul")
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-BITS: dict[str, Bits] = {"int8": 8, "int4": 4, "int8 x int8": 8, "int4 x int8": 4}
-"""Quantised formats; ``x int8`` permits activations of 8 bits."""
-PLAIN_INTEGERS = {"plain int8": "int8", "plain int32": "int32", "plain int64": "int64"}
-BLOCK_COLUMNS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Coded:
-    """A quantised format on a GPU: width of the codes, columns of a group, dtype of the vectors.
-
-    group_size: -1 for a whole row. Weights in groups have zero points, those by rows have none.
-    """
-
-    bits: Bits
-    group_size: int
-    dtype: str
-
-
-CODED: Mapping[str, Coded] = {
-    f"{name} {'rows' if group == -1 else f'g{group}'} x {dtype}": Coded(BITS[name], group, dtype)
-    for name, group, dtype in itertools.product(
-        ("int4", "int8"), (32, 64, 128, 256, -1), ("bfloat16", "float16", "float32")
-    )
-}
-"""Quantised formats of the GPU's suites."""
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One thing to measure. shape: rows and columns of the matrix.
-
-    columns: of a matmul's right operand; None makes it square. column_major: the matrix lies by
-    columns.
-    """
-
-    op: str
-    format: str
-    shape: tuple[int, int]
-    columns: int | None = BLOCK_COLUMNS
-    column_major: bool = False
-
-    @property
-    def title(self) -> str:
-        """The product in words: shape, operation, format."""
-        words = self.op
-        if self.op == "matmul" and self.columns != BLOCK_COLUMNS:
-            words += " square" if self.columns is None else f" {self.columns} columns"
-        if self.column_major:
-            words += " by columns"
-        return f"{self.shape[0]} x {self.shape[1]}, {words}, {self.format}"
-
-    @property
-    def width(self) -> int:
-        """The columns of the right operand, 1 for a vector."""
-        if self.op != "matmul":
-            return 1
-        return self.shape[1] if self.columns is None else self.columns
-
-    @property
-    def other_shape(self) -> tuple[int, ...]:
-        """The shape of the vector or of the right-hand matrix."""
-        rows, columns = self.shape
-        return {"matvec": (columns,), "vecmat": (rows,), "matmul": (columns, self.width)}[self.op]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +45,8 @@ def _grid(
     )
 
 
+_CODES = ("int8", "int4", "int8 x int8", "int4 x int8")
+_INTEGERS = ("plain int8", "plain int32", "plain int64")
 _VECTORS = ("matvec", "vecmat")
 _LARGE = _squares(4096, 8192, 16384)
 _CPU = (
@@ -119,8 +54,13 @@ _CPU = (
     *_grid(_VECTORS, ("float64", "float32"), _LARGE[:2], column_major=True),
     *_grid(_VECTORS, ("int8", "int4"), _LARGE),
     *_grid(("matvec",), ("int8 x int8", "int4 x int8"), _LARGE),
-    *_grid(("matmul",), tuple(BITS), _LARGE[:2], columns=16),
-    *_grid(("matmul",), ("float16", *PLAIN_INTEGERS), _squares(384), columns=None),
+    *_grid(("matmul",), _CODES, _LARGE[:2], columns=16),
+    *_grid(
+        ("matmul",),
+        ("float16", "plain int8", "plain int32", "plain int64"),
+        _squares(384),
+        columns=None,
+    ),
 )
 
 _LADDER = (
@@ -218,27 +158,6 @@ CUDA_SUITES: Mapping[str, Suite] = {
         "what one call costs the host", (Product("matvec", "float32", (64, 64)),), host_cost=True
     ),
 }
-
-
-_TITLE = re.compile(
-    r"(?P<rows>\d+) x (?P<columns>\d+), (?P<op>matvec|vecmat|matmul)"
-    r"(?P<width> square| \d+ columns)?(?P<by> by columns)?, (?P<format>.+)"
-)
-
-
-def titled(title: str) -> Product:
-    """Return the product of a title; ValueError for words that are none."""
-    found = _TITLE.fullmatch(title.strip())
-    if found is None or found["format"] not in (*FLOATS, *BITS, *PLAIN_INTEGERS, *CODED):
-        raise ValueError(
-            f"{title!r} names no product; needed is rows, columns, operation and format as tables "
-            "show them, such as '4096 x 4096, matvec, float16'."
-        )
-    width: int | None = BLOCK_COLUMNS
-    if found["width"] is not None:
-        width = None if found["width"] == " square" else int(found["width"].split()[0])
-    shape = int(found["rows"]), int(found["columns"])
-    return Product(found["op"], found["format"], shape, width, found["by"] is not None)
 
 
 def narrowed(

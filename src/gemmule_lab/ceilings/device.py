@@ -8,8 +8,9 @@ the chip draw less power and clock higher than real operands do.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda import launch as cuda_launch
@@ -17,7 +18,8 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.rung import Machine
 from gemmule.storage import ceilings as stored_ceilings
-from gemmule.timing.sampler import Budget, Contestant, sample
+from gemmule.timing.sampler import Budget
+from gemmule_lab.ceilings.best import Way, best
 from gemmule_lab.kernels.launch import Kernels
 from gemmule_lab.records.rows import Ceiling
 
@@ -31,15 +33,6 @@ STEPS = {"float": 8192, "double": 4096, "tensor": 2048, "stages": 4}
 CHAINS = 8
 TENSOR_STAGES = 4
 TENSOR_STAGE_BYTES = (2 * 64 + 256) * 128  # tiles of A and B, 64 bfloat16 along k
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One way to reach a ceiling: how it is launched, and what a launch does."""
-
-    name: str
-    launch: Callable[[int], None]
-    amount: float
 
 
 def measure_ceilings(
@@ -56,12 +49,21 @@ def measure_ceilings(
     free_bytes, _ = driver.memory_bytes(ordinal)
     nbytes = min(MOST_BYTES, free_bytes // 4) >> 20 << 20
     buffer = filled(nbytes // 4, "float32", ordinal, seed)
+    data = filled(1 << 20, "bfloat16", ordinal, 1)
     clock = GraphClock(ordinal)
-    groups = dict(_groups(buffer, machine))
-    share = max_seconds / len(groups)
+    kernels = Kernels("ceilings.cu", tuple(_names(machine)), ordinal)
+    units = machine.units
+    groups: dict[str, Iterator[_Launch]] = {
+        "read": _reads(buffer, units),
+        "copy": _copies(buffer, units),
+        "fma float32": _multiply_adds(buffer, units, "float"),
+        "fma float64": _multiply_adds(buffer, units, "double"),
+        "tensor bfloat16": _tensor_cores(data, machine),
+    }
+    budget = Budget(max_seconds=max_seconds / len(groups), min_blocks=6, max_blocks=8)
     found = {
-        name: _best(name, shapes, clock, share, machine.units, seed)
-        for name, shapes in groups.items()
+        name: best(name, _ways(kernels, launches, clock.stream, units), clock, budget, seed)
+        for name, launches in groups.items()
     }
     if store:
         stored_ceilings.save(machine, found["read"].value * 1e9)
@@ -85,13 +87,25 @@ def filled(
     return array
 
 
-def _groups(buffer: DeviceArray, machine: Machine) -> Iterator[tuple[str, list[Shape]]]:
-    kernels = Kernels("ceilings.cu", tuple(_names(machine)), buffer.ordinal)
-    yield "read", list(_read_shapes(kernels, buffer, machine.units))
-    yield "copy", list(_copy_shapes(kernels, buffer, machine.units))
-    for ctype, dtype in (("float", "float32"), ("double", "float64")):
-        yield f"fma {dtype}", list(_fma_shapes(kernels, buffer, machine.units, ctype))
-    yield "tensor bfloat16", list(_tensor_shapes(kernels, buffer, machine))
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """One way to reach a ceiling: how a kernel is launched, and what a launch does."""
+
+    title: str
+    kernel: str
+    operands: tuple[int, int, int]
+    blocks: int
+    amount: float
+    smem: int = 0
+
+
+def _ways(kernels: Kernels, launches: Iterator[_Launch], stream: int, units: int) -> Sequence[Way]:
+    found = []
+    for one in launches:
+        arguments = ARGUMENTS.pack(*one.operands)
+        launch = kernels.bind(one.kernel, arguments, blocks=one.blocks, smem=one.smem)
+        found.append(Way(one.title, partial(launch, stream), one.amount, units))
+    return found
 
 
 def _names(machine: Machine) -> Iterator[str]:
@@ -113,87 +127,46 @@ def _grids(vectors: int, units: int, per_block: int) -> Iterator[tuple[str, int]
     yield "one pass", -(-vectors // per_block)
 
 
-def _read_shapes(kernels: Kernels, buffer: DeviceArray, units: int) -> Iterator[Shape]:
+def _reads(buffer: DeviceArray, units: int) -> Iterator[_Launch]:
     for streams, unroll in SHAPES:
         # Whole passes only, so that no load needs a predicate.
-        vectors = buffer.nbytes // 16 // (streams * unroll * THREADS) * (streams * unroll * THREADS)
-        arguments = ARGUMENTS.pack(buffer.pointer, buffer.pointer, vectors)
+        step = streams * unroll * THREADS
+        vectors = buffer.nbytes // 16 // step * step
+        operands = buffer.pointer, buffer.pointer, vectors
         for words, blocks in _grids(vectors // streams, units, unroll * THREADS):
-            name = f"read_streams<{streams}, {unroll}>"
-            launch = kernels.bind(name, arguments, blocks=blocks)
             title = f"{streams} streams a thread, {unroll} loads of 16 bytes each, {words}"
-            yield Shape(title, launch, 16.0 * vectors)
+            kernel = f"read_streams<{streams}, {unroll}>"
+            yield _Launch(title, kernel, operands, blocks, 16.0 * vectors)
 
 
-def _copy_shapes(kernels: Kernels, buffer: DeviceArray, units: int) -> Iterator[Shape]:
+def _copies(buffer: DeviceArray, units: int) -> Iterator[_Launch]:
     half = buffer.nbytes // 2
     for unroll in COPIES:
         vectors = half // 16 // (unroll * THREADS) * (unroll * THREADS)
-        arguments = ARGUMENTS.pack(buffer.pointer, buffer.pointer + half, vectors)
+        operands = buffer.pointer, buffer.pointer + half, vectors
         for words, blocks in _grids(vectors, units, unroll * THREADS):
-            launch = kernels.bind(f"copy_vectors<{unroll}>", arguments, blocks=blocks)
-            yield Shape(f"{unroll} vectors of 16 bytes, {words}", launch, 32.0 * vectors)
+            title = f"{unroll} vectors of 16 bytes, {words}"
+            yield _Launch(title, f"copy_vectors<{unroll}>", operands, blocks, 32.0 * vectors)
 
 
-def _fma_shapes(kernels: Kernels, buffer: DeviceArray, units: int, ctype: str) -> Iterator[Shape]:
-    steps = STEPS[ctype]
-    arguments = ARGUMENTS.pack(buffer.pointer, buffer.pointer, steps)
+def _multiply_adds(buffer: DeviceArray, units: int, ctype: str) -> Iterator[_Launch]:
+    steps, kernel = STEPS[ctype], f"multiply_add<{ctype}, {CHAINS}>"
+    operands = buffer.pointer, buffer.pointer, steps
     for blocks in (4 * units, 8 * units):
-        launch = kernels.bind(f"multiply_add<{ctype}, {CHAINS}>", arguments, blocks=blocks)
         amount = 2.0 * CHAINS * steps * THREADS * blocks
-        yield Shape(f"{CHAINS} chains, {blocks // units} blocks a multiprocessor", launch, amount)
+        title = f"{CHAINS} chains, {blocks // units} blocks a multiprocessor"
+        yield _Launch(title, kernel, operands, blocks, amount)
 
 
-def _tensor_shapes(kernels: Kernels, buffer: DeviceArray, machine: Machine) -> Iterator[Shape]:
-    units = machine.units
-    data = filled(1 << 20, "bfloat16", buffer.ordinal, 1)
-    steps = STEPS["tensor"]
-    arguments = ARGUMENTS.pack(data.pointer, data.pointer, steps)
+def _tensor_cores(data: DeviceArray, machine: Machine) -> Iterator[_Launch]:
+    units, steps = machine.units, STEPS["tensor"]
+    operands = data.pointer, data.pointer, steps
     for blocks in (units, 2 * units):
-        launch = kernels.bind(f"tensor_warp<{CHAINS}>", arguments, blocks=blocks)
         amount = 4096.0 * CHAINS * steps * THREADS / 32 * blocks
-        yield _keeping(Shape(f"mma.sync, {blocks // units} blocks", launch, amount), data)
+        title = f"mma.sync, {blocks // units} blocks"
+        yield _Launch(title, f"tensor_warp<{CHAINS}>", operands, blocks, amount)
     if _has_wgmma(machine):
-        launch = kernels.bind(
-            f"tensor_warpgroup<{TENSOR_STAGES}>",
-            ARGUMENTS.pack(data.pointer, data.pointer, steps),
-            blocks=units,
-            smem=TENSOR_STAGES * TENSOR_STAGE_BYTES,
-        )
+        kernel, smem = f"tensor_warpgroup<{TENSOR_STAGES}>", TENSOR_STAGES * TENSOR_STAGE_BYTES
         amount = 2.0 * 128 * 256 * 64 * TENSOR_STAGES * steps * units
-        yield _keeping(Shape("wgmma 64 x 256 x 16, 2 warpgroups", launch, amount), data)
-
-
-def _keeping(shape: Shape, data: DeviceArray) -> Shape:
-    """Return the shape with its launch holding on to the memory it reads."""
-
-    def launch(stream: int, _alive: DeviceArray = data) -> None:
-        shape.launch(stream)
-
-    return Shape(shape.name, launch, shape.amount)
-
-
-def _best(
-    name: str, shapes: list[Shape], clock: GraphClock, max_seconds: float, units: int, seed: int
-) -> Ceiling:
-    def runs(shape: Shape) -> Contestant:
-        return Contestant(shape.name, lambda _: shape.launch(clock.stream))
-
-    timed = sample(
-        [runs(shape) for shape in shapes],
-        clock,
-        Budget(max_seconds=max_seconds, min_blocks=6, max_blocks=8),
-        seed=seed,
-    )
-    rates = {s.name: s.amount / timed[s.name].median * 1e-9 for s in shapes}
-    winner = max(rates, key=lambda title: rates[title])
-    unit = "GB/s" if name in ("read", "copy") else "GFLOP/s"
-    return Ceiling(name, rates[winner], unit, winner, units, rates)
-
-
-def summary(ceilings: Mapping[str, Ceiling]) -> list[str]:
-    """Return one line a ceiling: its value and the way that reached it."""
-    return [
-        f"{name}: {ceiling.value:,.0f} {ceiling.unit} ({ceiling.shape})"
-        for name, ceiling in ceilings.items()
-    ]
+        title = "wgmma 64 x 256 x 16, 2 warpgroups"
+        yield _Launch(title, kernel, operands, units, amount, smem)

@@ -17,7 +17,7 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 QUANTIZED = ("int8", "int4", "int8 x int8", "int4 x int8")
 INTEGERS = ("plain int8", "plain int32", "plain int64")
 CEILING_SECONDS = 8.0
-CPU_SECONDS, CUDA_SECONDS = 2.0, 0.6
+SECONDS = {"cpu": 2.0, "cuda": 0.6}
 
 
 @click.command(short_help="Measure products beside their peers.")
@@ -102,6 +102,8 @@ def bench(
         return
     from gemmule_lab.bench import host_to_host, session, suites
     from gemmule_lab.bench.quiet import Patience, processors_in_use
+    from gemmule_lab.harness.host import rates_hint
+    from gemmule_lab.harness.products import titled
 
     if suite == "split":
         from gemmule.backends.cuda.arrays import ordinal_named
@@ -111,20 +113,13 @@ def bench(
     all_suites = suites.CUDA_SUITES if backend == "cuda" else suites.SUITES
     chosen = replace(suites.narrowed(all_suites[suite], ops, formats, sizes), name=suite)
     if titles:
-        chosen = replace(chosen, products=tuple(suites.titled(title) for title in titles), bars=())
-    if backend == "cuda":
-        meter = session.cuda_meter(chosen, seconds or CUDA_SECONDS, device, peers)
-    else:
-        from gemmule.backends.cpu import launch
-
-        if not launch.machine().rates.measured:
-            click.echo(
-                "These choices are by default rates: see gemmule tune --device-model.", err=True
-            )
-        meter = session.cpu_meter(chosen, seconds or CPU_SECONDS)
+        chosen = replace(chosen, products=tuple(titled(title) for title in titles), bars=())
+    hint = rates_hint() if backend == "cpu" else None
+    if hint is not None:
+        click.echo(hint, err=True)
     session.start(
         chosen,
-        meter,
+        session.bench_of(chosen, device, seconds or SECONDS[backend], peers),
         out,
         patience=Patience(patience, processors_in_use),
         ceiling_seconds=CEILING_SECONDS,

@@ -54,12 +54,12 @@ def _made(weights: Weights, why: str) -> Weights:
 
 
 def _run(weights: Weights, out: Path, seconds: float) -> None:
-    from gemmule_lab.bench import host as host_bench
-    from gemmule_lab.bench.entries import settled
     from gemmule_lab.cli import WrongResultError
     from gemmule_lab.demo import run as demo_run
+    from gemmule_lab.harness.bench import settled
+    from gemmule_lab.harness.host import HostBench, rates_hint
 
-    hint = host_bench.rates_hint()
+    hint = rates_hint()
     if hint is not None:
         click.echo(hint)
     parts = demo_run.parts_of(weights)
@@ -77,12 +77,13 @@ def _run(weights: Weights, out: Path, seconds: float) -> None:
         f"{outcome.worst_ratio:.2g} of its bound"
     )
     click.echo(f"measuring the ceilings of this machine, about {CEILING_SECONDS:.0f} s")
-    environment = host_bench.measured_environment(CEILING_SECONDS)
+    bench = HostBench()
+    environment = bench.environment(CEILING_SECONDS)
     _follow(
         demo_run.measure(parts, demo_run.FORMATS, environment, outcome, seconds), timed, "measuring"
     )
     outcome.rows, environment = settled(
-        outcome.rows, environment, lambda: host_bench.ceilings_again(CEILING_SECONDS / 2)
+        outcome.rows, environment, lambda: bench.ceilings_again(CEILING_SECONDS / 2)
     )
     _report(outcome, environment, out, weights)
 
@@ -106,9 +107,9 @@ def _at_work() -> tuple[list[Embedded], list[str]]:
 def _report(outcome: Outcome, environment: Environment, out: Path, weights: Weights) -> None:
     from rich.console import Console
 
-    from gemmule_lab.bench import host as host_bench
     from gemmule_lab.demo import search, story
     from gemmule_lab.demo import table as demo_table
+    from gemmule_lab.harness.host import absences_in_words
     from gemmule_lab.records import results
     from gemmule_lab.report import render
     from gemmule_lab.report.tables import summary_table
@@ -118,7 +119,7 @@ def _report(outcome: Outcome, environment: Environment, out: Path, weights: Weig
     console.print(render.terminal_table(summary_table(outcome.rows)))
     read = environment.ceilings["read"]
     click.echo(f"read ceiling {read.value:.1f} GB/s ({read.shape})")
-    for line in host_bench.absences_in_words(outcome.absent):
+    for line in absences_in_words(outcome.absent):
         click.echo(f"not timed: {line}")
     found, texts = _at_work() if weights.real else ([], [])
     examples = search.examples(texts, found) if found else []

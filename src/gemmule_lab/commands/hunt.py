@@ -68,15 +68,12 @@ def hunt(
     peer = peer or PEERS[backend]
     options.check_peers((peer,), backend)
     suite = Suite("random products", (), peers=(peer,), name="hunt")
-    if backend == "cuda":
-        meter = session.cuda_meter(suite, PRODUCT_SECONDS["cuda"], device)
-    else:
-        meter = session.cpu_meter(suite, PRODUCT_SECONDS["cpu"])
+    bench = session.bench_of(suite, device, PRODUCT_SECONDS[backend])
     click.echo(f"seed {seed}: matrices of 1 KiB to {most_bytes:,} bytes, {seconds:.0f} s")
     work.run(
-        meter,
+        bench,
         work.products(ops or VECTORS, formats or FLOATS, seed, most_bytes),
-        out / f"{meter.prefix}hunt-{seed}.jsonl",
+        out / f"{bench.prefix}hunt-{seed}.jsonl",
         peer=peer,
         seconds=seconds,
         ceiling_seconds=CEILING_SECONDS,

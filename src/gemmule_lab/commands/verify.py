@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -23,18 +22,10 @@ SHOWN = 3
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @options.device()
 @options.workers("Processes; default: one a core, on a GPU one.")
-@options.folder(
-    "--evidence",
-    help="On a GPU: prove every CUDA rung at its edge sizes and parameters, and record it here.",
-)
-@click.option("--stale", is_flag=True, help="With --evidence: only what changed since its proof.")
-@click.option(
-    "--check",
-    "check_only",
-    is_flag=True,
-    help="With --stale, no GPU needed: compare the kernels, as built here, with the evidence.",
-)
-@click.option("--anew", is_flag=True, help="With --check: build also what is on record as built.")
+@click.option("--evidence", help="Of the repository's tool `proofs`.", hidden=True)
+@click.option("--stale", is_flag=True, hidden=True)
+@click.option("--check", is_flag=True, hidden=True)
+@click.option("--anew", is_flag=True, hidden=True)
 def verify(
     cases: int,
     op: str | None,
@@ -42,10 +33,7 @@ def verify(
     seed: int,
     device: str,
     workers: int | None,
-    evidence: Path | None,
-    stale: bool,
-    check_only: bool,
-    anew: bool,
+    **of_proofs: object,
 ) -> None:
     """Multiply random matrices through the public API and judge every element.
 
@@ -56,25 +44,17 @@ def verify(
     import os
     import time
 
-    from gemmule_lab.cli import WrongResultError
+    from gemmule_lab.cli import WrongResultError, tool_sentence
     from gemmule_lab.progress import bar
     from gemmule_lab.verify import on_device
     from gemmule_lab.verify.random_products import Choice
     from gemmule_lab.verify.workers import run_trials
 
+    if any(of_proofs.values()):
+        raise ValueError(tool_sentence("gemmule verify --evidence, --stale or --check", "proofs"))
     options.check_device(device)
-    if stale and evidence is None and not check_only:
-        raise ValueError("--stale chooses what is proved or compared; pass --evidence or --check.")
-    if anew and not check_only:
-        raise ValueError("--anew says what --check builds; pass --check with it.")
-    if check_only:
-        _check_evidence(evidence, rung, anew)
-        return
     if device != "cpu":
         options.ordinal_of(device)
-    if evidence is not None:
-        _prove(evidence, rung, device, stale, workers)
-        return
     libraries = on_device.present() if device != "cpu" else ("own",)
     choice = Choice(op, rung, device, libraries)
     if workers is None:
@@ -91,59 +71,6 @@ def verify(
             f"{tally.wrong:,} wrong, {tally.raised:,} raised, {len(tally.deaths)} workers died, of "
             f"{tally.done:,} cases."
         )
-
-
-def _check_evidence(root: Path | None, rung: str | None, anew: bool) -> None:
-    """Compare the evidence with the code; raise where a rung that plans choose lacks a proof."""
-    from gemmule_lab.cli import WrongResultError
-    from gemmule_lab.verify import status as proof_status
-    from gemmule_lab.verify.proofs import named_rungs
-
-    found = proof_status.take(root, named_rungs([rung] if rung else ()), anew=anew)
-    for line in found.lines():
-        click.echo(line)
-    if not found.ok:
-        raise WrongResultError(
-            "the evidence does not fit the code. On a machine with a GPU: "
-            "gemmule verify --device cuda --evidence evidence --stale"
-        )
-
-
-def _prove(
-    root: Path, rung: str | None, device: str, only_stale: bool, workers: int | None
-) -> None:
-    """Prove CUDA rungs on the device and write the records; raise where one fails."""
-    from gemmule_lab.cli import WrongResultError
-    from gemmule_lab.progress import bar
-    from gemmule_lab.verify import device as verify_device
-    from gemmule_lab.verify import status as proof_status
-    from gemmule_lab.verify.proofs import named_rungs
-
-    if device == "cpu":
-        raise ValueError("--evidence records what a GPU proved; pass --device cuda with it.")
-    chosen, only = named_rungs([rung] if rung else ()), None
-    if only_stale:
-        only = proof_status.take(root, chosen, workers=workers or 8).to_prove()
-        chosen = tuple(r for r in chosen if (r.folder, r.name) in only)
-    with bar() as progress:
-        task = progress.add_task("prove", total=len(chosen))
-        outcomes = verify_device.verify_all(
-            chosen,
-            workers=workers,
-            ordinal=options.ordinal_of(device),
-            only=only,
-            report=lambda found: progress.advance(task),
-        )
-    failed = [outcome for outcome in outcomes if outcome.failures]
-    for one in failed:
-        click.echo(f"{one.folder}/{one.rung} {one.variant}: {one.failures[0]}")
-    click.echo(
-        f"{len(chosen)} rungs, {len(outcomes)} variants, {sum(o.cases for o in outcomes):,} cases"
-    )
-    path = verify_device.write_evidence(root, outcomes)
-    click.echo(f"wrote {path}" if path else "nothing ran on a device; nothing was written")
-    if failed:
-        raise WrongResultError(f"{len(failed)} of {len(outcomes)} variants failed.")
 
 
 def _report(tally: Tally, choice: Choice, seed: int, elapsed_s: float) -> None:

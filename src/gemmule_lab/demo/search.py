@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gemmule as gm
-from gemmule_lab.bench.products import in_format
 from gemmule_lab.demo.embeddings import Floats, SentenceModel
+from gemmule_lab.harness.operands import in_format
 
 FORMATS = ("float32", "int8", "int4")
 SENTENCES = 160

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from gemmule.core.problem import Problem, QuantSpec
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.timing.machine import usable_cpus
 from gemmule_lab.peers.cpu_float import to_numpy, to_torch, torch_mode
-from gemmule_lab.peers.peer import Peer, Prepared, grouped_parts, module_missing
+from gemmule_lab.peers.peer import Peer, Prepared, grouped_parts, module_missing, packing, release
 
 ORT_BITS = (4, 8)
 ORT_LEVELS = (0, 4)
@@ -92,7 +93,9 @@ def _int4_copies(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Callabl
     codes, scales, zeros = grouped_parts(a)
     group = int(a.group_size or 1)
     packed = torch._convert_weight_to_int4pack_for_cpu(torch.from_numpy(codes.astype(np.int32)), 1)
-    offsets = int4_offsets(scales, zeros).to(x.dtype)
+    # Scale and offset of each group, of w = (code - 8) * scale + offset.
+    pairs = np.stack([scales, scales * (8 - zeros)], axis=-1).transpose(1, 0, 2)
+    offsets = torch.from_numpy(np.ascontiguousarray(pairs, np.float32)).to(x.dtype)
 
     def make() -> Prepared:
         weights, shifts = packed.clone(), offsets.clone()
@@ -101,18 +104,6 @@ def _int4_copies(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Callabl
         )
 
     return make
-
-
-def int4_offsets(scales: np.ndarray, zeros: np.ndarray) -> Any:
-    """Return scale and offset of each group for PyTorch's w = (code - 8) * scale + offset."""
-    import torch
-
-    pairs = np.stack([scales, scales * (8 - zeros)], axis=-1).transpose(1, 0, 2)
-    return torch.from_numpy(np.ascontiguousarray(pairs, np.float32))
-
-
-def _int4_prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
-    return _int4_copies(problem, a, b)()
 
 
 def torch_call(problem: Problem, multiply: Callable[[], Any]) -> Prepared:
@@ -178,7 +169,7 @@ def _ort_copies(
     x = rows_of(problem, b)
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # Idle threads that spin would slow whichever contestant runs next.
+    # Idle threads that spin would slow whichever entry runs next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.use_per_session_threads = not _ort_pool()
     matrix = two_bits(a) if bits == TWO_BITS else a
@@ -205,12 +196,6 @@ def _ort_pool() -> bool:
     except (AttributeError, RuntimeError):  # an old version, or a session that was made before
         return False
     return True
-
-
-def _ort_prepare(
-    level: int, bits: int | None, problem: Problem, a: QuantizedMatrix, b: np.ndarray
-) -> Prepared:
-    return _ort_copies(level, bits, problem, a, b)()
 
 
 def _ort_model(problem: Problem, a: QuantizedMatrix, level: int, bits: int) -> bytes:
@@ -267,39 +252,27 @@ def pack_bits(codes: np.ndarray, bits: int) -> np.ndarray:
     return packed
 
 
-def _ort_mode(level: int) -> str:
-    import onnxruntime as ort
-
+def _ort_peer(level: int, bits: int | None = None) -> Peer:
     arithmetic = "int8" if level == 4 else "float32"
     words = f"accuracy level {level} ({arithmetic} activations), {len(usable_cpus())} threads"
-    return f"ONNX Runtime {ort.__version__}, {words}"
-
-
-def _ort_peer(level: int, bits: int | None = None) -> Peer:
-    name = f"onnxruntime level {level}"
-    return Peer(
-        name if bits is None else f"{name} on {bits} bits",
-        "cpu",
-        lambda: module_missing("onnxruntime", "onnx"),
-        _ort_refuses if bits is None else _ort_two_bits_refuses,
-        functools.partial(_ort_prepare, level, bits),
-        functools.partial(_ort_mode, level),
+    return packing(
+        f"onnxruntime level {level}{'' if bits is None else f' on {bits} bits'}",
+        partial(_ort_copies, level, bits),
+        absent=partial(module_missing, "onnxruntime", "onnx"),
+        refuses=_ort_refuses if bits is None else _ort_two_bits_refuses,
+        mode=lambda: f"ONNX Runtime {release('onnxruntime')}, {words}",
         activation_bits=8 if level == 4 else None,
-        copies=functools.partial(_ort_copies, level, bits),
         stand_in=None if bits is None else two_bits,
         own_bytes=lambda problem: problem.compulsory_bytes // (1 if bits is None else 2),
     )
 
 
-def _torch_absent() -> str | None:
-    return module_missing("torch")
-
-
+_torch_absent = partial(module_missing, "torch")
 PEERS = (
     Peer("torch int8pack", "cpu", _torch_absent, int8_refuses, _int8_prepare, torch_mode),
-    Peer(
-        "torch int4pack", "cpu", _torch_absent, _int4_refuses, _int4_prepare, torch_mode,
-        copies=_int4_copies,
+    packing(
+        "torch int4pack", _int4_copies, absent=_torch_absent, refuses=_int4_refuses,
+        mode=torch_mode,
     ),
     *(_ort_peer(level) for level in ORT_LEVELS),
     *(_ort_peer(level, TWO_BITS) for level in ORT_LEVELS),

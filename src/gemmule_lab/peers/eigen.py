@@ -17,8 +17,7 @@ import numpy as np
 from gemmule.core.problem import Problem
 from gemmule.errors import CompileError
 from gemmule.settings import cache_folder
-from gemmule_lab.peers.cpu_float import result_shape
-from gemmule_lab.peers.peer import Peer, Prepared
+from gemmule_lab.peers.peer import Peer, Prepared, plain_refusal, result_shape
 from gemmule_lab.records.environment import cpu_name
 
 SOURCE = Path(__file__).with_name("eigen_peer.cpp")
@@ -31,16 +30,6 @@ def _absent() -> str | None:
         return "g++ not found"
     if not (HEADERS / "Eigen" / "Dense").is_file():
         return f"Eigen's headers are not in {HEADERS}"
-    return None
-
-
-def _refuses(problem: Problem) -> str | None:
-    if problem.quant is not None or problem.batch != 1:
-        return "it takes one plain matrix"
-    if not problem.a == problem.b == problem.out or problem.a not in ("float32", "float64"):
-        return "it is compiled for float32 and float64"
-    if "strided" in (problem.layout_a, problem.layout_b):
-        return "it is compiled for unit strides"
     return None
 
 
@@ -104,4 +93,5 @@ def _mode() -> str:
     return f"Eigen {version}, IEEE float, g++ {' '.join(FLAGS[:3])}, no BLAS, {threads} threads"
 
 
+_refuses = functools.partial(plain_refusal, dtypes=("float32", "float64"))
 PEERS = (Peer("eigen", "cpu", _absent, _refuses, _prepare, _mode),)

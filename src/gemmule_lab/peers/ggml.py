@@ -23,7 +23,7 @@ from gemmule.core.problem import Problem
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.timing.machine import usable_cpus
 from gemmule_lab.peers.cpu_quantized import plain_quant, rows_of, shaped
-from gemmule_lab.peers.peer import Peer, Prepared, grouped_parts, module_missing
+from gemmule_lab.peers.peer import Prepared, grouped_parts, module_missing, packing, release
 
 BLOCK = 32
 F32, Q4_0, Q4_1, Q8_0 = 0, 2, 3, 8  # enum ggml_type, fixed by the file format
@@ -162,10 +162,6 @@ def _copies(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Callable[[],
     return make
 
 
-def _prepare(problem: Problem, a: QuantizedMatrix, b: np.ndarray) -> Prepared:
-    return _copies(problem, a, b)()
-
-
 class _Product:
     """One graph with its weights and activations, in a context that is freed with it."""
 
@@ -207,17 +203,8 @@ class _Product:
 
 
 def _mode() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        release = version("llama-cpp-python")
-    except PackageNotFoundError:
-        release = "of unknown version"
-    return f"ggml of llama-cpp-python {release}, 8-bit activations, {len(usable_cpus())} threads"
+    words = f"8-bit activations, {len(usable_cpus())} threads"
+    return f"ggml of llama-cpp-python {release('llama-cpp-python')}, {words}"
 
 
-PEERS = (
-    Peer(
-        "ggml", "cpu", _absent, _refuses, _prepare, _mode, activation_bits=8, copies=_copies,
-    ),
-)  # fmt: skip
+PEERS = (packing("ggml", _copies, absent=_absent, refuses=_refuses, mode=_mode, activation_bits=8),)

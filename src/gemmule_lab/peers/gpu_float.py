@@ -7,16 +7,26 @@ captured into a graph; libraries that launch elsewhere are named and not timed.
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gemmule.backends.cuda import driver
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.errors import DeviceError
-from gemmule_lab.peers.cpu_float import result_shape, to_numpy, to_torch
-from gemmule_lab.peers.peer import Peer, Prepared, module_missing
+from gemmule_lab.peers.cpu_float import to_numpy, to_torch
+from gemmule_lab.peers.peer import (
+    Peer,
+    Prepared,
+    module_missing,
+    plain_refusal,
+    release,
+    result_shape,
+)
+
+Absent: TypeAlias = Callable[[], str | None]
 
 TORCH_DTYPES = ("float64", "float32", "float16", "bfloat16")
 CUPY_DTYPES = ("float64", "float32", "float16")
@@ -54,30 +64,11 @@ def to_cuda(array: Any) -> Any:
     return torch.from_dlpack(array)
 
 
-def _refuses(dtypes: tuple[str, ...], problem: Problem) -> str | None:
-    if problem.quant is not None:
-        return "it takes no quantised matrix"
-    if not problem.a == problem.b == problem.out:
-        return f"it does not mix {problem.a}, {problem.b} and {problem.out}"
-    if problem.a not in dtypes:
-        return f"it is not timed in {problem.a}"
-    if "strided" in (problem.layout_a, problem.layout_b):
-        return "cuBLAS needs a unit stride"
-    if problem.batch != 1 and (problem.op != "matmul" or problem.shared_a or problem.shared_b):
-        return "of batches only whole ones of matrices are given to it"
-    return None
-
-
-def _batched_shape(problem: Problem) -> tuple[int, ...]:
-    shape = result_shape(problem)
-    return shape if problem.batch == 1 else (problem.batch, *shape)
-
-
 def _torch_prepare(tf32: bool, problem: Problem, a: Any, b: Any) -> Prepared:
     import torch
 
     left, right = to_cuda(a), to_cuda(b)
-    out = torch.empty(_batched_shape(problem), dtype=left.dtype, device=left.device)
+    out = torch.empty(result_shape(problem), dtype=left.dtype, device=left.device)
     multiply = torch.mv if left.ndim == 2 and right.ndim == 1 else torch.matmul
     if left.ndim == 3:
         multiply = torch.bmm
@@ -98,31 +89,21 @@ def _torch_mode(tf32: bool) -> str:
     import torch
 
     words = "float32 rounded to TF32" if tf32 else "float32 in IEEE arithmetic"
-    return f"PyTorch {torch.__version__}, cuBLAS {_cublas_version()}, {words}"
-
-
-def _cublas_version() -> str:
-    import importlib.metadata
-
-    for package in ("nvidia-cublas", "nvidia-cublas-cu12"):
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "of unknown version"
+    library = release("nvidia-cublas", "nvidia-cublas-cu12")
+    return f"PyTorch {torch.__version__}, cuBLAS {library}, {words}"
 
 
 def _tf32_refuses(problem: Problem) -> str | None:
     if problem.a != "float32" or problem.op != "matmul":
         return "TF32 is a mode of float32 matrix products"
-    return _refuses(TORCH_DTYPES, problem)
+    return plain_refusal(problem, TORCH_DTYPES, batches=True)
 
 
 def _cupy_prepare(problem: Problem, a: Any, b: Any) -> Prepared:
     import cupy
 
     left, right = (_to_cupy(cupy, operand) for operand in (a, b))
-    out = cupy.empty(_batched_shape(problem), dtype=left.dtype)
+    out = cupy.empty(result_shape(problem), dtype=left.dtype)
     return Prepared(lambda: cupy.matmul(left, right, out=out), lambda: cupy.asnumpy(out))
 
 
@@ -140,9 +121,9 @@ def _cupy_mode() -> str:
 
 
 def _triton_refuses(problem: Problem) -> str | None:
-    reason = _refuses(TORCH_DTYPES, problem)
-    if reason is not None or problem.batch != 1:
-        return reason or "batches are not given to it"
+    reason = plain_refusal(problem, TORCH_DTYPES)
+    if reason is not None:
+        return reason
     if problem.op == "matvec":
         return None if problem.layout_a == "row" else "our Triton matvec reads rows"
     if problem.a not in HALVES:
@@ -167,12 +148,6 @@ def _triton_prepare(problem: Problem, a: Any, b: Any) -> Prepared:
     return Prepared(triton_kernels.Matmul(left, right, out), lambda: to_numpy(out))
 
 
-def _triton_mode() -> str:
-    import triton
-
-    return f"Triton {triton.__version__}, a plain kernel of ours, sums in float32 or wider"
-
-
 def _nvmath_prepare(problem: Problem, a: Any, b: Any) -> Prepared:
     from nvmath.linalg.advanced import Matmul
 
@@ -187,47 +162,49 @@ def _nvmath_prepare(problem: Problem, a: Any, b: Any) -> Prepared:
     return Prepared(call, lambda: to_numpy(latest[0]))
 
 
-def _nvmath_mode() -> str:
-    import nvmath
-
-    return f"nvmath-python {nvmath.__version__}, cuBLASLt, its default compute type"
-
-
-def _jax_absent() -> str | None:
-    missing = module_missing("jax") or gpu_missing()
-    return missing or "it launches on streams of its own, which our timed graphs cannot capture"
+def _streams_of_its_own() -> str:
+    words = "it launches on streams of its own, which our timed graphs cannot capture"
+    return gpu_missing() or words
 
 
-def _never_prepared(problem: Problem, a: Any, b: Any) -> Prepared:
+def unprepared(problem: Problem, a: Any, b: Any) -> Prepared:
+    """Stand for what prepares a peer that is only named, with the reason for its absence."""
     raise DeviceError("this peer is named with the reason for its absence, and never prepared.")
 
 
-def _torch_peer(name: str, tf32: bool) -> Peer:
-    refuses = _tf32_refuses if tf32 else functools.partial(_refuses, TORCH_DTYPES)
-    return Peer(
-        name,
-        "cuda",
-        torch_missing,
-        refuses,
-        functools.partial(_torch_prepare, tf32),
-        functools.partial(_torch_mode, tf32),
-    )
+def needing(missing: Absent, *modules: str) -> Absent:
+    """Return what tells which module is not installed, or what else is missing."""
+    return lambda: module_missing(*modules) or missing()
+
+
+def _peer(
+    name: str, absent: Absent, prepare: Any, mode: Callable[[], str], dtypes: tuple[str, ...]
+) -> Peer:
+    refuses = partial(plain_refusal, dtypes=dtypes, batches=True)
+    return Peer(name, "cuda", absent, refuses, prepare, mode)
 
 
 PEERS = (
-    _torch_peer("torch", tf32=False),
-    _torch_peer("torch tf32", tf32=True),
-    Peer(
-        "cupy", "cuda", lambda: module_missing("cupy") or gpu_missing(),
-        functools.partial(_refuses, CUPY_DTYPES), _cupy_prepare, _cupy_mode,
+    _peer(
+        "torch", torch_missing, partial(_torch_prepare, False), partial(_torch_mode, False),
+        TORCH_DTYPES,
     ),
     Peer(
-        "triton", "cuda", lambda: module_missing("triton") or torch_missing(),
-        _triton_refuses, _triton_prepare, _triton_mode,
+        "torch tf32", "cuda", torch_missing, _tf32_refuses, partial(_torch_prepare, True),
+        partial(_torch_mode, True),
+    ),
+    _peer("cupy", needing(gpu_missing, "cupy"), _cupy_prepare, _cupy_mode, CUPY_DTYPES),
+    Peer(
+        "triton", "cuda", needing(torch_missing, "triton"), _triton_refuses, _triton_prepare,
+        lambda: f"Triton {release('triton')}, a plain kernel of ours, sums in float32 or wider",
+    ),
+    _peer(
+        "nvmath", needing(torch_missing, "nvmath"), _nvmath_prepare,
+        lambda: f"nvmath-python {release('nvmath-python')}, cuBLASLt, its default compute type",
+        TORCH_DTYPES,
     ),
     Peer(
-        "nvmath", "cuda", lambda: module_missing("nvmath") or torch_missing(),
-        functools.partial(_refuses, TORCH_DTYPES), _nvmath_prepare, _nvmath_mode,
+        "jax", "cuda", needing(_streams_of_its_own, "jax"), lambda problem: None, unprepared,
+        lambda: "JAX",
     ),
-    Peer("jax", "cuda", _jax_absent, lambda problem: None, _never_prepared, lambda: "JAX"),
 )  # fmt: skip

@@ -18,8 +18,14 @@ from gemmule_lab.peers.cpu_quantized import (
     plain_quant,
     torch_call,
 )
-from gemmule_lab.peers.gpu_float import gpu_missing, to_cuda, torch_missing
-from gemmule_lab.peers.peer import Peer, Prepared, grouped_parts, module_missing
+from gemmule_lab.peers.gpu_float import (
+    gpu_missing,
+    needing,
+    to_cuda,
+    torch_missing,
+    unprepared,
+)
+from gemmule_lab.peers.peer import Peer, Prepared, grouped_parts, release
 
 INT4_GROUPS = (32, 64, 128, 256)
 INNER_TILES = 8  # of PyTorch's packed int4: 16 columns each
@@ -64,12 +70,6 @@ def _int8_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
     return torch_call(problem, lambda: torch._weight_int8pack_mm(x, weights, scales))
 
 
-def _torch_mode() -> str:
-    import torch
-
-    return f"PyTorch {torch.__version__}, weights packed beforehand"
-
-
 def _gemlite_refuses(problem: Problem) -> str | None:
     spec = plain_quant(problem, ("float16",))
     if isinstance(spec, str):
@@ -104,31 +104,25 @@ def _gemlite_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
     return torch_call(problem, lambda: layer(x))
 
 
-def _gemlite_mode() -> str:
-    import gemlite
-
-    return f"gemlite {getattr(gemlite, '__version__', 'of unknown version')}"
-
-
 def _bitsandbytes_refuses(problem: Problem) -> str | None:
     if problem.quant is None:
         return "it takes quantised matrices only"
     return "its 4-bit codes stand for a fixed table of numbers, not for scale x (code - zero)"
 
 
-def _bitsandbytes_prepare(problem: Problem, a: QuantizedMatrix, b: Any) -> Prepared:
-    raise TypeError(str(_bitsandbytes_refuses(problem)))
+def _torch_mode() -> str:
+    return f"PyTorch {release('torch')}, weights packed beforehand"
 
 
 PEERS = (
     Peer("torch int4pack", "cuda", torch_missing, _int4_refuses, _int4_prepare, _torch_mode),
     Peer("torch int8pack", "cuda", torch_missing, int8_refuses, _int8_prepare, _torch_mode),
     Peer(
-        "gemlite", "cuda", lambda: module_missing("gemlite") or torch_missing(),
-        _gemlite_refuses, _gemlite_prepare, _gemlite_mode,
+        "gemlite", "cuda", needing(torch_missing, "gemlite"), _gemlite_refuses, _gemlite_prepare,
+        lambda: f"gemlite {release('gemlite')}",
     ),
     Peer(
-        "bitsandbytes", "cuda", lambda: module_missing("bitsandbytes") or gpu_missing(),
-        _bitsandbytes_refuses, _bitsandbytes_prepare, lambda: "bitsandbytes",
+        "bitsandbytes", "cuda", needing(gpu_missing, "bitsandbytes"), _bitsandbytes_refuses,
+        unprepared, lambda: "bitsandbytes",
     ),
 )  # fmt: skip

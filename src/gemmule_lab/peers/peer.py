@@ -8,10 +8,12 @@ ones.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,9 +35,12 @@ class Prepared:
     result: Callable[[], np.ndarray]
 
 
+Copies: TypeAlias = Callable[[Problem, Any, Any], Callable[[], Prepared]]
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Somebody else's implementation.
+    """Somebody else's implementation, on ``cpu`` or on ``cuda``.
 
     absent(): the reason it cannot run here, or None. refuses(problem): why it does not serve a
     problem, or None. prepare(problem, A, B): A is an array in the problem's layout or a
@@ -43,7 +48,7 @@ class Peer:
     take arrays that lie there. mode(): its floating-point mode, threads and version in words.
     activation_bits: what the right-hand operand is rounded to first, None when it is not.
     copies(problem, A, B): of peers with weights in memory of their own; converts them once and
-    returns what makes the peer ready on one more copy each time it is called.
+    returns what makes the peer ready on one more copy each time it is called (`packing`).
     stand_in(A): the matrix of another format that the peer multiplies by in place of A, where it
     cannot take A: it is checked against that one, and its time says nothing of A's own format.
     own_bytes(problem): what one call reads.
@@ -56,7 +61,7 @@ class Peer:
     prepare: Callable[[Problem, Any, Any], Prepared]
     mode: Callable[[], str]
     activation_bits: int | None = None
-    copies: Callable[[Problem, Any, Any], Callable[[], Prepared]] | None = None
+    copies: Copies | None = None
     stand_in: Callable[[QuantizedMatrix], QuantizedMatrix] | None = None
     own_bytes: Callable[[Problem], int] = lambda problem: problem.compulsory_bytes
 
@@ -69,10 +74,50 @@ class Absence:
     reason: str
 
 
+def packing(name: str, copies: Copies, **fields: Any) -> Peer:
+    """Return a peer of the CPU that packs weights into memory of its own."""
+    return Peer(name, "cpu", prepare=lambda *given: copies(*given)(), copies=copies, **fields)
+
+
 def module_missing(*modules: str) -> str | None:
     """Return which of `modules` are not installed, in words, or None."""
     missing = [m for m in modules if importlib.util.find_spec(m) is None]
     return f"{' and '.join(missing)} not installed" if missing else None
+
+
+def release(*packages: str) -> str:
+    """Return the version of the first of these packages that is installed."""
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return "of unknown version"
+
+
+def plain_refusal(
+    problem: Problem, dtypes: Sequence[str], *, strided: bool = False, batches: bool = False
+) -> str | None:
+    """Return why a peer for one plain dtype does not serve a problem, or None.
+
+    strided: whether it takes operands without a unit stride; batches: whole ones of matrices.
+    """
+    if problem.quant is not None:
+        return "it takes no quantised matrix"
+    if not problem.a == problem.b == problem.out:
+        return f"it does not mix {problem.a}, {problem.b} and {problem.out}"
+    if problem.a not in dtypes:
+        return f"it is not timed in {problem.a}"
+    if not strided and "strided" in (problem.layout_a, problem.layout_b):
+        return "it needs a unit stride"
+    whole = problem.op == "matmul" and not (problem.shared_a or problem.shared_b)
+    if problem.batch != 1 and not (batches and whole):
+        return "of batches at most whole ones of matrices are given to it"
+    return None
+
+
+def result_shape(problem: Problem) -> tuple[int, ...]:
+    """Return the shape of a result."""
+    shape = (problem.m,) if problem.op == "matvec" else (problem.m, problem.n)
+    return shape if problem.batch == 1 else (problem.batch, *shape)
 
 
 def check(peer: Peer, problem: Problem, *, seed: int = 0) -> str | None:
@@ -176,25 +221,10 @@ def in_layout(array: np.ndarray, layout: str) -> np.ndarray:
 
 def as_float64(a: Any) -> np.ndarray:
     """Return a matrix, quantised or not, in float64."""
-    if not isinstance(a, QuantizedMatrix):
-        widened: np.ndarray = a.astype(np.float64)
-        return widened
-    codes, scales, zeros = quantized_parts(a)
-    stored: np.ndarray = (codes - zeros.astype(np.float64)) * scales.astype(np.float64)
-    return stored.T if a.transposed else stored
-
-
-def quantized_parts(q: QuantizedMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return codes, scales and zero points of the stored matrix, each spread to its full shape."""
-    codes, scales, zeros = grouped_parts(q)
-    rows, columns = codes.shape
-    width = columns if q.group_size in (None, -1) else int(q.group_size or 1)
-
-    def spread(values: np.ndarray) -> np.ndarray:
-        full = np.repeat(values, width, axis=1)[:, :columns]
-        return np.broadcast_to(full, (rows, columns))
-
-    return codes, spread(scales), spread(zeros)
+    if isinstance(a, QuantizedMatrix):
+        return a.dequantize("float64")
+    widened: np.ndarray = a.astype(np.float64)
+    return widened
 
 
 def grouped_parts(q: QuantizedMatrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

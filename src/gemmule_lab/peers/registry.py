@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gemmule.core.problem import Problem
 from gemmule_lab.peers import cpu_float, cpu_quantized, eigen, ggml, gpu_float, gpu_quantized
@@ -23,16 +23,31 @@ def all_peers(backend: str = "cpu") -> tuple[Peer, ...]:
     return tuple(peer for table in TABLES for peer in table if peer.backend == backend)
 
 
+def named(names: Sequence[str], backend: str = "cpu") -> tuple[Peer, ...]:
+    """Return the peers of these names; ValueError for a name that none has on this back end."""
+    known = {peer.name: peer for peer in all_peers(backend)}
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"no peer is called {name!r} on {backend}; there are: {', '.join(known)}."
+            )
+    return tuple(known[name] for name in names)
+
+
 def select(
-    problem: Problem, backend: str = "cpu", *, seed: int = 0, peers: Sequence[Peer] | None = None
+    problem: Problem,
+    backend: str = "cpu",
+    *,
+    peers: Sequence[Peer] | None = None,
+    checked: Callable[[Peer, Problem], str | None] = check,
 ) -> tuple[tuple[Peer, ...], tuple[Absence, ...]]:
     """Return the peers that may be timed on `problem`, and the others with the reason for each.
 
-    Every returned peer has just been checked on operands of the problem's kind (see `check`).
+    Every returned peer has been checked on operands of the problem's kind (see `check`).
     """
     present, absences = [], []
     for peer in all_peers(backend) if peers is None else peers:
-        reason = peer.absent() or peer.refuses(problem) or check(peer, problem, seed=seed)
+        reason = peer.absent() or peer.refuses(problem) or checked(peer, problem)
         if reason is None:
             present.append(peer)
         else:

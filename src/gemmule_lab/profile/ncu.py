@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from gemmule_lab.processes import environment_of_child, in_toolkit
+from gemmule_lab.processes import environment_of_child, in_toolkit, python_module
 
 Rows = list[tuple[str, dict[str, float]]]
 
@@ -34,12 +33,12 @@ def profile(
     watched = [*options, "--metrics", ",".join(metrics.values())]
     try:
         done = subprocess.run(
-            [ncu, *page, *watched, sys.executable, "-m", *child],
+            [ncu, *page, *watched, *python_module(*child)],
             capture_output=True,
             text=True,
             check=False,
             timeout=timeout_s,
-            env=environment_of_child(),
+            env=environment_of_child(child[0]),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [], f"Nsight Compute did not run: {error}"[:300]

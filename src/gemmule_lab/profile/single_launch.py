@@ -50,7 +50,7 @@ def counting(op: str, names: Names, case: Case, m: int, n: int, columns: int = 0
 
 def main(job: str) -> None:
     """Launch the rung of a job once."""
-    from gemmule_lab.studies.gpu import GpuBench
+    from gemmule_lab.studies.harness import GpuBench
 
     given = json.loads(job)
     lane = Lane(given["rung"], given["rung"], given["params"], form=given["form"])

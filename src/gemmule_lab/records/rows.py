@@ -159,7 +159,11 @@ def bytes_saved(problem: Problem) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of an implementation before it is timed; see `Row`."""
+    """What is known of a benchmark entry before it is timed; see `Row`.
+
+    against: the entries over which a rung's speed-ups are; None: all that are no rungs. shown:
+    whether it has a row; what multiplies other numbers stands in the ratios alone.
+    """
 
     problem: Problem
     kind: str
@@ -169,6 +173,8 @@ class Facts:
     proof: str | None = None
     mode: str = ""
     group: str = ""
+    against: tuple[str, ...] | None = None
+    shown: bool = True
 
 
 def make_row(
@@ -177,7 +183,7 @@ def make_row(
     samples: Samples,
     speedups: Mapping[str, Speedup] | None = None,
 ) -> Row:
-    """Return the row of one contestant, whose name is the row's.
+    """Return the row of one benchmark entry, whose name is the row's.
 
     Only cold rows get a share of the read ceiling.
     """

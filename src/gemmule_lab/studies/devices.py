@@ -6,15 +6,14 @@ from pathlib import Path
 
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.errors import DeviceError
-from gemmule_lab.bench import host
+from gemmule.storage.evidence import slug
 from gemmule_lab.ceilings.device import measure_ceilings
+from gemmule_lab.harness.host import HostBench
 from gemmule_lab.records.environment import capture_environment
 from gemmule_lab.records.rows import Environment
-from gemmule_lab.studies.cpu import CpuBench
-from gemmule_lab.studies.gpu import GpuBench
 from gemmule_lab.studies.grid import Bench
+from gemmule_lab.studies.harness import CpuBench, GpuBench
 from gemmule_lab.studies.runner import shortened
-from gemmule_lab.verify.device import slug
 
 CEILING_SECONDS = {"cpu": 3.0, "cuda": 4.0}
 
@@ -42,7 +41,7 @@ def environment_of(bench: Bench) -> Environment:
     """Return what rows of a bench depend on, its ceilings measured now."""
     seconds = CEILING_SECONDS[bench.backend]
     if bench.backend == "cpu":
-        return shortened(host.measured_environment(seconds))
+        return shortened(HostBench().environment(seconds))
     measured = measure_ceilings(max_seconds=seconds, store=False)
     threads, gpus = thread_count(), (bench.device,)
     return shortened(

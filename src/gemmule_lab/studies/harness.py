@@ -1,33 +1,42 @@
-"""How a study's cells are timed, on any device: each lane on its operands, then all interleaved.
+"""How a study's cells are timed: each lane as a benchmark entry on its operands, all in one race.
 
-A bench of a device says how operands are made, how a lane is bound to them and judged, and which
-lanes may be timed in one run.
+`CpuBench` and `GpuBench` are the lab's own benches (`gemmule_lab.harness`) with what studies want
+of them: their budgets, kernels launched by themselves, and who may be timed in one run.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import gemmule as gm
+from gemmule.backends.cuda import driver, single, tensor_maps
+from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
 from gemmule.errors import DeviceError
-from gemmule.timing.clock import Clock, Contestant
+from gemmule.timing.clock import Clock, Entry, entry_over
 from gemmule.timing.sampler import Budget, sample
+from gemmule_lab.harness.bench import Bench
+from gemmule_lab.harness.device import DeviceBench
+from gemmule_lab.harness.host import HostBench
+from gemmule_lab.harness.operands import Sets
+from gemmule_lab.harness.products import FLOATS, Product
 from gemmule_lab.peers import registry
 from gemmule_lab.peers.peer import Peer
+from gemmule_lab.records.environment import cpu_name
 from gemmule_lab.records.rows import times_of
-from gemmule_lab.studies.grid import Cell, Lane, Measured, rates
+from gemmule_lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
 
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A lane ready to be timed over its operand sets, and the parameters it runs with."""
-
-    lane: Lane
-    contestant: Contestant
-    params: Mapping[str, Any] = field(default_factory=dict)
+# Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and Numba on
+# 2 cores, November 2026), so each pool's implementations are timed in a run of their own.
+REST_S = 0.15
+JUDGED_ELEMENTS = 1 << 24
+SLOWEST_CALL_S = 4.0
 
 
 class CellBench(ABC):
@@ -42,20 +51,23 @@ class CellBench(ABC):
         self.device, self.clock, self.seconds = device, clock, seconds
 
     @abstractmethod
-    def sets(self, cell: Cell, lane: Lane) -> Sequence[Any] | str:
-        """Return a lane's operand sets, as many as its temperature needs, or why there are none."""
+    def sets(self, cell: Cell, lane: Lane) -> Any:
+        """Return a lane's operand sets, or in words why there are none."""
 
     @abstractmethod
-    def bind(self, cell: Cell, lane: Lane, sets: Sequence[Any]) -> Bound | str:
-        """Return a lane over its operands, judged once, or why it takes no part."""
+    def bind(self, cell: Cell, lane: Lane, sets: Any) -> Entry | str:
+        """Return a lane over its operands, judged once, or why it takes no part.
 
-    @abstractmethod
+        `about` are the parameters that it runs with.
+        """
+
     def release(self) -> None:
-        """Give back the memory that is kept from cell to cell."""
+        """Give back what libraries keep from cell to cell: by default there is nothing."""
+        return
 
-    def runs(self, bound: Sequence[Bound]) -> Iterable[Sequence[Bound]]:
-        """Yield the lanes that are timed together."""
-        yield bound
+    def runs(self, entries: Sequence[Entry], lanes: Mapping[str, Lane]) -> Iterable[list[Entry]]:
+        """Yield the entries that are timed together."""
+        yield list(entries)
 
     def figures(self, cell: Cell, lane: Lane, us: float) -> dict[str, float]:
         """Return what follows from the time of one call."""
@@ -64,8 +76,8 @@ class CellBench(ABC):
     def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
         """Return what became of each lane, by name; ArithmeticError for a wrong result."""
         found: dict[str, Measured] = {}
-        bound: list[Bound] = []
-        kept: dict[tuple[str, bool, int], Sequence[Any] | str] = {}
+        entries: list[Entry] = []
+        kept: dict[tuple[str, bool, int], Any] = {}
         for lane in lanes:
             key = (lane.form, lane.flip, lane.matrix)
             try:
@@ -80,29 +92,193 @@ class CellBench(ABC):
             if isinstance(made, str):
                 found[lane.name] = Measured(note=made)
             else:
-                bound.append(made)
-        for run in self.runs(bound):
-            found |= self._timed(cell, run)
+                entries.append(made)
+        by_name = {lane.name: lane for lane in lanes}
+        for run in self.runs(entries, by_name):
+            budget = Budget(self.seconds * len(run), self.min_blocks, self.max_blocks, self.block_s)
+            samples = sample(run, self.clock, budget) if run else {}
+            for one in run:
+                times = times_of(samples[one.name])
+                figures = self.figures(cell, by_name[one.name], times.median)
+                found[one.name] = Measured(times, figures, params=one.about)
         return found
 
-    def _timed(self, cell: Cell, bound: Sequence[Bound]) -> dict[str, Measured]:
-        if not bound:
-            return {}
-        seconds = self.seconds * len(bound)
-        budget = Budget(seconds, self.min_blocks, self.max_blocks, self.block_s)
-        samples = sample([one.contestant for one in bound], self.clock, budget)
-        found = {}
-        for one in bound:
-            times = times_of(samples[one.lane.name])
-            figures = self.figures(cell, one.lane, times.median)
-            found[one.lane.name] = Measured(times, figures, params=one.params)
-        return found
+
+class _OnBench(CellBench):
+    """Cells on a bench of the lab."""
+
+    bench: Bench
+
+    def sets(self, cell: Cell, lane: Lane) -> Sets | str:
+        """Return a lane's operand sets: one when warm, else as many as make reads cold ones."""
+        cold = cell.temperature == "cold"
+        sets = self.bench.sets(self.product(cell, lane), seed=lane.matrix, warm=not cold)
+        if cold and not sets.cold:
+            return (
+                f"{len(sets.items):,} sets of operands, which is what there is room for, stay warm"
+            )
+        return sets
+
+    def product(self, cell: Cell, lane: Lane) -> Product:
+        """Return the product that a lane computes."""
+        form = lane.form if lane.form in FLOATS else f"plain {lane.form}"
+        if lane.form in CODE_BITS:
+            form = f"{lane.form} codes"
+        return Product(
+            cell.op,
+            form,
+            (cell.m, cell.n),
+            max(cell.columns, 1),
+            column_major=cell.layout == "col",
+            transposed=lane.flip,
+            uniform=cell.uniform,
+        )
+
+    def bind(self, cell: Cell, lane: Lane, sets: Sets) -> Entry | str:
+        """Return a lane over its operands, judged once, or why it takes no part."""
+        if lane.rung is None:
+            known = [p for p in registry.all_peers(self.backend) if p.name == lane.peer]
+            if not known:
+                return unknown_peer(lane.peer, self.backend)
+            entries, absent = self.bench.theirs(sets, known)
+            made = replace(entries[0], about={}) if entries else absent[0].reason
+            return made if isinstance(made, str) else replace(made, name=lane.name)
+        try:
+            return self.ours(cell, lane, sets, None if lane.rung == "auto" else lane.rung)
+        except (ValueError, TypeError) as error:
+            return str(error)
+        except ArithmeticError as error:
+            raise ArithmeticError(f"{lane.name} on {dict(cell.filed)}: {error}") from None
+
+    def ours(self, cell: Cell, lane: Lane, sets: Sets, rung: str | None) -> Entry:
+        """Return one of our rungs over a lane's operands."""
+        entry = self.bench.ours(sets, rung, name=lane.name)
+        return replace(entry, about={**entry.about.params, "rung": sets.plan(rung).rung.name})
+
+
+class _Host(HostBench):
+    """The CPU's bench, which judges where that is quick."""
+
+    def judged(self, sets: Sets, plan: gm.Plan) -> float | None:
+        """Judge every element of a result, unless there are too many products in it."""
+        problem = plan.problem
+        quick = problem.m * max(problem.n, 1) * max(problem.k, 1) <= JUDGED_ELEMENTS
+        return super().judged(sets, plan) if quick else None
+
+
+class CpuBench(_OnBench):
+    """Times cells on this CPU, through the public API."""
+
+    backend = "cpu"
+    max_blocks, block_s = 15, 0.005
+
+    def __init__(self, seconds: float = 0.25) -> None:
+        self.bench = _Host(slowest_s=SLOWEST_CALL_S)
+        super().__init__(cpu_name(), self.bench.clock, seconds)
+
+    def product(self, cell: Cell, lane: Lane) -> Product:
+        """Return a lane's product: uniform numbers for float32, as the documents take them."""
+        return replace(super().product(cell, lane), uniform=lane.form == "float32")
+
+    def bind(self, cell: Cell, lane: Lane, sets: Sets) -> Entry | str:
+        """Return a lane over its operands, or why it takes no part: it may be too slow."""
+        made = super().bind(cell, lane, sets)
+        start = time.perf_counter()
+        if isinstance(made, Entry):
+            made.call(0)
+        seconds = time.perf_counter() - start
+        return f"one call takes {seconds:.1f} s: too slow" if seconds > SLOWEST_CALL_S else made
+
+    def runs(self, entries: Sequence[Entry], lanes: Mapping[str, Lane]) -> Iterator[list[Entry]]:
+        """Yield the entries of each pool of threads, after a rest."""
+        by_pool: dict[str, list[Entry]] = {}
+        for one in entries:
+            by_pool.setdefault(_pool(lanes[one.name]), []).append(one)
+        for group in by_pool.values():
+            time.sleep(REST_S)
+            yield group
+
+
+def _pool(lane: Lane) -> str:
+    if lane.rung is None:
+        return lane.peer
+    return lane.rung if "blas" in lane.rung else "numba"  # some convert with Numba, then call BLAS
+
+
+class GpuBench(_OnBench):
+    """Times cells on one device, by captured calls."""
+
+    backend = "cuda"
+    max_blocks, block_s = 8, 0.001
+
+    def __init__(self, ordinal: int = 0, seconds: float = 0.04) -> None:
+        self.ordinal = ordinal
+        self.bench: DeviceBench = DeviceBench(ordinal)
+        super().__init__(self.bench.device, self.bench.clock, seconds)
+
+    def release(self) -> None:
+        """Give back the memory that PyTorch keeps from cell to cell."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def figures(self, cell: Cell, lane: Lane, us: float) -> dict[str, float]:
+        """Return the rates, and beside them what the device's data sheet says."""
+        datasheet = driver.device_info(self.ordinal).datasheet_bytes_per_s * 1e-9
+        return {**rates(cell, lane, us), "datasheet_gbs": datasheet}
+
+    def ours(self, cell: Cell, lane: Lane, sets: Sets, rung: str | None) -> Entry:
+        """Return one of our rungs, by a preset or parameters, or just some of its kernels."""
+        params = None if rung is None else dict(lane.params)
+        if lane.preset:
+            params = dict(single.cuda_rung(sets.plan(rung).choice).presets[lane.preset])
+        plan = sets.plan(rung, params)
+        if lane.only:
+            entry = entry_over(lane.name, self._launches(plan, sets, lane.only), keep=sets)
+        else:
+            entry = self.bench.ours(sets, rung, params, name=lane.name)
+        data = {"data": "uniform"} if cell.uniform else {}
+        return replace(entry, about={**plan.params, "rung": plan.rung.name, **data})
+
+    def _launches(
+        self, plan: gm.Plan, sets: Sets, only: tuple[str, ...]
+    ) -> list[Callable[[], None]]:
+        """Return, for each set, what launches the steps whose kernels begin with these names."""
+        launcher = cuda_launch.Launcher(plan.choice)
+        work = DeviceArray.empty((max(launcher.workspace, 1),), "uint8", self.ordinal)
+        starters = [
+            start
+            for start, step in zip(launcher.load(self.ordinal), launcher.steps, strict=True)
+            if step.kernel.startswith(only)
+        ]
+
+        def made(one: Any) -> Callable[[], None]:
+            a, b = (one.b, one.a) if plan.choice.call.swapped else (one.a, one.b)
+            slot = tensor_maps.Slot(launcher.template, launcher.maps)
+            matrix = cuda_launch.parts(a) if launcher.quantized else (a.pointer,)
+            with driver.on_device(self.ordinal):
+                slot.place((*matrix, b.pointer, one.out.pointer, work.pointer))
+            alive, stream = (slot, work), self.bench.clock.stream
+
+            def launch(_alive: object = alive) -> None:
+                with driver.on_device(self.ordinal):
+                    for start in starters:
+                        start(slot.address, stream)
+
+            return launch
+
+        return [made(one) for one in sets.items]
+
+
+def unknown_peer(name: str, backend: str) -> str:
+    """Return in words that a back end has no peer of a name."""
+    return f"no {'GPU' if backend == 'cuda' else 'CPU'} peer is called {name}"
 
 
 def peer_named(name: str, backend: str, problem: Problem) -> Peer | str:
     """Return a peer that serves a problem, checked on small operands, or why it takes no part."""
     known = [peer for peer in registry.all_peers(backend) if peer.name == name]
     if not known:
-        return f"no {'GPU' if backend == 'cuda' else 'CPU'} peer is called {name}"
+        return unknown_peer(name, backend)
     present, absent = registry.select(problem, backend, peers=known)
     return present[0] if present else absent[0].reason

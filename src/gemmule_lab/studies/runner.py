@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmule_lab.ceilings.host import TOLERANCE
+from gemmule_lab.ceilings.best import TOLERANCE
 from gemmule_lab.records.rows import Environment
 from gemmule_lab.studies import store
 from gemmule_lab.studies.grid import Bench, Cell, Measured, Step, Study, Task

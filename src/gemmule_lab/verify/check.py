@@ -63,7 +63,7 @@ def judge(op: str, left: Any, right: Any, out: Array, rounding: Rounding) -> ora
     a, b, result = _canonical(op, left, right, out)
     worst: oracle.Verdict | None = None
     for rows in _row_blocks(a, b, result):
-        part = a if rows is None else _rows_of(a, rows)
+        part = a if rows is None else rows_of(a, rows)
         piece = np.ascontiguousarray(result if rows is None else result[rows])
         problem = _problem(part, b, piece)
         inputs = UserOperands(Case(problem, _kind(problem)), part, b, piece, math.inf, (), ())
@@ -124,15 +124,23 @@ def _row_blocks(a: Any, b: Array, out: Array) -> Iterator[slice | None]:
         if a.perm is not None or a.layout != "row" or a.device != "cpu":
             yield None
             return
-        if a.transposed:  # a slice of stored columns: whole groups, and whole bytes of nibbles
-            unit = 2 * max(1, a.group_size or 1)
-            step = max(unit, step // unit * unit)
+        unit = row_unit(a)
+        step = max(unit, step // unit * unit)
     for start in range(0, max(a.shape[0], 1), step):
         yield slice(start, min(start + step, a.shape[0]))
 
 
-def _rows_of(a: Any, rows: slice) -> Any:
-    """Return some rows of A, as `_row_blocks` cuts them."""
+def row_unit(a: Any) -> int:
+    """Return what a slice of A's rows begins at a multiple of.
+
+    Rows of a transposed quantised matrix are stored columns: whole groups, whole bytes of nibbles.
+    """
+    transposed = isinstance(a, gm.QuantizedMatrix) and a.transposed
+    return 2 * max(1, a.group_size or 1) if transposed else 1
+
+
+def rows_of(a: Any, rows: slice) -> Any:
+    """Return some rows of A, from a multiple of `row_unit` on."""
     if not isinstance(a, gm.QuantizedMatrix):
         return a[rows]
     count, per_byte = rows.stop - rows.start, 8 // a.bits

@@ -1,8 +1,8 @@
 """The GPU's clock for `gemmule.timing.sampler`: captured graphs of rotating calls, timed by events.
 
-A contestant's calls over all its buffer sets are captured once into a graph whose nodes stand in
+An entry's calls over all its operand sets are captured once into a graph whose nodes stand in
 one chain (plain serial edges: each starts when the one before is done), and replays of that graph
-are timed. So neither the host nor launch gaps are in the figure, and with enough buffer sets
+are timed. So neither the host nor launch gaps are in the figure, and with enough operand sets
 every call finds the L2 cold.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver
-from gemmule.timing.clock import BlockRunner, Contestant, Note, Timing
+from gemmule.timing.clock import BlockRunner, Entry, Note, Timing
 
 # A graph launch costs the device a few microseconds; with 64 calls or more it is under 2 % of the
 # shortest kernels. Graphs of slower kernels stop at a length that makes it under 0.2 %.
@@ -47,21 +47,21 @@ class GraphClock:
         """Return ``time.perf_counter()``."""
         return time.perf_counter()
 
-    def prepare(self, contestant: Contestant) -> BlockRunner:
-        """Warm the contestant up, capture its rotation, and return the runner of its replays."""
+    def prepare(self, entry: Entry) -> BlockRunner:
+        """Warm the entry up, capture its rotation, and return the runner of its replays."""
         api = driver.bindings()
         with (
             self._current(),
             driver.on_device(self.ordinal),
             device_arrays.sharing_workspaces() as kept,
         ):
-            contestant.call(0)
-            contestant.call(contestant.buffers - 1)
-            driver.check(api.cuStreamSynchronize(self._stream), f"warming up {contestant.name}")
-            wanted = min(LEAST_CALLS, math.ceil(LEAST_GRAPH_S / self._single_s(contestant)))
-            repeats = math.ceil(wanted / contestant.buffers)
-            calls_per_graph = repeats * contestant.buffers
-            graph = self._capture(contestant, repeats)
+            entry.call(0)
+            entry.call(entry.sets - 1)
+            driver.check(api.cuStreamSynchronize(self._stream), f"warming up {entry.name}")
+            wanted = min(LEAST_CALLS, math.ceil(LEAST_GRAPH_S / self._single_s(entry)))
+            repeats = math.ceil(wanted / entry.sets)
+            calls_per_graph = repeats * entry.sets
+            graph = self._capture(entry, repeats)
 
         def run(first: int, calls: int, kept: object = kept) -> Timing:
             replays = math.ceil(calls / calls_per_graph)
@@ -71,35 +71,35 @@ class GraphClock:
                 for _ in range(replays):
                     driver.check(api.cuGraphLaunch(graph, self._stream), "replaying a graph")
                 driver.check(api.cuEventRecord(after, self._stream), "timing")
-                driver.check(api.cuEventSynchronize(after), f"running {contestant.name}")
+                driver.check(api.cuEventSynchronize(after), f"running {entry.name}")
                 elapsed_ms = driver.check(api.cuEventElapsedTime(before, after), "timing")
             return Timing(elapsed_ms * 1e-3, replays * calls_per_graph, _notes(self.ordinal))
 
         weakref.finalize(run, api.cuGraphExecDestroy, graph)
         return run
 
-    def _single_s(self, contestant: Contestant) -> float:
+    def _single_s(self, entry: Entry) -> float:
         """Return roughly what one call takes, launch included."""
         api = driver.bindings()
         before, after = self._events
         driver.check(api.cuEventRecord(before, self._stream), "timing")
-        contestant.call(0)
+        entry.call(0)
         driver.check(api.cuEventRecord(after, self._stream), "timing")
-        driver.check(api.cuEventSynchronize(after), f"running {contestant.name}")
+        driver.check(api.cuEventSynchronize(after), f"running {entry.name}")
         elapsed_ms = driver.check(api.cuEventElapsedTime(before, after), "timing")
         return max(float(elapsed_ms), 1e-3) * 1e-3
 
-    def _capture(self, contestant: Contestant, repeats: int) -> Any:
+    def _capture(self, entry: Entry, repeats: int) -> Any:
         api = driver.bindings()
         mode = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         driver.check(api.cuStreamBeginCapture(self._stream, mode), "beginning a capture")
         try:
             for _ in range(repeats):
-                for index in range(contestant.buffers):
-                    contestant.call(index)
+                for index in range(entry.sets):
+                    entry.call(index)
         finally:
             result = api.cuStreamEndCapture(self._stream)
-        graph = driver.check(result, f"capturing {contestant.name}")
+        graph = driver.check(result, f"capturing {entry.name}")
         executable = driver.check(api.cuGraphInstantiate(graph, 0), "instantiating a graph")
         api.cuGraphDestroy(graph)
         return executable

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.backends.cuda import driver, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.backends.cuda import tensor_maps
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule_lab.bench.host_to_host import pinned_copy
-from gemmule_lab.studies.cpu import REST_S
-from gemmule_lab.studies.harness import peer_named
+from gemmule_lab.bench.host_to_host import Launch, Pass, pinned_copy
+from gemmule_lab.studies.harness import REST_S, peer_named
 
 CPU_LOOP, EIGEN, NUMPY = "cpu loop", "eigen", "numpy"
 NAIVE, SHARED, CUBLAS = "naive", "shared tile", "cublas"
@@ -35,7 +34,6 @@ SHORT_US, SLOW_US = 1e4, 1e5  # up to here 30 repeats; from here on the first ru
 
 Array = Any
 Parts = Mapping[str, float]
-Launch = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,69 +85,8 @@ def gpu_way(name: str, hosts: Sequence[Array], ordinal: int, stack: ExitStack) -
     if name != base:
         hosts = [stack.enter_context(pinned_copy(host, ordinal)) for host in hosts]
         result = hosts[2].view(np.float32).reshape(result.shape)
-    one = _Pass(hosts, bind, ordinal)
+    one = Pass(hosts, bind, ordinal)
     return Way(name, one.run, result)
-
-
-class _Pass:
-    """From host to host on a GPU, split into parts."""
-
-    def __init__(
-        self, hosts: Sequence[Array], bind: Callable[[Sequence[int]], Launch], ordinal: int
-    ) -> None:
-        self.hosts, self.bind, self.ordinal = hosts, bind, ordinal
-        api = driver.bindings()
-        with driver.on_device(ordinal):
-            self.events = [driver.check(api.cuEventCreate(0), "making an event") for _ in "ab"]
-
-    def __del__(self) -> None:
-        api = driver.bindings()
-        for event in getattr(self, "events", ()):
-            api.cuEventDestroy(event)
-
-    def run(self) -> Parts:
-        """Multiply once; DeviceError when the matrices do not fit. All memory is given back."""
-        us: dict[str, float] = {}
-        pointers: list[int] = []
-        a, b, c = self.hosts
-        start = time.perf_counter()
-        try:
-            for host in self.hosts:
-                pointers.append(driver.allocate(host.nbytes, self.ordinal))
-            start = self._ended(us, "allocate", start)
-            launch = self.bind(pointers)
-            start = time.perf_counter()
-            for at, host in zip(pointers, (a, b), strict=False):
-                driver.copy(at, host.ctypes.data, host.nbytes, self.ordinal, 0)
-            self._ended(us, "host to device", start)
-            self._multiply(us, launch)
-            start = time.perf_counter()
-            driver.copy(c.ctypes.data, pointers[2], c.nbytes, self.ordinal, 0)
-            start = self._ended(us, "device to host", start)
-        finally:
-            for at in pointers:
-                driver.free(at, self.ordinal)
-        self._ended(us, "free", start)
-        return us
-
-    def _ended(self, us: dict[str, float], part: str, start: float) -> float:
-        driver.synchronize(self.ordinal)
-        now = time.perf_counter()
-        us[part] = (now - start) * 1e6
-        return now
-
-    def _multiply(self, us: dict[str, float], launch: Launch) -> None:
-        api, (before, after) = driver.bindings(), self.events
-        with driver.on_device(self.ordinal):
-            start = time.perf_counter()
-            driver.check(api.cuEventRecord(before, 0), "timing")
-            launch()
-            driver.check(api.cuEventRecord(after, 0), "timing")
-            driver.check(api.cuEventSynchronize(after), "multiplying")
-            whole = (time.perf_counter() - start) * 1e6
-            ms = driver.check(api.cuEventElapsedTime(before, after), "timing")
-        us["kernel"] = min(float(ms) * 1e3, whole)
-        us["launch"] = whole - us["kernel"]
 
 
 def _views(pointers: Sequence[int], n: int, ordinal: int) -> list[DeviceArray]:

@@ -19,7 +19,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, DeviceRung, LibraryRung, Machine, Step, with_bias
 from gemmule.oracle.inputs import Inputs
 from gemmule.tuning.operands import call_over
-from gemmule_lab.verify import raw_launch
+from proofs import raw_launch
 
 _PLACE = 256
 

@@ -21,12 +21,14 @@ from pathlib import Path
 
 from gemmule.core.rung import CudaRung
 from gemmule.errors import DeviceError
-from gemmule_lab.processes import in_toolkit
-from gemmule_lab.records import proof_lines
-from gemmule_lab.verify.device import CHUNK, Outcome, chunks, slug, verify_rung
+from gemmule.storage.evidence import slug
+from gemmule_lab.processes import environment_of_child, in_toolkit, python_module
+from proofs import proof_lines
+from proofs.device import CHUNK, Outcome, chunks, verify_rung
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SHOWN_LINES = 24
+MODULE = "sanitizer.sanitize"  # which is the child as well
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)\b", re.M)
 
 
@@ -116,11 +118,15 @@ def _run(
         log, results = Path(folder) / "log", Path(folder) / "results.jsonl"
         name = f"{rung.folder}/{rung.name}"
         watch = [str(program), "--tool", tool, "--log-file", str(log), "--print-limit", "20"]
-        child = [sys.executable, "-m", "gemmule_lab.verify.sanitize"]
         given = [str(ordinal), str(results), name, *sorted(names)]
+        command = [*watch, *python_module(MODULE, *given)]
         try:
             done = subprocess.run(
-                [*watch, *child, *given], capture_output=True, text=True, timeout=limit_s
+                command,
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                env=environment_of_child(MODULE),
             )
             said, status = done.stdout + done.stderr, done.returncode
         except subprocess.TimeoutExpired:

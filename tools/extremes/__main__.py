@@ -1,12 +1,16 @@
-"""``gemmule extremes``: 100 reruns of every CUDA rung, and products beyond 2^31 elements."""
+"""``python -m extremes``: 100 reruns of every CUDA rung, and products beyond 2^31 elements."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
+from extremes import extremes as engine
+from gemmule_lab.cli import WrongResultError, run
 from gemmule_lab.commands import _options as options
+from proofs.proofs import kernel_rungs
 
 
 @click.command(short_help="Rerun CUDA rungs, and go beyond 2^31 elements.")
@@ -25,10 +29,6 @@ def extremes(
     rung says "unordered"; and multiply once by a matrix of more than 2^31 elements, and by a batch
     of as many, whose last row is not zero. Takes some 10 GB of device memory for each process.
     """
-    from gemmule_lab.cli import WrongResultError
-    from gemmule_lab.verify import extremes as engine
-    from gemmule_lab.verify.proofs import kernel_rungs
-
     chosen = kernel_rungs(names, without)
     ordinal = options.ordinal_of(device)
 
@@ -50,3 +50,6 @@ def extremes(
 
 
 COMMAND = extremes
+
+if __name__ == "__main__":
+    sys.exit(run(command=COMMAND, name="extremes"))

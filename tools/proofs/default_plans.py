@@ -19,7 +19,7 @@ from gemmule.oracle.problems import make_problem
 from gemmule.storage.atomic import MAX_BYTES
 from gemmule.storage.evidence import variant_of
 from gemmule.storage.tuned import SHIPPED, problem_of
-from gemmule_lab.verify import proofs
+from proofs import proofs
 
 ARCHS = ("sm_80", "sm_90a", "sm_120a")  # before clusters, with them and wgmma, with them alone
 LAYOUTS = ("row", "col", "strided")

@@ -15,8 +15,7 @@ from gemmule.core.registry import device_rungs
 from gemmule.core.rung import DeviceRung
 from gemmule.storage import evidence
 from gemmule.storage.evidence import Record
-from gemmule_lab.records import proof_lines
-from gemmule_lab.verify import default_plans, proofs
+from proofs import default_plans, proof_lines, proofs
 
 Name = tuple[str, str, str]  # folder, rung, variant
 Keys = Mapping[Name, str]

@@ -1,18 +1,23 @@
-"""``gemmule counters``: the CUDA ladders timed at fixed problems, and what the hardware counted."""
+"""``python -m counters``: the CUDA ladders' times at fixed problems, and hardware counters."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from counters import counters as engine
+from counters import ladder_times
+from gemmule.storage.evidence import slug
+from gemmule_lab.cli import WrongResultError, run
 from gemmule_lab.commands import _options as options
-
-if TYPE_CHECKING:
-    from gemmule_lab.records.rows import Environment, Row
+from gemmule_lab.harness.bench import settled
+from gemmule_lab.harness.device import DeviceBench
+from gemmule_lab.records import results
+from gemmule_lab.records.rows import Environment, Row
 
 CEILING_SECONDS = 6.0
 
@@ -33,40 +38,29 @@ def counters(
     """Renew what the pages of the CUDA ladders show: times of every rung, cold and interleaved with
     the rung before it and PyTorch, and the counters of one launch of each, by Nsight Compute.
     """
-    from gemmule_lab.bench import device as device_bench
-    from gemmule_lab.bench import ladder_times
-    from gemmule_lab.bench.entries import settled
-    from gemmule_lab.ceilings.device import measure_ceilings
-    from gemmule_lab.cli import WrongResultError
-    from gemmule_lab.records import results
-    from gemmule_lab.studies.gpu import GpuBench
-    from gemmule_lab.verify.device import slug
-
     known = dict.fromkeys(spot.op for spot in ladder_times.spots())
     unknown = set(ops) - set(known)
     if unknown:
         raise ValueError(f"--op {unknown.pop()} is no ladder: matvec, vecmat, matmul, quantized.")
     ordinal = options.ordinal_of(device)
-    environment = device_bench.measured_environment(ordinal, CEILING_SECONDS)
+    bench = DeviceBench(ordinal)
+    environment = bench.environment(CEILING_SECONDS)
     folder = evidence / slug(environment.device)
-    bench = GpuBench(ordinal)
     rows: list[Row] = []
     wrong: list[str] = []
     chosen = [spot for spot in ladder_times.spots() if spot.op in (ops or known)]
     for spot in chosen:
         found, notes = ladder_times.time_spot(spot, bench, environment, seconds)
-        bench.release()
         rows += found
         _show(found, environment)
         wrong += [note for note in notes if ladder_times.WRONG in note]
         for note in notes:
             click.echo(f"not timed: {note}")
-    seconds = CEILING_SECONDS / 2
-    again = functools.partial(measure_ceilings, ordinal, max_seconds=seconds, seed=1)
+    again = functools.partial(bench.ceilings_again, CEILING_SECONDS / 2)
     rows, environment = settled(rows, environment, again)
     path = folder / ladder_times.FILE
     others = {spot.title for spot in ladder_times.spots()} - {spot.title for spot in chosen}
-    results.replace(path, [*_kept(path, others), environment, *rows])
+    results.replace(path, [*kept(path, others), environment, *rows])
     click.echo(f"wrote {path}: {len(rows)} rows")
     if not no_ncu:
         _count(folder, environment, ordinal, ops or tuple(known))
@@ -74,10 +68,8 @@ def counters(
         raise WrongResultError("; ".join(wrong))
 
 
-def _kept(path: Path, titles: Collection[str]) -> list[Environment | Row]:
+def kept(path: Path, titles: Collection[str]) -> list[Environment | Row]:
     """Return the rows on file of these products, behind their environments."""
-    from gemmule_lab.records import results
-
     if not path.is_file():
         return []
     found = results.read(path)
@@ -87,8 +79,6 @@ def _kept(path: Path, titles: Collection[str]) -> list[Environment | Row]:
 
 
 def _count(folder: Path, environment: Environment, ordinal: int, ops: tuple[str, ...]) -> None:
-    from gemmule_lab.profile import counters as engine
-
     counted = engine.count(environment.device, environment.timestamp[:10], ops, ordinal=ordinal)
     for one in counted:
         if one.note:
@@ -105,3 +95,6 @@ def _show(rows: list[Row], environment: Environment) -> None:
 
 
 COMMAND = counters
+
+if __name__ == "__main__":
+    sys.exit(run(command=COMMAND, name="counters"))

@@ -1,6 +1,6 @@
 """Hardware counters of every CUDA rung at the ladders' fixed problems, by Nsight Compute.
 
-One child process, `gemmule_lab.profile.counted`, launches each rung once between the profiler's
+One child process, `counters.counted`, launches each rung once between the profiler's
 start and stop and says which kernels it launched; Nsight Compute gives a row of figures for each
 kernel. A rung of several kernels gets the sums of what can be added, and means weighted by time of
 what cannot.
@@ -76,7 +76,7 @@ def count(
     options = ["--print-kernel-base", "function", "--profile-from-start", "off"]
     with tempfile.TemporaryDirectory(prefix="gemmule-counters-") as folder:
         marks = Path(folder) / "marks.jsonl"
-        child = ["gemmule_lab.profile.counted", str(ordinal), str(seconds), ",".join(ops)]
+        child = ["counters.counted", str(ordinal), str(seconds), ",".join(ops)]
         child.append(str(marks))
         rows, note = ncu.profile(
             METRICS, [*options, "--target-processes", "all"], child, 2 * seconds + 60

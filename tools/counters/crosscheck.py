@@ -2,7 +2,8 @@
 
 NVBench flushes the L2 before every launch and brackets each with events; we replay graphs of calls
 over rotating buffers. A difference of a few microseconds is what the events around a single launch
-cost; one that grows with the product would be a mistake in one of the two.
+cost; one that grows with the product would be a mistake in one of the two. ``python -m
+counters.crosscheck`` prints both figures and the difference.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gemmule as gm
+import click
+from rich.console import Console
+
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
-from gemmule.timing.sampler import Budget, Contestant, sample
-from gemmule_lab.bench.device import calls as calls_of
-from gemmule_lab.bench.device_operands import make_sets
-from gemmule_lab.bench.suites import Product
+from gemmule.storage.evidence import slug
+from gemmule.timing.sampler import Budget, sample
+from gemmule_lab.cli import run
+from gemmule_lab.commands import _options as options
+from gemmule_lab.harness.device import DeviceBench
+from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import module_missing
-from gemmule_lab.verify.device import slug
+from gemmule_lab.report.render import terminal_table
+from gemmule_lab.report.tables import TableData, significant
 
 PRODUCTS = (
     Product("matvec", "float16", (1024, 1024)),
@@ -65,17 +70,13 @@ def crosscheck(
     missing = module_missing("cuda.bench")
     if missing is not None:
         raise DeviceError(f"the cross-check needs NVBench's Python package. Install it: {INSTALL}.")
-    clock = GraphClock(ordinal)
+    bench = DeviceBench(ordinal)
     ours: dict[str, float] = {}
-    calls: dict[str, Callable[[int], None]] = {}
+    calls: dict[str, Callable[[int], object]] = {}
     for product in products:
-        sets, _ = make_sets(
-            product.op, product.shape, product.format, width=product.width, ordinal=ordinal
-        )
-        call = calls_of(product.op, gm.plan(product.op, *sets[0].operands(product.op)), sets)
-        contestant = Contestant(product.title, call, len(sets))
-        found = sample([contestant], clock, Budget(max_seconds=max_seconds, min_block_s=0.004))
-        ours[product.title], calls[product.title] = found[product.title].median, call
+        entry = bench.ours(bench.sets(product), name=product.title)
+        found = sample([entry], bench.clock, Budget(max_seconds=max_seconds, min_block_s=0.004))
+        ours[product.title], calls[product.title] = found[product.title].median, entry.call
     theirs = _by_nvbench(calls, ordinal)
     return [Pair(p, ours[p.title], theirs[p.title]) for p in products]
 
@@ -100,7 +101,7 @@ def write(evidence: Path, pairs: Sequence[Pair], ordinal: int) -> Path:
     return path
 
 
-def _by_nvbench(calls: dict[str, Callable[[int], None]], ordinal: int) -> dict[str, float]:
+def _by_nvbench(calls: dict[str, Callable[[int], object]], ordinal: int) -> dict[str, float]:
     """Return NVBench's mean cold GPU time of each call, by title."""
     from cuda import bench
     from cuda.bench.results import BenchmarkResult
@@ -129,7 +130,7 @@ def _by_nvbench(calls: dict[str, Callable[[int], None]], ordinal: int) -> dict[s
     return found
 
 
-def _benchmark(call: Callable[[int], None]) -> Callable[[Any], None]:
+def _benchmark(call: Callable[[int], object]) -> Callable[[Any], None]:
     def measured(state: Any) -> None:
         def launch(launched: Any) -> None:
             with device_arrays.using_stream(launched.get_stream().addressof()):
@@ -138,3 +139,32 @@ def _benchmark(call: Callable[[int], None]) -> Callable[[Any], None]:
         state.exec(launch, batched=False)
 
     return measured
+
+
+@click.command(short_help="Compare our GPU times with NVBench's.")
+@options.device("cuda")
+@options.folder("--evidence", help="Write both figures to <evidence>/<device>/nvbench.jsonl, too.")
+def command(device: str, evidence: Path | None) -> None:
+    """Time a few products by our graph replays and by NVBench (package cuda-bench), and print both
+    figures and the difference: what NVBench adds is the cost of events around a single launch.
+    """
+    ordinal = options.ordinal_of(device)
+    pairs = crosscheck(ordinal=ordinal)
+    rows = tuple(
+        (
+            pair.product.title,
+            significant(pair.ours_s * 1e6),
+            significant(pair.theirs_s * 1e6),
+            f"{pair.difference_s * 1e6:+.2f}",
+            f"{100 * pair.difference_s / pair.ours_s:+.1f}",
+        )
+        for pair in pairs
+    )
+    header = ("product", "ours, us", "NVBench, us", "difference, us", "%")
+    Console().print(terminal_table(TableData("two clocks", header, rows, (False, *[True] * 4))))
+    if evidence is not None:
+        click.echo(f"wrote {write(evidence, pairs, ordinal)}")
+
+
+if __name__ == "__main__":
+    sys.exit(run(command=command, name="crosscheck"))

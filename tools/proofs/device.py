@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +24,7 @@ from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import ALIGNED, edge_problems, make_problem, nonfinite_cases
 from gemmule.storage import evidence, lines
 from gemmule_lab.processes import Task, each_apart
-from gemmule_lab.verify import proofs
+from proofs import proofs
 
 Run = Callable[[DeviceRung, Any, Mapping[str, Any]], Any]
 Names = frozenset[str]
@@ -217,7 +216,7 @@ def verify_rung(
     folder: str, name: str, ordinal: int = 0, few: bool = False, only: frozenset[str] | None = None
 ) -> list[Outcome]:
     """Verify a rung's variants (all, or those named in `only`) on a device, in this process."""
-    from gemmule_lab.verify.device_runner import DeviceRunner
+    from proofs.device_runner import DeviceRunner
 
     rung = next(r for r in device_rungs() if (r.folder, r.name) == (folder, name))
     runner, outcomes = DeviceRunner(ordinal), []
@@ -299,7 +298,7 @@ def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:
             f"evidence is keyed by the cubins of NVRTC {evidence.PINNED_NVRTC}; installed is "
             f"{nvrtc.compiler_version()}. Install nvidia-cuda-nvrtc=={evidence.PINNED_NVRTC}."
         )
-    gpu = root / slug(device)
+    gpu = root / evidence.slug(device)
     records = {(r.folder, r.rung, r.variant): r for r in evidence.read_device(gpu)}
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     for o in outcomes:
@@ -343,8 +342,3 @@ def write_records(
         else:
             path.unlink(missing_ok=True)
     single.unlink(missing_ok=True)
-
-
-def slug(name: str) -> str:
-    """Return a device's name as a folder's: ``NVIDIA H200`` is ``nvidia-h200``."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown"

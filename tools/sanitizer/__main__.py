@@ -1,20 +1,27 @@
-"""``gemmule sanitize``: CUDA rungs under compute-sanitizer's four tools."""
+"""``python -m sanitizer``: CUDA rungs under compute-sanitizer's four tools."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import click
 
+from gemmule_lab.cli import WrongResultError, run
 from gemmule_lab.commands import _options as options
-
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+from proofs.proofs import kernel_rungs
+from sanitizer import sanitize as engine
 
 
 @click.command(short_help="Run CUDA rungs under compute-sanitizer.")
 @options.rungs
 @click.option(
-    "--tool", "tools", multiple=True, type=click.Choice(TOOLS), help="Only this tool; repeatable."
+    "--tool",
+    "tools",
+    multiple=True,
+    type=click.Choice(engine.TOOLS),
+    help="Only this tool; repeatable.",
 )
 @options.device("cuda")
 @options.folder("--evidence", help="Record what was clean in this folder.")
@@ -40,12 +47,6 @@ def sanitize(
     that nobody wrote, and wrong barriers: one child process for each tool and rung. What is clean
     is recorded as soon as it is known.
     """
-    import os
-
-    from gemmule_lab.cli import WrongResultError
-    from gemmule_lab.verify import sanitize as engine
-    from gemmule_lab.verify.proofs import kernel_rungs
-
     chosen = kernel_rungs(names, without)
     engine.find_sanitizer()
     ordinal = options.ordinal_of(device)
@@ -65,7 +66,7 @@ def sanitize(
 
     reports = engine.sanitize(
         chosen,
-        tools or TOOLS,
+        tools or engine.TOOLS,
         ordinal=ordinal,
         limit_s=limit_s,
         workers=workers or max(1, (os.cpu_count() or 3) - 2),
@@ -77,3 +78,6 @@ def sanitize(
 
 
 COMMAND = sanitize
+
+if __name__ == "__main__":
+    sys.exit(run(command=COMMAND, name="sanitizer"))

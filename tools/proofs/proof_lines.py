@@ -1,7 +1,7 @@
 """Evidence beside the proofs: lines that say what was checked of a variant, with the proof's key.
 
 ``sanitized.jsonl`` and ``extremes.jsonl`` under ``evidence/<gpu>/`` are such files. A line counts
-while its key is the variant's own (`gemmule_lab.verify.status`), as for the proofs themselves.
+while its key is the variant's own (`proofs.status`), as for the proofs themselves.
 """
 
 from __future__ import annotations

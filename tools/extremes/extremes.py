@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from extremes.giant import BATCH, multiply_giant, sides_of
 from gemmule.core.problem import Problem
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung, Signature
 from gemmule.oracle.inputs import make_inputs
+from gemmule.storage.evidence import slug
 from gemmule_lab.processes import Task, each_apart
-from gemmule_lab.records import proof_lines
-from gemmule_lab.verify import proofs
-from gemmule_lab.verify.device import awkward, narrow, slug
-from gemmule_lab.verify.extremes_giant import BATCH, multiply_giant, sides_of
+from proofs import proof_lines, proofs
+from proofs.device import awkward, narrow
 
 RUNS = 100
 MIDDLE = 1  # of verify_cuda.awkward: 1030 x 2056, or 130 x 129 x 264
@@ -85,7 +85,7 @@ def digests(rung: CudaRung, signature: Signature, run: Callable[..., Any], runs:
 
 def reruns(rung: CudaRung, ordinal: int = 0, runs: int = RUNS) -> Iterator[Found]:
     """Run each dtype `runs` times on a device."""
-    from gemmule_lab.verify.device_runner import DeviceRunner
+    from proofs.device_runner import DeviceRunner
 
     runner = DeviceRunner(ordinal)
     for variant in of_each_dtype(rung):

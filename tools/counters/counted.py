@@ -1,6 +1,6 @@
 """The program that Nsight Compute watches: one launch of every CUDA rung at the ladders' problems.
 
-``python -m gemmule_lab.profile.counted ORDINAL SECONDS OPS MARKS`` writes one JSON line for each
+``python -m counters.counted ORDINAL SECONDS OPS MARKS`` writes one JSON line for each
 rung it launched to MARKS, in the order of the launches. OPS are ladders with commas between. Only
 what lies between the profiler's start and stop is counted, so that operands may be made by kernels
 as well.
@@ -11,48 +11,45 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from counters.counters import Mark
+from counters.ladder_times import Spot, planned, spots
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.single import cuda_rung
 from gemmule.core.rung import LibraryRung
-from gemmule_lab.bench.ladder_times import Spot, plans_of, sets_of, spots
-from gemmule_lab.profile.counters import Mark
+from gemmule_lab.harness.device import DeviceBench
 
 
 def main(arguments: Sequence[str]) -> None:
     """Launch every rung once, until the seconds are over."""
-    from gemmule_lab.studies.gpu import GpuBench
-
     ordinal, seconds, ops, marks = arguments
     wanted = [one for one in spots() if one.counted and one.op in ops.split(",")]
     end = time.monotonic() + float(seconds)
-    bench = GpuBench(int(ordinal))
+    bench = DeviceBench(int(ordinal))
     with Path(marks).open("w", encoding="utf-8") as file:
         for spot in wanted:
             for mark in launched(spot, bench, end):
                 file.write(json.dumps(asdict(mark)) + "\n")
                 file.flush()
-            bench.release()
 
 
-def launched(spot: Spot, bench: Any, end: float) -> list[Mark]:
+def launched(spot: Spot, bench: DeviceBench, end: float) -> list[Mark]:
     """Launch the rungs of one product, each once unwatched and once watched; say which."""
-    cell = replace(spot.cell, temperature="warm")  # one set: Nsight Compute empties the caches
+    # One set: Nsight Compute empties the caches.
+    sets = {product: bench.sets(product, warm=True) for product in set(dict(spot.rungs).values())}
+    plans = planned(spot, sets)
     found = []
-    sets = sets_of(cell, bench)
-    plans = plans_of(cell, sets)
-    for lane in (lane for lane in cell.lanes if lane.rung not in (None, "auto")):
-        plan = plans[lane.name]
+    for name, product in spot.rungs:
+        plan = plans[name]
         if isinstance(plan, str) or isinstance(plan.rung, LibraryRung):
             continue
         if time.monotonic() > end:
             break
-        run = bench.launches(plan, sets[lane.form])[0]
-        run(0)
+        run = bench.calls(sets[product], plan)[0]
+        run()
         driver.synchronize(bench.ordinal)
         _watched(run, bench.ordinal)
         steps = cuda_rung(plan.choice).steps(plan.choice.problem, plan.params, plan.choice.machine)
@@ -61,11 +58,11 @@ def launched(spot: Spot, bench: Any, end: float) -> list[Mark]:
     return found
 
 
-def _watched(run: Any, ordinal: int) -> None:
+def _watched(run: Callable[[], object], ordinal: int) -> None:
     api = driver.bindings()
     with driver.on_device(ordinal):
         driver.check(api.cuProfilerStart(), "starting the profiler")
-        run(0)
+        run()
         driver.synchronize(ordinal)
         driver.check(api.cuProfilerStop(), "stopping the profiler")
 

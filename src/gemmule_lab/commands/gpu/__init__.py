@@ -1,1 +1,0 @@
-"""The commands that are about a GPU alone, one module each, as in the folder above."""

@@ -1,0 +1,1 @@
+"""CUDA rungs under the four tools of compute-sanitizer."""
