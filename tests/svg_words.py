@@ -8,15 +8,18 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SIZES = {"title": 17.0}  # of classes; of all others 13
-DIGIT, LETTER, BOLD = 0.61, 0.52, 1.08  # of the size; letters with spaces on average
+SVG = "{http://www.w3.org/2000/svg}"
+DIGIT, LETTER, THIN, BOLD = 0.61, 0.6, 0.32, 1.08  # of the size
+NARROW = set(" ,.:;'|()[]-ijlrtf")
 
 
 @dataclass(frozen=True)
 class Words:
-    """A text and its box."""
+    """A text, what it is (the class around it), its colour, and its box."""
 
     text: str
+    kind: str
+    colour: str
     left: float
     top: float
     right: float
@@ -29,25 +32,47 @@ class Words:
         return wide > -1 and tall > 2
 
 
+def groups(drawing: str, kind: str) -> list[ET.Element]:
+    """Return the groups of a class, in the order of the drawing."""
+    return [node for node in ET.fromstring(drawing).iter(f"{SVG}g") if node.get("class") == kind]
+
+
 def words_of(drawing: str) -> Iterator[Words]:
     """Yield the words of an SVG document, turned ones too."""
-    for node in ET.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text"):
-        text = (node.text or "").strip()
-        if not text:
-            continue
-        size = SIZES.get(node.get("class", ""), 13.0)
-        if styled := re.search(r"font-size:([\d.]+)px", node.get("style", "")):
-            size = float(styled[1])
-        width = size * sum(DIGIT if one.isdigit() else LETTER for one in text)
-        width *= BOLD if node.get("class") == "title" else 1
-        x, y = float(node.get("x", "0")), float(node.get("y", "0"))
-        start = {"middle": x - width / 2, "end": x - width}.get(node.get("text-anchor", ""), x)
-        box = (start, y - 0.75 * size, start + width, y + 0.25 * size)
-        if turned := re.match(r"rotate\(-90 ([\d.]+) ([\d.]+)\)", node.get("transform", "")):
-            cx, cy = float(turned[1]), float(turned[2])
-            left, top, right, bottom = (box[0] - cx, box[1] - cy, box[2] - cx, box[3] - cy)
-            box = (cx + top, cy - right, cx + bottom, cy - left)
-        yield Words(text, *box)
+    yield from _words(ET.fromstring(drawing), "")
+
+
+def _words(node: ET.Element, kind: str) -> Iterator[Words]:
+    kind = node.get("class", kind)
+    text = (node.text or "").strip() if node.tag == f"{SVG}text" else ""
+    if text:
+        yield _placed(node, text, kind)
+    for child in node:
+        yield from _words(child, kind)
+
+
+def _placed(node: ET.Element, text: str, kind: str) -> Words:
+    style = node.get("style", "")
+    found = re.search(r"([\d.]+)px", style)
+    size = float(found[1]) if found else 13.0
+    width = size * sum(map(_wide, text))
+    width *= BOLD if "bold" in style else 1
+    x, y = float(node.get("x", "0")), float(node.get("y", "0"))
+    anchor = re.search(r"text-anchor: (\w+)", style)
+    start = {"middle": x - width / 2, "end": x - width}.get(anchor[1] if anchor else "", x)
+    box = (start, y - 0.75 * size, start + width, y + 0.25 * size)
+    if turned := re.match(r"rotate\(-90 ([\d.]+) ([\d.]+)\)", node.get("transform", "")):
+        cx, cy = float(turned[1]), float(turned[2])
+        left, top, right, bottom = (box[0] - cx, box[1] - cy, box[2] - cx, box[3] - cy)
+        box = (cx + top, cy - right, cx + bottom, cy - left)
+    colour = re.search(r"fill: (#\w{6})", style)
+    return Words(text, kind, colour[1] if colour else "#000000", *box)
+
+
+def _wide(letter: str) -> float:
+    if letter in NARROW:
+        return THIN
+    return DIGIT if letter.isdigit() else LETTER
 
 
 def faults(drawing: str) -> list[str]:

@@ -15,7 +15,9 @@ from gemmule_lab.demo import embeddings, search, story
 from gemmule_lab.demo.embeddings import SentenceModel
 from gemmule_lab.demo.search import Embedded
 from gemmule_lab.records.rows import Row, Speedup, Times
-from gemmule_lab.report.ratios_svg import ratio_dots
+from gemmule_lab.report.charts import Dots
+from gemmule_lab.report.plots import draw
+from svg_words import SVG, faults, groups, words_of
 
 WIDTH, WIDE = 24, 48
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "read", "the", "file", "un", "##read", "##able", "a", "row"]
@@ -57,20 +59,27 @@ def test_the_table_and_the_chart_hold_every_product() -> None:
         ("9 x 4 (1), A x", "70.0 us, 6.00x", ""),
         ("8 x 4 (3), x A", "10.0 us, 0.50x-", ""),
     )
-    drawing = told.chart.drawing
-    assert len(re.findall(r'class="dot s\d" [^>]*r="5"', drawing)) == len(ROWS)
-    xs = dict(re.findall(r"<title>\w+: ([\d.]+) times</title>.*?cx=\"([\d.]+)\"", drawing, re.S))
+    drawing = draw(told.chart.chart)
+    assert len(groups(drawing, "dot")) == len(groups(drawing, "range")) == len(ROWS)
+    xs = {}
+    for one in groups(drawing, "dot"):
+        ((tip,), (use,)) = (list(one.iter(f"{SVG}{name}")) for name in ("title", "use"))
+        xs[tip.text] = float(use.get("x"))
     # The axis is logarithmic: 2 lies as far from 1 as 0.5 does.
-    assert float(xs["0.500"]) < float(xs["1.01"]) < float(xs["2.00"]) < float(xs["6.00"])
-    one = float(re.findall(r'class="one" x1="([\d.]+)"', drawing)[0])
-    assert float(xs["2.00"]) - one == pytest.approx(one - float(xs["0.500"]), abs=0.3)
+    tips = ["int4: 0.500 times", "float32: 1.01 times", "int4: 2.00 times", "int4: 6.00 times"]
+    assert [xs[tip] for tip in tips] == sorted(xs.values())
+    (path,) = (path for one in groups(drawing, "one") for path in one)
+    one = float(re.findall(r"[\d.]+", path.get("d"))[0])
+    assert xs[tips[2]] - one == pytest.approx(one - xs[tips[0]], abs=0.3)
+    words = {one.text for one in words_of(drawing)}
+    assert {"8 x 4 (3), A x", "int4", "float32", "1×"} <= words
+    assert faults(drawing) == []
 
 
 def test_a_chart_needs_positive_ratios() -> None:
-    with pytest.raises(ValueError, match="positive"):
-        ratio_dots({"a": {"b": Speedup(0.0, 0.0, 1.0, 9, 0.95, "slower")}}, ["b"], title="t")
-    with pytest.raises(ValueError, match="one or more"):
-        ratio_dots({}, [], title="t")
+    for rows in ({"a": {"b": (0.0, 0.0, 1.0)}}, {}):
+        with pytest.raises(ValueError, match="at least one value, and positive"):
+            Dots("t", "", rows, ["b"], "")
 
 
 # --- the network ----------------------------------------------------------------------------------

@@ -19,17 +19,25 @@ from gemmule_lab import cli
 from gemmule_lab.records.distributed import read as read_distributed
 from gemmule_lab.records.results import Results, append, read
 from gemmule_lab.records.rows import Facts, Speedup, make_row, speedup_of
-from gemmule_lab.report import svg
-from gemmule_lab.report.render import print_tables, render_html, write_html
+from gemmule_lab.report.charts import Axes, Bars, Chart, Line, Lines, Mark
+from gemmule_lab.report.plots import draw
+from gemmule_lab.report.render import (
+    ladder_figures,
+    print_tables,
+    render_html,
+    speedup_figures,
+    write_html,
+)
+from gemmule_lab.report.sheet import INK, VERDICTS
 from gemmule_lab.report.tables import (
     TableData,
     problem_table,
     speedup_text,
 )
 from pages.markdown import markdown, update_markers
+from svg_words import SVG, faults, groups, words_of
 from test_results import QUANT, machine, samples
 
-SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '<script>alert("x")</script>\'"&<img src=x onerror=alert(1)>{{ 7*7 }}'
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -128,7 +136,7 @@ def test_hostile_names_in_terminal_and_markdown() -> None:
 def test_ladder_stands_in_the_order_of_the_file() -> None:
     text = render_html(results())
     ladder = text[text.index('<section id="ladders">') : text.index('<section id="tables">')]
-    names = re.findall(r'text-anchor="end">(\w+)</text>', ladder)
+    names = re.findall(r"text-anchor: end[^>]*>(\w+)</text>", ladder)
     assert names[:3] == ["scalar_loop", "threads", "four_rows"]
 
 
@@ -151,66 +159,104 @@ def test_report_of_a_file_on_disk(tmp_path) -> None:
         render_html(Results({}, ()))
 
 
+def numbers(element: ET.Element, attribute: str = "d") -> list[float]:
+    return [float(one) for one in re.findall(r"[\d.]+", element.get(attribute, ""))]
+
+
 def test_bandwidth_plot_puts_points_where_they_belong() -> None:
-    line = svg.Series(
-        "a", [(256.0, 10.0, 8.0, 12.0), (1024.0, 40.0, 39.0, 41.0), (4096.0, 20.0, 19.0, 21.0)]
-    )
-    drawing = svg.bandwidth_plot([line], title="T", ceiling=50.0, x_label="n")
-    root = ET.fromstring(drawing)
-    dots = [(float(d.get("cx")), float(d.get("cy"))) for d in root.iter(f"{SVG}circle")]
-    xs, ys = zip(*dots, strict=True)
-    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2), "the size axis is logarithmic"
-    assert (ys[0] - ys[1]) == pytest.approx(1.5 * (ys[2] - ys[1]), abs=0.3), "the other is not"
-    ceiling = next(e for e in root.iter(f"{SVG}line") if e.get("class") == "ceiling")
+    points = [(256.0, 10.0), (1024.0, 40.0), (4096.0, 20.0)]
+    line = Line("a", points, [(8.0, 12.0), (39.0, 41.0), (19.0, 21.0)])
+    chart = Lines("T", "", [line], Axes("n", "GB/s"), [Mark("read ceiling", 50.0)])
+    drawing = draw(chart)
+    (drawn,) = groups(drawing, "line")
+    dots = list(drawn.iter(f"{SVG}use"))
+    xs, ys = ([numbers(dot, name)[0] for dot in dots] for name in "xy")
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.3), "the size axis is logarithmic"
+    assert (ys[0] - ys[1]) == pytest.approx(1.5 * (ys[2] - ys[1]), abs=0.5), "the other is not"
+    (ceiling,) = (path for one in groups(drawing, "ceiling") for path in one)
     per_unit = (ys[0] - ys[1]) / 30
-    assert ys[1] - float(ceiling.get("y1")) == pytest.approx(10 * per_unit, abs=0.3)
+    assert ys[1] - numbers(ceiling)[1] == pytest.approx(10 * per_unit, abs=0.3)
+    (band,) = (path for one in groups(drawing, "band") for path in one.iter(f"{SVG}path"))
+    (use,) = (use for one in groups(drawing, "band") for use in one.iter(f"{SVG}use"))
+    below = [numbers(use, "y")[0] - up for up in numbers(band)[1::2]]
+    assert (min(below), max(below)) == pytest.approx(
+        (ys[1] - per_unit, ys[0] + 2 * per_unit), abs=0.5
+    )
+    root = ET.fromstring(drawing)
     assert root.find(f"{SVG}title").text == "T"
-    band = root.find(f"{SVG}polygon").get("points").split()
-    assert len(band) == 6
+    assert root.find(f"{SVG}desc").text == chart.told
+    assert "T" not in [one.text for one in words_of(drawing)], "the page has the title"
+    assert faults(drawing) == []
+
+
+def chart_of(values: dict[str, tuple[float, float, float, float]]) -> Bars:
+    """Return the chart of speed-ups with these values, ends and confidences."""
+    made = results()
+    problem = dataclasses.replace(made.rows[0].problem, m=64)
+    rows = []
+    for index, (value, low, high, confidence) in enumerate(values.values()):
+        over = Speedup(value, low, high, 9, confidence, "undecided")
+        one = dataclasses.replace(made.rows[1], speedups={"numpy": over})
+        rows.append(dataclasses.replace(one, problem=dataclasses.replace(problem, m=64 << index)))
+    (figure,) = speedup_figures(rows)
+    assert isinstance(figure.chart, Bars)
+    return figure.chart
 
 
 def test_speedup_bars_and_the_line_at_one() -> None:
-    bars = [
-        svg.Bar("win", 2.0, 1.9, 2.1),
-        svg.Bar("loss", 0.5, 0.4, 0.6),
-        svg.Bar("open", 1.1, 0.9, 1.3),
-        svg.Bar("few", 3.0, 2.9, 3.1, sure=False),
+    values = {
+        "few": (3.0, 2.9, 3.1, 0.75),
+        "win": (2.0, 1.9, 2.1, 0.95),
+        "open": (1.1, 0.9, 1.3, 0.95),
+        "loss": (0.5, 0.4, 0.6, 0.95),
+    }
+    drawing = draw(chart_of(values))
+    kinds = ["even", "win", "even", "loss"]
+    drawn = [one for one in ET.fromstring(drawing).iter(f"{SVG}g") if one.get("class") in VERDICTS]
+    assert [one.get("class") for one in drawn] == kinds
+    paths = [one.find(f"{SVG}path") for one in drawn]
+    for path, kind in zip(paths, kinds, strict=True):
+        assert f"fill: {VERDICTS[kind]}" in path.get("style")
+    left = min(numbers(paths[0])[::2])
+    widths = [max(numbers(path)[::2]) - left for path in paths]
+    (one,) = (path for group in groups(drawing, "limit") for path in group)
+    assert numbers(one)[0] - left == pytest.approx(widths[1] / 2, abs=0.3)
+    assert widths[3] == pytest.approx(widths[1] / 4, abs=0.3)
+    ranges = [path for group in groups(drawing, "range") for path in group]
+    assert len(ranges) == 4
+    assert all(INK in path.get("style") for path in ranges)
+    assert {"3.00×", "2.00×", "1.10×", "0.500×", "1.0"} <= {o.text for o in words_of(drawing)}
+    assert faults(drawing) == []
+
+
+def ladder_of(*times_us: float) -> Chart:
+    made, names = results(), ("naive", "better", "worse", "best")
+    rows = [
+        dataclasses.replace(
+            made.rows[1],
+            name=name,
+            times_us=dataclasses.replace(made.rows[1].times_us, median=us, q1=us, q3=us),
+        )
+        for name, us in zip(names, times_us, strict=False)
     ]
-    root = ET.fromstring(svg.speedup_bars(bars, title="T"))
-    drawn = list(root.iter(f"{SVG}rect"))
-    assert [d.get("class") for d in drawn] == ["bar win", "bar loss", "bar even", "bar even"]
-    left = float(drawn[0].get("x"))
-    widths = [float(d.get("width")) for d in drawn]
-    one = next(e for e in root.iter(f"{SVG}line") if e.get("class") == "one")
-    assert float(one.get("x1")) - left == pytest.approx(widths[0] / 2, abs=0.2)
-    assert widths[1] == pytest.approx(widths[0] / 4, abs=0.2)
+    (figure,) = ladder_figures(rows)
+    return figure.chart
 
 
 def test_ladder_waterfall_names_each_step() -> None:
-    steps = [
-        svg.Bar("naive", 100, 99, 101),
-        svg.Bar("better", 40, 39, 41),
-        svg.Bar("worse", 50, 49, 51),
-    ]
-    text = svg.ladder_waterfall(steps, title="T")
-    assert "2.50× faster" in text
-    assert "1.25× slower" in text
+    drawing = draw(ladder_of(100.0, 40.0, 50.0))
+    text = " | ".join(one.text for one in words_of(drawing))
+    assert "40.0 us, 2.50× faster" in text
+    assert "50.0 us, 1.25× slower" in text
     assert "axis from zero" in text
-    steps.append(svg.Bar("best", 1, 1, 1))
-    assert "logarithmic axis" in svg.ladder_waterfall(steps, title="T")
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: svg.speedup_bars([], title="T"),
-        lambda: svg.ladder_waterfall([], title="T"),
-        lambda: svg.bandwidth_plot([], title="T", ceiling=None, x_label="n"),
-    ],
-)
-def test_nothing_to_draw_is_an_error(draw) -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        draw()
+    assert text.index("naive") < text.index("better") < text.index("worse")
+    drawing = draw(ladder_of(100.0, 40.0, 50.0, 1.0))
+    assert "logarithmic axis" in drawing
+    paths = [path for one in groups(drawing, "bar") for path in one.iter(f"{SVG}path")]
+    ends = [max(numbers(path)[::2]) for path in paths]
+    assert ends[0] > ends[2] > ends[1] > ends[3]
+    assert ends[3] - min(numbers(paths[3])[::2]) > 20, "the shortest bar is seen"
+    assert faults(drawing) == []
 
 
 def test_markers_are_filled_and_the_rest_is_left_alone(tmp_path) -> None:

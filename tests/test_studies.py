@@ -22,6 +22,7 @@ from gemmule_lab.commands.study import study as command
 from gemmule_lab.profile import ncu
 from gemmule_lab.profile.single_launch import METRICS
 from gemmule_lab.records.rows import Ceiling, Times
+from gemmule_lab.report.plots import draw
 from gemmule_lab.studies import runner, show, store
 from gemmule_lab.studies.grid import Cell, Lane, Measured, Task
 from gemmule_lab.studies.harness import CellBench, CpuBench
@@ -722,11 +723,12 @@ def test_tables_and_plots_of_a_whole_grid(seed: str, tmp_path: Path) -> None:
     whole = Rows(rows, {here.id: here})
     assert show.comparison_table(study, whole).rows
     assert len(show.verdict_table(study, whole).rows) == len(CLAIMS[seed])
-    drawn = list(study.pictures(whole, "cuda"))
-    assert drawn
-    for name, drawing in drawn:
-        assert " " not in name
-        assert ET.fromstring(drawing).tag.endswith("svg")
+    charted = dict(study.pictures(whole, "cuda"))
+    assert charted
+    assert not any(" " in name for name in charted)
+    one_of_each = {type(chart): chart for chart in charted.values()}
+    for chart in one_of_each.values():
+        assert ET.fromstring(draw(chart)).tag.endswith("svg")
 
 
 def test_the_command_shows_verdicts_without_measuring(tmp_path: Path) -> None:

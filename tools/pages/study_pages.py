@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import html
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,8 @@ import numpy as np
 from gemmule.storage.atomic import replace_text
 from gemmule_lab import studies
 from gemmule_lab.report.agreement import TIMES_WITHIN, agreement, within
+from gemmule_lab.report.plots import draw
+from gemmule_lab.report.sheet import drawn_of
 from gemmule_lab.studies import show, store
 from gemmule_lab.studies.records import Rows
 from gemmule_lab.studies.runner import of_last_devices
@@ -29,17 +29,18 @@ def update(root: Path) -> list[Path]:
         page = root / "docs" / "studies" / f"{seed}.md"
         study = studies.load(seed)
         rows = evidence_rows(root / "evidence", seed)
-        drawings = {
-            name: drawing
+        charts = {
+            name: chart
             for backend in ("cuda", "cpu")
-            for name, drawing in study.pictures(rows, backend)
+            for name, chart in study.pictures(rows, backend)
         }
         tables = {
             "measured": "\n".join(
                 [_measured(rows), *_repeated(root / "evidence", seed), *_spread(rows)]
             ),
             "plots": "\n\n".join(
-                f"![{_title(drawing)}](../img/{name}.svg)" for name, drawing in drawings.items()
+                f"![{chart.title.replace(']', '')}](../img/{name}.svg)"
+                for name, chart in charts.items()
             )
             or "None yet.",
             "claims": markdown(show.verdict_table(study, rows)),
@@ -47,21 +48,16 @@ def update(root: Path) -> list[Path]:
         }
         if update_markers(page, tables):
             changed.append(page)
-        for name, drawing in drawings.items():
+        for name, chart in charts.items():
             target = root / "docs" / "img" / f"{name}.svg"
-            if not target.is_file() or target.read_text(encoding="utf-8") != drawing:
-                replace_text(target, drawing)
+            if not target.is_file() or drawn_of(chart) not in target.read_text(encoding="utf-8"):
+                replace_text(target, draw(chart))
                 changed.append(target)
         for path in sorted((root / "docs" / "img").glob(f"study-{seed}-*.svg")):
-            if path.stem not in drawings:
+            if path.stem not in charts:
                 path.unlink()
                 changed.append(path)
     return changed
-
-
-def _title(drawing: str) -> str:
-    found = re.search("<title>(.*?)</title>", drawing)
-    return "" if found is None else html.unescape(found.group(1)).replace("]", "")
 
 
 def _repeated(evidence: Path, seed: str) -> Iterator[str]:

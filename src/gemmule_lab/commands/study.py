@@ -96,6 +96,7 @@ def _report(one: Study, rows: Rows, asked: Asked, path: Path) -> None:
     from rich.console import Console
 
     from gemmule.storage.atomic import replace_text
+    from gemmule_lab.report.plots import draw
     from gemmule_lab.report.render import terminal_table
     from gemmule_lab.studies import show
 
@@ -121,8 +122,8 @@ def _report(one: Study, rows: Rows, asked: Asked, path: Path) -> None:
         click.echo(f"rows in {path}")
         return
     for backend in ("cuda", "cpu"):
-        for name, drawing in one.pictures(rows, backend):
-            replace_text(asked.out / f"{name}.svg", drawing)
+        for name, chart in one.pictures(rows, backend):
+            replace_text(asked.out / f"{name}.svg", draw(chart))
     click.echo(f"rows in {path}, plots in {asked.out}")
 
 

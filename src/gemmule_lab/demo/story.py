@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gemmule_lab.demo.search import Embedded
 from gemmule_lab.records.rows import Row, Speedup
-from gemmule_lab.report import ratios_svg
+from gemmule_lab.report.charts import Dots
 from gemmule_lab.report.render import Figure, Story
 from gemmule_lab.report.tables import TableData, byte_text, significant
 
@@ -78,12 +78,14 @@ def _cost(form: str, found: Sequence[Embedded]) -> str:
 def chart(rows: Sequence[Row]) -> Figure:
     """Return every product's speed over NumPy's float32 on one logarithmic axis."""
     gains = gains_of(rows)
-    lines: dict[str, dict[str, Speedup]] = {}
+    lines: dict[str, dict[str, tuple[float, float, float]]] = {}
     for one in sorted(gains, key=lambda one: list(OPS).index(one.op)):
-        lines.setdefault(one.title, {})[one.format] = one.over
+        dot = (one.over.value, one.over.low, one.over.high)
+        lines.setdefault(one.title, {})[one.format] = dot
     caption = "How many times as fast as NumPy in float32, by layer shape and number format"
     formats = [form for form in FORMATS if any(one.format == form for one in gains)]
-    return Figure(caption, ratios_svg.ratio_dots(lines, formats, title=caption), layer_table(rows))
+    foot = "slower than NumPy in float32 ← 1 → faster; logarithmic axis"
+    return Figure(Dots(caption, "", lines, formats, foot), layer_table(rows))
 
 
 def layer_table(rows: Sequence[Row]) -> TableData:

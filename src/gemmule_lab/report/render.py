@@ -10,14 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gemmule.core.problem import describe_quant
 from gemmule.storage.atomic import replace_text
 from gemmule.timing.sampler import CONFIDENCE
 from gemmule_lab.records.results import Results
-from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.report import svg
+from gemmule_lab.records.rows import Environment, Row, Speedup
+from gemmule_lab.report.charts import Axes, Bar, Bars, Chart, Line, Lines, Mark, number
+from gemmule_lab.report.plots import draw
 from gemmule_lab.report.tables import (
     TableData,
     best_speedups,
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 FILE_WIDTH = 160
+LOGARITHMIC_FROM = 30  # times the fastest
 LADDER_FROM = 3  # rungs on one problem that make a ladder worth drawing
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing and the table of what it shows."""
+    """A chart and the table of what it shows."""
 
-    caption: str
-    drawing: str
+    chart: Chart
     table: TableData
 
 
@@ -96,20 +97,11 @@ def render_html(
 
     story: what comes first; the rest is then folded.
     """
-    import jinja2
-
     if not results.rows:
         raise ValueError("there are no rows to report; run `gemmule bench` first.")
-    environment = jinja2.Environment(
-        autoescape=True,
-        loader=jinja2.FileSystemLoader(FOLDER),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     machines = [(machine_table(e), ceiling_table(e)) for e in results.environments.values()]
-    return environment.get_template("report.html.j2").render(
-        title=title,
+    return page(
+        title,
         story=story,
         machines=machines,
         summary=summary_table(results.rows),
@@ -119,6 +111,21 @@ def render_html(
         tables=[problem_table(t, g) for t, g in by_problem(results.rows).items()],
         torn=results.torn,
     )
+
+
+def page(title: str, **parts: Any) -> str:
+    """Return a page of results or of studies; all texts are escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        loader=jinja2.FileSystemLoader(FOLDER),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    whole = {"studies": (), "story": None, "torn": False, **parts}
+    return str(environment.get_template("report.html.j2").render(title=title, draw=draw, **whole))
 
 
 def write_html(
@@ -165,17 +172,21 @@ def speedup_figures(rows: Sequence[Row]) -> list[Figure]:
     """Return one bar chart per peer: our fastest rung on every problem both did."""
     figures = []
     for peer, speedups in sorted(best_speedups(rows).items()):
-        bars = [
-            svg.Bar(t, s.value, s.low, s.high, s.confidence >= CONFIDENCE)
-            for t, s in speedups.items()
-        ]
-        bars.sort(key=lambda bar: -bar.value)
+        ordered = sorted(speedups.items(), key=lambda item: -item[1].value)
+        bars = [_speedup_bar(title, one) for title, one in ordered]
         caption = f"Speed-up of our fastest rung over {peer}"
-        data = tuple((b.label, f"{b.value:.2f}", f"{b.low:.2f}", f"{b.high:.2f}") for b in bars)
+        data = tuple((t, f"{s.value:.2f}", f"{s.low:.2f}", f"{s.high:.2f}") for t, s in ordered)
         header = ("problem", "times as fast", "from", "to")
         table = TableData(caption, header, data, (False, True, True, True))
-        figures.append(Figure(caption, svg.speedup_bars(bars, title=caption), table))
+        figures.append(Figure(Bars(caption, "", bars, limit=Mark("1.0", 1.0)), table))
     return figures
+
+
+def _speedup_bar(title: str, one: Speedup) -> Bar:
+    """Return a speed-up with its interval; its colour says if it is surely above or below 1."""
+    sure = one.confidence >= CONFIDENCE
+    verdict = "win" if sure and one.low > 1 else "loss" if sure and one.high < 1 else "even"
+    return Bar(title, (one.value,), f"{number(one.value)}×", verdict, (one.low, one.high))
 
 
 def bandwidth_figures(results: Results) -> list[Figure]:
@@ -192,13 +203,10 @@ def bandwidth_figures(results: Results) -> list[Figure]:
         read = environment.ceilings.get("read") if cold else None
         series = [_series(name, rows) for name in dict.fromkeys(row.name for row in rows)]
         title = f"{caption} on {environment.device}"
-        drawing = svg.bandwidth_plot(
-            series,
-            title=title,
-            ceiling=read.value if read else None,
-            x_label="side of the matrix, √(rows × columns), logarithmic",
-        )
-        figures.append(Figure(title, drawing, _series_table(title, series)))
+        label = "side of the matrix, √(rows × columns), logarithmic"
+        marks = [Mark(f"read ceiling {number(read.value)} GB/s", read.value)] if read else []
+        chart = Lines(title, "", series, Axes(label, "GB/s"), marks)
+        figures.append(Figure(chart, _series_table(title, series)))
     return figures
 
 
@@ -218,7 +226,7 @@ def _side(row: Row) -> float:
     return math.sqrt(max(1, row.problem.m * row.problem.reduction))
 
 
-def _series(name: str, rows: Sequence[Row]) -> svg.Series:
+def _series(name: str, rows: Sequence[Row]) -> Line:
     """Return an implementation's line: at each size its fastest parameters."""
     points: dict[float, Row] = {}
     for row in rows:
@@ -227,14 +235,14 @@ def _series(name: str, rows: Sequence[Row]) -> svg.Series:
         if row.name == name and faster:
             points[_side(row)] = row
     kind = rows[[r.name for r in rows].index(name)].kind
-    line = []
-    for side, row in sorted(points.items()):
-        gigabytes = row.gbs * row.times_us.median
-        line.append((side, row.gbs, gigabytes / row.times_us.q3, gigabytes / row.times_us.q1))
-    return svg.Series(name if kind == "rung" else f"{name} [peer]", line, ours=kind == "rung")
+    ordered = sorted(points.items())
+    line = [(side, row.gbs) for side, row in ordered]
+    scaled = [(row.gbs * row.times_us.median, row.times_us) for _, row in ordered]
+    band = [(gigabytes / times.q3, gigabytes / times.q1) for gigabytes, times in scaled]
+    return Line(name if kind == "rung" else f"{name} [peer]", line, band)
 
 
-def _series_table(title: str, series: Sequence[svg.Series]) -> TableData:
+def _series_table(title: str, series: Sequence[Line]) -> TableData:
     sides = sorted({p[0] for s in series for p in s.points})
     values = [{p[0]: significant(p[1]) for p in s.points} for s in series]
     header = ("side", *(f"{s.name}, GB/s" for s in series))
@@ -258,9 +266,26 @@ def ladder_figures(rows: Sequence[Row]) -> list[Figure]:
         if len(fastest) < LADDER_FROM:
             continue
         rungs = sorted(fastest.values(), key=lambda row: position[id(row)])
-        steps = [svg.Bar(label(r), r.times_us.median, r.times_us.q1, r.times_us.q3) for r in rungs]
-        drawing = svg.ladder_waterfall(steps, title=title)
-        data = tuple((s.label, significant(s.value)) for s in steps)
-        table = TableData(title, ("rung", "us"), data, (False, True))
-        figures.append(Figure(title, drawing, table))
+        figures.append(_ladder_figure(title, rungs))
     return figures
+
+
+def _ladder_figure(title: str, rungs: Sequence[Row]) -> Figure:
+    """Return each rung's time as a bar, and behind it how much faster it is than the one before.
+
+    Times that span more than a factor of 30 are drawn on a logarithmic axis.
+    """
+    times, bars = [row.times_us.median for row in rungs], []
+    for index, row in enumerate(rungs):
+        note = f"{number(times[index])} us"
+        if index:
+            gain = times[index - 1] / times[index]
+            note += f", {number(gain)}× faster" if gain >= 1 else f", {number(1 / gain)}× slower"
+        bars.append(Bar(label(row), (times[index],), note))
+    log = max(times) / min(times) > LOGARITHMIC_FROM
+    foot = f"time of one call, {'logarithmic axis' if log else 'axis from zero'}"
+    data = tuple((label(row), significant(row.times_us.median)) for row in rungs)
+    return Figure(
+        Bars(title, "", bars, foot=foot, log=log),
+        TableData(title, ("rung", "us"), data, (False, True)),
+    )

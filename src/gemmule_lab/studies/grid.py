@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gemmule.core.problem import ITEMSIZE
 from gemmule_lab.records.rows import Times
+from gemmule_lab.report.charts import Chart
 from gemmule_lab.studies.records import Claim, Rows, Value
 
 CODE_BITS = {"int8": 8, "int4": 4}  # forms that are codes with one scale and zero point
@@ -142,5 +143,5 @@ class Study:
     claims: tuple[Claim, ...]
     comparison: Callable[[Rows], Iterator[tuple[str, ...]]]
     comparison_header: tuple[str, ...]
-    pictures: Callable[[Rows, str], Iterator[tuple[str, str]]]
+    pictures: Callable[[Rows, str], Iterator[tuple[str, Chart]]]
     together: bool = False

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmule_lab import studies
+from gemmule_lab.report.plots import draw
+from gemmule_lab.report.render import page
 from gemmule_lab.report.tables import TableData
 from gemmule_lab.studies import show, store
 from gemmule_lab.studies.runner import of_last_devices
 
-FOLDER = Path(__file__).parent
 BACKENDS = ("cuda", "cpu")
 
 
@@ -45,8 +46,10 @@ def section(path: Path, seed: str) -> Section:
         raise ValueError(f"{path} holds no rows; `gemmule study {seed}` writes some.")
     drawn = (pair for backend in BACKENDS for pair in study.pictures(rows, backend))
     pictures = tuple(
-        Picture(name, f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}")
-        for name, svg in drawn
+        Picture(
+            name, f"data:image/svg+xml;base64,{base64.b64encode(draw(chart).encode()).decode()}"
+        )
+        for name, chart in drawn
     )
     measured = (show.times_table(study, rows, backend) for backend in BACKENDS)
     tables = (show.verdict_table(study, rows), show.comparison_table(study, rows), *measured)
@@ -56,13 +59,4 @@ def section(path: Path, seed: str) -> Section:
 
 def render(sections: Sequence[Section], title: str) -> str:
     """Return the page."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        autoescape=True,
-        loader=jinja2.FileSystemLoader(FOLDER),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("study.html.j2").render(title=title, studies=sections)
+    return page(title, studies=sections)

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
-from gemmule_lab.report.bars import Group, grouped_bars
-from gemmule_lab.report.charts import Mark
-from gemmule_lab.report.heat_maps import Panel, Scale, heat_maps
-from gemmule_lab.report.line_chart import MOST_LINES, Axes, Line, line_chart
+from gemmule_lab.report.charts import (
+    Axes,
+    Bars,
+    Cells,
+    Chart,
+    Ends,
+    HeatMaps,
+    Line,
+    Lines,
+    Mark,
+    grouped,
+)
 from gemmule_lab.studies.records import Rows, StudyRow
 
-Picture = tuple[str, str]
-"""The name of a file, less its ending, and the drawing in it."""
+Picture = tuple[str, Chart]
+"""The name of a file, less its ending, and what is drawn in it."""
 Figure = Callable[[StudyRow], float | None]
+Groups = Mapping[str, Mapping[str, float]]
+T = TypeVar("T")
 
 WORDS = {
     "warm": "warm: one matrix again and again, of which the cache serves what fits",
@@ -26,8 +37,8 @@ NAMES = {  # parts of names that need a word wherever they occur
     ", printed": "printed: the document's own times on its own GPU",
     "the transpose alone": "the transpose alone: a part of transpose_then, no product",
 }
-FASTER = Scale("times as fast; blue above 1, orange below, pale is close to 1", ratios=True)
-MANY_PANELS = 9
+FASTER = "times as fast; blue above 1, orange below, pale is close to 1"
+MANY_PANELS, MOST_LINES = 9, 6  # of one chart
 
 
 def figure(name: str) -> Figure:
@@ -66,57 +77,53 @@ def explained(below: str, names: Iterable[str]) -> str:
     return "; ".join((below, *said))
 
 
-def panels(rows: Rows, value: Figure, across: str = "n") -> list[Panel]:
-    """Return a heat map for each implementation: m down, `across` across."""
-    found = []
-    for name in rows.names():
-        cells = {
-            (int(row.case["m"]), int(row.case[across])): number
-            for row in rows.where(name=name).timed()
-            if (number := value(row)) is not None and number > 0
+def times_by_shape(rows: Rows, value: Figure) -> dict[tuple[int, int], float]:
+    """Return a figure of timed rows by rows and columns, where it is positive."""
+    values = (((int(r.case["m"]), int(r.case["n"])), value(r)) for r in rows.timed())
+    return {case: number for case, number in values if number is not None and number > 0}
+
+
+def panels(rows: Rows, value: Figure) -> dict[str, Cells]:
+    """Return a heat map for each implementation, rows down, columns across."""
+    found = {name: times_by_shape(rows.where(name=name), value) for name in rows.names()}
+    return {name: cells for name, cells in found.items() if cells}
+
+
+def ratios(rows: Rows, pairs: Iterable[tuple[str, str]]) -> dict[str, Cells]:
+    """Return how many times as fast the first of each pair is, by rows and columns."""
+    found = {}
+    for ours, other in pairs:
+        times, theirs = (times_by_shape(rows.where(name=n), microseconds) for n in (ours, other))
+        found[f"{ours} over {other}"] = {
+            c: theirs[c] / us for c, us in times.items() if c in theirs
         }
-        if cells:
-            found.append(Panel(name, cells))
-    return found
+    return {name: cells for name, cells in found.items() if cells}
 
 
 def maps(
-    name: str,
-    shown: Sequence[Panel],
-    words: tuple[str, str],
-    scale: Scale,
-    axes: tuple[str, str] = ("rows", "columns"),
+    name: str, title: str, below: str, shown: Mapping[str, Cells], key: str, **look: Any
 ) -> Iterator[Picture]:
-    """Yield drawings of heat maps: those over the finest grid first, at most nine in each.
+    """Yield heat maps: those over the finest grid first, at most nine in each chart, of one scale.
 
-    words: title and subtitle. All drawings have one scale.
+    look: what of `HeatMaps` is not as usual.
     """
-    most = max((len(panel.values) for panel in shown), default=0)
-    fine = [panel for panel in shown if len(panel.values) == most]
-    rest = [panel for panel in shown if len(panel.values) < most]
-    drawn = [group[at : at + MANY_PANELS] for group in (fine, rest) for at in _starts(group)]
-    scale = replace(scale, covers=[value for one in shown for value in one.values.values()])
-    for index, group in enumerate(drawn):
-        part = f" ({index + 1} of {len(drawn)})" if len(drawn) > 1 else ""
-        below = explained(words[1], (panel.title for panel in group))
-        svg = heat_maps(group, scale, title=words[0] + part, subtitle=below, axes=axes)
-        yield name + (f"-{index + 1}" if len(drawn) > 1 else ""), svg
+    most = max(map(len, shown.values()), default=0)
+    grids = ([one for one in shown if (len(shown[one]) == most) == fine] for fine in (True, False))
+    covers = [value for cells in shown.values() for value in cells.values()]
+    parts = [
+        grid[at : at + MANY_PANELS] for grid in grids for at in range(0, len(grid), MANY_PANELS)
+    ]
+    for place, words, part in _numbered(name, title, parts):
+        cells = {one: shown[one] for one in part}
+        yield place, HeatMaps(words, explained(below, part), cells, key, covers=covers, **look)
 
 
-def _starts(group: Sequence[Panel]) -> range:
-    return range(0, len(group), MANY_PANELS)
-
-
-def ratios(rows: Rows, ours: str, other: str) -> Panel | None:
-    """Return how many times as fast one implementation is as another, by rows and columns."""
-    times = {
-        name: {(int(r.case["m"]), int(r.case["n"])): r.us for r in rows.where(name=name).timed()}
-        for name in (ours, other)
-    }
-    common = {
-        case: times[other][case] / us for case, us in times[ours].items() if case in times[other]
-    }
-    return Panel(f"{ours} over {other}", common) if common else None
+def _numbered(name: str, title: str, parts: Sequence[T]) -> Iterator[tuple[str, str, T]]:
+    """Yield parts with the names of their files and their titles, numbered where several."""
+    for index, part in enumerate(parts, 1):
+        several = len(parts) > 1
+        number = f" ({index} of {len(parts)})" if several else ""
+        yield name + (f"-{index}" if several else ""), title + number, part
 
 
 def lines_of(rows: Rows, value: Figure, axis: str = "n") -> list[Line]:
@@ -128,32 +135,25 @@ def lines_of(rows: Rows, value: Figure, axis: str = "n") -> list[Line]:
             for row in rows.where(name=name).timed()
             if (number := value(row)) is not None and number > 0
         }
-        if points:
-            found.append(Line(name, sorted(points.items())))
+        found += [Line(name, sorted(points.items()))] if points else []
     return found
 
 
 def line_charts(
     name: str,
+    title: str,
+    below: str,
     lines: Sequence[Line],
     axes: Axes,
-    words: tuple[str, str],
     ceilings: Sequence[Mark] = (),
 ) -> Iterator[Picture]:
-    """Yield charts of at most six lines; of several, each has the first line and the same axes.
-
-    words: title and subtitle.
-    """
-    first, rest = lines[:1], list(lines[1:])
-    groups = [rest[at : at + MOST_LINES - 1] for at in range(0, max(len(rest), 1), MOST_LINES - 1)]
+    """Yield charts of at most six lines; of several, each has the first line and the same axes."""
+    rest = range(1, max(len(lines), 2), MOST_LINES - 1)
+    parts = [[*lines[:1], *lines[at : at + MOST_LINES - 1]] for at in rest if lines]
     axes = replace(axes, covers=[point for line in lines for point in line.points])
-    for index, group in enumerate(groups if lines else ()):
-        part = f" ({index + 1} of {len(groups)})" if len(groups) > 1 else ""
-        shown = [*first, *group]
-        below = explained(words[1], (line.name for line in shown))
-        title = words[0] + part
-        svg = line_chart(shown, axes, title=title, subtitle=below, ceilings=ceilings)
-        yield name + (f"-{index + 1}" if len(groups) > 1 else ""), svg
+    for place, words, part in _numbered(name, title, parts):
+        told = explained(below, (line.name for line in part))
+        yield place, Lines(words, told, part, axes, ceilings)
 
 
 def ceiling_marks(rows: Rows, backend: str, datasheet: bool = True) -> list[Mark]:
@@ -170,26 +170,29 @@ def ceiling_marks(rows: Rows, backend: str, datasheet: bool = True) -> list[Mark
 
 def bars(
     name: str,
-    groups: Sequence[Group],
-    words: tuple[str, str],
+    title: str,
+    below: str,
+    groups: Groups,
     unit: str,
+    *,
     limit: Mark | None = None,
+    ends: Mapping[str, Ends] | None = None,
 ) -> Iterator[Picture]:
-    """Yield a chart of bars; nothing where there are no values. words: title, subtitle."""
+    """Yield a chart of bars in groups; nothing where there are no values."""
     if groups:
-        below = explained(words[1], (group.label for group in groups))
-        yield name, grouped_bars(groups, title=words[0], subtitle=below, unit=unit, limit=limit)
+        drawn, series = grouped(groups, unit, ends)
+        yield name, Bars(title, explained(below, groups), drawn, series, limit)
 
 
 def by_temperature(
     rows: Iterable[StudyRow], value: Figure, label: Callable[[StudyRow], str]
-) -> list[Group]:
+) -> dict[str, dict[str, float]]:
     """Return a group of bars for each label, warm and cold side by side."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         if (number := value(row)) is not None:
             found.setdefault(label(row), {})[row.temperature] = number
-    return [Group(name, values) for name, values in found.items()]
+    return found
 
 
 def shape_of(case: Mapping[str, object]) -> str:
@@ -210,14 +213,15 @@ def counters(
 ) -> Iterator[Picture]:
     """Yield the profiler's balance: how busy each unit was, for every kernel it watched."""
     here = rows.where("counters", backend=backend)
-    groups = []
-    for row in here:
-        values = {
-            what: value
-            for what in ("SM throughput", "memory throughput", "FMA pipe")
-            if (value := row.figures.get(f"{what} percent")) is not None
+    units = ("SM throughput", "memory throughput", "FMA pipe")
+    groups = {
+        row.name: {
+            what: row.figures[f"{what} percent"]
+            for what in units
+            if f"{what} percent" in row.figures
         }
-        groups += [Group(row.name, values)] if values else []
+        for row in here
+    }
     shapes = ", ".join(dict.fromkeys(shape_of(row.case) for row in here))
     below = subtitle(here, dtype, shapes, "Nsight Compute, percent of each unit's peak")
-    yield from bars(name, groups, (title, below), "%")
+    yield from bars(name, title, below, {k: v for k, v in groups.items() if v}, "%")

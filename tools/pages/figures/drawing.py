@@ -9,8 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from gemmule_lab.report.svg import escape
+from html import escape
 
 WIDTH = 760
 CHARACTER = 0.56  # width of an average character, in font sizes

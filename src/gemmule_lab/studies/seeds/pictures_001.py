@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemmule_lab.report.bars import Group, Stack, stacked_bars
-from gemmule_lab.report.charts import Mark
-from gemmule_lab.report.line_chart import Axes, Line, line_chart
-from gemmule_lab.report.svg import number
+from gemmule_lab.report.charts import Axes, Bar, Bars, Line, Lines, Mark, number
 from gemmule_lab.studies import pictures as draw
 from gemmule_lab.studies.pictures import Picture
 from gemmule_lab.studies.products.passes import (
@@ -48,13 +45,11 @@ def pictures(rows: Rows, backend: str) -> Iterator[Picture]:
     )
     for row in rows.where("first call", backend=backend):
         n = row.case["n"]
-        parts = [Group(k.removesuffix(" us"), {"time": us / 1e3}) for k, us in row.figures.items()]
+        parts = {k.removesuffix(" us"): {"time": us / 1e3} for k, us in row.figures.items()}
         facts = (DTYPE, f"{SHAPE}, tiles in shared memory", "ms of host time")
-        words = (
-            f"The first product of a process, n = {n}, part by part",
-            draw.subtitle(rows.where("first call"), *facts),
-        )
-        yield from draw.bars(f"{start}-first-call-{n}", parts, words, "ms")
+        title = f"The first product of a process, n = {n}, part by part"
+        below = draw.subtitle(rows.where("first call"), *facts)
+        yield from draw.bars(f"{start}-first-call-{n}", title, below, parts, "ms")
 
 
 def _times(totals: Rows, start: str) -> Iterator[Picture]:
@@ -77,8 +72,7 @@ def _times(totals: Rows, start: str) -> Iterator[Picture]:
         lines = [_line(totals, who, most) for who in EVERY]
         lines = [line for line in lines if line.points]
         shown = marks if name == "times" else [mark for mark in marks if mark.at <= SMALL]
-        drawn = line_chart(lines, axes, title=title, subtitle=below, marks=shown)
-        yield f"{start}-{name}", drawn
+        yield f"{start}-{name}", Lines(title, below, lines, axes, marks=shown)
 
 
 def _line(totals: Rows, name: str, most: float, part: str | None = None) -> Line:
@@ -95,13 +89,13 @@ def _alone(totals: Rows, start: str) -> Iterator[Picture]:
     lines = [line for line in lines if line.points]
     below = draw.subtitle(totals, DTYPE, SHAPE, "ms; kernels between two events, without copies")
     axes = Axes("n, of n x n matrices", "ms", log_y=True)
-    words = ("Processing alone: time over size, without any loading", below)
-    yield from draw.line_charts(f"{start}-alone", lines, axes, words)
+    title = "Processing alone: time over size, without any loading"
+    yield from draw.line_charts(f"{start}-alone", title, below, lines, axes)
 
 
 def _parts(totals: Rows, start: str) -> Iterator[Picture]:
     """Yield how the time of a product on the GPU divides, pageable and pinned memory apart."""
-    stacks = []
+    bars = []
     for n in SPLIT:
         for name in (NAIVE, SHARED, SHARED + PINNED, CUBLAS, CUBLAS + PINNED):
             for row in totals.where(name=name, n=n):
@@ -110,15 +104,13 @@ def _parts(totals: Rows, start: str) -> Iterator[Picture]:
                 label = name if PINNED in name else f"{CALLED.get(name, name)}, pageable"
                 note = f"{number(row.us / 1e3)} ms"
                 lengths = (load, parts["launch"], parts["kernel"], unload)
-                stacks.append(Stack(f"n = {n}: {label}", lengths, note))
-    if stacks:
+                shares = [length / sum(lengths) for length in lengths]
+                bars.append(Bar(f"n = {n}: {label}", shares, note))
+    if bars:
         fact = "shares of each product's time, the whole time behind them"
         below = draw.subtitle(totals, DTYPE, SHAPE, fact)
         title = "Loading, kernel, unloading: the parts of a product from host to host"
-        yield (
-            f"{start}-parts",
-            stacked_bars(stacks, GROUPS, title=title, subtitle=below),
-        )
+        yield f"{start}-parts", Bars(title, below, bars, GROUPS)
 
 
 def _kernels(rows: Rows, backend: str, start: str) -> Iterator[Picture]:
@@ -130,16 +122,16 @@ def _kernels(rows: Rows, backend: str, start: str) -> Iterator[Picture]:
         limit = Mark(f"measured FMA ceiling, {number(ceiling / 1e3)} TFLOP/s", ceiling / 1e3)
     for n in sorted({int(row.case["n"]) for row in here}):
         groups = draw.by_temperature(here.where(n=n), _teraflops, _kernel)
-        groups.sort(key=lambda group: -max(group.values.values()))
+        fastest = {name: max(values.values()) for name, values in groups.items()}
+        groups = {name: groups[name] for name in sorted(groups, key=lambda one: -fastest[one])}
         facts = [DTYPE, SHAPE, "TFLOP/s", *draw.WORDS.values()]
-        if any(group.label.startswith("naive ") for group in groups):
+        if any(name.startswith("naive ") for name in groups):
             facts.append("naive w x w: in blocks of w x w threads")
-        most = max((value for group in groups for value in group.values.values()), default=0.0)
-        if limit is not None and most > limit.at:
+        if limit is not None and max(fastest.values(), default=0.0) > limit.at:
             facts.append("a bar beyond the FMA ceiling runs on tensor cores")
         title = f"Kernels alone, n = {n}, beside the ceiling of multiply-adds"
-        words = (title, draw.subtitle(here, *facts))
-        yield from draw.bars(f"{start}-kernels-{n}", groups, words, "TFLOP/s", limit)
+        below, name = draw.subtitle(here, *facts), f"{start}-kernels-{n}"
+        yield from draw.bars(name, title, below, groups, "TFLOP/s", limit=limit)
 
 
 def _teraflops(row: StudyRow) -> float | None:

@@ -6,9 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from gemmule_lab.records.results import geomean
-from gemmule_lab.report.bars import Group
-from gemmule_lab.report.heat_maps import Panel, Scale, heat_maps
-from gemmule_lab.report.line_chart import Axes, Line
+from gemmule_lab.report.charts import Axes, Cells, HeatMaps, Line
 from gemmule_lab.studies import pictures as draw
 from gemmule_lab.studies.pictures import Picture
 from gemmule_lab.studies.published import published
@@ -72,23 +70,22 @@ def _widths(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
     below = draw.subtitle(
         here, DTYPE, "mean us over all shapes, 1,024 rows a block", temperature=temperature
     )
-    words = (f"The width of a block, {temperature}", below)
-    axes = Axes("BLOCK_WIDTH", "us", log_y=True)
-    yield from draw.line_charts(f"{start}-widths-{temperature}", lines, axes, words)
+    name, axes = f"{start}-widths-{temperature}", Axes("BLOCK_WIDTH", "us", log_y=True)
+    title = f"The width of a block, {temperature}"
+    yield from draw.line_charts(name, title, below, lines, axes)
 
 
 def _wins(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
-    found = [draw.ratios(here, f"{name} {SEED_WIDTH}", NAIVE[name]) for name in ALGORITHMS]
-    shown = [panel for panel in found if panel is not None]
-    won = sum(value > 1 for panel in shown for value in panel.values.values())
-    cases = sum(len(panel.values) for panel in shown)
+    shown = draw.ratios(here, ((f"{name} {SEED_WIDTH}", NAIVE[name]) for name in ALGORITHMS))
+    won = sum(value > 1 for cells in shown.values() for value in cells.values())
+    cases = sum(map(len, shown.values()))
     fact = "times as fast as the baseline: naive for A x, naive transposed for A^T x"
-    words = (
-        f"Where width {SEED_WIDTH} beats the naive kernels, {temperature}: {won} of {cases} cases",
-        draw.subtitle(here, DTYPE, fact, temperature=temperature),
+    title = (
+        f"Where width {SEED_WIDTH} beats the naive kernels, {temperature}: {won} of {cases} cases"
     )
-    axes = ("rows of A", "columns of A")
-    yield from draw.maps(f"{start}-wins-{temperature}", shown, words, draw.FASTER, axes)
+    below = draw.subtitle(here, DTYPE, fact, temperature=temperature)
+    look = {"axes": ("rows of A", "columns of A"), "ratios": True}
+    yield from draw.maps(f"{start}-wins-{temperature}", title, below, shown, draw.FASTER, **look)
 
 
 def _squares(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
@@ -97,14 +94,14 @@ def _squares(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
         chosen = Rows((row for row in square if row.name in names), here.environments)
         lines = draw.lines_of(chosen, draw.microseconds)
         below = draw.subtitle(here, DTYPE, "us; square matrices", temperature=temperature)
-        words = (f"{what}: the algorithms over n, {temperature}", below)
+        title = f"{what}: the algorithms over n, {temperature}"
         axes = Axes("n, of an n x n matrix", "us", log_y=True)
         name = f"{start}-{'product' if what == 'A x' else 'transposed'}-{temperature}"
-        yield from draw.line_charts(name, lines, axes, words)
+        yield from draw.line_charts(name, title, below, lines, axes)
 
 
 def _heights(here: Rows, start: str) -> Iterator[Picture]:
-    shown = []
+    shown: dict[str, Cells] = {}
     for algorithm in ALGORITHMS:
         values = {
             (height, width): geomean(us)
@@ -114,14 +111,14 @@ def _heights(here: Rows, start: str) -> Iterator[Picture]:
         }
         if values:
             height, width = min(values, key=lambda pair: values[pair])
-            shown.append(Panel(f"{algorithm}, best {height} x {width}", values))
+            shown[f"{algorithm}, best {height} x {width}"] = values
     if shown:
         shapes = ", ".join(dict.fromkeys(draw.shape_of(row.case) for row in here))
         fact = f"geometric mean us over the matrices {shapes}"
         below = draw.subtitle(here, DTYPE, fact, temperature="warm")
         title = "Height x width of a block: the times of each algorithm, and its best"
-        axes, scale = ("BLOCK_HEIGHT", "BLOCK_WIDTH"), Scale("us; darker is slower")
-        yield f"{start}-heights", heat_maps(shown, scale, title=title, subtitle=below, axes=axes)
+        axes = ("BLOCK_HEIGHT", "BLOCK_WIDTH")
+        yield f"{start}-heights", HeatMaps(title, below, shown, "us; darker is slower", axes)
 
 
 def _five(here: Rows, start: str) -> Iterator[Picture]:
@@ -130,15 +127,14 @@ def _five(here: Rows, start: str) -> Iterator[Picture]:
     for name in here.names():
         us = list(here.where(name=name).us().values())
         means.setdefault(name.partition(" #")[0], []).append(sum(us) / len(us))
-    groups = [
-        Group(name, {"us": statistics.median(found)}, {"us": (min(found), max(found))})
-        for name, found in sorted(means.items())
-    ]
+    means = dict(sorted(means.items()))
+    groups = {name: {"us": statistics.median(found)} for name, found in means.items()}
+    ends = {name: (min(found), max(found)) for name, found in means.items()}
     count = max(map(len, means.values()), default=0)
     fact = f"mean us over all shapes: the middle one of {count} random matrices and their range"
     below = draw.subtitle(here, DTYPE, fact, temperature="warm")
-    words = (f"Five algorithms at width {SEED_WIDTH} on five random matrices", below)
-    yield from draw.bars(f"{start}-five", groups, words, "us")
+    title = f"Five algorithms at width {SEED_WIDTH} on five random matrices"
+    yield from draw.bars(f"{start}-five", title, below, groups, "us", ends=ends)
 
 
 def _cpu(here: Rows, start: str) -> Iterator[Picture]:
@@ -146,8 +142,6 @@ def _cpu(here: Rows, start: str) -> Iterator[Picture]:
     groups = draw.by_temperature(
         here, draw.microseconds, lambda row: f"{draw.shape_of(row.case)}, {row.name}"
     )
-    words = (
-        "Column-major products on the CPU",
-        draw.subtitle(here, DTYPE, "us", *draw.WORDS.values()),
-    )
-    yield from draw.bars(f"{start}-products", groups, words, "us")
+    below = draw.subtitle(here, DTYPE, "us", *draw.WORDS.values())
+    title = "Column-major products on the CPU"
+    yield from draw.bars(f"{start}-products", title, below, groups, "us")
