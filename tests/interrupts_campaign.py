@@ -1,7 +1,7 @@
 """Ctrl-C at random moments of first and of later products, a campaign that is kept as data.
 
-``python tests/interrupts_campaign.py [--tries N] [--seed S] [--record] [KIND ...]`` starts a process
-for each try, which is interrupted once at a random moment of its products. It has to end in
+``python tests/interrupts_campaign.py [--tries N] [--seed S] [--record] [KIND ...]`` starts a
+process for each try, which is interrupted once at a random moment of its products. It has to end in
 KeyboardInterrupt, or to have finished before, and the same products have to be right afterwards.
 Kinds: ``import`` (code is on disk, Numba is not loaded), ``compile`` (nothing is on disk), and
 ``later`` (products that were made before).

@@ -25,7 +25,7 @@ from gemmule_lab.report.ladder_gains import before
 FILE = "ladder.jsonl"
 TORCH = "torch"
 PLAIN = "float16, our choice"  # what a matrix of codes is held against
-CODES = {"uint8": "int8 codes", "uint4": "int4 codes"}
+EIGHT_BITS = {"any_codes", "int8_codes", "product_table_int8"}  # the others are timed with 4
 ENTRY_SECONDS = 0.25
 MIN_BLOCKS, MAX_BLOCKS, BLOCK_S = 7, 16, 0.002
 COMPILERS = 8
@@ -64,12 +64,31 @@ def spots() -> Iterator[Spot]:
     for rows, depth, columns in ((4096, 4096, 8), (4096, 4096, 64), (512, 16384, 512)):
         product = Product("matmul", "float16", (rows, depth), columns)
         yield _spot("matmul", f"{rows} x {depth} by {columns} columns, float16", product)
-    plain = Product("matvec", "float16", (4096, 4096))
-    forms = {
-        r.name: CODES.get(r.signatures[0][0], "int8 codes") for r in ladder("quantized", "cuda")
-    }
-    rungs = tuple((name, replace(plain, format=form)) for name, form in forms.items())
-    yield Spot("quantized", "4096 x 4096 codes, one scale, float16 x", rungs, plain, choice=True)
+    coded = ladder("quantized", "cuda")
+    for size, words, form in (
+        (4096, "codes, one scale, float16 x", "int{} codes"),
+        (8192, "codes in groups of 128, float16 x", "int{} g128 x float16"),
+    ):
+        plain = Product("matvec", "float16", (size, size))
+        rungs = tuple(
+            (rung.name, replace(plain, format=form.format(bits)))
+            for rung in coded
+            if rung.op == "matvec"
+            for bits in (8 if rung.name in EIGHT_BITS else 4,)
+        )
+        title = f"{size} x {size} {words}"
+        yield Spot("quantized", title, rungs, plain, choice=True, counted=size == 4096)
+    for op, columns, words in (
+        ("matmul", 16, "by 16 columns"),
+        ("matmul", 512, "by 512 columns"),
+        ("vecmat", 1, "x A"),
+    ):
+        plain = Product(op, "float16", (8192, 8192), columns)
+        product = replace(plain, format="int4 g128 x float16")
+        taking = "matmul" if op == "matmul" else "matvec"
+        rungs = tuple((rung.name, product) for rung in coded if rung.op == taking)
+        title = f"8192 x 8192 4-bit codes in groups of 128, {words}, float16"
+        yield Spot("quantized", title, rungs, plain, choice=True, counted=False)
 
 
 def _spot(op: str, title: str, product: Product, *, counted: bool = True) -> Spot:

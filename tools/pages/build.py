@@ -58,7 +58,9 @@ def ways_up(root: Path) -> str:
         steps = []
         for number, rung in enumerate(ladder(op, "cuda").steps, 1):
             gain = gained.get(rung.name)
-            steps.append(f"{number} {rung.name}" + ("" if gain is None else f" {gain.times:.3g}x"))
+            told = "" if gain is None else f" {gain.times:.3g}x"
+            over = gain is not None and gain.over != rung.after
+            steps.append(f"{number} {rung.name}{told}" + (f" {gain.over}" if gain and over else ""))
         lines.append(f"| {op} | {', '.join(steps)} |")
     return "\n".join(lines)
 

@@ -75,6 +75,7 @@ RUNG = LibraryRung(
     "Frantar et al., GPTQ (2022)",
     op="matmul",
     after="any_columns",
+    branch="many columns, by the vendor's library",
     signatures=fragments.SIGNATURES,
     layouts_b=("row", "col"),
     arithmetic=_arithmetic,
