@@ -20,30 +20,44 @@ from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
 from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
 
-_TILES, _LINE = 2, 128  # tiles across in a stage; bytes of a column of x in a panel of 64
+_LONG, _PANELS = 128, 2  # stored columns of a stage, in panels of 64 columns of x
+_LINE = 128  # bytes of a column of x in a panel
+_NAMES = ("groups", "tall", "columns", "cluster")
+_SHAPES = (
+    *((2, 1, columns, cluster) for columns in (128, 64, 32) for cluster in (1, 2, 4, 8)),
+    *((2, 2, columns, cluster) for columns in (128, 64) for cluster in (1, 2)),
+    *((3, 1, columns, cluster) for columns in (128, 64) for cluster in (1, 2)),
+)
 
 
-def _panels(problem: Problem) -> int:
-    """Return the panels of 64 columns of a stage."""
-    return _TILES * fragments.tile_columns(problem) // 64
+def _whole(problem: Problem) -> bool:
+    """Tell whether groups are whole stages."""
+    group = fragments.quant(problem).group_size
+    return group in (None, -1) or (group or 0) % _LONG == 0
 
 
 def _all(problem: Problem) -> int:
     """Return how many stages the whole sum has."""
-    return ceil_div(fragments.tiles_across(problem.k, problem), _TILES)
+    return ceil_div(problem.k, _LONG)
 
 
 def _passes(problem: Problem, params: Params) -> int:
     return ceil_div(problem.n, params["columns"])
 
 
+def _height(params: Params) -> int:
+    return int(64 * params["groups"] * params["tall"])
+
+
 def _blocks(problem: Problem, params: Params) -> int:
-    down = ceil_div(problem.m, 128 * params["tall"])
+    down = ceil_div(problem.m, _height(params))
     return int(down * _passes(problem, params) * params["cluster"])
 
 
 def _stage_bytes(problem: Problem, params: Params) -> int:
-    return int(_panels(problem) * params["columns"] * _LINE + 8 * params["tall"] * _TILES * 512)
+    return int(
+        _PANELS * params["columns"] * _LINE + _height(params) * _LONG * fragments.bits(problem) // 8
+    )
 
 
 def _stages(problem: Problem, params: Params) -> int:
@@ -53,22 +67,22 @@ def _stages(problem: Problem, params: Params) -> int:
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     spec, stages = fragments.quant(problem), _stages(problem, params)
     types = f"{CTYPE[problem.b]}, {CTYPE[problem.out]}, {CTYPE[spec.scale_dtype]}"
-    shape = ", ".join(str(params[name]) for name in ("tall", "columns", "cluster"))
-    zeros = str(spec.has_zeros).lower()
+    shape = ", ".join(str(params[name]) for name in ("groups", "tall", "columns", "cluster"))
+    flags = ", ".join(str(flag).lower() for flag in (spec.has_zeros, _whole(problem)))
     product = Step(
-        kernel=f"rounded_columns<{types}, {spec.bits}, {zeros}, {shape}, {stages}>",
+        kernel=f"rounded_columns<{types}, {spec.bits}, {flags}, {shape}, {stages}>",
         grid=(_blocks(problem, params), 1, 1),
-        block=(384, 1, 1),
+        block=(128 * params["groups"] + 128, 1, 1),
         cluster=(params["cluster"], 1, 1),
         smem=stages * (_stage_bytes(problem, params) + 16),
         pdl=problem.k > 0,
     )
     if problem.k == 0:
         return (product,)
-    columns, panels = params["columns"], _panels(problem)
-    warps = _passes(problem, params) * (columns // 8) * _all(problem) * panels
+    columns = params["columns"]
+    warps = _passes(problem, params) * (columns // 8) * _all(problem) * _PANELS
     turn = Step(
-        kernel=f"turn_columns<{CTYPE[problem.b]}, {spec.bits}, {columns}, {panels}>",
+        kernel=f"turn_columns<{CTYPE[problem.b]}, {spec.bits}, {columns}, {_PANELS}>",
         grid=(ceil_div(warps, 8), 1, 1),
         block=(256, 1, 1),
     )
@@ -76,7 +90,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    of_stage = _panels(problem) * params["columns"] * _LINE
+    of_stage = _PANELS * params["columns"] * _LINE
     return int(_passes(problem, params) * _all(problem) * of_stage)
 
 
@@ -98,12 +112,12 @@ RUNG = CudaRung(
     signatures=tuple(s for s in fragments.SIGNATURES if s[1] in HALVES),
     layouts_b=("row", "col", "strided"),
     arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0, inputs=problem.b),
-    params={"tall": (2, 1), "columns": (128, 64, 32), "cluster": (1, 2, 4, 8)},
+    params={"groups": (2, 3), "tall": (1, 2), "columns": (128, 64, 32), "cluster": (1, 2, 4, 8)},
     constraints=(
         fragments.FITS,
         Constraint(
-            "blocks of 256 rows by 64 columns or more, and of 128 rows",
-            lambda problem, params: params["tall"] == 1 or params["columns"] >= 64,
+            "one of the shapes that won somewhere",
+            lambda problem, params: tuple(params[name] for name in _NAMES) in _SHAPES,
         ),
     ),
     archs=("sm_90a",),
