@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(256) turn_columns(const QuantArgs p) {
   }
 }
 
-// GROUPS warpgroups below each other, each with TALL times 64 rows, and one warp that asks for copies. While one multiplies, the others
-// take codes apart. WHOLE: groups are whole stages. The blocks of a cluster share the sum and add up at the end.
-template <class TX, class TY, class TS, int BITS, bool ZEROS, bool WHOLE, int GROUPS, int TALL, int N, int CLUSTER, int STAGES>
-__global__ void __launch_bounds__(128 * GROUPS + 128, 1) rounded_columns(const QuantArgs p) {
-  constexpr int HEIGHT = 64 * GROUPS * TALL, TILES = 8 / Tile<BITS>::steps, STEPS = Tile<BITS>::steps, PANELS = TILES * STEPS / 4, COLUMNS = Tile<BITS>::columns;
+// Two warpgroups below each other, each with TALL times 64 rows, and one warp that asks for copies. While one multiplies, the other
+// takes codes apart. WHOLE: groups are whole stages. The blocks of a cluster share the sum and add up at the end.
+template <class TX, class TY, class TS, int BITS, bool ZEROS, bool WHOLE, int TALL, int N, int CLUSTER, int STAGES>
+__global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
+  constexpr int GROUPS = 2, HEIGHT = 64 * GROUPS * TALL, TILES = 8 / Tile<BITS>::steps, STEPS = Tile<BITS>::steps, PANELS = TILES * STEPS / 4, COLUMNS = Tile<BITS>::columns;
   constexpr int X_BYTES = PANELS * N * LINE, ROW_BYTES = TILES * 512, CODE_BYTES = HEIGHT / 16 * ROW_BYTES;
   extern __shared__ __align__(1024) unsigned char room[];
   unsigned char* const codes = room + STAGES * X_BYTES;
@@ -105,10 +105,9 @@ __global__ void __launch_bounds__(128 * GROUPS + 128, 1) rounded_columns(const Q
   if (threadIdx.x < STAGES) ptx::mbar_init(ptx::smem_addr(&full[threadIdx.x]), 1), ptx::mbar_init(ptx::smem_addr(&empty[threadIdx.x]), 4 * GROUPS);
   ptx::mbar_fence_init();
   __syncthreads();
-  const auto meet = [&] {
-    __syncwarp();  // a warp that is not together would arrive twice
+  const auto meet = [&] {  // the blocks of a cluster
+    __syncwarp();
     if constexpr (CLUSTER > 1) ptx::cluster_sync();
-    else __syncthreads();
   };
   if (group == GROUPS) {
     ptx::reg_dealloc<24>();
@@ -141,7 +140,7 @@ __global__ void __launch_bounds__(128 * GROUPS + 128, 1) rounded_columns(const Q
     }
     meet(), meet();
   } else {
-    ptx::reg_alloc<GROUPS == 2 ? 240 : 160>();
+    ptx::reg_alloc<240>();
     float d[TALL][N / 2] = {};
     const int own_row = top + group * 64 * TALL + warp % 4 * 16 + g, groups = (int)p.groups, size = (int)p.group_size;
     const int shift = size & (size - 1) ? -1 : 31 - __clz(size);
@@ -221,34 +220,35 @@ __global__ void __launch_bounds__(128 * GROUPS + 128, 1) rounded_columns(const Q
     }
     ptx::wgmma_wait<0>();
 
-    // The stages' room takes the sums: each block of the cluster adds up a share of the rows.
-    constexpr int MINE = HEIGHT / CLUSTER, APART = MINE + 4;  // four lanes that hold a row write to different banks
-    static_assert(CLUSTER * N * APART * 4 <= STAGES * (X_BYTES + CODE_BYTES), "sums fit");
-    float* const shares = (float*)room;
-    meet();
+    // The stages' room takes the sums, and each block of the cluster adds up a share of the rows. They are stored as floats, for a
+    // conversion of registers might be moved before the wait.
+    constexpr int MINE = HEIGHT / CLUSTER, APART = HEIGHT + 4;  // four lanes that hold a row write to different banks
+    static_assert(N * APART * 4 <= STAGES * (X_BYTES + CODE_BYTES), "sums fit");
+    float* const sums = (float*)room;
+    ptx::named_sync(1, 128 * GROUPS);  // all is multiplied
 #pragma unroll
     for (int i = 0; i < TALL; ++i) {
-      const int row = (group * TALL + i) * 64 + warp % 4 * 16, owner = row / MINE;
-      float* const to = shares + (rank * N + 2 * t) * APART + row % MINE + g;
-      const u32 far = CLUSTER > 1 ? ptx::mapa(ptx::smem_addr(to), owner) : 0;
+      float* const to = sums + 2 * t * APART + (group * TALL + i) * 64 + warp % 4 * 16 + g;
 #pragma unroll
-      for (int j = 0; j < N / 2; ++j) {
-        const int place = (8 * (j / 4) + j % 2) * APART + j % 4 / 2 * 8;
-        if (CLUSTER == 1 || owner == rank) to[place] = d[i][j];
-        else ptx::st_cluster<float>(far + 4 * place, d[i][j]);
-      }
+      for (int j = 0; j < N / 2; ++j) to[(8 * (j / 4) + j % 2) * APART + j % 4 / 2 * 8] = d[i][j];
     }
+    ptx::named_sync(1, 128 * GROUPS);
     meet();
     const int columns = min((int)p.columns - pass * N, N), rows = min(m - top - rank * MINE, MINE);
     const bool down_first = p.y_step == 1;
+    u32 from[CLUSTER];
+#pragma unroll
+    for (int c = 0; c < CLUSTER; ++c) from[c] = CLUSTER > 1 ? ptx::mapa(ptx::smem_addr(sums + rank * MINE), c) : 0;
 #pragma unroll 2
     for (int i = threadIdx.x; i < N * MINE; i += 128 * GROUPS) {
       const int c = down_first ? i / MINE : i % N, row = down_first ? i % MINE : i / N;
       if (c >= columns || row >= rows) continue;
       float sum = 0;
+      if constexpr (CLUSTER == 1) sum = sums[c * APART + row];
 #pragma unroll
-      for (int from = 0; from < CLUSTER; ++from) sum += shares[(from * N + c) * APART + row];
+      for (int b = 0; CLUSTER > 1 && b < CLUSTER; ++b) sum += ptx::ld_cluster<float>(from[b] + 4 * (c * APART + row));
       store_quantised<TY>(p, top + rank * MINE + row, pass * N + c, sum);
     }
+    meet();  // nobody leaves while others read
   }
 }
