@@ -30,9 +30,10 @@ from gemmule.rungs.matmul.cuda import cublas as vendor
 
 # One H200 (November 2026): the share of the read ceiling at which floats are written; what the
 # library takes for any product, and for each number of the sum; its flops per second and
-# multiprocessor. 24 products within 25 %, from 512 x 4096 by 24 to 28672 x 8192 by 4096.
+# multiprocessor, by the alignment of x and the result. 24 aligned products within 25 %, from 512 x
+# 4096 by 24 to 28672 x 8192 by 4096, others within a factor of two.
 _WRITE_SHARE, _START_S, _DEEP_S = 0.75, 3.0e-6, 0.35e-9
-_UNIT_FLOPS = {"float32": vendor.UNIT_FLOPS["float32"], "float16": 6e12, "bfloat16": 6e12}
+_HALF_FLOPS = {16: 6e12, 8: 1.4e12, 4: 1.3e12, 2: 0.6e12}
 
 
 def _bind(problem: Problem, call: Call, params: Params) -> Callable[..., None]:
@@ -62,7 +63,8 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     floats = problem.m * problem.k * ITEMSIZE[problem.b]
     written = (problem.matrix_bytes + floats / _WRITE_SHARE) / machine.read_bytes_per_s
     moved = floats / machine.read_bytes_per_s
-    product = max(moved, problem.flops / (machine.units * _UNIT_FLOPS[problem.b]))
+    rate = _HALF_FLOPS[problem.alignment] if problem.b in HALVES else vendor.UNIT_FLOPS["float32"]
+    product = max(moved, problem.flops / (machine.units * rate))
     product += _START_S + _DEEP_S * problem.k
     return Suggestion({"rank": 0}, machine.call_s + written + product)
 
