@@ -116,8 +116,9 @@ def test_a_piece_is_bounded_and_whole_tiles() -> None:
 @pytest.mark.parametrize("arch", CUDA_ARCHS)
 def test_kernels_compile_for_every_architecture(arch: str) -> None:
     pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    piece = dequantise.Piece(0, 64, 0, 60, 64)
     names = tuple(
-        dequantise.kernel(QuantSpec(bits, group, zeros, layout, scale, False), dtype)
+        dequantise.kernel(QuantSpec(bits, group, zeros, layout, scale, False), dtype, piece)
         for bits, group, zeros, layout, scale, dtype in (
             (4, 128, False, "mma16", "float16", "bfloat16"),
             (8, 7, True, "mma16", "float32", "float16"),

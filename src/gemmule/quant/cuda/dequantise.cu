@@ -25,21 +25,24 @@ template <int BITS, bool ZEROS> __device__ __forceinline__ float weight(unsigned
   return __fmul_rn(scale, __fsub_rn(__fsub_rn(raised, magic), zero));
 }
 
-// Several neighbouring numbers of a row of the piece, at one of its columns that is a multiple of N.
-template <class T, int N> __device__ __forceinline__ void store(const DequantArgs& p, i64 row, int column, const ptx::Vec<T, N>& v, bool whole) {
+// Several neighbouring numbers of a row of the piece, at one of its columns that is a multiple of N. WHOLE: rows begin at whole
+// 16 bytes, and vectors may be written past the end of a row: nobody reads what is there.
+template <bool WHOLE, class T, int N> __device__ __forceinline__ void store(const DequantArgs& p, i64 row, int column, const ptx::Vec<T, N>& v) {
   T* const to = (T*)p.out + (row - p.first_row) * p.out_row;
   const int at = column - (int)p.first_column;
-  if (whole && at < p.columns) *(ptx::Vec<T, N>*)(to + at) = v;
-  else if (!whole)
+  if constexpr (WHOLE) {
+    if (at < p.columns) *(ptx::Vec<T, N>*)(to + at) = v;
+  } else {
 #pragma unroll
     for (int e = 0; e < N; ++e)
       if (at + e < p.columns) to[p.perm ? p.perm[column + e] : at + e] = ((const T*)&v)[e];
+  }
 }
 
-// A warp has four tiles of 16 rows side by side; lane 4 g + t a quarter t of the columns of rows g and g + 8. UNITS: these lie
+// A warp has TURN tiles of 16 rows side by side (one H200, November 2026: 50 us for 8192 x 8192, two 114); lane 4 g + t a quarter t of the columns of rows g and g + 8. UNITS: these lie
 // in one group.
-constexpr int TURN = 4;
-template <class T, class TS, int BITS, bool ZEROS, bool UNITS>
+constexpr int TURN = 1;
+template <class T, class TS, int BITS, bool ZEROS, bool WHOLE, bool UNITS>
 __global__ void __launch_bounds__(256) dequantise_mma16(const DequantArgs p) {
   constexpr int COLUMNS = 256 / BITS, OF_LANE = COLUMNS / 4, N = 16 / (int)sizeof(T), PARTS = OF_LANE / N;
   const unsigned across = (unsigned)((p.columns + COLUMNS - 1) / COLUMNS), all = (unsigned)((p.n + COLUMNS - 1) / COLUMNS);
@@ -59,20 +62,16 @@ __global__ void __launch_bounds__(256) dequantise_mma16(const DequantArgs p) {
     return p.scale_row ? min(group, groups - 1) * p.m : (i64)0;
   };
   float scale[TURN][2], zero[TURN][2] = {};
-  if constexpr (UNITS)
+  if constexpr (UNITS) {
 #pragma unroll
-    for (int i = 0; i < TURN; ++i)
-#pragma unroll
-      for (int hi = 0; hi < 2; ++hi) {
-        const i64 at = group_at((tile_column + i) * COLUMNS + t * OF_LANE) + (p.scale_row ? min(row + 8 * hi, last) : 0);
-        scale[i][hi] = wide<float>(((const TS*)p.scales)[at]);
-        if constexpr (ZEROS) zero[i][hi] = p.zeros[at];
-      }
-  // Pads of a row may be written to, whole vectors at a time: nobody reads them.
-  const bool whole = !p.perm && p.out_row % N == 0 && p.out_row >= (p.columns + N - 1) / N * N && ((u64)p.out & 15) == 0;
+    for (int i = 0; i < 2 * TURN; ++i) {
+      const i64 at = group_at((tile_column + i / 2) * COLUMNS + t * OF_LANE) + (p.scale_row ? min(row + 8 * (i % 2), last) : 0);
+      scale[i / 2][i % 2] = wide<float>(((const TS*)p.scales)[at]);
+      if constexpr (ZEROS) zero[i / 2][i % 2] = p.zeros[at];
+    }
+  }
 #pragma unroll
   for (int i = 0; i < TURN; ++i) {
-    if (i >= here) break;
     const int first = (tile_column + i) * COLUMNS + t * OF_LANE;
 #pragma unroll
     for (int hi = 0; hi < 2; ++hi) {
@@ -88,7 +87,7 @@ __global__ void __launch_bounds__(256) dequantise_mma16(const DequantArgs p) {
         const int bit = BITS == 4 ? 16 * (c % 2) + 8 * (c / 2 % 2) + 4 * hi : 16 * (c % 2) + 8 * hi;
         v[c / N][c % N] = narrow<T>(weight<BITS, ZEROS>(words[i][word] >> bit & ((1 << BITS) - 1), scale[i][hi], zero[i][hi]));
       }
-      const bool mine = row + 8 * hi < end;
+      const bool mine = i < here && row + 8 * hi < end;
       if constexpr (PARTS == 2) {  // two lanes exchange halves, so that each store fills whole sectors
         const bool odd = t % 2;
         const int left = first - (odd ? OF_LANE - N : 0);
@@ -101,26 +100,25 @@ __global__ void __launch_bounds__(256) dequantise_mma16(const DequantArgs p) {
           else other[w] = got;
         }
         if (mine) {
-          store<T, N>(p, row + 8 * hi, left, v[0], whole);
-          store<T, N>(p, row + 8 * hi, left + OF_LANE, v[1], whole);
+          store<WHOLE, T, N>(p, row + 8 * hi, left, v[0]);
+          store<WHOLE, T, N>(p, row + 8 * hi, left + OF_LANE, v[1]);
         }
       } else if (mine) {
 #pragma unroll
-        for (int e = 0; e < PARTS; ++e) store<T, N>(p, row + 8 * hi, first + e * N, v[e], whole);
+        for (int e = 0; e < PARTS; ++e) store<WHOLE, T, N>(p, row + 8 * hi, first + e * N, v[e]);
       }
     }
   }
 }
 
 // A thread has eight neighbouring columns of a row, whose groups may end anywhere.
-template <class T, class TS, int BITS, bool ZEROS>
+template <class T, class TS, int BITS, bool ZEROS, bool WHOLE>
 __global__ void __launch_bounds__(256) dequantise_row(const DequantArgs p) {
   constexpr int N = 16 / (int)sizeof(T), EACH = 8;
   const i64 across = (p.columns + EACH - 1) / EACH, index = (i64)blockIdx.x * 256 + threadIdx.x;
   if (index >= across * p.rows) return;
   const i64 row = p.first_row + index / across;
   const int first = (int)(p.first_column + index % across * EACH), n = (int)p.n, size = (int)p.group_size;
-  const bool whole = !p.perm && p.out_row % N == 0 && p.out_row >= (p.columns + N - 1) / N * N && ((u64)p.out & 15) == 0;
   const unsigned char* const codes = p.codes + row * p.row_bytes;
   ptx::Vec<T, N> v[EACH / N];
 #pragma unroll
@@ -132,5 +130,5 @@ __global__ void __launch_bounds__(256) dequantise_row(const DequantArgs p) {
     v[c / N][c % N] = narrow<T>(weight<BITS, ZEROS>(code, wide<float>(((const TS*)p.scales)[at]), zero));
   }
 #pragma unroll
-  for (int e = 0; e < EACH / N; ++e) store<T, N>(p, row, first + e * N, v[e], whole);
+  for (int e = 0; e < EACH / N; ++e) store<WHOLE, T, N>(p, row, first + e * N, v[e]);
 }

@@ -24,7 +24,7 @@ from gemmule.quant.cuda.fragment_order import LAYOUT
 SOURCE = Path(__file__).with_suffix(".cu")
 ARGS = struct.Struct("<QQQQQ6q5q")
 DTYPES = ("float32", "float16", "bfloat16")
-_THREADS, _TILE_ROWS, _TURN, _COMMENT = 256, 16, 4, re.compile(r"//[^\n]*|\s+")
+_THREADS, _TILE_ROWS, _TURN, _COMMENT = 256, 16, 1, re.compile(r"//[^\n]*|\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,11 @@ class Piece:
     step: int
 
 
-def kernel(spec: QuantSpec, dtype: str) -> str:
+def kernel(spec: QuantSpec, dtype: str, piece: Piece) -> str:
     """Return the kernel that gives codes of this kind back in a dtype."""
-    zeros = str(spec.has_zeros).lower()
-    types = f"{CTYPE[dtype]}, {CTYPE[spec.scale_dtype]}, {spec.bits}, {zeros}"
+    whole = not spec.has_perm and piece.step == row_step(piece.columns, dtype)
+    flags = ", ".join(str(flag).lower() for flag in (spec.has_zeros, whole))
+    types = f"{CTYPE[dtype]}, {CTYPE[spec.scale_dtype]}, {spec.bits}, {flags}"
     if spec.layout != LAYOUT:
         return f"dequantise_row<{types}>"
     of_lane = 64 // spec.bits
@@ -56,7 +57,7 @@ def step(spec: QuantSpec, dtype: str, piece: Piece) -> Step:
     else:
         tiles = -(-piece.rows // _TILE_ROWS) * -(-piece.columns // (256 // spec.bits * _TURN))
         blocks = -(-tiles // (_THREADS // 32))
-    return Step(kernel(spec, dtype), (blocks, 1, 1), (_THREADS, 1, 1))
+    return Step(kernel(spec, dtype, piece), (blocks, 1, 1), (_THREADS, 1, 1))
 
 
 def arguments(spec: QuantSpec, m: int, n: int, piece: Piece) -> bytes:
@@ -83,7 +84,8 @@ def whole(matrix: Any, dtype: str) -> DeviceArray:
     """
     m, n = matrix.stored_shape
     kinds = (matrix.zeros is not None, matrix.layout, matrix.scale_dtype, False)
-    spec = QuantSpec(matrix.bits, matrix.group_size, *kinds)
+    has_perm = matrix.perm is not None
+    spec = QuantSpec(matrix.bits, matrix.group_size, *kinds, has_perm)
     ordinal = matrix.codes.ordinal
     found = DeviceArray.empty((m, n), dtype, ordinal)
     if m * n:

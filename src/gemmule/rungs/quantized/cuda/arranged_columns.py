@@ -98,6 +98,9 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return (arrange, product)
 
 
+_UNALIGNED = 1.3  # times as long where x lies at any address (24 products)
+
+
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     """Return how long a product takes: its blocks one after another, or what the memory needs.
 
@@ -111,6 +114,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     reading = problem.compulsory_bytes * warpgroups.passes(problem) / machine.read_bytes_per_s
     turned = 0.0 if problem.layout_b == "col" else _TURNED_S * problem.k * problem.n
     product = max(rounds * (_START_S + chunks * chunk), _SLOW[bits] * reading)
+    product *= 1.0 if problem.alignment == 16 else _UNALIGNED
     return float(machine.call_s + turned + product)
 
 

@@ -100,6 +100,9 @@ def _waves_s(problem: Problem, params: Params, machine: Machine) -> float:
     return float(waves * problem.k / 1024)
 
 
+_UNALIGNED = 1.5  # times as long where x lies at any address (25 products)
+
+
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     """Return how long a product takes: what the memory and the L2 need, or blocks in waves.
 
@@ -120,7 +123,8 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     seconds += _PACKED_S[_eights(problem)]
     if _eights(problem) == 1:
         seconds = max(seconds, _FIRST_S + _waves_s(problem, params, machine))
-    return float(machine.call_s + seconds)
+    slower = 1.0 if problem.alignment == 16 else _UNALIGNED
+    return float(machine.call_s + slower * seconds)
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:

@@ -27,7 +27,7 @@ template <class TX, class TS, int BITS, bool ZEROS> struct Row {
   static constexpr float UP = HALF ? 1.f : 64.f;
   u32 less, scale, below, rest;
   // high: the codes lie four bits higher.
-  __device__ __forceinline__ Row(float s, float zero, bool high) {
+  __device__ __forceinline__ void set(float s, float zero, bool high) {
     float whole = 1 << (BITS - 1);
     if (ZEROS) whole = HALF ? rounding_of<TX>(1024.f + rintf(zero)) - 1024.f : rounding_of<TX>(rintf(zero));
     less = twice<TX>(HALF ? -(whole + (BITS == 4 && high ? 64.f : 1024.f)) : -whole / UP);
@@ -84,10 +84,11 @@ __global__ void __launch_bounds__(256) turn_columns(const QuantArgs p) {
   }
 }
 
-// Two warpgroups below each other, each with TALL times 64 rows; one warp asks for copies. The blocks of a cluster share the sum and add up at the end.
-template <class TX, class TY, class TS, int BITS, bool ZEROS, int TALL, int N, int CLUSTER, int STAGES>
+// Two warpgroups below each other, each with TALL times 64 rows, and one warp that asks for copies. While one multiplies, the other
+// takes codes apart. WHOLE: groups are whole stages. The blocks of a cluster share the sum and add up at the end.
+template <class TX, class TY, class TS, int BITS, bool ZEROS, bool WHOLE, int TALL, int N, int CLUSTER, int STAGES>
 __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
-  constexpr int HEIGHT = 128 * TALL, TILES = 2, STEPS = Tile<BITS>::steps, PANELS = TILES * STEPS / 4, COLUMNS = Tile<BITS>::columns;
+  constexpr int GROUPS = 2, HEIGHT = 64 * GROUPS * TALL, TILES = 8 / Tile<BITS>::steps, STEPS = Tile<BITS>::steps, PANELS = TILES * STEPS / 4, COLUMNS = Tile<BITS>::columns;
   constexpr int X_BYTES = PANELS * N * LINE, ROW_BYTES = TILES * 512, CODE_BYTES = HEIGHT / 16 * ROW_BYTES;
   extern __shared__ __align__(1024) unsigned char room[];
   unsigned char* const codes = room + STAGES * X_BYTES;
@@ -101,16 +102,16 @@ __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
   const int top = (first_row + there % high) * HEIGHT, pass = there / high;
   const int begin = rank * share, count = min(max(all - begin, 0), share);
 
-  if (threadIdx.x < STAGES) ptx::mbar_init(ptx::smem_addr(&full[threadIdx.x]), 1), ptx::mbar_init(ptx::smem_addr(&empty[threadIdx.x]), 8);
+  if (threadIdx.x < STAGES) ptx::mbar_init(ptx::smem_addr(&full[threadIdx.x]), 1), ptx::mbar_init(ptx::smem_addr(&empty[threadIdx.x]), 4 * GROUPS);
   ptx::mbar_fence_init();
   __syncthreads();
-  const auto meet = [&] {
+  const auto meet = [&] {  // the blocks of a cluster
+    __syncwarp();
     if constexpr (CLUSTER > 1) ptx::cluster_sync();
-    else __syncthreads();
   };
-  if (group == 2) {
+  if (group == GROUPS) {
     ptx::reg_dealloc<24>();
-    if (warp > 8) {  // one warp asks for copies
+    if (warp > 4 * GROUPS) {  // one warp asks for copies
       meet(), meet();
       return;
     }
@@ -143,102 +144,111 @@ __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
     float d[TALL][N / 2] = {};
     const int own_row = top + group * 64 * TALL + warp % 4 * 16 + g, groups = (int)p.groups, size = (int)p.group_size;
     const int shift = size & (size - 1) ? -1 : 31 - __clz(size);
-    TS scales[TILES][TALL][2];
-    float zeros[TILES][TALL][2];
+    constexpr int LOOKED = WHOLE ? 1 : TILES;  // what a stage has of scales
+    TS scales[LOOKED][TALL][2];
+    float zeros[LOOKED][TALL][2];
+    int at_row[TALL][2];
+#pragma unroll
+    for (int i = 0; i < 2 * TALL; ++i) at_row[i / 2][i % 2] = p.scale_row ? min(own_row + 64 * (i / 2) + 8 * (i % 2), m - 1) : 0;
     const auto look_up = [&](int tile, TS (&s)[TALL][2], float (&z)[TALL][2]) {
-      const int column = min(tile, across - 1) * COLUMNS + COLUMNS / 4 * t, of = min(shift < 0 ? column / size : column >> shift, groups - 1);
+      const int column = min(tile, across - 1) * COLUMNS + (WHOLE ? 0 : COLUMNS / 4 * t);
+      const i64 from = p.scale_row ? (i64)min(shift < 0 ? column / size : column >> shift, groups - 1) * m : 0;
+      const TS* const of = (const TS*)p.scales + from;
+      const float* const less = (const float*)p.zeros + from;
 #pragma unroll
-      for (int i = 0; i < TALL; ++i)
-#pragma unroll
-        for (int hi = 0; hi < 2; ++hi) {
-          const i64 at = p.scale_row ? (i64)of * m + min(own_row + 64 * i + 8 * hi, m - 1) : 0;
-          s[i][hi] = ptx::ld_nc((const TS*)p.scales + at);
-          z[i][hi] = ZEROS ? ptx::ld_nc((const float*)p.zeros + at) : 0.f;
-        }
+      for (int i = 0; i < 2 * TALL; ++i) {
+        s[i / 2][i % 2] = ptx::ld_nc(of + at_row[i / 2][i % 2]);
+        z[i / 2][i % 2] = ZEROS ? ptx::ld_nc(less + at_row[i / 2][i % 2]) : 0.f;
+      }
     };
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) look_up(begin * TILES + tile, scales[tile], zeros[tile]);
+    for (int tile = 0; tile < LOOKED; ++tile) look_up(begin * TILES + tile, scales[tile], zeros[tile]);
     const unsigned char* const own = codes + (group * 4 * TALL + warp % 4) * ROW_BYTES + lane * 16;
+    constexpr int ALL = TILES * STEPS, BATCH = TALL == 2 ? 2 : 4;
+    u32 a[2][BATCH][TALL][4] = {};  // what is multiplied, and what comes next
+    Row<TX, TS, BITS, ZEROS> of[TALL][2];
     int at = 0, parity = 0;
 #pragma unroll 1
     for (int q = 0; q < count; ++q) {
       ptx::mbar_wait(ptx::smem_addr(&full[at]), parity);
       const u64 x = ptx::wgmma_desc(ptx::smem_addr(room + at * X_BYTES), 16, 1024, ptx::Swizzle::b128);
-      u32 a[2][2][TALL][4];  // two steps of what is multiplied, and of what comes next
+      Words v[TILES][TALL];
 #pragma unroll
-      for (int tile = 0; tile < TILES; ++tile) {
-        Words v[TALL];
+      for (int i = 0; i < TILES * TALL; ++i) v[i / TALL][i % TALL] = *(const Words*)(own + at * CODE_BYTES + i % TALL * (4 * ROW_BYTES) + i / TALL * 512);
+      // excerpt
 #pragma unroll
-        for (int i = 0; i < TALL; ++i) v[i] = *(const Words*)(own + at * CODE_BYTES + i * (4 * ROW_BYTES) + tile * 512);
-        typedef Row<TX, TS, BITS, ZEROS> Of;
-        // excerpt
+      for (int turn = 0; turn < ALL / BATCH; ++turn) {
 #pragma unroll
-        for (int part = 0; part < STEPS / 2; ++part) {
-          const int turn = tile * (STEPS / 2) + part;
+        for (int s = 0; s < BATCH; ++s) {
+          const int step = turn * BATCH + s, tile = step / STEPS, j = step % STEPS;
+          if (step % (WHOLE ? ALL : STEPS) == 0) {
+            const int slot = WHOLE ? 0 : tile;
+#pragma unroll
+            for (int i = 0; i < 2 * TALL; ++i) of[i / 2][i % 2].set(wide<float>(scales[slot][i / 2][i % 2]), zeros[slot][i / 2][i % 2], i % 2);
+            look_up((begin + q + 1) * TILES + tile, scales[slot], zeros[slot]);  // a stage ahead
+          }
+#pragma unroll
+          for (int i = 0; i < TALL; ++i)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+              const u32 word = v[tile][i][BITS == 4 ? j : 2 * j + r / 2];
+              const u32 bits = BITS == 4 ? word >> 8 * (r / 2) & (r % 2 ? 0x00f000f0u : 0x000f000fu) : word >> 8 * (r % 2) & 0x00ff00ffu;
+              a[turn % 2][s][i][r] = of[i][r % 2].weights(bits, r % 2);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 4 * BATCH * TALL; ++r) ptx::pin(a[turn % 2][r / (4 * TALL)][r / 4 % TALL][r % 4]);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < BATCH; ++s)
 #pragma unroll
           for (int i = 0; i < TALL; ++i) {
-            const Of low(wide<float>(scales[tile][i][0]), zeros[tile][i][0], false), top(wide<float>(scales[tile][i][1]), zeros[tile][i][1], true);
-#pragma unroll
-            for (int s = 0; s < 2; ++s)
-#pragma unroll
-              for (int r = 0; r < 4; ++r) {
-                const u32 word = v[i][BITS == 4 ? 2 * part + s : 2 * s + r / 2];
-                const u32 bits = BITS == 4 ? word >> 8 * (r / 2) & (r % 2 ? 0x00f000f0u : 0x000f000fu) : word >> 8 * (r % 2) & 0x00ff00ffu;
-                a[turn % 2][s][i][r] = r % 2 ? top.weights(bits, true) : low.weights(bits, false);
-              }
+            const int step = turn * BATCH + s;  // of a panel's four
+            multiply<N>(d[i], a[turn % 2][s][i], x + ((step / 4 * N * LINE + step % 4 * 32) >> 4), TX());
           }
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();  // what came before is multiplied: until then its registers are read
 #pragma unroll
-          for (int r = 0; r < 8 * TALL; ++r) ptx::pin(a[turn % 2][r / (4 * TALL)][r / 4 % TALL][r % 4]);
-          ptx::wgmma_fence();
-#pragma unroll
-          for (int s = 0; s < 2; ++s)
-#pragma unroll
-            for (int i = 0; i < TALL; ++i) {
-              const int step = turn * 2 + s;  // of a panel's four
-              multiply<N>(d[i], a[turn % 2][s][i], x + ((step / 4 * N * LINE + step % 4 * 32) >> 4), TX());
-            }
-          ptx::wgmma_commit();
-          ptx::wgmma_wait<1>();  // what came before is multiplied
-          // end of excerpt
-          if (turn == 0 && q > 0) {
-            __syncwarp();
-            if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&empty[at == 0 ? STAGES - 1 : at - 1]));
-          }
+        for (int r = 0; r < 4 * BATCH * TALL; ++r) ptx::pin(a[1 - turn % 2][r / (4 * TALL)][r / 4 % TALL][r % 4]);
+        // end of excerpt
+        if (turn == TALL - 1 && q > 0) {
+          __syncwarp();
+          if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&empty[at == 0 ? STAGES - 1 : at - 1]));
         }
-        look_up((begin + q + 1) * TILES + tile, scales[tile], zeros[tile]);
       }
       if (++at == STAGES) at = 0, parity ^= 1;
     }
     ptx::wgmma_wait<0>();
 
-    // The stages' room takes the sums: each block of the cluster adds up a share of the rows.
-    constexpr int MINE = HEIGHT / CLUSTER, APART = MINE + 4;  // four lanes that hold a row write to different banks
-    static_assert(CLUSTER * N * APART * 4 <= STAGES * (X_BYTES + CODE_BYTES), "sums fit");
-    float* const shares = (float*)room;
-    meet();
+    // The stages' room takes the sums, and each block of the cluster adds up a share of the rows. They are stored as floats, for a
+    // conversion of registers might be moved before the wait.
+    constexpr int MINE = HEIGHT / CLUSTER, APART = HEIGHT + 4;  // four lanes that hold a row write to different banks
+    static_assert(N * APART * 4 <= STAGES * (X_BYTES + CODE_BYTES), "sums fit");
+    float* const sums = (float*)room;
+    ptx::named_sync(1, 128 * GROUPS);  // all is multiplied
 #pragma unroll
     for (int i = 0; i < TALL; ++i) {
-      const int row = (group * TALL + i) * 64 + warp % 4 * 16, owner = row / MINE;
-      float* const to = shares + (rank * N + 2 * t) * APART + row % MINE + g;
-      const u32 far = CLUSTER > 1 ? ptx::mapa(ptx::smem_addr(to), owner) : 0;
+      float* const to = sums + 2 * t * APART + (group * TALL + i) * 64 + warp % 4 * 16 + g;
 #pragma unroll
-      for (int j = 0; j < N / 2; ++j) {
-        const int place = (8 * (j / 4) + j % 2) * APART + j % 4 / 2 * 8;
-        if (CLUSTER == 1 || owner == rank) to[place] = d[i][j];
-        else ptx::st_cluster<float>(far + 4 * place, d[i][j]);
-      }
+      for (int j = 0; j < N / 2; ++j) to[(8 * (j / 4) + j % 2) * APART + j % 4 / 2 * 8] = d[i][j];
     }
+    ptx::named_sync(1, 128 * GROUPS);
     meet();
     const int columns = min((int)p.columns - pass * N, N), rows = min(m - top - rank * MINE, MINE);
     const bool down_first = p.y_step == 1;
+    u32 from[CLUSTER];
+#pragma unroll
+    for (int c = 0; c < CLUSTER; ++c) from[c] = CLUSTER > 1 ? ptx::mapa(ptx::smem_addr(sums + rank * MINE), c) : 0;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < N * MINE; i += 256) {
+    for (int i = threadIdx.x; i < N * MINE; i += 128 * GROUPS) {
       const int c = down_first ? i / MINE : i % N, row = down_first ? i % MINE : i / N;
       if (c >= columns || row >= rows) continue;
       float sum = 0;
+      if constexpr (CLUSTER == 1) sum = sums[c * APART + row];
 #pragma unroll
-      for (int from = 0; from < CLUSTER; ++from) sum += shares[(from * N + c) * APART + row];
+      for (int b = 0; CLUSTER > 1 && b < CLUSTER; ++b) sum += ptx::ld_cluster<float>(from[b] + 4 * (c * APART + row));
       store_quantised<TY>(p, top + rank * MINE + row, pass * N + c, sum);
     }
+    meet();  // nobody leaves while others read
   }
 }

@@ -20,30 +20,54 @@ from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
 from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
 
-_TILES, _LINE = 2, 128  # tiles across in a stage; bytes of a column of x in a panel of 64
+_LONG, _PANELS = 128, 2  # stored columns of a stage, in panels of 64 columns of x
+_LINE = 128  # bytes of a column of x in a panel
+_NAMES = ("tall", "columns", "cluster")
+_SHAPES = (
+    *((1, columns, cluster) for columns in (128, 64, 32) for cluster in (1, 2, 8)),
+    *((2, columns, cluster) for columns in (128, 64) for cluster in (1, 2)),
+)
+# What a block takes for 64 columns of the matrix, and beside them, by its shape; more for codes of
+# 8 bits, and for groups that are no whole stages. One H200 (November 2026), 32 products: within
+# 12 % of the quickest where one of these is.
+_PANEL_S = {
+    (1, 32): (0.31e-6, 5.0e-6),
+    (1, 64): (0.334e-6, 7.0e-6),
+    (1, 128): (0.405e-6, 9.0e-6),
+    (2, 64): (0.6e-6, 10.5e-6),
+    (2, 128): (0.77e-6, 14.0e-6),
+}
+_WIDE_CODES, _SMALL_GROUPS_S, _CLUSTER_S = 1.07, {4: 0.14e-6, 8: 0.28e-6}, 1.2e-6
 
 
-def _panels(problem: Problem) -> int:
-    """Return the panels of 64 columns of a stage."""
-    return _TILES * fragments.tile_columns(problem) // 64
+def _whole(problem: Problem) -> bool:
+    """Tell whether groups are whole stages."""
+    group = fragments.quant(problem).group_size
+    return group in (None, -1) or (group or 0) % _LONG == 0
 
 
 def _all(problem: Problem) -> int:
     """Return how many stages the whole sum has."""
-    return ceil_div(fragments.tiles_across(problem.k, problem), _TILES)
+    return ceil_div(problem.k, _LONG)
 
 
 def _passes(problem: Problem, params: Params) -> int:
     return ceil_div(problem.n, params["columns"])
 
 
+def _height(params: Params) -> int:
+    return int(128 * params["tall"])
+
+
 def _blocks(problem: Problem, params: Params) -> int:
-    down = ceil_div(problem.m, 128 * params["tall"])
+    down = ceil_div(problem.m, _height(params))
     return int(down * _passes(problem, params) * params["cluster"])
 
 
 def _stage_bytes(problem: Problem, params: Params) -> int:
-    return int(_panels(problem) * params["columns"] * _LINE + 8 * params["tall"] * _TILES * 512)
+    return int(
+        _PANELS * params["columns"] * _LINE + _height(params) * _LONG * fragments.bits(problem) // 8
+    )
 
 
 def _stages(problem: Problem, params: Params) -> int:
@@ -53,10 +77,10 @@ def _stages(problem: Problem, params: Params) -> int:
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     spec, stages = fragments.quant(problem), _stages(problem, params)
     types = f"{CTYPE[problem.b]}, {CTYPE[problem.out]}, {CTYPE[spec.scale_dtype]}"
-    shape = ", ".join(str(params[name]) for name in ("tall", "columns", "cluster"))
-    zeros = str(spec.has_zeros).lower()
+    shape = ", ".join(str(params[name]) for name in _NAMES)
+    flags = ", ".join(str(flag).lower() for flag in (spec.has_zeros, _whole(problem)))
     product = Step(
-        kernel=f"rounded_columns<{types}, {spec.bits}, {zeros}, {shape}, {stages}>",
+        kernel=f"rounded_columns<{types}, {spec.bits}, {flags}, {shape}, {stages}>",
         grid=(_blocks(problem, params), 1, 1),
         block=(384, 1, 1),
         cluster=(params["cluster"], 1, 1),
@@ -65,10 +89,10 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
     if problem.k == 0:
         return (product,)
-    columns, panels = params["columns"], _panels(problem)
-    warps = _passes(problem, params) * (columns // 8) * _all(problem) * panels
+    columns = params["columns"]
+    warps = _passes(problem, params) * (columns // 8) * _all(problem) * _PANELS
     turn = Step(
-        kernel=f"turn_columns<{CTYPE[problem.b]}, {spec.bits}, {columns}, {panels}>",
+        kernel=f"turn_columns<{CTYPE[problem.b]}, {spec.bits}, {columns}, {_PANELS}>",
         grid=(ceil_div(warps, 8), 1, 1),
         block=(256, 1, 1),
     )
@@ -76,7 +100,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    of_stage = _panels(problem) * params["columns"] * _LINE
+    of_stage = _PANELS * params["columns"] * _LINE
     return int(_passes(problem, params) * _all(problem) * of_stage)
 
 
@@ -85,8 +109,29 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(ceil_div(problem.k, params["cluster"]) + 256 + params["cluster"])
 
 
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Return how long a product takes: its blocks, in rounds, and x turned before them."""
+    bits = fragments.bits(problem)
+    panel, start = _PANEL_S[params["tall"], params["columns"]]
+    panel *= _WIDE_CODES if bits == 8 else 1.0
+    panel += 0.0 if _whole(problem) else _SMALL_GROUPS_S[bits]
+    own = ceil_div(_all(problem), params["cluster"]) * _PANELS * panel
+    own += _CLUSTER_S if params["cluster"] > 1 else 0.0
+    rounds = ceil_div(_blocks(problem, params), machine.units)
+    turned = 4 * problem.k * problem.n * 2 / machine.read_bytes_per_s
+    reading = problem.compulsory_bytes / machine.read_bytes_per_s
+    return float(2 * machine.call_s + turned + max(rounds * (start + own), reading))
+
+
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    return None
+    """Take the shape that is quickest by `_seconds`; up to 16 columns weights stay exact."""
+    if fragments.quant(problem).has_perm or problem.n <= 16:
+        return None
+    found = []
+    for shape in _SHAPES:
+        params = dict(zip(_NAMES, shape, strict=True))
+        found.append(Suggestion(params, _seconds(problem, params, machine)))
+    return min(found, key=lambda one: one.expected_s)
 
 
 RUNG = CudaRung(
@@ -98,12 +143,12 @@ RUNG = CudaRung(
     signatures=tuple(s for s in fragments.SIGNATURES if s[1] in HALVES),
     layouts_b=("row", "col", "strided"),
     arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0, inputs=problem.b),
-    params={"tall": (2, 1), "columns": (128, 64, 32), "cluster": (1, 2, 4, 8)},
+    params={"tall": (1, 2), "columns": (128, 64, 32), "cluster": (1, 2, 8)},
     constraints=(
         fragments.FITS,
         Constraint(
-            "blocks of 256 rows by 64 columns or more, and of 128 rows",
-            lambda problem, params: params["tall"] == 1 or params["columns"] >= 64,
+            "one of the shapes that won somewhere",
+            lambda problem, params: tuple(params[name] for name in _NAMES) in _SHAPES,
         ),
     ),
     archs=("sm_90a",),

@@ -53,6 +53,9 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(2 * _DEPTH + 4 * turns + params["along"])
 
 
+_UNALIGNED = 2.3  # times as long where x lies at any address (65 products)
+
+
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     """Return how long a product takes: its blocks one after another, or what the memory needs.
 
@@ -65,7 +68,8 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     turn *= _SMALL_GROUPS if fragments.shift(problem) == 0 else 1.0
     reading = problem.compulsory_bytes / machine.read_bytes_per_s
     reading *= _SLOW[fragments.bits(problem)] * (1 + (ceil_div(problem.n, _COLUMNS) - 1) / 4)
-    return float(machine.call_s + max(rounds * turns * turn, reading))
+    slower = 1.0 if problem.alignment == 16 else _UNALIGNED
+    return float(machine.call_s + slower * max(rounds * turns * turn, reading))
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
