@@ -13,20 +13,16 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 PACKAGE, LAB = SOURCE / "gemmule", SOURCE / "gemmule_lab"
 
-# Operators and derivatives of the frameworks, which end in the general path, so they are above it.
-FRAMEWORKS = [f"dispatch.{name}" for name in ("autograd", "operators", "dtensor", "jax", "xla")]
 # A module imports from layers above its own line and from its own room, never from below.
 LAYERS = (
     ("errors", "settings"),
     ("core",),
     ("storage", "timing"),
     ("backends",),
-    ("choose",),
-    ("quant",),
+    ("choose", "quant"),
     ("arrays",),
     ("rungs", "oracle"),
-    ("tuning",),
-    ("dispatch",),
+    ("dispatch", "tuning"),
     ("plan",),
     ("outofcore", "sharded"),
     ("general", "typing"),
@@ -82,7 +78,7 @@ def inside(dotted: str) -> str | None:
 
 def room(name: str) -> str:
     """Return the layer entry a module belongs to: its folder, or itself."""
-    return "frameworks" if name in FRAMEWORKS else name.split(".")[0]
+    return name.split(".")[0]
 
 
 def layer(name: str) -> int:
@@ -222,8 +218,11 @@ HANDED: dict[tuple[str, str], str] = {
     ): "the operators of this package's own matrices, which lie below products",
     ("backends.cpu.pool", "fork.hold"): "a fork waits for the lock",
     ("outofcore.buffers", "driver.when_short"): "kept memory is given back where a device has none",
-    ("dispatch.autograd", "register"): "PyTorch asks for its operators' derivatives by their names",
-    ("dispatch.autograd", "register_out"): "the same",
+    (
+        "frameworks.autograd",
+        "register",
+    ): "PyTorch asks for derivatives by operators' names",
+    ("frameworks.autograd", "register_out"): "the same",
     ("torch.quantized_linear", "register"): "the same, of layers",
 }
 

@@ -297,7 +297,7 @@ def test_products_of_shards() -> None:
 
 
 def test_a_rule_for_every_index_of_a_product() -> None:
-    from gemmule.dispatch.dtensor import indices, rules
+    from gemmule.frameworks.dtensor import indices, rules
 
     assert indices("matmul", 3, 2) == (["batch0", "m", "k"], ["k", "n"], ["batch0", "m", "n"])
     assert indices("matmul", 1, 3) == (["k"], ["batch0", "k", "n"], ["batch0", "n"])

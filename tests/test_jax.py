@@ -20,7 +20,7 @@ from gemmule.core.registry import all_rungs
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
-from gemmule.dispatch import xla  # noqa: E402
+from gemmule.frameworks import xla  # noqa: E402
 
 OURS: dict[str, Callable[..., Any]] = {
     "matvec": gm.matvec,

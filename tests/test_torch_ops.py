@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from torch.autograd.gradcheck import GradcheckError  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from gemmule.dispatch import autograd, operators  # noqa: E402
+from gemmule.frameworks import autograd, operators  # noqa: E402
 from gemmule.torch import ops as ops  # noqa: E402
 
 ROOT = Path(__file__).parents[1]

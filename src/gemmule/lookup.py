@@ -52,9 +52,10 @@ def multiply(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
         if result is not None:
             return result
     if "torch" in sys.modules:
-        from gemmule.dispatch import autograd, tracked  # only where PyTorch is
+        from gemmule.dispatch.tracked import wanted  # only where PyTorch is
+        from gemmule.frameworks import autograd
 
-        if tracked.wanted(a, b):
+        if wanted(a, b):
             if device is not None:
                 raise ValueError(
                     f"{op} was given device={device!r} with tensors that require a gradient, are "
@@ -63,7 +64,7 @@ def multiply(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
                 )
             return autograd.through(op, a, b, out, options)
     if "jax" in sys.modules and device is None:
-        from gemmule.dispatch import jax as jax_calls  # only where JAX is
+        from gemmule.frameworks import jax as jax_calls  # only where JAX is
 
         if jax_calls.traced(a, b):
             return jax_calls.through(op, a, b, out, options)

@@ -1,6 +1,6 @@
 """Parts of a quantised matrix that several processes share, cut where no group is cut.
 
-What a part holds needs no PyTorch; `gemmule.dispatch.dtensor` multiplies parts with DTensors.
+What a part holds needs no PyTorch; `gemmule.frameworks.dtensor` multiplies parts with DTensors.
 """
 
 from __future__ import annotations

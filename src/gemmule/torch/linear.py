@@ -19,8 +19,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from gemmule.dispatch.autograd import autocast
 from gemmule.dispatch.tracked import wanted
+from gemmule.frameworks.autograd import autocast
 from gemmule.quant import checks, rounding
 from gemmule.quant.files import named_dtype
 from gemmule.quant.matrix import QuantizedMatrix

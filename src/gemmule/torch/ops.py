@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 
-from gemmule.dispatch.autograd import product
+from gemmule.frameworks.autograd import product
 
 
 def matvec(

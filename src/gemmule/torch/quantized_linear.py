@@ -12,7 +12,7 @@ import torch
 
 from gemmule import lookup
 from gemmule.core.canonical import DEFAULT
-from gemmule.dispatch.operators import register
+from gemmule.frameworks.operators import register
 from gemmule.quant import checks, rounding
 from gemmule.quant.cuda import fragment_order
 from gemmule.quant.library import closed

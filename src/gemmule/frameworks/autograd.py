@@ -16,8 +16,8 @@ from gemmule import general
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.core.canonical import NAMES, Options
 from gemmule.dispatch.batches import aligned
-from gemmule.dispatch.operators import LIBRARY, call, refuse_out, register, register_out
 from gemmule.dispatch.tracked import recorded
+from gemmule.frameworks.operators import LIBRARY, call, refuse_out, register, register_out
 from gemmule.quant.library import refuse_sparse
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
@@ -65,7 +65,7 @@ def _beside(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
 
 def _by_parts(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
     """Return the product of a quantised matrix, or of parts of one, and a DTensor."""
-    from gemmule.dispatch import dtensor as dtensor
+    from gemmule.frameworks import dtensor as dtensor
 
     if out is not None:
         raise ValueError(f"{op} of DTensors takes no out=; use what it returns.")
@@ -83,7 +83,7 @@ def product(op: str, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
     for operand, name in zip((a, b), NAMES[op], strict=True):
         refuse_sparse(operand, name)
     if _sharded(a, b):
-        from gemmule.dispatch import dtensor as dtensor  # its import registers the rules
+        from gemmule.frameworks import dtensor as dtensor  # its import registers the rules
     if out is not None:
         return call(op, a, b, out=out, **options)
     return call(op, a, b, **options)

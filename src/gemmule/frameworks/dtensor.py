@@ -17,7 +17,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from gemmule.core.canonical import NAMES
 from gemmule.core.operand import c_strides
-from gemmule.dispatch import operators as operators  # its import defines what rules are for
+from gemmule.frameworks import operators as operators  # its import defines what rules are for
 from gemmule.quant.shards import QuantizedShards, cuts
 
 Rule = tuple[list[Any], list[Any]]  # placements of the result, and of both operands

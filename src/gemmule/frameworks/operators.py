@@ -1,6 +1,7 @@
 """The products as operators of PyTorch: what runs, what it looks like, where it is derived.
 
-`gemmule.dispatch.autograd` has their derivatives; `gemmule.torch.ops` has the functions to import.
+`gemmule.frameworks.autograd` has their derivatives; `gemmule.torch.ops` has the functions to
+import.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Products inside `jax.jit`, `jax.vmap` and `jax.grad`.
 
-A traced product becomes a call of XLA's (`gemmule.dispatch.xla`): compiled programs compute it on
+A traced product becomes a call of XLA's (`gemmule.frameworks.xla`): compiled programs compute it on
 their own device, in place. Batches become one product of the whole batch, gradients are products.
 """
 
@@ -17,8 +17,8 @@ from jax.custom_batching import custom_vmap
 from gemmule.core.canonical import NAMES, Options, canonical
 from gemmule.core.operand import Form
 from gemmule.core.problem import check_dtype, numpy_dtype
-from gemmule.dispatch import xla
 from gemmule.dispatch.batches import aligned
+from gemmule.frameworks import xla
 
 TARGET = "gemmule_product"
 

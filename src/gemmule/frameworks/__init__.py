@@ -1,0 +1,1 @@
+"""What PyTorch and JAX have to know of: products as operators, with derivatives and batches."""
