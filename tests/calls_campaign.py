@@ -4,8 +4,8 @@
 is ``gemmule verify --cases N`` whose outcome goes on record: every operation, dtype, layout, view,
 batch and quantisation, sizes from 0, operands of each library that is there, each result judged.
 ``--seconds`` ends it earlier, and ``--add`` counts it together with the runs on record. On a CPU
-workers run with an allocator that spoils memory as it is freed, so that a use after free shows, also
-at their end.
+workers run with an allocator that spoils memory as it is freed: a use after free shows, also at
+their end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from campaign_record import keep
 from gemmule_lab.verify import on_device
 from gemmule_lab.verify.random_products import Choice
 from gemmule_lab.verify.workers import Tally, run_trials
-
 
 SPOILING = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "255"}
 

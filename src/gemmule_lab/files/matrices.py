@@ -10,6 +10,7 @@ Column-major files stay column-major. `gemmule_lab.files.output` writes results.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import struct
@@ -29,6 +30,9 @@ from gemmule_lab.files.mtx import read_mtx
 from gemmule_lab.files.sources import Source, check_shape, check_size, parse_source, pick
 
 Matrix = NDArray[Any]
+
+_LONGEST_HEADER = 10_000  # of a .npy file; NumPy's own limit, which it looks at too late
+_PIECE_BYTES = 1 << 20  # read at a time from an archive, so that no second copy is made
 
 SUFFIXES = (".npy", ".safetensors", ".npz", ".mat", ".mtx")
 SAFETENSORS_DTYPES = {
@@ -103,10 +107,14 @@ def _npy_header(file: IO[bytes], source: Source) -> _NpyHeader:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"format version {version}; versions 1.0 and 2.0 are read")
-        old = version == (1, 0)
-        lib = np.lib.format
+        old, lib = version == (1, 0), np.lib.format
+        length = file.read(2 if old else 4)
+        claimed = int.from_bytes(length, "little")
+        if claimed > _LONGEST_HEADER:
+            raise ValueError(f"a header of {claimed:,} bytes; {_LONGEST_HEADER:,} are the most")
+        header = io.BytesIO(length + file.read(claimed))
         shape, order, dtype = (lib.read_array_header_1_0 if old else lib.read_array_header_2_0)(
-            file
+            header
         )
     except OSError:
         raise
@@ -172,7 +180,7 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
         raise ValueError(f"{path} is not a readable .safetensors file: {error}.") from None
     with path.open("rb") as file:
         length = struct.unpack("<Q", file.read(8))[0]
-        header = json.loads(file.read(length))
+        header = json.loads(file.read(length), object_pairs_hook=_of_different_names(path))
     return {
         name: _Entry(
             header[name]["dtype"],
@@ -182,6 +190,21 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
         for name in header
         if name in names
     }
+
+
+def _of_different_names(path: Path) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Return what makes a dictionary of a JSON object, and refuses one with a name twice."""
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+            raise ValueError(
+                f"{path} is not a readable .safetensors file: {twice!r} is there twice."
+            )
+        return found
+
+    return made
 
 
 def _read_safetensors(source: Source, limit: int) -> Matrix:
@@ -227,12 +250,17 @@ def _read_member(member: IO[bytes], file_size: int, source: Source) -> Matrix:
             raise ValueError(
                 f"{source} claims {header.nbytes:,} bytes, but its archive entry has {file_size:,}."
             )
-        data = member.read(header.nbytes)
+        data, filled = np.empty(header.nbytes, np.uint8), 0
+        while filled < header.nbytes and (
+            piece := member.read(min(_PIECE_BYTES, header.nbytes - filled))
+        ):
+            data[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
+            filled += len(piece)
     except zlib.error as error:
         raise ValueError(f"{source} is damaged: {error}.") from None
-    if len(data) != header.nbytes:
-        raise ValueError(f"{source} is cut short: {len(data):,} of {header.nbytes:,} bytes.")
-    flat = np.frombuffer(data, header.dtype)
+    if filled != header.nbytes:
+        raise ValueError(f"{source} is cut short: {filled:,} of {header.nbytes:,} bytes.")
+    flat = data.view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.column_major else "C")
 
 

@@ -34,7 +34,7 @@ def profile(
     watched = [*options, "--metrics", ",".join(metrics.values())]
     try:
         done = subprocess.run(
-            [ncu, *page, *watched, sys.executable, "-m", *child],
+            [ncu, *page, *watched, sys.executable, "-P", "-m", *child],
             capture_output=True,
             text=True,
             check=False,

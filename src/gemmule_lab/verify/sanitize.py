@@ -116,7 +116,7 @@ def _run(
         log, results = Path(folder) / "log", Path(folder) / "results.jsonl"
         name = f"{rung.folder}/{rung.name}"
         watch = [str(program), "--tool", tool, "--log-file", str(log), "--print-limit", "20"]
-        child = [sys.executable, "-m", "gemmule_lab.verify.sanitize"]
+        child = [sys.executable, "-P", "-m", "gemmule_lab.verify.sanitize"]
         given = [str(ordinal), str(results), name, *sorted(names)]
         try:
             done = subprocess.run(

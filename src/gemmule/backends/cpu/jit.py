@@ -159,7 +159,7 @@ class Kernel:
         `gemmule.backends.cpu.intrinsics.call`: one compiled caller then serves many callees. The
         function lives as long as the process.
         """
-        with fork.WHOLE:
+        with fork.WHOLE, fork.uninterrupted():
             int64, void = _numba().int64, _numba().void
             made = self.compiled_for("c")
             result = made.get_compile_result((int64 if returns else void)(*[int64] * arguments))
@@ -174,7 +174,7 @@ class Kernel:
         called by name, a kernel is compiled into each of its callers. It lives as long as the
         process.
         """
-        with fork.WHOLE:
+        with fork.WHOLE, fork.uninterrupted():
             types = _numba().types
             word = types.int64
             kinds = (
@@ -185,9 +185,7 @@ class Kernel:
             return int(made.library.get_pointer_to_function(made.fndesc.llvm_func_name))
 
     def _build(self, caller: Caller) -> Any:
-        _numba()
-        from numba.core.registry import CPUDispatcher
-
+        made = _dispatcher_class()  # imports Numba, before the next line does
         from gemmule.backends.cpu.jit_cache import KernelCache, kernel_folder
 
         options = dict(_OPTIONS, parallel=self.parallel, **dict.fromkeys(_LEFT_OUT[caller], True))
@@ -197,7 +195,7 @@ class Kernel:
         # compiled in others, so what tells closures of one source apart goes into the name.
         digest = hashlib.sha256(key.encode()).hexdigest()[:16]
         function.__qualname__ = f"{self.function.__qualname__}_{digest}"
-        dispatcher = CPUDispatcher(function, targetoptions=options)
+        dispatcher = made(function, targetoptions=options)
         folder = kernel_folder()
         if folder is not None:
             # The dispatcher's own switch would take Numba's global cache settings.
@@ -244,7 +242,7 @@ def thread_count() -> int:
 @functools.cache
 def _started_threads() -> Callable[[], int]:
     """Start Numba's threads and return what tells how many a call may use."""
-    with fork.WHOLE:
+    with fork.WHOLE, fork.uninterrupted():
         numba = _numba()
         numba.get_num_threads()
     return cast("Callable[[], int]", numba.get_num_threads)
@@ -288,7 +286,7 @@ def _resolve(value: Any) -> Any:
 @functools.cache
 def _numba() -> Any:
     """Import Numba; from now on a fork waits for its compiler, and for LLVM."""
-    with fork.WHOLE:
+    with fork.WHOLE, fork.uninterrupted():
         import numba.extending
         from llvmlite.binding import ffi
         from numba.core.compiler_lock import global_compiler_lock
@@ -300,6 +298,20 @@ def _numba() -> Any:
         if lock is not None:
             fork.hold("llvm", lock)
         return numba
+
+
+@functools.cache
+def _dispatcher_class() -> Any:
+    """Return Numba's dispatcher, but that Ctrl-C waits for what it compiles."""
+    _numba()
+    from numba.core.registry import CPUDispatcher
+
+    class Dispatcher(CPUDispatcher):  # type: ignore[misc]
+        def compile(self, sig: Any) -> Any:
+            with fork.uninterrupted():
+                return super().compile(sig)
+
+    return Dispatcher
 
 
 def _describe(value: Any) -> str:

@@ -209,7 +209,8 @@ def _method() -> _Method:
 @functools.cache
 def _interpreter() -> tuple[int, ...]:
     """Return the first words of every bound call: functions, objects and names of others."""
-    import numba.np.ufunc.parallel as parallel
+    with fork.uninterrupted():
+        import numba.np.ufunc.parallel as parallel
 
     names = ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "Py_DecRef")
     functions = [_address(name) for name in names]

@@ -1,0 +1,115 @@
+"""Ctrl-C at random moments of first and of later products, a campaign that is kept as data.
+
+``python tests/interrupts_campaign.py [--tries N] [--seed S] [--record] [KIND ...]`` starts a
+process for each try, which is interrupted once at a random moment of its products. It has to end in
+KeyboardInterrupt, or to have finished before, and the same products have to be right afterwards.
+Kinds: ``import`` (code is on disk, Numba is not loaded), ``compile`` (nothing is on disk), and
+``later`` (products that were made before).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import random
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from campaign_record import keep
+
+KINDS = ("import", "compile", "later")
+LIMIT_S = 120
+CHILD = """
+import os, signal, sys, threading, time
+import numpy as np
+import gemmule as gm
+
+kind, share, seconds = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+rng = np.random.default_rng(1)
+A, x = rng.integers(-3, 4, (256, 192)), rng.integers(-3, 4, 192)
+halves = A.astype(np.float16), x.astype(np.float16)
+codes = gm.quantize(A.astype(np.float32), bits=8, group_size=-1)
+
+def products(times=1):
+    for _ in range(times):
+        yield gm.matvec(*halves)
+        yield gm.vecmat(x.astype(np.int8)[:192], A.astype(np.int8).T)
+        yield gm.matvec(codes, x.astype(np.float32))
+
+truth = [A @ x, A @ x, codes.dequantize("float64") @ x]
+if kind == "later":
+    list(products())
+begun = time.perf_counter()
+if share >= 0:
+    timer = threading.Timer(share * seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+happened = "finished"
+try:
+    list(products(300 if kind == "later" else 1))
+    took = time.perf_counter() - begun
+    if share >= 0:
+        timer.join()
+        time.sleep(0.05)
+except KeyboardInterrupt:
+    happened = "interrupted"
+for found, wanted in zip(products(), truth):
+    assert np.abs(found - wanted).max() <= 1e-3 * (1 + np.abs(wanted).max()), "wrong"
+print(happened, took if happened == "finished" else 0)
+"""
+
+
+def tried(kind: str, share: float, seconds: float, cache: str) -> tuple[str, str]:
+    """Return what one process said, and its last error."""
+    with tempfile.TemporaryDirectory() as own:
+        environment = {**os.environ, "GEMMULE_CACHE": own if kind == "compile" else cache}
+        command = [sys.executable, "-c", CHILD, kind, str(share), str(seconds)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    error = done.stderr.strip().splitlines()
+    return (done.stdout.strip(), "") if done.returncode == 0 else ("", (error or ["died"])[-1])
+
+
+def campaign(kind: str, tries: int, seed: int) -> tuple[collections.Counter[str], list[str]]:
+    """Return how often each thing happened, and what must not be."""
+    counts: collections.Counter[str] = collections.Counter()
+    bad, rng = [], random.Random(f"{seed} {kind}")
+    with tempfile.TemporaryDirectory() as cache:
+        tried(kind, -1, 1, cache)  # fills the cache
+        seconds = float(tried(kind, -1, 1, cache)[0].split()[1])
+        for number in range(tries):
+            said, error = tried(kind, rng.random(), seconds, cache)
+            counts[said.partition(" ")[0] or "broken"] += 1
+            if error:
+                bad.append(f"{kind} {number} of seed {seed}: {error}")
+    return counts, bad
+
+
+def main() -> int:
+    """Run the campaign and print a table; 1 where a process was broken."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--tries", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
+    given = parser.parse_args()
+    faults = 0
+    for kind in given.kinds or KINDS:
+        counts, bad = campaign(kind, given.tries, given.seed)
+        faults += len(bad)
+        shown = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        sys.stdout.write("".join(f"{line}\n" for line in [*bad[:10], f"{kind}: {shown}"]))
+        if given.record:
+            command = (
+                f"python {Path(__file__).name} --tries {given.tries} --seed {given.seed} {kind}"
+            )
+            keep(f"interrupts: {kind}", given.tries, len(bad), command, shown)
+    return int(faults > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
