@@ -41,7 +41,8 @@ from campaign_record import keep
 
 HANG_S = 20
 BUSY_S = 2  # of processor time, for files of some kilobytes
-ROOM_BYTES = 512 << 20  # that a reader may ask for, beside what was there before
+ASKED_BYTES = 256 << 20  # that a reader may ask for, beside what was there before
+ROOM_BYTES = 3 << 30  # that it gets
 BAD = ("wrong", "crashed", "hung", "raised")
 WORDS = (0, 1, 2, 7, 14, 15, 127, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1)
 TOKENS = (
@@ -128,9 +129,10 @@ def read_matrix(path: Path) -> Any:
 
 def npy() -> Kind:
     sound = []
-    for array in (MATRIX, np.asfortranarray(MATRIX.astype("f4")), MATRIX.astype(">i2"), MATRIX[0]):
+    arrays = MATRIX, np.asfortranarray(MATRIX.astype("f4")), MATRIX.astype(">i2"), MATRIX[0]
+    for array, version in zip(arrays, ((1, 0), (1, 0), (2, 0), (2, 0)), strict=True):
         buffer = io.BytesIO()
-        np.save(buffer, array)
+        np.lib.format.write_array(buffer, array, version)
         sound.append(buffer.getvalue())
     return Kind(
         ".npy", tuple(sound), read_matrix, lambda data, ours: same(ours, np.load(io.BytesIO(data)))
@@ -513,7 +515,7 @@ def case(kind: Kind, name: str, seed: int, index: int, path: Path) -> str:
     rng = random.Random(f"{seed} {name} {index}")
     content = mutated(rng.choice(kind.sound), rng)
     path.write_bytes(content)
-    begun = time.process_time()
+    begun, asked = time.process_time(), _peak_bytes()
     try:
         ours = kind.read(path)
     except (ValueError, TypeError):
@@ -525,6 +527,8 @@ def case(kind: Kind, name: str, seed: int, index: int, path: Path) -> str:
         answer = ""
     if time.process_time() - begun > BUSY_S:
         return "hung"
+    if _peak_bytes() - asked > ASKED_BYTES:
+        return "raised by memory"
     if answer:
         return answer
     try:
@@ -532,6 +536,12 @@ def case(kind: Kind, name: str, seed: int, index: int, path: Path) -> str:
     except Exception:  # the judge refuses what we took
         right = False
     return "right" if right else "wrong"
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that this process ever had, or asked for, in addresses."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmPeak:")[2].split()[0])
 
 
 def child(name: str, seed: int, start: int, end: int, folder: Path) -> None:

@@ -492,3 +492,43 @@ def test_missing_output_folder_and_wrong_suffix(tmp_path: Path) -> None:
             new_matrix(tmp_path / name, (2,), "float32"),
         ):
             pass
+
+
+def test_a_header_that_claims_gigabytes_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    claimed = 3 << 29
+    with path.open("wb") as file:
+        file.write(b"\x93NUMPY\x02\x00" + struct.pack("<I", claimed))
+        file.truncate(12 + claimed)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="a header of 1,610,612,736 bytes"):
+            read_matrix(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_is_read_without_a_second_copy(tmp_path: Path, save: Any) -> None:
+    A = np.random.default_rng(1).integers(0, 4, (1500, 2000)).astype(np.float32)
+    save(tmp_path / "a.npz", A=A)
+    tracemalloc.start()
+    try:
+        found = read_matrix(str(tmp_path / "a.npz"))
+        assert tracemalloc.get_traced_memory()[1] < 1.3 * A.nbytes + (4 << 20)
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found, A)
+
+
+def test_a_name_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    one = '"A":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    twice = '"A":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}'
+    header = f"{{{one},{twice}}}".encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(ValueError, match=r"'A' is there twice|not a readable"):
+        read_matrix(str(path))
+    with pytest.raises(ValueError, match=r"'A' is there twice|not a readable"):
+        list_matrices(path)

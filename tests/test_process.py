@@ -7,13 +7,16 @@ where that matters.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import gemmule
 from gemmule.settings import cache_folder
+from gemmule.tuning import isolated
 
 POOLS = ["blas", "own"]
 
@@ -226,3 +229,15 @@ print(*(make(n).compiled.py_func.__qualname__ for n in {order}))
     second = run(code.format(order=(2, 1)), None).split()
     assert first == second[::-1]
     assert len(set(first)) == 2
+
+
+def test_no_child_takes_code_from_the_folder_where_the_user_is(tmp_path: Path) -> None:
+    """Every ``python -m`` of the package leaves that folder out; the tuner's child in earnest."""
+    package = Path(gemmule.__file__).parents[1]
+    for path in [*package.glob("gemmule/**/*.py"), *package.glob("gemmule_lab/**/*.py")]:
+        for found in re.findall(r"sys\.executable,([^\]]*)", path.read_text("utf-8")):
+            assert "-P" in found or "-I" in found, f"{path.name}: sys.executable,{found}"
+    (tmp_path / "json.py").write_text("import pathlib; pathlib.Path('taken').touch()")
+    (tmp_path / "numpy.py").write_text("import pathlib; pathlib.Path('taken').touch()")
+    subprocess.run(isolated.COMMAND, cwd=tmp_path, input=b"{}", capture_output=True, check=False)
+    assert not (tmp_path / "taken").exists()

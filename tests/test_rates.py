@@ -152,3 +152,29 @@ def test_halves_are_asked_for_ahead_where_this_machine_gains_by_it() -> None:
     assert name(256, 16384, 1.3) == "prefetched_columns"
     assert name(256, 16384, 0.8) == "panel_threads"
     assert name(2048, 8192, 0.8) == "split_columns"
+
+
+def test_a_lock_follows_no_link_and_empties_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
+    lock = store_rates.path_of("name", "x86_64", 2).with_suffix(".lock")
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    with store_rates.one_at_a_time("name", "x86_64", 2):
+        assert lock.is_file()
+    lock.write_text("of another kind")
+    with store_rates.one_at_a_time("name", "x86_64", 2):
+        assert lock.read_text() == "of another kind"
+    lock.unlink()
+    lock.symlink_to(precious)
+    with store_rates.one_at_a_time("name", "x86_64", 2):
+        assert precious.read_text() == "kept"
+    lock.unlink()
+    lock.symlink_to(tmp_path / "absent")
+    with store_rates.one_at_a_time("name", "x86_64", 2):
+        assert not (tmp_path / "absent").exists()
+    lock.unlink()
+    lock.parent.chmod(0o777)  # others may put there what they like
+    with store_rates.one_at_a_time("name", "x86_64", 2):
+        assert not lock.exists()

@@ -1,4 +1,4 @@
-"""What a forked child must find whole: no import and no compilation half done by another thread.
+"""What a forked child and Ctrl-C must find whole: no import and no compilation half done.
 
 ``os.fork`` copies one thread, and the locks that others hold stay held in the child for good: of a
 module being imported, of Numba's compiler, of LLVM. So the package imports its parts and builds its
@@ -9,12 +9,55 @@ those of a BLAS whose threads are at work (``docs/threads.md``).
 
 from __future__ import annotations
 
+import contextlib
 import logging  # noqa: F401  registers its own lock for forks; see the end
 import os
+import signal
 import threading
+from collections.abc import Iterator
+from types import FrameType
 from typing import Protocol
 
 WHOLE = threading.RLock()
+
+
+class _Recorder:
+    """Takes the place of the handler of Ctrl-C, and keeps that it came."""
+
+    came: tuple[int, FrameType | None] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = number, frame
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C, in the main thread, take effect at the end of the block.
+
+    An import of Numba or a compilation that is left half way leaves modules and caches that no
+    retry mends; both take seconds at most.
+    Other threads are never interrupted; what is no Python function handles the signal as before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or isinstance(before, _Recorder):
+        yield
+        return
+    recorder = _Recorder()
+    try:
+        signal.signal(signal.SIGINT, recorder)
+    except ValueError:  # the main thread of another interpreter than the first
+        yield
+        return
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is recorder:
+            signal.signal(signal.SIGINT, before)
+        if recorder.came is not None:
+            before(*recorder.came)
 
 
 class Lock(Protocol):

@@ -41,6 +41,17 @@ def write_atomically(path: Path, data: bytes) -> bool:
     return True
 
 
+def check_private(folder: Path) -> None:
+    """Raise PermissionError unless `folder` is a real folder that only this user writes."""
+    state = folder.lstat()
+    if not stat.S_ISDIR(state.st_mode):
+        raise PermissionError(f"{folder} is not a folder, or is a symbolic link")
+    if state.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} belongs to user {state.st_uid}, not {os.geteuid()}")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{folder} can be written by others; chmod 700 it")
+
+
 def _replace(path: Path, data: bytes, mode: int | None = None) -> None:
     """Give a new file the name of the old; with a mode only once it has reached the disk."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=LEFT_OVER)

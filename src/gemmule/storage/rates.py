@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from gemmule.core.host_rates import HostRates, plausible
 from gemmule.settings import cache_folder, tuning_enabled
-from gemmule.storage.atomic import small_file, write_atomically
+from gemmule.storage.atomic import check_private, small_file, write_atomically
 
 SCHEMA = 1
 
@@ -62,11 +63,15 @@ def one_at_a_time(name: str, arch: str, units: int) -> Iterator[None]:
         import fcntl
 
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = path.open("w")
+        check_private(path.parent)
+        # Nothing that lies there is cut, nor is a link followed: it may be another's, or a trap.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except (ImportError, OSError):
         yield
         return
-    with file:
+    try:
         with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)

@@ -29,7 +29,8 @@ from gemmule.tuning.outcomes import (
 
 CHILD_TIMEOUT_S = 60.0
 CHILD_SECONDS = 3.0  # of timing, once the configuration is verified
-COMMAND = (sys.executable, "-m", "gemmule.tuning.child")
+# -P: the folder where the user happens to be is no place for code.
+COMMAND = (sys.executable, "-P", "-m", "gemmule.tuning.child")
 KINDS: dict[str, type[Failure]] = {
     kind.__name__: kind for kind in (CompileFailed, LaunchFailed, Wrong, Skipped)
 }

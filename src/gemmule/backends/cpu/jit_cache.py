@@ -35,6 +35,7 @@ from numba.core.serialize import dumps
 
 from gemmule.errors import GemmuleWarning
 from gemmule.settings import cache_folder
+from gemmule.storage.atomic import check_private
 
 log = logging.getLogger("gemmule")
 _PACKAGE = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ def kernel_folder() -> Path | None:
         top.mkdir(mode=0o700, parents=True, exist_ok=True)
         for step in (folder.parent, folder):
             step.mkdir(mode=0o700, exist_ok=True)
-            _check_private(step)
+            check_private(step)
         handle, probe = tempfile.mkstemp(dir=folder, prefix="probe-")
         os.close(handle)
         Path(probe).unlink()
@@ -77,17 +78,6 @@ def kernel_folder() -> Path | None:
         _warn_off(f"{folder} cannot be used ({error})")
         return None
     return folder
-
-
-def _check_private(folder: Path) -> None:
-    """Raise PermissionError unless `folder` is a real folder that only this user writes."""
-    state = folder.lstat()
-    if not stat.S_ISDIR(state.st_mode):
-        raise PermissionError(f"{folder} is not a folder, or is a symbolic link")
-    if state.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} belongs to user {state.st_uid}, not {os.geteuid()}")
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{folder} can be written by others; chmod 700 it")
 
 
 @functools.cache

@@ -24,7 +24,7 @@ def first_call(rung: str, n: int) -> Measured:
     with tempfile.TemporaryDirectory() as cache:
         try:
             done = subprocess.run(
-                [sys.executable, "-m", __name__, rung, str(n)],
+                [sys.executable, "-P", "-m", __name__, rung, str(n)],
                 capture_output=True,
                 text=True,
                 timeout=SECONDS,

@@ -32,7 +32,7 @@ from gemmule.backends.cpu.atomics import call_word, read
 from gemmule.backends.cpu.intrinsics import load
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.shares import GONE
-from gemmule.core import fork, interrupts
+from gemmule.core import fork
 
 log = logging.getLogger("gemmule")
 Call = Callable[..., Any | None]
@@ -209,7 +209,7 @@ def _method() -> _Method:
 @functools.cache
 def _interpreter() -> tuple[int, ...]:
     """Return the first words of every bound call: functions, objects and names of others."""
-    with interrupts.deferred():
+    with fork.uninterrupted():
         import numba.np.ufunc.parallel as parallel
 
     names = ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "Py_DecRef")

@@ -1,0 +1,128 @@
+"""Ctrl-C waits for what must not be cut in two, and what was interrupted works when tried again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from gemmule.backends.cpu.jit import kernel
+from gemmule.core import fork
+
+pytestmark = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals need its main thread"
+)
+
+
+def test_an_interrupt_comes_at_the_end() -> None:
+    before, done = signal.getsignal(signal.SIGINT), []
+
+    def interrupted() -> None:
+        with fork.uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            with fork.uninterrupted():
+                done.append("within")
+            done.append("behind")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == ["within", "behind"]
+    assert signal.getsignal(signal.SIGINT) is before
+    with fork.uninterrupted():
+        done.append("quiet")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_handlers_of_others_stay() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+    try:
+        signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+        with fork.uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert seen == []
+        assert seen == [signal.SIGINT]
+        with fork.uninterrupted():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # set within: that is what is wanted
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        with fork.uninterrupted():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_have_none_to_wait_for() -> None:
+    found: list[Any] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def within() -> None:
+        with fork.uninterrupted():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=within)
+    thread.start()
+    thread.join()
+    assert found == [before]
+
+
+def test_a_compilation_ends_before_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    from numba.core.registry import CPUDispatcher
+
+    compile_, compiled = CPUDispatcher.compile, []
+
+    def interrupted(self: Any, sig: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        result = compile_(self, sig)
+        compiled.append(sig)
+        return result
+
+    @kernel
+    def twice(a: int) -> int:
+        return 2 * a
+
+    @kernel
+    def four_times(a: int) -> int:
+        return twice(twice(a))
+
+    monkeypatch.setattr(CPUDispatcher, "compile", interrupted)
+    for one in (twice, four_times):
+        with pytest.raises(KeyboardInterrupt):
+            one(3)
+        assert compiled
+        compiled.clear()
+    monkeypatch.undo()
+    assert (twice(3), four_times(3)) == (6, 12)
+
+
+IMPORTED = """
+import os, signal, sys
+import numpy as np
+import gemmule as gm
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numba.core.typing" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+A, x = np.ones((40, 30), np.float16), np.ones(30, np.float16)
+try:
+    gm.matvec(A, x, rung="threads")
+except KeyboardInterrupt:
+    assert (gm.matvec(A, x, rung="threads") == 30).all()
+    print("interrupted, then right")
+"""
+
+
+def test_numba_is_loaded_whole_before_the_interrupt() -> None:
+    pytest.importorskip("numba")
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "interrupted, then right\n", done.stderr
