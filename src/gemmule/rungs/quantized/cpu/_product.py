@@ -59,8 +59,8 @@ class Product(NamedTuple):
     first: int
     lanes: int
     lowest: int
-    x: int
     x_step: int
+    x: int
     y: int
     columns: int
     factor: int
@@ -71,6 +71,7 @@ LOWEST_BYTES = 0x1111111111111111
 load_product, SIZE = unpacked_as(Product), len(Product._fields)
 X_AT, Y_AT = (8 * Product._fields.index(name) for name in ("x", "y"))
 _number, _SIZE = load("int64", "int64"), SIZE
+_MATRIX = Product._fields.index("x")  # fields before it are of the matrix and the kernel alone
 
 
 def product_of(parts: Stored, **given: int) -> Product:
@@ -110,9 +111,11 @@ class Rows:
         """The address of the compiled micro-kernel."""
         return self._rows.entry(Product, int, int)
 
-    def run(self, product: Product, unit: int, rows_per_share: int, *, alone: bool) -> None:
-        """Compute a product of matrices, on the calling thread alone where `alone`."""
-        units = -(-product.m // unit)
+    def run(
+        self, product: tuple[int, ...], m: int, unit: int, rows_per_share: int, *, alone: bool
+    ) -> None:
+        """Compute a product of `m` rows, on the calling thread alone where `alone`."""
+        units = -(-m // unit)
         count = -(-units // -(-rows_per_share // unit))
         run = self.shares.alone if alone else self.shares
         run(count, *product, unit, count)
@@ -162,11 +165,9 @@ def multiply(
         return False
     whole = not way.padded or panels * way.panel == columns
     target = y if whole else np.empty((parts.m, panels * way.panel), np.float32)
-    product = way.product._replace(
-        x=place, y=address(target), columns=target.shape[1], factor=factor
-    )
+    words = (*way.product[:_MATRIX], place, address(target), target.shape[1], factor)
     small = parts.codes.nbytes * target.shape[1] < way.alone_below
-    way.rows.run(product, way.unit, min(rows_per_share, way.most_rows), alone=small)
+    way.rows.run(words, parts.m, way.unit, min(rows_per_share, way.most_rows), alone=small)
     if not whole:
         y[...] = target[:, :columns]
     return True
@@ -177,7 +178,7 @@ def aligned(room: NDArray[Any]) -> int:
     return -(-address(room) // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def by_kernel(kernel_of: Callable[[], Kernel], *, turned: bool = False) -> Prepare:
+def by_kernel(write: Kernel, *, turned: bool = False) -> Prepare:
     """Return the `Way.prepare` of ``f(x, n, columns, out, panel_bytes)``, not 0 where it cannot.
 
     turned: it takes x as (columns, n).
@@ -185,7 +186,7 @@ def by_kernel(kernel_of: Callable[[], Kernel], *, turned: bool = False) -> Prepa
 
     def prepare(x: NDArray[Any], place: int, panel_bytes: int) -> int | None:
         given = np.ascontiguousarray(x.T) if turned else x
-        return None if kernel_of()(address(given), *x.shape, place, panel_bytes) else 0
+        return None if write(address(given), *x.shape, place, panel_bytes) else 0
 
     return prepare
 

@@ -185,35 +185,42 @@ def _segment(kind: Kind) -> Kernel:
 
 
 def _weights(kind: Kind, *, add: bool) -> Kernel:
-    """Return ``f(codes, low, high, s, z, even, odd)``: columns of one group, ``s * (code - z)``.
+    """Return ``f(codes, low, high, s, z, to, odd)``: columns of one group, ``s * (code - z)``.
 
-    Of nibbles, even and odd columns each begin at an address of their own. They are added to what
-    is there, side by side, or written in pairs.
+    They are written to `to` in their order; or added to what is there, of nibbles even columns side
+    by side, and odd ones at `odd`.
     """
     get, put = load(kind.working, kind.working), store(kind.working, kind.working)
-    cast, nibbles, stride = cast_kernel(kind.working), kind.bits == 4, 8 // kind.bits
+    cast, nibbles = cast_kernel(kind.working), kind.bits == 4
 
     @kernel
-    def put_one(to: int, j: int, weight: float) -> None:
+    def put_even(to: int, j: int, weight: float) -> None:
         if add:
             put(to, j, get(to, j) + weight)
         else:
-            put(to, stride * j, weight)
+            put(to, 2 * j if nibbles else j, weight)
 
     @kernel
-    def weights(codes: int, low: int, high: int, s: float, z: float, even: int, odd: int) -> None:
+    def put_odd(to: int, odd: int, j: int, weight: float) -> None:
+        if add:
+            put(odd, j, get(odd, j) + weight)
+        else:
+            put(to, 2 * j + 1, weight)
+
+    @kernel
+    def weights(codes: int, low: int, high: int, s: float, z: float, to: int, odd: int) -> None:
         if nibbles:
             if low & 1:
-                put_one(odd, low >> 1, s * (cast(_byte(codes, low >> 1) >> 4) - z))
+                put_odd(to, odd, low >> 1, s * (cast(_byte(codes, low >> 1) >> 4) - z))
             for j in range((low + 1) >> 1, high >> 1):
                 pair = _byte(codes, j)
-                put_one(even, j, s * (cast(pair & 15) - z))
-                put_one(odd, j, s * (cast(pair >> 4) - z))
+                put_even(to, j, s * (cast(pair & 15) - z))
+                put_odd(to, odd, j, s * (cast(pair >> 4) - z))
             if high & 1:
-                put_one(even, high >> 1, s * (cast(_byte(codes, high >> 1) & 15) - z))
+                put_even(to, high >> 1, s * (cast(_byte(codes, high >> 1) & 15) - z))
         else:
             for j in range(low, high):
-                put_one(even, j, s * (cast(_byte(codes, j)) - z))
+                put_even(to, j, s * (cast(_byte(codes, j)) - z))
 
     return weights
 
@@ -230,7 +237,7 @@ def decode_rows(kind: Kind) -> Rows:
             codes, to = A.codes + row * A.row_bytes, A.y + row * A.n * item
             for group, low in enumerate(range(0, A.n, A.group)):
                 s, z = scale(A, row, group), zero(A, row, group)
-                weights(codes, low, min(A.n, low + A.group), s, z, to, to + item)
+                weights(codes, low, min(A.n, low + A.group), s, z, to, 0)
 
     return Rows(decode)
 

@@ -23,7 +23,7 @@ from gemmule.rungs.quantized.cpu.plain import kernels
 from gemmule.rungs.quantized.cpu.plain.kernels import kind_of
 
 PANEL_COLUMNS = 4096  # of results that stay in L1
-_DECODED_ROWS = 8  # of a share
+_DECODED_ROWS = 16  # of a share
 
 
 def bind_loop(problem: Problem, params: Params) -> Run:
@@ -50,7 +50,7 @@ def bind_four_rows(problem: Problem, params: Params) -> Run:
         step = half * x.itemsize if parts.bits == 4 else 0
         product = product_of(parts, x=address(x), y=address(y), x_step=step)
         alone = rows == 0 or parts.codes.nbytes < SERIAL_BYTES
-        parts.kept(_four_rows, working).run(product, 1, rows or parts.m, alone=alone)
+        parts.kept(_four_rows, working).run(product, parts.m, 1, rows or parts.m, alone=alone)
 
     return bound(core, working)
 
@@ -114,7 +114,7 @@ def _multiply_by_blas(
             y=address(block),
         )
         small = (end - first) * parts.row_bytes < SERIAL_BYTES
-        decode.run(product, 1, _DECODED_ROWS, alone=small)
+        decode.run(product, end - first, 1, _DECODED_ROWS, alone=small)
         weights = block[: end - first]
         with np.errstate(all="ignore"):  # NaN and Inf are the caller's
             if transposed:

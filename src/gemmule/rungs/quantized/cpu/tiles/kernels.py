@@ -153,7 +153,7 @@ def _arrange_kernel(panel: int) -> Kernel:
 
 def rounded_records(bits: int, has_zeros: bool) -> Prepare:
     """Return the `Way.prepare` that rounds an x to 8 bits, unless it holds NaN or infinity."""
-    quantise = by_kernel(lambda: quantise_tile_kernel(bits, has_zeros))
+    quantise = by_kernel(quantise_tile_kernel(bits, has_zeros))
 
     def prepare(x: NDArray[Any], place: int, panel_bytes: int) -> int | None:
         return quantise(x, place, panel_bytes) if np.isfinite(x).all() else None
@@ -173,7 +173,7 @@ def float_tiles(parts: Stored, columns: int) -> Way:
     """Return how a matrix is multiplied by columns of floats as they are."""
     panel = TILE_COLUMNS if columns <= TILE_COLUMNS else 2 * TILE_COLUMNS
     size = -(-parts.row_bytes // BLOCK_BYTES) * chunk_columns(parts.bits) * 4 * panel
-    return _way(parts, panel, panel, size, by_kernel(lambda: _arrange_kernel(panel)))
+    return _way(parts, panel, panel, size, by_kernel(_arrange_kernel(panel)))
 
 
 def _way(

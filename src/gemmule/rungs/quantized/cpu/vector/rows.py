@@ -220,7 +220,7 @@ def _columns(parts: Stored, columns: int, *, integers: bool) -> Way:
         unit=simd.ROWS,
         panel=columns,
         panel_bytes=blocks.count * x_step,
-        prepare=by_kernel(functools.partial(make, parts.bits, columns), turned=True),
+        prepare=by_kernel(make(parts.bits, columns), turned=True),
         padded=True,
         most_rows=max(simd.ROWS, SHARE_BYTES // parts.row_bytes & -simd.ROWS),
         alone_below=SERIAL_BYTES * columns,
