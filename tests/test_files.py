@@ -22,8 +22,9 @@ import safetensors.numpy
 import scipy.io
 import scipy.sparse
 
+from gemmule.storage.atomic import new_file
 from gemmule_lab.files.matrices import list_matrices, read_matrix
-from gemmule_lab.files.output import new_file, new_matrix
+from gemmule_lab.files.output import new_matrix
 from gemmule_lab.files.sources import Source, parse_source
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -474,7 +475,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     old.write_text("before")
 
     def fail(path: Path, force: bool) -> None:
-        with new_file(path, force=force) as file:
+        with new_file(path, replace=force, taken="") as file:
             file.write(b"half")
             raise RuntimeError("stopped")
 
