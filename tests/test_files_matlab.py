@@ -17,6 +17,7 @@ import scipy.io
 
 from gemmule_lab.files.matrices import read_matrix
 from gemmule_lab.files.multiply import order
+from gemmule_lab.processes import environment_of_child
 
 DTYPES = ("f8", "f4", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "c8", "c16")
 LEVEL_4 = ("f8", "f4", "i4", "i2", "u2", "u1", "c16")
@@ -106,7 +107,9 @@ def test_damaged_element_tags_do_not_end_the_process(tmp_path: Path) -> None:
         paths.append(tmp_path / f"{tag}.mat")
         paths[-1].write_bytes(bytes(damaged))
     command = [sys.executable, "-c", CRASHES, *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment_of_child()
+    )
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == len(paths)
 
@@ -146,7 +149,8 @@ def test_what_a_file_does_to_scipy_is_an_error(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.mat" for name in ("spins", "eats", "ends", "works")]
     for path in paths:
         path.write_bytes(saved(np.array([[1.0, 2.0]])))
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = environment_of_child()
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
     command = [sys.executable, "-c", READS, *map(str, paths)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=True, env=environment

@@ -80,6 +80,7 @@ FAULTS = {
     "symmetric, not square": (b"array real symmetric\n2 3\n1\n2\n3\n", "symmetric and 2 x 3"),
     "two numbers in one": (b"array real general\n1 1\n1.5.5\n", "line 3: '1.5.5'"),
     "two on a line": (b"array real general\n2 1\n1 2\n", "line 3: '1 2'"),
+    "a file separator": (b"coordinate real general\n1 1 1\n1\x1c1\x1c5\n", r"line 3: '1\\x1c1"),
     "words": (b"array real general\n1 1\none\n", "line 3: 'one'"),
     "a float for an integer": (b"array integer general\n1 1\n1.0\n", "line 3: '1.0'"),
     "hexadecimal": (b"array real general\n1 1\n0x1p3\n", "line 3: '0x1p3'"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gemmule.core.problem import Problem, QuantSpec
+from gemmule.storage.decode import decode
 from gemmule.timing.sampler import Samples, ratio
 from gemmule_lab.ceilings.best import above_ceiling, enforce
 from gemmule_lab.records.log import MAX_LINE_BYTES
@@ -21,6 +22,7 @@ from gemmule_lab.records.rows import (
     Facts,
     Row,
     Speedup,
+    Times,
     bytes_saved,
     make_row,
     speedup_of,
@@ -215,6 +217,11 @@ def test_edited_environment_is_refused(tmp_path) -> None:
     path.write_text(path.read_text().replace("Test CPU", "Best CPU"))
     with pytest.raises(ValueError, match="digest"):
         read(path)
+
+
+def test_numbers_that_json_overflows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"here\.median is not a finite number"):
+        decode(Times, {"median": 1e999, "q1": 1.0, "q3": 2.0, "min": 1.0, "n": 1}, "here")
 
 
 def test_file_too_large_is_not_read(tmp_path, monkeypatch) -> None:

@@ -17,10 +17,10 @@ from emulated_driver import emulated
 from gemmule.oracle import relations
 from gemmule.oracle.inputs import VIEWS
 from gemmule.oracle.problems import make_problem
-from gemmule_lab.processes import each_apart
 from gemmule_lab.verify import on_device, random_products, workers
 from gemmule_lab.verify.random_products import Case, Choice, Problem, Trial, draw, run, snippet
 from gemmule_lab.verify.workers import Tally, run_trials
+from proofs.apart import each_apart
 
 
 def test_trials_follow_from_seed_and_number() -> None:

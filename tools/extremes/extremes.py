@@ -20,8 +20,8 @@ from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung, Signature
 from gemmule.oracle.inputs import make_inputs
 from gemmule.storage.evidence import slug
-from gemmule_lab.processes import Task, each_apart
 from proofs import proof_lines, proofs
+from proofs.apart import Task, each_apart
 from proofs.device import awkward, narrow
 
 RUNS = 100

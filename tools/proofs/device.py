@@ -23,8 +23,8 @@ from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import ALIGNED, edge_problems, make_problem, nonfinite_cases
 from gemmule.storage import evidence, lines
-from gemmule_lab.processes import Task, each_apart
 from proofs import proofs
+from proofs.apart import Task, each_apart
 
 Run = Callable[[DeviceRung, Any, Mapping[str, Any]], Any]
 Names = frozenset[str]

@@ -63,9 +63,9 @@ SHOWN_ELEMENTS = 8
 def multiply(first: str, second: str, output: Path | None, bits: str | None, **given: Any) -> None:
     """Multiply the matrix in the file FIRST with the vector or matrix in SECOND.
 
-    Files: .npy, .safetensors, .npz, .mat, .mtx; one matrix of several as FILE:NAME. Files larger
-    than memory are multiplied in blocks (.npy and .safetensors); what is larger than a GPU's memory
-    goes there in panels, at most GEMMULE_DEVICE_BUDGET bytes at a time.
+    Files: .npy, .safetensors, .npz, .mtx and, with the extra io, .mat; one matrix of several as
+    FILE:NAME. Files larger than memory are multiplied in blocks (.npy and .safetensors); what is
+    larger than a GPU's memory goes there in panels, at most GEMMULE_DEVICE_BUDGET bytes at a time.
 
     \b
     gemmule multiply A.npy x.npy -o y.npy

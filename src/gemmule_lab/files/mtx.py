@@ -73,7 +73,7 @@ def read_mtx(source: Source, limit: int) -> Matrix:
         triangle = header.form == "array" and header.symmetry != "general"
         check_size(source, nbytes + nbytes // 2 * triangle, limit)
         lines = _read_lines(file, source, header)
-    return (_sparse if header.form == "coordinate" else _dense)(lines, source, header)
+    return _sparse(lines, source, header) if header.form == "coordinate" else _dense(lines, header)
 
 
 def _read_header(file: IO[bytes], source: Source) -> _Header:
@@ -189,7 +189,7 @@ def _mirrored(values: Matrix, header: _Header) -> Matrix:
     return -values if header.symmetry == "skew-symmetric" else values
 
 
-def _dense(lines: Matrix, source: Source, header: _Header) -> Matrix:
+def _dense(lines: Matrix, header: _Header) -> Matrix:
     flat, shape = _values(lines, header), (header.rows, header.cols)
     if header.symmetry == "general":
         return flat.reshape(shape, order="F")
