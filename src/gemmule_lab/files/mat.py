@@ -48,6 +48,7 @@ _FOREIGN = (
 _SPARE_BYTES, _ELEMENT_BYTES = 64 << 20, 48
 _BYTES_PER_S = 20_000_000  # that are read or inflated at the very least
 _PATIENCE = 30  # times as long as its processor time a child may take, of a busy machine
+_FRESH_S = 20  # after its last answer; it ends by itself somewhat later
 _MOST_JSON = 1 << 24
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -111,6 +112,8 @@ def _answer(
         "seconds": 1 + (size + 16 * elements) // _BYTES_PER_S,
     }
     with _ONE_AT_A_TIME:
+        if _reader(os.getpid()).is_stale():
+            _reader.cache_clear()
         reader = _reader(os.getpid())
         try:
             found, matrix = reader.ask(request)
@@ -140,7 +143,16 @@ class _Reader:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # whose buffers fill address space
         )
         self._owner = os.getpid()
+        self._used = time.monotonic()
         atexit.register(self.close)
+
+    def is_stale(self) -> bool:
+        """Tell whether the process may have ended because nobody asked it; it is closed then."""
+        stale = time.monotonic() - self._used > _FRESH_S
+        if stale:
+            self.close()
+        self._used = time.monotonic()
+        return stale
 
     def close(self) -> None:
         """End the process and those that it forked."""

@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import resource
+import select
 import signal
 import struct
 import sys
@@ -23,16 +24,17 @@ from typing import Any
 import numpy as np
 import scipy.io
 
+IDLE_S = 30  # after the last request this process ends
 EXACT = 2**24  # below it integers are exact in float32
 
 
 def main() -> None:
-    """Answer requests until there are no more, or until one ends its process."""
+    """Answer requests until there are no more for a while, or until one ends its process."""
     warnings.simplefilter("error")
     for kind in (DeprecationWarning, PendingDeprecationWarning):
         warnings.simplefilter("ignore", kind)
     begun = mmap.mmap(-1, 1)  # shared: whether a process that died had begun to answer
-    for line in sys.stdin.buffer:
+    while select.select([sys.stdin], [], [], IDLE_S)[0] and (line := sys.stdin.buffer.readline()):
         begun[0] = 0
         child = os.fork()
         if child == 0:
