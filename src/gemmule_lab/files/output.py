@@ -1,17 +1,23 @@
 """Results out: files that appear complete or not at all, and are never replaced by accident.
 
 A file is written under a random name beside its target, flushed to disk, then given its name in
-one step. `new_matrix` yields a memory-mapped array, so a result may be larger than memory.
+one step; what a killed writer left is removed by the next one of that name. `new_matrix` yields a
+memory-mapped array, so a result may be larger than memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
+import re
 import secrets
+import stat
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +32,7 @@ from gemmule_lab.files.matrices import SAFETENSORS_DTYPES
 
 SUFFIXES = (".npy", ".safetensors", ".mat", ".csv")
 RESULT_NAME = "result"
+_BEGUN_S = 60  # after which a writer, if it lives, has its lock
 _TAGS = {name: tag for tag, name in SAFETENSORS_DTYPES.items()}
 _DATA_ALIGNMENT = 64
 
@@ -62,10 +69,13 @@ def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
     Until then, and after an error, `path` is untouched. Raises FileExistsError when something of
     that name exists, also when it appeared during the block, unless `force`.
     """
+    _remove_left_over(path)
     scratch = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "w+b") as file:
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -75,6 +85,24 @@ def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
             _link_new(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove what earlier writers of `path` left behind, which were killed: they hold no lock."""
+    left = re.compile(re.escape(f".{path.name[:100]}.") + r"[0-9a-f]{16}\.tmp")
+    with contextlib.suppress(OSError):
+        for one in [one for one in path.parent.iterdir() if left.fullmatch(one.name)]:
+            with contextlib.suppress(OSError), _opened(one) as file:
+                state = os.fstat(file.fileno())
+                ours = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid()
+                if ours and time.time() - state.st_mtime > _BEGUN_S:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    one.unlink()
+
+
+def _opened(path: Path) -> IO[bytes]:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags), "r+b")
 
 
 def _link_new(scratch: Path, path: Path) -> None:
