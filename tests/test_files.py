@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import struct
+import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -533,3 +534,30 @@ def test_a_name_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         read_matrix(str(path))
     with pytest.raises(ValueError, match=r"'A' is there twice|not a readable"):
         list_matrices(path)
+
+
+def test_what_killed_writers_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    def left(name: str, age: float = 3600) -> Path:
+        path = tmp_path / name
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age,) * 2)
+        return path
+
+    gone = left(".y.npy.0123456789abcdef.tmp")
+    kept = [
+        left(".y.npy.0123456789abcdee.tmp", 0),  # of a writer that only began
+        left(".x.npy.0123456789abcdef.tmp"),
+        left("y.npy.0123456789abcdef.tmp"),
+        left(".y.npy.01.tmp"),
+    ]
+    with new_matrix(tmp_path / "y.npy", (3,), "float32", force=True) as first:
+        first[:] = 1
+        (mine,) = {*tmp_path.glob(".y.npy.*.tmp")} - {*kept}
+        os.utime(mine, (0, 0))
+        with new_matrix(tmp_path / "y.npy", (3,), "float32") as second:  # beside one that lives
+            second[:] = 2
+            assert mine.exists()
+        with pytest.raises(FileExistsError), new_file(tmp_path / "y.npy", replace=False, taken=""):
+            pass
+    assert not gone.exists()
+    assert all(path.exists() for path in kept)

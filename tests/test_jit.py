@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -448,3 +449,33 @@ def test_one_function_compiled_both_ways_is_two_kernels() -> None:
 
     serial, parallel = (kernel(parallel=form)(double) for form in (False, True))
     assert serial.key != parallel.key
+
+
+def test_a_filled_cache_that_cannot_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gemmule.backends.cpu import jit_cache
+
+    def read_only(*given: Any, **options: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    jit_cache.kernel_folder.cache_clear()
+    folder = jit_cache.kernel_folder()
+    assert folder is not None
+    monkeypatch.setattr(jit_cache.tempfile, "mkstemp", read_only)
+    try:
+        for filled in (False, True):
+            if filled:
+                (folder / "kernel.bin").touch()
+            jit_cache.kernel_folder.cache_clear()
+            with warnings.catch_warnings(record=True):
+                warnings.simplefilter("always")
+                assert jit_cache.kernel_folder() == (folder if filled else None)
+        folder.chmod(0o777)
+        jit_cache.kernel_folder.cache_clear()
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            assert jit_cache.kernel_folder() is None
+    finally:
+        jit_cache.kernel_folder.cache_clear()

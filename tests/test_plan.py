@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from pathlib import Path
@@ -424,3 +425,64 @@ def test_objects_show_themselves_in_one_line() -> None:
 def test_the_package_lists_its_public_names_alone() -> None:
     assert dir(gm) == sorted(gm.__all__)
     assert all(hasattr(gm, name) for name in dir(gm))
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+def test_plans_take_every_result_that_functions_take(op: str) -> None:
+    rng = np.random.default_rng(4)
+    A = rng.integers(-3, 4, (40, 30)).astype(np.float32)
+    x, B = rng.integers(-3, 4, 30).astype(np.float32), np.ones((30, 8), np.float32)
+    pair: tuple[Any, Any] = {"matvec": (A, x), "vecmat": (x, A.T), "matmul": (A, B)}[op]
+    expected = getattr(gm, op)(*pair)
+    wide = tuple(2 * size for size in expected.shape)
+    steps = (slice(None, None, 2),) * expected.ndim
+    for dtype in ("float32", "float16", "float64"):
+        plan = gm.plan(op, *pair, out_dtype=dtype)
+        for out in (
+            np.empty(expected.shape, dtype),
+            np.empty(expected.shape, dtype, "F"),
+            np.empty(wide, dtype)[steps],
+            np.empty(expected.shape, dtype)[::-1],
+            np.empty(expected.size + 1, dtype)[1:].reshape(expected.shape),
+        ):
+            assert plan(*pair, out=out) is out
+            np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_stepped_matrix_gives_the_same_bits_into_a_result(dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    for steps in ((2, 3), (1, 2), (3, 1), (-1, 2), (1, -1)):
+        A = rng.standard_normal((90, 700)).astype(dtype)[:: steps[0], :: steps[1]]
+        x = rng.standard_normal(A.shape[1]).astype(dtype)
+        plan, out = gm.plan("matvec", A, x), np.empty(len(A), dtype)
+        for _ in range(3):
+            np.testing.assert_array_equal(plan(A, x), plan(A, x, out=out))
+            np.testing.assert_array_equal(gm.matvec(A, x), out)
+
+
+def test_products_without_elements_are_explained_and_computed() -> None:
+    zeros = np.zeros
+    for m, n, k in ((0, 8, 51), (4, 0, 3), (4, 3, 0)):
+        plan = gm.plan("matmul", zeros((m, k)), zeros((k, n)), batch_invariant=True)
+        assert "problem" in plan.explain()
+        assert plan(zeros((m, k)), zeros((k, n))).shape == (m, n)
+    for left, right in (((0, 1, 1, 13), (1, 13, 2)), ((0, 13), (13, 4)), ((2, 0), (0, 3))):
+        for name in (*(rung.name for rung in gm.ladder("vecmat", "cpu")), None):
+            with contextlib.suppress(ValueError):  # of rungs that read another layout
+                found = gm.vecmat(zeros(left), zeros(right), rung=name)
+                assert found.shape == np.vecmat(zeros(left), zeros(right)).shape
+                assert not found.any()
+
+
+def test_more_axes_than_numpy_shows_with_other_strides() -> None:
+    rng = np.random.default_rng(4)
+    A, x = rng.integers(-3, 4, (3, 1, 4, 5)), rng.integers(-3, 4, 5)
+    for dtype in ("float32", "float16", "int8", "int64"):
+        for axes in (33, 40, 60):
+            left = A.astype(dtype).reshape(3, *(1,) * (axes - 2), 1, 4, 5)
+            for b in (x, np.stack([x, x], 1)):
+                function = gm.matvec if b.ndim == 1 else gm.matmul
+                found = function(left, b.astype(dtype))
+                expected = np.matmul(left.astype(float), b.astype(float))
+                np.testing.assert_array_equal(found, expected)

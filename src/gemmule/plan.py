@@ -161,7 +161,7 @@ class Plan:
             f"parameters {params}",
             f"reason     {choice.reason}",
         ]
-        if choice.expected_s is not None:
+        if choice.expected_s:  # nothing is expected of a product without elements
             share = problem.compulsory_bytes / choice.expected_s / choice.machine.read_bytes_per_s
             lines.append(
                 f"expected   {choice.expected_s * 1e6:.1f} us, {share:.0%} of the read ceiling "
@@ -266,12 +266,13 @@ def rebound(plan: Plan, left: Form, right: Form, out: Form | None) -> Plan:
     same = replace(given.problem, alignment=mine.alignment) == mine
     if same and out is not None:
         check_result(out, given.out_shape, mine.out)
-    theirs = canonical(plan.op, left, right, out, plan.options).problem
-    if not same or theirs.alignment < mine.alignment:
+    if not same or given.problem.alignment < mine.alignment:
         raise ValueError(
-            f"this plan computes {mine.describe()} at {mine.alignment}-byte alignment; given "
-            f"was {theirs.describe()} at {theirs.alignment}. Make another plan with gm.plan."
+            f"this plan computes {mine.describe()} at {mine.alignment}-byte alignment; given was "
+            f"{given.problem.describe()} at {given.problem.alignment}. Make another plan with "
+            "gm.plan."
         )
+    theirs = canonical(plan.op, left, right, out, plan.options).problem
     options = plan.options
     if plan.rung.refusal(theirs) is None:  # a vendor's library may not take this result
         params = tuple(plan.choice.params.items())

@@ -311,13 +311,14 @@ def matmul_shape(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> tuple[in
 def _broadcast(left: tuple[int, ...], right: tuple[int, ...], op: str) -> tuple[int, ...]:
     if left == right:
         return left
-    try:
-        return np.broadcast_shapes(left, right)
-    except ValueError:
+    axes = max(len(left), len(right))  # NumPy's own function knows 32 of the 64 it has
+    pairs = [*zip(*((1,) * (axes - len(one)) + one for one in (left, right)), strict=True)]
+    if not all(a == b or 1 in (a, b) for a, b in pairs):
         raise ValueError(
             f"{op}: batch dimensions {left} and {right} do not broadcast together; each pair must "
             "be equal, or one of them 1."
-        ) from None
+        )
+    return tuple(b if a == 1 else a for a, b in pairs)
 
 
 def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import re
 import secrets
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import IO
 MAX_BYTES = 65_536
 # Names of files that a write left behind when it was cut off begin so.
 LEFT_OVER = ".new-"
+_BEGUN_S = 60  # after which a writer, if it lives, has its lock
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -82,10 +87,13 @@ def new_file(path: Path, *, replace: bool, taken: str) -> Iterator[IO[bytes]]:
     """
     # As mkstemp: a random name, created exclusively, in the same folder. But mkstemp's mode 0600
     # would stay with the file, and a saved matrix is as public as any other file its owner writes.
+    _remove_left_over(path)
     scratch = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "w+b") as file:
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -95,6 +103,24 @@ def new_file(path: Path, *, replace: bool, taken: str) -> Iterator[IO[bytes]]:
             raise FileExistsError(f"{path} exists already; {taken}.")
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove what earlier writers of `path` left behind, which were killed: they hold no lock."""
+    left = re.compile(re.escape(f".{path.name[:100]}.") + r"[0-9a-f]{16}\.tmp")
+    with contextlib.suppress(OSError):
+        for one in [one for one in path.parent.iterdir() if left.fullmatch(one.name)]:
+            with contextlib.suppress(OSError), _opened(one) as file:
+                state = os.fstat(file.fileno())
+                ours = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid()
+                if ours and time.time() - state.st_mtime > _BEGUN_S:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    one.unlink()
+
+
+def _opened(path: Path) -> IO[bytes]:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags), "r+b")
 
 
 def _linked(scratch: Path, path: Path) -> bool:

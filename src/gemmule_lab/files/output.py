@@ -1,7 +1,8 @@
 """Results out: files that appear complete or not at all, and are never replaced by accident.
 
 A file is written under a random name beside its target, flushed to disk, then given its name in
-one step. `new_matrix` yields a memory-mapped array, so a result may be larger than memory.
+one step; what a killed writer left is removed by the next one of that name. `new_matrix` yields a
+memory-mapped array, so a result may be larger than memory.
 """
 
 from __future__ import annotations

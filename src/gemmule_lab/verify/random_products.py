@@ -7,6 +7,7 @@ from a seed and its number alone, and its ``repr`` is Python that makes it again
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -215,6 +216,12 @@ def _run(trial: Trial) -> Outcome:
             by_plan = _planned(plan, trial, left, right, _host(result))
             if not np.array_equal(_bits(by_plan), _bits(result)):
                 verdict = _judged(inputs, rounding, _host(by_plan))
+    if verdict.ok and trial.device == "cpu" and trial.rung is None:
+        plan.explain()
+        deep = _with_unit_axes(trial, left, right, _host(result).shape)
+        if not np.array_equal(_bits(deep), _bits(result)):
+            other = _with_unit_axes(trial, left, right, None)
+            verdict = _judged(inputs, Rounding.of(other), deep)
     if verdict.ok and relations.is_repeated(inputs, rounding.arithmetic):
         verdict = _repeated(trial, inputs, verdict)
     return Outcome("ok" if verdict.ok else "wrong", verdict.ratio, verdict.text, plan.rung.name)
@@ -228,6 +235,24 @@ def _planned(plan: gm.Plan, trial: Trial, left: Any, right: Any, first: Array) -
     strange = trial.into_out and trial.case.kind == "integers" and first.ndim > 0
     with np.errstate(all="raise"):
         return plan(left, right, out=_strange(first) if strange else None)
+
+
+def _with_unit_axes(trial: Trial, left: Any, right: Any, shape: tuple[int, ...] | None) -> Any:
+    """Return the product of operands with axes of one entry before theirs; of no shape, its plan.
+
+    Every third time one independent of the batch is planned and explained, too.
+    """
+    more = (None,) * (trial.case.seed % 41)
+    left, right = (
+        one[more] if isinstance(one, np.ndarray) and one.ndim > 1 else one for one in (left, right)
+    )
+    if shape is None:
+        return gm.plan(trial.op, left, right, **_options(trial, trial.case.problem))
+    if trial.case.seed % 3 == 0 and left.dtype.kind != "c":
+        options: dict[str, Any] = {"batch_invariant": True, "out_dtype": trial.case.problem.out}
+        with contextlib.suppress(TypeError, ValueError):  # not every product has such a rung
+            gm.plan(trial.op, left, right, **options).explain()
+    return _host(_call(trial, left, right, None)).reshape(shape)
 
 
 def _strange(like: Array) -> Array:

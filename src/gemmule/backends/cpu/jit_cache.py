@@ -75,9 +75,21 @@ def kernel_folder() -> Path | None:
         os.close(handle)
         Path(probe).unlink()
     except OSError as error:
+        if _is_filled(folder):
+            return folder  # it is read; what is missing there is compiled, with a warning
         _warn_off(f"{folder} cannot be used ({error})")
         return None
     return folder
+
+
+def _is_filled(folder: Path) -> bool:
+    """Tell whether a folder that cannot be written is private and holds compiled kernels."""
+    try:
+        for step in (folder.parent, folder):
+            check_private(step)
+        return any(folder.glob("*.bin"))
+    except OSError:
+        return False
 
 
 @functools.cache

@@ -273,6 +273,9 @@ def _into(choice: Choice, core: Callable[..., None]) -> Callable[[Any, Array, Ar
     return every if call.outer else one
 
 
+_MOST_AXES = 32  # of an array that NumPy shows with other strides
+
+
 def _viewer(view: View) -> Callable[[Any], Any]:
     """Return what shows an array as `view`; the common cases avoid as_strided, which costs 5 us."""
     shape, steps = view
@@ -282,6 +285,8 @@ def _viewer(view: View) -> Callable[[Any], Any]:
         for candidate in (array, array.T):
             if candidate.shape == shape and candidate.strides == strides:
                 return candidate
+        if array.ndim > _MOST_AXES:  # then as_strided takes none; of these axes most have one entry
+            array = array[(slice(0, 1),) * array.ndim].reshape(-1)
         # Bytes are shown as uint8: as_strided does not know float8.
         known = array.view(np.uint8) if array.itemsize == 1 else array
         return np.lib.stride_tricks.as_strided(known, shape, strides).view(array.dtype)

@@ -21,6 +21,8 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     """Return ``run(A, x, y)``; a strided matrix is copied by NumPy."""
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+        if problem.layout_a == "strided":
+            A = np.ascontiguousarray(A)  # as np.dot does: NumPy's own loops are slow, and sum apart
         # np.dot copies a matrix with gaps between its rows.
         _cpu.QUIET.run(np.dot if A.flags.forc else np.matmul, A, x, y)
 

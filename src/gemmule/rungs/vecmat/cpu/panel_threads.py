@@ -61,6 +61,8 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     nbytes = problem.compulsory_bytes
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+        if total == 0:
+            return
         parts = share_count(nbytes, total // SHARE_MULTIPLE, SHARES_PER_THREAD)
         share = -(-total // (parts * SHARE_MULTIPLE)) * SHARE_MULTIPLE
         _shared_panels(
