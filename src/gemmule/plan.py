@@ -269,8 +269,7 @@ def rebound(plan: Plan, left: Form, right: Form, out: Form | None) -> Plan:
     if not same or given.problem.alignment < mine.alignment:
         raise ValueError(
             f"this plan computes {mine.describe()} at {mine.alignment}-byte alignment; given was "
-            f"{given.problem.describe()} at {given.problem.alignment}. Make another plan with "
-            "gm.plan."
+            f"{given.problem.describe()} at {given.problem.alignment}. Make another plan: gm.plan."
         )
     theirs = canonical(plan.op, left, right, out, plan.options).problem
     options = plan.options

@@ -47,6 +47,12 @@ NOT_COVERED = """## Not covered
   array API's suite and CuPy's come in no package, and do not run.
 - **Forks beside BLAS.** Children of a parent whose threads are inside OpenBLAS hang with NumPy
   alone as well ([Threads and fork](threads.md)).
+- **Ctrl-C** waits for an import of Numba and for a kernel's compilation, which take seconds at
+  most: `python tests/interrupts_campaign.py`. A product inside a BLAS ends first.
+- **A file that is cut while one block of it is read** ends the process
+  ([Out of core](outofcore.md)); what is cut between blocks is a `ValueError`.
+- **`save_pretrained(state_dict=...)`** of a transformers model that was built around a model
+  quantised before asks no layer, so nothing can refuse it; every other way to save one is refused.
 - **Hours.** Threads ran side by side for minutes. No soak of hours or days is on record, nor faults
   of a disk or of memory.
 - **Planted faults in time.** A row names the files that its faults were planted in. `make mutants`
