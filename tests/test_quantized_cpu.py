@@ -716,27 +716,44 @@ def test_results_across_the_rows_begin_at_lines_that_are_no_other_thread_s(offse
     assert first + part_floats <= start + size
 
 
+def records_by_loops(x: np.ndarray, bits: int) -> np.ndarray:
+    """Records of 8-bit activations, one element after the other."""
+    width, sides = simd.codes_per_lane(bits), integers.planes(bits)
+    blocks = -(-x.size // simd.block_columns(bits))
+    codes = np.zeros((blocks, sides, 64), np.int8)
+    sums, scales = np.zeros((blocks, 16), np.int32), np.zeros((blocks, 16), np.float32)
+    for j, value in enumerate(x):
+        low = j // ACTIVATION_GROUP * ACTIVATION_GROUP
+        scale = np.abs(x[low : low + ACTIVATION_GROUP]).max() / np.float32(127)
+        ratio = value / scale if scale > 0 else np.float32(0)
+        code = int(np.rint(min(127, max(-127, ratio))))
+        block, lane = j // (16 * width), j // width % 16
+        codes[block, j % sides, 4 * lane + j % width // sides] = code
+        sums[block, lane] += code
+        scales[block, lane] = scale
+    parts = [part.reshape(blocks, -1).view(np.uint8) for part in (codes, sums, scales)]
+    return np.concatenate(parts, axis=1)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rounding_in_vector_registers_equals_rounding_in_loops(bits: int) -> None:
     if target.missing_features("avx512f", "avx512bw", "avx512vnni") is not None:
         pytest.skip("the rounding is for rungs that this CPU cannot run")
     rng = np.random.default_rng(bits)
     block, record = simd.block_columns(bits), integers.record_bytes(bits)
-    loops = arranged.quantise_kernel(bits, 1)
-    vectors = arranged.quantise_vector_kernel(bits)
+    vectors = arranged.quantise_kernel(bits)
     for n, scale in itertools.product((1, 31, 32, 33, 64, 129, 500), (1.0, 1e-40, 1e37, 0.0)):
         x = (rng.standard_normal(n) * scale).astype(np.float32)
         blocks = -(-n // block)
-        slow, fast = np.zeros((blocks, record), np.uint8), np.full((blocks, record), 7, np.uint8)
-        assert loops(address(x), n, 1, address(slow), slow.nbytes) == 0
-        assert vectors(address(x), n, address(fast)) == 0
+        slow, fast = records_by_loops(x, bits), np.full((blocks, record), 7, np.uint8)
+        assert vectors(address(x), n, 1, address(fast), 0) == 0
         used = -(-(n - (blocks - 1) * block) // simd.codes_per_lane(bits))
         for records in (slow, fast):  # lanes without columns have codes of 0 and any scale
             records[-1, record - 64 + 4 * used :] = 0
         assert np.array_equal(slow, fast)
         for strange in (np.nan, np.inf, -np.inf):
             x[rng.integers(n)] = strange
-            assert vectors(address(x), n, address(fast)) != 0
+            assert vectors(address(x), n, 1, address(fast), 0) != 0
 
 
 @pytest.mark.parametrize("vectors", [1, 2])
@@ -750,7 +767,7 @@ def test_records_of_quads_hold_what_those_of_blocks_do(vectors: int) -> None:
         slow, fast = np.zeros((4 * count, block), np.uint8), np.full((count, record), 7, np.uint8)
         arranged.quantise_kernel(4, 1)(address(x), n, 1, address(slow), 0)
         round_quads = arranged.quantise_quads_kernel(vectors)
-        assert round_quads(address(x), n, address(fast)) == 0
+        assert round_quads(address(x), n, 1, address(fast), 0) == 0
         assert np.array_equal(fast[:, :512].reshape(-1, 128), slow[:, :128])
         # Quad, vector, 16 bytes of the codes, block or half of one; a lane holds eight columns.
         shape = (count, vectors, 4, 4 // vectors, vectors)
@@ -767,7 +784,7 @@ def test_records_of_quads_hold_what_those_of_blocks_do(vectors: int) -> None:
         assert np.array_equal(found[1].view(np.float32), sums.sum(-1))
         assert np.array_equal(found[2][used], scales[..., 0][used])
         x[n // 2] = np.inf
-        assert round_quads(address(x), n, address(fast)) != 0
+        assert round_quads(address(x), n, 1, address(fast), 0) != 0
 
 
 @pytest.mark.parametrize("bits", [4, 8])

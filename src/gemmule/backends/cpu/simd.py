@@ -3,7 +3,7 @@
 A *word vector* holds 64 bytes of codes as 16 words of 32 bits, one per lane: 8 nibbles or 4 bytes
 a lane. So lane d of block b holds columns ``16 D b + D d .. + D - 1``, D = `codes_per_lane`, and
 step k takes code k of every lane. Activations are arranged to match
-(`_activations.arrange_kernel`), at the cost of a pass over the vector instead of a shuffle
+(`quantized.cpu.vector.activations`), at the cost of a pass over the vector instead of a shuffle
 for every weight.
 
 Kernels handle four rows at a time, or two: most operations take and return tuples of as many

@@ -32,7 +32,7 @@ PARTS_PER_THREAD = 2
 # neighbouring blocks would take each other's lines else.
 RESULTS_ALIGNMENT = 128
 # Bytes of results that one share joins, and of all parts that the caller joins alone.
-JOIN_BYTES, JOIN_ALONE = 8192, 1 << 18
+JOIN_BYTES, JOIN_ALONE = 16384, 1 << 18
 
 # Words of a call, in a row: the pool, helpers, what computes a share, what joins (0: shares
 # are of blocks), bytes of room for x and what aligns the results; a `Product`; a `Split`.

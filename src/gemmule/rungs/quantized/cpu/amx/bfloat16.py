@@ -14,7 +14,7 @@ while one chunk is multiplied the next is decoded, and the sums of the one befor
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.cpu import simd
@@ -82,57 +82,63 @@ def x_bytes(bits: int, pieces: int) -> int:
     return tiles_of(bits) * pieces * TILE_BYTES + 64
 
 
+# Places in a task's frame, which tells the operations what to work on; an int64 each. Of the chunk
+# to decode: CODES, LAST, BYTES (see `row_of_codes`), TABLE, and NEXT, where its weights go. Of the
+# one to multiply: WEIGHTS, X, SUMS. Of the one to scale: PENDING sums, SCALED, its table,
+# SUMS_OF_X, TOTALS. LINES: where to ask for lines, a row apart. FACTOR: bits of a float32.
+CODES, ROW_STEP, LAST, BYTES, TABLE, NEXT, WEIGHTS, X = range(8)
+SUMS, PENDING, SCALED, SUMS_OF_X, TOTALS, FACTOR, LINES = range(8, 15)
+FRAME_BYTES = 128
+
+
+def _word(builder: Any, frame: Value, index: int) -> Value:
+    """Emit a load of a word of the frame."""
+    return simd.load_number(builder, frame, "int64", 8 * index)
+
+
 @functools.cache
 def decode_chunk(bits: int, has_zeros: bool) -> Intrinsic:
-    """Return ``f(codes, row_step, last, count, table, out)``: a chunk of 48 rows as tiles.
+    """Return ``f(frame)``: a chunk of 48 rows, or what there is of it, as tiles of weights."""
 
-    last: the number of the last row, which stands for those behind it; count: bytes of a row there
-    are; table: that of the first sixteen rows.
-    """
-
-    def emit(builder: Any, codes: Value, step: Value, *rest: Value) -> None:
-        last, count, table, out = rest
-        decode = _decoding(builder, bits, has_zeros, (codes, step, table, out), (last, count))
+    def emit(builder: Any, frame: Value) -> None:
+        decode = _decoding(builder, frame, bits, has_zeros, whole=False)
         for i in range(BLOCK_ROWS):
             decode(i)
 
-    return simd.operation(f"amx decode_chunk {bits} {has_zeros}", simd.void, "iiiiii", emit)
+    return simd.operation(f"amx decode_chunk {bits} {has_zeros}", simd.void, "i", emit)
 
 
 @functools.cache
 def scale_sums(bits: int, has_zeros: bool) -> Intrinsic:
-    """Return ``f(sums, table, sums_of_x, totals, factor)``: add sums of 48 rows to the totals.
+    """Return ``f(frame)``: add the pending sums of 48 rows to the totals."""
 
-    factor: bits of a float32 that the sums are multiplied by.
-    """
-
-    def emit(builder: Any, *places: Value) -> None:
-        scale = _scaling(builder, bits, has_zeros, places)
+    def emit(builder: Any, frame: Value) -> None:
+        scale = _scaling(builder, frame, bits, has_zeros)
         for i in range(BLOCK_ROWS):
             scale(i)
 
-    return simd.operation(f"amx scale_sums {bits} {has_zeros}", simd.void, "iiiii", emit)
+    return simd.operation(f"amx scale_sums {bits} {has_zeros}", simd.void, "i", emit)
 
 
 @functools.cache
 def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> Intrinsic:
-    """Return ``f(weights, x, sums, ...)``: sums of a chunk's products for 48 rows and 16 columns.
+    """Return ``f(frame)``: sums of a chunk's products for 48 rows and 16 columns.
 
-    Between the products it does what `scale_sums` would with the next five operands, those of the
-    chunk before; and where `decoding` is set what `decode_chunk` would of the next chunk, of which
-    all must be there, with the codes' address, row_step, table and out; and it asks for 48 lines, a
-    row apart, from the last operand on.
+    Between the products it adds the pending sums to the totals, asks for 48 lines, and where
+    `decoding` is set decodes the next chunk, of which all rows and bytes must be there.
     """
     turns = tiles_of(bits) * pieces * BLOCKS
 
-    def emit(builder: Any, weights: Value, x: Value, sums: Value, *rest: Value) -> None:
-        steps = [_scaling(builder, bits, has_zeros, rest[:5])]
+    def emit(builder: Any, frame: Value) -> None:
+        weights, x, sums, ahead, apart = (
+            _word(builder, frame, i) for i in (WEIGHTS, X, SUMS, LINES, ROW_STEP)
+        )
+        steps = [_scaling(builder, frame, bits, has_zeros)]
         if decoding:
-            *places, ahead = rest[5:]
-            steps.append(_decoding(builder, bits, has_zeros, places, None))
+            steps.append(_decoding(builder, frame, bits, has_zeros, whole=True))
 
             def ask(i: int) -> None:
-                place = builder.add(ahead, builder.mul(places[1], places[1].type(i)))
+                place = builder.add(ahead, builder.mul(apart, apart.type(i)))
                 prefetch(builder, place, SECOND_CACHE)
 
             steps.append(ask)
@@ -154,18 +160,17 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
             store_tile(builder, b, sums, TILE_BYTES * b)
 
     name = f"amx multiply_chunk {bits} {pieces} {has_zeros} {decoding}"
-    return simd.operation(name, simd.void, "i" * (13 if decoding else 8), emit)
+    return simd.operation(name, simd.void, "i", emit)
 
 
 def _decoding(
-    builder: Any,
-    bits: int,
-    has_zeros: bool,
-    places: Sequence[Value],
-    limits: tuple[Value, Value] | None,
+    builder: Any, frame: Value, bits: int, has_zeros: bool, *, whole: bool
 ) -> Callable[[int], None]:
-    """Return what emits the decoding of the i-th row; limits: see `row_of_codes`."""
-    codes, step, table, out = places
+    """Return what emits the decoding of the i-th row."""
+    codes, step, table, out = (_word(builder, frame, i) for i in (CODES, ROW_STEP, TABLE, NEXT))
+    limits = None
+    if not whole:
+        limits = (_word(builder, frame, LAST), _word(builder, frame, BYTES))
     decode, tiles = _nibbles if bits == 4 else _bytes, tiles_of(bits)
 
     def emit(i: int) -> None:
@@ -180,16 +185,16 @@ def _decoding(
     return emit
 
 
-def _scaling(
-    builder: Any, bits: int, has_zeros: bool, places: Sequence[Value]
-) -> Callable[[int], None]:
+def _scaling(builder: Any, frame: Value, bits: int, has_zeros: bool) -> Callable[[int], None]:
     """Return what emits the scaling of the i-th row.
 
     ``totals += (sums + rest of zero point * sum of x) * factor * scale``.
     """
     from llvmlite import ir
 
-    sums, table, of_x, totals, factor = places
+    sums, table, of_x, factor, totals = (
+        _word(builder, frame, i) for i in (PENDING, SCALED, SUMS_OF_X, FACTOR, TOTALS)
+    )
     number = builder.bitcast(builder.trunc(factor, ir.IntType(32)), ir.FloatType())
     factors, activations = simd.splat(builder, number), simd.load_vector(builder, of_x, "float32")
     if shrunk_by(bits):  # as the sums are

@@ -43,6 +43,11 @@ LINE_AHEAD = 256
 # of a chunk, 128 products with codes below 2^8, are to stay below 2^128.
 _POWERS = {0: ((46, 0), -103, 110), 112: ((60, 110, 10), 9, 126)}
 
+# Numba takes names of this module only.
+_CODES, _ROW_STEP, _LAST, _BYTES, _TABLE = ops.CODES, ops.ROW_STEP, ops.LAST, ops.BYTES, ops.TABLE
+_NEXT, _WEIGHTS, _X, _SUMS, _PENDING = ops.NEXT, ops.WEIGHTS, ops.X, ops.SUMS, ops.PENDING
+_SCALED, _SUMS_OF_X, _TOTALS, _FACTOR = ops.SCALED, ops.SUMS_OF_X, ops.TOTALS, ops.FACTOR
+_LINES = ops.LINES
 _WHOLE, _SCALES, _RESTS, _MAGIC = ops.WHOLE, ops.SCALES, ops.RESTS, ops.MAGIC_BITS
 
 # Tables are filled for some groups at a time and there are twice as many, as of two chunks one may
@@ -51,10 +56,11 @@ _SOME = 16
 _TABLES_STEP = BLOCKS * TABLE_BYTES
 _TABLES_BYTES = 2 * _SOME * _TABLES_STEP
 
-# Sections of a task's memory: two times sums, tables, two times weights, then totals, of which the
-# first take what comes before the first chunk.
+# Sections of a task's memory: two times sums, the frame, tables, two times weights, then totals, of
+# which the first take what comes before the first chunk.
 _SUMS_BYTES = ops.SUMS_BYTES
-_TABLES_AT = 2 * _SUMS_BYTES
+_FRAME_AT = 2 * _SUMS_BYTES
+_TABLES_AT = _FRAME_AT + ops.FRAME_BYTES
 _WEIGHTS_AT = _TABLES_AT + _TABLES_BYTES
 _TOTALS_BYTES = BLOCKS * TILE_BYTES
 
@@ -92,55 +98,80 @@ def _tables_kernel(bits: int, scale_dtype: str, has_zeros: bool) -> Kernel:
 
 
 @functools.cache
-def _rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Kernel:
-    """Return ``f(job, work, row, last)``: the totals of 48 rows.
+def _prepare_kernel(bits: int, scale_dtype: str, has_zeros: bool) -> Kernel:
+    """Return ``f(job, work, row, last, chunk, per_group)``: name a chunk to decode in the frame.
 
-    While a chunk is multiplied, the sums of what came before it are scaled (at first none), and the
-    chunk behind it is decoded, into the other half of the weights.
+    per_group: chunks from one change of scales to the next. Fills tables where groups begin that
+    have none. Returns whether all of the chunk is there.
     """
-    decode_edge, scale = ops.decode_chunk(bits, has_zeros), ops.scale_sums(bits, has_zeros)
+    fill, weights = _tables_kernel(bits, scale_dtype, has_zeros), ops.weights_bytes(bits)
+
+    @kernel
+    def prepare(job: Product, work: int, row: int, last: int, chunk: int, per_group: int) -> bool:
+        frame, count = work + _FRAME_AT, job.row_bytes - 64 * chunk
+        group = chunk // per_group
+        if group % _SOME == 0 and chunk % per_group == 0:
+            fill(job, work + _TABLES_AT, row, last, group)
+        start = job.codes + row * job.row_bytes
+        _put_long(frame, _CODES, start + 64 * chunk)
+        _put_long(frame, _LAST, last)
+        _put_long(frame, _BYTES, count)
+        table = work + _TABLES_AT + group % (2 * _SOME) * _TABLES_STEP
+        _put_long(frame, _TABLE, table)
+        _put_long(frame, _NEXT, work + _WEIGHTS_AT + chunk % 2 * weights)
+        ahead = BLOCK_ROWS * job.row_bytes if job.row_bytes < LONG_ROW_BYTES else LINE_AHEAD
+        _put_long(frame, _LINES, start + ahead + 64 * chunk)
+        return last == BLOCK_ROWS - 1 and count >= 64
+
+    return prepare
+
+
+@functools.cache
+def _rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Kernel:
+    """Return ``f(job, work, row, last)``: the totals of 48 rows."""
+    decode_edge = ops.decode_chunk(bits, has_zeros)
+    scale_up = ops.scale_sums(bits, has_zeros)
     multiply, multiply_decode = (
         ops.multiply_chunk(bits, pieces, has_zeros, decoding) for decoding in (False, True)
     )
-    fill, weights = _tables_kernel(bits, scale_dtype, has_zeros), ops.weights_bytes(bits)
-    x_bytes, width = ops.x_bytes(bits, pieces), chunk_columns(bits)
+    prepare, weights = _prepare_kernel(bits, scale_dtype, has_zeros), ops.weights_bytes(bits)
+    chunk_bytes_of_x, totals_at = ops.x_bytes(bits, pieces), _WEIGHTS_AT + 2 * weights
+    width = chunk_columns(bits)
 
     @kernel
     def add_rows(job: Product, work: int, row: int, last: int) -> None:
+        frame, turn = work + _FRAME_AT, 0
         chunks, panels = (job.row_bytes + 63) // 64, (job.columns + LANES - 1) // LANES
         per_group = chunks if job.group >= job.n else max(job.group // width, 1)
-        start, step, factor = job.codes + row * job.row_bytes, job.row_bytes, job.factor
-        lines = start + (BLOCK_ROWS * step if step < LONG_ROW_BYTES else LINE_AHEAD)
-        tables, decoded = work + _TABLES_AT, work + _WEIGHTS_AT
-        fill(job, tables, row, last, 0)
-        decode_edge(start, step, last, step, tables, decoded)
-        before, scaled, of_x, to = work, tables, job.x + x_bytes - 64, decoded + 2 * weights
-        turn = 0
+        prepare(job, work, row, last, 0, per_group)
+        decode_edge(frame)
+        _put_long(frame, _PENDING, work)
+        _put_long(frame, _SCALED, work + _TABLES_AT)
+        _put_long(frame, _SUMS_OF_X, job.x + chunk_bytes_of_x - 64)
+        _put_long(frame, _TOTALS, work + totals_at)
         for chunk in range(chunks):
-            soon = chunk + 1
-            group, out, codes = soon // per_group, decoded + soon % 2 * weights, start + 64 * soon
-            table = tables + chunk // per_group % (2 * _SOME) * _TABLES_STEP
-            next_table, whole = tables + group % (2 * _SOME) * _TABLES_STEP, False
-            if soon < chunks:
-                if group % _SOME == 0 and soon % per_group == 0:
-                    fill(job, tables, row, last, group)
-                whole = last == BLOCK_ROWS - 1 and step - 64 * soon >= 64
-                if not whole:
-                    decode_edge(codes, step, last, step - 64 * soon, next_table, out)
-            mine = decoded + chunk % 2 * weights
+            table = work + _TABLES_AT + chunk // per_group % (2 * _SOME) * _TABLES_STEP
+            fused = False
+            if chunk + 1 < chunks:
+                fused = prepare(job, work, row, last, chunk + 1, per_group)
+                if not fused:
+                    decode_edge(frame)
+            _put_long(frame, _WEIGHTS, work + _WEIGHTS_AT + chunk % 2 * weights)
             for panel in range(panels):
-                x = job.x + chunk * x_bytes + panel * job.x_step
-                sums, ahead = work + turn % 2 * _SUMS_BYTES, lines + 64 * soon
-                pending = (before, scaled, of_x, to, factor)
-                if whole and panel == 0:
-                    behind = (codes, step, next_table, out, ahead)
-                    multiply_decode(mine, x, sums, *pending, *behind)
+                x = job.x + chunk * chunk_bytes_of_x + panel * job.x_step
+                sums = work + turn % 2 * _SUMS_BYTES
+                _put_long(frame, _X, x)
+                _put_long(frame, _SUMS, sums)
+                if fused and panel == 0:
+                    multiply_decode(frame)
                 else:
-                    multiply(mine, x, sums, *pending)
-                before, scaled, of_x = sums, table, x + x_bytes - 64
-                to = decoded + 2 * weights + (panel + 1) * _TOTALS_BYTES
+                    multiply(frame)
+                _put_long(frame, _PENDING, sums)
+                _put_long(frame, _SCALED, table)
+                _put_long(frame, _SUMS_OF_X, x + chunk_bytes_of_x - 64)
+                _put_long(frame, _TOTALS, work + totals_at + (panel + 1) * _TOTALS_BYTES)
                 turn += 1
-        scale(before, scaled, of_x, to, factor)
+        scale_up(frame)
 
     return add_rows
 
@@ -157,8 +188,10 @@ def float_rows(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Row
         panels = (job.columns + LANES - 1) // LANES
         memory = np.zeros(totals_at + (panels + 1) * _TOTALS_BYTES + 64, np.uint8)
         work = (memory.ctypes.data + 63) // 64 * 64
-        totals = work + totals_at + _TOTALS_BYTES
+        frame, totals = work + _FRAME_AT, work + totals_at + _TOTALS_BYTES
         configure()
+        _put_long(frame, _ROW_STEP, job.row_bytes)
+        _put_long(frame, _FACTOR, job.factor)
         for row in range(first, end, BLOCK_ROWS):
             last = min(BLOCK_ROWS, end - row) - 1
             for i in range(panels * _TOTALS_BYTES // 4):

@@ -1,7 +1,7 @@
 """Products of sixteen rows with sixteen columns of 8-bit activations in tile registers.
 
 A *chunk* is 64 bytes of each of sixteen rows; nibbles become bytes in a small array first. A record
-(see `_tile_ops`) is what 32 columns of x hold for sixteen columns of the result: its eight vectors
+(see `tiles.ops`) is what 32 columns of x hold for sixteen columns of the result: its eight vectors
 of four activations are a tile as they lie. One instruction multiplies both, 8,192 products; their
 sums are exact, and leave through memory to be scaled, as each record has scales of its own.
 """
