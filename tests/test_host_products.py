@@ -187,6 +187,7 @@ def test_codes_are_timed_as_the_documents_store_them(monkeypatch: pytest.MonkeyP
 
 
 def test_rungs_are_timed_beside_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(device_operands, "MOST_SETS", 2)
     names = ("thread_per_row", "warp_per_row", "p_threads")
     product = Product("matvec", "float32", (40, 64))
