@@ -17,7 +17,6 @@ from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.core.canonical import DEFAULT, NAMES, Options
 from gemmule.core.operand import Form, Operand, speaker
 from gemmule.dispatch import general, host
-from gemmule.dispatch.bind import bind_with_bias
 from gemmule.outofcore.through import through_device
 from gemmule.plan import operands, rebound, resolve
 from gemmule.quant.matrix import QuantizedMatrix
@@ -32,7 +31,7 @@ def multiply(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
             result = met.again(op, a, b, out)
             if result is not None:
                 return result
-        signatures = _signatures(a, b, out)
+        signatures = _signatures(a, b)
         if signatures is not None:
             product = _bound(op, *signatures, options)
             if product is not None:
@@ -44,11 +43,8 @@ def multiply(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
     return _general(op, a, b, out, options, device)
 
 
-def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
-    """Return what tells the operands apart, or None: they are for the general way.
-
-    `out` takes part on devices; on the host the bound call looks at it.
-    """
+def _signatures(a: Any, b: Any) -> tuple[Any, Any] | None:
+    """Return what tells the operands apart, or None: they are for the general way."""
     kind = type(b)
     coded = kind is QuantizedMatrix and b.device != "cpu"
     of_host = kind is np.ndarray or (kind is QuantizedMatrix and not coded)
@@ -58,38 +54,32 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         if "torch._dynamo" in sys.modules and general.compiled():
             return None
         seen_a, seen_b = host.seen(a), host.seen(b)
-        return None if seen_a is None or seen_b is None else (seen_a, seen_b, None)
+        return None if seen_a is None or seen_b is None else (seen_a, seen_b)
     if getattr(a if coded else b, "is_cuda", False) and "torch" in sys.modules:
         torch_calls = _torch_calls()
         if torch_calls.wanted(a, b):
             return None
         seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
-        seen_out = None if out is None else torch_calls.seen(out)
-        if out is not None and (seen_out is None or getattr(out, "requires_grad", True)):
-            return None
-        if seen_a is None or seen_b is None:
-            return None
-        return seen_a, seen_b, seen_out
+        return None if seen_a is None or seen_b is None else (seen_a, seen_b)
     return None
 
 
-_loaded: list[Any] = []  # the short way of PyTorch's tensors, once it was imported
+_loaded: list[Any] = []  # what tells PyTorch's tensors apart, once it was imported
 _met: list[Any] = []  # and the calls of tensors met before
 
 
 def _torch_calls() -> Any:
-    """Return the short way of PyTorch's tensors; an import statement costs half a microsecond."""
+    """Return what tells PyTorch's tensors apart; an import statement costs half a microsecond."""
     if not _loaded:
-        from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
-        from gemmule.dispatch.torch_met import Met
+        from gemmule.dispatch import torch_repeats  # only where PyTorch is
 
-        _loaded.append(torch_calls)
-        _met.append(Met())
+        _loaded.append(torch_repeats)
+        _met.append(torch_repeats.REPEATS)
     return _loaded[0]
 
 
 @functools.lru_cache(maxsize=4096)
-def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -> Any:
+def _bound(op: str, seen_a: Any, seen_b: Any, options: Options) -> Any:
     """Return the bound call (a, b, out) for operands of these signatures, or None."""
     on_host = isinstance(seen_a, Form) or isinstance(seen_a[0], np.dtype)
     if on_host:
@@ -103,11 +93,7 @@ def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -
     if left is None or right is None:
         return None
     short_way = resolve(op, left, right, None, device, options).short_way
-    if short_way is None:
-        return None
-    if seen_out is not None and getattr(short_way, "out_seen", None) != seen_out:
-        return None
-    return short_way.trusted
+    return None if short_way is None else short_way.trusted
 
 
 def _general(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None) -> Any:
@@ -128,47 +114,6 @@ def _general(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
         if jax_calls.traced(a, b):
             return jax_calls.through(op, a, b, out, options)
     return product(op, a, b, out, options, device)
-
-
-def below(op: str, a: Any, b: Any, options: Options, bias: Any = None) -> Any:
-    """Return a tensor's product by the short way or else the general one; as `product` does.
-
-    bias: a tensor that is added to it, where a kernel can in the same launch.
-    """
-    if bias is not None:
-        added = _below_with_bias(a, b, bias) if op == "matvec" and options is DEFAULT else None
-        return below(op, a, b, options).add_(bias.detach()) if added is None else added
-    torch_calls = _torch_calls()
-    seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
-    if seen_a is not None and seen_b is not None:
-        short_way = _bound(op, seen_a, seen_b, None, options)
-        result = None if short_way is None else short_way(a, b, None)
-        if result is not None:
-            return result
-    return product(op, a, b, None, options)
-
-
-def _below_with_bias(matrix: Any, x: Any, bias: Any) -> Any | None:
-    """Return ``matrix @ x + bias`` of one launch, or None where there is none that does it."""
-    there = x.is_cuda and bias.get_device() == x.get_device() and bias.dtype == x.dtype
-    if not there or not bias.is_contiguous() or bias.is_neg():
-        return None  # kernels read a bias as it lies
-    torch_calls = _torch_calls()
-    seen_matrix, seen_x = torch_calls.seen(matrix), torch_calls.seen(x)
-    if seen_matrix is None or seen_x is None or seen_matrix[3] != seen_x[3]:
-        return None
-    added = _bound_with_bias(seen_matrix, seen_x)
-    return None if added is None else added(matrix, x, bias)
-
-
-@functools.lru_cache(maxsize=4096)
-def _bound_with_bias(seen_matrix: Any, seen_x: Any) -> Any:
-    torch_calls = _torch_calls()
-    left, right = torch_calls.form(seen_matrix), torch_calls.form(seen_x)
-    if left is None or right is None:
-        return None
-    plan = resolve("matvec", left, right, None, f"cuda:{seen_x[3]}", DEFAULT)
-    return bind_with_bias(plan._run, plan.choice, plan.device)
 
 
 def product(op: str, a: Any, b: Any, out: Any, options: Options, device: str | None = None) -> Any:
@@ -220,6 +165,5 @@ def forget_plans() -> None:
     resolve.cache_clear()
     rebound.cache_clear()
     _bound.cache_clear()
-    _bound_with_bias.cache_clear()
     for met in _met:
         met.forget()

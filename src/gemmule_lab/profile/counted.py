@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.single import cuda_rung
+from gemmule.backends.cuda.starter import cuda_rung
 from gemmule.core.rung import LibraryRung
 from gemmule_lab.bench.ladder_times import Spot, plans_of, sets_of, spots
 from gemmule_lab.profile.counters import Mark

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.backends.cuda import driver, single, tensor_maps
+from gemmule.backends.cuda import driver, starter
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.graph_clock import GraphClock
@@ -80,7 +80,7 @@ class GpuBench(CellBench):
         try:
             plan = gm.plan(cell.op, a, b, rung=rung)
             params = (
-                dict(single.cuda_rung(plan.choice).presets[lane.preset])
+                dict(starter.cuda_rung(plan.choice).presets[lane.preset])
                 if lane.preset
                 else dict(lane.params)
             )
@@ -125,26 +125,25 @@ class GpuBench(CellBench):
         launcher = cuda_launch.Launcher(plan.choice)
         space = max(launcher.workspace, 1)
         work = DeviceArray.empty((space,), "uint8", self.ordinal)
-        starters = [
-            start
-            for start, step in zip(launcher.load(self.ordinal), launcher.steps, strict=True)
+        kernels, words = launcher.load(self.ordinal), launcher.words
+        chosen = [
+            (step, function)
+            for step, function in zip(kernels.steps, kernels.functions, strict=True)
             if not only or step.kernel.startswith(only)
         ]
+        steps, functions = zip(*chosen, strict=True)
+        kernels = kernels._replace(steps=steps, functions=functions)
 
         def made(operands: Operands) -> Callable[[int], None]:
             a, b, out = operands
             if plan.choice.call.swapped:
                 a, b = b, a
-            slot = tensor_maps.Slot(launcher.template, launcher.maps)
-            matrix = cuda_launch.parts(a) if launcher.quantized else (a.pointer,)
-            with driver.on_device(self.ordinal):
-                slot.place((*matrix, b.pointer, out.pointer, work.pointer))
-            alive = (slot, work, operands)
+            start = starter.starter(kernels, words)
+            left = cuda_launch.packed_parts(a) if launcher.quantized else a.pointer
 
-            def launch(stream: int, _alive: object = alive) -> None:
+            def launch(stream: int, _alive: object = (work, operands)) -> None:
                 with driver.on_device(self.ordinal):
-                    for start in starters:
-                        start(slot.address, stream)
+                    start(stream, left, b.pointer, out.pointer, work.pointer)
 
             return launch
 
