@@ -373,7 +373,7 @@ def test_attributes_and_configs_lie_as_the_driver_has_them(
     config.blockDimX, config.blockDimY, config.blockDimZ = step.block
     config.sharedMemBytes, config.hStream = step.smem, api.CUstream(5)
     config.numAttrs = 2
-    memory = starter.Arguments(starter.Kernels((step,), (1,), b""), struct.Struct(""))
+    memory = starter.Arguments(starter.Kernels((step,), (1,), b""))
     memory.turn(5)
     packed = ctypes.string_at(memory.call.args[0], 56)
     seen = struct.unpack("<7I4xQQI4x", packed)

@@ -63,18 +63,17 @@ def loaded(
 class Arguments:
     """One thread's argument memory of some kernels, and what launches them with it.
 
-    The buffer holds the struct, each kernel's config and their attributes. ``place(*words)`` writes
-    what the struct begins with. `calls` launch each step's kernel and return the driver's code,
-    `call` the first. `stream` is the one that stands in the configs. `shown` are the tensor maps
-    that kernels find.
+    `buffer` begins with the struct; each kernel's config and their attributes follow. `call`
+    launches the first step's kernel and returns the driver's code; `others` are the steps behind
+    it, each with its call. `stream` is the one that stands in the configs, `shown` the tensor maps
+    that the kernels find.
     """
 
     __slots__ = (
-        "_maps", "_maps_at", "_params", "_streams", "buffer", "call", "calls", "place", "shown",
-        "stream",
+        "_maps", "_maps_at", "_params", "_streams", "buffer", "call", "others", "shown", "stream",
     )  # fmt: skip
 
-    def __init__(self, kernels: Kernels, words: struct.Struct) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         steps, functions, template, maps = kernels
         begin = -(-len(template) // 16) * 16
         places = [begin + CONFIG.size * i for i in range(len(steps))]
@@ -95,12 +94,11 @@ class Arguments:
         shown = range(first, first + count * MAP_BYTES, MAP_BYTES)
         self._params = (ctypes.c_void_p * (1 + count))(address, *shown)
         launch, params = launch_function(), ctypes.addressof(self._params)
-        self.place = functools.partial(words.pack_into, self.buffer, 0)
-        self.calls = [
-            (functools.partial(launch, address + place, function, params, None), step)
-            for place, function, step in zip(places, functions, steps, strict=True)
+        calls = [
+            functools.partial(launch, address + place, function, params, None)
+            for place, function in zip(places, functions, strict=True)
         ]
-        self.call = self.calls[0][0]
+        self.call, self.others = calls[0], list(zip(calls, steps, strict=True))[1:]
 
     def turn(self, stream: int) -> None:
         """Write the stream to every config."""
@@ -124,8 +122,8 @@ def starter(kernels: Kernels, words: str, end: str = "") -> Start:
     addresses they are to be. DeviceError where the driver refuses a launch; none follows then.
     """
     local, maps, kept = threading.local(), kernels.maps, dict[tuple[Any, ...], bytes]()
-    first, last = struct.Struct(f"<{words}"), struct.Struct(f"<{end}")
-    end_at, alone = len(kernels.template) - last.size, len(kernels.steps) == 1
+    place, last = struct.Struct(f"<{words}").pack_into, struct.Struct(f"<{end}")
+    end_at, several = len(kernels.template) - last.size, len(kernels.steps) > 1
 
     def start(
         stream: int,
@@ -139,7 +137,7 @@ def starter(kernels: Kernels, words: str, end: str = "") -> Start:
         try:
             memory = local.memory
         except AttributeError:
-            memory = local.memory = Arguments(kernels, first)
+            memory = local.memory = Arguments(kernels)
         if memory.stream != stream:
             memory.turn(stream)
         if maps is not None:
@@ -151,19 +149,18 @@ def starter(kernels: Kernels, words: str, end: str = "") -> Start:
                 encoded = kept[key] = b"".join(maps.of(key))
             if encoded is not memory.shown:
                 memory.show(encoded)
-        place, call = memory.place, memory.call  # as methods they would be looked up more slowly
-        place(left, right, result, work)
+        buffer, call = memory.buffer, memory.call
+        place(buffer, 0, left, right, result, work)
         if values:
-            last.pack_into(memory.buffer, end_at, *values)
-        if alone:
-            code = call()
-            if code:
-                raise failed(code, kernels.steps[0])
-            return
-        for call, step in memory.calls:
-            code = call()
-            if code:
-                raise failed(code, step)
+            last.pack_into(buffer, end_at, *values)
+        code = call()
+        if code:
+            raise failed(code, kernels.steps[0])
+        if several:
+            for call, step in memory.others:
+                code = call()
+                if code:
+                    raise failed(code, step)
 
     return start
 
