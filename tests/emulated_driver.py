@@ -13,15 +13,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from cuda_emulation import encoded, sampled_kernels
 from cuemu.build import Module, compile_cu
 from fake_cublas import installed
-from fake_driver import FakeDriver, _Names
-from gemmule.backends.cuda import driver, nvrtc, tensor_maps
+from fake_driver import FakeDriver
+from gemmule.backends.cuda import driver, nvrtc, starter, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.convert import CTYPE
 from gemmule.core.registry import cuda_rungs
@@ -62,20 +61,8 @@ OUTSIDE_RUNGS = {
 }
 
 
-class _Record(SimpleNamespace):
-    """A struct of the driver: any field may be set, and reads of new ones make a struct."""
-
-    def __getattr__(self, name: str) -> _Record:
-        made = _Record()
-        setattr(self, name, made)
-        return made
-
-
 class EmulatedDriver(FakeDriver):
     """`FakeDriver` with kernels that run."""
-
-    CUlaunchAttribute = CUlaunchConfig = _Record
-    CUlaunchAttributeID = _Names()
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(devices=1, free_bytes=1 << 32)
@@ -89,35 +76,16 @@ class EmulatedDriver(FakeDriver):
         self.kernels.append((module, symbol.decode()))
         return self._answer("cuLibraryGetKernel", len(self.kernels))
 
-    def cuLaunchKernel(self, function: int, *geometry: Any) -> tuple[Any, ...]:
-        """Run a kernel on the argument struct that the launch points to."""
-        grid, block, (smem, _, params, _) = geometry[:3], geometry[3:6], geometry[6:]
-        self._run(function, grid, block, (1, 1, 1), smem, params)
-        return super().cuLaunchKernel(function, *geometry)
-
-    def cuLaunchKernelEx(
-        self, config: Any, function: int, params: int, extra: int
-    ) -> tuple[Any, ...]:
-        """Run a kernel with the cluster that the attributes ask for."""
-        cluster: tuple[int, ...] = (1, 1, 1)
-        for attribute in config.attrs:
-            if str(attribute.id).endswith("CLUSTER_DIMENSION"):
-                asked = attribute.value.clusterDim
-                cluster = (asked.x, asked.y, asked.z)
-        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
-        block = (config.blockDimX, config.blockDimY, config.blockDimZ)
-        self._run(function, grid, block, cluster, config.sharedMemBytes, params)
-        return self._answer("cuLaunchKernel")
-
-    def _run(
+    def launched(
         self,
         function: int,
+        params: int,
         grid: tuple[int, ...],
         block: tuple[int, ...],
         cluster: tuple[int, ...],
         smem: int,
-        params: int,
     ) -> None:
+        """Run a kernel on the argument structs that the launch points to."""
         module, name = self.kernels[function - 1]
         args = []
         for i, size in enumerate(module.parameter_bytes(name)):
@@ -171,6 +139,8 @@ def emulated(
     with contextlib.ExitStack() as undo:
         undo.enter_context(mock.patch.object(sys.modules["cuda.bindings"], "driver", stand_in))
         undo.enter_context(mock.patch.object(nvrtc, "compile_file", _compile_file))
+        launch = mock.patch.object(starter, "launch_function", return_value=stand_in.launch)
+        undo.enter_context(launch)
         undo.enter_context(mock.patch.object(tensor_maps, "encode", encoded))
         undo.enter_context(installed(None))  # a library would want a device
         for function in REMEMBERED:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import struct
 from typing import Any
+
+CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
 class CUresult(enum.IntEnum):
@@ -148,10 +151,28 @@ class FakeDriver:
     def cuKernelSetAttribute(self, *_: Any) -> tuple[Any, ...]:
         return self._answer("cuKernelSetAttribute")
 
-    def cuLaunchKernel(self, function: int, *geometry: Any) -> tuple[Any, ...]:
-        gx, gy, gz, bx, by, bz, smem, stream, _, _ = geometry
-        result = self._answer("cuLaunchKernel")
-        if result[0] == 0:
+    def launch(self, config: int, function: int, params: int, extra: None) -> int:
+        """Stand for what the back end calls by ctypes: note a launch, with its struct at hand."""
+        numbers = struct.unpack("<7I4xQQI", ctypes.string_at(config, 52))
+        attributes = [
+            struct.unpack("<I4x3I", ctypes.string_at(numbers[8] + 72 * i, 20))
+            for i in range(numbers[9])
+        ]
+        (code,) = self._answer("cuLaunchKernel")
+        if code == 0:
+            cluster = next((one[1:] for one in attributes if one[0] == CLUSTER), (1, 1, 1))
             context = self.contexts[-1] if self.contexts else 0
-            self.launches.append((context, (gx, gy, gz), (bx, by, bz), smem, stream))
-        return result
+            self.launched(function, params, numbers[:3], numbers[3:6], cluster, numbers[6])
+            self.launches.append((context, numbers[:3], numbers[3:6], *numbers[6:8]))
+        return int(code)
+
+    def launched(
+        self,
+        function: int,
+        params: int,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        cluster: tuple[int, ...],
+        smem: int,
+    ) -> None:
+        """Do what a kernel does: here nothing."""

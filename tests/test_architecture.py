@@ -267,7 +267,7 @@ WIDE = {
     "api": (11, "it is the door to all of them"),
     "lab": (16, "it measures and verifies all of them"),
     "outofcore": (9, "it plans, feeds and multiplies pieces by itself"),
-    "torch": (9, "layers, operators and several GPUs"),
+    "torch": (10, "layers, operators and several GPUs"),
     "tuning": (14, "it runs whole products, judged and timed"),
 }
 

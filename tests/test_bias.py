@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -17,8 +16,10 @@ import gemmule as gm
 from cuda_emulation import Emulator
 from cuemu.toolchain import missing_tools
 from emulated_driver import EmulatedDriver, emulated
+from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda import launch_args
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.backends.cuda.launch import Launcher
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import HEADERS_FOLDER, Rung
@@ -29,8 +30,9 @@ from proofs import device as verify_device
 from proofs import proofs
 from proofs import status as proof_status
 
-pytest.importorskip("torch")
-from gemmule.dispatch import torch_codes
+torch = pytest.importorskip("torch")
+from gemmule.dispatch import torch as torch_calls  # noqa: E402
+from gemmule.dispatch.torch_repeats import RepeatGuard  # noqa: E402
 
 ADDING = [pytest.param(r, id=r.name) for r in cuda_rungs() if r.adds]
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
@@ -102,32 +104,28 @@ def test_the_struct_ends_with_its_address() -> None:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
     """A device whose launches by ctypes run under the emulator; arrays stand for tensors."""
     with emulated(seed=2) as stand_in:
-
-        def launch(config: int, function: int, params: int, extra: None) -> int:
-            numbers = struct.unpack("<7I4xQQI", ctypes.string_at(config, 52))
-            cluster = (
-                struct.unpack("<3I", ctypes.string_at(numbers[8] + 8, 12))
-                if numbers[9]
-                else (1,) * 3
-            )
-            stand_in._run(function, numbers[:3], numbers[3:6], cluster, numbers[6], params)
-            streams.append(numbers[7])
-            return 0
-
-        streams: list[int] = []
-        stand_in.streams = streams  # type: ignore[attr-defined]
         native = SimpleNamespace(
             _cuda_getDevice=lambda: 0,
             _cuda_getCurrentRawStream=lambda ordinal: 0,
             _increment_version=lambda tensors: None,
         )
-        library = SimpleNamespace(_C=native, float16="float16", bfloat16="bfloat16")
-        monkeypatch.setattr(torch_codes, "sys", SimpleNamespace(modules={"torch": library}))
-        monkeypatch.setattr(torch_codes, "launch_function", lambda: launch)
-        monkeypatch.setattr(
-            torch_codes, "maker", lambda shape, dtype, ordinal: lambda: empty(shape, dtype)
+        library = SimpleNamespace(
+            _C=native, float16="float16", autograd=torch.autograd, Size=torch.Size
         )
+        monkeypatch.setattr(torch_calls, "sys", SimpleNamespace(modules={"torch": library}))
+        monkeypatch.setattr(
+            torch_calls, "maker", lambda shape, dtype, ordinal: lambda: empty(shape, dtype)
+        )
+        monkeypatch.setattr(RepeatGuard, "admits", lambda *given: True)
         yield stand_in
+
+
+def prove(monkeypatch: pytest.MonkeyPatch, proved: bool) -> None:
+    """Let there be a proof of kernels that add a bias, or none; others keep theirs."""
+    real = evidence.is_proved
+    monkeypatch.setattr(
+        cuda_launch, "is_proved", lambda *given, bias=False: proved if bias else real(*given)
+    )
 
 
 def empty(shape: tuple[int, ...], dtype: str) -> Any:
@@ -147,7 +145,7 @@ def placed(host: np.ndarray[Any, Any]) -> Any:
 def test_a_layer_is_one_launch(
     columns: int, rung: str, gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_codes, "is_proved", lambda *given, bias: bias)
+    prove(monkeypatch, True)
     rng = np.random.default_rng(columns)
     Q = gm.quantize(rng.standard_normal((512, 512)), bits=4, group_size=128)
     X, bias = (rng.integers(-3, 4, shape).astype("f2") for shape in ((columns, 512), 512))
@@ -156,12 +154,14 @@ def test_a_layer_is_one_launch(
     right = x.array if columns > 1 else gm.asarray(X[0], device="cuda")
     plan = gm.plan("matvec", matrix, right)
     assert plan.rung.name == rung
-    added = torch_codes.call_with_bias(plan._run, plan.choice, 0)
-    assert added is not None, plan
+    biased = Launcher(plan.choice).with_bias()
+    assert biased is not None, plan
+    added = torch_calls.bound_call(biased, plan.choice.call, plan.forms, 0, asks=False)
+    gpu.launches.clear()
     for _ in range(2):  # the second finds its arguments made
         found = added(matrix, tensor(right), placed(bias)).array.to_host()
         assert np.abs(found - exact).max() <= 2e-2 * np.abs(exact).max()
-    assert gpu.streams == [0, 0]  # type: ignore[attr-defined]
+    assert [launch[-1] for launch in gpu.launches] == [0, 0]
 
 
 def test_there_is_none_without_a_proof_or_a_kernel(
@@ -171,13 +171,11 @@ def test_there_is_none_without_a_proof_or_a_kernel(
     plan = gm.plan(
         "matvec", Q, gm.asarray(np.ones(256, "f2"), device="cuda"), rung="fragment_codes"
     )
-    monkeypatch.setattr(torch_codes, "is_proved", lambda *given, bias: True)
-    assert torch_codes.call_with_bias(plan._run, plan.choice, 0) is not None
-    other = replace(plan.choice, rung=rung_named("any_codes"))
-    assert torch_codes.call_with_bias(plan._run, other, 0) is None
-    assert torch_codes.call_with_bias(lambda *given: None, plan.choice, 0) is None
-    monkeypatch.setattr(torch_codes, "is_proved", lambda *given, bias: False)
-    assert torch_codes.call_with_bias(plan._run, plan.choice, 0) is None
+    prove(monkeypatch, True)
+    assert Launcher(plan.choice).with_bias() is not None
+    assert Launcher(replace(plan.choice, rung=rung_named("any_codes"))).with_bias() is None
+    prove(monkeypatch, False)
+    assert Launcher(plan.choice).with_bias() is None
 
 
 def test_without_a_proof_of_it_the_evidence_still_fits() -> None:

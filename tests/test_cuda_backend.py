@@ -21,7 +21,7 @@ import pytest
 import gemmule as gm
 from fake_driver import FakeDriver
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import convert, device_array, driver, nvrtc
+from gemmule.backends.cuda import convert, device_array, driver, nvrtc, starter
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.operand import Form, Operand
@@ -72,6 +72,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled: Path) -> Ite
 def install(monkeypatch: pytest.MonkeyPatch, stand_in: Any) -> None:
     nvrtc._cuda_core()  # which takes the real driver's types when it is first imported
     monkeypatch.setattr(sys.modules["cuda.bindings"], "driver", stand_in)
+    monkeypatch.setattr(starter, "launch_function", lambda: stand_in.launch)
     forget()
 
 

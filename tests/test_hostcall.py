@@ -224,12 +224,12 @@ def test_options_and_rungs_tell_calls_of_equal_arrays_apart() -> None:
 
 def test_pytorchs_guards_tell_other_tensors_from_those_they_were_made_of() -> None:
     torch = pytest.importorskip("torch")
-    from gemmule.dispatch import torch_launch
+    from gemmule.dispatch import torch_repeats
 
     def three() -> list[Any]:
         return [torch.randn(8, 8), torch.randn(8), torch.empty(8)]
 
-    same = torch_launch.guards(*three())
+    same = torch_repeats.guards(*three())
     assert same(*three())
     others = [
         (0, torch.randn(8, 8).t()),
@@ -250,11 +250,11 @@ def test_pytorchs_guards_tell_other_tensors_from_those_they_were_made_of() -> No
 
 def test_without_pytorchs_guards_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from gemmule.dispatch import torch_launch
+    from gemmule.dispatch import torch_repeats
 
     monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", None)
     x = torch.randn(8)
-    assert not torch_launch.guards(x, x, x)(x, x, x)
+    assert not torch_repeats.guards(x, x, x)(x, x, x)
 
 
 @pytest.mark.parametrize("private", [True, False])
@@ -263,7 +263,7 @@ def test_results_are_made_as_compiled_models_make_them(
 ) -> None:
     """By the private function of the PyTorch that is installed, here its twin for the host."""
     torch = pytest.importorskip("torch")
-    from gemmule.dispatch import torch_launch
+    from gemmule.dispatch import torch as torch_calls
 
     made: list[Any] = []
     twin = torch._C._dynamo.guards._empty_strided_cpu
@@ -280,9 +280,9 @@ def test_results_are_made_as_compiled_models_make_them(
     )
     if private:
         library._C._dynamo.guards._empty_strided_cuda = quick
-    monkeypatch.setattr(torch_launch, "sys", SimpleNamespace(modules={"torch": library}))
+    monkeypatch.setattr(torch_calls, "sys", SimpleNamespace(modules={"torch": library}))
     for shape in ((3, 4), torch.Size([7]), (0, 3)):
-        fresh = torch_launch.maker(shape, torch.float16, 0)
+        fresh = torch_calls.maker(shape, torch.float16, 0)
         made.clear()
         result = fresh()
         assert tuple(result.shape) == tuple(shape)
@@ -333,7 +333,7 @@ assert "gemmule.backends.cpu.amx" not in sys.modules
     assert said.stdout.split() == ["matvec", "vecmat"]
 
 
-def test_products_of_prepared_matrices_take_the_short_way() -> None:
+def test_products_of_prepared_matrices_take_the_fast_path() -> None:
     a, b = operands("matmul")
     left, right = gm.prepare(a, side="left"), gm.prepare(b)
     for first, second in ((left, b), (a, right), (left, right)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-import struct
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -182,13 +181,12 @@ def test_words_are_gathered_by_few_blocks() -> None:
     module = compile_cu(packed_launch.GATHER, names=["gather"])
     sources = [np.arange(count, dtype=np.uint32) + count for count in (700, 1, 0, 513)]
     targets = [np.zeros(one.size + 2, np.uint32) for one in sources]
-    ranges, work = packed_launch.Ranges(), targets[0].ctypes.data
+    work = targets[0].ctypes.data
     moves = [
         (which, Move(0, to[1:].ctypes.data - work, one.nbytes))
         for which, (one, to) in enumerate(zip(sources, targets, strict=True))
     ]
-    ranges.pack(ranges.buffer, moves, [one.ctypes.data for one in sources], work)
-    args = [bytes(ranges.buffer)]
+    args = [packed_launch.ranges(moves, [one.ctypes.data for one in sources], work)]
     module.launch("gather", grid=(2, 1, 1), block=(256, 1, 1), args=args, seed=3)
     for one, to in zip(sources, targets, strict=True):
         assert np.array_equal(to, np.pad(one, 1))
@@ -321,19 +319,13 @@ class Tensor:
 def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the short way's module, whose launches are emulated, and streams noted."""
     pytest.importorskip("torch")
-    from gemmule.dispatch import torch_codes
-    from gemmule.dispatch.prepared import torch as module
+    import torch
 
-    streams: list[int] = []
+    from gemmule.dispatch import torch as module
+    from gemmule.dispatch.torch_repeats import RepeatGuard
+
     written: list[Any] = []
     current = [7]
-
-    def launch(config: int, function: int, params: int, extra: None) -> int:
-        numbers = struct.unpack("<7I4xQQI", ctypes.string_at(config, 52))
-        assert numbers[9] == 0, "no kernel here wants a cluster"
-        streams.append(numbers[7])
-        gpu._run(function, numbers[:3], numbers[3:6], (1, 1, 1), numbers[6], params)
-        return 0
 
     def maker(shape: tuple[int, ...], dtype: Any, ordinal: int) -> Any:
         name = "uint8" if len(shape) == 1 else str(dtype)
@@ -343,6 +335,7 @@ def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
         uint8="uint8",
         float32="float32",
         float16="float16",
+        autograd=torch.autograd,
         Size=lambda shape: SimpleNamespace(numel=lambda: int(np.prod(shape))),
         _C=SimpleNamespace(
             _cuda_getDevice=lambda: 0,
@@ -350,17 +343,15 @@ def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
             _increment_version=written.extend,
         ),
     )
-    monkeypatch.setattr(module, "launch_function", lambda: launch)
     monkeypatch.setattr(module, "maker", maker)
-    monkeypatch.setattr(torch_codes, "checked_pair", lambda *given: None)
-    for one in (module, torch_codes):
-        monkeypatch.setattr(one, "sys", SimpleNamespace(modules={"torch": library}))
-    return SimpleNamespace(module=module, streams=streams, current=current, written=written)
+    monkeypatch.setattr(RepeatGuard, "admits", lambda *given: True)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(modules={"torch": library}))
+    return SimpleNamespace(module=module, current=current, written=written)
 
 
 @pytest.mark.parametrize(("rung", "dtype"), [(HALVES, "float32"), (REPACKED, "float16")])
-def test_the_short_way_of_tensors_starts_the_same_kernels(
-    short: Any, rung: str, dtype: str
+def test_the_fast_path_of_tensors_starts_the_same_kernels(
+    short: Any, gpu: EmulatedDriver, rung: str, dtype: str
 ) -> None:
     A, B = values((70, 67), dtype, 1), values((67, 41), dtype, 2)
     a, b = placed(A), placed(B)
@@ -369,26 +360,25 @@ def test_the_short_way_of_tensors_starts_the_same_kernels(
     for pair in ((a, right), (left, b)):
         plan = gm.plan("matmul", *pair, rung=rung)
         assert plan._packed is not None
-        start = short.module.packed(plan._packed, 0)
-        call = short.module.prepared_call(start, plan.choice.call, *plan.forms, 0)
+        call = short.module.bound_call(plan._run, plan.choice.call, plan.forms, 0)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
         for stream in (7, 0):  # the second call finds its arguments made
-            short.streams.clear()
+            gpu.launches.clear()
             short.current[0] = stream
-            assert same(call.trusted(*tensors, None).array, wanted)
-            assert short.streams == [stream] * LAUNCHES[rung][0]
+            assert same(call(*tensors, None).array, wanted)
+            assert [launch[-1] for launch in gpu.launches] == [stream] * LAUNCHES[rung][0]
         out = Tensor(placed(np.zeros((70, 41), dtype)))
-        assert call.trusted(*tensors, out) is out
+        assert call(*tensors, out) is out
         assert same(out.array, wanted)
         assert short.written == [out], "PyTorch learns that out was written"
         short.written.clear()
         (tensor,) = (one for one in tensors if isinstance(one, Tensor))
-        assert call.trusted(*tensors, tensor) is None, "out overlaps an operand"
+        assert call(*tensors, tensor) is None, "out overlaps an operand"
         (matrix,) = (one for one in pair if isinstance(one, gm.PreparedMatrix))
-        assert call.trusted(*tensors, Tensor(matrix.array)) is None, "out overlaps the prepared one"
+        assert call(*tensors, Tensor(matrix.array)) is None, "out overlaps the prepared one"
 
 
-def test_the_short_way_of_a_matrix_that_is_read_as_an_array(short: Any) -> None:
+def test_the_fast_path_of_a_matrix_that_is_read_as_an_array(short: Any) -> None:
     a, b = placed(values((5, 66), "float32", 1)), placed(values((66, 40), "float32", 2))
     right, left = gm.prepare(b), gm.prepare(b.T, side="left")
     cases = (
@@ -399,9 +389,10 @@ def test_the_short_way_of_a_matrix_that_is_read_as_an_array(short: Any) -> None:
     for op, pair, expected in cases:
         met: list[tuple[int, ...]] = []
         plan = gm.plan(op, *pair)
-        start = short.module.as_array(lambda *given, met=met: met.append(given))
-        call = short.module.prepared_call(start, plan.choice.call, *plan.forms, 0)
+        run = SimpleNamespace(starter=lambda _, met=met: lambda *given: met.append(given))
+        run.workspace = 0
+        call = short.module.bound_call(run, plan.choice.call, plan.forms, 0)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
-        out = call.trusted(*tensors, None)
+        out = call(*tensors, None)
         matrix = (right if op != "matvec" else left).array.pointer
-        assert met == [(7, *(expected or (matrix, a.pointer)), out.data_ptr())], op
+        assert met == [(7, *(expected or (matrix, a.pointer)), out.data_ptr(), 0)], op

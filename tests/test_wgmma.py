@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import sys
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,13 +15,11 @@ import gemmule as gm
 from cuda_emulation import Emulator, encoded, together
 from cuemu.toolchain import missing_tools
 from emulated_driver import emulated
-from gemmule.backends.cuda import driver, launch_args, tensor_maps
+from gemmule.backends.cuda import driver, launch_args, starter, tensor_maps
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Step
-from gemmule.dispatch import torch as short_way
-from gemmule.dispatch import torch_launch
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
@@ -271,7 +266,7 @@ def test_the_driver_is_given_what_a_map_says(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1)])
-def test_the_short_way_shows_the_maps(
+def test_a_start_shows_the_maps(
     cluster: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the driver is given: config, attribute, struct and the maps of these addresses."""
@@ -292,43 +287,29 @@ def test_the_short_way_shows_the_maps(
         return 0
 
     monkeypatch.setattr(tensor_maps, "encode", encode)
-    monkeypatch.setattr(short_way, "launch_function", lambda: launch)
-    monkeypatch.setattr(short_way, "kernel_of", lambda launcher, ordinal: 77)
+    monkeypatch.setattr(starter, "launch_function", lambda: launch)
     shapes = (shape_of("a"), shape_of("b"))
     step = Step("kernel", (4, 1, 1), (384, 1, 1), 1000, cluster=cluster)
-    launcher = SimpleNamespace(template=bytes(launch_args.GEMM.size), steps=(step,))
-    start = short_way._mapped_start(launcher, tensor_maps.Maps(shapes), 0)  # type: ignore[arg-type]
+    template, maps = bytes(launch_args.GEMM.size), tensor_maps.Maps(shapes)
+    start = starter.starter(starter.Kernels((step,), (77,), template, maps), "4Q")
     for left in (1024, 4096, 1024):
-        start(5, left, 2048, 3072)
+        start(5, left, 2048, 3072, 0)
         config = (4, 1, 1, 384, 1, 1, 1000, 5)
-        maps = [encoded(left, shapes[0]), encoded(2048, shapes[1])]
+        shown = [encoded(left, shapes[0]), encoded(2048, shapes[1])]
         attribute = () if cluster == (1, 1, 1) else (4, 2, 1, 1)
-        assert seen.pop() == (77, config, attribute, (left, 2048, 3072), maps)
+        assert seen.pop() == (77, config, attribute, (left, 2048, 3072), shown)
     assert encodings == [1024, 2048, 4096], "each map is encoded once"
 
 
-class _Owner(SimpleNamespace):
-    """Memory of an allocator, which is given back when nobody holds this any more."""
-
-    __hash__ = object.__hash__
-
-
-@pytest.mark.parametrize("nbytes", [0, 640])
+@pytest.mark.parametrize("work", [0, 64000])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_the_short_way_of_several_kernels(
-    mapped: bool, nbytes: int, monkeypatch: pytest.MonkeyPatch
+def test_a_start_of_several_kernels(
+    mapped: bool, work: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each kernel has its own config and attribute; struct, maps and workspace serve all."""
     seen: list[tuple[Any, ...]] = []
     shapes = (shape_of("a"), shape_of("b")) if mapped else ()
     template = bytes(range(150))
-    memory, held = iter((64000, 32000, 64000, 64000)), weakref.WeakSet[Any]()
-
-    def allocated() -> Any:
-        at = next(memory)
-        owner = _Owner(data_ptr=lambda: at)
-        held.add(owner)
-        return owner
 
     def launch(config: int, function: int, params: int, extra: None) -> int:
         numbers = struct.unpack("<7I4xQQI4x", ctypes.string_at(config, 56))
@@ -342,50 +323,43 @@ def test_the_short_way_of_several_kernels(
         given = ctypes.string_at(pointers[0], 150)
         maps = [ctypes.string_at(at, 128) for at in pointers[1:]]
         assert all(at % 64 == 0 for at in pointers[1:])
-        assert len(held) == bool(nbytes), "another thread could be given the memory in between"
         seen.append((function, numbers[:8], attribute, given, maps))
         return 7 if function == 9 else 0
 
     monkeypatch.setattr(tensor_maps, "encode", encoded)
-    monkeypatch.setattr(torch_launch, "launch_function", lambda: launch)
-    monkeypatch.setattr(torch_launch, "maker", lambda *given: allocated)
-    monkeypatch.setattr(torch_launch.driver, "load", lambda cubin, symbol, *given: symbol)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(uint8="bytes"))
-    steps = [
+    monkeypatch.setattr(starter, "launch_function", lambda: launch)
+    steps = (
         Step("first", (4, 1, 1), (384, 1, 1), 1000, cluster=(2, 1, 1)),
         Step("second", (5, 6, 7), (32, 1, 1), cluster=(1, 2, 1), pdl=True),
         Step("last", (1, 1, 1), (64, 2, 1), 8, pdl=True),
-    ]
-    launcher = SimpleNamespace(
-        template=template,
-        steps=tuple(steps),
-        maps=tensor_maps.Maps(shapes) if mapped else None,
-        workspace=nbytes,
-        module=SimpleNamespace(cubin=b"", symbols={"first": 3, "second": 5, "last": 8}),
-        load=lambda ordinal: None,
     )
-    start = torch_launch.steps_starter(launcher, 0, 3)  # type: ignore[arg-type]
-    for stream, work in ((5, 64000), (5, 32000), (6, 64000)):
-        start(stream, (1024, 2048, 3072))
-        work = work if nbytes else 0
-        given = struct.pack("<4Q", 1024, 2048, 3072, work) + template[32:]
-        maps = [encoded(at, shape) for at, shape in zip((1024, 2048), shapes, strict=False)]
+    maps = tensor_maps.Maps(shapes) if mapped else None
+    kernels = starter.Kernels(steps, (3, 5, 8), template, maps)
+    start = starter.starter(kernels, "4Q", "2d")
+    for stream, at, scalars in ((5, work, ()), (5, work // 2, (2.0, 3.0)), (6, work, (1.0, 0.0))):
+        start(stream, 1024, 2048, 3072, at, scalars)
+        if scalars:
+            template = template[:-16] + struct.pack("<2d", *scalars)
+        given = struct.pack("<4Q", 1024, 2048, 3072, at) + template[32:]
+        shown = [encoded(at, shape) for at, shape in zip((1024, 2048), shapes, strict=False)]
         assert seen == [
-            (3, (4, 1, 1, 384, 1, 1, 1000, stream), ((4, 2, 1, 1),), given, maps),
-            (5, (5, 6, 7, 32, 1, 1, 0, stream), ((4, 1, 2, 1), (6, 1, 0, 0)), given, maps),
-            (8, (1, 1, 1, 64, 2, 1, 8, stream), ((6, 1, 0, 0),), given, maps),
+            (3, (4, 1, 1, 384, 1, 1, 1000, stream), ((4, 2, 1, 1),), given, shown),
+            (5, (5, 6, 7, 32, 1, 1, 0, stream), ((4, 1, 2, 1), (6, 1, 0, 0)), given, shown),
+            (8, (1, 1, 1, 64, 2, 1, 8, stream), ((6, 1, 0, 0),), given, shown),
         ]
         seen.clear()
-        assert not held
-    launcher.module.symbols["second"] = 9
-    monkeypatch.setattr(torch_launch, "failed", lambda code, step: OSError(code, step.kernel))
+    monkeypatch.setattr(starter, "failed", lambda code, step: OSError(code, step.kernel))
     with pytest.raises(OSError, match="second"):
-        torch_launch.steps_starter(launcher, 0, 3)(6, (1024, 2048, 3072))  # type: ignore[arg-type]
+        starter.starter(kernels._replace(functions=(3, 9, 8)), "4Q")(6, 1024, 2048, 3072, 0)
     assert [one[0] for one in seen] == [3, 9], "nothing is launched after a kernel that was refused"
 
 
-def test_attributes_and_configs_lie_as_the_driver_has_them() -> None:
+def test_attributes_and_configs_lie_as_the_driver_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from cuda.bindings import driver as api
+
+    monkeypatch.setattr(starter, "launch_function", lambda: print)
 
     step = Step("kernel", (4, 5, 6), (32, 2, 1), 1000, cluster=(2, 4, 8), pdl=True)
     cluster, early = api.CUlaunchAttribute(), api.CUlaunchAttribute()
@@ -399,9 +373,9 @@ def test_attributes_and_configs_lie_as_the_driver_has_them() -> None:
     config.blockDimX, config.blockDimY, config.blockDimZ = step.block
     config.sharedMemBytes, config.hStream = step.smem, api.CUstream(5)
     config.numAttrs = 2
-    memory = torch_launch.StepsSlot(b"", (step,), 0)
-    struct.pack_into("<Q", memory.buffer, memory.streams[0], 5)
-    packed = ctypes.string_at(memory.configs[0], 56)
+    memory = starter.Arguments(starter.Kernels((step,), (1,), b""))
+    memory.turn(5)
+    packed = ctypes.string_at(memory.call.args[0], 56)
     seen = struct.unpack("<7I4xQQI4x", packed)
     driver_s = struct.unpack("<7I4xQQI4x", ctypes.string_at(config.getPtr(), 56))
     assert (*seen[:8], seen[9]) == (*driver_s[:8], driver_s[9])

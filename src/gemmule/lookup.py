@@ -15,7 +15,6 @@ import numpy as np
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import DEFAULT, Options
 from gemmule.dispatch import host
-from gemmule.dispatch.bind import bind_with_bias
 from gemmule.general import compiled, product
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
@@ -87,8 +86,8 @@ def _host_call(key: Any, op: str, a: Any, b: Any, options: Options) -> host.Fast
 def _of_tensors(
     op: str, given: tuple[Any, Any, Any], options: Options, met: Any | None
 ) -> Any | None:
-    """Return the product of operands on a device, and of `out`, by the fast path, if it has one."""
-    signatures = _signatures(*given)
+    """Return the product of operands on a device by the fast path, or None: there is none."""
+    signatures = _signatures(*given[:2])
     bound = None if signatures is None else _bound(op, *signatures, options)
     result = None if bound is None else bound(*given)
     if result is not None and met is not None:
@@ -96,8 +95,8 @@ def _of_tensors(
     return result
 
 
-def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
-    """Return what tells operands on a device, and `out`, apart, or None: for the general path."""
+def _signatures(a: Any, b: Any) -> tuple[Any, Any] | None:
+    """Return what tells operands on a device apart, or None: they are for the general path."""
     coded = type(b) is QuantizedMatrix and b.device != "cpu"
     if not getattr(a if coded else b, "is_cuda", False) or "torch" not in sys.modules:
         return None
@@ -105,80 +104,29 @@ def _signatures(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
     if torch_calls.wanted(a, b):
         return None
     seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
-    seen_out = None if out is None else torch_calls.seen(out)
-    if out is not None and (seen_out is None or getattr(out, "requires_grad", True)):
-        return None
-    return None if seen_a is None or seen_b is None else (seen_a, seen_b, seen_out)
+    return None if seen_a is None or seen_b is None else (seen_a, seen_b)
 
 
-_loaded: list[Any] = []  # the fast path of PyTorch's tensors, once it was imported
+_loaded: list[Any] = []  # what tells PyTorch's tensors apart, once it was imported
 _met: list[Any] = []  # and the calls of tensors met before
 
 
 def _torch_calls() -> Any:
-    """Return the fast path of PyTorch's tensors; an import statement costs half a microsecond."""
+    """Return what tells PyTorch's tensors apart; an import statement costs half a microsecond."""
     if not _loaded:
-        from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
-        from gemmule.dispatch.torch_met import Met
+        from gemmule.dispatch import torch_repeats  # only where PyTorch is
 
-        _loaded.append(torch_calls)
-        _met.append(Met())
+        _loaded.append(torch_repeats)
+        _met.append(torch_repeats.REPEATS)
     return _loaded[0]
 
 
 @remembered(4096)
-def _bound(op: str, seen_a: Any, seen_b: Any, seen_out: Any, options: Options) -> Any:
+def _bound(op: str, seen_a: Any, seen_b: Any, options: Options) -> Any:
     """Return the bound call (a, b, out) for operands of these signatures, or None."""
     torch_calls = _torch_calls()
     if seen_b[3] != seen_a[3]:
         return None
     left, right = torch_calls.form(seen_a), torch_calls.form(seen_b)
-    if left is None or right is None:
-        return None
-    short_way = resolve(op, left, right, None, f"cuda:{seen_a[3]}", options).short_way
-    if short_way is None or (
-        seen_out is not None and getattr(short_way, "out_seen", None) != seen_out
-    ):
-        return None
-    return short_way.trusted
-
-
-def below(op: str, a: Any, b: Any, options: Options, bias: Any = None) -> Any:
-    """Return a tensor's product by the fast path or else the general one; as `product` does.
-
-    bias: a tensor that is added to it, where a kernel can in the same launch.
-    """
-    if bias is not None:
-        added = _below_with_bias(a, b, bias) if op == "matvec" and options is DEFAULT else None
-        return below(op, a, b, options).add_(bias.detach()) if added is None else added
-    torch_calls = _torch_calls()
-    seen_a, seen_b = torch_calls.seen(a), torch_calls.seen(b)
-    if seen_a is not None and seen_b is not None:
-        short_way = _bound(op, seen_a, seen_b, None, options)
-        result = None if short_way is None else short_way(a, b, None)
-        if result is not None:
-            return result
-    return product(op, a, b, None, options)
-
-
-def _below_with_bias(matrix: Any, x: Any, bias: Any) -> Any | None:
-    """Return ``matrix @ x + bias`` of one launch, or None where there is none that does it."""
-    there = x.is_cuda and bias.get_device() == x.get_device() and bias.dtype == x.dtype
-    if not there or not bias.is_contiguous() or bias.is_neg():
-        return None  # kernels read a bias as it lies
-    torch_calls = _torch_calls()
-    seen_matrix, seen_x = torch_calls.seen(matrix), torch_calls.seen(x)
-    if seen_matrix is None or seen_x is None or seen_matrix[3] != seen_x[3]:
-        return None
-    added = _bound_with_bias(seen_matrix, seen_x)
-    return None if added is None else added(matrix, x, bias)
-
-
-@remembered(4096)
-def _bound_with_bias(seen_matrix: Any, seen_x: Any) -> Any:
-    torch_calls = _torch_calls()
-    left, right = torch_calls.form(seen_matrix), torch_calls.form(seen_x)
-    if left is None or right is None:
-        return None
-    plan = resolve("matvec", left, right, None, f"cuda:{seen_x[3]}", DEFAULT)
-    return bind_with_bias(plan._run, plan.choice, plan.device)
+    fast_path = resolve(op, left, right, None, f"cuda:{seen_a[3]}", options).short_way
+    return None if fast_path is None else fast_path.trusted

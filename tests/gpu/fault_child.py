@@ -6,8 +6,8 @@ a kernel of the test's own.
 
 from __future__ import annotations
 
-import ctypes
 import os
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 
 import gemmule as gm
 from gemmule.backends.cuda import driver, nvrtc
-from gemmule.backends.cuda.single import starter
+from gemmule.backends.cuda.starter import loaded, whole_starter
 from gemmule.core.rung import Step
 
 variant = int(sys.argv[1])
@@ -49,9 +49,6 @@ def planted(source: str, name: str, smem: int = 0) -> None:
     path = Path(os.environ["GEMMULE_CACHE"]) / "planted.cu"
     path.write_text(source)
     module, _ = nvrtc.build(path, (name,), driver.device_info(0).arch)
-    handle = driver.load(module.cubin, module.symbols[name], 0, smem)
-    start = starter(handle, Step(name, (1, 1, 1), (32, 1, 1), smem))
-    word = ctypes.c_ulonglong(8)
-    params = (ctypes.c_void_p * 1)(ctypes.addressof(word))
+    word, step = struct.pack("<Q", 8), Step(name, (1, 1, 1), (32, 1, 1), smem)
     with driver.on_device(0):
-        start(ctypes.addressof(params), 0)
+        whole_starter(loaded(module, (step,), word, 0))(0, word)

@@ -18,7 +18,7 @@ from pathlib import Path
 from counters.counters import SCHEMA, Mark
 from counters.ladder_times import Spot, planned, spots
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.single import cuda_rung
+from gemmule.backends.cuda.starter import cuda_rung
 from gemmule.core.rung import LibraryRung
 from gemmule_lab.harness.device import DeviceBench
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmule.arrays import interop
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, launch_args, single, tensor_maps
+from gemmule.backends.cuda import driver, launch_args, starter, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
@@ -99,16 +99,12 @@ class DeviceRunner:
     def _launch(
         self, rung: CudaRung, steps: tuple[Step, ...], problem: Problem, packed: bytes
     ) -> None:
-        module = single.kernels(rung, steps, self.machine.arch)
+        module = starter.kernels(rung, steps, self.machine.arch)
         shapes = tensor_maps.declared(steps, problem, packed)
-        slot = tensor_maps.Slot(packed, tensor_maps.Maps(shapes))
+        maps = tensor_maps.Maps(shapes) if shapes else None
         with driver.on_device(self.ordinal):  # a map is encoded in the context of its address
-            slot.place(launch_args.addresses(packed, 4 if shapes else 0))
-            for step in steps:
-                handle = driver.load(
-                    module.cubin, module.symbols[step.kernel], self.ordinal, step.smem
-                )
-                single.starter(handle, step)(slot.address, 0)
+            ready = starter.loaded(module, steps, packed, self.ordinal, maps)
+            starter.starter(ready, "4Q")(0, *launch_args.addresses(packed, 4))
         driver.synchronize(self.ordinal)
 
     def _take(self, nbytes: int, remainder: int) -> int:

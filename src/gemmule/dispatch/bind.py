@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from gemmule.backends.base import HostRun, Run
 from gemmule.core.canonical import Call
-from gemmule.core.choice import Choice
 from gemmule.core.operand import Form
 from gemmule.dispatch.host import HostCall
 
@@ -36,14 +35,3 @@ def bind(run: Run, call: Call, a: Form, b: Form, device: str) -> FastPath | None
     from gemmule.dispatch import torch as torch_calls  # only where PyTorch is
 
     return torch_calls.bind(run, call, a, b, int(device[5:]))
-
-
-def bind_with_bias(
-    run: Run, choice: Choice, device: str
-) -> Callable[[Any, Any, Any], Any | None] | None:
-    """Return (matrix, x, bias) -> the planned product of tensors and the bias in one launch."""
-    if "torch" not in sys.modules or device == "cpu" or choice.problem.quant is None:
-        return None
-    from gemmule.dispatch import torch_codes  # only where PyTorch is
-
-    return torch_codes.call_with_bias(run, choice, int(device[5:]))

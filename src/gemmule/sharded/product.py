@@ -7,15 +7,14 @@ and write the whole result. Nothing is called between the ranks, so the launch m
 
 from __future__ import annotations
 
-import ctypes
 import struct
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from gemmule import backends
-from gemmule.backends.cuda import driver, launch_args, single
+from gemmule.backends.cuda import driver, launch_args
+from gemmule.backends.cuda.starter import kernels, loaded, whole_starter
 from gemmule.choose import eligible
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form
@@ -57,36 +56,29 @@ class PeerProduct:
         self.template = packed + seat.pack(rows, self.dtype, row_blocks)
         self.out_at = len(packed) + seat.out_at
         self._places = struct.Struct("<5Q" if quantized else "<2Q")
-        self._arch, self._starts = machine.arch, dict[int, Callable[[int, int], None]]()
-        self._buffer = ctypes.create_string_buffer(self.template, len(self.template))
-        self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
-        self._lock = threading.Lock()
+        self._arch, self._starts = machine.arch, dict[int, Callable[[int, bytes], None]]()
 
     def packed(self, operands: tuple[int, ...], out: int) -> bytes:
         """Return the kernel's struct: addresses of A (of a quantised one's parts), x and result."""
-        self._place(self._buffer, operands, out)
-        return self._buffer.raw
+        packed = bytearray(self.template)
+        self._places.pack_into(packed, 0, *operands)
+        struct.pack_into("<Q", packed, self.out_at, out)
+        return bytes(packed)
 
-    def _place(self, buffer: Any, operands: tuple[int, ...], out: int) -> None:
-        self._places.pack_into(buffer, 0, *operands)
-        struct.pack_into("<Q", buffer, self.out_at, out)
-
-    def load(self, ordinal: int) -> Callable[[int, int], None]:
+    def load(self, ordinal: int) -> Callable[[int, bytes], None]:
         """Return what starts the kernel on a device, compiling and loading it once."""
         found = self._starts.get(ordinal)
         if found is None:
-            step = self.step
-            module = single.kernels(self.rung, (step,), self._arch)
-            handle = driver.load(module.cubin, module.symbols[step.kernel], ordinal, step.smem)
-            found = self._starts[ordinal] = single.starter(handle, step)
+            module = kernels(self.rung, (self.step,), self._arch)
+            ready = loaded(module, (self.step,), self.template, ordinal)
+            found = self._starts[ordinal] = whole_starter(ready)
         return found
 
     def start(self, operands: tuple[int, ...], out: int, ordinal: int, stream: int) -> None:
         """Launch on a stream; nothing waits for it here."""
         begin = self.load(ordinal)
-        with self._lock, driver.on_device(ordinal):
-            self._place(self._buffer, operands, out)
-            begin(ctypes.addressof(self._params), stream)
+        with driver.on_device(ordinal):
+            begin(stream, self.packed(operands, out))
 
 
 def gather_blocks(words: int, step: Step) -> int:

@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
-from gemmule import lookup
 from gemmule.core.canonical import DEFAULT
+from gemmule.dispatch.torch import TensorCall
+from gemmule.dispatch.torch_repeats import REPEATS, form, seen
 from gemmule.frameworks.operators import register
+from gemmule.general import product
+from gemmule.plan import resolve
 from gemmule.quant import checks, rounding
 from gemmule.quant.cuda import fragment_order
 from gemmule.quant.library import closed
@@ -120,8 +123,32 @@ def run(
     alone = given.ndim > 1 and given.numel() == given.shape[-1] > 0
     x = given.reshape(-1) if alone else given
     op, a, b = ("vecmat", x, matrix) if transposed else ("matvec", matrix, x)
-    y: torch.Tensor = lookup.below(op, a, b, DEFAULT, bias)
+    y: torch.Tensor = _product(op, a, b, bias)
     return y.reshape(*given.shape[:-1], *y.shape) if alone else y
+
+
+def _product(op: str, a: Any, b: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return a product and the bias, by one launch where a kernel adds it; PyTorch need not know.
+
+    By the call that served operands like these before, else by that of their plan, else by the
+    general path.
+    """
+    name = f"{op} of a layer" if bias is None else f"{op} and a bias"
+    y: Any = REPEATS.again(name, a, b, bias)
+    if y is not None:
+        return y
+    seen_a, seen_b = seen(a), seen(b)
+    if seen_a is not None and seen_b is not None and seen_a[3] == seen_b[3]:
+        plan = resolve(op, form(seen_a), form(seen_b), None, f"cuda:{seen_a[3]}", DEFAULT)
+        if isinstance(plan.short_way, TensorCall):
+            call = plan.short_way.inside if bias is None else plan.short_way.adding
+            y = call(a, b, bias)
+            if y is not None:
+                REPEATS.keep(name, (a, b, bias), call)
+                return y
+    if bias is not None:
+        return _product(op, a, b, None).add_(bias.detach())
+    return product(op, a, b, None, DEFAULT)
 
 
 def _check_rank(x: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gemmule.backends.cuda import driver, nvrtc, single, tensor_maps
+from gemmule.backends.cuda import driver, nvrtc, starter
 from gemmule.core.rung import Step
 
 FOLDER = Path(__file__).parent
@@ -24,15 +24,9 @@ class Kernels:
     ) -> Callable[[int], None]:
         """Return a function of a stream's handle that launches a kernel on packed arguments."""
         step = Step(name, (blocks, 1, 1), (threads, 1, 1), smem)
-        symbol = self._module.symbols[name]
-        handle = driver.load(self._module.cubin, symbol, self.ordinal, smem)
-        start = single.starter(handle, step)
-        slot = tensor_maps.Slot(arguments)
-
-        def launch(stream: int) -> None:
-            start(slot.address, stream)
-
-        return launch
+        ready = starter.loaded(self._module, (step,), arguments, self.ordinal)
+        start = starter.whole_starter(ready)
+        return lambda stream: start(stream, arguments)
 
     def run(
         self, name: str, arguments: bytes, *, blocks: int, threads: int = 256, smem: int = 0

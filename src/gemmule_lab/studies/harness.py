@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import gemmule as gm
-from gemmule.backends.cuda import driver, single, tensor_maps
+from gemmule.backends.cuda import driver, starter
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
@@ -231,7 +231,7 @@ class GpuBench(_OnBench):
         """Return one of our rungs, by a preset or parameters, or just some of its kernels."""
         params = None if rung is None else dict(lane.params)
         if lane.preset:
-            params = dict(single.cuda_rung(sets.plan(rung).choice).presets[lane.preset])
+            params = dict(starter.cuda_rung(sets.plan(rung).choice).presets[lane.preset])
         plan = sets.plan(rung, params)
         if lane.only:
             entry = entry_over(lane.name, self._launches(plan, sets, lane.only), keep=sets)
@@ -246,24 +246,20 @@ class GpuBench(_OnBench):
         """Return, for each set, what launches the steps whose kernels begin with these names."""
         launcher = cuda_launch.Launcher(plan.choice)
         work = DeviceArray.empty((max(launcher.workspace, 1),), "uint8", self.ordinal)
-        starters = [
-            start
-            for start, step in zip(launcher.load(self.ordinal), launcher.steps, strict=True)
-            if step.kernel.startswith(only)
-        ]
+        whole = launcher.load(self.ordinal)
+        chosen = [i for i, step in enumerate(whole.steps) if step.kernel.startswith(only)]
+        steps = tuple(whole.steps[i] for i in chosen)
+        kernels = whole._replace(steps=steps, functions=tuple(whole.functions[i] for i in chosen))
+        start = starter.starter(kernels, launcher.words)
 
         def made(one: Any) -> Callable[[], None]:
             a, b = (one.b, one.a) if plan.choice.call.swapped else (one.a, one.b)
-            slot = tensor_maps.Slot(launcher.template, launcher.maps)
-            matrix = cuda_launch.parts(a) if launcher.quantized else (a.pointer,)
-            with driver.on_device(self.ordinal):
-                slot.place((*matrix, b.pointer, one.out.pointer, work.pointer))
-            alive, stream = (slot, work), self.bench.clock.stream
+            left = cuda_launch.packed_parts(a) if launcher.quantized else a.pointer
+            stream = self.bench.clock.stream
 
-            def launch(_alive: object = alive) -> None:
+            def launch(_alive: object = (work, sets)) -> None:
                 with driver.on_device(self.ordinal):
-                    for start in starters:
-                        start(slot.address, stream)
+                    start(stream, left, b.pointer, one.out.pointer, work.pointer)
 
             return launch
 

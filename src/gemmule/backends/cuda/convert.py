@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmule.backends.base import Run
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import single
+from gemmule.backends.cuda import starter
 from gemmule.core.operand import Form, Ints, Operand
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import Step
@@ -60,7 +60,7 @@ def write(operand: Operand, target: int, dtype: str, stream: int) -> None:
     for first, offset, count, axes in pieces(form):
         source = operand.pointer + offset * ITEMSIZE[form.dtype]
         packed = pack(source, target + first * ITEMSIZE[dtype], count, axes)
-        single.run(SOURCE, Step(kernel, grid(count), (THREADS, 1, 1)), packed, ordinal, stream)
+        starter.run(SOURCE, Step(kernel, grid(count), (THREADS, 1, 1)), packed, ordinal, stream)
 
 
 def pieces(form: Form) -> Iterator[tuple[int, int, int, list[tuple[int, int]]]]:

@@ -7,17 +7,17 @@ no state; temporaries come from the operands' own allocator on that stream.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-import threading
-from collections.abc import Callable, Iterator
+import struct
 from typing import Any
 
 from gemmule.backends.base import Run
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, tensor_maps
 from gemmule.backends.cuda.packed import launch as packed
-from gemmule.backends.cuda.single import cuda_rung, kernels, starter
+from gemmule.backends.cuda.starter import Kernels, Start, cuda_rung, kernels, loaded, starter
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand, View
 from gemmule.core.problem import ITEMSIZE, Problem
@@ -31,6 +31,7 @@ from gemmule.storage.evidence import is_proved
 READ_SHARE = 0.92
 # Time of the smallest kernel in a chain of graph launches on that H200.
 CALL_S = 1.8e-6
+_PARTS = struct.Struct("<4Q")
 
 
 class CudaBackend:
@@ -80,20 +81,19 @@ def _machine(ordinal: int) -> Machine:
 class Launcher:
     """A prepared choice: packed arguments, loaded kernels, and how to start them.
 
-    adds: the kernels add a bias, whose address is the last of the struct; then only a short way
-    starts them (`gemmule.dispatch.torch_codes`).
+    adds: the kernels add a bias, whose address is the last of the struct (`with_bias`); then only
+    the fast path of tensors starts them.
     """
 
     def __init__(self, choice: Choice, *, adds: bool = False) -> None:
         call, problem = choice.call, choice.problem
-        self.outer = call.outer
+        self.choice, self.adds = choice, adds
         self.quantized, self.result = problem.quant is not None, problem.out
         self.template = (
             launch_args.pack_quantized(problem, call)
             if self.quantized
             else launch_args.pack(problem, call)
         )
-        self.scalars_at = len(self.template) - launch_args.SCALARS.size
         rung = cuda_rung(choice)
         self.steps = rung.steps(problem, choice.params, choice.machine)
         if adds:
@@ -104,65 +104,60 @@ class Launcher:
         self.module = kernels(rung, self.steps, choice.machine.arch)
         self.workspace = rung.workspace(problem, choice.params, choice.machine)
         self.offsets = _offsets(call.outer, (call.a, call.b, call.out), problem)
-        self.local = threading.local()
-        self.starters: dict[int, tuple[Callable[[int, int], None], ...]] = {}
+        self.words = "32s3Q" if self.quantized else "4Q"  # that the struct begins with
+        self._starts: dict[int, Start] = {}
 
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
         """Launch on operands of the prepared forms."""
         ordinal = int(out.device[5:])
         stream = device_arrays.current_stream(out, ordinal)
-        if driver.is_current(ordinal):
-            self._launch((a, b, out), (alpha, beta), ordinal, stream)
-            return
-        with driver.on_device(ordinal):
-            self._launch((a, b, out), (alpha, beta), ordinal, stream)
-
-    def _launch(
-        self,
-        operands: tuple[Operand, Operand, Operand],
-        scale: tuple[complex, complex],
-        ordinal: int,
-        stream: int,
-    ) -> None:
-        starters = self.load(ordinal)
-        slot = self.slot()
+        start = self._starts.get(ordinal)
+        if start is None:
+            start = self._starts[ordinal] = self.starter(ordinal, launch_args.SCALARS.format[1:])
         work, owner = 0, None
         if self.workspace:
-            work, owner = device_arrays.workspace(operands[2], self.workspace)
-        for scalars in passes(*scale, self.result):
-            launch_args.SCALARS.pack_into(slot.buffer, self.scalars_at, *scalars)
-            for addresses in self._addresses(*operands):
-                slot.place((*addresses, work))
-                for start in starters:
-                    start(slot.address, stream)
+            work, owner = device_arrays.workspace(out, self.workspace)
+        matrix = packed_parts(a.array) if self.quantized else None
+        current = driver.is_current(ordinal)
+        with contextlib.nullcontext() if current else driver.on_device(ordinal):
+            for scalars in passes(alpha, beta, self.result):
+                for left, right, result in self.offsets:
+                    first = a.pointer + left if matrix is None else matrix
+                    start(stream, first, b.pointer + right, out.pointer + result, work, scalars)
         del owner  # its allocator reuses the memory in stream order
 
-    def _addresses(self, a: Operand, b: Operand, out: Operand) -> Iterator[tuple[int, ...]]:
-        """Yield the addresses that the struct of each outer batch entry begins with."""
-        matrix = parts(a.array) if self.quantized else ()
-        for left, right, result in self.offsets:
-            yield (*(matrix or (a.pointer + left,)), b.pointer + right, out.pointer + result)
+    def starter(self, ordinal: int, end: str = "") -> Start:
+        """Return what starts the kernels, loaded on a device, as `starter` has it.
 
-    def slot(self) -> tensor_maps.Slot:
-        """Return this thread's argument memory."""
-        try:
-            slot: tensor_maps.Slot = self.local.slot
-        except AttributeError:
-            slot = self.local.slot = tensor_maps.Slot(self.template, self.maps)
-        return slot
+        Of kernels that add a bias, it takes the bias's address in the place of a workspace's.
+        """
+        if not self.adds:
+            return starter(self.load(ordinal), self.words, end)
+        start = starter(self.load(ordinal), self.words, "Q")
+        return lambda stream, a, b, out, bias: start(stream, a, b, out, 0, (bias,))
 
-    def load(self, ordinal: int) -> tuple[Callable[[int, int], None], ...]:
-        """Return the functions that launch each step on a device, loading the kernels once."""
-        found = self.starters.get(ordinal)
-        if found is not None:
-            return found
-        loaded = []
-        for step in self.steps:
-            symbol = self.module.symbols[step.kernel]
-            handle = driver.load(self.module.cubin, symbol, ordinal, step.smem)
-            loaded.append(starter(handle, step))
-        self.starters[ordinal] = tuple(loaded)
-        return self.starters[ordinal]
+    def load(self, ordinal: int) -> Kernels:
+        """Return the kernels on a device, each loaded once."""
+        return loaded(self.module, self.steps, self.template, ordinal, self.maps)
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether one struct serves the whole product."""
+        return len(self.offsets) == 1
+
+    def with_bias(self) -> Launcher | None:
+        """Return the launcher of the same product and a bias, or None: no proved kernel adds it."""
+        choice, problem = self.choice, self.choice.problem
+        rung, arch = cuda_rung(choice), choice.machine.arch
+        alone = self.is_one_call and len(self.steps) == 1 and not self.workspace
+        if not rung.adds or not alone or self.steps[0].pdl or problem.outputs == 0:
+            return None
+        return Launcher(choice, adds=True) if is_proved(rung, problem, arch, bias=True) else None
+
+
+def packed_parts(q: Any) -> bytes:
+    """Return the addresses of a quantised matrix as its struct begins with them."""
+    return _PARTS.pack(*parts(q))
 
 
 def parts(q: Any) -> tuple[int, int, int, int]:

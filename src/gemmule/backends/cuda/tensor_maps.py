@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -164,27 +163,3 @@ class Maps:
                 encoded = kept[address] = encode(address, shape)
             found.append(encoded)
         return found
-
-
-class Slot:
-    """One thread's argument memory: the struct, its tensor maps, and the driver's pointer array."""
-
-    def __init__(self, template: bytes, maps: Maps | None = None) -> None:
-        self.maps = maps
-        count = len(maps.shapes) if maps else 0
-        self.buffer = ctypes.create_string_buffer(template, len(template))
-        self._memory, first = aligned_memory(count)
-        self._places = tuple(first + i * MAP_BYTES for i in range(count))
-        pointers = (ctypes.addressof(self.buffer), *self._places)
-        self.params = (ctypes.c_void_p * len(pointers))(*pointers)
-        self.address = ctypes.addressof(self.params)
-
-    def place(self, addresses: Sequence[int], shown: Sequence[int] | None = None) -> None:
-        """Write the addresses that the struct begins with, and the maps of what lies there.
-
-        shown: of what the maps show, where that is not what the struct says.
-        """
-        struct.pack_into(f"<{len(addresses)}Q", self.buffer, 0, *addresses)
-        if self.maps is not None:
-            for place, encoded in zip(self._places, self.maps.of(shown or addresses), strict=True):
-                ctypes.memmove(place, encoded, MAP_BYTES)

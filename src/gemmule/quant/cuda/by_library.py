@@ -7,15 +7,12 @@ nothing waits; the memory comes from the operands' own allocator.
 
 from __future__ import annotations
 
-import ctypes
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, nvrtc, single
+from gemmule.backends.cuda import driver, nvrtc, starter
 from gemmule.backends.cuda.launch import parts
 from gemmule.backends.cuda.library.cublas import Gemm
 from gemmule.backends.cuda.library.run import LibraryRun
@@ -129,7 +126,7 @@ class ByLibrary:
         work, owner = device_arrays.workspace(out, self.memory)
         for offset, step, packed, dense, run in self.parts:
             given = _ADDRESSES.pack(*parts(a.array), work) + packed[_ADDRESSES.size :]
-            single.run(dequantise.SOURCE, step, given, ordinal, stream)
+            starter.run(dequantise.SOURCE, step, given, ordinal, stream)
             shape = (dense.m, dense.n) if len(out.form.shape) == 2 else out.form.shape
             form = out.form._replace(shape=shape)
             rows = out._replace(pointer=out.pointer + offset, form=form)
@@ -137,46 +134,31 @@ class ByLibrary:
         del owner  # its allocator reuses the memory in stream order
 
     @property
-    def is_plain(self) -> bool:
+    def is_one_call(self) -> bool:
         """Whether one call of the library is each piece's whole product."""
         return all(run.is_one_call for *_, run in self.parts)
 
-    def starter(self, ordinal: int, maker: Callable[..., Any]) -> Callable[[int, Any], None]:
-        """Return ``start(stream, addresses)``: those of codes, scales, zeros, perm, x and result.
+    def workspace_bytes(self, ordinal: int) -> int:
+        """Return the bytes a start needs: a dequantised piece, and behind it the library's own."""
+        return self.memory + max(run.prepared(ordinal).workspace_bytes for *_, run in self.parts)
 
-        maker: makes what allocates memory for PyTorch's tensors of a shape, dtype and device.
-        """
-        prepared = [run.prepared(ordinal) for *_, run in self.parts]
-        own = max(one.workspace_bytes for one in prepared)
-        uint8 = sys.modules["torch"].uint8
-        memory, behind = maker((self.memory + own,), uint8, ordinal), self.memory
+    def starter(self, ordinal: int) -> starter.Start:
+        """Return ``start(stream, matrix, x, result, work)``; matrix: its packed addresses."""
         begin = []
-        for (offset, step, packed, _, run), library in zip(self.parts, prepared, strict=True):
-            launch = _launcher(step, packed, ordinal)
-            begin.append((launch, library.starter(1.0, 0.0), run.exchanged, offset))
+        for offset, step, packed, _, run in self.parts:
+            module = nvrtc.compile_file(
+                dequantise.SOURCE, (step.kernel,), driver.device_info(ordinal).arch
+            )
+            kernels = starter.loaded(module, (step,), packed, ordinal)
+            launch = starter.starter(kernels, "32sQ0s0s")
+            multiply = run.prepared(ordinal).starter(1.0, 0.0)
+            begin.append((launch, multiply, run.exchanged, offset))
+        behind = self.memory
 
-        def start(stream: int, addresses: Any) -> None:
-            owner = memory()
-            work = owner.data_ptr()
-            *of_matrix, x, result = addresses
+        def start(stream: int, matrix: bytes, x: int, result: int, work: int) -> None:
             for launch, multiply, exchanged, offset in begin:
-                launch(stream, (*of_matrix, work))
+                launch(stream, matrix, work, b"", b"")
                 first, second = (x, work) if exchanged else (work, x)
                 multiply(stream, first, second, result + offset, work + behind)
 
         return start
-
-
-def _launcher(step: Step, packed: bytes, ordinal: int) -> Callable[[int, tuple[int, ...]], None]:
-    """Return what starts a kernel of `dequantise.cu` on a stream with these addresses."""
-    arch = driver.device_info(ordinal).arch
-    module = nvrtc.compile_file(dequantise.SOURCE, (step.kernel,), arch)
-    handle = driver.load(module.cubin, module.symbols[step.kernel], ordinal, step.smem)
-    begin, rest = single.starter(handle, step), packed[_ADDRESSES.size :]
-
-    def launch(stream: int, addresses: tuple[int, ...]) -> None:
-        buffer = ctypes.create_string_buffer(_ADDRESSES.pack(*addresses) + rest, len(packed))
-        params = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        begin(ctypes.addressof(params), stream)
-
-    return launch

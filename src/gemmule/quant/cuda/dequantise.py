@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemmule.backends.cuda import driver, single
+from gemmule.backends.cuda import driver, starter
 from gemmule.backends.cuda.convert import CTYPE
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import ITEMSIZE, QuantSpec
@@ -94,7 +94,7 @@ def whole(matrix: Any, dtype: str) -> DeviceArray:
         perm = 0 if matrix.perm is None else matrix.perm.pointer
         addresses = (matrix.codes.pointer, matrix.scales.pointer, zeros, perm, found.pointer)
         packed = struct.pack("<5Q", *addresses) + arguments(spec, m, n, piece)[40:]
-        single.run(SOURCE, step(spec, dtype, piece), packed, ordinal, 0)
+        starter.run(SOURCE, step(spec, dtype, piece), packed, ordinal, 0)
         driver.synchronize(ordinal)
     return found
 

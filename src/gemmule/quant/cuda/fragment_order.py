@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from gemmule.backends.cuda import driver, single
+from gemmule.backends.cuda import driver, starter
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import Step
@@ -50,5 +50,5 @@ def turned(numbers: DeviceArray) -> DeviceArray:
 def _launch(name: str, threads: int, packed: bytes, ordinal: int) -> None:
     if threads:
         step = Step(name, (-(-threads // _THREADS), 1, 1), (_THREADS, 1, 1))
-        single.run(_SOURCE, step, packed, ordinal, 0)
+        starter.run(_SOURCE, step, packed, ordinal, 0)
         driver.synchronize(ordinal)

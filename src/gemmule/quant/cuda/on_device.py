@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import convert, driver, single
+from gemmule.backends.cuda import convert, driver, starter
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
@@ -195,7 +195,7 @@ class _Launches:
             *numbers,
         )
         step = Step(kernel, (blocks, 1, 1), (_THREADS, 1, 1))
-        single.run(_SOURCE, step, packed, self.ordinal, self.stream)
+        starter.run(_SOURCE, step, packed, self.ordinal, self.stream)
 
     def _empty(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """Return uninitialised memory of the matrix's own allocator, where it has one."""

@@ -18,7 +18,6 @@ import numpy as np
 
 import gemmule as gm
 from gemmule.backends.cuda import launch as cuda_launch
-from gemmule.backends.cuda import tensor_maps
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule_lab.bench.host_to_host import Launch, Pass, pinned_copy
 from gemmule_lab.studies.harness import REST_S, peer_named
@@ -98,12 +97,10 @@ def _rung(name: str, n: int, ordinal: int) -> Callable[[Sequence[int]], Launch]:
     rung, params = RUNGS[name]
     a, b, _ = _views([1 << 20] * 3, n, ordinal)  # a plan looks at alignment, not at the memory
     launcher = cuda_launch.Launcher(gm.plan("matmul", a, b, rung=rung, params=params).choice)
-    (start,) = launcher.load(ordinal)
-    slot = tensor_maps.Slot(launcher.template, launcher.maps)
+    start = launcher.starter(ordinal)
 
     def bind(pointers: Sequence[int]) -> Launch:
-        slot.place((*pointers, 0))
-        return lambda: start(slot.address, 0)
+        return lambda: start(0, *pointers, 0)
 
     return bind
 

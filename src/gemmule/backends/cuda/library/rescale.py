@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import convert, launch_args, single
+from gemmule.backends.cuda import convert, launch_args, starter
 from gemmule.core.operand import Operand
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.rung import Step
@@ -45,4 +45,4 @@ def rescale(out: Operand, old: int, scale: tuple[complex, complex], stream: int)
         step = Step(kernel, convert.grid(count), (convert.THREADS, 1, 1))
         place = out.pointer + offset * item
         packed = convert.pack(old + first * item, place, count, axes) + scalars
-        single.run(SOURCE, step, packed, ordinal, stream)
+        starter.run(SOURCE, step, packed, ordinal, stream)

@@ -8,17 +8,15 @@ small launch; packed operands themselves are shown by tensor maps, wherever they
 
 from __future__ import annotations
 
-import ctypes
 import struct
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, nvrtc, tensor_maps
-from gemmule.backends.cuda.single import cuda_rung, kernels, starter
+from gemmule.backends.cuda.starter import Start, cuda_rung, kernels, loaded, starter, whole_starter
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand
 from gemmule.core.packing import Move, Ready
@@ -27,12 +25,12 @@ from gemmule.core.rung import CudaRung, Step
 from gemmule.core.scalars import passes
 
 GATHER = Path(__file__).with_name("gather.cu")
-RANGES, THREADS, MOST_BLOCKS = 4, 256, 64
-_RANGES = struct.Struct(f"<{RANGES}Q{RANGES}Q{RANGES}q")
+MOST_MOVES, THREADS, MOST_BLOCKS = 4, 256, 64
+RANGES = struct.Struct(
+    f"<{3 * MOST_MOVES}Q"
+)  # the struct of gather.cu: from where, to where, words
 _ADDRESSES = 1 << 64
-Start = Callable[[int, int], None]
 SideMove = tuple[int, Move]  # of A (0) or B (1)
-Starters = tuple[tuple[Start, ...], Start, tuple[Start, ...]]  # passes, gather, the product
 
 
 def ready_sides(choice: Choice) -> tuple[bool, bool]:
@@ -86,7 +84,6 @@ class PackedLauncher:
         steps = rung.steps(problem, choice.params, choice.machine)
         self.module = kernels(rung, steps, choice.machine.arch)
         self.template = launch_args.pack(problem, choice.call)
-        self.scalars_at = len(self.template) - launch_args.SCALARS.size
         rest = [name for name, has in zip("ab", ready, strict=True) if not has]
         self.passes: tuple[Step, ...] = ()
         self.pass_template, packed_bytes = self.template, 0
@@ -109,88 +106,70 @@ class PackedLauncher:
         arch = choice.machine.arch
         self.gather_module = nvrtc.compile_file(GATHER, (self.gather.kernel,), arch)
         self.maps = tensor_maps.Maps(_shown(self.main, problem, self.template))
-        self.local = threading.local()
-        self.starters: dict[int, Starters] = {}
+        self._starts: dict[int, Start] = {}
 
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
         """Launch on operands of the prepared forms: out = alpha a b + beta out."""
         ordinal = int(out.device[5:])
         stream = device_arrays.current_stream(out, ordinal)
+        start = self._starts.get(ordinal)
+        if start is None:
+            start = self._starts[ordinal] = self.starter(ordinal)
         work, owner = 0, None
         if self.workspace:
             work, owner = device_arrays.workspace(out, self.workspace)
-        packed = [
-            one.original.address(self.rung) if has else work
+        left, right = (
+            (one.pointer, one.original.address(self.rung)) if has else one.pointer
             for one, has in zip((a, b), self.ready, strict=True)
-        ]
-        main_work = (work + self.main_at) % _ADDRESSES
-        addresses = (a.pointer, b.pointer, out.pointer)
+        )
         with driver.on_device(ordinal):
-            first, gather, rest = self._load(ordinal)
-            of_passes, of_main, ranges = self._slots()
-            if first:
-                of_passes.place((*addresses, work))
-                _start(first, of_passes.address, stream)
             for scalars in passes(alpha, beta, self.result):
-                if self.moves:
-                    Ranges.pack(ranges.buffer, self.moves, packed, main_work)
-                    gather(ranges.address, stream)
-                launch_args.SCALARS.pack_into(of_main.buffer, self.scalars_at, *scalars)
-                of_main.place((*addresses, main_work), (*addresses, main_work, *packed))
-                _start(rest, of_main.address, stream)
+                start(stream, left, right, out.pointer, work, scalars)
         del owner  # its allocator reuses the memory in stream order
 
-    def _slots(self) -> tuple[tensor_maps.Slot, tensor_maps.Slot, Ranges]:
-        """Return this thread's argument memory: of the passes, of the product, of the gathering."""
-        try:
-            slots: tuple[tensor_maps.Slot, tensor_maps.Slot, Ranges] = self.local.slots
-        except AttributeError:
-            of_passes = tensor_maps.Slot(self.pass_template)
-            slots = of_passes, tensor_maps.Slot(self.template, self.maps), Ranges()
-            self.local.slots = slots
-        return slots
+    def starter(self, ordinal: int) -> Start:
+        """Return what starts the product on a device, as `starter` has it, its kernels loaded.
 
-    def functions(self, ordinal: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-        """Return the kernels' handles on a device: of the passes, gathering, of the product."""
-        own, other = self.module, self.gather_module
+        An operand that comes packed is given by two addresses, the array's and what was packed.
+        """
+        of_passes = loaded(self.module, self.passes, self.pass_template, ordinal)
+        of_main = loaded(self.module, self.main, self.template, ordinal, self.maps)
+        pack, multiply = starter(of_passes, "4Q"), starter(of_main, "4Q", "2d")
+        none = bytes(RANGES.size)
+        gather = whole_starter(loaded(self.gather_module, (self.gather,), none, ordinal))
+        moves, main_at, has_passes = self.moves, self.main_at, bool(self.passes)
 
-        def handles(module: nvrtc.Module, steps: Sequence[Step]) -> tuple[int, ...]:
-            return tuple(
-                int(driver.load(module.cubin, module.symbols[step.kernel], ordinal, step.smem))
-                for step in steps
-            )
+        def start(
+            stream: int,
+            left: Any,
+            right: Any,
+            result: int,
+            work: int,
+            scalars: tuple[float, float] = (1.0, 0.0),
+        ) -> None:
+            packed_a = packed_b = work
+            if isinstance(left, tuple):
+                left, packed_a = left
+            if isinstance(right, tuple):
+                right, packed_b = right
+            if has_passes:
+                pack(stream, left, right, result, work)
+            main_work = (work + main_at) % _ADDRESSES
+            if moves:
+                gather(stream, ranges(moves, (packed_a, packed_b), main_work))
+            shown = (left, right, result, main_work, packed_a, packed_b)
+            multiply(stream, left, right, result, main_work, scalars, shown)
 
-        (gathering,) = handles(other, (self.gather,))
-        return handles(own, self.passes), gathering, handles(own, self.main)
-
-    def _load(self, ordinal: int) -> Starters:
-        found = self.starters.get(ordinal)
-        if found is None:
-            of_passes, gathering, of_main = self.functions(ordinal)
-            first, rest = (
-                tuple(starter(handle, step) for handle, step in zip(handles, steps, strict=True))
-                for handles, steps in ((of_passes, self.passes), (of_main, self.main))
-            )
-            found = self.starters[ordinal] = first, starter(gathering, self.gather), rest
-        return found
+        return start
 
 
-class Ranges:
-    """One thread's arguments of `gather.cu`."""
-
-    def __init__(self) -> None:
-        self.buffer = ctypes.create_string_buffer(_RANGES.size)
-        self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
-        self.address = ctypes.addressof(self._params)
-
-    @staticmethod
-    def pack(buffer: Any, moves: Sequence[SideMove], packed: Sequence[int], work: int) -> None:
-        """Write what is to be moved: from the packed operands, to a product's workspace."""
-        unused = [0] * (RANGES - len(moves))
-        sources = [packed[which] + move.at for which, move in moves]
-        targets = [(work + move.to) % _ADDRESSES for _, move in moves]
-        words = [move.nbytes // 4 for _, move in moves]
-        _RANGES.pack_into(buffer, 0, *sources, *unused, *targets, *unused, *words, *unused)
+def ranges(moves: Sequence[SideMove], packed: Sequence[int], work: int) -> bytes:
+    """Return the struct of `gather.cu`: from the packed operands, to a product's workspace."""
+    unused = [0] * (MOST_MOVES - len(moves))
+    sources = [packed[which] + move.at for which, move in moves]
+    targets = [(work + move.to) % _ADDRESSES for _, move in moves]
+    words = [move.nbytes // 4 for _, move in moves]
+    return RANGES.pack(*sources, *unused, *targets, *unused, *words, *unused)
 
 
 def _gathering(moves: Sequence[SideMove]) -> Step:
@@ -198,11 +177,6 @@ def _gathering(moves: Sequence[SideMove]) -> Step:
     longest = max((move.nbytes // 4 for _, move in moves), default=0)
     blocks = max(1, min(-(-longest // THREADS), MOST_BLOCKS))
     return Step("gather", (blocks, 1, 1), (THREADS, 1, 1))
-
-
-def _start(starters: Sequence[Start], params: int, stream: int) -> None:
-    for start in starters:
-        start(params, stream)
 
 
 def _shown(

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import convert, driver, launch_args, tensor_maps
+from gemmule.backends.cuda import convert, driver, launch_args
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.backends.cuda.single import kernels, starter
+from gemmule.backends.cuda.starter import kernels, loaded, starter
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form, Operand, c_strides
 from gemmule.core.problem import ITEMSIZE, layout_of
@@ -55,13 +55,10 @@ def packed(
         (rung.workspace(call.problem, params, machine),), "uint8", array.ordinal
     )
     module = kernels(rung, steps, machine.arch)
-    slot = tensor_maps.Slot(launch_args.pack(call.problem, call))
-    slot.place((array.pointer, array.pointer, 0, result.pointer))
+    template = launch_args.pack(call.problem, call)
     with driver.on_device(array.ordinal):
-        for step in steps:
-            symbol = module.symbols[step.kernel]
-            handle = driver.load(module.cubin, symbol, array.ordinal, step.smem)
-            starter(handle, step)(slot.address, stream)
+        start = starter(loaded(module, steps, template, array.ordinal), "4Q")
+        start(stream, array.pointer, array.pointer, 0, result.pointer)
     return _lined_up(array, result) if packing.is_copy else result
 
 

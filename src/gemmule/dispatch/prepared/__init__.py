@@ -1,1 +1,0 @@
-"""Short ways of products with a prepared matrix."""
