@@ -171,19 +171,28 @@ class Finding:
     figure: str
 
 
+class UnmeasuredError(Exception):
+    """These rows cannot decide a claim; the words say why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One thing that a document says. `rule` is how `judge` decides, in words."""
+    """One thing that a document says. `rule` is how it is decided, in words.
+
+    ``decide(rows)`` is that rule; it raises `UnmeasuredError` where rows lack what it needs.
+    """
 
     id: str
     text: str
     rule: str
-    judge: Callable[[Rows], Finding]
+    decide: Callable[[Rows], Finding]
 
-
-def unmeasured(why: str) -> Finding:
-    """Return the finding of a claim that these rows cannot decide."""
-    return Finding(NOT_MEASURABLE, why)
+    def judge(self, rows: Rows) -> Finding:
+        """Return what these rows say of the claim."""
+        try:
+            return self.decide(rows)
+        except UnmeasuredError as why:
+            return Finding(NOT_MEASURABLE, str(why))
 
 
 def decided(holds: bool, figure: str) -> Finding:

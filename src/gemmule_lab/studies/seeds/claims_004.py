@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmule_lab.studies import verdicts
-from gemmule_lab.studies.records import Finding, Rows, decided, unmeasured
+from gemmule_lab.studies.records import Finding, Rows, decided
 
 WIDTHS = (8, 16, 32, 64, 128, 256)
 ALGORITHMS = ("block_multiply", "block_multiply_transposed", "transpose_then")
@@ -116,6 +116,4 @@ def above_a_megabyte(rows: Rows) -> Finding:
         sentences.append(words)
         if algorithm == ALGORITHMS[0]:
             holds = not lost
-    if holds is None:
-        return unmeasured(verdicts.NO_GPU)
-    return decided(holds, ". ".join(sentences))
+    return decided(verdicts.needed(holds), ". ".join(sentences))

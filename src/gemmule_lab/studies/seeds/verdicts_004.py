@@ -11,7 +11,7 @@ from gemmule.core.registry import cuda_rungs
 from gemmule_lab.records.results import geomean
 from gemmule_lab.studies import verdicts
 from gemmule_lab.studies.published import published
-from gemmule_lab.studies.records import Claim, Finding, Rows, decided, unmeasured
+from gemmule_lab.studies.records import Finding, Rows, decided
 from gemmule_lab.studies.seeds.claims_004 import (
     ALGORITHMS,
     EXPONENTS,
@@ -30,6 +30,7 @@ from gemmule_lab.studies.seeds.claims_004 import (
     above_a_megabyte,
     shapes,
 )
+from gemmule_lab.studies.verdicts import needed
 
 
 def warm_rows(rows: Rows) -> Rows:
@@ -43,32 +44,19 @@ def mean_us(rows: Rows, name: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def best_width(rows: Rows, algorithm: str) -> tuple[int, float] | None:
+def best_width(rows: Rows, algorithm: str) -> tuple[int, float]:
     """Return the width with the smallest mean time over all shapes, and that mean in us."""
     means = {w: mean_us(rows, f"{algorithm} {w}") for w in WIDTHS}
-    known = {w: us for w, us in means.items() if us is not None}
-    if not known:
-        return None
+    known = needed({w: us for w, us in means.items() if us is not None})
     width = min(known, key=lambda w: known[w])
     return width, known[width]
 
 
-def _widths_in_words(rows: Rows) -> str:
-    words = []
-    for algorithm in ALGORITHMS:
-        found = best_width(rows, algorithm)
-        if found is not None:
-            words.append(f"{algorithm} {found[0]} ({found[1]:.2f} us)")
-    return ", ".join(words)
-
-
 def _best_is_64(rows: Rows) -> Finding:
-    warm = warm_rows(rows)
-    found = [best_width(warm, algorithm) for algorithm in ALGORITHMS]
-    if None in found:
-        return unmeasured(verdicts.NO_GPU)
-    holds = all(one is not None and one[0] == SEED_WIDTH for one in found)
-    return decided(holds, f"best widths by mean time: {_widths_in_words(warm)}")
+    found = {name: best_width(warm_rows(rows), name) for name in ALGORITHMS}
+    words = ", ".join(f"{name} {width} ({us:.2f} us)" for name, (width, us) in found.items())
+    holds = all(width == SEED_WIDTH for width, _ in found.values())
+    return decided(holds, f"best widths by mean time: {words}")
 
 
 def _height_1024(rows: Rows) -> Finding:
@@ -83,8 +71,7 @@ def _height_1024(rows: Rows) -> Finding:
             if (us := runs.where(name=f"{algorithm} {height} x {width}").us().values())
         }
         at_width = {h: us for (h, width), us in times.items() if width == SEED_WIDTH}
-        if not at_width:
-            return unmeasured(verdicts.NO_HEIGHTS)
+        needed(at_width, verdicts.NO_HEIGHTS)
         best = min(at_width, key=lambda height: at_width[height])
         height, width = min(times, key=lambda pair: times[pair])
         holds.append(best == SEED_HEIGHT)
@@ -108,9 +95,7 @@ def _wins(algorithm: str, share: float) -> Callable[[Rows], Finding]:
 
     def judge(rows: Rows) -> Finding:
         warm, name = warm_rows(rows), f"{algorithm} {SEED_WIDTH}"
-        by_shape = verdicts.speedups(warm, name, NAIVE[algorithm])
-        if not by_shape:
-            return unmeasured(verdicts.NO_GPU)
+        by_shape = needed(verdicts.speedups(warm, name, NAIVE[algorithm]))
         runs = list(run_ratios(rows, algorithm))
         shape_wins, run_wins = (sum(r > 1 for r in v) for v in (by_shape.values(), runs))
         words = (
@@ -138,11 +123,9 @@ def _mean_ratio(algorithm: str) -> Callable[[Rows], Finding]:
 
     def judge(rows: Rows) -> Finding:
         warm = warm_rows(rows)
-        ours = mean_us(warm, f"{algorithm} {SEED_WIDTH}")
-        plain = mean_us(warm, NAIVE[algorithm])
-        if ours is None or plain is None:
-            return unmeasured(verdicts.NO_GPU)
-        ratios = verdicts.speedups(warm, f"{algorithm} {SEED_WIDTH}", NAIVE[algorithm])
+        names = (f"{algorithm} {SEED_WIDTH}", NAIVE[algorithm])
+        ours, plain = (needed(mean_us(warm, name)) for name in names)
+        ratios = verdicts.speedups(warm, *names)
         words = (
             f"{plain / ours:.2f} from the means, {geomean(ratios.values()):.2f} as the geometric "
             f"mean over shapes, {printed} printed"
@@ -159,9 +142,7 @@ def _zeroing(rows: Rows) -> Finding:
     fixed = rows.where(FIXED, backend="cuda", name=ZEROING_NAME)
     large = fixed.where(m=1 << 14).us()
     product = warm_rows(rows).where(name=f"block_multiply {SEED_WIDTH}", m=1 << 14, n=1 << 14).us()
-    if not large or not product:
-        return unmeasured(verdicts.NO_GPU)
-    zero, whole = next(iter(large.values())), next(iter(product.values()))
+    zero, whole = (next(iter(needed(times).values())) for times in (large, product))
     words = f"{zero:.2f} us of {whole:.1f} us at 2^14 x 2^14: {100 * zero / whole:.1f} %"
     small = next(iter(fixed.where(m=1 << 7).us().values()), None)
     words += "" if small is None else f"; {small:.2f} us of every small product"
@@ -205,39 +186,22 @@ def _copy_bytes(rows: Rows) -> Finding:
     return decided(1.9 < share < 2.1, words)
 
 
-_RATIO_RULE = "confirmed if the ratio of mean warm times is within a quarter of the printed one"
-CLAIMS = (
-    Claim("width-64", "A block width of 64 is the optimum.",
-          "confirmed if 64 has the smallest mean warm time for all three algorithms", _best_is_64),
-    Claim("height-1024", "The block height should be as large as possible, 1024.",
-          "confirmed if 1024 has the smallest geometric mean time of its heights for all three "
-          "algorithms at width 64, warm", _height_1024),
-    Claim("own-optimum", "The document's own table shows 64 to be the optimum.",
-          "confirmed if 64 is the smallest time of each of its rows", _own_optimum),
-    Claim("always-faster", "Block & multiply is faster than the naive kernel in every case.",
-          "confirmed if faster on every shape, warm, at width 64", _wins("block_multiply", 1)),
-    Claim("above-1-mb",
-          "Not in the document: above 1 MB it is faster in every case, warm and cold.",
-          "confirmed if block_multiply at width 64 beats the naive kernel in each; the transposed "
-          "forms are held against the naive transposed kernel", above_a_megabyte),
-    Claim("transposed-wins", "Transposed block & multiply is faster in 160 of 296 cases.",
-          "confirmed if its share of shapes is within 10 points of 54 %",
-          _wins("block_multiply_transposed", 160 / 296)),
-    Claim("ratio-block", "Block & multiply is 5.5 times as fast as the naive kernel.",
-          _RATIO_RULE, _mean_ratio("block_multiply")),
-    Claim("ratio-transposed", "Transposed block & multiply is 1.2 times as fast as naive.",
-          _RATIO_RULE, _mean_ratio("block_multiply_transposed")),
-    Claim("ratio-then", "Transposing first is 7.3 times as fast, the transpose included.",
-          _RATIO_RULE, _mean_ratio("transpose_then")),
-    Claim("zeroing", "Zeroing y costs little.",
-          "confirmed if zeroing and storing the sums take under 5 % of a product of 2^14 x 2^14",
-          _zeroing),
-    Claim("twice-memory", "Transposing first takes about twice the memory.",
-          "confirmed if matrix and workspace are 1.9 to 2.1 times the matrix", _copy_bytes),
-    Claim("case-count", "There were 294 (or 296) test cases.",
-          "confirmed if the sizes that it gives make as many", _cases),
-    Claim("whose-7.3", "The 7.3 times belong to transposed block & multiply.",
-          "confirmed if its own averages give more than 7 for that algorithm", _whose_ratio),
-    Claim("eighty-percent", "Shared memory alone gains about 80 % in the transposed product.",
-          "confirmed if its own averages give at least 1.7 times", _eighty_percent),
-)  # fmt: skip
+CLAIMS = verdicts.claims(
+    "004",
+    {
+        "width-64": _best_is_64,
+        "height-1024": _height_1024,
+        "own-optimum": _own_optimum,
+        "always-faster": _wins("block_multiply", 1),
+        "above-1-mb": above_a_megabyte,
+        "transposed-wins": _wins("block_multiply_transposed", 160 / 296),
+        "ratio-block": _mean_ratio("block_multiply"),
+        "ratio-transposed": _mean_ratio("block_multiply_transposed"),
+        "ratio-then": _mean_ratio("transpose_then"),
+        "zeroing": _zeroing,
+        "twice-memory": _copy_bytes,
+        "case-count": _cases,
+        "whose-7.3": _whose_ratio,
+        "eighty-percent": _eighty_percent,
+    },
+)
