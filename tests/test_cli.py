@@ -18,6 +18,7 @@ from gemmule import backends
 from gemmule_lab import cli, doctor
 from gemmule_lab.cli import run
 from gemmule_lab.verify import check
+from proofs.__main__ import proofs
 
 
 @pytest.fixture
@@ -194,9 +195,7 @@ def test_a_wrong_product_is_exit_code_1(
         (["counters", "--evidence", "e"], "PYTHONPATH=tools python -m counters"),
         (["crosscheck"], "PYTHONPATH=tools python -m counters.crosscheck"),
         (["verify", "--device", "tpu"], "--device is 'tpu'"),
-        (["verify", "--evidence", "here"], "--device cuda"),
-        (["verify", "--stale"], "pass --evidence or --check"),
-        (["verify", "--anew"], "pass --check"),
+        (["verify", "--anew"], "PYTHONPATH=tools python -m proofs"),
         (["hunt", "--seconds", "nan"], "nan is no number in the range"),
         (["hunt", "--peer", "nope"], "--peer is 'nope'"),
         (["bench", "--peer", "numpy"], "--peer is for a GPU"),
@@ -311,17 +310,37 @@ def test_verify_prints_what_repeats_a_failure(
     assert "2 wrong" in err
 
 
-@pytest.mark.parametrize("more", [[], ["--evidence", "here"]])
+@pytest.mark.parametrize(
+    ("command", "arguments"), [(cli.cli, ["verify"]), (proofs, ["--evidence", "here"])]
+)
 def test_a_missing_gpu_is_told_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: click.Command,
+    arguments: list[str],
 ) -> None:
     class NoGpu:
         def machine(self, device: str) -> None:
             raise gm.DeviceError(f"no driver for {device}.")
 
     monkeypatch.setattr(backends, "get", lambda name: NoGpu())
-    assert run(["verify", "--device", "cuda:1", *more]) == 2
+    assert run([*arguments, "--device", "cuda:1"], command) == 2
     assert said(capsys) == ("", "gemmule: no driver for cuda:1.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--stale"], "pass --evidence FOLDER"),
+        (["--evidence", "here", "--device", "cpu"], "no --device cpu"),
+        (["--evidence", "here", "--anew"], "pass --check"),
+    ],
+)
+def test_proofs_say_what_they_need(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert run(arguments, proofs) == 2
+    assert words in said(capsys)[1]
 
 
 def test_batches_are_checked_entry_by_entry() -> None:

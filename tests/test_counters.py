@@ -92,6 +92,7 @@ def test_a_stand_in_for_the_tool_is_run_and_read(
     lines = [
         json.dumps(
             {
+                "schema": counters.SCHEMA,
                 "op": m.op,
                 "rung": m.rung,
                 "title": m.title,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import wheel_evidence
 from gemmule import backends
 from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.choose import choose
@@ -18,9 +22,11 @@ from gemmule.core.problem import QuantSpec
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import HEADERS_FOLDER
 from gemmule.oracle.problems import make_problem
-from gemmule.storage import evidence, lines
+from gemmule.storage import evidence, lines, margins
 from gemmule_lab.cli import run
+from gemmule_lab.commands.study import SEEDS
 from gemmule_lab.report import ladder_table
+from gemmule_lab.studies import store as study_store
 from proofs import default_plans, proofs
 from proofs import device as verify_device
 from proofs import status as proof_status
@@ -278,6 +284,53 @@ def test_records_in_the_package_come_before_those_of_the_source_tree(
     assert evidence.folder() == tmp_path / "evidence"
     (tmp_path / inside).mkdir(parents=True)
     assert evidence.folder() == tmp_path / inside
+
+
+def test_what_a_wheel_carries_is_read_as_the_tree_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def contents() -> tuple[list[Any], dict[str, list[Any]], dict[str, list[Any]]]:
+        measured = {
+            gpu.name: list(margins.read_file(gpu / margins.FILE))
+            for gpu in sorted(evidence.folder().iterdir())
+        }
+        paths = {seed: study_store.on_record(seed) for seed in SEEDS}
+        studies = {seed: [*study_store.read(path, seed)] for seed, path in paths.items() if path}
+        records = sorted(evidence.read(), key=lambda r: (r.device, r.folder, r.rung, r.variant))
+        return records, {name: found for name, found in measured.items() if found}, studies
+
+    of_tree = contents()
+    assert all(of_tree)
+    assert len(of_tree[2]) == len(SEEDS)
+    size = 0
+    for name, content in wheel_evidence.packed(evidence.folder()):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        size += len(content)
+    assert size < 1 << 20
+    monkeypatch.setattr(evidence, "folder", lambda: tmp_path)
+    assert contents() == of_tree
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:-9], lambda packed: b"no archive"])
+def test_a_damaged_archive_holds_nothing(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "gpu" / evidence.SINGLE_FILE
+    path.parent.mkdir()
+    packed = path.with_name(f"{path.name}.gz")
+    packed.write_bytes(gzip.compress(f"{GOOD}\n".encode()))
+    assert [r.rung for r in evidence.read(tmp_path)] == ["r"]
+    packed.write_bytes(damage(packed.read_bytes()))
+    assert list(evidence.read(tmp_path)) == []
+    path.write_text(GOOD.replace('"r"', '"s"') + "\n")  # the plain file counts where it is
+    assert [r.rung for r in evidence.read(tmp_path)] == ["s"]
+
+
+def test_an_archive_that_swells_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.with_name("a.jsonl.gz").write_bytes(gzip.compress(bytes(1 << 24)))
+    with pytest.raises(ValueError, match="more than 1,000,000 bytes"):
+        lines.read_bytes(path, 10**6)
 
 
 def test_every_record_lies_in_its_rungs_file() -> None:

@@ -8,7 +8,9 @@ import json
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ import safetensors.numpy
 import scipy.io
 import scipy.sparse
 
+from gemmule.storage.atomic import new_file
 from gemmule_lab.files.matrices import list_matrices, read_matrix
-from gemmule_lab.files.output import new_file, new_matrix
+from gemmule_lab.files.output import new_matrix
 from gemmule_lab.files.sources import Source, parse_source
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -154,6 +157,44 @@ def test_npy_with_an_impossible_shape(tmp_path: Path, shape: str) -> None:
     (tmp_path / "a.npy").write_bytes(_npy(header, bytes(48)))
     with pytest.raises(ValueError, match=r"a\.npy"):
         read_matrix(str(tmp_path / "a.npy"))
+
+
+def peak_of(read: Callable[[], Any]) -> int:
+    tracemalloc.start()
+    try:
+        read()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_npy_header_that_claims_gigabytes_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", 1_500_000_000))
+    with path.open("r+b") as file:
+        file.truncate(2_000_000_000)  # a hole
+
+    def read() -> None:
+        with pytest.raises(ValueError, match=r"its header claims 1,500,000,000 bytes"):
+            read_matrix(str(path))
+
+    assert peak_of(read) < 10 << 20
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_npz_takes_the_memory_of_its_matrix_once(tmp_path: Path, save: Any) -> None:
+    path = tmp_path / "a.npz"
+    save(path, A=np.tile(MATRIX, (1000, 500)))
+    assert peak_of(lambda: read_matrix(str(path))) < 1.2 * 24e6 + (4 << 20)
+
+
+def test_a_tensor_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    entry = '"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
+    text = f"{{{entry}, {entry}}}".encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    with pytest.raises(ValueError, match=r"a\.safetensors is not a readable"):
+        read_matrix(str(path))
 
 
 @pytest.mark.parametrize("cut", [0, 5, 9, 40, 120, 150])
@@ -434,7 +475,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     old.write_text("before")
 
     def fail(path: Path, force: bool) -> None:
-        with new_file(path, force=force) as file:
+        with new_file(path, replace=force, taken="") as file:
             file.write(b"half")
             raise RuntimeError("stopped")
 

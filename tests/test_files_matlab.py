@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -110,6 +111,83 @@ def test_damaged_element_tags_do_not_end_the_process(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == len(paths)
 
 
+FAKE_SCIPY = """
+import os, time
+def whosmat(path, **options):
+    name = os.path.basename(path)
+    if name == "spins.mat":
+        while True: pass
+    if name == "eats.mat":
+        bytearray(1 << 30)
+    if name == "ends.mat":
+        os.abort()
+    return [("A", (1, 2), "double")]
+def loadmat(path, **options):
+    import numpy as np
+    return {"A": np.array([[1.0, 2.0]])}
+"""
+READS = """
+import sys, time
+import numpy as np
+from gemmule_lab.files.matrices import read_matrix
+for path in sys.argv[1:]:
+    try:
+        print(read_matrix(path).tolist())
+    except ValueError as error:
+        print(str(error).rpartition("is not readable: ")[2])
+"""
+
+
+def test_what_a_file_does_to_scipy_is_an_error(tmp_path: Path) -> None:
+    """A stand-in for SciPy does what a file may bring it to; the next file is read all the same."""
+    (tmp_path / "scipy").mkdir()
+    (tmp_path / "scipy" / "__init__.py").touch()
+    (tmp_path / "scipy" / "io.py").write_text(FAKE_SCIPY)
+    paths = [tmp_path / f"{name}.mat" for name in ("spins", "eats", "ends", "works")]
+    for path in paths:
+        path.write_bytes(saved(np.array([[1.0, 2.0]])))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", READS, *map(str, paths)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True, env=environment
+    )
+    assert done.stdout.splitlines() == [
+        "SciPy needed too much time to read it.",
+        "it takes more memory than a matrix of its shape does.",
+        "SciPy's process died of it (exit code -6).",
+        "[[1.0, 2.0]]",
+    ]
+
+
+def test_without_scipy_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(ImportError, match=r"a\.mat is read by SciPy: pip install 'gemmule\[io\]'"):
+        read(tmp_path, saved(np.eye(2)))
+
+
+def test_a_forked_process_reads_for_itself(tmp_path: Path) -> None:
+    content = saved(np.eye(2))
+    read(tmp_path, content)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if (read(tmp_path, content) == np.eye(2)).all() else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    np.testing.assert_array_equal(read(tmp_path, content), np.eye(2))
+
+
+def test_what_scipy_reads_wrong_is_refused(tmp_path: Path) -> None:
+    exact = matlab(6, 0x0800, (5, "i4"), [[1, 2, 3, 2**24 - 1], [4, 5, 6, 7]])
+    assert read(tmp_path, exact).tolist() == [[1 + 4j, 3 + 6j], [2 + 5j, 2**24 - 1 + 7j]]
+    assert read(tmp_path, exact).dtype == np.complex128
+    rounded = matlab(6, 0x0800, (5, "i4"), [[1, 2, 3, 2**24 + 1], [4, 5, 6, 7]])
+    with pytest.raises(ValueError, match="SciPy rounds its complex integers"):
+        read(tmp_path, rounded)
+    infinite = np.array([[complex(1, np.inf)]])
+    np.testing.assert_array_equal(read(tmp_path, saved(infinite)), infinite)
+    with pytest.raises(ValueError, match="infinite complex numbers of version 4"):
+        read(tmp_path, saved(infinite, "4"))
+
+
 def test_every_truncation_and_every_size_that_lies(tmp_path: Path) -> None:
     for content in (saved(np.arange(6.0).reshape(2, 3)), saved(np.eye(3), "4")):
         for length in range(len(content)):
@@ -136,7 +214,7 @@ def test_a_compressed_bomb_is_refused_before_it_is_inflated(tmp_path: Path) -> N
     inner = bytearray(zlib.decompress(liar[136:]))
     inner[4:8] = struct.pack("<I", len(inner) - 8 + (1 << 24))
     packed = zlib.compress(bytes(inner) + bytes(1 << 24))
-    with pytest.raises(ValueError, match="bytes follow"):
+    with pytest.raises(ValueError, match="not fully consume"):
         read(tmp_path, liar[:132] + struct.pack("<I", len(packed)) + packed)
 
 

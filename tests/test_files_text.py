@@ -11,7 +11,6 @@ import pytest
 import scipy.io
 import scipy.sparse
 
-from gemmule_lab.files import mtx as files_mtx
 from gemmule_lab.files.matrices import read_matrix
 
 RNG = np.random.default_rng(7)
@@ -42,11 +41,7 @@ def of_text(folder: Path, text: bytes) -> Any:
 
 @pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("block", [64, files_mtx.BLOCK_BYTES])
-def test_every_form_as_scipy_reads_it(
-    tmp_path: Path, name: str, sparse: bool, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files_mtx, "BLOCK_BYTES", block)
+def test_every_form_as_scipy_reads_it(tmp_path: Path, name: str, sparse: bool) -> None:
     buffer = io.BytesIO()
     matrix = MATRICES[name]
     scipy.io.mmwrite(buffer, scipy.sparse.coo_matrix(matrix) if sparse else matrix)
@@ -75,6 +70,7 @@ def test_empty_matrices_are_legal(tmp_path: Path, sizes: bytes) -> None:
         assert of_text(tmp_path, text).shape == tuple(int(s) for s in sizes.split())
 
 
+WIDE = "line 3: '9.*of integer int64 numbers"
 FAULTS = {
     # SciPy's parser ran past the end of its block here: the process died of SIGSEGV.
     "NUL among the numbers": (
@@ -87,8 +83,14 @@ FAULTS = {
     "words": (b"array real general\n1 1\none\n", "line 3: 'one'"),
     "a float for an integer": (b"array integer general\n1 1\n1.0\n", "line 3: '1.0'"),
     "hexadecimal": (b"array real general\n1 1\n0x1p3\n", "line 3: '0x1p3'"),
-    "65 bits": (b"array integer general\n1 1\n9223372036854775808\n", "no int64 is"),
-    "thousands of digits": (b"array integer general\n1 1\n" + b"9" * 5000 + b"\n", "no int64 is"),
+    "65 bits": (
+        b"array integer general\n1 1\n9223372036854775808\n",
+        WIDE,
+    ),
+    "thousands of digits": (
+        b"array integer general\n1 1\n" + b"9" * 5000 + b"\n",
+        WIDE,
+    ),
     "too few": (b"array real general\n2 2\n1\n2\n3\n", "3 of 4 entries"),
     "too many": (b"array real general\n1 1\n1\n2\n", "more than the 1 entries"),
     "row 0": (b"coordinate real general\n2 2 1\n0 1 5\n", r"\(0, 1\), outside of 2 x 2"),

@@ -221,7 +221,7 @@ def test_file_too_large_is_not_read(tmp_path, monkeypatch) -> None:
     path = tmp_path / "r.jsonl"
     append(path, [machine()])
     monkeypatch.setattr("gemmule_lab.records.log.MAX_FILE_BYTES", 10)
-    with pytest.raises(ValueError, match="the limit is 10"):
+    with pytest.raises(ValueError, match="more than 10 bytes"):
         read(path)
 
 

@@ -50,7 +50,8 @@ def stand_in(folder: Path, log: str, *, code: int = 0, outcome: bool = True) -> 
     (folder / "bin").mkdir()
     (folder / "bin" / "log").write_text(log)
     line = (
-        '{"folder": "matvec", "rung": "thread_per_row", "variant": "float32,float32,float32", '
+        '{"schema": 1, "folder": "matvec", "rung": "thread_per_row", '
+        '"variant": "float32,float32,float32", '
         '"key": "k", "cases": 4, "worst_ratio": 0.1, "failures": [], "device": "NVIDIA X"}'
     )
     program = folder / "bin" / "compute-sanitizer"

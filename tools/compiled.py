@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmule.backends.cuda import nvrtc
@@ -99,8 +99,7 @@ def update(names: Sequence[str], folder: Path = FOLDER) -> Iterator[Path]:
         known = [on_record(rung, arch, folder) for arch in rung.archs]
         if None in known or len(known) != len(list(_read(path))):
             made = [one or build(rung, arch) for one, arch in zip(known, rung.archs, strict=True)]
-            folder.mkdir(parents=True, exist_ok=True)
-            lines.write(path, ({"schema": SCHEMA, **asdict(one)} for one in made))
+            lines.write_records(path, SCHEMA, made)
             yield path
     for path in folder.glob("*.jsonl"):
         if not names and path not in rungs:
@@ -110,7 +109,4 @@ def update(names: Sequence[str], folder: Path = FOLDER) -> Iterator[Path]:
 
 def _read(path: Path) -> Iterator[Compiled]:
     """Yield a file's lines; those that are none of ours are passed over."""
-    kinds = {name: str if kind == "str" else int for name, kind in Compiled.__annotations__.items()}
-    for data in lines.read(path, SCHEMA):
-        if {name: type(value) for name, value in data.items()} == kinds:
-            yield Compiled(**data)
+    return lines.read_records(path, SCHEMA, Compiled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
+import importlib
 import importlib.util
 import os
 import platform
@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from gemmule_lab.records.environment import version_of
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 CPU_FEATURES = (
@@ -72,18 +74,11 @@ def _safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
         return [Finding(name, FAIL, f"{type(error).__name__}: {error}", "reinstall gemmule")]
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _python() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.machine()}"
     fine = system == "Linux x86_64"
     yield Finding(
-        "gemmule", OK, f"{_version('gemmule') or 'not installed'} in {Path(__file__).parents[1]}"
+        "gemmule", OK, f"{version_of('gemmule') or 'not installed'} in {Path(__file__).parents[1]}"
     )
     yield Finding(
         "Python",
@@ -106,7 +101,7 @@ def _numpy() -> Iterator[Finding]:
 
 
 def _numba() -> Iterator[Finding]:
-    version = _version("numba")
+    version = version_of("numba")
     if version is None:
         yield Finding("Numba", NOTE, "not installed: only the NumPy rungs run", "pip install numba")
         return
@@ -246,7 +241,7 @@ def _gpu_names(library: ctypes.CDLL, count: ctypes.c_int) -> str:
 
 
 def _wheels() -> Iterator[Finding]:
-    versions = {name: _version(name) for name in CUDA_WHEELS}
+    versions = {name: version_of(name) for name in CUDA_WHEELS}
     missing = [name for name in ("cuda-core", "cuda-bindings") if versions[name] is None]
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if missing:
@@ -257,7 +252,7 @@ def _wheels() -> Iterator[Finding]:
 
 def _nvrtc() -> Iterator[Finding]:
     """Compile one line of CUDA C++; that needs no GPU."""
-    if _version("cuda-bindings") is None:
+    if version_of("cuda-bindings") is None:
         return
     try:
         from cuda.bindings import nvrtc
@@ -297,7 +292,7 @@ def _cublas() -> Iterator[Finding]:
 
 
 def _optional() -> Iterator[Finding]:
-    found = [f"{name} {version}" for name in OPTIONAL if (version := _version(name))]
+    found = [f"{name} {version}" for name in OPTIONAL if (version := version_of(name))]
     yield Finding("also here", OK, ", ".join(found) or "none of torch, cupy, jax, scipy")
 
 

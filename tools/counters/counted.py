@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from counters.counters import Mark
+from counters.counters import SCHEMA, Mark
 from counters.ladder_times import Spot, planned, spots
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.single import cuda_rung
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     with Path(marks).open("w", encoding="utf-8") as file:
         for spot in wanted:
             for mark in launched(spot, bench, end):
-                file.write(json.dumps(asdict(mark)) + "\n")
+                file.write(json.dumps({"schema": SCHEMA, **asdict(mark)}) + "\n")
                 file.flush()
 
 

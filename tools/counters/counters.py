@@ -8,12 +8,10 @@ what cannot.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gemmule.storage import lines
 from gemmule_lab.profile import ncu
@@ -40,6 +38,9 @@ METRICS = {
 }
 
 
+Params = Mapping[str, str | int | float | bool | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """What the child launched: a rung of a ladder, the product, and the kernels in order."""
@@ -47,7 +48,7 @@ class Mark:
     op: str
     rung: str
     title: str
-    params: Mapping[str, Any]
+    params: Params
     kernels: tuple[str, ...]
 
 
@@ -60,7 +61,7 @@ class Counted:
     title: str
     device: str
     date: str
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     kernels: tuple[str, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
@@ -81,20 +82,12 @@ def count(
         rows, note = ncu.profile(
             METRICS, [*options, "--target-processes", "all"], child, 2 * seconds + 60
         )
-        found = list(assign(read_marks(marks), rows, device, date))
+        found = list(assign(list(lines.read_records(marks, SCHEMA, Mark)), rows, device, date))
     return found if any(one.counters for one in found) else [_nothing(device, date, note)]
 
 
 def _nothing(device: str, date: str, note: str) -> Counted:
     return Counted("", "", "", device, date, note=note)
-
-
-def read_marks(path: Path) -> list[Mark]:
-    """Return what the child wrote down; nothing where it wrote nothing."""
-    if not path.is_file():
-        return []
-    written = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [Mark(**{**mark, "kernels": tuple(mark["kernels"])}) for mark in written]
 
 
 def assign(
@@ -145,10 +138,10 @@ def write(path: Path, found: Iterable[Counted]) -> None:
     What else is on file stays: there was no time for it, or nobody asked. OSError where the file
     cannot be written.
     """
-    anew = {(one.op, one.rung, one.title): asdict(one) for one in found}
+    anew = {(one.op, one.rung, one.title): one for one in found}
     kept = [
-        line
-        for line in lines.read(path, SCHEMA)
-        if (line.get("op"), line.get("rung"), line.get("title")) not in anew
+        one
+        for one in lines.read_records(path, SCHEMA, Counted)
+        if (one.op, one.rung, one.title) not in anew
     ]
-    lines.write(path, ({"schema": SCHEMA, **line} for line in (*kept, *anew.values())))
+    lines.write_records(path, SCHEMA, (*kept, *anew.values()))

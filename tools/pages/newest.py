@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from counters.counters import FILE as COUNTERS
 from counters.counters import SCHEMA, Counted
@@ -36,17 +35,7 @@ def counters(evidence: Path) -> list[Counted]:
     for path in sorted(evidence.glob(f"*/{COUNTERS}")):
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"{path} has more than {MAX_FILE_BYTES:,} bytes; count anew.")
-        found = [one for data in lines.read(path, SCHEMA) if (one := _counted(data)) is not None]
+        found = list(lines.read_records(path, SCHEMA, Counted))
         if max((o.date for o in found), default="") > max((o.date for o in newest), default=""):
             newest = found
     return newest
-
-
-def _counted(data: dict[str, Any]) -> Counted | None:
-    try:
-        texts = {n: str(data[n]) for n in ("op", "rung", "title", "device", "date", "note")}
-        counters = {str(k): float(v) for k, v in data["counters"].items()}
-        kernels = tuple(str(name) for name in data["kernels"])
-        return Counted(**texts, params=dict(data["params"]), kernels=kernels, counters=counters)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None

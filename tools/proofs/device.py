@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -338,7 +338,7 @@ def write_records(
         path = evidence.proof_file(gpu, rung)
         mine = sorted((r for r in records if (r.folder, r.rung) == rung), key=lambda r: r.variant)
         if mine:
-            lines.write(path, ({"schema": evidence.SCHEMA, **asdict(record)} for record in mine))
+            lines.write_records(path, evidence.SCHEMA, mine)
         else:
             path.unlink(missing_ok=True)
     single.unlink(missing_ok=True)

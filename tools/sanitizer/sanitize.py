@@ -8,7 +8,6 @@ that it watched, as soon as they are through. Run as a module, this file is that
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -16,12 +15,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemmule.core.rung import CudaRung
 from gemmule.errors import DeviceError
-from gemmule.storage.evidence import slug
+from gemmule.storage import lines
+from gemmule.storage.evidence import SCHEMA, slug
 from gemmule_lab.processes import environment_of_child, in_toolkit, python_module
 from proofs import proof_lines
 from proofs.device import CHUNK, Outcome, chunks, verify_rung
@@ -132,7 +132,7 @@ def _run(
         except subprocess.TimeoutExpired:
             said, status = f"stopped after {limit_s:.0f} s", -1
         text = log.read_text(errors="replace") if log.is_file() else ""
-        outcomes = _outcomes(results)
+        outcomes = tuple(lines.read_records(results, SCHEMA, Outcome))
     if "Device not supported" in text + said:
         raise DeviceError(
             "compute-sanitizer says that it does not support this device. Run it where the driver "
@@ -142,12 +142,6 @@ def _run(
     errors = errors_in(text) if status == 0 or errors_in(text) else None
     shown = [line for line in (text + said).splitlines() if line.strip()][:SHOWN_LINES]
     return Report(tool, name, errors, outcomes, "\n".join(shown))
-
-
-def _outcomes(path: Path) -> tuple[Outcome, ...]:
-    if not path.is_file():
-        return ()
-    return tuple(Outcome(**json.loads(line)) for line in path.read_text().splitlines())
 
 
 def write(root: Path, reports: Sequence[Report]) -> Path | None:
@@ -160,11 +154,11 @@ def write(root: Path, reports: Sequence[Report]) -> Path | None:
         return None
     path = root / slug(device) / "sanitized.jsonl"
     for report in reports:
-        lines = [
+        passed = [
             proof_lines.line_of("tool", report.tool, one, cases=one.cases, shapes=one.shapes)
             for one in report.outcomes
         ]
-        proof_lines.update(path, lines, report.clean)
+        proof_lines.update(path, passed, report.clean)
     return path
 
 
@@ -173,7 +167,7 @@ def main(arguments: Sequence[str]) -> None:
     ordinal, results, name, *variants = arguments
     folder, _, rung = name.partition("/")
     found = verify_rung(folder, rung, int(ordinal), few=True, only=frozenset(variants))
-    Path(results).write_text("".join(json.dumps(asdict(outcome)) + "\n" for outcome in found))
+    lines.write_records(Path(results), SCHEMA, found)
 
 
 if __name__ == "__main__":

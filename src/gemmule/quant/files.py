@@ -12,7 +12,6 @@ import io
 import json
 import math
 import os
-import secrets
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gemmule.storage.atomic import new_file
 
 FilePath: TypeAlias = str | os.PathLike[str]
 Tensors: TypeAlias = dict[str, NDArray[Any]]
@@ -38,6 +39,7 @@ _MAX_DIMENSION = 1 << 40
 _SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
 _MAX_INDEX_BYTES = 1 << 26
 _ALIGNMENT = 64
+_TAKEN = "pass overwrite=True to replace it"
 """Data start on a cache line, so that a mapped array can be read with aligned vector loads."""
 
 
@@ -100,11 +102,7 @@ def check_target(path: FilePath, *, overwrite: bool) -> None:
             f"{target} has suffix {target.suffix!r}; a quantised matrix is saved as .safetensors."
         )
     if target.exists() and not overwrite:
-        raise _taken(target)
-
-
-def _taken(target: Path) -> FileExistsError:
-    return FileExistsError(f"{target} exists already; pass overwrite=True to replace it.")
+        raise FileExistsError(f"{target} exists already; {_TAKEN}.")
 
 
 def write_tensors(
@@ -119,35 +117,10 @@ def write_tensors(
     """
     target = Path(path)
     header = _header(tensors, metadata)
-    # As mkstemp: a random name, created exclusively, in the same directory. But mkstemp's mode 0600
-    # would stay with the file, and a saved matrix is as public as any other file its owner writes.
-    scratch = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(header)
-            for tensor in tensors.values():
-                file.write(tensor.reshape(-1).view(np.uint8).data)
-            file.flush()
-            os.fsync(file.fileno())
-        if overwrite:
-            scratch.replace(target)
-        else:
-            _link_new(scratch, target)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _link_new(scratch: Path, target: Path) -> None:
-    """Give `scratch` the name `target` unless it is taken; a hard link decides atomically."""
-    try:
-        os.link(scratch, target)
-    except FileExistsError:
-        raise _taken(target) from None
-    except OSError:  # a file system without hard links: the check is all there is
-        if target.exists():
-            raise _taken(target) from None
-        scratch.replace(target)
+    with new_file(target, replace=overwrite, taken=_TAKEN) as file:
+        file.write(header)
+        for tensor in tensors.values():
+            file.write(tensor.reshape(-1).view(np.uint8).data)
 
 
 def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:

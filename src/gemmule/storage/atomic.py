@@ -1,11 +1,15 @@
-"""Small files, read with care and replaced whole: readers see the old or the new, never half."""
+"""Files that appear complete or not at all, and small ones that are read with care."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 MAX_BYTES = 65_536
 # Names of files that a write left behind when it was cut off begin so.
@@ -55,3 +59,41 @@ def _replace(path: Path, data: bytes, mode: int | None = None) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def new_file(path: Path, *, replace: bool, taken: str) -> Iterator[IO[bytes]]:
+    """Yield a binary file that becomes `path` when the block ends without an error.
+
+    Until then, and after an error, `path` is untouched; the file's mode follows the umask. Raises
+    FileExistsError, which ends in the words of `taken`, when something of that name exists, also
+    when it appeared during the block, unless `replace`.
+    """
+    # As mkstemp: a random name, created exclusively, in the same folder. But mkstemp's mode 0600
+    # would stay with the file, and a saved matrix is as public as any other file its owner writes.
+    scratch = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            scratch.replace(path)
+        elif not _linked(scratch, path):
+            raise FileExistsError(f"{path} exists already; {taken}.")
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _linked(scratch: Path, path: Path) -> bool:
+    """Give a file another name unless that is taken; a hard link decides atomically."""
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links: the check is all there is
+        if path.exists():
+            return False
+        scratch.replace(path)
+    return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemmule.storage import evidence, lines
@@ -43,9 +43,9 @@ def cubins(path: Path) -> dict[str, str]:
     Read once a process; `forget` reads again.
     """
     return {
-        data["inputs"]: data["cubin"]
-        for data in lines.read(path, SCHEMA)
-        if all(type(data.get(n)) is str and _DIGEST.fullmatch(data[n]) for n in ("inputs", "cubin"))
+        one.inputs: one.cubin
+        for one in lines.read_records(path, SCHEMA, Built)
+        if _DIGEST.fullmatch(one.inputs) and _DIGEST.fullmatch(one.cubin)
     }
 
 
@@ -56,7 +56,5 @@ def forget() -> None:
 
 def write(path: Path, builds: Iterable[Built]) -> None:
     """Replace a rung's file by these builds; OSError where it cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ordered = sorted(builds, key=lambda one: one.variant)
-    lines.write(path, ({"schema": SCHEMA, **asdict(one)} for one in ordered))
+    lines.write_records(path, SCHEMA, sorted(builds, key=lambda one: one.variant))
     forget()

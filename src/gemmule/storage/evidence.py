@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, LibraryRung, Rung, Signature
@@ -48,9 +47,9 @@ def folder() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "evidence"
 
 
-def slug(name: str) -> str:
-    """Return a device's name as a folder's: ``NVIDIA H200`` is ``nvidia-h200``."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown"
+def slug(device: str) -> str:
+    """Return a device's name as its folder's: ``NVIDIA H200`` is ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
 
 
 def read(root: Path | None = None) -> Iterator[Record]:
@@ -77,33 +76,24 @@ def proof_file(gpu: Path, rung: tuple[str, str]) -> Path:
 
 def read_file(path: Path) -> Iterator[Record]:
     """Yield the well-formed records of one file; none where it is absent or too large."""
-    for data in lines.read(path, SCHEMA):
-        record = _record(data)
-        if record is not None:
-            yield record
+    return lines.read_records(path, SCHEMA, Record, _is_sound)
 
 
-_TEXTS = ("folder", "rung", "variant", "arch", "key", "device", "date")
 MAX_TEXT = 1000
 
 
-def _record(data: dict[str, Any]) -> Record | None:
-    """Return the record of a line if every field is what this package could have written."""
-    try:
-        texts = {name: data[name] for name in _TEXTS}
-        cases, ratio = data["cases"], data["worst_ratio"]
-    except KeyError:
-        return None
-    if not all(
-        type(t) is str and 0 < len(t) <= MAX_TEXT and t.isprintable() for t in texts.values()
-    ):
-        return None
-    if type(cases) is not int or not 0 < cases < 2**63 or type(ratio) not in (int, float):
-        return None
-    # What was above its bound was wrong, and NaN compares as neither.
-    return Record(**texts, cases=cases, worst_ratio=float(ratio)) if 0 <= ratio <= 1 else None
+def _is_sound(record: Record) -> bool:
+    """Tell whether every field is what this package could have written."""
+    texts = (getattr(record, name) for name in _TEXTS)
+    # What was above its bound was wrong.
+    return (
+        all(0 < len(text) <= MAX_TEXT and text.isprintable() for text in texts)
+        and 0 < record.cases < 2**63
+        and 0 <= record.worst_ratio <= 1
+    )
 
 
+_TEXTS = ("folder", "rung", "variant", "arch", "key", "device", "date")
 WITH_BIAS = ",bias"  # ends the name of a variant whose kernels add a bias
 
 

@@ -1,16 +1,23 @@
-"""Files of JSON lines that are replaced whole: one object a line, read with care."""
+"""Files of JSON lines that are replaced whole: one object a line, read with care.
+
+Of files with a dataclass for their lines, `read_records` and `write_records` check and write all.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gemmule.storage.atomic import write_atomically
+from gemmule.storage.decode import decode
 
 MAX_LINE_BYTES = 65_536
 MAX_FILE_BYTES = 64 * 2**20
+
+T = TypeVar("T")
 
 
 def write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -20,20 +27,71 @@ def write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         raise OSError(f"{path} cannot be written.")
 
 
+def write_records(path: Path, schema: int, records: Iterable[Any]) -> None:
+    """Replace a file by instances of a dataclass, one a line; OSError where it cannot be written.
+
+    A folder that is not there yet is made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, ({"schema": schema, **dataclasses.asdict(one)} for one in records))
+
+
+def read_records(
+    path: Path, schema: int, record: Callable[..., T], is_sound: Callable[[T], bool] | None = None
+) -> Iterator[T]:
+    """Yield the lines of a file as instances of the dataclass `record`, each field checked.
+
+    Skipped are lines of other schemas, those that `gemmule.storage.decode` refuses, and those that
+    are not sound.
+    """
+    for data in read(path, schema):
+        try:
+            one = decode(record, data, path.name)
+        except ValueError:
+            continue
+        if is_sound is None or is_sound(one):
+            yield one
+
+
 def read(path: Path, schema: int) -> Iterator[dict[str, Any]]:
     """Yield the objects of a schema that a file holds, less that field; other lines are skipped.
 
     None where the file is absent or too large.
     """
-    if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+    try:
+        content = read_bytes(path, MAX_FILE_BYTES)
+    except (OSError, ValueError):
         return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in content.decode("utf-8", errors="replace").splitlines():
         record = _parsed(line)
         if type(record) is not dict:
             continue
         given = record.pop("schema", None)
         if type(given) is int and given == schema:
             yield record
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return what a file holds, or unpacked what ``<path>.gz`` holds where that alone is there.
+
+    FileNotFoundError for neither, ValueError for more than `most` bytes, or a damaged archive.
+    """
+    archive = path.with_name(f"{path.name}.gz")
+    if path.is_file() or not archive.is_file():
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    else:
+        import gzip
+        import zlib
+
+        try:
+            with gzip.open(archive) as file:
+                content = file.read(most + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{archive} is damaged: {error}.") from None
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes.")
+    return content
 
 
 def _parsed(line: str) -> Any:

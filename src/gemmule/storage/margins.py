@@ -123,8 +123,8 @@ def known() -> dict[tuple[str, ...], tuple[Margin, ...]]:
     """Return the margins in the evidence whose rungs are as they were measured, by kind."""
     proved = {(r.folder, r.rung, r.variant, r.key) for r in evidence.read()}
     found: dict[tuple[str, ...], list[Margin]] = {}
-    for path in sorted(evidence.folder().glob(f"*/{FILE}")):
-        for margin in read_file(path):
+    for gpu in sorted(evidence.folder().glob("*")):
+        for margin in read_file(gpu / FILE):
             variant = evidence.variant_named((margin.a, margin.b, margin.out))
             if (margin.folder, margin.rung, variant, margin.key) in proved:
                 found.setdefault(margin.kind(), []).append(margin)

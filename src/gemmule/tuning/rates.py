@@ -104,7 +104,7 @@ def _reading(matrix: np.ndarray[Any, Any], repeat: int = 4) -> tuple[float, floa
 
 
 def _asked(matrix: np.ndarray[Any, Any]) -> float:
-    """Return how many times as fast long rows of halves are that are asked for ahead, in x A."""
+    """Return how many times as fast x A is over long rows of halves that are prefetched."""
     columns = matrix.nbytes // (2 * ROW_HALVES)
     if prefetched_columns.RUNG.available() is not None or columns < FEWEST_ROWS:
         return DEFAULT_RATES.asked

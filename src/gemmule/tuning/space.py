@@ -44,7 +44,7 @@ def candidates(
     rng = np.random.default_rng(seed)
     backend = backends.get(machine.backend)
     skipped: list[Skipped] = []
-    lanes: list[tuple[float, list[Candidate]]] = []
+    by_rung: list[tuple[float, list[Candidate]]] = []
     takers = [
         (
             rung,
@@ -60,20 +60,20 @@ def candidates(
         if not proved and not include_unproved:
             continue
         points = _points(rung, problem, suggestion, rng)
-        lane = [
+        mine = [
             Candidate(rung, params, None if suggestion is None else suggestion.expected_s, proved)
             for params in points
         ]
-        lane = [one for one in lane if not same(one, default)]
+        mine = [one for one in mine if not same(one, default)]
         if suggestion is not None and suggestion.expected_s > HOPELESS * best:
             text = (
                 f"its model expects {suggestion.expected_s * 1e6:,.1f} us, more than {HOPELESS:g} "
                 f"times the {best * 1e6:,.1f} us of the most promising rung"
             )
-            skipped += [Skipped(one, text) for one in lane]
+            skipped += [Skipped(one, text) for one in mine]
         else:
-            lanes.append((float("inf") if suggestion is None else suggestion.expected_s, lane))
-    return list(itertools.islice(_in_turns(lanes), MOST_CANDIDATES)), skipped
+            by_rung.append((float("inf") if suggestion is None else suggestion.expected_s, mine))
+    return list(itertools.islice(_in_turns(by_rung), MOST_CANDIDATES)), skipped
 
 
 def _points(
@@ -92,8 +92,8 @@ def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
     return sum(value != other[name] for name, value in one.items())
 
 
-def _in_turns(lanes: Sequence[tuple[float, list[Candidate]]]) -> Iterator[Candidate]:
+def _in_turns(by_rung: Sequence[tuple[float, list[Candidate]]]) -> Iterator[Candidate]:
     """Yield one candidate of each rung in turn, the rungs by expected time, unknown ones last."""
-    ordered = [lane for _, lane in sorted(lanes, key=lambda item: item[0])]
+    ordered = [some for _, some in sorted(by_rung, key=lambda item: item[0])]
     for turn in itertools.zip_longest(*ordered):
         yield from (one for one in turn if one is not None)

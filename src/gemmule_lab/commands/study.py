@@ -37,7 +37,7 @@ class Asked:
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Only this; default: both.")
 @options.out("Folder of the rows and plots.")
 @options.folder("--evidence", help="Write the rows to <evidence>/<device>/ instead.")
-@click.option("--show", is_flag=True, help="Measure nothing; judge the rows on file.")
+@click.option("--show", is_flag=True, help="Only judge the rows on file, or gemmule's own.")
 @click.option("--times", is_flag=True, help="Print every row as well.")
 @click.option("--csv", is_flag=True, help="Write every row to study-<number>.csv, too.")
 @options.file("--take", help="First take in the rows of this file of the one study named.")
@@ -62,6 +62,8 @@ def _one(one: Study, asked: Asked) -> None:
 
     here, missing = devices.benches("cpu" if asked.show and not asked.evidence else asked.device)
     path = devices.path_of(one.seed, asked.out, asked.evidence, here)
+    if asked.show and asked.evidence is None and asked.take is None and not path.is_file():
+        path = store.on_record(one.seed) or path
     click.echo(f"document {one.seed}: {one.title}")
     if missing or asked.device == "cpu":
         click.echo(f"left out: everything on a GPU ({missing or '--device cpu'})")
@@ -111,6 +113,7 @@ def _report(one: Study, rows: Rows, asked: Asked, path: Path) -> None:
     if not rows:
         click.echo(f"{path} holds no rows yet")
         return
+    asked.out.mkdir(parents=True, exist_ok=True)
     if asked.csv:
         target = asked.out / f"study-{one.seed}.csv"
         replace_text(target, show.as_csv(rows))
@@ -121,7 +124,7 @@ def _report(one: Study, rows: Rows, asked: Asked, path: Path) -> None:
     for backend in ("cuda", "cpu"):
         for name, chart in one.pictures(rows, backend):
             replace_text(asked.out / f"{name}.svg", draw(chart))
-    click.echo(f"rows in {path}, plots beside them")
+    click.echo(f"rows in {path}, plots in {asked.out}")
 
 
 COMMAND = study

@@ -7,7 +7,6 @@ format is surely faster, where its error is too large, or where it is looked up 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,14 +17,17 @@ import numpy as np
 
 import gemmule as gm
 from gemmule import backends
+from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.core.problem import FLOATS
 from gemmule.core.words import Bits, Method
 from gemmule.quant.files import model_files
-from gemmule.timing.clock import Clock, Entry, HostClock, entry_over
 from gemmule.timing.sampler import Budget, Ratio, ratio, sample
 from gemmule_lab.files.matrices import list_matrices, read_matrix
 from gemmule_lab.files.sources import Source
-from gemmule_lab.harness.host import judged, sets_needed
+from gemmule_lab.harness.bench import Bench
+from gemmule_lab.harness.device import DeviceBench
+from gemmule_lab.harness.host import HostBench, sets_needed
+from gemmule_lab.harness.operands import OperandSet, Sets
 from gemmule_lab.records.rows import disturbed
 
 FORMATS = ("float16", "int8", "int4")
@@ -108,7 +110,7 @@ def read_weight(path: Path, name: str) -> np.ndarray[Any, Any] | None:
     return matrix if matrix.dtype.name in FLOATS else None
 
 
-def cost_of(weight: np.ndarray[Any, Any], settings: Settings, clock: Clock) -> Cost:
+def cost_of(weight: np.ndarray[Any, Any], settings: Settings, bench: Bench) -> Cost:
     """Time one weight's shape in every format and number of columns; all results are judged first.
 
     ArithmeticError for a wrong result.
@@ -116,12 +118,10 @@ def cost_of(weight: np.ndarray[Any, Any], settings: Settings, clock: Clock) -> C
     made = {name: in_format(weight, name, settings) for name in FORMATS}
     seconds, gains, cold, hit = {}, {}, True, False
     for columns in COLUMNS:
-        found = []
-        for name, matrix in made.items():
-            entry, passes = _entry(name, matrix, columns, settings.device)
-            found.append(entry)
-            cold = cold and passes
-        samples = sample(found, clock, Budget(max_seconds=settings.seconds))
+        sets = {name: _sets(matrix, columns, settings.device) for name, matrix in made.items()}
+        entries = [bench.ours(one, name=name) for name, one in sets.items()]
+        samples = sample(entries, bench.clock, Budget(max_seconds=settings.seconds))
+        cold = cold and all(one.cold for one in sets.values())
         hit = hit or any(disturbed(one) for one in samples.values())
         for name in FORMATS:
             seconds[name, columns] = samples[name].median
@@ -139,20 +139,14 @@ def in_format(weight: np.ndarray[Any, Any], name: str, settings: Settings) -> An
     )
 
 
-def _entry(name: str, matrix: Any, columns: int, device: str) -> tuple[Entry, bool]:
-    """Return a weight times float16 columns, and whether its sets rotate past the cache."""
+def _sets(matrix: Any, columns: int, device: str) -> Sets:
+    """Return copies of a weight and of float16 columns, as many as rotate past the cache."""
     shape = (matrix.shape[1],) if columns == 1 else (matrix.shape[1], columns)
     other = np.random.default_rng(columns).standard_normal(shape).astype(np.float16)
-    op = "matvec" if columns == 1 else "matmul"
-    if device == "cpu":
-        judged(op, matrix, other)
+    parts = (matrix, other, np.empty(matrix.shape[:1] + shape[1:], np.float16))
     turn = sets_needed(matrix.nbytes + other.nbytes, _cold_bytes(device))
-    calls = []
-    for _ in range(turn.sets):
-        left, right = placed(matrix, device), placed(other, device)
-        out = placed(np.empty(matrix.shape[:1] + shape[1:], np.float16), device)
-        calls.append(functools.partial(getattr(gm, op), left, right, out=out))
-    return entry_over(name, calls), turn.cold
+    items = [OperandSet(*(placed(part, device) for part in parts)) for _ in range(turn.sets)]
+    return Sets("matvec" if columns == 1 else "matmul", items, turn.cold)
 
 
 def placed(array: Any, device: str) -> Any:
@@ -166,14 +160,9 @@ def _cold_bytes(device: str) -> int | None:
     return COLD_FACTOR * backends.get("cuda").machine(device).cache_bytes
 
 
-def clock_of(device: str) -> Clock:
-    """Return what times products on a device."""
-    if device == "cpu":
-        return HostClock()
-    from gemmule.backends.cuda.arrays import ordinal_named
-    from gemmule.backends.cuda.graph_clock import GraphClock
-
-    return GraphClock(ordinal_named(device))
+def bench_of(device: str) -> Bench:
+    """Return what judges and times products on a device."""
+    return HostBench() if device == "cpu" else DeviceBench(ordinal_named(device))
 
 
 def advise(path: Path, settings: Settings, costs: dict[tuple[int, int], Cost]) -> Iterator[Advice]:
@@ -181,7 +170,7 @@ def advise(path: Path, settings: Settings, costs: dict[tuple[int, int], Cost]) -
 
     costs: filled on the way, by shape.
     """
-    clock = clock_of(settings.device)
+    bench = bench_of(settings.device)
     for name, (file, shape) in weights_of(path).items():
         weight = read_weight(file, name)
         if weight is None:
@@ -195,7 +184,7 @@ def advise(path: Path, settings: Settings, costs: dict[tuple[int, int], Cost]) -
             yield Advice(name, shape, dict.fromkeys(BITS, float("nan")), "float16", str(fault))
             continue
         if shape not in costs:
-            costs[shape] = cost_of(weight, settings, clock)
+            costs[shape] = cost_of(weight, settings, bench)
         take, reason = decide(name, errors, costs[shape], settings.max_error)
         yield Advice(name, shape, errors, take, reason)
 

@@ -1,30 +1,41 @@
-"""MATLAB files (``.mat``) of versions 4 to 7, read without SciPy: full numeric matrices only.
+"""MATLAB files (``.mat``) of versions 4 to 7, read by SciPy in a child process with limits.
 
-Whatever a file claims (types, sizes, shapes, names) is checked against the bytes that it has before
-memory is taken. Matrices stay column-major, as they lie in the file. Version 7.3 and the formats of
-Octave's own are named and refused with the way out.
-Format: MATLAB MAT-File Format, The MathWorks (level 4 here, level 5 in `mat5`).
+Full numeric matrices only, column-major, as they lie in the file. What a file claims is checked
+before memory is taken; a file that ends SciPy's process, or takes more memory or time than its
+shape explains, is an error like any other. Version 7.3 and the formats of Octave's own are named
+and refused with the way out.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
+import importlib.util
+import json
 import math
 import os
+import select
+import signal
 import struct
-from collections.abc import Iterator
-from typing import IO, Any
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule_lab.files.mat5 import HEADER_BYTES, level_5
-from gemmule_lab.files.mat_variable import DTYPES, MAX_NAME_BYTES, Variable, matrix
 from gemmule_lab.files.sources import Source, check_shape, check_size, pick
 
 Matrix = NDArray[Any]
 
-_LEVEL_4 = {0: "double", 1: "single", 2: "int32", 3: "int16", 4: "uint16", 5: "uint8"}
+DTYPES = {"double": "f8", "single": "f4"} | {
+    f"{sign}int{8 * size}": f"{sign or 'i'}{size}" for sign in ("", "u") for size in (1, 2, 4, 8)
+}
+_CHILD = Path(__file__).with_name("scipy_child.py")
 _FOREIGN = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
     (b"Octave-1-", "a binary file of Octave"),
@@ -32,88 +43,145 @@ _FOREIGN = (
     (b"# name:", "a text file of Octave"),
     (b"\x1f\x8b", "a file compressed as a whole"),
 )
+# Of the child beyond what it begins with: for itself, and for each element of the matrix, which is
+# complex and stored in another type at worst.
+_SPARE_BYTES, _ELEMENT_BYTES = 64 << 20, 48
+_BYTES_PER_S = 20_000_000  # that are read or inflated at the very least
+_PATIENCE = 30  # times as long as its processor time a child may take, of a busy machine
+_MOST_JSON = 1 << 24
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def read_mat(source: Source, limit: int) -> Matrix:
     """Return one variable of a MATLAB file (up to version 7), column-major as it lies there."""
+    _check_head(source)
+    if importlib.util.find_spec("scipy") is None:
+        raise ImportError(f"{source} is read by SciPy: pip install 'gemmule[io]'")
+    listed = _answer(source, None, 0)[0]["variables"]
+    known: dict[str, tuple[list[int], str]] = {}
+    for name, shape, kind in listed:
+        if name in known:
+            raise ValueError(f"{source.path} holds {name!r} twice.")
+        known[name] = shape, kind
+    name = pick(source, known, "variable")
+    shape, kind = known[name]
+    if kind not in DTYPES:
+        raise TypeError(f"{source} is a MATLAB {kind}; a full numeric matrix is needed.")
+    check_shape(source, shape)
+    # What the child holds and what is made of it are alive together.
+    check_size(source, 2 * math.prod(shape) * np.dtype(DTYPES[kind]).itemsize, limit)
+    found, matrix = _answer(source, name, math.prod(shape), DTYPES[kind])
+    if found["shape"] != shape:
+        raise ValueError(f"{source} is not readable: its shape is {shape} and {found['shape']}.")
+    return matrix
+
+
+def _check_head(source: Source) -> None:
+    """Raise ValueError for a file that is no MATLAB file, with what to do where it is known."""
     with source.path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(HEADER_BYTES)
-        level = _level(source, head)
-        listed = _level_4(file, size, source) if level == 4 else level_5(file, size, source, head)
-        known: dict[str, Variable] = {}
-        for variable in listed:
-            if variable.name in known:
-                raise ValueError(f"{source.path} holds {variable.name!r} twice.")
-            known[variable.name] = variable
-        chosen = known[pick(source, known, "variable")]
-        if chosen.kind not in DTYPES:
-            raise TypeError(f"{source} is a MATLAB {chosen.kind}; a full numeric matrix is needed.")
-        check_shape(source, chosen.shape)
-        nbytes = math.prod(chosen.shape) * chosen.dtype.itemsize * (2 if chosen.complex_ else 1)
-        # What is stored and what is made of it are alive together, where they differ.
-        check_size(source, nbytes + chosen.stored_bytes, limit)
-        return matrix(source, chosen)
-
-
-def _level(source: Source, head: bytes) -> int:
-    """Return 4 or 5; ValueError for other files, with what to do where their kind is known."""
+        head = file.read(128)
     for start, what in _FOREIGN:
         if head.startswith(start):
             raise ValueError(
                 f"{source.path} is {what}, which is not read. Save it as version 7 (in Octave "
                 "'save -v7 FILE A', in MATLAB save('FILE', 'A', '-v7')), or the matrix as .npy."
             )
-    if len(head) >= 20 and 0 in head[:4]:
-        return 4
-    if len(head) == HEADER_BYTES and head[126:128] in (b"IM", b"MI"):
-        major = head[125] if head[126:128] == b"IM" else head[124]
-        if major == 1:
-            return 5
-        if major == 2:
-            raise ValueError(
-                f"{source.path} is a MATLAB 7.3 (HDF5) file, which is not read. Save it in MATLAB "
-                "with save(..., '-v7'), or the matrix as .npy."
-            )
-    raise ValueError(f"{source.path} is not a readable .mat file: it begins with no known head.")
+    major = head[125:126] if head[126:] == b"IM" else head[124:125] if head[126:] == b"MI" else b""
+    if major == b"\2":
+        raise ValueError(
+            f"{source.path} is a MATLAB 7.3 (HDF5) file, which is not read. Save it in MATLAB "
+            "with save(..., '-v7'), or the matrix as .npy."
+        )
+    if major != b"\1" and not (len(head) >= 20 and 0 in head[:4]):
+        raise ValueError(
+            f"{source.path} is not a readable .mat file: it begins with no known head."
+        )
 
 
-# --- level 4 ------------------------------------------------------------------------------------
+def _answer(
+    source: Source, name: str | None, elements: int, dtype: str = ""
+) -> tuple[dict[str, Any], Matrix]:
+    """Return what the child says, and the numbers of the variable that is asked for by name."""
+    size = source.path.stat().st_size
+    request = {
+        "path": str(source.path.absolute()),
+        "name": name,
+        "dtype": dtype,
+        "bytes": _SPARE_BYTES + size * (name is not None) + elements * _ELEMENT_BYTES,
+        "seconds": 1 + (size + 16 * elements) // _BYTES_PER_S,
+    }
+    with _ONE_AT_A_TIME:
+        reader = _reader(os.getpid())
+        try:
+            found, matrix = reader.ask(request)
+        except EOFError as error:
+            _reader.cache_clear()
+            raise ValueError(f"{source} is not readable: {error}.") from None
+        except BaseException:
+            reader.close()
+            _reader.cache_clear()
+            raise
+    if "error" in found:
+        raise ValueError(f"{source} is not readable: {found['error']}.")
+    return found, matrix
 
 
-def _level_4(file: IO[bytes], size: int, source: Source) -> Iterator[Variable]:
-    """Yield the variables of a file that is nothing but one after the other."""
-    at = 0
-    while at < size:
-        file.seek(at)
-        head = file.read(20)
-        if len(head) < 20:
-            raise ValueError(f"{source.path} is cut short at byte {at:,}.")
-        order = "<" if struct.unpack("<i", head[:4])[0] in range(5000) else ">"
-        kind, rows, cols, imaginary, length = struct.unpack(f"{order}5i", head)
-        machine, zero, number, form = kind // 1000, kind // 100 % 10, kind // 10 % 10, kind % 10
-        if machine != (order == ">") or zero or number not in _LEVEL_4 or form not in range(3):
-            raise ValueError(f"{source.path} has no variable at byte {at:,}: type {kind}.")
-        if imaginary not in (0, 1) or not 1 <= length <= MAX_NAME_BYTES:
-            raise ValueError(f"{source.path} has a damaged variable at byte {at:,}.")
-        check_shape(source, (rows, cols))
-        name = file.read(length).rstrip(b"\0").decode("latin-1")
-        stored = np.dtype(order + DTYPES[_LEVEL_4[number]])
-        start, count = at + 20 + length, rows * cols * (1 + imaginary)
-        nbytes = count * stored.itemsize
-        at = start + nbytes
-        if at > size:
-            raise ValueError(f"{source.path} is cut short: {name!r} ends at byte {at:,}.")
-        parts = functools.partial(_read_parts, file, start, stored, rows * cols, count)
-        label = (_LEVEL_4[number], "char", "sparse matrix")[form]
-        yield Variable(name, label, (rows, cols), bool(imaginary), nbytes, parts)
+class _Reader:
+    """SciPy in a process of its own, which forks for every request."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C comes to us, who end it with all that it forked
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # whose buffers fill address space
+        )
+        self._owner = os.getpid()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the process and those that it forked."""
+        atexit.unregister(self.close)
+        if os.getpid() == self._owner:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], Matrix]:
+        """Return the answer to a request; EOFError, with the reason, where there comes none."""
+        deadline = time.monotonic() + _PATIENCE * (1 + request["seconds"])
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
+        (length,) = struct.unpack("<I", self._receive(np.empty(4, "u1"), deadline).data)
+        if length > _MOST_JSON:
+            raise self._ended("it holds too many variables")
+        found = json.loads(self._receive(np.empty(length, "u1"), deadline).tobytes())
+        matrix = np.empty(found.get("shape", 0), found.get("dtype", "f8"), order="F")
+        self._receive(matrix.reshape(-1, order="A").view("u1"), deadline)
+        return found, matrix
+
+    def _receive(self, into: Matrix, deadline: float) -> Matrix:
+        """Fill an array of bytes."""
+        pipe, rest = self._process.stdout, into.data
+        assert pipe is not None  # noqa: S101  # by the arguments above
+        while rest:
+            if not select.select([pipe], [], [], max(deadline - time.monotonic(), 0))[0]:
+                raise self._ended("SciPy took too long to read it")
+            count = pipe.readinto(rest)  # type: ignore[attr-defined]  # it is raw
+            if not count:
+                raise self._ended("SciPy's process ended in the middle of its answer")
+            rest = rest[count:]
+        return into
+
+    def _ended(self, why: str) -> EOFError:
+        self.close()
+        return EOFError(why)
 
 
-def _read_parts(
-    file: IO[bytes], start: int, stored: np.dtype[Any], each: int, count: int
-) -> list[NDArray[Any]]:
-    file.seek(start)
-    whole = np.fromfile(file, stored, count)
-    if whole.size != count:
-        raise ValueError("the file became shorter while it was read")
-    return [whole[:each], whole[each:]]
+@functools.cache
+def _reader(pid: int) -> _Reader:
+    """Return the reader of this process; a process that was forked has none yet."""
+    return _Reader()

@@ -10,6 +10,7 @@ Column-major files stay column-major. `gemmule_lab.files.output` writes results.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import struct
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from gemmule.core.memory import available_bytes
 from gemmule.core.problem import DTYPES, numpy_dtype
+from gemmule.storage.lines import without_duplicates
 from gemmule_lab.files.mat import read_mat
 from gemmule_lab.files.mtx import read_mtx
 from gemmule_lab.files.sources import Source, check_shape, check_size, parse_source, pick
@@ -87,6 +89,10 @@ def _check_kind(source: Source, dtype: np.dtype[Any]) -> None:
 # --- .npy ---------------------------------------------------------------------------------------
 
 
+_MAX_HEADER_BYTES = 1 << 16  # NumPy parses 10,000 at most, and reads as many as are claimed
+_PIECE_BYTES = 1 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class _NpyHeader:
     shape: tuple[int, ...]
@@ -103,10 +109,14 @@ def _npy_header(file: IO[bytes], source: Source) -> _NpyHeader:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"format version {version}; versions 1.0 and 2.0 are read")
-        old = version == (1, 0)
-        lib = np.lib.format
+        old, lib = version == (1, 0), np.lib.format
+        length = file.read(2 if old else 4)
+        size = int.from_bytes(length, "little")
+        if size > _MAX_HEADER_BYTES:
+            raise ValueError(f"its header claims {size:,} bytes")
+        text = io.BytesIO(length + file.read(size))
         shape, order, dtype = (lib.read_array_header_1_0 if old else lib.read_array_header_2_0)(
-            file
+            text
         )
     except OSError:
         raise
@@ -172,7 +182,7 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
         raise ValueError(f"{path} is not a readable .safetensors file: {error}.") from None
     with path.open("rb") as file:
         length = struct.unpack("<Q", file.read(8))[0]
-        header = json.loads(file.read(length))
+        header = _json(path, file.read(length))
     return {
         name: _Entry(
             header[name]["dtype"],
@@ -182,6 +192,13 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
         for name in header
         if name in names
     }
+
+
+def _json(path: Path, text: bytes) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=without_duplicates)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a readable .safetensors file: {error}.") from None
 
 
 def _read_safetensors(source: Source, limit: int) -> Matrix:
@@ -227,13 +244,16 @@ def _read_member(member: IO[bytes], file_size: int, source: Source) -> Matrix:
             raise ValueError(
                 f"{source} claims {header.nbytes:,} bytes, but its archive entry has {file_size:,}."
             )
-        data = member.read(header.nbytes)
+        data = np.empty(header.nbytes, np.uint8)
+        at = 0
+        while count := member.readinto(data[at : at + _PIECE_BYTES].data):  # type: ignore[attr-defined]
+            at += count
     except zlib.error as error:
         raise ValueError(f"{source} is damaged: {error}.") from None
-    if len(data) != header.nbytes:
-        raise ValueError(f"{source} is cut short: {len(data):,} of {header.nbytes:,} bytes.")
-    flat = np.frombuffer(data, header.dtype)
-    return flat.reshape(header.shape, order="F" if header.column_major else "C")
+    if at != header.nbytes:
+        raise ValueError(f"{source} is cut short: {at:,} of {header.nbytes:,} bytes.")
+    order: Any = "F" if header.column_major else "C"
+    return np.ndarray(header.shape, header.dtype, data.data, order=order)
 
 
 _READERS: dict[str, Callable[[Source, int], Matrix]] = {

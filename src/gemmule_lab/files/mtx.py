@@ -1,14 +1,14 @@
-"""Matrix Market files (``.mtx``), read without SciPy.
+"""Matrix Market files (``.mtx``), their numbers parsed by NumPy line by line.
 
-Every line is checked against the one form that the header allows before a number of it is parsed,
-so damage is an error with its line number, never a guess. Blocks of lines are checked by one
-regular expression and parsed by NumPy; memory beyond the matrix is a few blocks.
+SciPy's reader is not used: it takes 1.5.5 as 1.5 and 0x10 as 0, passes over what follows a number
+on its line, and of some damage the process dies (1.17). Here damage is an error with its line.
 Format: R. Boisvert, R. Pozo, K. Remington, The Matrix Market Exchange Formats, NISTIR 5935, 1996.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
@@ -20,7 +20,6 @@ from gemmule_lab.files.sources import Source, check_shape, check_size
 
 Matrix = NDArray[Any]
 
-BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 16
 _BANNER = re.compile(rb"%{1,2}MatrixMarket((?:[ \t]+[A-Za-z-]+)*)[ \t\r\n]*")
 _SIZES = re.compile(rb"[ \t]*(\d{1,20}(?:[ \t]+\d{1,20})+)[ \t\r\n]*")
@@ -34,20 +33,7 @@ _FIELDS = {
     "pattern": np.float64,  # 1 for each entry
 }
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
-# Possessive (`++`), so that a long file is matched in one pass, whatever it holds.
-_REAL = (
-    rb"[+-]?+(?:(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(?:[eE][+-]?+[0-9]++)?+"
-    rb"|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?+|[nN][aA][nN])"
-)
-_NUMBERS = {
-    "real": (_REAL,),
-    "double": (_REAL,),
-    "complex": (_REAL, _REAL),
-    "integer": (rb"[+-]?+[0-9]++",),
-    "unsigned-integer": (rb"\+?+[0-9]++",),
-    "pattern": (),
-}
-_LONG_INTEGER = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where strtol does not say so
+_LETTERS = b"0123456789+-.eEinfatyINFATY \t\r\n"  # of numbers, infinity, nan, and what parts them
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +49,31 @@ class _Header:
     lines: int
 
     @property
-    def sparse(self) -> bool:
-        return self.form == "coordinate"
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(_FIELDS[self.field])
 
     @property
-    def width(self) -> int:
-        """Numbers on a line."""
-        return len(_NUMBERS[self.field]) + (2 if self.sparse else 0)
-
-    @property
-    def parsed(self) -> np.dtype[Any]:
-        """What the numbers of a line are parsed as; indices below 2^46 are exact in any of them."""
-        kinds = {"integer": np.int64, "unsigned-integer": np.uint64, "pattern": np.int64}
-        return np.dtype(kinds.get(self.field, np.float64))
+    def line(self) -> np.dtype[Any]:
+        """What a line holds, number by number."""
+        places = [("row", "i8"), ("col", "i8")] if self.form == "coordinate" else []
+        numbers = [("real", "f8"), ("imag", "f8")] if self.field == "complex" else []
+        if self.field not in ("complex", "pattern"):
+            numbers = [("value", self.dtype.str)]
+        return np.dtype(places + numbers)
 
 
 def read_mtx(source: Source, limit: int) -> Matrix:
     """Return a Matrix Market file as a full column-major matrix, as the format orders it.
 
-    Entries that stand twice in a coordinate file are summed, as SciPy does.
+    Entries that stand twice in a coordinate file are summed.
     """
     with source.path.open("rb") as file:
         header = _read_header(file, source)
         nbytes = header.rows * header.cols * header.dtype.itemsize
-        triangle = not header.sparse and header.symmetry != "general"
+        triangle = header.form == "array" and header.symmetry != "general"
         check_size(source, nbytes + nbytes // 2 * triangle, limit)
-        if header.sparse:
-            return _read_sparse(file, source, header)
-        return _read_dense(file, source, header)
+        lines = _read_lines(file, source, header)
+    return (_sparse if header.form == "coordinate" else _dense)(lines, source, header)
 
 
 def _read_header(file: IO[bytes], source: Source) -> _Header:
@@ -158,92 +137,60 @@ def _shown(text: bytes) -> str:
 # --- the numbers --------------------------------------------------------------------------------
 
 
-def _blocks(file: IO[bytes], source: Source) -> Iterator[bytes]:
-    """Yield the rest of the file in pieces of whole lines."""
-    rest = b""
-    while piece := file.read(BLOCK_BYTES):
-        text = rest + piece
-        cut = text.rfind(b"\n") + 1
-        rest = text[cut:]
-        if len(rest) > MAX_LINE_BYTES:
-            raise ValueError(f"{source} has a line of more than {MAX_LINE_BYTES:,} bytes.")
-        if cut:
-            yield text[:cut]
-    if rest:
-        yield rest + b"\n"
+def _read_lines(file: IO[bytes], source: Source, header: _Header) -> Matrix:
+    """Return the numbers of all lines that there must be, a record of `header.line` each."""
+    at, text = header.lines, b""
+
+    def lines() -> Iterator[str]:
+        nonlocal at, text
+        while text := file.readline(MAX_LINE_BYTES):
+            at += 1
+            if len(text) == MAX_LINE_BYTES:
+                raise ValueError(f"{source} has a line of more than {MAX_LINE_BYTES:,} bytes.")
+            if text.startswith(b"%"):
+                continue
+            if text.translate(None, _LETTERS):
+                raise ValueError(fault())
+            yield text.decode("ascii")
+
+    def fault() -> str:
+        what = f"no line of a matrix in {header.form} form of {header.field} {header.dtype} numbers"
+        return f"{source}, line {at}: {_shown(text)} is {what}."
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*no data")
+        warnings.simplefilter("error", DeprecationWarning)  # a float where an integer has to stand
+        try:
+            found = np.loadtxt(lines(), header.line, comments=None, ndmin=1)
+        except (ValueError, DeprecationWarning) as error:
+            raise ValueError(str(error) if str(source) in str(error) else fault()) from None
+    if len(found) > header.entries:
+        raise ValueError(f"{source} holds more than the {header.entries:,} entries it claims.")
+    if len(found) < header.entries:
+        raise ValueError(f"{source} is cut short: {len(found):,} of {header.entries:,} entries.")
+    return found
 
 
-def _numbers(file: IO[bytes], source: Source, header: _Header) -> Iterator[NDArray[Any]]:
-    """Yield the checked numbers, ``header.width`` columns a line; all lines that there must be."""
-    index = (rb"[0-9]{1,15}+",) * (2 if header.sparse else 0)
-    line = rb"[ \t]++".join((*index, *_NUMBERS[header.field]))
-    pattern = re.compile(rb"(?:[ \t]*+" + line + rb"[ \t\r]*+\n|[ \t\r]*+\n|%[^\n]*+\n)*+")
-    seen, at = 0, header.lines
-    for block in _blocks(file, source):
-        match = pattern.match(block)
-        end = match.end() if match else 0
-        if end != len(block):
-            number = at + block.count(b"\n", 0, end) + 1
-            fault = block[end : block.index(b"\n", end)]
-            raise ValueError(
-                f"{source}, line {number}: {_shown(fault)} is no line of a {header.form} "
-                f"{header.field} matrix."
-            )
-        at += block.count(b"\n")
-        values = _parsed(block, source, header).reshape(-1, header.width)
-        seen += len(values)
-        if seen > header.entries:
-            raise ValueError(f"{source} holds more than the {header.entries:,} entries it claims.")
-        yield values
-    if seen != header.entries:
-        raise ValueError(f"{source} is cut short: {seen:,} of {header.entries:,} entries.")
-
-
-def _parsed(block: bytes, source: Source, header: _Header) -> NDArray[Any]:
-    if b"%" in block:
-        block = b"\n".join(t for t in block.split(b"\n") if not t.startswith(b"%"))
-    if header.parsed.kind in "iu" and _LONG_INTEGER.search(block):
-        return np.array([_integer(w, source, header) for w in block.split()], header.parsed)
-    if not block.strip():
-        return np.empty(0, header.parsed)
-    # The lines were checked: what stands in them are numbers, and NumPy reads all of them.
-    return np.fromstring(block, header.parsed, sep=" ")
-
-
-def _integer(word: bytes, source: Source, header: _Header) -> int:
-    limits = np.iinfo(header.parsed)
-    digits = word.lstrip(b"+-0")  # Python refuses to parse thousands of digits, also of zeros
-    value = int(digits[:20] or b"0") * (-1 if word.startswith(b"-") else 1)
-    if len(digits) > 20 or not limits.min <= value <= limits.max:
-        raise ValueError(f"{source} holds {_shown(word)}, which no {header.parsed.name} is.")
-    return value
-
-
-def _values(numbers: NDArray[Any], header: _Header) -> NDArray[Any]:
+def _values(lines: Matrix, header: _Header) -> Matrix:
     """Return the values of lines, without their indices."""
     if header.field == "pattern":
-        return np.ones(len(numbers), np.float64)
-    own = numbers[:, 2:] if header.sparse else numbers
-    if header.field == "complex":
-        return np.ascontiguousarray(own).view(np.complex128).reshape(-1)
-    return own.reshape(-1)
+        return np.ones(len(lines))
+    if header.field != "complex":
+        return lines["value"]
+    values = np.empty(len(lines), np.complex128)
+    values.real, values.imag = lines["real"], lines["imag"]
+    return values
 
 
-def _mirrored(values: NDArray[Any], header: _Header) -> NDArray[Any]:
+def _mirrored(values: Matrix, header: _Header) -> Matrix:
     """Return what stands across the diagonal from `values`."""
     if header.symmetry == "hermitian":
         return values.conj()
     return -values if header.symmetry == "skew-symmetric" else values
 
 
-def _read_dense(file: IO[bytes], source: Source, header: _Header) -> Matrix:
-    flat = np.zeros(header.entries, header.dtype)
-    at = 0
-    for numbers in _numbers(file, source, header):
-        values = _values(numbers, header)
-        flat[at : at + len(values)] = values
-        at += len(values)
-    shape = (header.rows, header.cols)
+def _dense(lines: Matrix, source: Source, header: _Header) -> Matrix:
+    flat, shape = _values(lines, header), (header.rows, header.cols)
     if header.symmetry == "general":
         return flat.reshape(shape, order="F")
     matrix = np.zeros(shape, header.dtype, order="F")
@@ -257,33 +204,29 @@ def _read_dense(file: IO[bytes], source: Source, header: _Header) -> Matrix:
     return matrix
 
 
-def _read_sparse(file: IO[bytes], source: Source, header: _Header) -> Matrix:
+def _sparse(lines: Matrix, source: Source, header: _Header) -> Matrix:
+    row, col = lines["row"] - 1, lines["col"] - 1
+    _check_places(row, col, source, header)
     matrix = np.zeros((header.rows, header.cols), header.dtype, order="F")
-    for numbers in _numbers(file, source, header):
-        places = numbers[:, :2].astype(np.int64) - 1
-        _check_places(places, source, header)
-        row, col = places.T
-        values = _values(numbers, header)
-        np.add.at(matrix, (row, col), values)
-        if header.symmetry != "general":
-            off = row != col
-            np.add.at(matrix, (col[off], row[off]), _mirrored(values, header)[off])
+    values = _values(lines, header)
+    np.add.at(matrix, (row, col), values)
+    if header.symmetry != "general":
+        off = row != col
+        np.add.at(matrix, (col[off], row[off]), _mirrored(values, header)[off])
     return matrix
 
 
-def _check_places(places: NDArray[np.int64], source: Source, header: _Header) -> None:
-    wrong = (places < 0) | (places >= (header.rows, header.cols))
-    if wrong.any():
-        row, col = places[wrong.any(axis=1)][0] + 1
+def _check_places(row: Matrix, col: Matrix, source: Source, header: _Header) -> None:
+    outside = (row < 0) | (row >= header.rows) | (col < 0) | (col >= header.cols)
+    if outside.any():
+        where = f"({row[outside][0] + 1}, {col[outside][0] + 1})"
         raise ValueError(
-            f"{source} has an entry at ({row}, {col}), outside of {header.rows} x {header.cols}."
+            f"{source} has an entry at {where}, outside of {header.rows} x {header.cols}."
         )
-    above = places[:, 0] < places[:, 1]
-    if header.symmetry == "skew-symmetric":
-        above |= places[:, 0] == places[:, 1]
+    above = row <= col if header.symmetry == "skew-symmetric" else row < col
     if header.symmetry != "general" and above.any():
-        row, col = places[above][0] + 1
+        where = f"({row[above][0] + 1}, {col[above][0] + 1})"
         raise ValueError(
-            f"{source} is {header.symmetry} and has an entry at ({row}, {col}); only those below "
+            f"{source} is {header.symmetry} and has an entry at {where}; only those below "
             "the diagonal are stored."
         )

@@ -10,7 +10,6 @@ import errno
 import json
 import math
 import os
-import secrets
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,13 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.problem import numpy_dtype
-from gemmule_lab.files import mat5
+from gemmule.storage.atomic import new_file
+from gemmule_lab.files import mat_head
 from gemmule_lab.files.matrices import SAFETENSORS_DTYPES
 
 SUFFIXES = (".npy", ".safetensors", ".mat", ".csv")
 RESULT_NAME = "result"
 _TAGS = {name: tag for tag, name in SAFETENSORS_DTYPES.items()}
 _DATA_ALIGNMENT = 64
+_TAKEN = "pass --force to replace it"
 
 
 def check_target(
@@ -49,44 +50,10 @@ def check_target(
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the path of a file in it.")
     if path.exists() and not force:
-        raise FileExistsError(f"{path} exists already; pass --force to replace it.")
+        raise FileExistsError(f"{path} exists already; {_TAKEN}.")
     for given in inputs:
         if path.exists() and given.exists() and path.samefile(given):
             raise ValueError(f"{path} is read by this command; give the result another name.")
-
-
-@contextmanager
-def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a binary file that becomes `path` when the block ends without an error.
-
-    Until then, and after an error, `path` is untouched. Raises FileExistsError when something of
-    that name exists, also when it appeared during the block, unless `force`.
-    """
-    scratch = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with os.fdopen(descriptor, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if force:
-            scratch.replace(path)
-        else:
-            _link_new(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _link_new(scratch: Path, path: Path) -> None:
-    """Give `scratch` the name `path` unless that name is taken; a hard link decides atomically."""
-    try:
-        os.link(scratch, path)
-    except FileExistsError:
-        raise FileExistsError(f"{path} exists already; pass --force to replace it.") from None
-    except OSError:  # a file system without hard links: the check is all there is
-        if path.exists():
-            raise FileExistsError(f"{path} exists already; pass --force to replace it.") from None
-        scratch.replace(path)
 
 
 @contextmanager
@@ -117,7 +84,7 @@ def new_matrix(
     header = _header(path, shape, dtype)
     real_dtype = numpy_dtype(dtype)
     nbytes = math.prod(shape) * real_dtype.itemsize
-    with new_file(path, force=force) as file:
+    with new_file(path, replace=force, taken=_TAKEN) as file:
         file.write(header)
         if nbytes == 0:
             yield np.empty(shape, real_dtype)
@@ -156,7 +123,7 @@ def _new_text(
             f"{len(shape)} dimensions. Write .npy."
         )
     numbers = np.zeros(shape, numpy_dtype(dtype))
-    with new_file(path, force=force) as file:
+    with new_file(path, replace=force, taken=_TAKEN) as file:
         yield numbers
         rows = numbers.reshape(len(numbers) if shape else 1, -1) if numbers.size else ()
         for row in rows:
@@ -167,7 +134,7 @@ def _header(path: Path, shape: tuple[int, ...], dtype: str) -> bytes:
     if path.suffix.lower() == ".safetensors":
         return _safetensors_header(path, shape, dtype)
     if path.suffix.lower() == ".mat":
-        return mat5.header(RESULT_NAME, shape, dtype)
+        return mat_head.header(RESULT_NAME, shape, dtype)
     real_dtype = numpy_dtype(dtype)
     if real_dtype.kind == "V" or np.dtype(real_dtype.str) != real_dtype:
         raise TypeError(

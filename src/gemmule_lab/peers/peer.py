@@ -8,8 +8,6 @@ ones.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ import numpy as np
 
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem, numpy_dtype
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule_lab.records.environment import version_of
 
 CHECK_ROWS, CHECK_COLUMNS = 192, 7
 CHECK_REDUCTION = 256  # a multiple of every block that peers pack weights in
@@ -87,10 +86,7 @@ def module_missing(*modules: str) -> str | None:
 
 def release(*packages: str) -> str:
     """Return the version of the first of these packages that is installed."""
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(package)
-    return "of unknown version"
+    return next(filter(None, map(version_of, packages)), "of unknown version")
 
 
 def plain_refusal(

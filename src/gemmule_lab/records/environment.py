@@ -40,7 +40,7 @@ def capture_environment(
         gpus=tuple(gpus),
         system=platform.platform(),
         python=platform.python_version(),
-        versions=_versions(),
+        versions={name: found for name in PACKAGES if (found := version_of(name))},
         commit=_commit(),
         threads=threads,
         clocks={**_cpu_clocks(), **(clocks or {})},
@@ -50,11 +50,10 @@ def capture_environment(
 
 
 def cpu_name() -> str:
-    """Return the CPU's model name, or what the platform module knows."""
-    for line in _lines(Path("/proc/cpuinfo")):
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    """Return the CPU's model name."""
+    from gemmule import backends
+
+    return backends.get("cpu").machine("cpu").name
 
 
 def _cpu_clocks() -> dict[str, str]:
@@ -78,14 +77,12 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _commit() -> str | None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from gemmule_lab.records.decode import decode
+from gemmule.storage.decode import decode
+from gemmule.storage.lines import read_bytes
 from gemmule_lab.records.rows import Environment, Times
 
 SCHEMA = 1
@@ -106,13 +107,9 @@ def read(path: Path, kind: str, row: type[R], check: Callable[[R], None]) -> Log
     ValueError, naming file and line, for a file too large, a line that is no JSON object of the
     schema, a wrong type or value, or a row whose environment does not come before it.
     """
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise ValueError(f"{path} has {size:,} bytes; the limit is {MAX_FILE_BYTES:,}.")
     environments: dict[str, Environment] = {}
     rows: list[R] = []
-    with path.open("rb") as file:
-        lines = file.read(MAX_FILE_BYTES + 1).split(b"\n")
+    lines = read_bytes(path, MAX_FILE_BYTES).split(b"\n")
     for number, line in enumerate(lines[:-1], 1):
         try:
             item = _parse(line, kind, row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from gemmule.storage import evidence
 from gemmule_lab.records import log
 from gemmule_lab.records.rows import Environment
 from gemmule_lab.studies.records import TEMPERATURES, Rows, StudyRow
@@ -33,13 +34,20 @@ def take(path: Path, other: Path, seed: str) -> int:
     return len(there)
 
 
+def on_record(seed: str) -> Path | None:
+    """Return the file of a study in the package's own evidence, if there is one.
+
+    It may be there packed, under a longer name.
+    """
+    known = sorted(evidence.folder().glob(f"*/study-{seed}.jsonl*"))
+    return known[0].with_name(f"study-{seed}.jsonl") if known else None
+
+
 def read(path: Path, seed: str) -> Rows:
     """Return the rows of one seed in a file; none where there is no file.
 
     ValueError as `gemmule_lab.records.log.read` raises it, and for a row of another seed.
     """
-    if not path.is_file():
-        return Rows(())
 
     def check(row: StudyRow) -> None:
         if row.seed != seed:
@@ -50,5 +58,8 @@ def read(path: Path, seed: str) -> Rows:
         if row.times_us is not None:
             log.check_times(row.times_us)
 
-    held = log.read(path, "study", StudyRow, check)
+    try:
+        held = log.read(path, "study", StudyRow, check)
+    except FileNotFoundError:
+        return Rows(())
     return Rows(held.rows, held.environments)

@@ -18,9 +18,10 @@ T = TypeVar("T")
 def decode(record: Callable[..., T], value: object, where: str) -> T:
     """Return an instance of dataclass `record` made from parsed JSON.
 
-    Understands str, int, float, bool, None, unions, ``tuple[X, ...]``, ``Mapping[str, X]`` and
-    nested dataclasses. ValueError, naming the place, for a missing or unknown field, a wrong type,
-    a number that is not finite, or a text longer than 10,000 characters.
+    Understands str, int, float, bool, None, unions, ``tuple[X, ...]``, ``list[X]``,
+    ``Mapping[str, X]`` and nested dataclasses. ValueError, naming the place, for a missing or
+    unknown field, a wrong type, a number that is not finite, or a text longer than 10,000
+    characters.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{where} is {_kind(value)}; it must be an object.")
@@ -54,11 +55,11 @@ def _value(hint: Any, value: object, where: str) -> Any:
     origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
         return _union(typing.get_args(hint), value, where)
-    if origin is tuple:
+    if origin is tuple or origin is list:
         if not isinstance(value, list):
             raise ValueError(f"{where} is {_kind(value)}; it must be an array.")
-        (item, _) = typing.get_args(hint)
-        return tuple(_value(item, v, f"{where}[{i}]") for i, v in enumerate(value))
+        item = typing.get_args(hint)[0]
+        return origin(_value(item, v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
             raise ValueError(f"{where} is {_kind(value)}; it must be an object.")

@@ -1,0 +1,57 @@
+"""What a wheel carries of the evidence: proofs and margins for plans, studies to be shown.
+
+Hatchling runs this as a build hook. Each file is packed by gzip, which `gemmule.storage.lines`
+unpacks where the plain file is not there; the proofs of all rungs on one GPU become one file. The
+rest of the evidence stays in the repository.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ModuleNotFoundError:  # nothing is built here
+    BuildHookInterface = object
+
+
+def packed(evidence: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield (path below the folder of the evidence, content) of all that a wheel carries."""
+    for device in sorted(path for path in evidence.iterdir() if path.is_dir()):
+        proofs = sorted((device / "verified").glob("*.jsonl"))
+        if proofs:
+            yield _packed(device.name, "verified.jsonl", *proofs)
+        for path in sorted([*device.glob("margins*.jsonl"), *device.glob("study-*.jsonl")]):
+            yield _packed(device.name, path.name, path)
+
+
+def _packed(device: str, name: str, *paths: Path) -> tuple[str, bytes]:
+    whole = b"".join(path.read_bytes() for path in paths)
+    return f"{device}/{name}.gz", gzip.compress(whole, 9, mtime=0)
+
+
+class EvidenceHook(BuildHookInterface):  # type: ignore[misc]  # Any where hatchling is absent
+    """Adds the packed evidence to a wheel."""
+
+    folder: Path | None = None
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Pack the files; an editable installation reads those of the tree."""
+        if version == "editable":
+            return
+        self.folder = Path(tempfile.mkdtemp(prefix="gemmule-evidence-"))
+        for name, content in packed(Path(self.root) / "evidence"):
+            path = self.folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+            build_data["force_include"][str(path)] = f"gemmule/evidence/{name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the packed files once they are in the wheel."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder)
