@@ -85,8 +85,9 @@ class Rows(Sequence[StudyRow]):
     ) -> None:
         kept: dict[str, StudyRow] = {}
         for row in rows:
-            if row.measured or not (row.key in kept and kept[row.key].measured):
-                kept[row.key] = row
+            key = row.key
+            if row.measured or key not in kept or not kept[key].measured:
+                kept[key] = row
         self._rows = tuple(kept.values())
         self.environments = dict(environments or {})
 
@@ -109,15 +110,13 @@ class Rows(Sequence[StudyRow]):
         **case: Value,
     ) -> Rows:
         """Return the rows that have all of the given values."""
-        found = [
-            row
-            for row in self._rows
-            if (experiment is None or row.experiment == experiment)
-            and (backend is None or row.backend == backend)
-            and (name is None or row.name == name)
-            and (temperature is None or row.temperature == temperature)
-            and all(row.case.get(k) == v for k, v in case.items())
-        ]
+        asked = {"experiment": experiment, "name": name, "backend": backend}
+        found = list(self._rows)
+        for field_name, value in {**asked, "temperature": temperature}.items():
+            if value is not None:
+                found = [row for row in found if getattr(row, field_name) == value]
+        for key, size in case.items():
+            found = [row for row in found if row.case.get(key) == size]
         return self._only(found)
 
     def timed(self) -> Rows:
