@@ -47,6 +47,7 @@ from test_results import machine
 
 ROOT = Path(__file__).parents[1]
 SEEDS = ("000", "001", "002", "003", "004")
+DRAWN_OF = ("001", "002")  # a chart is data, which is checked when it is made; these have all kinds
 
 # What the documents claim; each has to have a verdict.
 CLAIMS = {
@@ -735,7 +736,7 @@ def test_tables_and_plots_of_a_whole_grid(seed: str, tmp_path: Path) -> None:
     assert not any(" " in name for name in charted)
     by_size = sorted(charted.values(), key=lambda chart: -len(repr(chart)))
     smallest = {type(chart): chart for chart in by_size}
-    for chart in smallest.values():
+    for chart in smallest.values() if seed in DRAWN_OF else ():
         assert ET.fromstring(draw(chart)).tag.endswith("svg")
 
 
