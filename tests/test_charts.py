@@ -18,10 +18,9 @@ from gemmule_lab.report.sheet import drawn_of
 from gemmule_lab.studies import pictures
 from gemmule_lab.studies.grid import Cell
 from gemmule_lab.studies.records import Rows
-from pages.study_pages import evidence_rows
 from svg_words import SVG, faults, groups, words_of
 from test_results import machine
-from test_studies import row
+from test_studies import recorded, row
 
 ROOT = Path(__file__).parents[1]
 DRAWN = sorted((ROOT / "docs" / "img").glob("study-*.svg"))
@@ -284,12 +283,11 @@ def test_every_colour_of_a_drawing_has_one_for_dark_screens() -> None:
         assert not {tone for tone in used if f'"fill: {tone}"' not in sheet}, path.stem
 
 
-@pytest.mark.parametrize("name", ["003-cuda-rates-warm", "002-cuda-dtypes"])
+@pytest.mark.parametrize("name", ["003-cuda-rates-warm", "003-cuda-alternatives-cold"])
 def test_pictures_on_record_are_what_is_drawn_today(name: str) -> None:
     """Their words at their places, for a head that says the same chart does not say how."""
     seed, _, rest = name.partition("-")
-    rows = evidence_rows(ROOT / "evidence", seed)
-    charted = dict(studies.load(seed).pictures(rows, "cuda"))
+    charted = dict(studies.load(seed).pictures(recorded(seed), "cuda"))
     now = list(words_of(draw(charted[f"study-{seed}-{rest}"])))
     then = list(words_of((ROOT / "docs" / "img" / f"study-{name}.svg").read_text("utf-8")))
     assert [(one.text, one.kind, one.colour) for one in now] == [

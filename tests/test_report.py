@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import re
 from html.parser import HTMLParser
@@ -66,6 +67,11 @@ def results(device: str = "Test GPU", peer: str = "numpy", name: str = "threads"
     return Results({here.id: here}, tuple(rows))
 
 
+@functools.cache
+def plain_page() -> str:
+    return render_html(results())
+
+
 class Page(HTMLParser):
     """Elements, attributes and text of a page; complains about tags that do not match."""
 
@@ -94,7 +100,7 @@ class Page(HTMLParser):
 
 
 def test_page_is_self_contained_and_accessible() -> None:
-    page = Page(render_html(results()))
+    page = Page(plain_page())
     names = [tag for tag, _ in page.elements]
     assert "script" not in names
     for tag, attributes in page.elements:
@@ -134,7 +140,7 @@ def test_hostile_names_in_terminal_and_markdown() -> None:
 
 
 def test_ladder_stands_in_the_order_of_the_file() -> None:
-    text = render_html(results())
+    text = plain_page()
     ladder = text[text.index('<section id="ladders">') : text.index('<section id="tables">')]
     names = re.findall(r"text-anchor: end[^>]*>(\w+)</text>", ladder)
     assert names[:3] == ["scalar_loop", "threads", "four_rows"]
@@ -153,7 +159,7 @@ def test_report_of_a_file_on_disk(tmp_path) -> None:
     append(tmp_path / "r.jsonl", [*made.environments.values(), *made.rows])
     (tmp_path / "page.html").write_text("old")
     write_html(read(tmp_path / "r.jsonl"), tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text() == render_html(made)
+    assert (tmp_path / "page.html").read_text() == plain_page()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["page.html", "r.jsonl"]
     with pytest.raises(ValueError, match="no rows"):
         render_html(Results({}, ()))

@@ -225,8 +225,9 @@ def _bar(axes: Axes, bar: Bar, y: float, start: float) -> None:
     if bar.ends is not None:
         axes.plot(bar.ends, (y + 0.5,) * 2, color=INK, linewidth=1.5, clip_on=False, gid="range")
         end = max(end, bar.ends[1])
-    axes.annotate(bar.note, (end, y + 0.5), (8, 0), textcoords="offset points", va="center",
-                  **halo())  # fmt: skip
+    axes.annotate(
+        bar.note, (end, y + 0.5), (8, 0), textcoords="offset points", va="center", **halo()
+    )
 
 
 def _legend(axes: Axes, names: Sequence[str], marker: str = "s", up: float = 0.0) -> None:

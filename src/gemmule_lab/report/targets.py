@@ -120,40 +120,25 @@ def bars_table(found: Sequence[Standing]) -> TableData:
     return TableData("Bars", header, tuple(body), numeric, reached)
 
 
+def _vectors(*dtypes: str) -> Callable[[Problem], bool]:
+    """Return whether a problem is a large matvec or vecmat of one of these dtypes."""
+    return lambda p: p.quant is None and p.a in dtypes and _large_vector(p)
+
+
 def _large_vector(problem: Problem) -> bool:
     return problem.op == "matvec" and min(problem.m, problem.n) >= 4096
 
 
-def _wide_floats(problem: Problem) -> bool:
-    return _large_vector(problem) and problem.quant is None and problem.a in ("float32", "float64")
-
-
-def _halves(problem: Problem) -> bool:
-    return _large_vector(problem) and problem.quant is None and problem.a in HALVES
-
-
-def _quantised(bits: int, activations: str) -> Callable[[Problem], bool]:
-    """Return whether a problem is a large matvec along the rows of such a matrix."""
+def _codes(bits: int, activations: str, columns: int = 1) -> Callable[[Problem], bool]:
+    """Return whether a problem multiplies such codes: a large matvec along rows, or by columns."""
 
     def applies(problem: Problem) -> bool:
         spec = problem.quant
-        return (
-            spec is not None
-            and _large_vector(problem)
-            and (spec.bits, spec.activations, spec.transposed) == (bits, activations, False)
-        )
-
-    return applies
-
-
-def _columns(bits: int, activations: str, columns: int) -> Callable[[Problem], bool]:
-    def applies(problem: Problem) -> bool:
-        spec = problem.quant
-        return (
-            spec is not None
-            and (problem.op, problem.n) == ("matmul", columns)
-            and (spec.bits, spec.activations) == (bits, activations)
-        )
+        if spec is None or (spec.bits, spec.activations) != (bits, activations):
+            return False
+        if columns > 1:
+            return (problem.op, problem.n) == ("matmul", columns)
+        return _large_vector(problem) and not spec.transposed
 
     return applies
 
@@ -170,17 +155,17 @@ _PLAIN_FLOAT32 = "numpy on float32"
 _ONE_COLUMN = "gemmule on one column"
 
 CPU_BARS = (
-    Bar("float32, float64 matvec and vecmat", _wide_floats, "numpy", 0.95),
-    Bar("float16, bfloat16 matvec and vecmat", _halves, READ, 0.85),
-    Bar("int8 g128, float activations", _quantised(8, "float"), READ, 0.80),
-    Bar("int8 g128, float activations", _quantised(8, "float"), _PLAIN_FLOAT32, 3.0),
-    Bar("int4 g128, float activations", _quantised(4, "float"), READ, 0.50),
-    Bar("int4 g128, float activations", _quantised(4, "float"), _PLAIN_FLOAT32, 3.5),
-    Bar("int4 g128, int8 activations", _quantised(4, "int8"), READ, 0.85),
-    Bar("int4 g128, int8 activations", _quantised(4, "int8"), _PLAIN_FLOAT32, 6.0),
-    Bar("int4 g128, int8 activations", _quantised(4, "int8"), "onnxruntime level 4", 1.0),
+    Bar("float32, float64 matvec and vecmat", _vectors("float32", "float64"), "numpy", 0.95),
+    Bar("float16, bfloat16 matvec and vecmat", _vectors(*HALVES), READ, 0.85),
+    Bar("int8 g128, float activations", _codes(8, "float"), READ, 0.80),
+    Bar("int8 g128, float activations", _codes(8, "float"), _PLAIN_FLOAT32, 3.0),
+    Bar("int4 g128, float activations", _codes(4, "float"), READ, 0.50),
+    Bar("int4 g128, float activations", _codes(4, "float"), _PLAIN_FLOAT32, 3.5),
+    Bar("int4 g128, int8 activations", _codes(4, "int8"), READ, 0.85),
+    Bar("int4 g128, int8 activations", _codes(4, "int8"), _PLAIN_FLOAT32, 6.0),
+    Bar("int4 g128, int8 activations", _codes(4, "int8"), "onnxruntime level 4", 1.0),
     *(
-        Bar(f"16 columns, int{bits}, {kind} activations", _columns(bits, kind, 16), _ONE_COLUMN,
+        Bar(f"16 columns, int{bits}, {kind} activations", _codes(bits, kind, 16), _ONE_COLUMN,
             1 / 2.5, longest=True)
         for bits in (8, 4) for kind in ("float", "int8")
     ),

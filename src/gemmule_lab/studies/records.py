@@ -85,8 +85,9 @@ class Rows(Sequence[StudyRow]):
     ) -> None:
         kept: dict[str, StudyRow] = {}
         for row in rows:
-            if row.measured or not (row.key in kept and kept[row.key].measured):
-                kept[row.key] = row
+            key = row.key
+            if row.measured or key not in kept or not kept[key].measured:
+                kept[key] = row
         self._rows = tuple(kept.values())
         self.environments = dict(environments or {})
 
@@ -109,15 +110,13 @@ class Rows(Sequence[StudyRow]):
         **case: Value,
     ) -> Rows:
         """Return the rows that have all of the given values."""
-        found = [
-            row
-            for row in self._rows
-            if (experiment is None or row.experiment == experiment)
-            and (backend is None or row.backend == backend)
-            and (name is None or row.name == name)
-            and (temperature is None or row.temperature == temperature)
-            and all(row.case.get(k) == v for k, v in case.items())
-        ]
+        asked = {"experiment": experiment, "name": name, "backend": backend}
+        found = list(self._rows)
+        for field_name, value in {**asked, "temperature": temperature}.items():
+            if value is not None:
+                found = [row for row in found if getattr(row, field_name) == value]
+        for key, size in case.items():
+            found = [row for row in found if row.case.get(key) == size]
         return self._only(found)
 
     def timed(self) -> Rows:
@@ -171,19 +170,28 @@ class Finding:
     figure: str
 
 
+class UnmeasuredError(Exception):
+    """These rows cannot decide a claim; the words say why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One thing that a document says. `rule` is how `judge` decides, in words."""
+    """One thing that a document says. `rule` is how it is decided, in words.
+
+    ``decide(rows)`` is that rule; it raises `UnmeasuredError` where rows lack what it needs.
+    """
 
     id: str
     text: str
     rule: str
-    judge: Callable[[Rows], Finding]
+    decide: Callable[[Rows], Finding]
 
-
-def unmeasured(why: str) -> Finding:
-    """Return the finding of a claim that these rows cannot decide."""
-    return Finding(NOT_MEASURABLE, why)
+    def judge(self, rows: Rows) -> Finding:
+        """Return what these rows say of the claim."""
+        try:
+            return self.decide(rows)
+        except UnmeasuredError as why:
+            return Finding(NOT_MEASURABLE, str(why))
 
 
 def decided(holds: bool, figure: str) -> Finding:

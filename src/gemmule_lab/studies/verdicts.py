@@ -1,16 +1,58 @@
-"""Rules that several verdicts share."""
+"""Claims from their files, and the rules that several of them share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from gemmule_lab.records.results import geomean
-from gemmule_lab.studies.records import Finding, Rows, decided, pairs, unmeasured
+from gemmule_lab.studies.records import Claim, Finding, Rows, UnmeasuredError, decided, pairs
 
+FOLDER = Path(__file__).parent / "claims"
 NO_GPU = "no figures of a GPU are on file"
 NO_HEIGHTS = "no heights of blocks are on file"
 NO_PAIR = "no size is on file for both the CPU and the GPU"
 SAME = 0.02
+
+Judge = Callable[[Rows], Finding]
+T = TypeVar("T")
+
+
+def claims(seed: str, judges: Mapping[str, Judge]) -> tuple[Claim, ...]:
+    """Return a document's claims, in the order of its file, with the rules that decide them.
+
+    judges: the rules of single claims, by their ids. Of the others the file names the shared rule,
+    and the experiment and the two implementations that it is about.
+    """
+    listed = tomllib.loads((FOLDER / f"{seed}.toml").read_text(encoding="utf-8"))
+    return tuple(
+        Claim(name, one["text"], one["rule"], judges.get(name) or _shared(one))
+        for name, one in listed.items()
+    )
+
+
+def _shared(one: Mapping[str, Any]) -> Judge:
+    def judge(rows: Rows) -> Finding:
+        warm = rows.where(one["experiment"], backend="cuda", temperature="warm")
+        kept = [row for row in warm if int(row.case.get("n", 0)) >= one.get("least", 0)]
+        return RULES[one["shared"]](Rows(kept, rows.environments), one["ours"], one["plain"])
+
+    return judge
+
+
+def needed(found: T | None, why: str = NO_GPU) -> T:
+    """Return what a rule needs; UnmeasuredError where it is None or empty."""
+    if found is None or (isinstance(found, Collection) and not found):
+        raise UnmeasuredError(why)
+    return found
+
+
+def counted(rows: Rows, *names: str) -> list[float]:
+    """Return figures of a profiler; UnmeasuredError, with the reason that rows give, for none."""
+    why = next((row.note for row in rows if row.note), NO_GPU)
+    return [needed(rows.figure(name), why) for name in names]
 
 
 def speedups(rows: Rows, ours: str, other: str) -> dict[str, float]:
@@ -18,17 +60,8 @@ def speedups(rows: Rows, ours: str, other: str) -> dict[str, float]:
     return pairs(rows, other, ours)
 
 
-def uncounted(counted: Rows) -> Finding:
-    """Return the finding of a claim that counters decide, where these rows have none."""
-    return unmeasured(next((row.note for row in counted if row.note), NO_GPU))
-
-
-def of_ratios(
-    ratios: Mapping[str, float], holds: bool, words: str, missing: str = NO_GPU
-) -> Finding:
+def of_ratios(ratios: Mapping[str, float], holds: bool, words: str) -> Finding:
     """Return the finding of a rule over ratios: their geometric mean and range in words."""
-    if not ratios:
-        return unmeasured(missing)
     return decided(holds, f"{words} {spread(list(ratios.values()))}")
 
 
@@ -46,30 +79,28 @@ def spread(ratios: Sequence[float]) -> str:
 
 def no_gain(rows: Rows, tried: str, plain: str) -> Finding:
     """Judge "it brings no gain": confirmed unless `tried` is faster by more than 2 % on average."""
-    ratios = speedups(rows, tried, plain)
-    mean = geomean(ratios.values()) if ratios else 0.0
-    return of_ratios(ratios, mean <= 1 + SAME, f"{tried} against {plain}, times as fast:")
+    ratios = needed(speedups(rows, tried, plain))
+    holds = geomean(ratios.values()) <= 1 + SAME
+    return of_ratios(ratios, holds, f"{tried} against {plain}, times as fast:")
 
 
 def gain(rows: Rows, better: str, plain: str) -> Finding:
     """Judge "it is faster": confirmed if `better` is faster by more than 2 % on average."""
-    ratios = speedups(rows, better, plain)
-    mean = geomean(ratios.values()) if ratios else 0.0
-    return of_ratios(ratios, mean > 1 + SAME, f"{better} against {plain}, times as fast:")
+    ratios = needed(speedups(rows, better, plain))
+    holds = geomean(ratios.values()) > 1 + SAME
+    return of_ratios(ratios, holds, f"{better} against {plain}, times as fast:")
 
 
 def always(rows: Rows, better: str, plain: str) -> Finding:
     """Judge "it is faster every time": confirmed if no case has it slower."""
-    ratios = speedups(rows, better, plain)
+    ratios = needed(speedups(rows, better, plain))
     wins = sum(r > 1 for r in ratios.values())
-    return of_ratios(
-        ratios,
-        bool(ratios) and wins == len(ratios),
-        f"{better} is faster than {plain} in {wins} of {len(ratios)} cases, times as fast:",
-    )
+    words = f"{better} is faster than {plain} in {wins} of {len(ratios)} cases, times as fast:"
+    return of_ratios(ratios, wins == len(ratios), words)
 
 
-def at_sizes(rows: Rows, least: int) -> Rows:
-    """Return the rows of cases whose n is at least `least`."""
-    kept = [row for row in rows if int(row.case.get("n", 0)) >= least]
-    return Rows(kept, rows.environments)
+RULES: Mapping[str, Callable[[Rows, str, str], Finding]] = {
+    "no gain": no_gain,
+    "gain": gain,
+    "always": always,
+}

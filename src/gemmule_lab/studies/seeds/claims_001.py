@@ -11,8 +11,9 @@ from gemmule_lab.records.results import geomean
 from gemmule_lab.studies import verdicts
 from gemmule_lab.studies.products.passes import CPU_LOOP, CUBLAS, EIGEN, NAIVE, NUMPY, SHARED
 from gemmule_lab.studies.published import published
-from gemmule_lab.studies.records import Claim, Finding, Rows, decided, unmeasured
+from gemmule_lab.studies.records import Finding, Rows, decided
 from gemmule_lab.studies.seeds.crossings import by_size, crossing, totals_of
+from gemmule_lab.studies.verdicts import needed
 
 FMA_ON, FMA_OFF = "shared tile 32", "shared tile 32, multiply and add apart"
 LONE_NAIVE, LONE_TILE = "naive, blocks of one thread", "shared tile 1"
@@ -32,8 +33,7 @@ def _break_even(cpu: str, gpu: str, key: str) -> Callable[[Rows], Finding]:
         name, substitute = cpu, ""
         if not by_size(rows, cpu) and cpu == EIGEN:
             name, substitute = NUMPY, " (Eigen is not installed here; NumPy's BLAS in its place)"
-        if not set(by_size(rows, name)) & set(by_size(rows, gpu)):
-            return unmeasured(verdicts.NO_PAIR)
+        needed(set(by_size(rows, name)) & set(by_size(rows, gpu)), verdicts.NO_PAIR)
         ours = crossing(rows, name, gpu)
         if ours is None:
             return decided(False, f"{gpu} never overtakes {name} for good{substitute}")
@@ -50,9 +50,7 @@ def _loading(rows: Rows) -> Finding:
         for row in found
         if int(row.case["n"]) <= 101
     ]
-    if not small:
-        return unmeasured(verdicts.NO_GPU)
-    ms = float(np.median(small)) / 1000
+    ms = float(np.median(needed(small))) / 1000
     words = f"{ms:.3f} ms to allocate, copy both ways and free, median over n <= 101"
     return decided(0.125 <= ms <= 0.5, words)
 
@@ -60,18 +58,14 @@ def _loading(rows: Rows) -> Finding:
 def _cpu_slow(rows: Rows) -> Finding:
     cpu, gpu = by_size(rows, CPU_LOOP), by_size(rows, SHARED)
     near = [n for n in set(cpu) & set(gpu) if 900 <= n <= 1100]
-    if not near:
-        return unmeasured(verdicts.NO_PAIR)
-    n = max(near)
+    n = max(needed(near, verdicts.NO_PAIR))
     words = f"n = {n}: CPU loop {cpu[n] / 1e6:.2f} s, GPU {gpu[n] / 1e3:.2f} ms"
     return decided(cpu[n] > 10 * gpu[n] and cpu[n] > 1e5, words)
 
 
 def _eigen_45_s(rows: Rows) -> Finding:
     times, name = by_size(rows, EIGEN), EIGEN
-    if not times:
-        return unmeasured("Eigen's headers or a compiler are not installed")
-    n = max(times)
+    n = max(needed(times, "Eigen's headers or a compiler are not installed"))
     seconds = times[n] * 1e-6 * (10000 / n) ** 3
     words = "measured" if n == 10000 else f"n^3 from n = {n}"
     return decided(seconds > 45, f"{name} takes {seconds:.1f} s at 10000 ({words})")
@@ -79,9 +73,7 @@ def _eigen_45_s(rows: Rows) -> Finding:
 
 def _cublas_10_s(rows: Rows) -> Finding:
     times = by_size(rows, CUBLAS)
-    if not times:
-        return unmeasured(verdicts.NO_GPU)
-    n = max(times)
+    n = max(needed(times))
     seconds = times[n] * 1e-6 * max(1.0, (26000 / n) ** 3)
     words = "measured" if n >= 26000 else f"n^3 from n = {n}"
     return decided(seconds < 10, f"{seconds:.2f} s at {max(n, 26000)} ({words})")
@@ -100,8 +92,7 @@ def exponent(times: Mapping[int, float]) -> float:
 def _scales_alike(rows: Rows) -> Finding:
     cpu = {n: t for n, t in by_size(rows, CPU_LOOP).items() if n >= 256}
     naive = {n: t for n, t in by_size(rows, NAIVE, "kernel").items() if n >= 256}
-    if len(cpu) < 2 or len(naive) < 2:
-        return unmeasured(verdicts.NO_PAIR)
+    needed(min(len(cpu), len(naive)) > 1 or None, verdicts.NO_PAIR)
     left, right = exponent(cpu), exponent(naive)
     return decided(
         abs(left - right) < 0.3,
@@ -111,18 +102,14 @@ def _scales_alike(rows: Rows) -> Finding:
 
 def _shared_far_faster(rows: Rows) -> Finding:
     naive, shared = by_size(rows, NAIVE, "kernel"), by_size(rows, SHARED, "kernel")
-    ratios = [naive[n] / shared[n] for n in set(naive) & set(shared) if n >= 512]
-    if not ratios:
-        return unmeasured(verdicts.NO_GPU)
+    ratios = needed([naive[n] / shared[n] for n in set(naive) & set(shared) if n >= 512])
     words = f"kernel times, naive in blocks of one thread over shared: {verdicts.spread(ratios)}"
     return decided(geomean(ratios) >= 5, words)
 
 
 def _compute_peak(rows: Rows) -> Finding:
-    fma = rows.ceiling("fma float32", "cuda")
-    one = rows.where(KERNELS, name="shared tile 32", temperature="warm").timed()
-    if fma is None or not one:
-        return unmeasured(verdicts.NO_GPU)
+    fma = needed(rows.ceiling("fma float32", "cuda"))
+    one = needed(rows.where(KERNELS, name="shared tile 32", temperature="warm").timed())
     row = max(one, key=lambda r: int(r.case["n"]))
     share = row.figures["gflops"] / fma
     words = f"{row.figures['gflops']:,.0f} of {fma:,.0f} GFLOP/s: {100 * share:.0f} %"
@@ -137,10 +124,8 @@ def _compute_peak(rows: Rows) -> Finding:
 
 def _bank_conflicts(rows: Rows) -> Finding:
     counted = rows.where("counters", backend="cuda")
-    conflicts, stores = (counted.figure(name) for name in (f"{CONFLICTS}, stores", STORE_PASSES))
+    conflicts, stores = verdicts.counted(counted, f"{CONFLICTS}, stores", STORE_PASSES)
     loads, waves = (counted.figure(name) for name in (f"{CONFLICTS}, loads", LOAD_PASSES))
-    if conflicts is None or stores is None:
-        return verdicts.uncounted(counted)
     requests = stores - conflicts  # a request is one pass, and one more for each conflict
     share = conflicts / requests if requests else 0.0
     words = f"{conflicts:,.0f} in {requests:,.0f} stores to shared memory, {100 * share:.1f} %"
@@ -151,18 +136,13 @@ def _bank_conflicts(rows: Rows) -> Finding:
 
 
 def _barrier(rows: Rows) -> Finding:
-    counted = rows.where("counters", backend="cuda")
-    cycles = counted.figure("barrier stall cycles")
-    if cycles is None:
-        return verdicts.uncounted(counted)
+    (cycles,) = verdicts.counted(rows.where("counters", backend="cuda"), "barrier stall cycles")
     return decided(7 <= cycles <= 28, f"{cycles:.1f} cycles between instructions of a warp")
 
 
 def _fma(rows: Rows) -> Finding:
     warm = rows.where(KERNELS, backend="cuda", temperature="warm")
     found = verdicts.no_gain(warm, FMA_ON, FMA_OFF)
-    if not verdicts.speedups(warm, FMA_ON, FMA_OFF):
-        return found
     words = "; compilers fuse unless told not to, so the document compared like with like"
     naive = verdicts.speedups(warm, "naive, fused", "naive, multiply and add apart")
     words += f"; of the naive kernel {verdicts.spread(list(naive.values()))}" if naive else ""
@@ -171,9 +151,8 @@ def _fma(rows: Rows) -> Finding:
 
 def _tile_one(rows: Rows) -> Finding:
     warm = rows.where(KERNELS, backend="cuda", temperature="warm")
-    ratios = verdicts.speedups(warm, LONE_TILE, LONE_NAIVE)
-    mean = geomean(ratios.values()) if ratios else 0.0
-    holds = 1 / ALIKE <= mean <= ALIKE
+    ratios = needed(verdicts.speedups(warm, LONE_TILE, LONE_NAIVE))
+    holds = 1 / ALIKE <= geomean(ratios.values()) <= ALIKE
     return verdicts.of_ratios(ratios, holds, f"{LONE_TILE} against {LONE_NAIVE}, times as fast:")
 
 
@@ -182,9 +161,7 @@ def _equal_when_small(rows: Rows) -> Finding:
     words, means = [], []
     for name in (NAIVE, SHARED):
         kernel = by_size(rows, name, "kernel")
-        ratios = [kernel[n] / loop[n] for n in loop if n in kernel]
-        if not ratios:
-            return unmeasured(verdicts.NO_PAIR)
+        ratios = needed([kernel[n] / loop[n] for n in loop if n in kernel], verdicts.NO_PAIR)
         means.append(geomean(ratios))
         words.append(f"the {name} kernel over the CPU loop {verdicts.spread(ratios)}")
     words.append(f"n from {min(loop)} to {max(loop)}")
@@ -192,11 +169,8 @@ def _equal_when_small(rows: Rows) -> Finding:
 
 
 def _balanced(rows: Rows) -> Finding:
-    counted = rows.where("counters", backend="cuda")
-    both = [counted.figure(f"{what} throughput percent") for what in ("SM", "memory")]
-    if None in both:
-        return verdicts.uncounted(counted)
-    known = [value for value in both if value is not None]
+    names = ("SM throughput percent", "memory throughput percent")
+    known = verdicts.counted(rows.where("counters", backend="cuda"), *names)
     words = (
         f"multiprocessor at {known[0]:.0f} %, memory (shared memory included) at {known[1]:.0f} %"
     )
@@ -205,9 +179,7 @@ def _balanced(rows: Rows) -> Finding:
 
 def _dominant(n: int, part: str) -> Callable[[Rows], Finding]:
     def judge(rows: Rows) -> Finding:
-        row = next(iter(totals_of(rows).where(name=SHARED, n=n)), None)
-        if row is None:
-            return unmeasured(verdicts.NO_GPU)
+        row = needed(next(iter(totals_of(rows).where(name=SHARED, n=n)), None))
         parts = {k: v for k, v in row.figures.items() if not k.startswith("first")}
         words = ", ".join(f"{name} {us:.0f} us" for name, us in parts.items() if name != "gflops")
         first = rows.where("first call", n=n).figure("first cudaMalloc us")
@@ -238,57 +210,33 @@ def _epsilon(rows: Rows) -> Finding:
 
 def _memory_end(rows: Rows) -> Finding:
     found = rows.where("largest", name=REFUSED)
-    n, refused = found.figure("largest n"), found.figure("next n refused")
-    if n is None or refused is None:
-        return unmeasured(verdicts.NO_GPU)
+    n, _ = (needed(found.figure(name)) for name in ("largest n", "next n refused"))
     note = next(row.note for row in found)
     return decided(n == 26000, f"here {n:,.0f} fits; a product of the next thousand says: {note}")
 
 
-_TWICE = "within a factor of two of the printed size"
-CLAIMS = (
-    Claim("break-even-library", "Up to 41 x 41 Eigen is faster than cuBLAS.",
-          f"confirmed if the GPU's total is smaller from a size {_TWICE} on",
-          _break_even(EIGEN, CUBLAS, "eigen_cublas")),
-    Claim("break-even-own", "Up to 64 x 64 the CPU is faster than the own kernels.",
-          f"confirmed if the GPU's total is smaller from a size {_TWICE} on",
-          _break_even(CPU_LOOP, SHARED, "cpu_own")),
-    Claim("loading", "Loading takes about 0.25 ms.",
-          "confirmed between 0.125 and 0.5 ms, kernel excluded", _loading),
-    Claim("cpu-slow", "The CPU gets slow at about 1000.",
-          "confirmed if its loop takes over 0.1 s and ten times the GPU's total there", _cpu_slow),
-    Claim("eigen-45", "Eigen takes over 45 s at 10000.", "confirmed if measured, or extrapolated "
-          "by n^3 from the largest size, above 45 s", _eigen_45_s),
-    Claim("cublas-10", "cuBLAS stays below 10 s up to 26000, copies included.",
-          "confirmed if measured, or extrapolated by n^3, below 10 s", _cublas_10_s),
-    Claim("memory-end", "26000 is the largest size; 27000 runs out of memory.",
-          "confirmed if 26000 is the largest thousand here too", _memory_end),
-    Claim("naive-scales", "The naive kernel scales nearly as badly as the CPU.",
-          "confirmed if the exponents of n differ by less than 0.3", _scales_alike),
-    Claim("shared-gain", "Shared memory makes an immense difference to the naive kernel.",
-          "confirmed if the kernel is 5 times as fast from n = 512 on", _shared_far_faster),
-    Claim("peak", "The shared kernel uses over 80 % of the computing power.",
-          "confirmed if it reaches 80 % of the measured FMA ceiling", _compute_peak),
-    Claim("balanced", "In a release build computing and memory are well balanced.",
-          "confirmed if the profiler's two throughputs differ by at most a quarter", _balanced),
-    Claim("banks", "There are no bank conflicts.",
-          "confirmed if counted conflicts of stores are below 1 % of the stores (the counter takes "
-          "in arbitration with other traffic)", _bank_conflicts),
-    Claim("barrier", "A warp waits 14 cycles at barriers.",
-          "confirmed within a factor of two", _barrier),
-    Claim("fmaf", "Fused multiply-add brings no gain.",
-          "confirmed unless faster than separate operations by more than 2 %", _fma),
-    Claim("tile-1", "With tiles of width 1 the shared kernel is the naive one again.",
-          "confirmed if their times differ by at most 10 %", _tile_one),
-    Claim("equal-small", "Small products take about as long on each, but for the loading.",
-          "confirmed if both kernels are within a factor of two of the CPU's loop in the mean, up "
-          f"to n = {SMALL}", _equal_when_small),
-    Claim("kernel-1024", "At 1024 the kernel takes most of the time.",
-          "confirmed if it is the largest part", _dominant(1024, "kernel")),
-    Claim("malloc-64", "At 64 allocating takes most of the time, the first cudaMalloc above all.",
-          "confirmed if it is the largest part", _dominant(64, "allocate")),
-    Claim("order", "A column-major library needs no change for row-major operands.",
-          "confirmed if 2 x 2 matrices that do not commute come out as A B", _order),
-    Claim("epsilon", "FLT_EPSILON as an absolute tolerance tells right results from wrong ones.",
-          "confirmed if NaN fails it and a right long sum passes", _epsilon),
-)  # fmt: skip
+CLAIMS = verdicts.claims(
+    "001",
+    {
+        "break-even-library": _break_even(EIGEN, CUBLAS, "eigen_cublas"),
+        "break-even-own": _break_even(CPU_LOOP, SHARED, "cpu_own"),
+        "loading": _loading,
+        "cpu-slow": _cpu_slow,
+        "eigen-45": _eigen_45_s,
+        "cublas-10": _cublas_10_s,
+        "memory-end": _memory_end,
+        "naive-scales": _scales_alike,
+        "shared-gain": _shared_far_faster,
+        "peak": _compute_peak,
+        "balanced": _balanced,
+        "banks": _bank_conflicts,
+        "barrier": _barrier,
+        "fmaf": _fma,
+        "tile-1": _tile_one,
+        "equal-small": _equal_when_small,
+        "kernel-1024": _dominant(1024, "kernel"),
+        "malloc-64": _dominant(64, "allocate"),
+        "order": _order,
+        "epsilon": _epsilon,
+    },
+)

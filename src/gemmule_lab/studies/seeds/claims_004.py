@@ -1,12 +1,19 @@
-"""Where seed 004's algorithms beat its naive kernels above 1 MB, and why not where they do not."""
+"""What document 004 says: its constants, and the rules that decide each sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from gemmule.core.problem import Problem
+from gemmule.core.registry import cuda_rungs
+from gemmule_lab.records.results import geomean
 from gemmule_lab.studies import verdicts
-from gemmule_lab.studies.records import Finding, Rows, decided, unmeasured
+from gemmule_lab.studies.published import published
+from gemmule_lab.studies.records import Finding, Rows, decided
+from gemmule_lab.studies.verdicts import needed
 
 WIDTHS = (8, 16, 32, 64, 128, 256)
 ALGORITHMS = ("block_multiply", "block_multiply_transposed", "transpose_then")
@@ -116,6 +123,178 @@ def above_a_megabyte(rows: Rows) -> Finding:
         sentences.append(words)
         if algorithm == ALGORITHMS[0]:
             holds = not lost
-    if holds is None:
-        return unmeasured(verdicts.NO_GPU)
-    return decided(holds, ". ".join(sentences))
+    return decided(needed(holds), ". ".join(sentences))
+
+
+def warm_rows(rows: Rows) -> Rows:
+    """Return the warm runs of all widths on a GPU."""
+    return rows.where(WIDTH_RUNS, backend="cuda", temperature="warm")
+
+
+def mean_us(rows: Rows, name: str) -> float | None:
+    """Return the mean of a kernel's median times over all shapes, as the document averages."""
+    values = list(rows.where(name=name).us().values())
+    return float(np.mean(values)) if values else None
+
+
+def best_width(rows: Rows, algorithm: str) -> tuple[int, float]:
+    """Return the width with the smallest mean time over all shapes, and that mean in us."""
+    means = {w: mean_us(rows, f"{algorithm} {w}") for w in WIDTHS}
+    known = needed({w: us for w, us in means.items() if us is not None})
+    width = min(known, key=lambda w: known[w])
+    return width, known[width]
+
+
+def _best_is_64(rows: Rows) -> Finding:
+    found = {name: best_width(warm_rows(rows), name) for name in ALGORITHMS}
+    words = ", ".join(f"{name} {width} ({us:.2f} us)" for name, (width, us) in found.items())
+    holds = all(width == SEED_WIDTH for width, _ in found.values())
+    return decided(holds, f"best widths by mean time: {words}")
+
+
+def _height_1024(rows: Rows) -> Finding:
+    """Hold the heights against each other at the document's width, by mean time over shapes."""
+    runs = rows.where(HEIGHT_RUNS, backend="cuda", temperature="warm")
+    words, holds = [], []
+    for algorithm in ALGORITHMS:
+        times = {
+            (height, width): geomean(us)
+            for height in HEIGHTS
+            for width in WIDTHS
+            if (us := runs.where(name=f"{algorithm} {height} x {width}").us().values())
+        }
+        at_width = {h: us for (h, width), us in times.items() if width == SEED_WIDTH}
+        needed(at_width, verdicts.NO_HEIGHTS)
+        best = min(at_width, key=lambda height: at_width[height])
+        height, width = min(times, key=lambda pair: times[pair])
+        holds.append(best == SEED_HEIGHT)
+        gain = at_width[SEED_HEIGHT] / at_width[best]
+        words.append(
+            f"{algorithm} {best} at width {SEED_WIDTH}, {gain:.2f} times as fast as {SEED_HEIGHT}; "
+            f"of all {height} x {width}"
+        )
+    return decided(all(holds), f"best heights: {'; '.join(words)}")
+
+
+def _own_optimum(rows: Rows) -> Finding:
+    table = published("004")["width_ms"]
+    best = {name: WIDTHS[int(np.argmin(times))] for name, times in table.items()}
+    words = ", ".join(f"{name} {width}" for name, width in best.items())
+    return decided(set(best.values()) == {SEED_WIDTH}, f"smallest in its own table: {words}")
+
+
+def _wins(algorithm: str, share: float) -> Callable[[Rows], Finding]:
+    """Return the judge of a count of wins: shapes by median, and runs matrix by matrix."""
+
+    def judge(rows: Rows) -> Finding:
+        warm, name = warm_rows(rows), f"{algorithm} {SEED_WIDTH}"
+        by_shape = needed(verdicts.speedups(warm, name, NAIVE[algorithm]))
+        runs = list(run_ratios(rows, algorithm))
+        shape_wins, run_wins = (sum(r > 1 for r in v) for v in (by_shape.values(), runs))
+        words = (
+            f"faster on {shape_wins} of {len(by_shape)} shapes, in {run_wins} of {len(runs)} runs "
+            f"(the whole grid has 84 and 420)"
+        )
+        if share == 1:
+            return decided(shape_wins == len(by_shape), words)
+        return decided(abs(shape_wins / len(by_shape) - share) <= 0.1, words)
+
+    return judge
+
+
+def run_ratios(rows: Rows, algorithm: str) -> Iterator[float]:
+    """Yield naive time over the algorithm's time, shape by shape and matrix by matrix."""
+    runs = rows.where(FIVE, backend="cuda")
+    for matrix in range(1, MATRICES + 1):
+        ours, plain = f"{algorithm} {SEED_WIDTH} #{matrix}", f"{NAIVE[algorithm]} #{matrix}"
+        yield from verdicts.speedups(runs, ours, plain).values()
+
+
+def _mean_ratio(algorithm: str) -> Callable[[Rows], Finding]:
+    """Return the judge of "so many times faster": mean time over mean time, within a quarter."""
+    printed = published("004")["ratios"][algorithm]
+
+    def judge(rows: Rows) -> Finding:
+        warm = warm_rows(rows)
+        names = (f"{algorithm} {SEED_WIDTH}", NAIVE[algorithm])
+        ours, plain = (needed(mean_us(warm, name)) for name in names)
+        ratios = verdicts.speedups(warm, *names)
+        words = (
+            f"{plain / ours:.2f} from the means, {geomean(ratios.values()):.2f} as the geometric "
+            f"mean over shapes, {printed} printed"
+        )
+        alone = mean_us(warm, TRANSPOSE_NAME)
+        if algorithm == "transpose_then" and alone is not None and alone < ours:
+            words += f"; {plain / (ours - alone):.2f} from the means without the transpose itself"
+        return decided(abs(plain / ours / printed - 1) <= 0.25, words)
+
+    return judge
+
+
+def _zeroing(rows: Rows) -> Finding:
+    fixed = rows.where(FIXED, backend="cuda", name=ZEROING_NAME)
+    large = fixed.where(m=1 << 14).us()
+    product = warm_rows(rows).where(name=f"block_multiply {SEED_WIDTH}", m=1 << 14, n=1 << 14).us()
+    zero, whole = (next(iter(needed(times).values())) for times in (large, product))
+    words = f"{zero:.2f} us of {whole:.1f} us at 2^14 x 2^14: {100 * zero / whole:.1f} %"
+    small = next(iter(fixed.where(m=1 << 7).us().values()), None)
+    words += "" if small is None else f"; {small:.2f} us of every small product"
+    return decided(zero / whole < 0.05, words)
+
+
+def _cases(rows: Rows) -> Finding:
+    return decided(
+        len(shapes()) in (294, 296),
+        f"the sizes it gives make {len(shapes())} shapes and {len(shapes()) * MATRICES} runs; "
+        "its two counts, 294 and 296, differ from these and from each other",
+    )
+
+
+def _whose_ratio(rows: Rows) -> Finding:
+    data = published("004")
+    average = data["average_ms"]
+    plain = average["naive_transposed"]
+    ratios = {n: plain / average[n] for n in ("block_multiply_transposed", "transpose_then")}
+    words = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    return decided(ratios["block_multiply_transposed"] > 7, f"from its own table 12: {words}")
+
+
+def _eighty_percent(rows: Rows) -> Finding:
+    average = published("004")["average_ms"]
+    ratio = average["naive_transposed"] / average["block_multiply_transposed"]
+    return decided(ratio >= 1.7, f"{ratio:.2f} times from its own table 12, a gain of 23 %")
+
+
+def _copy_bytes(rows: Rows) -> Finding:
+    """Compute the workspace of the rung at the largest shape: no device is needed."""
+    from gemmule_lab.report.ladder_table import REFERENCE_GPU
+
+    side = 1 << EXPONENTS[-1]
+    problem = Problem("matvec", side, side)
+    rung = next(r for r in cuda_rungs() if r.name == "transpose_then")
+    extra = rung.workspace(problem, rung.check_params(problem, None), REFERENCE_GPU)
+    matrix = problem.matrix_bytes
+    share = (matrix + extra) / matrix
+    words = f"{extra:,} bytes beside a matrix of {matrix:,}: {share:.2f} times the memory"
+    return decided(1.9 < share < 2.1, words)
+
+
+CLAIMS = verdicts.claims(
+    "004",
+    {
+        "width-64": _best_is_64,
+        "height-1024": _height_1024,
+        "own-optimum": _own_optimum,
+        "always-faster": _wins("block_multiply", 1),
+        "above-1-mb": above_a_megabyte,
+        "transposed-wins": _wins("block_multiply_transposed", 160 / 296),
+        "ratio-block": _mean_ratio("block_multiply"),
+        "ratio-transposed": _mean_ratio("block_multiply_transposed"),
+        "ratio-then": _mean_ratio("transpose_then"),
+        "zeroing": _zeroing,
+        "twice-memory": _copy_bytes,
+        "case-count": _cases,
+        "whose-7.3": _whose_ratio,
+        "eighty-percent": _eighty_percent,
+    },
+)

@@ -43,10 +43,11 @@ def pictures(rows: Rows, backend: str, chief: Sequence[str]) -> Iterator[Picture
                     line for name in chosen for line in draw.lines_of(here.where(name=name), value)
                 ]
                 below = draw.subtitle(here, DTYPES, fact, temperature=temperature)
-                yield from draw.line_charts(
-                    f"{start}-{file}{which}-{temperature}", f"{title}: {what}, {temperature}",
-                    below, lines, axes, ceilings,
-                )  # fmt: skip
+                name, words = (
+                    f"{start}-{file}{which}-{temperature}",
+                    f"{title}: {what}, {temperature}",
+                )
+                yield from draw.line_charts(name, words, below, lines, axes, ceilings)
         lines = [line for pair in ALTERNATIVES for line in _ratio(here, *pair)]
         fact = "times as fast as the plain form; above 1 it pays"
         below = draw.subtitle(here, DTYPES, fact, temperature=temperature)

@@ -10,7 +10,7 @@ from gemmule.core.registry import ladder
 from gemmule_lab.profile.single_launch import counting
 from gemmule_lab.studies import verdicts
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.records import Claim, Finding, Rows, Value, decided, pairs, unmeasured
+from gemmule_lab.studies.records import Finding, Rows, UnmeasuredError, Value, decided, pairs
 from gemmule_lab.studies.seeds.pictures_000 import Grid, pictures
 
 SIZES = tuple(1 << p for p in range(8, 15))
@@ -89,10 +89,8 @@ def _tiling(rows: Rows) -> Finding:
 
 def _x_from_l2(rows: Rows) -> Finding:
     """Bound from below how much of x the L1 serves: A's sectors miss at least once each."""
-    counted = rows.where("counters", backend="cuda", name=BASIC)
-    sectors, hits = counted.figure("load sectors"), counted.figure("load sectors hit in L1")
-    if sectors is None or hits is None:
-        return verdicts.uncounted(counted)
+    basic = rows.where("counters", backend="cuda", name=BASIC)
+    sectors, hits = verdicts.counted(basic, "load sectors", "load sectors hit in L1")
     m, n = COUNTED["m"], COUNTED["n"]
     of_x = m // 32 * n  # a warp asks for one sector of x an iteration
     left = sectors - hits - m * n * 4 / 32
@@ -106,7 +104,7 @@ def _rows_not_columns(rows: Rows) -> Finding:
     gbs = {(int(r.case["m"]), int(r.case["n"])): r.figures["gbs"] for r in warm}
     sizes = sorted({size for case in gbs for size in case})
     if len(sizes) < 2 or len(gbs) < len(sizes) ** 2:
-        return unmeasured(verdicts.NO_GPU)
+        raise UnmeasuredError(verdicts.NO_GPU)
     first, last = sizes[0], sizes[-1]
     down = [gbs[last, n] / gbs[first, n] for n in sizes]
     across = [max(gbs[m, n] for n in sizes) / min(gbs[m, n] for n in sizes) for m in sizes]
@@ -128,22 +126,16 @@ def _vector_small(rows: Rows) -> Finding:
     return decided(share < 0.01, f"x is at most {100 * share:.2f} % of the bytes on our grid")
 
 
-CLAIMS = (
-    Claim("tiling", "Tiling x through shared memory performs no better.",
-          "confirmed unless faster by more than 2 % in the geometric mean, warm", _tiling),
-    Claim("l2", "Most warps are served x from the L2 cache.",
-          "refuted if counters show that the L1 serves at least half of the reads of x (what "
-          "misses it, less one miss for each sector of the matrix)", _x_from_l2),
-    Claim("rows", "Not in the document: the bandwidth follows the rows, not the columns.",
-          f"confirmed if the basic kernel's GB/s grow {GROWS:.0f} times from the fewest rows to "
-          f"the most at each number of columns, and at most {STAYS:.0f} times over the columns, "
-          "warm",
-          _rows_not_columns),
-    Claim("small-x", "x is so much smaller than the matrix that it does not dominate.",
-          "confirmed if x is under 1 % of the bytes at every size", _vector_small),
-    Claim("result-size", "The result has the size of the input vector.",
-          "confirmed if it holds for every shape", _result_size),
-)  # fmt: skip
+CLAIMS = verdicts.claims(
+    "000",
+    {
+        "tiling": _tiling,
+        "l2": _x_from_l2,
+        "rows": _rows_not_columns,
+        "small-x": _vector_small,
+        "result-size": _result_size,
+    },
+)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:

@@ -11,8 +11,9 @@ from gemmule_lab.profile.single_launch import counting
 from gemmule_lab.report.tables import significant
 from gemmule_lab.studies import verdicts
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.records import Claim, Finding, Rows, Value, decided, unmeasured
+from gemmule_lab.studies.records import Finding, Rows, Value, decided
 from gemmule_lab.studies.seeds.pictures_000 import Grid, pictures
+from gemmule_lab.studies.verdicts import needed
 
 SIZES = tuple(1 << p for p in range(8, 13))
 THIN = (512, 1024, 4096)
@@ -85,39 +86,34 @@ def _tiles_beat_basic(rows: Rows) -> Finding:
     return Finding(worst.outcome, "; ".join(dict.fromkeys(one.figure for one in both)))
 
 
+def _requests(rows: Rows, name: str) -> float:
+    counted = rows.where("counters", backend="cuda")
+    why = next((row.note for row in counted if row.note), verdicts.NO_GPU)
+    return verdicts.needed(counted.where(name=name).figure("load requests"), why)
+
+
 def _tile_width(rows: Rows) -> Finding:
     """Compare sectors asked for by loads; a warp of the basic kernel reads one of A, four of B."""
-    counted = rows.where("counters", backend="cuda")
-    sectors = {n: counted.where(name=n).figure("load requests") for n in (BASIC, SQUARE)}
-    basic, square = sectors[BASIC], sectors[SQUARE]
-    if basic is None or square is None:
-        return verdicts.uncounted(counted)
+    basic, square = (_requests(rows, name) for name in (BASIC, SQUARE))
     ratio = basic / square
     words = f"{basic:,.0f} load requests against {square:,.0f}: {ratio:.1f} times fewer"
     return decided(abs(ratio / TILE - 1) <= 0.05, f"{words} with tiles of {TILE}")
 
 
 def _rectangular_further(rows: Rows) -> Finding:
-    counted = rows.where("counters", backend="cuda")
-    square, wide = (counted.where(name=n).figure("load requests") for n in (SQUARE, RECTANGULAR))
-    if square is None or wide is None:
-        return verdicts.uncounted(counted)
+    square, wide = (_requests(rows, name) for name in (SQUARE, RECTANGULAR))
     words = f"{square:,.0f} load requests against {wide:,.0f}: {square / wide:.2f} times fewer"
     return decided(square / wide > 1 + verdicts.SAME, f"{words}; (1 + 1) / (1 + 1/2) by counting")
 
 
 def _compute_bound(rows: Rows) -> Finding:
     """Judge the inference: a kernel far from both limits is bound by neither."""
-    fma, read = rows.ceiling("fma float32", "cuda"), rows.ceiling("read", "cuda")
+    fma, read = (needed(rows.ceiling(name, "cuda")) for name in ("fma float32", "read"))
     warm = _warm(rows).where(m=SIZES[-1], n=SIZES[-1]).timed()
-    if fma is None or read is None or not warm:
-        return unmeasured(verdicts.NO_GPU)
     words, near = [], []
     for name in (BASIC, SQUARE, RECTANGULAR):
         one = warm.where(name=name)
-        gflops, gbs = one.figure("gflops"), one.figure("gbs")
-        if gflops is None or gbs is None:
-            return unmeasured(verdicts.NO_GPU)
+        gflops, gbs = (needed(one.figure(rate)) for rate in ("gflops", "gbs"))
         near.append(gflops / fma >= 0.6)
         words.append(
             f"{name} {100 * gflops / fma:.0f} % of the FMA ceiling, "
@@ -142,22 +138,16 @@ def _coalesced(rows: Rows) -> Finding:
     return decided(sectors > 4, words)
 
 
-CLAIMS = (
-    Claim("tiles", "Square and rectangular tiles both beat the basic kernel.",
-          "confirmed if both are faster by more than 2 % in the geometric mean, warm",
-          _tiles_beat_basic),
-    Claim("tile-width", "Tiles cut the accesses to global memory by the tile's width.",
-          "confirmed if counted load requests fall by 32 times, within 5 %", _tile_width),
-    Claim("rectangular", "Rectangular tiles cut the accesses to global memory further.",
-          "confirmed if counted load requests fall below those of square tiles by more than 2 %",
-          _rectangular_further),
-    Claim("compute-bound", "Low bandwidth shows that the kernels are bound by computing.",
-          "confirmed if each reaches 60 % of the measured FMA ceiling at the largest size; low "
-          "bandwidth alone shows nothing", _compute_bound),
-    Claim("coalesced", "The basic kernel reads the first matrix in a non-coalesced way.",
-          "confirmed if a warp asks for more sectors of A than a contiguous read of 32 floats, 4",
-          _coalesced),
-)  # fmt: skip
+CLAIMS = verdicts.claims(
+    "002",
+    {
+        "tiles": _tiles_beat_basic,
+        "tile-width": _tile_width,
+        "rectangular": _rectangular_further,
+        "compute-bound": _compute_bound,
+        "coalesced": _coalesced,
+    },
+)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:

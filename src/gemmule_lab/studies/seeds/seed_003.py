@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gemmule.core.registry import cuda_rungs
@@ -11,12 +11,12 @@ from gemmule_lab.records.results import geomean
 from gemmule_lab.studies import verdicts
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
 from gemmule_lab.studies.published import BITS, formula_gbs, published
-from gemmule_lab.studies.records import Claim, Finding, Rows, case_key, decided
+from gemmule_lab.studies.records import Finding, Rows, case_key, decided
 from gemmule_lab.studies.seeds.pictures_003 import pictures
+from gemmule_lab.studies.verdicts import needed
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 CPU_SIZES = (512, 1024, 2048, 4096)
-LARGE = 2048
 EXPERIMENT = "sizes"
 CODE_ROWS, CODE_THREADS = 8, 512
 DIFFERS, SLIGHTLY = 0.01, 1.5
@@ -105,22 +105,11 @@ def left_out(full: bool) -> Iterator[str]:
     yield "int8 and int4 at more than 8 rows a block: ours end there, the seed's tables at 32"
 
 
-def _warm(rows: Rows) -> Rows:
-    return rows.where(EXPERIMENT, backend="cuda", temperature="warm")
-
-
-def _codes_over_half(name: str) -> Callable[[Rows], Finding]:
-    """Return the judge of "codes beat fp16 on large matrices": faster at every size from 2048."""
-    return lambda rows: verdicts.always(
-        verdicts.at_sizes(_warm(rows), LARGE), name, "fp16 two_step"
-    )
-
-
 def _slightly_slower(rows: Rows) -> Finding:
-    ratios = verdicts.speedups(_warm(rows), "fp16 one block a row", "fp16 y blocks")
-    mean = geomean(ratios.values()) if ratios else 0.0
+    warm = rows.where(EXPERIMENT, backend="cuda", temperature="warm")
+    ratios = needed(verdicts.speedups(warm, "fp16 one block a row", "fp16 y blocks"))
     words = "time with y blocks over time with one block a row:"
-    return verdicts.of_ratios(ratios, 1 < mean <= SLIGHTLY, words)
+    return verdicts.of_ratios(ratios, 1 < geomean(ratios.values()) <= SLIGHTLY, words)
 
 
 def _tuned_over_torch(rows: Rows) -> Finding:
@@ -147,7 +136,7 @@ def _tuned_over_torch(rows: Rows) -> Finding:
                     words += " measured ceiling"
                 short.append(words)
     words = f"{TUNED}, times as fast as torch:"
-    found = verdicts.of_ratios(ratios, bool(ratios) and not short, words)
+    found = verdicts.of_ratios(needed(ratios), not short, words)
     return replace(found, figure="; less: ".join([found.figure, *short]))
 
 
@@ -173,63 +162,14 @@ def _printed_bandwidths(rows: Rows) -> Finding:
     return decided(not wrong, f"{len(wrong)} of 36 differ by more than 1 %: {words}")
 
 
-CLAIMS = (
-    Claim(
-        "fp16-over-torch", "The fp16 kernel is faster than PyTorch at all six sizes.",
-        "confirmed if two_step at the document's own launch parameters beats torch.mv at every "
-        "size, warm as there", lambda rows: verdicts.always(_warm(rows), "fp16 two_step", "torch"),
-    ),
-    Claim(
-        "fp16-tuned-over-torch",
-        "Not in the document: at parameters chosen for the device it is 1.1 times as fast.",
-        "confirmed if p_threads_vector or two_step at the H200's presets is 1.1 times as fast as "
-        "torch.mv at every size, warm and cold", _tuned_over_torch,
-    ),
-    Claim(
-        "int8-over-fp16", "int8 is faster than fp16 on large matrices.",
-        "confirmed if faster at every size from 2048", _codes_over_half("int8 codes"),
-    ),
-    Claim(
-        "int4-over-fp16", "int4 is faster than fp16 on large matrices.",
-        "confirmed if faster at every size from 2048", _codes_over_half("int4 codes"),
-    ),
-    Claim(
-        "vector-loads", "Loading 16 bytes at a time is faster than loading single values.",
-        "confirmed if faster by more than 2 % in the geometric mean",
-        lambda rows: verdicts.gain(_warm(rows), "fp16 16-byte loads", "fp16 scalar loads"),
-    ),
-    Claim(
-        "y-blocks", "Several blocks a row and a second kernel are slightly slower.",
-        "confirmed if the geometric mean is slower, by at most 1.5 times", _slightly_slower,
-    ),
-    Claim(
-        "shared-x", "Keeping x in shared memory brings no gain.",
-        "confirmed unless faster by more than 2 % in the geometric mean",
-        lambda rows: verdicts.no_gain(
-            _warm(rows), "fp16 x in shared memory", "fp16 one block a row"
-        ),
-    ),
-    Claim(
-        "table-int8", "A table of products brings no gain for int8.",
-        "confirmed unless faster by more than 2 % in the geometric mean",
-        lambda rows: verdicts.no_gain(_warm(rows), "int8 product table", "int8 codes, 128 threads"),
-    ),
-    Claim(
-        "table-int4", "A table of products could pay for int4 (proposed there, not tested).",
-        "confirmed if faster by more than 2 % in the geometric mean",
-        lambda rows: verdicts.gain(_warm(rows), "int4 product table", "int4 codes, 128 threads"),
-    ),
-    Claim(
-        "int4-16-values", "For int4, 16 values a thread are better than 8.",
-        "confirmed if faster by more than 2 % in the geometric mean",
-        lambda rows: verdicts.gain(_warm(rows), "int4 codes", "int4 codes, 8 values"),
-    ),
-    Claim(
-        "printed-bandwidths", "The printed GB/s follow from the printed times.",
-        "confirmed if the document's own formula gives each printed figure within 1 %",
-        _printed_bandwidths,
-    ),
-)  # fmt: skip
+CLAIMS = verdicts.claims(
+    "003",
+    {
+        "fp16-tuned-over-torch": _tuned_over_torch,
+        "y-blocks": _slightly_slower,
+        "printed-bandwidths": _printed_bandwidths,
+    },
+)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:

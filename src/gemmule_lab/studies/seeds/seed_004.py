@@ -12,6 +12,7 @@ from gemmule_lab.studies.published import published
 from gemmule_lab.studies.records import Rows
 from gemmule_lab.studies.seeds.claims_004 import (
     ALGORITHMS,
+    CLAIMS,
     EXPONENTS,
     FIVE,
     FIXED,
@@ -25,9 +26,9 @@ from gemmule_lab.studies.seeds.claims_004 import (
     WIDTHS,
     ZEROING_NAME,
     shapes,
+    warm_rows,
 )
 from gemmule_lab.studies.seeds.pictures_004 import pictures
-from gemmule_lab.studies.seeds.verdicts_004 import CLAIMS, warm_rows
 
 COLD_BYTES = 1 << 17  # of less, thousands of matrices fit into the L2 of a large GPU
 CPU_SHAPES = ((128, 128), (1024, 64), (1024, 1024), (4096, 512), (4096, 4096))
