@@ -163,16 +163,14 @@ class Plan:
         ]
         if choice.expected_s:  # nothing is expected of a product without elements
             share = problem.compulsory_bytes / choice.expected_s / choice.machine.read_bytes_per_s
-            lines.append(
-                f"expected   {choice.expected_s * 1e6:.1f} us, {share:.0%} of the read ceiling "
-                f"({choice.machine.read_bytes_per_s / 1e9:,.0f} GB/s)"
-            )
-        if choice.runner_up:
-            lines.append(f"runner-up  {choice.runner_up}")
+            ceiling = f"({choice.machine.read_bytes_per_s / 1e9:,.0f} GB/s)"
+            words = f"{choice.expected_s * 1e6:.1f} us, {share:.0%} of the read ceiling {ceiling}"
+            lines.append(f"expected   {words}")
+        lines += [f"runner-up  {choice.runner_up}"] if choice.runner_up else []
         if isinstance(choice.rung, CudaRung):
             given = (choice.problem, choice.params, choice.machine)
-            whole = choice.rung.workspace(*given)
-            memory = whole if self._packed is None else self._packed.workspace
+            packed = self._packed
+            memory = packed.workspace if packed else choice.rung.workspace(*given)
             shared = self._shared(choice.rung.steps(*given))
             lines.append(f"memory     workspace {memory:,} bytes, {shared} a block")
         elif isinstance(choice.rung, LibraryRung) and problem.quant is not None:
@@ -180,11 +178,10 @@ class Plan:
             lines.append(f"memory     workspace {memory:,} bytes beside the library's own")
         arithmetic = choice.rung.arithmetic(choice.problem)
         rounded = f", of operands rounded to {arithmetic.inputs}" if arithmetic.inputs else ""
-        unused = _unused(problem, arithmetic)
-        lines.append(f"sums in    {arithmetic.accumulator}{rounded}{unused}")
+        rounded += _unused(problem, arithmetic)
+        lines.append(f"sums in    {arithmetic.accumulator}{rounded}")
         lines.append(f"copies     {'; '.join(choice.copies) or 'none'}")
-        lines += self._prepared()
-        return "\n".join(lines)
+        return "\n".join(lines + self._prepared())
 
     @property
     def _launcher(self) -> Run:

@@ -119,10 +119,6 @@ def _no_suggestion(problem: Problem, machine: Machine) -> Suggestion | None:
     return None
 
 
-def _no_workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    return 0
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Rung:
     """One kernel: what it teaches, what it takes, and its search space.
@@ -283,7 +279,7 @@ class CudaRung(Rung):
     backend: ClassVar[str] = "cuda"
 
     steps: Callable[[Problem, Params, Machine], tuple[Step, ...]]
-    workspace: Callable[[Problem, Params, Machine], int] = _no_workspace
+    workspace: Callable[[Problem, Params, Machine], int] = lambda problem, params, machine: 0
     sends: bool = False
     adds: bool = False
     presets: Mapping[str, Params] = field(default_factory=dict)
@@ -302,7 +298,7 @@ class LibraryRung(Rung):
     """A product of a library for GPUs: ``bind(problem, call, params) -> run(a, b, out, ...)``.
 
     `spec` is what the library is told of a product, a frozen dataclass. `available` says what is
-    missing for it on this machine, or None. `workspace`: bytes that it takes beside the library's.
+    missing for it on this machine, or None. `workspace`: bytes beside the library's.
     """
 
     backend: ClassVar[str] = "cuda"

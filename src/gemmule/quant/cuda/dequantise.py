@@ -19,6 +19,7 @@ from gemmule.backends.cuda.convert import CTYPE
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import ITEMSIZE, QuantSpec
 from gemmule.core.rung import Step
+from gemmule.errors import DeviceError
 from gemmule.quant.cuda.fragment_order import LAYOUT
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -86,6 +87,8 @@ def whole(matrix: Any, dtype: str) -> DeviceArray:
     kinds = (matrix.zeros is not None, matrix.layout, matrix.scale_dtype, False)
     has_perm = matrix.perm is not None
     spec = QuantSpec(matrix.bits, matrix.group_size, *kinds, has_perm)
+    if not isinstance(matrix.codes, DeviceArray):
+        raise DeviceError(f"cannot dequantise on {matrix.device}: call .to('cpu') first")
     ordinal = matrix.codes.ordinal
     found = DeviceArray.empty((m, n), dtype, ordinal)
     if m * n:

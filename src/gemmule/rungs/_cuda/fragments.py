@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
 from gemmule.core.rung import Constraint, Signature
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
 
@@ -72,6 +72,11 @@ def template(problem: Problem) -> str:
     types = f"{CTYPE[problem.b]}, {CTYPE[problem.out]}, {CTYPE[spec.scale_dtype]}"
     zeros = str(spec.has_zeros).lower()
     return f"{types}, {spec.bits}, {zeros}, {split(problem)}, {shift(problem)}"
+
+
+def whole_vectors(problem: Problem) -> bool:
+    """Tell whether columns of x, one after the other, all begin at whole 16 bytes."""
+    return problem.alignment == 16 or problem.k * ITEMSIZE[problem.b] % 16 == 0
 
 
 def tiles_across(columns: int, problem: Problem) -> int:

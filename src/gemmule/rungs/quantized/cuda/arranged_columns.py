@@ -114,7 +114,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     reading = problem.compulsory_bytes * warpgroups.passes(problem) / machine.read_bytes_per_s
     turned = 0.0 if problem.layout_b == "col" else _TURNED_S * problem.k * problem.n
     product = max(rounds * (_START_S + chunks * chunk), _SLOW[bits] * reading)
-    product *= 1.0 if problem.alignment == 16 else _UNALIGNED
+    product *= 1.0 if fragments.whole_vectors(problem) else _UNALIGNED
     return float(machine.call_s + turned + product)
 
 

@@ -123,7 +123,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     seconds += _PACKED_S[_eights(problem)]
     if _eights(problem) == 1:
         seconds = max(seconds, _FIRST_S + _waves_s(problem, params, machine))
-    slower = 1.0 if problem.alignment == 16 else _UNALIGNED
+    slower = 1.0 if fragments.whole_vectors(problem) else _UNALIGNED
     return float(machine.call_s + slower * seconds)
 
 

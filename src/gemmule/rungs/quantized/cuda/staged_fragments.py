@@ -68,7 +68,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     turn *= _SMALL_GROUPS if fragments.shift(problem) == 0 else 1.0
     reading = problem.compulsory_bytes / machine.read_bytes_per_s
     reading *= _SLOW[fragments.bits(problem)] * (1 + (ceil_div(problem.n, _COLUMNS) - 1) / 4)
-    slower = 1.0 if problem.alignment == 16 else _UNALIGNED
+    slower = 1.0 if fragments.whole_vectors(problem) else _UNALIGNED
     return float(machine.call_s + slower * max(rounds * turns * turn, reading))
 
 

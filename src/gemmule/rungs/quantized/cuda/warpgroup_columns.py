@@ -143,7 +143,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     chunk *= _SMALL_GROUPS if fragments.shift(problem) == 0 and is_narrow(problem) else 1.0
     reading = problem.compulsory_bytes * passes(problem) / machine.read_bytes_per_s
     chunks = rounds * (_START_S + ceil_div(tiles, params["cluster"]) * chunk)
-    slower = 1.0 if problem.alignment == 16 else _UNALIGNED
+    slower = 1.0 if fragments.whole_vectors(problem) else _UNALIGNED
     reading *= _SLOW[fragments.bits(problem)]
     return float(machine.call_s + slower * max(chunks, reading))
 
