@@ -24,8 +24,9 @@ from gemmule.backends.cuda.starter import Start
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
-from gemmule.dispatch.torch_repeats import Product, RepeatGuard, known
+from gemmule.dispatch.torch_repeats import Product, RepeatGuard, known, of_codes
 from gemmule.quant.cuda.by_library import ByLibrary
+from gemmule.quant.matrix import QuantizedMatrix
 
 Run = Launcher | PackedLauncher | LibraryRun | ByLibrary
 
@@ -96,7 +97,7 @@ def bound_call(
             right = b.data_ptr()
         else:
             matrix, x = (a, b) if first else (b, a)
-            held = known(matrix)
+            held = matrix.kept(of_codes) if type(matrix) is QuantizedMatrix else known(matrix)
             if held.kind is not kind:
                 return None
             alike = same(x) if out is None else same(x, out)

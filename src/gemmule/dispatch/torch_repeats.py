@@ -65,7 +65,7 @@ _kind = functools.lru_cache(maxsize=4096)(Kind)
 def known(matrix: Any) -> Known:
     """Return what calls need of a matrix, found once and kept with it."""
     if type(matrix) is QuantizedMatrix:
-        return matrix.kept(_of_codes)
+        return matrix.kept(of_codes)
     if type(matrix) is not PreparedMatrix or not matrix.is_cuda:
         return _UNKNOWN
     if matrix.signature is None:
@@ -75,7 +75,8 @@ def known(matrix: Any) -> Known:
     return matrix.signature  # type: ignore[no-any-return]
 
 
-def _of_codes(matrix: QuantizedMatrix) -> Known:
+def of_codes(matrix: QuantizedMatrix) -> Known:
+    """Return what calls need of a quantised matrix; `QuantizedMatrix.kept` keeps it."""
     if matrix.device == "cpu":
         return _UNKNOWN
     kind = _kind(matrix.kept(quantized_form), ordinal_named(matrix.device))

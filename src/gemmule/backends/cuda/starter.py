@@ -65,12 +65,12 @@ class Arguments:
 
     `buffer` begins with the struct; each kernel's config and their attributes follow. `call`
     launches the first step's kernel and returns the driver's code; `others` are the steps behind
-    it, each with its call. `stream` is the one that stands in the configs, `shown` the tensor maps
-    that the kernels find.
+    it, each with its call. `stream` is the one that stands in the configs. `maps` holds the tensor
+    maps from byte `maps_at` on, and `shown` is what lies there.
     """
 
     __slots__ = (
-        "_maps", "_maps_at", "_params", "_streams", "buffer", "call", "others", "shown", "stream",
+        "_params", "_streams", "buffer", "call", "maps", "maps_at", "others", "shown", "stream",
     )  # fmt: skip
 
     def __init__(self, kernels: Kernels) -> None:
@@ -89,8 +89,8 @@ class Arguments:
             ends += len(packed)
         self._streams, self.stream = [place + STREAM_AT for place in places], 0
         count = len(maps.shapes) if maps else 0
-        self._maps, first = aligned_memory(count)
-        self._maps_at, self.shown = first - ctypes.addressof(self._maps), b""
+        self.maps, first = aligned_memory(count)
+        self.maps_at, self.shown = first - ctypes.addressof(self.maps), b""
         shown = range(first, first + count * MAP_BYTES, MAP_BYTES)
         self._params = (ctypes.c_void_p * (1 + count))(address, *shown)
         launch, params = launch_function(), ctypes.addressof(self._params)
@@ -106,11 +106,6 @@ class Arguments:
             _STREAM.pack_into(self.buffer, at, stream)
         self.stream = stream
 
-    def show(self, encoded: bytes) -> None:
-        """Write the tensor maps, all in one."""
-        struct.pack_into(f"{len(encoded)}s", self._maps, self._maps_at, encoded)
-        self.shown = encoded  # quicker than memmove
-
 
 def starter(kernels: Kernels, words: str, end: str = "") -> Start:
     """Return ``start(stream, left, right, result, work)``, which launches the kernels in turn.
@@ -123,6 +118,7 @@ def starter(kernels: Kernels, words: str, end: str = "") -> Start:
     """
     local, maps, kept = threading.local(), kernels.maps, dict[tuple[Any, ...], bytes]()
     place, last = struct.Struct(f"<{words}").pack_into, struct.Struct(f"<{end}")
+    show = struct.Struct(f"{MAP_BYTES * len(maps.shapes) if maps else 0}s").pack_into
     end_at, several = len(kernels.template) - last.size, len(kernels.steps) > 1
 
     def start(
@@ -148,7 +144,8 @@ def starter(kernels: Kernels, words: str, end: str = "") -> Start:
                     kept.clear()
                 encoded = kept[key] = b"".join(maps.of(key))
             if encoded is not memory.shown:
-                memory.show(encoded)
+                show(memory.maps, memory.maps_at, encoded)
+                memory.shown = encoded
         buffer, call = memory.buffer, memory.call
         place(buffer, 0, left, right, result, work)
         if values:
