@@ -120,6 +120,8 @@ def starter(kernels: Kernels, words: str, end: str = "") -> Start:
     place, last = struct.Struct(f"<{words}").pack_into, struct.Struct(f"<{end}")
     show = struct.Struct(f"{MAP_BYTES * len(maps.shapes) if maps else 0}s").pack_into
     end_at, several = len(kernels.template) - last.size, len(kernels.steps) > 1
+    if maps is None and not several and not end:
+        return _single_starter(kernels, place)
 
     def start(
         stream: int,
@@ -158,6 +160,27 @@ def starter(kernels: Kernels, words: str, end: str = "") -> Start:
                 code = call()
                 if code:
                     raise failed(code, step)
+
+    return start
+
+
+def _single_starter(kernels: Kernels, place: Callable[..., None]) -> Start:
+    """Return `starter`'s function of one kernel without maps: a tenth of a microsecond less."""
+    local, step = threading.local(), kernels.steps[0]
+
+    def start(stream: int, left: Any, right: Any, result: Any, work: Any) -> None:
+        try:
+            memory, buffer, call = local.memory
+        except AttributeError:
+            memory = Arguments(kernels)
+            buffer, call = memory.buffer, memory.call
+            local.memory = memory, buffer, call
+        if memory.stream != stream:
+            memory.turn(stream)
+        place(buffer, 0, left, right, result, work)
+        code = call()
+        if code:
+            raise failed(code, step)
 
     return start
 
