@@ -211,7 +211,7 @@ def _quantized(
     shape = (problem.m, problem.reduction)
     rows, cols = shape[::-1] if spec.transposed else shape
     if made:
-        q = quantized_weights(rng, spec, rows, cols)
+        q = quantized_weights(rng, spec, rows, cols, problem.b)
         q = q.T if spec.transposed else q
         return q if spec.layout == "row" else q.to(layout=spec.layout)
     codes = rng.integers(0, top + 1, (rows, cols), dtype=np.uint8)

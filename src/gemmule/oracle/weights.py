@@ -16,12 +16,15 @@ METHODS = ("rtn", "mse", "hqq", "hqq")
 
 
 def quantized_weights(
-    rng: np.random.Generator, spec: QuantSpec, rows: int, columns: int
+    rng: np.random.Generator, spec: QuantSpec, rows: int, columns: int, beside: str
 ) -> QuantizedMatrix:
-    """Return random weights as `gemmule.quantize` makes a matrix of them, in layout ``row``."""
+    """Return random weights as `gemmule.quantize` makes a matrix of them, in layout ``row``.
+
+    beside: the dtype of what they meet, and whose range they have: some kernels round them to it.
+    """
     method = METHODS[int(rng.integers(4 if spec.has_zeros else 2))]
     return quantize(
-        extreme_groups(rng, rows, columns, spec),
+        extreme_groups(rng, rows, columns, spec, beside),
         4 if spec.bits == 4 else 8,
         spec.group_size,
         not spec.has_zeros,
@@ -32,7 +35,7 @@ def quantized_weights(
 
 
 def extreme_groups(
-    rng: np.random.Generator, rows: int, columns: int, spec: QuantSpec
+    rng: np.random.Generator, rows: int, columns: int, spec: QuantSpec, beside: str
 ) -> NDArray[np.float32]:
     """Return normal weights, some groups of which are of another kind.
 
@@ -42,7 +45,8 @@ def extreme_groups(
     size = max(columns, 1) if spec.group_size in (None, -1) else int(spec.group_size or 1)
     groups = 1 if spec.group_size is None else -(-columns // size)
     shape = (rows if spec.group_size is not None else 1, max(groups, 1))
-    top = np.log2(LARGEST_SCALE[spec.scale_dtype])
+    narrow = "float16" in (spec.scale_dtype, beside)
+    top = np.log2(LARGEST_SCALE["float16" if narrow else spec.scale_dtype])
     least = 100 if spec.transposed else 126  # then scales meet x in halves, of a shorter range
     kinds = rng.integers(0, 10, shape)
     level = rng.standard_normal(shape)

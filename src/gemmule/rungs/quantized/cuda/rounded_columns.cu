@@ -29,7 +29,10 @@ template <class TX, class TS, int BITS, bool ZEROS> struct Row {
   // high: the codes lie four bits higher.
   __device__ __forceinline__ void set(float s, float zero, bool high) {
     float whole = 1 << (BITS - 1);
-    if (ZEROS) whole = HALF ? rounding_of<TX>(1024.f + rintf(zero)) - 1024.f : rounding_of<TX>(rintf(zero));
+    if (ZEROS) {  // of a zero point beyond a half's range, the part within; the other is in the rest
+      const float near = HALF ? fminf(fmaxf(rintf(zero), -32768.f), 32768.f) : rintf(zero);
+      whole = HALF ? rounding_of<TX>(1024.f + near) - 1024.f : rounding_of<TX>(near);
+    }
     less = twice<TX>(HALF ? -(whole + (BITS == 4 && high ? 64.f : 1024.f)) : -whole / UP);
     const float kept = rounding_of<TX>(s * UP);
     scale = twice<TX>(s * UP);
