@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ import pytest
 
 import gemmule as gm
 from gemmule.backends import get
-from gemmule.backends.cuda import launch_args
+from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda import driver, launch_args
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.choose import choose
 from gemmule.core.caches import forget_plans
@@ -193,17 +195,22 @@ def test_a_gpu_walks_the_vectors_beside_a_quantised_matrix(monkeypatch: pytest.M
     assert not launcher.workspace
     launched: list[tuple[int, ...]] = []
 
-    def start(address: int, stream: int) -> None:
-        launched.append(launch_args.QUANT.unpack(launcher.slot().buffer.raw)[:10])
+    def start(stream: int, matrix: bytes, *places: Any) -> None:
+        *addresses, work, _ = places
+        packed = matrix + struct.pack("<3Q", *addresses, work)
+        whole = packed + launcher.template[len(packed) :]
+        launched.append(launch_args.QUANT.unpack(whole)[:10])
 
-    monkeypatch.setattr(launcher, "load", lambda ordinal: (start,))
+    monkeypatch.setattr(launcher, "starter", lambda ordinal, end: start)
+    monkeypatch.setattr(device_arrays, "current_stream", lambda out, ordinal: 0)
+    monkeypatch.setattr(driver, "is_current", lambda ordinal: True)
     parts = SimpleNamespace(
         codes=SimpleNamespace(pointer=16), scales=SimpleNamespace(pointer=32), zeros=None, perm=None
     )
     a = Operand(parts, 0, Q, "cuda:0", "gemmule", parts)
     b = Operand(None, 4096, x, "cuda:0", "gemmule", None)
     out = Operand(None, 8192, Form((3, 48), (48, 1), "float32", 16), "cuda:0", "gemmule", None)
-    launcher._launch((a, b, out), (1.0, 0.0), 0, 0)
+    launcher(a, b, out, 1.0, 0.0)
     addresses = [(4096 + 640 * i, 8192 + 192 * i) for i in range(3)]
     assert launched == [(16, 32, 0, 0, x_at, y_at, 0, 48, 128, 1) for x_at, y_at in addresses]
 

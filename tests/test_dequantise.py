@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gemmule_lab.verify.device_runner import DeviceRunner
 
 import gemmule as gm
 from cuemu.toolchain import missing_tools
@@ -22,8 +21,9 @@ from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import device_rungs
 from gemmule.core.rung import CUDA_ARCHS
 from gemmule.quant.cuda import by_library, dequantise
-from gemmule_lab.verify import device as verify_device
-from gemmule_lab.verify import proofs
+from proofs import device as verify_device
+from proofs import proofs
+from proofs.device_runner import DeviceRunner
 
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 (RUNG,) = (rung for rung in device_rungs() if rung.name == "dequantise_library")

@@ -32,7 +32,7 @@ from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Peer, Prepared, result_shape
 from gemmule_lab.records.rows import Environment
-from gemmule_lab.report.ladder_table import before
+from gemmule_lab.report.ladder_gains import before
 from gemmule_lab.studies.grid import Cell, Lane, Measured
 from gemmule_lab.studies.harness import GpuBench
 from gemmule_lab.studies.products import largest, passes

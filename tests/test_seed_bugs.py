@@ -33,7 +33,7 @@ from gemmule.oracle.problems import make_problem
 MUTANTS_FOLDER = Path(__file__).parent / "mutants"
 MAP_NORESERVE = 0x4000  # Linux's; the mmap module of Python 3.11 does not name it
 SCHEDULES = (0, 1, 2, 3)  # orders of threads and blocks that each kernel runs in
-SEEDED = [r for r in all_rungs("cuda") if r.op == "matvec" and r.source.startswith("seed 00")]
+SEEDED = [r for r in all_rungs("cuda") if r.op == "matvec" and r.source.startswith("document 00")]
 EACH_SEEDED = pytest.mark.parametrize("rung", SEEDED, ids=lambda r: f"{r.folder}-{r.name}")
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))

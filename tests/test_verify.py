@@ -178,7 +178,7 @@ def test_products_are_repeated_rearranged(
         assert len(calls) >= wrong
     calls.clear()
     assert run(Trial(op, Case(problem, "integers", 1))).status == "ok"
-    assert len(calls) == 2
+    assert len(calls) == 3  # none to repeat it; the last is with more axes
 
 
 def test_a_rung_that_refuses_the_rearranged_operands_is_not_blamed() -> None:
@@ -274,7 +274,7 @@ def test_a_task_whose_process_dies_is_told_and_takes_no_other_along(tmp_path: Pa
     assert (kept["dies once"], kept["works"]) == (["dies once"], ["works"])
 
 
-@pytest.mark.parametrize("number", [128, 384, 640, 896])
+@pytest.mark.parametrize("number", [384, 640, 896, 1152])
 def test_products_too_large_for_their_truth_are_judged(number: int) -> None:
     trial = random_products.draw(Choice("matmul"), 0, number)
     assert relations.too_large(trial.case.problem)
