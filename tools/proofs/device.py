@@ -125,7 +125,8 @@ def _sample(rung: DeviceRung) -> int:
     Of a quantised one more: it refuses batches and some groups.
     """
     most = max(FEW, LEAST // len(rung.signatures))
-    return (most * 9 // 7 if most > 16 else most * 7 // 6) if rung.quantized else most
+    more = (2, 1) if most > 20 else (9, 7) if most > 16 else (7, 6)  # the fewer dtypes, the more
+    return most * more[0] // more[1] if rung.quantized else most
 
 
 def _spread(items: list[_T], most: int, signature: Signature) -> list[_T]:

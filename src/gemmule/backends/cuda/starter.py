@@ -120,7 +120,7 @@ def starter(kernels: Kernels, words: str, end: str = "") -> Start:
     place, last = struct.Struct(f"<{words}").pack_into, struct.Struct(f"<{end}")
     show = struct.Struct(f"{MAP_BYTES * len(maps.shapes) if maps else 0}s").pack_into
     end_at, several = len(kernels.template) - last.size, len(kernels.steps) > 1
-    if maps is None and not several and not end:
+    if maps is None and len(kernels.steps) == 1 and not end:
         return _single_starter(kernels, place)
 
     def start(
