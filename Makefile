@@ -51,7 +51,7 @@ check: $(VENV)/dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(PY) -m pytest tests/test_architecture.py
+	$(PY) -m pytest tests/repository/test_architecture.py
 
 soak: $(VENV)/dev
 	$(PY) -m pytest -m soak --timeout 0

@@ -13,7 +13,9 @@ import os
 import platform
 from pathlib import Path
 
-FILE = Path(__file__).parents[1] / "evidence" / "reliability.jsonl"
+from checkout import EVIDENCE
+
+FILE = EVIDENCE / "reliability.jsonl"
 SCHEMA = 1
 
 

@@ -17,9 +17,9 @@ import sys
 import time
 from typing import Any
 
-import test_dtensor as tests
+import dtensor_checks as checks
 from campaign_record import keep
-from test_dtensor import WORLD, dist, free_port, init_device_mesh, torch
+from dtensor_checks import WORLD, dist, free_port, init_device_mesh, torch
 
 PATIENCE_S = 600.0  # of one process for the others, at each hundred cases
 
@@ -31,15 +31,15 @@ def rank_of(rank: int, port: int, cases: int, seed: int) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=WORLD)
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("down", "across"))
     line = init_device_mesh("cpu", (WORLD,))
-    for op, left, right, wanted in tests.QUIET:
-        tests.quiet_product(op, left, right, wanted, line)
-    tests.quiet_shards(line)
+    for op, left, right, wanted in checks.QUIET:
+        checks.quiet_product(op, left, right, wanted, line)
+    checks.quiet_shards(line)
     rng, begin = random.Random(seed), time.monotonic()
     for case in range(1, cases + 1):
         if rng.random() < 0.6:
-            tests.random_product(rng, rng.choice([line, square]))
+            checks.random_product(rng, rng.choice([line, square]))
         else:
-            tests.random_shards(rng, rng.choice([line, square["down"], square["across"]]))
+            checks.random_shards(rng, rng.choice([line, square["down"], square["across"]]))
         if rank == 0 and case % 100 == 0:
             sys.stdout.write(f"{case} cases, {time.monotonic() - begin:.0f} s\n")
             sys.stdout.flush()

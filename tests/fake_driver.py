@@ -9,7 +9,14 @@ from __future__ import annotations
 import ctypes
 import enum
 import struct
+import sys
 from typing import Any
+
+import pytest
+
+from gemmule.backends.cuda import driver, nvrtc, starter
+from gemmule.backends.cuda import launch as cuda_launch
+from gemmule.plan import resolve
 
 CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
@@ -176,3 +183,28 @@ class FakeDriver:
         smem: int,
     ) -> None:
         """Do what a kernel does: here nothing."""
+
+
+CACHED = (
+    driver.bindings,
+    driver._remember_process,
+    driver.device_info,
+    driver._primary_context,
+    driver._primary_handle,
+    driver.load,
+    cuda_launch._machine,
+    resolve,
+)
+
+
+def forget() -> None:
+    """Drop whatever the back end remembers of a driver."""
+    for function in CACHED:
+        function.cache_clear()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, stand_in: Any) -> None:
+    nvrtc._cuda_core()  # which takes the real driver's types when it is first imported
+    monkeypatch.setattr(sys.modules["cuda.bindings"], "driver", stand_in)
+    monkeypatch.setattr(starter, "launch_function", lambda: stand_in.launch)
+    forget()

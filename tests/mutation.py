@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from campaign_record import keep
+from checkout import ROOT
 
-ROOT = Path(__file__).parents[1]
 FAULTS = tomllib.loads((ROOT / "tests" / "mutants" / "faults.toml").read_text(encoding="utf-8"))
 EQUIVALENT = {one["fault"]: one["reason"] for one in FAULTS.get("equivalent", ())}
 LIMIT_S, SOUND_LIMIT_S = 240, 600  # of the tests of a fault, and of sound sources
@@ -281,7 +281,8 @@ def _tests(folder: Path, arguments: list[str]) -> None:
     os.environ["GEMMULE_CACHE"] = str(folder / "cache")
     os.environ["XDG_CACHE_HOME"] = str(folder.parent)  # the emulator's keys hold all sources
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    for name in [n for n in sys.modules if n.split(".")[0] in ("gemmule", "campaign_record")]:
+    own_modules = ("gemmule", "campaign_record", "checkout")
+    for name in [n for n in sys.modules if n.split(".")[0] in own_modules]:
         del sys.modules[name]
     pytest = importlib.import_module("pytest")
     options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", "not soak"]

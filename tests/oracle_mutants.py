@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from checkout import ROOT
 from gemmule.core.problem import INTEGERS, Problem, QuantSpec
 from gemmule.core.rung import Arithmetic
 from gemmule.oracle.inputs import Inputs, make_inputs
@@ -22,7 +22,7 @@ from gemmule.oracle.values import placements
 from gemmule.quant.matrix import QuantizedMatrix
 
 SEEDS = 12
-DOCUMENT = Path(__file__).parent.parent / "docs" / "oracle.md"
+DOCUMENT = ROOT / "docs" / "oracle.md"
 WIDE = {name: name for name in ("float64", "complex64", "complex128", *INTEGERS)}
 
 

@@ -96,7 +96,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     (
         "faults are survived",
         "run:forks beside 8 busy threads: compile+import+kernels & run:calls by threads",
-        "`python tests/test_fork.py`, `python tests/threads_campaign.py`",
+        "`python tests/fork_campaign.py`, `python tests/threads_campaign.py`",
     ),
     ("no code from data", "no pickle, eval or shell: ruff's rules S", "`make check`"),
     ("the tests see faults", "run:planted faults", "`make mutants`"),

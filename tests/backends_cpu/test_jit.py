@@ -1,0 +1,481 @@
+"""Kernels from every side: the disk cache, fork, threads, and the intrinsics' arithmetic."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmule as gm
+from checkout import SOURCE
+from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
+from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
+from gemmule.backends.cpu.target import missing_vectors
+from gemmule.backends.cpu.threads import thread_count
+from gemmule.core.caches import forget_plans
+from gemmule.errors import GemmuleWarning
+from gemmule.settings import cache_folder, default_device, tuning_enabled
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs Numba")
+
+MULTIPLY = """
+import json, sys, numpy as np
+from gemmule.core.registry import _load
+from gemmule.core.problem import Problem
+def multiply(rung="threads", m=40, n=33):
+    problem = Problem(op="matvec", m=m, n=n)
+    r = _load("matvec", "cpu", rung)
+    run = r.bind(problem, r.defaults())
+    A = (np.arange(m * n, dtype=np.float32) % 7).reshape(m, n)
+    x = (np.arange(n, dtype=np.float32) % 5)
+    y = np.empty(m, np.float32)
+    run(A, x, y)
+    return bool(np.array_equal(y, A @ x))
+"""
+
+
+def python(code: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process that has its own cache folder."""
+    scope = {**os.environ, "PYTHONPATH": str(SOURCE), "GEMMULE_CACHE": str(cache), **environment}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=scope,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def report(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder that holds the kernels of `MULTIPLY`."""
+    cache = tmp_path_factory.mktemp("cache")
+    assert report(python(MULTIPLY + "print(json.dumps(multiply()))", cache))
+    return cache
+
+
+STATISTICS = """
+from gemmule.rungs.matvec.cpu.four_rows import rows_kernel
+stats = rows_kernel("float32", "float32", "float32", "float32").compiled_for("kernel").stats
+print(json.dumps([right, sum(stats.cache_hits.values()), sum(stats.cache_misses.values())]))
+"""
+
+
+def test_importing_rungs_imports_no_numba(tmp_path: Path) -> None:
+    code = (
+        "import sys, json; from gemmule.core.registry import all_rungs; all_rungs('cpu');"
+        "print(json.dumps('numba' in sys.modules))"
+    )
+    assert report(python(code, tmp_path)) is False
+
+
+def test_a_second_process_loads_what_the_first_compiled(warm: Path) -> None:
+    done = python(MULTIPLY + "right = multiply()" + STATISTICS, warm)
+    assert report(done) == [True, 1, 0]
+    for folder in (warm / "numba", *(warm / "numba").iterdir()):
+        assert folder.stat().st_mode & 0o077 == 0
+
+
+@kernel
+def _sum(left: int, right: int) -> int:
+    return left + right
+
+
+class _Place(NamedTuple):
+    at: int
+    index: int
+
+
+_put = store("int64", "int64")
+
+
+def _writer(number: int) -> Kernel:
+    @kernel
+    def write(place: _Place, value: int) -> None:
+        if value < 0:
+            raise ValueError("a negative value")
+        _put(place.at, place.index, value + number)
+
+    return write
+
+
+@kernel
+def _enters(entry: int, at: int, value: int) -> None:
+    for index in range(2):
+        enter(entry, (_Place(at, index), value))
+
+
+def test_one_compiled_caller_enters_many_kernels() -> None:
+    before = len(_enters.compiled.overloads)
+    numbers = np.zeros(2, np.int64)
+    for number in (10, 20):
+        writer = _writer(number)
+        _enters(writer.entry(_Place, int), numbers.ctypes.data, 3)
+        assert numbers.tolist() == [number + 3] * 2
+        with pytest.raises(ValueError, match="a negative value"):
+            _enters(writer.entry(_Place, int), numbers.ctypes.data, -1)
+        assert numbers.tolist() == [number + 3] * 2
+    assert len(_enters.compiled.overloads) == before + 1
+
+
+def test_kernels_of_one_key_are_one_function() -> None:
+    # As threads get that ask a cached factory at once; one of them is forgotten.
+    first, second = kernel(_sum.function), kernel(_sum.function)
+    assert first.address(2, returns=True) == second.address(2, returns=True)
+    assert first.compiled is second.compiled
+    assert first.dispatchers == second.dispatchers != ()
+
+
+def summed(folder: Path) -> tuple[int, int, int]:
+    """Return 2 + 3 by a kernel made anew with a cache, and that cache's hits and misses."""
+    from gemmule.backends.cpu.jit_cache import KernelCache
+
+    made = kernel(_sum.function)
+    dispatcher = made._build("python")
+    dispatcher._cache = KernelCache(folder, made.key)
+    value = dispatcher(2, 3)
+    stats = dispatcher.stats
+    return value, sum(stats.cache_hits.values()), sum(stats.cache_misses.values())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "link", "open", "foreign"])
+def test_a_damaged_entry_is_compiled_again(tmp_path: Path, damage: str) -> None:
+    assert summed(tmp_path) == (5, 0, 1)
+    (entry,) = tmp_path.glob("*.bin")
+    content = bytearray(entry.read_bytes())
+    if damage == "cut":
+        entry.write_bytes(content[: len(content) // 2])
+    elif damage == "flip":
+        content[-100] ^= 1
+        entry.write_bytes(content)
+    elif damage == "empty":
+        entry.write_bytes(b"")
+    elif damage == "link":
+        entry.rename(entry.with_suffix(".moved"))
+        entry.symlink_to(entry.with_suffix(".moved"))
+    elif damage == "open":
+        entry.chmod(0o666)
+    else:
+        payload = b"no pickle at all"  # under a right digest
+        entry.write_bytes(hashlib.sha256(payload).digest() + payload)
+    assert summed(tmp_path) == (5, 0, 1)
+    assert summed(tmp_path) == (5, 1, 0)
+
+
+WARNED = """
+import json, warnings
+from gemmule.backends.cpu.jit import kernel
+def one(a):
+    return a + 1
+def two(a):
+    return a + 2
+from gemmule.errors import GemmuleWarning
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    right = kernel(one)(1) == 2 and kernel(two)(1) == 3
+print(json.dumps([right, sum(issubclass(w.category, GemmuleWarning) for w in seen)]))
+"""
+
+
+@pytest.mark.parametrize("fault", ["file", "writable", "link"])
+def test_a_folder_that_cannot_be_trusted_costs_one_warning(tmp_path: Path, fault: str) -> None:
+    cache = tmp_path / "cache"
+    if fault == "file":
+        cache.write_text("not a folder")
+    elif fault == "writable":
+        (cache / "numba").mkdir(parents=True)
+        (cache / "numba").chmod(0o777)
+    else:
+        cache.mkdir()
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        (cache / "numba").symlink_to(tmp_path / "elsewhere")
+    assert report(python(WARNED, cache)) == [True, 1]
+    assert not list(tmp_path.glob("**/*.bin"))
+
+
+def test_a_disk_that_fills_up_costs_one_warning(tmp_path: Path) -> None:
+    full = (
+        "import gemmule.backends.cpu.jit_cache as c\n"
+        "def full(path, content): raise OSError(28, 'No space left on device')\n"
+        "c._write_atomically = full\n"
+    )
+    assert report(python(full + WARNED, tmp_path)) == [True, 1]
+
+
+def test_an_edited_helper_is_noticed(warm: Path, tmp_path: Path) -> None:
+    shutil.copytree(SOURCE / "gemmule", tmp_path / "gemmule")
+    helper = tmp_path / "gemmule/rungs/matvec/cpu/four_rows.py"
+    text = helper.read_text()
+    assert text.count("total = zero") == 1
+    edited = text.replace("total = zero", "total = zero + zero + 1")
+    assert edited != text
+    helper.write_text(edited)
+    cache = tmp_path / "cache"
+    shutil.copytree(warm, cache)
+    code = MULTIPLY.replace("m=40", "m=1").replace("n=33", "n=1")
+    done = python(code + "print(json.dumps(multiply()))", cache, PYTHONPATH=str(tmp_path))
+    assert report(done) is False  # the edit shows: 0 * 0 + 1
+    assert len(list((cache / "numba").iterdir())) == 2
+
+
+def test_numba_settings_of_the_user_stay(warm: Path) -> None:
+    code = MULTIPLY + (
+        "import numba\nbefore = dict(vars(numba.config))\nmultiply()\n"
+        "after = vars(numba.config)\n"
+        "print(json.dumps([k for k in before if before[k] is not after[k]]))"
+    )
+    assert report(python(code, warm)) == []
+
+
+@pytest.mark.parametrize("pool", ["blas", "own"])
+def test_four_threads_and_a_forked_child(warm: Path, pool: str) -> None:
+    code = (
+        MULTIPLY
+        + """
+import os, threading
+results = []
+def work():
+    for _ in range(30):
+        results.append(multiply(m=640, n=640))
+threads = [threading.Thread(target=work) for _ in range(4)]
+[t.start() for t in threads]; [t.join() for t in threads]
+child = os.fork()
+if child == 0:
+    os._exit(0 if multiply(m=640, n=640) else 3)
+_, status = os.waitpid(child, 0)
+print(json.dumps([len(results), all(results), os.waitstatus_to_exitcode(status)]))
+"""
+    )
+    done = python(code, warm, GEMMULE_POOL=pool, NUMBA_NUM_THREADS="2")
+    assert report(done) == [120, True, 0]
+
+
+QUANTISED = """
+import json, numpy as np, gemmule as gm
+Q = gm.quantize((np.arange(40 * 64.0, dtype=np.float32) % 9).reshape(40, 64), bits=8, group_size=64)
+y = gm.matvec(Q, np.ones(64, np.float32), rung="vector_decode")
+print(json.dumps(bool(np.abs(y - Q.dequantize().sum(1)).max() < 0.1)))
+"""
+
+
+@pytest.mark.skipif(missing_vectors() is not None, reason=str(missing_vectors()))
+def test_kernels_of_a_partly_filled_cache_fit_the_rest(tmp_path: Path) -> None:
+    """Numba's types of ours came from the cache as other classes than those of new kernels."""
+    assert report(python(QUANTISED, tmp_path)) is True
+    inner = {"arrange"}
+    for path in (tmp_path / "numba").glob("*/*.bin"):
+        if path.name.rpartition("-")[0] not in inner:
+            path.unlink()
+    left = {path.name.rpartition("-")[0] for path in (tmp_path / "numba").glob("*/*.bin")}
+    assert left == inner
+    assert report(python(QUANTISED, tmp_path)) is True
+
+
+def test_thread_count_respects_the_user() -> None:
+    import numba
+
+    before = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        assert thread_count() == 1
+    finally:
+        numba.set_num_threads(before)
+    assert thread_count() == before
+
+
+@functools.cache
+def convert_kernel(source: str, target: str, working: str) -> Kernel:
+    read, write = load(source, working), store(target, working)
+
+    @kernel
+    def convert(source_address: int, target_address: int, count: int) -> None:
+        for i in range(count):
+            write(target_address, i, read(source_address, i))
+
+    return convert
+
+
+def converted(values: np.ndarray[Any, Any], target: Any, working: str) -> np.ndarray[Any, Any]:
+    result = np.empty(values.shape, target)
+    names = (values.dtype.name, result.dtype.name, working)
+    convert_kernel(*names)(values.ctypes.data, result.ctypes.data, values.size)
+    return result
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2],
+)
+def test_every_small_float_widens_exactly(dtype: Any) -> None:
+    size = np.dtype(dtype).itemsize
+    values = np.arange(256**size, dtype=f"u{size}").view(dtype)
+    wide = converted(values, np.float32, "float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        expected = values.astype(np.float32)
+    np.testing.assert_array_equal(wide, expected)  # equal, and NaN exactly where NaN is expected
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_store_rounds_to_nearest_even_and_keeps_nan(dtype: Any) -> None:
+    halves = np.arange(65536, dtype=np.uint16).view(dtype).astype(np.float32)
+    finite = halves[np.isfinite(halves)]
+    ordered = np.sort(finite).astype(np.float64)
+    ties = ((ordered[:-1] + ordered[1:]) / 2).astype(np.float32)  # exact: one bit more
+    with np.errstate(over="ignore", invalid="ignore"):
+        above, below = np.nextafter(ties, np.inf), np.nextafter(ties, -np.inf)
+    special = np.array([np.inf, -np.inf, 3.4e38, -3.4e38, 1e-45, -0.0], np.float32)
+    values = np.concatenate([finite, ties, above, below, special]).astype(np.float32)
+    stored = converted(values, dtype, "float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        expected = values.astype(dtype)
+    np.testing.assert_array_equal(stored.view(np.uint16), expected.view(np.uint16))
+    payloads = np.array([0x7F800001, 0xFF800001, 0x7FFFFFFF], np.uint32).view(np.float32)
+    assert np.isnan(converted(payloads, dtype, "float32").astype(np.float32)).all()
+
+
+def test_integers_widen_by_their_sign_and_wrap() -> None:
+    signed = np.arange(-128, 128).astype(np.int8)
+    assert np.array_equal(converted(signed, np.int64, "int32"), signed.astype(np.int64))
+    unsigned = np.arange(256).astype(np.uint8)
+    assert np.array_equal(converted(unsigned, np.int64, "int64"), unsigned.astype(np.int64))
+    top = np.array([2**64 - 1, 2**63], np.uint64)
+    assert np.array_equal(converted(top, np.uint64, "int64"), top)
+
+    @kernel
+    def wrapped(left: int, right: int) -> int:
+        return multiply_add(left, left, right)
+
+    assert wrapped(2**62, 3) == 2**62 * 4 % 2**64  # 2^64: all bits gone
+
+
+def test_a_closure_holds_only_what_has_a_stable_name() -> None:
+    array = np.zeros(3)
+
+    @kernel
+    def holds() -> float:
+        return array[0]
+
+    with pytest.raises(TypeError, match="closure holds a ndarray"):
+        _ = holds.key
+
+
+def test_an_intrinsic_is_for_kernels_only() -> None:
+    with pytest.raises(TypeError, match="only be used inside a kernel"):
+        multiply_add(1, 2, 3)
+
+
+def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMULE_CACHE", "/a/b")
+    assert cache_folder() == Path("/a/b")
+    monkeypatch.delenv("GEMMULE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_folder() == Path("/x/gemmule")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/h")
+    assert cache_folder() == Path("/h/.cache/gemmule")
+    monkeypatch.setenv("GEMMULE_DEVICE", "cuda:1")
+    assert default_device() == "cuda:1"
+    monkeypatch.setenv("GEMMULE_DEVICE", "tpu")
+    with pytest.raises(ValueError, match="must be cpu, cuda"):
+        default_device()
+    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    assert not tuning_enabled()
+    for given in ("1", ""):
+        monkeypatch.setenv("GEMMULE_TUNE", given)
+        assert tuning_enabled()
+
+
+def test_settings_that_mean_nothing_are_refused_by_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    A = np.ones((3, 3), np.float16)
+    for name, value, words in (
+        ("GEMMULE_TUNE", "yes", "must be 0 .* or 1"),
+        ("GEMMULE_CACHE", "~no-such-user/x", "home of ~no-such-user is unknown"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            forget_plans()
+            with pytest.raises(ValueError, match=rf"{name} is '{value}'.*{words}"):
+                gm.matvec(A, A[0])
+    forget_plans()
+
+
+def test_a_relative_cache_in_a_folder_that_is_gone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("GEMMULE_CACHE", "here")
+    gone.rmdir()
+    with pytest.raises(ValueError, match="GEMMULE_CACHE is 'here', and the folder"):
+        cache_folder()
+
+
+def test_a_warning_names_the_variable_to_set() -> None:
+    from gemmule.backends.cpu.jit_cache import _warn_off
+
+    with pytest.warns(GemmuleWarning, match="GEMMULE_CACHE"):
+        _warn_off("a reason of this test")
+
+
+def test_one_function_compiled_both_ways_is_two_kernels() -> None:
+    """Else the serial form is found on disk under the parallel one's name, and runs for it."""
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    serial, parallel = (kernel(parallel=form)(double) for form in (False, True))
+    assert serial.key != parallel.key
+
+
+def test_a_filled_cache_that_cannot_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gemmule.backends.cpu import jit_cache
+
+    def read_only(*given: Any, **options: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    jit_cache.kernel_folder.cache_clear()
+    folder = jit_cache.kernel_folder()
+    assert folder is not None
+    monkeypatch.setattr(jit_cache.tempfile, "mkstemp", read_only)
+    try:
+        for filled in (False, True):
+            if filled:
+                (folder / "kernel.bin").touch()
+            jit_cache.kernel_folder.cache_clear()
+            with warnings.catch_warnings(record=True):
+                warnings.simplefilter("always")
+                assert jit_cache.kernel_folder() == (folder if filled else None)
+        folder.chmod(0o777)
+        jit_cache.kernel_folder.cache_clear()
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            assert jit_cache.kernel_folder() is None
+    finally:
+        jit_cache.kernel_folder.cache_clear()

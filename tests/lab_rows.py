@@ -1,0 +1,77 @@
+"""Machines, samples and rows of results and of studies, made up for the tests of the lab."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+
+from checkout import EVIDENCE
+from gemmule.core.problem import QuantSpec
+from gemmule.timing.sampler import Samples
+from gemmule_lab.records.rows import Ceiling, Environment, Times
+from gemmule_lab.studies.records import Rows, StudyRow
+from pages import study_pages
+
+QUANT = QuantSpec(4, 128, False, "row", "float16", False)
+
+
+def machine(read_gbs: float = 40.0, device: str = "Test CPU") -> Environment:
+    ceiling = Ceiling("read", read_gbs, "GB/s", "4 streams, 2 threads", 2, {"1 stream": 33.0})
+    return Environment(
+        device=device,
+        backend="cpu",
+        cpu=device,
+        gpus=(),
+        system="Linux",
+        python="3.11",
+        versions={"numpy": "2.4"},
+        commit=None,
+        threads=2,
+        clocks={"cpu": "3000 MHz"},
+        ceilings={"read": ceiling},
+    )
+
+
+def samples(name: str, microseconds: float, n: int = 12, spread: float = 0.0) -> Samples:
+    times = microseconds * 1e-6 * (1 + spread * np.linspace(-1, 1, n))
+    return Samples(name, tuple(times), 4, ({},) * n, 0.1, "precise", "synthetic", 7)
+
+
+def times(us: float) -> Times:
+    return Times(us, us, us, us, 8)
+
+
+def study_row(
+    seed: str,
+    experiment: str,
+    name: str,
+    us: float | None = None,
+    *,
+    backend: str = "cuda",
+    temperature: str = "warm",
+    figures: Mapping[str, float] | None = None,
+    note: str = "",
+    **case: int,
+) -> StudyRow:
+    return StudyRow(
+        seed,
+        experiment,
+        machine().id,
+        "Test device",
+        backend,
+        case,
+        name,
+        "rung",
+        temperature,
+        times_us=None if us is None else times(us),
+        figures=figures or {},
+        note=note,
+    )
+
+
+@functools.cache
+def recorded(seed: str) -> Rows:
+    """Return what the pages read of a study; to be looked at only."""
+    return study_pages.evidence_rows(EVIDENCE, seed)

@@ -1,0 +1,126 @@
+"""Planted faults: the list is current, watched, repeatable. And the page of what campaigns say."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import campaign_record
+import mutation
+from checkout import ROOT
+
+
+def test_every_listed_fault_fits_its_file_and_is_watched() -> None:
+    faults = list(mutation.by_hand())
+    assert len(faults) >= 90
+    assert not mutation.outdated()
+    for fault in faults:
+        text = (ROOT / fault.path).read_text()
+        assert fault.apply(text) != text
+        if fault.path.endswith(".py"):
+            ast.parse(fault.apply(text))
+        for argument in mutation.watching(fault.path):
+            if argument.startswith("tests/"):
+                assert (ROOT / argument.partition("::")[0]).is_file(), argument
+
+
+def test_mechanical_faults_repeat_by_their_seed() -> None:
+    first, again, other = (list(mutation.mechanical(95, seed)) for seed in (7, 7, 8))
+    assert first == again != other
+    assert len({(fault.path, fault.start) for fault in first}) == 95
+    assert {fault.kind for fault in first} == {"operator", "constant", "statement"}
+    for fault in first:
+        assert mutation.watching(fault.path)
+        assert " -> [" in str(fault)
+
+
+AHEAD = """{
+  for (int r = 0; r < R; ++r)
+  // excerpt
+  if (r < 3) ptx::prefetch_l2(a + 2 * r);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "wanted"),
+    [
+        ("a.py", "x = a < b + 12\n", {("<", "<="), ("+", "-"), ("12", "13")}),
+        ("a.py", 'x = "a < b"  # 1 + 1\n', set()),
+        ("a.py", "x = zip(a, b, strict=True)\n", set()),
+        ("a.py", "x = lru_cache(maxsize=8)\n", set()),
+        ("a.py", "@dataclass(slots=True)\nclass A: ...\n", set()),
+        ("a.py", '"""Words: 3 < 4."""\nx = not y\n', {("not", "")}),
+        (
+            "a.cu",
+            "  if (i < n && j >= 2) ++i;\n",
+            {("<", "<="), ("&&", "||"), (">=", ">"), ("2", "3")},
+        ),
+        ("a.cu", "  Vec<int, 4> v;  // 5 + 5\n", {("4", "5")}),
+        ("a.cu", "void __launch_bounds__(2 * f(3), 1) k(int n = 7);\n", {("7", "8")}),
+        ("a.cu", f"  for (int u = 7;;)\n{AHEAD}  ++u;\n", {("7", "8")}),
+        ("a.cu", "  for (int r = 0;;) ptx::pin(a[r]);\n", set()),
+    ],
+)
+def test_operators_and_constants_of_the_code_alone_change(
+    path: str, text: str, wanted: set[tuple[str, str]]
+) -> None:
+    assert {(old, new) for _, old, new, _ in mutation._tokens(path, text)} == wanted
+
+
+def test_statements_are_left_out_whole() -> None:
+    text = (
+        "def f(a: int) -> int:\n    'Words.'\n    a += 1\n    if a:\n        g(a)\n    return a\n"
+    )
+    left_out = [old for _, old, _, _ in mutation._statements("a.py", text)]
+    assert left_out == ["a += 1", "return a", "g(a)"]
+    text = "def f(a):\n    if a:\n        return None\n    g(a)\n    return None\n"
+    left_out = [old for _, old, _, _ in mutation._statements("a.py", text)]
+    assert left_out == ["g(a)", "return None"]
+    kernel = "  if (t) f(1);\n  __syncthreads();\n  static_assert(N);\n  return g();\n"
+    kernel += "  ptx::pdl_launch_dependents();\n"
+    left_out = [old.strip() for _, old, *_ in mutation._statements("a.cu", kernel)]
+    assert left_out == ["if (t) f(1);", "__syncthreads();"]
+
+
+def test_a_campaign_replaces_its_last_record(tmp_path: Path) -> None:
+    file = tmp_path / "reliability.jsonl"
+    for what, cases, bad in (("b", 1, 0), ("a", 2, 0), ("b", 3, 1)):
+        campaign_record.keep(what, cases, bad, "python x", "words", file=file)
+    kept = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(one["what"], one["cases"], one["bad"]) for one in kept] == [("a", 2, 0), ("b", 3, 1)]
+
+
+def test_a_campaign_in_several_runs_is_their_sum(tmp_path: Path) -> None:
+    file = tmp_path / "reliability.jsonl"
+    for seed, cases, bad in ((1, 5, 1), (2, 30, 0)):
+        campaign_record.keep("a", cases, bad, f"python x {seed}", "words", file=file, add=True)
+    campaign_record.keep("b", 7, 0, "python y", "words", file=file, add=True)
+    kept = {one["what"]: one for one in campaign_record.read(file)}
+    assert (kept["a"]["cases"], kept["a"]["bad"], kept["b"]["cases"]) == (35, 1, 7)
+    assert kept["a"]["command"] == "python x 1; python x 2"
+
+
+def test_the_page_counts_what_the_records_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tools")])
+    from pages import reliability
+
+    (tmp_path / "docs").mkdir()
+    file = tmp_path / reliability.RECORD
+    file.parent.mkdir()
+    for name, cases, bad in (("tuned", 70, 0), ("compiled", 30, 2), ("npy", 1000, 0)):
+        what = f"damaged files: {name}"
+        campaign_record.keep(what, cases, bad, "python c.py", "words", file=file)
+    assert reliability.update(tmp_path) == [tmp_path / reliability.PAGE]
+    assert reliability.update(tmp_path) == []
+    text = (tmp_path / reliability.PAGE).read_text()
+    assert "| damaged files: npy | 1,000 | 0 | words | `python c.py` |" in text
+    assert "damaged files: 1,100 cases, 2 bad" in text
+    assert "damaged files: tuned, damaged files: compiled: 100 cases, 2 bad" in text
+    assert "no device on record" in text
