@@ -27,6 +27,7 @@ from gemmule_lab.report.sheet import (
     ROW,
     SERIES,
     SETTINGS,
+    SOFT,
     VERDICTS,
     WIDTH,
     figure,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 BLACK, WHITE, PALE, BLUE, ORANGE = "#000000", "#ffffff", "#f4f4f4", "#00447d", "#b24600"
 DASHES = ("-", (0, (8, 4)), (0, (2, 3)), (0, (10, 3, 2, 3)), (0, (14, 5)), (0, (5, 3)))
 LETTER = 7.3  # width of an average character
+BESIDE = 44  # letters of a bar's name that fit beside it
 SHADES = 17  # of a heat map
 READABLE = 4.5  # contrast of a number with its cell; one of black and white always has it
 ACROSS, PLOT = 500.0, 317.0  # about the width and the height of a chart of lines
@@ -180,7 +182,8 @@ def _marks(axes: Axes, chart: Lines, across: Ends) -> None:
 
 def _bars(chart: Bars) -> Figure:
     groups = [list(bars) for _, bars in itertools.groupby(chart.bars, lambda bar: bar.label)]
-    rows = len(chart.bars) + 0.3 * len(groups)
+    above = max(len(group[0].label) for group in groups) > BESIDE  # names take rows of their own
+    rows = len(chart.bars) + (0.3 + 0.8 * above) * len(groups)
     tall = ROW * (rows + bool(chart.legend) + bool(chart.limit) + bool(chart.foot)) + 14
     drawn = figure(chart, tall, chart.subtitle)
     axes = drawn.add_subplot(ylim=(rows - 0.3, 0))
@@ -194,7 +197,12 @@ def _bars(chart: Bars) -> Figure:
     axes.set_xlim(start, max(ends))
     y, labels = 0.0, {}
     for group in groups:
-        labels[y + len(group) / 2] = group[0].label
+        if above:
+            axes.annotate(group[0].label, (0, y + 0.72), (8, 0), axes.get_yaxis_transform(),
+                          textcoords="offset points", size=11, color=SOFT, gid="over")  # fmt: skip
+            y += 0.8
+        else:
+            labels[y + len(group) / 2] = group[0].label
         for bar in group:
             _bar(axes, bar, y, start)
             y += 1

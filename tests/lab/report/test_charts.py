@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -256,6 +257,16 @@ def test_bars_have_room_show_ranges_and_refuse_to_be_none() -> None:
     ):
         with pytest.raises(ValueError, match="at least one value, and positive"):
             chart()
+
+
+def test_long_names_of_bars_stand_above_them_and_are_not_cut() -> None:
+    label = "30522 x 384 (1), matmul, bfloat16: matmul A 30522 x 384 row, B 384 x 64 row, float32"
+    bars = [Bar(f"{label}, case {i}", (1.0 + i,), "1.0") for i in range(30)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns where names leave a drawing no room
+        drawn = draw(Bars("t", "s", bars, limit=Mark("1.0", 1.0)))
+    assert [word.text for word in words_of(drawn) if word.kind == "over"] == [b.label for b in bars]
+    assert not faults(drawn)
 
 
 def test_a_drawing_is_the_same_each_time_whatever_a_user_s_settings_say() -> None:
