@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div
-from gemmule.rungs._cuda.rows import row_blocks
+from gemmule.rungs._cuda.geometry import (
+    CTYPE,
+    accumulator,
+    ceil_div,
+    instance,
+    type_arguments,
+)
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, row_blocks, sums
 
 SUM_THREADS = 256  # kSumThreads of blocks.cuh
 
@@ -34,6 +42,12 @@ def block_grid(problem: Problem, params: Params) -> tuple[int, int, int]:
     return (sections * row_blocks(problem, params["height"]), 1, 1)
 
 
+def product(kernel: str, problem: Problem, params: Params) -> Step:
+    """Return the launch of a block & multiply kernel."""
+    name = instance(kernel, type_arguments(problem), params["width"])
+    return Step(name, block_grid(problem, params), (params["height"], 1, 1))
+
+
 def sums_bytes(problem: Problem) -> int:
     """Return the bytes of the sums in the workspace."""
     return problem.batch * problem.m * ITEMSIZE[accumulator(problem)]
@@ -48,3 +62,14 @@ def chain(problem: Problem, params: Params) -> int:
     """Return the most additions: a section's products, then one atomic a section."""
     width: int = params["width"]
     return min(problem.n, width) + ceil_div(problem.n, width)
+
+
+COMMON: dict[str, Any] = {
+    "op": "matvec",
+    "signatures": FLOAT_SIGNATURES,
+    "arithmetic": sums(chain, unordered=True),
+    "params": PARAMS,
+    "presets": PRESETS,
+    "constraints": (WIDTH_FITS,),
+    "batched": True,
+}

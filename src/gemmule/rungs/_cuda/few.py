@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance
 
 MOST = 16  # columns that are multiplied together; more of them stream the matrix again
 # One H200 (November 2026): the launch that packs the columns before, 34.3 us instead of 32.6.
@@ -50,6 +50,12 @@ def seen(problem: Problem) -> Seen:
     return Seen(p.m, p.n, p.k, p.a, p.b, False, p.shared_b, by_columns)
 
 
+def width_of(problem: Problem, most: int = MOST) -> int:
+    """Return the columns that are multiplied together: of a few numbers the least, or `most`."""
+    columns = seen(problem).n
+    return next((w for w in (2, 4, 8, 12) if columns <= w <= most), most)
+
+
 def vectors(problem: Problem, width: int, lanes: int) -> int:
     """Return how many vectors are packed: groups of `width` columns, read by `lanes` lanes."""
     view = seen(problem)
@@ -67,19 +73,13 @@ def packed_bytes(problem: Problem, width: int, lanes: int) -> int:
 def after_packing(problem: Problem, width: int, lanes: int, product: Step) -> tuple[Step, ...]:
     """Return the launch that packs the columns, where there is anything to pack, and `product`."""
     view = seen(problem)
-    types = f"{CTYPE[view.packed]}, {CTYPE[view.columns]}"
-    turned = str(view.turned).lower()
+    types = CTYPE[view.packed], CTYPE[view.columns]
     pack = Step(
-        kernel=f"pack_columns<{types}, {view.lanes}, {lanes}, {width}, {turned}>",
+        kernel=instance("pack_columns", *types, view.lanes, lanes, width, view.turned),
         grid=(ceil_div(vectors(problem, width, lanes), 256), 1, 1),
         block=(256, 1, 1),
     )
     return (pack, product) if view.k else (product,)
-
-
-def starts_early(machine: Machine) -> bool:
-    """Tell whether the device starts a kernel before the one it depends on has ended."""
-    return machine.arch >= "sm_9" or machine.arch.startswith("sm_1")
 
 
 def slabs(problem: Problem, rows: int, width: int) -> int:

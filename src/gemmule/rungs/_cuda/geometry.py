@@ -1,9 +1,11 @@
-"""Shared words of the CUDA rungs: C++ names of dtypes, grids, signatures."""
+"""What CUDA rungs share: C++ names of dtypes and instances, grids, signatures, the best choice."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Signature, floats, integers
+from gemmule.core.rung import Machine, Params, Signature, Suggestion, floats, integers
 
 CTYPE = {
     "float64": "double", "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16",
@@ -17,6 +19,13 @@ ALL_SIGNATURES: tuple[Signature, ...] = (
     *integers(),
 )
 
+# The float dtypes of streamed matrices and their mixes, and 8-bit integers.
+STREAMED_SIGNATURES: tuple[Signature, ...] = (
+    *floats("float16", "bfloat16", "float32", "float64"),
+    *(s for s in integers() if s[2] == "int32"),
+)
+CLUSTER_ARCHS = ("sm_90a", "sm_100a", "sm_120a")  # whose blocks may form clusters
+
 
 def ceil_div(a: int, b: int) -> int:
     """Return a / b rounded up."""
@@ -26,6 +35,27 @@ def ceil_div(a: int, b: int) -> int:
 def type_arguments(problem: Problem) -> str:
     """Return the C++ types of A, of x or B, and of the result, as template arguments."""
     return ", ".join(CTYPE[t] for t in (problem.a, problem.b, problem.out))
+
+
+def instance(kernel: str, *arguments: object) -> str:
+    """Return the C++ name of a kernel's instance, for these template arguments.
+
+    >>> instance("streamed", "float, float", 128, True)
+    'streamed<float, float, 128, true>'
+    """
+    words = (str(one).lower() if isinstance(one, bool) else str(one) for one in arguments)
+    return f"{kernel}<{', '.join(words)}>"
+
+
+def quickest(choices: Iterable[Params], seconds: Callable[[Params], float]) -> Suggestion:
+    """Return the first of the parameter sets with the least modelled time, and that time."""
+    times = [(params, seconds(params)) for params in choices]
+    return Suggestion(*min(times, key=lambda one: one[1]))
+
+
+def starts_early(machine: Machine) -> bool:
+    """Tell whether the device starts a kernel before the one it depends on has ended."""
+    return machine.arch >= "sm_9" or machine.arch.startswith("sm_1")
 
 
 def accumulator(problem: Problem) -> str:

@@ -24,6 +24,10 @@ COUNTED = Constraint(
     ),
 )
 
+UNIT_STRIDE = Constraint(
+    "C has a unit stride", lambda problem, params: problem.layout_out in ("row", "col")
+)
+
 
 def along_k(problem: Problem) -> tuple[bool, bool]:
     """Tell of A and of B whether the reduction is the unit stride."""
@@ -35,6 +39,15 @@ def tile_map(operand: str, rows: int, along: bool, parts: int = 1) -> TensorMap:
     return TensorMap(operand, (64, rows // parts if along else DEPTH // parts))
 
 
-def flag(value: bool) -> str:
-    """Return a C++ bool."""
-    return "true" if value else "false"
+def turned_maps(
+    problem: Problem, size: tuple[int, int], parts: int, *, turned: bool
+) -> tuple[tuple[bool, bool, bool], tuple[TensorMap, TensorMap]]:
+    """Return template arguments and maps of a product that may be computed as C^T = B^T A^T.
+
+    The arguments: of the first operand and the second whether they lie along the reduction, and
+    whether the product is turned. size: the tile's; parts: copies of the second's.
+    """
+    along = along_k(problem)
+    names, (first, second) = ("ba", along[::-1]) if turned else ("ab", along)
+    maps = tile_map(names[0], size[0], first), tile_map(names[1], size[1], second, parts)
+    return (first, second, turned), maps

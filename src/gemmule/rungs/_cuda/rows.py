@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, Constraint, Params, Signature, floats
-from gemmule.rungs._cuda.geometry import accumulator, ceil_div
+from gemmule.core.rung import Arithmetic, Constraint, Machine, Params, Signature, Step, floats
+from gemmule.rungs._cuda.geometry import accumulator, ceil_div, instance, type_arguments
 
 Rounds = Callable[[Problem], Arithmetic]
+Steps = Callable[[Problem, Params, Machine], tuple[Step, ...]]
 
 WIDE = 16  # bytes of the widest load
 
@@ -87,6 +88,38 @@ def row_blocks(problem: Problem, rows: int) -> int:
     return ceil_div(problem.m, rows) * problem.batch
 
 
+def thread_steps(kernel: str, *, smem_of_x: bool = False) -> Steps:
+    """Return the `steps` of a rung whose `block` threads take a row each.
+
+    smem_of_x: shared memory holds as many values of x.
+    """
+
+    def steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+        block = params["block"]
+        name = instance(kernel, type_arguments(problem), block)
+        smem = block * ITEMSIZE[problem.b] if smem_of_x else 0
+        return (Step(name, (row_blocks(problem, block), 1, 1), (block, 1, 1), smem),)
+
+    return steps
+
+
+def shared_row_steps(kernel: str, *names: str, aligned: bool = True) -> Steps:
+    """Return the `steps` of a rung whose threads share rows: `p` of them, or a warp, each.
+
+    names: parameters that the kernel's template takes behind the types, and behind the alignment
+    if `aligned`. A block has `rows` (or `warps`) rows.
+    """
+
+    def steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+        align = (load_alignment(problem),) if aligned else ()
+        template = (type_arguments(problem), *align, *(params[name] for name in names))
+        p, rows = params.get("p", 32), params["rows" if "rows" in params else "warps"]
+        grid = (row_blocks(problem, rows), 1, 1)
+        return (Step(instance(kernel, *template), grid, (p, rows, 1)),)
+
+    return steps
+
+
 def share_chain(problem: Problem, columns: int, threads: int, values: int) -> int:
     """Return the most additions in one thread's share of `columns` columns (share_of_row)."""
     width = min(values, WIDE // ITEMSIZE[problem.a]) if load_alignment(problem) == WIDE else 1
@@ -100,6 +133,4 @@ def tree(lanes: int) -> int:
 
 def sums(chain: Callable[[Problem, Params], int], *, unordered: bool = False) -> Rounds:
     """Return a rung's `arithmetic`: sums in the accumulator of args.cuh, of exact products."""
-    return lambda problem: Arithmetic(
-        accumulator=accumulator(problem), chain=chain, unordered=unordered
-    )
+    return lambda problem: Arithmetic(accumulator(problem), chain, unordered=unordered)

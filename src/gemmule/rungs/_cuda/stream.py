@@ -13,6 +13,11 @@ FITS = Constraint(
     lambda problem, params: max(problem.m, problem.n) < 2**31 and problem.batch < 65_536,
 )
 
+INDEXED = Constraint(
+    "m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31
+)
+ALONE = Constraint("one product at a time", lambda problem, params: problem.batch == 1)
+
 LARGE_BYTES = 100_000_000  # of a matrix whose narrow strips of columns no longer come at full rate
 
 UNITS_OF_ROWS = Constraint(

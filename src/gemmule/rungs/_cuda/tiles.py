@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gemmule.core.problem import FLOATS, Problem
-from gemmule.core.rung import Constraint, Machine, Params
-from gemmule.rungs._cuda.geometry import ceil_div
+from gemmule.core.rung import Constraint, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import ceil_div, quickest
+
+Size = Callable[[Params], tuple[int, int]]  # of a block's tile: rows and columns of C
 
 LARGEST_GRID = 2**31 - 1
 EVERY_LAYOUT = ("row", "col", "strided")
@@ -21,7 +23,41 @@ def tiles(problem: Problem, height: int, width: int) -> int:
     return ceil_div(problem.m, height) * ceil_div(problem.n, width) * problem.batch
 
 
-def fits_grid(size: Callable[[Params], tuple[int, int]]) -> Constraint:
+def square(name: str, times: int = 1) -> Size:
+    """Return the size of a square tile whose side is so many times a parameter."""
+    return lambda params: (times * params[name], times * params[name])
+
+
+def launch(
+    kernel: str, problem: Problem, size: tuple[int, int], block: tuple[int, int], smem: int = 0
+) -> tuple[Step, ...]:
+    """Return the launch of a kernel with a block for each tile of C."""
+    return (Step(kernel, (tiles(problem, *size), 1, 1), (*block, 1), smem),)
+
+
+def quickest_square(
+    problem: Problem,
+    machine: Machine,
+    name: str,
+    sides: tuple[tuple[int, int, float], ...],
+    unit_flops: float,
+    times: int = 1,
+) -> Suggestion:
+    """Return the parameter `name` with the least `expected_s`, its square tile `times` as wide.
+
+    sides: a value of the parameter, the blocks that a multiprocessor runs at a time, and the share
+    of `unit_flops` that it reaches.
+    """
+
+    def seconds(params: Params) -> float:
+        side = times * params[name]
+        _, resident, rate = next(one for one in sides if one[0] == params[name])
+        return expected_s(problem, machine, (side, side), resident, rate * unit_flops)
+
+    return quickest([{name: one[0]} for one in sides], seconds)
+
+
+def fits_grid(size: Size) -> Constraint:
     """Return the constraint that all tiles, of `size(params)` rows and columns, fit on grid x."""
     return Constraint(
         f"at most {LARGEST_GRID:,} blocks",

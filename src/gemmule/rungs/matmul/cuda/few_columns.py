@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
-    Arithmetic,
     Constraint,
     CudaRung,
     Machine,
@@ -28,7 +27,13 @@ from gemmule.core.rung import (
     integers,
 )
 from gemmule.rungs._cuda import few
-from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div
+from gemmule.rungs._cuda.geometry import (
+    CTYPE,
+    ceil_div,
+    instance,
+    starts_early,
+)
+from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 LANES = 8
@@ -36,10 +41,8 @@ MOST_STAGES = (4, 6)  # of doubles more: a stage holds half as many
 
 
 def _width(problem: Problem) -> int:
-    view = few.seen(problem)
     # Sixteen sums for every row and halves converted to float32 are more than registers hold.
-    most = 8 if ITEMSIZE[view.matrix] == 2 else few.MOST
-    return next((w for w in (2, 4, 8, 12) if view.n <= w <= most), most)
+    return few.width_of(problem, 8 if ITEMSIZE[few.seen(problem).matrix] == 2 else few.MOST)
 
 
 def _held(problem: Problem, params: Params) -> int:
@@ -75,16 +78,15 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     view, width, warps = few.seen(problem), _width(problem), _warps(problem, params)
     stage = _stage_bytes(problem, params)
     stages = max(2, min(MOST_STAGES[problem.a == "float64"], machine.shared_bytes // stage))
-    types = ", ".join(CTYPE[t] for t in (view.matrix, view.columns, problem.out))
-    shape = f"{warps}, {params['across']}, {params['rows']}, {width}, {stages}"
+    types = (CTYPE[t] for t in (view.matrix, view.columns, problem.out))
+    shape = warps, params["across"], params["rows"], width, stages
     direct = _direct(problem)
-    flags = ", ".join(str(f).lower() for f in (view.turned, direct))
     product = Step(
-        kernel=f"few_columns<{types}, {shape}, {flags}>",
+        kernel=instance("few_columns", *types, *shape, view.turned, direct),
         grid=(few.slabs(problem, _rows(params), width), 1, 1),
         block=(32 * warps, 1, 1),
         smem=stages * stage,
-        pdl=not direct and few.starts_early(machine),
+        pdl=not direct and starts_early(machine),
     )
     return (product,) if direct else few.after_packing(problem, width, LANES, product)
 
@@ -135,7 +137,7 @@ RUNG = CudaRung(
         *floats("float32", "float64", "float16", "bfloat16"),
         *(s for s in integers() if s[2] == "int32"),
     ),
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    arithmetic=sums(_chain),
     layouts=EVERY_LAYOUT,
     layouts_b=EVERY_LAYOUT,
     after="vector_tile",

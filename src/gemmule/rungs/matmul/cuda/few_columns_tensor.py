@@ -16,19 +16,14 @@ from __future__ import annotations
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import few
-from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div
+from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, instance, starts_early
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
-
-
-def _width(problem: Problem) -> int:
-    columns = few.seen(problem).n
-    return next((w for w in (2, 4, 8, 12) if columns <= w), few.MOST)
 
 
 def _columns(problem: Problem, params: Params) -> int:
     """Return how many columns a block computes: what whole instructions hold."""
     held = 8 // int(params["pieces"])
-    return ceil_div(_width(problem), held) * held
+    return ceil_div(few.width_of(problem), held) * held
 
 
 def _direct(problem: Problem) -> bool:
@@ -45,14 +40,13 @@ def _direct(problem: Problem) -> bool:
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     view, direct, columns = few.seen(problem), _direct(problem), _columns(problem, params)
     warps, tiles, unroll, pieces = (params[n] for n in ("warps", "tiles", "unroll", "pieces"))
-    types = ", ".join(CTYPE[t] for t in (view.matrix, view.columns, problem.out))
-    shape = f"{warps}, {tiles}, {unroll}, {pieces}, {columns * pieces // 8}"
-    flags = ", ".join(str(f).lower() for f in (view.turned, direct))
+    types = (CTYPE[t] for t in (view.matrix, view.columns, problem.out))
+    shape = warps, tiles, unroll, pieces, columns * pieces // 8
     product = Step(
-        kernel=f"few_columns_tensor<{types}, {shape}, {flags}>",
+        kernel=instance("few_columns_tensor", *types, *shape, view.turned, direct),
         grid=(few.slabs(problem, 16 * tiles // pieces, columns), 1, 1),
         block=(32 * warps, 1, 1),
-        pdl=not direct and few.starts_early(machine),
+        pdl=not direct and starts_early(machine),
     )
     return (product,) if direct else few.after_packing(problem, columns, 4 * pieces, product)
 
@@ -72,7 +66,7 @@ def _chain(problem: Problem, params: Params) -> int:
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Let 4 warps share 16 rows where those fill the chip, else 8."""
-    width = _width(problem)
+    width = few.width_of(problem)
     # The best of all declared sets, and its share of the read ceiling, on one H200 (November 2026).
     params = {"warps": 4, "tiles": 2, "unroll": 2, "pieces": 2}
     if problem.a == "float64" and width > 4:

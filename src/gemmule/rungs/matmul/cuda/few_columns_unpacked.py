@@ -19,32 +19,19 @@ other in the L2, 3 % of the time of 16 columns. 2, 4, 8, 12 and 16 columns of fl
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import (
-    Arithmetic,
-    Constraint,
-    CudaRung,
-    Machine,
-    Params,
-    Step,
-    Suggestion,
-    floats,
-)
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion, floats
 from gemmule.rungs._cuda import few
-from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance
+from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 MOST_STAGES, LEAST_WARPS = {8: 3, 4: 4}, 4
 RESERVED = 1024  # bytes of shared memory that the system keeps of each block's
 
 
-def _width(problem: Problem) -> int:
-    columns = few.seen(problem).n
-    return next((w for w in (2, 4, 8, 12) if columns <= w), few.MOST)
-
-
 def _stage_bytes(problem: Problem, params: Params) -> int:
     """Return what a warp keeps of both operands for a turn, as the kernel's Layout says."""
-    width = _width(problem)
+    width = few.width_of(problem)
     padded = width if width == 2 or few.seen(problem).columns_along_k else width + 2
     return 16 * int(params["pieces"]) * (int(params["rows"]) + padded)
 
@@ -58,20 +45,13 @@ def _warps_and_stages(problem: Problem, params: Params, machine: Machine) -> tup
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    view, width = few.seen(problem), _width(problem)
+    view, width, rows = few.seen(problem), few.width_of(problem), params["rows"]
     warps, stages = _warps_and_stages(problem, params, machine)
-    shape = (
-        f"{warps}, {params['rows']}, {width}, {params['pieces']}, {stages}, {params['resident']}"
-    )
-    flags = ", ".join(str(f).lower() for f in (view.turned, view.columns_along_k))
-    return (
-        Step(
-            kernel=f"few_columns_unpacked<{CTYPE[view.matrix]}, {shape}, {flags}>",
-            grid=(few.slabs(problem, params["rows"], width), 1, 1),
-            block=(32 * warps, 1, 1),
-            smem=warps * stages * _stage_bytes(problem, params),
-        ),
-    )
+    shape = warps, rows, width, params["pieces"], stages, params["resident"]
+    template = CTYPE[view.matrix], *shape, view.turned, view.columns_along_k
+    grid, smem = (few.slabs(problem, rows, width), 1, 1), warps * stages
+    smem *= _stage_bytes(problem, params)
+    return (Step(instance("few_columns_unpacked", *template), grid, (32 * warps, 1, 1), smem),)
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -94,7 +74,7 @@ def _params(problem: Problem, machine: Machine) -> dict[str, int]:
     rows, 8.8 by 32; 4096 x 4096 20.3 and 19.6; 14336 x 4096 63.4 by 32 and 61.9 by 64; 6144 x 6144
     doubles by 2 columns 70.3 by 16 rows and 72.8 by 32.
     """
-    width, units = _width(problem), machine.units
+    width, units = few.width_of(problem), machine.units
     blocks = few.slabs(problem, 32, width)
     rows, resident = 32, 2
     if 2 * blocks <= units or (width <= 4 and units < blocks < 1.6 * units):
@@ -108,7 +88,7 @@ def _params(problem: Problem, machine: Machine) -> dict[str, int]:
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Model the time: the matrix at a share of the read ceiling, and a beginning and an end."""
-    width, view = _width(problem), few.seen(problem)
+    width, view = few.width_of(problem), few.seen(problem)
     params = _params(problem, machine)
     # One H200 (November 2026), 4096 x 4096 to 16384 x 16384, by columns.
     if problem.a == "float64":
@@ -130,7 +110,7 @@ RUNG = CudaRung(
     source="own; PTX ISA: mma.sync of doubles",
     op="matmul",
     signatures=floats("float32", "float64"),
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    arithmetic=sums(_chain),
     layouts=EVERY_LAYOUT,
     layouts_b=EVERY_LAYOUT,
     after="few_columns_tensor",

@@ -17,25 +17,16 @@ from __future__ import annotations
 
 from gemmule.core.problem import FLOATS, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, FMA_ROUNDS, fits_grid, tiles
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, instance, type_arguments
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, FMA_ROUNDS, fits_grid, launch, square
 
-
-def _size(params: Params) -> tuple[int, int]:
-    return params["width"], params["width"]
+_size = square("width")
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    width = params["width"]
-    in_c = "true" if params["accumulate"] == "global" else "false"
-    fma = "true" if params["fma"] else "false"
-    return (
-        Step(
-            kernel=f"naive<{type_arguments(problem)}, {in_c}, {fma}>",
-            grid=(tiles(problem, *_size(params)), 1, 1),
-            block=(width, width, 1),
-        ),
-    )
+    in_c = params["accumulate"] == "global"
+    kernel = instance("naive", type_arguments(problem), in_c, params["fma"])
+    return launch(kernel, problem, _size(params), _size(params))
 
 
 def _arithmetic(problem: Problem) -> Arithmetic:

@@ -9,9 +9,10 @@ feed two products where the square tile needs four. The two tiles of B lie side 
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, tiles
+from gemmule.core.rung import CudaRung, Machine, Params, Step
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, instance, type_arguments
+from gemmule.rungs._cuda.rows import sums
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, launch
 
 
 def _size(params: Params) -> tuple[int, int]:
@@ -20,14 +21,9 @@ def _size(params: Params) -> tuple[int, int]:
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     tile = params["tile"]
-    return (
-        Step(
-            kernel=f"rectangular_tile<{type_arguments(problem)}, {tile}>",
-            grid=(tiles(problem, *_size(params)), 1, 1),
-            block=(tile, tile, 1),
-            smem=tile * tile * (ITEMSIZE[problem.a] + 2 * ITEMSIZE[problem.b]),
-        ),
-    )
+    kernel = instance("rectangular_tile", type_arguments(problem), tile)
+    smem = tile * tile * (ITEMSIZE[problem.a] + 2 * ITEMSIZE[problem.b])
+    return launch(kernel, problem, _size(params), (tile, tile), smem)
 
 
 RUNG = CudaRung(
@@ -36,9 +32,7 @@ RUNG = CudaRung(
     source="document 002, rectangular tiles",
     op="matmul",
     signatures=ALL_SIGNATURES,
-    arithmetic=lambda problem: Arithmetic(
-        accumulator=accumulator(problem), chain=lambda p, params: p.k + params["tile"]
-    ),
+    arithmetic=sums(lambda problem, params: problem.k + params["tile"]),
     layouts=EVERY_LAYOUT,
     layouts_b=EVERY_LAYOUT,
     after="shared_tile",

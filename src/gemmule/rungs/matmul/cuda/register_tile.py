@@ -10,9 +10,10 @@ same element. Every stride is taken: the threads that stage a panel follow which
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, expected_s, fits_grid, tiles
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, instance, type_arguments
+from gemmule.rungs._cuda.rows import sums
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, launch, quickest_square, square
 
 SIDE = 16  # threads along each side of a block
 DEPTH = 8
@@ -31,29 +32,18 @@ def _is_wide_integer(problem: Problem) -> bool:
     return accumulator(problem) in ("int64", "uint64")
 
 
-def _size(params: Params) -> tuple[int, int]:
-    return SIDE * params["micro"], SIDE * params["micro"]
+_size = square("micro", SIDE)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    return (
-        Step(
-            kernel=f"register_tile<{type_arguments(problem)}, {params['micro']}>",
-            grid=(tiles(problem, *_size(params)), 1, 1),
-            block=(SIDE * SIDE, 1, 1),
-        ),
-    )
+    kernel = instance("register_tile", type_arguments(problem), params["micro"])
+    return launch(kernel, problem, _size(params), (SIDE * SIDE, 1))
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    sides = ((4, 4, 0.7),) if _is_wide_integer(problem) else ((8, 1, 1.0), (4, 4, 0.7))
     flops = UNIT_FLOPS[accumulator(problem)]
-    times = {
-        micro: expected_s(problem, machine, (SIDE * micro, SIDE * micro), resident, rate * flops)
-        for micro, resident, rate in ((8, 1, 1.0), (4, 4, 0.7))
-        if micro == 4 or not _is_wide_integer(problem)
-    }
-    micro = min(times, key=lambda which: times[which])
-    return Suggestion({"micro": micro}, times[micro])
+    return quickest_square(problem, machine, "micro", sides, flops, SIDE)
 
 
 RUNG = CudaRung(
@@ -62,9 +52,7 @@ RUNG = CudaRung(
     source="the register blocking of BLAS kernels, on a GPU since Volkov and Demmel (2008)",
     op="matmul",
     signatures=ALL_SIGNATURES,
-    arithmetic=lambda problem: Arithmetic(
-        accumulator=accumulator(problem), chain=lambda p, params: p.k + DEPTH
-    ),
+    arithmetic=sums(lambda problem, params: problem.k + DEPTH),
     layouts=EVERY_LAYOUT,
     layouts_b=EVERY_LAYOUT,
     after="rectangular_tile",

@@ -13,24 +13,15 @@ from __future__ import annotations
 
 from gemmule.core.problem import FLOATS, Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, type_arguments
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, FMA_ROUNDS, fits_grid, tiles
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, instance, type_arguments
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, FMA_ROUNDS, fits_grid, launch, square
 
-
-def _size(params: Params) -> tuple[int, int]:
-    return params["tile"], params["tile"]
+_size = square("tile")
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    tile = params["tile"]
-    fma = "true" if params["fma"] else "false"
-    return (
-        Step(
-            kernel=f"shared_tile<{type_arguments(problem)}, {tile}, {fma}>",
-            grid=(tiles(problem, *_size(params)), 1, 1),
-            block=(tile, tile, 1),
-        ),
-    )
+    template = type_arguments(problem), params["tile"], params["fma"]
+    return launch(instance("shared_tile", *template), problem, _size(params), _size(params))
 
 
 def _arithmetic(problem: Problem) -> Arithmetic:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import type_arguments
-from gemmule.rungs._cuda.tiles import expected_s, fits_grid, tiles
+from gemmule.rungs._cuda.geometry import instance, type_arguments
+from gemmule.rungs._cuda.half_tiles import SIGNATURES, along_k
+from gemmule.rungs._cuda.tiles import fits_grid, launch, quickest_square, square
 
 DEPTH, STAGES = 32, 4
 # Flops per second of one multiprocessor: an estimate for mma.sync on compute capability 9.0, which
@@ -23,34 +24,20 @@ DEPTH, STAGES = 32, 4
 UNIT_FLOPS = 3.3e12
 
 
-def _size(params: Params) -> tuple[int, int]:
-    return params["tile"], params["tile"]
+_size = square("tile")
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     tile = params["tile"]
-    a_along_k = "true" if problem.layout_a == "row" else "false"
-    b_along_k = "true" if problem.layout_b == "col" else "false"
-    return (
-        Step(
-            kernel=f"tensor_core<{type_arguments(problem)}, {tile}, {a_along_k}, {b_along_k}>",
-            grid=(tiles(problem, *_size(params)), 1, 1),
-            block=(2 * tile, 1, 1),
-            smem=STAGES * 2 * tile * DEPTH * 2,
-        ),
-    )
+    kernel = instance("tensor_core", type_arguments(problem), tile, *along_k(problem))
+    return launch(kernel, problem, _size(params), (2 * tile, 1), STAGES * 2 * tile * DEPTH * 2)
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     flops = UNIT_FLOPS * (1.0 if problem.alignment == 16 else 0.2)
     # The small tile reaches 0.36 of that on one H200 (November 2026): 8192 x 8192 by 8 to 64
     # columns takes 100 us, 4096 x 4096 51, 1024 x 1024 15.
-    times = {
-        tile: expected_s(problem, machine, (tile, tile), resident, rate * flops)
-        for tile, resident, rate in ((128, 2, 1.0), (64, 4, 0.36))
-    }
-    tile = min(times, key=lambda which: times[which])
-    return Suggestion({"tile": tile}, times[tile])
+    return quickest_square(problem, machine, "tile", ((128, 2, 1.0), (64, 4, 0.36)), flops)
 
 
 RUNG = CudaRung(
@@ -58,7 +45,7 @@ RUNG = CudaRung(
     idea="Warps multiply 16 x 16 x 8 fragments in one instruction; cp.async keeps stages coming.",
     source="PTX ISA: mma.sync, ldmatrix, cp.async; multistage kernels since compute capability 8.0",
     op="matmul",
-    signatures=tuple((t, t, out) for t in ("float16", "bfloat16") for out in (t, "float32")),
+    signatures=SIGNATURES,
     # Tensor cores align the products of an instruction and cut off: twice the unit roundoff an add.
     arithmetic=lambda problem: Arithmetic(
         accumulator="float32", chain=lambda p, params: p.k + DEPTH, per_add=2.0

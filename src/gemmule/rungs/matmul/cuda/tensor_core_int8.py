@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import type_arguments
-from gemmule.rungs._cuda.tiles import expected_s, fits_grid, tiles
+from gemmule.rungs._cuda.geometry import instance, type_arguments
+from gemmule.rungs._cuda.half_tiles import along_k
+from gemmule.rungs._cuda.tiles import fits_grid, launch, quickest_square, square
 
 DEPTH, STAGES = 64, 4
 # Operations per second of one multiprocessor: an estimate for mma.sync on compute capability 9.0,
@@ -23,34 +24,19 @@ DEPTH, STAGES = 64, 4
 UNIT_OPS = 5.0e12
 
 
-def _size(params: Params) -> tuple[int, int]:
-    return params["tile"], params["tile"]
+_size = square("tile")
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     tile = params["tile"]
-    a_along_k = "true" if problem.layout_a == "row" else "false"
-    b_along_k = "true" if problem.layout_b == "col" else "false"
-    types = type_arguments(problem)
-    return (
-        Step(
-            kernel=f"tensor_core_int8<{types}, {tile}, {a_along_k}, {b_along_k}>",
-            grid=(tiles(problem, *_size(params)), 1, 1),
-            block=(2 * tile, 1, 1),
-            smem=STAGES * 2 * tile * DEPTH,
-        ),
-    )
+    kernel = instance("tensor_core_int8", type_arguments(problem), tile, *along_k(problem))
+    return launch(kernel, problem, _size(params), (2 * tile, 1), STAGES * 2 * tile * DEPTH)
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     transposed = (problem.layout_a != "row") + (problem.layout_b != "col")
     ops = UNIT_OPS * (1.0, 0.8, 0.6)[transposed] * (1.0 if problem.alignment == 16 else 0.1)
-    times = {
-        tile: expected_s(problem, machine, (tile, tile), resident, rate * ops)
-        for tile, resident, rate in ((128, 2, 1.0), (64, 4, 0.7))
-    }
-    tile = min(times, key=lambda which: times[which])
-    return Suggestion({"tile": tile}, times[tile])
+    return quickest_square(problem, machine, "tile", ((128, 2, 1.0), (64, 4, 0.7)), ops)
 
 
 RUNG = CudaRung(

@@ -13,9 +13,11 @@ Products are plain fused multiply-adds in the accumulator's type: what `precisio
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion, same
-from gemmule.rungs._cuda.geometry import accumulator, type_arguments
-from gemmule.rungs._cuda.tiles import expected_s, fits_grid, tiles
+from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion, same
+from gemmule.rungs._cuda.geometry import accumulator, instance, type_arguments
+from gemmule.rungs._cuda.half_tiles import along_k
+from gemmule.rungs._cuda.rows import sums
+from gemmule.rungs._cuda.tiles import fits_grid, launch, quickest_square, square
 
 SIDE = 16  # threads along each side of a block
 # Flops per second of one multiprocessor, by accumulator: estimates from the instruction rates of
@@ -23,21 +25,12 @@ SIDE = 16  # threads along each side of a block
 UNIT_FLOPS = {"float32": 3.0e11, "float64": 1.6e11}
 
 
-def _size(params: Params) -> tuple[int, int]:
-    return SIDE * params["micro"], SIDE * params["micro"]
+_size = square("micro", SIDE)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    a_along_k = "true" if problem.layout_a == "row" else "false"
-    b_along_k = "true" if problem.layout_b == "col" else "false"
-    shape = f"{params['micro']}, {a_along_k}, {b_along_k}"
-    return (
-        Step(
-            kernel=f"vector_tile<{type_arguments(problem)}, {shape}>",
-            grid=(tiles(problem, *_size(params)), 1, 1),
-            block=(SIDE * SIDE, 1, 1),
-        ),
-    )
+    kernel = instance("vector_tile", type_arguments(problem), params["micro"], *along_k(problem))
+    return launch(kernel, problem, _size(params), (SIDE * SIDE, 1))
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -46,12 +39,7 @@ def _chain(problem: Problem, params: Params) -> int:
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     flops = UNIT_FLOPS[accumulator(problem)] * (1.0 if problem.alignment == 16 else 0.75)
-    times = {
-        micro: expected_s(problem, machine, (SIDE * micro, SIDE * micro), resident, rate * flops)
-        for micro, resident, rate in ((8, 1, 1.0), (4, 3, 0.7))
-    }
-    micro = min(times, key=lambda which: times[which])
-    return Suggestion({"micro": micro}, times[micro])
+    return quickest_square(problem, machine, "micro", ((8, 1, 1.0), (4, 3, 0.7)), flops, SIDE)
 
 
 RUNG = CudaRung(
@@ -64,7 +52,7 @@ RUNG = CudaRung(
         ("float16", "float32", "float32"),
         ("bfloat16", "float32", "float32"),
     ),
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    arithmetic=sums(_chain),
     layouts=("row", "col"),
     layouts_b=("row", "col"),
     after="register_tile",

@@ -30,7 +30,7 @@ from gemmule.core.rung import (
     Suggestion,
     same,
 )
-from gemmule.rungs._cuda.geometry import ceil_div
+from gemmule.rungs._cuda.geometry import ceil_div, quickest
 from gemmule.rungs._cuda.half_tiles import COUNTED, DEPTH
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, tiles
 from gemmule.rungs.matmul.cuda.wgmma_specialized import BARRIERS_BYTES, SHARED_BYTES
@@ -165,9 +165,8 @@ def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    times = {tile: _expected_s(problem, {"tile": tile}, machine) for tile in TILES}
-    tile = min(times, key=lambda which: times[which])
-    return Suggestion({"tile": tile}, times[tile])
+    choices = [{"tile": tile} for tile in TILES]
+    return quickest(choices, lambda params: _expected_s(problem, params, machine))
 
 
 RUNG = CudaRung(

@@ -13,14 +13,13 @@ from __future__ import annotations
 from gemmule.core.packing import Packing, TensorMap
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, type_arguments
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, quickest, type_arguments
 from gemmule.rungs._cuda.half_tiles import (
     ARITHMETIC,
     COUNTED,
     DEPTH,
     SIGNATURES,
     along_k,
-    flag,
     tile_map,
 )
 from gemmule.rungs._cuda.tiles import fits_grid, tiles
@@ -55,15 +54,15 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     height, width = _size(params)
     stages = wgmma_specialized.stages(height, width)
     a_along, b_along = along_k(problem)
-    flags = f"{flag(a_along)}, {flag(b_along)}"
     of_a, of_b = tile_map("a", height, a_along), tile_map("b", width, b_along)
     pack = Step(
-        kernel=f"pack_operands<{CTYPE[problem.a]}, {flags}>",
+        kernel=instance("pack_operands", CTYPE[problem.a], a_along, b_along),
         grid=(PACK_BLOCKS * machine.units, 1, 1),
         block=(PACK_THREADS, 1, 1),
     )
+    template = type_arguments(problem), height, width, stages, a_along, b_along
     multiply = Step(
-        kernel=f"wgmma_repacked<{type_arguments(problem)}, {height}, {width}, {stages}, {flags}>",
+        kernel=instance("wgmma_repacked", *template),
         grid=(min(machine.units, tiles(problem, height, width)), 1, 1),
         block=(384, 1, 1),
         smem=stages * (height + width) * DEPTH * 2 + wgmma_specialized.OUT_BYTES,
@@ -80,14 +79,12 @@ STORES = 1.1  # over wgmma_specialized, of a whole product: an estimate
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     copied = 2.0 * sum(_packed_bytes(problem)) / machine.read_bytes_per_s  # read and written
-    times = {
-        tile: copied
-        + machine.call_s
-        + STORES * wgmma_specialized.expected_s(problem, {"tile": tile, "cluster": 1}, machine)
-        for tile in TILES
-    }
-    tile = min(times, key=lambda which: times[which])
-    return Suggestion({"tile": tile}, times[tile])
+
+    def seconds(params: Params) -> float:
+        product = wgmma_specialized.expected_s(problem, {**params, "cluster": 1}, machine)
+        return copied + machine.call_s + STORES * product
+
+    return quickest([{"tile": tile} for tile in TILES], seconds)
 
 
 RUNG = CudaRung(

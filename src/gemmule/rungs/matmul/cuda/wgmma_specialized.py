@@ -17,24 +17,16 @@ import math
 
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import (
-    Constraint,
-    CudaRung,
-    Machine,
-    Params,
-    Step,
-    Suggestion,
-)
-from gemmule.rungs._cuda.geometry import ceil_div, type_arguments
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import ceil_div, instance, quickest, type_arguments
 from gemmule.rungs._cuda.half_tiles import (
     ALIGNED,
     ARITHMETIC,
     COUNTED,
     DEPTH,
     SIGNATURES,
-    along_k,
-    flag,
-    tile_map,
+    UNIT_STRIDE,
+    turned_maps,
 )
 
 SHARED_BYTES = 227 * 1024
@@ -66,23 +58,17 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     height, width = TILES[params["tile"]]
     cluster, ring = params["cluster"], stages(height, width)
     turned = problem.layout_out != "row"
-    along = along_k(problem)
-    names, (a_along, b_along) = ("ba", along[::-1]) if turned else ("ab", along)
     blocks = min(machine.units // cluster, _clusters(problem, params)) * cluster
-    numbers = f"{height}, {width}, {ring}, {cluster}"
-    flags = ", ".join(flag(value) for value in (a_along, b_along, turned))
+    flags, maps = turned_maps(problem, (height, width), cluster, turned=turned)
+    template = type_arguments(problem), height, width, ring, cluster, *flags
     return (
         Step(
-            kernel=f"wgmma_specialized<{type_arguments(problem)}, {numbers}, {flags}>",
+            kernel=instance("wgmma_specialized", *template),
             grid=(blocks, 1, 1),
             block=(384, 1, 1),
             smem=ring * (height + width) * DEPTH * 2 + OUT_BYTES,
             cluster=(cluster, 1, 1),
-            maps=(
-                tile_map(names[0], height, a_along),
-                tile_map(names[1], width, b_along, cluster),
-                TensorMap("c", (128 // ITEMSIZE[problem.out], 16)),
-            ),
+            maps=(*maps, TensorMap("c", (128 // ITEMSIZE[problem.out], 16))),
         ),
     )
 
@@ -100,9 +86,7 @@ def expected_s(problem: Problem, params: Params, machine: Machine) -> float:
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     choices = [{"tile": tile, "cluster": 1} for tile in TILES]
-    times = [expected_s(problem, params, machine) for params in choices]
-    best = min(range(len(choices)), key=lambda which: times[which])
-    return Suggestion(choices[best], times[best])
+    return quickest(choices, lambda params: expected_s(problem, params, machine))
 
 
 RUNG = CudaRung(
@@ -119,10 +103,7 @@ RUNG = CudaRung(
     constraints=(
         ALIGNED,
         COUNTED,
-        Constraint(
-            "C has a unit stride",
-            lambda problem, params: problem.layout_out in ("row", "col"),
-        ),
+        UNIT_STRIDE,
         Constraint(
             "pairs of blocks share the widest tile alone",
             lambda problem, params: params["cluster"] == 1 or params["tile"] == "128x256",

@@ -22,7 +22,7 @@ import math
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import ceil_div, type_arguments
+from gemmule.rungs._cuda.geometry import ceil_div, instance, quickest, type_arguments
 from gemmule.rungs._cuda.half_tiles import (
     ALIGNED,
     ARITHMETIC,
@@ -30,8 +30,7 @@ from gemmule.rungs._cuda.half_tiles import (
     DEPTH,
     SIGNATURES,
     along_k,
-    flag,
-    tile_map,
+    turned_maps,
 )
 from gemmule.rungs._cuda.tiles import LARGEST_GRID, tiles
 
@@ -87,20 +86,18 @@ def _ring(problem: Problem, params: Params, machine: Machine) -> tuple[int, int]
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    (height, width), turned = _size(params), _turned(problem)
-    along = along_k(problem)
-    names, (a_along, b_along) = ("ba", along[::-1]) if turned else ("ab", along)
+    height, width = _size(params)
     stages, smem = _ring(problem, params, machine)
-    numbers = f"{height}, {width}, {_deep(height, width)}, {stages}"
-    flags = ", ".join(flag(value) for value in (a_along, b_along, turned))
+    flags, maps = turned_maps(problem, (height, width), 1, turned=_turned(problem))
+    numbers = height, width, _deep(height, width), stages
     return (
         Step(
-            kernel=f"wgmma_split<{type_arguments(problem)}, {numbers}, {flags}>",
+            kernel=instance("wgmma_split", type_arguments(problem), *numbers, *flags),
             grid=(_blocks(problem, params), 1, 1),
             block=(2 * height + 32, 1, 1),
             smem=smem,
             cluster=(params["parts"], 1, 1),
-            maps=(tile_map(names[0], height, a_along), tile_map(names[1], width, b_along)),
+            maps=maps,
         ),
     )
 
@@ -137,9 +134,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Take the narrowest tile that holds the shorter side, where that has 64 or fewer."""
     narrow = min(problem.m, problem.n)
     choices = [p for p in RUNG.space(problem) if _size(p)[1] >= min(narrow, 64)]
-    times = [_expected_s(problem, params, machine) for params in choices]
-    best = min(range(len(choices)), key=lambda which: times[which])
-    return Suggestion(choices[best], times[best])
+    return quickest(choices, lambda params: _expected_s(problem, params, machine))
 
 
 RUNG = CudaRung(

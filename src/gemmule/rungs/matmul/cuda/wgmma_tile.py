@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.rungs._cuda.geometry import instance, type_arguments
 from gemmule.rungs._cuda.half_tiles import (
     ALIGNED,
     ARITHMETIC,
@@ -21,10 +21,9 @@ from gemmule.rungs._cuda.half_tiles import (
     DEPTH,
     SIGNATURES,
     along_k,
-    flag,
     tile_map,
 )
-from gemmule.rungs._cuda.tiles import expected_s, fits_grid, tiles
+from gemmule.rungs._cuda.tiles import fits_grid, quickest_square, square, tiles
 
 STAGES = 3
 # On one H200 (November 2026), flops per second of one multiprocessor at long products, and what
@@ -32,8 +31,7 @@ STAGES = 3
 UNIT_FLOPS, START_S = 4e12, 6e-6
 
 
-def _size(params: Params) -> tuple[int, int]:
-    return params["tile"], params["tile"]
+_size = square("tile")
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -41,8 +39,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     a_along, b_along = along_k(problem)
     return (
         Step(
-            kernel=f"wgmma_tile<{type_arguments(problem)}, {tile}, {flag(a_along)}, "
-            f"{flag(b_along)}>",
+            kernel=instance("wgmma_tile", type_arguments(problem), tile, a_along, b_along),
             grid=(tiles(problem, *_size(params)), 1, 1),
             block=(128, 1, 1),
             smem=STAGES * 2 * tile * DEPTH * 2,
@@ -52,12 +49,9 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    times = {
-        tile: START_S + expected_s(problem, machine, (tile, tile), resident, rate * UNIT_FLOPS)
-        for tile, resident, rate in ((128, 2, 1.0), (64, 4, 0.5))
-    }
-    tile = min(times, key=lambda which: times[which])
-    return Suggestion({"tile": tile}, times[tile])
+    sides = ((128, 2, 1.0), (64, 4, 0.5))
+    best = quickest_square(problem, machine, "tile", sides, UNIT_FLOPS)
+    return Suggestion(best.params, START_S + best.expected_s)
 
 
 RUNG = CudaRung(

@@ -15,24 +15,16 @@ from __future__ import annotations
 
 from gemmule.core.packing import SumsMap
 from gemmule.core.problem import Problem
-from gemmule.core.rung import (
-    Constraint,
-    CudaRung,
-    Machine,
-    Params,
-    Step,
-    Suggestion,
-)
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, quickest
 from gemmule.rungs._cuda.half_tiles import (
     ALIGNED,
     ARITHMETIC,
     COUNTED,
     DEPTH,
     SIGNATURES,
-    along_k,
-    flag,
-    tile_map,
+    UNIT_STRIDE,
+    turned_maps,
 )
 from gemmule.rungs._cuda.tiles import LARGEST_GRID
 from gemmule.rungs.matmul.cuda import wgmma_specialized
@@ -71,25 +63,19 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     (height, width), parts = TILES[params["tile"]], params["parts"]
     ring, turned = wgmma_specialized.stages(height, width), _turned(problem)
-    along = along_k(problem)
-    names, (a_along, b_along) = ("ba", along[::-1]) if turned else ("ab", along)
     pairs = min(max(1, machine.units // CLUSTER // parts), _pairs(problem, params))
-    flags = ", ".join(flag(value) for value in (a_along, b_along, turned))
-    types = ", ".join(CTYPE[t] for t in (problem.a, problem.b))
+    flags, maps = turned_maps(problem, (height, width), CLUSTER, turned=turned)
+    types = CTYPE[problem.a], CTYPE[problem.b]
     multiply = Step(
-        kernel=f"multiply_parts<{types}, {height}, {width}, {ring}, {flags}>",
+        kernel=instance("multiply_parts", *types, height, width, ring, *flags),
         grid=(pairs * CLUSTER, parts, 1),
         block=(384, 1, 1),
         smem=ring * (height + width) * DEPTH * 2 + wgmma_specialized.OUT_BYTES,
         cluster=(CLUSTER, 1, 1),
-        maps=(
-            tile_map(names[0], height, a_along),
-            tile_map(names[1], width, b_along, CLUSTER),
-            SumsMap("c", (32, 16), packed_at=0, planes=parts),
-        ),
+        maps=(*maps, SumsMap("c", (32, 16), packed_at=0, planes=parts)),
     )
     add = Step(
-        kernel=f"add_parts<{CTYPE[problem.out]}, {parts}, {flag(turned)}>",
+        kernel=instance("add_parts", CTYPE[problem.out], parts, turned),
         grid=(ceil_div(_plane_bytes(problem), 256 * 16), 1, 1),
         block=(256, 1, 1),
         pdl=True,
@@ -110,10 +96,7 @@ def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    choices = list(RUNG.space(problem))
-    times = [_expected_s(problem, params, machine) for params in choices]
-    best = min(range(len(choices)), key=lambda which: times[which])
-    return Suggestion(choices[best], times[best])
+    return quickest(RUNG.space(problem), lambda params: _expected_s(problem, params, machine))
 
 
 RUNG = CudaRung(
@@ -131,9 +114,7 @@ RUNG = CudaRung(
     constraints=(
         ALIGNED,
         COUNTED,
-        Constraint(
-            "C has a unit stride", lambda problem, params: problem.layout_out in ("row", "col")
-        ),
+        UNIT_STRIDE,
         Constraint("one product", lambda problem, params: problem.batch == 1),
         Constraint(
             f"at most {LARGEST_GRID:,} blocks of either kernel",

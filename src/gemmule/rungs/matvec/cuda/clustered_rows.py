@@ -10,18 +10,16 @@ rows enough; there the meeting of the blocks costs more than it gives.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import (
-    Arithmetic,
-    Constraint,
-    CudaRung,
-    Machine,
-    Params,
-    Step,
-    Suggestion,
-    floats,
-    integers,
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import (
+    CLUSTER_ARCHS,
+    STREAMED_SIGNATURES,
+    ceil_div,
+    instance,
+    quickest,
+    type_arguments,
 )
-from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.stream import FITS, flags, shared_rows_s, starting
 
 THREADS = 256
@@ -29,10 +27,10 @@ THREADS = 256
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     cluster = params["cluster"]
-    shape = ", ".join(str(params[name]) for name in ("unroll", "cluster"))
+    template = type_arguments(problem), params["unroll"], cluster, flags(problem)
     return (
         Step(
-            kernel=f"clustered_rows<{type_arguments(problem)}, {shape}, {flags(problem)}>",
+            kernel=instance("clustered_rows", *template),
             grid=(problem.m * cluster, problem.batch, 1),
             block=(THREADS, 1, 1),
             cluster=(cluster, 1, 1),
@@ -48,12 +46,7 @@ def _chain(problem: Problem, params: Params) -> int:
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Share a row among as many blocks as the model finds best."""
-
-    def expected_s(params: Params) -> float:
-        return _seconds(problem, machine, params)
-
-    params = min(RUNG.space(problem), key=expected_s)
-    return Suggestion(params, expected_s(params))
+    return quickest(RUNG.space(problem), lambda params: _seconds(problem, machine, params))
 
 
 def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
@@ -80,11 +73,8 @@ RUNG = CudaRung(
     idea="The blocks of a cluster share a row and add up through their shared memory.",
     source="thread block clusters of compute capability 9.0; split-K without a workspace",
     op="matvec",
-    signatures=(
-        *floats("float16", "bfloat16", "float32", "float64"),
-        *(s for s in integers() if s[2] == "int32"),
-    ),
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    signatures=STREAMED_SIGNATURES,
+    arithmetic=sums(_chain),
     layouts=("row",),
     after="streamed_rows",
     branch="few long rows",
@@ -96,7 +86,7 @@ RUNG = CudaRung(
             lambda problem, params: problem.alignment == 16 or params["unroll"] == 2,
         ),
     ),
-    archs=("sm_90a", "sm_100a", "sm_120a"),
+    archs=CLUSTER_ARCHS,
     batched=True,
     suggest=_suggest,
     steps=_steps,

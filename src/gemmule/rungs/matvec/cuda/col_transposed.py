@@ -7,22 +7,8 @@ apart, and it is as slow. It stands here as the baseline of the two transposed a
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import type_arguments
-from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, row_blocks, sums
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    block = params["block"]
-    return (
-        Step(
-            kernel=f"col_transposed<{type_arguments(problem)}, {block}>",
-            grid=(row_blocks(problem, block), 1, 1),
-            block=(block, 1, 1),
-        ),
-    )
-
+from gemmule.core.rung import CudaRung
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums, thread_steps
 
 RUNG = CudaRung(
     title="Transposed, thread per column",
@@ -35,5 +21,5 @@ RUNG = CudaRung(
     arithmetic=sums(lambda problem, params: problem.n),
     params={"block": (128, 64, 256, 1024)},
     batched=True,
-    steps=_steps,
+    steps=thread_steps("col_transposed"),
 )

@@ -22,8 +22,8 @@ from dataclasses import replace
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import ceil_div, type_arguments
-from gemmule.rungs._cuda.stream import flags
+from gemmule.rungs._cuda.geometry import CLUSTER_ARCHS, ceil_div, instance, type_arguments
+from gemmule.rungs._cuda.stream import INDEXED, flags
 from gemmule.rungs.matvec.cuda import streamed_rows
 
 
@@ -32,8 +32,14 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     threads = 128 if lanes == 128 else 256
     return (
         Step(
-            kernel=f"early_rows<{type_arguments(problem)}, {threads}, {lanes}, "
-            f"{params['unroll']}, {flags(problem)}>",
+            kernel=instance(
+                "early_rows",
+                type_arguments(problem),
+                threads,
+                lanes,
+                params["unroll"],
+                flags(problem),
+            ),
             grid=(ceil_div(problem.m, threads // lanes), min(problem.batch, 65_535), 1),
             block=(threads, 1, 1),
             pdl=True,
@@ -44,7 +50,8 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Take the lanes and the time of `streamed_rows`: what is saved depends on other calls."""
     plain = streamed_rows.suggest(problem, machine)
-    params = {"lanes": plain.params["lanes"], "unroll": max(2, plain.params["unroll"])}
+    unroll = max(2, plain.params["unroll"]) if problem.alignment == 16 else 2
+    params = {"lanes": plain.params["lanes"], "unroll": unroll}
     return Suggestion(params, plain.expected_s)
 
 
@@ -57,7 +64,7 @@ RUNG = replace(
     branch="launches that follow each other",
     params={"lanes": (128, 256, 32, 8), "unroll": (4, 2)},
     constraints=(
-        Constraint("m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31),
+        INDEXED,
         Constraint(
             "2 loads in flight a lane and 32 lanes or more for unaligned rows",
             lambda problem, params: (
@@ -65,7 +72,7 @@ RUNG = replace(
             ),
         ),
     ),
-    archs=("sm_90a", "sm_100a", "sm_120a"),
+    archs=CLUSTER_ARCHS,
     by_name_only=True,
     suggest=_suggest,
     steps=_steps,

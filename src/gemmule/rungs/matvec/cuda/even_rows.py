@@ -13,18 +13,17 @@ them all.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import (
-    Arithmetic,
-    Constraint,
-    CudaRung,
-    Machine,
-    Params,
-    Step,
-    Suggestion,
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import (
+    CTYPE,
+    accumulator,
+    ceil_div,
+    instance,
+    starts_early,
+    type_arguments,
 )
-from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
-from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES
-from gemmule.rungs._cuda.stream import overlapped, starting
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
+from gemmule.rungs._cuda.stream import ALONE, overlapped, starting
 
 THREADS = 256
 LINE = 8  # vectors
@@ -56,23 +55,13 @@ def _grid(problem: Problem, params: Params, machine: Machine) -> int:
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    aligned, rows = str(problem.alignment == 16).lower(), params["rows"]
-    grid = _grid(problem, params, machine)
-    each = 1 if grid <= 30 * _groups(problem, rows) else 16
-    types = f"{CTYPE[problem.a]}, {CTYPE[problem.out]}"
-    return (
-        Step(
-            kernel=f"even_rows<{type_arguments(problem)}, {rows}, {params['unroll']}, {aligned}>",
-            grid=(grid, 1, 1),
-            block=(THREADS, 1, 1),
-        ),
-        Step(
-            kernel=f"add_pieces<{types}, {rows}, {aligned}, {each}>",
-            grid=(grid, 1, 1),
-            block=(THREADS, 1, 1),
-            pdl=machine.arch >= "sm_9" or machine.arch.startswith("sm_1"),
-        ),
-    )
+    aligned, rows = problem.alignment == 16, params["rows"]
+    blocks = _grid(problem, params, machine)
+    each = 1 if blocks <= 30 * _groups(problem, rows) else 16
+    read = instance("even_rows", type_arguments(problem), rows, params["unroll"], aligned)
+    add = instance("add_pieces", CTYPE[problem.a], CTYPE[problem.out], rows, aligned, each)
+    grid, block = (blocks, 1, 1), (THREADS, 1, 1)
+    return Step(read, grid, block), Step(add, grid, block, pdl=starts_early(machine))
 
 
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
@@ -122,7 +111,7 @@ RUNG = CudaRung(
     source="Stream-K (Osama et al. 2023), without atomics, for rows",
     op="matvec",
     signatures=FLOAT_SIGNATURES,
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    arithmetic=sums(_chain),
     layouts=("row",),
     after="split_rows",
     params={"blocks": (4, 8, 2), "rows": (1, 2, 4), "unroll": (2, 4, 1)},
@@ -133,7 +122,7 @@ RUNG = CudaRung(
                 max(problem.m, problem.n, _total(problem, params["rows"])) < 2**31
             ),
         ),
-        Constraint("one product at a time", lambda problem, params: problem.batch == 1),
+        ALONE,
         Constraint(
             "rows x unroll is 1 x 2, 1 x 4, 2 x 2 or 4 x 1",
             lambda problem, params: (

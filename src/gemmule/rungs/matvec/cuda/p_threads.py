@@ -9,22 +9,9 @@ whatever n is, and a group of p lanes sums by itself.
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import ceil_div, type_arguments
-from gemmule.rungs._cuda.rows import BLOCK_FITS, ROW_SIGNATURES, row_blocks, sums, tree
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    p, rows = params["p"], params["rows"]
-    return (
-        Step(
-            kernel=f"p_threads<{type_arguments(problem)}>",
-            grid=(row_blocks(problem, rows), 1, 1),
-            block=(p, rows, 1),
-        ),
-    )
-
+from gemmule.core.rung import CudaRung
+from gemmule.rungs._cuda.geometry import ceil_div
+from gemmule.rungs._cuda.rows import BLOCK_FITS, ROW_SIGNATURES, shared_row_steps, sums, tree
 
 RUNG = CudaRung(
     title="p threads per row",
@@ -38,5 +25,5 @@ RUNG = CudaRung(
     params={"p": (8, 1, 2, 4, 16, 32), "rows": (16, 4, 8, 32, 64, 128)},
     constraints=(BLOCK_FITS,),
     batched=True,
-    steps=_steps,
+    steps=shared_row_steps("p_threads", aligned=False),
 )

@@ -13,32 +13,18 @@ The presets ``h200_<size>`` are the best parameters found on an H200 where a war
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.core.rung import CudaRung, Params
 from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
     ROW_SIGNATURES,
     VALUES,
     VALUES_FIT,
     h200_presets,
-    load_alignment,
-    row_blocks,
     share_chain,
+    shared_row_steps,
     sums,
     tree,
 )
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    p, rows = params["p"], params["rows"]
-    types, align = type_arguments(problem), load_alignment(problem)
-    return (
-        Step(
-            kernel=f"p_threads_vector<{types}, {align}, {params['values']}>",
-            grid=(row_blocks(problem, rows), 1, 1),
-            block=(p, rows, 1),
-        ),
-    )
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -58,5 +44,5 @@ RUNG = CudaRung(
     presets=h200_presets(several_warps=False),
     constraints=(BLOCK_FITS, VALUES_FIT),
     batched=True,
-    steps=_steps,
+    steps=shared_row_steps("p_threads_vector", "values"),
 )

@@ -13,23 +13,9 @@ itemsize of x.
 
 from __future__ import annotations
 
-from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, type_arguments
-from gemmule.rungs._cuda.rows import row_blocks, sums
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    block = params["block"]
-    return (
-        Step(
-            kernel=f"shared_x<{type_arguments(problem)}, {block}>",
-            grid=(row_blocks(problem, block), 1, 1),
-            block=(block, 1, 1),
-            smem=block * ITEMSIZE[problem.b],
-        ),
-    )
-
+from gemmule.core.rung import CudaRung
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES
+from gemmule.rungs._cuda.rows import sums, thread_steps
 
 RUNG = CudaRung(
     title="x in shared memory",
@@ -44,5 +30,5 @@ RUNG = CudaRung(
     layouts=("row", "col", "strided"),
     params={"block": (128, 32, 64, 256, 512, 1024)},
     batched=True,
-    steps=_steps,
+    steps=thread_steps("shared_x", smem_of_x=True),
 )

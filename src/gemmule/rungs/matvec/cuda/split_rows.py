@@ -10,29 +10,31 @@ bits on every run. The second launch costs about a microsecond.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
-from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES
-from gemmule.rungs._cuda.stream import shared_rows_s, starting
+from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import (
+    CTYPE,
+    accumulator,
+    ceil_div,
+    instance,
+    quickest,
+    starts_early,
+    type_arguments,
+)
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
+from gemmule.rungs._cuda.stream import ALONE, INDEXED, shared_rows_s, starting
 
 THREADS = 256
 SPLITS = (32, 8, 16, 64, 128, 256, 512)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    aligned = "true" if problem.alignment == 16 else "false"
+    splits, block = params["splits"], (THREADS, 1, 1)
+    aligned = problem.alignment == 16
+    read = instance("split_rows", type_arguments(problem), params["unroll"], aligned)
+    add = instance("add_shares", CTYPE[problem.out], splits)
     return (
-        Step(
-            kernel=f"split_rows<{type_arguments(problem)}, {params['unroll']}, {aligned}>",
-            grid=(problem.m, params["splits"], 1),
-            block=(THREADS, 1, 1),
-        ),
-        Step(
-            kernel=f"add_shares<{CTYPE[problem.out]}, {params['splits']}>",
-            grid=(ceil_div(problem.m, 8), 1, 1),
-            block=(THREADS, 1, 1),
-            pdl=machine.arch >= "sm_9" or machine.arch.startswith("sm_1"),
-        ),
+        Step(read, (problem.m, splits, 1), block),
+        Step(add, (ceil_div(problem.m, 8), 1, 1), block, pdl=starts_early(machine)),
     )
 
 
@@ -55,12 +57,8 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     def point(splits: int) -> Params:
         return {"splits": splits, "unroll": 4 if vectors >= 4 * THREADS * splits else 2}
 
-    def expected_s(params: Params) -> float:
-        return _seconds(problem, machine, params)
-
     points = [point(s) for s in SPLITS if s <= max(min(SPLITS), vectors // THREADS)]
-    params = min(points, key=expected_s)
-    return Suggestion(params, expected_s(params))
+    return quickest(points, lambda params: _seconds(problem, machine, params))
 
 
 def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
@@ -84,14 +82,11 @@ RUNG = CudaRung(
     source="split-K, deterministic, as in split_columns",
     op="matvec",
     signatures=FLOAT_SIGNATURES,
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    arithmetic=sums(_chain),
     layouts=("row",),
     after="clustered_rows",
     params={"splits": SPLITS, "unroll": (4, 2)},
-    constraints=(
-        Constraint("m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31),
-        Constraint("one product at a time", lambda problem, params: problem.batch == 1),
-    ),
+    constraints=(INDEXED, ALONE),
     workspace=_workspace,
     suggest=_suggest,
     steps=_steps,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.geometry import accumulator, ceil_div, instance, type_arguments
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
 from gemmule.rungs._cuda.short_rows import ROOM, THREADS, conflicts, unit, wide_row
 from gemmule.rungs._cuda.stream import starting
@@ -32,14 +32,9 @@ def _blocks(problem: Problem, params: Params) -> int:
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    return (
-        Step(
-            kernel=f"staged_rows<{type_arguments(problem)}, {unit(problem)}, {params['rows']}>",
-            grid=(_blocks(problem, params), 1, 1),
-            block=(THREADS, 1, 1),
-            smem=_smem(problem, params),
-        ),
-    )
+    kernel = instance("staged_rows", type_arguments(problem), unit(problem), params["rows"])
+    grid = (_blocks(problem, params), 1, 1)
+    return (Step(kernel, grid, (THREADS, 1, 1), _smem(problem, params)),)
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:

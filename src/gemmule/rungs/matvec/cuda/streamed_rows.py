@@ -19,19 +19,10 @@ from __future__ import annotations
 import math
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import (
-    Arithmetic,
-    Constraint,
-    CudaRung,
-    Machine,
-    Params,
-    Step,
-    Suggestion,
-    floats,
-    integers,
-)
-from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
-from gemmule.rungs._cuda.stream import flags, overlapped, starting
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import STREAMED_SIGNATURES, ceil_div, instance, type_arguments
+from gemmule.rungs._cuda.rows import sums
+from gemmule.rungs._cuda.stream import INDEXED, flags, overlapped, starting
 
 THREADS_OF_A_UNIT = 1024
 # Blocks on a multiprocessor that have a row each: of 128 threads for unaligned rows, of 256 for
@@ -46,14 +37,9 @@ def _threads(params: Params) -> int:
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     threads, lanes, rows = _threads(params), params["lanes"], params["rows"]
-    return (
-        Step(
-            kernel=f"streamed_rows<{type_arguments(problem)}, {threads}, {lanes}, {rows}, "
-            f"{params['unroll']}, {flags(problem)}>",
-            grid=(ceil_div(problem.m, threads // lanes * rows), min(problem.batch, 65_535), 1),
-            block=(threads, 1, 1),
-        ),
-    )
+    template = type_arguments(problem), threads, lanes, rows, params["unroll"], flags(problem)
+    grid = (ceil_div(problem.m, threads // lanes * rows), min(problem.batch, 65_535), 1)
+    return (Step(instance("streamed_rows", *template), grid, (threads, 1, 1)),)
 
 
 def _may_be(problem: Problem, params: Params) -> bool:
@@ -217,20 +203,17 @@ RUNG = CudaRung(
     idea="Several 16-byte loads in flight a lane; from 8 lanes to a block share a row.",
     source="Little's law; Hopper GEMV kernels of SGLang and vLLM",
     op="matvec",
-    signatures=(
-        *floats("float16", "bfloat16", "float32", "float64"),
-        *(s for s in integers() if s[2] == "int32"),
-    ),
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    signatures=STREAMED_SIGNATURES,
+    arithmetic=sums(_chain),
     layouts=("row",),
     after="warp_vector",
     params={"lanes": (256, 128, 32, 8), "rows": (1, 4, 2), "unroll": (2, 4, 1)},
     constraints=(
-        Constraint("m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31),
+        INDEXED,
         Constraint(
             "rows x unroll is 1 x 2, 1 x 4, or 4 x 1 by 32 lanes; for unaligned rows 1 x 2, "
             "or 2 x 2, 4 x 1, of floats 1 x 4 by 32 lanes",
-            lambda problem, params: _may_be(problem, params),
+            _may_be,
         ),
     ),
     batched=True,

@@ -17,22 +17,12 @@ along rows a sector that has arrived serves sixteen steps out of the L1.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, ceil_div, type_arguments
+from gemmule.core.rung import CudaRung, Machine, Suggestion
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES
+from gemmule.rungs._cuda.rows import sums, thread_steps
 from gemmule.rungs._cuda.stream import starting
 
 MOST_COLUMNS, MOST_BYTES = 19, 48  # of a row that it suggests itself for
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    block = params["block"]
-    return (
-        Step(
-            kernel=f"thread_per_row<{type_arguments(problem)}, {block}>",
-            grid=(ceil_div(problem.m, block) * problem.batch, 1, 1),
-            block=(block, 1, 1),
-        ),
-    )
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -60,12 +50,10 @@ RUNG = CudaRung(
     source="document 000, basic kernel; document 004, naive kernel over column-major storage",
     op="matvec",
     signatures=ALL_SIGNATURES,
-    arithmetic=lambda problem: Arithmetic(
-        accumulator=accumulator(problem), chain=lambda p, params: p.n
-    ),
+    arithmetic=sums(lambda problem, params: problem.n),
     layouts=("row", "col", "strided"),
     params={"block": (128, 32, 64, 256, 512, 1024)},
     batched=True,
     suggest=_suggest,
-    steps=_steps,
+    steps=thread_steps("thread_per_row"),
 )

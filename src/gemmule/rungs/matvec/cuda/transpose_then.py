@@ -15,17 +15,8 @@ from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.blocks import (
-    PARAMS,
-    PRESETS,
-    WIDTH_FITS,
-    around,
-    block_grid,
-    chain,
-    sums_bytes,
-)
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, type_arguments
-from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
+from gemmule.rungs._cuda.blocks import COMMON, around, product, sums_bytes
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance
 
 TILE, TILE_ROWS = 32, 8  # kTile and kTileRows of the kernel
 
@@ -38,17 +29,9 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     if problem.n == 0:
         return around(problem, ())
     tiles = ceil_div(problem.m, TILE) * ceil_div(problem.n, TILE) * _matrices(problem)
-    transpose = Step(
-        kernel=f"transpose_tiles<{CTYPE[problem.a]}, {CTYPE[problem.out]}>",
-        grid=(tiles, 1, 1),
-        block=(TILE, TILE_ROWS, 1),
-    )
-    product = Step(
-        kernel=f"transpose_then<{type_arguments(problem)}, {params['width']}>",
-        grid=block_grid(problem, params),
-        block=(params["height"], 1, 1),
-    )
-    return around(problem, (transpose, product))
+    turn = instance("transpose_tiles", CTYPE[problem.a], CTYPE[problem.out])
+    transpose = Step(turn, (tiles, 1, 1), (TILE, TILE_ROWS, 1))
+    return around(problem, (transpose, product("transpose_then", problem, params)))
 
 
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
@@ -60,14 +43,8 @@ RUNG = CudaRung(
     title="Transpose, then block and multiply",
     idea="Pay for a transposed copy once, then read it coalesced.",
     source="document 004, Transpose THEN Block & Multiply, with a transpose kernel of our own",
-    op="matvec",
     after="block_multiply_transposed",
-    signatures=FLOAT_SIGNATURES,
-    arithmetic=sums(chain, unordered=True),
-    params=PARAMS,
-    presets=PRESETS,
-    constraints=(WIDTH_FITS,),
-    batched=True,
     workspace=_workspace,
     steps=_steps,
+    **COMMON,
 )

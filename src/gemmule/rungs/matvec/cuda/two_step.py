@@ -14,8 +14,7 @@ one of ceil(m / rows) blocks on x, since y ends at 65,535.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.core.rung import CudaRung, Params
 from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
     ROW_SIGNATURES,
@@ -23,24 +22,11 @@ from gemmule.rungs._cuda.rows import (
     VALUES,
     VALUES_FIT,
     h200_presets,
-    load_alignment,
-    row_blocks,
     share_chain,
+    shared_row_steps,
     sums,
     tree,
 )
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    p, rows = params["p"], params["rows"]
-    types, align = type_arguments(problem), load_alignment(problem)
-    return (
-        Step(
-            kernel=f"two_step<{types}, {align}, {params['values']}>",
-            grid=(row_blocks(problem, rows), 1, 1),
-            block=(p, rows, 1),
-        ),
-    )
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -61,5 +47,5 @@ RUNG = CudaRung(
     | h200_presets(several_warps=True),
     constraints=(BLOCK_FITS, VALUES_FIT),
     batched=True,
-    steps=_steps,
+    steps=shared_row_steps("two_step", "values"),
 )

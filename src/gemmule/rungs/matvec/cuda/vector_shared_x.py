@@ -8,31 +8,23 @@ tile x itemsize of x, and 32 sums.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import type_arguments
 from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
     ROW_SIGNATURES,
-    load_alignment,
-    row_blocks,
     share_chain,
+    shared_row_steps,
     sums,
     tree,
 )
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    p, rows, tile = params["p"], params["rows"], params["tile"]
-    types, align = type_arguments(problem), load_alignment(problem)
-    return (
-        Step(
-            kernel=f"vector_shared_x<{types}, {align}, {tile}>",
-            grid=(row_blocks(problem, rows), 1, 1),
-            block=(p, rows, 1),
-            smem=tile * ITEMSIZE[problem.b],
-        ),
-    )
+    (step,) = shared_row_steps("vector_shared_x", "tile")(problem, params, machine)
+    return (replace(step, smem=params["tile"] * ITEMSIZE[problem.b]),)
 
 
 def _chain(problem: Problem, params: Params) -> int:

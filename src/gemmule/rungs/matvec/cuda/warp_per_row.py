@@ -8,22 +8,9 @@ barriers.
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, ceil_div, type_arguments
-from gemmule.rungs._cuda.rows import row_blocks, sums, tree
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    warps = params["warps"]
-    return (
-        Step(
-            kernel=f"warp_per_row<{type_arguments(problem)}>",
-            grid=(row_blocks(problem, warps), 1, 1),
-            block=(32, warps, 1),
-        ),
-    )
-
+from gemmule.core.rung import CudaRung
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, ceil_div
+from gemmule.rungs._cuda.rows import shared_row_steps, sums, tree
 
 RUNG = CudaRung(
     title="Warp per row",
@@ -35,5 +22,5 @@ RUNG = CudaRung(
     arithmetic=sums(lambda problem, params: ceil_div(problem.n, 32) + tree(32)),
     params={"warps": (4, 1, 2, 8, 16, 32)},
     batched=True,
-    steps=_steps,
+    steps=shared_row_steps("warp_per_row", aligned=False),
 )

@@ -8,28 +8,14 @@ bytes in flight are what hides the latency of DRAM, and fewer instructions move 
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import type_arguments
+from gemmule.core.rung import CudaRung, Params
 from gemmule.rungs._cuda.rows import (
     ROW_SIGNATURES,
-    load_alignment,
-    row_blocks,
     share_chain,
+    shared_row_steps,
     sums,
     tree,
 )
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    warps = params["warps"]
-    types, align = type_arguments(problem), load_alignment(problem)
-    return (
-        Step(
-            kernel=f"warp_vector<{types}, {align}, {params['loads']}>",
-            grid=(row_blocks(problem, warps), 1, 1),
-            block=(32, warps, 1),
-        ),
-    )
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -48,5 +34,5 @@ RUNG = CudaRung(
     arithmetic=sums(_chain),
     params={"loads": (4, 1, 2), "warps": (4, 1, 2, 8)},
     batched=True,
-    steps=_steps,
+    steps=shared_row_steps("warp_vector", "loads"),
 )

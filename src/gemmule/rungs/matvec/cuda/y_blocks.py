@@ -10,36 +10,28 @@ one load to make, and the instructions around it outnumber it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.geometry import accumulator, ceil_div, instance, type_arguments
 from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
     ROW_SIGNATURES,
     VALUES_FIT,
-    load_alignment,
-    row_blocks,
     share_chain,
+    shared_row_steps,
     sums,
     tree,
 )
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    p, rows, y = params["p"], params["rows"], params["y"]
-    types, align = type_arguments(problem), load_alignment(problem)
-    return (
-        Step(
-            kernel=f"y_blocks<{types}, {align}, {params['values']}, {y}>",
-            grid=(row_blocks(problem, rows) * y, 1, 1),
-            block=(p, rows, 1),
-        ),
-        Step(
-            kernel=f"add_sections<{types}, {y}>",
-            grid=(ceil_div(problem.m * problem.batch, 256), 1, 1),
-            block=(256, 1, 1),
-        ),
-    )
+    y = params["y"]
+    (step,) = shared_row_steps("y_blocks", "values", "y")(problem, params, machine)
+    kernel = instance("add_sections", type_arguments(problem), y)
+    add = Step(kernel, (ceil_div(problem.m * problem.batch, 256), 1, 1), (256, 1, 1))
+    return replace(step, grid=(step.grid[0] * y, 1, 1)), add
 
 
 def _chain(problem: Problem, params: Params) -> int:

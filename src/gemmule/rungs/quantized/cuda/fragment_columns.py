@@ -14,8 +14,7 @@ from __future__ import annotations
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.few import starts_early
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, starts_early
 
 _TURN = 8  # tiles to whole multiples of which x is packed
 _PACKED_S = {1: 4e-6, 2: 6.5e-6, 4: 4e-6}  # by eights of columns

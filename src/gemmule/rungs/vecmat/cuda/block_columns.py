@@ -15,18 +15,15 @@ from __future__ import annotations
 import math
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import (
-    Arithmetic,
-    Constraint,
-    CudaRung,
-    Machine,
-    Params,
-    Step,
-    Suggestion,
-    floats,
-    integers,
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import (
+    STREAMED_SIGNATURES,
+    ceil_div,
+    instance,
+    quickest,
+    type_arguments,
 )
-from gemmule.rungs._cuda.geometry import accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.stream import (
     FITS,
     LARGE_BYTES,
@@ -47,14 +44,9 @@ def _in_flight(threads: int) -> int:
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     threads, lanes = params["threads"], params["lanes"]
-    return (
-        Step(
-            kernel=f"block_columns<{type_arguments(problem)}, {threads}, {lanes}, "
-            f"{_in_flight(threads)}, {flags(problem)}>",
-            grid=(strips(problem, lanes), problem.batch, 1),
-            block=(threads, 1, 1),
-        ),
-    )
+    template = type_arguments(problem), threads, lanes, _in_flight(threads), flags(problem)
+    grid = (strips(problem, lanes), problem.batch, 1)
+    return (Step(instance("block_columns", *template), grid, (threads, 1, 1)),)
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -134,11 +126,7 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Take the strips that the model likes best: one wave of blocks, as wide as that allows."""
-    seconds, _, params = min(
-        (_seconds(problem, machine, params), which, params)
-        for which, params in enumerate(RUNG.space(problem))
-    )
-    return Suggestion(params, seconds)
+    return quickest(RUNG.space(problem), lambda params: _seconds(problem, machine, params))
 
 
 RUNG = CudaRung(
@@ -146,11 +134,8 @@ RUNG = CudaRung(
     idea="A lane sums one 16-byte vector of columns; a block walks all rows of its strip.",
     source="column panels as in BLAS",
     op="matvec",
-    signatures=(
-        *floats("float16", "bfloat16", "float32", "float64"),
-        *(s for s in integers() if s[2] == "int32"),
-    ),
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    signatures=STREAMED_SIGNATURES,
+    arithmetic=sums(_chain),
     layouts=("col",),
     after="block_multiply",
     params={"lanes": (8, 2, 4, 32, 1, 256), "threads": (512, 256, 1024)},

@@ -15,41 +15,21 @@ from __future__ import annotations
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.blocks import (
-    PARAMS,
-    PRESETS,
-    WIDTH_FITS,
-    around,
-    block_grid,
-    chain,
-    workspace,
-)
-from gemmule.rungs._cuda.geometry import type_arguments
-from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
+from gemmule.rungs._cuda.blocks import COMMON, around, product, workspace
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    product = Step(
-        kernel=f"block_multiply<{type_arguments(problem)}, {params['width']}>",
-        grid=block_grid(problem, params),
-        block=(params["height"], 1, 1),
-    )
-    return around(problem, (product,) if problem.n else ())
+    multiply = product("block_multiply", problem, params)
+    return around(problem, (multiply,) if problem.n else ())
 
 
 RUNG = CudaRung(
     title="Block and multiply",
     idea="A thread per row and section of columns; x in shared memory; sections meet by atomics.",
     source="document 004, Block & Multiply",
-    op="matvec",
     after="col_thread_per_row",
-    signatures=FLOAT_SIGNATURES,
-    arithmetic=sums(chain, unordered=True),
     layouts=("col",),
-    params=PARAMS,
-    presets=PRESETS,
-    constraints=(WIDTH_FITS,),
-    batched=True,
     workspace=workspace,
     steps=_steps,
+    **COMMON,
 )

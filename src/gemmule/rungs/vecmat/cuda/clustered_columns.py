@@ -9,17 +9,14 @@ on every run, in a single launch.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import (
-    Arithmetic,
-    CudaRung,
-    Machine,
-    Params,
-    Step,
-    Suggestion,
-    floats,
-    integers,
+from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import (
+    CLUSTER_ARCHS,
+    STREAMED_SIGNATURES,
+    instance,
+    type_arguments,
 )
-from gemmule.rungs._cuda.geometry import accumulator, type_arguments
+from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.stream import (
     FITS,
     UNITS_OF_ROWS,
@@ -33,10 +30,10 @@ from gemmule.rungs._cuda.stream import (
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     lanes, cluster = params["lanes"], params["cluster"]
+    template = type_arguments(problem), lanes, cluster, flags(problem)
     return (
         Step(
-            kernel=f"clustered_columns<{type_arguments(problem)}, {lanes}, {cluster}, "
-            f"{flags(problem)}>",
+            kernel=instance("clustered_columns", *template),
             grid=(strips(problem, lanes) * cluster, problem.batch, 1),
             block=(256, 1, 1),
             cluster=(cluster, 1, 1),
@@ -68,17 +65,14 @@ RUNG = CudaRung(
     idea="The blocks of a cluster split the rows of a strip and add up in their shared memory.",
     source="thread block clusters of compute capability 9.0",
     op="matvec",
-    signatures=(
-        *floats("float16", "bfloat16", "float32", "float64"),
-        *(s for s in integers() if s[2] == "int32"),
-    ),
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    signatures=STREAMED_SIGNATURES,
+    arithmetic=sums(_chain),
     layouts=("col",),
     after="block_columns",
     branch="few columns, long sums",
     params={"lanes": (8, 32), "cluster": (8, 4)},
     constraints=(FITS, UNITS_OF_ROWS),
-    archs=("sm_90a", "sm_100a", "sm_120a"),
+    archs=CLUSTER_ARCHS,
     batched=True,
     suggest=_suggest,
     steps=_steps,

@@ -7,22 +7,9 @@ with n iterations, leave a device idle unless m is large.
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, type_arguments
-from gemmule.rungs._cuda.rows import row_blocks, sums
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    block = params["block"]
-    return (
-        Step(
-            kernel=f"col_thread_per_row<{type_arguments(problem)}, {block}>",
-            grid=(row_blocks(problem, block), 1, 1),
-            block=(block, 1, 1),
-        ),
-    )
-
+from gemmule.core.rung import CudaRung
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES
+from gemmule.rungs._cuda.rows import sums, thread_steps
 
 RUNG = CudaRung(
     title="Thread per row, column-major",
@@ -34,5 +21,5 @@ RUNG = CudaRung(
     layouts=("col",),
     params={"block": (128, 32, 64, 256, 512, 1024)},
     batched=True,
-    steps=_steps,
+    steps=thread_steps("col_thread_per_row"),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import ceil_div, type_arguments
+from gemmule.rungs._cuda.geometry import ceil_div, instance, quickest, type_arguments
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
 from gemmule.rungs._cuda.stream import FITS, starting
 
@@ -26,15 +26,9 @@ def _threads(params: Params) -> int:
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     share, each = params["share"], params["each"]
     columns = 128 * each if share == 1 else 32
-    batched = str(problem.batch > 1).lower()
-    return (
-        Step(
-            kernel=f"few_rows<{type_arguments(problem)}, {share}, {each}, {params['unroll']}, "
-            f"{batched}>",
-            grid=(ceil_div(problem.m, columns), problem.batch, 1),
-            block=(_threads(params), 1, 1),
-        ),
-    )
+    template = type_arguments(problem), share, each, params["unroll"], problem.batch > 1
+    grid = (ceil_div(problem.m, columns), problem.batch, 1)
+    return (Step(instance("few_rows", *template), grid, (_threads(params), 1, 1)),)
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -83,11 +77,8 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     several = ceil_div(problem.m, 128) * problem.batch > 8 * machine.units
     alone = {"share": 1, "each": 4 if several else 1, "unroll": 4 if problem.n <= 4 else 8}
     shared = ({"share": share, "each": 1, "unroll": 8} for share in (4, 16))
-    params = min(
-        [alone, *shared] if problem.n > ROWS else [alone],
-        key=lambda params: _seconds(problem, machine, params),
-    )
-    return Suggestion(params, _seconds(problem, machine, params))
+    choices = [alone, *shared] if problem.n > ROWS else [alone]
+    return quickest(choices, lambda params: _seconds(problem, machine, params))
 
 
 RUNG = CudaRung(

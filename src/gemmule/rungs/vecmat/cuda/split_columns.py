@@ -12,18 +12,17 @@ from __future__ import annotations
 import math
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import (
-    Arithmetic,
-    Constraint,
-    CudaRung,
-    Machine,
-    Params,
-    Step,
-    Suggestion,
-    floats,
-    integers,
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import (
+    CTYPE,
+    STREAMED_SIGNATURES,
+    accumulator,
+    ceil_div,
+    instance,
+    starts_early,
+    type_arguments,
 )
-from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
+from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.stream import (
     FITS,
     LARGE_BYTES,
@@ -39,19 +38,15 @@ from gemmule.rungs._cuda.stream import (
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     lanes, splits = params["lanes"], params["splits"]
+    template = type_arguments(problem), lanes, params["unroll"], flags(problem)
+    read, add = (
+        instance("split_columns", *template),
+        instance("add_splits", CTYPE[problem.out], splits),
+    )
+    blocks, block = ceil_div(problem.m, 32) * problem.batch, (256, 1, 1)
     return (
-        Step(
-            kernel=f"split_columns<{type_arguments(problem)}, {lanes}, {params['unroll']}, "
-            f"{flags(problem)}>",
-            grid=(strips(problem, lanes), splits, problem.batch),
-            block=(256, 1, 1),
-        ),
-        Step(
-            kernel=f"add_splits<{CTYPE[problem.out]}, {splits}>",
-            grid=(ceil_div(problem.m, 32) * problem.batch, 1, 1),
-            block=(256, 1, 1),
-            pdl=machine.arch >= "sm_9" or machine.arch.startswith("sm_1"),
-        ),
+        Step(read, (strips(problem, lanes), splits, problem.batch), block),
+        Step(add, (blocks, 1, 1), block, pdl=starts_early(machine)),
     )
 
 
@@ -135,8 +130,8 @@ def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> flo
         rate *= 0.93  # a block has few turns, in which nothing hides the heads of halves
     rate *= max(0.25, min(1.0, problem.m * ITEMSIZE[problem.a] / (16 * lanes)) ** 0.6)
     turns = ceil_div(problem.n * lanes, splits * 256 * 4)
-    sums = 2 * problem.m * problem.batch * splits * ITEMSIZE[accumulator(problem)]
-    reading = problem.compulsory_bytes / rate + 2.4 * sums / machine.read_bytes_per_s
+    added = 2 * problem.m * problem.batch * splits * ITEMSIZE[accumulator(problem)]
+    reading = problem.compulsory_bytes / rate + 2.4 * added / machine.read_bytes_per_s
     begin_us = 0.14 + 0.0025 * splits
     begin_us += BELOW_A_MEGABYTE_US if problem.compulsory_bytes < 1e6 else 0.0
     start = starting(problem, machine, begin_us, 0.75) + narrow_s(problem)
@@ -148,11 +143,8 @@ RUNG = CudaRung(
     idea="Many blocks share the rows of a strip; a second kernel adds their sums in fixed order.",
     source="split-K, deterministic: a workspace and a fixed-order reduction",
     op="matvec",
-    signatures=(
-        *floats("float16", "bfloat16", "float32", "float64"),
-        *(s for s in integers() if s[2] == "int32"),
-    ),
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    signatures=STREAMED_SIGNATURES,
+    arithmetic=sums(_chain),
     layouts=("col",),
     after="block_columns",
     branch="few columns, longer sums",

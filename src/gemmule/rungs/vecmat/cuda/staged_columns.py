@@ -11,9 +11,16 @@ kernel, started early, add these up in a fixed order: the same bits on every run
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, type_arguments
-from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import (
+    CTYPE,
+    accumulator,
+    ceil_div,
+    instance,
+    starts_early,
+    type_arguments,
+)
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
 from gemmule.rungs._cuda.short_rows import ROOM, THREADS, conflicts, unit, wide_row
 from gemmule.rungs._cuda.stream import starting
 
@@ -27,20 +34,13 @@ def _smem(problem: Problem, params: Params) -> int:
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     splits = params["splits"]
-    shape = f"{params['columns']}, {params['rows']}, {splits}"
+    shape = params["columns"], params["rows"], splits
+    read = instance("staged_columns", type_arguments(problem), unit(problem), *shape)
+    grid, smem = (splits * problem.batch, 1, 1), _smem(problem, params)
+    add = instance("add_staged", CTYPE[problem.out], splits)
     return (
-        Step(
-            kernel=f"staged_columns<{type_arguments(problem)}, {unit(problem)}, {shape}>",
-            grid=(splits * problem.batch, 1, 1),
-            block=(THREADS, 1, 1),
-            smem=_smem(problem, params),
-        ),
-        Step(
-            kernel=f"add_staged<{CTYPE[problem.out]}, {splits}>",
-            grid=(problem.m * problem.batch, 1, 1),
-            block=(64, 1, 1),
-            pdl=machine.arch >= "sm_9" or machine.arch.startswith("sm_1"),
-        ),
+        Step(read, grid, (THREADS, 1, 1), smem),
+        Step(add, (problem.m * problem.batch, 1, 1), (64, 1, 1), pdl=starts_early(machine)),
     )
 
 
@@ -84,7 +84,7 @@ RUNG = CudaRung(
     source="staged_rows; split-K, deterministic, as in split_columns",
     op="matvec",
     signatures=FLOAT_SIGNATURES,
-    arithmetic=lambda problem: Arithmetic(accumulator=accumulator(problem), chain=_chain),
+    arithmetic=sums(_chain),
     layouts=("col",),
     after="split_columns",
     params={"columns": (8, 4, 16, 32), "rows": (1, 2, 4), "splits": (128, 64, 256, 512)},
