@@ -21,7 +21,7 @@ from gemmule.storage import tuned
 from gemmule.storage.sources import rung_digest
 from gemmule_lab.records.results import read
 
-SAVED = Path(__file__).parent / "data" / "saved"
+SAVED = Path(__file__).parents[1] / "data" / "saved"
 PRODUCTS: dict[str, Any] = json.loads((SAVED / "products.json").read_text())
 TUNED = SAVED / "tuned_matvec.json"
 
