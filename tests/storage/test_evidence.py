@@ -24,7 +24,7 @@ from gemmule.core.rung import HEADERS_FOLDER
 from gemmule.oracle.problems import make_problem
 from gemmule.storage import evidence, lines, margins
 from gemmule_lab.cli import run
-from gemmule_lab.commands.study import SEEDS
+from gemmule_lab.commands.study import DOCUMENTS
 from gemmule_lab.report import ladder_table
 from gemmule_lab.studies import store as study_store
 from proofs import default_plans, proofs
@@ -294,14 +294,14 @@ def test_what_a_wheel_carries_is_read_as_the_tree_is(
             gpu.name: list(margins.read_file(gpu / margins.FILE))
             for gpu in sorted(evidence.folder().iterdir())
         }
-        paths = {seed: study_store.on_record(seed) for seed in SEEDS}
+        paths = {seed: study_store.on_record(seed) for seed in DOCUMENTS}
         studies = {seed: [*study_store.read(path, seed)] for seed, path in paths.items() if path}
         records = sorted(evidence.read(), key=lambda r: (r.device, r.folder, r.rung, r.variant))
         return records, {name: found for name, found in measured.items() if found}, studies
 
     of_tree = contents()
     assert all(of_tree)
-    assert len(of_tree[2]) == len(SEEDS)
+    assert len(of_tree[2]) == len(DOCUMENTS)
     size = 0
     for name, content in wheel_evidence.packed(evidence.folder()):
         path = tmp_path / name

@@ -19,16 +19,16 @@ from gemmule_lab.studies.runner import of_last_devices
 from pages.markdown import markdown, update_markers
 
 REPEATED, LEAST_RUNS = "repeated", 3
-SEEDS = ("000", "001", "002", "003", "004")
+DOCUMENTS = ("000", "001", "002", "003", "004")
 
 
 def update(root: Path) -> list[Path]:
     """Rewrite the tables and plots of every page below `root`; return the files that changed."""
     changed = []
-    for seed in SEEDS:
-        page = root / "docs" / "studies" / f"{seed}.md"
-        study = studies.load(seed)
-        rows = evidence_rows(root / "evidence", seed)
+    for number in DOCUMENTS:
+        page = root / "docs" / "studies" / f"{number}.md"
+        study = studies.load(number)
+        rows = evidence_rows(root / "evidence", number)
         charts = {
             name: chart
             for backend in ("cuda", "cpu")
@@ -36,7 +36,7 @@ def update(root: Path) -> list[Path]:
         }
         tables = {
             "measured": "\n".join(
-                [_measured(rows), *_repeated(root / "evidence", seed), *_spread(rows)]
+                [_measured(rows), *_repeated(root / "evidence", number), *_spread(rows)]
             ),
             "plots": "\n\n".join(
                 f"![{chart.title.replace(']', '')}](../img/{name}.svg)"
@@ -53,16 +53,16 @@ def update(root: Path) -> list[Path]:
             if not target.is_file() or drawn_of(chart) not in target.read_text(encoding="utf-8"):
                 replace_text(target, draw(chart))
                 changed.append(target)
-        for path in sorted((root / "docs" / "img").glob(f"study-{seed}-*.svg")):
+        for path in sorted((root / "docs" / "img").glob(f"study-{number}-*.svg")):
             if path.stem not in charts:
                 path.unlink()
                 changed.append(path)
     return changed
 
 
-def _repeated(evidence: Path, seed: str) -> Iterator[str]:
+def _repeated(evidence: Path, number: str) -> Iterator[str]:
     """Yield how well a second recording of the same kernels agrees with the one on the page."""
-    for again in sorted(evidence.glob(f"*/{REPEATED}/study-{seed}.jsonl")):
+    for again in sorted(evidence.glob(f"*/{REPEATED}/study-{number}.jsonl")):
         first = again.parents[1] / again.name
         apart = agreement(first, again).times
         share = within(apart, TIMES_WITHIN)
@@ -72,9 +72,9 @@ def _repeated(evidence: Path, seed: str) -> Iterator[str]:
         )
 
 
-def evidence_rows(evidence: Path, seed: str) -> Rows:
-    """Return a seed's rows of the first device on record, those of GPUs before those of CPUs."""
-    files = [store.read(path, seed) for path in sorted(evidence.glob(f"*/study-{seed}.jsonl"))]
+def evidence_rows(evidence: Path, number: str) -> Rows:
+    """Return a study's rows of the first device on record, those of GPUs before those of CPUs."""
+    files = [store.read(path, number) for path in sorted(evidence.glob(f"*/study-{number}.jsonl"))]
     files.sort(key=lambda rows: not any(row.backend == "cuda" for row in rows))
     return of_last_devices(files[0] if files else Rows(()))
 

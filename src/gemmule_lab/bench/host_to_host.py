@@ -23,7 +23,7 @@ from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import numpy_dtype
 from gemmule.storage import lines
-from gemmule_lab.report.render import terminal_table, wide_console
+from gemmule_lab.report.render import print_table
 from gemmule_lab.report.tables import TableData, significant
 
 PINNED = ", pinned"
@@ -189,7 +189,7 @@ def show(ordinal: int, sides: Sequence[int], out: Path) -> None:
     for op in ("matvec", "matmul"):
         for side in sides:
             parts = split(op, (side, side), ordinal=ordinal)
-            wide_console().print(terminal_table(_table(f"{op}, {side} x {side}, float32", parts)))
+            print_table(_table(f"{op}, {side} x {side}, float32", parts))
             about = {"schema": 1, "op": op, "side": side}
             records += [{**about, **dataclasses.asdict(part)} for part in parts]
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")

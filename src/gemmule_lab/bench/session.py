@@ -24,7 +24,6 @@ from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.render import print_tables, terminal_table, wide_console
 from gemmule_lab.report.tables import in_words, products_table
-from gemmule_lab.report.targets import bars_table, standings
 
 MIB = 1 << 20
 
@@ -61,7 +60,7 @@ class Session:
     absent: list[Absence] = field(default_factory=list)
 
     def run(self, ceiling_seconds: float) -> None:
-        """Measure what the file lacks; whatever ends it, show all there is and how bars stand."""
+        """Measure what the file lacks; whatever ends it, show all there is."""
         done = {row.group for row in self.known}
         todo = [product for product in self.suite.products if product.title not in done]
         results.append(self.path, [self.environment])
@@ -102,8 +101,6 @@ class Session:
             console.print(terminal_table(products_table(self.environment.device, rows)))
         for line in absences_in_words(self.absent):
             click.echo(f"not timed: {line}")
-        if self.suite.bars:
-            console.print(terminal_table(bars_table(standings(self.suite.bars, rows))))
         click.echo(f"wrote {self.path}; gemmule report {self.path} -o page.html makes a page of it")
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemmule_lab.harness.products import FLOATS, OPS, Product
-from gemmule_lab.report.targets import CPU_BARS, Bar
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What a suite measures, and the bars that its rows are held against.
+    """What a suite measures.
 
     every_rung: all rungs of the ladder that take the problem, not the automatic choice alone;
     rungs: on a GPU those to time, by name, None being the automatic choice. peers: on a GPU those
@@ -24,7 +23,6 @@ class Suite:
     title: str
     products: tuple[Product, ...]
     every_rung: bool = False
-    bars: tuple[Bar, ...] = ()
     peers: tuple[str, ...] = ("torch",)
     rungs: tuple[str | None, ...] = (None,)
     host_cost: bool = False
@@ -74,7 +72,7 @@ SUITES: Mapping[str, Suite] = {
     "quick": Suite(
         "a first look", _grid(OPS, ("float32", "float16", "int4"), _squares(1024, 4096))
     ),
-    "cpu": Suite("every bar for a CPU", _CPU, bars=CPU_BARS),
+    "cpu": Suite("what a CPU is judged by", _CPU),
     "sizes": Suite(
         "sizes and formats",
         _grid(OPS, (*FLOATS, "int8", "int4"), _squares(64, 256, 384, 512, 1024, 2048, 4096, 8192)),

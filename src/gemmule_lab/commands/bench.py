@@ -113,7 +113,7 @@ def bench(
     all_suites = suites.CUDA_SUITES if backend == "cuda" else suites.SUITES
     chosen = replace(suites.narrowed(all_suites[suite], ops, formats, sizes), name=suite)
     if titles:
-        chosen = replace(chosen, products=tuple(titled(title) for title in titles), bars=())
+        chosen = replace(chosen, products=tuple(titled(title) for title in titles))
     hint = rates_hint() if backend == "cpu" else None
     if hint is not None:
         click.echo(hint, err=True)

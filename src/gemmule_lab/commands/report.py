@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,88 +34,91 @@ def report(
     checked while they are read. With --against, a file of results or of a study is compared with an
     earlier one.
     """
-    if against is not None:
-        from gemmule_lab.report.agreement import agreement
+    from gemmule_lab.files.output import check_target
+    from gemmule_lab.records import distributed, log
+    from gemmule_lab.report.agreement import agreement
 
+    if against is not None:
         if len(files) != 1:
             raise ValueError(f"--against compares one file with another; {len(files)} were given.")
         click.echo("\n".join(agreement(against, files[0]).lines()))
         return
-    from gemmule_lab.files.output import check_target
-    from gemmule_lab.records import distributed, results
-    from gemmule_lab.report import render as pages
-    from gemmule_lab.report.agreement import first_kind, study_seed
-    from gemmule_lab.report.tables import counted
-
     if output is not None:
         check_target(output, force=force, suffixes=(".html",), inputs=files)
-    ours = [first_kind(path) == distributed.KIND for path in files]
-    if any(ours):
-        _distributed(files, ours, output)
-        return
-    seeds = [study_seed(path) for path in files]
-    if any(seeds):
-        _studies(files, seeds, output, title)
-        return
-    read = [results.read(path) for path in files]
-    merged = results.Results(
-        {name: one for part in read for name, one in part.environments.items()},
-        tuple(row for part in read for row in part.rows),
-        any(part.torn for part in read),
-    )
-    for path, one in zip(files, read, strict=True):
+    firsts = {path: log.first_row(path) for path in files}
+    kinds = {first.get("line") for first in firsts.values()}
+    if distributed.KIND in kinds:
+        _distributed(files, kinds, output)
+    elif "study" in kinds:
+        _studies(firsts, kinds, output, title)
+    else:
+        _results(files, output, title)
+
+
+def _results(files: Sequence[Path], output: Path | None, title: str) -> None:
+    """Write one page of all results, or print their tables."""
+    from rich.console import Console
+
+    from gemmule_lab.records import results
+    from gemmule_lab.report import render as pages
+    from gemmule_lab.report.tables import counted
+
+    read = {path: results.read(path) for path in files}
+    for path, one in read.items():
         if not one.rows:
             raise ValueError(
                 f"{path} holds no results; `gemmule bench --out DIRECTORY` writes some."
             )
+    merged = results.Results(
+        {name: one for part in read.values() for name, one in part.environments.items()},
+        tuple(row for part in read.values() for row in part.rows),
+        any(part.torn for part in read.values()),
+    )
     if output is None:
-        from rich.console import Console
-
         pages.print_tables(merged.rows, Console())
         return
     pages.write_html(merged, output, title=title)
     click.echo(f"wrote {output}: {counted(len(merged.rows), 'row', 'rows')}")
 
 
-def _distributed(files: tuple[Path, ...], ours: list[bool], output: Path | None) -> None:
+def _distributed(files: Sequence[Path], kinds: set[Any], output: Path | None) -> None:
     """Print the tables of products over several processes, as the suite itself prints them."""
     from gemmule_lab.records import distributed
-    from gemmule_lab.report.distributed_table import tables
-    from gemmule_lab.report.render import terminal_table, wide_console
+    from gemmule_lab.report.render import print_table
+    from gemmule_lab.report.tables import distributed_tables
 
     if output is not None:
         raise ValueError(
             "products of several processes have no page; leave -o away and their tables are "
             "printed. docs/distributed.md tells what they mean."
         )
-    if not all(ours):
+    if len(kinds) > 1:
         raise ValueError(
             "files of products of several processes and other files are reported on apart."
         )
     for path in files:
-        for one in tables(distributed.read(path).rows):
-            wide_console().print(terminal_table(one))
+        for one in distributed_tables(distributed.read(path).rows):
+            print_table(one)
 
 
 def _studies(
-    files: tuple[Path, ...], seeds: list[str | None], output: Path | None, title: str
+    firsts: Mapping[Path, Mapping[str, Any]], kinds: set[Any], output: Path | None, title: str
 ) -> None:
     """Write one page of studies, or print their verdicts and their figures beside the printed."""
     from gemmule.storage.atomic import replace_text
-    from gemmule_lab.report.render import terminal_table, wide_console
+    from gemmule_lab.report.render import page, print_table
     from gemmule_lab.report.tables import counted
-    from gemmule_lab.studies import page
+    from gemmule_lab.studies import show
 
-    named = [(path, seed) for path, seed in zip(files, seeds, strict=True) if seed is not None]
-    if len(named) < len(files):
+    if len(kinds) > 1:
         raise ValueError("files of studies and files of results go on pages of their own.")
-    sections = [page.section(path, seed) for path, seed in named]
+    sections = [show.section(path, str(first["seed"])) for path, first in firsts.items()]
     if output is None:
         for section in sections:
             for table in section.tables:
-                wide_console().print(terminal_table(table))
+                print_table(table)
         return
-    replace_text(output, page.render(sections, title))
+    replace_text(output, page(title, studies=sections))
     click.echo(f"wrote {output}: {counted(len(sections), 'study', 'studies')}")
 
 

@@ -29,9 +29,9 @@ from gemmule_lab.distributed.ways import ALONE, Operands, Way, all_gather, opera
 from gemmule_lab.records import log
 from gemmule_lab.records.distributed import KIND, DistributedRow
 from gemmule_lab.records.environment import capture_environment, cpu_name
-from gemmule_lab.records.rows import Times
-from gemmule_lab.report.distributed_table import table
-from gemmule_lab.report.render import terminal_table, wide_console
+from gemmule_lab.records.rows import Times, times_of_us
+from gemmule_lab.report.render import print_table
+from gemmule_lab.report.tables import distributed_table
 
 SIZES = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024, 2048)}
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
@@ -100,7 +100,7 @@ def _measure(place: torch.device, sizes: Sequence[int], out: Path) -> None:
         ]
         if leads:
             log.append(path, KIND, rows)
-            wide_console().print(terminal_table(table(rows)))
+            print_table(distributed_table(rows))
     if leads:
         click.echo(f"wrote {path}")
 
@@ -143,12 +143,7 @@ def timed(found: Sequence[Way], place: torch.device) -> list[tuple[Way, Times]]:
             slowest = torch.tensor([sample()], dtype=torch.float64, device=place)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             samples[way.name].append(float(slowest))
-    return [(way, _times(samples[way.name])) for way in found]
-
-
-def _times(us: Sequence[float]) -> Times:
-    q1, median, q3 = (float(q) for q in np.quantile(us, (0.25, 0.5, 0.75)))
-    return Times(median, q1, q3, min(us), len(us))
+    return [(way, times_of_us(samples[way.name])) for way in found]
 
 
 def _host_clock(way: Way) -> Callable[[], float]:

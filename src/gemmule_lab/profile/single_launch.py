@@ -38,9 +38,11 @@ def count(cell: Cell, lane: Lane) -> Measured:
     return Measured(figures=figures) if figures else Measured(note=note)
 
 
-def counting(op: str, names: Names, case: Case, m: int, n: int, columns: int = 0) -> Task:
-    """Return the part of a study that counts one launch of each named rung on an m x n matrix."""
-    cell = Cell("counters", op, m, n, (), "warm", columns)
+def counting(op: str, names: Names, case: Case) -> Task:
+    """Return the part of a study that counts one launch of each named rung; n alone: all sizes."""
+    n = int(case["n"])
+    columns = int(case.get("columns", n)) if op == "matmul" else 0
+    cell = Cell("counters", op, int(case.get("m", n)), n, (), "warm", columns)
 
     def run(bench: Bench, names: Names, case: Case) -> Found:
         return {name: count(cell, Lane(name, name)) for name in names}

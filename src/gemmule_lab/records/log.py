@@ -127,6 +127,19 @@ def read(path: Path, kind: str, row: type[R], check: Callable[[R], None]) -> Log
     return Log(environments, tuple(rows), torn=bool(lines[-1]))
 
 
+def first_row(path: Path) -> Mapping[str, Any]:
+    """Return the first row of a file as it stands there, unchecked; empty where there is none."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                break
+            if isinstance(found, dict) and found.get("line") not in (None, "environment"):
+                return found
+    return {}
+
+
 def _parse(line: bytes, kind: str, row: type[R]) -> Environment | R:
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"{len(line):,} bytes; a line has at most {MAX_LINE_BYTES:,}.")

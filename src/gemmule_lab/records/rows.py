@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from gemmule.core.problem import Problem
 from gemmule.timing.sampler import Ratio, Samples
@@ -124,6 +126,12 @@ def times_of(samples: Samples) -> Times:
     """Return the statistics of samples in microseconds."""
     median, q1, q3 = samples.median * 1e6, samples.q1 * 1e6, samples.q3 * 1e6
     return Times(median, q1, q3, samples.best * 1e6, samples.n)
+
+
+def times_of_us(values: Sequence[float]) -> Times:
+    """Return the statistics of times in microseconds, each of one call."""
+    q1, median, q3 = (float(q) for q in np.quantile(values, (0.25, 0.5, 0.75)))
+    return Times(median, q1, q3, min(values), len(values))
 
 
 def speedup_of(time_ratio: Ratio) -> Speedup:

@@ -7,12 +7,11 @@ times of different runs differ by more. A file of results or of a study is taken
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gemmule_lab.records import distributed, results
+from gemmule_lab.records import distributed, log, results
 
 RATIOS_WITHIN, TIMES_WITHIN = 0.02, 0.03
 MOST_SHOWN = 10
@@ -64,13 +63,15 @@ def agreement(old: Path, new: Path) -> Agreement:
 
     ValueError where they share no row.
     """
-    before, after = _medians(old), _medians(new)
-    times = [Pair(_words(k), before[k], t) for k, t in after.items() if k in before]
+    (before, earlier), (after, later) = _figures(old), _figures(new)
+    times = _pairs(before, after)
     if not times:
         raise ValueError(f"{old} and {new} share no row: they measured different things.")
-    earlier, later = _ratios(old), _ratios(new)
-    ratios = [Pair(_words(k), earlier[k], r) for k, r in later.items() if k in earlier]
-    return Agreement(tuple(times), tuple(ratios))
+    return Agreement(times, _pairs(earlier, later))
+
+
+def _pairs(old: Mapping[str, float], new: Mapping[str, float]) -> tuple[Pair, ...]:
+    return tuple(Pair(_words(key), old[key], value) for key, value in new.items() if key in old)
 
 
 def _share(what: str, pairs: tuple[Pair, ...], limit: float) -> str:
@@ -78,55 +79,26 @@ def _share(what: str, pairs: tuple[Pair, ...], limit: float) -> str:
     return f"{what} within {limit:.0%}: {share:.1%} of {len(pairs)} rows"
 
 
-def first_kind(path: Path) -> str | None:
-    """Return the kind of a file's first row, None where there is none."""
-    kinds = (found.get("line") for found in _lines(path))
-    return next((str(kind) for kind in kinds if kind not in (None, "environment")), None)
-
-
-def study_seed(path: Path) -> str | None:
-    """Return the seed of a study's file, None for a file of results."""
-    first = next((found for found in _lines(path) if found.get("line") in ("study", "row")), None)
-    return str(first["seed"]) if first is not None and first["line"] == "study" else None
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of JSON lines, up to what is no JSON."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                return
-            if isinstance(found, dict):
-                yield found
-
-
-def _medians(path: Path) -> dict[str, float]:
-    if first_kind(path) == distributed.KIND:
+def _figures(path: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Return times by the keys of rows, and their ratios to peers; a study keeps times alone."""
+    first = log.first_row(path)
+    if first.get("line") == distributed.KIND:
         raise ValueError(
             f"{path} holds products of several processes, which --against does not compare; "
             "without it `gemmule report` prints their tables."
         )
-    seed = study_seed(path)
-    if seed is None:
-        return {row.key: row.times_us.median for row in results.read(path).rows}
-    from gemmule_lab.studies import store
+    if first.get("line") == "study":
+        from gemmule_lab.studies import store
 
-    # A choice that falls on another rung than before is another kernel, and repeats nothing.
-    return {
-        json.dumps([str(row.params.get("rung", "")), json.loads(row.key)]): row.us
-        for row in store.read(path, seed).timed()
-    }
-
-
-def _ratios(path: Path) -> dict[str, float]:
-    """Return what every row of ours says of its peers; a study keeps times alone."""
-    if study_seed(path) is not None:
-        return {}
-    return {
+        # A choice that falls on another rung than before is another kernel, and repeats nothing.
+        return {
+            json.dumps([str(row.params.get("rung", "")), json.loads(row.key)]): row.us
+            for row in store.read(path, str(first["seed"])).timed()
+        }, {}
+    rows = results.read(path).rows
+    return {row.key: row.times_us.median for row in rows}, {
         json.dumps([json.loads(row.key), peer]): speedup.value
-        for row in results.read(path).rows
+        for row in rows
         for peer, speedup in row.speedups.items()
     }
 

@@ -72,6 +72,11 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
+def print_table(data: TableData) -> None:
+    """Print a table, in full width where no terminal tells its own."""
+    wide_console().print(terminal_table(data))
+
+
 def terminal_table(data: TableData) -> RenderableType:
     """Return a table for the terminal."""
     from rich.table import Table

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gemmule.timing.sampler import CONFIDENCE
+from gemmule_lab.records.distributed import DistributedRow
 from gemmule_lab.records.results import geomean
 from gemmule_lab.records.rows import Row, Speedup
 
@@ -197,3 +198,32 @@ def summary_table(rows: Iterable[Row]) -> TableData:
         )
     numeric = (False, True, True, True, True, True)
     return TableData("Our fastest rung against each peer", header, tuple(body), numeric)
+
+
+def distributed_tables(rows: Iterable[DistributedRow]) -> list[TableData]:
+    """Return a table for each product of each run, in the order of the file."""
+    groups: dict[object, list[DistributedRow]] = {}
+    for row in rows:
+        key = (row.environment, row.n, row.dtype, row.world, row.transport)
+        groups.setdefault(key, []).append(row)
+    return [distributed_table(group) for group in groups.values()]
+
+
+def distributed_table(rows: Sequence[DistributedRow]) -> TableData:
+    """Return the table of one product: each way's time, and what it sends."""
+    first = rows[0]
+    body = tuple(
+        (
+            row.way,
+            significant(row.times_us.median),
+            f"{significant(row.times_us.q1)} to {significant(row.times_us.q3)}",
+            f"{row.over_alone:.2f}",
+            f"{row.sent_bytes:,}",
+            f"{row.messages:,}",
+        )
+        for row in rows
+    )
+    group = counted(first.world, "process", "processes")
+    title = f"A x, {first.n} x {first.n} {first.dtype}, {group}, {first.transport}"
+    header = ("way", "us", "q1 to q3", "x over alone", "bytes sent", "messages")
+    return TableData(title, header, body, (False, *(True,) * 5))

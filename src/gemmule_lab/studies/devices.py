@@ -51,8 +51,8 @@ def environment_of(bench: Bench) -> Environment:
     )
 
 
-def path_of(seed: str, folder: Path, evidence: Path | None, benches_here: list[Bench]) -> Path:
+def path_of(number: str, folder: Path, evidence: Path | None, benches_here: list[Bench]) -> Path:
     """Return the file of a study: in `folder`, or under the device's name in `evidence`."""
     if evidence is None:
-        return folder / f"study-{seed}.jsonl"
-    return evidence / slug(benches_here[0].device) / f"study-{seed}.jsonl"
+        return folder / f"study-{number}.jsonl"
+    return evidence / slug(benches_here[0].device) / f"study-{number}.jsonl"

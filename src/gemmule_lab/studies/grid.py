@@ -136,7 +136,7 @@ class Study:
     times the CPU's implementations as well.
     """
 
-    seed: str
+    number: str
     title: str
     steps: Callable[[str, bool], Iterable[Step]]
     left_out: Callable[[bool], Iterator[str]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -39,27 +38,17 @@ JUDGED_ELEMENTS = 1 << 24
 SLOWEST_CALL_S = 4.0
 
 
-class CellBench(ABC):
-    """Times cells on one device. seconds: what one lane may take."""
+class CellBench:
+    """Times cells on a bench of the lab. seconds: what one lane may take."""
 
     backend: str
+    bench: Bench
     min_blocks: ClassVar[int] = 6
     max_blocks: ClassVar[int]
     block_s: ClassVar[float]
 
     def __init__(self, device: str, clock: Clock, seconds: float) -> None:
         self.device, self.clock, self.seconds = device, clock, seconds
-
-    @abstractmethod
-    def sets(self, cell: Cell, lane: Lane) -> Any:
-        """Return a lane's operand sets, or in words why there are none."""
-
-    @abstractmethod
-    def bind(self, cell: Cell, lane: Lane, sets: Any) -> Entry | str:
-        """Return a lane over its operands, judged once, or why it takes no part.
-
-        `about` are the parameters that it runs with.
-        """
 
     def release(self) -> None:
         """Give back what libraries keep from cell to cell: by default there is nothing."""
@@ -103,20 +92,13 @@ class CellBench(ABC):
                 found[one.name] = Measured(times, figures, params=one.about)
         return found
 
-
-class _OnBench(CellBench):
-    """Cells on a bench of the lab."""
-
-    bench: Bench
-
-    def sets(self, cell: Cell, lane: Lane) -> Sets | str:
-        """Return a lane's operand sets: one when warm, else as many as make reads cold ones."""
+    def sets(self, cell: Cell, lane: Lane) -> Any:
+        """Return a lane's operand sets, one when warm, or in words why there are none."""
         cold = cell.temperature == "cold"
         sets = self.bench.sets(self.product(cell, lane), seed=lane.matrix, warm=not cold)
         if cold and not sets.cold:
-            return (
-                f"{len(sets.items):,} sets of operands, which is what there is room for, stay warm"
-            )
+            held = f"{len(sets.items):,} sets of operands"
+            return f"{held}, which is what there is room for, stay warm"
         return sets
 
     def product(self, cell: Cell, lane: Lane) -> Product:
@@ -124,25 +106,21 @@ class _OnBench(CellBench):
         form = lane.form if lane.form in FLOATS else f"plain {lane.form}"
         if lane.form in CODE_BITS:
             form = f"{lane.form} codes"
-        return Product(
-            cell.op,
-            form,
-            (cell.m, cell.n),
-            max(cell.columns, 1),
-            column_major=cell.layout == "col",
-            transposed=lane.flip,
-            uniform=cell.uniform,
-        )
+        order = {"column_major": cell.layout == "col", "transposed": lane.flip}
+        shape = (cell.m, cell.n)
+        return Product(cell.op, form, shape, cell.columns or 1, **order, uniform=cell.uniform)
 
-    def bind(self, cell: Cell, lane: Lane, sets: Sets) -> Entry | str:
-        """Return a lane over its operands, judged once, or why it takes no part."""
+    def bind(self, cell: Cell, lane: Lane, sets: Any) -> Entry | str:
+        """Return a lane over its operands, judged once, or why it takes no part.
+
+        `about` are the parameters that it runs with.
+        """
         if lane.rung is None:
             known = [p for p in registry.all_peers(self.backend) if p.name == lane.peer]
             if not known:
                 return unknown_peer(lane.peer, self.backend)
             entries, absent = self.bench.theirs(sets, known)
-            made = replace(entries[0], about={}) if entries else absent[0].reason
-            return made if isinstance(made, str) else replace(made, name=lane.name)
+            return replace(entries[0], about={}, name=lane.name) if entries else absent[0].reason
         try:
             return self.ours(cell, lane, sets, None if lane.rung == "auto" else lane.rung)
         except (ValueError, TypeError) as error:
@@ -166,7 +144,7 @@ class _Host(HostBench):
         return super().judged(sets, plan) if quick else None
 
 
-class CpuBench(_OnBench):
+class CpuBench(CellBench):
     """Times cells on this CPU, through the public API."""
 
     backend = "cpu"
@@ -180,7 +158,7 @@ class CpuBench(_OnBench):
         """Return a lane's product: uniform numbers for float32, as the documents take them."""
         return replace(super().product(cell, lane), uniform=lane.form == "float32")
 
-    def bind(self, cell: Cell, lane: Lane, sets: Sets) -> Entry | str:
+    def bind(self, cell: Cell, lane: Lane, sets: Any) -> Entry | str:
         """Return a lane over its operands, or why it takes no part: it may be too slow."""
         made = super().bind(cell, lane, sets)
         start = time.perf_counter()
@@ -205,7 +183,7 @@ def _pool(lane: Lane) -> str:
     return lane.rung if "blas" in lane.rung else "numba"  # some convert with Numba, then call BLAS
 
 
-class GpuBench(_OnBench):
+class GpuBench(CellBench):
     """Times cells on one device, by captured calls."""
 
     backend = "cuda"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gemmule_lab.report.charts import (
     Axes,
@@ -57,24 +57,36 @@ def utilisation(row: StudyRow) -> float | None:
     return 100 * gbs / datasheet if gbs and datasheet else None
 
 
-def device_of(rows: Rows) -> str:
-    """Return where rows were measured, in words."""
-    return ", ".join(dict.fromkeys(row.device for row in rows))
+class Head(NamedTuple):
+    """The name of a drawing's file, less its ending, its title, and the words below that."""
+
+    name: str
+    title: str
+    below: str
+
+    def parts(
+        self, parts: Sequence[Sequence[T]], names: Callable[[T], str]
+    ) -> Iterator[tuple[Head, Sequence[T]]]:
+        """Yield a head for each part of what is drawn, numbered where there are several.
+
+        The words below say of some names in a part what they mean.
+        """
+        for index, part in enumerate(parts, 1):
+            several = len(parts) > 1
+            name = f"{self.name}-{index}" if several else self.name
+            title = f"{self.title} ({index} of {len(parts)})" if several else self.title
+            known = list(map(names, part))
+            said = (said for words, said in NAMES.items() if any(words in one for one in known))
+            yield Head(name, title, "; ".join((self.below, *said))), part
 
 
-def subtitle(rows: Rows, *facts: str, temperature: str = "") -> str:
-    """Return what stands below a title: device, facts, and how the operands were kept.
+def head(name: str, title: str, rows: Rows, *facts: str, kept: str = "") -> Head:
+    """Return a head; below stand the device, facts, and how the operands were kept.
 
-    facts: dtype, shapes, unit, whatever the drawing needs to be read alone.
+    facts: dtype, shapes, unit, whatever the drawing needs to be read alone. kept: the temperature.
     """
-    return "; ".join(filter(None, (device_of(rows), *facts, WORDS.get(temperature, ""))))
-
-
-def explained(below: str, names: Iterable[str]) -> str:
-    """Return a subtitle with a word on those of the names that need one."""
-    known = list(names)
-    said = (said for words, said in NAMES.items() if any(words in name for name in known))
-    return "; ".join((below, *said))
+    devices = ", ".join(dict.fromkeys(row.device for row in rows))
+    return Head(name, title, "; ".join(filter(None, (devices, *facts, WORDS.get(kept, "")))))
 
 
 def times_by_shape(rows: Rows, value: Figure) -> dict[tuple[int, int], float]:
@@ -100,9 +112,7 @@ def ratios(rows: Rows, pairs: Iterable[tuple[str, str]]) -> dict[str, Cells]:
     return {name: cells for name, cells in found.items() if cells}
 
 
-def maps(
-    name: str, title: str, below: str, shown: Mapping[str, Cells], key: str, **look: Any
-) -> Iterator[Picture]:
+def maps(head: Head, shown: Mapping[str, Cells], key: str, **look: Any) -> Iterator[Picture]:
     """Yield heat maps: those over the finest grid first, at most nine in each chart, of one scale.
 
     look: what of `HeatMaps` is not as usual.
@@ -113,17 +123,9 @@ def maps(
     parts = [
         grid[at : at + MANY_PANELS] for grid in grids for at in range(0, len(grid), MANY_PANELS)
     ]
-    for place, words, part in _numbered(name, title, parts):
+    for (name, title, below), part in head.parts(parts, str):
         cells = {one: shown[one] for one in part}
-        yield place, HeatMaps(words, explained(below, part), cells, key, covers=covers, **look)
-
-
-def _numbered(name: str, title: str, parts: Sequence[T]) -> Iterator[tuple[str, str, T]]:
-    """Yield parts with the names of their files and their titles, numbered where several."""
-    for index, part in enumerate(parts, 1):
-        several = len(parts) > 1
-        number = f" ({index} of {len(parts)})" if several else ""
-        yield name + (f"-{index}" if several else ""), title + number, part
+        yield name, HeatMaps(title, below, cells, key, covers=covers, **look)
 
 
 def lines_of(rows: Rows, value: Figure, axis: str = "n") -> list[Line]:
@@ -140,20 +142,14 @@ def lines_of(rows: Rows, value: Figure, axis: str = "n") -> list[Line]:
 
 
 def line_charts(
-    name: str,
-    title: str,
-    below: str,
-    lines: Sequence[Line],
-    axes: Axes,
-    ceilings: Sequence[Mark] = (),
+    head: Head, lines: Sequence[Line], axes: Axes, ceilings: Sequence[Mark] = ()
 ) -> Iterator[Picture]:
     """Yield charts of at most six lines; of several, each has the first line and the same axes."""
     rest = range(1, max(len(lines), 2), MOST_LINES - 1)
     parts = [[*lines[:1], *lines[at : at + MOST_LINES - 1]] for at in rest if lines]
     axes = replace(axes, covers=[point for line in lines for point in line.points])
-    for place, words, part in _numbered(name, title, parts):
-        told = explained(below, (line.name for line in part))
-        yield place, Lines(words, told, part, axes, ceilings)
+    for (name, title, below), part in head.parts(parts, lambda line: line.name):
+        yield name, Lines(title, below, part, axes, ceilings)
 
 
 def ceiling_marks(rows: Rows, backend: str, datasheet: bool = True) -> list[Mark]:
@@ -169,9 +165,7 @@ def ceiling_marks(rows: Rows, backend: str, datasheet: bool = True) -> list[Mark
 
 
 def bars(
-    name: str,
-    title: str,
-    below: str,
+    head: Head,
     groups: Groups,
     unit: str,
     *,
@@ -179,9 +173,9 @@ def bars(
     ends: Mapping[str, Ends] | None = None,
 ) -> Iterator[Picture]:
     """Yield a chart of bars in groups; nothing where there are no values."""
-    if groups:
-        drawn, series = grouped(groups, unit, ends)
-        yield name, Bars(title, explained(below, groups), drawn, series, limit)
+    for (name, title, below), part in head.parts([list(groups)] if groups else [], str):
+        drawn, series = grouped({label: groups[label] for label in part}, unit, ends)
+        yield name, Bars(title, below, drawn, series, limit)
 
 
 def by_temperature(
@@ -208,20 +202,18 @@ def shape_of(case: Mapping[str, object]) -> str:
     return f"{left} times {sizes['n']} x {sizes['columns']}" if "columns" in sizes else left
 
 
-def counters(
-    rows: Rows, backend: str, name: str, title: str, dtype: str = "float32"
-) -> Iterator[Picture]:
+def shapes_of(rows: Rows) -> str:
+    """Return the sizes of all cases in words."""
+    return ", ".join(dict.fromkeys(shape_of(row.case) for row in rows))
+
+
+def counters(rows: Rows, backend: str, name: str, title: str) -> Iterator[Picture]:
     """Yield the profiler's balance: how busy each unit was, for every kernel it watched."""
     here = rows.where("counters", backend=backend)
-    units = ("SM throughput", "memory throughput", "FMA pipe")
+    units = {f"{unit} percent": unit for unit in ("SM throughput", "memory throughput", "FMA pipe")}
     groups = {
-        row.name: {
-            what: row.figures[f"{what} percent"]
-            for what in units
-            if f"{what} percent" in row.figures
-        }
+        row.name: {unit: row.figures[name] for name, unit in units.items() if name in row.figures}
         for row in here
     }
-    shapes = ", ".join(dict.fromkeys(shape_of(row.case) for row in here))
-    below = subtitle(here, dtype, shapes, "Nsight Compute, percent of each unit's peak")
-    yield from bars(name, title, below, {k: v for k, v in groups.items() if v}, "%")
+    facts = ("float32", shapes_of(here), "Nsight Compute, percent of each unit's peak")
+    yield from bars(head(name, title, here, *facts), {k: v for k, v in groups.items() if v}, "%")

@@ -12,9 +12,9 @@ BITS = {"torch": 16, "fp16": 16, "int8": 8, "int4": 4}
 
 
 @functools.cache
-def published(seed: str) -> Any:
+def published(number: str) -> Any:
     """Return a document's printed figures."""
-    return json.loads((FOLDER / f"{seed}.json").read_text(encoding="utf-8"))
+    return json.loads((FOLDER / f"{number}.json").read_text(encoding="utf-8"))
 
 
 def formula_bytes(n: int, bits: int) -> float:

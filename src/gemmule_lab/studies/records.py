@@ -24,7 +24,7 @@ class StudyRow:
     case: what was computed (sizes, which of several matrices); temperature: ``warm`` (one set of
     operands again and again), ``cold`` (sets rotate past the cache) or ``once`` (host times of
     single runs, counters). times_us is None where nothing was timed; then `note` says why, or
-    `figures` holds what was counted.
+    `figures` holds what was counted. seed: the document's number, as files call it.
     """
 
     seed: str

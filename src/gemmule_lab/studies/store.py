@@ -16,13 +16,13 @@ def append(path: Path, items: Iterable[Environment | StudyRow]) -> None:
     log.append(path, "study", items)
 
 
-def take(path: Path, other: Path, seed: str) -> int:
-    """Take the rows of another file of the same seed in as the newer ones; return how many.
+def take(path: Path, other: Path, number: str) -> int:
+    """Take the rows of another file of the same study in as the newer ones; return how many.
 
     No row on file is lost, and a row that only says why nothing was measured replaces none that
     was. Environments of rows that are replaced go. ValueError as `read` raises it.
     """
-    here, there = read(path, seed), read(other, seed)
+    here, there = read(path, number), read(other, number)
     both = Rows((*here, *there), {**here.environments, **there.environments})
     used = {row.environment for row in both}
     first = {row.environment: index for index, row in reversed(list(enumerate(both)))}
@@ -34,24 +34,24 @@ def take(path: Path, other: Path, seed: str) -> int:
     return len(there)
 
 
-def on_record(seed: str) -> Path | None:
+def on_record(number: str) -> Path | None:
     """Return the file of a study in the package's own evidence, if there is one.
 
     It may be there packed, under a longer name.
     """
-    known = sorted(evidence.folder().glob(f"*/study-{seed}.jsonl*"))
-    return known[0].with_name(f"study-{seed}.jsonl") if known else None
+    known = sorted(evidence.folder().glob(f"*/study-{number}.jsonl*"))
+    return known[0].with_name(f"study-{number}.jsonl") if known else None
 
 
-def read(path: Path, seed: str) -> Rows:
-    """Return the rows of one seed in a file; none where there is no file.
+def read(path: Path, number: str) -> Rows:
+    """Return the rows of one study in a file; none where there is no file.
 
-    ValueError as `gemmule_lab.records.log.read` raises it, and for a row of another seed.
+    ValueError as `gemmule_lab.records.log.read` raises it, and for a row of another.
     """
 
     def check(row: StudyRow) -> None:
-        if row.seed != seed:
-            raise ValueError(f"the row is of seed {row.seed!r}; the file is of seed {seed}.")
+        if row.seed != number:
+            raise ValueError(f"the row is of document {row.seed!r}; the file is of {number}.")
         if row.temperature not in TEMPERATURES:
             known = ", ".join(TEMPERATURES)
             raise ValueError(f"temperature is {row.temperature!r}; one of {known}.")

@@ -18,19 +18,36 @@ SAME = 0.02
 
 Judge = Callable[[Rows], Finding]
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Finding])
 
 
-def claims(seed: str, judges: Mapping[str, Judge]) -> tuple[Claim, ...]:
-    """Return a document's claims, in the order of its file, with the rules that decide them.
+class Claims:
+    """What a document says, in the order of its file, each claim with the rule that decides it.
 
-    judges: the rules of single claims, by their ids. Of the others the file names the shared rule,
-    and the experiment and the two implementations that it is about.
+    Rules of single claims are functions marked by `rule`. Of the others the file names the shared
+    rule, and the experiment and the two implementations that it is about.
     """
-    listed = tomllib.loads((FOLDER / f"{seed}.toml").read_text(encoding="utf-8"))
-    return tuple(
-        Claim(name, one["text"], one["rule"], judges.get(name) or _shared(one))
-        for name, one in listed.items()
-    )
+
+    def __init__(self, number: str) -> None:
+        path = FOLDER / f"{number}.toml"
+        self._listed: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        self._judges = {name: _shared(one) for name, one in self._listed.items() if "shared" in one}
+
+    def rule(self, name: str, *given: Any) -> Callable[[F], F]:
+        """Mark what decides a claim; it is called with the rows and with what is given here."""
+
+        def mark(judge: F) -> F:
+            self._judges[name] = lambda rows: judge(rows, *given)
+            return judge
+
+        return mark
+
+    def all(self) -> tuple[Claim, ...]:
+        """Return every claim; KeyError for one that nothing decides."""
+        return tuple(
+            Claim(name, one["text"], one["rule"], self._judges[name])
+            for name, one in self._listed.items()
+        )
 
 
 def _shared(one: Mapping[str, Any]) -> Judge:
@@ -79,16 +96,18 @@ def spread(ratios: Sequence[float]) -> str:
 
 def no_gain(rows: Rows, tried: str, plain: str) -> Finding:
     """Judge "it brings no gain": confirmed unless `tried` is faster by more than 2 % on average."""
-    ratios = needed(speedups(rows, tried, plain))
-    holds = geomean(ratios.values()) <= 1 + SAME
-    return of_ratios(ratios, holds, f"{tried} against {plain}, times as fast:")
+    return _by_mean(rows, tried, plain, faster=False)
 
 
 def gain(rows: Rows, better: str, plain: str) -> Finding:
     """Judge "it is faster": confirmed if `better` is faster by more than 2 % on average."""
-    ratios = needed(speedups(rows, better, plain))
-    holds = geomean(ratios.values()) > 1 + SAME
-    return of_ratios(ratios, holds, f"{better} against {plain}, times as fast:")
+    return _by_mean(rows, better, plain, faster=True)
+
+
+def _by_mean(rows: Rows, ours: str, plain: str, *, faster: bool) -> Finding:
+    ratios = needed(speedups(rows, ours, plain))
+    holds = (geomean(ratios.values()) > 1 + SAME) == faster
+    return of_ratios(ratios, holds, f"{ours} against {plain}, times as fast:")
 
 
 def always(rows: Rows, better: str, plain: str) -> Finding:

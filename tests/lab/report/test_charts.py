@@ -132,18 +132,18 @@ def test_each_picture_names_its_dtype_and_its_names(path: Path) -> None:
         assert (words in said) == (name in seen), name
 
 
-@pytest.mark.parametrize("seed", ["000", "002"])
-def test_pictures_by_dtype_name_those_that_ran(seed: str) -> None:
-    cells = (s for s in studies.load(seed).steps("cuda", True) if isinstance(s, Cell))
+@pytest.mark.parametrize("number", ["000", "002"])
+def test_pictures_by_dtype_name_those_that_ran(number: str) -> None:
+    cells = (s for s in studies.load(number).steps("cuda", True) if isinstance(s, Cell))
     ran = {lane.form for cell in cells if cell.experiment == "dtypes" for lane in cell.lanes}
-    drawing = next(p for p in DRAWN if p.stem == f"study-{seed}-cuda-dtypes").read_text("utf-8")
+    drawing = next(p for p in DRAWN if p.stem == f"study-{number}-cuda-dtypes").read_text("utf-8")
     assert set(DTYPE.findall(below(drawing))) == ran
     assert {label.partition(",")[0] for label in texts(drawing, "tick") if "," in label} == ran
 
 
-@pytest.mark.parametrize("seed", ["000", "001", "002", "003", "004"])
-def test_titles_tell_the_pictures_of_a_study_apart(seed: str) -> None:
-    drawn = [path.read_text("utf-8") for path in DRAWN if path.stem.startswith(f"study-{seed}")]
+@pytest.mark.parametrize("number", ["000", "001", "002", "003", "004"])
+def test_titles_tell_the_pictures_of_a_study_apart(number: str) -> None:
+    drawn = [path.read_text("utf-8") for path in DRAWN if path.stem.startswith(f"study-{number}")]
     titles = [title for drawing in drawn for title in texts(drawing, "title")]
     assert len(titles) == len(set(titles)) == len(drawn)
 
@@ -175,9 +175,9 @@ def test_maps_in_several_files_have_one_scale_and_say_what_is_blank() -> None:
     hole = {case: value for case, value in grid.items() if case != (1, 1)}
     shown = {f"k{i}": {k: v * (i + 1) for k, v in grid.items()} for i in range(9)}
     shown |= {"last": hole, "other": {(1, 1): 9.0, (2, 2): 9.0}}
+    head = pictures.Head("x", "t", "s")
     drawn = [
-        (name, draw(chart))
-        for name, chart in pictures.maps("x", "t", "s", shown, "GB/s; darker is more")
+        (name, draw(chart)) for name, chart in pictures.maps(head, shown, "GB/s; darker is more")
     ]
     assert [name for name, _ in drawn] == ["x-1", "x-2"]
     fills = [
@@ -298,9 +298,9 @@ def test_every_colour_of_a_drawing_has_one_for_dark_screens() -> None:
 @pytest.mark.parametrize("name", ["003-cuda-rates-warm", "003-cuda-alternatives-cold"])
 def test_pictures_on_record_are_what_is_drawn_today(name: str) -> None:
     """Their words at their places, for a head that says the same chart does not say how."""
-    seed, _, rest = name.partition("-")
-    charted = dict(studies.load(seed).pictures(recorded(seed), "cuda"))
-    now = list(words_of(draw(charted[f"study-{seed}-{rest}"])))
+    number, _, rest = name.partition("-")
+    charted = dict(studies.load(number).pictures(recorded(number), "cuda"))
+    now = list(words_of(draw(charted[f"study-{number}-{rest}"])))
     then = list(words_of((ROOT / "docs" / "img" / f"study-{name}.svg").read_text("utf-8")))
     assert [(one.text, one.kind, one.colour) for one in now] == [
         (one.text, one.kind, one.colour) for one in then

@@ -26,26 +26,26 @@ from gemmule_lab.profile.single_launch import METRICS
 from gemmule_lab.records.rows import Ceiling, Times
 from gemmule_lab.report.plots import draw
 from gemmule_lab.studies import runner, show, store
+from gemmule_lab.studies.documents import (
+    claims_001,
+    claims_004,
+    crossings,
+    document_000,
+    document_001,
+    document_002,
+    document_003,
+    document_004,
+)
 from gemmule_lab.studies.grid import Cell, Lane, Measured, Task
 from gemmule_lab.studies.harness import CellBench, CpuBench
 from gemmule_lab.studies.products.passes import PARTS
 from gemmule_lab.studies.products.totals import judge
 from gemmule_lab.studies.published import formula_gbs, published
 from gemmule_lab.studies.records import CONFIRMED, NOT_MEASURABLE, REFUTED, Rows, StudyRow
-from gemmule_lab.studies.seeds import (
-    claims_001,
-    claims_004,
-    crossings,
-    seed_000,
-    seed_001,
-    seed_002,
-    seed_003,
-    seed_004,
-)
 from lab_rows import machine, recorded, study_row, times
 from pages import study_pages
 
-SEEDS = ("000", "001", "002", "003", "004")
+NUMBERS = ("000", "001", "002", "003", "004")
 DRAWN_OF = ("001", "002")  # a chart is data, which is checked when it is made; these have all kinds
 
 # What the documents claim; each has to have a verdict.
@@ -103,51 +103,51 @@ class FakeBench:
         return {lane.name: Measured(times(10.0), {"gbs": 1.0, "gflops": 2.0}) for lane in lanes}
 
 
-def verdict(seed: str, claim: str, rows: list[StudyRow], **ceilings: float) -> str:
+def verdict(number: str, claim: str, rows: list[StudyRow], **ceilings: float) -> str:
     found = {n: Ceiling(n, v, "", "", 1) for n, v in ceilings.items()}
     if "fma" in found:
         found["fma float32"] = found.pop("fma")
     here = dataclasses.replace(machine(), backend="cuda", ceilings=found)
-    judge = next(c.judge for c in studies.load(seed).claims if c.id == claim)
+    judge = next(c.judge for c in studies.load(number).claims if c.id == claim)
     return judge(Rows(rows, {here.id: here})).outcome
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_every_claim_has_a_verdict(seed: str) -> None:
-    claims = studies.load(seed).claims
-    assert {claim.id for claim in claims} == CLAIMS[seed]
+@pytest.mark.parametrize("number", NUMBERS)
+def test_every_claim_has_a_verdict(number: str) -> None:
+    claims = studies.load(number).claims
+    assert {claim.id for claim in claims} == CLAIMS[number]
     assert len({claim.id for claim in claims}) == len(claims)
     for claim in claims:
         finding = claim.judge(Rows(()))
-        assert finding.outcome == BY_ARITHMETIC.get((seed, claim.id), NOT_MEASURABLE), claim.id
+        assert finding.outcome == BY_ARITHMETIC.get((number, claim.id), NOT_MEASURABLE), claim.id
         assert finding.figure
         assert claim.rule.startswith(("confirmed", "refuted"))
 
 
 def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
-    path, study, here = tmp_path / "rows.jsonl", studies.load("003"), machine()
+    path, study = tmp_path / "rows.jsonl", studies.load("003")
     whole = sum(len(step.lanes) for step in study.steps("cuda", False))
     with pytest.raises(KeyboardInterrupt):
-        runner.run(study, FakeBench(stop_after=3), here, path, full=False)
+        runner.run(study, FakeBench(stop_after=3), machine, path, full=False)
     first = list(study.steps("cuda", False))[:3]
     assert len(store.read(path, "003")) == sum(len(step.lanes) for step in first)
     bench = FakeBench()
-    rows = runner.run(study, bench, here, path, full=False)
+    rows = runner.run(study, bench, machine, path, full=False)
     assert len(rows) == whole
     assert len(bench.asked) == len(list(study.steps("cuda", False))) - 3
     bench = FakeBench()
-    assert len(runner.run(study, bench, here, path, full=False)) == whole
+    assert len(runner.run(study, bench, machine, path, full=False)) == whole
     assert not bench.asked
 
 
 def test_a_line_that_a_crash_cut_off_is_measured_again(tmp_path: Path) -> None:
-    path, study, here = tmp_path / "rows.jsonl", studies.load("003"), machine()
-    before = runner.run(study, FakeBench(), here, path, full=False)
+    path, study = tmp_path / "rows.jsonl", studies.load("003")
+    before = runner.run(study, FakeBench(), machine, path, full=False)
     data = path.read_bytes()
     path.write_bytes(data[:-20])
     assert len(store.read(path, "003")) == len(before) - 1
     bench = FakeBench()
-    after = runner.run(study, bench, here, path, full=False)
+    after = runner.run(study, bench, machine, path, full=False)
     assert bench.asked == [(before[-1].name,)]
     assert {r.key for r in after} == {r.key for r in before}
     assert path.read_bytes().endswith(b"\n")
@@ -175,11 +175,11 @@ def test_verdicts_are_of_the_last_device_and_ceilings_are_held_against_rows() ->
 
 
 def test_rows_of_another_device_do_not_count_as_done(tmp_path: Path) -> None:
-    path, study, here = tmp_path / "rows.jsonl", studies.load("003"), machine()
-    runner.run(study, FakeBench(), here, path, full=False)
+    path, study = tmp_path / "rows.jsonl", studies.load("003")
+    runner.run(study, FakeBench(), machine, path, full=False)
     other = FakeBench()
     other.device = "Another device"
-    runner.run(study, other, here, path, full=False)
+    runner.run(study, other, machine, path, full=False)
     assert len(other.asked) == len(list(study.steps("cuda", False)))
 
 
@@ -189,7 +189,7 @@ def test_rows_of_another_device_do_not_count_as_done(tmp_path: Path) -> None:
         ({"schema": 9}, "schema 9"),
         ({"line": "row"}, "'environment' or 'study'"),
         ({"environment": "0123"}, "does not come before"),
-        ({"seed": "004"}, "is of seed 003"),
+        ({"seed": "004"}, "of document '004'; the file is of 003"),
         ({"temperature": "hot"}, "temperature"),
         ({"surprise": 1}, "unknown field"),
         ({"name": 7}, "must be str"),
@@ -205,11 +205,11 @@ def test_files_are_not_trusted(tmp_path: Path, change: dict[str, object], words:
     assert "rows.jsonl, line 2" in str(error.value)
 
 
-def pair(seed: str, experiment: str, a: str, b: str, ratio: float, **case: int) -> list[StudyRow]:
+def pair(number: str, experiment: str, a: str, b: str, ratio: float, **case: int) -> list[StudyRow]:
     """Return rows in which `a` is `ratio` times as fast as `b`."""
     return [
-        study_row(seed, experiment, a, 10.0, **case),
-        study_row(seed, experiment, b, 10.0 * ratio, **case),
+        study_row(number, experiment, a, 10.0, **case),
+        study_row(number, experiment, b, 10.0 * ratio, **case),
     ]
 
 
@@ -228,19 +228,19 @@ FASTER_MEANS = [
 ]
 
 
-@pytest.mark.parametrize(("seed", "claim", "experiment", "a", "b", "if_faster"), FASTER_MEANS)
+@pytest.mark.parametrize(("number", "claim", "experiment", "a", "b", "if_faster"), FASTER_MEANS)
 def test_comparisons_decide_both_ways(
-    seed: str, claim: str, experiment: str, a: str, b: str, if_faster: str
+    number: str, claim: str, experiment: str, a: str, b: str, if_faster: str
 ) -> None:
     other = CONFIRMED if if_faster == REFUTED else REFUTED
-    case = {"n": 4096, "m": 4096} if seed in ("000", "002") else {"n": 4096}
-    assert verdict(seed, claim, pair(seed, experiment, a, b, 1.2, **case)) == if_faster
-    assert verdict(seed, claim, pair(seed, experiment, a, b, 0.9, **case)) == other
+    case = {"n": 4096, "m": 4096} if number in ("000", "002") else {"n": 4096}
+    assert verdict(number, claim, pair(number, experiment, a, b, 1.2, **case)) == if_faster
+    assert verdict(number, claim, pair(number, experiment, a, b, 0.9, **case)) == other
     cold = [
-        study_row(seed, experiment, a, 10.0, temperature="cold", **case),
-        study_row(seed, experiment, b, 99.0, temperature="cold", **case),
+        study_row(number, experiment, a, 10.0, temperature="cold", **case),
+        study_row(number, experiment, b, 99.0, temperature="cold", **case),
     ]
-    assert verdict(seed, claim, cold) == NOT_MEASURABLE
+    assert verdict(number, claim, cold) == NOT_MEASURABLE
 
 
 def test_both_tiles_have_to_win() -> None:
@@ -309,7 +309,7 @@ def test_small_products_and_tiles_of_one() -> None:
 
 def test_rows_and_heights_decide() -> None:
     def grid(rate: Mapping[tuple[int, int], float]) -> list[StudyRow]:
-        name, where = seed_000.BASIC, "rows x columns"
+        name, where = document_000.BASIC, "rows x columns"
         return [
             study_row("000", where, name, 1.0, figures={"gbs": g}, m=m, n=n)
             for (m, n), g in rate.items()
@@ -324,9 +324,9 @@ def test_rows_and_heights_decide() -> None:
             study_row(
                 "004", "heights x widths", f"{a} {h} x {w}", 1.0 if h == best else 2.0, m=64, n=64
             )
-            for a in seed_004.ALGORITHMS
-            for h in seed_004.HEIGHTS
-            for w in seed_004.WIDTHS
+            for a in document_004.ALGORITHMS
+            for h in document_004.HEIGHTS
+            for w in document_004.WIDTHS
             if w <= h
         ]
         assert verdict("004", "height-1024", rows) == expected
@@ -337,13 +337,13 @@ UNDECIDED: dict[tuple[str, str], str] = {}
 
 
 def test_a_claim_once_decided_stays_decided() -> None:
-    for seed in SEEDS:
-        rows = recorded(seed)
-        for claim in studies.load(seed).claims:
+    for number in NUMBERS:
+        rows = recorded(number)
+        for claim in studies.load(number).claims:
             finding = claim.judge(rows)
-            reason = UNDECIDED.get((seed, claim.id))
+            reason = UNDECIDED.get((number, claim.id))
             if reason is None:
-                assert finding.outcome != NOT_MEASURABLE, (seed, claim.id, finding.figure)
+                assert finding.outcome != NOT_MEASURABLE, (number, claim.id, finding.figure)
             else:
                 assert (finding.outcome, finding.figure) == (NOT_MEASURABLE, reason)
 
@@ -368,12 +368,12 @@ def test_one_line_says_what_was_not_timed_and_why() -> None:
 def test_rows_of_the_cpu_stand_beside_the_printed_ones() -> None:
     half = study_row("003", "sizes", "fp16", 90.0, backend="cpu", n=512)
     codes = study_row("003", "sizes", "int8", 45.0, backend="cpu", n=512)
-    lines = {line[1]: line for line in seed_003.comparison(Rows([half, codes]))}
-    header = seed_003.STUDY.comparison_header
+    lines = {line[1]: line for line in document_003.comparison(Rows([half, codes]))}
+    header = document_003.STUDY.comparison_header
     found = dict(zip(header, lines["int8, on our CPU"], strict=True))
     assert (found["3090 us"], found["warm us"], found["warm x fp16"]) == ("3.34", "45.00", "2.00")
     loop = study_row("004", "cpu", "scalar loop", 700.0, backend="cpu", m=64, n=64)
-    lines = {line[0]: line for line in seed_004.comparison(Rows([loop]))}
+    lines = {line[0]: line for line in document_004.comparison(Rows([loop]))}
     assert lines["scalar loop, on our CPU"][1:3] == ("822.1", "700.00")
 
 
@@ -467,9 +467,9 @@ def test_limits_of_001() -> None:
 
 
 def test_counters_decide() -> None:
-    def counted(seed: str, name: str, **figures: float) -> StudyRow:
+    def counted(number: str, name: str, **figures: float) -> StudyRow:
         named = {k.replace("_", " "): v for k, v in figures.items()}
-        return study_row(seed, "counters", name, temperature="once", figures=named)
+        return study_row(number, "counters", name, temperature="once", figures=named)
 
     for conflicts, expected in ((0.0, CONFIRMED), (9e3, CONFIRMED), (5e4, REFUTED)):
         waves = {claims_001.STORE_PASSES: 1e6 + conflicts, "bank conflicts, stores": conflicts}
@@ -490,7 +490,7 @@ def test_counters_decide() -> None:
     for requests, expected in ((150.0, CONFIRMED), (199.0, REFUTED)):
         wide = [good[-1], counted("002", "rectangular_tile", load_requests=requests)]
         assert verdict("002", "rectangular", wide) == expected
-    m, n = seed_000.COUNTED["m"], seed_000.COUNTED["n"]
+    m, n = document_000.COUNTED["m"], document_000.COUNTED["n"]
     compulsory, of_x = m * n * 4 / 32, m // 32 * n
     for misses, expected in ((compulsory, REFUTED), (compulsory + of_x, CONFIRMED)):
         sectors = {"load sectors": 9e9, "load sectors hit in L1": 9e9 - misses}
@@ -529,9 +529,11 @@ def test_ceilings_decide() -> None:
 
 def widths(best: Mapping[str, int], naive: float = 55.0) -> list[StudyRow]:
     rows = []
-    for algorithm in seed_004.ALGORITHMS:
-        for width in seed_004.WIDTHS:
-            us = 10.0 + abs(seed_004.WIDTHS.index(width) - seed_004.WIDTHS.index(best[algorithm]))
+    for algorithm in document_004.ALGORITHMS:
+        for width in document_004.WIDTHS:
+            us = 10.0 + abs(
+                document_004.WIDTHS.index(width) - document_004.WIDTHS.index(best[algorithm])
+            )
             rows.append(study_row("004", "widths", f"{algorithm} {width}", us, m=64, n=128))
     for name, us in (("naive", naive), ("naive transposed", 73.0)):
         rows.append(study_row("004", "widths", name, us, m=64, n=128))
@@ -539,9 +541,9 @@ def widths(best: Mapping[str, int], naive: float = 55.0) -> list[StudyRow]:
 
 
 def test_widths_wins_and_ratios_of_004() -> None:
-    even = widths(dict.fromkeys(seed_004.ALGORITHMS, 64))
+    even = widths(dict.fromkeys(document_004.ALGORITHMS, 64))
     assert verdict("004", "width-64", even) == CONFIRMED
-    uneven = dict.fromkeys(seed_004.ALGORITHMS, 64) | {"block_multiply_transposed": 8}
+    uneven = dict.fromkeys(document_004.ALGORITHMS, 64) | {"block_multiply_transposed": 8}
     assert verdict("004", "width-64", widths(uneven)) == REFUTED
     assert verdict("004", "always-faster", even) == CONFIRMED
     assert verdict("004", "always-faster", widths(uneven, naive=5.0)) == REFUTED
@@ -565,12 +567,12 @@ def test_widths_wins_and_ratios_of_004() -> None:
 def test_printed_figures_are_recomputed() -> None:
     assert formula_gbs(8192, 16, 618377.7) == pytest.approx(217.10, abs=0.01)
     assert published("003")["devices"]["P100"]["gbs"]["torch"][4] == 202.083
-    wrong = {(device, column, n) for device, column, n, *_ in seed_003.deviations()}
+    wrong = {(device, column, n) for device, column, n, *_ in document_003.deviations()}
     assert ("P100", "torch", 8192) in wrong
     assert ("P100", "fp16", 8192) not in wrong
     averages = published("004")["average_ms"]
-    for name in seed_004.ALGORITHMS:
-        width_64 = published("004")["width_ms"][name][seed_004.WIDTHS.index(64)]
+    for name in document_004.ALGORITHMS:
+        width_64 = published("004")["width_ms"][name][document_004.WIDTHS.index(64)]
         assert width_64 == averages[name]
 
 
@@ -578,31 +580,33 @@ def sizes_of(name: str) -> set[int]:
     """Return the sizes that document 001's full grid times an implementation at."""
     return {
         int(step.case["n"])
-        for step in seed_001.steps("cuda", True)
+        for step in document_001.steps("cuda", True)
         if isinstance(step, Task) and step.experiment == crossings.TOTAL and name in step.names
     }
 
 
 def test_full_grids_are_the_documents() -> None:
-    assert len(seed_004.shapes()) == 84
-    assert (2, 128) in seed_004.shapes()
-    assert (1 << 14, 1 << 14) in seed_004.shapes()
+    assert len(document_004.shapes()) == 84
+    assert (2, 128) in document_004.shapes()
+    assert (1 << 14, 1 << 14) in document_004.shapes()
     own, cublas = (sizes_of(name) for name in ("shared tile", "cublas"))
     assert own == {*range(1, 992, 10), *range(1000, 4001, 100), *(1 << p for p in range(5, 13))}
     assert {1, 5001, 10000, 26000} <= cublas
     assert {*range(1, 5002, 10), *range(5000, 10001, 1000)} <= sizes_of("eigen")
     assert max(sizes_of("cpu loop")) == 1024
     assert max(sizes_of("naive")) == 2048
-    cells = [s for s in seed_000.steps("cuda", True) if s.experiment == "rows x columns"]
-    assert {(s.m, s.n) for s in cells} == {(m, n) for m in seed_000.SIZES for n in seed_000.SIZES}
-    cells = [s for s in seed_002.steps("cuda", True) if s.experiment == "rows x columns"]
+    cells = [s for s in document_000.GRID.steps("cuda", True) if s.experiment == "rows x columns"]
+    assert {(s.m, s.n) for s in cells} == {
+        (m, n) for m in document_000.SIZES for n in document_000.SIZES
+    }
+    cells = [s for s in document_002.GRID.steps("cuda", True) if s.experiment == "rows x columns"]
     assert len({(s.m, s.n) for s in cells}) == 25
-    runs = [s for s in seed_004.steps("cuda", True) if s.experiment == "five algorithms"]
+    runs = [s for s in document_004.steps("cuda", True) if s.experiment == "five algorithms"]
     assert sum(len(s.lanes) for s in runs) == 5 * 420
     assert all(s.uniform for s in runs)
-    assert {s.m for s in seed_003.steps("cuda", False)} == set(seed_003.SIZES)
-    for seed in SEEDS:
-        study = studies.load(seed)
+    assert {s.m for s in document_003.steps("cuda", False)} == set(document_003.SIZES)
+    for number in NUMBERS:
+        study = studies.load(number)
         for backend in ("cpu", "cuda"):
             thin = {
                 runner._key(s, backend, "d", n)
@@ -679,14 +683,14 @@ def test_a_full_device_ends_one_lane_and_a_lost_one_the_study() -> None:
         bench.measure(cell, (Lane("lost", "r"),))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_tables_and_plots_of_a_whole_grid(seed: str, tmp_path: Path) -> None:
-    study, rows = studies.load(seed), []
+@pytest.mark.parametrize("number", NUMBERS)
+def test_tables_and_plots_of_a_whole_grid(number: str, tmp_path: Path) -> None:
+    study, rows = studies.load(number), []
     for step in study.steps("cuda", False):
         if isinstance(step, Cell):
             rows += [
                 study_row(
-                    seed,
+                    number,
                     step.experiment,
                     lane.name,
                     7.0,
@@ -699,13 +703,13 @@ def test_tables_and_plots_of_a_whole_grid(seed: str, tmp_path: Path) -> None:
     here = dataclasses.replace(machine(), backend="cuda")
     whole = Rows(rows, {here.id: here})
     assert show.comparison_table(study, whole).rows
-    assert len(show.verdict_table(study, whole).rows) == len(CLAIMS[seed])
+    assert len(show.verdict_table(study, whole).rows) == len(CLAIMS[number])
     charted = dict(study.pictures(whole, "cuda"))
     assert charted
     assert not any(" " in name for name in charted)
     by_size = sorted(charted.values(), key=lambda chart: -len(repr(chart)))
     smallest = {type(chart): chart for chart in by_size}
-    for chart in smallest.values() if seed in DRAWN_OF else ():
+    for chart in smallest.values() if number in DRAWN_OF else ():
         assert ET.fromstring(draw(chart)).tag.endswith("svg")
 
 
@@ -725,7 +729,7 @@ def test_pages_are_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copytree(ROOT / "evidence", tmp_path / "evidence")
     assert study_pages.update(tmp_path) == [], "run `make docs`"
-    monkeypatch.setattr(study_pages, "SEEDS", ("003",))  # the one that changes
+    monkeypatch.setattr(study_pages, "DOCUMENTS", ("003",))  # the one that changes
     page = tmp_path / "docs" / "studies" / "003.md"
     page.write_text(page.read_text().replace("217.10", "200.00"))
     assert page in study_pages.update(tmp_path)
@@ -736,7 +740,7 @@ def test_pages_are_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     changed = study_pages.update(tmp_path)
     assert tmp_path / "docs" / "img" / "study-003-cuda-times-warm.svg" in changed
     assert "img/study-003-cuda-times-warm.svg" in page.read_text()
-    assert seed_002.STUDY.seed == "002"
+    assert document_002.STUDY.number == "002"
 
 
 def test_codes_are_not_read_between_warm_halves() -> None:
@@ -747,8 +751,10 @@ def test_codes_are_not_read_between_warm_halves() -> None:
 def tuned(ours: float, cold: float | None = None) -> list[StudyRow]:
     rows = []
     for temperature, us in (("warm", ours), ("cold", ours if cold is None else cold)):
-        for n in seed_003.SIZES:
-            rows.append(study_row("003", "sizes", seed_003.TUNED, us, temperature=temperature, n=n))
+        for n in document_003.SIZES:
+            rows.append(
+                study_row("003", "sizes", document_003.TUNED, us, temperature=temperature, n=n)
+            )
             rows.append(study_row("003", "sizes", "torch", 10.0, temperature=temperature, n=n))
     return rows
 
@@ -758,7 +764,7 @@ def test_the_tuned_kernel_has_to_win_by_a_tenth_warm_and_cold() -> None:
     assert verdict("003", claim, tuned(9.0)) == CONFIRMED
     assert verdict("003", claim, tuned(9.2)) == REFUTED
     assert verdict("003", claim, tuned(9.0, cold=9.2)) == REFUTED
-    judge = next(c.judge for c in seed_003.CLAIMS if c.id == claim)
+    judge = next(c.judge for c in document_003.CLAIMS.all() if c.id == claim)
     words = judge(Rows(tuned(9.0, cold=9.2))).figure
     assert "1.087 at 16384, cold" in words
     assert "warm" not in words

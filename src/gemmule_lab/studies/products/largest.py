@@ -14,10 +14,11 @@ from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import DeviceError
 from gemmule_lab.ceilings.device import filled
+from gemmule_lab.records.rows import times_of_us
+from gemmule_lab.studies.documents.claims_001 import REFUSED
 from gemmule_lab.studies.grid import Bench, Case, Found, Measured, Names
 from gemmule_lab.studies.products.passes import CUBLAS, Way, gpu_way
-from gemmule_lab.studies.products.totals import judge_part, ordinal_of, times_of_us
-from gemmule_lab.studies.seeds.claims_001 import REFUSED
+from gemmule_lab.studies.products.totals import judge_part, ordinal_of
 
 STEP = 1000
 EDGE, COLUMNS = 4, 16

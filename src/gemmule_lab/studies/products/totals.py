@@ -10,7 +10,7 @@ import numpy as np
 
 import gemmule as gm
 from gemmule.errors import DeviceError
-from gemmule_lab.records.rows import Times
+from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.studies.grid import Bench, Case, Found, Measured, Names
 from gemmule_lab.studies.products.passes import (
     CUBLAS,
@@ -199,12 +199,6 @@ def _measured(name: str, n: int, runs: Sequence[Parts]) -> Measured:
     memory = "pinned" if name.endswith(PINNED) else "pageable"
     params = {} if name in HOST_NAMES else {"memory": memory}
     return Measured(times, figures, params=params)
-
-
-def times_of_us(values: Sequence[float]) -> Times:
-    """Return the statistics of times in microseconds."""
-    quartiles = [float(np.quantile(values, q)) for q in (0.25, 0.5, 0.75)]
-    return Times(quartiles[1], quartiles[0], quartiles[2], min(values), len(values))
 
 
 def _judged(way: Way, a: Array, b: Array) -> Array:

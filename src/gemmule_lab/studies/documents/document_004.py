@@ -1,4 +1,4 @@
-"""Seed 004: block & multiply over column-major storage, its transposed forms, and block widths."""
+"""Document 004: block & multiply over column-major storage, transposed forms, block widths."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.published import published
-from gemmule_lab.studies.records import Rows
-from gemmule_lab.studies.seeds.claims_004 import (
+from gemmule_lab.studies.documents.claims_004 import (
     ALGORITHMS,
     CLAIMS,
     EXPONENTS,
@@ -18,27 +15,28 @@ from gemmule_lab.studies.seeds.claims_004 import (
     FIXED,
     HEIGHT_RUNS,
     HEIGHTS,
+    ITS_WIDTH,
     MATRICES,
-    SEED_WIDTH,
     THIN_EXPONENTS,
     TRANSPOSE_NAME,
     WIDTH_RUNS,
     WIDTHS,
     ZEROING_NAME,
     shapes,
-    warm_rows,
 )
-from gemmule_lab.studies.seeds.pictures_004 import pictures
+from gemmule_lab.studies.documents.pictures_004 import pictures
+from gemmule_lab.studies.grid import Cell, Lane, Step, Study
+from gemmule_lab.studies.published import published
+from gemmule_lab.studies.records import Rows
 
 COLD_BYTES = 1 << 17  # of less, thousands of matrices fit into the L2 of a large GPU
 CPU_SHAPES = ((128, 128), (1024, 64), (1024, 1024), (4096, 512), (4096, 4096))
 HEIGHT_SHAPES = ((1024, 1024), (64, 8192), (4096, 4096), (1024, 16384), (16384, 16384))
 
 
-def _lane(algorithm: str, width: int, matrix: int = 0) -> Lane:
+def _lane(algorithm: str, width: int) -> Lane:
     flip = algorithm != "block_multiply"
-    name = f"{algorithm} {width}" + (f" #{matrix}" if matrix else "")
-    return Lane(name, algorithm, preset=f"seed_width_{width}", flip=flip, matrix=matrix)
+    return Lane(f"{algorithm} {width}", algorithm, preset=f"seed_width_{width}", flip=flip)
 
 
 NAIVE_LANES = (
@@ -46,18 +44,12 @@ NAIVE_LANES = (
     Lane("naive transposed", "col_transposed", {"block": 256}, flip=True),
 )
 WIDTH_LANES = tuple(_lane(algorithm, width) for algorithm in ALGORITHMS for width in WIDTHS)
-TRANSPOSE = Lane(
-    TRANSPOSE_NAME,
-    "transpose_then",
-    preset=f"seed_width_{SEED_WIDTH}",
-    flip=True,
-    only=("transpose_tiles",),
-)
-ZEROING = Lane(
-    ZEROING_NAME,
-    "block_multiply",
-    preset=f"seed_width_{SEED_WIDTH}",
-    only=("zero_sums", "store_sums"),
+TRANSPOSE, ZEROING = (
+    replace(_lane(algorithm, ITS_WIDTH), name=name, only=kernels)
+    for name, algorithm, kernels in (
+        (TRANSPOSE_NAME, "transpose_then", ("transpose_tiles",)),
+        (ZEROING_NAME, "block_multiply", ("zero_sums", "store_sums")),
+    )
 )
 BEST = (Lane("gemmule's choice", "auto"), Lane("gemmule's choice transposed", "auto", flip=True))
 PEERS = (
@@ -66,14 +58,10 @@ PEERS = (
 )
 
 
-def _again(lanes: Iterable[Lane], matrix: int) -> tuple[Lane, ...]:
-    return tuple(replace(one, name=f"{one.name} #{matrix}", matrix=matrix) for one in lanes)
-
-
 FIVE_LANES = tuple(
-    lane
+    replace(lane, name=f"{lane.name} #{matrix}", matrix=matrix)
     for matrix in range(1, MATRICES + 1)
-    for lane in _again((*NAIVE_LANES, *(_lane(a, SEED_WIDTH) for a in ALGORITHMS)), matrix)
+    for lane in (*NAIVE_LANES, *(_lane(a, ITS_WIDTH) for a in ALGORITHMS))
 )
 CPU_LANES = (
     Lane("scalar loop", "scalar_loop"),
@@ -142,36 +130,27 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
         ("naive transposed", average["naive_transposed"] * 1000),
     ]
     for name, printed in lines:
-        warm = list(warm_rows(rows).where(name=name).us().values())
-        cold = list(
-            rows.where(WIDTH_RUNS, backend="cuda", temperature="cold", name=name).us().values()
-        )
-        ours = [f"{np.mean(warm):.2f}", f"{np.median(warm):.2f}"] if warm else ["", ""]
         yield (
             name,
             f"{printed:.1f}" if printed else "",
-            *ours,
-            f"{np.mean(cold):.2f}" if cold else "",
+            *_means(rows.where(WIDTH_RUNS, backend="cuda", name=name)),
         )
-    yield from _cpu_lines(rows)
-
-
-def _cpu_lines(rows: Rows) -> Iterator[tuple[str, ...]]:
-    """Yield our means on a CPU, of the few shapes that are timed there, beside the printed ones."""
-    printed = published("004")["average_ms"]
     beside = {"scalar loop": "naive", "scalar loop transposed": "naive_transposed"}
-    here = rows.where("cpu", backend="cpu")
-    for name in here.timed().names():
-        warm, cold = (
-            list(here.where(name=name, temperature=t).us().values()) for t in ("warm", "cold")
-        )
-        theirs = f"{printed[beside[name]] * 1000:.1f}" if name in beside else ""
-        ours = [f"{np.mean(warm):.2f}", f"{np.median(warm):.2f}"] if warm else ["", ""]
-        yield (f"{name}, on our CPU", theirs, *ours, f"{np.mean(cold):.2f}" if cold else "")
+    here = rows.where("cpu", backend="cpu").timed()
+    for name in here.names():  # our means of the few shapes that are timed on a CPU
+        theirs = f"{average[beside[name]] * 1000:.1f}" if name in beside else ""
+        yield (f"{name}, on our CPU", theirs, *_means(here.where(name=name)))
+
+
+def _means(rows: Rows) -> tuple[str, str, str]:
+    """Return mean and median of the warm times, and the mean of the cold ones."""
+    warm, cold = (list(rows.where(temperature=t).us().values()) for t in ("warm", "cold"))
+    ours = (f"{np.mean(warm):.2f}", f"{np.median(warm):.2f}") if warm else ("", "")
+    return (*ours, f"{np.mean(cold):.2f}" if cold else "")
 
 
 STUDY = Study(
-    "004", "Block & multiply over column-major storage", steps, left_out, CLAIMS, comparison,
+    "004", "Block & multiply over column-major storage", steps, left_out, CLAIMS.all(), comparison,
     ("algorithm and width", "printed mean us", "our mean us, warm", "our median us, warm",
      "our mean us, cold shapes"),
     pictures,

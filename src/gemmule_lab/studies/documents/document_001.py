@@ -1,4 +1,4 @@
-"""Seed 001: matmul from host to host: CPU loops, own kernels, cuBLAS and Eigen, split by part."""
+"""Document 001: matmul from host to host, by CPU loops, own kernels, cuBLAS and Eigen, in parts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from collections.abc import Iterable, Iterator
 
 from gemmule_lab.profile.single_launch import counting
 from gemmule_lab.report.tables import significant
+from gemmule_lab.studies.documents.claims_001 import (
+    CLAIMS,
+    FIRST_SIZES,
+    FMA_OFF,
+    FMA_ON,
+    KERNELS,
+    LONE_NAIVE,
+    LONE_TILE,
+    REFUSED,
+)
+from gemmule_lab.studies.documents.crossings import TOTAL, crossing, totals_of
+from gemmule_lab.studies.documents.pictures_001 import pictures
 from gemmule_lab.studies.grid import Bench, Case, Cell, Found, Lane, Names, Step, Study, Task
 from gemmule_lab.studies.products.first_call import first_call
 from gemmule_lab.studies.products.largest import FITS, WHOLE, largest
@@ -23,18 +35,6 @@ from gemmule_lab.studies.products.passes import (
 from gemmule_lab.studies.products.totals import proof, small_check, totals, warm_up
 from gemmule_lab.studies.published import published
 from gemmule_lab.studies.records import Rows, Value
-from gemmule_lab.studies.seeds.claims_001 import (
-    CLAIMS,
-    FIRST_SIZES,
-    FMA_OFF,
-    FMA_ON,
-    KERNELS,
-    LONE_NAIVE,
-    LONE_TILE,
-    REFUSED,
-)
-from gemmule_lab.studies.seeds.crossings import TOTAL, crossing, totals_of
-from gemmule_lab.studies.seeds.pictures_001 import pictures
 
 LARGEST = {CPU_LOOP: 1024, NAIVE: 2048, SHARED: 4096}
 DOUBLING = tuple(32 << i for i in range(8))
@@ -133,7 +133,7 @@ def _kernels() -> Iterator[Step]:
             lone = (n, temperature) == (KERNEL_SIZES[0], "warm")
             lanes = (*KERNEL_LANES, *LONE_LANES) if lone else KERNEL_LANES
             yield Cell(KERNELS, "matmul", n, n, lanes, temperature, n, case={"n": n})
-    yield counting("matmul", ("shared_tile",), {"n": COUNTED}, COUNTED, COUNTED, COUNTED)
+    yield counting("matmul", ("shared_tile",), {"n": COUNTED})
     yield Task("largest", (FITS, REFUSED), {}, largest)
 
 
@@ -172,7 +172,7 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
 
 SHOWN = (11, 41, 64, 101, 256, 1024, 2048, 4096, 10000, 26000)
 STUDY = Study(
-    "001", "Matmul from host to host, split by part", steps, left_out, CLAIMS, comparison,
+    "001", "Matmul from host to host, split by part", steps, left_out, CLAIMS.all(), comparison,
     ("what", "printed", "ours, us or n", *(f"{part} us" for part in PARTS)),
     pictures, together=True,
 )  # fmt: skip

@@ -5,30 +5,29 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from gemmule_lab.records.results import geomean
 from gemmule_lab.report.charts import Axes, Cells, HeatMaps, Line
 from gemmule_lab.studies import pictures as draw
-from gemmule_lab.studies.pictures import Picture
-from gemmule_lab.studies.published import published
-from gemmule_lab.studies.records import Rows
-from gemmule_lab.studies.seeds.claims_004 import (
+from gemmule_lab.studies.documents.claims_004 import (
     ALGORITHMS,
     HEIGHT_RUNS,
-    HEIGHTS,
+    ITS_WIDTH,
     NAIVE,
-    SEED_WIDTH,
     TRANSPOSE_NAME,
     WIDTH_RUNS,
     WIDTHS,
+    block_means,
 )
+from gemmule_lab.studies.pictures import Picture
+from gemmule_lab.studies.published import published
+from gemmule_lab.studies.records import Rows
 
 DTYPE = "float32, matrix by columns"
 ACROSS = {
-    "A x": ("naive", f"block_multiply {SEED_WIDTH}", "gemmule's choice", "torch"),
+    "A x": ("naive", f"block_multiply {ITS_WIDTH}", "gemmule's choice", "torch"),
     "A^T x": (
         "naive transposed",
-        f"block_multiply_transposed {SEED_WIDTH}",
-        f"transpose_then {SEED_WIDTH}",
+        f"block_multiply_transposed {ITS_WIDTH}",
+        f"transpose_then {ITS_WIDTH}",
         TRANSPOSE_NAME,
         "gemmule's choice transposed",
         "torch transposed",
@@ -67,25 +66,23 @@ def _widths(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
             Line(f"{name}, printed", [(w, 1e3 * ms) for w, ms in zip(WIDTHS, table, strict=True)])
             for name, table in printed.items()
         ]
-    below = draw.subtitle(
-        here, DTYPE, "mean us over all shapes, 1,024 rows a block", temperature=temperature
-    )
-    name, axes = f"{start}-widths-{temperature}", Axes("BLOCK_WIDTH", "us", log_y=True)
+    fact = "mean us over all shapes, 1,024 rows a block"
     title = f"The width of a block, {temperature}"
-    yield from draw.line_charts(name, title, below, lines, axes)
+    head = draw.head(f"{start}-widths-{temperature}", title, here, DTYPE, fact, kept=temperature)
+    yield from draw.line_charts(head, lines, Axes("BLOCK_WIDTH", "us", log_y=True))
 
 
 def _wins(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
-    shown = draw.ratios(here, ((f"{name} {SEED_WIDTH}", NAIVE[name]) for name in ALGORITHMS))
+    shown = draw.ratios(here, ((f"{name} {ITS_WIDTH}", NAIVE[name]) for name in ALGORITHMS))
     won = sum(value > 1 for cells in shown.values() for value in cells.values())
     cases = sum(map(len, shown.values()))
     fact = "times as fast as the baseline: naive for A x, naive transposed for A^T x"
     title = (
-        f"Where width {SEED_WIDTH} beats the naive kernels, {temperature}: {won} of {cases} cases"
+        f"Where width {ITS_WIDTH} beats the naive kernels, {temperature}: {won} of {cases} cases"
     )
-    below = draw.subtitle(here, DTYPE, fact, temperature=temperature)
-    look = {"axes": ("rows of A", "columns of A"), "ratios": True}
-    yield from draw.maps(f"{start}-wins-{temperature}", title, below, shown, draw.FASTER, **look)
+    head = draw.head(f"{start}-wins-{temperature}", title, here, DTYPE, fact, kept=temperature)
+    axes = ("rows of A", "columns of A")
+    yield from draw.maps(head, shown, draw.FASTER, axes=axes, ratios=True)
 
 
 def _squares(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
@@ -93,32 +90,25 @@ def _squares(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
     for what, names in ACROSS.items():
         chosen = Rows((row for row in square if row.name in names), here.environments)
         lines = draw.lines_of(chosen, draw.microseconds)
-        below = draw.subtitle(here, DTYPE, "us; square matrices", temperature=temperature)
         title = f"{what}: the algorithms over n, {temperature}"
-        axes = Axes("n, of an n x n matrix", "us", log_y=True)
         name = f"{start}-{'product' if what == 'A x' else 'transposed'}-{temperature}"
-        yield from draw.line_charts(name, title, below, lines, axes)
+        head = draw.head(name, title, here, DTYPE, "us; square matrices", kept=temperature)
+        yield from draw.line_charts(head, lines, Axes("n, of an n x n matrix", "us", log_y=True))
 
 
 def _heights(here: Rows, start: str) -> Iterator[Picture]:
     shown: dict[str, Cells] = {}
     for algorithm in ALGORITHMS:
-        values = {
-            (height, width): geomean(us)
-            for height in HEIGHTS
-            for width in WIDTHS
-            if (us := here.where(name=f"{algorithm} {height} x {width}").us().values())
-        }
+        values = block_means(here, algorithm)
         if values:
             height, width = min(values, key=lambda pair: values[pair])
             shown[f"{algorithm}, best {height} x {width}"] = values
     if shown:
-        shapes = ", ".join(dict.fromkeys(draw.shape_of(row.case) for row in here))
-        fact = f"geometric mean us over the matrices {shapes}"
-        below = draw.subtitle(here, DTYPE, fact, temperature="warm")
+        fact = f"geometric mean us over the matrices {draw.shapes_of(here)}"
         title = "Height x width of a block: the times of each algorithm, and its best"
+        head = draw.head(f"{start}-heights", title, here, DTYPE, fact, kept="warm")
         axes = ("BLOCK_HEIGHT", "BLOCK_WIDTH")
-        yield f"{start}-heights", HeatMaps(title, below, shown, "us; darker is slower", axes)
+        yield head.name, HeatMaps(title, head.below, shown, "us; darker is slower", axes)
 
 
 def _five(here: Rows, start: str) -> Iterator[Picture]:
@@ -132,9 +122,9 @@ def _five(here: Rows, start: str) -> Iterator[Picture]:
     ends = {name: (min(found), max(found)) for name, found in means.items()}
     count = max(map(len, means.values()), default=0)
     fact = f"mean us over all shapes: the middle one of {count} random matrices and their range"
-    below = draw.subtitle(here, DTYPE, fact, temperature="warm")
-    title = f"Five algorithms at width {SEED_WIDTH} on five random matrices"
-    yield from draw.bars(f"{start}-five", title, below, groups, "us", ends=ends)
+    title = f"Five algorithms at width {ITS_WIDTH} on five random matrices"
+    head = draw.head(f"{start}-five", title, here, DTYPE, fact, kept="warm")
+    yield from draw.bars(head, groups, "us", ends=ends)
 
 
 def _cpu(here: Rows, start: str) -> Iterator[Picture]:
@@ -142,6 +132,6 @@ def _cpu(here: Rows, start: str) -> Iterator[Picture]:
     groups = draw.by_temperature(
         here, draw.microseconds, lambda row: f"{draw.shape_of(row.case)}, {row.name}"
     )
-    below = draw.subtitle(here, DTYPE, "us", *draw.WORDS.values())
     title = "Column-major products on the CPU"
-    yield from draw.bars(f"{start}-products", title, below, groups, "us")
+    head = draw.head(f"{start}-products", title, here, DTYPE, "us", *draw.WORDS.values())
+    yield from draw.bars(head, groups, "us")

@@ -1,4 +1,4 @@
-"""Seed 003: fast matvec in fp16, int8 and int4, against PyTorch, and the alternatives it tried."""
+"""Document 003: fast matvec in fp16, int8 and int4 against PyTorch, and its alternatives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import replace
 
 from gemmule.core.registry import cuda_rungs
 from gemmule_lab.records.results import geomean
+from gemmule_lab.report.charts import Axes, Line, Mark
+from gemmule_lab.studies import pictures as draw
 from gemmule_lab.studies import verdicts
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
+from gemmule_lab.studies.pictures import Picture
 from gemmule_lab.studies.published import BITS, formula_gbs, published
 from gemmule_lab.studies.records import Finding, Rows, case_key, decided
-from gemmule_lab.studies.seeds.pictures_003 import pictures
 from gemmule_lab.studies.verdicts import needed
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -33,50 +35,56 @@ COLUMNS = {
 
 
 CPU_COLUMNS = {"torch": "torch", "fp16": "fp16", "int8": "int8", "int4": "int4"}
+HALF, ONE_BLOCK = "fp16 two_step", "fp16 one block a row"
+ALTERNATIVES = (
+    ("fp16 y blocks", ONE_BLOCK),
+    ("fp16 x in shared memory", ONE_BLOCK),
+    ("int8 product table", "int8 codes, 128 threads"),
+    ("int4 product table", "int4 codes, 128 threads"),
+    ("int4 codes", "int4 codes, 8 values"),
+    ("fp16 16-byte loads", "fp16 scalar loads"),
+)
+DTYPES = "matrix in fp16, or in int8 or int4 codes with one scale; x and y in fp16"
+WHICH = {"": "the main kernels", "-more": "the alternatives"}
+SIZE = "n, of an n x n matrix"
+CLAIMS = verdicts.Claims("003")
 
 
-def _tuned_rung(preset: str) -> str:
-    """Return the rung that holds the preset: one warp a row or less, or several."""
-    names = {rung.name for rung in cuda_rungs() if preset in rung.presets}
-    return min(names)
+def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
+    """Return the document's kernels at its own launch parameters, the alternatives, and the peer.
 
-
-def gpu_lanes(n: int) -> tuple[Lane, ...]:
-    """Return the seed's kernels at its own launch parameters, the alternatives, and the peer."""
+    Those over halves and those over codes are timed apart. Warm means one matrix again and again,
+    and codes read in between leave the L2 of an H200 in a state that 33 MB of halves do not get out
+    of: the same kernel took 6.6 to 10.4 us, without them 6.5.
+    """
     table = published("003")["devices"]["RTX 3090"]["launch"]
     p, rows, *_ = table[SIZES.index(n)]
+    tuned = f"h200_{n}"  # of the rung that has it: one for a warp a row or less, or for several
+    rung = min(rung.name for rung in cuda_rungs() if tuned in rung.presets)
     narrow = {"p": min(p, CODE_THREADS), "rows": min(rows, CODE_ROWS)}
     warp, block = {"p": 32, "rows": 4}, {"p": 128, "rows": 4}
-    lanes = [
-        Lane("torch", None, peer="torch", form="float16"),
-        Lane("fp16 two_step", "two_step", preset=f"rtx3090_{n}", form="float16"),
-        Lane(TUNED, _tuned_rung(f"h200_{n}"), preset=f"h200_{n}", form="float16"),
-        Lane("fp16 two_step, P100 table", "two_step", preset=f"p100_{n}", form="float16"),
+    halves = (
+        Lane("torch", None, peer="torch"),
+        Lane(HALF, "two_step", preset=f"rtx3090_{n}"),
+        Lane(TUNED, rung, preset=tuned),
+        Lane("fp16 two_step, P100 table", "two_step", preset=f"p100_{n}"),
+        Lane("fp16 scalar loads", "p_threads", warp),
+        Lane("fp16 16-byte loads", "p_threads_vector", warp),
+        Lane(ONE_BLOCK, "two_step", block),
+        Lane("fp16 y blocks", "y_blocks", {**block, "y": 4}),
+        Lane("fp16 x in shared memory", "vector_shared_x", block),
+        Lane("gemmule's choice", "auto"),
+    )
+    codes = (
         Lane("int8 codes", "int8_codes", {**narrow, "values": 8}, form="int8"),
         Lane("int4 codes", "int4_codes", {**narrow, "values": 16}, form="int4"),
         Lane("int4 codes, 8 values", "int4_codes", {**narrow, "values": 8}, form="int4"),
-        Lane("fp16 scalar loads", "p_threads", warp, form="float16"),
-        Lane("fp16 16-byte loads", "p_threads_vector", warp, form="float16"),
-        Lane("fp16 one block a row", "two_step", block, form="float16"),
-        Lane("fp16 y blocks", "y_blocks", {**block, "y": 4}, form="float16"),
-        Lane("fp16 x in shared memory", "vector_shared_x", block, form="float16"),
         Lane("int8 codes, 128 threads", "int8_codes", {**block, "values": 8}, form="int8"),
         Lane("int8 product table", "product_table_int8", {**block, "values": 8}, form="int8"),
         Lane("int4 codes, 128 threads", "int4_codes", {**block, "values": 16}, form="int4"),
         Lane("int4 product table", "product_table_int4", {**block, "values": 16}, form="int4"),
-        Lane("gemmule's choice", "auto", form="float16"),
-    ]
-    return tuple(lanes)
-
-
-def by_matrix(lanes: tuple[Lane, ...]) -> tuple[tuple[Lane, ...], ...]:
-    """Return the lanes over halves and those over codes apart.
-
-    Warm means one matrix again and again. Codes read in between leave the L2 of an H200 in a state
-    that 33 MB of halves do not get out of: the same kernel took 6.6 to 10.4 us, without them 6.5.
-    """
-    halves = tuple(lane for lane in lanes if lane.form == "float16")
-    return halves, tuple(lane for lane in lanes if lane not in halves)
+    )
+    return tuple(replace(lane, form="float16") for lane in halves), codes
 
 
 CPU_LANES = (
@@ -90,10 +98,10 @@ CPU_LANES = (
 
 
 def steps(backend: str, full: bool) -> Iterable[Step]:
-    """Return the grid: the seed's six sizes, warm and cold; on a CPU the first four unless full."""
+    """Return the grid: the document's sizes, warm and cold; on a CPU the first four unless full."""
     sizes = SIZES if backend == "cuda" or full else CPU_SIZES
     for n in sizes:
-        parts = by_matrix(gpu_lanes(n)) if backend == "cuda" else (CPU_LANES,)
+        parts = gpu_lanes(n) if backend == "cuda" else (CPU_LANES,)
         for temperature, lanes in itertools.product(("warm", "cold"), parts):
             yield Cell(EXPERIMENT, "matvec", n, n, lanes, temperature, case={"n": n})
 
@@ -102,39 +110,37 @@ def left_out(full: bool) -> Iterator[str]:
     """Yield what the grid lacks."""
     if not full:
         yield "on a CPU the sizes 8192 and 16384"
-    yield "int8 and int4 at more than 8 rows a block: ours end there, the seed's tables at 32"
+    yield "int8 and int4 at more than 8 rows a block: ours end there, the document's tables at 32"
 
 
+@CLAIMS.rule("y-blocks")
 def _slightly_slower(rows: Rows) -> Finding:
     warm = rows.where(EXPERIMENT, backend="cuda", temperature="warm")
-    ratios = needed(verdicts.speedups(warm, "fp16 one block a row", "fp16 y blocks"))
+    ratios = needed(verdicts.speedups(warm, ONE_BLOCK, "fp16 y blocks"))
     words = "time with y blocks over time with one block a row:"
     return verdicts.of_ratios(ratios, 1 < geomean(ratios.values()) <= SLIGHTLY, words)
 
 
+@CLAIMS.rule("fp16-tuned-over-torch")
 def _tuned_over_torch(rows: Rows) -> Finding:
     """Judge our own bar: 1.1 times torch at every size, warm and cold; say where not, and why."""
     ratios: dict[str, float] = {}
     short = []
     read = rows.ceiling("read", "cuda")
-    for temperature in ("warm", "cold"):
-        here = rows.where(EXPERIMENT, backend="cuda", temperature=temperature)
-        for n in SIZES:
-            of_size = here.where(n=n)
-            ours, torch = (
-                next(iter(of_size.where(name=name).us().values()), None)
-                for name in (TUNED, "torch")
-            )
-            if ours is None or torch is None:
-                continue
-            ratios[f"{temperature} {n}"] = torch / ours
-            if torch / ours < FASTER:
-                words = f"{torch / ours:.3f} at {n}, {temperature}"
-                if read is not None:
-                    words += f", where torch reads at {formula_gbs(n, 16, torch * 1e3) / read:.2f}"
-                    words += f" and ours at {formula_gbs(n, 16, ours * 1e3) / read:.2f} of the"
-                    words += " measured ceiling"
-                short.append(words)
+    for temperature, n in itertools.product(("warm", "cold"), SIZES):
+        here = rows.where(EXPERIMENT, backend="cuda", temperature=temperature, n=n)
+        times = [us for name in (TUNED, "torch") for us in here.where(name=name).us().values()]
+        if len(times) < 2:
+            continue
+        ours, torch = times
+        ratios[f"{temperature} {n}"] = torch / ours
+        if torch / ours < FASTER:
+            words = f"{torch / ours:.3f} at {n}, {temperature}"
+            if read is not None:
+                shares = [formula_gbs(n, 16, us * 1e3) / read for us in (torch, ours)]
+                words += f", where torch reads at {shares[0]:.2f} and ours at {shares[1]:.2f} of "
+                words += "the measured ceiling"
+            short.append(words)
     words = f"{TUNED}, times as fast as torch:"
     found = verdicts.of_ratios(needed(ratios), not short, words)
     return replace(found, figure="; less: ".join([found.figure, *short]))
@@ -153,6 +159,7 @@ def deviations() -> list[tuple[str, str, int, float, float]]:
     return found
 
 
+@CLAIMS.rule("printed-bandwidths")
 def _printed_bandwidths(rows: Rows) -> Finding:
     wrong = deviations()
     words = "; ".join(
@@ -160,16 +167,6 @@ def _printed_bandwidths(rows: Rows) -> Finding:
         for device, column, n, gbs, again in wrong
     )
     return decided(not wrong, f"{len(wrong)} of 36 differ by more than 1 %: {words}")
-
-
-CLAIMS = verdicts.claims(
-    "003",
-    {
-        "fp16-tuned-over-torch": _tuned_over_torch,
-        "y-blocks": _slightly_slower,
-        "printed-bandwidths": _printed_bandwidths,
-    },
-)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
@@ -216,7 +213,7 @@ def _ours(rows: Rows, name: str, column: str, temperature: str, n: int) -> tuple
     if us is None:
         return "", "", "", ""
     ratios = []
-    half = "fp16 two_step" if name in COLUMNS and here.where(backend="cuda") else "fp16"
+    half = HALF if name in COLUMNS and here.where(backend="cuda") else "fp16"
     for other in ("torch", half):
         theirs = here.where(name=other).us().get(case)
         ratios.append("" if theirs is None or name == other else f"{theirs / us:.2f}")
@@ -232,10 +229,53 @@ def _launch(rows: Rows, name: str, n: int) -> str:
     return ""
 
 
+def pictures(rows: Rows, backend: str) -> Iterator[Picture]:
+    """Yield the drawings of a back end: run times, bandwidths under their ceiling, alternatives."""
+    start, marks = f"study-003-{backend}", draw.ceiling_marks(rows, backend)
+    shown: tuple[tuple[str, str, draw.Figure, str, Axes, list[Mark]], ...] = (
+        ("times", "run time", draw.microseconds, "us of one product",
+         Axes(SIZE, "us", log_y=True), []),
+        ("rates", "bandwidth", draw.figure("gbs"), "GB/s: matrix, vector and result once each",
+         Axes(SIZE, "GB/s"), marks),
+    )  # fmt: skip
+    for temperature in ("warm", "cold"):
+        here = rows.where(EXPERIMENT, backend=backend, temperature=temperature).timed()
+        order = {name: index for index, name in enumerate(COLUMNS)}
+        names = sorted(here.names(), key=lambda name: order.get(name, len(order)))
+        first = [name for name in names if name in order] or names[:6]
+        rest = [name for name in names if name not in first]
+        for (which, chosen), (file, what, value, fact, axes, ceilings) in itertools.product(
+            zip(WHICH, (first, rest), strict=True), shown
+        ):
+            lines = [one for name in chosen for one in draw.lines_of(here.where(name=name), value)]
+            title = (
+                f"Matrix times vector in halves and codes, {WHICH[which]}: {what}, {temperature}"
+            )
+            name = f"{start}-{file}{which}-{temperature}"
+            head = draw.head(name, title, here, DTYPES, fact, kept=temperature)
+            yield from draw.line_charts(head, lines, axes, ceilings)
+        lines = [line for pair in ALTERNATIVES for line in _ratio(here, *pair)]
+        fact = "times as fast as the plain form; above 1 it pays"
+        title = f"What was tried beside the plain kernels, {temperature}"
+        name = f"{start}-alternatives-{temperature}"
+        head = draw.head(name, title, here, DTYPES, fact, kept=temperature)
+        yield from draw.line_charts(head, lines, Axes(SIZE, "times as fast"))
+
+
+def _ratio(here: Rows, tried: str, plain: str) -> Iterator[Line]:
+    """Yield how many times as fast one kernel is as another over the sizes, if both were timed."""
+    times, theirs = (
+        {float(row.case["n"]): row.us for row in here.where(name=name)} for name in (tried, plain)
+    )
+    points = [(n, theirs[n] / us) for n, us in sorted(times.items()) if n in theirs]
+    if points:
+        yield Line(f"{tried} / {plain.removeprefix(tried.split()[0] + ' ')}", points)
+
+
 _EACH = ("us", "GB/s", "x torch", "x fp16")
 STUDY = Study(
-    "003", "Fast matvec in fp16, int8 and int4", steps, left_out, CLAIMS, comparison,
+    "003", "Fast matvec in fp16, int8 and int4", steps, left_out, CLAIMS.all(), comparison,
     ("n", "kernel", *(f"{where} {what}" for where in ("P100", "3090", "warm", "cold")
                       for what in _EACH), "p x rows"),
-    lambda rows, backend: pictures(rows, backend, tuple(COLUMNS)),
+    pictures,
 )  # fmt: skip

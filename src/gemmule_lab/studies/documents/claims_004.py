@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,15 +22,16 @@ NAIVE = {
     "block_multiply_transposed": "naive transposed",
     "transpose_then": "naive transposed",
 }
-SEED_WIDTH, SEED_HEIGHT, NAIVE_BLOCK = 64, 1024, 256
+ITS_WIDTH, ITS_HEIGHT, NAIVE_BLOCK = 64, 1024, 256
 WIDTH_RUNS, HEIGHT_RUNS = "widths", "heights x widths"
-HEIGHTS = (64, 128, 256, 512, SEED_HEIGHT)
+HEIGHTS = (64, 128, 256, 512, ITS_HEIGHT)
 TRANSPOSE_NAME, ZEROING_NAME = "the transpose alone", "zeroing and storing y"
 EXPONENTS = tuple(range(7, 15))
 THIN_EXPONENTS = (7, 9, 11, 13, 14)
 MATRICES = 5
 FIVE, FIXED = "five algorithms", "fixed cost"
 MEGABYTE = 1_000_000
+CLAIMS = verdicts.Claims("004")
 
 
 def shapes(full: bool = True) -> list[tuple[int, int]]:
@@ -53,8 +54,8 @@ class Race:
 
     @property
     def speedup(self) -> float:
-        """Naive time over the time at the seed's width."""
-        return self.naive_us / self.us[SEED_WIDTH]
+        """Naive time over the time at the document's width."""
+        return self.naive_us / self.us[ITS_WIDTH]
 
     @property
     def best_width(self) -> int:
@@ -63,7 +64,7 @@ class Race:
 
     @property
     def place(self) -> str:
-        """The case in words: shape, temperature, and speed-up at the seed's and the best width."""
+        """The case in words: shape, temperature, speed-up at the document's and the best width."""
         best = self.naive_us / self.us[self.best_width]
         return (
             f"{self.m} x {self.n} {self.temperature} {self.speedup:.2f} "
@@ -74,17 +75,17 @@ class Race:
 def why_not(lost: Sequence[Race]) -> str:
     """Return what an algorithm lacks where it is slower than its naive kernel."""
     if lost[0].algorithm == "transpose_then":
-        shares = [r.copy_us / r.us[SEED_WIDTH] for r in lost if r.copy_us is not None]
+        shares = [r.copy_us / r.us[ITS_WIDTH] for r in lost if r.copy_us is not None]
         if shares:
             low, high = 100 * min(shares), 100 * max(shares)
             return f"the transposed copy takes {low:.0f} to {high:.0f} % of its time there"
         return "it writes and reads a copy of the matrix first"
     flipped = lost[0].algorithm != "block_multiply"
     shapes = [(r.n, r.m) if flipped else (r.m, r.n) for r in lost]
-    blocks = [-(-rows // SEED_HEIGHT) * -(-columns // SEED_WIDTH) for rows, columns in shapes]
+    blocks = [-(-rows // ITS_HEIGHT) * -(-columns // ITS_WIDTH) for rows, columns in shapes]
     plain = [-(-rows // NAIVE_BLOCK) for rows, _ in shapes]
     return (
-        f"its blocks of {SEED_HEIGHT:,} threads are {min(blocks)} to {max(blocks)} there, those of "
+        f"its blocks of {ITS_HEIGHT:,} threads are {min(blocks)} to {max(blocks)} there, those of "
         f"{NAIVE_BLOCK} of the naive kernel {min(plain)} to {max(plain)}, on more multiprocessors"
     )
 
@@ -100,10 +101,11 @@ def races(rows: Rows, algorithm: str) -> Iterator[Race]:
             case = here.where(m=m, n=n)
             us = {w: t for w in WIDTHS for t in case.where(name=f"{algorithm} {w}").us().values()}
             copy = next(iter(case.where(name=TRANSPOSE_NAME).us().values()), None)
-            if SEED_WIDTH in us:
+            if ITS_WIDTH in us:
                 yield Race(algorithm, m, n, temperature, plain.us, us, copy)
 
 
+@CLAIMS.rule("above-1-mb")
 def above_a_megabyte(rows: Rows) -> Finding:
     """Judge: block & multiply beats naive in every case above 1 MB; say where others do not."""
     sentences, holds = [], None
@@ -115,7 +117,7 @@ def above_a_megabyte(rows: Rows) -> Finding:
         best = sum(race.naive_us > min(race.us.values()) for race in found)
         words = (
             f"{algorithm} is faster in {len(found) - len(lost)} of {len(found)} cases at width "
-            f"{SEED_WIDTH}, in {best} at its best width, times as fast: "
+            f"{ITS_WIDTH}, in {best} at its best width, times as fast: "
             f"{verdicts.spread([race.speedup for race in found])}"
         )
         if lost:
@@ -145,96 +147,101 @@ def best_width(rows: Rows, algorithm: str) -> tuple[int, float]:
     return width, known[width]
 
 
+@CLAIMS.rule("width-64")
 def _best_is_64(rows: Rows) -> Finding:
     found = {name: best_width(warm_rows(rows), name) for name in ALGORITHMS}
     words = ", ".join(f"{name} {width} ({us:.2f} us)" for name, (width, us) in found.items())
-    holds = all(width == SEED_WIDTH for width, _ in found.values())
+    holds = all(width == ITS_WIDTH for width, _ in found.values())
     return decided(holds, f"best widths by mean time: {words}")
 
 
+@CLAIMS.rule("height-1024")
 def _height_1024(rows: Rows) -> Finding:
     """Hold the heights against each other at the document's width, by mean time over shapes."""
     runs = rows.where(HEIGHT_RUNS, backend="cuda", temperature="warm")
     words, holds = [], []
     for algorithm in ALGORITHMS:
-        times = {
-            (height, width): geomean(us)
-            for height in HEIGHTS
-            for width in WIDTHS
-            if (us := runs.where(name=f"{algorithm} {height} x {width}").us().values())
-        }
-        at_width = {h: us for (h, width), us in times.items() if width == SEED_WIDTH}
+        times = block_means(runs, algorithm)
+        at_width = {h: us for (h, width), us in times.items() if width == ITS_WIDTH}
         needed(at_width, verdicts.NO_HEIGHTS)
         best = min(at_width, key=lambda height: at_width[height])
         height, width = min(times, key=lambda pair: times[pair])
-        holds.append(best == SEED_HEIGHT)
-        gain = at_width[SEED_HEIGHT] / at_width[best]
+        holds.append(best == ITS_HEIGHT)
+        gain = at_width[ITS_HEIGHT] / at_width[best]
         words.append(
-            f"{algorithm} {best} at width {SEED_WIDTH}, {gain:.2f} times as fast as {SEED_HEIGHT}; "
+            f"{algorithm} {best} at width {ITS_WIDTH}, {gain:.2f} times as fast as {ITS_HEIGHT}; "
             f"of all {height} x {width}"
         )
     return decided(all(holds), f"best heights: {'; '.join(words)}")
 
 
+def block_means(runs: Rows, algorithm: str) -> dict[tuple[int, int], float]:
+    """Return the geometric mean in us over the shapes, by the height and the width of a block."""
+    return {
+        (height, width): geomean(us)
+        for height in HEIGHTS
+        for width in WIDTHS
+        if (us := runs.where(name=f"{algorithm} {height} x {width}").us().values())
+    }
+
+
+@CLAIMS.rule("own-optimum")
 def _own_optimum(rows: Rows) -> Finding:
     table = published("004")["width_ms"]
     best = {name: WIDTHS[int(np.argmin(times))] for name, times in table.items()}
     words = ", ".join(f"{name} {width}" for name, width in best.items())
-    return decided(set(best.values()) == {SEED_WIDTH}, f"smallest in its own table: {words}")
+    return decided(set(best.values()) == {ITS_WIDTH}, f"smallest in its own table: {words}")
 
 
-def _wins(algorithm: str, share: float) -> Callable[[Rows], Finding]:
-    """Return the judge of a count of wins: shapes by median, and runs matrix by matrix."""
-
-    def judge(rows: Rows) -> Finding:
-        warm, name = warm_rows(rows), f"{algorithm} {SEED_WIDTH}"
-        by_shape = needed(verdicts.speedups(warm, name, NAIVE[algorithm]))
-        runs = list(run_ratios(rows, algorithm))
-        shape_wins, run_wins = (sum(r > 1 for r in v) for v in (by_shape.values(), runs))
-        words = (
-            f"faster on {shape_wins} of {len(by_shape)} shapes, in {run_wins} of {len(runs)} runs "
-            f"(the whole grid has 84 and 420)"
-        )
-        if share == 1:
-            return decided(shape_wins == len(by_shape), words)
-        return decided(abs(shape_wins / len(by_shape) - share) <= 0.1, words)
-
-    return judge
+@CLAIMS.rule("always-faster", "block_multiply", 1)
+@CLAIMS.rule("transposed-wins", "block_multiply_transposed", 160 / 296)
+def _wins(rows: Rows, algorithm: str, share: float) -> Finding:
+    """Judge a count of wins: shapes by median, and runs matrix by matrix."""
+    warm, name = warm_rows(rows), f"{algorithm} {ITS_WIDTH}"
+    by_shape = needed(verdicts.speedups(warm, name, NAIVE[algorithm]))
+    runs = list(run_ratios(rows, algorithm))
+    shape_wins, run_wins = (sum(r > 1 for r in v) for v in (by_shape.values(), runs))
+    words = (
+        f"faster on {shape_wins} of {len(by_shape)} shapes, in {run_wins} of {len(runs)} runs "
+        f"(the whole grid has 84 and 420)"
+    )
+    if share == 1:
+        return decided(shape_wins == len(by_shape), words)
+    return decided(abs(shape_wins / len(by_shape) - share) <= 0.1, words)
 
 
 def run_ratios(rows: Rows, algorithm: str) -> Iterator[float]:
     """Yield naive time over the algorithm's time, shape by shape and matrix by matrix."""
     runs = rows.where(FIVE, backend="cuda")
     for matrix in range(1, MATRICES + 1):
-        ours, plain = f"{algorithm} {SEED_WIDTH} #{matrix}", f"{NAIVE[algorithm]} #{matrix}"
+        ours, plain = f"{algorithm} {ITS_WIDTH} #{matrix}", f"{NAIVE[algorithm]} #{matrix}"
         yield from verdicts.speedups(runs, ours, plain).values()
 
 
-def _mean_ratio(algorithm: str) -> Callable[[Rows], Finding]:
-    """Return the judge of "so many times faster": mean time over mean time, within a quarter."""
+@CLAIMS.rule("ratio-block", "block_multiply")
+@CLAIMS.rule("ratio-transposed", "block_multiply_transposed")
+@CLAIMS.rule("ratio-then", "transpose_then")
+def _mean_ratio(rows: Rows, algorithm: str) -> Finding:
+    """Judge "so many times faster": mean time over mean time, within a quarter."""
     printed = published("004")["ratios"][algorithm]
-
-    def judge(rows: Rows) -> Finding:
-        warm = warm_rows(rows)
-        names = (f"{algorithm} {SEED_WIDTH}", NAIVE[algorithm])
-        ours, plain = (needed(mean_us(warm, name)) for name in names)
-        ratios = verdicts.speedups(warm, *names)
-        words = (
-            f"{plain / ours:.2f} from the means, {geomean(ratios.values()):.2f} as the geometric "
-            f"mean over shapes, {printed} printed"
-        )
-        alone = mean_us(warm, TRANSPOSE_NAME)
-        if algorithm == "transpose_then" and alone is not None and alone < ours:
-            words += f"; {plain / (ours - alone):.2f} from the means without the transpose itself"
-        return decided(abs(plain / ours / printed - 1) <= 0.25, words)
-
-    return judge
+    warm, names = warm_rows(rows), (f"{algorithm} {ITS_WIDTH}", NAIVE[algorithm])
+    ours, plain = (needed(mean_us(warm, name)) for name in names)
+    ratios = verdicts.speedups(warm, *names)
+    words = (
+        f"{plain / ours:.2f} from the means, {geomean(ratios.values()):.2f} as the geometric "
+        f"mean over shapes, {printed} printed"
+    )
+    alone = mean_us(warm, TRANSPOSE_NAME)
+    if algorithm == "transpose_then" and alone is not None and alone < ours:
+        words += f"; {plain / (ours - alone):.2f} from the means without the transpose itself"
+    return decided(abs(plain / ours / printed - 1) <= 0.25, words)
 
 
+@CLAIMS.rule("zeroing")
 def _zeroing(rows: Rows) -> Finding:
     fixed = rows.where(FIXED, backend="cuda", name=ZEROING_NAME)
     large = fixed.where(m=1 << 14).us()
-    product = warm_rows(rows).where(name=f"block_multiply {SEED_WIDTH}", m=1 << 14, n=1 << 14).us()
+    product = warm_rows(rows).where(name=f"block_multiply {ITS_WIDTH}", m=1 << 14, n=1 << 14).us()
     zero, whole = (next(iter(needed(times).values())) for times in (large, product))
     words = f"{zero:.2f} us of {whole:.1f} us at 2^14 x 2^14: {100 * zero / whole:.1f} %"
     small = next(iter(fixed.where(m=1 << 7).us().values()), None)
@@ -242,6 +249,7 @@ def _zeroing(rows: Rows) -> Finding:
     return decided(zero / whole < 0.05, words)
 
 
+@CLAIMS.rule("case-count")
 def _cases(rows: Rows) -> Finding:
     return decided(
         len(shapes()) in (294, 296),
@@ -250,21 +258,23 @@ def _cases(rows: Rows) -> Finding:
     )
 
 
+@CLAIMS.rule("whose-7.3")
 def _whose_ratio(rows: Rows) -> Finding:
-    data = published("004")
-    average = data["average_ms"]
+    average = published("004")["average_ms"]
     plain = average["naive_transposed"]
     ratios = {n: plain / average[n] for n in ("block_multiply_transposed", "transpose_then")}
     words = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
     return decided(ratios["block_multiply_transposed"] > 7, f"from its own table 12: {words}")
 
 
+@CLAIMS.rule("eighty-percent")
 def _eighty_percent(rows: Rows) -> Finding:
     average = published("004")["average_ms"]
     ratio = average["naive_transposed"] / average["block_multiply_transposed"]
     return decided(ratio >= 1.7, f"{ratio:.2f} times from its own table 12, a gain of 23 %")
 
 
+@CLAIMS.rule("twice-memory")
 def _copy_bytes(rows: Rows) -> Finding:
     """Compute the workspace of the rung at the largest shape: no device is needed."""
     from gemmule_lab.report.ladder_table import REFERENCE_GPU
@@ -277,24 +287,3 @@ def _copy_bytes(rows: Rows) -> Finding:
     share = (matrix + extra) / matrix
     words = f"{extra:,} bytes beside a matrix of {matrix:,}: {share:.2f} times the memory"
     return decided(1.9 < share < 2.1, words)
-
-
-CLAIMS = verdicts.claims(
-    "004",
-    {
-        "width-64": _best_is_64,
-        "height-1024": _height_1024,
-        "own-optimum": _own_optimum,
-        "always-faster": _wins("block_multiply", 1),
-        "above-1-mb": above_a_megabyte,
-        "transposed-wins": _wins("block_multiply_transposed", 160 / 296),
-        "ratio-block": _mean_ratio("block_multiply"),
-        "ratio-transposed": _mean_ratio("block_multiply_transposed"),
-        "ratio-then": _mean_ratio("transpose_then"),
-        "zeroing": _zeroing,
-        "twice-memory": _copy_bytes,
-        "case-count": _cases,
-        "whose-7.3": _whose_ratio,
-        "eighty-percent": _eighty_percent,
-    },
-)

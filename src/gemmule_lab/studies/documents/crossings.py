@@ -1,4 +1,4 @@
-"""Study 001's times by size, and the size from which a GPU is the faster one for good."""
+"""Document 001's times by size, and the size from which a GPU is the faster one for good."""
 
 from __future__ import annotations
 

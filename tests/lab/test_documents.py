@@ -1,6 +1,6 @@
 """Every element of the five documents is held by something: a test, a claim, a recorded row.
 
-tests/data/seeds.toml lists the elements in words of this project; here each name is looked up.
+tests/data/documents.toml lists the elements in words of this project; here each name is looked up.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gemmule_lab.studies import store
 from late_driver import LateDriver, late
 
 RECORDED = EVIDENCE / "nvidia-h200"
-ELEMENTS = tomllib.loads((TESTS / "data" / "seeds.toml").read_text("utf-8"))["element"]
+ELEMENTS = tomllib.loads((TESTS / "data" / "documents.toml").read_text("utf-8"))["element"]
 KINDS = ("tests", "claims", "records", "rungs", "figures")
-SEEDS = ("000", "001", "002", "003", "004")
+DOCUMENTS = ("000", "001", "002", "003", "004")
 
 Element = dict[str, Any]
 
@@ -49,14 +49,14 @@ def functions_of(name: str) -> dict[str, str]:
 
 
 @functools.cache
-def claims_of(seed: str) -> frozenset[str]:
-    return frozenset(claim.id for claim in studies.load(seed).claims)
+def claims_of(number: str) -> frozenset[str]:
+    return frozenset(claim.id for claim in studies.load(number).claims)
 
 
 @functools.cache
-def rows_of(seed: str) -> Counter[tuple[str, str]]:
+def rows_of(number: str) -> Counter[tuple[str, str]]:
     """Return how many rows with a figure are on record, by experiment and implementation."""
-    rows = store.read(RECORDED / f"study-{seed}.jsonl", seed)
+    rows = store.read(RECORDED / f"study-{number}.jsonl", number)
     return Counter((row.experiment, row.name) for row in rows if row.measured)
 
 
@@ -75,11 +75,11 @@ def there(kind: str, name: str) -> bool:
         known = functions_of(file)
         return function in known and (case is None or f'"{case}"' in known[""])
     if kind == "claims":
-        seed, _, claim = name.partition("/")
-        return seed in SEEDS and claim in claims_of(seed)
+        number, _, claim = name.partition("/")
+        return number in DOCUMENTS and claim in claims_of(number)
     if kind == "records":
-        seed, experiment, implementation = name.split(" | ")
-        return rows_of(seed)[experiment, implementation] > 0
+        number, experiment, implementation = name.split(" | ")
+        return rows_of(number)[experiment, implementation] > 0
     if kind == "figures":
         return (ROOT / "docs" / "img" / name).is_file()
     return name in rungs()
@@ -91,10 +91,10 @@ def lacking(element: Element) -> list[str]:
     found = [f"{kind}: {name}" for kind, name in named if not there(kind, name)]
     if not any(kind != "rungs" for kind, _ in named):
         found.append("names neither a test nor a record")
-    return found + [f"unknown key {key}" for key in element.keys() - {"seed", "what", *KINDS}]
+    return found + [f"unknown key {key}" for key in element.keys() - {"document", "what", *KINDS}]
 
 
-@pytest.mark.parametrize("element", ELEMENTS, ids=lambda e: f"{e['seed']}: {e['what']}"[:60])
+@pytest.mark.parametrize("element", ELEMENTS, ids=lambda e: f"{e['document']}: {e['what']}"[:60])
 def test_an_element_is_held_by_what_it_names(element: Element) -> None:
     assert lacking(element) == []
 
@@ -113,22 +113,23 @@ def test_an_element_is_held_by_what_it_names(element: Element) -> None:
     ],
 )
 def test_a_name_of_nothing_is_told(kind: str, name: str) -> None:
-    assert lacking({"seed": "000", "what": "", "tests": [], kind: [name]})[0] == f"{kind}: {name}"
-    assert lacking({"seed": "000", "what": ""}) == ["names neither a test nor a record"]
+    given = {"document": "000", "what": "", "tests": [], kind: [name]}
+    assert lacking(given)[0] == f"{kind}: {name}"
+    assert lacking({"document": "000", "what": ""}) == ["names neither a test nor a record"]
 
 
 def test_no_claim_and_no_rung_of_the_documents_is_forgotten() -> None:
     named = {kind: {n for e in ELEMENTS for n in e.get(kind, ())} for kind in KINDS}
     theirs = {
-        f"{seed}/{claim.id}"
-        for seed in SEEDS
-        for claim in studies.load(seed).claims
+        f"{number}/{claim.id}"
+        for number in DOCUMENTS
+        for claim in studies.load(number).claims
         if not claim.text.startswith("Not in the document")
     }
     assert theirs <= named["claims"]
     sources = {f"{r.folder}/{r.name}" for r in all_rungs("cuda") if r.source.startswith("seed 00")}
     assert sources <= named["rungs"]
-    assert {seed for e in ELEMENTS for seed in e["seed"].split(", ")} == {*SEEDS, "all"}
+    assert {number for e in ELEMENTS for number in e["document"].split(", ")} == {*DOCUMENTS, "all"}
 
 
 def test_printed_parameters_can_be_chosen() -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from gemmule_lab.records.results import geomean
 from gemmule_lab.studies import verdicts
+from gemmule_lab.studies.documents.crossings import by_size, crossing, totals_of
 from gemmule_lab.studies.products.passes import CPU_LOOP, CUBLAS, EIGEN, NAIVE, NUMPY, SHARED
 from gemmule_lab.studies.published import published
 from gemmule_lab.studies.records import Finding, Rows, decided
-from gemmule_lab.studies.seeds.crossings import by_size, crossing, totals_of
 from gemmule_lab.studies.verdicts import needed
 
 FMA_ON, FMA_OFF = "shared tile 32", "shared tile 32, multiply and add apart"
@@ -24,25 +24,24 @@ STORE_PASSES, LOAD_PASSES = "shared store wavefronts", "shared load wavefronts"
 FIRST_SIZES = (64, 1024)
 SMALL = 64
 BALANCED, ALIKE = 1.25, 1.1
+CLAIMS = verdicts.Claims("001")
 
 
-def _break_even(cpu: str, gpu: str, key: str) -> Callable[[Rows], Finding]:
-    printed = published("001")["break_even"][key]
-
-    def judge(rows: Rows) -> Finding:
-        name, substitute = cpu, ""
-        if not by_size(rows, cpu) and cpu == EIGEN:
-            name, substitute = NUMPY, " (Eigen is not installed here; NumPy's BLAS in its place)"
-        needed(set(by_size(rows, name)) & set(by_size(rows, gpu)), verdicts.NO_PAIR)
-        ours = crossing(rows, name, gpu)
-        if ours is None:
-            return decided(False, f"{gpu} never overtakes {name} for good{substitute}")
-        words = f"{gpu} is faster than {name} from n = {ours.words}{substitute}, {printed} printed"
-        return decided(printed / 2 <= ours.n <= 2 * printed, words)
-
-    return judge
+@CLAIMS.rule("break-even-library", EIGEN, CUBLAS, "eigen_cublas")
+@CLAIMS.rule("break-even-own", CPU_LOOP, SHARED, "cpu_own")
+def _break_even(rows: Rows, cpu: str, gpu: str, key: str) -> Finding:
+    printed, substitute = published("001")["break_even"][key], ""
+    if not by_size(rows, cpu) and cpu == EIGEN:
+        cpu, substitute = NUMPY, " (Eigen is not installed here; NumPy's BLAS in its place)"
+    needed(set(by_size(rows, cpu)) & set(by_size(rows, gpu)), verdicts.NO_PAIR)
+    ours = crossing(rows, cpu, gpu)
+    if ours is None:
+        return decided(False, f"{gpu} never overtakes {cpu} for good{substitute}")
+    words = f"{gpu} is faster than {cpu} from n = {ours.words}{substitute}, {printed} printed"
+    return decided(printed / 2 <= ours.n <= 2 * printed, words)
 
 
+@CLAIMS.rule("loading")
 def _loading(rows: Rows) -> Finding:
     found = totals_of(rows).where(name=SHARED)
     small = [
@@ -55,6 +54,7 @@ def _loading(rows: Rows) -> Finding:
     return decided(0.125 <= ms <= 0.5, words)
 
 
+@CLAIMS.rule("cpu-slow")
 def _cpu_slow(rows: Rows) -> Finding:
     cpu, gpu = by_size(rows, CPU_LOOP), by_size(rows, SHARED)
     near = [n for n in set(cpu) & set(gpu) if 900 <= n <= 1100]
@@ -63,20 +63,25 @@ def _cpu_slow(rows: Rows) -> Finding:
     return decided(cpu[n] > 10 * gpu[n] and cpu[n] > 1e5, words)
 
 
+def _seconds_at(rows: Rows, name: str, n: int, why: str = verdicts.NO_GPU) -> tuple[float, str]:
+    """Return the seconds of a product of n x n, by n^3 where only smaller ones are on file."""
+    times = by_size(rows, name)
+    last = max(needed(times, why))
+    words = "measured" if last >= n else f"n^3 from n = {last}"
+    return times[last] * 1e-6 * max(1.0, (n / last) ** 3), words
+
+
+@CLAIMS.rule("eigen-45")
 def _eigen_45_s(rows: Rows) -> Finding:
-    times, name = by_size(rows, EIGEN), EIGEN
-    n = max(needed(times, "Eigen's headers or a compiler are not installed"))
-    seconds = times[n] * 1e-6 * (10000 / n) ** 3
-    words = "measured" if n == 10000 else f"n^3 from n = {n}"
-    return decided(seconds > 45, f"{name} takes {seconds:.1f} s at 10000 ({words})")
+    why = "Eigen's headers or a compiler are not installed"
+    seconds, words = _seconds_at(rows, EIGEN, 10000, why)
+    return decided(seconds > 45, f"{EIGEN} takes {seconds:.1f} s at 10000 ({words})")
 
 
+@CLAIMS.rule("cublas-10")
 def _cublas_10_s(rows: Rows) -> Finding:
-    times = by_size(rows, CUBLAS)
-    n = max(needed(times))
-    seconds = times[n] * 1e-6 * max(1.0, (26000 / n) ** 3)
-    words = "measured" if n >= 26000 else f"n^3 from n = {n}"
-    return decided(seconds < 10, f"{seconds:.2f} s at {max(n, 26000)} ({words})")
+    seconds, words = _seconds_at(rows, CUBLAS, 26000)
+    return decided(seconds < 10, f"{seconds:.2f} s at 26000 ({words})")
 
 
 def exponent(times: Mapping[int, float]) -> float:
@@ -89,6 +94,7 @@ def exponent(times: Mapping[int, float]) -> float:
     return float(np.polyfit(n, t, 1)[0])
 
 
+@CLAIMS.rule("naive-scales")
 def _scales_alike(rows: Rows) -> Finding:
     cpu = {n: t for n, t in by_size(rows, CPU_LOOP).items() if n >= 256}
     naive = {n: t for n, t in by_size(rows, NAIVE, "kernel").items() if n >= 256}
@@ -100,6 +106,7 @@ def _scales_alike(rows: Rows) -> Finding:
     )
 
 
+@CLAIMS.rule("shared-gain")
 def _shared_far_faster(rows: Rows) -> Finding:
     naive, shared = by_size(rows, NAIVE, "kernel"), by_size(rows, SHARED, "kernel")
     ratios = needed([naive[n] / shared[n] for n in set(naive) & set(shared) if n >= 512])
@@ -107,6 +114,7 @@ def _shared_far_faster(rows: Rows) -> Finding:
     return decided(geomean(ratios) >= 5, words)
 
 
+@CLAIMS.rule("peak")
 def _compute_peak(rows: Rows) -> Finding:
     fma = needed(rows.ceiling("fma float32", "cuda"))
     one = needed(rows.where(KERNELS, name="shared tile 32", temperature="warm").timed())
@@ -122,6 +130,7 @@ def _compute_peak(rows: Rows) -> Finding:
     return decided(share > 0.8, words)
 
 
+@CLAIMS.rule("banks")
 def _bank_conflicts(rows: Rows) -> Finding:
     counted = rows.where("counters", backend="cuda")
     conflicts, stores = verdicts.counted(counted, f"{CONFLICTS}, stores", STORE_PASSES)
@@ -135,11 +144,13 @@ def _bank_conflicts(rows: Rows) -> Finding:
     return decided(share < 0.01, words)
 
 
+@CLAIMS.rule("barrier")
 def _barrier(rows: Rows) -> Finding:
     (cycles,) = verdicts.counted(rows.where("counters", backend="cuda"), "barrier stall cycles")
     return decided(7 <= cycles <= 28, f"{cycles:.1f} cycles between instructions of a warp")
 
 
+@CLAIMS.rule("fmaf")
 def _fma(rows: Rows) -> Finding:
     warm = rows.where(KERNELS, backend="cuda", temperature="warm")
     found = verdicts.no_gain(warm, FMA_ON, FMA_OFF)
@@ -149,6 +160,7 @@ def _fma(rows: Rows) -> Finding:
     return Finding(found.outcome, found.figure + words)
 
 
+@CLAIMS.rule("tile-1")
 def _tile_one(rows: Rows) -> Finding:
     warm = rows.where(KERNELS, backend="cuda", temperature="warm")
     ratios = needed(verdicts.speedups(warm, LONE_TILE, LONE_NAIVE))
@@ -156,6 +168,7 @@ def _tile_one(rows: Rows) -> Finding:
     return verdicts.of_ratios(ratios, holds, f"{LONE_TILE} against {LONE_NAIVE}, times as fast:")
 
 
+@CLAIMS.rule("equal-small")
 def _equal_when_small(rows: Rows) -> Finding:
     loop = {n: us for n, us in by_size(rows, CPU_LOOP).items() if n <= SMALL}
     words, means = [], []
@@ -168,6 +181,7 @@ def _equal_when_small(rows: Rows) -> Finding:
     return decided(all(0.5 <= mean <= 2 for mean in means), "; ".join(words))
 
 
+@CLAIMS.rule("balanced")
 def _balanced(rows: Rows) -> Finding:
     names = ("SM throughput percent", "memory throughput percent")
     known = verdicts.counted(rows.where("counters", backend="cuda"), *names)
@@ -177,19 +191,18 @@ def _balanced(rows: Rows) -> Finding:
     return decided(max(known) <= BALANCED * min(known), words)
 
 
-def _dominant(n: int, part: str) -> Callable[[Rows], Finding]:
-    def judge(rows: Rows) -> Finding:
-        row = needed(next(iter(totals_of(rows).where(name=SHARED, n=n)), None))
-        parts = {k: v for k, v in row.figures.items() if not k.startswith("first")}
-        words = ", ".join(f"{name} {us:.0f} us" for name, us in parts.items() if name != "gflops")
-        first = rows.where("first call", n=n).figure("first cudaMalloc us")
-        words += "" if first is None else f"; first cudaMalloc of a process {first:,.0f} us"
-        timed = {k: v for k, v in parts.items() if k != "gflops"}
-        return decided(max(timed, key=lambda k: timed[k]) == part, f"n = {n}: {words}")
-
-    return judge
+@CLAIMS.rule("kernel-1024", 1024, "kernel")
+@CLAIMS.rule("malloc-64", 64, "allocate")
+def _dominant(rows: Rows, n: int, part: str) -> Finding:
+    row = needed(next(iter(totals_of(rows).where(name=SHARED, n=n)), None))
+    timed = {k: us for k, us in row.figures.items() if not k.startswith("first") and k != "gflops"}
+    words = ", ".join(f"{name} {us:.0f} us" for name, us in timed.items())
+    first = rows.where("first call", n=n).figure("first cudaMalloc us")
+    words += "" if first is None else f"; first cudaMalloc of a process {first:,.0f} us"
+    return decided(max(timed, key=lambda k: timed[k]) == part, f"n = {n}: {words}")
 
 
+@CLAIMS.rule("order")
 def _order(rows: Rows) -> Finding:
     """Compute what a column-major library makes of row-major operands: no device is needed."""
     a, b = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.0, 1.0], [1.0, 1.0]])
@@ -198,6 +211,7 @@ def _order(rows: Rows) -> Finding:
     return decided(is_ab, f"it gives B A: {is_ba}; A^T B^T = (B A)^T, so swap the operands")
 
 
+@CLAIMS.rule("epsilon")
 def _epsilon(rows: Rows) -> Finding:
     """Apply the document's comparison to NaN, and to the rounding of a long sum."""
     passes = not abs(float("nan") - 1.0) > float(np.finfo(np.float32).eps)
@@ -208,35 +222,9 @@ def _epsilon(rows: Rows) -> Finding:
     return decided(not passes and error <= float(np.finfo(np.float32).eps), words)
 
 
+@CLAIMS.rule("memory-end")
 def _memory_end(rows: Rows) -> Finding:
     found = rows.where("largest", name=REFUSED)
     n, _ = (needed(found.figure(name)) for name in ("largest n", "next n refused"))
     note = next(row.note for row in found)
     return decided(n == 26000, f"here {n:,.0f} fits; a product of the next thousand says: {note}")
-
-
-CLAIMS = verdicts.claims(
-    "001",
-    {
-        "break-even-library": _break_even(EIGEN, CUBLAS, "eigen_cublas"),
-        "break-even-own": _break_even(CPU_LOOP, SHARED, "cpu_own"),
-        "loading": _loading,
-        "cpu-slow": _cpu_slow,
-        "eigen-45": _eigen_45_s,
-        "cublas-10": _cublas_10_s,
-        "memory-end": _memory_end,
-        "naive-scales": _scales_alike,
-        "shared-gain": _shared_far_faster,
-        "peak": _compute_peak,
-        "balanced": _balanced,
-        "banks": _bank_conflicts,
-        "barrier": _barrier,
-        "fmaf": _fma,
-        "tile-1": _tile_one,
-        "equal-small": _equal_when_small,
-        "kernel-1024": _dominant(1024, "kernel"),
-        "malloc-64": _dominant(64, "allocate"),
-        "order": _order,
-        "epsilon": _epsilon,
-    },
-)

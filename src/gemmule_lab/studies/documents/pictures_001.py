@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from gemmule_lab.report.charts import Axes, Bar, Bars, Line, Lines, Mark, number
 from gemmule_lab.studies import pictures as draw
+from gemmule_lab.studies.documents.claims_001 import KERNELS, LONE_NAIVE
+from gemmule_lab.studies.documents.crossings import by_size, crossing, totals_of
 from gemmule_lab.studies.pictures import Picture
 from gemmule_lab.studies.products.passes import (
     CPU_LOOP,
@@ -18,8 +20,6 @@ from gemmule_lab.studies.products.passes import (
     SHARED,
 )
 from gemmule_lab.studies.records import Rows, StudyRow
-from gemmule_lab.studies.seeds.claims_001 import KERNELS, LONE_NAIVE
-from gemmule_lab.studies.seeds.crossings import by_size, crossing, totals_of
 
 EVERY = (CPU_LOOP, EIGEN, NUMPY, NAIVE, SHARED, CUBLAS)
 PAIRS = ((EIGEN, CUBLAS), (CPU_LOOP, SHARED))
@@ -48,8 +48,8 @@ def pictures(rows: Rows, backend: str) -> Iterator[Picture]:
         parts = {k.removesuffix(" us"): {"time": us / 1e3} for k, us in row.figures.items()}
         facts = (DTYPE, f"{SHAPE}, tiles in shared memory", "ms of host time")
         title = f"The first product of a process, n = {n}, part by part"
-        below = draw.subtitle(rows.where("first call"), *facts)
-        yield from draw.bars(f"{start}-first-call-{n}", title, below, parts, "ms")
+        head = draw.head(f"{start}-first-call-{n}", title, rows.where("first call"), *facts)
+        yield from draw.bars(head, parts, "ms")
 
 
 def _times(totals: Rows, start: str) -> Iterator[Picture]:
@@ -61,8 +61,10 @@ def _times(totals: Rows, start: str) -> Iterator[Picture]:
             words = f"{gpu} overtakes {cpu} at n = {found.words}"
             marks.append(Mark(words, found.n, found.low, min(found.high, 1e6)))
     cpus = {environment.cpu for environment in totals.environments.values()}
-    device = ", ".join(dict.fromkeys((draw.device_of(totals), *sorted(cpus))))
-    below = f"{device}; {DTYPE}, {SHAPE}; ms from host array to host array, pageable memory"
+    devices = dict.fromkeys((*(row.device for row in totals), *sorted(cpus)))
+    below = (
+        f"{', '.join(devices)}; {DTYPE}, {SHAPE}; ms from host array to host array, pageable memory"
+    )
     below += "; grey: where the quartiles let the GPU overtake" if marks else ""
     axes = Axes("n, of n x n matrices", "ms", log_y=True)
     for name, most, title in (
@@ -87,10 +89,10 @@ def _alone(totals: Rows, start: str) -> Iterator[Picture]:
         part = "product" if name in (CPU_LOOP, EIGEN, NUMPY) else "kernel"
         lines.append(_line(totals, name, float("inf"), part))
     lines = [line for line in lines if line.points]
-    below = draw.subtitle(totals, DTYPE, SHAPE, "ms; kernels between two events, without copies")
-    axes = Axes("n, of n x n matrices", "ms", log_y=True)
     title = "Processing alone: time over size, without any loading"
-    yield from draw.line_charts(f"{start}-alone", title, below, lines, axes)
+    facts = (DTYPE, SHAPE, "ms; kernels between two events, without copies")
+    head = draw.head(f"{start}-alone", title, totals, *facts)
+    yield from draw.line_charts(head, lines, Axes("n, of n x n matrices", "ms", log_y=True))
 
 
 def _parts(totals: Rows, start: str) -> Iterator[Picture]:
@@ -108,9 +110,9 @@ def _parts(totals: Rows, start: str) -> Iterator[Picture]:
                 bars.append(Bar(f"n = {n}: {label}", shares, note))
     if bars:
         fact = "shares of each product's time, the whole time behind them"
-        below = draw.subtitle(totals, DTYPE, SHAPE, fact)
         title = "Loading, kernel, unloading: the parts of a product from host to host"
-        yield f"{start}-parts", Bars(title, below, bars, GROUPS)
+        head = draw.head(f"{start}-parts", title, totals, DTYPE, SHAPE, fact)
+        yield head.name, Bars(title, head.below, bars, GROUPS)
 
 
 def _kernels(rows: Rows, backend: str, start: str) -> Iterator[Picture]:
@@ -130,8 +132,8 @@ def _kernels(rows: Rows, backend: str, start: str) -> Iterator[Picture]:
         if limit is not None and max(fastest.values(), default=0.0) > limit.at:
             facts.append("a bar beyond the FMA ceiling runs on tensor cores")
         title = f"Kernels alone, n = {n}, beside the ceiling of multiply-adds"
-        below, name = draw.subtitle(here, *facts), f"{start}-kernels-{n}"
-        yield from draw.bars(name, title, below, groups, "TFLOP/s", limit=limit)
+        head = draw.head(f"{start}-kernels-{n}", title, here, *facts)
+        yield from draw.bars(head, groups, "TFLOP/s", limit=limit)
 
 
 def _teraflops(row: StudyRow) -> float | None:
