@@ -11,7 +11,7 @@ from gemmule.core.rung import BACKENDS
 from gemmule.storage import evidence
 from gemmule.storage.atomic import replace_text
 from gemmule_lab.report import ladder_gains, ladder_table
-from pages import cpu_pages, cuda_pages, note_tables, reliability, speed_table
+from pages import cpu_pages, cuda_pages, note_tables, reliability, speed_table, support_table
 from pages.markdown import update_markers
 
 LADDER_SIZE = 4096
@@ -93,7 +93,13 @@ def update(root: Path) -> list[Path]:
     changed += reliability.update(root)
     changed += note_tables.update(root)
     readme = root / "README.md"
-    tables = {"status": status(), "ways": ways_up(root), "speed": speed_table.speed(root)}
+    tables = {
+        "status": status(),
+        "ways": ways_up(root),
+        "support": support_table.support(),
+        "speed": speed_table.speed(root),
+        "quantised": speed_table.quantised(root),
+    }
     if update_markers(readme, tables):
         changed.append(readme)
     return changed

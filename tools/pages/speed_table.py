@@ -1,4 +1,4 @@
-"""The README's table of speeds: dense products of a recorded run beside PyTorch, by dtype."""
+"""The README's tables of speeds: dense and quantised products of recorded runs beside PyTorch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from gemmule_lab.records.rows import Row
 LARGE_BYTES = 64 * 2**20
 PEER = "torch"
 DIRECTIONS = {"A x": "row", "x A": "col"}
+PACKED = "torch int4pack"
+COLUMNS = (1, 4, 16)
 NONE_YET = "No run is on record."
 
 
@@ -73,3 +75,36 @@ def _cells(rows: Sequence[Row]) -> tuple[str, str]:
     ]
     share = f"{statistics.median(shares):.0f} %" if shares else ""
     return f"{results.geomean(ratios):.2f} ({min(ratios):.2f})", share
+
+
+def quantised(root: Path) -> str:
+    """Return a Markdown table for every device on record: 4-bit weights by 1, 4 and 16 columns."""
+    paths = sorted(root.glob("evidence/*/bench/quantised.jsonl"))
+    return "\n\n".join(_weights(path) for path in paths) or NONE_YET
+
+
+def _weights(path: Path) -> str:
+    found = results.read(path)
+    times: dict[int, dict[int, Row]] = {}
+    for row in found.rows:
+        quant = row.problem.quant
+        if row.kind == "rung" and PACKED in row.speedups and quant and quant.group_size == 128:
+            times.setdefault(row.problem.m, {})[row.problem.k] = row
+    environment = found.environments[next(iter(times.values()))[1].environment]
+    titles = [f"{k} column{'s' * (k > 1)}" for k in COLUMNS]
+    lines = [
+        f"{environment.device}, {environment.timestamp[:10]}, int4, cold: microseconds, and how "
+        "many times as fast as PyTorch's own int4 product in the same run:",
+        "",
+        f"| matrix | {' | '.join(titles)} |",
+        "|---|" + "---:|" * len(titles),
+    ]
+    for side, by_columns in sorted(times.items()):
+        cells = [
+            f"{one.times_us.median:.1f} ({one.speedups[PACKED].value:.2f})"
+            if (one := by_columns.get(k)) is not None and one.times_us is not None
+            else ""
+            for k in COLUMNS
+        ]
+        lines.append(f"| {side} x {side} | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -198,8 +198,9 @@ def _bars(chart: Bars) -> Figure:
     y, labels = 0.0, {}
     for group in groups:
         if above:
-            axes.annotate(group[0].label, (0, y + 0.72), (8, 0), axes.get_yaxis_transform(),
-                          textcoords="offset points", size=11, color=SOFT, gid="over")  # fmt: skip
+            words: dict[str, Any] = {"textcoords": "offset points", "size": 11, "color": SOFT}
+            left = axes.get_yaxis_transform()
+            axes.annotate(group[0].label, (0, y + 0.72), (8, 0), left, gid="over", **words)
             y += 0.8
         else:
             labels[y + len(group) / 2] = group[0].label
