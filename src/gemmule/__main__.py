@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from gemmule.errors import INSTALL
+
 
 def main() -> NoReturn:
     """Run the command line; without the extra ``lab`` say in one line how to install it."""
@@ -13,7 +15,7 @@ def main() -> NoReturn:
     except ModuleNotFoundError as error:
         sys.exit(
             f"gemmule: the command line needs {error.name}, which is not installed: "
-            "pip install 'gemmule[lab]'"
+            f"{INSTALL['lab']}"
         )
     lab()
 

@@ -7,6 +7,14 @@ was given, what is required and what to do.
 
 from __future__ import annotations
 
+INSTALL = {  # what installs the optional dependencies, right from a clone too; those of pyproject
+    "cuda13": (
+        "pip install 'cuda-core>=1.2,<2' 'cuda-bindings==13.*' 'cuda-toolkit[nvrtc,cudart]==13.*'"
+    ),
+    "lab": "pip install 'rich>=13.9' 'click>=8.1' 'jinja2>=3.1' 'matplotlib>=3.9'",
+    "io": "pip install 'scipy>=1.14'",
+}
+
 
 class DeviceError(RuntimeError):
     """The GPU, its driver or its memory refused: absent, too old, out of memory, or faulted.

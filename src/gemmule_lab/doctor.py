@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemmule.errors import INSTALL
 from gemmule_lab.records.environment import version_of
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
@@ -29,7 +30,7 @@ CPU_FEATURES = (
 )
 OPTIONAL = ("torch", "cupy-cuda13x", "cupy-cuda12x", "jax", "scipy", "nvidia-ml-py")
 CUDA_WHEELS = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
-CUDA_FIX = "pip install 'gemmule[cuda13]' (driver 580 or newer), or 'gemmule[cuda12]'"
+CUDA_FIX = f"{INSTALL['cuda13']} (driver 580 or newer), or the same of 12"
 
 
 @dataclass(frozen=True, slots=True)

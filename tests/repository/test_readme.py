@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import shutil
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -15,6 +17,7 @@ import pytest
 from checkout import ROOT
 from gemmule.core.registry import OPS
 from gemmule.core.rung import BACKENDS
+from gemmule.errors import INSTALL
 from gemmule.settings import cache_folder, default_device
 from gemmule_lab import cli
 from layers import LAYERS
@@ -169,3 +172,12 @@ def test_the_table_of_environment_variables_is_complete() -> None:
 
 def _environment_page() -> str:
     return (ROOT / "docs" / "environment.md").read_text("utf-8")
+
+
+def test_messages_advise_the_packages_of_the_extras() -> None:
+    """By their own names, which an index has even where gemmule itself is a clone."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    for extra, command in INSTALL.items():
+        assert shlex.split(command) == ["pip", "install", *extras[extra]]

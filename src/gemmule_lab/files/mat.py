@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.errors import INSTALL
 from gemmule_lab.files.sources import Source, check_shape, check_size, pick
 
 Matrix = NDArray[Any]
@@ -57,7 +58,7 @@ def read_mat(source: Source, limit: int) -> Matrix:
     """Return one variable of a MATLAB file (up to version 7), column-major as it lies there."""
     _check_head(source)
     if importlib.util.find_spec("scipy") is None:
-        raise ImportError(f"{source} is read by SciPy: pip install 'gemmule[io]'")
+        raise ImportError(f"{source} is read by SciPy: {INSTALL['io']}")
     listed = _answer(source, None, 0)[0]["variables"]
     known: dict[str, tuple[list[int], str]] = {}
     for name, shape, kind in listed:

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gemmule.errors import DeviceError
+from gemmule.errors import INSTALL, DeviceError
 
-INSTALL = "pip install 'gemmule[cuda13]'"
 MINIMUM_CAPABILITY = (8, 0)
 
 # Errors after which the context is lost: the driver answers every later call with the same code.
@@ -60,7 +59,7 @@ def bindings() -> Any:
     except ImportError as error:
         raise DeviceError(
             f"CUDA operands need cuda-bindings, which is not installed ({error}). "
-            f"Install it: {INSTALL}. The CPU back end works without."
+            f"Install it: {INSTALL['cuda13']}. The CPU back end works without."
         ) from None
     try:
         (code,) = driver.cuInit(0)

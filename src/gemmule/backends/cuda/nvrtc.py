@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.core.rung import HEADERS_FOLDER
-from gemmule.errors import CompileError, GemmuleWarning
+from gemmule.errors import INSTALL, CompileError, GemmuleWarning
 from gemmule.settings import cache_folder
 from gemmule.storage.atomic import write_atomically
 
@@ -38,7 +38,6 @@ _OPTIONS: dict[str, Any] = {
 }
 MAX_ENTRY_BYTES = 64 * 2**20
 SYSTEM_SHARED = 1024  # of each block's shared memory
-INSTALL = "pip install 'gemmule[cuda13]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ def _cuda_core() -> Any:
     except Exception as error:
         raise CompileError(
             f"CUDA kernels need NVRTC and cuda-core, and they could not be loaded ({error}). "
-            f"Install them: {INSTALL}."
+            f"Install them: {INSTALL['cuda13']}."
         ) from None
     return core
 
@@ -166,7 +165,7 @@ def include_folders() -> tuple[Path, ...]:
             return (folder, nested) if nested.is_dir() else (folder,)
     raise CompileError(
         "the CUDA headers (cuda_fp16.h) were not found in pip's nvidia-cuda-runtime, in CUDA_HOME "
-        f"or in /usr/local/cuda. Install them: {INSTALL}."
+        f"or in /usr/local/cuda. Install them: {INSTALL['cuda13']}."
     )
 
 
