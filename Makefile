@@ -1,4 +1,4 @@
-# make demo | test | check | soak | mutants | docs | clean
+# make demo | test | test-models | check | soak | mutants | docs | clean
 # Everything goes into .venv; PYTHON=/path/to/python chooses the interpreter.
 
 VENV := .venv
@@ -6,23 +6,24 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 CASES ?= 1000000
 
-.PHONY: demo test check soak mutants docs clean
+.PHONY: demo test test-models check soak mutants docs clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo 'make demo    multiply the weights of a real model, checked and measured (< 4 minutes)'
 	@echo 'make test    install the development tools and run the tests'
+	@echo 'make test-models  the tests with whole models of transformers (< 10 minutes)'
 	@echo 'make check   lint, format, types, import direction'
 	@echo 'make soak    the long tests, damaged files, and CASES=$(CASES) random products'
 	@echo 'make mutants plant faults one by one, and see that the tests that watch them fail'
 	@echo 'make docs    rewrite the generated parts of the documents'
 	@echo 'make clean   remove .venv and everything generated'
 
-demo test: export PYTHONDONTWRITEBYTECODE =
+demo test test-models: export PYTHONDONTWRITEBYTECODE =
 # After each product OpenBLAS's helpers spin for 2^26 ticks before they sleep, here for 2^4: between
 # many small products they would spin all the time. It is read where NumPy is imported.
-test: export OPENBLAS_THREAD_TIMEOUT = 4
+test test-models: export OPENBLAS_THREAD_TIMEOUT = 4
 
 $(VENV)/made:
 	@python=$$(.ci/find-python) && echo "using $$python" && $$python -m venv $(VENV)
@@ -40,12 +41,20 @@ $(VENV)/dev: $(VENV)/made pyproject.toml
 	@$(PIP) install --no-compile --no-warn-conflicts --editable '.[dev]'
 	@touch $@ $(VENV)/runtime
 
+$(VENV)/models: $(VENV)/dev
+	@echo 'installing transformers, PEFT and FastAPI'
+	@$(PIP) install --no-compile --no-warn-conflicts --editable '.[models]'
+	@touch $@
+
 demo: $(VENV)/runtime
 	$(VENV)/bin/gemmule demo
 
 # A worker that crashed is not replaced: pytest-xdist waits for ever for what it still held.
 test: $(VENV)/dev
-	$(PY) -m pytest -n auto --dist loadfile --max-worker-restart 0 -m 'not soak'
+	$(PY) -m pytest -n auto --dist loadfile --max-worker-restart 0 -m 'not soak' --ignore tests/models
+
+test-models: $(VENV)/models
+	$(PY) -m pytest -n 2 --dist loadfile --max-worker-restart 0 tests/models
 
 check: $(VENV)/dev
 	$(VENV)/bin/ruff check .

@@ -83,7 +83,7 @@ def test_ties_stay(way: str, caplog: pytest.LogCaptureFixture) -> None:
         for parameter in plain.parameters():
             parameter.copy_(parameter.half())  # so that no dtype of a bias rounds it
     alone = gl.QuantLinear.from_linear(copy.deepcopy(plain.two), bits=8, group_size=None)
-    model = STAY[way](gl.quantize_(plain, bits=8, group_size=None, scale_dtype="bfloat16"))
+    model = STAY[way](gl.quantize_(plain, bits=8, group_size=None, scale_dtype="bfloat16").model)
     assert model.again is model.one
     assert are_tied(model)
     assert [one.training for one in (model, model.one, model.two)] == [False, False, True]
@@ -97,7 +97,7 @@ def test_ties_stay(way: str, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_layers_that_were_written_to_are_tied_no_more() -> None:
     for written in ("one", "two"):
-        model = gl.quantize_(Tied(), group_size=16)
+        model = gl.quantize_(Tied(), group_size=16).model
         model.one.to("meta")
         getattr(model, written).codes.zero_()
         model.two.to("meta")
@@ -106,7 +106,7 @@ def test_layers_that_were_written_to_are_tied_no_more() -> None:
 
 
 def test_layers_that_were_moved_otherwise_are_tied_no_more() -> None:
-    model = gl.quantize_(Tied(), group_size=16)
+    model = gl.quantize_(Tied(), group_size=16).model
     codes = model.one.codes.clone()
     model.one._apply(torch.zeros_like)
     model.two._apply(torch.clone)
@@ -128,7 +128,7 @@ def test_states_and_layers_that_are_odd_are_told_or_taken() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
     model = torch.nn.Sequential(linear())
     model.nested = torch.nn.Parameter(nested, requires_grad=False)
-    assert isinstance(gl.quantize_(model)[0], gl.QuantLinear)
+    assert isinstance(gl.quantize_(model).model[0], gl.QuantLinear)
 
 
 def test_a_tie_to_what_is_not_quantised_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,7 +229,7 @@ def test_what_is_not_quantised_may_be_anything() -> None:
     odd = {"lazy": torch.nn.LazyLinear(8), "sparse": torch.nn.Module(), "none": linear()}
     odd["sparse"].weight = torch.nn.Parameter(torch.eye(3).to_sparse())
     odd["none"].register_module("nothing", None)
-    model = gl.quantize_(torch.nn.ModuleDict(odd), group_size=16)
+    model = gl.quantize_(torch.nn.ModuleDict(odd), group_size=16).model
     assert type(model["lazy"]) is torch.nn.LazyLinear
     assert type(model["none"]) is gl.QuantLinear
     for model, filter_ in ((5, None), (torch.nn.Linear, None), (torch.nn.Sequential(), "head")):

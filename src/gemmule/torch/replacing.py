@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-Place = tuple[torch.nn.Module, str, str, torch.nn.Linear]  # parent, name there, full name, layer
+from gemmule.torch.floats import is_linear, weight_of
+
+Options = Mapping[str, Any]
+Filter = Callable[[str, torch.nn.Module], "bool | Options"]
+
+
+class Place(NamedTuple):
+    """Where a linear layer stands in a model, and the options that are its own."""
+
+    parent: torch.nn.Module
+    name: str
+    full: str
+    linear: Any
+    options: Options
+
+    def put(self, layer: torch.nn.Module) -> None:
+        """Let another layer stand there."""
+        setattr(self.parent, self.name, layer)
+        if isinstance(self.parent, torch.nn.TransformerEncoderLayer):
+            self.parent.activation_relu_or_gelu = 0  # else a kernel of its own wants float weights
+
 
 # Shared, not copied: the handles by which hooks are removed know these dictionaries, and a layer
 # within the layer may be replaced in turn.
@@ -32,18 +52,35 @@ _OF_STATE = (
 )
 
 
-def places(
-    model: torch.nn.Module, wanted: Callable[[str, torch.nn.Linear], bool] | None
-) -> Iterator[Place]:
+def places(model: torch.nn.Module, wanted: Filter | None) -> Iterator[Place]:
     """Yield every place of a model where a linear layer stands that is wanted."""
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():  # named_children leaves out what it has met
             full = f"{path}.{name}" if path else name
-            if type(child) is torch.nn.Linear and (wanted is None or wanted(full, child)):
-                yield parent, name, full, child
+            wish = is_linear(child) and (wanted is None or wanted(full, child))
+            if wish or isinstance(wish, Mapping):
+                options = wish if isinstance(wish, Mapping) else {}
+                yield Place(parent, name, full, child, options)
 
 
-def refuse(linear: torch.nn.Linear, kind: type[torch.nn.Module]) -> None:
+def by_weight(taken: Iterable[Place]) -> list[list[Place]]:
+    """Return places whose layers have the same weight together, in the order that they came."""
+    groups: dict[Any, list[Place]] = {}
+    for place in taken:
+        groups.setdefault(memory(weight_of(place.linear)), []).append(place)
+    return list(groups.values())
+
+
+def loosened(model: torch.nn.Module, groups: list[list[Place]]) -> Iterator[tuple[str, str]]:
+    """Yield layers and the names of parameters that have their weight and will keep it alone."""
+    layers = {memory(group[0].linear.weight): group for group in groups}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        group = layers.get(memory(parameter))
+        if group and name not in {f"{place.full}.weight" for place in group}:
+            yield group[0].full, name
+
+
+def refuse(linear: Any, kind: type[torch.nn.Module]) -> None:
     """Raise ValueError for a layer of which `kind` would lose something, or compute otherwise."""
     further = set(linear._parameters) - {"weight", "bias"}
     if further or linear._parameters.get("weight") is None:
@@ -71,7 +108,7 @@ def refuse(linear: torch.nn.Linear, kind: type[torch.nn.Module]) -> None:
         )
 
 
-def take_over(layer: torch.nn.Module, linear: torch.nn.Linear) -> None:
+def take_over(layer: torch.nn.Module, linear: Any) -> None:
     """Give a new layer what the old one had: hooks, attributes, buffers, layers within it."""
     for name in _SHARED:
         setattr(layer, name, getattr(linear, name))
@@ -82,7 +119,7 @@ def take_over(layer: torch.nn.Module, linear: torch.nn.Linear) -> None:
         layer.register_buffer(name, linear._buffers[name], persistent=persistent)
 
 
-def _own(linear: torch.nn.Linear) -> list[str]:
+def _own(linear: Any) -> list[str]:
     """Return the attributes that a linear layer has beside those of all."""
     plain = vars(torch.nn.Linear(1, 1, device="meta"))
     return [name for name in vars(linear) if name not in plain]

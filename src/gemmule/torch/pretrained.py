@@ -1,0 +1,324 @@
+"""Models of transformers with quantised layers: `from_pretrained` and `save_pretrained` know them.
+
+``import gemmule.torch`` registers what is here with transformers, when that is imported. Then
+``from_pretrained(folder, quantization_config=GemmuleConfig(bits=4))`` quantises layer by layer as
+it loads, ``save_pretrained`` writes codes, and ``from_pretrained`` of that folder reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from gemmule.quant import checks
+from gemmule.quant.quantize import quantize
+from gemmule.torch.floats import is_turned
+from gemmule.torch.layer import QuantLinear
+from gemmule.torch.quantized_linear import PARTS
+from gemmule.torch.replacing import places, take_over
+from gemmule.torch.saving import METHOD
+
+FORMAT = 1
+
+
+@register_quantization_config(METHOD)
+class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """How a model of transformers is quantised; what ``config.json`` keeps of it.
+
+    - ``bits``, ``group_size``, ``symmetric``, ``scale_dtype``, ``method``: those of
+      `gemmule.quantize`.
+    - ``modules_to_not_convert``: names or patterns of layers that stay floats, as transformers
+      matches them; by default the output head and what is tied. ``[]``: none.
+    - ``layers``: options of single layers by name or pattern (``"*.down_proj"``), the first that
+      fits; of a saved model the bits and groups that differ.
+    - ``format``: the version of what is saved; ValueError for one that this version does not read.
+    """
+
+    def __init__(
+        self,
+        bits: int = 4,
+        group_size: int | None = 64,
+        *,
+        symmetric: bool = False,
+        scale_dtype: str = "float32",
+        method: str = "rtn",
+        modules_to_not_convert: list[str] | None = None,
+        layers: Mapping[str, Mapping[str, Any]] | None = None,
+        format: int = FORMAT,  # noqa: A002  the name in the file
+        quant_method: str = METHOD,
+    ) -> None:
+        if format != FORMAT or quant_method != METHOD:
+            raise ValueError(
+                f"a model saved as {quant_method!r}, format {format!r}; this version of gemmule "
+                f"reads format {FORMAT}: update gemmule, or quantise the model again"
+            )
+        self.quant_method, self.format = METHOD, FORMAT
+        self.bits, self.group_size = checks.bits(bits), checks.group_size(group_size)
+        self.symmetric, self.scale_dtype, self.method = symmetric, scale_dtype, method
+        self.modules_to_not_convert = modules_to_not_convert
+        self.layers = {name: dict(own) for name, own in (layers or {}).items()}
+
+    def options_of(self, name: str) -> dict[str, Any]:
+        """Return the options of `gemmule.quantize` for the layer of a name."""
+        keys = ("bits", "group_size", "symmetric", "scale_dtype", "method")
+        options = {key: getattr(self, key) for key in keys}
+        for pattern, own in self.layers.items():
+            # A base model's layers have names that lack the prefix, or have it.
+            if fnmatchcase(name, pattern) or _ends(name, pattern) or _ends(pattern, name):
+                return options | own
+        return options
+
+    def describing(self, model: torch.nn.Module) -> GemmuleConfig:
+        """Return these options with the bits and groups that a model's layers have."""
+        forms = {name: layer._form for name, layer in quantised(model)}
+        made = GemmuleConfig(**self.to_dict())
+        if forms:
+            common = Counter((one["bits"], one["group_size"]) for one in forms.values())
+            (made.bits, made.group_size), _ = common.most_common(1)[0]
+        usual = {"bits": made.bits, "group_size": made.group_size}
+        made.layers = {name: form for name, form in forms.items() if form != usual}
+        return made
+
+
+def _ends(longer: str, shorter: str) -> bool:
+    return longer.endswith(f".{shorter}")
+
+
+def quantised(model: torch.nn.Module) -> Iterable[tuple[str, QuantLinear]]:
+    """Return the quantised layers of a model by name."""
+    return ((name, one) for name, one in model.named_modules() if isinstance(one, QuantLinear))
+
+
+def attach(model: torch.nn.Module, **options: Any) -> None:
+    """Let ``save_pretrained`` of each model of transformers in `model` keep its quantised layers.
+
+    `quantize_` does it; it is wanted where layers were put in by hand. Ties of quantised layers to
+    embeddings, which `quantize_` has ended, are no longer made by ``tie_weights``. options: those
+    of `GemmuleConfig` that are to be kept beside bits and groups.
+    """
+    from transformers import PreTrainedModel
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and any(True for _ in quantised(module)):
+            config = GemmuleConfig(**options).describing(module)
+            module.hf_quantizer = GemmuleQuantizer(config)
+            module.config.quantization_config = config
+            _untie(module, (name for name, _ in quantised(module)))
+
+
+def _untie(model: Any, names: Iterable[str]) -> None:
+    for name in names:
+        model.all_tied_weights_keys.pop(f"{name}.weight", None)
+
+
+class Operation:
+    """What the loader does with the tensors of a layer; transformers calls `convert`."""
+
+    supports_many_to_many = False
+
+    def __init__(self, quantizer: GemmuleQuantizer) -> None:
+        self.hf_quantizer = quantizer  # its presence leaves dtypes as they are in the file
+
+    def __deepcopy__(self, memo: Any) -> Operation:
+        return self
+
+
+class Quantise(Operation):
+    """Replaces linear layers by quantised ones of the float weights that were just read."""
+
+    def convert(self, tensors: dict[str, Any], **context: Any) -> dict[str, Any]:
+        """Return what is no weight of a layer to be quantised."""
+        left = {}
+        for key, value in tensors.items():
+            name, tensor = key.removesuffix(".weight"), _only(value)
+            options = self.hf_quantizer.chosen.get(name)
+            if options is None:
+                left[key] = value
+                continue
+            turned = is_turned(context["model"].get_submodule(name))
+            matrix = quantize(tensor.T if turned else tensor, **options)
+            layer = QuantLinear.from_matrix(matrix)
+            layer.weight_dtype = tensor.dtype
+            self.hf_quantizer.put(name, layer, **context)
+        return left
+
+
+class Assemble(Operation):
+    """Replaces a linear layer by the one whose codes, scales, zero points and perm were read."""
+
+    def convert(self, tensors: dict[str, Any], **context: Any) -> dict[str, Any]:
+        """Return nothing that is left to load."""
+        model, name = context["model"], context["full_layer_name"].removesuffix(".weight")
+        parts = {key.strip(".\\$"): _only(value) for key, value in tensors.items()}
+        linear, options = model.get_submodule(name), self.hf_quantizer.quantization_config
+        turned = is_turned(linear)
+        shape = tuple(reversed(linear.weight.shape)) if turned else tuple(linear.weight.shape)
+        own = options.options_of(name)
+        layer = QuantLinear.from_tensors(
+            *(parts.get(part) for part in PARTS),
+            shape=shape,
+            bits=own["bits"],
+            group_size=own["group_size"],
+        )
+        layer.weight_dtype = self.hf_quantizer.dtype_of(name, linear.weight.dtype)
+        self.hf_quantizer.put(name, layer, **context)
+        return {}
+
+
+def _only(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
+
+
+@register_quantizer(METHOD)
+class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Puts quantised layers into a model while transformers loads it, and tells what it saves."""
+
+    quantization_config: GemmuleConfig
+    requires_calibration = False
+    is_trainable = True
+    is_compileable = True
+
+    def __init__(self, quantization_config: GemmuleConfig, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        self.chosen: dict[str, dict[str, Any]] = {}  # what is to be quantised, or was, by name
+        self.pending: set[str] = set()
+        self.kept: dict[str, torch.dtype] = {}
+
+    def validate_environment(self, device_map: Any = None, **_: Any) -> None:
+        """Refuse layers on disk, where no codes are multiplied."""
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            raise ValueError(
+                "device_map puts layers on disk, where quantised ones cannot be: map them to the "
+                "CPU, which needs about a quarter of the memory of 16-bit floats by 4 bits"
+            )
+
+    @property
+    def quantized_element_size(self) -> float:
+        """Bytes of a weight, its share of a scale and a zero point among them."""
+        config = self.quantization_config
+        return float(config.bits / 8 + 8 / max(config.group_size or 1024, 1))
+
+    def is_serializable(self) -> bool:
+        """Tell that ``save_pretrained`` may write such a model."""
+        return True
+
+    def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+        """Tell whether a parameter is the weight of a layer that is or will be quantised."""
+        name, key = param_name.rpartition(".")[::2]
+        return key == "weight" and name in self.chosen
+
+    def get_quantize_ops(self) -> Operation:
+        """Return what quantises a weight that was read."""
+        return Quantise(self)
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Any = None, dtype: Any = None, **_: Any
+    ) -> None:
+        linears = {place.full: place.linear for place in places(model, None)}
+        self.kept = model._get_dtype_plan(dtype) if dtype is not None else {}
+        self.chosen = self._chosen(model, linears, checkpoint_files)
+        self.pending = set(self.chosen)
+        _untie(model, self.chosen)
+
+    def _chosen(self, model: Any, linears: dict[str, Any], files: Any) -> dict[str, dict[str, Any]]:
+        config = self.quantization_config
+        if self.pre_quantized:
+            there = {key.removesuffix(".codes") for key in _keys(files) if key.endswith(".codes")}
+            renamed = {_renamed(model, name) for name in there}
+            base = f"{model.base_model_prefix}."
+            forms = (str, lambda name: base + name, lambda name: name.removeprefix(base))
+            return {
+                name: config.options_of(name)
+                for name in linears
+                if any(form(name) in renamed for form in forms)
+            }
+        kept = self.get_modules_to_not_convert(model, config.modules_to_not_convert)
+        return {
+            name: config.options_of(name) for name in linears if should_convert_module(name, kept)
+        }
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        """Return the model's own conversions, and that of codes and scales to layers."""
+        if not self.pre_quantized:
+            return weight_conversions
+        from transformers.core_model_loading import WeightConverter
+
+        sources = [rf"\.{part}$" for part in PARTS]
+        return [*weight_conversions, WeightConverter(sources, ".weight", [Assemble(self)])]
+
+    def dtype_of(self, name: str, usual: torch.dtype) -> torch.dtype:
+        """Return the dtype that a layer's weight would have been loaded in."""
+        found = (dtype for key, dtype in self.kept.items() if re.search(key, f"{name}.weight"))
+        return next(found, usual)
+
+    def put(
+        self, name: str, layer: QuantLinear, *, model: Any, missing_keys: Any, **_: Any
+    ) -> None:
+        """Let a quantised layer take the place of the linear one of a name."""
+        linear = model.get_submodule(name)
+        if not isinstance(linear, QuantLinear):  # else it stands in two places, and is there
+            take_over(layer, linear)
+            layer.bias, layer.training = linear.bias, linear.training
+            layer._is_hf_initialized = True  # no random numbers are drawn for it
+            for place in places(model, lambda _, one: one is linear):
+                place.put(layer)
+        self.pending.discard(name)
+        missing_keys.discard(f"{name}.weight")
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        if self.pending:
+            raise ValueError(
+                f"{len(self.pending)} layers were not found where the model was loaded from, such "
+                f"as {min(self.pending)!r}: the folder does not hold the whole model"
+            )
+        conversions = model._weight_conversions or []
+        model._weight_conversions = [
+            one
+            for one in conversions
+            if not any(isinstance(op, Operation) for op in getattr(one, "operations", ()))
+        ]
+        self._describe(model)
+        return model
+
+    def _describe(self, model: Any) -> None:
+        self.quantization_config = self.quantization_config.describing(model)
+        model.config.quantization_config = self.quantization_config
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[Any, dict[str, str]]:
+        """Return what ``save_pretrained`` writes, shared codes once for each layer."""
+        self._describe(model)
+        state, seen = model.state_dict(), set()
+        for key, tensor in state.items():
+            if key.rpartition(".")[2] in PARTS and tensor.data_ptr():
+                if tensor.data_ptr() in seen:
+                    state[key] = tensor.clone()
+                seen.add(tensor.data_ptr())
+        return state, {}
+
+
+def _keys(files: Iterable[str] | None) -> Iterable[str]:
+    """Yield the names of the tensors in safetensors files."""
+    for path in files or ():
+        with safe_open(path, "pt") as file:
+            yield from file.keys()
+
+
+def _renamed(model: Any, name: str) -> str:
+    """Return what transformers makes of a tensor's name in an older file."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    mapping = [
+        one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)
+    ]
+    return str(rename_source_key(f"{name}.weight", mapping, [])[0].removesuffix(".weight"))
