@@ -10,7 +10,7 @@ from dataclasses import replace
 from gemmule import backends
 from gemmule.core.canonical import Call, Frozen
 from gemmule.core.choice import Choice
-from gemmule.core.problem import HALVES, ITEMSIZE, Problem, result_dtype
+from gemmule.core.problem import HALVES, INTEGERS, ITEMSIZE, Problem, result_dtype
 from gemmule.core.registry import all_rungs, rungs_for
 from gemmule.core.rung import Arithmetic, LibraryRung, Machine, Rung
 from gemmule.storage import margins
@@ -208,7 +208,8 @@ def _widens(own: tuple[str, str, str], wider: tuple[str, str, str], quantized: b
     try:
         if any(a != w and result_dtype(a, w) != w for a, w in operands):
             return False
-        return own[2] == wider[2] or result_dtype(own[2], wider[2]) == wider[2]
+        wraps = own[2] in INTEGERS and wider[2] in ("int64", "uint64")  # both modulo 2^64
+        return wraps or own[2] == wider[2] or result_dtype(own[2], wider[2]) == wider[2]
     except TypeError:
         return False
 

@@ -85,6 +85,41 @@ def test_wide_integers_wrap_modulo_two_to_the_64(dtype: str) -> None:
     np.testing.assert_array_equal(gm.vecmat(x, np.ascontiguousarray(A.T)), wrapped[:, 0])
 
 
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("int64", "int64"),
+        ("int8", "int8"),
+        ("uint64", "uint64"),
+        ("int16", "uint32"),
+        ("uint8", "int8"),
+    ],
+)
+@pytest.mark.parametrize("out", ["int32", "int64", "uint64"])
+def test_integers_give_every_integer_result_modulo_its_size(a: str, b: str, out: str) -> None:
+    rng = np.random.default_rng(4)
+
+    def drawn(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+    A, B, old = drawn((5, 9), a), drawn((9, 3), b), drawn((5, 3), out)
+    sums = A.astype(object) @ B.astype(object)
+
+    def wrapped(values: np.ndarray) -> np.ndarray:
+        return (values % 2**64).astype("uint64").astype(out)
+
+    y = np.empty(5, out)
+    for found, truth in (
+        (gm.matmul(A, B, out_dtype=out), sums),
+        (gm.matvec(A, B[:, 0], out=y, out_dtype=out), sums[:, 0]),
+        (gm.vecmat(A[1], B, out_dtype=out), sums[1]),
+        (gm.gemm(A, B, old.copy(), alpha=3, beta=5), 3 * sums + 5 * old.astype(object)),
+    ):
+        assert found.dtype == out
+        np.testing.assert_array_equal(found, wrapped(truth))
+
+
 @pytest.mark.parametrize(("a", "b"), [*itertools.product(["int8", "uint8"], repeat=2)])
 def test_8_bit_extremes_fit_int32(a: str, b: str) -> None:
     for low, high in itertools.product((True, False), repeat=2):
