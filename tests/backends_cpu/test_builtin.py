@@ -18,6 +18,7 @@ import gemmule as gm
 from gemmule.backends.cpu import blas_threads
 from gemmule.backends.cpu import pool as cpu_pool
 from gemmule.backends.cpu.calls import builtin
+from gemmule.backends.cpu.threads import processors
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CpuRung
 from gemmule.settings import builtin_enabled
@@ -28,6 +29,7 @@ pytest.importorskip("numba")
 pytestmark = pytest.mark.skipif(
     builtin.unusable() is not None, reason=f"no builtin functions: {builtin.unusable()}"
 )
+parallel = pytest.importorskip("numba.np.ufunc.parallel")
 OPS = ("matvec", "vecmat")
 FORMATS = ("float64", "float32", "float16", "bfloat16", "int8", "int4", "int4 x int8")
 
@@ -49,6 +51,29 @@ def operands(op: str, kind: str, m: int, n: int, seed: int = 1) -> tuple[Any, An
 def planned(op: str, kind: str, a: Any, b: Any, **more: Any) -> gm.Plan:
     activations = {"activations": "int8"} if "x" in kind else {}
     return gm.plan(op, a, b, **activations, **more)
+
+
+@pytest.fixture(autouse=True)
+def nobody_started_numbas_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of this process may have, and then no bound product is launched."""
+    monkeypatch.setattr(parallel, "_is_initialized", False)
+
+
+@pytest.mark.skipif(processors() == 1, reason="products have one thread here")
+def test_where_numba_has_threads_products_go_the_ordinary_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = operands("matvec", "float16", 384, 384)
+    plan = planned("matvec", "float16", a, b)
+    first, call = plan(a, b), plan._run.bound(a, b)
+    assert np.array_equal(call(a, b), first)
+    monkeypatch.setattr(parallel, "_is_initialized", True)
+    out = np.zeros_like(first)
+    assert call(a, b) is None
+    assert call(a, b, out) is None
+    assert not out.any()
+    assert np.array_equal(plan(a, b), first)
+    assert np.array_equal(plan(a, b, out=out), first)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -146,6 +171,7 @@ def test_every_rung_with_a_job_is_right_in_every_dtype(monkeypatch: pytest.Monke
                 continue
             assert call is not None, rung.name
             found = call(a, b)
+            assert found is not None, rung.name
             expected = np.full_like(found, 7)
             run.product(*((b, a) if plan.choice.call.swapped else (a, b)), expected)
             assert np.array_equal(found, expected), (rung.name, op, kind)
@@ -341,6 +367,7 @@ import sys
 import numpy as np
 import gemmule as gm
 from gemmule.backends.cpu.calls import builtin
+from gemmule.backends.cpu.threads import processors
 
 for dtype in ("float16", "float32"):
     A, x = np.ones((384, 384), dtype), np.ones(384, dtype)
