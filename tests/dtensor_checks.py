@@ -80,6 +80,7 @@ def rank_of(rank: int, port: int) -> None:
         random_product(rng, rng.choice(meshes))
     lines = [meshes[0], square["down"], square["across"]]
     quiet_shards(meshes[0])
+    parts_in_their_place(meshes[0])
     for _ in range(CASES):
         random_shards(rng, rng.choice(lines))
     refused(meshes[0])
@@ -146,6 +147,21 @@ def quiet_shards(mesh: Any) -> None:
         gm.vecmat(placed, Q.shard(0, mesh))
     with pytest.raises(ValueError, match="0, its rows, or 1"):
         Q.shard(2, mesh)
+
+
+def parts_in_their_place(mesh: Any) -> None:
+    """Groups cut a matrix elsewhere than DTensor cuts a tensor: each part goes to its place."""
+    Q = gm.quantize(sample((7, 100), 1).numpy(), bits=4, group_size=16).T
+    part, dense = Q.shard(0, mesh), torch.from_numpy(Q.dequantize("float64"))
+    for shape in ((7, 3), (2, 7, 3), (7,)):
+        x = sample(shape, 2)
+        result = part @ distribute_tensor(x, mesh, [Replicate()])
+        torch.testing.assert_close(result.full_tensor(), dense @ x, rtol=1e-6, atol=1e-4)
+    part, dense = Q.T.shard(1, mesh), dense.T
+    for shape in ((3, 7), (2, 3, 7), (7,)):
+        x = sample(shape, 3)
+        result = distribute_tensor(x, mesh, [Replicate()]) @ part
+        torch.testing.assert_close(result.full_tensor(), x @ dense, rtol=1e-6, atol=1e-4)
 
 
 def refused(mesh: Any) -> None:

@@ -28,6 +28,8 @@ import os, signal, sys, threading, time
 import numpy as np
 import gemmule as gm
 
+# A shell starts what runs in the background with Ctrl-C ignored, and Python leaves that so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 kind, share, seconds = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
 rng = np.random.default_rng(1)
 A, x = rng.integers(-3, 4, (256, 192)), rng.integers(-3, 4, 192)

@@ -244,6 +244,24 @@ def test_what_is_not_as_planned_goes_the_ordinary_way() -> None:
     assert np.array_equal(plan(a, apart), expected)
 
 
+@pytest.mark.parametrize(("planned_rows", "planned_columns"), [(24, 12), (12, 24)])
+def test_a_part_of_another_size_is_not_taken_for_the_planned_one(
+    planned_rows: int, planned_columns: int
+) -> None:
+    wide = small(np.random.default_rng(7), (24, 64)).astype(np.float16)
+    part, x = wide[:planned_rows, :planned_columns], np.ones(planned_columns, np.float16)
+    z = np.ones(planned_rows, np.float16)
+    plans = gm.plan("matvec", part, x), gm.plan("vecmat", z, part)
+    for plan, operands_ in zip(plans, ((part, x), (z, part)), strict=True):
+        assert np.array_equal(plan(*operands_), part.sum(1 if plan is plans[0] else 0))
+    for rows, columns in ((planned_rows, planned_columns + 8), (planned_rows - 8, planned_columns)):
+        other = wide[:rows, :columns]  # at the same address, with the same strides
+        with pytest.raises(ValueError, match=r"this plan computes|must be equal"):
+            plans[0](other, x)
+        with pytest.raises(ValueError, match=r"this plan computes|must be equal"):
+            plans[1](z, other)
+
+
 def test_a_matrix_of_codes_of_another_form_is_not_taken_for_the_planned_one() -> None:
     a, x = operands("matvec", "int4", 64, 96)
     other = gm.quantize(small(np.random.default_rng(5), (64, 96)), bits=8)

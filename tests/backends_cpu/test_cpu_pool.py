@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gemmule.backends.cpu import blas_threads
+from gemmule.backends.cpu import blas_threads, shares
 from gemmule.backends.cpu import threads as cpu_threads
 from gemmule.backends.cpu.jit import unavailable
+from gemmule.backends.cpu.shares import SLOT
 from gemmule.settings import borrows_threads
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs Numba")
@@ -166,6 +168,92 @@ def test_products_at_the_end_of_the_interpreter(pool: str, started: bool) -> Non
     assert child("import json" + LATE + PRODUCT + code, pool) == [True, True]
 
 
+class Twin:
+    """The pool's kernels as Python functions, on words of its own, and a caller that comes between.
+
+    Wherever a helper reads a word the caller may end the product, once its shares are done, and
+    begin the next one, of other shares: at the `at`th read it does.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], at: int) -> None:
+        self.words: dict[int, int] = {SLOT + shares.RANGES: 2 * SLOT, SLOT + shares.SERIAL: 1}
+        self.counts, self.at, self.reads = counts, at, 0
+        self.begun, self.done, self.nested = 0, [], True
+        own: dict[str, Any] = {
+            "read": self.read, "write": self.words.__setitem__, "add": self.add,
+            "swap_if": self.swap_if, "call_task": self.call_task, "now_ns": lambda: 0,
+            "pause": lambda: 0, "wake": lambda *_: 0, "_claim": shares._claim.function,
+        }  # fmt: skip
+        for name, function in own.items():
+            monkeypatch.setattr(shares, name, function)
+        monkeypatch.setattr(shares, "_work_on", shares._work_on.function)
+        monkeypatch.setattr(shares, "_GRACE_NS", 0)
+        self.begin()
+        self.nested = False
+
+    def read(self, place: int) -> int:
+        if not self.nested:
+            self.reads += 1
+            if self.reads == self.at:
+                self.nested = True
+                self.end()
+                self.begin()
+                self.nested = False
+        return self.words.get(place, 0)
+
+    def add(self, place: int, value: int) -> None:
+        self.words[place] = self.words.get(place, 0) + value
+
+    def swap_if(self, place: int, expected: int, wanted: int) -> int:
+        if self.words.get(place, 0) != expected:
+            return 0
+        self.words[place] = wanted
+        return 1
+
+    def call_task(self, task: int, words: int, number: int) -> None:
+        self.done.append((task, words, number))
+
+    def begin(self) -> None:
+        """Open the next product, where the one before is closed, as `run_shares` does."""
+        serial = self.words[SLOT + shares.SERIAL] + 1
+        if serial % 2 or self.begun == len(self.counts):
+            return
+        count = self.counts[self.begun]
+        self.begun += 1
+        self.add(SLOT + shares._DUE, count)
+        told = {shares._TASK: self.begun, shares._WORDS: 100 * self.begun, shares._COUNT: count}
+        for place, value in {**told, shares._LIMIT: self.begun, shares.SERIAL: serial}.items():
+            self.words[SLOT + place] = value
+
+    def end(self) -> None:
+        """Do what is left of the product, and close it unless a helper is in one of its shares."""
+        serial, count = self.words[SLOT + shares.SERIAL], self.counts[self.begun - 1]
+        people = min(self.begun + 1, count)
+        shares._work_on(0, SLOT, serial, 0, people, count, self.begun, 100 * self.begun)
+        if self.words[SLOT + shares._DONE] == self.words[SLOT + shares._DUE]:
+            self.words[SLOT + shares.SERIAL] = serial + 1
+
+
+@pytest.mark.parametrize("counts", [(4, 9), (9, 4), (2, 2, 2), (1, 30)])
+@pytest.mark.parametrize("me", [0, 1])
+def test_a_helper_meets_one_product_whole_wherever_another_begins(
+    counts: tuple[int, ...], me: int
+) -> None:
+    for at in range(1, 60):
+        with pytest.MonkeyPatch.context() as patched:
+            twin = Twin(patched, counts, at)
+            for _ in counts:
+                shares._help.function(0, SLOT, me)
+            twin.nested = True
+            while twin.begun < len(counts) or not twin.words[SLOT + shares.SERIAL] % 2:
+                twin.end()
+                twin.begin()
+            wanted = [
+                (p + 1, 100 * p + 100, i) for p in range(len(counts)) for i in range(counts[p])
+            ]
+            assert sorted(twin.done) == wanted, at
+
+
 def test_one_thread_asks_nobody() -> None:
     code = PRODUCT + "print(json.dumps([each_once(50), cpu_pool._state.address]))"
     assert child(code, "own", NUMBA_NUM_THREADS="1") == [True, 0]
@@ -250,6 +338,34 @@ def test_quotas_of_control_groups(tmp_path: Path, text: str, processors: float |
     path = tmp_path / "cpu.max"
     path.write_text(text)
     assert cpu_threads._quota_of(path, None) == processors
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("outer", "inner", "processors"), [(150, 400, 2), (400, 150, 2), (100, 400, 1), (None, 20, 1)]
+)
+def test_the_smallest_quota_of_nested_groups_counts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    outer: int | None,
+    inner: int,
+    processors: int,
+) -> None:
+    (tmp_path / "groups").write_text("0::/a/b\n" if version == 2 else "4:cpu,cpuacct:/a/b\n")
+    top = tmp_path if version == 2 else tmp_path / "cpu,cpuacct"
+    for folder, percent in ((top / "a", outer), (top / "a" / "b", inner)):
+        folder.mkdir(parents=True)
+        if version == 2:
+            told = "max" if percent is None else str(1000 * percent)
+            (folder / "cpu.max").write_text(f"{told} 100000\n")
+        else:
+            (folder / "cpu.cfs_quota_us").write_text(f"{-1 if percent is None else 1000 * percent}")
+            (folder / "cpu.cfs_period_us").write_text("100000")
+    monkeypatch.setattr(cpu_threads, "_OWN_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(cpu_threads, "_GROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    assert cpu_threads.usable_processors() == processors
 
 
 def test_quotas_of_the_first_version(tmp_path: Path) -> None:

@@ -157,7 +157,16 @@ def summed(folder: Path) -> tuple[int, int, int]:
     return value, sum(stats.cache_hits.values()), sum(stats.cache_misses.values())
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "link", "open", "foreign"])
+def give_away(path: Path) -> None:
+    """Let a path belong to another user, which the administrator may."""
+    if os.geteuid() != 0:
+        pytest.skip("only the administrator gives files away")
+    os.chown(path, 12_345, -1)
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "flip", "empty", "link", "open", "group", "other's", "foreign"]
+)
 def test_a_damaged_entry_is_compiled_again(tmp_path: Path, damage: str) -> None:
     assert summed(tmp_path) == (5, 0, 1)
     (entry,) = tmp_path.glob("*.bin")
@@ -172,8 +181,10 @@ def test_a_damaged_entry_is_compiled_again(tmp_path: Path, damage: str) -> None:
     elif damage == "link":
         entry.rename(entry.with_suffix(".moved"))
         entry.symlink_to(entry.with_suffix(".moved"))
-    elif damage == "open":
-        entry.chmod(0o666)
+    elif damage in ("open", "group"):
+        entry.chmod(0o666 if damage == "open" else 0o660)
+    elif damage == "other's":
+        give_away(entry)
     else:
         payload = b"no pickle at all"  # under a right digest
         entry.write_bytes(hashlib.sha256(payload).digest() + payload)
@@ -196,14 +207,17 @@ print(json.dumps([right, sum(issubclass(w.category, GemmuleWarning) for w in see
 """
 
 
-@pytest.mark.parametrize("fault", ["file", "writable", "link"])
+@pytest.mark.parametrize("fault", ["file", "writable", "group", "other's", "link"])
 def test_a_folder_that_cannot_be_trusted_costs_one_warning(tmp_path: Path, fault: str) -> None:
     cache = tmp_path / "cache"
     if fault == "file":
         cache.write_text("not a folder")
-    elif fault == "writable":
-        (cache / "numba").mkdir(parents=True)
-        (cache / "numba").chmod(0o777)
+    elif fault in ("writable", "group", "other's"):
+        (cache / "numba").mkdir(0o700, parents=True)
+        if fault == "other's":
+            give_away(cache / "numba")
+        else:
+            (cache / "numba").chmod(0o777 if fault == "writable" else 0o770)
     else:
         cache.mkdir()
         (tmp_path / "elsewhere").mkdir(mode=0o700)

@@ -23,10 +23,16 @@ from proofs.__main__ import proofs
 
 @pytest.fixture
 def matrices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with A (5 x 7), x (7), left (5) and B (7 x 3) of small integers."""
+    """A working folder with A (5 x 7), x (7), left (5) and B (7 x 3) of small integers.
+
+    Z is complex; N and P (7 x 7) have one integer beyond int8.
+    """
     rng = np.random.default_rng(0)
     for name, shape in {"A": (5, 7), "x": (7,), "left": (5,), "B": (7, 3)}.items():
         np.save(tmp_path / f"{name}.npy", rng.integers(-3, 4, shape).astype(np.float32))
+    np.save(tmp_path / "Z.npy", np.full((5, 7), 1 + 2j))
+    for name, value in {"N": -129, "P": 128}.items():
+        np.save(tmp_path / f"{name}.npy", np.diag([value, 0, 0, 0, 0, 0, 0]))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -183,6 +189,9 @@ def test_a_wrong_product_is_exit_code_1(
         (["multiply", "A.npy", "x.npy", "-o", "x.npy"], "--force"),
         (["multiply", "A.npy", "x.npy", "-o", "y.txt"], "suffix '.txt'"),
         (["multiply", "A.npy", "x.npy", "--dtype", "int8"], "round"),
+        (["multiply", "Z.npy", "x.npy", "--dtype", "float32"], "drop the imaginary part"),
+        (["multiply", "N.npy", "N.npy", "--dtype", "int8"], "values from -129 to 0"),
+        (["multiply", "P.npy", "P.npy", "--dtype", "int8"], "values from 0 to 128"),
         (["multiply", "A.npy", "x.npy", "--rung", "nope"], "no cpu rung is called 'nope'"),
         (["multiply", "A.npy"], "Missing argument"),
         (["lader"], "There are: advise, bench"),

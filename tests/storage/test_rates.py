@@ -40,7 +40,9 @@ def test_stored_rates_are_ignored_where_tuning_is_off(monkeypatch: pytest.Monkey
     assert store_rates.read(*MINE) is None
 
 
-@pytest.mark.parametrize("damage", ["cut", "schema", "machine", "word", "huge", "more", "list"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "schema", "machine", "units", "word", "huge", "more", "list"]
+)
 def test_a_damaged_file_is_as_good_as_none(damage: str) -> None:
     path = store_rates.save(*MINE, RATES)
     assert path is not None
@@ -49,6 +51,8 @@ def test_a_damaged_file_is_as_good_as_none(damage: str) -> None:
         record["schema"] = 99
     elif damage == "machine":
         record["machine"] = "Another CPU"
+    elif damage == "units":  # as a cache that was copied, or renamed, has it
+        record["units"] = 8
     elif damage == "word":
         record["rates"]["fma"] = "fast"
     elif damage == "huge":

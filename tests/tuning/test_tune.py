@@ -510,6 +510,16 @@ def _apart(code: str, **options: Any) -> Any:
     return isolated.measure_apart(PROBLEM, "cpu", candidate, 0, command=command, **options)
 
 
+RATIO = {"value": 0.5, "low": 0.4, "high": 0.6, "pairs": 30, "confidence": 0.95}
+TOLD: dict[str, Any] = {"kind": "Measured", "seconds": 1e-5, "ratio": RATIO}
+
+
+def test_a_process_that_tells_times_is_believed() -> None:
+    found = _apart(f"print({json.dumps(TOLD)!r})")
+    assert isinstance(found, Measured)
+    assert (found.seconds, found.ratio.high) == (1e-5, 0.6)
+
+
 def test_a_hanging_process_is_a_timeout() -> None:
     start = time.monotonic()
     found = _apart("import time; time.sleep(60)", timeout_s=0.5)
@@ -527,6 +537,16 @@ def test_a_hanging_process_is_a_timeout() -> None:
         ("print('[1]')", LaunchFailed, "ended with status 0"),
         ("""print('{"kind": "Measured"}')""", LaunchFailed, "nonsense"),
         ("""print('{"kind": "Measured", "seconds": NaN, "ratio": {}}')""", LaunchFailed, "nonsen"),
+        *(
+            (f"print({json.dumps(told)!r})", LaunchFailed, "nonsense")
+            for told in (
+                TOLD | {"seconds": 0.0},
+                TOLD | {"seconds": -1e-5},
+                TOLD | {"seconds": float("inf")},
+                TOLD | {"ratio": TOLD["ratio"] | {"value": 0.0}},
+                TOLD | {"ratio": TOLD["ratio"] | {"low": -0.5}},
+            )
+        ),
         ("""print('{"kind": "Timeout", "text": "made up"}')""", LaunchFailed, "nonsense"),
         ("""print('x'); print('{"kind": "Wrong", "text": "[3] is 5"}')""", Wrong, "[3] is 5"),
         (

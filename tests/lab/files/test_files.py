@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -23,7 +24,7 @@ import safetensors.numpy
 import scipy.io
 import scipy.sparse
 
-from gemmule.storage.atomic import new_file
+from gemmule.storage.atomic import new_file, replace_text
 from gemmule_lab.files.matrices import list_matrices, read_matrix
 from gemmule_lab.files.output import new_matrix
 from gemmule_lab.files.sources import Source, parse_source
@@ -469,6 +470,34 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
         path.write_bytes(b"precious")
     assert path.read_bytes() == b"precious"
     assert [entry.name for entry in tmp_path.iterdir()] == ["y.npy"]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_file_system_without_hard_links_replaces_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    path = tmp_path / "y.npy"
+    expected = (
+        pytest.raises(FileExistsError, match="--force") if taken else contextlib.nullcontext()
+    )
+    with expected, new_matrix(path, (2,), "float32") as y:
+        y[:] = 3
+        if taken:
+            path.write_bytes(b"precious")
+    assert path.read_bytes() == b"precious" if taken else (np.load(path) == 3).all()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["y.npy"]
+
+
+def test_a_text_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("before")
+    path.chmod(0o640)
+    replace_text(path, "after")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("after", 0o640)
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -56,28 +56,31 @@ def usable_processors() -> int:
     return count if quota is None else max(1, min(count, int(-(-quota // 1))))
 
 
+_OWN_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
 def _group_quota() -> float | None:
     """Return the smallest quota of the process's control groups in processors, or None."""
     found = []
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _OWN_GROUPS.read_text().splitlines()
     except OSError:
         return None
     for line in lines:
         controllers, name = [*line.split(":", 2), "", ""][1:3]
         if controllers == "":
-            places = [Path("/sys/fs/cgroup"), *_path_down("/sys/fs/cgroup", name)]
+            places = [_GROUPS, *_path_down(_GROUPS, name)]
             found += [_quota_of(place / "cpu.max", None) for place in places]
         elif "cpu" in controllers.split(","):
-            top = f"/sys/fs/cgroup/{controllers}"
-            for place in (Path("/sys/fs/cgroup/cpu"), Path(top), *_path_down(top, name)):
+            top = _GROUPS / controllers
+            for place in (_GROUPS / "cpu", top, *_path_down(top, name)):
                 found.append(_quota_of(place / "cpu.cfs_quota_us", place / "cpu.cfs_period_us"))
     known = [quota for quota in found if quota is not None]
     return min(known) if known else None
 
 
-def _path_down(top: str, name: str) -> list[Path]:
-    places, place = [], Path(top)
+def _path_down(top: Path, name: str) -> list[Path]:
+    places, place = [], top
     for part in Path(name.strip().lstrip("/")).parts:
         place = place / part
         places.append(place)
