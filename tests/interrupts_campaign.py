@@ -3,8 +3,9 @@
 ``python tests/interrupts_campaign.py [--tries N] [--seed S] [--record] [KIND ...]`` starts a
 process for each try, which is interrupted once at a random moment of its products. It has to end in
 KeyboardInterrupt, or to have finished before, and the same products have to be right afterwards.
-Kinds: ``import`` (code is on disk, Numba is not loaded), ``compile`` (nothing is on disk), and
-``later`` (products that were made before).
+Kinds: ``import`` (code is on disk, Numba is not loaded), ``compile`` (nothing is on disk),
+``later`` (products that were made before), and ``long`` (a product of files that takes seconds,
+mostly in a BLAS). How long the slowest took to end is told.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from pathlib import Path
 
 from campaign_record import keep
 
-KINDS = ("import", "compile", "later")
+KINDS = ("import", "compile", "later", "long")
 LIMIT_S = 120
 CHILD = """
-import os, signal, sys, threading, time
+import os, signal, sys, tempfile, threading, time
 import numpy as np
 import gemmule as gm
 
@@ -36,31 +37,49 @@ A, x = rng.integers(-3, 4, (256, 192)), rng.integers(-3, 4, 192)
 halves = A.astype(np.float16), x.astype(np.float16)
 codes = gm.quantize(A.astype(np.float32), bits=8, group_size=-1)
 
+def of_files(folder):
+    from pathlib import Path
+    from gemmule_lab.files.multiply import Job, blocks, multiply
+    path = Path(folder, "big.npy")
+    if not path.exists():
+        np.save(path, rng.integers(-3, 4, (3000, 3000)).astype(float))
+    big = np.load(path, mmap_mode="r")
+    job = Job("matmul", big, big)
+    return multiply(job, np.empty(job.shape), blocks(job))
+
 def products(times=1):
+    if kind == "long" and times > 1:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from of_files(folder)
     for _ in range(times):
         yield gm.matvec(*halves)
         yield gm.vecmat(x.astype(np.int8)[:192], A.astype(np.int8).T)
         yield gm.matvec(codes, x.astype(np.float32))
 
 truth = [A @ x, A @ x, codes.dequantize("float64") @ x]
-if kind == "later":
+if kind in ("later", "long"):
     list(products())
 begun = time.perf_counter()
 if share >= 0:
-    timer = threading.Timer(share * seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    def send():
+        global sent
+        sent = time.perf_counter()
+        os.kill(os.getpid(), signal.SIGINT)
+    timer = threading.Timer(share * seconds, send)
 happened = "finished"
 try:
-    list(products(300 if kind == "later" else 1))
+    if share >= 0:
+        timer.start()
+    list(products(300 if kind in ("later", "long") else 1))
     took = time.perf_counter() - begun
     if share >= 0:
         timer.join()
         time.sleep(0.05)
 except KeyboardInterrupt:
-    happened = "interrupted"
+    happened, took = "interrupted", time.perf_counter() - sent
 for found, wanted in zip(products(), truth):
     assert np.abs(found - wanted).max() <= 1e-3 * (1 + np.abs(wanted).max()), "wrong"
-print(happened, took if happened == "finished" else 0)
+print(happened, took)
 """
 
 
@@ -69,26 +88,33 @@ def tried(kind: str, share: float, seconds: float, cache: str) -> tuple[str, str
     with tempfile.TemporaryDirectory() as own:
         environment = {**os.environ, "GEMMULE_CACHE": own if kind == "compile" else cache}
         command = [sys.executable, "-c", CHILD, kind, str(share), str(seconds)]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+            )
+        except subprocess.TimeoutExpired:
+            return "", f"hung for {LIMIT_S} s"
     error = done.stderr.strip().splitlines()
     return (done.stdout.strip(), "") if done.returncode == 0 else ("", (error or ["died"])[-1])
 
 
-def campaign(kind: str, tries: int, seed: int) -> tuple[collections.Counter[str], list[str]]:
-    """Return how often each thing happened, and what must not be."""
+def campaign(kind: str, tries: int, seed: int) -> tuple[collections.Counter[str], list[str], float]:
+    """Return how often each thing happened, what must not be, and the longest way to an end."""
     counts: collections.Counter[str] = collections.Counter()
-    bad, rng = [], random.Random(f"{seed} {kind}")
+    bad, rng, slowest = [], random.Random(f"{seed} {kind}"), 0.0
     with tempfile.TemporaryDirectory() as cache:
         tried(kind, -1, 1, cache)  # fills the cache
         seconds = float(tried(kind, -1, 1, cache)[0].split()[1])
         for number in range(tries):
             said, error = tried(kind, rng.random(), seconds, cache)
-            counts[said.partition(" ")[0] or "broken"] += 1
+            what, _, took = said.partition(" ")
+            counts[what or "broken"] += 1
+            slowest = max(slowest, float(took)) if what == "interrupted" else slowest
             if error:
                 bad.append(f"{kind} {number} of seed {seed}: {error}")
-    return counts, bad
+    if not counts["interrupted"]:
+        bad.append(f"{kind}: no signal arrived")
+    return counts, bad, slowest
 
 
 def main() -> int:
@@ -101,9 +127,10 @@ def main() -> int:
     given = parser.parse_args()
     faults = 0
     for kind in given.kinds or KINDS:
-        counts, bad = campaign(kind, given.tries, given.seed)
+        counts, bad, slowest = campaign(kind, given.tries, given.seed)
         faults += len(bad)
         shown = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        shown += f", the slowest {slowest:.1f} s after the signal"
         sys.stdout.write("".join(f"{line}\n" for line in [*bad[:10], f"{kind}: {shown}"]))
         if given.record:
             command = (

@@ -16,12 +16,22 @@ from numpy.typing import NDArray
 
 import gemmule as gm
 from gemmule.core.memory import available_bytes, check_map
-from gemmule.core.problem import FLOATS, matmul_shape, matvec_shape, numpy_dtype, result_dtype
+from gemmule.core.problem import (
+    FLOATS,
+    INTEGERS,
+    matmul_shape,
+    matvec_shape,
+    numpy_dtype,
+    result_dtype,
+)
 from gemmule.core.words import Bits
 from gemmule.quant.checks import group_size
 
 Matrix: TypeAlias = NDArray[Any]
 BLOCK_BYTES = 256 << 20
+# Elements' products in a block, by the kind of numbers: well below a second's work on two cores.
+# Ctrl-C waits for the call that is under way.
+FLOAT_PRODUCTS, INTEGER_PRODUCTS = 1 << 34, 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,12 @@ def blocks(job: Job, block_bytes: int = BLOCK_BYTES, *, whole: bool = False) -> 
     away = job.device not in (None, "cpu") and job.dtype is None and job.rung is None
     whole = job.bits is not None or matrix.ndim > 2 or extent == 0 or (whole and away)
     itemsize = max(matrix.itemsize, 1 if job.dtype is None else numpy_dtype(job.dtype).itemsize)
-    step = max(1, block_bytes * extent // max(1, matrix.size * itemsize))
+    at_once = INTEGER_PRODUCTS if job.result in INTEGERS else FLOAT_PRODUCTS * 4 // itemsize
+    step = min(
+        block_bytes * extent // max(1, matrix.size * itemsize),
+        at_once * extent // max(1, flops(job) // 2),
+    )
+    step = max(1, step)
     if whole or step >= extent:
         return [slice(0, extent)]
     return [slice(start, min(start + step, extent)) for start in range(0, extent, step)]

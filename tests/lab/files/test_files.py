@@ -26,6 +26,7 @@ import scipy.sparse
 
 from gemmule.storage.atomic import new_file, replace_text
 from gemmule_lab.files.matrices import list_matrices, read_matrix
+from gemmule_lab.files.multiply import Job, blocks
 from gemmule_lab.files.output import new_matrix
 from gemmule_lab.files.sources import Source, parse_source
 
@@ -498,6 +499,23 @@ def test_a_text_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
     path.chmod(0o640)
     replace_text(path, "after")
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("after", 0o640)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("float32", 2**34), ("complex128", 2**32), ("int64", 2**31)]
+)
+@pytest.mark.parametrize("op", ["matmul", "vecmat"])
+def test_blocks_are_short_so_that_ctrl_c_ends_a_product_soon(
+    op: str, dtype: str, most: int
+) -> None:
+    big = np.broadcast_to(np.zeros((), dtype), (30_000, 30_000))
+    job = Job(op, big if op == "matmul" else big[0], big)
+    parts = blocks(job)
+    height = 30_000 if op == "matmul" else 1
+    for part in parts:
+        assert (part.stop - part.start) * 30_000 * height <= most
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+    assert (parts[0].start, parts[-1].stop) == (0, 30_000)
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
