@@ -4,9 +4,11 @@
 and the tests to a scratch folder, plants a fault there, and runs the tests which watch that file,
 in a forked child with a time limit. A fault is *killed* by a failing test or by the limit; others
 *survive*, but for those that are known to change nothing. Half of the faults are written by hand;
-the others are made mechanically: an operator, a constant, a comparison or a statement of a random
-place, by the printed seed. ``mutants/faults.toml`` holds the first half, the files that the second
-is drawn from, the tests that watch each file, and the faults that change nothing, with reasons.
+the others are made mechanically: an operator, a constant, a comparison, a statement, a guard or a
+new axis of a random place, by the printed seed. ``mutants/faults.toml`` holds the first half, some
+with the tests that kill them, the files that the second is drawn from, the tests that watch a file,
+and the faults that change nothing, with reasons. A file of which it says nothing is watched by the
+tests that import it, or what imports it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import fnmatch
+import functools
 import importlib
 import itertools
 import os
@@ -36,6 +39,11 @@ from checkout import ROOT
 FAULTS = tomllib.loads((ROOT / "tests" / "mutants" / "faults.toml").read_text(encoding="utf-8"))
 EQUIVALENT = {one["fault"]: one["reason"] for one in FAULTS.get("equivalent", ())}
 LIMIT_S, SOUND_LIMIT_S = 240, 600  # of the tests of a fault, and of sound sources
+# What nobody imports, as it is found by its name, and the tests that go through all of it.
+BY_NAME = {
+    "gemmule.rungs.": "tests/rungs/test_ladder.py",
+    "gemmule_lab.commands.": "tests/lab/test_cli.py",
+}
 GRACE_S = 45  # after the last fault was planted, where that has a time
 SWAPS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+",
@@ -58,6 +66,7 @@ class Fault:
     old: str
     new: str
     kind: str
+    tests: tuple[str, ...] = ()  # pytest's arguments, where the fault has its own
 
     def apply(self, text: str) -> str:
         """Return the file's text with the fault in it."""
@@ -78,7 +87,8 @@ def by_hand() -> Iterator[Fault]:
         text = (ROOT / listed["file"]).read_text()
         if text.count(listed["old"]) == 1:
             place = text.index(listed["old"])
-            yield Fault(listed["file"], place, listed["old"], listed["new"], "by hand")
+            own = tuple(listed.get("tests", ()))
+            yield Fault(listed["file"], place, listed["old"], listed["new"], "by hand", own)
 
 
 def outdated() -> list[str]:
@@ -109,7 +119,8 @@ def mechanical(count: int, seed: int) -> Iterator[Fault]:
 def _drawn(path: str, rng: random.Random) -> Fault | None:
     """Return a fault of a random place of a file, None where the place gives none."""
     text = (ROOT / path).read_text()
-    places = list(_statements(path, text) if rng.random() < 0.25 else _tokens(path, text))
+    (kind,) = rng.choices((_tokens, _statements, _guards, _new_axes), (70, 15, 10, 5))
+    places = list(kind(path, text)) or list(_tokens(path, text))
     if not places:
         return None
     start, old, new, kind = rng.choice(places)
@@ -209,12 +220,84 @@ def _statements(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
             yield start, text[start:end], "pass", "statement"
 
 
-def watching(path: str) -> list[str]:
-    """Return pytest's arguments for the tests that should see a fault of a file."""
+def _guards(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield the conditions under which a function ends early, a loop goes on, or an error is told.
+
+    They become false: what they keep out goes on.
+    """
+    if not path.endswith(".py"):
+        code = _without_words(path, text)
+        for match in re.finditer(r"\bif \([^;{}\n]*\) (?:return\b[^;\n]*|continue|break);", code):
+            yield match.start(), text[match.start() : match.end()], ";", "guard"
+        return
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.If) or node.orelse or len(node.body) != 1:
+            continue
+        if isinstance(node.body[0], ast.Raise | ast.Return | ast.Continue | ast.Break):
+            start, end = _span(text, node.test)
+            yield start, text[start:end], "False", "guard"
+
+
+def _new_axes(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield indices that give an array a new axis, and the same with the axis one place aside."""
+    if not path.endswith(".py"):
+        return
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Tuple):
+            continue
+        parts = [ast.unparse(part) for part in node.slice.elts]
+        for i in [i for i, part in enumerate(parts) if part == "None"]:
+            other = i - 1 if i else 1
+            if parts[other] != "None":
+                moved = list(parts)
+                moved[i], moved[other] = parts[other], parts[i]
+                start, end = _span(text, node.slice)
+                yield start, text[start:end], ", ".join(moved), "new axis"
+
+
+def watching(fault: Fault) -> list[str]:
+    """Return pytest's arguments for the tests that should see a fault."""
+    if fault.tests:
+        return list(fault.tests)
     for watch in FAULTS["watched"]:
-        if fnmatch.fnmatch(path, watch["files"]):
-            return [a.format(stem=Path(path).stem) for a in watch["tests"]]
-    raise ValueError(f"no tests are named for {path}; add a [[watched]] to faults.toml.")
+        if fnmatch.fnmatch(fault.path, watch["files"]):
+            return [a.format(stem=Path(fault.path).stem) for a in watch["tests"]]
+    return importing(fault.path)
+
+
+@functools.cache
+def importing(path: str) -> list[str]:
+    """Return the files of tests that import a module; else those that import what imports it."""
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    sources = sorted((ROOT / "src").rglob("*.py"))
+    wanted, seen = {_module(ROOT / path)}, set[str]()
+    while wanted:
+        found = [one for one in tests if _imported(one) & wanted]
+        if found:
+            return [str(one.relative_to(ROOT)) for one in found]
+        for start, test in BY_NAME.items():
+            if any(one.startswith(start) for one in wanted):
+                return [test]
+        seen |= wanted
+        wanted = {_module(one) for one in sources if _imported(one) & wanted} - seen
+    raise ValueError(f"no test imports {path}; name its tests in a [[watched]] of faults.toml.")
+
+
+def _module(source: Path) -> str:
+    named = source.with_suffix("") if source.suffix == ".py" else source
+    return ".".join(named.relative_to(ROOT / "src").parts).removesuffix(".__init__")
+
+
+@functools.cache
+def _imported(source: Path) -> frozenset[str]:
+    """Return the names that a file imports, or mentions with dots, as code for a child has them."""
+    text, names = source.read_text(), set[str]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return frozenset(names | set(re.findall(r"\bgemmule(?:_lab)?(?:\.\w+)+", text)))
 
 
 def scratch(folder: Path) -> Path:
@@ -297,9 +380,9 @@ def judged(
     seconds: no fault is planted later; the others are left out, and those whose tests run on.
     """
     begun = time.monotonic()
-    sound = [list(one) for one in dict.fromkeys(tuple(watching(f.path)) for f in faults)]
+    sound = [list(one) for one in dict.fromkeys(tuple(watching(f)) for f in faults)]
     todo: list[tuple[Fault | None, list[str]]] = [(None, one) for one in sound]
-    todo += [(fault, watching(fault.path)) for fault in faults]
+    todo += [(fault, watching(fault)) for fault in faults]
     found: list[tuple[Fault, str]] = []
     broken: list[list[str]] = []  # arguments of tests that fail without any fault
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
@@ -330,8 +413,7 @@ def judged(
                     shutil.copy(child.folder / "said", ROOT / "broken.log")
                     print(f"fail without any fault, see broken.log: {child.arguments}", flush=True)
     return [
-        (fault, "survived" if watching(fault.path) in broken else happened)
-        for fault, happened in found
+        (fault, "survived" if watching(fault) in broken else happened) for fault, happened in found
     ]
 
 

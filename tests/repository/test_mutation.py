@@ -23,7 +23,7 @@ def test_every_listed_fault_fits_its_file_and_is_watched() -> None:
         assert fault.apply(text) != text
         if fault.path.endswith(".py"):
             ast.parse(fault.apply(text))
-        for argument in mutation.watching(fault.path):
+        for argument in mutation.watching(fault):
             if argument.startswith("tests/"):
                 assert (ROOT / argument.partition("::")[0]).is_file(), argument
 
@@ -32,9 +32,10 @@ def test_mechanical_faults_repeat_by_their_seed() -> None:
     first, again, other = (list(mutation.mechanical(95, seed)) for seed in (7, 7, 8))
     assert first == again != other
     assert len({(fault.path, fault.start) for fault in first}) == 95
-    assert {fault.kind for fault in first} == {"operator", "constant", "statement"}
+    kinds = {fault.kind for fault in (*first, *other)}
+    assert kinds >= {"operator", "constant", "statement", "guard"}
     for fault in first:
-        assert mutation.watching(fault.path)
+        assert mutation.watching(fault)
         assert " -> [" in str(fault)
 
 
@@ -85,6 +86,41 @@ def test_statements_are_left_out_whole() -> None:
     kernel += "  ptx::pdl_launch_dependents();\n"
     left_out = [old.strip() for _, old, *_ in mutation._statements("a.cu", kernel)]
     assert left_out == ["if (t) f(1);", "__syncthreads();"]
+
+
+def test_guards_become_false() -> None:
+    text = (
+        "def f(a):\n    if a < 0:\n        raise ValueError(\n            a\n        )\n"
+        "    if a:\n        a = 3\n    for b in a:\n        if b: continue\n"
+        "        if c: return\n        else: g()\n"
+    )
+    assert [(old, new) for _, old, new, _ in mutation._guards("a.py", text)] == [
+        ("a < 0", "False"),
+        ("b", "False"),
+    ]
+    kernel = "  if (t >= n) return;\n  if (t) f(1);\n  // if (t) return;\n  if (a(b)) continue;\n"
+    dropped = [old for _, old, *_ in mutation._guards("a.cu", kernel)]
+    assert dropped == ["if (t >= n) return;", "if (a(b)) continue;"]
+
+
+def test_new_axes_come_one_place_aside() -> None:
+    text = "b = a[..., None] * c[None, :, 2]\nd = a[:, None] + a[0, 1] + a[None]\n"
+    moved = {(old, new) for _, old, new, _ in mutation._new_axes("a.py", text)}
+    assert moved == {
+        ("..., None", "None, ..."),
+        ("None, :, 2", ":, None, 2"),
+        (":, None", "None, :"),
+    }
+
+
+def test_a_file_of_which_nothing_is_said_is_watched_by_the_tests_that_import_it() -> None:
+    assert "tests/storage/test_rates.py" in mutation.importing("src/gemmule/storage/rates.py")
+    nobodys = "src/gemmule/backends/cpu/blas_threads.py"
+    assert "tests/backends_cpu/test_cpu_pool.py" in mutation.importing(nobodys)
+    for path in sorted((ROOT / "src" / "gemmule").rglob("*.py")):
+        if path.stem not in ("__init__", "__main__") and "rungs" not in path.parts:
+            for test in mutation.importing(str(path.relative_to(ROOT))):
+                assert (ROOT / test).is_file()
 
 
 def test_a_campaign_replaces_its_last_record(tmp_path: Path) -> None:
