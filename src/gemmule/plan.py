@@ -56,6 +56,10 @@ class Plan:
         rung = self.choice.rung
         return f"Plan({self.problem.describe()}: {rung.folder}/{rung.name} on {self.device})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what was asked for; whoever loads the plan chooses on its own machine."""
+        return resolve, (self.op, *self.forms, None, self.device, self.options)
+
     def _repr_html_(self) -> str:
         """Return the explanation as a small table, for notebooks."""
         rows = ((line[:11], line[11:]) for line in self.explain().splitlines())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -486,3 +487,26 @@ def test_more_axes_than_numpy_shows_with_other_strides() -> None:
                 found = function(left, b.astype(dtype))
                 expected = np.matmul(left.astype(float), b.astype(float))
                 np.testing.assert_array_equal(found, expected)
+
+
+def test_plans_are_pickled_as_what_was_asked_for() -> None:
+    A, x = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones(4, np.float32)
+    Q = gm.quantize(A, bits=8)
+    asked = (
+        gm.plan("matvec", A, x, rung="scalar_loop"),
+        gm.plan("matvec", A.astype(np.float16), x.astype(np.float16), out_dtype="float32"),
+        gm.plan("matvec", Q, x),
+    )
+    for plan, matrix in zip(asked, (A, A.astype(np.float16), Q), strict=True):
+        copy = pickle.loads(pickle.dumps(plan))
+        vector = x.astype(np.float16) if getattr(matrix, "dtype", None) == np.float16 else x
+        assert (copy.rung, copy.problem) == (plan.rung, plan.problem)
+        np.testing.assert_array_equal(copy(matrix, vector), plan(matrix, vector))
+
+
+def test_columns_given_for_a_batch_of_vectors_are_told_from_a_wrong_length() -> None:
+    A = np.ones((6, 4), np.float32)
+    with pytest.raises(ValueError, match=r"for columns call gm\.matmul"):
+        gm.matvec(A, np.ones((4, 3), np.float32))
+    with pytest.raises(ValueError, match=r"must be equal\.$"):
+        gm.matvec(A, np.ones((5, 3), np.float32))

@@ -294,8 +294,16 @@ def matvec_shape(
             f"{op}: the matrix has {a_shape[-1]} elements along the summed axis and the vector "
             f"{x_shape[-1]} (shapes {a_shape} and {x_shape}"
             f"{', the matrix seen transposed' if op == 'vecmat' else ''}); they must be equal."
+            + _columns_meant(a_shape, x_shape, op)
         )
     return (*_broadcast(a_shape[:-2], x_shape[:-1], op), a_shape[-2])
+
+
+def _columns_meant(a_shape: tuple[int, ...], x_shape: tuple[int, ...], op: str) -> str:
+    """Return what to call where vectors were given as columns instead of rows, or nothing."""
+    if op != "matvec" or len(x_shape) != 2 or x_shape[0] != a_shape[-1]:
+        return ""
+    return " Vectors are the rows of a batch here; for columns call gm.matmul(A, X)."
 
 
 def matmul_shape(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -177,6 +177,45 @@ class QuantizedMatrix(Factor):
         parts = (self.codes, self.scales, self.zeros, self.perm)
         return sum(int(part.nbytes) for part in parts if part is not None)
 
+    def __len__(self) -> int:
+        """Rows of the matrix, as NumPy counts."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Self:
+        """Return rows ``first:last`` as a matrix of their own: an expert, a share of a layer.
+
+        The parts are copied, at worst by way of the host; codes and scales stay exactly as they
+        are. Of a transposed matrix slice before transposing: its rows are the columns that groups
+        run along. TypeError for anything but a slice of step 1, ValueError for a transposed matrix.
+
+        >>> import gemmule as gm, numpy as np
+        >>> gm.quantize(np.eye(8), bits=4)[2:5].shape
+        (3, 8)
+        """
+        if not isinstance(rows, slice) or rows.step not in (None, 1):
+            raise TypeError(
+                f"Q[{rows!r}]: a quantised matrix is cut by rows, Q[first:last]; "
+                "for elements call Q.dequantize() first."
+            )
+        if self.transposed:
+            raise ValueError("rows of a transposed matrix: slice first, then transpose, Q.T[a:b].T")
+        first, last, _ = rows.indices(len(self))
+        return shards.cut(self, 0, first, max(first, last))[0]
+
+    def matvec(self, x: Any) -> Any:
+        """Return ``self @ x``; with `rmatvec` what SciPy's ``aslinearoperator`` asks of a matrix.
+
+        >>> import gemmule as gm, numpy as np
+        >>> from scipy.sparse.linalg import aslinearoperator  # doctest: +SKIP
+        >>> aslinearoperator(gm.quantize(np.eye(3), bits=8)).matvec(np.ones(3))  # doctest: +SKIP
+        array([1., 1., 1.])
+        """
+        return self @ x
+
+    def rmatvec(self, y: Any) -> Any:
+        """Return ``self.T @ y``."""
+        return self.T @ y
+
     def __repr__(self) -> str:
         return (
             f"QuantizedMatrix(shape={self.shape}, bits={self.bits}, group_size={self.group_size}, "
