@@ -75,10 +75,10 @@ def _host_call(key: Any, op: str, a: Any, b: Any, options: Options) -> host.Fast
     left, right = host.form(a), host.form(b)
     if left is None or right is None:  # such as misaligned: others of the same key may do
         return host.general
-    fast_path = resolve(op, left, right, None, "cpu", options).short_way
+    fast_path = resolve(op, left, right, None, "cpu", options).fast_path
     if len(_calls) >= MOST:
         _calls.clear()
-    call: host.FastCall = host.general if fast_path is None else fast_path.checked
+    call: host.FastCall = host.general if fast_path is None else fast_path.call
     _calls[key] = call
     return call
 
@@ -128,5 +128,5 @@ def _bound(op: str, seen_a: Any, seen_b: Any, options: Options) -> Any:
     if seen_b[3] != seen_a[3]:
         return None
     left, right = torch_calls.form(seen_a), torch_calls.form(seen_b)
-    fast_path = resolve(op, left, right, None, f"cuda:{seen_a[3]}", options).short_way
-    return None if fast_path is None else fast_path.trusted
+    fast_path = resolve(op, left, right, None, f"cuda:{seen_a[3]}", options).fast_path
+    return None if fast_path is None else fast_path.call

@@ -30,7 +30,8 @@ from gemmule.core.choice import Choice
 from gemmule.core.operand import Form, Operand, deciding
 from gemmule.core.problem import FLOATS, ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, CudaRung, LibraryRung, Rung, Step
-from gemmule.dispatch.bind import FastPath, bind
+from gemmule.dispatch.bind import bind
+from gemmule.dispatch.host import FastPath
 
 log = logging.getLogger("gemmule")
 
@@ -50,7 +51,7 @@ class Plan:
     forms: tuple[Form, Form]
     device: str
     _run: Run
-    short_way: FastPath | None = None
+    fast_path: FastPath | None = None
 
     def __repr__(self) -> str:
         rung = self.choice.rung
@@ -65,6 +66,11 @@ class Plan:
         rows = ((line[:11], line[11:]) for line in self.explain().splitlines())
         cells = (f"<tr><th>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in rows)
         return f"<table>{''.join(cells)}</table>"
+
+    @property
+    def short_way(self) -> FastPath | None:
+        """The name that `fast_path` had in release 0.1.0."""
+        return self.fast_path
 
     @property
     def problem(self) -> Problem:
@@ -88,9 +94,9 @@ class Plan:
 
     def __call__(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """Compute the planned product of `a` and `b`, into `out` where given."""
-        short_way = self.short_way
-        if short_way is not None:
-            result = short_way.checked(a, b, out)
+        fast_path = self.fast_path
+        if fast_path is not None:
+            result = fast_path.call(a, b, out)
             if result is not None:
                 return result
         if "torch" in sys.modules:
@@ -245,8 +251,8 @@ class Plan:
         if choice is None:
             return self
         run = backends.get(choice.machine.backend).prepare(choice)
-        short_way = bind(run, choice.call, *self.forms, self.device)
-        return replace(self, choice=choice, _run=run, short_way=short_way)
+        fast_path = bind(run, choice.call, *self.forms, self.device)
+        return replace(self, choice=choice, _run=run, fast_path=fast_path)
 
 
 def _unused(problem: Problem, arithmetic: Arithmetic) -> str:
@@ -301,8 +307,8 @@ def resolve(
     if any(copy.startswith("A ") for copy in choice.copies) and call.problem.matrix_bytes > 2**20:
         log.warning("%s: %s", call.problem.describe(), copies)
     run = backend.prepare(choice)
-    short_way = bind(run, call, left, right, device)
-    return Plan(op, choice, options, (left, right), device, run, short_way)
+    fast_path = bind(run, call, left, right, device)
+    return Plan(op, choice, options, (left, right), device, run, fast_path)
 
 
 def _widened(

@@ -306,7 +306,7 @@ def test_quantised_matrices_come_in_the_layout_of_the_device(gpu: EmulatedDriver
 
 
 class Tensor:
-    """What the short way asks of a tensor: where it lies."""
+    """What the fast path asks of a tensor: where it lies."""
 
     def __init__(self, array: DeviceArray) -> None:
         self.array = array
@@ -317,7 +317,7 @@ class Tensor:
 
 @pytest.fixture
 def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Give the short way's module, whose launches are emulated, and streams noted."""
+    """Give the fast path's module, whose launches are emulated, and streams noted."""
     pytest.importorskip("torch")
     import torch
 

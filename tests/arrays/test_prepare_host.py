@@ -44,7 +44,7 @@ def test_products_are_those_of_the_array(dtype: str, batch: tuple[int, ...]) -> 
             A @ right,
             left @ laid,
             gm.matmul(left, right),
-            gm.matmul(left, right),  # by the short way, as it was seen before
+            gm.matmul(left, right),  # by the fast path, as it was seen before
             plan(A, right),
             gm.plan("matmul", left, right)(left, right),
         ]

@@ -148,7 +148,7 @@ def test_pieces_have_the_bits_of_the_whole(rung: Any, request: pytest.FixtureReq
     assert cases
     pieces = request.getfixturevalue("in_pieces")
     for A, B, whole in cases:
-        for _ in "twice":  # the second call takes the short way
+        for _ in "twice":  # the second call takes the fast path
             pieces.clear()
             out = np.zeros_like(whole)
             assert multiply(A, B, rung=rung.name, out=out).tobytes() == whole.tobytes()

@@ -276,8 +276,8 @@ def test_a_bound_call_is_for_one_device(
 ) -> None:
     def resolved(*asked: Any) -> Any:
         assert asked == ("matvec", "a", "b", None, "cuda:1", DEFAULT)
-        short_way = None if way is None else SimpleNamespace(trusted=way)
-        return SimpleNamespace(short_way=short_way)
+        fast_path = None if way is None else SimpleNamespace(call=way)
+        return SimpleNamespace(fast_path=fast_path)
 
     known = SimpleNamespace(form=lambda seen: seen[0])
     monkeypatch.setattr(lookup, "_torch_calls", lambda: known)

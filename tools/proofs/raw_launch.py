@@ -35,9 +35,7 @@ def arguments(
     """
     problem = inputs.case.problem
     call = call_over(problem, inputs.a, inputs.b, inputs.out)
-    quantized = problem.quant is not None
-    pack = launch_args.pack_quantized if quantized else launch_args.pack
-    packed = bytearray(pack(problem, call))
+    packed = bytearray(launch_args.pack(problem, call))
     launch_args.place(packed, [*addresses, work])
     launch_args.SCALARS.pack_into(packed, len(packed) - launch_args.SCALARS.size, alpha, beta)
     return bytes(packed) + (b"" if bias is None else launch_args.BIAS.pack(bias))

@@ -123,14 +123,7 @@ class PreparedMatrix(Factor):
         array = self.array
         side = "left" if self.side == "right" else "right"
         if isinstance(array, DeviceArray):
-            turned = DeviceArray(
-                array.pointer,
-                (*array.shape[:-2], array.shape[-1], array.shape[-2]),
-                (*array.strides[:-2], array.strides[-1], array.strides[-2]),
-                array.dtype,
-                array.ordinal,
-                array,
-            )
+            turned = array.mT
             packed = {name: turned if one is array else one for name, one in self._packed.items()}
             return PreparedMatrix(turned, self.dtype, side, packed, self.reason)
         reason = "what is packed of it serves the other side" if self._packed else self.reason

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
 
 from gemmule.backends.base import HostRun, Run
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form
-from gemmule.dispatch.host import HostCall
-
-
-class FastPath(Protocol):
-    """A quick way of a planned product; the attributes may be methods or closures."""
-
-    @property
-    def checked(self) -> Callable[[Any, Any, Any], Any | None]:
-        """(a, b, out) -> the product, or None when nothing was done: go the general path."""
-        ...
-
-    @property
-    def trusted(self) -> Callable[[Any, Any, Any], Any | None]:
-        """As `checked`, for operands whose signatures are known to be those planned for."""
-        ...
+from gemmule.dispatch.host import FastPath, bound_call
 
 
 def bind(run: Run, call: Call, a: Form, b: Form, device: str) -> FastPath | None:
     """Return the fast path of a prepared launcher, or None where there is none."""
     if isinstance(run, HostRun):
-        return HostCall(run, call, a, b)
+        return FastPath(bound_call(run, call, a, b))
     if "torch" not in sys.modules or device == "cpu":
         return None
     from gemmule.dispatch import torch as torch_calls  # only where PyTorch is

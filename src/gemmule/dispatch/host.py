@@ -1,6 +1,6 @@
 """The fast path of products of NumPy arrays, quantised and prepared matrices on the host.
 
-A `HostCall` compares what a call brings with what was planned, attribute by attribute, and goes
+A bound call compares what it is given with what was planned, attribute by attribute, and goes
 straight to the kernel: 2 us instead of 15 for the general path through operands, 4 instead of 28
 beside a quantised matrix. Vectors' products by our own kernels, and BLAS's where Numba is there, go
 from the second call on by a builtin function that compares, allocates and launches in half a
@@ -31,22 +31,26 @@ Signature = Any
 FastCall = Callable[[Any, Any, Any], Any | None]
 
 
-class HostCall:
-    """One product of operands of exactly the planned dtypes, shapes and strides.
+class FastPath:
+    """The fast path of a planned product.
 
-    Both names are one function, which returns the product, in `out` where given, or None: nothing
-    was done, take the general path. It compares the operands itself, so nobody has to before.
+    ``call(a, b, out)`` returns the product of operands of exactly the planned dtypes, shapes and
+    strides, in `out` where given, or None: nothing was done, take the general path. It compares the
+    operands itself, so nobody has to before.
     """
 
-    __slots__ = ("checked", "trusted")
+    def __init__(self, call: FastCall) -> None:
+        self.call = call
 
-    def __init__(self, run: HostRun, call: Call, a: Form, b: Form) -> None:
-        planned = _Planned(a), _Planned(b)
-        call_of, bind = _fast_call(run, call, *planned), run.bound
-        plain = planned[0].is_plain or planned[1].is_plain
-        if bind is not None and plain and (planned[0].is_coded or planned[1].is_coded):
-            call_of = _first_builtin(bind, call_of, *planned)
-        self.checked = self.trusted = call_of
+
+def bound_call(run: HostRun, call: Call, a: Form, b: Form) -> FastCall:
+    """Return the product of arrays on the host as one function, `FastPath.call`."""
+    planned = _Planned(a), _Planned(b)
+    found, bind = _fast_call(run, call, *planned), run.bound
+    plain = planned[0].is_plain or planned[1].is_plain
+    if bind is not None and plain and (planned[0].is_coded or planned[1].is_coded):
+        found = _first_builtin(bind, found, *planned)
+    return found
 
 
 class _Planned:

@@ -24,6 +24,7 @@ from gemmule.backends.cuda.starter import Start
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
+from gemmule.dispatch.host import FastPath
 from gemmule.dispatch.torch_repeats import Product, RepeatGuard, known, of_codes
 from gemmule.quant.cuda.by_library import ByLibrary
 from gemmule.quant.matrix import QuantizedMatrix
@@ -31,15 +32,12 @@ from gemmule.quant.matrix import QuantizedMatrix
 Run = Launcher | PackedLauncher | LibraryRun | ByLibrary
 
 
-class TensorCall:
-    """One product of operands of exactly the planned forms, tensors or own matrices, on a device.
-
-    ``checked(a, b, out)`` returns the product or None, when nothing was done.
-    """
+class TensorCall(FastPath):
+    """The product of tensors, or of one and a matrix of our own, of exactly the planned forms."""
 
     def __init__(self, run: Run, call: Call, forms: tuple[Form, Form], ordinal: int) -> None:
         self._given = run, call, forms, ordinal
-        self.checked = self.trusted = bound_call(*self._given)
+        super().__init__(bound_call(*self._given))
 
     @functools.cached_property
     def inside(self) -> Product:

@@ -120,7 +120,10 @@ def _with_context(job: Job) -> None:
     parts = tiling.left_slots * size[0], tiling.right_slots * size[1]
     needed = sum(parts) + tiling.out_slots * tile.m * tile.n * ITEMSIZE[job.sums]
     buffer = acquire_buffer(needed, needed + job.spare_bytes, ordinal)
-    left, right, outs = (_from(buffer, start) for start in (0, parts[0], sum(parts)))
+    size_of = buffer.shape[0]
+    left, right, outs = (
+        buffer.view((size_of - start,), (1,), start) for start in (0, parts[0], sum(parts))
+    )
     held = {
         "left": _Held(job.left, tiling.left_slots, size[0], left),
         "right": _Held(job.right, tiling.right_slots, size[1], right),
@@ -138,12 +141,6 @@ def _with_context(job: Job) -> None:
         feeder.close()
         Stream(ordinal, LEGACY_STREAM).synchronize()
         release_buffer(buffer)
-
-
-def _from(buffer: DeviceArray, start: int) -> DeviceArray:
-    """Return the memory behind the first `start` bytes of a buffer."""
-    size = buffer.shape[0] - start
-    return DeviceArray(buffer.pointer + start, (size,), (1,), buffer.dtype, buffer.ordinal, buffer)
 
 
 def _panels(job: Job, held: dict[str, _Held], every: tuple[Step, ...]) -> Iterator[list[Transfer]]:

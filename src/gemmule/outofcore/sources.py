@@ -161,9 +161,7 @@ def on_device(
     block: DeviceArray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str
 ) -> Operand:
     """Return an array that lies in a block of device memory as an operand."""
-    return unwrap(
-        DeviceArray(block.pointer + offset, shape, strides, dtype, block.ordinal, block), "a panel"
-    )
+    return unwrap(block.view(shape, strides, offset, dtype), "a panel")
 
 
 def _whole(nbytes: int) -> int:

@@ -51,8 +51,7 @@ class PeerProduct:
             defines=(*alone.defines, f"PEERS={seat.room}"),
         )
         quantized = problem.quant is not None
-        pack = launch_args.pack_quantized if quantized else launch_args.pack
-        packed = pack(problem, call)
+        packed = launch_args.pack(problem, call)
         self.template = packed + seat.pack(rows, self.dtype, row_blocks)
         self.out_at = len(packed) + seat.out_at
         self._places = struct.Struct("<5Q" if quantized else "<2Q")

@@ -140,8 +140,8 @@ def _product(op: str, a: Any, b: Any, bias: torch.Tensor | None) -> torch.Tensor
     seen_a, seen_b = seen(a), seen(b)
     if seen_a is not None and seen_b is not None and seen_a[3] == seen_b[3]:
         plan = resolve(op, form(seen_a), form(seen_b), None, f"cuda:{seen_a[3]}", DEFAULT)
-        if isinstance(plan.short_way, TensorCall):
-            call = plan.short_way.inside if bias is None else plan.short_way.adding
+        if isinstance(plan.fast_path, TensorCall):
+            call = plan.fast_path.inside if bias is None else plan.fast_path.adding
             y = call(a, b, bias)
             if y is not None:
                 REPEATS.keep(name, (a, b, bias), call)

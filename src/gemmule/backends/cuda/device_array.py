@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.dlpack import export_capsule
+from gemmule.core.operand import Ints, c_strides
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
 
 # Dtypes that __cuda_array_interface__ can spell; bfloat16 and float8 travel by DLPack only.
@@ -48,14 +50,8 @@ class DeviceArray:
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: str, ordinal: int = 0) -> DeviceArray:
         """Return an uninitialised C-ordered array; DeviceError when it does not fit."""
-        nbytes = ITEMSIZE[dtype]
-        strides, step = [], 1
-        for size in reversed(shape):
-            strides.append(step)
-            step *= max(size, 1)
-            nbytes *= size
-        block = _Block(nbytes, ordinal)
-        return cls(block.pointer, tuple(shape), tuple(reversed(strides)), dtype, ordinal, block)
+        block = _Block(math.prod(shape) * ITEMSIZE[dtype], ordinal)
+        return cls(block.pointer, tuple(shape), c_strides(shape), dtype, ordinal, block)
 
     @classmethod
     def from_host(cls, array: np.ndarray[Any, Any], ordinal: int = 0) -> DeviceArray:
@@ -91,14 +87,21 @@ class DeviceArray:
     @property
     def T(self) -> DeviceArray:
         """The transpose, a view."""
-        return DeviceArray(
-            self._pointer,
-            self.shape[::-1],
-            self.strides[::-1],
-            self.dtype,
-            self.ordinal,
-            self._owner,
-        )
+        return self.view(self.shape[::-1], self.strides[::-1])
+
+    @property
+    def mT(self) -> DeviceArray:
+        """The transpose of each matrix of a batch, a view."""
+        last_two = (*range(len(self.shape) - 2), -1, -2)
+        shape, strides = ([of[axis] for axis in last_two] for of in (self.shape, self.strides))
+        return self.view(tuple(shape), tuple(strides))
+
+    def view(
+        self, shape: Ints, strides: Ints, offset: int = 0, dtype: str | None = None
+    ) -> DeviceArray:
+        """Return an array in the same memory, so many bytes behind the first element's."""
+        start = self._pointer + offset
+        return DeviceArray(start, shape, strides, dtype or self.dtype, self.ordinal, self._owner)
 
     def to_host(self) -> np.ndarray[Any, Any]:
         """Return a copy as a NumPy array; waits for pending work on the default stream."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import struct
 from typing import Any
 
@@ -19,8 +18,8 @@ from gemmule.backends.cuda import driver, launch_args, tensor_maps
 from gemmule.backends.cuda.packed import launch as packed
 from gemmule.backends.cuda.starter import Kernels, Start, cuda_rung, kernels, loaded, starter
 from gemmule.core.choice import Choice
-from gemmule.core.operand import Operand, View
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.operand import Operand
+from gemmule.core.problem import Problem
 from gemmule.core.rung import LibraryRung, Machine, Rung, with_bias
 from gemmule.core.scalars import passes
 from gemmule.storage import ceilings as stored_ceilings
@@ -89,11 +88,7 @@ class Launcher:
         call, problem = choice.call, choice.problem
         self.choice, self.adds = choice, adds
         self.quantized, self.result = problem.quant is not None, problem.out
-        self.template = (
-            launch_args.pack_quantized(problem, call)
-            if self.quantized
-            else launch_args.pack(problem, call)
-        )
+        self.template = launch_args.pack(problem, call)
         rung = cuda_rung(choice)
         self.steps = rung.steps(problem, choice.params, choice.machine)
         if adds:
@@ -103,7 +98,8 @@ class Launcher:
         self.maps = tensor_maps.Maps(shapes) if shapes else None
         self.module = kernels(rung, self.steps, choice.machine.arch)
         self.workspace = rung.workspace(problem, choice.params, choice.machine)
-        self.offsets = _offsets(call.outer, (call.a, call.b, call.out), problem)
+        views, dtypes = (call.a, call.b, call.out), (problem.a, problem.b, problem.out)
+        self.offsets = launch_args.offsets(call.outer, views, dtypes)
         self.words = "32s3Q" if self.quantized else "4Q"  # that the struct begins with
         self._starts: dict[int, Start] = {}
 
@@ -165,19 +161,3 @@ def parts(q: Any) -> tuple[int, int, int, int]:
     zeros = 0 if q.zeros is None else q.zeros.pointer
     perm = 0 if q.perm is None else q.perm.pointer
     return q.codes.pointer, q.scales.pointer, zeros, perm
-
-
-def _offsets(
-    outer: tuple[int, ...], views: tuple[View, View, View], problem: Any
-) -> tuple[tuple[int, int, int], ...]:
-    """Return the byte offsets of every outer batch entry."""
-    itemsizes = [ITEMSIZE.get(t, 1) for t in (problem.a, problem.b, problem.out)]
-    found = []
-    for index in itertools.product(*(range(size) for size in outer)):
-        found.append(
-            tuple(
-                itemsize * sum(i * s for i, s in zip(index, view.strides, strict=False))
-                for itemsize, view in zip(itemsizes, views, strict=True)
-            )
-        )
-    return tuple((x[0], x[1], x[2]) for x in found)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from typing import Any
 
 from gemmule.core.canonical import Call
-from gemmule.core.problem import Problem
+from gemmule.core.operand import Ints, View
+from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
 
 # (name, struct code) of each field; tests compare the order with args.cuh.
 GEMV_FIELDS = (
@@ -63,94 +65,51 @@ def without_rows(packed: bytes, operand: str) -> bytes:
 def pack(problem: Problem, call: Call) -> bytes:
     """Return the struct of a canonical call with null pointers, alpha 1 and beta 0.
 
-    The first three words are the addresses of A, of x or B, and of the result; the fourth is the
-    workspace's; alpha and beta are the last two.
+    It begins with the addresses of A (of a quantised matrix four), of x or B, of the result and of
+    the workspace; alpha and beta are the last two.
     """
+    if problem.quant is not None:
+        return _pack_quantized(problem, call, problem.quant)
     steps = [view.strides[len(call.outer) :] for view in (call.a, call.b, call.out)]
-    batch_steps = [s[0] if problem.batch > 1 else 0 for s in steps]
-    cores = [s[1:] if problem.batch > 1 else s for s in steps]
-    if problem.op == "matvec":
-        (a_row, a_col), (x_step,), (y_step,) = cores
-        return GEMV.pack(
-            0,
-            0,
-            0,
-            0,
-            problem.m,
-            problem.n,
-            problem.batch,
-            a_row,
-            a_col,
-            batch_steps[0],
-            x_step,
-            batch_steps[1],
-            y_step,
-            batch_steps[2],
-            1.0,
-            0.0,
-        )
-    (a_row, a_col), (b_row, b_col), (c_row, c_col) = cores
-    return GEMM.pack(
-        0,
-        0,
-        0,
-        0,
-        problem.m,
-        problem.n,
-        problem.k,
-        problem.batch,
-        a_row,
-        a_col,
-        batch_steps[0],
-        b_row,
-        b_col,
-        batch_steps[1],
-        c_row,
-        c_col,
-        batch_steps[2],
-        1.0,
-        0.0,
-    )
-
-
-def pack_quantized(problem: Problem, call: Call) -> bytes:
-    """Return the QuantArgs struct of a canonical call, its seven addresses null.
-
-    m and n are the sizes of the stored matrix, whichever way the product runs over it.
-    """
-    spec = problem.quant
-    if spec is None:
-        raise TypeError("pack_quantized takes a quantised problem; use pack for the others.")
-    rows, inner = problem.m, problem.reduction
-    m, n = (inner, rows) if spec.transposed else (rows, inner)
-    if problem.op == "matvec":
-        columns, x_col, y_col = 1, 0, 0
-        (x_step,), (y_step,) = call.b.strides[-1:], call.out.strides[-1:]
+    if problem.batch > 1:  # the batch axis comes first, in the struct behind an operand's others
+        steps = [(*step[1:], step[0]) for step in steps]
     else:
-        columns = problem.n
-        (x_step, x_col), (y_step, y_col) = call.b.strides[-2:], call.out.strides[-2:]
-    size = {None: max(n, 1), -1: max(n, 1)}.get(spec.group_size, spec.group_size)
-    groups = -(-n // (size or 1))
-    scale_row = 0 if spec.group_size is None else groups
-    return QUANT.pack(
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        m,
-        n,
-        columns,
-        -(-n * spec.bits // 8),
-        size,
-        groups,
-        scale_row,
-        x_step,
-        x_col,
-        y_step,
-        y_col,
-        1.0,
-        0.0,
+        steps = [(*step, 0) for step in steps]
+    numbers = problem.batch, *itertools.chain(*steps), 1.0, 0.0
+    if problem.op == "matvec":
+        return GEMV.pack(0, 0, 0, 0, problem.m, problem.n, *numbers)
+    return GEMM.pack(0, 0, 0, 0, problem.m, problem.n, problem.k, *numbers)
+
+
+def _pack_quantized(problem: Problem, call: Call, spec: QuantSpec) -> bytes:
+    """Return the QuantArgs struct, whose m and n are the sizes of the stored matrix."""
+    m, n = (problem.reduction, problem.m) if spec.transposed else (problem.m, problem.reduction)
+    if problem.op == "matvec":
+        columns, steps = 1, [call.b.strides[-1], 0, call.out.strides[-1], 0]
+    else:
+        columns, steps = problem.n, [*call.b.strides[-2:], *call.out.strides[-2:]]
+    return QUANT.pack(*[0] * 7, m, n, columns, *stored_numbers(spec, n), *steps, 1.0, 0.0)
+
+
+def stored_numbers(spec: QuantSpec, n: int) -> tuple[int, int, int, int]:
+    """Return what kernels are told of stored rows of n codes.
+
+    The bytes of a row, the size of a group, the groups of a row, and the scales from row to row.
+    """
+    size = max(n, 1) if spec.group_size in (None, -1) else int(spec.group_size or 1)
+    groups = -(-n // size)
+    return -(-n * spec.bits // 8), size, groups, 0 if spec.group_size is None else groups
+
+
+def offsets(
+    walked: Ints, views: Sequence[View], dtypes: Sequence[str]
+) -> tuple[tuple[int, ...], ...]:
+    """Return how many bytes behind the first each entry's operands begin, of batch axes to walk."""
+    itemsizes = [ITEMSIZE.get(dtype, 1) for dtype in dtypes]  # of codes none: nobody moves in them
+    return tuple(
+        tuple(
+            itemsize * sum(i * step for i, step in zip(index, view.strides, strict=False))
+            for itemsize, view in zip(itemsizes, views, strict=True)
+        )
+        for index in itertools.product(*map(range, walked))
     )

@@ -10,13 +10,14 @@ import functools
 import hashlib
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from gemmule.backends.cuda import driver, starter
 from gemmule.backends.cuda.convert import CTYPE
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.backends.cuda.launch_args import stored_numbers
 from gemmule.core.problem import ITEMSIZE, QuantSpec
 from gemmule.core.rung import Step
 from gemmule.errors import DeviceError
@@ -63,12 +64,7 @@ def step(spec: QuantSpec, dtype: str, piece: Piece) -> Step:
 
 def arguments(spec: QuantSpec, m: int, n: int, piece: Piece) -> bytes:
     """Return the kernel's struct, its five addresses null: codes, scales, zeros, perm, result."""
-    size = max(n, 1) if spec.group_size in (None, -1) else int(spec.group_size or 1)
-    groups = -(-n // size)
-    row_bytes = -(-n * spec.bits // 8)
-    of_matrix = (m, n, row_bytes, size, groups, 0 if spec.group_size is None else groups)
-    where = (piece.first_row, piece.rows, piece.first_column, piece.columns, piece.step)
-    return ARGS.pack(0, 0, 0, 0, 0, *of_matrix, *where)
+    return ARGS.pack(0, 0, 0, 0, 0, m, n, *stored_numbers(spec, n), *astuple(piece))
 
 
 @functools.cache

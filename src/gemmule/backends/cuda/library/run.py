@@ -7,15 +7,12 @@ prepared once for each device, so a captured graph and many threads may use it.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver
+from gemmule.backends.cuda import driver, launch_args
 from gemmule.backends.cuda.library import cublas, rescale
 from gemmule.core.canonical import Call
-from gemmule.core.operand import Operand, View
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.operand import Operand
+from gemmule.core.problem import Problem
 
 
 class LibraryRun:
@@ -31,7 +28,7 @@ class LibraryRun:
         self.gemm, self.exchanged, self.rank = gemm, exchanged, rank
         walked = call.outer if gemm.batch == problem.batch else (*call.outer, problem.batch)
         views, dtypes = (call.a, call.b, call.out), (problem.a, problem.b, problem.out)
-        self.offsets = [list(_offsets(walked, *each)) for each in zip(views, dtypes, strict=True)]
+        self.offsets = launch_args.offsets(walked, views, dtypes)
         self.devices: dict[int, cublas.Prepared] = {}
 
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
@@ -53,7 +50,7 @@ class LibraryRun:
         if kept:
             rescale.keep(out, old, stream)
         with driver.on_device(ordinal):
-            for left, right, result in zip(*self.offsets, strict=True):
+            for left, right, result in self.offsets:
                 first, second = a.pointer + left, b.pointer + right
                 if self.exchanged:
                     first, second = second, first
@@ -65,7 +62,7 @@ class LibraryRun:
     @property
     def is_one_call(self) -> bool:
         """Whether one call of the library is the whole product."""
-        return [list(each) for each in self.offsets] == [[0]] * 3
+        return self.offsets == ((0, 0, 0),)
 
     def prepared(self, ordinal: int) -> cublas.Prepared:
         """Return the product as prepared on a device, once."""
@@ -73,13 +70,6 @@ class LibraryRun:
         if found is None:
             found = self.devices[ordinal] = cublas.Prepared(self.gemm, ordinal, self.rank)
         return found
-
-
-def _offsets(walked: tuple[int, ...], view: View, dtype: str) -> Iterator[int]:
-    """Yield how many bytes behind the first each product's operand begins."""
-    steps = view.strides[: len(walked)]
-    for index in itertools.product(*(range(size) for size in walked)):
-        yield ITEMSIZE[dtype] * sum(i * step for i, step in zip(index, steps, strict=True))
 
 
 def by_columns(

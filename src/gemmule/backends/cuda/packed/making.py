@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from gemmule.backends.cuda import arrays as device_arrays
@@ -28,7 +27,7 @@ def copied(operand: Operand, stream: int) -> DeviceArray:
         operand = operand._replace(form=form._replace(shape=shape, strides=strides))
     result = DeviceArray.empty(operand.form.shape, form.dtype, ordinal)
     convert.write(operand, result.pointer, form.dtype, stream)
-    return _turned(result) if turned else result
+    return result.mT if turned else result
 
 
 def packed(
@@ -82,21 +81,3 @@ def _lined_up(array: DeviceArray, memory: DeviceArray) -> DeviceArray:
 
 def _last_two(values: Sequence[int]) -> tuple[int, int]:
     return values[-2], values[-1]
-
-
-def _turned(array: DeviceArray) -> DeviceArray:
-    """Return the view in which each matrix is transposed."""
-    shape, strides = array.shape, array.strides
-    return DeviceArray(
-        array.pointer,
-        (*shape[:-2], shape[-1], shape[-2]),
-        (*strides[:-2], strides[-1], strides[-2]),
-        array.dtype,
-        array.ordinal,
-        array,
-    )
-
-
-def needed(operand: Operand) -> int:
-    """Return the bytes of a plain copy of an operand."""
-    return math.prod(operand.form.shape) * ITEMSIZE[operand.form.dtype]

@@ -1,4 +1,4 @@
-"""The short way of CUDA tensors, and products that do not take it, against the general way."""
+"""The fast path of CUDA tensors, and products that do not take it, against the general path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def operands(op: str, shape: tuple[int, int], seed: int) -> tuple[Any, Any]:
 def test_every_kind_of_launch(op: str, rung: str, shape: tuple[int, int]) -> None:
     first = operands(op, shape, 0)
     plan = gm.plan(op, *first, rung=rung)
-    assert isinstance(plan.short_way, TensorCall)
+    assert isinstance(plan.fast_path, TensorCall)
     for seed in range(20):  # back to back: workspaces and arguments of one call meet the next's
         left, right = operands(op, shape, seed)
         short = plan(left, right)
@@ -99,7 +99,7 @@ def test_a_quantised_matrix(
 
     Q, other = (gm.quantize(torch.randn(shape, device="cuda"), **options) for _ in range(2))
     plan = gm.plan(op, *pair(Q, vector(0)))
-    assert isinstance(plan.short_way, TensorCall)
+    assert isinstance(plan.fast_path, TensorCall)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
