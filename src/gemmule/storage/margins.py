@@ -13,12 +13,12 @@ the kernel ends it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Machine
@@ -29,20 +29,6 @@ FILE = "margins.jsonl"
 ENOUGH = 1.10
 REACH = 2.0
 LEAST_WORK = 0.25
-_TEXTS = (
-    "device",
-    "arch",
-    "folder",
-    "rung",
-    "key",
-    "a",
-    "b",
-    "out",
-    "layout_a",
-    "layout_b",
-    "date",
-)
-_SIZES = ("m", "n", "k", "batch", "alignment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +122,14 @@ def known(device: str) -> dict[tuple[str, ...], tuple[Margin, ...]]:
 
 def read_file(path: Path) -> Iterator[Margin]:
     """Yield the well-formed margins of one file; others are skipped."""
-    for data in lines.read(path, SCHEMA):
-        margin = _margin(data)
-        if margin is not None:
-            yield margin
+    return lines.read_records(path, SCHEMA, Margin, _is_sound)
 
 
-def _margin(data: dict[str, Any]) -> Margin | None:
-    fields: dict[str, Any] = {name: data.get(name) for name in (*_TEXTS, *_SIZES, "ratio")}
-    texts, sizes, ratio = [fields[t] for t in _TEXTS], [fields[s] for s in _SIZES], fields["ratio"]
-    if not all(type(t) is str and 0 < len(t) <= 200 and t.isprintable() for t in texts):
-        return None
-    if not all(type(size) is int and 0 < size < 2**31 for size in sizes):
-        return None
-    if type(ratio) is not float or not 0.0 < ratio < 1e3:
-        return None
-    return Margin(**fields)
+def _is_sound(margin: Margin) -> bool:
+    """Tell whether every field is what this package could have written."""
+    for value in dataclasses.astuple(margin):
+        if isinstance(value, str) and not (0 < len(value) <= 200 and value.isprintable()):
+            return False
+        if isinstance(value, int) and not 0 < value < 2**31:
+            return False
+    return 0.0 < margin.ratio < 1e3

@@ -1,43 +1,34 @@
-"""Measured host rates on disk: one small JSON file a machine, which plans prefer to the defaults.
+"""Measured host rates on disk: one small file a machine, which plans prefer to the defaults.
 
-A file that is corrupt, too large, of another schema or machine, or claims what no machine does, is
-as good as absent.
+A file of another machine, or that claims what no machine does, is as good as absent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from gemmule.core.host_rates import HostRates, plausible
-from gemmule.settings import cache_folder, tuning_enabled
-from gemmule.storage.atomic import check_private, small_file, write_atomically
-
-SCHEMA = 1
+from gemmule.storage import measured
+from gemmule.storage.atomic import check_private
 
 
 def path_of(name: str, arch: str, units: int) -> Path:
     """Return the file of a machine: its processor's name, architecture and number of threads."""
-    text = json.dumps([SCHEMA, name, arch, units])
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return cache_folder() / "rates" / f"{digest}.json"
+    return measured.path_of("rates", name, arch, units)
 
 
 def read(name: str, arch: str, units: int) -> HostRates | None:
     """Return the stored rates of a machine, or None; ``GEMMULE_TUNE=0`` ignores what is stored."""
-    if not tuning_enabled():
+    record = measured.read(path_of(name, arch, units)) or {}
+    if (record.get("machine"), record.get("units")) != (name, units):
         return None
     try:
-        record = json.loads(small_file(path_of(name, arch, units)))
-        if (record["schema"], record["machine"], record["units"]) != (SCHEMA, name, units):
-            return None
         rates = HostRates(**record["rates"])
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
     return rates if not plausible(rates) and isinstance(rates.measured, str) else None
 
@@ -50,9 +41,8 @@ def save(name: str, arch: str, units: int, rates: HostRates) -> Path | None:
     fault = plausible(rates)
     if fault:
         raise ValueError(f"these are no rates of a machine: {fault}.")
-    record = {"schema": SCHEMA, "machine": name, "units": units, "rates": asdict(rates)}
-    path = path_of(name, arch, units)
-    return path if write_atomically(path, json.dumps(record, indent=1).encode()) else None
+    record = {"machine": name, "units": units, "rates": asdict(rates)}
+    return measured.save(path_of(name, arch, units), record)
 
 
 @contextlib.contextmanager

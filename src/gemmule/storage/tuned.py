@@ -20,11 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gemmule.core.problem import DTYPES, Problem, QuantSpec, check_problem
+from gemmule.core.problem import DTYPES, Problem, check_problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import BACKENDS, Machine, Rung
 from gemmule.settings import cache_folder, tuning_enabled
 from gemmule.storage.atomic import LEFT_OVER, small_file, write_atomically
+from gemmule.storage.decode import decode
 from gemmule.storage.lines import without_duplicates
 from gemmule.storage.sources import rung_digest
 
@@ -153,16 +154,7 @@ def problem_of(fields: Any) -> Problem:
     known = asdict(Problem("matvec", 1, 1))
     if not isinstance(fields, dict) or set(fields) != set(known):
         raise ValueError(f"a problem has the fields {', '.join(known)}.")
-    spec = fields["quant"]
-    try:
-        quant = None if spec is None else QuantSpec(**spec)
-        problem = Problem(**{**fields, "quant": quant})
-    except TypeError as error:
-        raise ValueError(f"no quantisation has these fields ({error}).") from None
-    for name, default in known.items():
-        value = fields[name]
-        if name not in ("quant", "accumulate") and type(value) is not type(default):
-            raise ValueError(f"a problem's {name} is no {type(value).__name__}.")
+    problem = decode(Problem, fields, "a problem")
     sizes = (problem.m, problem.n, problem.k, problem.batch)
     if problem.op not in ("matvec", "matmul") or min(sizes) < 0:
         raise ValueError("a problem's op is matvec or matmul, and no size is negative.")

@@ -7,14 +7,14 @@ with one on its last line of output; nothing it says is believed beyond numbers 
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from gemmule.core.problem import Problem
+from gemmule.storage.decode import decode
 from gemmule.timing.sampler import Ratio
 from gemmule.tuning.outcomes import (
     Candidate,
@@ -71,41 +71,40 @@ def measure_apart(
     except subprocess.TimeoutExpired:
         return Timeout(candidate, f"not done after {timeout_s:g} s; its process was ended")
     lines = done.stdout.strip().splitlines()
-    answer = _answer(lines[-1]) if lines and done.returncode == 0 else None
-    if answer is None:
+    if done.returncode != 0 or not lines or not lines[-1].startswith("{"):
         said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
         how = f"its process ended with status {done.returncode}"
         return LaunchFailed(candidate, f"{how}: {said[0][:300]}")
-    return _outcome(candidate, answer) or LaunchFailed(candidate, "its process answered nonsense")
+    told = _outcome(candidate, lines[-1])
+    return told or LaunchFailed(candidate, "its process answered nonsense")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the child tells of a configuration: its time and ratio, or what failed and why."""
+
+    kind: str
+    text: str = ""
+    seconds: float = 0.0
+    ratio: Ratio | None = None
 
 
 def answer_of(outcome: Measured | Failure) -> dict[str, Any]:
     """Return an outcome as the child prints it."""
+    kind = type(outcome).__name__
     if isinstance(outcome, Measured):
-        return {"kind": "Measured", "seconds": outcome.seconds, "ratio": asdict(outcome.ratio)}
-    return {"kind": type(outcome).__name__, "text": outcome.text}
+        return asdict(Answer(kind, seconds=outcome.seconds, ratio=outcome.ratio))
+    return asdict(Answer(kind, outcome.text))
 
 
-def _answer(line: str) -> dict[str, Any] | None:
+def _outcome(candidate: Candidate, line: str) -> Measured | Failure | None:
+    """Return the outcome that the child told, or None when it told none."""
     try:
-        found = json.loads(line)
+        answer = decode(Answer, json.loads(line), "the answer")
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
-
-
-def _outcome(candidate: Candidate, answer: dict[str, Any]) -> Measured | Failure | None:
-    """Return the outcome that the child told, or None when it told none."""
-    kind = answer.get("kind")
-    if kind == "Measured":
-        numbers, seconds = answer.get("ratio"), answer.get("seconds")
-        try:
-            ratio = Ratio(**numbers)  # type: ignore[arg-type]
-            values = [float(v) for v in (seconds, *asdict(ratio).values())]
-        except (TypeError, ValueError):
-            return None
-        plausible = all(math.isfinite(v) and v > 0 for v in values)
-        return Measured(candidate, values[0], ratio) if plausible else None
-    if isinstance(kind, str) and kind in KINDS:
-        return KINDS[kind](candidate, str(answer.get("text", ""))[:400])
-    return None
+    if answer.kind == "Measured" and answer.ratio is not None:
+        plausible = min(answer.seconds, *astuple(answer.ratio)) > 0
+        return Measured(candidate, answer.seconds, answer.ratio) if plausible else None
+    kind = KINDS.get(answer.kind)
+    return None if kind is None else kind(candidate, answer.text[:400])
