@@ -35,5 +35,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """List the public names alone; the package's rooms stay importable."""
+    """List the public names alone; the package's modules stay importable."""
     return __all__

@@ -1,4 +1,4 @@
-"""Caches of what was decided from measurements: plans, and calls bound to them.
+"""Caches that new measurements make stale: plans, and calls bound to them.
 
 Whoever stores a new measurement empties all of them together, so that later calls decide anew.
 """

@@ -1,4 +1,4 @@
-"""From the user's operands to a canonical product: which problem it is, and how each array is seen.
+"""The canonical form of a product: its problem, and under which strides each array is seen.
 
 Everything here works on shapes and strides alone, so it serves every device and its results can
 be cached. A canonical view has axes ``(*outer, batch, rows, cols)``: `outer` are batch axes that

@@ -1,4 +1,4 @@
-"""What a forked child and Ctrl-C must find whole: no import and no compilation half done.
+"""Forks and Ctrl-C that leave no import and no compilation half done.
 
 ``os.fork`` copies one thread, and the locks that others hold stay held in the child for good: of a
 module being imported, of Numba's compiler, of LLVM. So the package imports its parts and builds its

@@ -19,7 +19,7 @@ class HostRates:
     operations of NumPy's BLAS on all threads, at 1024 x 1024 x 1024. convert: elements that
     all threads turn from float16 to float32. call: from Python into a kernel and back;
     spread: what starting helpers adds; blas_call: a product by NumPy of a few elements. asked: how
-    many times as fast long rows of halves come from memory that are asked for ahead, a number
+    many times as fast long rows of halves come from memory where they are prefetched, a number
     without a unit. measured: the day, or "" for defaults.
     """
 

@@ -1,4 +1,4 @@
-"""Memory on the host: how much may still be taken, such that begins a line, maps of files."""
+"""Memory of the host: how much is available, blocks that begin at a cache line, maps of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a rung's work on one operand comes apart from its product, to be done once for many of them.
+"""How a rung packs one operand on its own, once for many products of it.
 
 Some rungs begin with passes that write each operand to memory in the form that their product reads.
 What a pass leaves of an operand depends on nothing else of the product, so it may be kept

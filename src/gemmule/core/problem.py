@@ -156,7 +156,7 @@ class Problem:
     Shapes: matvec ``A (m, n), x (n,), y (m,)`` with ``k == 1``; matmul ``A (m, k), B (k, n),
     C (m, n)``. `batch` counts independent products; a ``shared_*`` operand is one for all of them.
     `alignment` is the largest power of two, at most 16, that divides every base address and
-    leading stride in bytes. `spaced_*` marks a matvec's vectors as not of unit stride.
+    leading stride in bytes.
     """
 
     op: str

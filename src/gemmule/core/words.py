@@ -1,4 +1,4 @@
-"""The words that options take, as types: a checker finds one that means nothing."""
+"""The strings and numbers that options take, as types: a type checker finds a wrong one."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def maker(shape: tuple[int, ...], dtype: Any, ordinal: int) -> Callable[[], Any]
 
 
 def extent(form: Form) -> int:
-    """Return the bytes from the first element to behind the last, of codes none: nobody has them.
+    """Return the bytes from the first element to behind the last, 0 of codes, which lie elsewhere.
 
     Strides are not negative.
     """

@@ -1,4 +1,4 @@
-"""Which operands are like others met before: PyTorch's guards, and calls found by what they take.
+"""Repeated products of tensors: guards that recognise operands, and the calls that served them.
 
 To tell tensors apart by their attributes, and look a call up by what they say, takes the host 2 us
 more than a guard, which compares with what was met and says yes or no. A matrix of this package's

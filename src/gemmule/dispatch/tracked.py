@@ -1,4 +1,4 @@
-"""Whether PyTorch has to know of a product: gradients, tracing, `torch.vmap`, autocast."""
+"""Whether PyTorch must see a product, for gradients, tracing, `torch.vmap` or autocast."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What PyTorch and JAX have to know of: products as operators, with derivatives and batches."""
+"""Products as operators of PyTorch and JAX, with derivatives and batches."""

@@ -1,4 +1,4 @@
-"""What PyTorch has to know of a product: gradients, batches of `torch.vmap`, autocast.
+"""Products as PyTorch differentiates and batches them: gradients, `torch.vmap`, autocast.
 
 A public function comes through here by itself where its tensors ask for it: `dispatch.tracked`
 says when, `through` calls the operator.

@@ -1,4 +1,4 @@
-"""The products as operators of PyTorch: what runs, what it looks like, where it is derived.
+"""The products as operators of PyTorch: kernels, shapes of results, registration of derivatives.
 
 `gemmule.frameworks.autograd` has their derivatives; `gemmule.torch.ops` has the functions to
 import.

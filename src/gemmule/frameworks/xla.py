@@ -1,4 +1,4 @@
-"""A product as a function that XLA calls: what its C interface hands over, read with ctypes.
+"""The function that XLA calls for a product, by its C interface, read with ctypes.
 
 XLA calls a handler on a thread of its own once for every product of a compiled program, with the
 addresses of operands and result; on a GPU also with the stream to launch on, so nothing waits for

@@ -1,4 +1,4 @@
-"""Kernels compiled to add a bias to each row: which trials they run, and their truth."""
+"""Judging kernels compiled to add a bias to each row: their trials, and the truth."""
 
 from __future__ import annotations
 

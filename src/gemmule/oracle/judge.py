@@ -1,4 +1,4 @@
-"""The truth for every rung: the judge of an output.
+"""Judging an output: equality for exact sums, else an error bound derived from the rung.
 
 Pure NumPy, independent of every back end. The strongest check that fits a case is used, always
 elementwise: equality for integers, else the bound that the rung's declared arithmetic implies (see

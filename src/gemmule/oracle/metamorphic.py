@@ -1,5 +1,4 @@
-"""Checks without a reference: what a product must keep when its operands are rearranged, and
-Freivalds' random check for products that are too big to compute twice.
+"""Checks without a reference: rearranged operands, and Freivalds' random check of large products.
 
 The metamorphic checks take ``multiply(A, B) -> C`` and compare bit for bit, which small integers
 always allow (`inputs.make_inputs` with kind ``integers``) and other floats wherever the

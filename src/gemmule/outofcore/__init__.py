@@ -1,1 +1,1 @@
-"""Products of host operands on a GPU, in panels: also of what its memory does not hold."""
+"""Products of host operands on a GPU, in panels, so that they may exceed its memory."""

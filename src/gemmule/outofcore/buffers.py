@@ -1,4 +1,4 @@
-"""A pool of device memory for products in panels: one buffer a device, kept from call to call.
+"""The buffer pool of products in panels: one block of device memory a device, kept between calls.
 
 Allocating 192 MiB from the driver and freeing them takes 1.1 ms (H200, November 2026), which a
 product of a gigabyte of codes would wait for at both ends.

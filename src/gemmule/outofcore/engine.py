@@ -1,4 +1,4 @@
-"""The run of a blocked product: copies in, products and copies out, side by side."""
+"""Running a blocked product: copies in, kernels and copies out overlap."""
 
 from __future__ import annotations
 

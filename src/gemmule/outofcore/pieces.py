@@ -1,4 +1,4 @@
-"""Arrays for the device, in pieces of one copy each: parts of long ones, short ones together."""
+"""Cutting arrays into pieces of one copy each: long ones in parts, short ones together."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _Cut:
 
     def __init__(self, sizes: Iterator[int]) -> None:
         self.sizes, self.parts = sizes, list[tuple[Array, int]]()
-        self.address = self.used = self.room = 0
+        self.address = self.used = self.size = 0
 
     def taken(self, transfer: Transfer) -> Iterator[Piece]:
         """Yield the pieces that a transfer makes whole."""
@@ -80,9 +80,9 @@ class _Cut:
             if not 0 <= address - self.address - self.used < GAP_BYTES:
                 yield from self.finished()
             if not self.parts:
-                self.address, self.used, self.room = address, 0, next(self.sizes)
+                self.address, self.used, self.size = address, 0, next(self.sizes)
             at = address - self.address
-            elements = (self.room - at) // itemsize
+            elements = (self.size - at) // itemsize
             if self.parts and elements < (length if start == 0 else 1):
                 yield from self.finished()
                 continue

@@ -1,4 +1,4 @@
-"""Which panel is where when: the order of a blocked product and the slots its panels lie in.
+"""The order of a blocked product's steps, and the slots on the device that its panels lie in.
 
 The product (m x k) (k x n) is cut into tiles. A step multiplies a panel of the left operand with
 one of the right into a tile of the result. Panels lie in slots on the device; as the whole order is

@@ -1,4 +1,4 @@
-"""Operands on the host, panel by panel: which lines go where, and what they are on the device."""
+"""Operands on the host as panels: what is copied for one, and the operand it is on the device."""
 
 from __future__ import annotations
 

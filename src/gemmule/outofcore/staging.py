@@ -1,4 +1,4 @@
-"""Between ordinary host memory and a GPU: threads that fill page-locked memory ahead of copies.
+"""Threads that fill page-locked host memory ahead of copies to a GPU, and empty it behind them.
 
 A GPU copies at its link's speed from page-locked memory alone, and one thread fills that at a
 fraction of it. So a `Lane` of page-locked slots is kept, threads fill them ahead of time from

@@ -1,4 +1,4 @@
-"""What NumPy, PyTorch and CuPy spell differently, for arithmetic that is written once.
+"""One spelling of NumPy, PyTorch and CuPy, for arithmetic that is written once.
 
 `opened` takes the caller's matrix as one of the three; `closed` turns the parts of the result into
 what a `QuantizedMatrix` holds: NumPy arrays on the host, `DeviceArray` views of the same memory on

@@ -1,4 +1,4 @@
-"""A quantised matrix on another device, or with its codes in another order."""
+"""Moving a quantised matrix to another device, or its codes to another layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales and zero points that fit their groups better than the extremes do.
+"""Searching scales and zero points that fit groups better than those of their extremes.
 
 `fit` finds them by one of `METHODS`, for the groups of some rows, or for one group that is the
 whole matrix and is read piece by piece. What is made small is ``sum(importance * (w - w')^2)``.

@@ -1,4 +1,4 @@
-"""What the processes of a group tell each other on the host, before their GPUs work together."""
+"""Agreement of a process group on the host, before its GPUs work together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has which rows of a matrix that is shared out, and where each rank's results go.
+"""The rows of a sharded matrix that each rank has, and where each rank's results go.
 
 A result travels in words of 8 bytes: 4 bytes of it and the number of the product
 (`rungs/_cuda/peers.cuh` says how they are waited for). So a float16 takes a word, a float64 two.

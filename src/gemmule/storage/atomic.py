@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, and small ones that are read with care."""
+"""Writing files atomically, and reading small files that may be hostile."""
 
 from __future__ import annotations
 

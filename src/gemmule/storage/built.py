@@ -1,4 +1,4 @@
-"""Which cubins the pinned compiler makes of which inputs, so that nobody builds them twice.
+"""A record of builds: which cubin the pinned compiler makes of which inputs.
 
 One compiler makes the same cubin of the same text, names and options. A line under
 ``evidence/built/<folder>.<rung>.jsonl`` holds, for a variant, a digest of all these inputs and the

@@ -1,4 +1,4 @@
-"""What real GPUs proved: records under ``evidence/<gpu>/``, and the keys that tie them to code.
+"""Records of what real GPUs proved (``evidence/<gpu>/``), and the keys that tie them to code.
 
 A record says that one *variant* of a rung (a set of kernel instances, compiled by the pinned NVRTC
 for one architecture) gave right results on a real device. Its key is the SHA-256 of the cubin

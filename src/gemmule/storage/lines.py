@@ -1,4 +1,4 @@
-"""Files of JSON lines that are replaced whole: one object a line, read with care.
+"""Files of JSON lines: one object a line, replaced whole, and checked as they are read.
 
 Of files with a dataclass for their lines, `read_records` and `write_records` check and write all.
 """

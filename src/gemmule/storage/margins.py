@@ -1,4 +1,4 @@
-"""By how much rungs were measured to be faster than the vendor's library, and on which device.
+"""Measured speed-ups of rungs over the vendor's library, by device and product.
 
 Where the vendor computes the same product, a plan takes the vendor's rung until another is known,
 on this machine, to be faster by `ENOUGH`. What is known is data: lines of ``margins.jsonl`` below a

@@ -1,4 +1,4 @@
-"""What was measured of a machine, on disk: one small JSON file each, below a folder of the cache.
+"""Measurements of a machine on disk: one small JSON file each, below a folder of the cache.
 
 A file that is corrupt, too large or of another schema is as good as absent; so is every file where
 ``GEMMULE_TUNE=0`` ignores what is stored.

@@ -1,4 +1,4 @@
-"""Which files decide what a rung does: its own, and all that these include and import of ours.
+"""The source files that a rung depends on, and digests of them.
 
 Files are read as text: nothing is imported or compiled, so a look-up may ask. Of Python imports
 those count that hold kernels and their geometry, `gemmule.rungs` and `gemmule.backends`; the words

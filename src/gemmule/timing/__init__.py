@@ -1,1 +1,1 @@
-"""Measuring in turns, and what the machine is."""
+"""Timing implementations against each other, and what the machine is."""

@@ -1,4 +1,4 @@
-"""What is timed and what times it: benchmark entries and clocks.
+"""Benchmark entries, and the clocks that time them.
 
 A clock prepares an entry and hands back a runner of timed blocks. `HostClock` times CPU code;
 a GPU back end brings its own, which times replays of captured graphs.

@@ -1,4 +1,4 @@
-"""What measuring has to know of the host: memory, caches, how many operand sets rotate."""
+"""Caches of the host, and how many operand sets rotate so that each read is a cold one."""
 
 from __future__ import annotations
 

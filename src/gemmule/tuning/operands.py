@@ -1,4 +1,4 @@
-"""Where a tuning run's operands lie: canonical arrays on the host or on a device, and their clock.
+"""Operands of a tuning run on the host or on a device, and the clock that times work there.
 
 A `Place` puts arrays that were laid out on the host (see `gemmule.oracle.inputs`) where the back
 end reads them, brings results back, and names the clock that times work there.
@@ -54,7 +54,7 @@ class Place:
     clock: Clock
     caches: int
 
-    def room(self) -> int:
+    def spare_bytes(self) -> int:
         """Return how many bytes a run may take: half of what is available now."""
         return available_bytes() // 2
 
@@ -99,7 +99,7 @@ class DevicePlace(Place):
         self.clock: Clock = GraphClock(ordinal)
         self.caches = 4 * cache_bytes
 
-    def room(self) -> int:
+    def spare_bytes(self) -> int:
         """Return half of the device's free memory."""
         return driver.memory_bytes(self.ordinal)[0] // 2
 
@@ -225,9 +225,9 @@ def nbytes(host: Host) -> int:
 def _twin(frame: Frame) -> Frame:
     """Return a copy of a frame in memory of its own, at the same address modulo 256."""
     size = frame.buffer.nbytes
-    room = np.empty(size + _PLACE, np.uint8)
-    start = (_address(frame.buffer) - _address(room)) % _PLACE
-    buffer = room[start : start + size]
+    block = np.empty(size + _PLACE, np.uint8)
+    start = (_address(frame.buffer) - _address(block)) % _PLACE
+    buffer = block[start : start + size]
     buffer[:] = frame.buffer
     array: Array = np.ndarray(
         frame.array.shape,

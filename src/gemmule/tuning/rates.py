@@ -1,4 +1,4 @@
-"""Measure what this host does in a second, for the CPU's cost model: 1 to 2 s, never in a product.
+"""Measuring this host's rates for the CPU's cost model: 1 to 2 s, never in a product.
 
 Each figure is the best of a few calls, of kernels and of NumPy as products use them.
 """

@@ -1,4 +1,4 @@
-"""One problem on one device made ready for timing: rotating operands, and who may take part.
+"""One problem on one device made ready for timing: rotating operands, verified candidates.
 
 `Session.admit` compiles, launches and verifies a configuration and runs its first blocks; whatever
 goes wrong comes back as a typed outcome. `Session.race` times those admitted, interleaved.
@@ -42,7 +42,9 @@ class Session:
         self.problem, self.machine, self.place, self.seed = problem, machine, place, seed
         self.backend = backends.get(machine.backend)
         host = random_operands(problem, seed)
-        self.turn = rotation(nbytes(host), place.caches, factor=1.0, memory_bytes=place.room())
+        self.turn = rotation(
+            nbytes(host), place.caches, factor=1.0, memory_bytes=place.spare_bytes()
+        )
         self.call: Call = canonical_call(problem, host)
         self.sampled: Sampled = sampled(problem, host, seed)
         self._renew_exact()

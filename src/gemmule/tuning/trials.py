@@ -1,4 +1,4 @@
-"""Verifying one configuration: exact integers on a smaller problem, then the operands to be timed.
+"""Verifying one configuration: exactly on a smaller problem, then on the operands to be timed.
 
 The smaller problem keeps the sum's length and every size's remainder by 128, so the same tails and
 the same templates are met; its results must be bitwise equal to the truth, its inputs unchanged,

@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: compile at run time, pack one struct, launch."""
+"""The back end for NVIDIA GPUs: kernels compiled at run time, launched with one packed struct."""

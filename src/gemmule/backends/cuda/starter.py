@@ -1,4 +1,4 @@
-"""How every kernel is started: loaded kernels, one thread's memory of their arguments, the launch.
+"""Starting kernels: loaded code, a thread's memory of arguments, the launch.
 
 Launches go through ctypes to the driver's own function. What they are told lies in one buffer for
 each thread, so that one packing writes what changes from call to call. Threads share nothing. One

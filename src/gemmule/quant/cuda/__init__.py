@@ -1,1 +1,1 @@
-"""What quantises and puts in order on CUDA devices; a Python half, and kernels of the same stem."""
+"""Quantising, dequantising and layouts on CUDA devices: Python, and kernels of the same stem."""

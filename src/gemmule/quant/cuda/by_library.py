@@ -1,4 +1,4 @@
-"""Products of codes by the vendor's library, which multiplies pieces that were dequantised.
+"""Quantised products by the vendor's library, which multiplies pieces that were dequantised.
 
 A piece holds some rows of the product's matrix and is no larger than `MOST_BYTES`, so that a large
 matrix is never there as floats as a whole. As with kernels, all goes to the caller's stream and

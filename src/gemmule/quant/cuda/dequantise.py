@@ -1,4 +1,4 @@
-"""Weights as floats again, on the device: whole matrices, and pieces of them for products.
+"""Dequantising on the device: whole matrices, and pieces of them for products.
 
 Each weight is ``scale * (code - zero)`` in float32, rounded once to the dtype that is asked for,
 bit for bit as `QuantizedMatrix.dequantize` computes it on the host.

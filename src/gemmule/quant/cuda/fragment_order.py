@@ -1,4 +1,4 @@
-"""A matrix on a device is put into the order that CUDA kernels read, and back, on the device.
+"""Reordering codes on a device into the layout that CUDA kernels read, and back.
 
 All of these run on the legacy default stream and wait for it. They raise DeviceError and
 CompileError as a launch does.

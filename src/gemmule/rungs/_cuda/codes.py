@@ -38,7 +38,7 @@ def takes_groups(problem: Problem) -> bool:
 
 
 def takes_one_scale(problem: Problem) -> bool:
-    """Tell whether one scale and one zero point serve the whole matrix, as in the seed."""
+    """Tell whether one scale and one zero point serve the whole matrix, as in document 003."""
     spec = _plain(problem)
     return spec is not None and spec.group_size is None
 

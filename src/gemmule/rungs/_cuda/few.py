@@ -1,4 +1,4 @@
-"""Shared words of the CUDA rungs for few columns: which operand is streamed, and the packed other.
+"""What CUDA rungs for few columns share: which operand is streamed, and the packed other.
 
 `few_columns.cuh` says how the columns are packed; the sizes here are the same ones.
 """

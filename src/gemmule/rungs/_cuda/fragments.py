@@ -1,4 +1,4 @@
-"""What the rungs share that read codes in layout ``mma16``: units, groups, what they accept."""
+"""What CUDA rungs that read codes in layout ``mma16`` share: units, groups, what they accept."""
 
 from __future__ import annotations
 

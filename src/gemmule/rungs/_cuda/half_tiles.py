@@ -1,4 +1,4 @@
-"""Shared words of the matmul rungs on wgmma: what TMA needs, and the maps of tiles."""
+"""What the matmul rungs on wgmma share: what TMA needs, and the maps of tiles."""
 
 from __future__ import annotations
 

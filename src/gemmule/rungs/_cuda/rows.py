@@ -1,4 +1,4 @@
-"""What the rungs share that give several threads to a row: alignment, chains, signatures."""
+"""What CUDA rungs that work row by row share: launches, alignment, chains, signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rungs share that bring short stored rows to shared memory (short_rows.cuh)."""
+"""What CUDA rungs that stage short rows in shared memory share (short_rows.cuh)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rungs share that stream a matrix once."""
+"""What CUDA rungs that stream a matrix once share: constraints, strips, models of their time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared words of the CUDA matmul rungs: grids of tiles, and a model of their time."""
+"""What CUDA rungs of tiled matmuls share: launches, grids of tiles, and a model of their time."""
 
 from __future__ import annotations
 

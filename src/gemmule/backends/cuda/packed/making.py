@@ -1,4 +1,4 @@
-"""Packing one operand on the device that it lies on: a copy, and what the passes of rungs make."""
+"""Packing one operand on its device: a copy, and what the packing passes of rungs write."""
 
 from __future__ import annotations
 

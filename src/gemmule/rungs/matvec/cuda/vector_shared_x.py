@@ -1,7 +1,7 @@
 """Vector loads with x in shared memory, document 003's first alternative.
 
 Adds to `two_step`: the rows of a block share each value of x, so the block copies x into shared
-memory once, `tile` values at a time. The seed saw no gain: the L1 already serves what the rows
+memory once, `tile` values at a time. The document saw no gain: the L1 already serves what the rows
 share, every tile costs two barriers, and at a barrier no loads of A are under way. Shared memory:
 tile x itemsize of x, and 32 sums.
 """
