@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 
 RESULTS = Path("results")
+OPS = ("matvec", "vecmat", "matmul")
 
 
 class Number(click.FloatRange):
@@ -29,10 +30,34 @@ class Number(click.FloatRange):
         return number
 
 
+def one(name: str, kind: Any, default: Any, words: str | None = None) -> Option:
+    """Return an option with a default that is told, of a type or of some choices."""
+    kind = click.Choice(kind) if isinstance(kind, Sequence) else kind
+    return click.option(
+        name, type=kind, default=default, show_default=default is not None, help=words
+    )
+
+
+def some(name: str, variable: str, words: str, kind: Any = None) -> Option:
+    """Return an option that may be repeated, of a type or of some choices."""
+    kind = click.Choice(kind) if isinstance(kind, Sequence) else kind
+    return click.option(name, variable, multiple=True, type=kind, help=words)
+
+
+def flag(name: str, words: str) -> Option:
+    """Return an option without a value."""
+    return click.option(name, is_flag=True, help=words)
+
+
+def path(*names: str, words: str) -> Option:
+    """Return an option that names a file to write."""
+    return click.option(*names, type=click.Path(path_type=Path), help=words)
+
+
 def device(default: str = "cpu") -> Option:
     """Return ``--device``; by the default ``cuda`` of a command that is about a GPU alone."""
     known = "cuda or cuda:<index>." if default == "cuda" else "cpu, cuda or cuda:<index>."
-    return click.option("--device", default=default, show_default=True, help=known)
+    return one("--device", str, default, known)
 
 
 def check_device(name: str) -> None:
@@ -79,25 +104,20 @@ def out(words: str) -> Option:
 
 def seconds(low: float, high: float, words: str, default: float | None = None) -> Option:
     """Return ``--seconds``, by default so many."""
-    kind, told = Number(low, high), default is not None
-    return click.option("--seconds", type=kind, default=default, show_default=told, help=words)
+    return one("--seconds", Number(low, high), default, words)
 
 
 def ops(words: str) -> Option:
     """Return ``--op``, which may be repeated."""
-    kind = click.Choice(["matvec", "vecmat", "matmul"])
-    return click.option("--op", "ops", multiple=True, type=kind, help=words)
+    return some("--op", "ops", words, OPS)
 
 
 def rungs(command: Command) -> Command:
     """Add ``--rung`` and ``--except``: which CUDA rungs a command is about."""
-    without = click.option("--except", "without", multiple=True, help="Not this rung; repeatable.")
-    return click.option("--rung", "names", multiple=True, help="Only this rung; repeatable.")(
-        without(command)
-    )
+    without = some("--except", "without", "Not this rung; repeatable.")
+    return some("--rung", "names", "Only this rung; repeatable.")(without(command))
 
 
 def workers(words: str, default: int | None = None) -> Option:
     """Return ``--workers``: how many processes work side by side."""
-    kind, told = click.IntRange(1, 64), default is not None
-    return click.option("--workers", type=kind, default=default, show_default=told, help=words)
+    return one("--workers", click.IntRange(1, 64), default, words)

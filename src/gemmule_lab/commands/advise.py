@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Say which weights of a model to quantise on this machine.")
 @click.argument("model", type=click.Path(path_type=Path, exists=True))
-@click.option("--group-size", type=int, default=64, show_default=True)
-@click.option(
-    "--method", type=click.Choice(["rtn", "mse", "hqq"]), default="rtn", show_default=True
-)
-@click.option(
+@options.one("--group-size", int, 64)
+@options.one("--method", ("rtn", "mse", "hqq"), "rtn")
+@options.one(
     "--max-error",
-    type=options.Number(0, 1),
-    default=0.12,
-    show_default=True,
-    help="Largest relative error of a weight that is quantised.",
+    options.Number(0, 1),
+    0.12,
+    "Largest relative error of a weight that is quantised.",
 )
 @options.device()
 @options.seconds(0.05, 60, "Time spent on each shape and number of columns.", 1.0)
@@ -50,23 +47,33 @@ def advise(
 
 def _show(advices: list[Advice], costs: dict[tuple[int, int], Cost]) -> None:
     from gemmule_lab.demo import advise as work
-    from gemmule_lab.report.tables import byte_text, significant
+    from gemmule_lab.report.render import print_table
+    from gemmule_lab.report.tables import TableData, byte_text, significant
 
-    heads = [f"us x{columns}" for columns in work.COLUMNS]
-    click.echo(f"\n{'shape':>14}  {'format':8}{''.join(f'{head:>10}' for head in heads)}    memory")
+    body = []
     for shape, cost in costs.items():
         for form in work.FORMATS:
             times = (significant(cost.seconds[form, c] * 1e6) for c in work.COLUMNS)
+            note = "" if cost.cold else "stays in the cache"
             label = f"{shape[0]} x {shape[1]}" if form == work.FORMATS[0] else ""
-            line = f"{label:>14}  {form:8}{''.join(f'{time:>10}' for time in times)}"
-            note = "" if cost.cold else "  (stays in the cache)"
-            click.echo(f"{line}{byte_text(cost.nbytes[form]):>10}{note}")
-    width = max(len(one.name) for one in advices) if advices else 0
-    click.echo(f"\n{'weight':{width}}  {'shape':>14}  error int8    int4  take     why")
-    for one in advices:
-        label = f"{one.shape[0]} x {one.shape[1]}"
-        errors = f"{one.errors['int8']:10.4f}  {one.errors['int4']:6.4f}"
-        click.echo(f"{one.name:{width}}  {label:>14}  {errors}  {one.take:8} {one.reason}")
+            body.append((label, form, *times, byte_text(cost.nbytes[form]), note))
+    header = ("shape", "format", *(f"us x{columns}" for columns in work.COLUMNS), "memory", "")
+    numeric = (False, False, *[True] * (len(header) - 3), False)
+    print_table(TableData("what each shape costs", header, tuple(body), numeric))
+    weights = tuple(
+        (
+            one.name,
+            f"{one.shape[0]} x {one.shape[1]}",
+            *(f"{one.errors[form]:.4f}" for form in work.BITS),
+            one.take,
+            one.reason,
+        )
+        for one in advices
+    )
+    header = ("weight", "shape", "error int8", "int4", "take", "why")
+    print_table(
+        TableData("what to take", header, weights, (False, False, True, True, False, False))
+    )
     busy = [f"{m} x {n}" for (m, n), cost in costs.items() if cost.disturbed]
     if busy:
         click.echo(f"\nother work took the processor from {', '.join(busy)}: measure again")

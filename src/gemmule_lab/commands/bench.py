@@ -21,48 +21,43 @@ SECONDS = {"cpu": 2.0, "cuda": 0.6}
 
 
 @click.command(short_help="Measure products beside their peers.")
-@click.option(
+@options.one(
     "--suite",
-    default="quick",
-    show_default=True,
-    help="; ".join(f"on {device}: {', '.join(names)}" for device, names in SUITES.items()),
+    str,
+    "quick",
+    "; ".join(f"on {device}: {', '.join(names)}" for device, names in SUITES.items()),
 )
 @options.device()
-@click.option(
+@options.some(
     "--peer",
     "peers",
-    multiple=True,
-    help="On a GPU: also this peer, or all; may be repeated. torch takes part by itself.",
+    "On a GPU: also this peer, or all; may be repeated. torch takes part by itself.",
 )
 @options.ops("Only this operation; may be repeated.")
-@click.option(
+@options.some(
     "--format",
     "formats",
-    multiple=True,
-    help="Only this number format; may be repeated.",
-    type=click.Choice([*FLOATS, *QUANTIZED, *INTEGERS]),
+    "Only this number format; may be repeated.",
+    (*FLOATS, *QUANTIZED, *INTEGERS),
 )
-@click.option(
+@options.some(
     "--size",
     "sizes",
-    multiple=True,
-    type=click.IntRange(1, 65536),
-    help="Rows and columns, instead of the suite's; may be repeated.",
+    "Rows and columns, instead of the suite's; may be repeated.",
+    click.IntRange(1, 65536),
 )
-@click.option(
+@options.some(
     "--product",
     "titles",
-    multiple=True,
-    help="Only this product, as tables name it ('4096 x 4096, matvec, float16'); may be repeated.",
+    "Only this product, as tables name it ('4096 x 4096, matvec, float16'); may be repeated.",
 )
 @options.seconds(0.05, 600, "Time spent on each product; default 2, on a GPU 0.6.")
-@click.option(
+@options.one(
     "--patience",
-    type=options.Number(0, 86400),
-    default=0.0,
-    show_default=True,
-    help="Seconds to spend in all on waiting for idle processors before a product, and "
-    "on measuring again what other processes disturbed.",
+    options.Number(0, 86400),
+    0.0,
+    "Seconds to spend in all on waiting for idle processors before a product, and on measuring "
+    "again what other processes disturbed.",
 )
 @options.out("Folder of the results.")
 @options.file(

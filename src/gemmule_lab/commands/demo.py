@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,13 +17,12 @@ if TYPE_CHECKING:
     from gemmule_lab.records.rows import Environment
 
 CEILING_SECONDS = 8.0
-PIPED_WIDTH = 120
 
 
 @click.command(short_help="Multiply a real model's weights, checked and measured.")
 @options.out("Folder of the results (.jsonl) and the page.")
 @options.seconds(0.05, 60, "Time spent on each of the measured products.", 0.9)
-@click.option("--made", is_flag=True, help="Use made matrices of the model's shapes, no download.")
+@options.flag("--made", "Use made matrices of the model's shapes, no download.")
 def demo(out: Path, seconds: float, made: bool) -> None:
     """Multiply every weight matrix of a sentence-embedding model in five number formats.
 
@@ -105,8 +103,6 @@ def _at_work() -> tuple[list[Embedded], list[str]]:
 
 
 def _report(outcome: Outcome, environment: Environment, out: Path, weights: Weights) -> None:
-    from rich.console import Console
-
     from gemmule_lab.demo import search, story
     from gemmule_lab.demo import table as demo_table
     from gemmule_lab.harness.host import absences_in_words
@@ -114,9 +110,9 @@ def _report(outcome: Outcome, environment: Environment, out: Path, weights: Weig
     from gemmule_lab.report import render
     from gemmule_lab.report.tables import summary_table
 
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    demo_table.show(outcome.rows, console)
-    console.print(render.terminal_table(summary_table(outcome.rows)))
+    for data in (*demo_table.tables(outcome.rows), summary_table(outcome.rows)):
+        render.print_table(data)
+    click.echo(demo_table.LEGEND)
     read = environment.ceilings["read"]
     click.echo(f"read ceiling {read.value:.1f} GB/s ({read.shape})")
     for line in absences_in_words(outcome.absent):
@@ -125,7 +121,7 @@ def _report(outcome: Outcome, environment: Environment, out: Path, weights: Weig
     examples = search.examples(texts, found) if found else []
     told = story.story(outcome.rows, found, len(texts), examples)
     for data in told.tables[1:]:
-        console.print(render.terminal_table(data))
+        render.print_table(data)
     click.echo(f"\n{told.sentence}\n")
     stem = f"demo-{environment.timestamp[:19].replace(':', '').replace('-', '')}"
     lines, page = out / f"{stem}.jsonl", out / f"{stem}.html"

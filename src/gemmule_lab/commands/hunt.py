@@ -18,20 +18,20 @@ CEILING_SECONDS = 5.0
 @click.command(short_help="Look among random products for slow ones.")
 @options.device()
 @options.ops("Only this operation; may be repeated. By default matvec and vecmat.")
-@click.option(
+@options.some(
     "--format",
     "formats",
-    multiple=True,
-    type=click.Choice([*FLOATS, *QUANTIZED]),
-    help="Only this number format; may be repeated. By default the four floats.",
+    "Only this number format; may be repeated. By default the four floats.",
+    (*FLOATS, *QUANTIZED),
 )
 @options.seconds(1, 86400, "How long to hunt.", 60.0)
-@click.option("--seed", type=click.IntRange(0), help="Draw the products of this seed again.")
-@click.option("--peer", help="Whom to race: numpy by default, on a GPU torch.")
-@click.option(
+@options.one("--seed", click.IntRange(0), None, "Draw the products of this seed again.")
+@options.one("--peer", str, None, "Whom to race: numpy by default, on a GPU torch.")
+@options.one(
     "--most-bytes",
-    type=click.IntRange(1 << 10),
-    help="Largest matrix; by default 2 GiB, on a CPU a quarter of the free memory at most.",
+    click.IntRange(1 << 10),
+    None,
+    "Largest matrix; by default 2 GiB, on a CPU a quarter of the free memory at most.",
 )
 @options.out("Folder of the results.")
 def hunt(

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import click
 
+from gemmule_lab.commands import _options as options
+
 OPS = ("matvec", "vecmat", "matmul", "quantized")
 
 
 @click.command()
 @click.argument("op", type=click.Choice(OPS), default="matvec")
-@click.option("--backend", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option(
+@options.one("--backend", ("cpu", "cuda"), "cpu")
+@options.one(
     "--size",
-    type=click.IntRange(1, 1 << 20),
-    default=4096,
-    show_default=True,
-    help="Rows and columns of the square problem that workspaces are computed for.",
+    click.IntRange(1, 1 << 20),
+    4096,
+    "Rows and columns of the square problem that workspaces are computed for.",
 )
-@click.option("--markdown", is_flag=True, help="Print a Markdown table.")
+@options.flag("--markdown", "Print a Markdown table.")
 def ladder(op: str, backend: str, size: int, markdown: bool) -> None:
     """Show the ladder of OP: every rung with its technique, its limits and its proof.
 

@@ -8,58 +8,40 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from gemmule_lab.commands import _options as options
+
 if TYPE_CHECKING:
     from gemmule_lab.files.multiply import Job
 
 DTYPES = (
-    "float64",
-    "float32",
-    "float16",
-    "bfloat16",
-    "int8",
-    "uint8",
-    "int32",
-    "int64",
-    "complex64",
+    "float64", "float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "complex64",
     "complex128",
-)
+)  # fmt: skip
 SHOWN_ELEMENTS = 8
 
 
 @click.command(short_help="Multiply matrices in files.")
 @click.argument("first")
 @click.argument("second")
-@click.option(
+@options.path(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
-    help="Result: .npy, .safetensors, .mat, .csv. Without it a summary is printed.",
+    words="Result: .npy, .safetensors, .mat, .csv. Without it a summary is printed.",
 )
-@click.option(
-    "--op",
-    type=click.Choice(["matvec", "vecmat", "matmul"]),
-    help="Default: by the dimensions of the operands.",
-)
-@click.option("--dtype", type=click.Choice(DTYPES), help="Convert both operands first.")
-@click.option("--out-dtype", type=click.Choice(DTYPES), help="Dtype of the result.")
-@click.option("--bits", type=click.Choice(["4", "8"]), help="Quantise the matrix first.")
-@click.option(
-    "--group-size",
-    type=int,
-    default=128,
-    show_default=True,
-    help="Columns that share a scale; -1: a row.",
-)
-@click.option("--symmetric", is_flag=True, help="Quantise without zero points.")
-@click.option("--rung", help="Compute with this rung (see gemmule ladder).")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.")
-@click.option(
+@options.one("--op", options.OPS, None, "Default: by the dimensions of the operands.")
+@options.one("--dtype", DTYPES, None, "Convert both operands first.")
+@options.one("--out-dtype", DTYPES, None, "Dtype of the result.")
+@options.one("--bits", ("4", "8"), None, "Quantise the matrix first.")
+@options.one("--group-size", int, 128, "Columns that share a scale; -1: a row.")
+@options.flag("--symmetric", "Quantise without zero points.")
+@options.one("--rung", str, None, "Compute with this rung (see gemmule ladder).")
+@options.one("--device", ("cpu", "cuda"), None, "Where to compute.")
+@options.flag(
     "--check",
-    is_flag=True,
-    help="Check every element against float64; exit code 1 where one is wrong. With --bits: the "
+    "Check every element against float64; exit code 1 where one is wrong. With --bits: the "
     "quantised matrix's product, and how far that is off the file's own.",
 )
-@click.option("--force", is_flag=True, help="Replace an existing result.")
+@options.flag("--force", "Replace an existing result.")
 def multiply(first: str, second: str, output: Path | None, bits: str | None, **given: Any) -> None:
     """Multiply the matrix in the file FIRST with the vector or matrix in SECOND.
 
@@ -83,18 +65,9 @@ def multiply(first: str, second: str, output: Path | None, bits: str | None, **g
         inputs = [parse_source(name).path for name in (first, second)]
         check_target(output, force=given["force"], inputs=inputs)
     op, left, right = order(given["op"], matrices.read_matrix(first), matrices.read_matrix(second))
-    job = Job(
-        op,
-        left,
-        right,
-        dtype=given["dtype"],
-        out_dtype=given["out_dtype"],
-        bits=None if bits is None else 4 if bits == "4" else 8,
-        group_size=given["group_size"],
-        symmetric=given["symmetric"],
-        device=given["device"],
-        rung=given["rung"],
-    )
+    names = ("dtype", "out_dtype", "group_size", "symmetric", "device", "rung")
+    wanted = {name: given[name] for name in names}
+    job = Job(op, left, right, bits=None if bits is None else 4 if bits == "4" else 8, **wanted)
     _run(job, output, check=given["check"], force=given["force"])
 
 

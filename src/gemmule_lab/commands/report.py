@@ -13,14 +13,9 @@ from gemmule_lab.commands import _options as options
 
 @click.command(short_help="Make a page of result files.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="The page, .html. Without it, tables are printed.",
-)
-@click.option("--title", default="gemmule results", show_default=True)
-@click.option("--force", is_flag=True, help="Replace an existing page.")
+@options.path("-o", "--output", words="The page, .html. Without it, tables are printed.")
+@options.one("--title", str, "gemmule results")
+@options.flag("--force", "Replace an existing page.")
 @options.file(
     "--against", help="An earlier run of the one file given: print on how many rows the two agree."
 )

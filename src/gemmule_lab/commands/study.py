@@ -18,13 +18,13 @@ DOCUMENTS = ("000", "001", "002", "003", "004")
 
 @click.command(short_help="Redo the published experiments and judge their claims.")
 @click.argument("documents", nargs=-1, type=click.Choice(DOCUMENTS))
-@click.option("--full", is_flag=True, help="The documents' exact grids; may take hours.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Only this; default: both.")
+@options.flag("--full", "The documents' exact grids; may take hours.")
+@options.one("--device", ("cpu", "cuda"), None, "Only this; default: both.")
 @options.out("Folder of the rows and plots.")
 @options.folder("--evidence", help="Write the rows to <evidence>/<device>/ instead.")
-@click.option("--show", is_flag=True, help="Only judge the rows on file, or gemmule's own.")
-@click.option("--times", is_flag=True, help="Print every row as well.")
-@click.option("--csv", is_flag=True, help="Write every row to study-<number>.csv, too.")
+@options.flag("--show", "Only judge the rows on file, or gemmule's own.")
+@options.flag("--times", "Print every row as well.")
+@options.flag("--csv", "Write every row to study-<number>.csv, too.")
 @options.file("--take", help="First take in the rows of this file of the one study named.")
 def study(documents: tuple[str, ...], take: Path | None, **given: Any) -> None:
     """Redo the experiments of documents 000 to 004 on this machine; default: all five.

@@ -16,10 +16,10 @@ SHOWN = 3
 
 
 @click.command(short_help="Judge random products by the oracle.")
-@click.option("--cases", type=click.IntRange(1, 10**9), default=20_000, show_default=True)
-@click.option("--op", type=click.Choice(["matvec", "vecmat", "matmul", "quantized"]))
-@click.option("--rung", help="Only this rung, at random points of its parameter space.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@options.one("--cases", click.IntRange(1, 10**9), 20_000)
+@options.one("--op", (*options.OPS, "quantized"), None)
+@options.one("--rung", str, None, "Only this rung, at random points of its parameter space.")
+@options.one("--seed", click.IntRange(0), 0)
 @options.device()
 @options.workers("Processes; default: one a core, on a GPU one.")
 @click.option("--evidence", help="Of the repository's tool `proofs`.", hidden=True)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from gemmule_lab.records.rows import Row, Speedup
-from gemmule_lab.report.tables import byte_text, significant
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from gemmule_lab.report.tables import TableData, byte_text, significant
 
 # Column -> the peers whose ratio may stand in it: of several, one serves a number format.
 PEER_COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -28,46 +24,26 @@ LEGEND = (
 )
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
-    """Print one table for each operation, in the order of the rows, and what the signs mean.
-
-    Lines are as wide as they are; a narrower terminal breaks them.
-    """
-    from rich.text import Text
-
-    timed = [row for row in rows if row.kind == "rung"]
-    operations = list(dict.fromkeys(_group(row)[1] for row in timed))
-    ours = sorted(timed, key=lambda row: operations.index(_group(row)[1]))
+def tables(rows: Sequence[Row]) -> list[TableData]:
+    """Return a table for each operation, in the order of the rows."""
+    ours = [row for row in rows if row.kind == "rung"]
     columns = [name for name in PEER_COLUMNS if any(_peer(row, name) for row in ours)]
-    header = ["format", "rung", "us", "GB/s", "% read", *columns, "error", "saved"]
-    texts = [cells(row, columns) for row in ours]
-    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
-    before = ("", "")
-    for row, line in zip(ours, texts, strict=True):
-        shape, op, _ = _group(row)
-        if op != before[0]:
-            console.print(Text(f"\n{op}", style="bold underline"))
-            console.print(Text(_aligned(header, widths), style="dim"), soft_wrap=True)
-        if (op, shape) != before:
-            console.print(Text(shape, style="bold"))
-        console.print(Text(_aligned(line, widths)), soft_wrap=True)
-        before = (op, shape)
-    console.print(Text(f"\n{LEGEND}", style="dim"))
-
-
-def _aligned(texts: Sequence[str], widths: Sequence[int]) -> str:
-    """Return the texts in columns: the first two to the left, numbers to the right."""
-    return " ".join(
-        text.ljust(width) if index < 2 else text.rjust(width)
-        for index, (text, width) in enumerate(zip(texts, widths, strict=True))
-    ).rstrip()
+    header = ("shape", "format", "rung", "us", "GB/s", "% read", *columns, "error", "saved")
+    numeric = (False, False, False, *[True] * (len(header) - 3))
+    bodies: dict[str, list[tuple[str, ...]]] = {}
+    told: dict[str, str] = {}  # the shape of an operation's last line
+    for row in ours:
+        shape, op, form = row.group.rsplit(", ", 2)
+        head = "" if told.get(op) == shape else shape
+        bodies.setdefault(op, []).append((head, form, *cells(row, columns)))
+        told[op] = shape
+    return [TableData(op, header, tuple(body), numeric) for op, body in bodies.items()]
 
 
 def cells(row: Row, columns: Sequence[str]) -> list[str]:
     """Return the texts of one line."""
     share = row.percent_of_ceiling
     return [
-        _group(row)[2],
         row.name,
         significant(row.times_us.median),
         significant(row.gbs),
@@ -76,12 +52,6 @@ def cells(row: Row, columns: Sequence[str]) -> list[str]:
         "" if row.error_ratio is None else f"{row.error_ratio:.2g}",
         byte_text(row.bytes_saved),
     ]
-
-
-def _group(row: Row) -> tuple[str, str, str]:
-    """Return shape, operation and format, as the row's group names them."""
-    shape, op, name = row.group.rsplit(", ", 2)
-    return shape, op, name
 
 
 def _peer(row: Row, column: str) -> Speedup | None:

@@ -7,10 +7,11 @@ that the search for the challenger has not seen; nothing is stored, and nothing 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+import click
 
 from gemmule.core.caches import forget_plans
 from gemmule.core.problem import Problem
@@ -18,86 +19,63 @@ from gemmule.settings import without_tuning
 from gemmule.tuning.outcomes import TuneReport
 from gemmule.tuning.tuner import Request, decisive, tune_problem
 from gemmule_lab.records.results import geomean
+from gemmule_lab.report.render import print_table
 from gemmule_lab.report.tables import TableData, significant
 from gemmule_lab.tune.requests import Matrix, problem_of, sizes_of
 
-# op, sizes, dtype, and for quantised matrices the bits: what users multiply, of all kinds.
-REPRESENTATIVE: tuple[tuple[str, str, str, int | None], ...] = (
-    ("matvec", "384x384", "float32", None),
-    ("matvec", "1024x4096", "float32", None),
-    ("matvec", "4096x4096", "float32", None),
-    ("matvec", "2048x2048", "float64", None),
-    ("matvec", "4096x4096", "float16", None),
-    ("matvec", "11008x4096", "bfloat16", None),
-    ("matvec", "4096x4096", "int8", None),
-    ("vecmat", "384x384", "float32", None),
-    ("vecmat", "4096x4096", "float32", None),
-    ("vecmat", "2048x8192", "float64", None),
-    ("vecmat", "4096x4096", "float16", None),
-    ("vecmat", "4096x11008", "bfloat16", None),
-    ("matmul", "512x512x512", "float32", None),
-    ("matmul", "4096x4096x8", "float64", None),
-    ("matmul", "512x512x512", "float16", None),
-    ("matmul", "512x512x512", "int8", None),
-    ("matvec", "4096x4096", "float32", 8),
-    ("matvec", "4096x4096", "float32", 4),
-    ("matvec", "11008x4096", "float32", 4),
-    ("vecmat", "4096x4096", "float32", 4),
-    ("matmul", "4096x4096x16", "float32", 8),
-    ("matmul", "4096x4096x16", "float32", 4),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One problem. off: time of the default over the tuned one's; 1 where the default stays."""
-
-    problem: Problem
-    default: str
-    tuned: str
-    default_s: float | None
-    tuned_s: float | None
-    off: float
-    disturbed: float = 0.0
+# Operation, dtype, and of quantised matrices the bits -> sizes: what users multiply, of all kinds.
+REPRESENTATIVE: dict[tuple[str, str, int | None], str] = {
+    ("matvec", "float32", None): "384x384 1024x4096 4096x4096",
+    ("matvec", "float64", None): "2048x2048",
+    ("matvec", "float16", None): "4096x4096",
+    ("matvec", "bfloat16", None): "11008x4096",
+    ("matvec", "int8", None): "4096x4096",
+    ("vecmat", "float32", None): "384x384 4096x4096",
+    ("vecmat", "float64", None): "2048x8192",
+    ("vecmat", "float16", None): "4096x4096",
+    ("vecmat", "bfloat16", None): "4096x11008",
+    ("matmul", "float32", None): "512x512x512",
+    ("matmul", "float64", None): "4096x4096x8",
+    ("matmul", "float16", None): "512x512x512",
+    ("matmul", "int8", None): "512x512x512",
+    ("matvec", "float32", 8): "4096x4096",
+    ("matvec", "float32", 4): "4096x4096 11008x4096",
+    ("vecmat", "float32", 4): "4096x4096",
+    ("matmul", "float32", 8): "4096x4096x16",
+    ("matmul", "float32", 4): "4096x4096x16",
+}
 
 
 def representative(device: str = "cpu") -> list[Problem]:
     """Return the problems that are compared where none are named."""
     return [
         problem_of(op, sizes_of(sizes, op), dtype, Matrix(device, bits=bits))
-        for op, sizes, dtype, bits in REPRESENTATIVE
+        for (op, dtype, bits), known in REPRESENTATIVE.items()
+        for sizes in known.split()
     ]
 
 
-def comparison(report: TuneReport) -> Comparison:
-    """Return what a tuning run says of the default: only a gain beyond the noise counts."""
+def off(report: TuneReport) -> float:
+    """Return the default's time over the tuned one's: 1 but for a gain beyond the noise."""
     gain = report.gain
-    won = gain is not None and report.changed and decisive(gain.inverse())
-    return Comparison(
-        report.problem,
-        report.default.name,
-        report.winner.name if won and report.winner is not None else "the default",
-        report.default_s,
-        report.winner_s,
-        gain.value if won and gain is not None else 1.0,
-        report.disturbed,
-    )
+    return gain.value if gain is not None and report.changed and decisive(gain.inverse()) else 1.0
 
 
-def compare(
-    problems: Sequence[Problem],
-    device: str,
-    seconds: float,
-    done: Callable[[Comparison], None] = lambda found: None,
-) -> list[Comparison]:
-    """Tune every problem for so many seconds, storing nothing; `done` is told of each."""
+def tuned(report: TuneReport) -> str:
+    """Return what is faster than the default, in words."""
+    winner = report.winner
+    return winner.name if winner is not None and off(report) != 1.0 else "the default"
+
+
+def show(problems: Sequence[Problem], device: str, seconds: float) -> None:
+    """Tune every problem for so many seconds, storing nothing; tell of each, then of all."""
     found = []
     with _nothing_stored(), tempfile.TemporaryDirectory() as folder:
         for problem in problems:
             report = tune_problem(problem, Request(device, seconds, root=Path(folder)))
-            found.append(comparison(report))
-            done(found[-1])
-    return found
+            click.echo(f"{problem.describe()}: {off(report):.3f}, {tuned(report)}", err=True)
+            found.append(report)
+    print_table(table(found))
 
 
 @contextmanager
@@ -111,29 +89,16 @@ def _nothing_stored() -> Iterator[None]:
             forget_plans()
 
 
-def table(found: Sequence[Comparison]) -> TableData:
+def table(found: Sequence[TuneReport]) -> TableData:
     """Return one line per problem and the geometric mean of what the defaults lose."""
     body = []
     for one in found:
-        times = [f"{significant(s * 1e6)}" if s else "" for s in (one.default_s, one.tuned_s)]
+        times = [f"{significant(s * 1e6)}" if s else "" for s in (one.default_s, one.winner_s)]
         busy = f"busy in {one.disturbed:.0%} of the blocks" if one.disturbed > 0.5 else ""
-        body.append(
-            (
-                one.problem.describe(),
-                one.default,
-                times[0],
-                one.tuned,
-                times[1],
-                f"{one.off:.3f}",
-                busy,
-            )
-        )
-    body.append(("geometric mean", "", "", "", "", f"{mean(found):.3f}", ""))
+        names = (one.problem.describe(), one.default.name, times[0], tuned(one), times[1])
+        body.append((*names, f"{off(one):.3f}", busy))
+    mean = geomean(map(off, found))
+    body.append(("geometric mean", "", "", "", "", f"{mean:.3f}", ""))
     header = ("product", "default", "us", "tuned", "us", "default / tuned", "remarks")
     numeric = (False, False, True, False, True, True, False)
     return TableData("heuristics against tuning", header, tuple(body), numeric)
-
-
-def mean(found: Sequence[Comparison]) -> float:
-    """Return the geometric mean of the defaults' times over the tuned ones'."""
-    return geomean(one.off for one in found)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import click
 
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form, c_strides
@@ -18,6 +17,8 @@ from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
 from gemmule.tuning.outcomes import Failure, Skipped, TuneReport
 from gemmule.tuning.tuner import MOST_DISTURBED
 from gemmule_lab.files.matrices import list_matrices
+from gemmule_lab.report.render import print_table
+from gemmule_lab.report.tables import TableData
 
 LARGEST = 1 << 31
 SHOWN_FAILURES = 8
@@ -101,20 +102,35 @@ def _form(shape: Sizes, strides: Sizes, dtype: str, device: str) -> Form:
     return form_of(0, shape, strides, dtype)
 
 
-def show(reports: Sequence[TuneReport], console: Console) -> None:
+def problems(
+    ops: Sequence[str],
+    sizes: Sequence[str],
+    shapes: Sequence[tuple[int, int]],
+    columns: int,
+    dtypes: Sequence[str],
+    matrix: Matrix,
+) -> list[Problem]:
+    """Return every product asked for, once: of sizes in words, and of the shapes of a file."""
+    if not sizes and not shapes:
+        raise ValueError("there is nothing to tune: give --sizes 4096x4096 or --shapes-from FILE.")
+    found: dict[Problem, None] = {}
+    for op in ops:
+        wanted = [sizes_of(text, op) for text in sizes]
+        wanted += [(*shape, columns) if op == "matmul" else shape for shape in shapes]
+        for one, dtype in itertools.product(wanted, dtypes):
+            found[problem_of(op, one, dtype, matrix)] = None
+    return list(found)
+
+
+def show(reports: Sequence[TuneReport]) -> None:
     """Print a table of the reports and, below it, why configurations failed."""
-    table = Table(
-        title=f"tuned on {escape(reports[0].machine.name)}" if reports else None, show_lines=True
-    )
-    table.add_column("product and configurations", overflow="fold")
-    for name in ("gain", "tried", "failed"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for report in reports:
-        table.add_row(*row(report))
-    console.print(table)
+    header = ("product and configurations", "gain", "tried", "failed")
+    title = f"tuned on {reports[0].machine.name}"
+    body = tuple(tuple(row(report)) for report in reports)
+    print_table(TableData(title, header, body, (False, True, True, True)))
     for report in reports:
         for line in remarks(report):
-            console.print(line, markup=False, highlight=False)
+            click.echo(line)
 
 
 def row(report: TuneReport) -> list[str]:

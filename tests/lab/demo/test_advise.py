@@ -106,7 +106,7 @@ def test_weights_without_codes_are_left_alone(
     path.write_text(json.dumps({"weight_map": index}))
     assert cli.run(["advise", str(tmp_path), "--seconds", "0.05"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    reasons = {line.split()[0]: line for line in lines if line.split()[:1] and "48 x" in line}
+    reasons = {line.split()[1]: line for line in lines if line.startswith("│") and "48 x" in line}
     assert "W[0, 5] is -inf" in reasons["masked"]
     assert "overflows float16" in reasons["wide"]
     assert "nan" not in reasons["good"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import gemmule as gm
 from gemmule_lab.cli import run
@@ -22,6 +21,7 @@ from gemmule_lab.harness import host as host_bench
 from gemmule_lab.harness.host import HostBench
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Ceiling, Environment, Row, Speedup
+from gemmule_lab.report.render import print_table
 
 TINY = {(3, 40): 2, (33, 17): 1}
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
@@ -222,14 +222,15 @@ def test_ratios_carry_their_verdict() -> None:
     assert demo_table.ratio_text(None) == ""
 
 
-def test_the_table_is_aligned_and_grouped_by_operation() -> None:
+def test_the_table_is_grouped_by_operation_and_shape(capfd: pytest.CaptureFixture[str]) -> None:
     part = demo_run.parts_of(made_weights(TINY))[1]
     rows: list[Row] = []
     for one in demo_run.measurements(part, ("float32", "int4")):
         rows += HostBench(0.05).measure(one, _environment())[0]
     hostile = replace(rows[0], name="[bold]x[/bold]")
-    console = Console(width=200, file=io.StringIO())
-    demo_table.show([hostile, *rows[1:]], console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    made = demo_table.tables([hostile, *rows[1:]])
+    assert [table.title for table in made] == list(demo_run.OPS)
+    assert [row[0] for row in made[0].rows] == ["33 x 17 (1)", ""]
+    print_table(made[0])
+    text = capfd.readouterr().out
     assert "[bold]x[/bold]" in text
-    assert [line for line in text.splitlines() if line in demo_run.OPS] == list(demo_run.OPS)
