@@ -1,4 +1,4 @@
-"""Quantised weights as other tools store them, code by code: GPTQ, AWQ, HQQ.
+"""Quantised weights as other tools store them, code by code: GPTQ, AWQ, HQQ, compressed-tensors.
 
 Each function takes one layer's arrays, which need not be trusted, and returns the `QuantizedMatrix`
 ``W (out features, in features)`` of the same codes. TypeError for a wrong dtype, ValueError for
@@ -24,8 +24,9 @@ from gemmule.quant.rounding import dtype_name
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Column j of eight lies in nibble ``AWQ_ORDER[j]`` of a word."""
-_KEYS = (
+KEYS = (
     "qweight", "qzeros", "scales", "g_idx", "W_q", "scale", "zero", "nbits", "axis", "shape",
+    "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx",
 )  # fmt: skip
 _TAGS = frozenset(["U8", "I8", "I32", "U32", "I64", "F16", "BF16", "F32", "F64", "BOOL"])
 
@@ -130,8 +131,45 @@ def from_hqq(
     return _matrix(codes.reshape(m, n), scale.reshape(m, n // size), zeros, bits, size, None)
 
 
+def from_compressed(
+    packed: NDArray[np.int32],
+    scale: NDArray[Any],
+    shape: NDArray[np.int64],
+    zero_point: NDArray[np.int32] | None = None,
+    g_idx: NDArray[np.int32] | None = None,
+) -> QuantizedMatrix:
+    """Return the matrix of a compressed-tensors layer in the format ``pack-quantized``.
+
+    - ``packed``: int32 ``(m, ceil(n bits / 32))``: codes of a row next to each other, lowest bits
+      first, their middle added. Bits, 4 or 8, follow from it and from ``shape``: m and n.
+    - ``scale``: ``(m, groups)``. ``zero_point``: None for the middle, else int32
+      ``(ceil(m bits / 32), groups)``, packed down the columns. ``g_idx``: as `from_gptq` has it;
+      entries of -1 mean none.
+
+    >>> scale, shape = np.ones((1, 1), np.float16), np.array([1, 8])
+    >>> from_compressed(np.array([[0x76543210]], np.int32), scale, shape).dequantize()[0, :3]
+    array([-8., -7., -6.], dtype=float32)
+    """
+    m, n = checks.shape(tuple(_numbers("shape", shape, 2)))  # type: ignore[arg-type]
+    words = _shape("packed", packed, "int32", 2)[1]
+    bits = next((bits for bits in (4, 8) if words == -(-n * bits // 32)), 0)
+    if not bits or len(packed) != m:
+        raise ValueError(f"packed has shape {packed.shape}, which is no {m} x {n} of 4 or 8 bits")
+    if _shape("scale", _floats("scale", scale), None, 2)[0] != m:
+        raise ValueError(f"scale has shape {scale.shape}, but there are {m} rows")
+    groups = scale.shape[1]
+    ordered = g_idx is not None and g_idx.size and g_idx.min() >= 0
+    perm, size = _order(g_idx if ordered else None, n, groups)
+    codes = _unpacked(packed, bits)[:, :n]
+    zeros = np.full((m, groups), 2 ** (bits - 1), np.uint8)
+    if zero_point is not None:
+        _expect("zero_point", zero_point, "int32", (-(-m * bits // 32), groups))
+        zeros = _unpacked(np.ascontiguousarray(zero_point.T), bits)[:, :m].T
+    return _matrix(codes if perm is None else codes[:, perm], scale, zeros, bits, size, perm)
+
+
 def read_layer(path: FilePath, name: str, *, stored_zero: int = 1) -> QuantizedMatrix:
-    """Return the layer `name` of a model that GPTQ, AWQ or HQQ wrote.
+    """Return the layer `name` of a model that GPTQ, AWQ, HQQ or compressed-tensors wrote.
 
     path: a safetensors file, the ``.safetensors.index.json`` of a model in several, or the folder
     of either. Which tool it was, and how many bits, the tensors ``name.qweight`` or ``name.W_q``
@@ -140,7 +178,7 @@ def read_layer(path: FilePath, name: str, *, stored_zero: int = 1) -> QuantizedM
     tensors that do not belong together; TypeError for a wrong dtype.
     """
     where = model_files(path)
-    keys = {f"{name}.{key}": key for key in _KEYS}
+    keys = {f"{name}.{key}": key for key in KEYS}
     if isinstance(where, dict):
         files = dict.fromkeys(file for tensor, file in where.items() if tensor in keys)
     else:
@@ -149,7 +187,7 @@ def read_layer(path: FilePath, name: str, *, stored_zero: int = 1) -> QuantizedM
     for file in files:
         tensors |= {keys[tensor]: array for tensor, array in _tensors_of(file, keys)}
     try:
-        return _of_tensors(tensors, stored_zero)
+        return of_tensors(tensors, stored_zero)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{path}, layer {name!r}: {error}") from error
     except KeyError as missing:
@@ -171,7 +209,13 @@ def _tensors_of(path: Path, wanted: Iterable[str]) -> Iterator[tuple[str, NDArra
         raise ValueError(f"{path} is not a readable .safetensors file: {error}") from None
 
 
-def _of_tensors(tensors: dict[str, NDArray[Any]], stored_zero: int) -> QuantizedMatrix:
+def of_tensors(tensors: dict[str, NDArray[Any]], stored_zero: int) -> QuantizedMatrix:
+    """Return the matrix of a layer's tensors, by those of the `KEYS` that a tool gave them.
+
+    KeyError for one that is missing beside the others, ValueError and TypeError as the readers.
+    """
+    if "weight_packed" in tensors:
+        return from_compressed(**{key.removeprefix("weight_"): t for key, t in tensors.items()})
     if "W_q" in tensors:
         bits, axis = (_numbers(key, tensors[key], 1)[0] for key in ("nbits", "axis"))
         rows, columns = _numbers("shape", tensors["shape"], 2)

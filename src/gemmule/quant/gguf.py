@@ -148,3 +148,8 @@ _KINDS = {
     "Q4_K": _Kind(256, 144, 32, 4, _q4_k),
     "Q6_K": _Kind(256, 210, 16, 8, _q6_k),
 }
+
+
+def kinds() -> tuple[str, ...]:
+    """Return the types of blocks that `from_gguf` reads."""
+    return tuple(_KINDS)

@@ -233,19 +233,26 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
     def _chosen(self, model: Any, linears: dict[str, Any], files: Any) -> dict[str, dict[str, Any]]:
         config = self.quantization_config
         if self.pre_quantized:
-            there = {key.removesuffix(".codes") for key in _keys(files) if key.endswith(".codes")}
-            renamed = {_renamed(model, name) for name in there}
-            base = f"{model.base_model_prefix}."
-            forms = (str, lambda name: base + name, lambda name: name.removeprefix(base))
-            return {
-                name: config.options_of(name)
-                for name in linears
-                if any(form(name) in renamed for form in forms)
-            }
+            there = self.layers_in(model, keys_of(files), ("codes",))
+            return {name: config.options_of(name) for name in linears if name in there}
         kept = self.get_modules_to_not_convert(model, config.modules_to_not_convert)
         return {
             name: config.options_of(name) for name in linears if should_convert_module(name, kept)
         }
+
+    def layers_in(self, model: Any, keys: Iterable[str], parts: Iterable[str]) -> set[str]:
+        """Return the layers of a file whose tensors end in `parts`, by their names in the model."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+        every = get_model_conversion_mapping(model)
+        renamings = [one for one in every if isinstance(one, WeightRenaming)]
+        own, base, found = model.state_dict(), model.base_model_prefix, set()
+        for name, part in (key.rpartition(".")[::2] for key in keys):
+            if part in parts:
+                key, _ = rename_source_key(f"{name}.weight", renamings, [], base, own)
+                found.add(key.removesuffix(".weight"))
+        return found
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Return the model's own conversions, and that of codes and scales to layers."""
@@ -306,19 +313,8 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
         return state, {}
 
 
-def _keys(files: Iterable[str] | None) -> Iterable[str]:
+def keys_of(files: Iterable[str] | None) -> Iterable[str]:
     """Yield the names of the tensors in safetensors files."""
     for path in files or ():
         with safe_open(path, "pt") as file:
             yield from file.keys()
-
-
-def _renamed(model: Any, name: str) -> str:
-    """Return what transformers makes of a tensor's name in an older file."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key
-
-    mapping = [
-        one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)
-    ]
-    return str(rename_source_key(f"{name}.weight", mapping, [])[0].removesuffix(".weight"))
