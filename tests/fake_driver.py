@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import gc
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
-
-import pytest
+from unittest import mock
 
 from gemmule.backends.cuda import driver, nvrtc, starter
 from gemmule.backends.cuda import launch as cuda_launch
@@ -203,8 +205,17 @@ def forget() -> None:
         function.cache_clear()
 
 
-def install(monkeypatch: pytest.MonkeyPatch, stand_in: Any) -> None:
+@contextmanager
+def driver_of(stand_in: Any) -> Iterator[Any]:
+    """Put a driver in the place of NVIDIA's for a while."""
     nvrtc._cuda_core()  # which takes the real driver's types when it is first imported
-    monkeypatch.setattr(sys.modules["cuda.bindings"], "driver", stand_in)
-    monkeypatch.setattr(starter, "launch_function", lambda: stand_in.launch)
-    forget()
+    with (
+        mock.patch.object(sys.modules["cuda.bindings"], "driver", stand_in),
+        mock.patch.object(starter, "launch_function", return_value=stand_in.launch),
+    ):
+        forget()
+        try:
+            yield stand_in
+            gc.collect()  # arrays give their memory back to the driver they came from
+        finally:
+            forget()

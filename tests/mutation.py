@@ -119,8 +119,8 @@ def mechanical(count: int, seed: int) -> Iterator[Fault]:
 def _drawn(path: str, rng: random.Random) -> Fault | None:
     """Return a fault of a random place of a file, None where the place gives none."""
     text = (ROOT / path).read_text()
-    (kind,) = rng.choices((_tokens, _statements, _guards, _new_axes), (70, 15, 10, 5))
-    places = list(kind(path, text)) or list(_tokens(path, text))
+    (kind,) = rng.choices((tokens_of, statements_of, guards_of, new_axes_of), (70, 15, 10, 5))
+    places = list(kind(path, text)) or list(tokens_of(path, text))
     if not places:
         return None
     start, old, new, kind = rng.choice(places)
@@ -133,7 +133,7 @@ def _drawn(path: str, rng: random.Random) -> Fault | None:
     return fault
 
 
-def _tokens(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+def tokens_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
     """Yield operators, comparisons and constants of the code, and what each becomes."""
     code = _without_words(path, text)
     types = _annotations(text) if path.endswith(".py") else []
@@ -196,7 +196,7 @@ def _without_words(path: str, text: str) -> str:
     return re.sub(r"#[^\n]*|[rf]*\"[^\"\n]*\"", blank, text)
 
 
-def _statements(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+def statements_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
     """Yield whole statements of one line, and what leaves them out."""
     if not path.endswith(".py"):
         code = _without_words(path, text)
@@ -220,7 +220,7 @@ def _statements(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
             yield start, text[start:end], "pass", "statement"
 
 
-def _guards(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+def guards_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
     """Yield the conditions under which a function ends early, a loop goes on, or an error is told.
 
     They become false: what they keep out goes on.
@@ -238,7 +238,7 @@ def _guards(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
             yield start, text[start:end], "False", "guard"
 
 
-def _new_axes(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+def new_axes_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
     """Yield indices that give an array a new axis, and the same with the axis one place aside."""
     if not path.endswith(".py"):
         return

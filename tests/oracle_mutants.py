@@ -171,7 +171,7 @@ def _assign(place: Any, value: Any) -> Callable[[Any], None]:
     return change
 
 
-def _plus_one(out: Any) -> None:
+def plus_one(out: Any) -> None:
     out[(-1,) * out.ndim] += 1
 
 
@@ -183,14 +183,14 @@ def _saturate(out: Any) -> None:
     np.clip(out, np.finfo(out.dtype).min, np.finfo(out.dtype).max, out=out)
 
 
-def _swap_rows(out: Any) -> None:
+def swap_rows(out: Any) -> None:
     out[..., [0, 1]] = out[..., [1, 0]]
 
 
 SOME = (MV, MM, HALF, BRAIN, INT8, Q4, DOUBLE, COMPLEX, FP8)
-mutant("last element + 1", *SOME)(spoiled(_plus_one))
+mutant("last element + 1", *SOME)(spoiled(plus_one))
 mutant("last element + 1, random data", MV, DOUBLE, kinds=("normal",), by="bound")(
-    spoiled(_plus_one)
+    spoiled(plus_one)
 )
 mutant("all zeros", *SOME)(spoiled(_assign(..., 0)))
 mutant("output never written", *SOME)(lambda i: i.out)
@@ -207,7 +207,7 @@ mutant("one NaN among right elements", MV, MM, kinds=("normal",), by="nonfinite"
     spoiled(_scale_one(np.nan))
 )
 mutant("one sign flipped", MV, INT8, HALF)(spoiled(_scale_one(-1)))
-mutant("two rows swapped", MV, HALF, Q4)(spoiled(_swap_rows))
+mutant("two rows swapped", MV, HALF, Q4)(spoiled(swap_rows))
 mutant("NaN replaced by 0", MV, MM, HALF, kinds=("nonfinite",), by="nonfinite")(
     spoiled(_nan_to_zero)
 )
@@ -355,7 +355,7 @@ def _inputs_rounded(dtype: str) -> Run:
     return lambda i: store(i, times(*(rounded(v, dtype) for v in operands(i))))
 
 
-def _accumulate(dtype: str) -> Run:
+def accumulated(dtype: str) -> Run:
     def run(i: Inputs) -> Any:
         a, b = (v.astype(dtype) for v in operands(i))
         total = np.zeros(times(*operands(i)).shape, dtype)
@@ -375,8 +375,8 @@ mutant("operands rounded to bfloat16", MV, MM, kinds=("normal",), by="bound")(
 mutant("operands rounded to float16", MV, MM, kinds=("normal", "scaled"), by="bound")(
     _inputs_rounded("float16")
 )
-mutant("sums in float16", HALF, kinds=("normal",), by="bound")(_accumulate("float16"))
-mutant("sums in bfloat16", BRAIN, kinds=("normal",), by="bound")(_accumulate("bfloat16"))
+mutant("sums in float16", HALF, kinds=("normal",), by="bound")(accumulated("float16"))
+mutant("sums in bfloat16", BRAIN, kinds=("normal",), by="bound")(accumulated("bfloat16"))
 mutant("float64 computed in float32", DOUBLE, kinds=("normal",), by="bound")(
     lambda i: store(i, times(*(v.astype(np.float32) for v in operands(i))))
 )

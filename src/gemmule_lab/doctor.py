@@ -63,11 +63,12 @@ def examine() -> list[Finding]:
         _cublas,
         _optional,
     ):
-        findings.extend(_safely(check))
+        findings.extend(safely(check))
     return findings
 
 
-def _safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """Return what a check finds; one that breaks is a finding itself."""
     name = check.__name__.strip("_")
     try:
         return list(check())

@@ -44,7 +44,7 @@ def test_the_kernel_converts_every_value_of_every_view(given: str, wanted: str) 
     for view in views(whole):
         out = np.full(view.shape, -77, numpy_dtype(wanted))
         steps = [step // ITEMSIZE[given] for step in view.strides]
-        axes = convert._merged(view.shape, tuple(steps))
+        axes = convert.merged_axes(view.shape, tuple(steps))
         if view.size:
             packed = convert.pack(address(view), address(out), view.size, axes)
             module.launch(kernel, grid=(2, 1, 1), block=(256, 1, 1), args=[packed])
@@ -57,11 +57,11 @@ def address(array: Any) -> int:
 
 
 def test_neighbouring_axes_of_one_step_are_one() -> None:
-    assert convert._merged((2, 3, 4), (12, 4, 1)) == [(24, 1)]
-    assert convert._merged((2, 3, 4), (24, 4, 1)) == [(2, 24), (12, 1)]
-    assert convert._merged((2, 1, 4), (4, 99, 1)) == [(8, 1)]
-    assert convert._merged((), ()) == []
-    assert convert._merged((3, 5), (0, 0)) == [(15, 0)]
+    assert convert.merged_axes((2, 3, 4), (12, 4, 1)) == [(24, 1)]
+    assert convert.merged_axes((2, 3, 4), (24, 4, 1)) == [(2, 24), (12, 1)]
+    assert convert.merged_axes((2, 1, 4), (4, 99, 1)) == [(8, 1)]
+    assert convert.merged_axes((), ()) == []
+    assert convert.merged_axes((3, 5), (0, 0)) == [(15, 0)]
 
 
 def test_what_is_converted_follows_the_stream_of_the_result(

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -136,8 +137,8 @@ def test_a_given_result_is_filled(op: str, kind: str) -> None:
             assert np.array_equal(plan(*pair, out=out), first)
 
 
-def test_a_user_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMMULE_BUILTIN", "0")
+def test_a_user_can_do_without(setting: Callable[..., None]) -> None:
+    setting(GEMMULE_BUILTIN="0")
     for op, kind in itertools.product(OPS, ("float32", "float16", "int8")):
         a, b = operands(op, kind, 45, 77)
         plan = planned(op, kind, a, b)
@@ -145,7 +146,7 @@ def test_a_user_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
         first = plan(a, b)
         assert np.array_equal(plan(a, b), first)
     assert doctor._calls().found == "planned products through Python: GEMMULE_BUILTIN is 0"
-    monkeypatch.setenv("GEMMULE_BUILTIN", "no")
+    setting(GEMMULE_BUILTIN="no")
     with pytest.raises(ValueError, match="'no'; it must be 0"):
         builtin_enabled()
 

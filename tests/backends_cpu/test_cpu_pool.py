@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -292,7 +293,7 @@ SYSTEMS = "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblasp-r0.3.26.so"
     ],
 )
 def test_which_openblas_is_numpys(loaded: list[str], numpys: list[str]) -> None:
-    assert blas_threads._of_numpy(_maps(*loaded)) == numpys
+    assert blas_threads.loaded_with_numpy(_maps(*loaded)) == numpys
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ def test_which_openblas_is_numpys(loaded: list[str], numpys: list[str]) -> None:
 def test_why_threads_are_not_borrowed(config: str, parallel: int, reason: str) -> None:
     import ctypes
 
-    found = blas_threads._team_in(ctypes.CDLL(None), config, parallel)
+    found = blas_threads.team_in(ctypes.CDLL(None), config, parallel)
     assert isinstance(found, str)
     assert reason in found
 
@@ -325,8 +326,8 @@ def test_whose_threads_help_is_said(pool: str, words: str) -> None:
     assert said.startswith("threads of ")
 
 
-def test_a_pool_of_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMMULE_POOL", "mine")
+def test_a_pool_of_another_name_is_refused(setting: Callable[..., None]) -> None:
+    setting(GEMMULE_POOL="mine")
     with pytest.raises(ValueError, match="'mine'; it must be 'blas' or 'own'"):
         borrows_threads()
 
@@ -337,7 +338,7 @@ def test_a_pool_of_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_quotas_of_control_groups(tmp_path: Path, text: str, processors: float | None) -> None:
     path = tmp_path / "cpu.max"
     path.write_text(text)
-    assert cpu_threads._quota_of(path, None) == processors
+    assert cpu_threads.quota_of(path, None) == processors
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -372,6 +373,6 @@ def test_quotas_of_the_first_version(tmp_path: Path) -> None:
     quota, period = tmp_path / "cpu.cfs_quota_us", tmp_path / "cpu.cfs_period_us"
     quota.write_text("-1\n")
     period.write_text("100000\n")
-    assert cpu_threads._quota_of(quota, period) is None
+    assert cpu_threads.quota_of(quota, period) is None
     quota.write_text("250000\n")
-    assert cpu_threads._quota_of(quota, period) == 2.5
+    assert cpu_threads.quota_of(quota, period) == 2.5

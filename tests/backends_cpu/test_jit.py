@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -399,53 +400,56 @@ def test_an_intrinsic_is_for_kernels_only() -> None:
         multiply_add(1, 2, 3)
 
 
-def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMMULE_CACHE", "/a/b")
+def test_settings_are_read_from_the_environment(setting: Callable[..., None]) -> None:
+    setting(GEMMULE_CACHE="/a/b")
     assert cache_folder() == Path("/a/b")
-    monkeypatch.delenv("GEMMULE_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    setting(GEMMULE_CACHE=None, XDG_CACHE_HOME="/x")
     assert cache_folder() == Path("/x/gemmule")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", "/h")
+    setting(XDG_CACHE_HOME="relative", HOME="/h")
     assert cache_folder() == Path("/h/.cache/gemmule")
-    monkeypatch.setenv("GEMMULE_DEVICE", "cuda:1")
+    setting(GEMMULE_DEVICE="cuda:1")
     assert default_device() == "cuda:1"
-    monkeypatch.setenv("GEMMULE_DEVICE", "tpu")
+    setting(GEMMULE_DEVICE="tpu")
     with pytest.raises(ValueError, match="must be cpu, cuda"):
         default_device()
-    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    setting(GEMMULE_TUNE="0")
     assert not tuning_enabled()
     for given in ("1", ""):
-        monkeypatch.setenv("GEMMULE_TUNE", given)
+        setting(GEMMULE_TUNE=given)
         assert tuning_enabled()
 
 
 def test_settings_that_mean_nothing_are_refused_by_products(
-    monkeypatch: pytest.MonkeyPatch,
+    setting: Callable[..., None],
 ) -> None:
     A = np.ones((3, 3), np.float16)
     for name, value, words in (
         ("GEMMULE_TUNE", "yes", "must be 0 .* or 1"),
         ("GEMMULE_CACHE", "~no-such-user/x", "home of ~no-such-user is unknown"),
     ):
-        with monkeypatch.context() as changed:
-            changed.setenv(name, value)
-            forget_plans()
-            with pytest.raises(ValueError, match=rf"{name} is '{value}'.*{words}"):
-                gm.matvec(A, A[0])
+        before = os.environ.get(name)
+        setting(**{name: value})
+        forget_plans()
+        with pytest.raises(ValueError, match=rf"{name} is '{value}'.*{words}"):
+            gm.matvec(A, A[0])
+        setting(**{name: before})
     forget_plans()
 
 
 def test_a_relative_cache_in_a_folder_that_is_gone_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, setting: Callable[..., None]
 ) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    monkeypatch.chdir(gone)
-    monkeypatch.setenv("GEMMULE_CACHE", "here")
+    setting(GEMMULE_CACHE="here")
+    before = Path.cwd()
+    os.chdir(gone)
     gone.rmdir()
-    with pytest.raises(ValueError, match="GEMMULE_CACHE is 'here', and the folder"):
-        cache_folder()
+    try:
+        with pytest.raises(ValueError, match="GEMMULE_CACHE is 'here', and the folder"):
+            cache_folder()
+    finally:
+        os.chdir(before)
 
 
 def test_a_warning_names_the_variable_to_set() -> None:
@@ -466,18 +470,18 @@ def test_one_function_compiled_both_ways_is_two_kernels() -> None:
 
 
 def test_a_filled_cache_that_cannot_be_written_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, setting: Callable[..., None], fault: Callable[..., Any]
 ) -> None:
     from gemmule.backends.cpu import jit_cache
 
-    def read_only(*given: Any, **options: Any) -> Any:
+    def read_only(sound: Any, *given: Any, **options: Any) -> Any:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    setting(GEMMULE_CACHE=tmp_path)
     jit_cache.kernel_folder.cache_clear()
     folder = jit_cache.kernel_folder()
     assert folder is not None
-    monkeypatch.setattr(jit_cache.tempfile, "mkstemp", read_only)
+    fault(jit_cache.tempfile, "mkstemp", read_only)
     try:
         for filled in (False, True):
             if filled:

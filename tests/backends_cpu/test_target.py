@@ -6,7 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -29,12 +29,10 @@ VARIABLES = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX")
 
 
 @pytest.fixture(autouse=True)
-def _read_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+def _read_again(setting: Callable[..., None]) -> Iterator[None]:
+    setting(**dict.fromkeys(VARIABLES))
     target._features.cache_clear()
     yield
-    monkeypatch.undo()
     target._features.cache_clear()
 
 
@@ -52,11 +50,14 @@ def _read_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_the_target_is_what_numba_compiles_for(
-    given: dict[str, str], width: int, lacks_vnni: str | None, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, str],
+    width: int,
+    lacks_vnni: str | None,
+    setting: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(target, "_host_features", lambda: HOST)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    setting(**given)
     assert target.vector_bytes() == width
     reason = target.missing_features("avx512vnni")
     assert (reason is None) if lacks_vnni is None else (reason or "").startswith(lacks_vnni)

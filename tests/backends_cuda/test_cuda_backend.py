@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import hashlib
 import itertools
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from fake_driver import FakeDriver, forget, install
+from fake_driver import FakeDriver, driver_of, forget
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import convert, device_array, driver, nvrtc
 from gemmule.backends.cuda import launch as cuda_launch
@@ -30,6 +29,7 @@ from gemmule.core.registry import all_rungs
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import resolve
 from gemmule.storage import ceilings as stored_ceilings
+from planted import planted
 
 RUNG = next(r for r in all_rungs("cuda") if r.name == "thread_per_row")
 KERNEL = ("thread_per_row<float, float, float, 128>",)
@@ -42,15 +42,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled: Path) -> Iterator[FakeDriver]:
+def fake(
+    setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled: Path
+) -> Iterator[FakeDriver]:
     """A driver with two devices in the place of NVIDIA's, and no tuned or measured values."""
-    stand_in = FakeDriver()
-    install(monkeypatch, stand_in)
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
+    setting(GEMMULE_CACHE=tmp_path / "cache")
     monkeypatch.setattr(nvrtc, "cache_folder", lambda: compiled)
-    yield stand_in
-    gc.collect()  # arrays give their memory back to the driver they came from
-    forget()
+    with driver_of(FakeDriver()) as stand_in:
+        yield stand_in
 
 
 def on(device: int, *shape: int, dtype: str = "float32") -> DeviceArray:
@@ -67,11 +66,11 @@ def test_missing_bindings_name_the_package(monkeypatch: pytest.MonkeyPatch) -> N
         driver.bindings()
 
 
-def test_a_missing_driver_is_said(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_said(fake: FakeDriver) -> None:
     def init(flags: int) -> Any:
         raise RuntimeError("libcuda.so.1 was not found")
 
-    monkeypatch.setattr(fake, "cuInit", init)
+    fake.cuInit = init
     with pytest.raises(DeviceError, match=r"no NVIDIA driver .*libcuda.*CPU back end works"):
         driver.device_count()
     assert gm.matvec(np.ones((2, 3)), np.ones(3)).tolist() == [3, 3]
@@ -79,9 +78,9 @@ def test_a_missing_driver_is_said(fake: FakeDriver, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("code", ["CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"])
 def test_a_driver_that_does_not_start_names_its_answer(
-    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, code: str
+    fake: FakeDriver, setting: Callable[..., None], code: str
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    setting(CUDA_VISIBLE_DEVICES="")
     fake.faults["cuInit"] = code
     with pytest.raises(DeviceError, match=rf"{code}.*CUDA_VISIBLE_DEVICES=\)"):
         driver.device_count()
@@ -165,13 +164,13 @@ def test_a_refused_launch_is_no_lost_context(fake: FakeDriver) -> None:
     assert len(fake.launches) == 1
 
 
-def test_a_forked_process_is_refused(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_process_is_refused(fake: FakeDriver) -> None:
     a, x = on(0, 4, 4), on(0, 4)
-    parent = os.getpid()
-    with monkeypatch.context() as child:
-        child.setattr(os, "getpid", lambda: parent + 1)
-        with pytest.raises(DeviceError, match=r"forked after CUDA had started.*spawn"):
-            gm.matvec(a, x, rung=RUNG.name)
+    with (
+        planted(os, "getpid", lambda sound: sound() + 1),
+        pytest.raises(DeviceError, match=r"forked after CUDA had started.*spawn"),
+    ):
+        gm.matvec(a, x, rung=RUNG.name)
     gm.matvec(a, x, rung=RUNG.name)
 
 
@@ -265,15 +264,11 @@ def test_strides_beside_a_unit_size_bound_the_alignment(
     assert planned.problem.alignment == 8
 
 
-def test_unproved_rungs_are_not_chosen(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_launch, "is_proved", lambda rung, problem, arch: False)
+def test_unproved_rungs_are_not_chosen(fake: FakeDriver, only_proved: Callable[..., None]) -> None:
+    only_proved("cuda", ())
     with pytest.raises(TypeError, match="no proved cuda rung"):
         gm.matvec(on(0, 4, 4), on(0, 4))
-    monkeypatch.setattr(
-        cuda_launch, "is_proved", lambda rung, problem, arch: rung.name == RUNG.name
-    )
-    forget()
-    install(monkeypatch, fake)
+    only_proved("cuda", {RUNG.name})
     assert gm.plan("matvec", on(0, 4, 4), on(0, 4)).rung.name == RUNG.name
 
 
@@ -446,19 +441,11 @@ def test_a_converted_vector_goes_before_the_product(fake: FakeDriver) -> None:
 
 
 @pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+def builds(setting: Callable[..., None], tmp_path: Path) -> Iterator[list[Any]]:
     """An empty cache folder, and a list that grows with each compilation."""
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
-    made: list[int] = []
-    build = nvrtc.build
-
-    @functools.wraps(build)
-    def counted(*arguments: Any) -> Any:
-        made.append(1)
-        return build(*arguments)
-
-    monkeypatch.setattr(nvrtc, "build", counted)
-    return made
+    setting(GEMMULE_CACHE=tmp_path / "cache")
+    with planted(nvrtc, "build", lambda sound, *given: sound(*given)) as calls:
+        yield calls
 
 
 def compile_it() -> nvrtc.Module:
@@ -470,7 +457,7 @@ def entry(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_second_compilation_is_read_from_disk(builds: list[int], tmp_path: Path) -> None:
+def test_the_second_compilation_is_read_from_disk(builds: list[Any], tmp_path: Path) -> None:
     first = compile_it()
     assert compile_it() == first
     assert len(builds) == 1
@@ -491,7 +478,7 @@ def test_the_second_compilation_is_read_from_disk(builds: list[int], tmp_path: P
         lambda data: hashlib.sha256(b"[]\nx").hexdigest().encode() + b"\n[]\nx",
     ],
 )
-def test_a_broken_entry_is_compiled_again(builds: list[int], tmp_path: Path, spoil: Any) -> None:
+def test_a_broken_entry_is_compiled_again(builds: list[Any], tmp_path: Path, spoil: Any) -> None:
     first = compile_it()
     path = entry(tmp_path)
     path.write_bytes(spoil(path.read_bytes()))
@@ -501,22 +488,20 @@ def test_a_broken_entry_is_compiled_again(builds: list[int], tmp_path: Path, spo
     assert len(builds) == 2
 
 
-def test_another_users_folder_is_not_trusted(
-    builds: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_another_users_folder_is_not_trusted(builds: list[Any], tmp_path: Path) -> None:
     compile_it()
     nvrtc._trusted_folder.cache_clear()
-    own = os.getuid()
-    with monkeypatch.context() as other:
-        other.setattr(os, "getuid", lambda: own + 1)
-        with pytest.warns(GemmuleWarning, match="another user's"):
-            compile_it()
+    with (
+        planted(os, "getuid", lambda sound: sound() + 1),
+        pytest.warns(GemmuleWarning, match="another user's"),
+    ):
+        compile_it()
     assert len(builds) == 2
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o720])
 def test_a_folder_others_may_write_to_is_not_trusted(
-    builds: list[int], tmp_path: Path, mode: int
+    builds: list[Any], tmp_path: Path, mode: int
 ) -> None:
     folder = tmp_path / "cache" / "cubin"
     folder.mkdir(parents=True)
@@ -526,7 +511,7 @@ def test_a_folder_others_may_write_to_is_not_trusted(
     assert list(folder.iterdir()) == []
 
 
-def test_threads_that_compile_the_same_kernel_agree(builds: list[int], tmp_path: Path) -> None:
+def test_threads_that_compile_the_same_kernel_agree(builds: list[Any], tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: compile_it(), range(8)))
     assert all(module == found[0] for module in found)
@@ -536,7 +521,7 @@ def test_threads_that_compile_the_same_kernel_agree(builds: list[int], tmp_path:
     assert [p.name for p in entry(tmp_path).parent.iterdir()] == [entry(tmp_path).name]
 
 
-def test_a_kernel_that_does_not_compile_says_why(tmp_path: Path, builds: list[int]) -> None:
+def test_a_kernel_that_does_not_compile_says_why(tmp_path: Path, builds: list[Any]) -> None:
     broken = tmp_path / "broken.cu"
     broken.write_text("template <class T> __global__ void f(T* p) { p[0] = missing_name; }\n")
     with pytest.raises(
@@ -591,9 +576,9 @@ def test_a_ceiling_that_cannot_be_right_is_overlooked(fake: FakeDriver, text: st
 
 
 def test_ceilings_are_ignored_with_tuning_off(
-    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+    fake: FakeDriver, setting: Callable[..., None]
 ) -> None:
     machine = cuda_launch.CudaBackend().machine("cuda")
     stored_ceilings.save(machine, 4.5e12)
-    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    setting(GEMMULE_TUNE="0")
     assert stored_ceilings.read("cuda", machine.name, machine.arch, machine.units) is None

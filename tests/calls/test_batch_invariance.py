@@ -13,7 +13,6 @@ import pytest
 
 import gemmule as gm
 from checkout import ROOT
-from gemmule.backends import get
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args
 from gemmule.backends.cuda.launch import Launcher
@@ -22,6 +21,7 @@ from gemmule.core.caches import forget_plans
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form, Operand, c_strides
 from gemmule.core.problem import QuantSpec, numpy_dtype
+from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CpuRung, Machine
 
 INVARIANT = {"batch_invariant": True}
@@ -137,15 +137,14 @@ def test_a_named_rung_computes_vector_by_vector() -> None:
 
 # ---- the plan ---------------------------------------------------------------------------------
 def test_what_a_rung_refuses_as_a_batch_goes_vector_by_vector(
-    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Any],
 ) -> None:
     """As for quantised rungs on a GPU, which take one vector: the batch is walked outside."""
     A, X = operands(40, 300, 5, "float32")
-    true = CpuRung.refusal
-    monkeypatch.setattr(
+    fault(
         CpuRung,
         "refusal",
-        lambda rung, problem: "no batches" if problem.batch > 1 else true(rung, problem),
+        lambda sound, rung, problem: "no batches" if problem.batch > 1 else sound(rung, problem),
     )
     forget_plans()
     try:
@@ -164,11 +163,11 @@ def test_what_a_rung_refuses_as_a_batch_goes_vector_by_vector(
 @pytest.mark.parametrize("batch", [2, 40, 70_000])
 @pytest.mark.parametrize(("m", "n"), [(64, 64), (1024, 4096), (33, 1001)])
 def test_a_gpu_plan_of_a_batch_is_that_of_a_vector(
-    monkeypatch: pytest.MonkeyPatch, m: int, n: int, batch: int
+    only_proved: Callable[..., None], m: int, n: int, batch: int
 ) -> None:
     """Rung, parameters and alignment do not depend on the batch, whatever its size."""
     machine = Machine("cuda", "a GPU", "sm_90a", 132, 4.5e12, 50 << 20, 227 << 10)
-    monkeypatch.setattr(type(get("cuda")), "proved", lambda *_: True)
+    only_proved("cuda", {rung.name for rung in all_rungs("cuda")})
     A = Form((m, n), (n, 1), "float16", 16 if n % 8 == 0 else 2)
     options = Options(batch_invariant=True)
 

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import logging
 import pickle
+import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,13 @@ from gemmule.core.caches import forget_plans
 from gemmule.core.registry import all_rungs
 from gemmule.plan import rebound, resolve
 from gemmule.storage import tuned as tuned_store
+from planted import planted
 from products import ARRANGEMENTS, assert_same, exact, misaligned, small
 
 
 @pytest.fixture(autouse=True)
-def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(tuned_store, "cache_folder", lambda: tmp_path)
-    forget_plans()
-    yield
-    forget_plans()
+def _empty_cache(own_cache: Path) -> None:
+    pass
 
 
 def operands(dtype: str = "float32") -> tuple[Any, Any]:
@@ -222,7 +222,7 @@ def test_the_library_never_prints(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_stored_choice_is_taken_and_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_choice_is_taken_and_can_be_forgotten(setting: Callable[..., None]) -> None:
     A, x = operands()
     default = gm.plan("matvec", A, x)
     other = next(
@@ -241,23 +241,18 @@ def test_a_stored_choice_is_taken_and_can_be_forgotten(monkeypatch: pytest.Monke
     assert p.reason == "tuned on this device, 2026-11-21"
     assert_same(p(A, x), exact("matvec", A, x), "float32")
     forget_plans()
-    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    setting(GEMMULE_TUNE="0")
     assert gm.plan("matvec", A, x).reason == "heuristic"
 
 
-def test_only_proved_rungs_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_proved_rungs_are_chosen(only_proved: Callable[..., None]) -> None:
     A, x = operands()
     best = gm.plan("matvec", A, x).rung
-    backend = backends.get("cpu")
-    monkeypatch.setattr(
-        type(backend), "proved", lambda self, rung, problem, machine: rung is not best
-    )
-    forget_plans()
+    only_proved("cpu", {rung.name for rung in all_rungs("cpu")} - {best.name})
     other = gm.plan("matvec", A, x)
     assert other.rung is not best
     assert gm.plan("matvec", A, x, rung=best.name).rung.name == best.name  # by name it may run
-    monkeypatch.setattr(type(backend), "proved", lambda self, rung, problem, machine: False)
-    forget_plans()
+    only_proved("cpu", ())
     with pytest.raises(TypeError, match="no proved cpu rung computes matvec A 20 x 30"):
         gm.plan("matvec", A, x)
 
@@ -324,9 +319,9 @@ DIRECT = {
 def test_operands_that_fit_go_to_the_rung_as_they_are(name: str) -> None:
     op, left, right, direct = DIRECT[name]
     a, b = (np.ones(shape, np.float32) for shape in (left, right))
-    assert launch._is_direct(gm.plan(op, a, b).choice) == direct
+    assert launch.is_direct(gm.plan(op, a, b).choice) == direct
     if len(right) == 1:
-        assert not launch._is_direct(gm.plan(op, a, np.repeat(b, 2)[::2]).choice)
+        assert not launch.is_direct(gm.plan(op, a, np.repeat(b, 2)[::2]).choice)
 
 
 @pytest.mark.parametrize(
@@ -345,11 +340,11 @@ def test_an_operand_is_copied_where_its_rung_needs_another_layout(
 ) -> None:
     A = np.arange(70.0).reshape(7, 10)
     given = {"row": A, "padded": A[:, :4], "col": A.T, "stepped": A[:, ::2]}[how]
-    seen = launch._as_layout(given, "float64", layout, shared=False)
+    seen = launch.as_layout(given, "float64", layout, shared=False)
     np.testing.assert_array_equal(seen, given)
     assert np.shares_memory(seen, A) != copied
     assert seen.flags.c_contiguous or not copied
-    shared = launch._as_layout(np.broadcast_to(given, (9, *given.shape)), "float64", layout, True)
+    shared = launch.as_layout(np.broadcast_to(given, (9, *given.shape)), "float64", layout, True)
     np.testing.assert_array_equal(shared, np.broadcast_to(given, shared.shape))
     assert shared.strides[0] == 0  # one copy serves all entries of the batch
 
@@ -366,13 +361,12 @@ def test_an_operand_is_copied_where_its_rung_needs_another_layout(
     ],
 )
 def test_the_largest_cache_is_that_which_the_system_tells(
-    stored: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: dict[str, str], expected: int, tmp_path: Path
 ) -> None:
     for name, text in stored.items():
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(launch, "Path", lambda _: tmp_path)
-    assert launch.last_level_cache_bytes.__wrapped__() == expected
+    assert launch.last_level_cache_bytes(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -384,15 +378,21 @@ def test_the_largest_cache_is_that_which_the_system_tells(
     ],
 )
 def test_the_processor_is_called_what_the_system_calls_it(
-    text: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str | None, name: str, tmp_path: Path
 ) -> None:
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr(launch, "Path", lambda _: tmp_path / "cpuinfo")
-    monkeypatch.setattr(launch.platform, "machine", lambda: "fallback")
-    for processor in ("", "fallback"):
-        monkeypatch.setattr(launch.platform, "processor", lambda: processor)  # noqa: B023
-        assert launch._processor_name() == name
+    there = tmp_path / "cpuinfo"
+    if name != "fallback":
+        assert launch.processor_name(there) == name
+        return
+    with planted(platform, "processor", lambda sound: name):
+        assert launch.processor_name(there) == name
+    with (
+        planted(platform, "processor", lambda sound: ""),
+        planted(platform, "machine", lambda sound: name),
+    ):
+        assert launch.processor_name(there) == name
 
 
 def test_explain_names_the_prepared_operand_where_operands_are_exchanged() -> None:

@@ -97,7 +97,7 @@ def test_an_overlap_too_hard_to_decide_counts_as_one() -> None:
     )
     with pytest.raises(np.exceptions.TooHardError):
         np.shares_memory(out, other, max_work=interop._OVERLAP_WORK)
-    assert interop._overlap(interop.unwrap(out, "out"), interop.unwrap(other, "A"))
+    assert interop.memory_overlaps(interop.unwrap(out, "out"), interop.unwrap(other, "A"))
 
 
 @pytest.mark.usefixtures("device")

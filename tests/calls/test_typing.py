@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,13 +45,13 @@ def ones(*shape: int) -> Tensor: ...
 
 
 def test_a_checker_knows_results_and_finds_words_that_mean_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, setting: Callable[..., None]
 ) -> None:
     program, stub = tmp_path / "program.py", tmp_path / "stubs" / "torch" / "__init__.pyi"
     program.write_text(PROGRAM)
     stub.parent.mkdir(parents=True)
     stub.write_text(TORCH)  # the real one takes a checker half a minute to read
-    monkeypatch.setenv("MYPYPATH", str(tmp_path / "stubs"))
+    setting(MYPYPATH=tmp_path / "stubs")
     said, complaint, _ = api.run(["--strict", "--config-file=", str(program)])
     assert not complaint
     lines = PROGRAM.splitlines()

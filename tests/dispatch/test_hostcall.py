@@ -197,15 +197,15 @@ def test_new_plans_are_seen_after_the_old_are_forgotten(monkeypatch: pytest.Monk
     assert resolve.cache_info().currsize == 1, "the next call has to plan again"
 
 
-def test_another_default_device_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_default_device_is_heeded(setting: Callable[..., None]) -> None:
     a, x = operands("matvec")
     gm.matvec(a, x)
-    monkeypatch.setenv("GEMMULE_DEVICE", "nonsense")
+    setting(GEMMULE_DEVICE="nonsense")
     with pytest.raises(ValueError, match="GEMMULE_DEVICE"):
         gm.matvec(a, x)
-    monkeypatch.setenv("GEMMULE_DEVICE", "cpu")
+    setting(GEMMULE_DEVICE="cpu")
     assert eager("matvec", a, x) is not None
-    monkeypatch.setenv("GEMMULE_DEVICE", "cuda:0")
+    setting(GEMMULE_DEVICE="cuda:0")
     assert eager("matvec", a, x) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,15 +21,13 @@ def test_gemv_and_gemm_stay_below_the_testers_threshold() -> None:
 
 @pytest.mark.parametrize("forgotten", ["alpha", "beta"])
 def test_the_sweep_finds_a_scalar_that_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch, forgotten: str
+    fault: Callable[..., Any], forgotten: str
 ) -> None:
-    plain = gm.gemm
-
-    def planted(*operands: Any, **scalars: Any) -> Any:
+    def forgetful(sound: Any, *operands: Any, **scalars: Any) -> Any:
         scalars[forgotten] = 1.0
-        return plain(*operands, **scalars)
+        return sound(*operands, **scalars)
 
-    monkeypatch.setattr(gm, "gemm", planted)
+    fault(gm, "gemm", forgetful)
     _, wrong = sweep(EVERY)
     assert wrong
     assert {case.op for case in wrong} == {"gemm"}

@@ -150,24 +150,22 @@ def test_only_wanted_gradients_are_computed() -> None:
     assert torch.equal(x.grad, A.sum(0))
 
 
-def test_a_wrong_shape_of_the_fake_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_shape", lambda op, a, b: (a[-2] + 1,))
+def test_a_wrong_shape_of_the_fake_is_caught(fault: Callable[..., Any]) -> None:
+    fault(operators, "_shape", lambda sound, op, a, b: (a[-2] + 1,))
     with pytest.raises(Exception, match=r"(?i)shape|size|fake"):
         torch.library.opcheck(operator("matvec"), (sample((3, 5)), sample((5,))))
 
 
-@pytest.mark.parametrize("planted", ["scaled", "transposed"])
-def test_a_wrong_gradient_is_caught(monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
-    if planted == "scaled":
-        true = autograd._like
-        monkeypatch.setattr(autograd, "_like", lambda grad, tensor: true(grad, tensor) * 1.01)
+@pytest.mark.parametrize("way", ["scaled", "transposed"])
+def test_a_wrong_gradient_is_caught(fault: Callable[..., Any], way: str) -> None:
+    if way == "scaled":
+        fault(autograd, "_like", lambda sound, grad, tensor: sound(grad, tensor) * 1.01)
     else:
-        true = autograd.product
 
-        def untransposed(op: str, a: Any, b: Any, **options: Any) -> Any:
-            return true("matvec", b, a) if op == "vecmat" else true(op, a, b, **options)
+        def untransposed(sound: Any, op: str, a: Any, b: Any, **options: Any) -> Any:
+            return sound("matvec", b, a) if op == "vecmat" else sound(op, a, b, **options)
 
-        monkeypatch.setattr(autograd, "product", untransposed)
+        fault(autograd, "product", untransposed)
     a, b = sample((4, 4), seed=1, grad=True), sample((4,), seed=2, grad=True)
     with pytest.raises(GradcheckError):
         torch.autograd.gradcheck(operator("matvec"), (a, b))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,18 @@ from proofs.__main__ import proofs
 
 
 @pytest.fixture
-def matrices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def matrices(folder: Path) -> Path:
     """A working folder with A (5 x 7), x (7), left (5) and B (7 x 3) of small integers.
 
     Z is complex; N and P (7 x 7) have one integer beyond int8.
     """
     rng = np.random.default_rng(0)
     for name, shape in {"A": (5, 7), "x": (7,), "left": (5,), "B": (7, 3)}.items():
-        np.save(tmp_path / f"{name}.npy", rng.integers(-3, 4, shape).astype(np.float32))
-    np.save(tmp_path / "Z.npy", np.full((5, 7), 1 + 2j))
+        np.save(folder / f"{name}.npy", rng.integers(-3, 4, shape).astype(np.float32))
+    np.save(folder / "Z.npy", np.full((5, 7), 1 + 2j))
     for name, value in {"N": -129, "P": 128}.items():
-        np.save(tmp_path / f"{name}.npy", np.diag([value, 0, 0, 0, 0, 0, 0]))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        np.save(folder / f"{name}.npy", np.diag([value, 0, 0, 0, 0, 0, 0]))
+    return folder
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
@@ -79,10 +79,9 @@ def test_multiply_quantised(matrices: Path, bits: str, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
 def test_check_tells_the_quantisation_error_beside_the_rounding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, op: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It said "all right" of a product far from the file's, and not what it had compared."""
-    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(1)
     A = rng.standard_normal((60, 40)).astype(np.float32)
     other = {"matvec": A[0], "vecmat": A[:, 0], "matmul": A.T[:, :3]}[op].copy()
@@ -165,16 +164,14 @@ def test_a_mapped_matrix_is_not_converted_in_one_piece(tmp_path: Path) -> None:
 
 
 def test_a_wrong_product_is_exit_code_1(
-    matrices: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    matrices: Path, fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    true_matvec = gm.matvec
-
-    def off(*operands: Any, **options: Any) -> Any:
-        result = true_matvec(*operands, **options)
+    def off(sound: Any, *operands: Any, **options: Any) -> Any:
+        result = sound(*operands, **options)
         result[-1] *= 1.001
         return result
 
-    monkeypatch.setattr(gm, "matvec", off)
+    fault(gm, "matvec", off)
     assert run(["multiply", "A.npy", "x.npy", "-o", "y.npy", "--check"]) == 1
     assert not Path("y.npy").exists(), "a result known to be wrong was written"
     assert "the result is wrong" in said(capsys)[1]
@@ -231,7 +228,7 @@ def test_debug_raises_what_is_told_in_one_line_otherwise(matrices: Path) -> None
 
 
 def test_ctrl_c_in_a_destructor_stops_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python drops what is raised in destructors and callbacks; compiling is full of them."""
 
@@ -239,14 +236,14 @@ def test_ctrl_c_in_a_destructor_stops_the_command(
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    def command(**_: Any) -> int:
+    def command(sound: Any, **_: Any) -> int:
         Interrupted()
         end = time.monotonic() + 20
         while time.monotonic() < end:
             pass
         return 0
 
-    monkeypatch.setattr(cli.cli, "main", command)
+    fault(cli.cli, "main", command)
     before = sys.unraisablehook
     # A shell starts what it runs in the background with the signal ignored.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -286,18 +283,18 @@ def test_doctor_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_fails_where_products_are_wrong(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gm, "matvec", lambda A, x: np.zeros(len(A), A.dtype))
+    fault(gm, "matvec", lambda sound, A, x: np.zeros(len(A), A.dtype))
     assert run(["doctor"]) == 1
     assert "does not work: CPU products" in said(capsys)[1]
 
 
-def test_doctor_survives_a_check_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_survives_a_check_that_breaks() -> None:
     def broken() -> Any:
         raise OSError("boom")
 
-    found = doctor._safely(broken)
+    found = doctor.safely(broken)
     assert found[0].status == doctor.FAIL
     assert "boom" in found[0].found
 
@@ -310,9 +307,9 @@ def test_verify_counts_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_verify_prints_what_repeats_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gm, "matvec", lambda a, b, **options: np.zeros(3, np.int8))
+    fault(gm, "matvec", lambda sound, a, b, **options: np.zeros(3, np.int8))
     assert run(["verify", "--cases", "2", "--workers", "1", "--rung", "scalar_loop"]) == 1
     out, err = said(capsys)
     assert "print(run(Trial(" in out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def stand_in(folder: Path, body: str) -> None:
 
 
 def test_a_stand_in_for_the_tool_is_run_and_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, setting: Callable[..., None]
 ) -> None:
     lines = [
         json.dumps(
@@ -104,7 +105,7 @@ def test_a_stand_in_for_the_tool_is_run_and_read(
     ]
     (tmp_path / "marks").write_text("".join(f"{line}\n" for line in lines))
     stand_in(tmp_path, f'/bin/cp "{tmp_path}/marks" "$last"; /bin/cat "{SAMPLE}"')
-    monkeypatch.setenv("PATH", str(tmp_path))
+    setting(PATH=tmp_path)
     found = counters.count("NVIDIA H200", "2026-11-21", ["matvec"], seconds=1)
     assert [one.rung for one in found] == [mark.rung for mark in MARKS]
     path = tmp_path / "evidence" / "nvidia-h200" / counters.FILE
@@ -120,10 +121,10 @@ def test_a_stand_in_for_the_tool_is_run_and_read(
     ],
 )
 def test_what_the_tool_says_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, note: str
+    tmp_path: Path, setting: Callable[..., None], body: str, note: str
 ) -> None:
     stand_in(tmp_path, body)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    setting(PATH=tmp_path)
     (found,) = counters.count("NVIDIA X", "2026-11-21", ["matvec"], seconds=1)
     assert note in found.note
     assert not found.counters
@@ -135,11 +136,10 @@ def test_an_absent_tool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not installed" in found.note
 
 
-def test_the_tool_is_found_in_cuda_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tool_is_found_in_cuda_home(tmp_path: Path, setting: Callable[..., None]) -> None:
     (tmp_path / "bin").mkdir()
     stand_in(tmp_path / "bin", "exit 0")
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    setting(PATH=tmp_path / "nowhere", CUDA_HOME=tmp_path)
     assert ncu.find_ncu() == str(tmp_path / "bin" / "ncu")
 
 

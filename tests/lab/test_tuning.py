@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.core.caches import forget_plans
 from gemmule.core.problem import numpy_dtype
 from gemmule.storage import tuned as tuned_store
 from gemmule.timing.sampler import Ratio
@@ -22,12 +22,8 @@ from gemmule_lab.tune import requests
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(tuned_store, "cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.delenv("GEMMULE_TUNE", raising=False)
-    forget_plans()
-    yield
-    forget_plans()
+def _own_cache(own_cache: Path) -> None:
+    pass
 
 
 def _array(shape: tuple[int, ...], dtype: str, layout: str = "row") -> Any:
@@ -190,9 +186,9 @@ def test_mistakes_are_told_in_one_line(
 
 
 def test_tuning_turned_off_says_so(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], setting: Callable[..., None]
 ) -> None:
-    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    setting(GEMMULE_TUNE="0")
     assert cli.run(["tune", "--sizes", "64x64"]) == 0
     assert "nothing was tuned" in capfd.readouterr().out
 

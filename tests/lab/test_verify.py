@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -74,18 +75,15 @@ def test_infinity_times_a_single_zero_is_nan(dtype: str) -> None:
         assert np.isnan(gm.vecmat(x, A.T)).all()
 
 
-def _last_element_off(a: Any, b: Any, /, **options: Any) -> Any:
-    result = _TRUE_MATVEC(a, b, **options)
+def _last_element_off(sound: Any, a: Any, b: Any, /, **options: Any) -> Any:
+    result = sound(a, b, **options)
     if result.size:
         result[..., -1] += 1
     return result
 
 
-_TRUE_MATVEC = gm.matvec
-
-
-def test_a_planted_bug_is_found_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gm, "matvec", _last_element_off)
+def test_a_planted_bug_is_found_and_counted(fault: Callable[..., Any]) -> None:
+    fault(gm, "matvec", _last_element_off)
     problem = Problem("matvec", 6, 9)
     assert run(Trial("matvec", Case(problem, "integers", 1))).status == "wrong"
     assert run(Trial("matvec", Case(problem, "integers", 1), into_out=True)).status == "wrong"
@@ -101,27 +99,26 @@ LARGE = Problem("matmul", 210, 220, 230)
 
 @pytest.mark.parametrize("kind", ["integers", "normal"])
 def test_large_products_are_judged_by_rows_and_by_freivalds(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, fault: Callable[..., Any]
 ) -> None:
     trial = Trial("matmul", Case(LARGE, kind, 3))
     assert relations.too_large(LARGE)
     assert run(trial).status == "ok"
-    true_matmul = gm.matmul
-    full = set(relations._some_rows(LARGE.m, 3).tolist())
+    full = set(relations.some_rows(LARGE.m, 3).tolist())
     other = next(row for row in range(LARGE.m) if row not in full)
 
-    fault: list[tuple[int, float]] = []
+    change_of: list[tuple[int, float]] = []
 
-    def damaged(a: Any, b: Any, /, **options: Any) -> Any:
-        result = true_matmul(a, b, **options)
-        ((row, change),) = fault
+    def damaged(sound: Any, a: Any, b: Any, /, **options: Any) -> Any:
+        result = sound(a, b, **options)
+        ((row, change),) = change_of
         result[row, 7] += change
         return result
 
-    monkeypatch.setattr(gm, "matmul", damaged)
+    fault(gm, "matmul", damaged)
     # Among the bounds of a whole row a unit would be lost: full rows are for what is smaller.
     for one in ((other, 1 if kind == "integers" else 50), (LARGE.m - 1, 1)):
-        fault[:] = [one]
+        change_of[:] = [one]
         outcome = run(trial)
         assert outcome.status == "wrong", (one, outcome)
         assert (f"row {other} of C v" if one[0] == other else "of rows") in outcome.text
@@ -129,18 +126,17 @@ def test_large_products_are_judged_by_rows_and_by_freivalds(
 
 @pytest.mark.parametrize("seed", [0, 260])
 def test_large_products_of_nan_and_infinities_are_judged_in_full(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, fault: Callable[..., Any]
 ) -> None:
     trial = Trial("matmul", Case(LARGE, "nonfinite", seed))
     assert run(trial).status == "ok"
-    true_matmul = gm.matmul
 
-    def damaged(a: Any, b: Any, /, **options: Any) -> Any:
-        result = true_matmul(a, b, **options)
+    def damaged(sound: Any, a: Any, b: Any, /, **options: Any) -> Any:
+        result = sound(a, b, **options)
         result[np.isnan(result) | np.isinf(result)] = 0
         return result
 
-    monkeypatch.setattr(gm, "matmul", damaged)
+    fault(gm, "matmul", damaged)
     assert run(trial).status == "wrong"
 
 
@@ -154,23 +150,22 @@ def test_large_products_of_nan_and_infinities_are_judged_in_full(
     ],
 )
 def test_products_are_repeated_rearranged(
-    op: str, problem: Problem, monkeypatch: pytest.MonkeyPatch
+    op: str, problem: Problem, fault: Callable[..., Any]
 ) -> None:
     """A product that is right at first, and wrong the second time or with operands rearranged."""
     for drawn in range(5):
         trial = Trial(op, Case(problem, "integers", drawn * relations.REPEATED))
         assert run(trial).status == "ok"
     calls: list[int] = []
-    true_product = getattr(gm, op)
 
-    def wrong_from_the_second_call(a: Any, b: Any, /, **options: Any) -> Any:
-        result = true_product(a, b, **options)
+    def wrong_from_the_second_call(sound: Any, a: Any, b: Any, /, **options: Any) -> Any:
+        result = sound(a, b, **options)
         calls.append(1)
         if len(calls) == wrong:  # the first two are judged by their truth, others by each other
             result.flat[0] += 1
         return result
 
-    monkeypatch.setattr(gm, op, wrong_from_the_second_call)
+    fault(gm, op, wrong_from_the_second_call)
     for wrong, drawn in itertools.product((2, 4), range(5)):
         calls.clear()
         outcome = run(Trial(op, Case(problem, "integers", drawn * relations.REPEATED)))
@@ -197,11 +192,11 @@ def test_large_products_come_up() -> None:
     assert draw(Choice(rung="four_rows"), 0, number).case.problem.op == "matvec"
 
 
-def test_a_forgotten_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ignores_out(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
-        return _TRUE_MATVEC(a, b, **options)
+def test_a_forgotten_out_is_found(fault: Callable[..., Any]) -> None:
+    def ignores_out(sound: Any, a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
+        return sound(a, b, **options)
 
-    monkeypatch.setattr(gm, "matvec", ignores_out)
+    fault(gm, "matvec", ignores_out)
     outcome = run(Trial("matvec", Case(Problem("matvec", 3, 4), "integers", 1), into_out=True))
     assert outcome.status == "wrong"
     assert "not the out" in outcome.text
@@ -299,20 +294,19 @@ def test_operands_lie_on_a_device_as_they_lie_on_the_host() -> None:
             assert outcome.status == "ok", (trial, outcome)
 
 
-def test_a_device_result_written_beside_its_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_result_written_beside_its_place_is_seen(fault: Callable[..., Any]) -> None:
     problem = make_problem("matvec", 3, 7, 1, ("float32",) * 3)
     trial = Trial(
         "matvec", Case(problem, "integers", 5, "strided"), True, "thread_per_row", None, "cuda"
     )
-    true = on_device.DevicePlace.fetch
 
-    def damaged(place: Any, operand: Any, frame: Any) -> None:
-        true(place, operand, frame)
+    def damaged(sound: Any, place: Any, operand: Any, frame: Any) -> None:
+        sound(place, operand, frame)
         frame.buffer[3] ^= 1
 
     with emulated():
         assert run(trial).status == "ok"
-        monkeypatch.setattr(on_device.DevicePlace, "fetch", damaged)
+        fault(on_device.DevicePlace, "fetch", damaged)
         assert run(trial).status == "wrong"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -194,7 +195,7 @@ def test_declared_input_rounding_is_bounded(inputs_dtype: str) -> None:
 
 def test_declared_float16_sums_are_bounded_and_exact_on_integers() -> None:
     promise = Arithmetic("float16", chain=lambda p, _: p.reduction)
-    run = mutants._accumulate("float16")
+    run = mutants.accumulated("float16")
     ratios = [judged(mutants.HALF, "normal", seed, run, promise).ratio for seed in range(20)]
     assert 0.001 < max(ratios) <= 1.0
     for n in (5, 700, 5000, 70_000):
@@ -526,17 +527,17 @@ def test_doubled_precision_works_block_by_block_and_in_batches() -> None:
 
 
 def test_doubled_precision_holds_one_block_of_products_at_a_time(
+    fault: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sizes: list[int] = []
-    whole = exact_sums._tree
-
-    def seen(high: Any, low: Any) -> Any:
-        sizes.append(high.size)
-        return whole(high, low)
-
-    monkeypatch.setattr(exact_sums, "_tree", seen)
     monkeypatch.setattr(exact_sums, "_BLOCK", 200)
+    sizes: list[int] = []
+
+    def seen(sound: Any, high: Any, low: Any) -> Any:
+        sizes.append(high.size)
+        return sound(high, low)
+
+    fault(exact_sums, "_tree", seen)
     exact_sums.product(np.ones((2, 20, 3)), np.ones((3, 5)))
     assert sizes == [180, 180, 180, 60]  # six rows of 30 products, and what is left
     sizes.clear()
@@ -772,7 +773,7 @@ def test_freivalds_passes_and_kills(name: str) -> None:
         args = (inputs, promise, {})
         assert checks.freivalds(*args, c, exact=exact).ok
         if exact:
-            for change in (mutants._plus_one, mutants._swap_rows):
+            for change in (mutants.plus_one, mutants.swap_rows):
                 wrong = c.copy()
                 change(wrong)
                 assert not checks.freivalds(*args, wrong, exact=True).ok

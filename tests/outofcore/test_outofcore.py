@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,13 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDriver]:
+def small(setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDriver]:
     """A device that may take 128 KiB, by copies of a page."""
     monkeypatch.setattr(staging, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(staging, "_kept", {})
     monkeypatch.setattr(staging, "_links", {})
     monkeypatch.setattr(buffers, "_pool", {})
-    monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", "128 KiB")
+    setting(GEMMULE_DEVICE_BUDGET="128 KiB")
     with late(seed=7) as driver:
         products._cut.cache_clear()
         yield driver
@@ -238,8 +238,8 @@ def test_out_is_used_and_checked(small: LateDriver) -> None:
 
 
 @pytest.mark.parametrize("given", ["much", "0", "-3", "12 XB", "1e9"])
-def test_a_budget_that_is_none(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", given)
+def test_a_budget_that_is_none(setting: Callable[..., None], given: str) -> None:
+    setting(GEMMULE_DEVICE_BUDGET=given)
     with pytest.raises(ValueError, match=f"GEMMULE_DEVICE_BUDGET is {given!r}"):
         device_budget()
 
@@ -248,13 +248,13 @@ def test_a_budget_that_is_none(monkeypatch: pytest.MonkeyPatch, given: str) -> N
     ("given", "size"),
     [("20GB", 20 * 10**9), ("512 MiB", 2**29), ("1.5g", 15 * 10**8), ("77", 77), ("2KiB", 2048)],
 )
-def test_budgets(monkeypatch: pytest.MonkeyPatch, given: str, size: int) -> None:
-    monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", given)
+def test_budgets(setting: Callable[..., None], given: str, size: int) -> None:
+    setting(GEMMULE_DEVICE_BUDGET=given)
     assert device_budget() == size
 
 
-def test_no_room_at_all(small: LateDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", "1000")
+def test_no_room_at_all(small: LateDriver, setting: Callable[..., None]) -> None:
+    setting(GEMMULE_DEVICE_BUDGET="1000")
     A = whole_numbers((300, 257), np.float32)
     for op, pair in (("matvec", (A, A[0])), ("matmul", (A, A.T))):
         with pytest.raises(gm.DeviceError, match=r"finds no room in the 1,000 bytes.*BUDGET"):
@@ -280,7 +280,7 @@ def test_an_error_ends_everything(small: LateDriver, call: str) -> None:
 
 
 def test_memory_stays_for_the_next_product(
-    small: LateDriver, monkeypatch: pytest.MonkeyPatch
+    small: LateDriver, setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as it is little, within the next one's budget, and nobody else has need of it."""
     A = whole_numbers((300, 257), np.float32)
@@ -296,10 +296,10 @@ def test_memory_stays_for_the_next_product(
     kept = buffers.pooled_bytes(0)
     assert kept
     assert product() == first - kept
-    monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", "40 KiB")
+    setting(GEMMULE_DEVICE_BUDGET="40 KiB")
     assert product() == 0, "what is kept goes first"
     assert 0 < buffers.pooled_bytes(0) <= small.taken <= 40 << 10 < kept
-    monkeypatch.setenv("GEMMULE_DEVICE_BUDGET", "128 KiB")
+    setting(GEMMULE_DEVICE_BUDGET="128 KiB")
     product()
     assert buffers.pooled_bytes(0) == kept
     small.free_bytes = 100

@@ -14,6 +14,7 @@ import pytest
 
 from gemmule.backends.cpu.jit import kernel
 from gemmule.core import fork
+from planted import planted
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals need its main thread"
@@ -78,15 +79,15 @@ def test_other_threads_have_none_to_wait_for() -> None:
     assert found == [before]
 
 
-def test_a_compilation_ends_before_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compilation_ends_before_the_interrupt() -> None:
     pytest.importorskip("numba")
     from numba.core.registry import CPUDispatcher
 
-    compile_, compiled = CPUDispatcher.compile, []
+    compiled = []
 
-    def interrupted(self: Any, sig: Any) -> Any:
+    def interrupted(sound: Any, self: Any, sig: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        result = compile_(self, sig)
+        result = sound(self, sig)
         compiled.append(sig)
         return result
 
@@ -98,13 +99,12 @@ def test_a_compilation_ends_before_the_interrupt(monkeypatch: pytest.MonkeyPatch
     def four_times(a: int) -> int:
         return twice(twice(a))
 
-    monkeypatch.setattr(CPUDispatcher, "compile", interrupted)
-    for one in (twice, four_times):
-        with pytest.raises(KeyboardInterrupt):
-            one(3)
-        assert compiled
-        compiled.clear()
-    monkeypatch.undo()
+    with planted(CPUDispatcher, "compile", interrupted):
+        for one in (twice, four_times):
+            with pytest.raises(KeyboardInterrupt):
+                one(3)
+            assert compiled
+            compiled.clear()
     assert (twice(3), four_times(3)) == (6, 12)
 
 

@@ -169,17 +169,14 @@ def test_ties_at_both_ends_are_clamped_by_half_a_step() -> None:
     check_bound(W, 4, -1)
 
 
-def test_the_bound_kills_scales_rounded_to_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounding, "round_up", lambda s, name: s.astype(DTYPES[name]))
+def test_the_bound_kills_scales_rounded_to_nearest(fault: Callable[..., Any]) -> None:
+    fault(rounding, "round_up", lambda sound, s, name: s.astype(DTYPES[name]))
     with pytest.raises(AssertionError):
         check_bound(normal(200, 64), 8, 16, scale_dtype="bfloat16")
 
 
-def test_the_scalar_reference_kills_a_shifted_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = rounding.per_column
-    monkeypatch.setattr(
-        rounding, "per_column", lambda v, n, g: np.roll(honest(v, n, g), 1, axis=-1)
-    )
+def test_the_scalar_reference_kills_a_shifted_group(fault: Callable[..., Any]) -> None:
+    fault(rounding, "per_column", lambda sound, v, n, g: np.roll(sound(v, n, g), 1, axis=-1))
     with pytest.raises(AssertionError):
         check_against_scalars(normal(2, 12, dtype=np.float64), 4, 5, False)
 
@@ -243,20 +240,21 @@ def test_all_byte_values_and_nibbles(bits: int) -> None:
 @pytest.mark.parametrize("wrapping", [np.int8, np.uint8])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_table_kills_subtraction_in_bytes(
-    bits: int, wrapping: Any, monkeypatch: pytest.MonkeyPatch
+    bits: int, wrapping: Any, fault: Callable[..., Any]
 ) -> None:
-    def wrapped(codes: np.ndarray, scales: Any, zeros: Any, size: Any, dtype: Any) -> Any:
+    def wrapped(
+        sound: Any, codes: np.ndarray, scales: Any, zeros: Any, size: Any, dtype: Any
+    ) -> Any:
         difference = codes.astype(wrapping) - np.asarray(zeros).astype(np.int64).astype(wrapping)
         return difference.astype(dtype) * scales
 
-    monkeypatch.setattr(rounding, "decode", wrapped)
+    fault(rounding, "decode", wrapped)
     with pytest.raises(AssertionError):
         check_all_codes(bits)
 
 
-def test_the_table_kills_swapped_nibbles(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = layouts.unpack_nibbles
-    monkeypatch.setattr(layouts, "unpack_nibbles", lambda p, n: honest((p << 4) | (p >> 4), n))
+def test_the_table_kills_swapped_nibbles(fault: Callable[..., Any]) -> None:
+    fault(layouts, "unpack_nibbles", lambda sound, p, n: sound((p << 4) | (p >> 4), n))
     with pytest.raises(AssertionError):
         check_all_codes(4)
 

@@ -110,15 +110,15 @@ def test_codes_start_on_a_cache_line(tmp_path: Path) -> None:
     assert QuantizedMatrix.load(tmp_path / "w.safetensors").codes.ctypes.data % 64 == 0
 
 
-def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path, fault: Callable[..., Any]) -> None:
     path = tmp_path / "w.safetensors"
     matrix().save(path)
     before = path.read_bytes()
 
-    def full(descriptor: int) -> None:
+    def full(sound: Any, descriptor: int) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(os, "fsync", full)
+    fault(os, "fsync", full)
     with pytest.raises(OSError, match="no space left"):
         matrix(bits=8).save(path, overwrite=True)
     assert path.read_bytes() == before
@@ -135,11 +135,9 @@ def test_saving_replaces_nothing_unless_told_to(tmp_path: Path) -> None:
     assert QuantizedMatrix.load(path).shape == matrix().shape
 
 
-def test_a_file_that_appears_meanwhile_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path, fault: Callable[..., Any]) -> None:
     path = tmp_path / "w.safetensors"
-    monkeypatch.setattr(os, "fsync", lambda descriptor: path.write_bytes(b"precious"))
+    fault(os, "fsync", lambda sound, descriptor: path.write_bytes(b"precious"))
     with pytest.raises(FileExistsError, match="overwrite=True"):
         matrix().save(path)
     assert path.read_bytes() == b"precious"
@@ -421,14 +419,14 @@ def test_every_truncation_is_refused(tmp_path: Path, index: int) -> None:
 
 @pytest.mark.parametrize("check", ["_check_cover", "_checked_entry"])
 def test_the_fuzzer_kills_a_reader_that_does_not_check(
-    tmp_path: Path, check: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, check: str, fault: Callable[..., Any]
 ) -> None:
-    def unchecked_entry(name: str, entry: Any) -> Any:
+    def unchecked_entry(sound: Any, name: str, entry: Any) -> Any:
         dtype = files.named_dtype(files._TAG_TO_NAME[entry["dtype"]])
         return dtype, tuple(entry["shape"]), *entry["data_offsets"]
 
-    mutants = {"_check_cover": lambda spans, nbytes: None, "_checked_entry": unchecked_entry}
-    monkeypatch.setattr(files, check, mutants[check])
+    mutants = {"_check_cover": lambda sound, spans, nbytes: None, "_checked_entry": unchecked_entry}
+    fault(files, check, mutants[check])
     # Either the library refuses what this reader took, or the reader itself falls over.
     with pytest.raises((safetensors.SafetensorError, AssertionError, KeyError, TypeError)):
         fuzz(tmp_path, 3000)

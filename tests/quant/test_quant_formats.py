@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,8 @@ def test_gguf_blocks(kind: str) -> None:
     np.testing.assert_array_equal(code, codes_of(Q))
 
 
-def test_gguf_kills_swapped_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = quant_gguf._nibbles
-    monkeypatch.setattr(quant_gguf, "_nibbles", lambda p, run: honest((p << 4) | (p >> 4), run))
+def test_gguf_kills_swapped_halves(fault: Callable[..., Any]) -> None:
+    fault(quant_gguf, "_nibbles", lambda sound, p, run: sound((p << 4) | (p >> 4), run))
     for kind in ("Q4_0", "Q4_1", "Q4_K", "Q6_K"):
         with pytest.raises(AssertionError):
             test_gguf_blocks(kind)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -142,17 +145,15 @@ def test_mma16_is_the_fragment_order_of_m16n8k16(bits: int) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("axes", [(0, 1), (8, 9), (16, 24)])
 def test_the_fragment_check_kills_misplaced_bytes(
-    bits: int, axes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    bits: int, axes: tuple[int, int], fault: Callable[..., Any]
 ) -> None:
-    honest = layouts._mma16_pack
-
-    def swapped(codes: np.ndarray, bits: int) -> np.ndarray:
-        storage = honest(codes, bits).copy()
+    def swapped(sound: Any, codes: np.ndarray, bits: int) -> np.ndarray:
+        storage = sound(codes, bits).copy()
         first, second = axes
         storage[:, [first, second]] = storage[:, [second, first]]
         return storage
 
-    monkeypatch.setattr(layouts, "_mma16_pack", swapped)
+    fault(layouts, "_mma16_pack", swapped)
     with pytest.raises(AssertionError):
         check_fragments(bits)
 

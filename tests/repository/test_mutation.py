@@ -70,21 +70,21 @@ AHEAD = """{
 def test_operators_and_constants_of_the_code_alone_change(
     path: str, text: str, wanted: set[tuple[str, str]]
 ) -> None:
-    assert {(old, new) for _, old, new, _ in mutation._tokens(path, text)} == wanted
+    assert {(old, new) for _, old, new, _ in mutation.tokens_of(path, text)} == wanted
 
 
 def test_statements_are_left_out_whole() -> None:
     text = (
         "def f(a: int) -> int:\n    'Words.'\n    a += 1\n    if a:\n        g(a)\n    return a\n"
     )
-    left_out = [old for _, old, _, _ in mutation._statements("a.py", text)]
+    left_out = [old for _, old, _, _ in mutation.statements_of("a.py", text)]
     assert left_out == ["a += 1", "return a", "g(a)"]
     text = "def f(a):\n    if a:\n        return None\n    g(a)\n    return None\n"
-    left_out = [old for _, old, _, _ in mutation._statements("a.py", text)]
+    left_out = [old for _, old, _, _ in mutation.statements_of("a.py", text)]
     assert left_out == ["g(a)", "return None"]
     kernel = "  if (t) f(1);\n  __syncthreads();\n  static_assert(N);\n  return g();\n"
     kernel += "  ptx::pdl_launch_dependents();\n"
-    left_out = [old.strip() for _, old, *_ in mutation._statements("a.cu", kernel)]
+    left_out = [old.strip() for _, old, *_ in mutation.statements_of("a.cu", kernel)]
     assert left_out == ["if (t) f(1);", "__syncthreads();"]
 
 
@@ -94,18 +94,18 @@ def test_guards_become_false() -> None:
         "    if a:\n        a = 3\n    for b in a:\n        if b: continue\n"
         "        if c: return\n        else: g()\n"
     )
-    assert [(old, new) for _, old, new, _ in mutation._guards("a.py", text)] == [
+    assert [(old, new) for _, old, new, _ in mutation.guards_of("a.py", text)] == [
         ("a < 0", "False"),
         ("b", "False"),
     ]
     kernel = "  if (t >= n) return;\n  if (t) f(1);\n  // if (t) return;\n  if (a(b)) continue;\n"
-    dropped = [old for _, old, *_ in mutation._guards("a.cu", kernel)]
+    dropped = [old for _, old, *_ in mutation.guards_of("a.cu", kernel)]
     assert dropped == ["if (t >= n) return;", "if (a(b)) continue;"]
 
 
 def test_new_axes_come_one_place_aside() -> None:
     text = "b = a[..., None] * c[None, :, 2]\nd = a[:, None] + a[0, 1] + a[None]\n"
-    moved = {(old, new) for _, old, new, _ in mutation._new_axes("a.py", text)}
+    moved = {(old, new) for _, old, new, _ in mutation.new_axes_of("a.py", text)}
     assert moved == {
         ("..., None", "None, ..."),
         ("None, :, 2", ":, None, 2"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -76,6 +77,7 @@ def stand_in(folder: Path, log: str, *, code: int = 0, outcome: bool = True) -> 
 )
 def test_only_finished_runs_without_errors_are_clean(
     tmp_path: Path,
+    setting: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     log: str,
     code: int,
@@ -84,7 +86,7 @@ def test_only_finished_runs_without_errors_are_clean(
     clean: bool,
 ) -> None:
     stand_in(tmp_path, log, code=code, outcome=outcome)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    setting(CUDA_HOME=tmp_path)
     one = frozenset({"float32,float32,float32"})
     monkeypatch.setattr(sanitize, "chunks", lambda rung, size: [one])
     (report,) = sanitize.sanitize([RUNG], ["memcheck"])
@@ -109,10 +111,10 @@ def test_a_tool_that_now_finds_errors_loses_its_record(tmp_path: Path) -> None:
 
 
 def test_variants_are_watched_a_few_at_a_time_and_told_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, setting: Callable[..., None]
 ) -> None:
     stand_in(tmp_path, CLEAN)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    setting(CUDA_HOME=tmp_path)
     seen: list[tuple[str, str]] = []
     other = next(r for r in cuda_rungs() if r.name == "two_step")
     sanitize.sanitize(
@@ -144,19 +146,19 @@ def test_the_sample_has_forty_shapes_of_each_rung(rung: Rung) -> None:
     assert len(shapes) >= 40
 
 
-def test_an_unsupported_device_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_device_is_said(tmp_path: Path, setting: Callable[..., None]) -> None:
     stand_in(tmp_path, "========= Error: Device not supported.\n", code=1, outcome=False)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    setting(CUDA_HOME=tmp_path)
     with pytest.raises(DeviceError, match="does not support this device"):
         sanitize.sanitize([RUNG], ["memcheck"])
 
 
 def test_an_absent_sanitizer_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setting: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", "/nonexistent")
+        setting(**{name: None})
+    setting(PATH="/nonexistent")
     if os.access("/usr/local/cuda/bin/compute-sanitizer", os.X_OK):
         pytest.skip("compute-sanitizer is installed here")
     assert run([], COMMAND) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import gemmule as gm
 from cuemu.toolchain import missing_tools
 from emulated_driver import Poisoned, emulated
 from fake_cublas import FakeCublas, installed
-from fake_driver import FakeDriver, forget, install
+from fake_driver import FakeDriver, driver_of
 from gemmule.arrays.interop import unwrap
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda.device_array import DeviceArray
@@ -41,15 +41,13 @@ from proofs.device_runner import DeviceRunner
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[FakeCublas]:
+def fake(setting: Callable[..., None], tmp_path: Any) -> Iterator[FakeCublas]:
     """A library and a driver of two devices, without a GPU."""
-    install(monkeypatch, FakeDriver())
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    setting(GEMMULE_CACHE=tmp_path)
     library = FakeCublas()
-    with installed(library):
+    with driver_of(FakeDriver()), installed(library):
         yield library
         gc.collect()
-    forget()
     assert not library.faults
 
 

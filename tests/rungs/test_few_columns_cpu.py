@@ -33,7 +33,7 @@ def test_slices_of_the_sum_are_added(
     cut: tuple[int, int], turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shares end where no tile does, panels are shorter than shares, and lines left over few."""
-    monkeypatch.setattr(few_columns, "_cut", lambda problem, params: cut)
+    monkeypatch.setattr(few_columns, "shares_and_slices", lambda problem, params: cut)
     longer = _few_kernels.PANEL_BYTES // (4 * 6) + 50  # than a panel of six columns
     for seed, (m, few, k) in enumerate(((199, 2, 70), (330, 6, 37), (193, 8, 16), (longer, 6, 5))):
         sizes = (few, m, k) if turned else (m, few, k)
@@ -44,11 +44,11 @@ def test_slices_of_the_sum_are_added(
 
 def test_a_large_share_of_few_results_is_cut_into_slices() -> None:
     problem = make_problem("matmul", 4096, 4, 1 << 16, ("float16",) * 3, layout_a="col")
-    across, slices = few_columns._cut(problem, PARAMS)
+    across, slices = few_columns.shares_and_slices(problem, PARAMS)
     assert across <= 2
     assert slices >= 1
     along = make_problem("matmul", 4096, 4, 1 << 16, ("float16",) * 3)
-    assert few_columns._cut(along, PARAMS)[1] == 1
+    assert few_columns.shares_and_slices(along, PARAMS)[1] == 1
 
 
 @pytest.mark.parametrize(

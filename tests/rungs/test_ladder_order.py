@@ -20,7 +20,7 @@ def make(name: str, after: str | None = None, branch: str = "", folder: str = "m
 
 
 def numbered(*rungs: Rung) -> list[str]:
-    return [f"{number} {rung.name}" for number, rung in registry._in_order(rungs, "matvec")]
+    return [f"{number} {rung.name}" for number, rung in registry.in_order(rungs, "matvec")]
 
 
 def on_record(op: str, backend: str) -> dict[str, Gain]:
@@ -44,7 +44,7 @@ def test_branches_stand_beside_the_step_that_they_leave() -> None:
     assert numbered(*reversed(rungs)) == [
         "1 z", "1a1 b", "1a1a d", "1a2 c", "1b e", "1c library", "1d other", "2 y", "3 a",
     ]  # fmt: skip
-    held = Ladder(registry._in_order(rungs, "matvec"))
+    held = Ladder(registry.in_order(rungs, "matvec"))
     assert [rung.name for rung in held.steps] == ["z", "y", "a"]
     told = {rung.name: held.branch(rung) for rung in held}
     assert told["y"] == told["c"] == ""

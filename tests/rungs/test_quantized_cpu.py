@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,8 @@ from gemmule.backends.cpu import amx, simd, target
 from gemmule.core.rung import Machine, Rung
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs._cpu import address
-from gemmule.rungs.quantized.cpu import _operands, _product, tile_registers
+from gemmule.rungs.quantized.cpu import _operands, tile_registers
 from gemmule.rungs.quantized.cpu.amx import floats, int8
-from gemmule.rungs.quantized.cpu.tiles.kernels import rounded_records
 from gemmule.rungs.quantized.cpu.vector import activations as arranged
 from gemmule.rungs.quantized.cpu.vector import codes, integers, panels, quads, rows
 from gemmule.rungs.quantized.cpu.vector.integers import ACTIVATION_GROUP
@@ -403,7 +403,7 @@ def the_identity(bits: int, n: int) -> QuantizedMatrix:
     return QuantizedMatrix.from_parts(codes, one, shape=(n, n), bits=bits, group_size=None)
 
 
-def test_three_pieces_are_a_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_pieces_are_a_float32(fault: Callable[..., Any]) -> None:
     """The identity gives every activation back; with a piece less it cannot."""
     rung = rung_called("tile_registers")
     x = activations((256, 16), "float32")
@@ -412,12 +412,12 @@ def test_three_pieces_are_a_float32(monkeypatch: pytest.MonkeyPatch) -> None:
         if not takes(rung, Q, 16, "float32", "float32"):
             pytest.skip("no tile registers")
         np.testing.assert_array_equal(run(rung, Q, x), x)
-    monkeypatch.setattr(tile_registers, "_pieces", lambda problem: 2)
+    fault(tile_registers, "_pieces", lambda sound, problem: 2)
     assert not np.array_equal(run(rung, Q, x), x)
 
 
 @pytest.mark.parametrize("bug", ["rest", "panel", "sum"])
-def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_catch_bugs_planted_in_tiles(bug: str, fault: Callable[..., Any]) -> None:
     """Half a zero point, a panel of x taken twice, a wrong first sum: all must show."""
     name = "tile_registers_int8" if bug == "sum" else "tile_registers"
     rung = rung_called(name)
@@ -426,23 +426,24 @@ def test_the_checks_catch_bugs_planted_in_tiles(bug: str, monkeypatch: pytest.Mo
         pytest.skip("no tile registers")
     x = activations((256, 20), "float32")
     check(rung, Q, x)
-    product_of, stored = _product.product_of, _operands.stored
 
-    def whole(matrix: QuantizedMatrix) -> _operands.Stored:
-        parts = stored(matrix)
+    def whole(sound: Any, matrix: QuantizedMatrix) -> _operands.Stored:
+        parts = sound(matrix)
         assert parts.zeros is not None
         return dataclasses.replace(parts, zeros=np.rint(parts.zeros))
 
     if bug == "rest":
-        monkeypatch.setattr(_operands, "stored", whole)
+        fault(_operands, "stored", whole)
     elif bug == "panel":
         Q = make_matrix(50, 256, 8, 64, "float32", "fraction")  # it keeps what was derived
-        monkeypatch.setattr(
-            floats, "product_of", lambda parts, **rest: product_of(parts, **(rest | {"x_step": 0}))
+        fault(
+            floats,
+            "product_of",
+            lambda sound, parts, **rest: sound(parts, **(rest | {"x_step": 0})),
         )
     else:
         Q = make_matrix(50, 256, 8, 64, "float32", "none")
-        monkeypatch.setattr(int8, "rounded_records", lambda b, z: rounded_records(b, True))
+        fault(int8, "rounded_records", lambda sound, b, z: sound(b, True))
     with pytest.raises(AssertionError, match="beyond by"):
         check(rung, Q, x)
 
@@ -459,7 +460,7 @@ def test_products_across_rows_split_by_columns_and_by_rows(
 @pytest.mark.parametrize("zeros", ["none", "integer", "fraction"])
 @pytest.mark.parametrize("group", [16, 24, 64, 128, -1])
 def test_lifted_bytes_have_the_bits_of_converted_ones(
-    zeros: str, group: int, monkeypatch: pytest.MonkeyPatch
+    zeros: str, group: int, fault: Callable[..., Any]
 ) -> None:
     def both() -> list[np.ndarray]:
         Q = make_matrix(37, 300, 8, group, "float32", zeros)
@@ -469,18 +470,18 @@ def test_lifted_bytes_have_the_bits_of_converted_ones(
         return [along, across]
 
     lifted = both()
-    monkeypatch.setattr(rows, "lifted_zeros", _converted)
-    monkeypatch.setattr(panels, "lifted_zeros", _converted)
+    fault(rows, "lifted_zeros", _converted)
+    fault(panels, "lifted_zeros", _converted)
     for one, other in zip(lifted, both(), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def _converted(parts: _operands.Stored) -> None:
+def _converted(sound: Any, parts: _operands.Stored) -> None:
     return None
 
 
 @pytest.mark.parametrize("bug", ["lanes", "pieces", "zeros", "prefix", "quads", "groups"])
-def test_the_checks_catch_planted_bugs(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_catch_planted_bugs(bug: str, fault: Callable[..., Any]) -> None:
     if target.missing_vectors() is not None:
         pytest.skip("the planted bugs sit in the vector rungs")
     if bug == "pieces" and target.has_wide_vectors():
@@ -493,43 +494,38 @@ def test_the_checks_catch_planted_bugs(bug: str, monkeypatch: pytest.MonkeyPatch
         check(rung_called(name), view, activations((view.shape[1],), "float32"))
 
     checked()
-    _plant(bug, monkeypatch)
+    _plant(bug, fault)
     with pytest.raises(AssertionError, match="beyond by"):
         checked()
 
 
-def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks_of, stored = _operands.blocks_of, _operands.stored
-
+def _plant(bug: str, fault: Callable[..., Any]) -> None:
     @functools.cache
-    def shifted(n: int, bits: int, group: int) -> _operands.Blocks:
-        blocks = blocks_of(n, bits, group)
+    def shifted(sound: Any, n: int, bits: int, group: int) -> _operands.Blocks:
+        blocks = sound(n, bits, group)
         if bug == "groups":
             return dataclasses.replace(blocks, first=np.maximum(blocks.first - 1, 0))
         if bug == "pieces":
             return dataclasses.replace(blocks, pieces=2 * blocks.pieces)
         return dataclasses.replace(blocks, lanes=np.roll(blocks.lanes, 1, axis=1).copy())
 
-    def wrong_zeros(matrix: QuantizedMatrix) -> _operands.Stored:
-        parts = stored(matrix)
+    def wrong_zeros(sound: Any, matrix: QuantizedMatrix) -> _operands.Stored:
+        parts = sound(matrix)
         assert parts.zeros is not None
         return dataclasses.replace(parts, zeros=parts.zeros + np.float32(1))
 
-    def one_column_short(matrix: QuantizedMatrix) -> _operands.Stored:
-        return dataclasses.replace(stored(matrix), n=matrix.stored_shape[1] - 1)
+    def one_column_short(sound: Any, matrix: QuantizedMatrix) -> _operands.Stored:
+        return dataclasses.replace(sound(matrix), n=matrix.stored_shape[1] - 1)
 
     if bug in ("lanes", "pieces", "groups"):
         for module in (rows, codes):
-            monkeypatch.setattr(module, "blocks_of", shifted)
+            fault(module, "blocks_of", shifted)
     elif bug == "zeros":
-        monkeypatch.setattr(_operands, "stored", wrong_zeros)
+        fault(_operands, "stored", wrong_zeros)
     elif bug == "prefix":
-        monkeypatch.setattr(_operands, "stored", one_column_short)
+        fault(_operands, "stored", one_column_short)
     else:
-        across = panels.Across
-        monkeypatch.setattr(
-            panels, "Across", lambda *a, units, **rest: across(*a, units=units - 1, **rest)
-        )
+        fault(panels, "Across", lambda sound, *a, units, **rest: sound(*a, units=units - 1, **rest))
 
 
 @pytest.mark.parametrize("part", ["matrix", "stored"])

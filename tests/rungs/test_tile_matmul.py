@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ import gemmule as gm
 from gemmule.backends.cpu import amx
 from gemmule.backends.cpu.jit import kernel
 from gemmule.core.problem import numpy_dtype
-from gemmule.rungs.matmul.cpu import _tile_blocks, _tile_steps, tile_products
+from gemmule.rungs.matmul.cpu import _tile_steps, tile_products
 from gemmule.rungs.matmul.cpu.tile_products import block_groups
 from gemmule_lab.verify import check
 from tile_emulation import emulated_tiles
@@ -163,13 +163,13 @@ def test_what_tiles_do_not_carry_is_read_from_the_array_of_a_prepared_one(
 def test_the_least_sums_that_tiles_keep() -> None:
     """Exponents of -56 and of -56 make products whose last bit, 2^-126, is a normal number."""
     least = (127 - 56 << 7) - 1
-    assert tile_products._carried(1, (least, 0), (least, 0))
-    assert not tile_products._carried(1, (least - 1, 0), (least, 0))
-    assert not tile_products._carried(1, (126, 0), (250 << 7, 0))  # the largest subnormal number
-    assert tile_products._carried(1, (0xFFFF, 0), (0xFFFF, 0))  # zeros
-    assert tile_products._carried(2, (0, 0x7BFF), (0, 0x7BFF))
+    assert tile_products.carried(1, (least, 0), (least, 0))
+    assert not tile_products.carried(1, (least - 1, 0), (least, 0))
+    assert not tile_products.carried(1, (126, 0), (250 << 7, 0))  # the largest subnormal number
+    assert tile_products.carried(1, (0xFFFF, 0), (0xFFFF, 0))  # zeros
+    assert tile_products.carried(2, (0, 0x7BFF), (0, 0x7BFF))
     for infinite in ((0x7BFF, 0x7C00), (0x7C00, 0x7BFF)):
-        assert not tile_products._carried(2, (0, infinite[0]), (0, infinite[1]))
+        assert not tile_products.carried(2, (0, infinite[0]), (0, infinite[1]))
 
 
 def test_every_float16_is_the_sum_of_two_bfloat16() -> None:
@@ -217,24 +217,19 @@ def test_blocks_are_as_large_as_they_may_be_and_enough_for_all(threads: int) -> 
             assert blocks >= 2 * threads or max(rows, columns) <= 2
 
 
-@pytest.mark.parametrize("fault", ["resume", "add", "place"])
-def test_faults_planted_in_tiles_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["resume", "add", "place"])
+def test_faults_planted_in_tiles_are_seen(kind: str, fault: Callable[..., Any]) -> None:
     """Sums that begin anew at each pass, a piece left out, rows of B taken for columns."""
     rng = np.random.default_rng(5)
     A, B = drawn(rng, (40, 300), "float16", "row"), drawn(rng, (300, 40), "float16", "row")
     with emulated_tiles():
-        if fault == "resume":
+        if kind == "resume":
             start = _tile_steps.start_sums()
-
-            monkeypatch.setattr(_tile_steps, "resume_sums", lambda: restarted(start))
-        elif fault == "add":
-            one = _tile_steps.add_products(1)
-            monkeypatch.setattr(_tile_steps, "add_products", lambda pieces: one)
+            fault(_tile_steps, "resume_sums", lambda sound: restarted(start))
+        elif kind == "add":
+            fault(_tile_steps, "add_products", lambda sound, pieces: sound(1))
         else:
-            place = _tile_blocks.place_kernel
-            monkeypatch.setattr(
-                tile_products, "place_kernel", lambda paired, unit: place(False, unit)
-            )
+            fault(tile_products, "place_kernel", lambda sound, paired, unit: sound(False, unit))
         with pytest.raises(AssertionError, match="elements wrong"):
             judged(A, B, out_dtype="float32")
 

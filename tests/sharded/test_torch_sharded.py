@@ -91,7 +91,7 @@ def exchange() -> Iterator[sharded.Exchange]:
         undo.enter_context(mock.patch.multiple(sharded.symmetric, **memory))
         dist.init_process_group("gloo", rank=0, world_size=1)
         undo.callback(dist.destroy_process_group)
-        undo.enter_context(mock.patch.object(sharded, "_gpu", lambda device: device))
+        undo.enter_context(mock.patch.object(sharded, "gpu_of", lambda device: device))
         yield sharded.Exchange(100, device=torch.device("cpu"))
 
 
@@ -144,13 +144,13 @@ def test_what_is_no_exchange_is_refused() -> None:
 
 def test_an_exchange_needs_a_gpu() -> None:
     with pytest.raises(DeviceError, match=r"needs CUDA devices.*NCCL; device is cpu"):
-        sharded._gpu(torch.device("cpu"))
+        sharded.gpu_of(torch.device("cpu"))
     with (
         mock.patch.object(torch.cuda, "is_available", return_value=False),
         pytest.raises(DeviceError, match="finds none here"),
     ):
-        sharded._gpu(None)
-    assert sharded._gpu(torch.device("cuda", 1)) == torch.device("cuda", 1)
+        sharded.gpu_of(None)
+    assert sharded.gpu_of(torch.device("cuda", 1)) == torch.device("cuda", 1)
 
 
 def test_a_late_rank_is_a_typed_error(exchange: sharded.Exchange) -> None:

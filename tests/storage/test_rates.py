@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +22,8 @@ RATES = replace(DEFAULT_RATES, read=5e10, measured="2026-11-22")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
-    monkeypatch.delenv("GEMMULE_TUNE", raising=False)
+def own_cache(tmp_path: Path, setting: Callable[..., None]) -> None:
+    setting(GEMMULE_CACHE=tmp_path, GEMMULE_TUNE=None)
 
 
 def test_rates_are_read_as_they_were_stored() -> None:
@@ -34,9 +34,9 @@ def test_rates_are_read_as_they_were_stored() -> None:
     assert store_rates.read("Some CPU", "x86_64", 2) is None
 
 
-def test_stored_rates_are_ignored_where_tuning_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_rates_are_ignored_where_tuning_is_off(setting: Callable[..., None]) -> None:
     store_rates.save(*MINE, RATES)
-    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    setting(GEMMULE_TUNE="0")
     assert store_rates.read(*MINE) is None
 
 
@@ -159,9 +159,9 @@ def test_halves_are_asked_for_ahead_where_this_machine_gains_by_it() -> None:
 
 
 def test_a_lock_follows_no_link_and_empties_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, setting: Callable[..., None]
 ) -> None:
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
+    setting(GEMMULE_CACHE=tmp_path / "cache")
     lock = store_rates.path_of("name", "x86_64", 2).with_suffix(".lock")
     precious = tmp_path / "precious"
     precious.write_text("kept")

@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,9 @@ def _rung(name: str) -> Rung:
 
 
 @pytest.fixture
-def rungs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rung, Rung]]:
+def rungs(
+    tmp_path: Path, setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Rung, Rung]]:
     """Two rungs whose sources lie in a folder of their own, and an empty cache."""
     folder = tmp_path / "rungs"
     (folder / "matvec" / "cpu").mkdir(parents=True)
@@ -52,8 +54,7 @@ def rungs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Run
     monkeypatch.setattr(rung_module, "RUNGS_FOLDER", folder)
     monkeypatch.setattr(tuned_store, "all_rungs", lambda backend: both)
     monkeypatch.setattr(tuned_store, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("GEMMULE_TUNE", raising=False)
+    setting(GEMMULE_CACHE=tmp_path / "cache", GEMMULE_TUNE=None)
     sources.forget_digests()
     yield both
     sources.forget_digests()
@@ -162,11 +163,9 @@ def test_the_user_s_entry_comes_before_the_shipped_one(rungs: tuple[Rung, Rung])
     assert found.rung is rungs[1]
 
 
-def test_tuning_can_be_turned_off(
-    rungs: tuple[Rung, Rung], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tuning_can_be_turned_off(rungs: tuple[Rung, Rung], setting: Callable[..., None]) -> None:
     _saved(rungs[0])
-    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    setting(GEMMULE_TUNE="0")
     assert tuned_store.lookup(MACHINE, PROBLEM) is None
 
 
@@ -357,26 +356,26 @@ def test_only_small_regular_files_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["file", "below_a_file"])
 def test_an_unusable_cache_never_raises(
-    rungs: tuple[Rung, Rung], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rungs: tuple[Rung, Rung], where: str, tmp_path: Path, setting: Callable[..., None]
 ) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a folder should be")
-    monkeypatch.setenv("GEMMULE_CACHE", str(blocked if where == "file" else blocked / "deeper"))
+    setting(GEMMULE_CACHE=str(blocked if where == "file" else blocked / "deeper"))
     assert tuned_store.lookup(MACHINE, PROBLEM) is None
     tuned = tuned_store.Tuned(rungs[0], {"block": 1, "mode": "a"}, 1.0, "2026-11-21")
     assert tuned_store.save(MACHINE, PROBLEM, tuned) is None
 
 
 def test_a_failed_write_leaves_the_old_entry(
-    rungs: tuple[Rung, Rung], monkeypatch: pytest.MonkeyPatch
+    rungs: tuple[Rung, Rung], fault: Callable[..., Any]
 ) -> None:
     path = _saved(rungs[0])
     before = path.read_bytes()
 
-    def full(self: Path, target: Path) -> Path:
+    def full(sound: Any, path: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    fault(Path, "replace", full)
     tuned = tuned_store.Tuned(rungs[1], {"block": 1, "mode": "a"}, 1.0, "2026-11-21")
     assert tuned_store.save(MACHINE, PROBLEM, tuned) is None
     assert path.read_bytes() == before

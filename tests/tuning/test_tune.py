@@ -21,11 +21,10 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from fake_driver import FakeDriver, driver_of
 from gemmule.backends.cpu import launch as cpu
 from gemmule.choose import choose
 from gemmule.core import registry
-from gemmule.core import rung as rung_module
-from gemmule.core.caches import forget_plans
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.rung import Arithmetic, Constraint, CpuRung, Machine, Rung, Suggestion, same
 from gemmule.errors import CompileError, DeviceError
@@ -46,6 +45,7 @@ from gemmule.tuning.outcomes import (
     Wrong,
 )
 from gemmule.tuning.session import Session
+from planted import planted
 
 PROBLEM = Problem("matvec", 70, 96, alignment=4)
 DEFAULT, FASTER = "matvec/usual(block=1)", "matvec/usual(block=4)"
@@ -165,42 +165,26 @@ Plant = Callable[..., tuple[Rung, ...]]
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(tuned_store, "cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.delenv("GEMMULE_TUNE", raising=False)
+def _nothing_tuned(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuned_store, "SHIPPED", tmp_path / "shipped")
-    forget_plans()
-    yield
-    forget_plans()
-    sources.forget_digests()
 
 
 @pytest.fixture
-def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """Make these rungs the only ones there are."""
+def plant(tmp_path: Path, only_rungs: Callable[..., None]) -> Plant:
+    """What makes some rungs the only ones there are, and returns them."""
 
-    def planted(*rungs: Rung) -> tuple[Rung, ...]:
-        folder = tmp_path / "rungs" / "matvec" / "cpu"
-        folder.mkdir(parents=True, exist_ok=True)
-        for rung in rungs:
-            (folder / f"{rung.name}.py").write_text(f"# {rung.name}")
-        monkeypatch.setattr(rung_module, "RUNGS_FOLDER", tmp_path / "rungs")
-        chooser = sys.modules["gemmule.choose"]
-        for module in (tuned_store, chooser, space):
-            monkeypatch.setattr(module, "all_rungs", lambda backend: rungs)
-        monkeypatch.setattr(chooser, "rungs_for", lambda backend, op, quantized: rungs)
-        sources.forget_digests()
-        forget_plans()
+    def make_only(*rungs: Rung) -> tuple[Rung, ...]:
+        only_rungs(tmp_path / "rungs", *rungs)
         return rungs
 
-    return planted
+    return make_only
 
 
 def tuned(clock: FakeClock | None = None, problem: Problem = PROBLEM, **options: Any) -> TuneReport:
     options.setdefault("max_seconds", 20.0)
     place = FakePlace(FakeClock() if clock is None else clock)
-    progress = options.pop("progress", tuner._silent)
-    return tuner.tune_problem(problem, tuner.Request(**options), place=place, progress=progress)
+    told = {"progress": options.pop("progress")} if "progress" in options else {}
+    return tuner.tune_problem(problem, tuner.Request(**options), place=place, **told)
 
 
 def entries() -> list[Path]:
@@ -235,7 +219,7 @@ def test_a_planted_faster_candidate_is_found_stored_and_used(plant: Plant) -> No
     assert report.counts() == {"Measured": 5}
 
 
-def test_noise_does_not_dethrone_the_default(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_does_not_dethrone_the_default(plant: Plant) -> None:
     plant(made_rung("usual"), made_rung("other"))
 
     def dethroned() -> int:
@@ -245,8 +229,8 @@ def test_noise_does_not_dethrone_the_default(plant: Plant, monkeypatch: pytest.M
     assert dethroned() == 0
     assert entries() == []
     # Taking whatever was faster in the duel, however little, dethrones equals all the time.
-    monkeypatch.setattr(tuner, "decisive", lambda share: share.value < 1)
-    assert dethroned() >= 3
+    with planted(tuner, "decisive", lambda sound, share: share.value < 1):
+        assert dethroned() >= 3
 
 
 @pytest.mark.parametrize(("cost", "wins"), [(0.99e-4, False), (0.97e-4, True), (1.3e-4, False)])
@@ -457,11 +441,12 @@ def test_the_most_promising_come_first_and_rungs_take_turns(plant: Plant) -> Non
 
 
 def test_only_declared_allowed_and_proved_configurations_are_tried(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
+    plant: Plant, only_proved: Callable[..., None]
 ) -> None:
     limit = Constraint("block below 4", lambda p, q: q["block"] < 4)
     rungs = plant(made_rung("usual", constraints=(limit,)), made_rung("new"))
-    machine = _cpu_of(monkeypatch, proved={"usual"})
+    only_proved("cpu", {"usual"})
+    machine = Machine("cpu", "Test CPU", "x86_64", 2, 1e10, 2**25)
     default = Candidate(rungs[0], {"block": 1}, 1e-5)
     found, _ = space.candidates(PROBLEM, machine, default)
     assert [one.name for one in found] == ["matvec/usual(block=2)"]
@@ -469,20 +454,11 @@ def test_only_declared_allowed_and_proved_configurations_are_tried(
     assert {one.rung.name: one.proved for one in more} == {"usual": True, "new": False}
 
 
-def _cpu_of(monkeypatch: pytest.MonkeyPatch, proved: set[str]) -> Machine:
-    from gemmule.backends.cpu.launch import CpuBackend
-
-    monkeypatch.setattr(
-        CpuBackend, "proved", lambda self, rung, problem, machine: rung.name in proved
-    )
-    return Machine("cpu", "Test CPU", "x86_64", 2, 1e10, 2**25)
-
-
 def test_unproved_configurations_run_apart_and_are_never_chosen(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
+    plant: Plant, only_proved: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(made_rung("usual"), made_rung("new"))
-    _cpu_of(monkeypatch, proved={"usual"})
+    only_proved("cpu", {"usual"})
     tried: list[str] = []
 
     def apart(problem: Problem, device: str, candidate: Candidate, seed: int, **_: Any) -> Any:
@@ -593,24 +569,23 @@ def test_ctrl_c_leaves_a_valid_store(plant: Plant) -> None:
         assert [(path, path.read_bytes()) for path in entries()] == before
 
 
-def test_ctrl_c_in_the_middle_of_writing(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_the_middle_of_writing(plant: Plant) -> None:
     plant(made_rung("usual"))
 
-    def stop(self: Path, target: Path) -> Path:
+    def stop(sound: Any, path: Path, target: Path) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "replace", stop)
-    with pytest.raises(KeyboardInterrupt):
+    with planted(Path, "replace", stop), pytest.raises(KeyboardInterrupt):
         tuned(FakeClock({FASTER: 5e-5}))
     assert entries() == []
 
 
 def test_a_cache_that_cannot_be_written(
-    plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    plant: Plant, tmp_path: Path, setting: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     plant(made_rung("usual"))
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(tuned_store, "cache_folder", lambda: tmp_path / "file")
+    setting(GEMMULE_CACHE=tmp_path / "file")
     with caplog.at_level(logging.WARNING, "gemmule"):
         report = tuned(FakeClock({FASTER: 5e-5}))
     assert report.changed
@@ -806,9 +781,9 @@ def test_a_problem_comes_back_from_its_fields(problem: Problem) -> None:
 # --- plans ----------------------------------------------------------------------------------------
 
 
-def test_tuning_turned_off_is_a_no_op(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_turned_off_is_a_no_op(setting: Callable[..., None]) -> None:
     plan = gm.plan("matvec", np.ones((3, 4)), np.ones(4))
-    monkeypatch.setenv("GEMMULE_TUNE", "0")
+    setting(GEMMULE_TUNE="0")
     assert plan.tune() is plan
     assert entries() == []
 
@@ -912,29 +887,20 @@ def test_real_rungs_on_the_real_clock() -> None:
 # --- the device's memory, on a stand-in for the driver --------------------------------------------
 
 
-def test_device_memory_is_filled_and_fetched_as_the_host_laid_it_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def _fake_device() -> Iterator[None]:
+    with driver_of(FakeDriver()):
+        yield
+
+
+@pytest.mark.usefixtures("_fake_device")
+def test_device_memory_is_filled_and_fetched_as_the_host_laid_it_out() -> None:
     import ctypes
 
-    from gemmule.backends.cuda import driver
     from gemmule.oracle.inputs import make_inputs
     from gemmule.tuning.operands import DevicePlace, of_inputs, put_all
 
-    blocks: dict[int, Any] = {}
-
-    def allocate(nbytes: int, ordinal: int) -> int:
-        block = ctypes.create_string_buffer(nbytes + 8)
-        address = ctypes.addressof(block)
-        blocks[address] = block
-        return address
-
-    monkeypatch.setattr(driver, "allocate", allocate)
-    monkeypatch.setattr(driver, "free", lambda pointer, ordinal: None)
-    monkeypatch.setattr(
-        driver, "copy", lambda to, source, n, ordinal, stream: ctypes.memmove(to, source, n)
-    )
-    place = DevicePlace.__new__(DevicePlace)
+    place = DevicePlace.__new__(DevicePlace)  # without its clock, which times on a device
     place.ordinal = 0
     for problem, view in (
         (PROBLEM, "sliced"),

@@ -284,7 +284,7 @@ def check_out(out: Operand, shape: tuple[int, ...], dtype: str, inputs: list[Ope
             "would share one place. Pass an array whose elements are apart."
         )
     for operand in inputs:
-        if operand.form.quant is None and _overlap(out, operand):
+        if operand.form.quant is None and memory_overlaps(out, operand):
             raise ValueError(
                 "out overlaps an input: the product would overwrite what it still reads. "
                 "Pass another array."
@@ -317,7 +317,8 @@ def _overlaps_itself(form: Form) -> bool:
     return False
 
 
-def _overlap(out: Operand, operand: Operand) -> bool:
+def memory_overlaps(out: Operand, operand: Operand) -> bool:
+    """Tell whether any byte of a result is one of an operand's."""
     if out.device != operand.device or 0 in out.form.shape or 0 in operand.form.shape:
         return False
     if out.device == "cpu":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_GROUP = Path("/sys/fs/cgroup")
+GROUP = Path("/sys/fs/cgroup")
 _GROUP_FILES = (  # of version 2 and of version 1
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -19,13 +19,13 @@ SMALL_BYTES = 64 * 2**20  # below this nothing is asked
 LINE_BYTES = 64
 
 
-def available_bytes() -> int:
+def available_bytes(group: Path = GROUP) -> int:
     """Return the bytes that can be taken now without swapping.
 
     The least of what Linux calls available and of what the process's control group leaves; where
     neither is told, half of the machine's memory.
     """
-    found = [size for size in (_meminfo(), _control_group()) if size is not None]
+    found = [size for size in (_meminfo(), _control_group(group)) if size is not None]
     return min(found, default=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 
 
@@ -83,11 +83,11 @@ def _meminfo() -> int | None:
         return None
 
 
-def _control_group() -> int | None:
+def _control_group(group: Path) -> int | None:
     found = []
     for limit, used in _GROUP_FILES:
         try:
-            allowed, taken = (int((_GROUP / name).read_text()) for name in (limit, used))
+            allowed, taken = (int((group / name).read_text()) for name in (limit, used))
         except (OSError, ValueError):  # no such file, or "max": no limit
             continue
         found.append(max(0, allowed - taken))

@@ -68,7 +68,7 @@ def device_rungs() -> tuple[DeviceRung, ...]:
     return tuple(rung for rung in all_rungs("cuda") if isinstance(rung, kinds))
 
 
-def _in_order(rungs: Iterable[Rung], op: str) -> Iterator[tuple[str, Rung]]:
+def in_order(rungs: Iterable[Rung], op: str) -> Iterator[tuple[str, Rung]]:
     """Yield a ladder's rungs with their numbers: each step, what branches off it, the next step.
 
     ValueError where a rung comes after one that is not on the ladder, where rungs name each other
@@ -188,7 +188,7 @@ def ladder(op: str, backend: str = "cpu") -> Ladder:
 
 
 def _on(op: str, rungs: Iterable[Rung]) -> Ladder:
-    return Ladder(_in_order((rung for rung in rungs if _stands_on(rung, op)), op))
+    return Ladder(in_order((rung for rung in rungs if _stands_on(rung, op)), op))
 
 
 def _stands_on(rung: Rung, op: str) -> bool:

@@ -54,7 +54,7 @@ def judge_large(
     fault = oracle.form_or_side_effect(problem, inputs, out)
     if fault is not None:
         return fault
-    rows = _some_rows(problem.m, case.seed)
+    rows = some_rows(problem.m, case.seed)
     part = replace(
         inputs, case=replace(case, problem=replace(problem, m=len(rows))), a=inputs.a[rows]
     )
@@ -69,7 +69,7 @@ def judge_large(
     return whole if not whole.ok or whole.ratio > some.ratio else some
 
 
-def _some_rows(count: int, seed: int) -> NDArray[np.int64]:
+def some_rows(count: int, seed: int) -> NDArray[np.int64]:
     """Return the first row, the last, and some between."""
     between = np.random.default_rng(seed).integers(0, count, FULL_ROWS - 2)
     return np.unique(np.concatenate([[0, count - 1], between]))

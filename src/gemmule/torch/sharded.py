@@ -62,7 +62,7 @@ class Exchange:
                 f"most_rows is {most_rows} and timeout_s {timeout_s}; both are positive."
             )
         self.group: Any = dist.group.WORLD if group is None else group
-        self.device = together(self.group, "finding a GPU", lambda: _gpu(device))[self.rank]
+        self.device = together(self.group, "finding a GPU", lambda: gpu_of(device))[self.rank]
         self.ordinal = self.device.index or 0
         self.most_rows, self.timeout_s = most_rows, timeout_s
         self._stream: torch.cuda.Stream | None = None
@@ -126,7 +126,7 @@ class Exchange:
         return int(stream.cuda_stream)
 
 
-def _gpu(device: torch.device | None) -> torch.device:
+def gpu_of(device: torch.device | None) -> torch.device:
     """Return a rank's GPU, by default the current one; DeviceError where there is none."""
     if device is None and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())

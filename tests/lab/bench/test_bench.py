@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,24 +16,14 @@ from gemmule.timing.sampler import Budget
 from gemmule_lab.bench import suites
 from gemmule_lab.bench.suites import SUITES
 from gemmule_lab.cli import run
-from gemmule_lab.harness import host as host_bench
 from gemmule_lab.harness.bench import race
 from gemmule_lab.harness.host import ONE_COLUMN, HostBench
 from gemmule_lab.harness.products import Product
-from gemmule_lab.records.rows import Ceiling, Environment, Facts, Row, Speedup, Times
+from gemmule_lab.records.rows import Environment, Facts, Row, Speedup, Times
 from gemmule_lab.report.tables import in_words
 
+pytestmark = pytest.mark.usefixtures("quick_bench")
 ENVIRONMENT = Environment("cpu", "cpu", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Few copies, and ceilings that cost nothing."""
-    monkeypatch.setattr(host_bench, "MOST_SETS", 2)
-    ceilings = {"read": Ceiling("read", 40.0, "GB/s", "made", 1)}
-    monkeypatch.setattr(host_bench, "measure_ceilings", lambda **options: ceilings)
-    monkeypatch.setenv("GEMMULE_DEVICE", "cpu")
-    monkeypatch.chdir(tmp_path)
 
 
 def made(problem: Problem, *, share: float | None = None, **over: tuple[float, float]) -> Row:
@@ -108,10 +99,10 @@ def test_ratios_to_peers_on_plain_numbers_and_to_one_column_stand_in_the_row() -
     assert ONE_COLUMN not in {row.name for row in rows}
 
 
-def test_a_wrong_product_beside_ours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_product_beside_ours_is_refused(fault: Callable[..., Any]) -> None:
     product = Product("matmul", "int8", (64, 128), columns=16)
     attempt = HostBench(0.05, peers=()).attempt(product, ENVIRONMENT)
-    monkeypatch.setattr(gm, "matvec", lambda A, x, **o: np.zeros(A.shape[0], np.float32))
+    fault(gm, "matvec", lambda sound, A, x, **o: np.zeros(A.shape[0], np.float32))
     with pytest.raises(ArithmeticError, match="matvec"):
         attempt()
 
@@ -151,9 +142,9 @@ def test_rungs_are_held_against_what_is_no_rung_or_what_they_name() -> None:
 
 
 def test_the_suite_of_several_processes_wants_torchrun(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setting: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    monkeypatch.delenv("RANK", raising=False)
+    setting(RANK=None)
     assert run(["bench", "--suite", "distributed"]) == 2
     assert "start it as torchrun" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from gemmule_lab.records import results
 from gemmule_lab.records.rows import Ceiling
 from gemmule_lab.verify import check
 
+pytestmark = pytest.mark.usefixtures("quick_bench")
 MIB = 1 << 20
 ARGUMENTS = [
     "bench",
@@ -37,16 +38,6 @@ ARGUMENTS = [
     "--seconds",
     "0.05",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Few copies, and ceilings that cost nothing."""
-    monkeypatch.setattr(host_bench, "MOST_SETS", 2)
-    ceilings = {"read": Ceiling("read", 40.0, "GB/s", "made", 1)}
-    monkeypatch.setattr(host_bench, "measure_ceilings", lambda **options: ceilings)
-    monkeypatch.setenv("GEMMULE_DEVICE", "cpu")
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, MemoryError])

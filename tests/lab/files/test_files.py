@@ -29,6 +29,7 @@ from gemmule_lab.files.matrices import list_matrices, read_matrix
 from gemmule_lab.files.multiply import Job, blocks
 from gemmule_lab.files.output import new_matrix
 from gemmule_lab.files.sources import Source, parse_source
+from planted import planted
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -433,25 +434,21 @@ def test_existing_results_need_force(tmp_path: Path) -> None:
 
 
 def test_a_result_has_its_blocks_before_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fault: Callable[..., Any]
 ) -> None:
     """On a full disk a write to the map of a file with holes would end the process."""
-    taken, take = [], os.posix_fallocate
-
-    def told(descriptor: int, start: int, size: int) -> None:
-        taken.append((start, size))
-        take(descriptor, start, size)
-
-    monkeypatch.setattr(os, "posix_fallocate", told)
-    with new_matrix(tmp_path / "y.npy", (100, 1000), "float64"):
-        ((start, size),) = taken
+    with (
+        planted(os, "posix_fallocate", lambda sound, *given: sound(*given)) as calls,
+        new_matrix(tmp_path / "y.npy", (100, 1000), "float64"),
+    ):
+        ((_, start, size),) = calls
         assert start == 0
         assert size >= 800_000
 
-    def without_room(descriptor: int, start: int, size: int) -> None:
+    def without_room(sound: Any, descriptor: int, start: int, size: int) -> None:
         raise OSError(reason, os.strerror(reason))
 
-    monkeypatch.setattr(os, "posix_fallocate", without_room)
+    fault(os, "posix_fallocate", without_room)
     reason = errno.ENOSPC
     with (
         pytest.raises(OSError, match=r"for its 168 bytes.*z\.npy"),

@@ -75,12 +75,12 @@ def _libraries() -> list[str]:
     """Return the OpenBLAS libraries that may be NumPy's, of those that this process has loaded."""
     np.dot(np.ones(1), np.ones(1))
     try:
-        return _of_numpy(Path("/proc/self/maps").read_text().splitlines())
+        return loaded_with_numpy(Path("/proc/self/maps").read_text().splitlines())
     except OSError:
         return []
 
 
-def _of_numpy(maps: Iterable[str]) -> list[str]:
+def loaded_with_numpy(maps: Iterable[str]) -> list[str]:
     """Return what may be NumPy's OpenBLAS, of the lines of a process's map of memory."""
     lines = (line for line in maps if len(line.split(maxsplit=5)) == 6)
     paths = {line.split(maxsplit=5)[5] for line in lines if "openblas" in line.rsplit("/", 1)[-1]}
@@ -124,11 +124,12 @@ def _team_of(path: str) -> Team | str:
             except AttributeError:
                 continue
             config.restype = ctypes.c_char_p
-            return _team_in(library, config().decode("ascii", "replace"), parallel())
+            return team_in(library, config().decode("ascii", "replace"), parallel())
     return f"{name} does not say which OpenBLAS it is"
 
 
-def _team_in(library: ctypes.CDLL, config: str, parallel: int) -> Team | str:
+def team_in(library: ctypes.CDLL, config: str, parallel: int) -> Team | str:
+    """Return the threads of an OpenBLAS that says this of itself, or why they are not borrowed."""
     found = _VERSION.match(config)
     words = " ".join(config.split()[:2]) or "OpenBLAS"
     if found is None or int(found[1]) not in _KNOWN:

@@ -33,6 +33,8 @@ from gemmule.storage import rates as stored_rates
 Array = np.ndarray[Any, Any]
 Sides = tuple[bool, bool]  # of A, of B
 NEITHER: Sides = (False, False)
+PROCESSORS = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class CpuBackend:
@@ -59,7 +61,7 @@ class CpuBackend:
         scale = _scaled(choice, ready)
         if any(ready):
             return _packed(choice, core, scale, ready)
-        if _is_direct(choice):
+        if is_direct(choice):
             turned = choice.call.op == "vecmat"
             product = _turned(choice, core) if turned else core
             if panels.pieces(choice) is not None:  # those ways are of one piece
@@ -78,7 +80,7 @@ def machine() -> Machine:
 
 @functools.lru_cache(maxsize=8)
 def _machine(threads: int, folder: str, stored: bool) -> Machine:
-    name, arch = _processor_name(), platform.machine()
+    name, arch = processor_name(), platform.machine()
     known = stored_rates.read(name, arch, threads) if stored else None
     rates = known or HostRates.default(threads)
     return Machine(
@@ -98,9 +100,10 @@ def forget_machine() -> None:
     _machine.cache_clear()
 
 
-def _processor_name() -> str:
+def processor_name(listing: Path = PROCESSORS) -> str:
+    """Return what the system calls the processor, its architecture where it has no name."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in listing.read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
@@ -109,11 +112,11 @@ def _processor_name() -> str:
 
 
 @functools.cache
-def last_level_cache_bytes() -> int:
+def last_level_cache_bytes(folder: Path = CACHES) -> int:
     """Return the size of the largest CPU cache, 32 MiB where the system does not tell."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
     sizes = [32 * 2**20]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+    for path in folder.glob("index*/size"):
         try:
             text = path.read_text().strip()
             sizes.append(int(text[:-1]) * units[text[-1]])
@@ -164,7 +167,7 @@ def _part(choice: Choice, problem: Problem) -> Choice:
     return replace(choice, problem=problem, params=params)
 
 
-def _is_direct(choice: Choice) -> bool:
+def is_direct(choice: Choice) -> bool:
     """Whether operands go to the rung as they are, with no view, copy or temporary.
 
     A vecmat's matrix goes there as its transpose, which is a view that costs nothing.
@@ -318,9 +321,9 @@ def _converted(
     def one(a: Any, b: Array, out: Array) -> None:
         if not as_given:
             if isinstance(a, np.ndarray):
-                a = _as_layout(a, problem.a, problem.layout_a, problem.shared_a)
+                a = as_layout(a, problem.a, problem.layout_a, problem.shared_a)
             if not is_matvec:
-                b = _as_layout(b, problem.b, problem.layout_b, problem.shared_b)
+                b = as_layout(b, problem.b, problem.layout_b, problem.shared_b)
         if is_matvec:
             b = np.ascontiguousarray(b, dtype=numpy_dtype(problem.b))
         if out.dtype == out_dtype and out.flags.c_contiguous:
@@ -334,10 +337,10 @@ def _converted(
     return one
 
 
-def _as_layout(array: Array, dtype: str, layout: str, shared: bool) -> Array:
+def as_layout(array: Array, dtype: str, layout: str, shared: bool) -> Array:
     """Return `array` in dtype and layout, copying only where it is not so already."""
     if shared and array.ndim == 3:
-        one = _as_layout(array[0], dtype, layout, shared=False)
+        one = as_layout(array[0], dtype, layout, shared=False)
         return np.broadcast_to(one, array.shape)
     with np.errstate(all="ignore"):
         array = array.astype(numpy_dtype(dtype), copy=False)

@@ -70,11 +70,11 @@ def _group_quota() -> float | None:
         controllers, name = [*line.split(":", 2), "", ""][1:3]
         if controllers == "":
             places = [_GROUPS, *_path_down(_GROUPS, name)]
-            found += [_quota_of(place / "cpu.max", None) for place in places]
+            found += [quota_of(place / "cpu.max", None) for place in places]
         elif "cpu" in controllers.split(","):
             top = _GROUPS / controllers
             for place in (_GROUPS / "cpu", top, *_path_down(top, name)):
-                found.append(_quota_of(place / "cpu.cfs_quota_us", place / "cpu.cfs_period_us"))
+                found.append(quota_of(place / "cpu.cfs_quota_us", place / "cpu.cfs_period_us"))
     known = [quota for quota in found if quota is not None]
     return min(known) if known else None
 
@@ -87,7 +87,8 @@ def _path_down(top: Path, name: str) -> list[Path]:
     return places
 
 
-def _quota_of(quota: Path, period: Path | None) -> float | None:
+def quota_of(quota: Path, period: Path | None) -> float | None:
+    """Return how many processors a control group may keep busy; None: no limit is told."""
     try:
         text = quota.read_text().split()
         whole = text[1] if period is None else period.read_text()

@@ -69,7 +69,7 @@ def pieces(form: Form) -> Iterator[tuple[int, int, int, list[tuple[int, int]]]]:
     Of each piece: elements in front of it in C order, elements from the array's first to its own,
     how many it has, and its axes' sizes and steps.
     """
-    axes = _merged(form.shape, form.strides)
+    axes = merged_axes(form.shape, form.strides)
     outer, inner = axes[:-MOST_AXES], axes[-MOST_AXES:]
     count = math.prod(size for size, _ in inner)
     for number, index in enumerate(np.ndindex(*(size for size, _ in outer))):
@@ -89,7 +89,7 @@ def pack(source: int, target: int, count: int, axes: Sequence[tuple[int, int]]) 
     return _ARGS.pack(source, target, count, len(axes), *sizes, *unused, *steps, *unused)
 
 
-def _merged(shape: Ints, strides: Ints) -> list[tuple[int, int]]:
+def merged_axes(shape: Ints, strides: Ints) -> list[tuple[int, int]]:
     """Return sizes and steps of the axes, neighbours that one step walks as one axis."""
     axes: list[tuple[int, int]] = []
     for size, step in zip(shape, strides, strict=True):

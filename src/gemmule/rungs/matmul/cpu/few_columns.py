@@ -138,7 +138,7 @@ def _product(at: int, A: int, B: int, C: int) -> int:
     return 0
 
 
-def _cut(problem: Problem, params: Params) -> tuple[int, int]:
+def shares_and_slices(problem: Problem, params: Params) -> tuple[int, int]:
     """Return into how many shares the large side of C is cut, and into how many slices the sum."""
     m, n = max(problem.m, problem.n), min(problem.m, problem.n)
     nbytes, per_thread = problem.compulsory_bytes, params["shares_per_thread"]
@@ -166,7 +166,7 @@ def _words_of(problem: Problem, params: Params) -> Callable[[Any, Any], Words]:
 
     def words(A: Any, B: Any) -> Words:
         large, few = (B.T, A.T) if turned else (A, B)
-        across, slices = _cut(problem, params)
+        across, slices = shares_and_slices(problem, params)
         helpers, pool = _shared.helpers(across * slices)
         out = problem.out if slices == 1 else "float32"
         steps = ITEMSIZE[out] * problem.n, ITEMSIZE[out]

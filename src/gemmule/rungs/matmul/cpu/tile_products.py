@@ -151,7 +151,7 @@ def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[.
 
     def run(A: Any, B: Any, C: Array) -> None:
         of_a, of_b = in_tiles(A, B)
-        if not _carried(pieces, of_a.notes, of_b.notes):
+        if not carried(pieces, of_a.notes, of_b.notes):
             on_arrays(A, B, C)
             return
         rows, columns = block_groups(down, across, thread_count(), most)
@@ -174,7 +174,7 @@ def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[.
     return run
 
 
-def _carried(pieces: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> bool:
+def carried(pieces: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> bool:
     """Whether tiles compute what IEEE arithmetic does, up to roundings (see the constants)."""
     if pieces == 2:
         return max(of_a[1], of_b[1]) < _INFINITY
