@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import collections
+import math
 import os
 import random
 import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from campaign_record import keep
@@ -98,7 +100,9 @@ def tried(kind: str, share: float, seconds: float, cache: str) -> tuple[str, str
     return (done.stdout.strip(), "") if done.returncode == 0 else ("", (error or ["died"])[-1])
 
 
-def campaign(kind: str, tries: int, seed: int) -> tuple[collections.Counter[str], list[str], float]:
+def campaign(
+    kind: str, tries: int, seed: int, until: float = math.inf
+) -> tuple[collections.Counter[str], list[str], float]:
     """Return how often each thing happened, what must not be, and the longest way to an end."""
     counts: collections.Counter[str] = collections.Counter()
     bad, rng, slowest = [], random.Random(f"{seed} {kind}"), 0.0
@@ -106,6 +110,8 @@ def campaign(kind: str, tries: int, seed: int) -> tuple[collections.Counter[str]
         tried(kind, -1, 1, cache)  # fills the cache
         seconds = float(tried(kind, -1, 1, cache)[0].split()[1])
         for number in range(tries):
+            if time.monotonic() > until:
+                break
             said, error = tried(kind, rng.random(), seconds, cache)
             what, _, took = said.partition(" ")
             counts[what or "broken"] += 1
@@ -123,20 +129,20 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--tries", type=int, default=200)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no try later")
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     given = parser.parse_args()
-    faults = 0
+    faults, until = 0, time.monotonic() + given.seconds
     for kind in given.kinds or KINDS:
-        counts, bad, slowest = campaign(kind, given.tries, given.seed)
+        counts, bad, slowest = campaign(kind, given.tries, given.seed, until)
         faults += len(bad)
         shown = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         shown += f", the slowest {slowest:.1f} s after the signal"
         sys.stdout.write("".join(f"{line}\n" for line in [*bad[:10], f"{kind}: {shown}"]))
         if given.record:
-            command = (
-                f"python {Path(__file__).name} --tries {given.tries} --seed {given.seed} {kind}"
-            )
-            keep(f"interrupts: {kind}", given.tries, len(bad), command, shown)
+            tries = sum(counts.values())
+            again = f"python tests/{Path(__file__).name} --tries {tries} --seed {given.seed} {kind}"
+            keep(f"interrupts: {kind}", tries, len(bad), again, shown)
     return int(faults > 0)
 
 

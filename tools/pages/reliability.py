@@ -34,6 +34,38 @@ PROMISES = """## Promises
 Each promise with the figure that stands behind it, and what repeats it. *Tests* are part of `make
 test`.
 """
+# (promise, its limit, what a user can do): what no code here can mend.
+LIMITS: tuple[tuple[str, str, str], ...] = (
+    (
+        "Ctrl-C is a `KeyboardInterrupt`, and the process goes on",
+        "it waits for an import of Numba and for a kernel's compilation, seconds at most, and for "
+        "one call of a BLAS or of a kernel",
+        "`gemmule multiply` calls for blocks of well below a second; so can you",
+    ),
+    (
+        "the same",
+        "an exception that another thread sets inside Numba's compiler "
+        "(`PyThreadState_SetAsyncExc`) may leave that broken",
+        "end the process",
+    ),
+    (
+        "a damaged file is a `ValueError`",
+        "a file that is cut while one block of it is read ends the process "
+        "([Out of core](outofcore.md)); between blocks it is a `ValueError`",
+        "read a copy, or load it (`mmap=False`)",
+    ),
+    (
+        "too little memory is a `MemoryError`, and the next product is right",
+        "NumPy's OpenBLAS ends a process in which it cannot take its buffers at its first product",
+        "make one small product before you set a limit",
+    ),
+)
+ENVIRONMENTS = """## Environments
+
+Random products of small integers, whose sums are exact in every order, compared bit for bit with
+those of a plain process: `python tests/environments_campaign.py`. `make test` runs some of them in
+all of these at once that need no other user.
+"""
 NOT_COVERED = """## Not covered
 
 - **Other processors.** Campaigns of the CPU ran on the machines that the table names. Rungs for
@@ -47,10 +79,6 @@ NOT_COVERED = """## Not covered
   array API's suite and CuPy's come in no package, and do not run.
 - **Forks beside BLAS.** Children of a parent whose threads are inside OpenBLAS hang with NumPy
   alone as well ([Threads and fork](threads.md)).
-- **Ctrl-C** waits for an import of Numba and for a kernel's compilation, which take seconds at
-  most: `python tests/interrupts_campaign.py`. A product inside a BLAS ends first.
-- **A file that is cut while one block of it is read** ends the process
-  ([Out of core](outofcore.md)); what is cut between blocks is a `ValueError`.
 - **`save_pretrained(state_dict=...)`** of a transformers model that was built around a model
   quantised before asks no layer, so nothing can refuse it; every other way to save one is refused.
 - **Hours.** Threads ran side by side for minutes. No soak of hours or days is on record, nor faults
@@ -61,6 +89,7 @@ NOT_COVERED = """## Not covered
   planted.
 """
 TESTS = "`make test`"
+APART = "environments: "
 
 # (promise, campaigns whose record counts or a figure in words, command)
 ROWS: tuple[tuple[str, str, str], ...] = (
@@ -98,6 +127,16 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "run:forks beside 8 busy threads: compile+import+kernels & run:calls by threads",
         "`python tests/fork_campaign.py`, `python tests/threads_campaign.py`",
     ),
+    (
+        "Ctrl-C leaves a process that works",
+        "run:interrupts",
+        "`python tests/interrupts_campaign.py`",
+    ),
+    (
+        "the same bits in every environment",
+        "run:environments",
+        "`python tests/environments_campaign.py`",
+    ),
     ("no code from data", "no pickle, eval or shell: ruff's rules S", "`make check`"),
     ("the tests see faults", "run:planted faults", "`make mutants`"),
 )
@@ -106,8 +145,11 @@ ROWS: tuple[tuple[str, str, str], ...] = (
 def page(root: Path) -> str:
     """Return the page."""
     found = _campaigns(root)
-    parts = [INTRODUCTION, _campaign_table(found), GPU, _gpu_table(root), PROMISES]
-    return "\n".join([*parts, _promise_table(root, found), NOT_COVERED])
+    apart = [one for one in found if one["what"].startswith(APART)]
+    others = [one for one in found if one not in apart]
+    parts = [INTRODUCTION, _campaign_table(others), ENVIRONMENTS, _environment_table(apart)]
+    parts += [GPU, _gpu_table(root), PROMISES, _promise_table(root, found), _limits()]
+    return "\n".join([*parts, NOT_COVERED])
 
 
 def update(root: Path) -> list[Path]:
@@ -138,6 +180,19 @@ def _campaign_table(found: list[dict[str, Any]]) -> str:
         )
     machines = sorted({f"{one['machine']}, {one['date']}" for one in found})
     return "\n".join([*rows, "", f"Ran on: {'; '.join(machines) or 'nothing is on record'}.", ""])
+
+
+def _limits() -> str:
+    head = ["## Limits", "", "| promise | limit | what you can do |", "|---|---|---|"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in LIMITS), ""])
+
+
+def _environment_table(found: list[dict[str, Any]]) -> str:
+    rows = ["| environment | products | bad | compared with |", "|---|---:|---:|---|"]
+    for one in found:
+        name = one["what"].removeprefix(APART)
+        rows.append(f"| {name} | {one['cases']:,} | {one['bad']:,} | {one['detail']} |")
+    return "\n".join([*rows, ""])
 
 
 def _gpu_table(root: Path) -> str:
