@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gemmule.timing.sampler import Entry, Timing
+from gemmule.timing.clock import Entry, Timing
 
 
 @dataclass

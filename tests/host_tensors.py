@@ -55,7 +55,7 @@ def install(monkeypatch: pytest.MonkeyPatch, run: Noted) -> None:
         return made
 
     monkeypatch.setattr(torch_calls, "maker", maker)
-    monkeypatch.setattr(torch_repeats, "packed_parts", lambda matrix: CODES)
+    monkeypatch.setattr(torch_repeats, "packed_addresses", lambda matrix: CODES)
     monkeypatch.setattr(torch_repeats, "ordinal_named", lambda name: {"cuda:0": HOST}.get(name, 1))
     of_devices = torch_repeats.seen
 

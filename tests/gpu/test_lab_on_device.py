@@ -14,7 +14,7 @@ from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import all_rungs
 from gemmule.errors import DeviceError
-from gemmule.timing.sampler import Entry
+from gemmule.timing.clock import Entry
 from gemmule_lab.bench import host_to_host
 from gemmule_lab.ceilings.device import filled, measure_ceilings
 from gemmule_lab.harness import device_operands

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fake_clock import FakeClock, entries_on
-from gemmule.timing.clock import Host
+from gemmule.timing.clock import Entry, Host, HostClock
 from gemmule.timing.machine import Rotation, last_level_cache_bytes, rotation
-from gemmule.timing.sampler import Budget, Entry, HostClock, Samples, ratio, sample
+from gemmule.timing.sampler import Budget, Samples, ratio, sample
 
 
 def test_planted_drift_does_not_fool_the_paired_ratio() -> None:

@@ -17,7 +17,7 @@ import torch
 from gemmule.arrays.interop import quantized_form
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.backends.cuda.arrays import ordinal_named
-from gemmule.backends.cuda.launch import packed_parts
+from gemmule.backends.cuda.launch_args import packed_addresses
 from gemmule.core.caches import table
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
@@ -80,7 +80,7 @@ def of_codes(matrix: QuantizedMatrix) -> Known:
     if matrix.device == "cpu":
         return _UNKNOWN
     kind = _kind(matrix.kept(quantized_form), ordinal_named(matrix.device))
-    place = packed_parts(matrix)
+    place = packed_addresses(matrix)
     return Known(kind, {None: place}, int.from_bytes(place[:8], "little"))
 
 

@@ -132,20 +132,14 @@ def nonfinite_map(a: Doubles, b: Doubles, *, quantized: bool = False) -> NDArray
     a_plus, a_minus, a_zero = _signs(a)
     b_plus, b_minus, b_zero = _signs(b)
     a_inf, b_inf = np.isinf(a), np.isinf(b)
-    hits = [
-        (a_plus & a_inf, b_plus),
-        (a_minus & a_inf, b_minus),
-        (a_plus, b_plus & b_inf),
-        (a_minus, b_minus & b_inf),
-    ]
-    plus = _any(hits)
-    hits = [
-        (a_plus & a_inf, b_minus),
-        (a_minus & a_inf, b_plus),
-        (a_plus, b_minus & b_inf),
-        (a_minus, b_plus & b_inf),
-    ]
-    minus = _any(hits)
+    # Of two factors with these signs one is infinite: products of +Inf, and of -Inf.
+    plus, minus = (
+        _any([pair for a, b in signs for pair in ((a & a_inf, b), (a, b & b_inf))])
+        for signs in (
+            ((a_plus, b_plus), (a_minus, b_minus)),
+            ((a_plus, b_minus), (a_minus, b_plus)),
+        )
+    )
     nan = nan_a | nan_b | _any([(a_inf, b_zero), (a_zero, b_inf)]) | (plus & minus)
     category = np.select([nan, plus, minus], [NOT_A_NUMBER, PLUS_INF, MINUS_INF], FINITE)
     if quantized:

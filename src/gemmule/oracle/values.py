@@ -55,39 +55,33 @@ def float_values(
     accumulator: str | None,
 ) -> tuple[Array, Array, float]:
     """Return A, B and, for kind ``integers``, the integers that accumulators have to hold."""
+    if kind != "integers":
+        return *_normal_values(rng, problem, kind, shape_a, shape_b), 0.0
     if problem.out in COMPLEX:
-        return _complex_values(rng, problem, kind, shape_a, shape_b)
-    if kind == "integers":
-        return _exact_values(rng, problem, shape_a, shape_b, accumulator)
-    a, b = rng.standard_normal(shape_a), rng.standard_normal(shape_b)
-    if kind == "scaled":
-        _stretch(rng, problem, a, b)
-    elif kind == "cancel":
-        half = problem.reduction // 2
-        noise = rng.standard_normal(a[..., :half].shape) * 2.0**-6
-        a[..., half : 2 * half] = a[..., :half] + noise
-        b[..., half : 2 * half, :] = -b[..., :half, :]
-    return a, b, 0.0
-
-
-def _complex_values(
-    rng: np.random.Generator, problem: Problem, kind: str, shape_a: Shape, shape_b: Shape
-) -> tuple[Array, Array, float]:
-    if kind == "integers":
         largest = 4
         parts = [_nonzero(rng, largest, s) for s in (shape_a, shape_a, shape_b, shape_b)]
         exact_below = 2.0 * largest * largest * max(problem.reduction, 1)
-    else:
-        parts = [rng.standard_normal(s) for s in (shape_a, shape_a, shape_b, shape_b)]
-        exact_below = 0.0
-    a, b = parts[0] + 1j * parts[1], parts[2] + 1j * parts[3]
+        return parts[0] + 1j * parts[1], parts[2] + 1j * parts[3], exact_below
+    return _exact_values(rng, problem, shape_a, shape_b, accumulator)
+
+
+def _normal_values(
+    rng: np.random.Generator, problem: Problem, kind: str, shape_a: Shape, shape_b: Shape
+) -> tuple[Array, Array]:
+    is_complex = problem.out in COMPLEX
+    a, b = (
+        rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if is_complex else 0.0)
+        for shape in (shape_a, shape_b)
+    )
     if kind == "scaled":
         _stretch(rng, problem, a, b)
     elif kind == "cancel":
         half = problem.reduction // 2
-        a[..., half : 2 * half] = a[..., :half]
+        same = a[..., :half]
+        noise = 0.0 if is_complex else rng.standard_normal(same.shape) * 2.0**-6
+        a[..., half : 2 * half] = same + noise
         b[..., half : 2 * half, :] = -b[..., :half, :]
-    return a, b, exact_below
+    return a, b
 
 
 def _stretch(rng: np.random.Generator, problem: Problem, a: Array, b: Array) -> None:

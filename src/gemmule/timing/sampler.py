@@ -7,7 +7,8 @@ warmer, slower or busier during the run changes both sides of a ratio and cancel
 entry leaves behind for the next (threads that still spin, say) is the clock's to keep out of
 the blocks: see `gemmule.timing.clock.HostClock`.
 
->>> from gemmule.timing.sampler import Budget, Entry, HostClock, ratio, sample
+>>> from gemmule.timing.clock import Entry, HostClock
+>>> from gemmule.timing.sampler import Budget, ratio, sample
 >>> work = Entry("sum", lambda i: sum(range(500)))
 >>> more = Entry("longer sum", lambda i: sum(range(5000)))
 >>> run = sample([work, more], HostClock(), Budget(max_seconds=2.0, min_block_s=0.002), seed=1)
@@ -23,11 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmule.timing.clock import BlockRunner, Clock, Entry, HostClock, Note, Timing
-
-__all__ = [
-    "Budget", "Clock", "Entry", "HostClock", "Ratio", "Samples", "Timing", "ratio", "sample",
-]  # fmt: skip
+from gemmule.timing.clock import BlockRunner, Clock, Entry, Note, Timing
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000

@@ -22,7 +22,7 @@ import torch.distributed._symmetric_memory as symmetric
 
 from gemmule import backends
 from gemmule.arrays.interop import quantized_form
-from gemmule.backends.cuda.launch import parts
+from gemmule.backends.cuda.launch_args import addresses_of
 from gemmule.backends.cuda.streams import PinnedBlock
 from gemmule.core.operand import Form, alignment_of
 from gemmule.errors import DeviceError, PeerError
@@ -247,7 +247,7 @@ class ShardedMatrix:
         elif not out.is_contiguous():
             raise ValueError(f"out has strides {out.stride()}; its numbers must be neighbours.")
         local = self.local
-        left = parts(local) if isinstance(local, QuantizedMatrix) else (local.data_ptr(),)
+        left = addresses_of(local) if isinstance(local, QuantizedMatrix) else (local.data_ptr(),)
         operands = (*left, x.data_ptr())
         stream = exchange._ordered()
         product.start(operands, out.data_ptr(), exchange.ordinal, stream)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import gemmule as gm
-from gemmule.backends.cuda import driver, starter
+from gemmule.backends.cuda import driver, launch_args, starter
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
@@ -232,7 +232,7 @@ class GpuBench(CellBench):
 
         def made(one: Any) -> Callable[[], None]:
             a, b = (one.b, one.a) if plan.choice.call.swapped else (one.a, one.b)
-            left = cuda_launch.packed_parts(a) if launcher.quantized else a.pointer
+            left = launch_args.packed_addresses(a) if launcher.quantized else a.pointer
             stream = self.bench.clock.stream
 
             def launch(_alive: object = (work, sets)) -> None:

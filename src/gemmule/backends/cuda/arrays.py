@@ -178,6 +178,8 @@ def empty(shape: tuple[int, ...], dtype: str, like: Operand) -> Operand:
 def workspace(like: Operand, nbytes: int) -> tuple[int, object]:
     """Return the address of temporary memory from the operand's own allocator, and its owner."""
     kept = _shared.get()
+    if nbytes == 0:
+        return 0, None
     if kept is None:
         return _fresh_workspace(like, nbytes)
     key = (ordinal_of(like), nbytes)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import struct
-from typing import Any
 
 from gemmule.backends.base import Run
 from gemmule.backends.cuda import arrays as device_arrays
@@ -30,7 +28,6 @@ from gemmule.storage.evidence import is_proved
 READ_SHARE = 0.92
 # Time of the smallest kernel in a chain of graph launches on that H200.
 CALL_S = 1.8e-6
-_PARTS = struct.Struct("<4Q")
 
 
 class CudaBackend:
@@ -110,10 +107,8 @@ class Launcher:
         start = self._starts.get(ordinal)
         if start is None:
             start = self._starts[ordinal] = self.starter(ordinal, launch_args.SCALARS.format[1:])
-        work, owner = 0, None
-        if self.workspace:
-            work, owner = device_arrays.workspace(out, self.workspace)
-        matrix = packed_parts(a.array) if self.quantized else None
+        work, owner = device_arrays.workspace(out, self.workspace)
+        matrix = launch_args.packed_addresses(a.array) if self.quantized else None
         current = driver.is_current(ordinal)
         with contextlib.nullcontext() if current else driver.on_device(ordinal):
             for scalars in passes(alpha, beta, self.result):
@@ -149,15 +144,3 @@ class Launcher:
         if not rung.adds or not alone or self.steps[0].pdl or problem.outputs == 0:
             return None
         return Launcher(choice, adds=True) if is_proved(rung, problem, arch, bias=True) else None
-
-
-def packed_parts(q: Any) -> bytes:
-    """Return the addresses of a quantised matrix as its struct begins with them."""
-    return _PARTS.pack(*parts(q))
-
-
-def parts(q: Any) -> tuple[int, int, int, int]:
-    """Return the addresses of a quantised matrix's codes, scales, zero points and permutation."""
-    zeros = 0 if q.zeros is None else q.zeros.pointer
-    perm = 0 if q.perm is None else q.perm.pointer
-    return q.codes.pointer, q.scales.pointer, zeros, perm

@@ -11,36 +11,43 @@ from gemmule.core.canonical import Call
 from gemmule.core.operand import Ints, View
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
 
-# (name, struct code) of each field; tests compare the order with args.cuh.
-GEMV_FIELDS = (
-    ("a", "Q"), ("x", "Q"), ("y", "Q"), ("work", "Q"),
-    ("m", "q"), ("n", "q"), ("batch", "q"),
-    ("a_row", "q"), ("a_col", "q"), ("a_batch", "q"),
-    ("x_step", "q"), ("x_batch", "q"), ("y_step", "q"), ("y_batch", "q"),
-    ("alpha", "d"), ("beta", "d"),
-)  # fmt: skip
-GEMM_FIELDS = (
-    ("a", "Q"), ("b", "Q"), ("c", "Q"), ("work", "Q"),
-    ("m", "q"), ("n", "q"), ("k", "q"), ("batch", "q"),
-    ("a_row", "q"), ("a_col", "q"), ("a_batch", "q"),
-    ("b_row", "q"), ("b_col", "q"), ("b_batch", "q"),
-    ("c_row", "q"), ("c_col", "q"), ("c_batch", "q"),
-    ("alpha", "d"), ("beta", "d"),
-)  # fmt: skip
-QUANT_FIELDS = (
-    ("codes", "Q"), ("scales", "Q"), ("zeros", "Q"), ("perm", "Q"),
-    ("x", "Q"), ("y", "Q"), ("work", "Q"),
-    ("m", "q"), ("n", "q"), ("columns", "q"),
-    ("code_row_bytes", "q"), ("group_size", "q"), ("groups", "q"), ("scale_row", "q"),
-    ("x_step", "q"), ("x_col", "q"), ("y_step", "q"), ("y_col", "q"),
-    ("alpha", "d"), ("beta", "d"),
-)  # fmt: skip
+Fields = tuple[tuple[str, str], ...]
+
+
+def _fields(addresses: str, numbers: str) -> Fields:
+    """Return (name, struct code) of each field of a struct; tests compare them with args.cuh."""
+    words = [(name, "Q") for name in addresses.split()]
+    return (*words, *((name, "q") for name in numbers.split()), ("alpha", "d"), ("beta", "d"))
+
+
+GEMV_FIELDS = _fields("a x y work", "m n batch a_row a_col a_batch x_step x_batch y_step y_batch")
+GEMM_FIELDS = _fields(
+    "a b c work",
+    "m n k batch a_row a_col a_batch b_row b_col b_batch c_row c_col c_batch",
+)
+QUANT_FIELDS = _fields(
+    "codes scales zeros perm x y work",
+    "m n columns code_row_bytes group_size groups scale_row x_step x_col y_step y_col",
+)
 
 GEMV = struct.Struct("<" + "".join(code for _, code in GEMV_FIELDS))
 GEMM = struct.Struct("<" + "".join(code for _, code in GEMM_FIELDS))
 QUANT = struct.Struct("<" + "".join(code for _, code in QUANT_FIELDS))
 SCALARS = struct.Struct("<dd")
+_MATRIX = struct.Struct("<4Q")
 BIAS = struct.Struct("<Q")  # behind a QuantArgs whose kernels are compiled with BIAS
+
+
+def addresses_of(q: Any) -> tuple[int, int, int, int]:
+    """Return the addresses of a quantised matrix's codes, scales, zero points and permutation."""
+    zeros = 0 if q.zeros is None else q.zeros.pointer
+    perm = 0 if q.perm is None else q.perm.pointer
+    return q.codes.pointer, q.scales.pointer, zeros, perm
+
+
+def packed_addresses(q: Any) -> bytes:
+    """Return the addresses of a quantised matrix as its struct begins with them."""
+    return _MATRIX.pack(*addresses_of(q))
 
 
 def place(packed: Any, addresses: Sequence[int]) -> None:

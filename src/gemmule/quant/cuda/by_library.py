@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, nvrtc, starter
-from gemmule.backends.cuda.launch import parts
+from gemmule.backends.cuda.launch_args import addresses_of
 from gemmule.backends.cuda.library.cublas import Gemm
 from gemmule.backends.cuda.library.run import LibraryRun
 from gemmule.core.canonical import Call
@@ -125,7 +125,7 @@ class ByLibrary:
         stream = device_arrays.current_stream(out, ordinal)
         work, owner = device_arrays.workspace(out, self.memory)
         for offset, step, packed, dense, run in self.parts:
-            given = _ADDRESSES.pack(*parts(a.array), work) + packed[_ADDRESSES.size :]
+            given = _ADDRESSES.pack(*addresses_of(a.array), work) + packed[_ADDRESSES.size :]
             starter.run(dequantise.SOURCE, step, given, ordinal, stream)
             shape = (dense.m, dense.n) if len(out.form.shape) == 2 else out.form.shape
             form = out.form._replace(shape=shape)

@@ -17,7 +17,7 @@ from typing import Any
 from gemmule.backends.cuda import driver, starter
 from gemmule.backends.cuda.convert import CTYPE
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.backends.cuda.launch_args import stored_numbers
+from gemmule.backends.cuda.launch_args import addresses_of, stored_numbers
 from gemmule.core.problem import ITEMSIZE, QuantSpec
 from gemmule.core.rung import Step
 from gemmule.errors import DeviceError
@@ -89,10 +89,8 @@ def whole(matrix: Any, dtype: str) -> DeviceArray:
     found = DeviceArray.empty((m, n), dtype, ordinal)
     if m * n:
         piece = Piece(0, m, 0, n, n)
-        zeros = 0 if matrix.zeros is None else matrix.zeros.pointer
-        perm = 0 if matrix.perm is None else matrix.perm.pointer
-        addresses = (matrix.codes.pointer, matrix.scales.pointer, zeros, perm, found.pointer)
-        packed = struct.pack("<5Q", *addresses) + arguments(spec, m, n, piece)[40:]
+        addresses = struct.pack("<5Q", *addresses_of(matrix), found.pointer)
+        packed = addresses + arguments(spec, m, n, piece)[len(addresses) :]
         starter.run(SOURCE, step(spec, dtype, piece), packed, ordinal, 0)
         driver.synchronize(ordinal)
     return found

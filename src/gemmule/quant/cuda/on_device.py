@@ -166,9 +166,7 @@ class _Launches:
         """Launch, wait, and return what the blocks found, float64 ``(blocks, each)``."""
         found = self._empty((blocks, each), "float64")
         self._launch(kernel, blocks, found.pointer, numbers=numbers)
-        host = np.empty(found.shape)
-        driver.copy(host.ctypes.data, found.pointer, host.nbytes, self.ordinal, self.stream)
-        return host
+        return self._fetched(found)
 
     def _launch(
         self,
@@ -229,13 +227,13 @@ class _Launches:
                 place = rows.start + row, column if order is None else int(order[column])
                 raise rounding.non_finite(place, float(values[row, column]))
         if not self.whole:
-            checks.scales_fit(self._scales_on_host().T, self.wanted.group_size)
+            checks.scales_fit(self._fetched(self.scales).T, self.wanted.group_size)
 
-    def _scales_on_host(self) -> np.ndarray[Any, Any]:
-        scales = np.empty(self.scales.shape, numpy_dtype(self.wanted.scale_dtype))
-        target = scales.ctypes.data
-        driver.copy(target, self.scales.pointer, scales.nbytes, self.ordinal, self.stream)
-        return scales
+    def _fetched(self, part: Any) -> np.ndarray[Any, Any]:
+        """Return an array in C order as it is on the device once the stream has come so far."""
+        host = np.empty(part.shape, numpy_dtype(part.dtype))
+        driver.copy(host.ctypes.data, part.pointer, host.nbytes, self.ordinal, self.stream)
+        return host
 
     def _rows(self, rows: slice) -> np.ndarray[Any, Any]:
         """Return some rows of the matrix on the host, as float64, columns in stored order."""
@@ -243,6 +241,6 @@ class _Launches:
         pointer = self.W.pointer + rows.start * row_step * ITEMSIZE[self.W.form.dtype]
         form = Form((rows.stop - rows.start, self.n), (row_step, col_step), *self.W.form[2:])
         packed = convert.widened(self.W._replace(pointer=pointer, form=form), "float64")
-        host = np.empty(form.shape)
-        driver.copy(host.ctypes.data, packed.pointer, host.nbytes, self.ordinal, self.stream)
+        block = DeviceArray(packed.pointer, form.shape, (), "float64", self.ordinal, packed)
+        host = self._fetched(block)
         return host if self.wanted.perm is None else host[:, self.wanted.perm]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint
@@ -12,6 +14,16 @@ SIGNATURES = tuple((t, t, out) for t in ("float16", "bfloat16") for out in (t, "
 ARITHMETIC = Arithmetic(
     accumulator="float32", chain=lambda problem, params: problem.k + DEPTH, per_add=2.0
 )
+
+# What all rungs on wgmma that multiply halves as they are say of themselves.
+COMMON: dict[str, Any] = {
+    "op": "matmul",
+    "signatures": SIGNATURES,
+    "arithmetic": lambda problem: ARITHMETIC,
+    "layouts": ("row", "col"),
+    "layouts_b": ("row", "col"),
+    "archs": ("sm_90a",),
+}
 
 ALIGNED = Constraint(
     "bases and leading strides are multiples of 16 bytes, as TMA wants",

@@ -42,9 +42,7 @@ class LibraryRun:
         rounds = rescale.wanted(alpha, out.form.dtype)
         kept = rescale.old_bytes(out, beta) if rounds else 0
         own = -(-prepared.workspace_bytes // 256) * 256
-        work, owner = 0, None
-        if own + kept:
-            work, owner = device_arrays.workspace(out, own + kept)
+        work, owner = device_arrays.workspace(out, own + kept)
         old = work + own
         start = prepared.starter(1.0, 0.0) if rounds else prepared.starter(alpha, beta)
         if kept:

@@ -115,9 +115,7 @@ class PackedLauncher:
         start = self._starts.get(ordinal)
         if start is None:
             start = self._starts[ordinal] = self.starter(ordinal)
-        work, owner = 0, None
-        if self.workspace:
-            work, owner = device_arrays.workspace(out, self.workspace)
+        work, owner = device_arrays.workspace(out, self.workspace)
         left, right = (
             (one.pointer, one.original.address(self.rung)) if has else one.pointer
             for one, has in zip((a, b), self.ready, strict=True)

@@ -15,10 +15,9 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, quickest, type_arguments
 from gemmule.rungs._cuda.half_tiles import (
-    ARITHMETIC,
+    COMMON,
     COUNTED,
     DEPTH,
-    SIGNATURES,
     along_k,
     tile_map,
 )
@@ -91,11 +90,6 @@ RUNG = CudaRung(
     title="Repacked operands",
     idea="One pass copies both operands into lines that begin where TMA wants them.",
     source="packing, as BLAS libraries for CPUs do since GotoBLAS",
-    op="matmul",
-    signatures=SIGNATURES,
-    arithmetic=lambda problem: ARITHMETIC,
-    layouts=("row", "col"),
-    layouts_b=("row", "col"),
     after="wgmma_specialized",
     branch="operands that TMA cannot copy",
     params={"tile": tuple(TILES)},
@@ -105,5 +99,5 @@ RUNG = CudaRung(
     steps=_steps,
     workspace=_workspace,
     packing=Packing(passes=1, begins=lambda problem: sum(_packed_bytes(problem)), is_copy=True),
-    archs=("sm_90a",),
+    **COMMON,
 )

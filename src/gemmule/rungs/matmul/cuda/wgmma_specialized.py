@@ -21,10 +21,9 @@ from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Sugge
 from gemmule.rungs._cuda.geometry import ceil_div, instance, quickest, type_arguments
 from gemmule.rungs._cuda.half_tiles import (
     ALIGNED,
-    ARITHMETIC,
+    COMMON,
     COUNTED,
     DEPTH,
-    SIGNATURES,
     UNIT_STRIDE,
     turned_maps,
 )
@@ -93,11 +92,6 @@ RUNG = CudaRung(
     title="Warp specialisation",
     idea="One thread loads by TMA, two warpgroups multiply, and tiles follow without a pause.",
     source="CUTLASS' cooperative kernels for Hopper; steps and gains as in pranjalssh/fast.cu",
-    op="matmul",
-    signatures=SIGNATURES,
-    arithmetic=lambda problem: ARITHMETIC,
-    layouts=("row", "col"),
-    layouts_b=("row", "col"),
     after="wgmma_tile",
     params={"tile": tuple(TILES), "cluster": (1, 2)},
     constraints=(
@@ -116,5 +110,5 @@ RUNG = CudaRung(
     batched=True,
     suggest=_suggest,
     steps=_steps,
-    archs=("sm_90a",),
+    **COMMON,
 )

@@ -25,10 +25,9 @@ from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Sugge
 from gemmule.rungs._cuda.geometry import ceil_div, instance, quickest, type_arguments
 from gemmule.rungs._cuda.half_tiles import (
     ALIGNED,
-    ARITHMETIC,
+    COMMON,
     COUNTED,
     DEPTH,
-    SIGNATURES,
     along_k,
     turned_maps,
 )
@@ -142,11 +141,6 @@ RUNG = CudaRung(
     idea="The blocks of a cluster each sum a part of the reduction, and send each other sums.",
     source="split-K; swapped operands as in DeepGEMM, sums in distributed shared memory as in its "
     "pull request 186",
-    op="matmul",
-    signatures=SIGNATURES,
-    arithmetic=lambda problem: ARITHMETIC,
-    layouts=("row", "col"),
-    layouts_b=("row", "col"),
     after="wgmma_tile",
     branch="few tiles, long sums",
     params={"tile": tuple(TILES), "parts": (1, 2, 4, 8)},
@@ -171,5 +165,5 @@ RUNG = CudaRung(
     batched=True,
     suggest=_suggest,
     steps=_steps,
-    archs=("sm_90a",),
+    **COMMON,
 )

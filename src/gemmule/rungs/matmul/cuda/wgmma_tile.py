@@ -16,10 +16,9 @@ from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import instance, type_arguments
 from gemmule.rungs._cuda.half_tiles import (
     ALIGNED,
-    ARITHMETIC,
+    COMMON,
     COUNTED,
     DEPTH,
-    SIGNATURES,
     along_k,
     tile_map,
 )
@@ -58,16 +57,11 @@ RUNG = CudaRung(
     title="Warpgroup tile",
     idea="Four warps multiply tiles where they lie in shared memory; one thread has TMA copy them.",
     source="PTX ISA: wgmma, cp.async.bulk.tensor, mbarrier; Hopper kernels since 2022",
-    op="matmul",
-    signatures=SIGNATURES,
-    arithmetic=lambda problem: ARITHMETIC,
-    layouts=("row", "col"),
-    layouts_b=("row", "col"),
     after="tensor_core",
     params={"tile": (128, 64)},
     constraints=(ALIGNED, COUNTED, fits_grid(_size)),
     batched=True,
     suggest=_suggest,
     steps=_steps,
-    archs=("sm_90a",),
+    **COMMON,
 )

@@ -19,10 +19,9 @@ from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Sugge
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, quickest
 from gemmule.rungs._cuda.half_tiles import (
     ALIGNED,
-    ARITHMETIC,
+    COMMON,
     COUNTED,
     DEPTH,
-    SIGNATURES,
     UNIT_STRIDE,
     turned_maps,
 )
@@ -103,11 +102,6 @@ RUNG = CudaRung(
     title="Two steps",
     idea="Parts of the sum are products of their own, and a second kernel adds them.",
     source="split-K; pairs of blocks that share loads, as in pranjalssh/fast.cu",
-    op="matmul",
-    signatures=SIGNATURES,
-    arithmetic=lambda problem: ARITHMETIC,
-    layouts=("row", "col"),
-    layouts_b=("row", "col"),
     after="wgmma_specialized",
     branch="few tiles, longer sums",
     params={"tile": tuple(TILES), "parts": (8, 4, 16)},
@@ -124,5 +118,5 @@ RUNG = CudaRung(
     suggest=_suggest,
     steps=_steps,
     workspace=_workspace,
-    archs=("sm_90a",),
+    **COMMON,
 )
