@@ -272,7 +272,7 @@ def rebound(plan: Plan, left: Form, right: Form, out: Form | None) -> Plan:
     given = canonical(plan.op, left, right, None, plan.options)  # an `out` may fold other batches
     same = replace(given.problem, alignment=mine.alignment) == mine
     if same and out is not None:
-        check_result(out, given.out_shape, mine.out)
+        check_result(out.shape, out.dtype, given.out_shape, mine.out)
     if not same or given.problem.alignment < mine.alignment:
         raise ValueError(
             f"this plan computes {mine.describe()} at {mine.alignment}-byte alignment; given was "

@@ -24,6 +24,8 @@ from gemmule.quant.library import refuse_without_data
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
 
+# Dtypes that PyTorch and NumPy hand to each other as their bits alone.
+_BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _OVERLAP_WORK: Any = 10_000  # candidate solutions tried before two views count as overlapping
 
 
@@ -150,9 +152,8 @@ def _from_torch(torch: Any, tensor: Any, argument: str) -> Operand:
         raise TypeError(f"{argument} lies on {tensor.device}; supported are cpu and cuda devices.")
     plain = tensor.detach().resolve_conj().resolve_neg()
     try:
-        if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-            bits = torch.uint16 if name == "bfloat16" else torch.uint8
-            host = plain.view(bits).numpy().view(numpy_dtype(name))
+        if name in _BITS:
+            host = plain.view(getattr(torch, _BITS[name])).numpy().view(numpy_dtype(name))
         else:
             host = plain.numpy()
     except RuntimeError as error:  # of a kind of tensor that only operators of PyTorch can read
@@ -229,8 +230,8 @@ def to_kind(out: Operand, like: Operand) -> Any:
     array = out.array
     if like.library == "torch":
         torch = sys.modules["torch"]
-        if out.form.dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-            bits = array.view(np.uint16 if out.form.dtype == "bfloat16" else np.uint8)
+        if out.form.dtype in _BITS:
+            bits = array.view(_BITS[out.form.dtype])
             return torch.from_numpy(bits).view(getattr(torch, out.form.dtype))
         return torch.from_numpy(array) if array.ndim else torch.tensor(array, device="cpu")
     if like.library == "jax":
@@ -247,13 +248,13 @@ def to_kind(out: Operand, like: Operand) -> Any:
     return namespace().from_dlpack(array) if namespace is not None else array
 
 
-def check_result(out: Form, shape: tuple[int, ...], dtype: str) -> None:
-    """Raise unless a given `out` has the result's shape and dtype."""
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}; the result has shape {shape}.")
-    if out.dtype != dtype:
+def check_result(given: tuple[int, ...], kind: str, shape: tuple[int, ...], dtype: str) -> None:
+    """Raise unless the shape and the dtype that a given `out` has are the result's."""
+    if given != shape:
+        raise ValueError(f"out has shape {given}; the result has shape {shape}.")
+    if kind != dtype:
         raise TypeError(
-            f"out has dtype {out.dtype}; the result has dtype {dtype}. "
+            f"out has dtype {kind}; the result has dtype {dtype}. "
             "Pass an out of that dtype, or out_dtype= to choose another."
         )
 
@@ -262,7 +263,7 @@ def check_out(out: Operand, shape: tuple[int, ...], dtype: str, inputs: list[Ope
     """Raise unless `out` has exactly this shape and dtype, is writable, and overlaps no input."""
     if out.form.ready is not None:
         raise TypeError("out is a prepared matrix, which is never written. Pass a plain array.")
-    check_result(out.form, shape, dtype)
+    check_result(out.form.shape, out.form.dtype, shape, dtype)
     if out.library in ("jax",):
         raise TypeError("out is a JAX array, which is immutable. Leave out= away.")
     differentiated = out.library == "torch" and out.original.requires_grad

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gemmule import general
+from gemmule.arrays.interop import check_result
 from gemmule.core.canonical import NAMES, Options
 from gemmule.core.problem import check_dtype, matmul_shape, matvec_shape, result_dtype
 
@@ -118,13 +119,7 @@ def _fake(op: str) -> Callable[..., Any]:
 def _out_fake(op: str) -> Callable[..., None]:
     def look(a: Any, b: Any, *, out: Any, out_dtype: Any = None, **options: Any) -> None:
         shape, dtype = _result(op, a, b, out_dtype)
-        if tuple(out.shape) != shape:
-            raise ValueError(f"out has shape {tuple(out.shape)}; the result has shape {shape}.")
-        if out.dtype != dtype:
-            raise TypeError(
-                f"out has dtype {out.dtype}; the result has dtype {dtype}. "
-                "Pass an out of that dtype, or out_dtype= to choose another."
-            )
+        check_result(tuple(out.shape), _name(out.dtype), shape, _name(dtype))
 
     return look
 

@@ -208,30 +208,14 @@ class _Work:
         codes, scales = closed(codes), closed(scales)
         zeros = None if self.wanted.symmetric else closed(zeros)
         shape, device = (self.W.shape[0], self.W.shape[1]), getattr(codes, "device", "cpu")
+        perm, kind = self.wanted.perm, (self.wanted.bits, self.wanted.group_size)
         if device == "cpu":
             made = QuantizedMatrix.from_parts(
-                codes,
-                scales,
-                zeros,
-                shape=shape,
-                bits=self.wanted.bits,
-                group_size=self.wanted.group_size,
-                perm=self.wanted.perm,
+                codes, scales, zeros, shape=shape, bits=kind[0], group_size=kind[1], perm=perm
             )
         else:
-            perm = (
-                None if self.wanted.perm is None else closed(self.library.asarray(self.wanted.perm))
-            )
-            made = QuantizedMatrix(
-                codes,
-                scales,
-                zeros,
-                perm,
-                shape,
-                self.wanted.bits,
-                self.wanted.group_size,
-                device=device,
-            )
+            there = None if perm is None else closed(self.library.asarray(perm))
+            made = QuantizedMatrix(codes, scales, zeros, there, shape, *kind, device=device)
         return replace(made, error=error)
 
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from gemmule.core.memory import available_bytes
-
-T = TypeVar("T")
 
 CACHE_FOLDER = Path("/sys/devices/system/cpu")
 MAX_SETS = 1 << 16
@@ -27,10 +23,6 @@ class Rotation:
     sets: int
     bytes: int
     cold: bool
-
-    def copies_of(self, first: T) -> list[T]:
-        """Return the sets: the first, and copies of it in memory of their own."""
-        return [first, *(deepcopy(first) for _ in range(self.sets - 1))]
 
 
 def rotation(
