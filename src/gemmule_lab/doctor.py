@@ -17,17 +17,9 @@ from gemmule_lab.records.environment import version_of
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 CPU_FEATURES = (
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512bw",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_tile",
-    "amx_bf16",
-    "amx_int8",
-)
+    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_tile",
+    "amx_bf16", "amx_int8",
+)  # fmt: skip
 OPTIONAL = ("torch", "cupy-cuda13x", "cupy-cuda12x", "jax", "scipy", "nvidia-ml-py")
 CUDA_WHEELS = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
 CUDA_FIX = f"{INSTALL['cuda13']} (driver 580 or newer), or the same of 12"
@@ -49,22 +41,7 @@ def examine() -> list[Finding]:
     A FAIL is only given where the CPU part of gemmule does not work. Takes about ten seconds the
     first time, when kernels are compiled.
     """
-    findings: list[Finding] = []
-    for check in (
-        _python,
-        _numpy,
-        _numba,
-        _processor,
-        _caches,
-        _products,
-        _driver,
-        _wheels,
-        _nvrtc,
-        _cublas,
-        _optional,
-    ):
-        findings.extend(safely(check))
-    return findings
+    return [finding for check in CHECKS for finding in safely(check)]
 
 
 def safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -77,29 +54,27 @@ def safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
 
 
 def _python() -> Iterator[Finding]:
+    version, place = version_of("gemmule") or "not installed", Path(__file__).parents[1]
+    yield Finding("gemmule", OK, f"{version} in {place}")
     system = f"{platform.system()} {platform.machine()}"
-    fine = system == "Linux x86_64"
-    yield Finding(
-        "gemmule", OK, f"{version_of('gemmule') or 'not installed'} in {Path(__file__).parents[1]}"
-    )
-    yield Finding(
-        "Python",
-        OK if fine else NOTE,
-        f"{platform.python_version()} on {system}",
-        "" if fine else "only Linux x86_64 is tested",
-    )
+    words = "" if system == "Linux x86_64" else "only Linux x86_64 is tested"
+    yield Finding("Python", _noted(words), f"{platform.python_version()} on {system}", words)
+
+
+def _noted(reason: str | None) -> str:
+    return NOTE if reason else OK
 
 
 def _numpy() -> Iterator[Finding]:
     import numpy as np
     import threadpoolctl
 
-    libraries = [lib for lib in threadpoolctl.threadpool_info() if lib.get("user_api") == "blas"]
-    words = [
+    libraries = (lib for lib in threadpoolctl.threadpool_info() if lib.get("user_api") == "blas")
+    words = "; ".join(
         f"{lib['internal_api']} {lib.get('version')}, {lib['num_threads']} threads"
         for lib in libraries
-    ]
-    yield Finding("NumPy", OK, f"{np.__version__}, BLAS: {'; '.join(words) or 'not recognised'}")
+    )
+    yield Finding("NumPy", OK, f"{np.__version__}, BLAS: {words or 'not recognised'}")
 
 
 def _numba() -> Iterator[Finding]:
@@ -130,13 +105,9 @@ def _processor() -> Iterator[Finding]:
     yield _threads()
     if importlib.util.find_spec("numba") is not None:
         yield _calls()
-    good = "avx2" in present and "fma" in present
-    yield Finding(
-        "CPU features",
-        OK if good else NOTE,
-        " ".join(present) or "none of those used",
-        "" if good else "kernels run, but slowly: AVX2 and FMA are what they are built for",
-    )
+    words = "kernels run, but slowly: AVX2 and FMA are what they are built for"
+    words = "" if {"avx2", "fma"} <= {*present} else words
+    yield Finding("CPU features", _noted(words), " ".join(present) or "none of those used", words)
 
 
 def _threads() -> Finding:
@@ -147,12 +118,9 @@ def _threads() -> Finding:
 
     measured = launch.machine().rates.measured
     model = f"device model of {measured}" if measured else "default device model"
-    return Finding(
-        "CPU threads",
-        OK if measured else NOTE,
-        f"{threads.thread_count()} a product; helpers: {pool.helpers()}; {model}",
-        "" if measured else "gemmule tune --device-model measures this CPU in two seconds",
-    )
+    words = "" if measured else "gemmule tune --device-model measures this CPU in two seconds"
+    found = f"{threads.thread_count()} a product; helpers: {pool.helpers()}; {model}"
+    return Finding("CPU threads", _noted(words), found, words)
 
 
 def _calls() -> Finding:
@@ -162,7 +130,7 @@ def _calls() -> Finding:
 
     reason = builtin.unusable() if builtin_enabled() else "GEMMULE_BUILTIN is 0"
     words = "as builtin functions" if reason is None else f"through Python: {reason}"
-    return Finding("CPU calls", OK if reason is None else NOTE, f"planned products {words}")
+    return Finding("CPU calls", _noted(reason), f"planned products {words}")
 
 
 def _caches() -> Iterator[Finding]:
@@ -211,24 +179,16 @@ def _driver() -> Iterator[Finding]:
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        yield Finding(
-            "CUDA driver",
-            NOTE,
-            "not found: products run on the CPU",
-            "install NVIDIA's driver if this machine has a GPU",
-        )
+        words = "install NVIDIA's driver if this machine has a GPU"
+        yield Finding("CUDA driver", NOTE, "not found: products run on the CPU", words)
         return
     version, count = ctypes.c_int(), ctypes.c_int()
     library.cuDriverGetVersion(ctypes.byref(version))
     label = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
     status = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
     if status != 0 or count.value == 0:
-        yield Finding(
-            "CUDA driver",
-            NOTE,
-            f"{label}, but no usable GPU (driver status {status})",
-            "check nvidia-smi and CUDA_VISIBLE_DEVICES",
-        )
+        found = f"{label}, but no usable GPU (driver status {status})"
+        yield Finding("CUDA driver", NOTE, found, "check nvidia-smi and CUDA_VISIBLE_DEVICES")
         return
     yield Finding("CUDA driver", OK, f"{label}, {count.value} GPU(s): {_gpu_names(library, count)}")
 
@@ -259,13 +219,8 @@ def _nvrtc() -> Iterator[Finding]:
     try:
         from cuda.bindings import nvrtc
 
-        status, program = nvrtc.nvrtcCreateProgram(
-            b'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = 1.0f; }',
-            b"probe.cu",
-            0,
-            [],
-            [],
-        )
+        source = b'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = 1.0f; }'
+        status, program = nvrtc.nvrtcCreateProgram(source, b"probe.cu", 0, [], [])
         options = [b"--gpu-architecture=sm_90a"]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         _, major, minor = nvrtc.nvrtcVersion()
@@ -274,12 +229,11 @@ def _nvrtc() -> Iterator[Finding]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         yield Finding("NVRTC", NOTE, f"does not load: {reason}", CUDA_FIX)
         return
+    version = f"{major}.{minor}"
     if int(status) != 0:
-        yield Finding(
-            "NVRTC", NOTE, f"{major}.{minor} does not compile (status {status})", CUDA_FIX
-        )
+        yield Finding("NVRTC", NOTE, f"{version} does not compile (status {status})", CUDA_FIX)
         return
-    yield Finding("NVRTC", OK, f"{major}.{minor} compiles for sm_90a")
+    yield Finding("NVRTC", OK, f"{version} compiles for sm_90a")
 
 
 def _cublas() -> Iterator[Finding]:
@@ -296,6 +250,12 @@ def _cublas() -> Iterator[Finding]:
 def _optional() -> Iterator[Finding]:
     found = [f"{name} {version}" for name in OPTIONAL if (version := version_of(name))]
     yield Finding("also here", OK, ", ".join(found) or "none of torch, cupy, jax, scipy")
+
+
+CHECKS = (
+    _python, _numpy, _numba, _processor, _caches, _products, _driver, _wheels, _nvrtc, _cublas,
+    _optional,
+)  # fmt: skip
 
 
 def show(findings: list[Finding]) -> None:

@@ -24,14 +24,10 @@ CEILING_SECONDS = 6.0
 
 @click.command(short_help="Time and count every CUDA rung at fixed problems.")
 @options.device("cuda")
-@options.folder(
-    "--evidence",
-    required=True,
-    help="Write ladder.jsonl and counters.jsonl into the device's folder below this one.",
-)
-@click.option("--op", "ops", multiple=True, help="Only this ladder; may be repeated.")
+@options.folder("--evidence", required=True, help="Write both files into the device's folder here.")
+@options.some("--op", "ops", "Only this ladder; may be repeated.")
 @options.seconds(0.02, 60, "Time spent on each rung and product.", 0.25)
-@click.option("--no-ncu", is_flag=True, help="Leave the hardware counters as they are on file.")
+@options.flag("--no-ncu", "Leave the hardware counters as they are on file.")
 def counters(
     device: str, evidence: Path, ops: tuple[str, ...], seconds: float, no_ncu: bool
 ) -> None:

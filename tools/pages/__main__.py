@@ -6,27 +6,15 @@ from pathlib import Path
 
 import click
 
+from gemmule_lab.commands import _options as options
 from pages import build, cpu_pages, study_pages
 
 
 @click.command(short_help="Rewrite the generated parts of the documents.")
-@click.option("--check", is_flag=True, help="Write nothing; exit code 1 where something is stale.")
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    default=Path(),
-    help="The source tree; default: here.",
-)
-@click.option(
-    "--instructions",
-    is_flag=True,
-    help="First compile every CPU rung anew and record what its hot loop is made of.",
-)
-@click.option(
-    "--measured",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="First keep this run of `gemmule bench --suite ladder` in the evidence.",
-)
+@options.flag("--check", "Write nothing; exit code 1 where something is stale.")
+@options.folder("--root", default=Path(), help="The source tree; default: here.")
+@options.flag("--instructions", "First compile every CPU rung anew and record its hot loop.")
+@options.file("--measured", help="First keep this run of `gemmule bench --suite ladder`.")
 def docs(check: bool, root: Path, instructions: bool, measured: Path | None) -> None:
     """Bring the pages of the ladders and the tables of README.md up to date, in a source tree."""
     if not (root / "src" / "gemmule").is_dir():

@@ -18,30 +18,25 @@ PROVE = "python -m proofs --evidence evidence --stale"
 @options.device("cuda")
 @options.workers("Processes; default: one a core but two.")
 @options.folder("--evidence", help="Record what is proved here; default, of --check: our own.")
-@click.option("--stale", is_flag=True, help="Only what changed since its proof.")
-@click.option(
-    "--check",
-    "check_only",
-    is_flag=True,
-    help="No GPU needed: compare the kernels, as built here, with the evidence.",
-)
-@click.option("--anew", is_flag=True, help="With --check: build also what is on record as built.")
+@options.flag("--stale", "Only what changed since its proof.")
+@options.flag("--check", "No GPU needed: compare the kernels, as built here, with the evidence.")
+@options.flag("--anew", "With --check: build also what is on record as built.")
 def proofs(
     rung: str | None,
     device: str,
     workers: int | None,
     evidence: Path | None,
     stale: bool,
-    check_only: bool,
+    check: bool,
     anew: bool,
 ) -> None:
     """Prove every CUDA rung on a GPU at its edge sizes and parameters, and record it; or, with
     --check, tell which records are of older code, and which rungs that plans choose lack one.
     """
-    if anew and not check_only:
+    if anew and not check:
         raise ValueError("--anew says what --check builds; pass --check with it.")
     options.check_device(device)
-    if check_only:
+    if check:
         _check(evidence, rung, anew)
         return
     if evidence is None or device == "cpu":

@@ -16,23 +16,10 @@ from sanitizer import sanitize as engine
 
 @click.command(short_help="Run CUDA rungs under compute-sanitizer.")
 @options.rungs
-@click.option(
-    "--tool",
-    "tools",
-    multiple=True,
-    type=click.Choice(engine.TOOLS),
-    help="Only this tool; repeatable.",
-)
+@options.some("--tool", "tools", "Only this tool; repeatable.", engine.TOOLS)
 @options.device("cuda")
 @options.folder("--evidence", help="Record what was clean in this folder.")
-@click.option(
-    "--limit",
-    "limit_s",
-    type=click.IntRange(10, 86_400),
-    default=1800,
-    show_default=True,
-    help="Seconds for each tool and rung.",
-)
+@options.one("--limit", click.IntRange(10, 86_400), 1800, "Seconds for each tool and rung.")
 @options.workers("Processes; default: one a core but two.")
 def sanitize(
     names: tuple[str, ...],
@@ -40,7 +27,7 @@ def sanitize(
     tools: tuple[str, ...],
     device: str,
     evidence: Path | None,
-    limit_s: int,
+    limit: int,
     workers: int | None,
 ) -> None:
     """Watch a sample of every CUDA rung's proof for bad memory accesses, races, reads of memory
@@ -68,7 +55,7 @@ def sanitize(
         chosen,
         tools or engine.TOOLS,
         ordinal=ordinal,
-        limit_s=limit_s,
+        limit_s=limit,
         workers=workers or max(1, (os.cpu_count() or 3) - 2),
         report=show,
     )
