@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import queue
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from typing import Any
 
 from gemmule_lab.verify.random_products import Choice, Outcome, Trial, draw, run
@@ -88,28 +88,39 @@ def run_trials(
             progress(total.done)
         return total
     context = multiprocessing.get_context("spawn")
-    channel: Any = context.Queue()
-    places = [context.Value("q", -1) for _ in range(workers)]
-    processes = [
-        context.Process(
-            target=_work,
-            args=(choice, seed, range(i, cases, workers), seconds, channel, places[i]),
-            daemon=True,
+    running: dict[Any, tuple[Any, Any]] = {}  # where a worker's tallies come from: it, its place
+    for first in range(workers):
+        receives, sends = context.Pipe(duplex=False)
+        place = context.Value("q", -1)
+        numbers = range(first, cases, workers)
+        process = context.Process(
+            target=_work, args=(choice, seed, numbers, seconds, sends, place), daemon=True
         )
-        for i in range(workers)
-    ]
-    for process in processes:
         process.start()
+        sends.close()  # so that the end of the worker's own is the end of the pipe
+        running[receives] = process, place
+    processes = [process for process, _ in running.values()]
     try:
-        _gather(processes, places, channel, total, progress)
-        for process in processes:
-            process.join(ENDS_S)
-            if process.exitcode not in (None, 0) and not total.deaths:
-                total.deaths.append(f"a worker died at its end (exit code {process.exitcode})")
+        while running:
+            for channel in connection.wait(list(running)):
+                _receive(channel, running, total)
+                progress(total.done)
     finally:
         for process in processes:
             process.terminate()
     return total
+
+
+def _receive(channel: Any, running: dict[Any, tuple[Any, Any]], total: Tally) -> None:
+    """Add a worker's tally, or what became of it where there comes none."""
+    try:
+        total.add(channel.recv())
+    except EOFError:
+        process, place = running.pop(channel)
+        process.join(ENDS_S)
+        if process.exitcode not in (None, 0):
+            code = f"a worker died (exit code {process.exitcode})"
+            total.deaths.append(f"{code} in trial {place.value}")
 
 
 def _parts(choice: Choice, seed: int, numbers: range, seconds: float, place: Any = None) -> Any:
@@ -132,38 +143,9 @@ def _parts(choice: Choice, seed: int, numbers: range, seconds: float, place: Any
 def _work(
     choice: Choice, seed: int, numbers: range, seconds: float, channel: Any, place: Any
 ) -> None:
-    """Run a worker's trials and send their tallies; None at the end."""
+    """Run a worker's trials and send their tallies."""
     import threadpoolctl
 
     with threadpoolctl.threadpool_limits(1, "blas"):  # the truth's BLAS would fight the others'
         for part in _parts(choice, seed, numbers, seconds, place):
-            channel.put(part)
-    channel.put(None)
-
-
-def _gather(
-    processes: list[Any],
-    places: list[Any],
-    channel: Any,
-    total: Tally,
-    progress: Callable[[int], None],
-) -> None:
-    finished = 0
-    dead: set[int] = set()
-    while finished + len(dead) < len(processes):
-        try:
-            part = channel.get(timeout=1.0)
-        except queue.Empty:
-            for index, process in enumerate(processes):
-                if process.exitcode not in (None, 0) and index not in dead:
-                    dead.add(index)
-                    total.deaths.append(
-                        f"a worker died (exit code {process.exitcode}) in trial "
-                        f"{places[index].value}"
-                    )
-            continue
-        if part is None:
-            finished += 1
-        else:
-            total.add(part)
-            progress(total.done)
+            channel.send(part)
