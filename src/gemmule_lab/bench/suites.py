@@ -44,7 +44,6 @@ def _grid(
 
 
 _CODES = ("int8", "int4", "int8 x int8", "int4 x int8")
-_INTEGERS = ("plain int8", "plain int32", "plain int64")
 _VECTORS = ("matvec", "vecmat")
 _LARGE = _squares(4096, 8192, 16384)
 _CPU = (

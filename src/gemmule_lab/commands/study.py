@@ -53,12 +53,14 @@ def _one(
     times: bool,
     csv: bool,
 ) -> None:
+    from gemmule.storage.evidence import slug
     from gemmule_lab.progress import tracked
-    from gemmule_lab.studies import devices, runner, store
+    from gemmule_lab.studies import harness, runner, store
     from gemmule_lab.studies import show as results
 
-    here, missing = devices.benches("cpu" if show and not evidence else device)
-    path = devices.path_of(one.number, out, evidence, here)
+    here, missing = harness.benches("cpu" if show and not evidence else device)
+    folder = out if evidence is None else evidence / slug(here[0].device)
+    path = folder / f"study-{one.number}.jsonl"
     if show and evidence is None and take is None and not path.is_file():
         path = store.on_record(one.number) or path
     click.echo(f"document {one.number}: {one.title}")
@@ -71,7 +73,7 @@ def _one(
     if one.together and any(bench.backend == "cuda" for bench in here):
         here = here[:1]  # which times what runs on the CPU in turns with its own
     for bench in [] if show else here:
-        environment = functools.partial(devices.environment_of, bench)
+        environment = functools.partial(harness.environment_of, bench)
         runner.run(
             one,
             bench,

@@ -32,7 +32,6 @@ from gemmule_lab.files.sources import Source, check_shape, check_size, parse_sou
 
 Matrix = NDArray[Any]
 
-_LONGEST_HEADER = 10_000  # of a .npy file; NumPy's own limit, which it looks at too late
 _PIECE_BYTES = 1 << 20  # read at a time from an archive, so that no second copy is made
 
 SUFFIXES = (".npy", ".safetensors", ".npz", ".mat", ".mtx")
@@ -93,7 +92,6 @@ def _check_kind(source: Source, dtype: np.dtype[Any]) -> None:
 
 
 _MAX_HEADER_BYTES = 1 << 16  # NumPy parses 10,000 at most, and reads as many as are claimed
-_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

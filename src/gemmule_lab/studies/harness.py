@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import gemmule as gm
+from gemmule.backends.cpu.threads import thread_count
 from gemmule.backends.cuda import driver, launch_args, starter
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
@@ -20,6 +21,7 @@ from gemmule.core.problem import Problem
 from gemmule.errors import DeviceError
 from gemmule.timing.clock import Clock, Entry, entry_over
 from gemmule.timing.sampler import Budget, sample
+from gemmule_lab.ceilings.device import measure_ceilings
 from gemmule_lab.harness.bench import Bench
 from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.harness.host import HostBench
@@ -27,8 +29,8 @@ from gemmule_lab.harness.operands import Sets
 from gemmule_lab.harness.products import FLOATS, Product
 from gemmule_lab.peers import registry
 from gemmule_lab.peers.peer import Peer
-from gemmule_lab.records.environment import cpu_name
-from gemmule_lab.records.rows import times_of
+from gemmule_lab.records.environment import capture_environment, cpu_name
+from gemmule_lab.records.rows import Environment, times_of
 from gemmule_lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
 
 # Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and Numba on
@@ -36,6 +38,7 @@ from gemmule_lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
 REST_S = 0.15
 JUDGED_ELEMENTS = 1 << 24
 SLOWEST_CALL_S = 4.0
+CEILING_SECONDS = {"cpu": 3.0, "cuda": 4.0}
 
 
 class CellBench:
@@ -256,3 +259,42 @@ def peer_named(name: str, backend: str, problem: Problem) -> Peer | str:
         return unknown_peer(name, backend)
     present, absent = registry.select(problem, backend, peers=known)
     return present[0] if present else absent[0].reason
+
+
+def benches(only: str | None) -> tuple[list[CellBench], str]:
+    """Return the GPU's bench, where there is a GPU, and the CPU's; and why there is no GPU.
+
+    only: ``"cpu"`` or ``"cuda"`` for one of them; DeviceError where that one is not there.
+    """
+    found: list[CellBench] = []
+    missing = ""
+    if only != "cpu":
+        try:
+            found.append(GpuBench())
+        except (DeviceError, ImportError) as error:
+            if only == "cuda":
+                raise
+            missing = str(error)
+    if only != "cuda":
+        found.append(CpuBench())
+    return found, missing
+
+
+def environment_of(bench: CellBench) -> Environment:
+    """Return what rows of a bench depend on, its ceilings measured now."""
+    seconds = CEILING_SECONDS[bench.backend]
+    if bench.backend == "cpu":
+        return shortened(HostBench().environment(seconds))
+    measured = measure_ceilings(max_seconds=seconds, store=False)
+    threads, gpus = thread_count(), (bench.device,)
+    return shortened(
+        capture_environment(
+            bench.device, bench.backend, ceilings=measured, threads=threads, gpus=gpus
+        )
+    )
+
+
+def shortened(environment: Environment) -> Environment:
+    """Return an environment without what every shape of a ceiling gave, to keep lines short."""
+    ceilings = {name: replace(c, tried={}) for name, c in environment.ceilings.items()}
+    return replace(environment, ceilings=ceilings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemmule_lab.ceilings.best import TOLERANCE
@@ -112,9 +112,3 @@ def above_ceiling(rows: Rows, backend: str) -> bool:
     cold = rows.where(backend=backend, temperature="cold").timed()
     limit = (1 + TOLERANCE[backend]) * (read or float("inf"))
     return any(row.figures.get("gbs", 0.0) > limit for row in cold)
-
-
-def shortened(environment: Environment) -> Environment:
-    """Return an environment without what every shape of a ceiling gave, to keep lines short."""
-    ceilings = {name: replace(c, tried={}) for name, c in environment.ceilings.items()}
-    return replace(environment, ceilings=ceilings)

@@ -1,7 +1,9 @@
-"""Claims from their files, and the rules that several of them share."""
+"""What documents say: claims from their files, shared rules, and the figures they printed."""
 
 from __future__ import annotations
 
+import functools
+import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any, TypeVar
 from gemmule_lab.records.results import geomean
 from gemmule_lab.studies.records import Claim, Finding, Rows, UnmeasuredError, decided, pairs
 
-FOLDER = Path(__file__).parent / "claims"
+CLAIMS, PUBLISHED = (Path(__file__).parent / name for name in ("claims", "published"))
 NO_GPU = "no figures of a GPU are on file"
 NO_HEIGHTS = "no heights of blocks are on file"
 NO_PAIR = "no size is on file for both the CPU and the GPU"
@@ -29,7 +31,7 @@ class Claims:
     """
 
     def __init__(self, number: str) -> None:
-        path = FOLDER / f"{number}.toml"
+        path = CLAIMS / f"{number}.toml"
         self._listed: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         self._judges = {name: _shared(one) for name, one in self._listed.items() if "shared" in one}
 
@@ -123,3 +125,25 @@ RULES: Mapping[str, Callable[[Rows, str, str], Finding]] = {
     "gain": gain,
     "always": always,
 }
+
+BITS = {"torch": 16, "fp16": 16, "int8": 8, "int4": 4}
+
+
+@functools.cache
+def published(number: str) -> Any:
+    """Return a document's printed figures."""
+    return json.loads((PUBLISHED / f"{number}.json").read_text(encoding="utf-8"))
+
+
+def formula_bytes(n: int, bits: int) -> float:
+    """Return the bytes that document 003's bandwidth counts: matrix, float16 vector and result.
+
+    >>> formula_bytes(512, 16)
+    526336.0
+    """
+    return n * n * bits / 8 + 2 * 2 * n
+
+
+def formula_gbs(n: int, bits: int, ns: float) -> float:
+    """Return document 003's bandwidth: those bytes over nanoseconds, in GB/s."""
+    return formula_bytes(n, bits) / ns

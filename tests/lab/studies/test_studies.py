@@ -29,7 +29,6 @@ from gemmule_lab.studies import runner, show, store
 from gemmule_lab.studies.documents import (
     claims_001,
     claims_004,
-    crossings,
     document_000,
     document_001,
     document_002,
@@ -40,8 +39,8 @@ from gemmule_lab.studies.grid import Cell, Lane, Measured, Task
 from gemmule_lab.studies.harness import CellBench, CpuBench
 from gemmule_lab.studies.products.passes import PARTS
 from gemmule_lab.studies.products.totals import judge
-from gemmule_lab.studies.published import formula_gbs, published
 from gemmule_lab.studies.records import CONFIRMED, NOT_MEASURABLE, REFUTED, Rows, StudyRow
+from gemmule_lab.studies.verdicts import formula_gbs, published
 from lab_rows import machine, recorded, study_row, times
 from pages import study_pages
 
@@ -257,7 +256,7 @@ def total(name: str, times_us: Mapping[int, float], backend: str = "cuda") -> li
     return [
         study_row(
             "001",
-            crossings.TOTAL,
+            claims_001.TOTAL,
             name,
             us,
             backend=backend,
@@ -276,8 +275,8 @@ def test_break_even_sizes() -> None:
     assert verdict("001", "cpu-slow", cpu + gpu) == CONFIRMED
     slow = total("shared tile", {11: 60.0, 61: 600.0, 101: 900.0, 1001: 3e5})
     assert verdict("001", "break-even-own", cpu + slow) == REFUTED
-    assert crossings.last_crossing({1: 0.5, 2: 4.0, 3: 0.5}) is None
-    assert crossings.last_crossing({4: 2.0, 9: 3.0}) == 4.0
+    assert claims_001.last_crossing({1: 0.5, 2: 4.0, 3: 0.5}) is None
+    assert claims_001.last_crossing({4: 2.0, 9: 3.0}) == 4.0
     eigen = total("eigen", {11: 5.0, 41: 90.0, 101: 400.0}, "cpu")
     numpy = total("numpy", {11: 5.0, 41: 90.0, 101: 400.0}, "cpu")
     cublas = total("cublas", {11: 60.0, 41: 60.0, 101: 70.0})
@@ -290,7 +289,7 @@ def test_a_break_even_lies_between_sizes_and_has_an_interval() -> None:
     cpu = total("cpu loop", {32: 10.0, 64: 80.0, 128: 640.0}, "cpu")
     gpu = total("shared tile", {32: 40.0, 64: 40.0, 128: 40.0})
     wide = [dataclasses.replace(r, times_us=Times(r.us, r.us / 2, r.us * 2, 1.0, 9)) for r in cpu]
-    found = crossings.crossing(Rows([*wide, *gpu]), "cpu loop", "shared tile")
+    found = claims_001.crossing(Rows([*wide, *gpu]), "cpu loop", "shared tile")
     assert found is not None
     assert found.n == pytest.approx(32 * 2 ** (2 / 3), rel=1e-6)
     assert (found.low, found.high) == pytest.approx((32 * 2 ** (1 / 3), 64.0), rel=1e-6)
@@ -437,7 +436,7 @@ def test_limits_of_001() -> None:
     heavy = [
         study_row(
             "001",
-            crossings.TOTAL,
+            claims_001.TOTAL,
             "shared tile",
             300.0,
             temperature="once",
@@ -581,7 +580,7 @@ def sizes_of(name: str) -> set[int]:
     return {
         int(step.case["n"])
         for step in document_001.steps("cuda", True)
-        if isinstance(step, Task) and step.experiment == crossings.TOTAL and name in step.names
+        if isinstance(step, Task) and step.experiment == claims_001.TOTAL and name in step.names
     }
 
 

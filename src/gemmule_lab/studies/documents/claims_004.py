@@ -11,9 +11,8 @@ from gemmule.core.problem import Problem
 from gemmule.core.registry import cuda_rungs
 from gemmule_lab.records.results import geomean
 from gemmule_lab.studies import verdicts
-from gemmule_lab.studies.published import published
 from gemmule_lab.studies.records import Finding, Rows, decided
-from gemmule_lab.studies.verdicts import needed
+from gemmule_lab.studies.verdicts import needed, published
 
 WIDTHS = (8, 16, 32, 64, 128, 256)
 ALGORITHMS = ("block_multiply", "block_multiply_transposed", "transpose_then")

@@ -15,8 +15,10 @@ from gemmule_lab.studies.documents.claims_001 import (
     LONE_NAIVE,
     LONE_TILE,
     REFUSED,
+    TOTAL,
+    crossing,
+    totals_of,
 )
-from gemmule_lab.studies.documents.crossings import TOTAL, crossing, totals_of
 from gemmule_lab.studies.documents.pictures_001 import pictures
 from gemmule_lab.studies.grid import Bench, Case, Cell, Found, Lane, Names, Step, Study, Task
 from gemmule_lab.studies.products.first_call import first_call
@@ -33,8 +35,8 @@ from gemmule_lab.studies.products.passes import (
     SHARED,
 )
 from gemmule_lab.studies.products.totals import proof, small_check, totals, warm_up
-from gemmule_lab.studies.published import published
 from gemmule_lab.studies.records import Rows, Value
+from gemmule_lab.studies.verdicts import published
 
 LARGEST = {CPU_LOOP: 1024, NAIVE: 2048, SHARED: 4096}
 DOUBLING = tuple(32 << i for i in range(8))

@@ -13,9 +13,8 @@ from gemmule_lab.studies import pictures as draw
 from gemmule_lab.studies import verdicts
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
 from gemmule_lab.studies.pictures import Picture
-from gemmule_lab.studies.published import BITS, formula_gbs, published
 from gemmule_lab.studies.records import Finding, Rows, case_key, decided
-from gemmule_lab.studies.verdicts import needed
+from gemmule_lab.studies.verdicts import BITS, formula_gbs, needed, published
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 CPU_SIZES = (512, 1024, 2048, 4096)

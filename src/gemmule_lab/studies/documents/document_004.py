@@ -26,8 +26,8 @@ from gemmule_lab.studies.documents.claims_004 import (
 )
 from gemmule_lab.studies.documents.pictures_004 import pictures
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.published import published
 from gemmule_lab.studies.records import Rows
+from gemmule_lab.studies.verdicts import published
 
 COLD_BYTES = 1 << 17  # of less, thousands of matrices fit into the L2 of a large GPU
 CPU_SHAPES = ((128, 128), (1024, 64), (1024, 1024), (4096, 512), (4096, 4096))

@@ -6,8 +6,13 @@ from collections.abc import Iterator
 
 from gemmule_lab.report.charts import Axes, Bar, Bars, Line, Lines, Mark, number
 from gemmule_lab.studies import pictures as draw
-from gemmule_lab.studies.documents.claims_001 import KERNELS, LONE_NAIVE
-from gemmule_lab.studies.documents.crossings import by_size, crossing, totals_of
+from gemmule_lab.studies.documents.claims_001 import (
+    KERNELS,
+    LONE_NAIVE,
+    by_size,
+    crossing,
+    totals_of,
+)
 from gemmule_lab.studies.pictures import Picture
 from gemmule_lab.studies.products.passes import (
     CPU_LOOP,

@@ -18,8 +18,8 @@ from gemmule_lab.studies.documents.claims_004 import (
     block_means,
 )
 from gemmule_lab.studies.pictures import Picture
-from gemmule_lab.studies.published import published
 from gemmule_lab.studies.records import Rows
+from gemmule_lab.studies.verdicts import published
 
 DTYPE = "float32, matrix by columns"
 ACROSS = {
