@@ -165,7 +165,7 @@ def test_what_a_file_does_to_scipy_is_an_error(tmp_path: Path) -> None:
 
 def test_without_scipy_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(ImportError, match=r"a\.mat is read by SciPy: pip install 'gemmule\[io\]'"):
+    with pytest.raises(ImportError, match=r"a\.mat is read by SciPy: pip install 'scipy>=1\.14'"):
         read(tmp_path, saved(np.eye(2)))
 
 
