@@ -24,7 +24,7 @@ FLOAT_SIGNATURES: tuple[Signature, ...] = floats("float32", "float64", "float16"
 VALUES = (8, 16, 32)
 
 # Document 003's tables: name, threads of a row (blockDim.x), rows of a block (blockDim.y).
-SEED_LAYOUTS: tuple[tuple[str, int, int], ...] = (
+DOCUMENT_LAYOUTS: tuple[tuple[str, int, int], ...] = (
     ("p100_512", 32, 4),
     ("p100_1024", 32, 4),
     ("p100_2048", 32, 4),
@@ -118,6 +118,16 @@ def shared_row_steps(kernel: str, *names: str, aligned: bool = True) -> Steps:
         return (Step(instance(kernel, *template), grid, (p, rows, 1)),)
 
     return steps
+
+
+def sums_of(name: str) -> Callable[[Problem, Params, Machine], int]:
+    """Return the `workspace` of a rung that leaves so many sums, a parameter's value, a result."""
+
+    def workspace(problem: Problem, params: Params, machine: Machine) -> int:
+        each: int = params[name] * ITEMSIZE[accumulator(problem)]
+        return problem.m * problem.batch * each
+
+    return workspace
 
 
 def share_chain(problem: Problem, columns: int, threads: int, values: int) -> int:

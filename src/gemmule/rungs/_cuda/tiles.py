@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from gemmule.core.problem import FLOATS, Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step, Suggestion
@@ -12,6 +13,13 @@ Size = Callable[[Params], tuple[int, int]]  # of a block's tile: rows and column
 
 LARGEST_GRID = 2**31 - 1
 EVERY_LAYOUT = ("row", "col", "strided")
+# What matmul rungs say of themselves that take operands in any order, alone or in batches.
+ANY_ORDER: dict[str, Any] = {
+    "op": "matmul",
+    "layouts": EVERY_LAYOUT,
+    "layouts_b": EVERY_LAYOUT,
+    "batched": True,
+}
 FMA_ROUNDS = Constraint(
     "fma=False needs floats: integers round nothing",
     lambda problem, params: params["fma"] or problem.out in FLOATS,

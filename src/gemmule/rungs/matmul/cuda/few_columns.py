@@ -34,7 +34,7 @@ from gemmule.rungs._cuda.geometry import (
     starts_early,
 )
 from gemmule.rungs._cuda.rows import sums
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
+from gemmule.rungs._cuda.tiles import ANY_ORDER
 
 LANES = 8
 MOST_STAGES = (4, 6)  # of doubles more: a stage holds half as many
@@ -132,14 +132,11 @@ RUNG = CudaRung(
     title="Few columns",
     idea="A vector of A in registers meets all columns: A is read once, C's padding not computed.",
     source="skinny GEMM kernels, as in vLLM; Little's law",
-    op="matmul",
     signatures=(
         *floats("float32", "float64", "float16", "bfloat16"),
         *(s for s in integers() if s[2] == "int32"),
     ),
     arithmetic=sums(_chain),
-    layouts=EVERY_LAYOUT,
-    layouts_b=EVERY_LAYOUT,
     after="vector_tile",
     branch="few columns",
     params={"across": (2, 4, 1), "rows": (4, 8, 2)},
@@ -167,7 +164,7 @@ RUNG = CudaRung(
         ),
     ),
     workspace=_workspace,
-    batched=True,
     suggest=_suggest,
     steps=_steps,
+    **ANY_ORDER,
 )

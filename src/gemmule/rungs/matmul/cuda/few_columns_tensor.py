@@ -17,7 +17,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import few
 from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, instance, starts_early
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
+from gemmule.rungs._cuda.tiles import ANY_ORDER
 
 
 def _columns(problem: Problem, params: Params) -> int:
@@ -95,7 +95,6 @@ RUNG = CudaRung(
     title="Few columns on tensor cores",
     idea="Fragments straight from global memory: the order of the steps within a sum is free.",
     source="PTX ISA: mma.sync; skinny products on tensor cores as in Marlin (Frantar et al., 2024)",
-    op="matmul",
     signatures=(
         *((t, t, out) for t in ("float16", "bfloat16") for out in (t, "float32")),
         ("float64", "float64", "float64"),
@@ -107,8 +106,6 @@ RUNG = CudaRung(
         chain=_chain,
         per_add=2.0 if accumulator(problem) == "float32" else 1.0,
     ),
-    layouts=EVERY_LAYOUT,
-    layouts_b=EVERY_LAYOUT,
     after="few_columns",
     params={"warps": (4, 8), "tiles": (2, 1), "unroll": (2, 1, 4), "pieces": (2, 1, 4)},
     constraints=(
@@ -128,7 +125,7 @@ RUNG = CudaRung(
         ),
     ),
     workspace=_workspace,
-    batched=True,
     suggest=_suggest,
     steps=_steps,
+    **ANY_ORDER,
 )

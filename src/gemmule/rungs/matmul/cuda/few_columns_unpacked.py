@@ -23,7 +23,7 @@ from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Sugge
 from gemmule.rungs._cuda import few
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance
 from gemmule.rungs._cuda.rows import sums
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
+from gemmule.rungs._cuda.tiles import ANY_ORDER
 
 MOST_STAGES, LEAST_WARPS = {8: 3, 4: 4}, 4
 RESERVED = 1024  # bytes of shared memory that the system keeps of each block's
@@ -108,11 +108,8 @@ RUNG = CudaRung(
     title="Few columns, unpacked",
     idea="One launch: each warp copies its part of both as they lie; floats multiply as doubles.",
     source="own; PTX ISA: mma.sync of doubles",
-    op="matmul",
     signatures=floats("float32", "float64"),
     arithmetic=sums(_chain),
-    layouts=EVERY_LAYOUT,
-    layouts_b=EVERY_LAYOUT,
     after="few_columns_tensor",
     branch="operands in any order, one launch",
     params={"rows": (32, 16, 64), "resident": (1, 2), "pieces": (8, 4)},
@@ -134,7 +131,7 @@ RUNG = CudaRung(
     ),
     # Elsewhere doubles run at a small part of floats' rate.
     archs=("sm_80", "sm_90a", "sm_100a"),
-    batched=True,
     suggest=_suggest,
     steps=_steps,
+    **ANY_ORDER,
 )

@@ -18,7 +18,7 @@ from __future__ import annotations
 from gemmule.core.problem import FLOATS, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, instance, type_arguments
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, FMA_ROUNDS, fits_grid, launch, square
+from gemmule.rungs._cuda.tiles import ANY_ORDER, FMA_ROUNDS, fits_grid, launch, square
 
 _size = square("width")
 
@@ -39,11 +39,8 @@ RUNG = CudaRung(
     title="Naive",
     idea="One thread computes one element of C from global memory.",
     source="document 001, naive GPU kernel; document 002, basic kernel",
-    op="matmul",
     signatures=ALL_SIGNATURES,
     arithmetic=_arithmetic,
-    layouts=EVERY_LAYOUT,
-    layouts_b=EVERY_LAYOUT,
     params={"accumulate": ("register", "global"), "fma": (True, False), "width": (32, 16, 1)},
     constraints=(
         Constraint(
@@ -55,6 +52,6 @@ RUNG = CudaRung(
         FMA_ROUNDS,
         fits_grid(_size),
     ),
-    batched=True,
     steps=_steps,
+    **ANY_ORDER,
 )

@@ -12,7 +12,7 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, instance, type_arguments
 from gemmule.rungs._cuda.rows import sums
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, launch
+from gemmule.rungs._cuda.tiles import ANY_ORDER, fits_grid, launch
 
 
 def _size(params: Params) -> tuple[int, int]:
@@ -30,14 +30,11 @@ RUNG = CudaRung(
     title="Rectangular tile",
     idea="One staged tile of A meets two tiles of B: two elements of C per thread.",
     source="document 002, rectangular tiles",
-    op="matmul",
     signatures=ALL_SIGNATURES,
     arithmetic=sums(lambda problem, params: problem.k + params["tile"]),
-    layouts=EVERY_LAYOUT,
-    layouts_b=EVERY_LAYOUT,
     after="shared_tile",
     params={"tile": (32, 16, 8)},
     constraints=(fits_grid(_size),),
-    batched=True,
     steps=_steps,
+    **ANY_ORDER,
 )

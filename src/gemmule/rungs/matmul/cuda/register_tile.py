@@ -13,7 +13,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, instance, type_arguments
 from gemmule.rungs._cuda.rows import sums
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, fits_grid, launch, quickest_square, square
+from gemmule.rungs._cuda.tiles import ANY_ORDER, fits_grid, launch, quickest_square, square
 
 SIDE = 16  # threads along each side of a block
 DEPTH = 8
@@ -50,11 +50,8 @@ RUNG = CudaRung(
     title="Register tile",
     idea="Each thread keeps a micro-tile of C in registers: few reads of shared memory a product.",
     source="the register blocking of BLAS kernels, on a GPU since Volkov and Demmel (2008)",
-    op="matmul",
     signatures=ALL_SIGNATURES,
     arithmetic=sums(lambda problem, params: problem.k + DEPTH),
-    layouts=EVERY_LAYOUT,
-    layouts_b=EVERY_LAYOUT,
     after="rectangular_tile",
     params={"micro": (8, 4)},
     constraints=(
@@ -64,7 +61,7 @@ RUNG = CudaRung(
         ),
         fits_grid(_size),
     ),
-    batched=True,
     suggest=_suggest,
     steps=_steps,
+    **ANY_ORDER,
 )

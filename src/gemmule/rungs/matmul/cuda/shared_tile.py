@@ -14,7 +14,7 @@ from __future__ import annotations
 from gemmule.core.problem import FLOATS, Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, instance, type_arguments
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, FMA_ROUNDS, fits_grid, launch, square
+from gemmule.rungs._cuda.tiles import ANY_ORDER, FMA_ROUNDS, fits_grid, launch, square
 
 _size = square("tile")
 
@@ -37,14 +37,11 @@ RUNG = CudaRung(
     title="Shared tile",
     idea="A block stages square tiles of A and B in shared memory and reuses each element.",
     source="document 001, shared-memory kernel; document 002, square tiles",
-    op="matmul",
     signatures=ALL_SIGNATURES,
     arithmetic=_arithmetic,
-    layouts=EVERY_LAYOUT,
-    layouts_b=EVERY_LAYOUT,
     after="naive",
     params={"tile": (32, 16, 8, 1), "fma": (True, False)},
     constraints=(FMA_ROUNDS, fits_grid(_size)),
-    batched=True,
     steps=_steps,
+    **ANY_ORDER,
 )

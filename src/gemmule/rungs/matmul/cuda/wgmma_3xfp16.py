@@ -32,7 +32,7 @@ from gemmule.core.rung import (
 )
 from gemmule.rungs._cuda.geometry import ceil_div, quickest
 from gemmule.rungs._cuda.half_tiles import COUNTED, DEPTH
-from gemmule.rungs._cuda.tiles import EVERY_LAYOUT, tiles
+from gemmule.rungs._cuda.tiles import ANY_ORDER, tiles
 from gemmule.rungs.matmul.cuda.wgmma_specialized import BARRIERS_BYTES, SHARED_BYTES
 
 TILES = {"128x128": (128, 128), "128x64": (128, 64)}
@@ -173,11 +173,8 @@ RUNG = CudaRung(
     title="Error-corrected halves",
     idea="float32 as three products of halves, whose sums leave the tensor cores every 64 steps.",
     source="Ootomo and Yokota 2022 (splitting, truncation); no kernel of theirs is for Hopper",
-    op="matmul",
     signatures=same("float32"),
     arithmetic=lambda problem: Arithmetic(accumulator="float32", chain=_chain, per_add=2.0),
-    layouts=EVERY_LAYOUT,
-    layouts_b=EVERY_LAYOUT,
     after="wgmma_repacked",
     branch="float32, which tensor cores do not multiply",
     params={"tile": tuple(TILES)},
@@ -200,10 +197,10 @@ RUNG = CudaRung(
             lambda problem, params: tiles(problem, *_size(params)) <= 2**25,
         ),
     ),
-    batched=True,
     suggest=_suggest,
     steps=_steps,
     workspace=_workspace,
     packing=Packing(passes=2, begins=_begins, moves=_moves),
     archs=("sm_90a",),
+    **ANY_ORDER,
 )

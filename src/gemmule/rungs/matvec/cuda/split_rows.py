@@ -13,14 +13,13 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import (
     CTYPE,
-    accumulator,
     ceil_div,
     instance,
     quickest,
     starts_early,
     type_arguments,
 )
-from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums, sums_of
 from gemmule.rungs._cuda.stream import ALONE, INDEXED, shared_rows_s, starting
 
 THREADS = 256
@@ -36,10 +35,6 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
         Step(read, (problem.m, splits, 1), block),
         Step(add, (ceil_div(problem.m, 8), 1, 1), block, pdl=starts_early(machine)),
     )
-
-
-def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    return int(problem.m * params["splits"] * ITEMSIZE[accumulator(problem)])
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -87,7 +82,7 @@ RUNG = CudaRung(
     after="clustered_rows",
     params={"splits": SPLITS, "unroll": (4, 2)},
     constraints=(INDEXED, ALONE),
-    workspace=_workspace,
+    workspace=sums_of("splits"),
     suggest=_suggest,
     steps=_steps,
 )

@@ -17,8 +17,8 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Params
 from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
+    DOCUMENT_LAYOUTS,
     ROW_SIGNATURES,
-    SEED_LAYOUTS,
     VALUES,
     VALUES_FIT,
     h200_presets,
@@ -43,7 +43,7 @@ RUNG = CudaRung(
     signatures=ROW_SIGNATURES,
     arithmetic=sums(_chain),
     params={"p": (128, 32, 64, 256, 512, 1024), "rows": (4, 1, 2, 8, 16, 32), "values": VALUES},
-    presets={name: {"p": p, "rows": rows, "values": 8} for name, p, rows in SEED_LAYOUTS}
+    presets={name: {"p": p, "rows": rows, "values": 8} for name, p, rows in DOCUMENT_LAYOUTS}
     | h200_presets(several_warps=True),
     constraints=(BLOCK_FITS, VALUES_FIT),
     batched=True,

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import accumulator, ceil_div, instance, type_arguments
+from gemmule.rungs._cuda.geometry import ceil_div, instance, type_arguments
 from gemmule.rungs._cuda.rows import (
     BLOCK_FITS,
     ROW_SIGNATURES,
@@ -22,6 +22,7 @@ from gemmule.rungs._cuda.rows import (
     share_chain,
     shared_row_steps,
     sums,
+    sums_of,
     tree,
 )
 
@@ -40,11 +41,6 @@ def _chain(problem: Problem, params: Params) -> int:
     values: int = params["values"]
     section = ceil_div(problem.n, y) + 2 * values
     return share_chain(problem, section, p, values) + values + 2 * tree(32) + y - 1
-
-
-def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    y: int = params["y"]
-    return problem.batch * problem.m * y * ITEMSIZE[accumulator(problem)]
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -76,6 +72,6 @@ RUNG = CudaRung(
     constraints=(BLOCK_FITS, VALUES_FIT),
     batched=True,
     suggest=_suggest,
-    workspace=_workspace,
+    workspace=sums_of("y"),
     steps=_steps,
 )

@@ -22,7 +22,7 @@ from gemmule.rungs._cuda.geometry import (
     starts_early,
     type_arguments,
 )
-from gemmule.rungs._cuda.rows import sums
+from gemmule.rungs._cuda.rows import sums, sums_of
 from gemmule.rungs._cuda.stream import (
     FITS,
     LARGE_BYTES,
@@ -48,10 +48,6 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
         Step(read, (strips(problem, lanes), splits, problem.batch), block),
         Step(add, (blocks, 1, 1), block, pdl=starts_early(machine)),
     )
-
-
-def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    return int(problem.m * problem.batch * params["splits"] * ITEMSIZE[accumulator(problem)])
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -165,7 +161,7 @@ RUNG = CudaRung(
             ),
         ),
     ),
-    workspace=_workspace,
+    workspace=sums_of("splits"),
     batched=True,
     suggest=_suggest,
     steps=_steps,

@@ -14,13 +14,12 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import (
     CTYPE,
-    accumulator,
     ceil_div,
     instance,
     starts_early,
     type_arguments,
 )
-from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
+from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums, sums_of
 from gemmule.rungs._cuda.short_rows import ROOM, THREADS, conflicts, unit, wide_row
 from gemmule.rungs._cuda.stream import starting
 
@@ -42,10 +41,6 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
         Step(read, grid, (THREADS, 1, 1), smem),
         Step(add, (problem.m * problem.batch, 1, 1), (64, 1, 1), pdl=starts_early(machine)),
     )
-
-
-def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    return int(problem.m * problem.batch * params["splits"] * ITEMSIZE[accumulator(problem)])
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -107,7 +102,7 @@ RUNG = CudaRung(
             lambda problem, params: _smem(problem, params) <= ROOM,
         ),
     ),
-    workspace=_workspace,
+    workspace=sums_of("splits"),
     batched=True,
     suggest=_suggest,
     steps=_steps,
