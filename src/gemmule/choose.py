@@ -271,7 +271,10 @@ def _simplest(
             ):
                 params = rung.check_params(problem, None)
                 return Choice(call, problem, rung, params, machine, reason, None, copies)
+    quant, advice = call.problem.quant, "Convert the operands to another dtype"
+    if quant is not None and quant.layout != "row":
+        advice = f"The codes lie in layout {quant.layout}: multiply by Q.to(layout='row')"
     raise TypeError(
         f"no proved {machine.backend} rung computes {call.problem.describe()} on {machine.name}. "
-        "Convert the operands to another dtype, or name a rung with rung=."
+        f"{advice}, or name a rung with rung=."
     )
