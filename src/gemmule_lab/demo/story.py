@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmule_lab.demo.search import Embedded
@@ -123,14 +123,9 @@ def work_table(found: Sequence[Embedded], sentences: int) -> TableData:
     )
     title = f"{sentences} sentences embedded by all-MiniLM-L6-v2, and the nearest found to each"
     header = (
-        "linear layers in",
-        "their weights",
-        "all at once",
-        "one alone",
-        "mean cosine",
-        "least",
+        "linear layers in", "their weights", "all at once", "one alone", "mean cosine", "least",
         "same nearest as float32",
-    )
+    )  # fmt: skip
     return TableData(title, header, body, (False, *[True] * (len(header) - 1)))
 
 
@@ -151,9 +146,7 @@ def story(
 ) -> Story:
     """Return the page's first screen; without `found` the model's work is left out."""
     figure = chart(rows)
-    tables: Mapping[str, TableData | None] = {
-        "layers": figure.table,
-        "work": work_table(found, sentences) if found else None,
-        "examples": examples_table(examples, found[-1].format) if examples else None,
-    }
-    return Story(sentence(rows, found), figure, tuple(t for t in tables.values() if t is not None))
+    tables = [figure.table]
+    tables += [work_table(found, sentences)] if found else []
+    tables += [examples_table(examples, found[-1].format)] if examples else []
+    return Story(sentence(rows, found), figure, tuple(tables))

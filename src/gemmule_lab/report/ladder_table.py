@@ -166,36 +166,10 @@ def _proof(rung: Rung, machine: Machine, size: int, here: bool) -> str:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    shared = "" if row.shared_bytes is None else f"{row.shared_bytes:,}"
-    workspace = "" if row.workspace_bytes is None else f"{row.workspace_bytes:,}"
-    aside = f" *Branch: {row.branch}.*" if row.branch else ""
-    return (
-        row.number,
-        row.rung,
-        f"{row.technique}: {row.idea}{aside}",
-        row.gain,
-        row.dtypes,
-        row.layouts,
-        workspace,
-        shared,
-        row.arithmetic,
-        row.proof,
-    )
-
-
-HEADERS = (
-    "step",
-    "rung",
-    "technique and idea",
-    "gain on record over the step before",
-    "dtypes of A",
-    "A lies",
-    "workspace B",
-    "shared B",
-    "arithmetic",
-    "proof",
-)
+HEADERS: tuple[str, ...] = (
+    "step", "rung", "technique and idea", "gain on record over the step before", "dtypes of A",
+    "A lies", "workspace B", "shared B", "arithmetic", "proof",
+)  # fmt: skip
 
 
 def show(table_rows: Sequence[Row], title: str) -> None:
@@ -232,8 +206,14 @@ def _facts(row: Row) -> list[str]:
 
 def markdown(table_rows: Sequence[Row]) -> str:
     """Return the table as Markdown, for documents."""
-    lines = ["| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS)]
-    lines += [
-        "| " + " | ".join(c.replace("|", "\\|") for c in _cells(row)) + " |" for row in table_rows
-    ]
-    return "\n".join(lines)
+    lines = [HEADERS]
+    for row in table_rows:
+        aside = f" *Branch: {row.branch}.*" if row.branch else ""
+        what = f"{row.technique}: {row.idea}{aside}"
+        sizes = (row.workspace_bytes, row.shared_bytes)
+        told = ("" if size is None else f"{size:,}" for size in sizes)
+        first = (row.number, row.rung, what, row.gain, row.dtypes, row.layouts)
+        lines.append((*first, *told, row.arithmetic, row.proof))
+    head, *rest = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)
+    rule = "|" + "---|" * len(HEADERS)
+    return "\n".join([f"| {head} |", rule, *(f"| {line} |" for line in rest)])

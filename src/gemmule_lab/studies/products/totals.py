@@ -96,7 +96,7 @@ def proof(bench: Bench, names: Names, case: Case) -> Found:
     rng = np.random.default_rng()
     sizes = [int(n) for n in rng.integers(1, LARGEST_PROOF + 1, int(case["runs"]))]
     chosen = HOST_NAMES + ((NAIVE, SHARED, CUBLAS) if bench.backend == "cuda" else ())
-    worst, products, absent = 0.0, 0, set()
+    worst, products, absent = 0.0, 0, dict[str, str]()
     for n in sizes:
         results, lacking = _results(n, chosen, bench, rng)
         worst = max([worst, *(float(np.abs(a - b).max()) for a in results for b in results)])
@@ -110,19 +110,19 @@ def proof(bench: Bench, names: Names, case: Case) -> Found:
 
 def _results(
     n: int, names: Sequence[str], bench: Bench, rng: np.random.Generator
-) -> tuple[list[Array], set[str]]:
-    """Return the judged products of random matrices, and the names that are not here."""
+) -> tuple[list[Array], dict[str, str]]:
+    """Return the judged products of random matrices, and why others are not here."""
     a, b = (rng.standard_normal((n, n), np.float32) for _ in "AB")
-    results, absent = [], set()
+    results, absent = [], {}
     with ExitStack() as stack:
         for name in names:
             c = np.full((n, n), np.nan, np.float32)
             one = ways((name,), (a, b, c), bench, stack)[name]
             if isinstance(one, str):
-                absent.add(name)
-                continue
-            one.run()
-            results.append(_judged(one, a, b).copy())
+                absent[name] = one
+            else:
+                one.run()
+                results.append(_judged(one, a, b).copy())
     return results, absent
 
 
@@ -130,15 +130,10 @@ def small_check(bench: Bench, names: Names, case: Case) -> Found:
     """Judge the named libraries on matrices that do not commute; ArithmeticError when wrong."""
     found = {}
     for name in names:
-        results, _ = _results(int(case["n"]), (name,), bench, np.random.default_rng(32))
-        found[name] = Measured(figures={"right": 1.0}) if results else Measured(note=_why(name))
+        _, absent = _results(int(case["n"]), (name,), bench, np.random.default_rng(32))
+        right = Measured(figures={"right": 1.0})
+        found[name] = Measured(note=absent[name]) if absent else right
     return found
-
-
-def _why(name: str) -> str:
-    a = np.ones((2, 2), np.float32)
-    made = host_way(name, a, a, a.copy()) if name in HOST_NAMES else "it needs a GPU and PyTorch"
-    return made if isinstance(made, str) else ""
 
 
 def warm_up(bench: Bench, names: Names, case: Case) -> Found:
@@ -159,16 +154,13 @@ def _timed(bench: Bench, names: Names, n: int, repeats: int) -> Found:
             rest()
         with ExitStack() as stack:
             made = ways(group, (a, b, c), bench, stack)
-            found |= {
-                name: Measured(note=why) for name, why in made.items() if isinstance(why, str)
-            }
             firsts: dict[str, Parts] = {}
-            for way in (one for one in made.values() if isinstance(one, Way)):
-                first = _first(way, a, b)
+            for name, way in made.items():
+                first = way if isinstance(way, str) else _first(way, a, b)
                 if isinstance(first, str):
-                    found[way.name] = Measured(note=first)
+                    found[name] = Measured(note=first)
                 else:
-                    firsts[way.name] = first
+                    firsts[name] = first
             present = [way for way in made.values() if isinstance(way, Way) and way.name in firsts]
             runs = in_turns(present, firsts, n, repeats)
         found |= {name: _measured(name, n, parts) for name, parts in runs.items()}
