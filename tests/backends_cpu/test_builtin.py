@@ -69,6 +69,7 @@ def test_where_numba_has_threads_products_go_the_ordinary_way(
     first, call = plan(a, b), plan._run.bound(a, b)
     assert np.array_equal(call(a, b), first)
     monkeypatch.setattr(parallel, "_is_initialized", True)
+    monkeypatch.setattr(parallel, "get_num_threads", lambda: 2)
     out = np.zeros_like(first)
     assert call(a, b) is None
     assert call(a, b, out) is None

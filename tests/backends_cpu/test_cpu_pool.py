@@ -182,7 +182,7 @@ class Twin:
         self.begun, self.done, self.nested = 0, [], True
         own: dict[str, Any] = {
             "read": self.read, "write": self.words.__setitem__, "add": self.add,
-            "swap_if": self.swap_if, "call_task": self.call_task, "now_ns": lambda: 0,
+            "swap_if": self.swap_if, "call_c": self.call_c, "now_ns": lambda: 0,
             "pause": lambda: 0, "wake": lambda *_: 0, "_claim": shares._claim.function,
         }  # fmt: skip
         for name, function in own.items():
@@ -213,8 +213,8 @@ class Twin:
         self.words[place] = wanted
         return 1
 
-    def call_task(self, task: int, words: int, number: int) -> None:
-        self.done.append((task, words, number))
+    def call_c(self, task: int, words: tuple[int, int]) -> None:
+        self.done.append((task, *words))
 
     def begin(self) -> None:
         """Open the next product, where the one before is closed, as `run_shares` does."""

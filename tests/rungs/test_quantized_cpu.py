@@ -20,7 +20,7 @@ import pytest
 
 import gemmule as gm
 from checkout import SOURCE, TESTS
-from gemmule.backends.cpu import amx, simd, target
+from gemmule.backends.cpu import amx, simd, steps, target
 from gemmule.core.rung import Machine, Rung
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs._cpu import address
@@ -571,18 +571,19 @@ def test_results_across_the_rows_begin_at_lines_that_are_no_other_thread_s(offse
     parts = Q.kept(_operands.stored)
     ready = parts.kept(panels.across)
     y, part_floats = np.empty(n, np.float32), ready.blocks * ready.product.x_step // 4
-    size = ready.x_bytes // 4 + part_floats
+    ready_steps = ready.steps((True, 1))
+    size = ready_steps.buffer_bytes // 4
     memory = np.full(size + 128, np.nan, np.float32)
     start = (-address(memory) % 128 + offset) // 4
-    room = memory[start : start + size]
-    words = np.array(ready.words((True, 1, 0, 0)), np.int64)
-    addresses = (address(some) for some in (words, x, y, room))
-    ready.kernel(*addresses)
+    buffer = memory[start : start + size]
+    ready_steps.words[steps.MEMORY] = address(buffer)
+    assert ready_steps(0, address(x), address(y))
     assert np.array_equal(y, x @ Q.dequantize())
     written, x_fours = ~np.isnan(memory), 4 * (m // 4 + m % 4)
-    first = start + x_fours + int(np.argmax(written[start + x_fours :]))
-    assert (address(memory) + 4 * first) % 128 == 0
-    assert np.flatnonzero(written)[[0, -1]].tolist() == [start, first + part_floats - 1]
+    begin = start + -offset % 128 // 4  # of what is prepared of x, which begins such a line too
+    first = begin + x_fours + int(np.argmax(written[begin + x_fours :]))
+    assert (address(memory) + 4 * begin) % 128 == (address(memory) + 4 * first) % 128 == 0
+    assert np.flatnonzero(written)[[0, -1]].tolist() == [begin, first + part_floats - 1]
     assert first + part_floats <= start + size
 
 

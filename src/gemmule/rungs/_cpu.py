@@ -71,11 +71,6 @@ def address(array: np.ndarray[Any, Any]) -> int:
         return array.ctypes.data
 
 
-def batch_step(array: np.ndarray[Any, Any], dimensions: int) -> int:
-    """Return the bytes between batch entries of an operand whose entries have `dimensions`."""
-    return array.strides[0] if array.ndim > dimensions else 0
-
-
 def streaming_s(problem: Problem, machine: Machine, share: float, *, alone: bool = False) -> float:
     """Return the time to move a problem's bytes at a share of the rate of all threads, or of one.
 
@@ -126,13 +121,6 @@ class _Quiet(threading.local):
 
 
 QUIET = _Quiet()
-
-
-def sum_partials(partials: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-    """Write the sum of the rows of `partials` (parts, m) to y (m,), rounded once to its dtype."""
-    with np.errstate(all="ignore"):
-        total = np.add.reduce(partials, axis=0)
-        np.copyto(y, total, casting="unsafe")
 
 
 # Multiply-adds of the packed matmul for each fused float32 one that a core can do, tile padding

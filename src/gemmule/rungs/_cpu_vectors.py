@@ -11,37 +11,31 @@ from typing import Any
 
 from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.intrinsics import declare, element_pointer, emit_prefetch
-from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
 from gemmule.backends.cpu.target import has_wide_vectors
 
-FIRST_CACHE, SECOND_CACHE = 3, 2  # LLVM's words for what lines are asked into
+FIRST_CACHE, SECOND_CACHE = 3, 2  # LLVM's words for which cache lines are prefetched into
 
 
 @functools.cache
 def zeros_of(count: int) -> Intrinsic:
     """Return ``f()``: `count` vectors of zeros."""
     name, zero = f"zeros {count}", simd.constant
-    return simd.operation(name, lambda: simd.floats(count), "", lambda builder: [zero(0.0)] * count)
-
-
-def prefetch(builder: Any, address: Value, near: int = FIRST_CACHE) -> None:
-    """Emit a request for the line at any address."""
-    from llvmlite import ir
-
-    emit_prefetch(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()), near)
+    return operation(name, lambda: simd.floats(count), "", lambda builder: [zero(0.0)] * count)
 
 
 @functools.cache
 def prefetch_lines(rows: int, lines: int = 1, near: int = FIRST_CACHE) -> Intrinsic:
-    """Return ``f(address, row_step_bytes)``: ask for so many lines of each of `rows` rows."""
+    """Return ``f(address, row_step_bytes)``: prefetch so many lines of each of `rows` rows."""
 
     def emit(builder: Any, address: Value, step: Value) -> None:
         for row in simd.row_addresses(builder, address, step, rows):
             for line in range(lines):
-                prefetch(builder, builder.add(row, row.type(BLOCK_BYTES * line)), near)
+                place = builder.add(row, row.type(BLOCK_BYTES * line))
+                emit_prefetch(builder, place, near)
 
-    return simd.operation(f"prefetch_lines {rows} {lines} {near}", simd.void, "ii", emit)
+    return operation(f"prefetch_lines {rows} {lines} {near}", "void", "ii", emit)
 
 
 def above_zero(builder: Any, count: Value, less: int) -> Value:
@@ -73,7 +67,7 @@ def load_words(rows: int = ROWS, blocks: int = 1, *, full: bool = False) -> Intr
         return loaded
 
     name = f"load_words {rows} {blocks} {full}"
-    return simd.operation(name, lambda: simd.words(rows * blocks), "iii", emit)
+    return operation(name, lambda: simd.words(rows * blocks), "iii", emit)
 
 
 @functools.cache
@@ -83,7 +77,7 @@ def load_totals(count: int) -> Intrinsic:
     def emit(builder: Any, address: Value) -> list[Value]:
         return [simd.load_vector(builder, address, "float32", 64 * i) for i in range(count)]
 
-    return simd.operation(f"load_totals {count}", lambda: simd.floats(count), "i", emit)
+    return operation(f"load_totals {count}", lambda: simd.floats(count), "i", emit)
 
 
 @functools.cache
@@ -94,7 +88,7 @@ def store_totals(count: int) -> Intrinsic:
         for i, total in enumerate(totals):
             simd.store_vector(builder, total, address, 64 * i)
 
-    return simd.operation(f"store_totals {count}", simd.void, "ti", emit)
+    return operation(f"store_totals {count}", "void", "ti", emit)
 
 
 def lane_sum(builder: Any, vector: Value) -> Value:
@@ -120,7 +114,7 @@ def store_sums(columns: int, rows: int = ROWS) -> Intrinsic:
                 pointer = element_pointer(builder, start, ir.IntType(64)(c), "float32")
                 builder.store(total, pointer, align=4)
 
-    return simd.operation(f"store_sums {columns} {rows}", simd.void, "tii", emit)
+    return operation(f"store_sums {columns} {rows}", "void", "tii", emit)
 
 
 def registers(builder: Any, vector: Value) -> list[Value]:

@@ -22,8 +22,7 @@ from gemmule.core.memory import available_bytes
 from gemmule.core.problem import Problem
 from gemmule.rungs._cpu_convert import widened
 from gemmule.rungs.matmul.cpu._tile import register_tile, tile_product
-from gemmule.rungs.matvec.cpu.four_rows import rows_entry, rows_kernel
-from gemmule.rungs.matvec.cpu.threads import shared_rows
+from gemmule.rungs.matvec.cpu import four_rows, threads
 from gemmule.rungs.vecmat.cpu import panel_threads, prefetched_columns
 from gemmule.storage import rates as store_rates
 
@@ -95,12 +94,12 @@ def _reading(matrix: np.ndarray[Any, Any], repeat: int = 4) -> tuple[float, floa
     """Return the bytes a second that all threads and one read, as a product's matrix."""
     m = len(matrix)
     x, y = np.ones(ROW, np.float32), np.empty(m, np.float32)
-    rows, parts = rows_entry(rows_kernel(*["float32"] * 4)), min(m, 8 * thread_count())
-    places = (matrix.ctypes.data, 0, 4 * ROW, x.ctypes.data, 0, y.ctypes.data, 0)
-    words = (rows, *places, m, ROW, m, parts)
-    together = _best(lambda: shared_rows(parts, *words), repeat)
-    alone = _best(lambda: shared_rows.alone(parts, *words), repeat)
-    return matrix.nbytes / together, matrix.nbytes / alone
+    problem = Problem("matvec", m, ROW, a="float32", b="float32", out="float32")
+    rates = []
+    for rung in (threads.RUNG, four_rows.RUNG):
+        run = rung.bind(problem, rung.check_params(problem, None))
+        rates.append(matrix.nbytes / _best(functools.partial(run, matrix, x, y), repeat))
+    return rates[0], rates[1]
 
 
 def _asked(matrix: np.ndarray[Any, Any]) -> float:

@@ -17,11 +17,9 @@ import sys
 from typing import Any
 
 from gemmule.backends.cpu.intrinsics import declare
-from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import (
     Value,
-    operation,
-    void,
 )
 from gemmule.backends.cpu.target import missing_features
 
@@ -74,7 +72,7 @@ def configured(*shapes: Shape) -> Intrinsic:
         builder.store(kind(block), place, align=1)
         _tile_call(builder, "ldtilecfg", builder.bitcast(place, ir.IntType(8).as_pointer()))
 
-    return operation(f"configured {shapes}", void, "", emit)
+    return operation(f"configured {shapes}", "void", "", emit)
 
 
 @functools.cache
@@ -84,7 +82,7 @@ def released() -> Intrinsic:
     def emit(builder: Any) -> None:
         _tile_call(builder, "tilerelease")
 
-    return operation("released", void, "", emit)
+    return operation("released", "void", "", emit)
 
 
 def load_tile(builder: Any, tile: int, address: Value, step: Value | int, bytes_on: int) -> None:

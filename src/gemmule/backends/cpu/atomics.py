@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.cpu.intrinsics import declare
-from gemmule.backends.cpu.jit import Intrinsic, intrinsic, of_arity
+from gemmule.backends.cpu.jit import Intrinsic, intrinsic, operation
 
 _ORDER = "seq_cst"
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
@@ -22,23 +22,6 @@ _MONOTONIC = 1 if sys.platform == "linux" else 6
 _POLL_US = 200  # where no futex wakes a thread
 # Linux has futexes; other Unixes poll. Elsewhere there are no threads but the caller's.
 SUPPORTED = _FUTEX is not None or sys.platform == "darwin"
-
-
-def _define(name: str, arguments: int, emit: Callable[..., Any]) -> Intrinsic:
-    """Return an operation on int64s; `emit(builder, *values)` returns an int64 or None."""
-
-    def define(typing_context: Any, *kinds: Any) -> Any:
-        from numba.core import types
-
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            from llvmlite import ir
-
-            result = emit(builder, *values)
-            return ir.IntType(64)(0) if result is None else result
-
-        return types.int64(*[types.int64] * arguments), generate
-
-    return Intrinsic(of_arity(define, arguments), f"{__name__} {name}")
 
 
 def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
@@ -58,18 +41,18 @@ def _declared(builder: Any, name: str, result: Any, arguments: list[Any], *, mor
     return declare(builder, name, ir.FunctionType(result, arguments, var_arg=more))
 
 
-def _futex(builder: Any, address: Any, operation: int, value: Any) -> None:
+def _futex(builder: Any, address: Any, what: int, value: Any) -> None:
     from llvmlite import ir
 
     word = ir.IntType(64)
     if _FUTEX is None:
         number = ir.IntType(32)
-        if operation == _WAIT:
+        if what == _WAIT:
             sleep = _declared(builder, "usleep", number, [number], more=False)
             builder.call(sleep, [number(_POLL_US)])
         return
     syscall = _declared(builder, "syscall", word, [word], more=True)
-    builder.call(syscall, [word(_FUTEX), address, word(operation), value, *[word(0)] * 3])
+    builder.call(syscall, [word(_FUTEX), address, word(what), value, *[word(0)] * 3])
 
 
 def _pause(builder: Any) -> None:
@@ -105,54 +88,47 @@ def _now(builder: Any) -> Any:
     return builder.add(builder.mul(seconds, word(10**9)), rest)
 
 
-read = _define("read", 1, lambda b, at: b.load_atomic(_pointer(b, at), _ORDER, 8))
-write = _define(
-    "write", 2, lambda b, at, value: b.store_atomic(value, _pointer(b, at), _ORDER, 8) and None
-)
-add = _define("add", 2, lambda b, at, value: b.atomic_rmw("add", _pointer(b, at), value, _ORDER))
-swap_if = _define("swap_if", 3, _swapped)
-sleep_while = _define("sleep_while", 2, lambda b, at, seen: _futex(b, at, _WAIT, seen))
-wake = _define("wake", 2, lambda b, at, count: _futex(b, at, _WAKE, count))
-pause = _define("pause", 0, _pause)
-give_way = _define("give_way", 0, _yield)
-now_ns = _define("now_ns", 0, _now)
+def _operation(name: str, result: str, arguments: int, emit: Callable[..., Any]) -> Intrinsic:
+    return operation(f"{__name__} {name}", result, "i" * arguments, emit)
 
 
-def _call_task(builder: Any, task: Any, words: Any, number: Any) -> None:
+def _written(builder: Any, address: Any, value: Any) -> None:
+    builder.store_atomic(value, _pointer(builder, address), _ORDER, 8)
+
+
+def _added(builder: Any, address: Any, value: Any) -> Any:
+    return builder.atomic_rmw("add", _pointer(builder, address), value, _ORDER)
+
+
+read = _operation("read", "int64", 1, lambda b, at: b.load_atomic(_pointer(b, at), _ORDER, 8))
+write = _operation("write", "void", 2, _written)
+add = _operation("add", "int64", 2, _added)
+swap_if = _operation("swap_if", "int64", 3, _swapped)
+sleep_while = _operation("sleep_while", "void", 2, lambda b, at, seen: _futex(b, at, _WAIT, seen))
+wake = _operation("wake", "void", 2, lambda b, at, count: _futex(b, at, _WAKE, count))
+pause = _operation("pause", "void", 0, _pause)
+give_way = _operation("give_way", "void", 0, _yield)
+now_ns = _operation("now_ns", "int64", 0, _now)
+
+
+def _copied(builder: Any, address: Any, count: Any) -> Any:
     from llvmlite import ir
 
     word = ir.IntType(64)
-    kind = ir.FunctionType(ir.IntType(8).as_pointer(), [word, word])
-    builder.call(builder.inttoptr(task, kind.as_pointer()), [words, number])
+    cell = builder.alloca(word, size=count)
+    place = builder.ptrtoint(cell, word)
+    pointers = [builder.inttoptr(one, ir.IntType(8).as_pointer()) for one in (place, address)]
+    kinds = [pointers[0].type] * 2 + [word, ir.IntType(1)]
+    copy = _declared(builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), kinds, more=False)
+    builder.call(copy, [*pointers, builder.mul(count, word(8)), ir.IntType(1)(0)])
+    return place
 
 
-# f(task, words, number): call the C function at `task` (see `Kernel.address`) with two int64.
-call_task = _define("call_task", 3, _call_task)
+copied = _operation("copied", "int64", 2, _copied)
+"""``f(address, count)``: the address of a copy of so many words, which lasts as long as the caller.
 
-
-def _call_int(builder: Any, function: Any, first: Any, second: Any) -> None:
-    from llvmlite import ir
-
-    word = ir.IntType(64)
-    kind = ir.FunctionType(ir.IntType(32), [word, word])
-    builder.call(builder.inttoptr(function, kind.as_pointer()), [first, second])
-
-
-# f(function, first, second): call the C function at `function`, which returns an int.
-call_int = _define("call_int", 3, _call_int)
-
-
-def _call_word(builder: Any, function: Any, *words: Any) -> Any:
-    from llvmlite import ir
-
-    word = ir.IntType(64)
-    kind = ir.FunctionType(word, [word] * len(words))
-    return builder.call(builder.inttoptr(function, kind.as_pointer()), words)
-
-
-# f(function, a, b, c, d): call the C function at `function`, which takes up to four words and
-# returns one; where words are passed in registers, those that it does not take do no harm.
-call_word = _define("call_word", 5, _call_word)
+Each use takes more of the stack: not for loops.
+"""
 
 
 @intrinsic

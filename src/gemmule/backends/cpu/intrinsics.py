@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gemmule.backends.cpu.jit import Intrinsic, intrinsic
+from gemmule.backends.cpu.jit import Intrinsic, intrinsic, operation
 from gemmule.core.problem import FLOAT8, ITEMSIZE
 
 FAST = ("reassoc", "contract")
@@ -35,16 +35,11 @@ def load(stored: str, working: str) -> Intrinsic:
     widened with zeros; 64-bit ones keep their bits).
     """
 
-    def define(typing_context: Any, address: Any, index: Any) -> Any:
-        from numba.core import types
+    def emit(builder: Any, address: Any, index: Any) -> Any:
+        pointer = element_pointer(builder, address, index, stored)
+        return widen(builder, builder.load(pointer, align=1), stored, working)
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = element_pointer(builder, arguments[0], arguments[1], stored)
-            return widen(builder, builder.load(pointer, align=1), stored, working)
-
-        return getattr(types, working)(types.int64, types.int64), generate
-
-    return Intrinsic(define, f"load {stored} {working}")
+    return operation(f"load {stored} {working}", working, "ii", emit)
 
 
 @functools.cache
@@ -55,17 +50,11 @@ def store(stored: str, working: str) -> Intrinsic:
     bits, or are widened with their sign.
     """
 
-    def define(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        from numba.core import types
+    def emit(builder: Any, address: Any, index: Any, value: Any) -> None:
+        pointer = element_pointer(builder, address, index, stored)
+        builder.store(narrow(builder, value, stored, working), pointer, align=1)
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = element_pointer(builder, arguments[0], arguments[1], stored)
-            builder.store(narrow(builder, arguments[2], stored, working), pointer, align=1)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, getattr(types, working)), generate
-
-    return Intrinsic(define, f"store {stored} {working}")
+    return operation(f"store {stored} {working}", "void", ("i", "i", working), emit)
 
 
 def element_pointer(builder: Any, address: Any, index: Any, dtype: str) -> Any:
@@ -189,18 +178,22 @@ def emit_multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
 
 
 @intrinsic
-def call(typing_context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
-    """Call the C function at an address with six int64 (see `Kernel.address`)."""
+def call_c(typing_context: Any, function: Any, words: Any) -> Any:
+    """``f(function, words)``: call the C function at an address with a tuple of int64.
+
+    Returns the word that it leaves, of no use where it returns nothing, as `Kernel.address` has it.
+    """
     from llvmlite import ir
     from numba.core import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
-        kind = ir.FunctionType(ir.IntType(8).as_pointer(), [word] * 6)
-        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
-        return context.get_dummy_value()
+        given = [builder.extract_value(arguments[1], i) for i in range(len(words))]
+        kind = ir.FunctionType(word, [word] * len(given))
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), given)
 
-    return types.void(*[types.int64] * 7), generate
+    taken = types.UniTuple(types.int64, len(words))  # type: ignore[attr-defined]
+    return types.int64(types.int64, taken), generate
 
 
 @intrinsic
@@ -227,27 +220,18 @@ def enter(typing_context: Any, entry: Any, parameters: Any) -> Any:
     return types.void(types.int64, containers.Tuple(kinds)), generate
 
 
-@intrinsic
-def prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask for the cache line at `address`, to be read once; any address is allowed."""
-    from llvmlite import ir
-    from numba.core import types
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        emit_prefetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-def emit_prefetch(builder: Any, pointer: Any, near: int = 3) -> None:
-    """Ask for the cache line that `pointer` points into; near: LLVM's word for which cache."""
+def emit_prefetch(builder: Any, address: Any, near: int = 3) -> None:
+    """Emit a prefetch of the cache line at any address; near: LLVM's word for which cache."""
     from llvmlite import ir
 
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     function = declare(builder, "llvm.prefetch.p0", kind)
-    builder.call(function, [builder.bitcast(pointer, byte), word(0), word(near), word(1)])
+    builder.call(function, [builder.inttoptr(address, byte), word(0), word(near), word(1)])
+
+
+prefetch = operation("prefetch", "void", "i", emit_prefetch)
+"""``f(address)``: prefetch the cache line at any address, to be read once."""
 
 
 def declare(builder: Any, name: str, kind: Any) -> Any:

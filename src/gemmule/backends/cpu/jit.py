@@ -18,7 +18,7 @@ import importlib.util
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any, Literal, cast, overload
 
@@ -101,13 +101,45 @@ def intrinsic(define: Callable[..., Any]) -> Intrinsic:
     return Intrinsic(define, f"{define.__module__}.{define.__qualname__}")
 
 
-def of_arity(define: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Return `define` as a function of a typing context and `count` arguments: Numba asks."""
-    names = ["typing_context", *(f"argument_{i}" for i in range(count))]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-    define.__signature__ = signature  # type: ignore[attr-defined]
-    return define
+def operation(
+    name: str,
+    result: str | Callable[[], Any],
+    arguments: Sequence[str],
+    emit: Callable[..., Any],
+) -> Intrinsic:
+    """Return an intrinsic from what emits its LLVM code.
+
+    result: the name of Numba's type, or what makes the type. arguments: for each ``i``, an int64,
+    ``t``, a tuple as it is given, or the name of Numba's type. ``emit(builder, *values)`` gets
+    tuples as lists, and returns a value, a list of a tuple's, or None.
+    """
+
+    def define(typing_context: Any, *kinds: Any) -> Any:
+        types = _numba().types
+        outcome = getattr(types, result) if isinstance(result, str) else result()
+        named = {"i": "int64"}
+        taken = [
+            kind if one == "t" else getattr(types, named.get(one, one))
+            for one, kind in zip(arguments, kinds, strict=True)
+        ]
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            unpacked = [
+                [builder.extract_value(v, i) for i in range(len(k))] if one == "t" else v
+                for one, k, v in zip(arguments, signature.args, values, strict=True)
+            ]
+            found = emit(builder, *unpacked)
+            if isinstance(found, list):
+                return context.make_tuple(builder, signature.return_type, found)
+            return context.get_dummy_value() if found is None else found
+
+        return outcome(*taken), generate
+
+    names = ["typing_context", *(f"argument_{i}" for i in range(len(arguments)))]
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD  # Numba asks how many there are
+    shown = inspect.Signature([inspect.Parameter(one, positional) for one in names])
+    define.__signature__ = shown  # type: ignore[attr-defined]
+    return Intrinsic(define, name)
 
 
 class Kernel:

@@ -25,7 +25,6 @@ import atexit
 import functools
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,10 +32,9 @@ from typing import Any
 import numpy as np
 
 from gemmule.backends.cpu import blas_threads
-from gemmule.backends.cpu.atomics import call_int, packed, read, unpacked, write
+from gemmule.backends.cpu.atomics import packed, read, unpacked, write
 from gemmule.backends.cpu.blas_threads import ENTRY_BYTES
-from gemmule.backends.cpu.calls.builtin import Job
-from gemmule.backends.cpu.intrinsics import load
+from gemmule.backends.cpu.intrinsics import call_c, load
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.shares import (
     ALIVE,
@@ -91,11 +89,9 @@ def share_count(nbytes: int, units: int, per_thread: int) -> int:
     return shares_for(nbytes, units, per_thread, thread_count())
 
 
-def shares_of(nbytes: int, units: int, per_thread: int) -> tuple[int, int, int]:
-    """Return `share_count`, and for `run_shares` the helpers and the pool's address."""
-    threads = thread_count()
-    count = shares_for(nbytes, units, per_thread, threads)
-    return (1, 0, 0) if count == 1 else (count, threads - 1, _pool())
+def team() -> tuple[int, int]:
+    """Return how many threads may share a product now, and their pool, 0 before it is started."""
+    return thread_count(), _state.address
 
 
 def own_cache_bytes() -> int:
@@ -108,7 +104,7 @@ class Pooled:
     """A product in shares: ``pooled(count, *words)`` runs ``share(number, *words)`` for each.
 
     words: integers, the same for all shares; they reach the shares through memory. Returns when
-    every share is done. Thread-safe. `most` threads may share it, if that is set.
+    every share is done. Thread-safe.
     """
 
     def __init__(self, task: Kernel, entry: Callable[[], int] | None = None) -> None:
@@ -117,7 +113,7 @@ class Pooled:
         So one compiled task serves the many kernels whose shares differ in nothing else (see
         `Kernel.entry`); they are compiled when the product is first called.
         """
-        self.task, self._entry, self.most = task, entry, sys.maxsize
+        self.task, self._entry = task, entry
 
     @functools.cached_property
     def _last(self) -> tuple[int, ...]:
@@ -130,44 +126,13 @@ class Pooled:
 
     def __call__(self, count: int, *words: int) -> None:
         """Run all shares, on as many threads as the caller may use."""
-        helpers, pool = self.helpers(count)
+        helpers = min(thread_count(), count) - 1
+        pool = pool_address() if helpers > 0 else 0
         _launch.compiled(pool, helpers, self.address, count, *words, *self._last)
-
-    def helpers(self, count: int) -> tuple[int, int]:
-        """Return how many help with so many shares, and the address of their pool, or 0."""
-        helpers = min(thread_count(), count, self.most) - 1
-        return helpers, _pool() if helpers > 0 else 0
-
-    def job(self, count: int, words: tuple[int, ...], places: tuple[int, int, int]) -> Job:
-        """Return all shares as what a builtin function can be bound to.
-
-        places: where among the words the addresses of both operands and of the result go.
-        """
-        helpers, pool = self.helpers(count)
-        head = (pool, helpers, self.address, count, *(8 * place for place in places))
-        return Job(_job(len(words)).address(4, returns=True), (*head, *words), pool)
 
     def alone(self, count: int, *words: int) -> None:
         """Run all shares on the calling thread."""
         _launch.compiled(0, 0, self.address, count, *words, *self._last)
-
-
-@functools.cache
-def _job(words: int) -> Kernel:
-    """Return the job of a product whose shares take so many words; see `Pooled.job`."""
-    load_head, load_words = unpacked(7), unpacked(words)
-
-    @kernel
-    def job(at: int, A: int, x: int, y: int) -> int:
-        pool, helpers, task, count, of_A, of_x, of_y = load_head(at)
-        copied = packed(load_words(at + 56))
-        write(copied + of_A, A)
-        write(copied + of_x, x)
-        write(copied + of_y, y)
-        run_shares(pool, helpers, task, copied, count)
-        return 0
-
-    return job
 
 
 def in_pool(share: Kernel, words: int) -> Pooled:
@@ -199,7 +164,7 @@ _state = _State()
 _KEPT: list[Any] = []  # what threads may still look at
 
 
-def _pool() -> int:
+def pool_address() -> int:
     """Return the address of this process's pool, starting its threads on first use."""
     return _state.address or _started()
 
@@ -208,7 +173,7 @@ def helpers() -> str:
     """Return in words whose threads help, and why not OpenBLAS's where they are our own."""
     if processors() == 1:
         return "none: products run on the calling thread"
-    _pool()
+    pool_address()
     return _state.helpers
 
 
@@ -285,7 +250,7 @@ def _wait_idle(pool: int, slot: int) -> None:
     Between a fork and the next product there are none, and nothing that would ever be noted.
     """
     if _int32(read(pool + RUNNING), 0) != 0:
-        call_int(read(pool + WAIT), read(slot + CUT), read(slot + ENTRIES))
+        call_c(read(pool + WAIT), (read(slot + CUT), read(slot + ENTRIES)))
 
 
 def _send_home(limit_s: float) -> None:

@@ -18,8 +18,6 @@ from typing import Any
 
 from gemmule.backends.cpu.atomics import (
     add,
-    call_int,
-    call_task,
     give_way,
     now_ns,
     pause,
@@ -30,7 +28,7 @@ from gemmule.backends.cpu.atomics import (
     write,
 )
 from gemmule.backends.cpu.blas_threads import ENTRY_BYTES, NEXT_AT
-from gemmule.backends.cpu.intrinsics import load
+from gemmule.backends.cpu.intrinsics import call_c, load
 from gemmule.backends.cpu.jit import kernel
 
 _int32 = load("int32", "int64")
@@ -92,7 +90,7 @@ def _work_on(
             number = _claim(slot, serial, (people + me - step) % people, people, count)
             if number < 0:
                 break
-            call_task(task, words, number)
+            call_c(task, (words, number))
             some += 1
         if some > 0:
             add(slot + _DONE, some)
@@ -186,8 +184,8 @@ def _borrow(pool: int, slot: int, helpers: int) -> None:
             write(slot + CUT, count)
         add(pool + PENDING, count)
         if _int32(read(pool + RUNNING), 0) == 0:  # a fork has ended them
-            call_int(read(pool + START), 0, 0)
-        call_int(read(pool + QUEUE), 1, entries)
+            call_c(read(pool + START), (0, 0))
+        call_c(read(pool + QUEUE), (1, entries))
     add(pool + SUBMITTING, -1)
 
 
@@ -214,7 +212,7 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
                 break
     if slot == 0:  # alone, or more callers than slots
         for number in range(count):
-            call_task(task, words, number)
+            call_c(task, (words, number))
         return
     if read(pool + QUEUE) != 0:  # no more than there are in OpenBLAS's team
         helpers = min(helpers, max(_int32(read(pool + TEAM), 0) - 1, 0))

@@ -13,11 +13,10 @@ vectors.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gemmule.backends.cpu.intrinsics import declare, llvm_type
-from gemmule.backends.cpu.jit import Intrinsic, of_arity
 from gemmule.backends.cpu.target import has_wide_vectors
 
 LANES = 16
@@ -25,7 +24,6 @@ ROWS = 4
 BLOCK_BYTES = 64
 
 Value = Any  # an llvmlite value
-Emit = Callable[..., Any]
 
 
 def codes_per_lane(bits: int) -> int:
@@ -85,41 +83,6 @@ def words(count: int = ROWS) -> Any:
     import numba
 
     return numba.types.UniTuple(_numba_types()[1], count)
-
-
-def operation(name: str, result: Callable[[], Any], arguments: str, emit: Emit) -> Intrinsic:
-    """Return an intrinsic from an emitter.
-
-    arguments: one letter each, ``i`` an integer, ``t`` a tuple of vectors. ``emit(builder, *args)``
-    gets integers as LLVM values and tuples as Python lists, and returns a list or None.
-    """
-
-    def define(typing_context: Any, *kinds: Any) -> Any:
-        from numba.core import types
-
-        outcome = result()
-        taken = [types.int64 if a == "i" else k for a, k in zip(arguments, kinds, strict=True)]
-
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            unpacked = [
-                v if a == "i" else [builder.extract_value(v, i) for i in range(len(k))]
-                for a, k, v in zip(arguments, signature.args, values, strict=True)
-            ]
-            vectors = emit(builder, *unpacked)
-            if vectors is None:
-                return context.get_dummy_value()
-            return context.make_tuple(builder, signature.return_type, vectors)
-
-        return outcome(*taken), generate
-
-    return Intrinsic(of_arity(define, len(arguments)), name)
-
-
-def void() -> Any:
-    """Return Numba's type of nothing."""
-    from numba.core import types
-
-    return types.void
 
 
 # Emitters: LLVM code for one vector.

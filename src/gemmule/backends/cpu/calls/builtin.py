@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmule.backends.cpu.atomics import call_word, read
-from gemmule.backends.cpu.intrinsics import load
+from gemmule.backends.cpu.atomics import read
+from gemmule.backends.cpu.intrinsics import call_c, load
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.shares import GONE
 from gemmule.core import fork
@@ -162,30 +162,30 @@ def _enter(this: int, given: int, count: int) -> Any:
     if fits and count == 3:
         fits = _takes_result(read(given + 16), at, first, second, array)
     if fits and pool != 0:
-        started = call_word(read(at + _LOOK_UP), read(at + _NAMES), read(at + _STARTED), 0, 0)
+        started = call_c(read(at + _LOOK_UP), (read(at + _NAMES), read(at + _STARTED)))
         fits = started == read(at + _FALSE)
     if not fits:
-        call_word(read(at + _INCREF), none, 0, 0, 0)
+        call_c(read(at + _INCREF), (none,))
         return none
     if count == 3:
         out = read(given + 16)
-        call_word(read(at + _INCREF), out, 0, 0, 0)
+        call_c(read(at + _INCREF), (out,))
     else:
         dtype, shape = read(at + _OUT_DTYPE), at + _OUT_SHAPE
-        call_word(read(at + _INCREF), dtype, 0, 0, 0)  # the new array takes it
-        out = call_word(read(at + _NEW), read(at + _OUT_DIMENSIONS), shape, dtype, 0)
+        call_c(read(at + _INCREF), (dtype,))  # the new array takes it
+        out = call_c(read(at + _NEW), (read(at + _OUT_DIMENSIONS), shape, dtype, 0))
         if out == 0:
             return 0
     A, x = read(first + _DATA), read(second + _DATA)
     if read(at + _FIRST) != 0:
         A, x = x, A
-    thread = call_word(read(at + _SAVE), 0, 0, 0, 0)
-    undone = call_word(read(at + _JOB), at + _WORDS, A, x, read(out + _DATA))
-    call_word(read(at + _RESTORE), thread, 0, 0, 0)
+    thread = call_c(read(at + _SAVE), (0,))
+    undone = call_c(read(at + _JOB), (at + _WORDS, A, x, read(out + _DATA)))
+    call_c(read(at + _RESTORE), (thread,))
     if undone == 0:
         return out
-    call_word(read(at + _DECREF), out, 0, 0, 0)
-    call_word(read(at + _INCREF), none, 0, 0, 0)
+    call_c(read(at + _DECREF), (out,))
+    call_c(read(at + _INCREF), (none,))
     return none
 
 

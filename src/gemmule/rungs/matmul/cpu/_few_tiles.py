@@ -14,17 +14,26 @@ from gemmule.backends.cpu.intrinsics import (
     element_pointer,
     emit_multiply_add,
     emit_prefetch,
+    llvm_type,
     widen,
 )
-from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import masked_load, row_addresses, splat
+from gemmule.backends.cpu.jit import Intrinsic, operation
+from gemmule.backends.cpu.simd import (
+    Value,
+    constant,
+    load_vector,
+    masked_load,
+    row_addresses,
+    shuffled,
+    splat,
+    store_vector,
+    vector_type,
+)
+from gemmule.rungs._cpu_vectors import SECOND_CACHE
 from gemmule.rungs.matmul.cpu._tile import vector_bytes
 
 STEP = 32  # terms of a row that a tile takes at a time: a line of halves
 LINE_BYTES = 64
-SECOND_CACHE = 2  # lines are asked for into it: what is ahead and x are too much for the first
-
-Value = Any  # an llvmlite value
 
 
 def lanes() -> int:
@@ -60,58 +69,24 @@ def tile_vectors(columns: int) -> int:
     return _sizes()[columns][1]
 
 
-def _kind(element: str, count: int) -> Any:
-    from llvmlite import ir
-
-    return ir.VectorType({"i16": ir.IntType(16), "f32": ir.FloatType()}[element], count)
-
-
-def _at(builder: Any, address: Value, kind: Any, bytes_on: int = 0) -> Value:
-    place = builder.add(address, address.type(bytes_on)) if bytes_on else address
-    return builder.inttoptr(place, kind.as_pointer())
-
-
-def _floats_at(builder: Any, address: Value, bytes_on: int) -> Value:
-    kind = _kind("f32", lanes())
-    return builder.load(_at(builder, address, kind, bytes_on), align=1, typ=kind)
-
-
 def _widened(builder: Any, halves: Value, a: str) -> list[Value]:
     """Emit a vector of twice as many halves as a register has numbers, as two registers.
 
     The upper half of a pair's word is a bfloat16 widened as it stands, the lower one a shift away:
     so even elements come before odd ones.
     """
-    from llvmlite import ir
-
     count = lanes()
     if a == "bfloat16":
-        words = ir.VectorType(ir.IntType(32), count)
-        pairs, floats = builder.bitcast(halves, words), _kind("f32", count)
+        words, floats = vector_type("int32", count), vector_type("float32", count)
+        pairs = builder.bitcast(halves, words)
         lower = builder.shl(pairs, words([16] * count))
         upper = builder.and_(pairs, words([0xFFFF0000] * count))
         return [builder.bitcast(lower, floats), builder.bitcast(upper, floats)]
     parts = []
     for first in (0, count):
-        order = ir.VectorType(ir.IntType(32), count)(list(range(first, first + count)))
-        part = builder.shuffle_vector(halves, halves.type(ir.Undefined), order)
+        part = shuffled(builder, halves, halves, range(first, first + count))
         parts.append(widen(builder, part, a, "float32"))
     return parts
-
-
-def _intrinsic(name: str, emit: Callable[..., None], forms: Callable[..., Any]) -> Intrinsic:
-    """Return an operation on int64s that returns nothing; `forms` names its arguments to Numba."""
-
-    def define(*kinds: Any) -> Any:
-        from numba.core import types
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            emit(builder, *arguments)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * (len(kinds) - 1)), generate
-
-    return Intrinsic(forms(define), name)
 
 
 class _Loop:
@@ -166,7 +141,7 @@ def tile_along(a: str, rows: int, columns: int) -> Intrinsic:
             for side in range(2):
                 for j in range(columns):
                     place = 4 * STEP * j + width * (2 * part + side)
-                    factor = _floats_at(builder, x_at, place)
+                    factor = load_vector(builder, x_at, "float32", place, lanes())
                     for r in range(rows):
                         k = r * columns + j
                         grown[k] = emit_multiply_add(builder, grown[k], wide[r][side], factor)
@@ -174,9 +149,9 @@ def tile_along(a: str, rows: int, columns: int) -> Intrinsic:
 
     def emit(builder: Any, *arguments: Value) -> None:
         A, apart, x, steps, tail, ahead, turn, jump, sums = arguments
-        halves, some = _kind("i16", 2 * lanes()), 4 * lanes()
+        some = 4 * lanes()
         places = row_addresses(builder, A, apart, rows)
-        nothing = _kind("f32", lanes())([0.0] * lanes())
+        nothing = constant(0.0, lanes=lanes())
 
         def at_step(step: Value) -> tuple[list[Value], Value]:
             on = builder.mul(step, step.type(LINE_BYTES))
@@ -188,11 +163,10 @@ def tile_along(a: str, rows: int, columns: int) -> Intrinsic:
         late = builder.icmp_signed(">=", loop.index, turn)
         asked = builder.select(late, jump, ahead)
         for place in here:
-            line = _at(builder, builder.add(place, asked), halves)
-            emit_prefetch(builder, line, SECOND_CACHE)
+            emit_prefetch(builder, builder.add(place, asked), SECOND_CACHE)
 
         def whole(r: int, part: int) -> Value:
-            return builder.load(_at(builder, here[r], halves, some * part), align=1, typ=halves)
+            return load_vector(builder, here[r], a, some * part, 2 * lanes())
 
         totals = loop.close(products(builder, whole, x_at, loop.carried))
 
@@ -205,23 +179,13 @@ def tile_along(a: str, rows: int, columns: int) -> Intrinsic:
             none = builder.icmp_signed("<", left, tail.type(0))
             left = builder.select(none, tail.type(0), left)
             at = builder.add(ends[r], tail.type(some * part))
-            return masked_load(builder, at, halves.element, halves.count, left)
+            return masked_load(builder, at, llvm_type(a), 2 * lanes(), left)
 
         totals = loop.close(products(builder, cut, x_at, loop.carried))
         for number, vector in enumerate(_lane_sums(builder, totals)):
-            builder.store(vector, _at(builder, sums, vector.type, some * number), align=1)
+            store_vector(builder, vector, sums, some * number)
 
-    return _intrinsic(f"tile along {a} {rows} {columns} {lanes()}", emit, _nine)
-
-
-def _nine(define: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda c, a1, a2, a3, a4, a5, a6, a7, a8, a9: define(
-        c, a1, a2, a3, a4, a5, a6, a7, a8, a9
-    )
-
-
-def _six(define: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda c, a1, a2, a3, a4, a5, a6: define(c, a1, a2, a3, a4, a5, a6)
+    return operation(f"tile along {a} {rows} {columns} {lanes()}", "void", "i" * 9, emit)
 
 
 def _lane_sums(builder: Any, totals: list[Value]) -> list[Value]:
@@ -245,15 +209,12 @@ def _lane_sums(builder: Any, totals: list[Value]) -> list[Value]:
 
 def _folded(builder: Any, left: Value, right: Value, segment: int) -> Value:
     """Emit the segments of two registers, each folded to half its length, left ones first."""
-    from llvmlite import ir
-
     width, half = lanes(), segment // 2
     begins = [*range(0, width, segment), *range(width, 2 * width, segment)]
     sides = []
     for begin in (0, half):
         order = [b + begin + i for b in begins for i in range(half)]
-        lanes_of = ir.VectorType(ir.IntType(32), width)(order)
-        sides.append(builder.shuffle_vector(left, right, lanes_of))
+        sides.append(shuffled(builder, left, right, order))
     return builder.fadd(*sides)
 
 
@@ -267,19 +228,17 @@ def tile_across(a: str, vectors: int, columns: int) -> Intrinsic:
     """
 
     def emit(builder: Any, *arguments: Value) -> None:
-        from llvmlite import ir
-
         A, step, x, count, ahead, sums = arguments
-        halves, width = _kind("i16", 2 * lanes()), 4 * lanes()
-        before = [_floats_at(builder, sums, width * i) for i in range(vectors * columns)]
+        width, all_sums = 4 * lanes(), range(vectors * columns)
+        before = [load_vector(builder, sums, "float32", width * i, lanes()) for i in all_sums]
         loop = _Loop(builder, count, before, "line")
         at = builder.add(A, builder.mul(loop.index, step))
         for line in range(0, 2 * lanes() * vectors, LINE_BYTES):
             asked = builder.add(builder.add(at, ahead), at.type(line))
-            emit_prefetch(builder, _at(builder, asked, ir.IntType(8)), SECOND_CACHE)
+            emit_prefetch(builder, asked, SECOND_CACHE)
         wide = []
         for pair in range(vectors // 2):
-            loaded = builder.load(_at(builder, at, halves, width * pair), align=1, typ=halves)
+            loaded = load_vector(builder, at, a, width * pair, 2 * lanes())
             wide += _widened(builder, loaded, a)
         grown = list(loop.carried)
         for j in range(columns):
@@ -290,6 +249,6 @@ def tile_across(a: str, vectors: int, columns: int) -> Intrinsic:
                 k = j * vectors + v
                 grown[k] = emit_multiply_add(builder, grown[k], wide[v], factor)
         for i, total in enumerate(loop.close(grown)):
-            builder.store(total, _at(builder, sums, total.type, width * i), align=1)
+            store_vector(builder, total, sums, width * i)
 
-    return _intrinsic(f"tile across {a} {vectors} {columns} {lanes()}", emit, _six)
+    return operation(f"tile across {a} {vectors} {columns} {lanes()}", "void", "i" * 6, emit)

@@ -10,9 +10,8 @@ import functools
 from typing import NamedTuple
 
 from gemmule.backends.cpu.atomics import unpacked_as
-from gemmule.backends.cpu.intrinsics import call, enter
+from gemmule.backends.cpu.intrinsics import call_c, enter
 from gemmule.backends.cpu.jit import Kernel, kernel
-from gemmule.backends.cpu.pool import Pooled
 from gemmule.core.problem import ITEMSIZE
 from gemmule.rungs._cpu_workspace import claimed, release
 from gemmule.rungs.matmul.cpu._packed_operands import DEPTH, PITCH
@@ -96,14 +95,6 @@ class Blocks(NamedTuple):
     workspace: int
 
 
-PLACES = Blocks._fields.index("A")  # the first of the nine words that tell where operands lie
-
-
-def placed(job: Blocks, words: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a job with the nine words that tell where A, B and C lie."""
-    return *job[:PLACES], *words, *job[PLACES + 9 :]
-
-
 def workspace_bytes(job: Blocks) -> int:
     """Return what a block needs to work in."""
     packed_a = CHUNK * PITCH if job.pack_a else 0
@@ -127,39 +118,28 @@ def multiply_block(job: Blocks, number: int) -> None:
         depth = min(DEPTH, job.k - p)
         if job.pack_b != 0:
             source = job.B + p * job.B_row + j * job.B_col
-            call(job.pack_b, source, job.B_col, job.B_row, breadth, depth, b)
+            call_c(job.pack_b, (source, job.B_col, job.B_row, breadth, depth, b))
         else:
             b = job.B + (p * job.B_row + j * depth) * size
         for top in range(0, height, CHUNK):
             some = min(CHUNK, height - top)
             if job.pack_a != 0:
                 source = job.A + (i + top) * job.A_row + p * job.A_col
-                call(job.pack_a, source, job.A_row, job.A_col, some, depth, a)
+                call_c(job.pack_a, (source, job.A_row, job.A_col, some, depth, a))
             else:
                 a = job.A + (p // DEPTH * job.A_row + i + top) * PITCH * size
             sums = c + (top * pitch * size if deep else 0)
             enter(job.multiply, (a, b, sums, some, breadth, depth, pitch, int(p == 0)))
             if p + depth == job.k:
                 target = job.C + (i + top) * job.C_row + j * job.C_item
-                call(job.unpack, sums, pitch, target, job.C_row, some, breadth)
+                call_c(job.unpack, (sums, pitch, target, job.C_row, some, breadth))
     release(job.workspace, part)
 
 
-@functools.cache
-def block_shares(*, alone: bool) -> Pooled:
-    """Return ``f(count, *Blocks)``, which computes so many blocks, on one thread or on all."""
-    shares = Pooled(_block_share())
-    if alone:
-        shares.most = 1
-    return shares
+_load = unpacked_as(Blocks)
 
 
-@functools.cache
-def _block_share() -> Kernel:
-    load_job = unpacked_as(Blocks)
-
-    @kernel
-    def block_share(at: int, number: int) -> None:
-        multiply_block(load_job(at), number)
-
-    return block_share
+@kernel
+def block_share(at: int, number: int) -> None:
+    """Compute one block of the product whose words lie at an address."""
+    multiply_block(_load(at), number)

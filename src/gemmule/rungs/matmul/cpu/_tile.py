@@ -25,7 +25,8 @@ from gemmule.backends.cpu.intrinsics import (
     store,
     widen,
 )
-from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
+from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel, operation
+from gemmule.backends.cpu.simd import load_vector, splat, store_vector
 from gemmule.core.problem import ITEMSIZE
 
 LINE_BYTES = 64  # of a cache
@@ -77,22 +78,14 @@ def tile_product(working: str, tile: Tile, pitch: int, group: int = 0) -> Intrin
     where nothing is at c to be added to.
     """
 
-    def define(
-        typing_context: Any, a: Any, b: Any, depth: Any, c: Any, c_row: Any, first: Any
-    ) -> Any:
-        from numba.core import types
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _emit_tile(builder, arguments, working, tile, pitch, group or tile.rows)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 6), generate
-
-    return Intrinsic(define, f"tile {working} {tile} {pitch} {group}")
+    emit = functools.partial(
+        _emit_tile, working=working, tile=tile, pitch=pitch, group=group or tile.rows
+    )
+    return operation(f"tile {working} {tile} {pitch} {group}", "void", "i" * 6, emit)
 
 
 def _emit_tile(
-    builder: Any, arguments: Any, working: str, tile: Tile, pitch: int, group: int
+    builder: Any, *arguments: Any, working: str, tile: Tile, pitch: int, group: int
 ) -> None:
     """Emit the loop over the depth with every sum in a register, then store or add them to c.
 
@@ -105,7 +98,7 @@ def _emit_tile(
     for r in range(tile.rows):
         for column in range(0, tile.columns, LINE_BYTES // ITEMSIZE[working]):
             at = builder.add(builder.mul(c_row, word(r)), word(column))
-            emit_prefetch(builder, element_pointer(builder, c, at, working))
+            emit_prefetch(builder, builder.ptrtoint(element_pointer(builder, c, at, working), word))
     vector = ir.VectorType(llvm_type(working), tile.lanes)
     sums = tile.rows * tile.vectors
     before = builder.block
@@ -127,7 +120,7 @@ def _emit_tile(
     grown = []
     for r in range(tile.rows):
         pointer = element_pointer(builder, a, builder.add(a_at, word(r * (pitch or 1))), working)
-        left = _broadcast(builder, builder.load(pointer), vector)
+        left = splat(builder, builder.load(pointer), tile.lanes)
         for v in range(tile.vectors):
             total = totals[r * tile.vectors + v]
             grown.append(emit_multiply_add(builder, total, left, right[v]))
@@ -167,15 +160,6 @@ def _load_vector(builder: Any, address: Any, index: Any, working: str, vector: A
     return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=1, typ=vector)
 
 
-def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
-    from llvmlite import ir
-
-    empty = ir.Constant(vector, ir.Undefined)
-    one = builder.insert_element(empty, scalar, ir.IntType(32)(0))
-    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
-    return builder.shuffle_vector(one, empty, lanes)
-
-
 @functools.cache
 def _group_placed(given: str, wanted: str, width: int) -> Intrinsic:
     """Return ``f(source, target)``: `width` numbers in a row, in vector registers.
@@ -185,26 +169,17 @@ def _group_placed(given: str, wanted: str, width: int) -> Intrinsic:
     narrower = ITEMSIZE[wanted] < ITEMSIZE[given]
     lanes = vector_bytes() // max(ITEMSIZE[given], ITEMSIZE[wanted])
 
-    def define(typing_context: Any, source: Any, target: Any) -> Any:
-        from llvmlite import ir
-        from numba.core import types
+    def emit(builder: Any, source: Any, target: Any) -> None:
+        for first in range(0, width, lanes):
+            count = min(lanes, width - first)
+            numbers = load_vector(builder, source, given, ITEMSIZE[given] * first, count)
+            if narrower:
+                made = narrow(builder, numbers, wanted, given)
+            else:
+                made = widen(builder, numbers, given, wanted)
+            store_vector(builder, made, target, ITEMSIZE[wanted] * first)
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            for first in range(0, width, lanes):
-                kind = ir.VectorType(llvm_type(given), min(lanes, width - first))
-                index = ir.IntType(64)(first)
-                numbers = _load_vector(builder, arguments[0], index, given, kind)
-                if narrower:
-                    made = narrow(builder, numbers, wanted, given)
-                else:
-                    made = widen(builder, numbers, given, wanted)
-                pointer = element_pointer(builder, arguments[1], index, wanted)
-                builder.store(made, builder.bitcast(pointer, made.type.as_pointer()), align=1)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), generate
-
-    return Intrinsic(define, f"group {given} {wanted} {width}")
+    return operation(f"group {given} {wanted} {width}", "void", "ii", emit)
 
 
 @functools.cache

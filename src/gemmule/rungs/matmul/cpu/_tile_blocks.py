@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, configured, released
-from gemmule.backends.cpu.intrinsics import call, load, store
+from gemmule.backends.cpu.intrinsics import call_c, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled, in_pool
 from gemmule.rungs.matmul.cpu import _tile_steps as steps
@@ -98,7 +98,7 @@ def pack_shares(pieces: int) -> Pooled:
                 for i in range(TILE_BYTES // 8):
                     write(tile, i, 0)
             begin = first + STEP_TERMS * step * term_step
-            call(place, begin, line_step, term_step, here, some, tile)
+            call_c(place, (begin, line_step, term_step, here, some, tile))
             note(tile, extremes + EXTREMES_BYTES * number)
             if pieces == 2:
                 split(tile)
@@ -140,9 +140,8 @@ def store_group(
         i, j = row + TILE_ROWS * (part // 2), column + TILE_ROWS * (part % 2)
         if i < m and j < n:
             target, tile = C + i * C_row + j * C_item, sums + part * TILE_BYTES
-            call(
-                unpack, tile, TILE_ROWS, target, C_row, min(TILE_ROWS, m - i), min(TILE_ROWS, n - j)
-            )
+            height, breadth = min(TILE_ROWS, m - i), min(TILE_ROWS, n - j)
+            call_c(unpack, (tile, TILE_ROWS, target, C_row, height, breadth))
 
 
 @functools.cache

@@ -19,9 +19,17 @@ from gemmule.backends.cpu.amx import (
     store_tile,
     zero_tile,
 )
-from gemmule.backends.cpu.intrinsics import declare
-from gemmule.backends.cpu.jit import Intrinsic
-from gemmule.backends.cpu.simd import LANES, Value, operation, void
+from gemmule.backends.cpu.intrinsics import widen
+from gemmule.backends.cpu.jit import Intrinsic, operation
+from gemmule.backends.cpu.simd import (
+    LANES,
+    Value,
+    called,
+    constant,
+    load_vector,
+    store_vector,
+    vector_type,
+)
 
 # Tiles 0 to 3 hold sums, of rows 0 to 15 first; 4 and 5 are of A, 6 and 7 of B.
 SHAPES = ((TILE_ROWS, 64),) * 8
@@ -40,7 +48,7 @@ def start_sums() -> Intrinsic:
         for tile in range(4):
             zero_tile(builder, tile)
 
-    return operation("amx start_sums", void, "i", emit)
+    return operation("amx start_sums", "void", "i", emit)
 
 
 @functools.cache
@@ -51,7 +59,7 @@ def resume_sums() -> Intrinsic:
         for tile in range(4):
             load_tile(builder, tile, sums, 64, TILE_BYTES * tile)
 
-    return operation("amx resume_sums", void, "ii", emit)
+    return operation("amx resume_sums", "void", "ii", emit)
 
 
 @functools.cache
@@ -62,7 +70,7 @@ def keep_sums() -> Intrinsic:
         for tile in range(4):
             store_tile(builder, tile, sums, TILE_BYTES * tile)
 
-    return operation("amx keep_sums", void, "ii", emit)
+    return operation("amx keep_sums", "void", "ii", emit)
 
 
 @functools.cache
@@ -88,7 +96,7 @@ def add_products(pieces: int) -> Intrinsic:
             for total in range(4):
                 multiply_tiles(builder, "tdpbf16ps", total, 4 + total // 2, 6 + total % 2)
 
-    return operation(f"amx add_products {pieces}", void, "iiii", emit)
+    return operation(f"amx add_products {pieces}", "void", "iiii", emit)
 
 
 EXTREMES_BYTES = 2 * 64
@@ -102,21 +110,17 @@ def note_extremes() -> Intrinsic:
     """
 
     def emit(builder: Any, tile: Value, extremes: Value) -> None:
-        from llvmlite import ir
-
-        words = ir.VectorType(ir.IntType(16), 32)
-        places = [_place(builder, extremes, at, words) for at in (0, 64)]
-        least, most = (builder.load(place, align=1, typ=words) for place in places)
+        least, most = (load_vector(builder, extremes, "int16", at, 32) for at in (0, 64))
         for row in range(TILE_ROWS):
-            bits = builder.load(_place(builder, tile, 64 * row, words), align=1, typ=words)
-            magnitude = builder.and_(bits, words([0x7FFF] * 32))
-            less = builder.sub(magnitude, words([1] * 32))  # zeros become the largest
-            least = _chosen(builder, "umin", least, less)
-            most = _chosen(builder, "umax", most, magnitude)
-        for place, value in zip(places, (least, most), strict=True):
-            builder.store(value, place, align=1)
+            bits = load_vector(builder, tile, "int16", 64 * row, 32)
+            magnitude = builder.and_(bits, bits.type([0x7FFF] * 32))
+            less = builder.sub(magnitude, bits.type([1] * 32))  # zeros become the largest
+            least = called(builder, "llvm.umin.v32i16", bits.type, least, less)
+            most = called(builder, "llvm.umax.v32i16", bits.type, most, magnitude)
+        store_vector(builder, least, extremes, 0)
+        store_vector(builder, most, extremes, 64)
 
-    return operation("amx note_extremes", void, "ii", emit)
+    return operation("amx note_extremes", "void", "ii", emit)
 
 
 @functools.cache
@@ -127,30 +131,14 @@ def split_halves() -> Intrinsic:
     """
 
     def emit(builder: Any, tile: Value) -> None:
-        from llvmlite import ir
-
-        words, wide = (ir.VectorType(ir.IntType(bits), LANES) for bits in (16, 32))
-        halves, floats = (ir.VectorType(kind, LANES) for kind in (ir.HalfType(), ir.FloatType()))
+        wide, upper_half = vector_type("int32"), constant(0xFFFF0000, "int32")
         for at in range(0, TILE_BYTES, 2 * LANES):
-            place = _place(builder, tile, at, words)
-            bits = builder.load(place, align=1, typ=words)
-            value = builder.fpext(builder.bitcast(bits, halves), floats)
-            upper = builder.and_(builder.bitcast(value, wide), wide([0xFFFF0000] * LANES))
-            lower = builder.bitcast(builder.fsub(value, builder.bitcast(upper, floats)), wide)
-            for piece, target in ((upper, at), (lower, TILE_BYTES + at)):
-                shifted = builder.lshr(piece, wide([16] * LANES))
-                store = builder.trunc(shifted, words)
-                builder.store(store, _place(builder, tile, target, words), align=1)
+            halves = load_vector(builder, tile, "float16", at)
+            value = widen(builder, halves, "float16", "float32")
+            upper = builder.and_(builder.bitcast(value, wide), upper_half)
+            rest = builder.fsub(value, builder.bitcast(upper, value.type))
+            for piece, target in ((upper, at), (builder.bitcast(rest, wide), TILE_BYTES + at)):
+                shifted = builder.lshr(piece, constant(16, "int32"))
+                store_vector(builder, builder.trunc(shifted, halves.type), tile, target)
 
-    return operation("amx split_halves", void, "i", emit)
-
-
-def _place(builder: Any, address: Value, at: int, kind: Any) -> Value:
-    return builder.inttoptr(builder.add(address, address.type(at)), kind.as_pointer())
-
-
-def _chosen(builder: Any, name: str, one: Value, other: Value) -> Value:
-    from llvmlite import ir
-
-    kind = ir.FunctionType(one.type, [one.type, one.type])
-    return builder.call(declare(builder, f"llvm.{name}.v32i16", kind), [one, other])
+    return operation("amx split_halves", "void", "i", emit)

@@ -12,24 +12,20 @@ at nine tenths of what a core has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from gemmule.backends.cpu.atomics import call_word, packed, unpacked, unpacked_as, write
-from gemmule.backends.cpu.calls.builtin import Job
+from gemmule.backends.cpu.atomics import unpacked_as
 from gemmule.backends.cpu.intrinsics import enter
 from gemmule.backends.cpu.jit import kernel
-from gemmule.backends.cpu.pool import SHARES_PER_THREAD, Pooled, share_count
-from gemmule.backends.cpu.shares import run_shares
+from gemmule.backends.cpu.pool import SHARES_PER_THREAD, share_count
+from gemmule.backends.cpu.steps import A, Place, Step, Steps, X, Y, buffer
 from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import HALVES, ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_rows import Build, Strides, bind_plan, job_of_plan, join_step
 from gemmule.rungs.matmul.cpu import _few_kernels
-from gemmule.rungs.matmul.cpu._few_tiles import LINE_BYTES, STEP, tile_columns
-from gemmule.rungs.vecmat.cpu._joined import FEWEST, join_of
+from gemmule.rungs.matmul.cpu._few_tiles import STEP, tile_columns
 
 MOST = 32  # columns, or rows, that are few
 # What all cores together reach of the rate of one, and what products across the rows reach of that
@@ -54,25 +50,22 @@ def is_along(problem: Problem) -> bool:
     return along or problem.k <= 1
 
 
+Address = int | Place  # a place before a product is called
+
+
 class Words(NamedTuple):
     """A product as its shares see it: kernels, addresses, steps in bytes, sizes."""
 
-    pool: int
-    helpers: int
-    first_task: int
-    second_task: int
-    last_task: int
     make_ready: int
     multiply: int
     put: int
-    A: int
+    A: Address
     step: int
-    x: int
+    x: Address
     x_k: int
     x_j: int
-    room: int
-    pooled_bytes: int
-    C: int
+    ready: Address
+    C: Address
     C_row: int
     C_col: int
     m: int
@@ -82,12 +75,9 @@ class Words(NamedTuple):
     ready_parts: int
     across: int
     slices: int
-    joins: int
-    turned: int
 
 
-_words, _plain = unpacked_as(Words), unpacked(len(Words._fields))
-_A, _X, _ROOM, _C = (8 * Words._fields.index(name) for name in ("A", "x", "room", "C"))
+_words = unpacked_as(Words)
 
 
 @kernel
@@ -96,7 +86,7 @@ def _ready(at: int, number: int) -> None:
     w = _words(at)
     steps = (w.k + STEP - 1) // STEP
     first, last = number * steps // w.ready_parts, (number + 1) * steps // w.ready_parts
-    enter(w.make_ready, (w.x, w.x_k, w.x_j, w.room, w.n, w.k, first, last))
+    enter(w.make_ready, (w.x, w.x_k, w.x_j, w.ready, w.n, w.k, first, last))
 
 
 @kernel
@@ -107,35 +97,8 @@ def _share(at: int, number: int) -> None:
     first, last = part * units // w.across * w.unit, (part + 1) * units // w.across * w.unit
     last = w.m if part + 1 == w.across else last
     begin, end = one * w.k // w.slices, (one + 1) * w.k // w.slices
-    places = (w.A, w.step, w.room, w.C + one * 4 * w.m * w.n, w.C_row, w.C_col, w.put)
+    places = (w.A, w.step, w.ready, w.C + one * 4 * w.m * w.n, w.C_row, w.C_col, w.put)
     enter(w.multiply, (*places, w.n, w.k, first, last, begin, end))
-
-
-_readied, _shared = Pooled(_ready), Pooled(_share)
-
-
-@kernel
-def _product(at: int, A: int, B: int, C: int) -> int:
-    """Multiply: words, and the addresses of both operands and the result."""
-    w = _words(at)
-    sums = 4 * w.slices * w.m * w.n if w.slices > 1 else 0
-    room = np.empty(w.pooled_bytes + sums + LINE_BYTES, np.uint8)
-    place, copied = room.ctypes.data, packed(_plain(at))
-    place = -place % LINE_BYTES + place
-    write(copied + _A, B if w.turned else A)
-    write(copied + _X, A if w.turned else B)
-    write(copied + _ROOM, place)
-    write(copied + _C, C if w.slices == 1 else place + w.pooled_bytes)
-    for step in range(3 if w.slices > 1 else 2):
-        task, words, count = w.first_task, copied, w.ready_parts
-        if step == 1:
-            task, count = w.second_task, w.across * w.slices
-        elif step == 2:
-            words = packed((place + w.pooled_bytes, C, w.m * w.n, w.slices, w.joins))
-            task, count = w.last_task, w.joins
-        run_shares(w.pool, w.helpers, task, words, count)
-    room[0] = 0  # Numba frees it behind the place that names it last
-    return 0
 
 
 def shares_and_slices(problem: Problem, params: Params) -> tuple[int, int]:
@@ -150,77 +113,55 @@ def shares_and_slices(problem: Problem, params: Params) -> tuple[int, int]:
     return across, max(1, min(-(-wanted // across), most, problem.k))
 
 
-def _words_of(problem: Problem, params: Params) -> Callable[[Any, Any], Words]:
-    """Return what makes the words of a product of operands like these."""
+def plan(problem: Problem, params: Params) -> Build:
+    """Return the product: columns made ready, shares of the rows, and slices of sums added."""
     turned, along = not few_columns(problem), is_along(problem)
     of_large, of_few = (problem.b, problem.a) if turned else (problem.a, problem.b)
     k, (m, n) = problem.k, sorted((problem.m, problem.n), reverse=True)
     columns, unit = tile_columns(n), ROWS if along else UNIT
-    terms = -(-k // STEP) * STEP * -(-n // columns) * columns
-    tasks = _readied.address, _shared.address, join_of("float32", problem.out).address
-    multiply = (_few_kernels.along_kernel if along else _few_kernels.across_kernel)(
-        of_large, columns
-    )
+    ready_bytes = 4 * (-(-k // STEP) * STEP * -(-n // columns) * columns)
+    kernel_of = _few_kernels.along_kernel if along else _few_kernels.across_kernel
+    multiply = kernel_of(of_large, columns)
     ready = _few_kernels.ready_kernel(of_few, columns, along, along and of_large == "bfloat16")
-    entries = ready.entry(*[int] * 8), multiply.entry(*[int] * 13)
 
-    def words(A: Any, B: Any) -> Words:
-        large, few = (B.T, A.T) if turned else (A, B)
+    def build(of_A: Strides, of_B: Strides, of_C: Strides) -> Steps:
+        large, few = (of_B[::-1], of_A[::-1]) if turned else (of_A, of_B)
         across, slices = shares_and_slices(problem, params)
-        helpers, pool = _shared.helpers(across * slices)
-        out = problem.out if slices == 1 else "float32"
-        steps = ITEMSIZE[out] * problem.n, ITEMSIZE[out]
-        return Words(
-            pool,
-            helpers,
-            *tasks,
-            *entries,
-            put=_few_kernels.put_kernel(out).entry(*[int] * 8),
-            A=0,
-            step=large.strides[0 if along else 1],
-            x=0,
-            x_k=few.strides[0],
-            x_j=few.strides[1],
-            room=0,
-            pooled_bytes=4 * terms,
-            C=0,
-            C_row=steps[turned],
-            C_col=steps[not turned],
+        ready_parts = share_count(ready_bytes, -(-k // STEP), 1)
+        out, C = (problem.out, Y) if slices == 1 else ("float32", buffer(ready_bytes))
+        C_steps = ITEMSIZE[out] * problem.n, ITEMSIZE[out]
+        words = Words(
+            ready.entry(*[int] * 8),
+            multiply.entry(*[int] * 13),
+            _few_kernels.put_kernel(out).entry(*[int] * 8),
+            A=X if turned else A,
+            step=large[0 if along else 1],
+            x=A if turned else X,
+            x_k=few[0],
+            x_j=few[1],
+            ready=buffer(),
+            C=C,
+            C_row=C_steps[turned],
+            C_col=C_steps[not turned],
             m=m,
             n=n,
             k=k,
             unit=unit,
-            ready_parts=share_count(4 * terms, -(-k // STEP), 1),
+            ready_parts=ready_parts,
             across=across,
             slices=slices,
-            joins=share_count(4 * m * n * slices, m * n // FEWEST, 1),
-            turned=int(turned),
         )
+        steps = [Step(_ready.address(2), ready_parts), Step(_share.address(2), across * slices)]
+        if slices == 1:
+            return Steps(steps, words, buffer_bytes=ready_bytes)
+        join, told = join_step("float32", problem.out, C, m * n, slices, len(words))
+        nbytes = ready_bytes + 4 * slices * m * n
+        return Steps([*steps, join], (*words, *told), buffer_bytes=nbytes)
 
-    return words
-
-
-@kernel
-def _by_address(product: int, at: int, A: int, B: int, C: int) -> None:
-    """Call a job, which is compiled once: for a builtin function and for this."""
-    call_word(product, at, A, B, C)
-
-
-def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, B, C)``."""
-    words, product = _words_of(problem, params), _product.address(4, returns=True)
-
-    def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
-        held = np.array(words(A, B), np.int64)
-        _by_address(product, held.ctypes.data, _cpu.address(A), _cpu.address(B), _cpu.address(C))
-
-    return run
+    return build
 
 
-def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], B: Any) -> Job:
-    """Return the product as what a builtin function is bound to."""
-    words = _words_of(problem, params)(A, B)
-    return Job(_product.address(4, returns=True), tuple(words), words.pool)
+bind = bind_plan(plan)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -282,6 +223,6 @@ RUNG = CpuRung(
     ),
     suggest=suggest,
     bind=bind,
-    job=job,
+    job=job_of_plan(plan),
     available=missing_vectors,
 )

@@ -13,20 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.jit import unavailable
+from gemmule.backends.cpu.steps import A, Step, Steps, Words, X, Y, per_team
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.packing import HostPacking
-from gemmule.core.problem import ITEMSIZE, Problem, numpy_dtype
+from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_rows import Build, Strides, bind_plan, job_of_plan
 from gemmule.rungs._cpu_workspace import workspace
 from gemmule.rungs.matmul.cpu._packed_blocks import (
-    PLACES,
     Blocks,
-    block_shares,
+    block_share,
     chunk_kernel,
-    placed,
     workspace_bytes,
 )
 from gemmule.rungs.matmul.cpu._packed_operands import PITCH, pack, padded_lines
@@ -77,41 +76,6 @@ def pack_addresses(problem: Problem, ready: Sides = NEITHER) -> tuple[int, int, 
     return pack_a, pack_b, unpack_kernel(problem.out, working).address(6)
 
 
-def product(
-    problem: Problem, params: Params, ready: Sides = NEITHER
-) -> Callable[[int], tuple[int, Blocks]]:
-    """Return ``f(threads)``: in how many blocks to cut a product, and what they have in common.
-
-    Where operands lie is missing there (see `operand_words`).
-    """
-    working = chunk_kernel_names(problem, ready)[0]
-    multiply, number_bytes = chunk_entry(problem, ready)
-    packing = pack_addresses(problem, ready)
-    m, n, k = problem.m, problem.n, problem.k
-
-    @functools.cache
-    def made(threads: int) -> tuple[int, Blocks]:
-        rows, columns = block_size(m, n, working, params["columns"], threads)
-        head, sizes = (multiply, number_bytes, *packing), (m, n, k, rows, columns)
-        job = Blocks._make((*head, *[0] * 9, *sizes, 0))
-        count = -(-m // rows) * -(-n // columns)
-        return count, job._replace(workspace=workspace(workspace_bytes(job)))
-
-    return made
-
-
-def operand_words(problem: Problem, ready: Sides) -> Callable[[Any, Any, Array], tuple[int, ...]]:
-    """Return what tells `Blocks` where A, B and C lie: address and steps, or lines, of each."""
-    lines = padded_lines(problem, "a"), padded_lines(problem, "b")
-
-    def words(A: Any, B: Any, C: Array) -> tuple[int, ...]:
-        of_a = (A.at, lines[0], 0) if ready[0] else (_cpu.address(A), *A.strides)
-        of_b = (B.at, lines[1], 0) if ready[1] else (_cpu.address(B), *B.strides)
-        return *of_a, *of_b, _cpu.address(C), C.strides[0], C.itemsize
-
-    return words
-
-
 def block_size(m: int, n: int, working: str, columns: int, threads: int) -> tuple[int, int]:
     """Return rows and columns of a block: multiples of the tile, of even size, shared evenly.
 
@@ -135,6 +99,27 @@ def _round_up(size: int, multiple: int) -> int:
     return max(-(-size // multiple), 1) * multiple
 
 
+def plan(problem: Problem, params: Params, ready: Sides = NEITHER, *, alone: bool = True) -> Build:
+    """Return the product, on one thread or on all; of `ready` operands it takes what is packed.
+
+    Strides of those are how many lines are packed, and 0.
+    """
+    working = chunk_kernel_names(problem, ready)[0]
+    head = *chunk_entry(problem, ready), *pack_addresses(problem, ready)
+    m, n, k, item = problem.m, problem.n, problem.k, ITEMSIZE[problem.out]
+
+    def build(of_A: Strides, of_B: Strides, of_C: Strides) -> Steps:
+        threads = 1 if alone else thread_count()
+        rows, columns = block_size(m, n, working, params["columns"], threads)
+        places: Words = (A, *of_A, X, *of_B, Y, of_C[0], item)
+        sizes, count = (m, n, k, rows, columns), -(-m // rows) * -(-n // columns)
+        nbytes = workspace_bytes(Blocks._make((*head, *[0] * len(places), *sizes, 0)))
+        step = Step(block_share.address(2), count, alone=alone)
+        return Steps([step], (*head, *places, *sizes, workspace(nbytes)))
+
+    return build
+
+
 def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
     """Return ``run(A, B, C)``; `ready` operands come packed."""
     return bind_shares(problem, params, ready, alone=True)
@@ -146,27 +131,21 @@ def bind_shares(
     """Return `bind`'s product, on one thread or on all."""
     if problem.k == 0:
         return fill_zeros
-    made, words = product(problem, params, ready), operand_words(problem, ready)
-    shares = block_shares(alone=alone)
+    if not any(ready):
+        return bind_plan(functools.partial(plan, alone=alone))(problem, params)
+    build = per_team(plan(problem, params, ready, alone=alone))
+    lines = padded_lines(problem, "a"), padded_lines(problem, "b")
 
-    def run(A: Any, B: Any, C: Array) -> None:
-        count, job = made(1 if alone else thread_count())
-        shares(count, *placed(job, words(A, B, C)))
+    def placed(side: int, operand: Any) -> tuple[int, tuple[int, ...]]:
+        if ready[side]:
+            return operand.at, (lines[side], 0)
+        return _cpu.address(operand), operand.strides
+
+    def run(left: Any, right: Any, C: Array) -> None:
+        (A, of_A), (B, of_B) = placed(0, left), placed(1, right)
+        build(of_A, of_B, C.strides)(A, B, _cpu.address(C))
 
     return run
-
-
-def job(problem: Problem, params: Params, A: Array, B: Any) -> Job:
-    """Return the product as what a builtin function is bound to."""
-    return job_of_shares(problem, params, A, B, alone=True)
-
-
-def job_of_shares(problem: Problem, params: Params, A: Array, B: Any, *, alone: bool) -> Job:
-    """Return `job`, on one thread or on all."""
-    C = np.empty((problem.m, problem.n), numpy_dtype(problem.out))
-    count, made = product(problem, params)(1 if alone else thread_count())
-    words = placed(made, operand_words(problem, NEITHER)(A, B, C))
-    return block_shares(alone=alone).job(count, words, (PLACES, PLACES + 3, PLACES + 6))
 
 
 def fill_zeros(A: Any, B: Any, C: Array) -> None:
@@ -193,7 +172,7 @@ RUNG = CpuRung(
     params={"columns": (1024, 512, 2048)},
     suggest=suggest,
     bind=bind,
-    job=job,
+    job=job_of_plan(plan),
     available=unavailable,
     packing=HostPacking(pack, bind),
     rows_apart=True,

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
-from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.jit import unavailable
 from gemmule.core.packing import HostPacking
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_rows import job_of_plan
 from gemmule.rungs.matmul.cpu._packed_operands import pack
-from gemmule.rungs.matmul.cpu.packed import NEITHER, Sides, bind_shares, job_of_shares
+from gemmule.rungs.matmul.cpu.packed import NEITHER, Sides, bind_shares, plan
 
 
 def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
     """Return ``run(A, B, C)``; `ready` operands come packed."""
     return bind_shares(problem, params, ready, alone=False)
-
-
-def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], B: Any) -> Job:
-    """Return the product as what a builtin function is bound to."""
-    return job_of_shares(problem, params, A, B, alone=False)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -46,7 +39,7 @@ RUNG = CpuRung(
     params={"columns": (1024, 512, 2048)},
     suggest=suggest,
     bind=bind,
-    job=job,
+    job=job_of_plan(functools.partial(plan, alone=False)),
     available=unavailable,
     packing=HostPacking(pack, bind),
     rows_apart=True,

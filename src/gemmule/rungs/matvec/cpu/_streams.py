@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from gemmule.backends.cpu.intrinsics import element_pointer, widen
-from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import (
     LANES,
     Value,
@@ -18,12 +18,10 @@ from gemmule.backends.cpu.simd import (
     floats,
     fused,
     load_vector,
-    operation,
     row_addresses,
     splat,
     store_vector,
     vector_type,
-    void,
 )
 from gemmule.rungs._cpu_vectors import lane_sum
 
@@ -78,7 +76,7 @@ def make_ready(a: str, x: str) -> Intrinsic:
         for part, vector in enumerate(parts):
             store_vector(builder, vector, out, 64 * part)
 
-    return operation(f"make_ready {a} {x}", void, "ii", emit)
+    return operation(f"make_ready {a} {x}", "void", "ii", emit)
 
 
 @functools.cache
@@ -176,4 +174,4 @@ def add_columns(a: str, columns: int) -> Intrinsic:
                 total = fused(builder, _load(builder, place, a, part), factor, total)
             store_vector(builder, total, sums, 64 * part)
 
-    return operation(f"add_columns {a} {columns}", void, "iiii", emit)
+    return operation(f"add_columns {a} {columns}", "void", "iiii", emit)

@@ -8,26 +8,23 @@ weights.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.calls.builtin import Job
-from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
+from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
-from gemmule.backends.cpu.pool import in_pool
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_rows import Build, bind_plan, in_rows, job_of_plan
 
 
 @functools.cache
 def rows_kernel(a: str, x: str, y: str, working: str) -> Kernel:
-    """Return ``rows(A, step, x, y, n, first, last)``: y[first:last] = A[first:last] x.
+    """Return the micro-kernel of `_cpu_rows` along the rows.
 
-    A, x, y: addresses; step: bytes between rows; n: row length. Dtypes: of the matrix, the vector,
-    the result and the running sums. LLVM makes vector code of the loops over j.
+    Dtypes: of the matrix, the vector, the result and the running sums. LLVM makes vector code of
+    the loops over j.
     """
     load_a, load_x, store_y = load(a, working), load(x, working), store(y, working)
     zero = np.dtype(working).type(0)
@@ -58,80 +55,15 @@ def rows_kernel(a: str, x: str, y: str, working: str) -> Kernel:
     return rows
 
 
-def rows_entry(rows: Kernel) -> int:
-    """Return the address by which `batch_rows` and others call a rows kernel."""
-    return rows.entry(*[int] * 7)
-
-
-@kernel
-def batch_rows(
-    rows: int,
-    A: int,
-    A_batch: int,
-    step: int,
-    x: int,
-    x_batch: int,
-    y: int,
-    y_batch: int,
-    m: int,
-    n: int,
-    first: int,
-    last: int,
-) -> None:
-    """Call a rows kernel for the rows ``first:last`` of all batch entries laid end to end.
-
-    rows: its `rows_entry`; the batch steps are in bytes.
-    """
-    at = first
-    while at < last:
-        entry = at // m
-        begin = at - entry * m
-        end = min(m, begin + last - at)
-        A_at, x_at, y_at = A + entry * A_batch, x + entry * x_batch, y + entry * y_batch
-        enter(rows, (A_at, step, x_at, y_at, n, begin, end))
-        at += end - begin
-
-
-def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``."""
+def rows_of(problem: Problem, out: str | None = None) -> Kernel:
+    """Return the rows kernel of a problem, whose results have its dtype or another."""
     working = _cpu.problem_working_dtype(problem)
-    rows = rows_entry(rows_kernel(problem.a, problem.b, problem.out, working))
-    m, n, total = problem.m, problem.n, problem.batch * problem.m
-
-    def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        batch_rows(
-            rows,
-            _cpu.address(A),
-            _cpu.batch_step(A, 2),
-            A.strides[-2],
-            _cpu.address(x),
-            _cpu.batch_step(x, 1),
-            _cpu.address(y),
-            _cpu.batch_step(y, 1),
-            m,
-            n,
-            0,
-            total,
-        )
-
-    return run
+    return rows_kernel(problem.a, problem.b, out or problem.out, working)
 
 
-@kernel
-def _share(part: int, rows: int, A: int, step: int, x: int, y: int, m: int, n: int) -> None:
-    """Call a rows kernel for all rows."""
-    enter(rows, (A, step, x, y, n, 0, m))
-
-
-_whole = in_pool(_share, 7)
-
-
-def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
-    """Return the product of one vector as what a builtin function is bound to."""
-    working = _cpu.problem_working_dtype(problem)
-    rows = rows_entry(rows_kernel(problem.a, problem.b, problem.out, working))
-    words = (rows, 0, A.strides[-2], 0, 0, problem.m, problem.n)
-    return _whole.job(1, words, (1, 3, 4))
+def plan(problem: Problem, params: Params) -> Build:
+    """Return the product of all rows on the calling thread."""
+    return in_rows(problem, rows_of(problem))
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -151,8 +83,8 @@ RUNG = CpuRung(
     after="scalar_loop",
     batched=True,
     suggest=suggest,
-    bind=bind,
-    job=job,
+    bind=bind_plan(plan),
+    job=job_of_plan(plan),
     available=unavailable,
     rows_apart=True,
 )

@@ -8,12 +8,9 @@ has all of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import SHARES_PER_THREAD
@@ -21,9 +18,9 @@ from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_rows import Build, bind_plan, in_rows, job_of_plan
 from gemmule.rungs._cpu_vectors import prefetch_lines, zeros_of
 from gemmule.rungs.matvec.cpu import _streams
-from gemmule.rungs.matvec.cpu.threads import bind_rows, rows_job
 
 ROWS = 2
 # A processor prefetches best what is read in order, in few places, page after page. So the two
@@ -38,7 +35,7 @@ READY = 4096
 
 @functools.cache
 def prefetched_kernel(a: str, x: str, y: str, *, ready: bool) -> Kernel:
-    """Return ``rows(A, step, x, y, n, first, last)`` as `four_rows.rows_kernel` does.
+    """Return the micro-kernel of `_cpu_rows` along the rows.
 
     ready: x is widened once, in the order in which elements are met, not for each pair of rows.
     """
@@ -87,19 +84,11 @@ def prefetched_kernel(a: str, x: str, y: str, *, ready: bool) -> Kernel:
     return rows
 
 
-def _kernel_of(problem: Problem, params: Params) -> Kernel:
+def plan(problem: Problem, params: Params) -> Build:
+    """Return the product whose shares are some rows."""
     ready = bool(params["ready"]) and problem.n <= READY
-    return prefetched_kernel(problem.a, problem.b, problem.out, ready=ready)
-
-
-def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``."""
-    return bind_rows(problem, _kernel_of(problem, params), params["shares_per_thread"])
-
-
-def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
-    """Return the product of one vector as what a builtin function is bound to."""
-    return rows_job(problem, _kernel_of(problem, params), params["shares_per_thread"], A)
+    rows = prefetched_kernel(problem.a, problem.b, problem.out, ready=ready)
+    return in_rows(problem, rows, params["shares_per_thread"])
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -127,8 +116,8 @@ RUNG = CpuRung(
     params={"shares_per_thread": SHARES_PER_THREAD, "ready": (False, True)},
     batched=True,
     suggest=suggest,
-    bind=bind,
-    job=job,
+    bind=bind_plan(plan),
+    job=job_of_plan(plan),
     available=missing_vectors,
     rows_apart=True,
 )

@@ -8,35 +8,27 @@ part of the matrix stays in a cache of its own, a share is a part of the blocks,
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmule.backends.cpu.atomics import packed, unpacked, unpacked_as, write
+from gemmule.backends.cpu.atomics import unpacked_as
 from gemmule.backends.cpu.intrinsics import enter, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
-from gemmule.backends.cpu.pool import own_cache_bytes, shares_of
-from gemmule.backends.cpu.shares import run_shares
+from gemmule.backends.cpu.pool import own_cache_bytes, share_count
+from gemmule.backends.cpu.steps import ALIGNMENT, Prepare, Step, Steps, X, Y, buffer
 from gemmule.core.problem import ITEMSIZE
 from gemmule.rungs.quantized.cpu import _product
-from gemmule.rungs.quantized.cpu._operands import Stored
-from gemmule.rungs.quantized.cpu._product import OneVector, Product, load_product
+from gemmule.rungs.quantized.cpu._product import Product, load_product
 
-_SIZE, _X_AT, _Y_AT = _product.SIZE, _product.X_AT, _product.Y_AT
 _put = store("float32", "float32")
 
 # A part's rows at least: its results, 4 bytes a column, are written, read and added.
 PART_ROWS = 48
 PARTS_PER_THREAD = 2
-# Results begin at a pair of a cache's lines, as processors fetch them: threads that write to
-# neighbouring blocks would take each other's lines else.
-RESULTS_ALIGNMENT = 128
 # Bytes of results that one share joins, and of all parts that the caller joins alone.
 JOIN_BYTES, JOIN_ALONE = 16384, 1 << 18
-
-# Words of a call, in a row: the pool, helpers, what computes a share, what joins (0: shares
-# are of blocks), bytes of room for x and what aligns the results; a `Product`; a `Split`.
-_HEAD = 5
 
 
 class Split(NamedTuple):
@@ -49,7 +41,7 @@ class Split(NamedTuple):
     panels: int
 
 
-_load_split, _AT = unpacked_as(Split), 8 * _SIZE
+_load_split, _AT = unpacked_as(Split), 8 * _product.SIZE
 
 
 @kernel
@@ -102,93 +94,60 @@ def _join_kernels(in_order: Kernel, item: str) -> tuple[Kernel, Kernel]:
     return join, add_columns
 
 
-@functools.cache
-def _product_kernels(prepare: Kernel) -> tuple[Kernel, Kernel]:
-    """Return ``product(words, x, y, room)`` and, as a `Job` has it, ``job(words, A, x, y)``.
+@dataclass(frozen=True, slots=True)
+class Across:
+    """The products of a matrix with vectors across its rows.
 
-    prepare: ``f(x, m, room)`` returns the address of x as the micro-kernel reads it.
-    """
-    load_head, load_words = unpacked(_HEAD), unpacked(_SIZE + len(Split._fields))
-
-    @kernel
-    def product(at: int, x: int, y: int, room: int) -> None:
-        pool, helpers, share, join, x_bytes = load_head(at)
-        words = packed(load_words(at + 8 * _HEAD))
-        given, split = load_product(words), _load_split(words + _AT)
-        results = room + x_bytes - RESULTS_ALIGNMENT
-        write(words + _X_AT, prepare(x, given.m, room))
-        write(words + _Y_AT, -(-results // RESULTS_ALIGNMENT) * RESULTS_ALIGNMENT)
-        write(words + _AT, y)
-        run_shares(pool, helpers, share, words, split.parts)
-        if join == 0:
-            return
-        some = max(1, JOIN_BYTES // given.x_step)
-        helpers = helpers if split.parts * split.blocks * given.x_step > JOIN_ALONE else 0
-        run_shares(pool, helpers, join, words, (split.blocks + some - 1) // some)
-
-    @kernel
-    def job(at: int, A: int, x: int, y: int) -> int:
-        _, _, _, join, x_bytes = load_head(at)
-        step, split = load_product(at + 8 * _HEAD).x_step, _load_split(at + 8 * _HEAD + _AT)
-        results = (split.parts if join != 0 else 1) * split.blocks * step
-        room = np.empty((x_bytes + results) // 4, np.float32)
-        product(at, x, y, room.ctypes.data)
-        room[0] = 0  # Numba frees it behind the place that names it last
-        return 0
-
-    return product, job
-
-
-@kernel
-def as_it_is(x: int, m: int, room: int) -> int:
-    """Leave x where it lies."""
-    return x
-
-
-class Across(OneVector):
-    """What products across the rows of a matrix share; `product` is the same for all of them.
-
-    units: of rows, as the micro-kernel counts them; x_bytes: of room that `prepare` fills; item:
-    the dtype of the results. kept: what addresses in `product` point to.
+    product: but for x and y; nbytes: of its codes. panels: the micro-kernel; units: of rows, as it
+    counts them. in_order: see `_join_kernels`; item: the dtype of the results. prepare, x_bytes:
+    what writes x to a buffer, where it is not read as it lies, and how much of that it fills. kept:
+    what addresses in `product` point to.
     """
 
-    def __init__(
-        self,
-        parts: Stored,
-        product: Product,
-        panels: Kernel,
-        in_order: Kernel,
-        *,
-        units: int,
-        x_bytes: int = 0,
-        prepare: Kernel = as_it_is,
-        item: str = "float32",
-        kept: Any = None,
-    ) -> None:
-        self.kernel, job = _product_kernels(prepare)
-        super().__init__(job, kept)
-        self.product, self.x_bytes = product, x_bytes + RESULTS_ALIGNMENT
-        self.units, self.nbytes = units, parts.codes.nbytes
-        self.blocks = -(-parts.n * ITEMSIZE[item] // product.x_step)
-        self._panels, self._item, self._in_order = panels, item, in_order
+    product: Product
+    nbytes: int
+    panels: Kernel
+    in_order: Kernel
+    units: int
+    x_bytes: int = 0
+    prepare: Kernel | None = None
+    item: str = "float32"
+    kept: Any = None
 
-    def split(self, *, by_columns: bool = True) -> tuple[int, ...]:
-        """Return whether blocks are shared, not rows; how many shares; the helpers; the pool.
+    @property
+    def blocks(self) -> int:
+        """How many blocks of columns there are."""
+        return -(-self.product.n * ITEMSIZE[self.item] // self.product.x_step)
+
+    def split(self, *, by_columns: bool = True) -> tuple[bool, int]:
+        """Return whether blocks are shared, not rows, and how many shares there are.
 
         Blocks are where every thread's share stays in a cache of its own: it need not lie in one
         piece, and whole results need no other thread to add them up; and there must be enough.
         """
-        by_rows = shares_of(self.nbytes, self.product.m // PART_ROWS, PARTS_PER_THREAD)
-        few = self.nbytes > own_cache_bytes() or 2 * self.blocks < by_rows[0]
-        if few or not by_columns:
-            return False, *by_rows
-        return True, *shares_of(self.nbytes, self.blocks, PARTS_PER_THREAD)
+        nbytes = self.nbytes
+        by_rows = share_count(nbytes, self.product.m // PART_ROWS, PARTS_PER_THREAD)
+        if not by_columns or nbytes > own_cache_bytes() or 2 * self.blocks < by_rows:
+            return False, by_rows
+        return True, share_count(nbytes, self.blocks, PARTS_PER_THREAD)
 
-    def words(self, split: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the words of a call."""
-        by_columns, parts, helpers, pool = split
-        join, columns = _join_kernels(self._in_order, self._item)
-        steps = (columns.address(2), 0) if by_columns else (_add_rows.address(2), join.address(2))
-        panels = self._panels.entry(Product, *[int] * 5)
-        behind = Split(0, parts, self.units, self.blocks, panels)
-        return pool, helpers, *steps, self.x_bytes, *self.product, *behind
+    def steps(self, split: tuple[bool, int]) -> Steps:
+        """Return the product in such shares."""
+        (by_columns, parts), step, blocks = split, self.product.x_step, self.blocks
+        join, columns = _join_kernels(self.in_order, self.item)
+        if by_columns:
+            steps = [Step(columns.address(2), parts)]
+        else:
+            joins = -(-blocks // max(1, JOIN_BYTES // step))
+            alone = parts == 1 or parts * blocks * step <= JOIN_ALONE
+            steps = [Step(_add_rows.address(2), parts), Step(join.address(2), joins, alone=alone)]
+        x_bytes = -(-self.x_bytes // ALIGNMENT) * ALIGNMENT
+        x = X if self.prepare is None else buffer()
+        told = self.product._asdict() | {"x": x, "y": buffer(x_bytes)}
+        return Steps(
+            steps,
+            (*told.values(), Y, parts, self.units, blocks, self.panels.entry(Product, *[int] * 5)),
+            buffer_bytes=x_bytes + (1 if by_columns else parts) * blocks * step,
+            prepare=None if self.prepare is None else Prepare(self.prepare, self.product.m),
+            kept=self.kept,
+        )

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.backends.cpu.atomics import unpacked_as
-from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import enter, load
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled
@@ -69,7 +68,6 @@ class Product(NamedTuple):
 # The lowest byte of each lane: of a mask that LLVM knows it would make two instructions.
 LOWEST_BYTES = 0x1111111111111111
 load_product, SIZE = unpacked_as(Product), len(Product._fields)
-X_AT, Y_AT = (8 * Product._fields.index(name) for name in ("x", "y"))
 _number, _SIZE = load("int64", "int64"), SIZE
 _MATRIX = Product._fields.index("x")  # fields before it are of the matrix and the kernel alone
 
@@ -211,29 +209,3 @@ def bind_ways(*makes: Make, columns: int) -> Callable[[Problem, Params], Run]:
         return bound(core, "float32")
 
     return bind
-
-
-class OneVector:
-    """The products of a matrix with single vectors: a kernel ``job(words, A, x, y)`` and its words.
-
-    split: what threads may share now; the words, which depend on it alone, are kept for each.
-    """
-
-    def __init__(self, job: Kernel, kept: Any) -> None:
-        self._job, self._kept = job, kept
-        self._words: dict[Any, NDArray[np.int64]] = {}
-
-    def words(self, split: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the words of a call; of split the pool's address comes last."""
-        raise NotImplementedError
-
-    def multiply(self, split: tuple[int, ...], x: NDArray[Any], y: NDArray[Any]) -> bool:
-        """Set y to the product; return False, with nothing done, where the kernel cannot."""
-        words = self._words.get(split)
-        if words is None:
-            words = self._words.setdefault(split, np.array(self.words(split), np.int64))
-        return not self._job.compiled(address(words), 0, address(x), address(y))
-
-    def bound(self, split: tuple[int, ...]) -> Job:
-        """Return the product as what a builtin function is bound to."""
-        return Job(self._job.address(4, returns=True), self.words(split), split[-1], self)

@@ -2,98 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-
-from gemmule.backends.cpu.calls.builtin import Job
-from gemmule.backends.cpu.jit import kernel, unavailable
-from gemmule.backends.cpu.pool import in_pool, share_count
+from gemmule.backends.cpu.jit import unavailable
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs.vecmat.cpu.panels import (
-    WIDTHS,
-    batch_panels,
-    columns_s,
-    panels_entry,
-    panels_kernel,
-)
+from gemmule.rungs._cpu_rows import Build, bind_plan, in_rows, job_of_plan
+from gemmule.rungs.vecmat.cpu.panels import WIDTHS, columns_s, panels_of
 
 SHARE_MULTIPLE = 64  # a share of y begins on its own cache line
 PAIR_BYTES = 128  # lines are fetched in pairs
 SHARES_PER_THREAD = 2  # long shares: every column is a stretch of memory of its own
 
 
-@kernel
-def _one_share(
-    part: int,
-    panels: int,
-    A: int,
-    A_batch: int,
-    step: int,
-    x: int,
-    x_batch: int,
-    y: int,
-    y_batch: int,
-    m: int,
-    n: int,
-    total: int,
-    share: int,
-    width: int,
-    item: int,
-) -> None:
-    """Call `batch_panels` for one share of y, of `share` elements, a multiple of 64."""
-    first, last = part * share, min(total, (part + 1) * share)
-    batch_panels(panels, A, A_batch, step, x, x_batch, y, y_batch, m, n, first, last, width, item)
-
-
-_shared_panels = in_pool(_one_share, 14)
-
-
-def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``."""
-    working = _cpu.problem_working_dtype(problem)
-    panels = panels_entry(panels_kernel(problem.a, problem.b, problem.out, working))
-    m, n, total = problem.m, problem.n, problem.batch * problem.m
-    width: int = min(params["width"], max(m, 1))
-    nbytes = problem.compulsory_bytes
-
-    def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        if total == 0:
-            return
-        parts = share_count(nbytes, total // SHARE_MULTIPLE, SHARES_PER_THREAD)
-        share = -(-total // (parts * SHARE_MULTIPLE)) * SHARE_MULTIPLE
-        _shared_panels(
-            -(-total // share),
-            panels,
-            _cpu.address(A),
-            _cpu.batch_step(A, 2),
-            A.strides[-1],
-            _cpu.address(x),
-            _cpu.batch_step(x, 1),
-            _cpu.address(y),
-            _cpu.batch_step(y, 1),
-            m,
-            n,
-            total,
-            share,
-            width,
-            A.itemsize,
-        )
-
-    return run
-
-
-def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
-    """Return the product of one vector as what a builtin function is bound to."""
-    working, m = _cpu.problem_working_dtype(problem), problem.m
-    panels = panels_entry(panels_kernel(problem.a, problem.b, problem.out, working))
-    parts = share_count(problem.compulsory_bytes, m // SHARE_MULTIPLE, SHARES_PER_THREAD)
-    share, width = -(-m // (parts * SHARE_MULTIPLE)) * SHARE_MULTIPLE, min(params["width"], m)
-    words = (panels, 0, 0, A.strides[-1], 0, 0, 0, 0, m, problem.n, m, share, width, A.itemsize)
-    return _shared_panels.job(-(-m // share), words, (1, 4, 6))
+def plan(problem: Problem, params: Params) -> Build:
+    """Return the product whose shares are stretches of y."""
+    panels = panels_of(problem, params)
+    return in_rows(problem, panels, SHARES_PER_THREAD, unit=SHARE_MULTIPLE, across=True)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -128,7 +52,7 @@ RUNG = CpuRung(
     params={"width": WIDTHS},
     batched=True,
     suggest=suggest,
-    bind=bind,
-    job=job,
+    bind=bind_plan(plan),
+    job=job_of_plan(plan),
     available=unavailable,
 )

@@ -7,18 +7,15 @@ that cache allows, because short runs leave the memory's prefetchers cold.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.calls.builtin import Job
-from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
+from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
-from gemmule.backends.cpu.pool import in_pool
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_rows import Build, bind_plan, in_rows, job_of_plan
 
 WIDTHS = (4096, 2048, 1024, 512)  # elements of y in a panel; 4096 float32 are 16 KiB
 
@@ -64,22 +61,20 @@ def add_columns_kernel(a: str, x: str, working: str) -> Kernel:
 
 
 @functools.cache
-def panels_kernel(a: str, x: str, y: str, working: str) -> Kernel:
-    """Return ``panels(A, step, x, y, n, first, last, width, item)``: y[first:last] = (A x)[...].
+def panels_kernel(a: str, x: str, y: str, working: str, width: int) -> Kernel:
+    """Return the micro-kernel of `_cpu_rows` across the rows, in panels of `width` results.
 
-    item: bytes of one element of A. The sums of a panel lie on the kernel's own heap.
+    The sums of a panel lie on the kernel's own heap.
     """
     add_columns = add_columns_kernel(a, x, working)
     load_sum, store_sum = load(working, working), store(working, working)
     store_y = store(y, working)
     zero = np.dtype(working).type(0)
-    number = np.dtype(working).type
+    number, item = np.dtype(working).type, ITEMSIZE[a]
 
     @kernel
-    def panels(
-        A: int, step: int, x: int, y: int, n: int, first: int, last: int, width: int, item: int
-    ) -> None:
-        panel = np.empty(width, number)
+    def panels(A: int, step: int, x: int, y: int, n: int, first: int, last: int) -> None:
+        panel = np.empty(min(width, last - first + 1), number)
         sums = panel.ctypes.data
         for begin in range(first, last, width):
             size = min(width, last - begin)
@@ -93,88 +88,15 @@ def panels_kernel(a: str, x: str, y: str, working: str) -> Kernel:
     return panels
 
 
-def panels_entry(panels: Kernel) -> int:
-    """Return the address by which `batch_panels` and others call a panels kernel."""
-    return panels.entry(*[int] * 9)
-
-
-@kernel
-def batch_panels(
-    panels: int,
-    A: int,
-    A_batch: int,
-    step: int,
-    x: int,
-    x_batch: int,
-    y: int,
-    y_batch: int,
-    m: int,
-    n: int,
-    first: int,
-    last: int,
-    width: int,
-    item: int,
-) -> None:
-    """Call a panels kernel for elements ``first:last`` of all batch entries laid end to end.
-
-    panels: its `panels_entry`; the batch steps are in bytes.
-    """
-    at = first
-    while at < last:
-        entry = at // m
-        begin = at - entry * m
-        end = min(m, begin + last - at)
-        A_at, x_at, y_at = A + entry * A_batch, x + entry * x_batch, y + entry * y_batch
-        enter(panels, (A_at, step, x_at, y_at, n, begin, end, width, item))
-        at += end - begin
-
-
-def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``."""
+def panels_of(problem: Problem, params: Params, out: str | None = None) -> Kernel:
+    """Return the panels kernel of a problem, whose results have its dtype or another."""
     working = _cpu.problem_working_dtype(problem)
-    panels = panels_entry(panels_kernel(problem.a, problem.b, problem.out, working))
-    m, n, total = problem.m, problem.n, problem.batch * problem.m
-    width: int = min(params["width"], max(m, 1))
-
-    def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        batch_panels(
-            panels,
-            _cpu.address(A),
-            _cpu.batch_step(A, 2),
-            A.strides[-1],
-            _cpu.address(x),
-            _cpu.batch_step(x, 1),
-            _cpu.address(y),
-            _cpu.batch_step(y, 1),
-            m,
-            n,
-            0,
-            total,
-            width,
-            A.itemsize,
-        )
-
-    return run
+    return panels_kernel(problem.a, problem.b, out or problem.out, working, params["width"])
 
 
-@kernel
-def _share(
-    part: int, panels: int, A: int, step: int, x: int, y: int, m: int, n: int, width: int, item: int
-) -> None:
-    """Call a panels kernel for all of y."""
-    enter(panels, (A, step, x, y, n, 0, m, width, item))
-
-
-_whole = in_pool(_share, 9)
-
-
-def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
-    """Return the product of one vector as what a builtin function is bound to."""
-    working, m = _cpu.problem_working_dtype(problem), problem.m
-    panels = panels_entry(panels_kernel(problem.a, problem.b, problem.out, working))
-    width = min(params["width"], m)
-    words = (panels, 0, A.strides[-1], 0, 0, m, problem.n, width, A.itemsize)
-    return _whole.job(1, words, (1, 3, 4))
+def plan(problem: Problem, params: Params) -> Build:
+    """Return the product of all panels on the calling thread."""
+    return in_rows(problem, panels_of(problem, params), across=True)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -206,7 +128,7 @@ RUNG = CpuRung(
     params={"width": WIDTHS},
     batched=True,
     suggest=suggest,
-    bind=bind,
-    job=job,
+    bind=bind_plan(plan),
+    job=job_of_plan(plan),
     available=unavailable,
 )

@@ -7,22 +7,20 @@ memory in order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled, in_pool, share_count
+from gemmule.backends.cpu.steps import A, Steps, X, buffer
 from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_rows import Build, Strides, bind_plan, job_of_plan, joined
 from gemmule.rungs._cpu_vectors import prefetch_lines
 from gemmule.rungs.matvec.cpu import _streams
-from gemmule.rungs.vecmat.cpu._joined import Sums, join_of, joined_job
 
 COLUMNS = 4
 WIDTHS = (16384, 8192, 4096)  # elements of a panel of y; 16384 float32 stay in a L2
@@ -140,31 +138,17 @@ def spread_of(a: str, x: str) -> Pooled:
     return in_pool(spread, 8)
 
 
-def bind(problem: Problem, params: Params) -> Callable[..., None]:
-    """Return ``run(A, x, y)``."""
-    spread, join = spread_of(problem.a, problem.b), join_of("float32", problem.out)
+def plan(problem: Problem, params: Params) -> Build:
+    """Return the product whose shares are some columns."""
     m, n, width = problem.m, problem.n, int(params["width"])
+    spread = spread_of(problem.a, problem.b)
 
-    def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        sums = _sums_of(problem)
-        parts, room = sums.parts, np.empty(sums.nbytes, np.uint8)
-        place = _cpu.address(room)
-        spread(parts, _cpu.address(A), A.strides[1], _cpu.address(x), place, m, n, parts, width)
-        join(sums.joins, place, _cpu.address(y), m, parts, sums.joins)
+    def build(of_A: Strides, of_x: Strides, of_y: Strides) -> Steps:
+        parts = share_count(problem.compulsory_bytes, n // FEWEST, SHARES_PER_THREAD)
+        words = (A, of_A[1], X, buffer(), m, n, parts, width)
+        return joined(spread, parts, words, problem, 4 * n + 128 * parts)
 
-    return run
-
-
-def _sums_of(problem: Problem) -> Sums:
-    parts = share_count(problem.compulsory_bytes, problem.n // FEWEST, SHARES_PER_THREAD)
-    return Sums(parts, problem.m, "float32", 4 * problem.n + 128 * parts)
-
-
-def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Job:
-    """Return the product of one vector as what a builtin function is bound to."""
-    sums, width = _sums_of(problem), int(params["width"])
-    words = (0, A.strides[1], 0, 0, problem.m, problem.n, sums.parts, width)
-    return joined_job(spread_of(problem.a, problem.b), words, (0, 2, 3), sums, problem.out)
+    return build
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -199,7 +183,7 @@ RUNG = CpuRung(
     after="split_columns",
     params={"width": WIDTHS},
     suggest=suggest,
-    bind=bind,
-    job=job,
+    bind=bind_plan(plan),
+    job=job_of_plan(plan),
     available=missing_vectors,
 )

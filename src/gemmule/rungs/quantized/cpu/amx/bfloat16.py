@@ -26,9 +26,10 @@ from gemmule.backends.cpu.amx import (
     store_tile,
     zero_tile,
 )
-from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.intrinsics import emit_prefetch
+from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import LANES, Value
-from gemmule.rungs._cpu_vectors import SECOND_CACHE, prefetch
+from gemmule.rungs._cpu_vectors import SECOND_CACHE
 from gemmule.rungs.quantized.cpu.tiles.ops import row_of_codes
 
 # Sixteen rows each; activations are loaded once for all of them, and the sums of three are as many
@@ -105,7 +106,7 @@ def decode_chunk(bits: int, has_zeros: bool) -> Intrinsic:
         for i in range(BLOCK_ROWS):
             decode(i)
 
-    return simd.operation(f"amx decode_chunk {bits} {has_zeros}", simd.void, "i", emit)
+    return operation(f"amx decode_chunk {bits} {has_zeros}", "void", "i", emit)
 
 
 @functools.cache
@@ -117,7 +118,7 @@ def scale_sums(bits: int, has_zeros: bool) -> Intrinsic:
         for i in range(BLOCK_ROWS):
             scale(i)
 
-    return simd.operation(f"amx scale_sums {bits} {has_zeros}", simd.void, "i", emit)
+    return operation(f"amx scale_sums {bits} {has_zeros}", "void", "i", emit)
 
 
 @functools.cache
@@ -139,7 +140,7 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
 
             def ask(i: int) -> None:
                 place = builder.add(ahead, builder.mul(apart, apart.type(i)))
-                prefetch(builder, place, SECOND_CACHE)
+                emit_prefetch(builder, place, SECOND_CACHE)
 
             steps.append(ask)
         for turn in range(turns):
@@ -160,7 +161,7 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
             store_tile(builder, b, sums, TILE_BYTES * b)
 
     name = f"amx multiply_chunk {bits} {pieces} {has_zeros} {decoding}"
-    return simd.operation(name, simd.void, "i", emit)
+    return operation(name, "void", "i", emit)
 
 
 def _decoding(
@@ -296,7 +297,7 @@ def pack_pair(pieces: int) -> Intrinsic:
             joined = _joined(builder, split[0][piece], split[1][piece])
             simd.store_vector(builder, joined, out, TILE_BYTES * piece)
 
-    return simd.operation(f"amx pack_pair {pieces}", simd.void, "iiiii", emit)
+    return operation(f"amx pack_pair {pieces}", "void", "iiiii", emit)
 
 
 def _pieces(builder: Any, value: Value, pieces: int) -> tuple[list[Value], Value]:

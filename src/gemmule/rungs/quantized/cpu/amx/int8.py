@@ -25,7 +25,7 @@ from gemmule.backends.cpu.amx import (
     zero_tile,
 )
 from gemmule.backends.cpu.intrinsics import load, store
-from gemmule.backends.cpu.jit import Intrinsic, kernel
+from gemmule.backends.cpu.jit import Intrinsic, kernel, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.core.problem import Problem
 from gemmule.rungs._cpu_vectors import SECOND_CACHE, prefetch_lines
@@ -77,7 +77,7 @@ def unpack_chunk(bits: int) -> Intrinsic:
                 mixed = simd.shuffled(builder, even, odd, order)
                 simd.store_vector(builder, mixed, out, 128 * i + 64 * half)
 
-    return simd.operation(f"amx unpack_chunk {bits}", simd.void, "iiiii", emit)
+    return operation(f"amx unpack_chunk {bits}", "void", "iiiii", emit)
 
 
 @functools.cache
@@ -114,7 +114,7 @@ def add_records(bits: int, has_zeros: bool, span: int) -> Intrinsic:
                 total = simd.fused(builder, part, simd.spread(builder, work, table + 4 * i), total)
                 simd.store_vector(builder, total, totals, 64 * i)
 
-    return simd.operation(f"amx add_records {bits} {has_zeros} {span}", simd.void, "iiiii", emit)
+    return operation(f"amx add_records {bits} {has_zeros} {span}", "void", "iiiii", emit)
 
 
 def _scaled(
@@ -147,9 +147,7 @@ def _copy(builder: Any, source: Value, target: Value, count: Value) -> None:
     simd.called(builder, name, ir.VoidType(), row, pointer, aligned_to, mask)
 
 
-_copy_some = simd.operation(
-    "amx copy_some", simd.void, "iii", _copy
-)  # the first `count` of 16 floats
+_copy_some = operation("amx copy_some", "void", "iii", _copy)  # the first `count` of 16 floats
 
 
 @kernel

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.backends.cpu.pool import team
+from gemmule.backends.cpu.steps import Steps
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
 from gemmule.rungs._cpu import address
@@ -64,18 +66,18 @@ def bind_panels(problem: Problem, params: Params) -> Run:
     threads = bool(params["threads"])
 
     def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
-        across = parts.kept(_across, "float32" if x.itemsize == 4 else "float64")
-        split = across.split(by_columns=False) if threads else (False, 1, 0, 0)
-        across.multiply(split, x, y)
+        working = "float32" if x.itemsize == 4 else "float64"
+        parts.kept(_steps_across, working, threads, team())(0, address(x), address(y))
 
     return bound(core, working_dtype(problem))
 
 
-def _across(parts: Stored, working: str) -> Across:
+def _steps_across(parts: Stored, working: str, threads: bool, now: tuple[int, int]) -> Steps:
     kind, item = kind_of(parts, working), np.dtype(working).itemsize
     product = product_of(parts, x_step=min(PANEL_COLUMNS, parts.n + parts.n % 2) * item)
-    panels, in_order = kernels.panels_kernel(kind), kernels.results_in_order(kind)
-    return Across(parts, product, panels, in_order, units=parts.m, item=working)
+    made = kernels.panels_kernel(kind), kernels.results_in_order(kind)
+    across = Across(product, parts.codes.nbytes, *made, parts.m, item=working)
+    return across.steps(across.split(by_columns=False) if threads else (False, 1))
 
 
 def bind_blas(problem: Problem, params: Params) -> Run:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.intrinsics import load, store
-from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
+from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel, operation
 from gemmule.rungs.quantized.cpu.vector.integers import (
     ACTIVATION_GROUP,
     quantise_block,
@@ -63,15 +63,15 @@ def _whole_block(bits: int, words: bool, columns: int) -> Intrinsic:
                 four = simd.shuffled(builder, some, some, range(part, 4 * width, width))
                 simd.store_vector(builder, four, out, 64 * columns * step + 4 * lane)
 
-    return simd.operation(f"whole_block {bits} {words} {columns}", simd.void, "ii", emit)
+    return operation(f"whole_block {bits} {words} {columns}", "void", "ii", emit)
 
 
 @functools.cache
 def arrange_kernel(bits: int, columns: int = 1, *, words: bool = False) -> Kernel:
     """Return ``f(x, n, x_columns, out, panel_bytes) -> 0``: activations as `place_kernel` says.
 
-    x: ``(x_columns, n)`` float32. out: zero-filled, ``(panels, blocks, codes of a lane, columns,
-    16)``, where panel p holds columns ``p * columns`` and following ones.
+    x: ``(x_columns, n)`` float32. out: ``(panels, blocks, codes of a lane, columns, 16)``, where
+    panel p holds columns ``p * columns`` and following ones; those that do not exist are left out.
     """
     place_of, whole_block = place_kernel(bits, words), _whole_block(bits, words, columns)
     width = simd.block_columns(bits)
@@ -85,7 +85,10 @@ def arrange_kernel(bits: int, columns: int = 1, *, words: bool = False) -> Kerne
             for block in range(whole):
                 whole_block(start + 4 * width * block, to + 4 * width * columns * block)
             start, to = start + 4 * width * whole, to + 4 * width * columns * whole
-            for i in range(n - width * whole):
+            left = n - width * whole
+            for i in range(width if left > 0 else 0):
+                _put(to, 16 * columns * (i // 16) + i % 16, np.float32(0))
+            for i in range(left):
                 place = place_of(i)
                 _put(to, 16 * columns * (place // 16) + place % 16, _get(start, i))
         return 0

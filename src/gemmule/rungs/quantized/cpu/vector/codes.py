@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.intrinsics import element_pointer, widen
-from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs._cpu import address
@@ -187,7 +187,7 @@ def code_of_table(builder: Any, table: Value, word: Value, k: int) -> Value:
 def fixed_numbers(value: float, vectors: int) -> Intrinsic:
     """Return an operation like `group_numbers` that gives `value` for every group."""
     name = f"fixed_numbers {value} {vectors}"
-    return simd.operation(
+    return operation(
         name, lambda: simd.floats(vectors), "iiiii", lambda *_: [simd.constant(value)] * vectors
     )
 
@@ -240,7 +240,7 @@ def group_numbers(
         return numbers
 
     name = f"group_numbers {dtype} {pieces if orders else pieces == 1} {rows} {orders} {complete}"
-    return simd.operation(name, lambda: simd.floats(rows * each), "iiiii", emit)
+    return operation(name, lambda: simd.floats(rows * each), "iiiii", emit)
 
 
 def _alike(builder: Any, address: Value, place: Value, dtype: str) -> Value:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.cpu import simd
-from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import ROWS, Value
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs._cpu_vectors import registers, whole
@@ -33,7 +33,7 @@ def _emit_times(builder: Any, vectors: Values, address: Value) -> Values:
     ]
 
 
-times_numbers = simd.operation("times_numbers", simd.floats, "ti", _emit_times)
+times_numbers = operation("times_numbers", simd.floats, "ti", _emit_times)
 """``f(vectors, address)``: vector i times the i-th of four float32 numbers at `address`."""
 
 
@@ -76,7 +76,7 @@ def add_products(kind: Kind, rows: int) -> Intrinsic:
             sums.append(whole(builder, both))
         return sums
 
-    return simd.operation(f"add_products {kind} {rows}", lambda: simd.floats(rows), "ttttii", emit)
+    return operation(f"add_products {kind} {rows}", lambda: simd.floats(rows), "ttttii", emit)
 
 
 @functools.cache
@@ -107,7 +107,7 @@ def add_columns(kind: Kind, columns: int, rows: int = ROWS) -> Intrinsic:
         return totals
 
     name = f"add_columns {kind} {columns} {rows}"
-    return simd.operation(name, lambda: simd.floats(rows * columns), "ttttii", emit)
+    return operation(name, lambda: simd.floats(rows * columns), "ttttii", emit)
 
 
 @functools.cache
@@ -142,4 +142,4 @@ def spread_products(kind: Kind) -> Intrinsic:
                     total = add(k, total)
                 simd.store_vector(builder, total, y, at)
 
-    return simd.operation(f"spread_products {kind}", simd.void, "tttii", emit)
+    return operation(f"spread_products {kind}", "void", "tttii", emit)

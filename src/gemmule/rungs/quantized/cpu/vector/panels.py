@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import load, prefetch, store
 from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.pool import team
 from gemmule.backends.cpu.simd import BLOCK_BYTES, ROWS, block_columns
+from gemmule.backends.cpu.steps import Steps
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
@@ -69,17 +71,17 @@ AHEAD_BYTES = 1024
 
 
 @kernel
-def in_fours(x: int, m: int, room: int) -> int:
-    """Write x to the room in fours, and what is left over each with three zeros."""
+def in_fours(x: int, m: int, columns: int, out: int, panel_bytes: int) -> int:
+    """Write x in fours, and what is left over each with three zeros; as `arrange_kernel` does."""
     full = m // 4 * 4
     for i in range(full):
-        _put(room, i, _get(x, i))
+        _put(out, i, _get(x, i))
     for i in range(full, m):
-        at = room + 4 * full + 16 * (i - full)
+        at = out + 4 * full + 16 * (i - full)
         _put(at, 0, _get(x, i))
         for k in range(1, 4):
             _put(at, k, np.float32(0))
-    return room
+    return 0
 
 
 @functools.cache
@@ -270,7 +272,7 @@ def across(parts: Stored) -> Across:
             lanes=address(tables),
         )
         kernels = strips_kernel(form), strips_in_order(form)
-        return Across(parts, product, *kernels, units=units, kept=operands)
+        return Across(product, parts.codes.nbytes, *kernels, units=units, kept=operands)
     blocks = blocks_of(parts.n, parts.bits, parts.group)
     zeros_at = parts.zeros_address if lifted is None else lifted.place
     first, lanes = address(blocks.first), address(blocks.lanes)
@@ -278,8 +280,8 @@ def across(parts: Stored) -> Across:
     kind = kind_of(parts, lifted=lifted is not None)
     kernels = panels_kernel(kind), results_in_order(parts.bits, by_words(blocks.pieces))
     return Across(
-        parts,
         product,
+        parts.codes.nbytes,
         *kernels,
         units=units,
         x_bytes=16 * units,
@@ -288,12 +290,17 @@ def across(parts: Stored) -> Across:
     )
 
 
+def steps_across(parts: Stored, now: tuple[int, int]) -> Steps:
+    """Return the product of one vector across the rows; now: by which threads, of which pool."""
+    ready = parts.kept(across)
+    return ready.steps(ready.split())
+
+
 def bind_across(problem: Problem, params: Params) -> Run:
     """Return the function that sets ``y = A^T x`` in vector registers; x, y: float32."""
 
     def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
-        ready = parts.kept(across)
-        ready.multiply(ready.split(), x, y)
+        parts.kept(steps_across, team())(0, address(x), address(y))
 
     return bound(core, "float32")
 
@@ -302,5 +309,4 @@ def job_across(problem: Problem, params: Params, matrix: QuantizedMatrix, x: Any
     """Return the same as what a builtin function is bound to."""
     if not takes_floats(problem, matrix):
         return None
-    ready = matrix.kept(stored).kept(across)
-    return ready.bound(ready.split())
+    return matrix.kept(stored).kept(steps_across, team()).job()

@@ -20,7 +20,7 @@ import functools
 from typing import Any
 
 from gemmule.backends.cpu import simd
-from gemmule.backends.cpu.jit import Intrinsic
+from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs.quantized.cpu.vector.codes import (
@@ -161,7 +161,7 @@ def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
         return results
 
     name = f"add_quads {pieces} {rows} {has_zeros}"
-    return simd.operation(name, lambda: simd.floats(rows), "ttttii", emit)
+    return operation(name, lambda: simd.floats(rows), "ttttii", emit)
 
 
 def _sums(builder: Any, blocks: Values, activations: Values) -> Values:
@@ -190,16 +190,14 @@ def quantise_group(vectors: int) -> Intrinsic:
         simd.store_vector(builder, simd.shuffled(builder, scale, scale, [0] * vectors), scales, 0)
         return [larger_words(builder, sizes[0], largest)]
 
-    return simd.operation(f"quantise_group {vectors}", lambda: simd.words(1), "tiiii", emit)
+    return operation(f"quantise_group {vectors}", lambda: simd.words(1), "tiiii", emit)
 
 
-no_sizes = simd.operation(
-    "no_sizes", lambda: simd.words(1), "", lambda _: [simd.constant(0, "int32")]
-)
+no_sizes = operation("no_sizes", lambda: simd.words(1), "", lambda _: [simd.constant(0, "int32")])
 """``f()``: what `quantise_group` begins with."""
 
-mark_sizes = simd.operation(
-    "mark_sizes", simd.void, "ti", lambda builder, sizes, flag: mark(builder, flag, sizes[0])
+mark_sizes = operation(
+    "mark_sizes", "void", "ti", lambda builder, sizes, flag: mark(builder, flag, sizes[0])
 )
 """``f(sizes, flag)``: set the int32 at address `flag` where one is NaN's or infinity's."""
 
@@ -222,4 +220,4 @@ def add_up_quad(vectors: int) -> Intrinsic:
             as_float = builder.sitofp(one, simd.vector_type("float32"))
             simd.store_vector(builder, as_float, record, _SUMS_AT + BLOCK_BYTES * (vectors + v))
 
-    return simd.operation(f"add_up_quad {vectors}", simd.void, "i", emit)
+    return operation(f"add_up_quad {vectors}", "void", "i", emit)

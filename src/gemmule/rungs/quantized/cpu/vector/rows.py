@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.backends.cpu import simd
-from gemmule.backends.cpu.atomics import packed, unpacked, write
 from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import load
-from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
-from gemmule.backends.cpu.pool import shares_of
-from gemmule.backends.cpu.shares import run_shares
+from gemmule.backends.cpu.jit import Intrinsic, kernel
+from gemmule.backends.cpu.pool import share_count, team
+from gemmule.backends.cpu.steps import Prepare, Step, Steps, Y, buffer
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
@@ -38,12 +37,10 @@ from gemmule.rungs.quantized.cpu._operands import (
     takes_floats,
 )
 from gemmule.rungs.quantized.cpu._product import (
-    OneVector,
     Product,
     Rows,
     Way,
     by_kernel,
-    load_product,
     product_of,
 )
 from gemmule.rungs.quantized.cpu.vector import activations, floats
@@ -66,7 +63,6 @@ from gemmule.rungs.quantized.cpu.vector.quads import (
 )
 
 _index = load("int32", "int32")
-_SIZE, _X_AT, _Y_AT = _product.SIZE, _product.X_AT, _product.Y_AT
 
 # Rows at once that meet one column. A processor prefetches best what is read in order, in few
 # places, page after page, so they lie half a share apart: each belongs to a stretch that is read
@@ -231,65 +227,36 @@ def _product_by(parts: Stored, blocks: Blocks, **given: int) -> Product:
     return product_of(parts, first=address(blocks.first), lanes=address(blocks.lanes), **given)
 
 
-@functools.cache
-def _job(prepare: Kernel) -> Kernel:
-    """Return ``job(words, A, x, y)``: x prepared in room of its own, then shares of the rows.
+def along(parts: Stored, integers: bool, shares_per_thread: int, now: tuple[int, int]) -> Steps:
+    """Return the product of one vector along the rows, as it is or rounded to 8 bits.
 
-    Words: the pool, helpers, what computes a share, how many there are, bytes of room; then those
-    of a share. prepare: as in `by_kernel`; what it returns is returned, and nothing done unless 0.
+    now: by which threads, of which pool.
     """
-    load_head, load_words = unpacked(5), unpacked(_SIZE + 3)
-
-    @kernel
-    def job(at: int, A: int, x: int, y: int) -> Any:
-        pool, helpers, share, shares, x_bytes = load_head(at)
-        room = np.zeros(x_bytes, np.uint8)
-        place = (room.ctypes.data + 63) // 64 * 64
-        refused = prepare(x, load_product(at + 40).n, 1, place, 0)
-        if refused == 0:
-            words = packed(load_words(at + 40))
-            write(words + _X_AT, place)
-            write(words + _Y_AT, y)
-            run_shares(pool, helpers, share, words, shares)
-        room[0] = 0  # Numba frees it behind the place that names it last
-        return refused
-
-    return job
-
-
-class Along(OneVector):
-    """The products of a matrix with vectors, as they are or rounded to 8 bits."""
-
-    def __init__(self, parts: Stored, integers: bool) -> None:
-        blocks = blocks_of(parts.n, parts.bits, parts.group)
-        lifted = None if integers else parts.kept(lifted_zeros)
-        quads = quad_pieces(parts.n, parts.bits, parts.group) if integers else 0
-        count, vectors = blocks.count, vectors_of(quads)
-        if quads > 0:
-            count, x_step = -(-count // BLOCKS), quad_record_bytes(vectors)
-            prepare = activations.quantise_quads_kernel(vectors)
-        elif integers:
-            x_step = record_bytes(parts.bits)
-            prepare = activations.quantise_kernel(parts.bits)
-        else:
-            x_step = 4 * blocks.columns
-            prepare = activations.arrange_kernel(parts.bits, words=by_words(blocks.pieces))
-        super().__init__(_job(prepare), (blocks, lifted))
-        kind = kind_of(parts, integers=integers, lifted=lifted is not None, quads=quads)
-        self._rows, self._nbytes = vector_rows(kind), parts.codes.nbytes
-        self._x_bytes = count * x_step + simd.BLOCK_BYTES
-        zeros = parts.zeros_address if lifted is None else lifted.place
-        self._product = _product_by(parts, blocks, x_step=x_step, zeros=zeros)
-
-    def split(self, shares_per_thread: int) -> tuple[int, ...]:
-        """Return how many shares of the rows there are, the helpers, and the pool's address."""
-        return shares_of(self._nbytes, self._product.m, shares_per_thread)
-
-    def words(self, split: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the words of a call."""
-        shares, helpers, pool = split
-        head = pool, helpers, _product.share_address(), shares, self._x_bytes
-        return *head, *self._product, 1, shares, self._rows.entry
+    blocks = blocks_of(parts.n, parts.bits, parts.group)
+    lifted = None if integers else parts.kept(lifted_zeros)
+    quads = quad_pieces(parts.n, parts.bits, parts.group) if integers else 0
+    count, vectors = blocks.count, vectors_of(quads)
+    if quads > 0:
+        count, x_step = -(-count // BLOCKS), quad_record_bytes(vectors)
+        prepare = activations.quantise_quads_kernel(vectors)
+    elif integers:
+        x_step = record_bytes(parts.bits)
+        prepare = activations.quantise_kernel(parts.bits)
+    else:
+        x_step = 4 * blocks.columns
+        prepare = activations.arrange_kernel(parts.bits, words=by_words(blocks.pieces))
+    zeros = parts.zeros_address if lifted is None else lifted.place
+    product = _product_by(parts, blocks, x_step=x_step, zeros=zeros)
+    kind = kind_of(parts, integers=integers, lifted=lifted is not None, quads=quads)
+    shares = share_count(parts.codes.nbytes, parts.m, shares_per_thread)
+    told = product._asdict() | {"x": buffer(), "y": Y}
+    return Steps(
+        [Step(_product.share_address(), shares)],
+        (*told.values(), 1, shares, vector_rows(kind).entry),
+        buffer_bytes=count * x_step,
+        prepare=Prepare(prepare, parts.n),
+        kept=(blocks, lifted),
+    )
 
 
 def bind_vector(*, integers: bool) -> Callable[[Problem, Params], Run]:
@@ -302,10 +269,9 @@ def bind_vector(*, integers: bool) -> Callable[[Problem, Params], Run]:
         shares = int(params["shares_per_thread"])
 
         def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
-            for kind in (integers, False):
-                ready = parts.kept(Along, kind)
-                if ready.multiply(ready.split(shares), x, y):
-                    return
+            places = 0, address(x), address(y)
+            if not parts.kept(along, integers, shares, team())(*places):
+                parts.kept(along, False, shares, team())(*places)
 
         return bound(core, "float32")
 
@@ -318,7 +284,7 @@ def job_of_vector(*, integers: bool) -> Callable[..., Job | None]:
     def job(problem: Problem, params: Params, matrix: QuantizedMatrix, x: Any) -> Job | None:
         if not takes_floats(problem, matrix):
             return None
-        ready = matrix.kept(stored).kept(Along, integers)
-        return ready.bound(ready.split(int(params["shares_per_thread"])))
+        shares = int(params["shares_per_thread"])
+        return matrix.kept(stored).kept(along, integers, shares, team()).job()
 
     return job
