@@ -15,7 +15,7 @@ help:
 	@echo 'make test    install the development tools and run the tests'
 	@echo 'make test-models  the tests with whole models of transformers (< 10 minutes)'
 	@echo 'make check   lint, format, types, import direction'
-	@echo 'make soak    the long tests, damaged files, and CASES=$(CASES) random products'
+	@echo 'make soak    the long tests, damaged files, interrupts, and CASES=$(CASES) products'
 	@echo 'make mutants plant faults one by one, and see that the tests that watch them fail'
 	@echo 'make docs    rewrite the generated parts of the documents'
 	@echo 'make clean   remove .venv and everything generated'
@@ -68,6 +68,9 @@ soak: $(VENV)/dev
 	$(PY) tests/scalars_campaign.py
 	PYTHONPATH=tools $(PY) -m proofs --check --anew
 	$(PY) tests/external_campaign.py
+	$(PY) tests/environments_campaign.py
+	$(PY) tests/corners_campaign.py
+	$(PY) tests/interrupts_campaign.py
 	$(PY) tests/calls_campaign.py --cases $(CASES)
 
 # A fault that no test sees is printed at the end. SEED=number repeats the faults of a run.

@@ -29,9 +29,9 @@ from gemmule.quant.checks import group_size
 
 Matrix: TypeAlias = NDArray[Any]
 BLOCK_BYTES = 256 << 20
-# Elements' products in a block, by the kind of numbers: well below a second's work on two cores.
-# Ctrl-C waits for the call that is under way.
-FLOAT_PRODUCTS, INTEGER_PRODUCTS = 1 << 34, 1 << 31
+# Elements' products in a call, by the kind of numbers: well below a second's work on two cores, as
+# Ctrl-C waits for the call that is under way. And columns, below which a call wastes the block.
+FLOAT_PRODUCTS, INTEGER_PRODUCTS, LEAST_COLUMNS = 1 << 34, 1 << 31, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +140,23 @@ def blocks(job: Job, block_bytes: int = BLOCK_BYTES, *, whole: bool = False) -> 
     away = job.device not in (None, "cpu") and job.dtype is None and job.rung is None
     whole = job.bits is not None or matrix.ndim > 2 or extent == 0 or (whole and away)
     itemsize = max(matrix.itemsize, 1 if job.dtype is None else numpy_dtype(job.dtype).itemsize)
+    step = max(1, block_bytes * extent // max(1, matrix.size * itemsize))
+    return _steps(extent, extent if whole else step)
+
+
+def columns(job: Job, part: slice) -> list[slice]:
+    """Return the slices of the other operand's columns that a block meets, one call for each."""
+    if job.op != "matmul" or job.device not in (None, "cpu") or 0 in job.shape:
+        return [slice(None)]
+    rows = math.prod(job.shape[:-2]) * (part.stop - part.start)
+    itemsize = numpy_dtype(job.result).itemsize
     at_once = INTEGER_PRODUCTS if job.result in INTEGERS else FLOAT_PRODUCTS * 4 // itemsize
-    step = min(
-        block_bytes * extent // max(1, matrix.size * itemsize),
-        at_once * extent // max(1, flops(job) // 2),
-    )
-    step = max(1, step)
-    if whole or step >= extent:
+    step = at_once // max(1, rows * job.left.shape[-1])
+    return _steps(job.shape[-1], max(step, LEAST_COLUMNS))
+
+
+def _steps(extent: int, step: int) -> list[slice]:
+    if step >= extent:
         return [slice(0, extent)]
     return [slice(start, min(start + step, extent)) for start in range(0, extent, step)]
 
@@ -183,6 +193,9 @@ def multiply(
         target = out[..., part, :] if job.op == "matmul" else out[..., part]
         if away:
             call(left, right, out=target, **options)
+        elif job.op == "matmul":
+            for piece in columns(job, part):
+                target[..., piece] = call(left, right[..., piece], **options)
         else:
             target[...] = call(left, right, **options)
         if watch is not None:

@@ -26,7 +26,7 @@ import scipy.sparse
 
 from gemmule.storage.atomic import new_file, replace_text
 from gemmule_lab.files.matrices import list_matrices, read_matrix
-from gemmule_lab.files.multiply import Job, blocks
+from gemmule_lab.files.multiply import Job, blocks, columns, multiply
 from gemmule_lab.files.output import new_matrix
 from gemmule_lab.files.sources import Source, parse_source
 from planted import planted
@@ -505,14 +505,34 @@ def test_a_text_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
 def test_blocks_are_short_so_that_ctrl_c_ends_a_product_soon(
     op: str, dtype: str, most: int
 ) -> None:
-    big = np.broadcast_to(np.zeros((), dtype), (30_000, 30_000))
+    size = 30_000
+    big = np.broadcast_to(np.zeros((), dtype), (size, size))
     job = Job(op, big if op == "matmul" else big[0], big)
-    parts = blocks(job)
-    height = 30_000 if op == "matmul" else 1
-    for part in parts:
-        assert (part.stop - part.start) * 30_000 * height <= most
-    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
-    assert (parts[0].start, parts[-1].stop) == (0, 30_000)
+    for part in blocks(job):
+        pieces = columns(job, part)
+        if op == "vecmat":
+            assert (part.stop - part.start) * size <= most
+            continue
+        for piece in pieces:
+            wide = piece.stop - piece.start
+            assert wide <= 64 or (part.stop - part.start) * size * wide <= most
+        assert [piece.start for piece in pieces[1:]] == [piece.stop for piece in pieces[:-1]]
+        assert (pieces[0].start, pieces[-1].stop) == (0, size)
+
+
+@pytest.mark.parametrize("shape", [(40, 30, 200), (2, 40, 30, 200), (40, 30, 64), (0, 3, 200)])
+def test_pieces_of_columns_give_the_product_of_the_whole(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemmule_lab.files.multiply.FLOAT_PRODUCTS", 40 * 30 * 70 * 2)
+    *batch, m, k, n = shape
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-3, 4, (*batch, *size)).astype(float) for size in ((m, k), (k, n)))
+    job = Job("matmul", a, b)
+    out = np.full(job.shape, np.nan)
+    pieces = [len(columns(job, part)) for part in multiply(job, out, blocks(job, 4000))]
+    assert (max(pieces) > 1) == (n == 200 and m > 0)
+    np.testing.assert_array_equal(out, a @ b)
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
