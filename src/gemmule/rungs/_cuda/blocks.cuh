@@ -1,4 +1,4 @@
-// Block & multiply over a column-major matrix: what seed 004's algorithms share. A block of threads owns as many
+// Block & multiply over a column-major matrix: what document 004's algorithms share. A block of threads owns as many
 // neighbouring rows as it has threads and WIDTH columns; its sums meet those of other blocks by atomics, in a
 // workspace sums[batch][row] that is zeroed before and converted once after.
 #pragma once

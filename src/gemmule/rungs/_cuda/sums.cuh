@@ -1,4 +1,4 @@
-// A product added to a sum, fused or rounded apart: what the seeds' matmul kernels differ in by choice.
+// A product added to a sum, fused or rounded apart: what documents 001 and 002's kernels differ in.
 #pragma once
 
 // A product and a sum, rounded apart. The intrinsics keep the compiler from fusing them.
