@@ -30,10 +30,7 @@ def demo(out: Path, seconds: float, made: bool) -> None:
     of every product is judged by the oracle; then each shape is timed beside NumPy, and PyTorch
     where it is installed. Without a network, made matrices of the same shapes take their place.
     """
-    from gemmule_lab.demo import model
-
-    weights = _made(model.made_weights(), "as asked for") if made else _real_or_made()
-    _run(weights, out, seconds)
+    _run(_made("as asked for") if made else _real_or_made(), out, seconds)
 
 
 def _real_or_made() -> Weights:
@@ -43,10 +40,13 @@ def _real_or_made() -> Weights:
     try:
         return model.model_weights()
     except model.Unreachable as reason:
-        return _made(model.made_weights(), f"the model is out of reach: {reason}")
+        return _made(f"the model is out of reach: {reason}")
 
 
-def _made(weights: Weights, why: str) -> Weights:
+def _made(why: str) -> Weights:
+    from gemmule_lab.demo import model
+
+    weights = model.made_weights()
     click.echo(f"using {weights.origin} ({why})")
     return weights
 
@@ -104,15 +104,14 @@ def _at_work() -> tuple[list[Embedded], list[str]]:
 
 def _report(outcome: Outcome, environment: Environment, out: Path, weights: Weights) -> None:
     from gemmule_lab.demo import search, story
-    from gemmule_lab.demo import table as demo_table
     from gemmule_lab.harness.host import absences_in_words
     from gemmule_lab.records import results
     from gemmule_lab.report import render
     from gemmule_lab.report.tables import summary_table
 
-    for data in (*demo_table.tables(outcome.rows), summary_table(outcome.rows)):
+    for data in (*story.tables(outcome.rows), summary_table(outcome.rows)):
         render.print_table(data)
-    click.echo(demo_table.LEGEND)
+    click.echo(story.LEGEND)
     read = environment.ceilings["read"]
     click.echo(f"read ceiling {read.value:.1f} GB/s ({read.shape})")
     for line in absences_in_words(outcome.absent):

@@ -1,8 +1,8 @@
-"""The demo as a story: a sentence to repeat, one chart, a table by layer, and the model at work."""
+"""The demo as a story: a sentence to repeat, a chart, tables of its products and of its model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmule_lab.demo.search import Embedded
@@ -14,6 +14,21 @@ from gemmule_lab.report.tables import TableData, byte_text, significant
 FORMATS = ("int4", "int8", "float16", "bfloat16", "float32")
 OPS = {"matvec": "A x", "vecmat": "x A", "matmul": "A B, 64 columns"}
 EVEN = 0.03  # within so much of 1 is "as fast"
+# Column -> the peers whose ratio may stand in it: of several, one serves a number format.
+PEER_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "x NumPy": ("numpy",),
+    "x NumPy f32": ("numpy on float32",),
+    "x torch": ("torch", "torch int8pack", "torch int4pack"),
+    "x torch f32": ("torch on float32",),
+}
+LEGEND = (
+    "x: gemmule is that many times as fast as the peer in the same format, or as the peer on "
+    "float32 weights; by 95 % intervals '-' marks surely slower, '=' the same within 1 %, "
+    "'?' undecided, or too few blocks for an interval. "
+    "% read: of the measured read ceiling; cached: the matrices stay in the "
+    "cache, !: above the ceiling, so one of both was disturbed. "
+    "error: largest error over its bound. saved: bytes against float32."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,34 +91,29 @@ def _cost(form: str, found: Sequence[Embedded]) -> str:
 
 
 def chart(rows: Sequence[Row]) -> Figure:
-    """Return every product's speed over NumPy's float32 on one logarithmic axis."""
+    """Return every product's speed over NumPy's float32 on one logarithmic axis, and its table."""
     gains = gains_of(rows)
+    formats = [form for form in FORMATS if any(one.format == form for one in gains)]
     lines: dict[str, dict[str, tuple[float, float, float]]] = {}
     for one in sorted(gains, key=lambda one: list(OPS).index(one.op)):
         dot = (one.over.value, one.over.low, one.over.high)
         lines.setdefault(one.title, {})[one.format] = dot
     caption = "How many times as fast as NumPy in float32, by layer shape and number format"
-    formats = [form for form in FORMATS if any(one.format == form for one in gains)]
     foot = "slower than NumPy in float32 ← 1 → faster; logarithmic axis"
-    return Figure(Dots(caption, "", lines, formats, foot), layer_table(rows))
+    return Figure(Dots(caption, "", lines, formats, foot), _layer_table(gains, formats))
 
 
-def layer_table(rows: Sequence[Row]) -> TableData:
+def _layer_table(gains: Sequence[Gain], formats: Sequence[str]) -> TableData:
     """Return one line for each shape and operation, with time and ratio in every format."""
-    gains = gains_of(rows)
-    formats = [form for form in FORMATS if any(one.format == form for one in gains)]
     cells: dict[str, dict[str, str]] = {}
     for one in gains:
-        text = f"{significant(one.time_us)} us, {one.over.value:.2f}x{_mark(one.over)}"
+        mark = "-" if one.over.verdict == "slower" else ""
+        text = f"{significant(one.time_us)} us, {one.over.value:.2f}x{mark}"
         cells.setdefault(one.title, {})[one.format] = text
     body = tuple((title, *(found.get(f, "") for f in formats)) for title, found in cells.items())
     title = "By layer: our time, and times as fast as NumPy's float32 ('-': surely slower)"
     header = ("matrices (how many), product", *formats)
     return TableData(title, header, body, (False, *[True] * len(formats)))
-
-
-def _mark(over: Speedup) -> str:
-    return "-" if over.verdict == "slower" else ""
 
 
 def work_table(found: Sequence[Embedded], sentences: int) -> TableData:
@@ -150,3 +160,46 @@ def story(
     tables += [work_table(found, sentences)] if found else []
     tables += [examples_table(examples, found[-1].format)] if examples else []
     return Story(sentence(rows, found), figure, tuple(tables))
+
+
+def tables(rows: Sequence[Row]) -> list[TableData]:
+    """Return a table for each operation, in the order of the rows."""
+    ours = [row for row in rows if row.kind == "rung"]
+    columns = [name for name in PEER_COLUMNS if any(_peer(row, name) for row in ours)]
+    header = ("shape", "format", "rung", "us", "GB/s", "% read", *columns, "error", "saved")
+    numeric = (False, False, False, *[True] * (len(header) - 3))
+    bodies: dict[str, list[tuple[str, ...]]] = {}
+    told: dict[str, str] = {}  # the shape of an operation's last line
+    for row in ours:
+        shape, op, form = row.group.rsplit(", ", 2)
+        head = "" if told.get(op) == shape else shape
+        bodies.setdefault(op, []).append((head, form, *cells(row, columns)))
+        told[op] = shape
+    return [TableData(op, header, tuple(body), numeric) for op, body in bodies.items()]
+
+
+def cells(row: Row, columns: Sequence[str]) -> list[str]:
+    """Return the texts of one line."""
+    share = row.percent_of_ceiling
+    return [
+        row.name,
+        significant(row.times_us.median),
+        significant(row.gbs),
+        "cached" if share is None else f"{share:.0f}{'!' if row.flags else ''}",
+        *(ratio_text(_peer(row, column)) for column in columns),
+        "" if row.error_ratio is None else f"{row.error_ratio:.2g}",
+        byte_text(row.bytes_saved),
+    ]
+
+
+def _peer(row: Row, column: str) -> Speedup | None:
+    found = (row.speedups.get(name) for name in PEER_COLUMNS[column])
+    return next((speedup for speedup in found if speedup is not None), None)
+
+
+def ratio_text(speedup: Speedup | None) -> str:
+    """Return a ratio with its mark: ``1.50``, ``0.80-``, ``1.01=``, ``1.20?``; see `LEGEND`."""
+    if speedup is None:
+        return ""
+    mark = {"faster": "", "slower": "-", "same": "="}.get(speedup.verdict, "?")
+    return f"{speedup.value:.2f}{mark}" if speedup.value < 100 else f"{speedup.value:.0f}{mark}"

@@ -14,9 +14,8 @@ import pytest
 
 import gemmule as gm
 from gemmule_lab.cli import run
-from gemmule_lab.demo import model
+from gemmule_lab.demo import model, story
 from gemmule_lab.demo import run as demo_run
-from gemmule_lab.demo import table as demo_table
 from gemmule_lab.demo.model import Unreachable, Weights, made_weights
 from gemmule_lab.harness import host as host_bench
 from gemmule_lab.harness.host import HostBench
@@ -210,14 +209,14 @@ def test_a_member_of_another_size_is_refused(
 
 def test_ratios_carry_their_verdict() -> None:
     def text(value: float, verdict: str) -> str:
-        return demo_table.ratio_text(Speedup(value, value, value, 9, 0.95, verdict))
+        return story.ratio_text(Speedup(value, value, value, 9, 0.95, verdict))
 
     assert text(1.5, "faster") == "1.50"
     assert text(0.8, "slower") == "0.80-"
     assert text(1.0, "same") == "1.00="
     assert text(1.2, "undecided") == "1.20?"
     assert text(123.4, "faster") == "123"
-    assert demo_table.ratio_text(None) == ""
+    assert story.ratio_text(None) == ""
 
 
 def test_the_table_is_grouped_by_operation_and_shape(capfd: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +225,7 @@ def test_the_table_is_grouped_by_operation_and_shape(capfd: pytest.CaptureFixtur
     for one in demo_run.measurements(part, ("float32", "int4")):
         rows += HostBench(0.05).measure(one, _environment())[0]
     hostile = replace(rows[0], name="[bold]x[/bold]")
-    made = demo_table.tables([hostile, *rows[1:]])
+    made = story.tables([hostile, *rows[1:]])
     assert [table.title for table in made] == list(demo_run.OPS)
     assert [row[0] for row in made[0].rows] == ["33 x 17 (1)", ""]
     print_table(made[0])
