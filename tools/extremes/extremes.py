@@ -19,7 +19,6 @@ from gemmule.core.problem import Problem
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung, Signature
 from gemmule.oracle.inputs import make_inputs
-from gemmule.storage.evidence import slug
 from proofs import proof_lines, proofs
 from proofs.apart import Task, each_apart
 from proofs.device import awkward, narrow
@@ -139,15 +138,5 @@ def of_all(
 
 def write(root: Path, found: Sequence[Found]) -> Path | None:
     """Merge what passed into ``<root>/<gpu>/extremes.jsonl``; what failed loses its line."""
-    device = next((one.device for one in found if one.device), None)
-    if device is None:
-        return None
-    path = root / slug(device) / "extremes.jsonl"
-    for passed in (True, False):
-        some = [one for one in found if one.device and bool(one.wrong) != passed]
-        proof_lines.update(
-            path,
-            [proof_lines.line_of("check", one.check, one, **one.figures) for one in some],
-            passed,
-        )
-    return path
+    checks = ((one.check, one, one.figures, not one.wrong) for one in found)
+    return proof_lines.record(root, "extremes.jsonl", checks)

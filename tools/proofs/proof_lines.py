@@ -20,16 +20,28 @@ VARIANT = ("folder", "rung", "variant")
 FILES = {"sanitized.jsonl": "tool", "extremes.jsonl": "check"}
 
 
-def line_of(what: str, value: str, outcome: Any, **figures: Any) -> Line:
-    """Return the line that says that check `value` was passed by the variant of `outcome`."""
+def record(
+    root: Path, file: str, found: Iterable[tuple[str, Any, Mapping[str, Any], bool]]
+) -> Path | None:
+    """Merge checks into ``<root>/<gpu>/<file>``: which, the variant's outcome, figures, if passed.
+
+    What did not pass loses its line. Returns the file, or None when nothing ran on a device.
+    """
+    known = [one for one in found if one[1].device]
+    if not known:
+        return None
+    path = root / evidence.slug(known[0][1].device) / file
+    for passed in (True, False):
+        some = [_line(FILES[file], *one) for *one, fine in known if fine == passed]
+        update(path, some, passed)
+    return path
+
+
+def _line(what: str, value: str, outcome: Any, figures: Mapping[str, Any]) -> Line:
     return {
         "schema": evidence.SCHEMA,
         what: value,
-        "folder": outcome.folder,
-        "rung": outcome.rung,
-        "variant": outcome.variant,
-        "key": outcome.key,
-        "device": outcome.device,
+        **{part: getattr(outcome, part) for part in (*VARIANT, "key", "device")},
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         **figures,
     }

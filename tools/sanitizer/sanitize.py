@@ -21,7 +21,7 @@ from pathlib import Path
 from gemmule.core.rung import CudaRung
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
-from gemmule.storage.evidence import SCHEMA, slug
+from gemmule.storage.evidence import SCHEMA
 from gemmule_lab.processes import environment_of_child, in_toolkit, python_module
 from proofs import proof_lines
 from proofs.device import CHUNK, Outcome, chunks, verify_rung
@@ -145,21 +145,13 @@ def _run(
 
 
 def write(root: Path, reports: Sequence[Report]) -> Path | None:
-    """Merge clean records into ``<root>/<gpu>/sanitized.jsonl``; drop those that are not clean.
-
-    One line for each tool and variant. Returns the file, or None when nothing ran on a device.
-    """
-    device = next((o.device for report in reports for o in report.outcomes if o.device), None)
-    if device is None:
-        return None
-    path = root / slug(device) / "sanitized.jsonl"
-    for report in reports:
-        passed = [
-            proof_lines.line_of("tool", report.tool, one, cases=one.cases, shapes=one.shapes)
-            for one in report.outcomes
-        ]
-        proof_lines.update(path, passed, report.clean)
-    return path
+    """Merge clean records into ``<root>/<gpu>/sanitized.jsonl``; drop those that are not clean."""
+    found = (
+        (report.tool, one, {"cases": one.cases, "shapes": one.shapes}, report.clean)
+        for report in reports
+        for one in report.outcomes
+    )
+    return proof_lines.record(root, "sanitized.jsonl", found)
 
 
 def main(arguments: Sequence[str]) -> None:
