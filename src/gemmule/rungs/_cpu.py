@@ -71,6 +71,21 @@ def address(array: np.ndarray[Any, Any]) -> int:
         return array.ctypes.data
 
 
+def placed(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """Return an array's address and strides, as kernels take a matrix."""
+    return address(array), *array.strides
+
+
+def blas_arithmetic(problem: Problem) -> Arithmetic:
+    """A BLAS sums in its dtype, in an order of its own; a complex product is two additions."""
+    terms = 2 if problem.a.startswith("complex") else 1
+    return Arithmetic(
+        accumulator=problem.a,
+        chain=lambda p, params: max(p.reduction, 1) * terms,
+        product=problem.a,
+    )
+
+
 def streaming_s(problem: Problem, machine: Machine, share: float, *, alone: bool = False) -> float:
     """Return the time to move a problem's bytes at a share of the rate of all threads, or of one.
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,11 +103,16 @@ def routine(name: str) -> int | None:
         library = ctypes.CDLL(paths[0])
     except OSError:
         return None
-    for prefix in _PREFIXES:
-        for suffix in _SUFFIXES:
-            if hasattr(library, f"{prefix}openblas_get_config{suffix}"):
-                found = getattr(library, f"{prefix}{name}{suffix}", None)
-                return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
+    named = _naming(library)
+    found = None if named is None else getattr(library, named(name), None)
+    return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
+
+
+def _naming(library: ctypes.CDLL) -> Callable[[str], str] | None:
+    """Return how a build names what C calls so, or None where it is no OpenBLAS."""
+    for before, behind in itertools.product(_PREFIXES, _SUFFIXES):
+        if hasattr(library, f"{before}openblas_get_config{behind}"):
+            return functools.partial("{0}{2}{1}".format, before, behind)
     return None
 
 
@@ -116,16 +122,13 @@ def _team_of(path: str) -> Team | str:
         library = ctypes.CDLL(path)
     except OSError as error:
         return f"{name} cannot be opened: {error}"
-    for prefix in _PREFIXES:
-        for suffix in _SUFFIXES:
-            try:
-                config = library[f"{prefix}openblas_get_config{suffix}"]
-                parallel = library[f"{prefix}openblas_get_parallel{suffix}"]
-            except AttributeError:
-                continue
-            config.restype = ctypes.c_char_p
-            return team_in(library, config().decode("ascii", "replace"), parallel())
-    return f"{name} does not say which OpenBLAS it is"
+    named = _naming(library)
+    parallel = None if named is None else getattr(library, named("openblas_get_parallel"), None)
+    if named is None or parallel is None:
+        return f"{name} does not say which OpenBLAS it is"
+    config = library[named("openblas_get_config")]
+    config.restype = ctypes.c_char_p
+    return team_in(library, config().decode("ascii", "replace"), parallel())
 
 
 def team_in(library: ctypes.CDLL, config: str, parallel: int) -> Team | str:

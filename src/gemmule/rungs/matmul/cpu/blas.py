@@ -13,7 +13,7 @@ import numpy as np
 from gemmule.backends.cpu.calls.blas import gemm
 from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion, same
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, same
 from gemmule.rungs import _cpu
 
 # The largest result for which a call of np.dot is cheaper than one of np.matmul: it writes zeros
@@ -66,16 +66,6 @@ def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], B: Any) -> Jo
     return gemm(A, B)
 
 
-def arithmetic(problem: Problem) -> Arithmetic:
-    """A BLAS sums in its dtype, in an order of its own; a complex product is two additions."""
-    complex_ = problem.a.startswith("complex")
-    return Arithmetic(
-        accumulator=problem.a,
-        chain=lambda p, params: max(p.reduction, 1) * (2 if complex_ else 1),
-        product=problem.a,
-    )
-
-
 # Time of an operation for that of a float32 one; a complex product is four real ones.
 _SLOWER = {"float32": 1, "float64": 2, "complex64": 4, "complex128": 8}
 _SERIAL_FLOPS = 2e6  # OpenBLAS stays on one core below about 100^3
@@ -101,7 +91,7 @@ RUNG = CpuRung(
     signatures=same("float32", "float64", "complex64", "complex128"),
     layouts=("row", "col", "strided"),
     layouts_b=("row", "col", "strided"),
-    arithmetic=arithmetic,
+    arithmetic=_cpu.blas_arithmetic,
     branch="the vendor's library",
     batched=True,
     vendor=True,

@@ -61,18 +61,8 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
         sums = np.empty(n, working)
-        row_order(
-            _cpu.address(A),
-            *A.strides,
-            _cpu.address(B),
-            B.strides[0],
-            _cpu.address(C),
-            C.strides[0],
-            _cpu.address(sums),
-            m,
-            n,
-            k,
-        )
+        places = *_cpu.placed(A), *_cpu.placed(B)[:2], *_cpu.placed(C)[:2]
+        row_order(*places, _cpu.address(sums), m, n, k)
 
     return run
 

@@ -57,17 +57,7 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
     m, n, k = problem.m, problem.n, problem.k
 
     def run(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any], C: np.ndarray[Any, Any]) -> None:
-        triple(
-            _cpu.address(A),
-            *A.strides,
-            _cpu.address(B),
-            *B.strides,
-            _cpu.address(C),
-            C.strides[0],
-            m,
-            n,
-            k,
-        )
+        triple(*_cpu.placed(A), *_cpu.placed(B), *_cpu.placed(C)[:2], m, n, k)
 
     return run
 

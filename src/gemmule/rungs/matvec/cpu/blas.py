@@ -13,7 +13,7 @@ import numpy as np
 from gemmule.backends.cpu.calls.blas import gemv
 from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion, same
+from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, same
 from gemmule.rungs import _cpu
 
 
@@ -55,16 +55,6 @@ def job(problem: Problem, params: Params, A: np.ndarray[Any, Any], x: Any) -> Jo
     return gemv(A)
 
 
-def arithmetic(problem: Problem) -> Arithmetic:
-    """A BLAS sums in its dtype, in an order of its own; a complex product is two additions."""
-    complex_ = problem.a.startswith("complex")
-    return Arithmetic(
-        accumulator=problem.a,
-        chain=lambda p, params: max(p.reduction, 1) * (2 if complex_ else 1),
-        product=problem.a,
-    )
-
-
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect the read rate; what a batch costs beyond that was measured by OpenBLAS."""
     if problem.layout_a == "strided":
@@ -80,7 +70,7 @@ RUNG = CpuRung(
     op="matvec",
     signatures=same("float32", "float64", "complex64", "complex128"),
     layouts=("row", "col", "strided"),
-    arithmetic=arithmetic,
+    arithmetic=_cpu.blas_arithmetic,
     branch="the vendor's library",
     batched=True,
     vendor=True,

@@ -44,15 +44,8 @@ def bind(problem: Problem, params: Params) -> Callable[..., None]:
 
     def run(A: np.ndarray[Any, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         sums = np.empty(m, working)
-        axpy(
-            _cpu.address(A),
-            A.strides[1],
-            _cpu.address(x),
-            _cpu.address(sums),
-            _cpu.address(y),
-            m,
-            n,
-        )
+        vectors = (_cpu.address(one) for one in (x, sums, y))
+        axpy(_cpu.address(A), A.strides[1], *vectors, m, n)
 
     return run
 

@@ -86,7 +86,7 @@ def x_bytes(bits: int, pieces: int) -> int:
 # Places in a task's frame, which tells the operations what to work on; an int64 each. Of the chunk
 # to decode: CODES, LAST, BYTES (see `row_of_codes`), TABLE, and NEXT, where its weights go. Of the
 # one to multiply: WEIGHTS, X, SUMS. Of the one to scale: PENDING sums, SCALED, its table,
-# SUMS_OF_X, TOTALS. LINES: where to ask for lines, a row apart. FACTOR: bits of a float32.
+# SUMS_OF_X, TOTALS. LINES: what lines to prefetch, a row apart. FACTOR: bits of a float32.
 CODES, ROW_STEP, LAST, BYTES, TABLE, NEXT, WEIGHTS, X = range(8)
 SUMS, PENDING, SCALED, SUMS_OF_X, TOTALS, FACTOR, LINES = range(8, 15)
 FRAME_BYTES = 128
@@ -125,7 +125,7 @@ def scale_sums(bits: int, has_zeros: bool) -> Intrinsic:
 def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> Intrinsic:
     """Return ``f(frame)``: sums of a chunk's products for 48 rows and 16 columns.
 
-    Between the products it adds the pending sums to the totals, asks for 48 lines, and where
+    Between the products it adds the pending sums to the totals, prefetches 48 lines, and where
     `decoding` is set decodes the next chunk, of which all rows and bytes must be there.
     """
     turns = tiles_of(bits) * pieces * BLOCKS
@@ -138,11 +138,11 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
         if decoding:
             steps.append(_decoding(builder, frame, bits, has_zeros, whole=True))
 
-            def ask(i: int) -> None:
+            def prefetch(i: int) -> None:
                 place = builder.add(ahead, builder.mul(apart, apart.type(i)))
                 emit_prefetch(builder, place, SECOND_CACHE)
 
-            steps.append(ask)
+            steps.append(prefetch)
         for turn in range(turns):
             i, b = divmod(turn, BLOCKS)
             left, right = BLOCKS + b, 2 * BLOCKS + i % 2

@@ -163,7 +163,10 @@ def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Row
     """Return the micro-kernel for one kind of matrix; `span` records of a chunk share scales."""
     configure, release = configured(*_SHAPES), released()
     unpack, add, put = unpack_chunk(bits), add_records(bits, has_zeros, span), put_rows
-    scale, ask = load(scale_dtype, "float32"), prefetch_lines(TILE_ROWS, near=SECOND_CACHE)
+    scale, prefetch_rows = (
+        load(scale_dtype, "float32"),
+        prefetch_lines(TILE_ROWS, near=SECOND_CACHE),
+    )
     tables = chunk_records(bits) // span
     chunk_bytes_of_x = chunk_records(bits) * RECORD_BYTES
     whole, unpacked_step, width = bits == 8, 8 * 64 // bits, chunk_columns(bits)
@@ -194,7 +197,7 @@ def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Row
             for chunk in range(chunks):
                 at = job.codes + row * job.row_bytes + 64 * chunk
                 below = job.codes + (row + TILE_ROWS) * job.row_bytes
-                ask(below + chunk * 64, job.row_bytes)
+                prefetch_rows(below + chunk * 64, job.row_bytes)
                 if chunk % per_group == 0:
                     fill(job, work, row, last, chunk // per_group * tables)
                 count = job.row_bytes - 64 * chunk

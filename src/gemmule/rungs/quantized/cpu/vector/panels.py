@@ -105,7 +105,7 @@ def panels_kernel(kind: Kind) -> Kernel:
     spread = floats.spread_products(kind)
     at_once = PANEL_BLOCKS if has_wide_vectors() else NARROW_PANEL_BLOCKS
     load_full, load_tail = vectors.load_words(full=True), vectors.load_words()
-    times, ask = floats.times_numbers, vectors.prefetch_lines(ROWS)
+    times, prefetch_rows = floats.times_numbers, vectors.prefetch_lines(ROWS)
 
     @kernel
     def panels(job: Product, first: int, end: int, y: int, left: int, right: int) -> None:
@@ -120,7 +120,7 @@ def panels_kernel(kind: Kind) -> Kernel:
                 x = job.x + 16 * quad
                 for block in range(low, min(whole, high)):
                     at, group = codes + 64 * block, _index(job.first, block)
-                    ask(at + 4 * job.row_bytes, code_step)
+                    prefetch_rows(at + 4 * job.row_bytes, code_step)
                     words, lanes = load_full(at, code_step, 64), job.lanes + 64 * block
                     index, count = place + group, groups - group
                     scales = load_scales(job.scales, index, scale_step, count, lanes)

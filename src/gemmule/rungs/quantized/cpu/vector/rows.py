@@ -106,7 +106,7 @@ def vector_rows(kind: Kind) -> Rows:
         vectors.load_words(at_once, blocks, full=True),
         vectors.load_words(at_once, blocks),
     )
-    ask = vectors.prefetch_lines(at_once, blocks)
+    prefetch_rows = vectors.prefetch_lines(at_once, blocks)
 
     # In one kernel: each call of another would take the product and its vectors through memory.
     @kernel
@@ -122,7 +122,7 @@ def vector_rows(kind: Kind) -> Rows:
             totals = no_totals()
             for i in range(whole):
                 at, group = start + length * i, _index(job.first, blocks * i)
-                ask(at + AHEAD_BYTES, code_step)
+                prefetch_rows(at + AHEAD_BYTES, code_step)
                 words, lanes = load_full(at, code_step, length), job.lanes + length * i
                 index, count = place + group, groups - group
                 scales = load_scales(job.scales, index, scale_step, count, lanes)
@@ -155,7 +155,7 @@ def columns_rows(kind: Kind, columns: int) -> Rows:
     count = simd.ROWS * columns
     load_totals, store_totals = vectors.load_totals(count), vectors.store_totals(count)
     store_sums, load_tail = vectors.store_sums(columns), vectors.load_words()
-    ask = vectors.prefetch_lines(simd.ROWS)
+    prefetch_rows = vectors.prefetch_lines(simd.ROWS)
 
     @kernel
     def tiles(job: Product, first: int, end: int) -> None:
@@ -176,7 +176,7 @@ def columns_rows(kind: Kind, columns: int) -> Rows:
                     for block in range(low, high):
                         at = job.codes + row * job.row_bytes + 64 * block
                         if panel == 0:
-                            ask(at + 64 * chunk, code_step)
+                            prefetch_rows(at + 64 * chunk, code_step)
                         words = load_tail(at, code_step, job.row_bytes - 64 * block)
                         group = _index(job.first, block)
                         index = row * job.scale_step + group
