@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Container, Generator, Iterator
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,17 @@ def fault() -> Iterator[Callable[..., Any]]:
     """What plants a fault until the test ends, and fails where nothing met it: see `planted`."""
     with ExitStack() as stack:
         yield lambda *given: stack.enter_context(planted(*given))
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What puts modules in the place of imported ones; None: not installed, for this test."""
+
+    def put(names: Mapping[str, Any] | None = None, **more: Any) -> None:
+        for name, module in {**(names or {}), **more}.items():
+            monkeypatch.setitem(sys.modules, name, module)
+
+    return put
 
 
 @pytest.fixture

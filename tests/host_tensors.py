@@ -34,6 +34,13 @@ class Noted:
         return start
 
 
+def put_library(monkeypatch: pytest.MonkeyPatch, library: Any, maker: Any = None) -> None:
+    """Let the fast path find this library for PyTorch, and make results by `maker`."""
+    monkeypatch.setattr(torch_calls, "sys", SimpleNamespace(modules={"torch": library}))
+    if maker is not None:
+        monkeypatch.setattr(torch_calls, "maker", maker)
+
+
 def install(monkeypatch: pytest.MonkeyPatch, run: Noted) -> None:
     """Let device -1 be the current one, whose allocator is the host's."""
     native = SimpleNamespace(
@@ -43,7 +50,6 @@ def install(monkeypatch: pytest.MonkeyPatch, run: Noted) -> None:
     )
     names = ("autograd", "Size", "uint8", "float32", "float64", "float16")
     library = SimpleNamespace(_C=native, **{name: getattr(torch, name) for name in names})
-    monkeypatch.setattr(torch_calls, "sys", SimpleNamespace(modules={"torch": library}))
 
     def maker(shape: tuple[int, ...], dtype: Any, ordinal: int) -> Any:
         def made() -> Any:
@@ -54,7 +60,7 @@ def install(monkeypatch: pytest.MonkeyPatch, run: Noted) -> None:
 
         return made
 
-    monkeypatch.setattr(torch_calls, "maker", maker)
+    put_library(monkeypatch, library, maker)
     monkeypatch.setattr(torch_repeats, "packed_addresses", lambda matrix: CODES)
     monkeypatch.setattr(torch_repeats, "ordinal_named", lambda name: {"cuda:0": HOST}.get(name, 1))
     of_devices = torch_repeats.seen

@@ -104,7 +104,7 @@ def _processor() -> Iterator[Finding]:
     yield Finding("CPU", OK, f"{machine.name}, {threads} threads, {cache} MiB last-level cache")
     yield _threads()
     if importlib.util.find_spec("numba") is not None:
-        yield _calls()
+        yield planned_calls()
     words = "kernels run, but slowly: AVX2 and FMA are what they are built for"
     words = "" if {"avx2", "fma"} <= {*present} else words
     yield Finding("CPU features", _noted(words), " ".join(present) or "none of those used", words)
@@ -123,7 +123,7 @@ def _threads() -> Finding:
     return Finding("CPU threads", _noted(words), found, words)
 
 
-def _calls() -> Finding:
+def planned_calls() -> Finding:
     """Tell how planned products are called, and why not as builtin functions."""
     from gemmule.backends.cpu.calls import builtin
     from gemmule.settings import builtin_enabled

@@ -323,6 +323,7 @@ def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     from gemmule.dispatch import torch as module
     from gemmule.dispatch.torch_repeats import RepeatGuard
+    from host_tensors import put_library
 
     written: list[Any] = []
     current = [7]
@@ -343,9 +344,8 @@ def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
             _increment_version=written.extend,
         ),
     )
-    monkeypatch.setattr(module, "maker", maker)
+    put_library(monkeypatch, library, maker)
     monkeypatch.setattr(RepeatGuard, "admits", lambda *given: True)
-    monkeypatch.setattr(module, "sys", SimpleNamespace(modules={"torch": library}))
     return SimpleNamespace(module=module, current=current, written=written)
 
 

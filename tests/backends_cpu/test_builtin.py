@@ -54,6 +54,11 @@ def planned(op: str, kind: str, a: Any, b: Any, **more: Any) -> gm.Plan:
     return gm.plan(op, a, b, **activations, **more)
 
 
+def bound_of(plan: gm.Plan) -> Any:
+    """Return what makes builtin calls of a plan's operands, None where it makes none."""
+    return plan._run.bound
+
+
 @pytest.fixture(autouse=True)
 def nobody_started_numbas_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of this process may have, and then no bound product is launched."""
@@ -66,7 +71,7 @@ def test_where_numba_has_threads_products_go_the_ordinary_way(
 ) -> None:
     a, b = operands("matvec", "float16", 384, 384)
     plan = planned("matvec", "float16", a, b)
-    first, call = plan(a, b), plan._run.bound(a, b)
+    first, call = plan(a, b), bound_of(plan)(a, b)
     assert np.array_equal(call(a, b), first)
     monkeypatch.setattr(parallel, "_is_initialized", True)
     monkeypatch.setattr(parallel, "get_num_threads", lambda: 2)
@@ -103,7 +108,7 @@ def test_the_second_product_has_the_bits_of_the_first(op: str, kind: str, m: int
 def test_a_given_result_is_filled(op: str, kind: str) -> None:
     a, b = operands(op, kind, 72, 72)
     plan = planned(op, kind, a, b)
-    first, call = plan(a, b), plan._run.bound(a, b)
+    first, call = plan(a, b), bound_of(plan)(a, b)
     size, dtype = first.shape, first.dtype
     if call is None:
         pytest.skip("BLAS is not called by its address here")
@@ -143,10 +148,10 @@ def test_a_user_can_do_without(setting: Callable[..., None]) -> None:
     for op, kind in itertools.product(OPS, ("float32", "float16", "int8")):
         a, b = operands(op, kind, 45, 77)
         plan = planned(op, kind, a, b)
-        assert plan._run.bound is None
+        assert bound_of(plan) is None
         first = plan(a, b)
         assert np.array_equal(plan(a, b), first)
-    assert doctor._calls().found == "planned products through Python: GEMMULE_BUILTIN is 0"
+    assert doctor.planned_calls().found == "planned products through Python: GEMMULE_BUILTIN is 0"
     setting(GEMMULE_BUILTIN="no")
     with pytest.raises(ValueError, match="'no'; it must be 0"):
         builtin_enabled()
@@ -193,7 +198,7 @@ def test_matrix_products_by_blas(dtype: str, order: str) -> None:
     else:
         A, B = np.asarray(A, order=order[0]), np.asarray(B, order=order[1])
     plan = gm.plan("matmul", A, B)
-    call = plan._run.bound(A, B)
+    call = bound_of(plan)(A, B)
     assert (call is None) == (blas_threads.routine("cblas_sgemm") is None)
     expected = A.astype(np.float64) @ B
     for _ in range(3):
@@ -218,7 +223,7 @@ def test_vectors_of_ones_beside_gaps_and_columns() -> None:
 def test_what_is_not_as_planned_goes_the_ordinary_way() -> None:
     a, x = operands("matvec", "float16", 64, 96)
     plan = gm.plan("matvec", a, x)
-    call = plan._run.bound(a, x)
+    call = bound_of(plan)(a, x)
     expected = plan(a, x)
     assert np.array_equal(call(a, x), expected)
     wide = np.zeros((64, 200), np.float16)
@@ -406,13 +411,13 @@ def test_nothing_freed_is_used_when_the_interpreter_ends() -> None:
 
 @pytest.mark.parametrize("missing", ["numba.np.ufunc.parallel"])
 def test_what_cannot_be_bound_goes_the_ordinary_way(
-    missing: str, monkeypatch: pytest.MonkeyPatch
+    missing: str, modules: Callable[..., None]
 ) -> None:
     A, x = operands("matvec", "float16", 384, 384)
     expected = gm.matvec(A, x)
     builtin._interpreter.cache_clear()
     builtin.unusable.cache_clear()
-    monkeypatch.setitem(sys.modules, missing, None)
+    modules({missing: None})
     try:
         job = builtin.Job(0, ())
         assert builtin.bound(job, (A, x), expected, swapped=False) is None

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from forks import start_fork, status_of
 from gemmule.backends.cpu.atomics import read
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import kernel
@@ -65,17 +66,15 @@ def test_parts_are_somebodys_own_until_released() -> None:
 def test_a_forked_child_claims_what_its_parent_is_using() -> None:
     at = workspace(BYTES)
     parts = [_claimed(at) for _ in range(2 * processors())]
-    child = os.fork()
-    if child == 0:
-        right = False
-        try:
-            signal.alarm(20)  # who finds no part free waits
-            right = _claimed(at) == parts[0]
-        finally:
-            os._exit(0 if right else 1)
+
+    def claims_anew() -> bool:
+        signal.alarm(20)  # who finds no part free waits
+        return _claimed(at) == parts[0]
+
+    child = start_fork(claims_anew)
     for part in parts:
         _released(at, part)
-    assert os.waitpid(child, 0)[1] == 0
+    assert status_of(child) == 0
 
 
 def test_products_of_many_callers_do_not_disturb_each_other() -> None:

@@ -31,9 +31,9 @@ VARIABLES = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX")
 @pytest.fixture(autouse=True)
 def _read_again(setting: Callable[..., None]) -> Iterator[None]:
     setting(**dict.fromkeys(VARIABLES))
-    target._features.cache_clear()
+    target.target_features.cache_clear()
     yield
-    target._features.cache_clear()
+    target.target_features.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,8 +58,8 @@ def on(device: int, *shape: int, dtype: str = "float32") -> DeviceArray:
 # --- what is missing is said ----------------------------------------------------------------------
 
 
-def test_missing_bindings_name_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+def test_missing_bindings_name_the_package(modules: Callable[..., None]) -> None:
+    modules({"cuda.bindings": None})
     forget()
     with pytest.raises(DeviceError, match=r"cuda-bindings.*not installed.*pip install"):
         driver.bindings()
@@ -276,7 +275,7 @@ def operand(library: str, array: Any = None) -> Operand:
     return Operand(array, 256, Form((4,), (1,), "float32", 16), "cuda:1", library, array)
 
 
-def test_each_librarys_current_stream_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_librarys_current_stream_is_used(modules: Callable[..., None]) -> None:
     asked: list[int] = []
 
     def raw_stream(ordinal: int) -> int:
@@ -284,7 +283,7 @@ def test_each_librarys_current_stream_is_used(monkeypatch: pytest.MonkeyPatch) -
         return 111
 
     torch = SimpleNamespace(_C=SimpleNamespace(_cuda_getCurrentRawStream=raw_stream))
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    modules(torch=torch)
     assert device_arrays.current_stream(operand("torch"), 1) == 111
     assert asked == [1]
 
@@ -300,7 +299,7 @@ def test_each_librarys_current_stream_is_used(monkeypatch: pytest.MonkeyPatch) -
 
     current = SimpleNamespace(ptr=222)
     cupy = SimpleNamespace(cuda=SimpleNamespace(Device=Device, get_current_stream=lambda: current))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    modules(cupy=cupy)
     assert device_arrays.current_stream(operand("cupy"), 1) == 222
     assert asked == [1, 11]
 
@@ -490,7 +489,7 @@ def test_a_broken_entry_is_compiled_again(builds: list[Any], tmp_path: Path, spo
 
 def test_another_users_folder_is_not_trusted(builds: list[Any], tmp_path: Path) -> None:
     compile_it()
-    nvrtc._trusted_folder.cache_clear()
+    nvrtc.trusted_folder.cache_clear()
     with (
         planted(os, "getuid", lambda sound: sound() + 1),
         pytest.warns(GemmuleWarning, match="another user's"),

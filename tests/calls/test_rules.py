@@ -72,7 +72,7 @@ def shifted(array: DeviceArray, nbytes: int) -> DeviceArray:
     """Return a view of the array's first elements that begins some bytes later."""
     shape = (array.shape[0] - 1, *array.shape[1:])
     pointer = array.pointer + nbytes
-    return DeviceArray(pointer, shape, array.strides, array.dtype, array.ordinal, array._owner)
+    return DeviceArray(pointer, shape, array.strides, array.dtype, array.ordinal, array)
 
 
 @pytest.mark.usefixtures("device")
@@ -114,8 +114,8 @@ def test_an_overlap_on_a_device_is_found() -> None:
 @pytest.mark.usefixtures("device")
 def test_neighbours_on_a_device_do_not_overlap() -> None:
     held = gm.asarray(np.ones((9, 8), "f4"), device="cuda")
-    A = DeviceArray(held.pointer, (8, 8), (8, 1), "float32", 0, held._owner)
-    behind = DeviceArray(held.pointer + 256, (8,), (1,), "float32", 0, held._owner)
+    A = DeviceArray(held.pointer, (8, 8), (8, 1), "float32", 0, held)
+    behind = DeviceArray(held.pointer + 256, (8,), (1,), "float32", 0, held)
     x = gm.asarray(np.ones(8, "f4"), device="cuda")
     gm.matvec(A, x, out=behind)
     assert held.to_host()[8].tolist() == [8.0] * 8
@@ -169,8 +169,8 @@ def test_every_source_and_option_is_in_the_key_of_a_kernel(
     headers = [tmp_path / name for name in ("one.cuh", "two.cuh")]
 
     def key(*given: Any) -> str:
-        nvrtc._headers.cache_clear()
-        return nvrtc._key(source, *(given or (("f",), "sm_80", ())))
+        nvrtc.headers_digest.cache_clear()
+        return nvrtc.cubin_key(source, *(given or (("f",), "sm_80", ())))
 
     seen = [
         key(),
@@ -186,5 +186,5 @@ def test_every_source_and_option_is_in_the_key_of_a_kernel(
     seen.append(key())
     monkeypatch.setattr(nvrtc, "compiler_version", lambda: "0.0.0")
     seen.append(key())
-    nvrtc._headers.cache_clear()
+    nvrtc.headers_digest.cache_clear()
     assert len(set(seen)) == len(seen)

@@ -262,6 +262,7 @@ def test_results_are_made_as_compiled_models_make_them(
     """By the private function of the PyTorch that is installed, here its twin for the host."""
     torch = pytest.importorskip("torch")
     from gemmule.dispatch import torch as torch_calls
+    from host_tensors import put_library
 
     made: list[Any] = []
     twin = torch._C._dynamo.guards._empty_strided_cpu
@@ -278,7 +279,7 @@ def test_results_are_made_as_compiled_models_make_them(
     )
     if private:
         library._C._dynamo.guards._empty_strided_cuda = quick
-    monkeypatch.setattr(torch_calls, "sys", SimpleNamespace(modules={"torch": library}))
+    put_library(monkeypatch, library)
     for shape in ((3, 4), torch.Size([7]), (0, 3)):
         fresh = torch_calls.maker(shape, torch.float16, 0)
         made.clear()

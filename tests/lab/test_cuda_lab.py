@@ -83,7 +83,7 @@ def test_the_labs_kernels_compile_without_spills(arch: str) -> None:
     types = ("float", "double", "__half", "__nv_bfloat16")
     fills = [f"fill_{kind}<{t}>" for kind in ("normal", "uniform") for t in types]
     for file, names in (
-        ("ceilings.cu", tuple(device_ceilings._names(machine))),
+        ("ceilings.cu", tuple(device_ceilings.kernel_names(machine))),
         ("operands.cu", tuple(fills)),
     ):
         _, report = nvrtc.build(FOLDER / file, names, arch)

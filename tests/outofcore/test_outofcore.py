@@ -35,11 +35,11 @@ def small(setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(buffers, "_pool", {})
     setting(GEMMULE_DEVICE_BUDGET="128 KiB")
     with late(seed=7) as driver:
-        products._cut.cache_clear()
+        products.cut_of.cache_clear()
         yield driver
         staging._kept.clear()
-        buffers._pool.clear()
-        products._cut.cache_clear()
+        buffers.empty_pool(0)
+        products.cut_of.cache_clear()
 
 
 def whole_numbers(shape: tuple[int, ...], dtype: Any, seed: int = 1) -> Array:
@@ -267,14 +267,14 @@ def test_an_error_ends_everything(small: LateDriver, call: str) -> None:
     A, B = whole_numbers((150, 300), np.float32), whole_numbers((300, 140), np.float32, 2)
     expected = A @ B
     assert (gm.matmul(A, B, device="cuda") == expected).all()
-    buffers._pool.clear()
+    buffers.empty_pool(0)
     taken = small.taken
     small.faults[call] = "CUDA_ERROR_LAUNCH_FAILED"
     with pytest.raises(gm.DeviceError, match="LAUNCH_FAILED"):
         gm.matmul(A, B, device="cuda")
     del small.faults[call]
     assert not any(small.queues.values())
-    buffers._pool.clear()
+    buffers.empty_pool(0)
     assert small.taken == taken
     assert (gm.matmul(A, B, device="cuda") == expected).all()
 

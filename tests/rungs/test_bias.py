@@ -26,6 +26,7 @@ from gemmule.core.rung import HEADERS_FOLDER, Rung
 from gemmule.oracle import biased
 from gemmule.oracle.truth import reference
 from gemmule.storage import evidence
+from host_tensors import put_library
 from proofs import device as verify_device
 from proofs import proofs
 from proofs import status as proof_status
@@ -112,10 +113,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
         library = SimpleNamespace(
             _C=native, float16="float16", autograd=torch.autograd, Size=torch.Size
         )
-        monkeypatch.setattr(torch_calls, "sys", SimpleNamespace(modules={"torch": library}))
-        monkeypatch.setattr(
-            torch_calls, "maker", lambda shape, dtype, ordinal: lambda: empty(shape, dtype)
-        )
+        maker = lambda shape, dtype, ordinal: lambda: empty(shape, dtype)  # noqa: E731
+        put_library(monkeypatch, library, maker)
         monkeypatch.setattr(RepeatGuard, "admits", lambda *given: True)
         yield stand_in
 

@@ -199,7 +199,7 @@ def test_a_result_in_part_of_a_wider_array(fake: FakeCublas, by_columns: bool) -
     a, b = (np.arange(12.0).reshape(s) for s in ((3, 4), (4, 3)))
     whole = on(0, np.full((3, 8), -1.0))
     strides = (1, 8) if by_columns else (8, 1)
-    out = DeviceArray(whole._pointer, (3, 3), strides, "float64", 0, whole)
+    out = DeviceArray(whole.pointer, (3, 3), strides, "float64", 0, whole)
     gm.matmul(on(0, a), on(0, b), out=out, rung="cublas")
     found = host(whole)
     assert np.array_equal(found[:, :3], (a @ b).T if by_columns else a @ b)
@@ -468,7 +468,7 @@ def test_a_result_that_the_library_does_not_take_goes_to_another_rung(fake: Fake
     assert plan.rung.name == "cublas"
     left, right = unwrap(a, "A"), unwrap(b, "B")
     wide = DeviceArray(
-        on(0, np.ones((8, 64), np.float32))._pointer, (8, 8), (64, 4), "float32", 0, b
+        on(0, np.ones((8, 64), np.float32)).pointer, (8, 8), (64, 4), "float32", 0, b
     )
     assert rebound(plan, left.form, right.form, unwrap(wide, "out").form).rung.name != "cublas"
 

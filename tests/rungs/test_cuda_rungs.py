@@ -9,10 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import mmap
-import os
-import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import compiled
 from cuda_emulation import Emulator, sampled, sampled_kernels
 from cuemu.toolchain import missing_tools
 from fences import fenced
+from forks import start_fork, status_of
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.registry import cuda_rungs
@@ -258,15 +258,7 @@ def runs_within_pages(rung: Rung, at_end: bool) -> None:
 def test_nothing_beyond_the_operands_is_touched(rung: Rung) -> None:
     """In children, since they die where a kernel reads or writes in front of them or behind."""
     for at_end in (False, True):
-        child = os.fork()
-        if child == 0:
-            try:
-                runs_within_pages(rung, at_end)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        ended = status_of(start_fork(partial(runs_within_pages, rung, at_end)))
         assert ended == 0, f"{rung.name}: ended by {ended}, operands at a page's end: {at_end}"
 
 

@@ -369,7 +369,7 @@ def test_tiles_hold_activations_of_every_size() -> None:
 
 def test_tiles_refuse_without_the_system_s_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amx, "missing_features", lambda *wanted: None)
-    monkeypatch.setattr(amx, "_refused", lambda: "the system does not permit tile registers")
+    monkeypatch.setattr(amx, "refusal", lambda: "the system does not permit tile registers")
     for name in ("tile_registers", "tile_registers_int8"):
         assert "permit" in (rung_called(name).available() or "")
 
@@ -385,11 +385,11 @@ def test_the_system_is_asked_for_tiles_once_and_its_answer_told(
             return -1
 
     monkeypatch.setattr("ctypes.CDLL", lambda *a, **k: Library())
-    amx._refused.cache_clear()
+    amx.refusal.cache_clear()
     try:
-        reasons = {amx._refused() for _ in range(2)}
+        reasons = {amx.refusal() for _ in range(2)}
     finally:
-        amx._refused.cache_clear()
+        amx.refusal.cache_clear()
     if sys.platform == "linux" and platform.machine() == "x86_64":
         assert asked == [[158, 0x1023, 18]]
         assert "does not permit" in (reasons.pop() or "")

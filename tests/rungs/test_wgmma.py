@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -200,14 +200,27 @@ def test_public_calls_reach_them() -> None:
         del a, b
 
 
-def test_maps_are_kept_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+@pytest.fixture
+def encodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Maps encoded without a driver: the addresses, one after the other."""
+    found: list[int] = []
 
     def encode(address: int, shape: tensor_maps.Shape) -> bytes:
-        made.append(address)
+        found.append(address)
         return encoded(address, shape)
 
     monkeypatch.setattr(tensor_maps, "encode", encode)
+    return found
+
+
+@pytest.fixture
+def launch_by(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What makes a function the driver's that launches."""
+    return lambda launch: monkeypatch.setattr(starter, "launch_function", lambda: launch)
+
+
+def test_maps_are_kept_by_address(encodings: list[int]) -> None:
+    made = encodings
     maps = tensor_maps.Maps((shape_of("a"), shape_of("b")))
     first = maps.of((64, 128, 0, 0))
     assert maps.of((64, 128, 256, 0)) == first
@@ -267,15 +280,10 @@ def test_the_driver_is_given_what_a_map_says(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1)])
 def test_a_start_shows_the_maps(
-    cluster: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+    cluster: tuple[int, int, int], encodings: list[int], launch_by: Callable[..., None]
 ) -> None:
     """What the driver is given: config, attribute, struct and the maps of these addresses."""
     seen: list[tuple[Any, ...]] = []
-    encodings: list[int] = []
-
-    def encode(address: int, shape: tensor_maps.Shape) -> bytes:
-        encodings.append(address)
-        return encoded(address, shape)
 
     def launch(config: int, function: int, params: int, extra: None) -> int:
         numbers = struct.unpack("<7I4xQQI4x", ctypes.string_at(config, 56))
@@ -286,8 +294,7 @@ def test_a_start_shows_the_maps(
         seen.append((function, numbers[:8], attribute, fields, maps))
         return 0
 
-    monkeypatch.setattr(tensor_maps, "encode", encode)
-    monkeypatch.setattr(starter, "launch_function", lambda: launch)
+    launch_by(launch)
     shapes = (shape_of("a"), shape_of("b"))
     step = Step("kernel", (4, 1, 1), (384, 1, 1), 1000, cluster=cluster)
     template, maps = bytes(launch_args.GEMM.size), tensor_maps.Maps(shapes)
@@ -304,7 +311,11 @@ def test_a_start_shows_the_maps(
 @pytest.mark.parametrize("work", [0, 64000])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_start_of_several_kernels(
-    mapped: bool, work: int, monkeypatch: pytest.MonkeyPatch
+    mapped: bool,
+    work: int,
+    encodings: list[int],
+    launch_by: Callable[..., None],
+    fault: Callable[..., Any],
 ) -> None:
     """Each kernel has its own config and attribute; struct, maps and workspace serve all."""
     seen: list[tuple[Any, ...]] = []
@@ -326,8 +337,7 @@ def test_a_start_of_several_kernels(
         seen.append((function, numbers[:8], attribute, given, maps))
         return 7 if function == 9 else 0
 
-    monkeypatch.setattr(tensor_maps, "encode", encoded)
-    monkeypatch.setattr(starter, "launch_function", lambda: launch)
+    launch_by(launch)
     steps = (
         Step("first", (4, 1, 1), (384, 1, 1), 1000, cluster=(2, 1, 1)),
         Step("second", (5, 6, 7), (32, 1, 1), cluster=(1, 2, 1), pdl=True),
@@ -348,18 +358,18 @@ def test_a_start_of_several_kernels(
             (8, (1, 1, 1, 64, 2, 1, 8, stream), ((6, 1, 0, 0),), given, shown),
         ]
         seen.clear()
-    monkeypatch.setattr(starter, "failed", lambda code, step: OSError(code, step.kernel))
+    fault(starter, "failed", lambda sound, code, step: OSError(code, step.kernel))
     with pytest.raises(OSError, match="second"):
         starter.starter(kernels._replace(functions=(3, 9, 8)), "4Q")(6, 1024, 2048, 3072, 0)
     assert [one[0] for one in seen] == [3, 9], "nothing is launched after a kernel that was refused"
 
 
 def test_attributes_and_configs_lie_as_the_driver_has_them(
-    monkeypatch: pytest.MonkeyPatch,
+    launch_by: Callable[..., None],
 ) -> None:
     from cuda.bindings import driver as api
 
-    monkeypatch.setattr(starter, "launch_function", lambda: print)
+    launch_by(print)
 
     step = Step("kernel", (4, 5, 6), (32, 2, 1), 1000, cluster=(2, 4, 8), pdl=True)
     cluster, early = api.CUlaunchAttribute(), api.CUlaunchAttribute()

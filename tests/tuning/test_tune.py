@@ -22,6 +22,7 @@ import pytest
 
 import gemmule as gm
 from fake_driver import FakeDriver, driver_of
+from forks import start_fork
 from gemmule.backends.cpu import launch as cpu
 from gemmule.choose import choose
 from gemmule.core import registry
@@ -644,12 +645,7 @@ def _killed_writers(kills: int) -> None:
     payloads = [json.dumps({**whole, "params": {"block": n}}).encode() for n in (1, 2, 4)]
     rng = random.Random(5)
     for _ in range(kills):
-        child = os.fork()
-        if child == 0:
-            try:
-                _write_for_ever(path, payloads)
-            finally:
-                os._exit(1)
+        child = start_fork(lambda: _write_for_ever(path, payloads))
         time.sleep(rng.uniform(0.002, 0.03))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

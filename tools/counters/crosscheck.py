@@ -77,7 +77,7 @@ def crosscheck(
         entry = bench.ours(bench.sets(product), name=product.title)
         found = sample([entry], bench.clock, Budget(max_seconds=max_seconds, min_block_s=0.004))
         ours[product.title], calls[product.title] = found[product.title].median, entry.call
-    theirs = _by_nvbench(calls, ordinal)
+    theirs = by_nvbench(calls, ordinal)
     return [Pair(p, ours[p.title], theirs[p.title]) for p in products]
 
 
@@ -101,7 +101,7 @@ def write(evidence: Path, pairs: Sequence[Pair], ordinal: int) -> Path:
     return path
 
 
-def _by_nvbench(calls: dict[str, Callable[[int], object]], ordinal: int) -> dict[str, float]:
+def by_nvbench(calls: dict[str, Callable[[int], object]], ordinal: int) -> dict[str, float]:
     """Return NVBench's mean cold GPU time of each call, by title."""
     from cuda import bench
     from cuda.bench.results import BenchmarkResult

@@ -43,10 +43,11 @@ def pooled_bytes(ordinal: int) -> int:
     return 0 if pooled is None else pooled.shape[0]
 
 
-def _empty(ordinal: int) -> None:
+def empty_pool(ordinal: int) -> None:
+    """Give a device back what the pool holds of its memory."""
     with _lock:
         pooled = _pool.pop(ordinal, None)
     del pooled
 
 
-driver.when_short(_empty)
+driver.when_short(empty_pool)

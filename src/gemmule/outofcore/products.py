@@ -133,7 +133,7 @@ def blocked(
     sized = [(one.form, nbytes_of(one)) for one in pair]
     slow = sources[0].slow_axis, sources[1].slow_axis
     link = link_bytes_per_s(ordinal, min(budget, PROBE_BYTES))
-    cut = _cut(op, (sized[0], sized[1]), device, options, (budget, link, slow), added)
+    cut = cut_of(op, (sized[0], sized[1]), device, options, (budget, link, slow), added)
     return Blocked(cut, device, sources)
 
 
@@ -141,7 +141,7 @@ Sized = tuple[Form, int]  # and bytes
 
 
 @functools.lru_cache(maxsize=256)
-def _cut(
+def cut_of(
     op: str,
     sized: tuple[Sized, Sized],
     device: str,
@@ -149,6 +149,7 @@ def _cut(
     given: tuple[int, float, tuple[int, int]],
     added: bool,
 ) -> Cut:
+    """Return the tiles in which a product of these forms and bytes goes to a device."""
     budget, link, slow = given
     forms = sized[0][0], sized[1][0]
     call = canonical(op, *forms, None, options)

@@ -51,7 +51,7 @@ def measure_ceilings(
     buffer = filled(nbytes // 4, "float32", ordinal, seed)
     data = filled(1 << 20, "bfloat16", ordinal, 1)
     clock = GraphClock(ordinal)
-    kernels = Kernels("ceilings.cu", tuple(_names(machine)), ordinal)
+    kernels = Kernels("ceilings.cu", tuple(kernel_names(machine)), ordinal)
     units = machine.units
     groups: dict[str, Iterator[_Launch]] = {
         "read": _reads(buffer, units),
@@ -108,7 +108,8 @@ def _ways(kernels: Kernels, launches: Iterator[_Launch], stream: int, units: int
     return found
 
 
-def _names(machine: Machine) -> Iterator[str]:
+def kernel_names(machine: Machine) -> Iterator[str]:
+    """Yield the kernels that measure the ceilings of a device."""
     yield from (f"read_streams<{streams}, {unroll}>" for streams, unroll in SHAPES)
     yield from (f"copy_vectors<{unroll}>" for unroll in COPIES)
     yield from (f"multiply_add<{ctype}, {CHAINS}>" for ctype in ("float", "double"))

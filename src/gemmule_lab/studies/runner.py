@@ -25,18 +25,20 @@ def todo(study: Study, bench: Bench, full: bool, known: set[str]) -> list[Todo]:
     """Return the steps of a study's grid that lack rows, with the names that they lack."""
     found = []
     for step in study.steps(bench.backend, full):
-        keys = {name: _key(step, bench.backend, bench.device, name) for name in _names(step)}
+        keys = {name: key_in(step, bench.backend, bench.device, name) for name in names_in(step)}
         lacking = tuple(name for name, key in keys.items() if key not in known)
         if lacking:
             found.append(Todo(step, lacking))
     return found
 
 
-def _names(step: Step) -> tuple[str, ...]:
+def names_in(step: Step) -> tuple[str, ...]:
+    """Return the names of what a step measures."""
     return tuple(lane.name for lane in step.lanes) if isinstance(step, Cell) else step.names
 
 
-def _key(step: Step, backend: str, device: str, name: str) -> str:
+def key_in(step: Step, backend: str, device: str, name: str) -> str:
+    """Return the key of the row that a step gives one name on a device."""
     case, temperature = _filed(step)
     return key_of(backend, device, step.experiment, case, name, temperature)
 

@@ -115,11 +115,10 @@ def test_wrong_products_end_the_demo(
     assert "WRONG: made 3 x 40 no. 1, float32" in captured.out
 
 
-def test_a_peer_that_is_too_slow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_bench, "SLOWEST_CALL_S", 0.0)
+def test_a_peer_that_is_too_slow_is_named() -> None:
     (part, _) = demo_run.parts_of(made_weights(TINY))
     one = next(demo_run.measurements(part, ("float32",)))
-    rows, absent = HostBench(0.05).measure(one, _environment())
+    rows, absent = HostBench(0.05, slowest_s=0.0).measure(one, _environment())
     assert [row.kind for row in rows] == ["rung"]
     assert any(a.name == "numpy" and "too slow" in a.reason for a in absent)
 

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import scipy.io
 
+from forks import start_fork, status_of
 from gemmule_lab.files.matrices import read_matrix
 from gemmule_lab.files.multiply import order
 from gemmule_lab.processes import environment_of_child
@@ -163,8 +165,8 @@ def test_what_a_file_does_to_scipy_is_an_error(tmp_path: Path) -> None:
     ]
 
 
-def test_without_scipy_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy", None)
+def test_without_scipy_the_extra_is_named(tmp_path: Path, modules: Callable[..., None]) -> None:
+    modules(scipy=None)
     with pytest.raises(ImportError, match=r"a\.mat is read by SciPy: pip install 'scipy>=1\.14'"):
         read(tmp_path, saved(np.eye(2)))
 
@@ -172,10 +174,8 @@ def test_without_scipy_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_forked_process_reads_for_itself(tmp_path: Path) -> None:
     content = saved(np.eye(2))
     read(tmp_path, content)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if (read(tmp_path, content) == np.eye(2)).all() else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+    child = start_fork(lambda: bool((read(tmp_path, content) == np.eye(2)).all()))
+    assert status_of(child) == 0
     np.testing.assert_array_equal(read(tmp_path, content), np.eye(2))
 
 

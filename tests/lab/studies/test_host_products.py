@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,8 +159,8 @@ def test_a_size_of_one_is_a_matrix_still(monkeypatch: pytest.MonkeyPatch) -> Non
         assert found.times_us is not None
 
 
-def test_a_library_is_timed_like_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # one without a GPU has no streams
+def test_a_library_is_timed_like_a_kernel(modules: Callable[..., None]) -> None:
+    modules(torch=None)  # one without a GPU has no streams
     lanes = (Lane("naive", "naive"), Lane("library", "cublas"), Lane("choice", "auto"))
     cell = Cell("test", "matmul", 48, 40, lanes, "warm", columns=24)
     with device(), installed(FakeCublas()):
@@ -171,8 +170,8 @@ def test_a_library_is_timed_like_a_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     assert found["library"].params["rung"] == "cublas"
 
 
-def test_codes_are_timed_as_the_documents_store_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+def test_codes_are_timed_as_the_documents_store_them(modules: Callable[..., None]) -> None:
+    modules(torch=None)
     narrow = {"p": 32, "rows": 4, "values": 8}
     lanes = tuple(
         Lane(rung, rung, narrow, form=form)
@@ -186,8 +185,10 @@ def test_codes_are_timed_as_the_documents_store_them(monkeypatch: pytest.MonkeyP
         assert found[lane.name].times_us is not None, found[lane.name].note
 
 
-def test_rungs_are_timed_beside_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+def test_rungs_are_timed_beside_the_one_before(
+    modules: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules(torch=None)
     monkeypatch.setattr(device_operands, "MOST_SETS", 2)
     names = ("thread_per_row", "warp_per_row", "p_threads")
     product = Product("matvec", "float32", (40, 64))
@@ -207,7 +208,9 @@ def test_rungs_are_timed_beside_the_one_before(monkeypatch: pytest.MonkeyPatch) 
     assert notes == ["40 x 64, torch: not here"]
 
 
-def test_proofs_and_checks_judge_every_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proofs_and_checks_judge_every_result(
+    fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_products, "LARGEST_PROOF", 20)
     with device():
         found = host_products.proof(GpuStandIn(), ("all",), {"runs": 2})["all"]
@@ -218,11 +221,11 @@ def test_proofs_and_checks_judge_every_result(monkeypatch: pytest.MonkeyPatch) -
         assert checked[NUMPY].figures == checked[SHARED].figures == {"right": 1.0}
         assert checked["cublas"].note
 
-        def wrong(hosts: Any, *_: Any) -> Way:
+        def wrong(sound: Any, name: str, hosts: Any, *_: Any) -> Way:
             a, b, c = hosts
             return Way(SHARED, lambda: {"product": float(np.matmul(b, a, out=c)[0, 0])}, c)
 
-        monkeypatch.setattr(host_products, "gpu_way", lambda name, hosts, *rest: wrong(hosts))
+        fault(host_products, "gpu_way", wrong)
         with pytest.raises(ArithmeticError, match="shared tile: a product of 8 x 8"):
             host_products.small_check(GpuStandIn(), (SHARED,), {"n": 8})
 
@@ -280,7 +283,7 @@ def test_both_clocks_figures_go_under_evidence(
     assert {line["product"] for line in found} == {p.title for p in crosscheck.PRODUCTS}
 
 
-def test_nvbench_need_not_wait_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvbench_need_not_wait_for_memory(modules: Callable[..., None]) -> None:
     """It holds a stream back until a call is through, and giving out memory waits for streams."""
     registered: list[Callable[[Any], None]] = []
 
@@ -300,16 +303,16 @@ def test_nvbench_need_not_wait_for_memory(monkeypatch: pytest.MonkeyPatch) -> No
     found = {"product 0": [SimpleNamespace(summaries=summary)]}
     result = SimpleNamespace(from_json=lambda path: found)
     bench = SimpleNamespace(register=register, run_all_benchmarks=run_all)
-    monkeypatch.setitem(sys.modules, "cuda.bench", bench)  # also for `from cuda import bench`
+    # Also for `from cuda import bench`.
     results = SimpleNamespace(BenchmarkResult=result)
-    monkeypatch.setitem(sys.modules, "cuda.bench.results", results)
+    modules({"cuda.bench": bench, "cuda.bench.results": results})
 
     def times() -> dict[str, float]:
         x, a = (DeviceArray.from_host(np.ones(shape, "f4")) for shape in (300, (300, 40)))
         out = DeviceArray.empty((40,), "float32")
         plan = gm.plan("vecmat", x, a, rung="split_columns", params={"splits": 4})
         assert cuda_launch.Launcher(plan.choice).workspace
-        found = crosscheck._by_nvbench({"one": lambda index: plan(x, a, out=out)}, 0)
+        found = crosscheck.by_nvbench({"one": lambda index: plan(x, a, out=out)}, 0)
         assert (out.to_host() == 300).all()
         return found
 
@@ -371,9 +374,9 @@ def test_operands_are_views_of_one_block(monkeypatch: pytest.MonkeyPatch) -> Non
     ids=lambda product: product.title,
 )
 def test_a_bench_on_a_gpu_times_every_kind_of_product(
-    product: Product, monkeypatch: pytest.MonkeyPatch
+    product: Product, modules: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    modules(torch=None)
     monkeypatch.setattr(device_operands, "MOST_SETS", 3)
     environment = Environment("gpu", "cuda", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
     with device():

@@ -608,14 +608,14 @@ def test_full_grids_are_the_documents() -> None:
         study = studies.load(number)
         for backend in ("cpu", "cuda"):
             thin = {
-                runner._key(s, backend, "d", n)
+                runner.key_in(s, backend, "d", n)
                 for s in study.steps(backend, False)
-                for n in runner._names(s)
+                for n in runner.names_in(s)
             }
             full = {
-                runner._key(s, backend, "d", n)
+                runner.key_in(s, backend, "d", n)
                 for s in study.steps(backend, True)
-                for n in runner._names(s)
+                for n in runner.names_in(s)
             }
             assert thin
             assert thin <= full

@@ -39,11 +39,11 @@ def missing_tiles(kind: str) -> str | None:
     """
     halves = ("avx512fp16",) if kind == "bf16" else ()  # codes become bfloat16 by way of float16
     reason = missing_features("avx512f", "avx512bw", "amx-tile", f"amx-{kind}", *halves)
-    return _refused() if reason is None else reason
+    return refusal() if reason is None else reason
 
 
 @functools.cache
-def _refused() -> str | None:
+def refusal() -> str | None:
     """Ask for tiles, for this process and its future children; return why they are refused."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "tile registers are asked for as Linux on x86-64 wants it only"

@@ -25,7 +25,7 @@ def _host_features() -> frozenset[str]:
 
 
 @functools.cache
-def _features() -> tuple[frozenset[str], str | None]:
+def target_features() -> tuple[frozenset[str], str | None]:
     """Return the target's features and the variable that takes some away, read once as by Numba."""
     features = _host_features()
     stated = os.environ.get("NUMBA_CPU_FEATURES")
@@ -45,7 +45,7 @@ def missing_features(*wanted: str) -> str | None:
     reason = unavailable()
     if reason is not None:
         return reason
-    features, variable = _features()
+    features, variable = target_features()
     absent = [name for name in wanted if name not in features]
     if not absent:
         return None
@@ -57,7 +57,7 @@ def missing_features(*wanted: str) -> str | None:
 
 def vector_bytes() -> int:
     """Return the width of the target's vector registers; 64 means that there are 32 of them."""
-    features = _features()[0]
+    features = target_features()[0]
     if {"avx512f", "avx512bw", "avx512dq"} <= features:
         return 64
     return 32 if "avx2" in features else 16

@@ -62,7 +62,7 @@ def compile_file(
     CompileError naming the missing package when NVRTC is not installed.
     """
     names, defines = tuple(dict.fromkeys(names)), tuple(defines)
-    key = _key(path, names, arch, defines)
+    key = cubin_key(path, names, arch, defines)
     entry = _entry(key)
     cached = _read(entry) if entry is not None else None
     if cached is not None:
@@ -184,7 +184,8 @@ def recipe() -> str:
     return json.dumps([compiler_version(), headers_version(), _OPTIONS])
 
 
-def _key(path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...]) -> str:
+def cubin_key(path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...]) -> str:
+    """Return a digest of all that decides what a kernel compiles to."""
     digest = hashlib.sha256()
     for text in (
         str(SCHEMA),
@@ -193,7 +194,7 @@ def _key(path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...]
         *defines,
         compiler_version(),
         headers_version(),
-        _headers(),
+        headers_digest(),
     ):
         digest.update(text.encode() + b"\0")
     digest.update(path.read_bytes())
@@ -201,7 +202,8 @@ def _key(path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...]
 
 
 @functools.cache
-def _headers() -> str:
+def headers_digest() -> str:
+    """Return a digest of the headers that kernels may include."""
     digest = hashlib.sha256()
     for header in sorted(HEADERS_FOLDER.glob("*.cuh")):
         text = header.read_bytes()
@@ -210,12 +212,12 @@ def _headers() -> str:
 
 
 def _entry(key: str) -> Path | None:
-    folder = _trusted_folder(cache_folder() / "cubin")
+    folder = trusted_folder(cache_folder() / "cubin")
     return None if folder is None else folder / f"{key}.cubin"
 
 
 @functools.cache
-def _trusted_folder(folder: Path) -> Path | None:
+def trusted_folder(folder: Path) -> Path | None:
     """Create the cache folder, or warn once and go without where it cannot be trusted."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
