@@ -56,13 +56,32 @@ def fault() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What puts modules in the place of imported ones; None: not installed, for this test."""
+    """What puts modules in the place of imported ones; None: not installed; ...: not imported."""
 
     def put(names: Mapping[str, Any] | None = None, **more: Any) -> None:
         for name, module in {**(names or {}), **more}.items():
-            monkeypatch.setitem(sys.modules, name, module)
+            if module is ...:
+                monkeypatch.delitem(sys.modules, name, raising=False)
+            else:
+                monkeypatch.setitem(sys.modules, name, module)
 
     return put
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What gives limits of a module, numbers in capitals, other values, so that little meets them.
+
+    ``limit(panels, MOST_BYTES=64)``
+    """
+
+    def set_limits(module: Any, **values: float) -> None:
+        for name, value in values.items():
+            assert name.isupper()
+            assert isinstance(getattr(module, name), int | float)
+            monkeypatch.setattr(module, name, value)
+
+    return set_limits
 
 
 @pytest.fixture

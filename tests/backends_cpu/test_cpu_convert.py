@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -48,12 +51,13 @@ def test_rounds_to_nearest_even_as_numpy_does() -> None:
 
 
 def test_other_dtypes_and_interpreters_without_numba_are_numpy_s(
+    fault: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     numbers = np.arange(12, dtype=np.int8).reshape(3, 4)
     assert convert.widened(numbers, np.dtype(np.int8)) is numbers
     assert convert.widened(numbers, np.dtype(np.float64)).dtype == np.float64
-    monkeypatch.setattr(jit, "unavailable", lambda: "none here")
+    fault(jit, "unavailable", lambda sound: "none here")
     monkeypatch.setattr(convert, "rows_shares", None)
     wide = convert.widened(EVERY, np.dtype(np.float32))
     np.testing.assert_array_equal(wide, EVERY.astype(np.float32))

@@ -349,6 +349,7 @@ def test_quotas_of_control_groups(tmp_path: Path, text: str, processors: float |
 )
 def test_the_smallest_quota_of_nested_groups_counts(
     tmp_path: Path,
+    fault: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     version: int,
     outer: int | None,
@@ -367,7 +368,7 @@ def test_the_smallest_quota_of_nested_groups_counts(
             (folder / "cpu.cfs_period_us").write_text("100000")
     monkeypatch.setattr(cpu_threads, "_OWN_GROUPS", tmp_path / "groups")
     monkeypatch.setattr(cpu_threads, "_GROUPS", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    fault(os, "sched_getaffinity", lambda sound, _: set(range(64)))
     assert cpu_threads.usable_processors() == processors
 
 

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,8 @@ DTYPES = ("float32", "float64", "float16", "int8", "int64", "complex64")
 
 
 @pytest.fixture(params=[1, 64, 1000])
-def small_panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(panels, "MOST_BYTES", request.param)
-    monkeypatch.setattr(panels, "LEAST_BYTES", 1)
+def small_panels(request: pytest.FixtureRequest, limit: Callable[..., None]) -> Iterator[int]:
+    limit(panels, MOST_BYTES=request.param, LEAST_BYTES=1)
     forget_plans()
     yield request.param
     forget_plans()
@@ -120,11 +119,10 @@ APART = [rung for rung in registry.all_rungs("cpu") if rung.rows_apart]
 
 
 @pytest.fixture
-def in_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def in_pieces(limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Products in pieces of 64 rows, however short they are; the rows of each piece."""
     found: list[int] = []
-    monkeypatch.setattr(panels, "PIECE_S", 1e-12)
-    monkeypatch.setattr(panels, "AGAIN", 0)
+    limit(panels, PIECE_S=1e-12, AGAIN=0)
     monkeypatch.setattr(panels, "check_map", lambda part: found.append(len(part)))
     forget_plans()
     yield found
@@ -157,17 +155,17 @@ def test_pieces_have_the_bits_of_the_whole(rung: Any, request: pytest.FixtureReq
 
 
 def test_an_interrupt_is_heard_between_pieces(
-    in_pieces: list[int], monkeypatch: pytest.MonkeyPatch
+    in_pieces: list[int], fault: Callable[..., Any]
 ) -> None:
     asked = itertools.count()
 
-    def interrupting(part: Any) -> None:
+    def interrupting(sound: Any, part: Any) -> None:
         if next(asked) == 4:
             signal.raise_signal(signal.SIGINT)
 
     A, B = np.ones((640, 30), np.int64), np.ones((30, 8), np.int64)
     C = np.full((640, 8), 7)
-    monkeypatch.setattr(panels, "check_map", interrupting)
+    fault(panels, "check_map", interrupting)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever ran before
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -188,11 +186,12 @@ def test_short_products_are_of_one_piece() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_a_map_that_becomes_shorter_between_panels_is_refused(
-    tmp_path: Path, dtype: str, small_panels: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dtype: str, small_panels: int, fault: Callable[..., Any]
 ) -> None:
     path = tmp_path / "A.npy"
     np.save(path, np.ones((512, 300), dtype))
-    monkeypatch.setattr(panels, "check_map", shortening(path, 200_000, 5))
+    check_map = shortening(path, 200_000, 5)
+    fault(panels, "check_map", lambda sound, part: check_map(part))
     A, x = np.load(path, mmap_mode="r")[:, ::3], np.ones(100, dtype)
     with pytest.raises(ValueError, match=r"A\.npy became shorter while it was mapped"):
         gm.matvec(A, x)

@@ -374,9 +374,9 @@ def test_an_empty_array_of_any_strides_comes_back(fake: FakeDriver) -> None:
 
 
 def test_a_stepped_view_goes_to_the_device_in_pieces(
-    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+    fake: FakeDriver, limit: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(device_array, "PIECE_BYTES", 100)
+    limit(device_array, PIECE_BYTES=100)
     for shape in ((7, 3, 50), (1, 1, 300), (150,), (2, 90, 2), (30, 0)):
         view = np.arange(2 * math.prod(shape), dtype=np.float32).reshape(*shape, 2)[..., 1]
         there = DeviceArray.from_host(view)

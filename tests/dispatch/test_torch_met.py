@@ -287,8 +287,8 @@ def test_a_bound_call_is_for_one_device(
     assert call == (way if found else None)
 
 
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_repeats, "MOST", 3)
+def test_memory_is_bounded(limit: Callable[..., None]) -> None:
+    limit(torch_repeats, MOST=3)
     memory = Repeats()
     for rows in range(1, 6):
         pair = torch.ones(rows, 4), torch.ones(4)
@@ -298,9 +298,9 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_guards_are_made_for_a_few_kinds_of_flags_alone(
-    run: Noted, monkeypatch: pytest.MonkeyPatch
+    run: Noted, limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_repeats, "MOST_GUARDS", 2)
+    limit(torch_repeats, MOST_GUARDS=2)
     made = []
 
     def guards(*tensors: Any) -> Any:

@@ -11,6 +11,7 @@ import io
 import itertools
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -323,10 +324,10 @@ EXAMPLE = ROOT / "examples" / "generate_tokens.py"
 
 
 def test_the_example_says_what_it_needs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = runpy.run_path(str(EXAMPLE))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    fault(importlib.util, "find_spec", lambda sound, name: None)
     names["main"]()
     assert capsys.readouterr().out.startswith("skipped: this example needs transformers")
 

@@ -13,10 +13,13 @@ from gemmule_lab.records.rows import Ceiling
 
 @pytest.fixture
 def quick_bench(
-    folder: Path, setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    setting: Callable[..., None],
+    limit: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A bench on the CPU in an empty folder: few copies, and ceilings that cost nothing."""
     setting(GEMMULE_DEVICE="cpu")
     ceilings = {"read": Ceiling("read", 40.0, "GB/s", "made", 1)}
-    monkeypatch.setattr(host, "MOST_SETS", 2)
+    limit(host, MOST_SETS=2)
     monkeypatch.setattr(host, "measure_ceilings", lambda **options: ceilings)

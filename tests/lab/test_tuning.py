@@ -139,13 +139,16 @@ def test_the_table_shows_default_winner_gain_and_failures(
 
 
 def test_the_command_tunes_and_stores_into_a_folder(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    fault: Callable[..., Any],
+    limit: Callable[..., None],
 ) -> None:
     from gemmule.tuning import tuner
 
     # Whatever is faster wins, so that there is something to store however the clock falls.
-    monkeypatch.setattr(tuner, "decisive", lambda share: True)
-    monkeypatch.setattr(tuner, "MOST_DISTURBED", 1.0)
+    fault(tuner, "decisive", lambda sound, share: True)
+    limit(tuner, MOST_DISTURBED=1.0)
     arguments = [
         "tune",
         "--sizes",
@@ -194,11 +197,11 @@ def test_tuning_turned_off_says_so(
 
 
 def test_products_without_a_right_configuration_are_a_failure(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], fault: Callable[..., Any]
 ) -> None:
     from gemmule.tuning import tuner
 
-    monkeypatch.setattr(tuner, "tune_problem", lambda *_, **__: _report(winner=None))
+    fault(tuner, "tune_problem", lambda *_, **__: _report(winner=None))
     assert cli.run(["tune", "--sizes", "64x64"]) == 1
     captured = capfd.readouterr()
     assert "none ran right" in captured.out
@@ -206,19 +209,16 @@ def test_products_without_a_right_configuration_are_a_failure(
 
 
 def test_ctrl_c_shows_what_is_done(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], fault: Callable[..., Any]
 ) -> None:
     from gemmule.tuning import tuner
 
-    calls: list[Any] = []
-
-    def tuned(problem: Any, *_: Any, **__: Any) -> TuneReport:
-        calls.append(problem)
+    def tuned(*_: Any, **__: Any) -> TuneReport:
         if len(calls) == 2:
             raise KeyboardInterrupt
         return _report()
 
-    monkeypatch.setattr(tuner, "tune_problem", tuned)
+    calls = fault(tuner, "tune_problem", tuned)
     assert cli.run(["tune", "--sizes", "64x64", "--sizes", "32x32", "--sizes", "16x16"]) == 130
     assert "1 products tuned" in capfd.readouterr().out
     assert len(calls) == 2
@@ -235,16 +235,15 @@ def test_a_comparison_counts_gains_beyond_the_noise_only() -> None:
 
 
 def test_comparing_stores_nothing_and_ignores_what_is_stored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: Callable[..., Any]
 ) -> None:
     asked: list[str | None] = []
-    real = tune_compare.tune_problem
 
-    def tune(*arguments: Any, **options: Any) -> TuneReport:
+    def tune(sound: Any, *arguments: Any, **options: Any) -> TuneReport:
         asked.append(os.environ.get("GEMMULE_TUNE"))
-        return real(*arguments, **options)
+        return sound(*arguments, **options)
 
-    monkeypatch.setattr(tune_compare, "tune_problem", tune)
+    fault(tune_compare, "tune_problem", tune)
     assert cli.run(["tune", "--compare", "--sizes", "40x70", "--seconds", "0.3"]) == 0
     captured = capsys.readouterr()
     assert "geometric mean" in captured.out

@@ -528,9 +528,9 @@ def test_doubled_precision_works_block_by_block_and_in_batches() -> None:
 
 def test_doubled_precision_holds_one_block_of_products_at_a_time(
     fault: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr(exact_sums, "_BLOCK", 200)
+    limit(exact_sums, _BLOCK=200)
     sizes: list[int] = []
 
     def seen(sound: Any, high: Any, low: Any) -> Any:

@@ -27,9 +27,11 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture
-def small(setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDriver]:
+def small(
+    setting: Callable[..., None], limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LateDriver]:
     """A device that may take 128 KiB, by copies of a page."""
-    monkeypatch.setattr(staging, "CHUNK_BYTES", 4096)
+    limit(staging, CHUNK_BYTES=4096)
     monkeypatch.setattr(staging, "_kept", {})
     monkeypatch.setattr(staging, "_links", {})
     monkeypatch.setattr(buffers, "_pool", {})
@@ -77,12 +79,13 @@ PRODUCTS = [
 
 
 def test_a_map_that_becomes_shorter_on_the_way_is_refused(
-    small: LateDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: LateDriver, tmp_path: Path, fault: Callable[..., Any]
 ) -> None:
     """And a product after it is right, as nothing is under way any more."""
     path = tmp_path / "A.npy"
     A, x = np.ones((512, 512), np.float32), np.ones(512, np.float32)
-    monkeypatch.setattr(feeder, "check_map", shortening(path, 300_000, 30))
+    check_map = shortening(path, 300_000, 30)
+    fault(feeder, "check_map", lambda sound, part: check_map(part))
     np.save(path, A)
     with pytest.raises(ValueError, match=r"A\.npy became shorter"):
         gm.matvec(np.load(path, mmap_mode="r"), x, device="cuda")
@@ -280,7 +283,7 @@ def test_an_error_ends_everything(small: LateDriver, call: str) -> None:
 
 
 def test_memory_stays_for_the_next_product(
-    small: LateDriver, setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    small: LateDriver, setting: Callable[..., None], limit: Callable[..., None]
 ) -> None:
     """As long as it is little, within the next one's budget, and nobody else has need of it."""
     A = whole_numbers((300, 257), np.float32)
@@ -307,7 +310,7 @@ def test_memory_stays_for_the_next_product(
     assert not buffers.pooled_bytes(0)
     driver.free(block, 0)
     small.free_bytes = 1 << 30
-    monkeypatch.setattr(buffers, "POOLED_BYTES", 1000)
+    limit(buffers, POOLED_BYTES=1000)
     product()
     assert not buffers.pooled_bytes(0)
 
@@ -426,9 +429,9 @@ def test_more_room_is_less_traffic() -> None:
     "shape", [(300, 257), (70_001,), (5, 60, 70), (0, 9), (2, 3, 0), (2, 0, 3), (0, 3, 2), (0,)]
 )
 def test_arrays_brought_to_stay(
-    small: LateDriver, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], how: str
+    small: LateDriver, limit: Callable[..., None], shape: tuple[int, ...], how: str
 ) -> None:
-    monkeypatch.setattr(upload, "PANEL_BYTES", 1000)
+    limit(upload, PANEL_BYTES=1000)
     values = laid(whole_numbers(shape, np.float32), how)
     there = gm.asarray(values, device="cuda")
     assert there.shape == shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -76,10 +76,10 @@ def test_permuted_columns_go_where_they_belong() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("most_bytes", [1, by_library.MOST_BYTES])
 def test_products_of_pieces_are_right(
-    bits: int, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+    bits: int, most_bytes: int, limit: Callable[..., None]
 ) -> None:
     """By a library that does what it is told; pieces of the fewest rows there are, and whole."""
-    monkeypatch.setattr(by_library, "MOST_BYTES", most_bytes)
+    limit(by_library, MOST_BYTES=most_bytes)
     with installed(FakeCublas(workspace=512)):
         runner = DeviceRunner(arena_bytes=1 << 24)
         for signature in [s for s in RUNG.signatures if s[0] == f"uint{bits}"]:

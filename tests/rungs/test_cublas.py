@@ -96,25 +96,23 @@ def test_batches_and_results_by_columns(fake: FakeCublas, layout_out: str, share
     runner.close()
 
 
-@pytest.mark.parametrize("fault", ["step", "result", "one turned", "both turned", "batch"])
+@pytest.mark.parametrize("kind", ["step", "result", "one turned", "both turned", "batch"])
 def test_the_oracle_sees_a_product_told_wrongly(
-    fake: FakeCublas, monkeypatch: pytest.MonkeyPatch, fault: str
+    fake: FakeCublas, fault: Callable[..., Any], kind: str
 ) -> None:
-    right = rung_module.gemm
-
-    def wrong(problem: Any, call: Any) -> cublas.Gemm:
-        told = right(problem, call)
-        if fault == "step":
+    def wrong(sound: Any, problem: Any, call: Any) -> cublas.Gemm:
+        told = sound(problem, call)
+        if kind == "step":
             return replace(told, first=replace(told.first, step=told.first.step + 1))
-        if fault == "result":
+        if kind == "result":
             return replace(told, result=replace(told.result, step=told.result.step + 1))
-        if fault == "one turned":
+        if kind == "one turned":
             return replace(told, transposed=(told.transposed[0], not told.transposed[1]))
-        if fault == "both turned":
+        if kind == "both turned":
             return replace(told, transposed=(not told.transposed[0], not told.transposed[1]))
         return replace(told, second=replace(told.second, batch_step=0))
 
-    monkeypatch.setattr(rung_module, "gemm", wrong)
+    fault(rung_module, "gemm", wrong)
     runner = DeviceRunner(0, arena_bytes=1 << 24)
     problem = replace(make_problem("matmul", 6, 6, 6, ("float32",) * 3), batch=2)
     trial = verify_device.Trial(problem, RUNG.defaults(), "integers", "padded", 3)

@@ -30,6 +30,7 @@ from gemmule.core.rung import CUDA_ARCHS, CudaRung, Rung
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
+from planted import planted
 from proofs import device as verify_device
 from proofs import proofs
 
@@ -286,17 +287,14 @@ def test_compiles_without_spills(rung: CudaRung, arch: str) -> None:
     assert rung.spills or not known.spill_bytes, known
 
 
-def test_what_is_on_record_is_of_these_inputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_on_record_is_of_these_inputs(tmp_path: Path) -> None:
     (rung,) = (r for r in cuda_rungs() if r.name == "p_threads")
     assert list(compiled.update([rung.name], tmp_path)) == [compiled.path_of(rung, tmp_path)]
     assert list(compiled.update([rung.name], tmp_path)) == []
     lines = [compiled.on_record(rung, arch, tmp_path) for arch in rung.archs]
     assert [line and line.arch for line in lines] == list(rung.archs)
     assert len({line and line.inputs for line in lines}) == len(rung.archs)
-    with monkeypatch.context() as changed:
-        changed.setattr(nvrtc, "compiler_version", lambda: "1.2")
+    with planted(nvrtc, "compiler_version", lambda sound: "1.2"):
         assert not any(compiled.on_record(rung, arch, tmp_path) for arch in rung.archs)
     path = compiled.path_of(rung, tmp_path)
     path.write_text(path.read_text().replace('"spill_bytes": 0', '"spill_bytes": "0"'))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -343,9 +343,9 @@ def test_panels_own_blocks_are_whole_cache_lines() -> None:
 
 @pytest.mark.parametrize("k", [1, 7, 8, 9, 16, 17])
 def test_blas_upcast_own_blocks_of_integers_are_all_summed(
-    k: int, monkeypatch: pytest.MonkeyPatch
+    k: int, limit: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(blas_upcast, "EXACT_DEPTH", 8)
+    limit(blas_upcast, EXACT_DEPTH=8)
     rng = np.random.default_rng(k)
     A, B = (rng.integers(-9, 9, shape).astype(np.int16) for shape in ((3, k), (k, 5)))
     C = np.zeros((3, 5), np.int64)

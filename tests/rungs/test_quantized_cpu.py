@@ -367,9 +367,9 @@ def test_tiles_hold_activations_of_every_size() -> None:
         assert ((np.abs(y - truth) <= limit) | large).all(), exponents
 
 
-def test_tiles_refuse_without_the_system_s_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "missing_features", lambda *wanted: None)
-    monkeypatch.setattr(amx, "refusal", lambda: "the system does not permit tile registers")
+def test_tiles_refuse_without_the_system_s_permission(fault: Callable[..., Any]) -> None:
+    fault(amx, "missing_features", lambda sound, *wanted: None)
+    fault(amx, "refusal", lambda sound: "the system does not permit tile registers")
     for name in ("tile_registers", "tile_registers_int8"):
         assert "permit" in (rung_called(name).available() or "")
 

@@ -217,7 +217,7 @@ def verdict_of(rung: Rung, problem: Problem, params: dict[str, Any], schedule: i
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
-def test_mutant_is_caught(mutant: Mutant, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_is_caught(mutant: Mutant, folder: Path, fault: Callable[..., Any]) -> None:
     rung = find_rung(mutant.rung)
     problem = problem_of(rung, mutant.m, mutant.n, mutant.alignment)
     for schedule in SCHEDULES:
@@ -228,21 +228,21 @@ def test_mutant_is_caught(mutant: Mutant, folder: Path, monkeypatch: pytest.Monk
     changed = mutant.relaunched or (lambda launches: launches)
     launches = changed(steps(problem, mutant.params, Emulator().machine))
     module = compile_cu(source, names=list(dict.fromkeys(step.kernel for step in launches)))
-    monkeypatch.setattr(cuda_emulation, "emulated", lambda *args, **options: module)
+    fault(cuda_emulation, "emulated", lambda *args, **options: module)
     wrong = replace(rung, steps=lambda *args: launches)
     found = {verdict_of(wrong, problem, mutant.params, schedule) for schedule in SCHEDULES}
     assert mutant.caught in found
 
 
 def test_shared_indices_are_right_with_their_barriers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, fault: Callable[..., Any]
 ) -> None:
     mutant = Mutant("", "block_multiply", "", 9, 12, BLOCKS, replaced_by="shared_indices.cu")
     rung = find_rung("block_multiply")
     problem = problem_of(rung, 9, 12)
     names = [step.kernel for step in rung.steps(problem, BLOCKS, Emulator().machine)]
     module = compile_cu(source_of(mutant, rung, folder), names=names)
-    monkeypatch.setattr(cuda_emulation, "emulated", lambda *args, **options: module)
+    fault(cuda_emulation, "emulated", lambda *args, **options: module)
     assert {verdict_of(rung, problem, BLOCKS, schedule) for schedule in SCHEDULES} == {""}
 
 

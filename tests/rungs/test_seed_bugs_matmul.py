@@ -190,38 +190,38 @@ def verdict_of(rung: Rung, inputs: Any, params: dict[str, Any], schedule: int) -
     return "" if verdict.ok else verdict.kind
 
 
-def swap_module(monkeypatch: pytest.MonkeyPatch, source: Path, steps: Steps) -> None:
+def swap_module(fault: Callable[..., Any], source: Path, steps: Steps) -> None:
     module = compile_cu(source, names=list(dict.fromkeys(step.kernel for step in steps)))
-    monkeypatch.setattr(cuda_emulation, "emulated", lambda *args, **options: module)
+    fault(cuda_emulation, "emulated", lambda *args, **options: module)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
-def test_mutant_is_caught(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_is_caught(mutant: Mutant, tmp_path: Path, fault: Callable[..., Any]) -> None:
     rung = find_rung(mutant.rung)
     problem = make_problem("matmul", *mutant.sizes, mutant.signature)
     params = rung.check_params(problem, mutant.params)
     inputs = inputs_of(mutant, problem)
     steps = rung.steps(problem, params, Emulator().machine)
-    swap_module(monkeypatch, rung.source_path, steps)
+    swap_module(fault, rung.source_path, steps)
     for schedule in SCHEDULES:
         assert verdict_of(rung, inputs, params, schedule) == "", "shipped kernel"
 
     launches = steps if mutant.relaunched is None else mutant.relaunched(steps)
-    swap_module(monkeypatch, source_of(mutant.edits, rung, tmp_path), launches)
+    swap_module(fault, source_of(mutant.edits, rung, tmp_path), launches)
     wrong = replace(rung, steps=lambda *args: launches)
     found = {verdict_of(wrong, inputs, params, schedule) for schedule in SCHEDULES}
     assert mutant.caught in found
 
 
 def test_linear_index_is_harmless_for_finite_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fault: Callable[..., Any]
 ) -> None:
     """Why the mistake survived its authors' tests, and why ours place infinities."""
     mutant = MUTANTS[0]
     rung = find_rung(mutant.rung)
     problem = make_problem("matmul", *mutant.sizes, mutant.signature)
     steps = rung.steps(problem, mutant.params, Emulator().machine)
-    swap_module(monkeypatch, source_of(mutant.edits, rung, tmp_path), steps)
+    swap_module(fault, source_of(mutant.edits, rung, tmp_path), steps)
     assert verdict_of(rung, make_inputs(problem, "integers", 7), mutant.params, 0) == ""
 
 

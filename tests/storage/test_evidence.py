@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import wheel_evidence
-from gemmule import backends
 from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.choose import choose
 from gemmule.core.canonical import Call, Options, canonical
@@ -276,14 +275,11 @@ def test_the_single_file_of_all_rungs_is_read_and_taken_apart(tmp_path: Path) ->
     assert {r.rung: r.key for r in evidence.read(tmp_path)} == {NAME[1]: "newer", third[1]: "k"}
 
 
-def test_records_in_the_package_come_before_those_of_the_source_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_in_the_package_come_before_those_of_the_source_tree(tmp_path: Path) -> None:
     inside = "src/gemmule/evidence"  # where a wheel has them
-    monkeypatch.setattr(evidence, "__file__", str(tmp_path / "src/gemmule/storage/evidence.py"))
-    assert evidence.folder() == tmp_path / "evidence"
+    assert evidence.folder(tmp_path / "src/gemmule") == tmp_path / "evidence"
     (tmp_path / inside).mkdir(parents=True)
-    assert evidence.folder() == tmp_path / inside
+    assert evidence.folder(tmp_path / "src/gemmule") == tmp_path / inside
 
 
 def test_what_a_wheel_carries_is_read_as_the_tree_is(
@@ -426,7 +422,9 @@ def half_call(signature: tuple[str, str, str]) -> Call:
     return replace(call, problem=replace(call.problem, a=a, b=b, out=out))
 
 
-def test_a_dtype_added_to_a_proved_rung_is_unproved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dtype_added_to_a_proved_rung_is_unproved(
+    only_proved: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rung's other dtypes are chosen as before, the new one only where nobody asks."""
     machine = proofs.proof_machine()
     usual = choose(half_call(HALF), machine).rung
@@ -441,20 +439,19 @@ def test_a_dtype_added_to_a_proved_rung_is_unproved(monkeypatch: pytest.MonkeyPa
     with pytest.raises(TypeError, match="no proved cuda rung"):
         choose(call, machine)
     assert choose(call, machine, wider.name).rung is wider  # by name it may run
-    backend = type(backends.get("cuda"))
-    monkeypatch.setattr(backend, "proved", lambda self, rung, problem, machine: True)
+    only_proved("cuda", {wider.name})
     assert choose(call, machine).rung is wider
 
 
 def test_a_variant_without_its_record_makes_room_for_the_next_rung(
-    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Any],
 ) -> None:
     machine = proofs.proof_machine()
     usual = choose(half_call(HALF), machine).rung
     lost = (usual.folder, usual.name, evidence.variant_named(HALF))
     kept = evidence.proved_variants() - {lost}
     assert len(kept) == len(evidence.proved_variants()) - 1
-    monkeypatch.setattr(evidence, "proved_variants", lambda: kept)
+    fault(evidence, "proved_variants", lambda sound: kept)
     other = choose(half_call(HALF), machine).rung
     assert other is not usual
     assert choose(half_call(("bfloat16",) * 3), machine).rung is usual

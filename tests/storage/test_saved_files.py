@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,14 @@ def test_a_saved_layer_multiplies_as_it_did() -> None:
 
 
 def test_a_tuned_entry_counts_while_its_rung_is_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, setting: Callable[..., None]
 ) -> None:
     record = json.loads(TUNED.read_text())
     a, x = np.ones((96, 200), np.float32), np.ones(200, np.float32)
     machine = gm.plan("matvec", a, x).choice.machine
     entry = tmp_path / "tuned" / f"{tuned.key(machine, Problem(**record['fields']))}.json"
     entry.parent.mkdir()
-    monkeypatch.setenv("GEMMULE_CACHE", str(tmp_path))
+    setting(GEMMULE_CACHE=tmp_path)
     shutil.copy(TUNED, entry)
     rung = next(one for one in ladder("matvec", "cpu") if one.name == record["rung"])
     if record["digest"] != rung_digest(rung):  # edited since: then plans choose as without it

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from gemmule.core import rung as rung_module
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.rung import Arithmetic, Constraint, CpuRung, Machine, Rung, same
 from gemmule.storage import sources
@@ -43,21 +42,17 @@ def _rung(name: str) -> Rung:
 
 @pytest.fixture
 def rungs(
-    tmp_path: Path, setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    setting: Callable[..., None],
+    only_rungs: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[Rung, Rung]]:
     """Two rungs whose sources lie in a folder of their own, and an empty cache."""
-    folder = tmp_path / "rungs"
-    (folder / "matvec" / "cpu").mkdir(parents=True)
     both = (_rung("first"), _rung("second"))
-    for rung in both:
-        (folder / "matvec" / "cpu" / f"{rung.name}.py").write_text(f"# {rung.name}")
-    monkeypatch.setattr(rung_module, "RUNGS_FOLDER", folder)
-    monkeypatch.setattr(tuned_store, "all_rungs", lambda backend: both)
+    only_rungs(tmp_path / "rungs", *both)
     monkeypatch.setattr(tuned_store, "SHIPPED", tmp_path / "shipped")
     setting(GEMMULE_CACHE=tmp_path / "cache", GEMMULE_TUNE=None)
-    sources.forget_digests()
     yield both
-    sources.forget_digests()
 
 
 def _saved(rung: Rung, **params: Any) -> Path:

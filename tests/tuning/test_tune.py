@@ -866,9 +866,9 @@ REAL = {
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_rungs_on_every_kind_of_problem(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_rungs_on_every_kind_of_problem(name: str, limit: Callable[..., None]) -> None:
     """All that a run needs of operands, views and truths, for the default and two others."""
-    monkeypatch.setattr(space, "MOST_CANDIDATES", 2)
+    limit(space, MOST_CANDIDATES=2)
     report = tuned(FakeClock({}), REAL[name], max_seconds=0.01)
     assert report.winner is not None, report.outcomes
     assert not report.failures, report.failures
@@ -928,13 +928,13 @@ def test_device_memory_is_filled_and_fetched_as_the_host_laid_it_out() -> None:
 # --- samples of large results ---------------------------------------------------------------------
 
 
-def test_a_sample_meets_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_meets_every_tile(limit: Callable[..., None]) -> None:
     from gemmule.tuning import trials
     from gemmule.tuning.operands import canonical_call, random_operands
 
     k, tile = 8, 32
     problem = Problem("matmul", 1024, 768, k, alignment=4)
-    monkeypatch.setattr(trials, "SAMPLED_ELEMENTS", k * 32)
+    limit(trials, SAMPLED_ELEMENTS=k * 32)
     host = random_operands(problem, 1)
     sample = trials.sampled(problem, host, 1)
     assert len(sample.parts[0].rows) == 32

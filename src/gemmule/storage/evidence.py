@@ -20,6 +20,7 @@ from gemmule.core.rung import CudaRung, LibraryRung, Rung, Signature
 from gemmule.storage import lines
 
 SCHEMA = 1
+PACKAGE = Path(__file__).parents[1]
 PINNED_NVRTC = "13.0.88"
 # Below a device's folder: one file a rung, so that work on several rungs does not collide; and the
 # file that held the proofs of all rungs, which `write_evidence` of the lab takes apart.
@@ -41,10 +42,10 @@ class Record:
     worst_ratio: float
 
 
-def folder() -> Path:
+def folder(package: Path = PACKAGE) -> Path:
     """Return the evidence folder: the package's own copy, else the source tree's."""
-    packaged = Path(__file__).parents[1] / "evidence"
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "evidence"
+    packaged = package / "evidence"
+    return packaged if packaged.is_dir() else package.parents[1] / "evidence"
 
 
 def slug(device: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gemmule_lab.peers.peer import Peer, Prepared
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Ceiling
 from gemmule_lab.verify import check
+from planted import planted
 
 pytestmark = pytest.mark.usefixtures("quick_bench")
 MIB = 1 << 20
@@ -42,19 +44,17 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, MemoryError])
 def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
-    ending: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ending: type[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     held: list[int] = []
-    real = HostBench.measure
 
-    def ends_in_the_third(bench: HostBench, one: Measurement, environment: Any) -> Any:
+    def ends_in_the_third(sound: Any, bench: HostBench, one: Measurement, environment: Any) -> Any:
         held.append(sum(1 for path in Path("results").iterdir() for _ in results.read(path).rows))
         if len(held) == 3:
             raise ending
-        return real(bench, one, environment)
+        return sound(bench, one, environment)
 
-    monkeypatch.setattr(HostBench, "measure", ends_in_the_third)
-    with pytest.raises(ending):
+    with planted(HostBench, "measure", ends_in_the_third), pytest.raises(ending):
         session.start(
             _suite(),
             session.bench_of(_suite(), "cpu", 0.05),
@@ -70,7 +70,6 @@ def test_a_bench_that_is_ended_keeps_its_rows_and_goes_on(
     assert [group.split(", ")[1] for group in groups] == ["matvec", "vecmat"]
     assert groups[1] in capsys.readouterr().out, "what was measured is shown all the same"
 
-    monkeypatch.setattr(HostBench, "measure", real)
     assert run([*ARGUMENTS, "--resume", str(path)]) == 0
     captured = capsys.readouterr()
     assert "[1/1]" in captured.err
@@ -93,11 +92,11 @@ def _no_patience() -> Any:
 
 
 def test_ceilings_measured_anew_rewrite_the_file_in_one_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     low = {"read": Ceiling("read", 1e-9, "GB/s", "made", 1)}
     high = {"read": Ceiling("read", 1e9, "GB/s", "made", 1)}
-    monkeypatch.setattr(host_bench, "MOST_SETS", 1 << 16)
+    limit(host_bench, MOST_SETS=1 << 16)
     monkeypatch.setattr(host_bench, "last_level_cache_bytes", lambda: 4096)
     monkeypatch.setattr(host_bench, "measure_ceilings", lambda **o: high if "seed" in o else low)
     assert run([*ARGUMENTS, "--op", "matvec"]) == 0
@@ -110,9 +109,10 @@ def test_ceilings_measured_anew_rewrite_the_file_in_one_step(
 
 
 def test_the_memory_bounds_our_sets_and_the_row_is_called_warm(
+    limit: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_bench, "MOST_SETS", 1024)
+    limit(host_bench, MOST_SETS=1024)
     product = Product("matvec", "float32", (256, 256))
     size = 256 * 256 * 4
     assert len(HostBench(cold_bytes=10 * size).sets(product).items) == 11
@@ -123,7 +123,9 @@ def test_the_memory_bounds_our_sets_and_the_row_is_called_warm(
     assert sets_needed(size, 10 * size, 0) == Rotation(1, size, cold=False)
 
 
-def test_the_memory_bounds_what_peers_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_bounds_what_peers_pack(
+    limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[str] = []
 
     def copies(problem: Any, a: Any, b: Any) -> Any:
@@ -147,7 +149,7 @@ def test_the_memory_bounds_what_peers_pack(monkeypatch: pytest.MonkeyPatch) -> N
     )
     a, x = np.ones((8, 8), np.float32), np.ones(8, np.float32)
     sets = Sets("matvec", [OperandSet(a, x, a @ x)])
-    monkeypatch.setattr(host_bench, "MOST_SETS", 1024)
+    limit(host_bench, MOST_SETS=1024)
 
     def entry(available: int) -> Entry:
         monkeypatch.setattr(host_bench, "available_bytes", lambda: available)
@@ -232,14 +234,14 @@ def test_contestants_with_other_sets_have_a_sequence_of_their_own() -> None:
 @pytest.mark.parametrize("group_size", [32, -1, None])
 @pytest.mark.parametrize("op", ["matvec", "vecmat"])
 def test_a_quantised_matrix_is_judged_piece_by_piece(
-    bits: int, group_size: int | None, op: str, monkeypatch: pytest.MonkeyPatch
+    bits: int, group_size: int | None, op: str, limit: Callable[..., None]
 ) -> None:
     rng = np.random.default_rng(0)
     Q = gm.quantize(rng.standard_normal((70, 200), np.float32), bits, group_size)
     x = rng.standard_normal(200 if op == "matvec" else 70).astype(np.float32)
     operands = (Q, x) if op == "matvec" else (x, Q)
     whole = host_bench.judged(op, *operands)
-    monkeypatch.setattr(check, "SCRATCH_BYTES", 24 * 200 * 9)
+    limit(check, SCRATCH_BYTES=24 * 200 * 9)
     assert host_bench.judged(op, *operands) == whole
     out = getattr(gm, op)(*operands)
     out[-1] += 1

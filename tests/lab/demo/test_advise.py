@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,9 @@ from gemmule_lab.demo.advise import COLUMNS, Cost, Settings, decide
 
 
 @pytest.fixture(autouse=True)
-def quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_clock(limit: Callable[..., None]) -> None:
     """No figure is judged here, and settling takes most of the time."""
-    monkeypatch.setattr(clock, "LONGEST_SETTLING_S", 0.0)
+    limit(clock, LONGEST_SETTLING_S=0.0)
 
 
 SLOW, SAME, FAST = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -86,9 +87,9 @@ def test_a_chart_needs_positive_ratios() -> None:
 
 
 @pytest.fixture
-def bert(monkeypatch: pytest.MonkeyPatch) -> SentenceModel:
+def bert(limit: Callable[..., None]) -> SentenceModel:
     """A network of one narrow layer with drawn weights."""
-    monkeypatch.setattr(embeddings, "LAYERS", 1)
+    limit(embeddings, LAYERS=1)
     rng, tensors = np.random.default_rng(7), {}
 
     def drawn(*shape: int) -> Any:

@@ -160,7 +160,7 @@ def test_a_size_of_one_is_a_matrix_still(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_library_is_timed_like_a_kernel(modules: Callable[..., None]) -> None:
-    modules(torch=None)  # one without a GPU has no streams
+    modules(torch=...)  # one without a GPU has no streams
     lanes = (Lane("naive", "naive"), Lane("library", "cublas"), Lane("choice", "auto"))
     cell = Cell("test", "matmul", 48, 40, lanes, "warm", columns=24)
     with device(), installed(FakeCublas()):
@@ -171,7 +171,7 @@ def test_a_library_is_timed_like_a_kernel(modules: Callable[..., None]) -> None:
 
 
 def test_codes_are_timed_as_the_documents_store_them(modules: Callable[..., None]) -> None:
-    modules(torch=None)
+    modules(torch=...)
     narrow = {"p": 32, "rows": 4, "values": 8}
     lanes = tuple(
         Lane(rung, rung, narrow, form=form)
@@ -186,10 +186,10 @@ def test_codes_are_timed_as_the_documents_store_them(modules: Callable[..., None
 
 
 def test_rungs_are_timed_beside_the_one_before(
-    modules: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    modules: Callable[..., None], limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modules(torch=None)
-    monkeypatch.setattr(device_operands, "MOST_SETS", 2)
+    modules(torch=...)
+    limit(device_operands, MOST_SETS=2)
     names = ("thread_per_row", "warp_per_row", "p_threads")
     product = Product("matvec", "float32", (40, 64))
     spot = Spot("matvec", "40 x 64", tuple((name, product) for name in names), product)
@@ -209,9 +209,9 @@ def test_rungs_are_timed_beside_the_one_before(
 
 
 def test_proofs_and_checks_judge_every_result(
-    fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    fault: Callable[..., Any], limit: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(host_products, "LARGEST_PROOF", 20)
+    limit(host_products, LARGEST_PROOF=20)
     with device():
         found = host_products.proof(GpuStandIn(), ("all",), {"runs": 2})["all"]
         assert found.figures["products"] >= 2 * 4
@@ -244,8 +244,10 @@ def test_the_product_itself_meets_the_end_of_memory(monkeypatch: pytest.MonkeyPa
             largest.refusal(64, 0)
 
 
-def test_the_largest_product_is_made_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(largest, "STEP", 16)
+def test_the_largest_product_is_made_and_judged(
+    limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(largest, STEP=16)
     monkeypatch.setattr(largest, "CUBLAS", SHARED)
     with device() as driver:
         driver.free_bytes = 3 * 4 * 40 * 40 + 4096
@@ -346,9 +348,8 @@ def test_implementations_take_turns() -> None:
     assert len(passes.counted(once["fast"])) == 1
 
 
-def test_operands_are_views_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_products, "PERIOD", 1009)
-    monkeypatch.setattr(host_products, "APART", 101)
+def test_operands_are_views_of_one_block(limit: Callable[..., None]) -> None:
+    limit(host_products, PERIOD=1009, APART=101)
     numbers = host_products.Numbers()
     for n in (1, 7, 40, 12):
         a, b, c = numbers.operands(n)
@@ -374,10 +375,10 @@ def test_operands_are_views_of_one_block(monkeypatch: pytest.MonkeyPatch) -> Non
     ids=lambda product: product.title,
 )
 def test_a_bench_on_a_gpu_times_every_kind_of_product(
-    product: Product, modules: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    product: Product, modules: Callable[..., None], limit: Callable[..., None]
 ) -> None:
-    modules(torch=None)
-    monkeypatch.setattr(device_operands, "MOST_SETS", 3)
+    modules(torch=...)
+    limit(device_operands, MOST_SETS=3)
     environment = Environment("gpu", "cuda", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
     with device():
         bench = DeviceBench(seconds=1e-3, peers=("jax",))
