@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,13 @@ def rungs(
     setting: Callable[..., None],
     only_rungs: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[tuple[Rung, Rung]]:
+) -> tuple[Rung, Rung]:
     """Two rungs whose sources lie in a folder of their own, and an empty cache."""
     both = (_rung("first"), _rung("second"))
     only_rungs(tmp_path / "rungs", *both)
     monkeypatch.setattr(tuned_store, "SHIPPED", tmp_path / "shipped")
     setting(GEMMULE_CACHE=tmp_path / "cache", GEMMULE_TUNE=None)
-    yield both
+    return both
 
 
 def _saved(rung: Rung, **params: Any) -> Path:
