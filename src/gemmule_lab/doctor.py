@@ -253,9 +253,18 @@ def _optional() -> Iterator[Finding]:
 
 
 CHECKS = (
-    _python, _numpy, _numba, _processor, _caches, _products, _driver, _wheels, _nvrtc, _cublas,
+    _python,
+    _numpy,
+    _numba,
+    _processor,
+    _caches,
+    _products,
+    _driver,
+    _wheels,
+    _nvrtc,
+    _cublas,
     _optional,
-)  # fmt: skip
+)
 
 
 def show(findings: list[Finding]) -> None:

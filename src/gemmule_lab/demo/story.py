@@ -133,9 +133,14 @@ def work_table(found: Sequence[Embedded], sentences: int) -> TableData:
     )
     title = f"{sentences} sentences embedded by all-MiniLM-L6-v2, and the nearest found to each"
     header = (
-        "linear layers in", "their weights", "all at once", "one alone", "mean cosine", "least",
+        "linear layers in",
+        "their weights",
+        "all at once",
+        "one alone",
+        "mean cosine",
+        "least",
         "same nearest as float32",
-    )  # fmt: skip
+    )
     return TableData(title, header, body, (False, *[True] * (len(header) - 1)))
 
 

@@ -167,9 +167,17 @@ def _proof(rung: Rung, machine: Machine, size: int, here: bool) -> str:
 
 
 HEADERS: tuple[str, ...] = (
-    "step", "rung", "technique and idea", "gain on record over the step before", "dtypes of A",
-    "A lies", "workspace B", "shared B", "arithmetic", "proof",
-)  # fmt: skip
+    "step",
+    "rung",
+    "technique and idea",
+    "gain on record over the step before",
+    "dtypes of A",
+    "A lies",
+    "workspace B",
+    "shared B",
+    "arithmetic",
+    "proof",
+)
 
 
 def show(table_rows: Sequence[Row], title: str) -> None:
