@@ -20,14 +20,12 @@ from gemmule.errors import INSTALL, DeviceError
 MINIMUM_CAPABILITY = (8, 0)
 
 # Errors after which the context is lost: the driver answers every later call with the same code.
-STICKY = frozenset(
-    f"CUDA_ERROR_{name}"
-    for name in (
-        "ILLEGAL_ADDRESS", "LAUNCH_FAILED", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS",
-        "INVALID_ADDRESS_SPACE", "INVALID_PC", "HARDWARE_STACK_ERROR", "ASSERT",
-        "LAUNCH_TIMEOUT", "ECC_UNCORRECTABLE", "CONTEXT_IS_DESTROYED", "UNKNOWN",
-    )
-)  # fmt: skip
+_LOST = (
+    "ILLEGAL_ADDRESS LAUNCH_FAILED ILLEGAL_INSTRUCTION MISALIGNED_ADDRESS INVALID_ADDRESS_SPACE "
+    "INVALID_PC HARDWARE_STACK_ERROR ASSERT LAUNCH_TIMEOUT ECC_UNCORRECTABLE CONTEXT_IS_DESTROYED "
+    "UNKNOWN"
+)
+STICKY = frozenset(f"CUDA_ERROR_{name}" for name in _LOST.split())
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,6 @@ class Arguments:
     maps from byte `maps_at` on, and `shown` is what lies there.
     """
 
-    __slots__ = (
-        "_params", "_streams", "buffer", "call", "maps", "maps_at", "others", "shown", "stream",
-    )  # fmt: skip
-
     def __init__(self, kernels: Kernels) -> None:
         steps, functions, template, maps = kernels
         begin = -(-len(template) // 16) * 16
