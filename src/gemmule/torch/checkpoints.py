@@ -158,7 +158,7 @@ class CheckpointQuantizer(GemmuleQuantizer):
 
     def _chosen(self, model: Any, linears: dict[str, Any], files: Any) -> dict[str, dict[str, Any]]:
         keys = self.names if files is None else keys_of(files)
-        there = self.layers_in(model, keys, self.anchors)
+        there = set(self.layers_in(model, keys, self.anchors).values())
         others = there.difference(linears) if files is not None else ()
         if others or not there:
             raise ValueError(

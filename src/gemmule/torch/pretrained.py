@@ -233,25 +233,25 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
     def _chosen(self, model: Any, linears: dict[str, Any], files: Any) -> dict[str, dict[str, Any]]:
         config = self.quantization_config
         if self.pre_quantized:
-            there = self.layers_in(model, keys_of(files), ("codes",))
+            there = set(self.layers_in(model, keys_of(files), ("codes",)).values())
             return {name: config.options_of(name) for name in linears if name in there}
         kept = self.get_modules_to_not_convert(model, config.modules_to_not_convert)
         return {
             name: config.options_of(name) for name in linears if should_convert_module(name, kept)
         }
 
-    def layers_in(self, model: Any, keys: Iterable[str], parts: Iterable[str]) -> set[str]:
-        """Return the layers of a file whose tensors end in `parts`, by their names in the model."""
+    def layers_in(self, model: Any, keys: Iterable[str], parts: Iterable[str]) -> dict[str, str]:
+        """Return the layers of a file whose tensors end in `parts`, with their names in a model."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightRenaming, rename_source_key
 
         every = get_model_conversion_mapping(model)
         renamings = [one for one in every if isinstance(one, WeightRenaming)]
-        own, base, found = model.state_dict(), model.base_model_prefix, set()
+        own, base, found = model.state_dict(), model.base_model_prefix, {}
         for name, part in (key.rpartition(".")[::2] for key in keys):
             if part in parts:
                 key, _ = rename_source_key(f"{name}.weight", renamings, [], base, own)
-                found.add(key.removesuffix(".weight"))
+                found[name] = key.removesuffix(".weight")
         return found
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
@@ -283,7 +283,7 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
         missing_keys.discard(f"{name}.weight")
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-        if self.pending:
+        if self.pending and self.pre_quantized:  # else they were not in the file, and stay floats
             raise ValueError(
                 f"{len(self.pending)} layers were not found where the model was loaded from, such "
                 f"as {min(self.pending)!r}: the folder does not hold the whole model"

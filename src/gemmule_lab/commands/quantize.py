@@ -1,0 +1,41 @@
+"""``gemmule quantize``: a model's folder as one with quantised weights, file by file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gemmule.core.words import Method
+from gemmule_lab.commands import _options as options
+
+
+@click.command(short_help="Quantise a model's folder into another one.")
+@click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@options.one("--bits", int, 4, "4 or 8.")
+@options.one("--group-size", int, 64, "Columns that share a scale; -1 for a row.")
+@options.one("--method", ("rtn", "mse", "hqq"), "hqq")
+@click.option("--keep", multiple=True, help="Layer that stays floats, by name; besides the head.")
+def quantize(
+    model: Path, out: Path, bits: int, group_size: int, method: Method, keep: tuple[str, ...]
+) -> None:
+    """Quantise the linear layers of MODEL, a folder of transformers, and write the result to OUT.
+
+    The model is never in memory: one weight and one file of at most 1 GiB are. A run that was cut
+    off goes on where it stopped when it is started again. OUT is loaded by from_pretrained after
+    `import gemmule.torch`.
+    """
+    from gemmule.torch.folders import quantise_folder
+    from gemmule.torch.pretrained import GemmuleConfig
+    from gemmule_lab.progress import tracked
+
+    kept = [*keep, "lm_head"] if keep else None
+    config = GemmuleConfig(bits, group_size, method=method, modules_to_not_convert=kept)
+    count, weights = quantise_folder(model, out, config)
+    done = [one.options is not None for one in tracked(weights, count, "quantising")]
+    size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    click.echo(f"{sum(done)} of {count} tensors quantised; {size / 1e6:,.1f} MB in {out}")
+
+
+COMMAND = quantize
