@@ -35,7 +35,7 @@ from gemmule.quant.search import (
 )
 
 _ELSEWHERE_ELEMENTS = 1 << 25
-"""Elements handled at a time by other libraries: few launches, and 128 MiB a temporary."""
+"""Elements handled at a time on a GPU: few launches, and 128 MiB a temporary."""
 
 
 def quantize(
@@ -159,7 +159,8 @@ class _Work:
         return scales, 2.0 ** (self.wanted.bits - 1) if self.wanted.symmetric else zeros
 
     def _blocks(self) -> Iterator[slice]:
-        size = () if self.library is HOST else (_ELSEWHERE_ELEMENTS,)
+        on_host = self.library is HOST or (self.library.is_torch and not self.W.is_cuda)
+        size = () if on_host else (_ELSEWHERE_ELEMENTS,)
         return row_blocks(*self.W.shape, *size)
 
     def _pieces(self) -> Iterator[Piece]:

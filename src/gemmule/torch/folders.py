@@ -72,6 +72,10 @@ def quantise_folder(
         model = kind(settings)
     weights = list(_weights(source, model, config))
     target.mkdir(parents=True, exist_ok=True)
+    for file in target.glob("*.safetensors"):
+        with safe_open(file, "pt") as begun:
+            if (begun.metadata() or {}).get(_OPTIONS) != config.to_json_string():
+                raise ValueError(f"{file} was written with other options: give another folder")
     return len(weights), _written(source, target, weights, model, config, most_bytes)
 
 
@@ -128,8 +132,6 @@ def _written(
         else:
             yield from shard
         with safe_open(file, "pt") as written:
-            if (written.metadata() or {}).get(_OPTIONS) != options:
-                raise ValueError(f"{file} was written with other options: give another folder")
             where |= dict.fromkeys(written.keys(), file.name)
     index = {"metadata": {"total_size": sum(one.nbytes for one in weights)}, "weight_map": where}
     (target / _INDEX).write_text(json.dumps(index, indent=2), "utf-8")
