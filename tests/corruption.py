@@ -438,7 +438,7 @@ def tuned() -> Kind:
 
 
 def compiled() -> Kind:
-    """Entries of Numba's kernels and of cubins: a damaged one is compiled again, never loaded."""
+    """Entries of CPU kernels and of cubins: a damaged one is compiled again, never loaded."""
     import hashlib
 
     from gemmule.backends.cpu import jit_cache

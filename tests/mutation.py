@@ -321,11 +321,11 @@ class Child:
         if (folder / "cache").is_symlink():
             (folder / "cache").unlink()
         shutil.rmtree(folder / "cache", ignore_errors=True)
-        warm = folder.parent / "cache" / "numba"  # compiled by the sound sources' tests
+        warm = folder.parent / "cache" / "kernels"  # compiled by the sound sources' tests
         if fault is None:
             (folder / "cache").symlink_to(folder.parent / "cache")
         elif warm.is_dir():  # a copy of its own: a fault may compile nonsense
-            shutil.copytree(warm, folder / "cache" / "numba", copy_function=os.link)
+            shutil.copytree(warm, folder / "cache" / "kernels", copy_function=os.link)
         self.target = None if fault is None else folder / fault.path
         if fault is not None and self.target is not None:
             self.sound = self.target.read_text()
@@ -463,7 +463,7 @@ def main() -> int:
     if given.list:
         print(*faults, sep="\n")
         return 0
-    for name in ("numpy", "numba", "ml_dtypes", "pytest"):  # once, for all children
+    for name in ("numpy", "llvmlite", "ml_dtypes", "pytest"):  # once, for all children
         importlib.import_module(name)
     every = judged(faults, given.jobs, given.seconds)
     found = [one for one in every if one[1] != "does not compile"]

@@ -77,19 +77,13 @@ def _numpy() -> Iterator[Finding]:
     yield Finding("NumPy", OK, f"{np.__version__}, BLAS: {words or 'not recognised'}")
 
 
-def _numba() -> Iterator[Finding]:
-    version = version_of("numba")
+def _compiler() -> Iterator[Finding]:
+    version = version_of("llvmlite")
     if version is None:
-        yield Finding("Numba", NOTE, "not installed: only the NumPy rungs run", "pip install numba")
+        words = "not installed: only the NumPy rungs run"
+        yield Finding("LLVM", NOTE, words, "pip install llvmlite")
         return
-    layers = []
-    for layer in ("tbbpool", "omppool", "workqueue"):
-        try:
-            importlib.import_module(f"numba.np.ufunc.{layer}")
-        except ImportError:
-            continue
-        layers.append({"tbbpool": "tbb", "omppool": "omp"}.get(layer, layer))
-    yield Finding("Numba", OK, f"{version}, threading layers: {', '.join(layers) or 'none'}")
+    yield Finding("LLVM", OK, f"llvmlite {version} compiles CPU kernels")
 
 
 def _processor() -> Iterator[Finding]:
@@ -103,7 +97,7 @@ def _processor() -> Iterator[Finding]:
     cache = machine.cache_bytes >> 20
     yield Finding("CPU", OK, f"{machine.name}, {threads} threads, {cache} MiB last-level cache")
     yield _threads()
-    if importlib.util.find_spec("numba") is not None:
+    if importlib.util.find_spec("llvmlite") is not None:
         yield planned_calls()
     words = "kernels run, but slowly: AVX2 and FMA are what they are built for"
     words = "" if {"avx2", "fma"} <= {*present} else words
@@ -112,8 +106,8 @@ def _processor() -> Iterator[Finding]:
 
 def _threads() -> Finding:
     """Tell whose threads help with products, and which rates the choices are made by."""
-    if importlib.util.find_spec("numba") is None:
-        return Finding("CPU threads", NOTE, "NumPy's own alone", "pip install numba")
+    if importlib.util.find_spec("llvmlite") is None:
+        return Finding("CPU threads", NOTE, "NumPy's own alone", "pip install llvmlite")
     from gemmule.backends.cpu import launch, pool, threads
 
     measured = launch.machine().rates.measured
@@ -137,7 +131,7 @@ def _caches() -> Iterator[Finding]:
     from gemmule.settings import cache_folder
 
     folder = cache_folder()
-    if importlib.util.find_spec("numba") is None:
+    if importlib.util.find_spec("llvmlite") is None:
         return
     from gemmule.backends.cpu import jit_cache
 
@@ -255,7 +249,7 @@ def _optional() -> Iterator[Finding]:
 CHECKS = (
     _python,
     _numpy,
-    _numba,
+    _compiler,
     _processor,
     _caches,
     _products,

@@ -90,7 +90,7 @@ print(mix_of_run(lambda: gm.matvec(A, x, rung="four_rows")))
 """
 
 
-@pytest.mark.skipif(jit.unavailable() is not None, reason="kernels need Numba")
+@pytest.mark.skipif(jit.unavailable() is not None, reason="kernels need llvmlite")
 def test_a_rung_compiled_anew_shows_its_loop(tmp_path: Path) -> None:
     path = os.pathsep.join([str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {

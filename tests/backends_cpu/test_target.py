@@ -19,7 +19,7 @@ from gemmule.rungs.quantized.cpu import _operands
 from gemmule.rungs.quantized.cpu.vector import panels, strips
 from quantized_products import make_matrix
 
-pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs Numba")
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs llvmlite")
 
 HOST = frozenset(
     ("sse4.2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vnni")

@@ -11,11 +11,10 @@ from fork_campaign import CHILD, run, soak
 
 COMPILING = """
 @intrinsic
-def slow(typing, a):
-    from numba.core import types
+def slow(builder, a):
     begun.set()
     time.sleep(1)  # the fork comes now
-    return types.int64(types.int64), lambda context, builder, signature, args: args[0]
+    return a
 
 @kernel
 def calls(a: int) -> int:
@@ -30,7 +29,7 @@ import logging
 class Slow:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == "numba.core.dispatcher" and not begun.is_set():
+        if name == "llvmlite.ir" and not begun.is_set():
             begun.set()
             time.sleep(1)  # the fork comes now
             logging.getLogger("any").warning("a lock that a fork takes as well")

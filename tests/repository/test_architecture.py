@@ -23,12 +23,7 @@ LONGEST_FUNCTION = 60
 LONG_FUNCTIONS: dict[str, str] = {}
 FORBIDDEN_NAMES = {"eval", "exec", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}
-ALLOWED_MODULES = {
-    (
-        "gemmule/backends/cpu/jit_cache.py",
-        "pickle",
-    ): "Numba's own cache format, from a private folder only",
-}
+ALLOWED_MODULES: dict[tuple[str, str], str] = {}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a CPU kernel is made of: the instructions of its hottest loop, by kind, from its assembly.
 
-The assembly is Numba's own (x86-64, AT&T syntax). The hottest loop is taken to be the innermost one
+The assembly is LLVM's (x86-64, AT&T syntax). The hottest loop is taken to be the innermost one
 with the most vector arithmetic; its counts are per turn of that loop.
 """
 
@@ -11,6 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gemmule.backends.cpu.assembler import assembly
+from gemmule.backends.cpu.jit import _LOADED, Kernel
+from gemmule.backends.cpu.jit_cache import ENTRY
+from gemmule.backends.cpu.language import module_of
 
 KINDS = (
     "multiply-add", "dot product", "multiply", "add", "convert", "look-up, shuffle",
@@ -136,34 +141,14 @@ def kind_of(line: str) -> str:
 
 
 def compiled_by(run: Callable[[], Any]) -> list[str]:
-    """Run something and return the assembly of every kernel specialisation compiled meanwhile.
-
-    Kernels that come from the disk cache bring no assembly: point ``GEMMULE_CACHE`` at an empty
-    folder, in a process that has not used them yet.
-    """
-    before = {id(listing) for listing in _specialisations()}
+    """Run something and return the assembly of every kernel loaded meanwhile, of new ones only."""
+    before = set(_LOADED)
     run()
-    return [text for dispatcher, text in _listings() if id(dispatcher) not in before]
-
-
-def _kernels() -> list[Any]:
-    from gemmule.backends.cpu.jit import Kernel
-
-    kernels = [one for one in gc.get_objects() if isinstance(one, Kernel)]
-    return [made for one in kernels for made in one.dispatchers]
-
-
-def _specialisations() -> list[Any]:
-    return [result for one in _kernels() for result in one.overloads.values()]
-
-
-def _listings() -> list[tuple[Any, str]]:
-    found = []
-    for dispatcher in _kernels():
-        texts = dispatcher.inspect_asm()
-        for signature, result in dispatcher.overloads.items():
-            found.append((result, texts.get(signature, "")))
-    return found
+    kernels = {one.key: one for one in gc.get_objects() if isinstance(one, Kernel)}
+    return [
+        assembly(str(module_of(kernels[key], parameters, ENTRY, for_python=for_python)))
+        for key, parameters, for_python in set(_LOADED) - before
+    ]
 
 
 def mix_of_run(run: Callable[[], Any]) -> Mix | None:

@@ -22,7 +22,7 @@ FIRST_CACHE, SECOND_CACHE = 3, 2  # LLVM's words for which cache lines are prefe
 def zeros_of(count: int) -> Intrinsic:
     """Return ``f()``: `count` vectors of zeros."""
     name, zero = f"zeros {count}", simd.constant
-    return operation(name, lambda: simd.floats(count), "", lambda builder: [zero(0.0)] * count)
+    return operation(name, lambda builder: [zero(0.0)] * count)
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def prefetch_lines(rows: int, lines: int = 1, near: int = FIRST_CACHE) -> Intrin
                 place = builder.add(row, row.type(BLOCK_BYTES * line))
                 emit_prefetch(builder, place, near)
 
-    return operation(f"prefetch_lines {rows} {lines} {near}", "void", "ii", emit)
+    return operation(f"prefetch_lines {rows} {lines} {near}", emit)
 
 
 def above_zero(builder: Any, count: Value, less: int) -> Value:
@@ -67,7 +67,7 @@ def load_words(rows: int = ROWS, blocks: int = 1, *, full: bool = False) -> Intr
         return loaded
 
     name = f"load_words {rows} {blocks} {full}"
-    return operation(name, lambda: simd.words(rows * blocks), "iii", emit)
+    return operation(name, emit)
 
 
 @functools.cache
@@ -77,7 +77,7 @@ def load_totals(count: int) -> Intrinsic:
     def emit(builder: Any, address: Value) -> list[Value]:
         return [simd.load_vector(builder, address, "float32", 64 * i) for i in range(count)]
 
-    return operation(f"load_totals {count}", lambda: simd.floats(count), "i", emit)
+    return operation(f"load_totals {count}", emit)
 
 
 @functools.cache
@@ -88,7 +88,7 @@ def store_totals(count: int) -> Intrinsic:
         for i, total in enumerate(totals):
             simd.store_vector(builder, total, address, 64 * i)
 
-    return operation(f"store_totals {count}", "void", "ti", emit)
+    return operation(f"store_totals {count}", emit)
 
 
 def lane_sum(builder: Any, vector: Value) -> Value:
@@ -114,7 +114,7 @@ def store_sums(columns: int, rows: int = ROWS) -> Intrinsic:
                 pointer = element_pointer(builder, start, ir.IntType(64)(c), "float32")
                 builder.store(total, pointer, align=4)
 
-    return operation(f"store_sums {columns} {rows}", "void", "tii", emit)
+    return operation(f"store_sums {columns} {rows}", emit)
 
 
 def registers(builder: Any, vector: Value) -> list[Value]:

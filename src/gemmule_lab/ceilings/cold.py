@@ -32,7 +32,7 @@ def cold_from(address: int, nbytes: int, workers: int) -> Ceiling:
     since neighbours only ever slow a walk down; `tried` keeps the rate of each in GB/s. Of a buffer
     no larger than the cache that is its length.
     """
-    loop = read_loop(STREAMS, vector_bytes() // 8, workers > 1)
+    loop = read_loop(STREAMS, vector_bytes() // 8)
     clock = HostClock()
     rates: dict[int, float] = {}
     steps = max(0, math.floor(2 * math.log2(nbytes / SMALLEST))) if nbytes > SMALLEST else 0

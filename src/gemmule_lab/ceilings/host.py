@@ -44,7 +44,7 @@ def measure_ceilings(
     threads: the most to use (default: what products use). Reading and copying are tried with one
     thread and with all of them, one to eight streams per thread, 8-byte and vector-wide loads;
     copying counts bytes read and bytes written, with plain and with non-temporal stores.
-    DeviceError without Numba, which the loops are compiled by.
+    DeviceError without llvmlite, which the loops are compiled by.
     """
     reason = unavailable()
     if reason is not None:
@@ -89,7 +89,7 @@ def _read_ways(buffer: np.ndarray, threads: int) -> list[Way]:
         for lanes in (1, vector_bytes() // 8):
             for streams in (1, 2, 4, 8):
                 length = buffer.nbytes // (workers * streams) // STEP_BYTES * STEP_BYTES
-                loop = read_loop(streams, lanes, workers > 1)
+                loop = read_loop(streams, lanes)
                 call = functools.partial(loop, address, 0, length, streams * length, workers)
                 title = f"{streams} stream{'s' if streams > 1 else ''} of {8 * lanes}-byte loads"
                 ways.append(_way(title, call, workers * streams * length, workers))
@@ -102,7 +102,7 @@ def _copy_ways(buffer: np.ndarray, threads: int) -> list[Way]:
     for workers in sorted({1, threads}):
         for streaming in (False, True):
             length = half // workers // STEP_BYTES * STEP_BYTES
-            loop = copy_loop(streaming, workers > 1)
+            loop = copy_loop(streaming)
             call = functools.partial(loop, address, half, length, length, workers)
             title = f"{'non-temporal' if streaming else 'plain'} stores"
             ways.append(_way(title, call, 2 * workers * length, workers))
@@ -115,7 +115,7 @@ def _fma_ways(dtype: str, threads: int) -> list[Way]:
     for workers in sorted({1, threads}):
         for width in sorted({16, 32, vector_bytes()}):
             lanes = width // item
-            loop = fma_loop(dtype, lanes, workers > 1)
+            loop = fma_loop(dtype, lanes)
             call = functools.partial(loop, 0, 0, FMA_STEPS, 0, workers)
             amount = 2.0 * workers * lanes * ACCUMULATORS * FMA_STEPS
             ways.append(_way(f"{8 * width}-bit vectors", call, amount, workers))

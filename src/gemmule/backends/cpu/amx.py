@@ -16,7 +16,7 @@ import platform
 import sys
 from typing import Any
 
-from gemmule.backends.cpu.intrinsics import declare
+from gemmule.backends.cpu.intrinsics import declare, stack_room
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import (
     Value,
@@ -65,14 +65,13 @@ def configured(*shapes: Shape) -> Intrinsic:
 
     def emit(builder: Any) -> None:
         from llvmlite import ir
-        from numba.core import cgutils
 
         kind = ir.VectorType(ir.IntType(8), 64)
-        place = cgutils.alloca_once(builder, kind)
+        place = stack_room(builder, kind)
         builder.store(kind(block), place, align=1)
         _tile_call(builder, "ldtilecfg", builder.bitcast(place, ir.IntType(8).as_pointer()))
 
-    return operation(f"configured {shapes}", "void", "", emit)
+    return operation(f"configured {shapes}", emit)
 
 
 @functools.cache
@@ -82,7 +81,7 @@ def released() -> Intrinsic:
     def emit(builder: Any) -> None:
         _tile_call(builder, "tilerelease")
 
-    return operation("released", "void", "", emit)
+    return operation("released", emit)
 
 
 def load_tile(builder: Any, tile: int, address: Value, step: Value | int, bytes_on: int) -> None:

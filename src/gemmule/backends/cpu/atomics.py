@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gemmule.backends.cpu.intrinsics import declare
+from gemmule.backends.cpu.intrinsics import declare, stack_room
 from gemmule.backends.cpu.jit import Intrinsic, intrinsic, operation
 
 _ORDER = "seq_cst"
@@ -76,10 +76,9 @@ def _yield(builder: Any) -> None:
 
 def _now(builder: Any) -> Any:
     from llvmlite import ir
-    from numba.core import cgutils
 
     word, number = ir.IntType(64), ir.IntType(32)
-    cell = cgutils.alloca_once(builder, ir.ArrayType(word, 2))
+    cell = stack_room(builder, ir.ArrayType(word, 2))
     first = builder.bitcast(cell, word.as_pointer())
     clock = _declared(builder, "clock_gettime", number, [number, first.type], more=False)
     builder.call(clock, [number(_MONOTONIC), first])
@@ -88,8 +87,8 @@ def _now(builder: Any) -> Any:
     return builder.add(builder.mul(seconds, word(10**9)), rest)
 
 
-def _operation(name: str, result: str, arguments: int, emit: Callable[..., Any]) -> Intrinsic:
-    return operation(f"{__name__} {name}", result, "i" * arguments, emit)
+def _operation(name: str, emit: Callable[..., Any]) -> Intrinsic:
+    return operation(f"{__name__} {name}", emit)
 
 
 def _written(builder: Any, address: Any, value: Any) -> None:
@@ -100,15 +99,15 @@ def _added(builder: Any, address: Any, value: Any) -> Any:
     return builder.atomic_rmw("add", _pointer(builder, address), value, _ORDER)
 
 
-read = _operation("read", "int64", 1, lambda b, at: b.load_atomic(_pointer(b, at), _ORDER, 8))
-write = _operation("write", "void", 2, _written)
-add = _operation("add", "int64", 2, _added)
-swap_if = _operation("swap_if", "int64", 3, _swapped)
-sleep_while = _operation("sleep_while", "void", 2, lambda b, at, seen: _futex(b, at, _WAIT, seen))
-wake = _operation("wake", "void", 2, lambda b, at, count: _futex(b, at, _WAKE, count))
-pause = _operation("pause", "void", 0, _pause)
-give_way = _operation("give_way", "void", 0, _yield)
-now_ns = _operation("now_ns", "int64", 0, _now)
+read = _operation("read", lambda b, at: b.load_atomic(_pointer(b, at), _ORDER, 8))
+write = _operation("write", _written)
+add = _operation("add", _added)
+swap_if = _operation("swap_if", _swapped)
+sleep_while = _operation("sleep_while", lambda b, at, seen: _futex(b, at, _WAIT, seen))
+wake = _operation("wake", lambda b, at, count: _futex(b, at, _WAKE, count))
+pause = _operation("pause", _pause)
+give_way = _operation("give_way", _yield)
+now_ns = _operation("now_ns", _now)
 
 
 def _copied(builder: Any, address: Any, count: Any) -> Any:
@@ -124,7 +123,7 @@ def _copied(builder: Any, address: Any, count: Any) -> Any:
     return place
 
 
-copied = _operation("copied", "int64", 2, _copied)
+copied = _operation("copied", _copied)
 """``f(address, count)``: the address of a copy of so many words, which lasts as long as the caller.
 
 Each use takes more of the stack: not for loops.
@@ -132,52 +131,42 @@ Each use takes more of the stack: not for loops.
 
 
 @intrinsic
-def packed(typing_context: Any, words: Any) -> Any:
+def packed(builder: Any, words: Any) -> Any:
     """``f(words)``: the address of a tuple of int64 in memory that lasts as long as the caller."""
     from llvmlite import ir
-    from numba.core import cgutils, types
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        cell = cgutils.alloca_once_value(builder, arguments[0])
-        return builder.ptrtoint(cell, ir.IntType(64))
-
-    return types.int64(words), generate
+    kind = ir.ArrayType(ir.IntType(64), len(words))
+    cell, whole = stack_room(builder, kind), kind(ir.Undefined)
+    for i, one in enumerate(words):
+        whole = builder.insert_value(whole, one, i)
+    builder.store(whole, cell)
+    return builder.ptrtoint(cell, ir.IntType(64))
 
 
 @functools.cache
 def unpacked(count: int) -> Intrinsic:
     """Return ``f(address)``: the tuple of `count` int64 that lies there."""
 
-    def define(typing_context: Any, address: Any) -> Any:
-        from numba.core import types
+    def emit(builder: Any, address: Any) -> list[Any]:
+        return _words_at(builder, address, count)
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            from llvmlite import ir
-
-            kind = ir.ArrayType(ir.IntType(64), count)
-            return builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), typ=kind)
-
-        result = types.UniTuple(types.int64, count)  # type: ignore[attr-defined]
-        return result(types.int64), generate
-
-    return Intrinsic(define, f"{__name__} unpacked {count}")
+    return Intrinsic(emit, f"{__name__} unpacked {count}")
 
 
 @functools.cache
 def unpacked_as(kind: type) -> Intrinsic:
     """Return ``f(address)``: the named tuple of int64 of this class that lies there."""
-    count = len(kind._fields)  # type: ignore[attr-defined]
+    fields = kind._fields  # type: ignore[attr-defined]
 
-    def define(typing_context: Any, address: Any) -> Any:
-        from numba.core import types
+    def emit(builder: Any, address: Any) -> Any:
+        return kind(*_words_at(builder, address, len(fields)))
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            from llvmlite import ir
+    return Intrinsic(emit, f"{__name__} unpacked {kind.__module__}.{kind.__qualname__}")
 
-            array = ir.ArrayType(ir.IntType(64), count)
-            return builder.load(builder.inttoptr(arguments[0], array.as_pointer()), typ=array)
 
-        result = types.NamedUniTuple(types.int64, count, kind)  # type: ignore[attr-defined]
-        return result(types.int64), generate
+def _words_at(builder: Any, address: Any, count: int) -> list[Any]:
+    from llvmlite import ir
 
-    return Intrinsic(define, f"{__name__} unpacked {kind.__module__}.{kind.__qualname__}")
+    word = ir.IntType(64)
+    first = builder.inttoptr(address, word.as_pointer())
+    return [builder.load(builder.gep(first, [word(i)])) for i in range(count)]

@@ -8,6 +8,7 @@ Halves live in memory only: a load widens them to float32, a store rounds them t
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from gemmule.backends.cpu.jit import Intrinsic, intrinsic, operation
@@ -39,7 +40,7 @@ def load(stored: str, working: str) -> Intrinsic:
         pointer = element_pointer(builder, address, index, stored)
         return widen(builder, builder.load(pointer, align=1), stored, working)
 
-    return operation(f"load {stored} {working}", working, "ii", emit)
+    return operation(f"load {stored} {working}", emit)
 
 
 @functools.cache
@@ -51,10 +52,13 @@ def store(stored: str, working: str) -> Intrinsic:
     """
 
     def emit(builder: Any, address: Any, index: Any, value: Any) -> None:
-        pointer = element_pointer(builder, address, index, stored)
-        builder.store(narrow(builder, value, stored, working), pointer, align=1)
+        from gemmule.backends.cpu.arithmetic import converted
 
-    return operation(f"store {stored} {working}", "void", ("i", "i", working), emit)
+        number = converted(builder, value, llvm_type(working))
+        pointer = element_pointer(builder, address, index, stored)
+        builder.store(narrow(builder, number, stored, working), pointer, align=1)
+
+    return Intrinsic(emit, f"store {stored} {working}", raw=True)
 
 
 def element_pointer(builder: Any, address: Any, index: Any, dtype: str) -> Any:
@@ -157,14 +161,16 @@ def _splat(number: float, kind: Any) -> Any:
     return kind(number) if lanes is None else kind([number] * lanes)
 
 
-@intrinsic
-def multiply_add(typing_context: Any, total: Any, left: Any, right: Any) -> Any:
-    """``total + left * right`` in the type of `total`: fused where the CPU can, integers wrap."""
+def _multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    from gemmule.backends.cpu.arithmetic import converted
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return emit_multiply_add(builder, *arguments)
+    same = (converted(builder, one, total.type) for one in (left, right))
+    return emit_multiply_add(builder, total, *same)
 
-    return total(total, total, total), generate
+
+# ``f(total, left, right)``: ``total + left * right`` in the type of `total`, fused where the CPU
+# can; integers wrap.
+multiply_add = Intrinsic(_multiply_add, f"{__name__}.multiply_add", raw=True)
 
 
 def emit_multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
@@ -178,46 +184,29 @@ def emit_multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
 
 
 @intrinsic
-def call_c(typing_context: Any, function: Any, words: Any) -> Any:
+def call_c(builder: Any, function: Any, words: Any) -> Any:
     """``f(function, words)``: call the C function at an address with a tuple of int64.
 
-    Returns the word that it leaves, of no use where it returns nothing, as `Kernel.address` has it.
+    Named tuples among them are passed one number after the other. Returns the word that it leaves,
+    of no use where it returns nothing, as `Kernel.address` has it.
     """
     from llvmlite import ir
-    from numba.core import types
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        given = [builder.extract_value(arguments[1], i) for i in range(len(words))]
-        kind = ir.FunctionType(word, [word] * len(given))
-        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), given)
-
-    taken = types.UniTuple(types.int64, len(words))  # type: ignore[attr-defined]
-    return types.int64(types.int64, taken), generate
+    given = list(_flat(words))
+    kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)] * len(given))
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), given)
 
 
-@intrinsic
-def enter(typing_context: Any, entry: Any, parameters: Any) -> Any:
-    """Call the kernel at an address with a tuple of its parameters (see `Kernel.entry`).
+def _flat(values: Any) -> Iterator[Any]:
+    for one in values:
+        if isinstance(one, tuple):
+            yield from _flat(one)
+        else:
+            yield one
 
-    What it raises is raised on.
-    """
-    from numba.core import cgutils, types
-    from numba.core.types import containers
 
-    kinds = [types.int64 if isinstance(one, types.Integer) else one for one in parameters]
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        convention = context.call_conv
-        kind = convention.get_function_type(types.none, kinds)
-        kernel = builder.inttoptr(arguments[0], kind.as_pointer())
-        words = cgutils.unpack_tuple(builder, arguments[1], len(kinds))
-        status, _ = convention.call_function(builder, kernel, types.none, kinds, words)
-        with cgutils.if_unlikely(builder, status.is_error):
-            convention.return_status_propagate(builder, status)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, containers.Tuple(kinds)), generate
+# A kernel by its entry (see `Kernel.entry`) is a C function too.
+enter = call_c
 
 
 def emit_prefetch(builder: Any, address: Any, near: int = 3) -> None:
@@ -230,7 +219,7 @@ def emit_prefetch(builder: Any, address: Any, near: int = 3) -> None:
     builder.call(function, [builder.inttoptr(address, byte), word(0), word(near), word(1)])
 
 
-prefetch = operation("prefetch", "void", "i", emit_prefetch)
+prefetch = operation("prefetch", emit_prefetch)
 """``f(address)``: prefetch the cache line at any address, to be read once."""
 
 
@@ -240,3 +229,9 @@ def declare(builder: Any, name: str, kind: Any) -> Any:
 
     known = builder.module.globals.get(name)
     return known if known is not None else ir.Function(builder.module, kind, name)
+
+
+def stack_room(builder: Any, kind: Any) -> Any:
+    """Return a pointer to room for a value on the stack, made once however often it is passed."""
+    with builder.goto_entry_block():
+        return builder.alloca(kind)

@@ -1,14 +1,12 @@
-"""Compiled kernels on disk: ``<cache>/numba/<digest>/<kernel>-<key>.bin``.
+"""Compiled kernels on disk: ``<cache>/kernels/<digest>/<kernel>-<key>.o``.
 
-The digest covers the sources of all CPU rungs and of this back end, the versions of Python, Numba
-and llvmlite and the CPU, so an edited helper or another machine never meets stale code. An entry is
-a SHA-256 followed by what Numba serialised; a truncated or damaged one is compiled again.
+The digest covers the sources of all CPU rungs and of this back end, and the CPU, so an edited
+helper or another machine never meets stale code. An entry is a SHA-256 followed by an object file;
+a truncated or damaged one is compiled again.
 
-Numba serialises with pickle, so entries are as trusted as ``__pycache__``: they are read only from
-folders that belong to this user, are no symbolic links and cannot be written by others. In any
-other case the cache is off, with one `GemmuleWarning`.
-
-This module imports Numba: `gemmule.backends.cpu.jit` imports it when the first kernel is built.
+Machine code is as trusted as ``__pycache__``: it is read only from folders that belong to this
+user, are no symbolic links and cannot be written by others. In any other case the cache is off,
+with one `GemmuleWarning`.
 """
 
 from __future__ import annotations
@@ -17,27 +15,35 @@ import functools
 import hashlib
 import logging
 import os
-import pickle
-import platform
 import re
 import stat
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, Protocol
 
-import llvmlite
-import llvmlite.binding
-import numba
-from numba.core.compiler import CompileResult
-from numba.core.runtime import rtsys
-from numba.core.serialize import dumps
-
+from gemmule.backends.cpu import elf
+from gemmule.backends.cpu.features import identity
 from gemmule.errors import GemmuleWarning
 from gemmule.settings import cache_folder
 from gemmule.storage.atomic import check_private
 
 log = logging.getLogger("gemmule")
+ENTRY = "gemmule_kernel"
+
+
+class Source(Protocol):
+    """What is compiled: a kernel's function, and the key that tells it apart in every process."""
+
+    function: FunctionType
+
+    @property
+    def key(self) -> str:
+        """Name of the kernel on disk."""
+        ...
+
+
 _PACKAGE = Path(__file__).parents[2]
 _DIGEST_BYTES = 32
 
@@ -50,11 +56,8 @@ def source_files() -> list[Path]:
 
 
 def source_digest(files: list[Path]) -> str:
-    """Return 32 hexadecimal digits that change with any of `files`, the versions or the CPU."""
-    sha = hashlib.sha256()
-    versions = (platform.python_version(), numba.__version__, llvmlite.__version__)
-    cpu = llvmlite.binding.get_host_cpu_name()
-    sha.update(repr((versions, cpu, os.uname().machine)).encode())
+    """Return 32 hexadecimal digits that change with any of `files`, or the CPU."""
+    sha = hashlib.sha256(identity().encode())
     for path in files:
         text = path.read_bytes()
         sha.update(f"{path.name}:{len(text)}:".encode() + text)
@@ -65,7 +68,7 @@ def source_digest(files: list[Path]) -> str:
 def kernel_folder() -> Path | None:
     """Return the private folder of compiled kernels, made if need be; None: the cache is off."""
     top = cache_folder()
-    folder = top / "numba" / source_digest(source_files())
+    folder = top / "kernels" / source_digest(source_files())
     try:
         top.mkdir(mode=0o700, parents=True, exist_ok=True)
         for step in (folder.parent, folder):
@@ -87,7 +90,7 @@ def _is_filled(folder: Path) -> bool:
     try:
         for step in (folder.parent, folder):
             check_private(step)
-        return any(folder.glob("*.bin"))
+        return any(folder.glob("*.o"))
     except OSError:
         return False
 
@@ -102,61 +105,44 @@ def _warn_off(reason: str) -> None:
     )
 
 
-class KernelCache:
-    """The cache object that one Numba dispatcher asks before it compiles.
-
-    It has the methods of Numba's own cache; nothing in Numba's configuration is changed.
-    """
-
-    def __init__(self, folder: Path, kernel_key: str) -> None:
-        self._folder = folder
-        self._kernel_key = kernel_key
-
-    @property
-    def cache_path(self) -> str:
-        """The folder, as Numba's statistics show it."""
-        return str(self._folder)
-
-    def enable(self) -> None:
-        """Do nothing: the cache is on while it is attached."""
-
-    def disable(self) -> None:
-        """Do nothing: a dispatcher without a cache simply has none attached."""
-
-    def flush(self) -> None:
-        """Do nothing: entries are never stale (see the module's digest)."""
-
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return the compiled code for a signature, or None when it must be compiled."""
-        # All that loading needs. Numba's refresh would import what compiling needs, for 0.25 s with
-        # SciPy installed; a compilation does that itself.
-        rtsys.initialize(target_context)
-        path = self._entry(signature, target_context.codegen())
-        payload = _read_checked(path)
-        if payload is None:
-            return None
+def loaded(kernel: Source, parameters: tuple[Any, ...], *, for_python: bool = False) -> int:
+    """Return the address of a kernel's machine code, from the disk where it lies there."""
+    forms = " ".join("int" if one is int else repr(one._fields) for one in parameters)
+    forms += " for Python" if for_python else ""
+    digest = hashlib.sha256(f"{kernel.key} of {forms}".encode()).hexdigest()[:32]
+    name = re.sub(r"\W+", "_", kernel.function.__name__)
+    folder = kernel_folder()
+    path = None if folder is None else folder / f"{name}-{digest}.o"
+    payload = None if path is None else _read_checked(path)
+    if payload is not None:
         try:
-            reduced = pickle.loads(payload)  # noqa: S301  (see the module docstring)
-            return CompileResult._rebuild(target_context, *reduced)
-        except Exception as error:  # whatever a foreign entry raises, compiling again is right
-            log.debug("compiled kernel %s does not load (%s); compiling again", path.name, error)
-            return None
-
-    def save_overload(self, signature: Any, result: Any) -> None:
-        """Write compiled code to disk, atomically; a full or read-only disk costs one warning."""
-        if result.lifted or result.library.has_dynamic_globals:
-            return  # such code holds addresses of this process
-        payload = dumps(result._reduce())
-        path = self._entry(signature, result.codegen)
+            return _placed(payload)
+        except ValueError as error:  # a foreign entry: compiling again is right
+            log.debug("compiled kernel %s does not load (%s); compiling again", name, error)
+    made = compiled(kernel, parameters, for_python)
+    if path is not None:
         try:
-            _write_atomically(path, hashlib.sha256(payload).digest() + payload)
+            _write_atomically(path, hashlib.sha256(made).digest() + made)
         except OSError as error:
-            _warn_off(f"{self._folder} cannot be written ({error.strerror})")
+            _warn_off(f"{folder} cannot be written ({error.strerror})")
+    return _placed(made)
 
-    def _entry(self, signature: Any, codegen: Any) -> Path:
-        key = repr((self._kernel_key, str(signature), codegen.magic_tuple()))
-        name = re.sub(r"\W+", "_", self._kernel_key.split(":")[0].rpartition(".")[2])
-        return self._folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.bin"
+
+def compiled(kernel: Source, parameters: tuple[Any, ...], for_python: bool) -> bytes:
+    """Return a kernel's object code, made anew."""
+    from gemmule.backends.cpu.assembler import object_code
+    from gemmule.backends.cpu.language import module_of
+
+    return object_code(str(module_of(kernel, parameters, ENTRY, for_python=for_python)))
+
+
+def _placed(content: bytes) -> int:
+    """Put object code in memory, and return the address of its function."""
+    if elf.unavailable() is None:
+        return elf.load(content, ENTRY)
+    from gemmule.backends.cpu.assembler import placed
+
+    return placed(content, ENTRY)
 
 
 def _read_checked(path: Path) -> bytes | None:

@@ -128,11 +128,11 @@ class Pooled:
         """Run all shares, on as many threads as the caller may use."""
         helpers = min(thread_count(), count) - 1
         pool = pool_address() if helpers > 0 else 0
-        _launch.compiled(pool, helpers, self.address, count, *words, *self._last)
+        _launch(pool, helpers, self.address, count, *words, *self._last)
 
     def alone(self, count: int, *words: int) -> None:
         """Run all shares on the calling thread."""
-        _launch.compiled(0, 0, self.address, count, *words, *self._last)
+        _launch(0, 0, self.address, count, *words, *self._last)
 
 
 def in_pool(share: Kernel, words: int) -> Pooled:
@@ -210,7 +210,7 @@ def _start_threads(words: np.ndarray[Any, Any], address: int) -> None:
     for started in range(processors() - 1):
         words[ALIVE // 8] += 1
         try:
-            _thread.start_new_thread(work.compiled, (address,))
+            _thread.start_new_thread(work, (address,))
         except RuntimeError as error:  # the system gives no more threads: fewer will do
             words[ALIVE // 8] -= 1
             log.warning("only %d helper threads could be started: %s", started, error)
@@ -295,7 +295,7 @@ def _end() -> None:
     address, memory = _state.address, _state.memory
     if not address or memory is None:
         return
-    stop.compiled(address)
+    stop(address)
     words, until = _words(memory, address), time.monotonic() + _END_S
     while words[ALIVE // 8] > 0 and time.monotonic() < until:
         time.sleep(1e-4)

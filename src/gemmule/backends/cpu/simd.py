@@ -1,4 +1,4 @@
-"""16-lane vectors in kernels: their Numba types and the LLVM code of single steps.
+"""16-lane vectors in kernels: the LLVM code of single steps.
 
 A *word vector* holds 64 bytes of codes as 16 words of 32 bits, one per lane: 8 nibbles or 4 bytes
 a lane. So lane d of block b holds columns ``16 D b + D d .. + D - 1``, D = `codes_per_lane`, and
@@ -12,11 +12,11 @@ vectors.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gemmule.backends.cpu.intrinsics import declare, llvm_type
+from gemmule.backends.cpu.intrinsics import declare, llvm_type, stack_room
 from gemmule.backends.cpu.target import has_wide_vectors
 
 LANES = 16
@@ -36,53 +36,11 @@ def block_columns(bits: int) -> int:
     return LANES * codes_per_lane(bits)
 
 
-@functools.cache
-def _numba_types() -> tuple[Any, Any]:
-    """Return the Numba types of 16 floats and of 16 words, registered with their LLVM form."""
-    from numba.core import types
-    from numba.extending import models, register_model
-
-    class Vector(types.Type):
-        def __init__(self, dtype: str) -> None:
-            super().__init__(name=f"gemmule_{dtype}x{LANES}")
-            self.dtype = dtype
-
-        def __reduce__(self) -> Any:
-            # By name, or a kernel from the disk cache would take and return another class.
-            return numba_type, (self.dtype,)
-
-    @register_model(Vector)
-    class VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-        def __init__(self, manager: Any, kind: Any) -> None:
-            super().__init__(manager, kind, vector_type(kind.dtype))
-
-    return Vector("float32"), Vector("int32")
-
-
-def numba_type(dtype: str) -> Any:
-    """Return the Numba type of 16 numbers of dtype float32 or int32."""
-    return _numba_types()[("float32", "int32").index(dtype)]
-
-
 def vector_type(dtype: str, lanes: int = LANES) -> Any:
     """Return LLVM's type of a register of `dtype`."""
     from llvmlite import ir
 
     return ir.VectorType(llvm_type(dtype), lanes)
-
-
-def floats(count: int = ROWS) -> Any:
-    """Return the Numba type of a tuple of `count` float vectors."""
-    import numba
-
-    return numba.types.UniTuple(_numba_types()[0], count)
-
-
-def words(count: int = ROWS) -> Any:
-    """Return the Numba type of a tuple of `count` word vectors."""
-    import numba
-
-    return numba.types.UniTuple(_numba_types()[1], count)
 
 
 # Emitters: LLVM code for one vector.
@@ -189,16 +147,32 @@ def _lookup_in_halves(builder: Any, table: Value, index: Value) -> Value:
     return joined(builder, *found)
 
 
+@contextlib.contextmanager
+def counted(builder: Any, count: Value) -> Iterator[Value]:
+    """Emit a loop of `count` turns around what is emitted inside; gives the turn's number."""
+    before = builder.block
+    head, body, after = (builder.append_basic_block(f"turn {n}") for n in ("head", "body", "end"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(count.type)
+    index.add_incoming(count.type(0), before)
+    builder.cbranch(builder.icmp_signed("<", index, count), body, after)
+    builder.position_at_end(body)
+    yield index
+    index.add_incoming(builder.add(index, count.type(1), flags=["nsw"]), builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+
+
 PAGE_BYTES = 4096  # memory is readable by whole pages
 
 
 def _partial_load(builder: Any, address: Value, kind: Any, count: Value) -> Value:
     """Emit `masked_load` by a whole load, cut, where that stays in the page, else by elements."""
     from llvmlite import ir
-    from numba.core import cgutils
 
     pointer = builder.inttoptr(address, kind.as_pointer())
-    room = cgutils.alloca_once(builder, kind)
+    room = stack_room(builder, kind)
     whole = builder.icmp_signed(">=", count, count.type(kind.count))
     begin = builder.and_(address, address.type(PAGE_BYTES - 1))
     latest = address.type(PAGE_BYTES - kind.count * kind.element.width // 8)
@@ -217,9 +191,9 @@ def _partial_load(builder: Any, address: Value, kind: Any, count: Value) -> Valu
             builder.store(kind(None), room)
             source = builder.bitcast(pointer, kind.element.as_pointer())
             target = builder.bitcast(room, kind.element.as_pointer())
-            with cgutils.for_range(builder, count) as loop:
-                place = builder.gep(source, [loop.index], source_etype=kind.element)
-                to = builder.gep(target, [loop.index], source_etype=kind.element)
+            with counted(builder, count) as index:
+                place = builder.gep(source, [index], source_etype=kind.element)
+                to = builder.gep(target, [index], source_etype=kind.element)
                 builder.store(builder.load(place, align=1, typ=kind.element), to, align=1)
             some, from_some = builder.load(room, typ=kind), builder.block
     result = builder.phi(kind)

@@ -92,13 +92,13 @@ class Steps:
         helped = any(shares > 1 and helpers > 0 for _, shares, _, helpers in told)
         places = [(i, *w) for i, w in enumerate(words) if isinstance(w, Place)]
         fixed = [0 if isinstance(w, Place) else w for w in words]
-        first = (0, 0) if prepare is None else (prepare.kernel.address(5, returns=True), prepare[1])
+        first = (0, 0) if prepare is None else (prepare.kernel.address(5), prepare[1])
         self.pool = pool_address() if helped else 0
         self.buffer_bytes = buffer_bytes + ALIGNMENT if buffer_bytes > 0 else 0
         head = (self.pool, *first, self.buffer_bytes, 0, len(told), len(places), len(fixed))
         flat = [number for row in (*told, *places) for number in row]
         self.words, self.kept = np.array((*head, *flat, *fixed), np.int64), kept
-        self._call = functools.partial(_by_address.compiled, run_address(), self.words.ctypes.data)
+        self._call = functools.partial(_by_address, run_address(), self.words.ctypes.data)
 
     def __call__(self, A: int, x: int, y: int) -> bool:
         """Multiply operands at these addresses; return False where x cannot be prepared."""
@@ -133,7 +133,7 @@ def _run(at: int, A: int, x: int, y: int) -> Any:
     own = nbytes > 0 and place == 0
     if own:
         memory = np.empty(nbytes, np.uint8)
-        place = np.int64(memory.ctypes.data)
+        place = memory.ctypes.data
     place = (place + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     table = at + 8 * _HEAD
     listed = table + 8 * _STEP * steps
@@ -149,15 +149,13 @@ def _run(at: int, A: int, x: int, y: int) -> Any:
         for i in range(steps):
             task, shares, first, helpers = _load_step(table + 8 * _STEP * i)
             run_shares(pool, helpers, task, words + 8 * first, shares)
-    if own:
-        memory[0] = 0  # Numba frees it behind the place that names it last
     return refused
 
 
 @functools.cache
 def run_address() -> int:
     """Return the address of what runs products, compiled once: a C function of four words."""
-    return _run.address(4, returns=True)
+    return _run.address(4)
 
 
 @kernel

@@ -1,8 +1,9 @@
 """What kernels are compiled for: this CPU, less what Numba's variables leave out of it.
 
-Numba compiles for the CPU it runs on unless ``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES`` or
-``NUMBA_ENABLE_AVX`` tell it otherwise. Rungs are offered, and forms of kernels chosen, by what that
-target has, so that a CPU with AVX-512 can stand for one without (docs/environment.md).
+Kernels are compiled for the CPU they run on unless ``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES`` or
+``NUMBA_ENABLE_AVX`` tell otherwise, as they tell Numba. Rungs are offered, and forms of kernels
+chosen, by what that target has, so that a CPU with AVX-512 can stand for one without
+(docs/environment.md).
 """
 
 from __future__ import annotations
@@ -10,18 +11,8 @@ from __future__ import annotations
 import functools
 import os
 
+from gemmule.backends.cpu.features import host_features as _host_features
 from gemmule.backends.cpu.jit import unavailable
-
-
-@functools.cache
-def _host_features() -> frozenset[str]:
-    import llvmlite.binding
-
-    try:
-        known = llvmlite.binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM does not know the features of this platform
-        return frozenset()
-    return frozenset(name for name, present in known.items() if present)
 
 
 @functools.cache
@@ -51,7 +42,7 @@ def missing_features(*wanted: str) -> str | None:
         return None
     lacks = f"lacks {', '.join(absent)}"
     if variable is not None and not set(absent) - _host_features():
-        return f"{variable} is set, and the CPU that Numba compiles for {lacks}; unset it"
+        return f"{variable} is set, and the CPU that is compiled for {lacks}; unset it"
     return f"this CPU {lacks}"
 
 

@@ -48,7 +48,7 @@ def gemv(A: np.ndarray[Any, Any]) -> Job | None:
         return None
     order = _ROW_MAJOR if ahead[0] else _COLUMN_MAJOR
     words = (address, order, _PLAIN, *A.shape, ahead[1])
-    return Job(_gemv(A.dtype.name).address(4, returns=True), words)
+    return Job(_gemv(A.dtype.name).address(4), words)
 
 
 def gemm(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any]) -> Job | None:
@@ -65,7 +65,7 @@ def gemm(A: np.ndarray[Any, Any], B: np.ndarray[Any, Any]) -> Job | None:
     ways = [_PLAIN if ahead[0] else _TRANSPOSED for ahead in (ahead_a, ahead_b)]
     sizes = A.shape[0], B.shape[1], A.shape[1]
     words = (address, *ways, *sizes, ahead_a[1], ahead_b[1], B.shape[1])
-    return Job(_gemm(A.dtype.name).address(4, returns=True), words)
+    return Job(_gemm(A.dtype.name).address(4), words)
 
 
 @functools.cache
@@ -105,23 +105,14 @@ def _calling(dtype: str, kinds: str) -> Intrinsic:
     narrower integers finds them in the lower half of each word.
     """
 
-    def define(typing_context: Any, routine: Any, words: Any) -> Any:
-        from numba.core import types
+    def emit(builder: Any, routine: Any, words: Any) -> None:
+        from llvmlite import ir
 
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            from llvmlite import ir
+        number = llvm_type(dtype)
+        arguments, left, numbers = [], iter(words), iter((1.0, 0.0))
+        for one in kinds:
+            arguments.append(number(next(numbers)) if one == "f" else next(left))
+        kind = ir.FunctionType(ir.VoidType(), [one.type for one in arguments])
+        builder.call(builder.inttoptr(routine, kind.as_pointer()), arguments)
 
-            word, number = ir.IntType(64), llvm_type(dtype)
-            arguments, left, numbers = [], iter(range(len(kinds))), iter((1.0, 0.0))
-            for one in kinds:
-                if one == "f":
-                    arguments.append(number(next(numbers)))
-                else:
-                    arguments.append(builder.extract_value(given[1], next(left)))
-            kind = ir.FunctionType(ir.VoidType(), [one.type for one in arguments])
-            builder.call(builder.inttoptr(given[0], kind.as_pointer()), arguments)
-            return word(0)
-
-        return types.int64(types.int64, words), generate
-
-    return Intrinsic(define, f"{__name__} {dtype} {kinds}")
+    return Intrinsic(emit, f"{__name__} {dtype} {kinds}")

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmule.backends.cpu.atomics import read
+from gemmule.backends.cpu.calls.functions import Method, builtin_function, method, of_python
 from gemmule.backends.cpu.intrinsics import call_c, load
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.shares import GONE
@@ -42,13 +43,16 @@ _int32 = load("int32", "int64")
 _TYPE, _DATA, _DIMENSIONS, _SHAPE, _STRIDES, _DTYPE, _FLAGS = 8, 16, 24, 32, 40, 56, 64
 _ALIGNED, _OWNS, _FIT_FOR_RESULT = 0x100, 0x4, 0x505  # by rows, its own, aligned, to be written
 _EMPTY, _VERSION, _NUMPY_2 = 184, 0, 0x2000000
-_FASTCALL = 0x80
 # Words of a bound call: functions and objects; two forms; the result; what the job is told.
 _SAVE, _RESTORE, _INCREF, _DECREF, _NONE, _ARRAY = 0, 8, 16, 24, 32, 40
-_LOOK_UP, _NAMES, _STARTED, _FALSE, _POOL, _JOB, _FIRST = 48, 56, 64, 72, 80, 88, 96
-_NEW, _OUT_DIMENSIONS, _OUT_DTYPE, _OUT_SHAPE = 104, 112, 120, 128
-_FORMS, _FORM, _WORDS = 144, 48, 240
+_LOOK_UP, _NAMES_OF, _MODULES, _PARALLEL, _STARTED, _FALSE = 48, 56, 64, 72, 80, 88
+_POOL, _JOB, _FIRST = 96, 104, 112
+_NEW, _OUT_DIMENSIONS, _OUT_DTYPE, _OUT_SHAPE = 120, 128, 136, 144
+_FORMS, _FORM, _WORDS = 160, 48, 256
 _NO_FORM = (0,) * 6
+# The module of Numba's threads, which the user may have imported, and what it knows of them.
+_PARALLEL_NAME = sys.intern("numba.np.ufunc.parallel")
+_STARTED_NAME = sys.intern("_is_initialized")
 
 
 class Job(NamedTuple):
@@ -63,15 +67,6 @@ class Job(NamedTuple):
     words: tuple[int, ...]
     pool: int = 0
     kept: Any = None
-
-
-class _Method(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    )
 
 
 @functools.cache
@@ -100,7 +95,7 @@ def _seen(array: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
 def _numpy_table() -> Any:
     from numpy._core import _multiarray_umath  # type: ignore[attr-defined]
 
-    unwrap = _of_python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+    unwrap = of_python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     table = unwrap(_multiarray_umath._ARRAY_API, None)
     return ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
 
@@ -148,6 +143,17 @@ def _takes_result(out: int, at: int, first: int, second: int, array: int) -> boo
 
 
 @kernel
+def _numba_rests(at: int) -> int:
+    """Return 0 where somebody has started Numba's threads, else 1."""
+    module = call_c(read(at + _LOOK_UP), (read(at + _MODULES), read(at + _PARALLEL)))
+    if module == 0:
+        return 1
+    names = call_c(read(at + _NAMES_OF), (module,))
+    started = call_c(read(at + _LOOK_UP), (names, read(at + _STARTED)))
+    return 1 if started == read(at + _FALSE) else 0
+
+
+@kernel
 def _enter(this: int, given: int, count: int) -> Any:
     """Answer a call of a bound product: (words' array, operands, how many) -> an object.
 
@@ -162,8 +168,7 @@ def _enter(this: int, given: int, count: int) -> Any:
     if fits and count == 3:
         fits = _takes_result(read(given + 16), at, first, second, array)
     if fits and pool != 0:
-        started = call_c(read(at + _LOOK_UP), (read(at + _NAMES), read(at + _STARTED)))
-        fits = started == read(at + _FALSE)
+        fits = _numba_rests(at) != 0
     if not fits:
         call_c(read(at + _INCREF), (none,))
         return none
@@ -189,10 +194,10 @@ def _enter(this: int, given: int, count: int) -> Any:
     return none
 
 
-_METHOD: list[_Method] = []
+_METHOD: list[Method] = []
 
 
-def _method() -> _Method:
+def _method() -> Method:
     """Return how CPython calls `_enter`.
 
     It is never freed: builtin functions that caches hold may be the last to go when the interpreter
@@ -200,29 +205,18 @@ def _method() -> _Method:
     """
     with fork.WHOLE:
         if not _METHOD:
-            made = _Method(b"product", _enter.address(3, returns=True), _FASTCALL, None)
-            _of_python("Py_IncRef", None, ctypes.py_object)(made)
-            _METHOD.append(made)
+            _METHOD.append(method(b"product", _enter.address(3)))
         return _METHOD[0]
 
 
 @functools.cache
 def _interpreter() -> tuple[int, ...]:
     """Return the first words of every bound call: functions, objects and names of others."""
-    with fork.uninterrupted():
-        import numba.np.ufunc.parallel as parallel
-
     names = ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "Py_DecRef")
     functions = [_address(name) for name in names]
-    started = sys.intern("_is_initialized")
-    objects = (id(vars(parallel)), id(started), id(False))
-    return *functions, id(None), id(np.ndarray), _address("PyDict_GetItem"), *objects
-
-
-@functools.cache
-def _of_python(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """Return a function of CPython; `ctypes.pythonapi`'s own are everybody's, their types too."""
-    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+    look_up = _address("PyDict_GetItem"), _address("PyModule_GetDict")
+    objects = (id(sys.modules), id(_PARALLEL_NAME), id(_STARTED_NAME), id(False))
+    return *functions, id(None), id(np.ndarray), *look_up, *objects
 
 
 def _address(name: str) -> int:
@@ -266,14 +260,7 @@ def _bound(
     result = new, out.ndim, id(out.dtype), *(*out.shape, 0)[:2]
     head = *_interpreter(), job.pool, job.address, int(swapped), *result, *forms[0], *forms[1]
     words = _Words(np.array((*head, *job.words), np.int64), (job, dtypes))
-    return _make(words)
-
-
-def _make(words: Any) -> Call:
-    kinds = ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
-    make = _of_python("PyCFunction_NewEx", ctypes.py_object, *kinds)
-    made: Call = make(ctypes.addressof(_method()), words, None)
-    return made
+    return builtin_function(_method(), words)
 
 
 class _Words(np.ndarray[Any, Any]):

@@ -140,7 +140,6 @@ def along_kernel(a: str, columns: int) -> Kernel:
                 corner = C + row * C_row + columns * group * C_col
                 some = min(columns, n - columns * group)
                 enter(put, (sums, columns, 1, corner, apart * C_row, C_col, rows, some))
-        held[0] = 0  # Numba frees it behind the place that names it last
 
     return along
 
@@ -208,6 +207,5 @@ def across_kernel(a: str, columns: int) -> Kernel:
                         place = corner + (i // 2 * 2 * width + i % 2) * C_row
                         part = (here + 4 * width * i, 1, unit, place, 2 * C_row, C_col, width, some)
                         enter(put, part)
-        held[0] = 0  # Numba frees it behind the place that names it last
 
     return across

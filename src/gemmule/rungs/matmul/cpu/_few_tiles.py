@@ -185,7 +185,7 @@ def tile_along(a: str, rows: int, columns: int) -> Intrinsic:
         for number, vector in enumerate(_lane_sums(builder, totals)):
             store_vector(builder, vector, sums, some * number)
 
-    return operation(f"tile along {a} {rows} {columns} {lanes()}", "void", "i" * 9, emit)
+    return operation(f"tile along {a} {rows} {columns} {lanes()}", emit)
 
 
 def _lane_sums(builder: Any, totals: list[Value]) -> list[Value]:
@@ -251,4 +251,4 @@ def tile_across(a: str, vectors: int, columns: int) -> Intrinsic:
         for i, total in enumerate(loop.close(grown)):
             store_vector(builder, total, sums, width * i)
 
-    return operation(f"tile across {a} {vectors} {columns} {lanes()}", "void", "i" * 6, emit)
+    return operation(f"tile across {a} {vectors} {columns} {lanes()}", emit)

@@ -81,7 +81,7 @@ def tile_product(working: str, tile: Tile, pitch: int, group: int = 0) -> Intrin
     emit = functools.partial(
         _emit_tile, working=working, tile=tile, pitch=pitch, group=group or tile.rows
     )
-    return operation(f"tile {working} {tile} {pitch} {group}", "void", "i" * 6, emit)
+    return operation(f"tile {working} {tile} {pitch} {group}", emit)
 
 
 def _emit_tile(
@@ -179,7 +179,7 @@ def _group_placed(given: str, wanted: str, width: int) -> Intrinsic:
                 made = widen(builder, numbers, given, wanted)
             store_vector(builder, made, target, ITEMSIZE[wanted] * first)
 
-    return operation(f"group {given} {wanted} {width}", "void", "ii", emit)
+    return operation(f"group {given} {wanted} {width}", emit)
 
 
 @functools.cache

@@ -200,7 +200,5 @@ def block_shares(pieces: int) -> Pooled:
                         row, column = GROUP * (top + i), GROUP * (left + j)
                         store_group(place, C, C_row, C_item, m, n, row, column, unpack)
         forget()
-        # Numba frees an array behind the place that names it last, whoever holds its address.
-        memory[0] = 0
 
     return in_pool(block, 12)

@@ -48,7 +48,7 @@ def start_sums() -> Intrinsic:
         for tile in range(4):
             zero_tile(builder, tile)
 
-    return operation("amx start_sums", "void", "i", emit)
+    return operation("amx start_sums", emit)
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def resume_sums() -> Intrinsic:
         for tile in range(4):
             load_tile(builder, tile, sums, 64, TILE_BYTES * tile)
 
-    return operation("amx resume_sums", "void", "ii", emit)
+    return operation("amx resume_sums", emit)
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def keep_sums() -> Intrinsic:
         for tile in range(4):
             store_tile(builder, tile, sums, TILE_BYTES * tile)
 
-    return operation("amx keep_sums", "void", "ii", emit)
+    return operation("amx keep_sums", emit)
 
 
 @functools.cache
@@ -96,7 +96,7 @@ def add_products(pieces: int) -> Intrinsic:
             for total in range(4):
                 multiply_tiles(builder, "tdpbf16ps", total, 4 + total // 2, 6 + total % 2)
 
-    return operation(f"amx add_products {pieces}", "void", "iiii", emit)
+    return operation(f"amx add_products {pieces}", emit)
 
 
 EXTREMES_BYTES = 2 * 64
@@ -120,7 +120,7 @@ def note_extremes() -> Intrinsic:
         store_vector(builder, least, extremes, 0)
         store_vector(builder, most, extremes, 64)
 
-    return operation("amx note_extremes", "void", "ii", emit)
+    return operation("amx note_extremes", emit)
 
 
 @functools.cache
@@ -141,4 +141,4 @@ def split_halves() -> Intrinsic:
                 shifted = builder.lshr(piece, constant(16, "int32"))
                 store_vector(builder, builder.trunc(shifted, halves.type), tile, target)
 
-    return operation("amx split_halves", "void", "i", emit)
+    return operation("amx split_halves", emit)

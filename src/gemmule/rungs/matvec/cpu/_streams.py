@@ -15,7 +15,6 @@ from gemmule.backends.cpu.simd import (
     LANES,
     Value,
     constant,
-    floats,
     fused,
     load_vector,
     row_addresses,
@@ -76,7 +75,7 @@ def make_ready(a: str, x: str) -> Intrinsic:
         for part, vector in enumerate(parts):
             store_vector(builder, vector, out, 64 * part)
 
-    return operation(f"make_ready {a} {x}", "void", "ii", emit)
+    return operation(f"make_ready {a} {x}", emit)
 
 
 @functools.cache
@@ -101,7 +100,7 @@ def add_row_products(a: str, x: str, rows: int) -> Intrinsic:
                 result[k] = fused(builder, some, factor, totals[k])
         return result
 
-    return operation(f"add_row_products {a} {x} {rows}", lambda: floats(2 * rows), "tiii", emit)
+    return operation(f"add_row_products {a} {x} {rows}", emit)
 
 
 @functools.cache
@@ -125,7 +124,7 @@ def add_row_ends(a: str, x: str, rows: int) -> Intrinsic:
                 result[2 * i + part] = fused(builder, some, factor, totals[2 * i + part])
         return result
 
-    return operation(f"add_row_ends {a} {x} {rows}", lambda: floats(2 * rows), "tiiii", emit)
+    return operation(f"add_row_ends {a} {x} {rows}", emit)
 
 
 def _from(builder: Any, skip: Value, part: int) -> Value:
@@ -141,16 +140,11 @@ def _from(builder: Any, skip: Value, part: int) -> Value:
 def lane_sums(rows: int) -> Intrinsic:
     """Return ``f(totals)``: the sum of each row as a float32."""
 
-    def numbers() -> Any:
-        import numba
-
-        return numba.types.UniTuple(numba.types.float32, rows)
-
     def emit(builder: Any, totals: list[Value]) -> list[Value]:
         pairs = [builder.fadd(totals[2 * i], totals[2 * i + 1]) for i in range(rows)]
         return [lane_sum(builder, pair) for pair in pairs]
 
-    return operation(f"lane_sums {rows}", numbers, "t", emit)
+    return operation(f"lane_sums {rows}", emit)
 
 
 @functools.cache
@@ -174,4 +168,4 @@ def add_columns(a: str, columns: int) -> Intrinsic:
                 total = fused(builder, _load(builder, place, a, part), factor, total)
             store_vector(builder, total, sums, 64 * part)
 
-    return operation(f"add_columns {a} {columns}", "void", "iiii", emit)
+    return operation(f"add_columns {a} {columns}", emit)

@@ -79,7 +79,6 @@ def prefetched_kernel(a: str, x: str, y: str, *, ready: bool) -> Kernel:
             store_y(y, i, sum_0)
             if i + half < last:
                 store_y(y, i + half, sum_1)
-        room[0] = 0  # Numba frees it behind the place that names it last
 
     return rows
 

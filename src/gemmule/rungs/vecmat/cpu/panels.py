@@ -83,7 +83,6 @@ def panels_kernel(a: str, x: str, y: str, working: str, width: int) -> Kernel:
             add_columns(A + begin * item, step, x, sums, size, 0, n)
             for i in range(size):
                 store_y(y, begin + i, load_sum(sums, i))
-        panel[0] = zero  # Numba frees it behind the place that names it last
 
     return panels
 

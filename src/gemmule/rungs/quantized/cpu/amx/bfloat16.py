@@ -106,7 +106,7 @@ def decode_chunk(bits: int, has_zeros: bool) -> Intrinsic:
         for i in range(BLOCK_ROWS):
             decode(i)
 
-    return operation(f"amx decode_chunk {bits} {has_zeros}", "void", "i", emit)
+    return operation(f"amx decode_chunk {bits} {has_zeros}", emit)
 
 
 @functools.cache
@@ -118,7 +118,7 @@ def scale_sums(bits: int, has_zeros: bool) -> Intrinsic:
         for i in range(BLOCK_ROWS):
             scale(i)
 
-    return operation(f"amx scale_sums {bits} {has_zeros}", "void", "i", emit)
+    return operation(f"amx scale_sums {bits} {has_zeros}", emit)
 
 
 @functools.cache
@@ -161,7 +161,7 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
             store_tile(builder, b, sums, TILE_BYTES * b)
 
     name = f"amx multiply_chunk {bits} {pieces} {has_zeros} {decoding}"
-    return operation(name, "void", "i", emit)
+    return operation(name, emit)
 
 
 def _decoding(
@@ -297,7 +297,7 @@ def pack_pair(pieces: int) -> Intrinsic:
             joined = _joined(builder, split[0][piece], split[1][piece])
             simd.store_vector(builder, joined, out, TILE_BYTES * piece)
 
-    return operation(f"amx pack_pair {pieces}", "void", "iiiii", emit)
+    return operation(f"amx pack_pair {pieces}", emit)
 
 
 def _pieces(builder: Any, value: Value, pieces: int) -> tuple[list[Value], Value]:

@@ -200,7 +200,6 @@ def float_rows(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Row
             for panel in range(panels):
                 put(job, totals + panel * _TOTALS_BYTES, row, last, panel)
         release()
-        memory[0] = 0  # Numba frees it behind the place that names it last
 
     return Rows(tiles)
 
@@ -238,15 +237,19 @@ def pack_kernel(bits: int, pieces: int) -> Kernel:
     return packed
 
 
+_MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign
+
+
 @kernel
-def magnitudes(x: int, count: int) -> tuple[int, int]:
-    """Return the bits of the largest and of the smallest element but 0, signs off."""
-    largest, smallest = np.uint32(0), np.uint32(0xFFFFFFFF)
+def magnitudes(x: int, count: int, found: int) -> None:
+    """Write the bits of the largest and of the smallest element but 0, signs off."""
+    largest, smallest = 0, _MAGNITUDE
     for i in range(count):
-        size = np.uint32(_get_word(x, i)) & np.uint32(0x7FFFFFFF)
+        size = _get_word(x, i) & _MAGNITUDE
         largest = max(largest, size)
-        smallest = min(smallest, np.uint32(size - np.uint32(1)))
-    return int(largest), int(smallest) + 1
+        smallest = min(smallest, (size - 1) & _MAGNITUDE)  # of 0 the most
+    _put_long(found, 0, largest)
+    _put_long(found, 1, smallest + 1)
 
 
 @functools.cache
@@ -262,8 +265,9 @@ def bfloat16_tiles(pieces: int) -> Make:
         window = np.array(ops.window(), np.uint16)
 
         def prepare(x: NDArray[Any], place: int, size: int) -> int | None:
-            largest, smallest = magnitudes(address(x), x.size)
-            power = _power_for(int(largest), int(smallest), shrunk)
+            found = np.empty(2, np.int64)
+            magnitudes(address(x), x.size, address(found))
+            power = _power_for(int(found[0]), int(found[1]), shrunk)
             if power is None:
                 return None
             pack_kernel(bits, pieces)(address(x), *x.shape, 127 + power, place, size)

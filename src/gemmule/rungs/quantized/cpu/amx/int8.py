@@ -77,7 +77,7 @@ def unpack_chunk(bits: int) -> Intrinsic:
                 mixed = simd.shuffled(builder, even, odd, order)
                 simd.store_vector(builder, mixed, out, 128 * i + 64 * half)
 
-    return operation(f"amx unpack_chunk {bits}", "void", "iiiii", emit)
+    return operation(f"amx unpack_chunk {bits}", emit)
 
 
 @functools.cache
@@ -114,7 +114,7 @@ def add_records(bits: int, has_zeros: bool, span: int) -> Intrinsic:
                 total = simd.fused(builder, part, simd.spread(builder, work, table + 4 * i), total)
                 simd.store_vector(builder, total, totals, 64 * i)
 
-    return operation(f"amx add_records {bits} {has_zeros} {span}", "void", "iiiii", emit)
+    return operation(f"amx add_records {bits} {has_zeros} {span}", emit)
 
 
 def _scaled(
@@ -147,7 +147,7 @@ def _copy(builder: Any, source: Value, target: Value, count: Value) -> None:
     simd.called(builder, name, ir.VoidType(), row, pointer, aligned_to, mask)
 
 
-_copy_some = operation("amx copy_some", "void", "iii", _copy)  # the first `count` of 16 floats
+_copy_some = operation("amx copy_some", _copy)  # the first `count` of 16 floats
 
 
 @kernel
@@ -218,7 +218,6 @@ def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Row
             for panel in range(panels):
                 put(job, totals + panel * TILE_BYTES, row, last, panel)
         release()
-        memory[0] = 0  # Numba frees it behind the place that names it last
 
     return Rows(tiles)
 

@@ -89,7 +89,6 @@ def tile_rows(bits: int, columns: int, scale_dtype: str, has_zeros: bool, intege
             for i in range(last + 1):
                 for c in range(job.columns):
                     _put(job.y, (row + i) * job.columns + c, _get(totals, c * LANES + i))
-        memory[0] = 0  # Numba frees it behind the place that names it last
 
     return Rows(tiles)
 

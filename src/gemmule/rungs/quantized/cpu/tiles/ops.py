@@ -65,7 +65,7 @@ def take_chunk(bits: int, *, decoded: bool) -> Intrinsic:
         for i, vector in enumerate(taken):
             simd.store_vector(builder, vector, out, BLOCK_BYTES * i)
 
-    return operation(f"take_chunk {bits} {decoded}", "void", "iiiiii", emit)
+    return operation(f"take_chunk {bits} {decoded}", emit)
 
 
 @functools.cache
@@ -84,7 +84,7 @@ def add_columns(count: int) -> Intrinsic:
                 )
         return sums
 
-    return operation(f"add_columns {count}", lambda: simd.floats(count), "tii", emit)
+    return operation(f"add_columns {count}", emit)
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def add_scaled(count: int) -> Intrinsic:
             total = simd.load_vector(builder, totals, "float32", 64 * c)
             simd.store_vector(builder, simd.fused(builder, one, scale, total), totals, 64 * c)
 
-    return operation(f"add_scaled {count}", "void", "tii", emit)
+    return operation(f"add_scaled {count}", emit)
 
 
 def row_of_codes(
@@ -161,7 +161,7 @@ def add_tile(bits: int, has_zeros: bool) -> Intrinsic:
                 builder, simd.fused(builder, parts[c], row_scales, total), totals, 64 * c
             )
 
-    return operation(f"add_tile {bits} {has_zeros}", "void", "iiiii", emit)
+    return operation(f"add_tile {bits} {has_zeros}", emit)
 
 
 @functools.cache
@@ -191,7 +191,7 @@ def quantise_block(bits: int, has_zeros: bool) -> Intrinsic:
             total = builder.mul(total, simd.constant(-(2 ** (bits - 1)), "int32"))
         simd.store_vector(builder, total, out, 64 * (WORDS + 1))
 
-    return operation(f"quantise_block {bits} {has_zeros}", "void", "iiiii", emit)
+    return operation(f"quantise_block {bits} {has_zeros}", emit)
 
 
 def _rows_of_x(builder: Any, x: Value, step: Value, rows: Value, columns: Value) -> list[Value]:

@@ -63,7 +63,7 @@ def _whole_block(bits: int, words: bool, columns: int) -> Intrinsic:
                 four = simd.shuffled(builder, some, some, range(part, 4 * width, width))
                 simd.store_vector(builder, four, out, 64 * columns * step + 4 * lane)
 
-    return operation(f"whole_block {bits} {words} {columns}", "void", "ii", emit)
+    return operation(f"whole_block {bits} {words} {columns}", emit)
 
 
 @functools.cache

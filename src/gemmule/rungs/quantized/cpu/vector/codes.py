@@ -187,9 +187,7 @@ def code_of_table(builder: Any, table: Value, word: Value, k: int) -> Value:
 def fixed_numbers(value: float, vectors: int) -> Intrinsic:
     """Return an operation like `group_numbers` that gives `value` for every group."""
     name = f"fixed_numbers {value} {vectors}"
-    return operation(
-        name, lambda: simd.floats(vectors), "iiiii", lambda *_: [simd.constant(value)] * vectors
-    )
+    return operation(name, lambda *_: [simd.constant(value)] * vectors)
 
 
 Order = tuple[int, ...]
@@ -240,7 +238,7 @@ def group_numbers(
         return numbers
 
     name = f"group_numbers {dtype} {pieces if orders else pieces == 1} {rows} {orders} {complete}"
-    return operation(name, lambda: simd.floats(rows * each), "iiiii", emit)
+    return operation(name, emit)
 
 
 def _alike(builder: Any, address: Value, place: Value, dtype: str) -> Value:

@@ -33,7 +33,7 @@ def _emit_times(builder: Any, vectors: Values, address: Value) -> Values:
     ]
 
 
-times_numbers = operation("times_numbers", simd.floats, "ti", _emit_times)
+times_numbers = operation("times_numbers", _emit_times)
 """``f(vectors, address)``: vector i times the i-th of four float32 numbers at `address`."""
 
 
@@ -76,7 +76,7 @@ def add_products(kind: Kind, rows: int) -> Intrinsic:
             sums.append(whole(builder, both))
         return sums
 
-    return operation(f"add_products {kind} {rows}", lambda: simd.floats(rows), "ttttii", emit)
+    return operation(f"add_products {kind} {rows}", emit)
 
 
 @functools.cache
@@ -107,7 +107,7 @@ def add_columns(kind: Kind, columns: int, rows: int = ROWS) -> Intrinsic:
         return totals
 
     name = f"add_columns {kind} {columns} {rows}"
-    return operation(name, lambda: simd.floats(rows * columns), "ttttii", emit)
+    return operation(name, emit)
 
 
 @functools.cache
@@ -142,4 +142,4 @@ def spread_products(kind: Kind) -> Intrinsic:
                     total = add(k, total)
                 simd.store_vector(builder, total, y, at)
 
-    return operation(f"spread_products {kind}", "void", "tttii", emit)
+    return operation(f"spread_products {kind}", emit)

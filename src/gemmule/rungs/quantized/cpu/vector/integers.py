@@ -148,7 +148,7 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
         return [whole(builder, total) for total in of_totals]
 
     name = f"add_integer_products {bits} {columns} {has_zeros} {rows}"
-    return operation(name, lambda: simd.floats(rows * columns), "ttttii", emit)
+    return operation(name, emit)
 
 
 @functools.cache
@@ -176,7 +176,7 @@ def quantise_block(bits: int) -> Intrinsic:
         simd.store_vector(builder, total, out, BLOCK_BYTES * sides)
         mark(builder, flag, faults)
 
-    return operation(f"quantise_block {bits}", "void", "iiii", emit)
+    return operation(f"quantise_block {bits}", emit)
 
 
 def store_planes(builder: Any, codes: Value, sides: int, out: Value, at: int) -> None:

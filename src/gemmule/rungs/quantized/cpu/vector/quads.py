@@ -161,7 +161,7 @@ def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
         return results
 
     name = f"add_quads {pieces} {rows} {has_zeros}"
-    return operation(name, lambda: simd.floats(rows), "ttttii", emit)
+    return operation(name, emit)
 
 
 def _sums(builder: Any, blocks: Values, activations: Values) -> Values:
@@ -190,15 +190,13 @@ def quantise_group(vectors: int) -> Intrinsic:
         simd.store_vector(builder, simd.shuffled(builder, scale, scale, [0] * vectors), scales, 0)
         return [larger_words(builder, sizes[0], largest)]
 
-    return operation(f"quantise_group {vectors}", lambda: simd.words(1), "tiiii", emit)
+    return operation(f"quantise_group {vectors}", emit)
 
 
-no_sizes = operation("no_sizes", lambda: simd.words(1), "", lambda _: [simd.constant(0, "int32")])
+no_sizes = operation("no_sizes", lambda _: [simd.constant(0, "int32")])
 """``f()``: what `quantise_group` begins with."""
 
-mark_sizes = operation(
-    "mark_sizes", "void", "ti", lambda builder, sizes, flag: mark(builder, flag, sizes[0])
-)
+mark_sizes = operation("mark_sizes", lambda builder, sizes, flag: mark(builder, flag, sizes[0]))
 """``f(sizes, flag)``: set the int32 at address `flag` where one is NaN's or infinity's."""
 
 
@@ -220,4 +218,4 @@ def add_up_quad(vectors: int) -> Intrinsic:
             as_float = builder.sitofp(one, simd.vector_type("float32"))
             simd.store_vector(builder, as_float, record, _SUMS_AT + BLOCK_BYTES * (vectors + v))
 
-    return operation(f"add_up_quad {vectors}", "void", "i", emit)
+    return operation(f"add_up_quad {vectors}", emit)

@@ -177,7 +177,7 @@ def add_strip(form: Form, *, whole: bool) -> Intrinsic:
         return [simd.joined(builder, *sums[i : i + 2]) for i in range(0, REGISTERS, 2)]
 
     name = f"add_strip {form} {whole}"
-    return operation(name, lambda: simd.floats(REGISTERS // 2), "tiiiiii", emit)
+    return operation(name, emit)
 
 
 def _some_codes(builder: Any, at: Value, bits: int, left: Value) -> Values:
@@ -213,4 +213,4 @@ def in_columns(form: Form) -> Intrinsic:
         found = simd.load_vector(builder, address, "float32", 0, COLUMNS)
         simd.store_vector(builder, simd.shuffled(builder, found, found, places), to, 0)
 
-    return operation(f"in_columns {form}", "void", "ii", emit)
+    return operation(f"in_columns {form}", emit)
