@@ -179,7 +179,7 @@ def mapped() -> Kind:
 
     def read(path: Path) -> Any:
         nonlocal length
-        way = path.read_bytes()[-1]
+        way = (path.read_bytes() or b"\0")[-1]  # of an empty file the first
         length = path.stat().st_size
         path.write_bytes(sound)
         ways = (in_blocks, by_map, in_panels, quantised)
@@ -548,8 +548,9 @@ def child(name: str, seed: int, start: int, end: int, folder: Path) -> None:
     """Judge cases in order, telling where it is before each, so that a death has a name."""
     kind = KINDS[name]()
     path = folder / f"damaged{kind.suffix}"
-    path.write_bytes(kind.sound[0])
-    kind.read(path)  # what is loaded and started for the first of them is no file's doing
+    for content in kind.sound:  # what is loaded and compiled for the first is no file's doing
+        path.write_bytes(content)
+        kind.read(path)
     held = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (held + ROOM_BYTES, held + ROOM_BYTES))
     print("ready", flush=True)
