@@ -32,8 +32,10 @@ def advise(
     """Time every weight of MODEL in float16, int8 and int4, and advise.
 
     MODEL: a .safetensors file, the .safetensors.index.json of several, or the folder of either.
-    Weights are multiplied by 1, 4 and 16 float16 columns, here and now, rotating past the cache;
-    each is quantised for its own error. The last column says what to take, and why.
+    Weights are multiplied by 1, 16, 64 and 512 float16 columns, here and now, rotating past the
+    cache; each is quantised for its own error. The last column says what to take, by what pays at 1
+    and 16 columns, and why. The last sentence says what to expect of the products alone: tokens a
+    second in decoding and in prompts, what to leave in floats, and the memory.
     """
     from gemmule_lab.demo import advise as work
     from gemmule_lab.progress import tracked
@@ -77,12 +79,24 @@ def _show(advices: list[Advice], costs: dict[tuple[int, int], Cost]) -> None:
     busy = [f"{m} x {n}" for (m, n), cost in costs.items() if cost.disturbed]
     if busy:
         click.echo(f"\nother work took the processor from {', '.join(busy)}: measure again")
+    click.echo(f"\n{_sentence(advices, costs)}")
+
+
+def _sentence(advices: list[Advice], costs: dict[tuple[int, int], Cost]) -> str:
+    """Return what is to be expected: tokens a second, what stays in floats, and the memory."""
+    from gemmule_lab.demo import advise as work
+    from gemmule_lab.report.tables import byte_text
+
     plain, advised = work.total_bytes(advices, costs)
-    alone = sum(one.take == "float16" for one in advices)
-    click.echo(
-        f"\n{len(advices)} weights, {alone} better left alone; {byte_text(plain)} in float16, "
-        f"{byte_text(advised)} as advised"
-    )
+    alone = [one.name for one in advices if one.take == "float16"]
+    named = f" ({', '.join(alone[:3])}{', ...' if len(alone) > 3 else ''})" if alone else ""
+    told = f"Of {len(advices)} weights leave {len(alone)} in floats{named}"
+    told += f"; memory goes from {byte_text(plain)} in float16 to {byte_text(advised)}"
+    for doing, columns in (("decoding", 1), (f"prompts of {work.PROMPT}", work.PROMPT)):
+        found = work.rates(advices, costs, columns)
+        if found is not None:
+            told += f"; {doing}: at most {found[1]:,.0f} tokens/s, in float16 {found[0]:,.0f}"
+    return f"{told}."
 
 
 COMMAND = advise

@@ -32,9 +32,12 @@ from gemmule_lab.records.rows import disturbed
 
 FORMATS = ("float16", "int8", "int4")
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
-COLUMNS = (1, 4, 16)
+COLUMNS = (1, 16, 64, 512)
+DECODE = (1, 16)  # tokens of one and of several sequences: what is decided by
+PROMPT = COLUMNS[-1]
 LEAST_GAIN = 1.1  # an advantage below is not worth another number format
 LOOKED_UP = ("embed", "wte", "wpe")  # in the name: rows of a table
+_NOT_MULTIPLIED = "looked up by row, not multiplied"
 COLD_FACTOR = 4  # times the cache of a GPU have to pass before a matrix is read again
 
 
@@ -64,8 +67,8 @@ class Cost:
     disturbed: bool = False
 
     def refusal(self, name: str) -> str | None:
-        """Return why a format does not pay, or None where it does for some number of columns."""
-        gains = {columns: self.gains[name, columns] for columns in COLUMNS}
+        """Return why a format does not pay in decoding, or None where it does."""
+        gains = {columns: self.gains[name, columns] for columns in DECODE}
         slower = [columns for columns, gain in gains.items() if gain.high < 1]
         if slower:
             plural = "s" if slower != [1] else ""
@@ -192,14 +195,14 @@ def advise(path: Path, settings: Settings, costs: dict[tuple[int, int], Cost]) -
 def decide(name: str, errors: Mapping[str, float], cost: Cost, max_error: float) -> tuple[str, str]:
     """Return the format to take and why: the smallest that pays and whose error is small enough."""
     if any(word in name.lower() for word in LOOKED_UP):
-        return "float16", "looked up by row, not multiplied"
+        return "float16", _NOT_MULTIPLIED
     reasons: list[str] = []
     for form in sorted(BITS, key=BITS.__getitem__):
         reason = cost.refusal(form)
         if reason is None and not errors[form] <= max_error:
             reason = f"{form} has error {errors[form]:.3f}, above {max_error:g}"
         if reason is None:
-            gain = max(cost.gains[form, columns].value for columns in COLUMNS)
+            gain = max(cost.gains[form, columns].value for columns in DECODE)
             return form, "; ".join([f"up to {gain:.2f}x", *reasons])
         reasons.append(reason)
     return "float16", "; ".join(reasons)
@@ -213,3 +216,20 @@ def total_bytes(
     alone = sum(plain[one.name] for one in advices if one.take == "float16")
     made = sum(costs[one.shape].nbytes[one.take] for one in advices if one.take != "float16")
     return sum(plain.values()), alone + made
+
+
+def rates(
+    advices: Sequence[Advice], costs: Mapping[tuple[int, int], Cost], columns: int
+) -> tuple[float, float] | None:
+    """Return tokens a second in float16 and as advised, if products were all; None for no product.
+
+    columns: tokens at once.
+    """
+    multiplied = [one for one in advices if one.reason != _NOT_MULTIPLIED and one.shape in costs]
+    if not multiplied:
+        return None
+    times = [costs[one.shape].seconds for one in multiplied]
+    plain = sum(seconds["float16", columns] for seconds in times)
+    taken = zip(multiplied, times, strict=True)
+    advised = sum(seconds[one.take, columns] for one, seconds in taken)
+    return columns / plain, columns / advised

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,20 +41,28 @@ def cost(int8: list[Ratio], int4: list[Ratio]) -> Cost:
 @pytest.mark.parametrize(
     ("name", "error", "int8", "int4", "take", "why"),
     [
-        ("fc", 0.1, [FAST] * 3, [FAST] * 3, "int4", "up to 2.00x"),
-        ("fc", 0.1, [FAST] * 3, [FAST, SAME, SAME], "int4", "up to 2.00x"),
-        ("fc", 0.1, [FAST] * 3, [FAST, SAME, SLOW], "int8", "int4 is slower at 16 columns"),
-        ("fc", 0.2, [FAST] * 3, [FAST] * 3, "int8", "int4 has error 0.200, above 0.12"),
+        ("fc", 0.1, [FAST] * 4, [FAST] * 4, "int4", "up to 2.00x"),
+        ("fc", 0.1, [FAST] * 4, [FAST, SAME, SAME, SAME], "int4", "up to 2.00x"),
+        ("fc", 0.1, [FAST] * 4, [FAST, SLOW, SAME, SAME], "int8", "int4 is slower at 16 columns"),
+        ("fc", 0.2, [FAST] * 4, [FAST] * 4, "int8", "int4 has error 0.200, above 0.12"),
         (
             "fc",
             np.nan,
-            [SAME] * 3,
-            [FAST] * 3,
+            [SAME] * 4,
+            [FAST] * 4,
             "float16",
             "int4 has error nan, above 0.12; int8 is not",
         ),
-        ("fc", 0.1, [SLOW] * 3, [SAME] * 3, "float16", "int8 is slower at 1, 4, 16 columns"),
-        ("word_embeddings.weight", 0.1, [FAST] * 3, [FAST] * 3, "float16", "looked up"),
+        ("fc", 0.1, [SLOW] * 4, [SAME] * 4, "float16", "int8 is slower at 1, 16 columns"),
+        (
+            "fc",
+            0.1,
+            [FAST] * 4,
+            [FAST, SAME, SLOW, SLOW],
+            "int4",
+            "up to",
+        ),
+        ("word_embeddings.weight", 0.1, [FAST] * 4, [FAST] * 4, "float16", "looked up"),
     ],
 )
 def test_decisions(
@@ -82,6 +91,7 @@ def test_advice_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().out
     assert text.partition("other work")[0].count("48 x 64") == 3  # one shape timed, two weights
     assert "2 weights" in text
+    assert re.search(r"prompts of 512: at most [\d,]+ tokens/s, in float16 [\d,]+\.\s*$", text)
     assert "ids" not in text
     costs: dict[tuple[int, int], Cost] = {}
     plain, other = advise.advise(path, Settings(seconds=0.05), costs)
