@@ -214,7 +214,7 @@ def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
         View(b.shape[-2:], b.strides[-2:]),
         View(shape[-2:], strides[-2:]),
     )
-    if not options.literal and a.quant is None:
+    if not options.literal:
         vector = _single_vector(asked, batch, views)
         if vector is not None:
             return vector
@@ -245,7 +245,8 @@ def _turned(form: Form) -> Form:
 def _single_vector(asked: _Product, batch: Batch, views: Views) -> Call | None:
     """See a product with one column or one row as a matvec: it is bound by the matrix's bytes.
 
-    Not where a batch shares the matrix: matvec after matvec would read it again for each.
+    Not where a batch shares the matrix: matvec after matvec would read it again for each. A
+    quantised matrix stays the first operand.
     """
     a_view, b_view, c_view = views
     of_a, of_b, of_c = batch.strides
@@ -253,7 +254,7 @@ def _single_vector(asked: _Product, batch: Batch, views: Views) -> Call | None:
         x = View(b_view.shape[:1], b_view.strides[:1])
         y = View(c_view.shape[:1], c_view.strides[:1])
         return _assemble(asked, batch, (a_view, x, y))
-    if asked.shape[-2] == 1 and 0 not in of_b:
+    if asked.shape[-2] == 1 and 0 not in of_b and asked.a.quant is None:
         x = View(a_view.shape[1:], a_view.strides[1:])
         y = View(c_view.shape[1:], c_view.strides[1:])
         matrix = View(_swap_last(b_view.shape), _swap_last(b_view.strides))
