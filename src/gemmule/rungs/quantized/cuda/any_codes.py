@@ -68,14 +68,14 @@ def takes(problem: Problem) -> bool:
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect 0.57 ns a weight and multiprocessor, and 1.4 ns a weight of a block.
+    """Expect 0.57 ns a weight and multiprocessor, and 1.55 ns a weight of a block.
 
     One H200 (November 2026): 162 us for 256 x 14464 by 2 columns, where few blocks have long sums,
     575 for 8192 x 8192 by 2.
     """
     columns = problem.n if problem.op == "matmul" else 1
     transposed = problem.quant is not None and problem.quant.transposed
-    alone = 1.4e-9 * (32 if transposed else 8) * problem.reduction
+    alone = 1.55e-9 * (32 if transposed else 8) * problem.reduction
     together = 0.57e-9 * problem.m * problem.reduction * columns / machine.units
     return Suggestion({}, machine.call_s + max(alone, together))
 

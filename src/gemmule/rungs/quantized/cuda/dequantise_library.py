@@ -32,7 +32,8 @@ from gemmule.rungs.matmul.cuda import cublas as vendor
 # library takes for any product, and for each number of the sum; its flops per second and
 # multiprocessor, by the alignment of x and the result. 24 aligned products within 25 %, from 512 x
 # 4096 by 24 to 28672 x 8192 by 4096, others within a factor of two.
-_WRITE_SHARE, _START_S, _DEEP_S, _ANYWHERE_S = 0.75, 3.0e-6, 0.35e-9, 2e-6
+_WRITE_SHARE, _START_S, _DEEP_S, _ANYWHERE_S = 0.75, 3.5e-6, 0.35e-9, 2e-6
+_ANYWHERE_WRITTEN, _ANYWHERE_READ = 2.0, 3.0  # times as long where nothing is aligned
 _HALF_FLOPS = {16: 6e12, 8: 1.4e12, 4: 1.3e12, 2: 0.6e12}
 
 
@@ -63,6 +64,8 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     floats = problem.m * problem.k * ITEMSIZE[problem.b]
     written = (problem.matrix_bytes + floats / _WRITE_SHARE) / machine.read_bytes_per_s
     moved = floats / machine.read_bytes_per_s
+    if problem.alignment < 16:
+        written, moved = _ANYWHERE_WRITTEN * written, _ANYWHERE_READ * moved
     rate = _HALF_FLOPS[problem.alignment] if problem.b in HALVES else vendor.UNIT_FLOPS["float32"]
     product = max(moved, problem.flops / (machine.units * rate))
     product += _START_S + _DEEP_S * problem.k + (0.0 if problem.alignment == 16 else _ANYWHERE_S)
