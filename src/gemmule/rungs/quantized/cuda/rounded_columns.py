@@ -4,15 +4,19 @@
 columns that meet a code are as many as there are registers for two sets of sums, 32. Here a code
 becomes its weight in registers, by four instructions for two: the difference to the zero point is
 exact, and the scale has two parts, so that the weight is rounded once to the dtype of x, as the
-dense weight that it stands for was. Then there is one set of sums, two warpgroups have 256 rows by
-128 columns of them, and groups of any size cost the same. One warp asks for copies: codes as they
-lie, and x, which a launch in front has put in the order that the instruction reads.
+dense weight that it stands for was. Then there is one set of sums: two warpgroups have 128 rows by
+256 columns of them, and each code is taken apart once for all 256.
 
-What is left is the tensor cores' time, and what the L2 has to bring: 16 kB of x and 8 of codes for
-64 columns of the matrix.
+Four warps bring whole stages by turns: codes as they lie, x, which a launch in front has put in the
+order that the instruction reads, and what turns the codes of each row into weights, worked out once
+for the lanes that share it. What takes a code apart is what limits up to 128 columns; beyond, the
+tensor cores. Where there are few blocks of rows the sum is shared: by two blocks of a cluster, or
+in parts that a launch behind adds up, always in the same order.
 """
 
 from __future__ import annotations
+
+import math
 
 from gemmule.core.problem import HALVES, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
@@ -20,35 +24,50 @@ from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
 from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
 
-_LONG, _PANELS = 128, 2  # stored columns of a stage, in panels of 64 columns of x
-_LINE = 128  # bytes of a column of x in a panel
-_NAMES = ("tall", "columns", "cluster")
+_PANEL, _LINE = 64, 128  # stored columns of a panel; bytes of a column of x in it
+_LEAST_STAGES = 3
+_NAMES = ("tall", "columns", "cluster", "parts", "panels")
 _SHAPES = (
-    *((1, columns, cluster) for columns in (128, 64, 32) for cluster in (1, 2, 8)),
-    *((2, columns, cluster) for columns in (128, 64) for cluster in (1, 2)),
+    *((1, columns, cluster, 1, 2) for columns in (32, 64, 128, 256) for cluster in (1, 2)),
+    *((1, columns, 1, parts, 2) for columns in (32, 64, 128) for parts in (4, 16)),
+    *((1, 256, cluster, 1, 1) for cluster in (1, 2)),
+    (2, 64, 1, 1, 2),
 )
-# What a block takes for 64 columns of the matrix, and beside them, by its shape; more for codes of
-# 8 bits, and for groups that are no whole stages. One H200 (November 2026), 32 products: within
-# 12 % of the quickest where one of these is.
-_PANEL_S = {
-    (1, 32): (0.31e-6, 5.0e-6),
-    (1, 64): (0.334e-6, 7.0e-6),
-    (1, 128): (0.405e-6, 9.0e-6),
-    (2, 64): (0.6e-6, 10.5e-6),
-    (2, 128): (0.77e-6, 14.0e-6),
+# What a block takes for a stage, by its rows, columns of x and panels; one H200 (November 2026),
+# 185 products and shapes: half of them within 4 %, all but ten within 13 %. More for each further
+# piece of a stage, and for codes of 8 bits; for a round of blocks, and 128 columns of its results;
+# where a sum is shared; for bytes of x that are turned, and of parts that are added up.
+_STAGE_S = {
+    (1, 32, 2): 0.48e-6,
+    (1, 64, 2): 0.62e-6,
+    (1, 128, 2): 0.803e-6,
+    (1, 256, 1): 0.662e-6,
+    (1, 256, 2): 1.29e-6,
+    (2, 64, 2): 1.1e-6,
 }
-_WIDE_CODES, _SMALL_GROUPS_S, _CLUSTER_S = 1.07, {4: 0.14e-6, 8: 0.28e-6}, 1.2e-6
+_PIECE_S, _WIDE_S, _ROUND_S, _RESULTS_S = 0.102e-6, 0.019e-6, 3.76e-6, 1.32e-6
+_CLUSTER_S, _PARTS_S, _TURNED, _ADDED = 1.0e-6, 1.2e-6, 1.6, 1.5
 
 
-def _whole(problem: Problem) -> bool:
-    """Tell whether groups are whole stages."""
-    group = fragments.quant(problem).group_size
-    return group in (None, -1) or (group or 0) % _LONG == 0
+def _long(params: Params) -> int:
+    """Return the stored columns of a stage."""
+    return int(_PANEL * params["panels"])
 
 
-def _all(problem: Problem) -> int:
-    """Return how many stages the whole sum has."""
-    return ceil_div(problem.k, _LONG)
+def _split(problem: Problem, params: Params) -> int:
+    """Return into how many pieces a stage's columns are cut so that each lies in one group."""
+    group, long = fragments.quant(problem).group_size, _long(params)
+    return 1 if group in (None, -1) else long // math.gcd(group or 1, long)
+
+
+def _shares(params: Params) -> int:
+    """Return how many blocks share a sum."""
+    return int(params["cluster"] * params["parts"])
+
+
+def _all(problem: Problem, params: Params) -> int:
+    """Return how many stages the whole sum has, as many for each block that shares it."""
+    return ceil_div(problem.k, _long(params) * _shares(params)) * _shares(params)
 
 
 def _passes(problem: Problem, params: Params) -> int:
@@ -61,66 +80,84 @@ def _height(params: Params) -> int:
 
 def _blocks(problem: Problem, params: Params) -> int:
     down = ceil_div(problem.m, _height(params))
-    return int(down * _passes(problem, params) * params["cluster"])
+    return int(down * _passes(problem, params) * _shares(params))
 
 
 def _stage_bytes(problem: Problem, params: Params) -> int:
-    return int(
-        _PANELS * params["columns"] * _LINE + _height(params) * _LONG * fragments.bits(problem) // 8
-    )
+    row = _long(params) * fragments.bits(problem) // 8 + 8 * _split(problem, params)
+    return int(params["panels"] * params["columns"] * _LINE + _height(params) * row)
 
 
 def _stages(problem: Problem, params: Params) -> int:
-    return int(min((warpgroups.MOST_SHARED - 1024) // (_stage_bytes(problem, params) + 16), 8))
+    """Return how many stages there is room for, of the numbers that warps share evenly."""
+    room = (warpgroups.MOST_SHARED - 1024) // (_stage_bytes(problem, params) + 16)
+    return next((count for count in (8, 6, 4, 3) if count <= room), 0)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     spec, stages = fragments.quant(problem), _stages(problem, params)
-    types = f"{CTYPE[problem.b]}, {CTYPE[problem.out]}, {CTYPE[spec.scale_dtype]}"
-    shape = ", ".join(str(params[name]) for name in _NAMES)
-    flags = ", ".join(str(flag).lower() for flag in (spec.has_zeros, _whole(problem)))
+    tall, columns, cluster, parts, panels = (params[name] for name in _NAMES)
+    parts = parts if problem.k else 1
+    out = CTYPE[problem.out]
+    types = f"{CTYPE[problem.b]}, {out}, {CTYPE[spec.scale_dtype]}"
+    shape = f"{tall}, {columns}, {cluster}, {parts}, {panels}, {stages}"
+    split = f"{str(spec.has_zeros).lower()}, {_split(problem, params)}"
     product = Step(
-        kernel=f"rounded_columns<{types}, {spec.bits}, {flags}, {shape}, {stages}>",
+        kernel=f"rounded_columns<{types}, {spec.bits}, {split}, {shape}>",
         grid=(_blocks(problem, params), 1, 1),
         block=(384, 1, 1),
-        cluster=(params["cluster"], 1, 1),
+        cluster=(cluster, 1, 1),
         smem=stages * (_stage_bytes(problem, params) + 16),
         pdl=problem.k > 0,
     )
     if problem.k == 0:
         return (product,)
-    columns = params["columns"]
-    warps = _passes(problem, params) * (columns // 8) * _all(problem) * _PANELS
+    warps = _passes(problem, params) * (columns // 8) * _all(problem, params) * panels
+    whole = panels * cluster * parts  # panels that the blocks share evenly
     turn = Step(
-        kernel=f"turn_columns<{CTYPE[problem.b]}, {spec.bits}, {columns}, {_PANELS}>",
+        kernel=f"turn_columns<{CTYPE[problem.b]}, {spec.bits}, {columns}, {whole}>",
         grid=(ceil_div(warps, 8), 1, 1),
         block=(256, 1, 1),
     )
-    return (turn, product)
+    if parts == 1:
+        return (turn, product)
+    quads = problem.n * ceil_div(problem.m, _height(params)) * _height(params) // 4
+    add = Step(
+        kernel=f"add_parts<{out}, {_height(params)}, {columns}, {parts}, {panels}>",
+        grid=(ceil_div(quads, 256), 1, 1),
+        block=(256, 1, 1),
+        pdl=True,
+    )
+    return (turn, product, add)
 
 
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    of_stage = _PANELS * params["columns"] * _LINE
-    return int(_passes(problem, params) * _all(problem) * of_stage)
+    columns = _passes(problem, params) * params["columns"]
+    x = columns * _all(problem, params) * params["panels"] * _LINE
+    high = ceil_div(problem.m, _height(params)) * _height(params)
+    sums = params["parts"] * columns * high * 4 if params["parts"] > 1 else 0
+    return int(x + sums)
 
 
 def _chain(problem: Problem, params: Params) -> int:
-    """Count a sum's products, sixteen at a time, and the blocks of a cluster."""
-    return int(ceil_div(problem.k, params["cluster"]) + 256 + params["cluster"])
+    """Count a sum's products, sixteen at a time, and the blocks that share it."""
+    return int(ceil_div(problem.k, _shares(params)) + 256 + _shares(params))
 
 
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return how long a product takes: its blocks, in rounds, and x turned before them."""
-    bits = fragments.bits(problem)
-    panel, start = _PANEL_S[params["tall"], params["columns"]]
-    panel *= _WIDE_CODES if bits == 8 else 1.0
-    panel += 0.0 if _whole(problem) else _SMALL_GROUPS_S[bits]
-    own = ceil_div(_all(problem), params["cluster"]) * _PANELS * panel
-    own += _CLUSTER_S if params["cluster"] > 1 else 0.0
+    """Return how long a product takes: its blocks, in rounds, and what is in front and behind."""
+    tall, columns, cluster, parts, panels = (params[name] for name in _NAMES)
+    stage = _STAGE_S[tall, columns, panels] + tall * _PIECE_S * (_split(problem, params) - 1)
+    stage += tall * panels * _WIDE_S if fragments.bits(problem) == 8 else 0.0
+    own = _ROUND_S + _RESULTS_S * columns * tall / 128
+    own += _all(problem, params) // _shares(params) * stage
     rounds = ceil_div(_blocks(problem, params), machine.units)
-    turned = 4 * problem.k * problem.n * 2 / machine.read_bytes_per_s
     reading = problem.compulsory_bytes / machine.read_bytes_per_s
-    return float(2 * machine.call_s + turned + max(rounds * (start + own), reading))
+    moved = _TURNED * problem.k * problem.n * 2
+    moved += _ADDED * parts * problem.m * problem.n * 4 if parts > 1 else 0.0
+    shared = (_CLUSTER_S if cluster > 1 else 0.0) + (_PARTS_S if parts > 1 else 0.0)
+    own = shared + max(rounds * own, reading)
+    return float(machine.call_s + moved / machine.read_bytes_per_s + own)
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -130,13 +167,14 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     found = []
     for shape in _SHAPES:
         params = dict(zip(_NAMES, shape, strict=True))
-        found.append(Suggestion(params, _seconds(problem, params, machine)))
-    return min(found, key=lambda one: one.expected_s)
+        if _stages(problem, params) >= _LEAST_STAGES:
+            found.append(Suggestion(params, _seconds(problem, params, machine)))
+    return min(found, key=lambda one: one.expected_s, default=None)
 
 
 RUNG = CudaRung(
     title="Weights rounded once",
-    idea="Codes become weights in registers, and meet 128 columns of x: one set of sums, not two.",
+    idea="Codes become weights in registers, and meet 256 columns of x: one set of sums, not two.",
     source="PTX ISA: wgmma with A in registers; mixed operands as in Marlin (Frantar et al., 2024)",
     op="matmul",
     after="arranged_columns",
@@ -146,9 +184,15 @@ RUNG = CudaRung(
     ),
     layouts_b=("row", "col", "strided"),
     arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0, inputs=problem.b),
-    params={"tall": (1, 2), "columns": (128, 64, 32), "cluster": (1, 2, 8)},
+    params={
+        name: tuple(dict.fromkeys(shape[i] for shape in _SHAPES)) for i, name in enumerate(_NAMES)
+    },
     constraints=(
         fragments.FITS,
+        Constraint(
+            "three stages fit in shared memory",
+            lambda problem, params: _stages(problem, params) >= _LEAST_STAGES,
+        ),
         Constraint(
             "one of the shapes that won somewhere",
             lambda problem, params: tuple(params[name] for name in _NAMES) in _SHAPES,
