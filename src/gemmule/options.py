@@ -66,7 +66,8 @@ def _made(**choices: Any) -> Options:
     if options.activations not in ("float", "int8"):
         raise ValueError(f"activations is {options.activations!r}; it must be 'float' or 'int8'.")
     name = None if options.out_dtype is None else _dtype_name(options.out_dtype)
-    made = Options(**choices | {"out_dtype": name, "literal": options.rung is not None})
+    named = {"literal": options.rung is not None, "exact": choices.get("precision") == "float32"}
+    made = Options(**choices | {"out_dtype": name} | named)
     return DEFAULT if made == DEFAULT else made
 
 

@@ -17,9 +17,12 @@ from fake_cublas import FakeCublas, installed
 from gemmule.backends.cuda import nvrtc
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.choose import eligible
+from gemmule.core.canonical import canonical
+from gemmule.core.operand import Form
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import device_rungs
 from gemmule.core.rung import CUDA_ARCHS
+from gemmule.options import options_of
 from gemmule.quant.cuda import by_library, dequantise
 from proofs import device as verify_device
 from proofs import proofs
@@ -127,3 +130,21 @@ def test_kernels_compile_for_every_architecture(arch: str) -> None:
     )
     module = nvrtc.build(dequantise.SOURCE, names, arch, ())[0]
     assert set(module.symbols) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("named", "forbids"),
+    [
+        ({}, False),
+        ({"precision": "float32"}, True),
+        ({"precision": "ieee"}, True),
+        ({"batch_invariant": True}, True),
+    ],
+)
+def test_a_precision_by_name_keeps_weights_exact(named: dict[str, Any], forbids: bool) -> None:
+    spec = QuantSpec(4, 64, True, "mma16", "float16", False)
+    matrix = Form.packed((64, 128), "uint4")._replace(quant=spec)
+    options = options_of("matmul", named)
+    call = canonical("matmul", matrix, Form.packed((128, 40), "float16"), None, options)
+    assert call.problem.quant is not None
+    assert call.problem.quant.exact is forbids

@@ -53,6 +53,7 @@ class Options:
     rung: str | None = None
     params: Frozen | None = None
     scaled: bool = False  # by an alpha, before the sums are rounded to halves
+    exact: bool = False  # a precision of float32 was named: no weight is rounded to a half
 
 
 DEFAULT = Options()
@@ -308,7 +309,8 @@ def _assemble(asked: _Product, batch: Batch, seen: Views) -> Call:
     spec = a.quant
     if spec is not None and options.activations != "float":
         spec = replace(spec, activations=options.activations)
-    if spec is not None and (options.precision == "ieee" or options.batch_invariant):
+    exact = options.exact or options.precision == "ieee" or options.batch_invariant
+    if spec is not None and exact:
         spec = replace(spec, exact=True)
     aligned = min(
         vector_alignment(form, view, steps)
