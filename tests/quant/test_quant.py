@@ -522,7 +522,7 @@ def test_padding_of_mma16_is_checked() -> None:
         )
 
 
-def test_devices_go_through_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_go_through_the_transfer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Q = quantize(normal(3, 5), 4, 2, perm=np.arange(5)[::-1])
     calls: list[str] = []
 
@@ -537,9 +537,11 @@ def test_devices_go_through_the_transfer(monkeypatch: pytest.MonkeyPatch) -> Non
     np.testing.assert_array_equal(back.to(layout="row").dequantize(), Q.dequantize())
     np.testing.assert_array_equal(np.asarray(moved), Q.dequantize())
     assert Q.to("cpu") is Q
-    for refused in (moved.dequantize, lambda: moved.save("never-written.safetensors")):
-        with pytest.raises(DeviceError):
-            refused()
+    with pytest.raises(DeviceError):
+        moved.dequantize()
+    moved.save(tmp_path / "w.safetensors")  # it is fetched
+    saved = QuantizedMatrix.load(tmp_path / "w.safetensors")
+    np.testing.assert_array_equal(saved.dequantize(), Q.dequantize())
 
 
 def test_a_matrix_of_codes_moves_to_what_is_no_device() -> None:

@@ -430,3 +430,10 @@ def test_the_fuzzer_kills_a_reader_that_does_not_check(
     # Either the library refuses what this reader took, or the reader itself falls over.
     with pytest.raises((safetensors.SafetensorError, AssertionError, KeyError, TypeError)):
         fuzz(tmp_path, 3000)
+
+
+def test_the_error_is_kept(tmp_path: Path) -> None:
+    Q = quantize(np.random.default_rng(0).standard_normal((8, 64), np.float32), bits=4)
+    Q.save(tmp_path / "w.safetensors")
+    assert Q.error
+    assert QuantizedMatrix.load(tmp_path / "w.safetensors").error == Q.error

@@ -282,6 +282,15 @@ def file_parts(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str])
     }
 
 
+def file_error(metadata: Mapping[str, str]) -> float | None:
+    """Return what `quantize` said of a matrix, None where a file does not tell."""
+    text = metadata.get("error")
+    error = None if text is None else float(text)
+    if error is not None and not error >= 0:
+        raise ValueError(f"metadata 'error' is {text!r}, but must be a number of at least 0")
+    return error
+
+
 def _count(metadata: Mapping[str, str], key: str) -> int:
     text = metadata.get(key)
     if text is None or not _COUNT.fullmatch(text):

@@ -48,7 +48,7 @@ class QuantizedMatrix(Factor):
       ``perm = argsort(g_idx)``).
     - ``transposed``: whether this is the view ``.T``: the matrix is then the transpose of all that.
     - ``device``: where the arrays lie; ``"cpu"`` means NumPy arrays.
-    - ``error``: what `quantize` says of it, None where nothing is known; files do not keep it.
+    - ``error``: what `quantize` says of it, None where nothing is known.
 
     >>> import gemmule as gm, numpy as np
     >>> Q = gm.quantize(np.eye(3, dtype=np.float32), bits=4, group_size=2)
@@ -302,12 +302,12 @@ class QuantizedMatrix(Factor):
         """Write the matrix to ``path``, a ``.safetensors`` file, its codes in layout ``row``.
 
         The file appears when it is complete. Everything comes back exactly with `load`: codes,
-        scales in their dtype, zero points, perm and transposition. Raises ValueError for another
-        suffix, FileExistsError where something of that name exists, unless ``overwrite``,
-        DeviceError when the matrix is not on the host, OSError as `open` does.
+        scales in their dtype, zero points, perm, transposition and ``error``; a matrix on a GPU is
+        fetched. Raises ValueError for another suffix, FileExistsError where something of that name
+        exists, unless ``overwrite``, OSError as `open` does.
         """
         check_target(path, overwrite=overwrite)
-        host = self._on_host("save").to(layout="row")
+        host = places.on(self, "cpu").to(layout="row")
         parts = {"codes": host.codes, "scales": host.scales, "zeros": host.zeros, "perm": host.perm}
         tensors = {name: part for name, part in parts.items() if part is not None}
         if host.codes.nbytes % 8:  # keep the floats behind the codes aligned
@@ -315,6 +315,8 @@ class QuantizedMatrix(Factor):
         metadata = checks.to_metadata(
             self.stored_shape, self.bits, self.group_size, self.transposed
         )
+        if self.error is not None:
+            metadata["error"] = repr(float(self.error))
         write_tensors(path, tensors, metadata, overwrite=overwrite)
 
     @classmethod
@@ -335,7 +337,8 @@ class QuantizedMatrix(Factor):
         """
         tensors, metadata = read_tensors(path, mmap=mmap)
         try:
-            return cls.from_parts(**checks.file_parts(tensors, metadata))
+            made = cls.from_parts(**checks.file_parts(tensors, metadata))
+            return replace(made, error=checks.file_error(metadata))
         except (TypeError, ValueError) as error:  # a wrong dtype in a file is a wrong value
             raise ValueError(f"{path}: {error}") from error
 
