@@ -46,6 +46,7 @@ _STAGE_S = {
     (2, 64, 2): 1.1e-6,
 }
 _PIECE_S, _WIDE_S, _ROUND_S, _RESULTS_S = 0.102e-6, 0.019e-6, 3.76e-6, 1.32e-6
+_SUSTAINED = 1.17  # times as long where more than four rounds of blocks let the clocks fall
 _CLUSTER_S, _PARTS_S, _TURNED, _ADDED = 1.0e-6, 1.2e-6, 1.6, 1.5
 
 
@@ -152,6 +153,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     own = _ROUND_S + _RESULTS_S * columns * tall / 128
     own += _all(problem, params) // _shares(params) * stage
     rounds = ceil_div(_blocks(problem, params), machine.units)
+    own *= _SUSTAINED if columns == 256 and rounds > 4 else 1.0
     reading = problem.compulsory_bytes / machine.read_bytes_per_s
     moved = _TURNED * problem.k * problem.n * 2
     moved += _ADDED * parts * problem.m * problem.n * 4 if parts > 1 else 0.0
