@@ -38,14 +38,14 @@ test`.
 LIMITS: tuple[tuple[str, str, str], ...] = (
     (
         "Ctrl-C is a `KeyboardInterrupt`, and the process goes on",
-        "it waits for an import of Numba and for a kernel's compilation, seconds at most, and for "
+        "it waits for a kernel's compilation, a second at most, and for "
         "one call of a BLAS or of a kernel",
         "`gemmule multiply` calls for blocks of well below a second; so can you",
     ),
     (
         "the same",
-        "an exception that another thread sets inside Numba's compiler "
-        "(`PyThreadState_SetAsyncExc`) may leave that broken",
+        "an exception that another thread sets inside LLVM's bindings "
+        "(`PyThreadState_SetAsyncExc`) may leave them broken",
         "end the process",
     ),
     (

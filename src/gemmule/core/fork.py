@@ -1,7 +1,7 @@
 """Forks and Ctrl-C that leave no import and no compilation half done.
 
 ``os.fork`` copies one thread, and the locks that others hold stay held in the child for good: of a
-module being imported, of Numba's compiler, of LLVM. So the package imports its parts and builds its
+module being imported, of LLVM. So the package imports its parts and builds its
 kernels under one lock, `WHOLE`, and a fork waits for it and for the locks given to `hold`: at most
 as long as the kernel being compiled takes. What is not covered: locks of other libraries, such as
 those of a BLAS whose threads are at work (``docs/threads.md``).
@@ -34,7 +34,7 @@ class _Recorder:
 def uninterrupted() -> Iterator[None]:
     """Let Ctrl-C, in the main thread, take effect at the end of the block.
 
-    An import of Numba or a compilation that is left half way leaves modules and caches that no
+    An import or a compilation that is left half way leaves modules and caches that no
     retry mends; both take seconds at most.
     Other threads are never interrupted; what is no Python function handles the signal as before.
     """

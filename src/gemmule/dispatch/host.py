@@ -2,10 +2,10 @@
 
 A bound call compares what it is given with what was planned, attribute by attribute, and goes
 straight to the kernel: 2 us instead of 15 for the general path through operands, 4 instead of 28
-beside a quantised matrix. Vectors' products by our own kernels, and BLAS's where Numba is there, go
-from the second call on by a builtin function that compares, allocates and launches in half a
-microsecond (`backends.cpu.calls`). Whatever it does not know (another library, other strides, a
-questionable `out`) it leaves to the general path, which accepts or refuses it with an explanation.
+beside a quantised matrix. Vectors' products by our own kernels and BLAS's go from the second call
+on by a builtin function that compares, allocates and launches in half a microsecond
+(`backends.cpu.calls`). Whatever it does not know (another library, other strides, a questionable
+`out`) it leaves to the general path, which accepts or refuses it with an explanation.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Files are read as text: nothing is imported or compiled, so a look-up may ask. Of Python imports
 those count that hold kernels and their geometry, `gemmule.rungs` and `gemmule.backends`; the words
-in which rungs are written (`gemmule.core`), NumPy, Numba and the toolkit's headers do not.
+in which rungs are written (`gemmule.core`), NumPy, LLVM and the toolkit's headers do not.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import click
 
 @click.command()
 def doctor() -> None:
-    """Check Python, NumPy, Numba, the CPU, the caches, and the GPU's driver and compiler.
+    """Check Python, NumPy, LLVM, the CPU, the caches, and the GPU's driver and compiler.
 
     The exit code is 0 when everything that CPU products need works, with or without a GPU.
     """

@@ -33,7 +33,7 @@ from gemmule_lab.records.environment import capture_environment, cpu_name
 from gemmule_lab.records.rows import Environment, times_of
 from gemmule_lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
 
-# Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and Numba on
+# Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and ours on
 # 2 cores, November 2026), so each pool's implementations are timed in a run of their own.
 REST_S = 0.15
 JUDGED_ELEMENTS = 1 << 24
@@ -183,7 +183,7 @@ class CpuBench(CellBench):
 def _pool(lane: Lane) -> str:
     if lane.rung is None:
         return lane.peer
-    return lane.rung if "blas" in lane.rung else "numba"  # some convert with Numba, then call BLAS
+    return lane.rung if "blas" in lane.rung else "own"  # some convert by kernels, then call BLAS
 
 
 class GpuBench(CellBench):

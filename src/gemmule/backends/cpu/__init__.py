@@ -1,1 +1,1 @@
-"""Host arrays, Numba kernels and BLAS."""
+"""Host arrays, kernels compiled where they run, and BLAS."""

@@ -38,7 +38,7 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class CpuBackend:
-    """Host arrays and Numba or BLAS rungs."""
+    """Host arrays, and rungs of own kernels or BLAS."""
 
     name = "cpu"
 

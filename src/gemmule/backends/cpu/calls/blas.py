@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,8 @@ def _ahead(array: np.ndarray[Any, Any]) -> tuple[bool, int] | None:
 
 
 def _routine(name: str) -> int | None:
-    """Return the address of a routine, where it is known and Numba is there to call it.
-
-    Importing Numba would take longer than a million calls gain.
-    """
-    if "numba" not in sys.modules or unavailable() is not None:
-        return None
-    return blas_threads.routine(name)
+    """Return the address of a routine, where it is known and a kernel can call it."""
+    return None if unavailable() is not None else blas_threads.routine(name)
 
 
 def gemv(A: np.ndarray[Any, Any]) -> Job | None:

@@ -1,8 +1,8 @@
 """Blocks of both operands become a dtype that NumPy's BLAS has, and are multiplied there.
 
-It works without Numba, where only the conversion of float16 is slower. Integers of up to 16 bits
-are exact in float64: a product is below 2^32, so a sum of up to 2^20 of them is below 2^53. Wider
-integers have no such float; they take NumPy's own integer loops.
+It works without a compiler, where only the conversion of float16 is slower. Integers of up to 16
+bits are exact in float64: a product is below 2^32, so a sum of up to 2^20 of them is below 2^53.
+Wider integers have no such float; they take NumPy's own integer loops.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
 RUNG = CpuRung(
     title="Upcast to BLAS",
     idea="Halves and float8 become float32, short integers float64, block by block, for BLAS.",
-    source="for machines without Numba; exact integer products through floats are folklore",
+    source="for machines without a compiler; exact integer products through floats are folklore",
     op="matmul",
     signatures=(*_cpu.SIGNATURES, *_cpu.FLOAT8_SIGNATURES),
     layouts=("row", "col", "strided"),
     layouts_b=("row", "col", "strided"),
     arithmetic=_cpu.summed(_cpu.whole_reduction),
-    branch="NumPy alone: for float8, and where Numba is missing",
+    branch="NumPy alone: for float8, and where llvmlite is missing",
     params={"block": (2048, 1024, 512)},
     suggest=suggest,
     bind=bind,

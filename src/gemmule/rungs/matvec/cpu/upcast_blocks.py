@@ -1,6 +1,6 @@
 """Blocks of the matrix are converted to a wider dtype and multiplied there by NumPy.
 
-It works without Numba; blocks fit the cache.
+It works without a compiler; blocks fit the cache.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
 RUNG = CpuRung(
     title="Upcast blocks",
     idea="A block that fits the cache is converted to the working dtype; then NumPy's dot.",
-    source="for machines without Numba; the measure of what conversion costs",
+    source="for machines without a compiler; the measure of what conversion costs",
     op="matvec",
     signatures=(*_cpu.SIGNATURES, *_cpu.FLOAT8_SIGNATURES),
     layouts=("row", "col"),
     arithmetic=_cpu.summed(_cpu.whole_reduction),
-    branch="NumPy alone: for float8, and where Numba is missing",
+    branch="NumPy alone: for float8, and where llvmlite is missing",
     params={"block_bytes": (2**20, 2**18, 2**22)},
     suggest=suggest,
     bind=bind,

@@ -43,7 +43,6 @@ LINE_AHEAD = 256
 # of a chunk, 128 products with codes below 2^8, are to stay below 2^128.
 _POWERS = {0: ((46, 0), -103, 110), 112: ((60, 110, 10), 9, 126)}
 
-# Numba takes names of this module only.
 _CODES, _ROW_STEP, _LAST, _BYTES, _TABLE = ops.CODES, ops.ROW_STEP, ops.LAST, ops.BYTES, ops.TABLE
 _NEXT, _WEIGHTS, _X, _SUMS, _PENDING = ops.NEXT, ops.WEIGHTS, ops.X, ops.SUMS, ops.PENDING
 _SCALED, _SUMS_OF_X, _TOTALS, _FACTOR = ops.SCALED, ops.SUMS_OF_X, ops.TOTALS, ops.FACTOR
