@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 BLACK, WHITE, PALE, BLUE, ORANGE = "#000000", "#ffffff", "#f4f4f4", "#00447d", "#b24600"
 DASHES = ("-", (0, (8, 4)), (0, (2, 3)), (0, (10, 3, 2, 3)), (0, (14, 5)), (0, (5, 3)))
 LETTER = 7.3  # width of an average character
-BESIDE = 44  # letters of a bar's name that fit beside it
+BESIDE = 56  # letters of a bar's name that fit beside it
 SHADES = 17  # of a heat map
 READABLE = 4.5  # contrast of a number with its cell; one of black and white always has it
 ACROSS, PLOT = 500.0, 317.0  # about the width and the height of a chart of lines
