@@ -151,7 +151,12 @@ def test_notes_hold_one_table_of_what_was_tried(page: Path) -> None:
 
 def test_every_ladder_has_a_page_of_notes() -> None:
     wanted = {f"{backend}_{op}" for backend in BACKENDS for op in OPS}
-    assert {page.stem for page in NOTES} == wanted | {"cpu_threads", "measuring", "outofcore"}
+    assert {page.stem for page in NOTES} == wanted | {
+        "cpu_threads",
+        "first_products",
+        "measuring",
+        "outofcore",
+    }
 
 
 def test_the_table_of_environment_variables_is_complete() -> None:
