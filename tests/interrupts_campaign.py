@@ -3,7 +3,7 @@
 ``python tests/interrupts_campaign.py [--tries N] [--seed S] [--record] [KIND ...]`` starts a
 process for each try, which is interrupted once at a random moment of its products. It has to end in
 KeyboardInterrupt, or to have finished before, and the same products have to be right afterwards.
-Kinds: ``import`` (code is on disk, Numba is not loaded), ``compile`` (nothing is on disk),
+Kinds: ``import`` (code is on disk and is loaded), ``compile`` (nothing is on disk),
 ``later`` (products that were made before), and ``long`` (a product of files that takes seconds,
 mostly in a BLAS). How long the slowest took to end is told.
 """

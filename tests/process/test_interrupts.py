@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def test_other_threads_have_none_to_wait_for() -> None:
 
 
 def test_a_compilation_ends_before_the_interrupt() -> None:
-    from gemmule.backends.cpu import assembler
+    from gemmule.backends.cpu import assembler, jit_cache
 
     compiled = []
 
@@ -98,7 +99,8 @@ def test_a_compilation_ends_before_the_interrupt() -> None:
     def four_times(a: int) -> int:
         return twice(twice(a))
 
-    with planted(assembler, "object_code", interrupted):
+    nothing_on_disk = planted(jit_cache, "kernel_folder", lambda sound: None)
+    with planted(assembler, "object_code", interrupted), nothing_on_disk:
         for one in (twice, four_times):
             with pytest.raises(KeyboardInterrupt):
                 one(3)
@@ -129,8 +131,8 @@ except KeyboardInterrupt:
 """
 
 
-def test_the_compiler_is_loaded_whole_before_the_interrupt() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, timeout=120, check=False
-    )
+def test_the_compiler_is_loaded_whole_before_the_interrupt(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", IMPORTED]
+    empty = os.environ | {"GEMMULE_CACHE": str(tmp_path)}
+    done = subprocess.run(run, env=empty, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "interrupted, then right\n", done.stderr
