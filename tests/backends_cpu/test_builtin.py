@@ -109,8 +109,9 @@ def test_a_given_result_is_filled(op: str, kind: str) -> None:
     plan = planned(op, kind, a, b)
     first, call = plan(a, b), bound_of(plan)(a, b)
     size, dtype = first.shape, first.dtype
-    if call is None:
-        pytest.skip("BLAS is not called by its address here")
+    if kind == "float32" and blas_threads.routine("cblas_sgemv") is None:
+        pytest.skip("this NumPy's BLAS has no address")
+    assert call is not None
     out = np.full(size, 7, dtype)
     before = sys.getrefcount(out)
     assert call(a, b, out) is out
