@@ -6,6 +6,7 @@ screens; every figure lies on paper of its own, so that it can be read on any pa
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,14 +90,18 @@ class Figure:
             f"{escape(words)}</text>"
         )
 
-    def lines(self, x: float, y: float, *words: str, kind: str = "soft", size: int = 15) -> None:
-        """Write lines of words under each other."""
-        for index, line in enumerate(words):
-            self.text(x, y + index * (size + 6), line, kind=kind, size=size)
+    def soft(self, x: float, y: float, words: str, anchor: str = "start", size: int = 14) -> None:
+        """Write words that explain, small and pale."""
+        self.text(x, y, words, kind="soft", anchor=anchor, size=size)
+
+    def lines(self, x: float, y: float, words: str, *, size: int = 14) -> None:
+        """Write the lines of some words under each other."""
+        for index, line in enumerate(words.split("\n")):
+            self.soft(x, y + index * (size + 6), line, size=size)
 
     def note(self, y: float, words: str) -> None:
         """Write a caption under the drawing, wrapped to its width."""
-        self.lines(20, y, *textwrap.wrap(words, 88), size=14)
+        self.lines(20, y, textwrap.fill(words, 88))
 
     def box(
         self,
@@ -175,7 +180,7 @@ class Figure:
         self.parts.append(f'<path class="line" d="M{x1:g} {y:g}v{tip}H{x2:g}v{-tip}"/>')
         if label:
             at = y - 12 if up else y + 23
-            self.text((x1 + x2) / 2, at, label, kind="soft", anchor="middle", size=14)
+            self.soft((x1 + x2) / 2, at, label, "middle")
 
     def svg(self) -> str:
         """Return the file's text."""
@@ -191,6 +196,21 @@ class Figure:
 
 
 Drawings = Mapping[str, Callable[[], Figure]]
+
+
+def drawn(title: str, height: int) -> Callable[[Callable[[Figure], None]], Callable[[], Figure]]:
+    """Return what makes a function that draws one that returns the figure; its docstring tells."""
+
+    def made(draw: Callable[[Figure], None]) -> Callable[[], Figure]:
+        @functools.wraps(draw)
+        def figure() -> Figure:
+            made = Figure(title, " ".join((draw.__doc__ or "").split()), height)
+            draw(made)
+            return made
+
+        return figure
+
+    return made
 
 
 def lane(index: int) -> str:
@@ -219,6 +239,6 @@ def memory(
     labels: Sequence[str] = (),
 ) -> None:
     """Draw a stretch of memory as a strip of cells with its name before it."""
-    figure.text(x - 10, y + side / 2 + 5, label, kind="soft", anchor="end", size=14)
+    figure.soft(x - 10, y + side / 2 + 5, label, "end")
     marked = {(0, i): text for i, text in enumerate(labels)}
     figure.cells(x, y, [list(kinds)], side=side, labels=marked)

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from pages.figures.drawing import Figure, lane, plain
+from pages.figures.drawing import Figure, drawn, lane, plain
 
 
-def streamed_rows() -> Figure:
-    """Draw a block along a row, and the bytes under way against what the memory needs."""
-    f = Figure(
-        "Streamed rows: enough bytes under way on every multiprocessor",
-        "The eight warps of a block walk one row, two 16-byte loads a lane. Bars compare the bytes "
-        "under way with the 25 KB that the memory needs.",
-        356,
-    )
-    f.note(
-        66,
-        "lanes 256, unroll 2: the 8 warps of a block read a row, two 16-byte loads a lane",
-    )
+@drawn("Streamed rows: enough bytes under way on every multiprocessor", 356)
+def streamed_rows(f: Figure) -> None:
+    """The eight warps of a block walk one row, two 16-byte loads a lane. Bars compare the bytes
+    under way with the 25 KB that the memory needs."""
+    f.note(66, "lanes 256, unroll 2: the 8 warps of a block read a row, two 16-byte loads a lane")
     for u in range(2):
         for warp in range(8):
             f.box(20 + (u * 8 + warp) * 44, 76, 42, 28, lane(warp), f"w{warp}", size=12)
     f.bracket(20, 370, 107, "first load of every lane")
     f.bracket(374, 722, 107, "second load, before the first is used")
-    f.text(
-        20,
-        172,
-        "bytes under way on one multiprocessor, with 1024 or 2048 threads",
-        kind="soft",
-        size=14,
-    )
+    f.soft(20, 172, "bytes under way on one multiprocessor, with 1024 or 2048 threads")
     bars = (
         ("2048 x one half", 4.1, "bad"),
         ("1024 x 16 bytes", 16.4, "x"),
@@ -36,31 +23,19 @@ def streamed_rows() -> Figure:
     )
     for i, (name, kilobytes, kind) in enumerate(bars):
         y = 184 + i * 34
-        f.text(170, y + 18, name, kind="soft", anchor="end", size=14)
+        f.soft(170, y + 18, name, "end")
         f.box(180, y, kilobytes * 13, 26, kind)
         at = 188 + kilobytes * 13
         f.text(at, y + 18, f"{kilobytes:g} KB", size=14)
     f.line(180 + 25.5 * 13, 178, 180 + 25.5 * 13, 290, kind="alarm", dashed=True)
-    f.text(
-        180 + 25.5 * 13,
-        308,
-        "needed: 4.8 TB/s x 0.7 us / 132 = 25 KB",
-        kind="soft",
-        anchor="middle",
-        size=14,
-    )
+    f.soft(180 + 25.5 * 13, 308, "needed: 4.8 TB/s x 0.7 us / 132 = 25 KB", "middle")
     f.note(340, "about 0.7 us is the latency of the memory, 132 the multiprocessors of an H200")
-    return f
 
 
-def early_rows() -> Figure:
-    """Draw three launches one after another, and the same begun early."""
-    f = Figure(
-        "Early rows: the next launch is there before the last one has ended",
-        "In turn, each launch starts, waits for its first vectors and reads. Begun early, it has "
-        "started and fetched its first vectors by the time the launch before it ends.",
-        330,
-    )
+@drawn("Early rows: the next launch is there before the last one has ended", 330)
+def early_rows(f: Figure) -> None:
+    """In turn, each launch starts, waits for its first vectors and reads. Begun early, it has
+    started and fetched its first vectors by the time the launch before it ends."""
     f.text(20, 70, "in turn", bold=True)
     for i in range(3):
         left = 20 + i * 236
@@ -78,18 +53,13 @@ def early_rows() -> Figure:
             f.line(left + 204, y - 8, left + 204, y + 38, kind="alarm", dashed=True)
     f.note(304, "fetch: the first vectors of the matrix, into the L2: right whoever wrote them;")
     f.note(320, "x and the matrix are read after the wait, when all that came before can be seen")
-    return f
 
 
-def clustered_rows() -> Figure:
-    """Draw a row shared by the blocks of a cluster."""
-    f = Figure(
-        "Clustered rows: the blocks of a cluster share a row",
-        "Four blocks of a cluster take turns along a row; each pushes its sum into the shared "
-        "memory of the first, which adds them in order.",
-        280,
-    )
-    f.text(20, 88, "a row", kind="soft", size=14)
+@drawn("Clustered rows: the blocks of a cluster share a row", 280)
+def clustered_rows(f: Figure) -> None:
+    """Four blocks of a cluster take turns along a row; each pushes its sum into the shared memory
+    of the first, which adds them in order."""
+    f.soft(20, 88, "a row")
     for i in range(8):
         f.box(80 + i * 80, 68, 76, 30, lane(i % 4), f"block {i % 4}", size=13)
     for block in range(4):
@@ -101,19 +71,13 @@ def clustered_rows() -> Figure:
     for block in range(1, 4):
         f.line(80 + block * 165 + 72, 188, 80 + block * 165 + 72, 222 + 0)
     f.arrow(647, 222, 228, 222)
-    f.text(436, 242, "distributed shared memory", kind="soft", anchor="middle", size=14)
+    f.soft(436, 242, "distributed shared memory", "middle")
     f.note(268, "One launch, no workspace, no atomics; the order of the additions is fixed.")
-    return f
 
 
-def orders() -> Figure:
-    """Draw the memory orders of a matrix and of its transpose."""
-    f = Figure(
-        "Memory order: a column-major matrix transposed is a row-major one",
-        "A matrix of 2 rows and 3 columns, its addresses by rows and by columns, and its "
-        "transpose.",
-        316,
-    )
+@drawn("Memory order: a column-major matrix transposed is a row-major one", 316)
+def orders(f: Figure) -> None:
+    """A matrix of 2 rows and 3 columns, its addresses by rows and by columns, and its transpose."""
     names = ("a", "b", "c", "d", "e", "f")
     f.text(20, 66, "A, 2 x 3", bold=True)
     grid = [[lane(0)] * 3, [lane(1)] * 3]
@@ -129,37 +93,30 @@ def orders() -> Figure:
         ("A transposed, by rows", "adbecf", 214),
         ("A transposed, by columns", "abcdef", 252),
     )
-    f.text(428, 66, "address", kind="soft", anchor="end", size=14)
+    f.soft(428, 66, "address", "end")
     for address in range(6):
-        f.text(456 + address * 32, 66, str(address), kind="soft", anchor="middle", size=14)
+        f.soft(456 + address * 32, 66, str(address), "middle")
     for label, order, y in rows:
-        f.text(428, y + 21, label, kind="soft", anchor="end", size=14)
+        f.soft(428, y + 21, label, "end")
         kinds = [lane(0) if name in "abc" else lane(1) for name in order]
         f.cells(440, y, [kinds], side=32, labels={(0, i): n for i, n in enumerate(order)}, size=15)
     f.line(648, 132, 690, 132)
     f.line(690, 132, 690, 230)
     f.arrow(690, 230, 648, 230)
     f.text(698, 186, "equal", size=14)
-    f.text(
-        440, 304, "the two middle strips are the same bytes", kind="soft", anchor="middle", size=14
-    )
-    return f
+    f.soft(440, 304, "the two middle strips are the same bytes", "middle")
 
 
-def col_transposed() -> Figure:
-    """Draw a thread walking down each column of a column-major matrix."""
-    f = Figure(
-        "A thread per column of a column-major matrix",
-        "Columns lie in one piece each. Each thread walks down its column, so the threads of a "
-        "warp read a whole column apart.",
-        286,
-    )
+@drawn("A thread per column of a column-major matrix", 286)
+def col_transposed(f: Figure) -> None:
+    """Columns lie in one piece each. Each thread walks down its column, so the threads of a warp
+    read a whole column apart."""
     f.cells(110, 60, [[lane(c) for c in range(6)] for _ in range(6)], side=24)
     for column in range(6):
         f.arrow(122 + column * 24, 64, 122 + column * 24, 196)
     f.text(100, 134, "A", anchor="end")
-    f.text(182, 226, "threads 0 to 5", kind="soft", anchor="middle", size=14)
-    f.text(330, 80, "memory: column after column", kind="soft", size=14)
+    f.soft(182, 226, "threads 0 to 5", "middle")
+    f.soft(330, 80, "memory: column after column")
     strip = [lane(c) for c in range(6) for _ in range(4)]
     f.cells(330, 90, [strip], side=16)
     for column in range(6):
@@ -168,13 +125,10 @@ def col_transposed() -> Figure:
     f.lines(
         330,
         172,
-        "The same bytes and the same loop as",
-        "thread_per_row, seen by someone whose",
+        "The same bytes and the same loop as\nthread_per_row, seen by someone whose\n"
         "matrices lie by columns.",
-        size=14,
     )
-    f.text(20, 268, "outlined: what the threads of a warp read at one moment", kind="soft", size=14)
-    return f
+    f.soft(20, 268, "outlined: what the threads of a warp read at one moment")
 
 
 def _sections(f: Figure, x: float, y: float, *, wide: bool) -> None:
@@ -187,53 +141,39 @@ def _sections(f: Figure, x: float, y: float, *, wide: bool) -> None:
         f.bracket(x + 80, x + 160, y - 2, "WIDTH", up=True)
 
 
-def block_multiply_transposed() -> Figure:
-    """Draw algorithm 2: blocks of rows (stored columns) and sections along them."""
-    f = Figure(
-        "Transposed block and multiply: a thread per column and section",
-        "The stored columns are drawn as rows, since each lies in one piece. A block of threads "
-        "takes WIDTH elements of each of its columns; sections meet by atomic additions.",
-        330,
-    )
-    f.text(20, 90, "stored", kind="soft", size=14)
-    f.text(20, 108, "columns", kind="soft", size=14)
+@drawn("Transposed block and multiply: a thread per column and section", 330)
+def block_multiply_transposed(f: Figure) -> None:
+    """The stored columns are drawn as rows, since each lies in one piece. A block of threads takes
+    WIDTH elements of each of its columns; sections meet by atomic additions."""
+    f.soft(20, 90, "stored")
+    f.soft(20, 108, "columns")
     _sections(f, 90, 84, wide=True)
     for row in range(4):
         f.arrow(172, 94 + row * 20, 248, 94 + row * 20)
     f.arrow(336, 164, 420, 164)
-    f.text(378, 154, "atomicAdd", kind="soft", anchor="middle", size=13)
+    f.soft(378, 154, "atomicAdd", "middle", size=13)
     f.cells(424, 84, [[lane(0)] if r < 4 else [lane(3)] for r in range(8)], side=20)
-    f.text(452, 168, "sums", kind="soft", size=14)
+    f.soft(452, 168, "sums")
     f.lines(
-        500,
-        100,
-        "outlined: one block of",
-        "threads, a thread a line;",
-        "x[section] in shared memory",
-        size=14,
+        500, 100, "outlined: one block of\nthreads, a thread a line;\nx[section] in shared memory"
     )
     f.note(
         278,
         "Each thread reads along its own line: addresses of a warp lie a column apart, and "
         "only narrow sections let the L1 keep the sectors until they are used up.",
     )
-    return f
 
 
-def transpose_then() -> Figure:
-    """Draw algorithm 3: a transposed copy by tiles, then coalesced sections."""
-    f = Figure(
-        "Transpose first, then block and multiply",
-        "Tiles of 32 by 32 are copied through shared memory into a transposed matrix, which is "
-        "then read coalesced.",
-        300,
-    )
+@drawn("Transpose first, then block and multiply", 300)
+def transpose_then(f: Figure) -> None:
+    """Tiles of 32 by 32 are copied through shared memory into a transposed matrix, which is then
+    read coalesced."""
     tile = plain(6, 6)
     for r in range(2):
         for c in range(2):
             tile[r][c + 2] = "x"
     f.cells(30, 70, tile, side=24)
-    f.text(102, 238, "A as it lies", kind="soft", anchor="middle", size=14)
+    f.soft(102, 238, "A as it lies", "middle")
     f.arrow(182, 106, 246, 106)
     f.box(250, 82, 96, 50, "shared", "32 x 33 tile", size=13)
     f.arrow(350, 106, 414, 142)
@@ -242,7 +182,7 @@ def transpose_then() -> Figure:
         for c in range(2):
             turned[r + 2][c] = "x"
     f.cells(418, 70, turned, side=24)
-    f.text(490, 238, "the copy", kind="soft", anchor="middle", size=14)
+    f.soft(490, 238, "the copy", "middle")
     f.arrow(570, 142, 630, 142)
     f.box(634, 116, 106, 50, "y", "block_multiply", size=13)
     f.note(
@@ -250,22 +190,17 @@ def transpose_then() -> Figure:
         "The matrix is read, written and read again: three times the bytes of one pass, and "
         "a workspace of its size.",
     )
-    return f
 
 
-def banks() -> Figure:
-    """Draw a column of a tile in the banks of shared memory, without and with a pad."""
-    f = Figure(
-        "Banks of shared memory: one pad column spreads a column over all banks",
-        "With a pitch of 8 words a column of a tile lies in one of 8 banks; with a pitch of 9 it "
-        "lies in all of them.",
-        352,
-    )
+@drawn("Banks of shared memory: one pad column spreads a column over all banks", 352)
+def banks(f: Figure) -> None:
+    """With a pitch of 8 words a column of a tile lies in one of 8 banks; with a pitch of 9 it lies
+    in all of them."""
     for panel, pitch in enumerate((8, 9)):
         left = 20 + panel * 380
         f.text(left, 64, f"rows of {pitch} words", bold=True)
         told = ("every element of a column in bank 2", "a column meets every bank once")
-        f.text(left, 84, told[panel], kind="soft", size=14)
+        f.soft(left, 84, told[panel])
         kinds, labels = plain(8, 8), {}
         for row in range(8):
             for column in range(8):
@@ -275,8 +210,8 @@ def banks() -> Figure:
                     labels[at // 8, at % 8] = str(row)
         f.cells(left + 60, 116, kinds, side=22, labels=labels)
         for bank in range(8):
-            f.text(left + 71 + bank * 22, 110, str(bank), kind="soft", anchor="middle", size=13)
-        f.text(left + 52, 110, "bank", kind="soft", anchor="end", size=14)
+            f.soft(left + 71 + bank * 22, 110, str(bank), "middle", size=13)
+        f.soft(left + 52, 110, "bank", "end")
         last = "8 passes" if pitch == 8 else "1 pass"
         f.text(left + 252, 210, last, size=15, bold=True)
     f.note(
@@ -284,4 +219,3 @@ def banks() -> Figure:
         "Drawn with 8 banks; there are 32 of 4 bytes. Numbers name the rows of the tile; a "
         "bank serves one word a pass, so words of one bank wait for each other.",
     )
-    return f

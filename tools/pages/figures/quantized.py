@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pages.figures.drawing import Figure, lane, plain
+from pages.figures.drawing import Figure, drawn, lane, plain
 
 
-def packing() -> Figure:
-    """Draw 16 bytes of halves, of 8-bit and of 4-bit codes."""
-    f = Figure(
-        "Sixteen bytes: 8 halves, 16 codes of 8 bits, 32 codes of 4 bits",
-        "The same 16 bytes hold 8 float16 numbers, 16 bytes or 32 nibbles; in a byte the even "
-        "column is the low nibble.",
-        318,
-    )
+@drawn("Sixteen bytes: 8 halves, 16 codes of 8 bits, 32 codes of 4 bits", 318)
+def packing(f: Figure) -> None:
+    """The same 16 bytes hold 8 float16 numbers, 16 bytes or 32 nibbles; in a byte the even column
+    is the low nibble."""
     for index, (name, count) in enumerate((("float16", 8), ("8-bit", 16), ("4-bit", 32))):
         y = 56 + index * 52
         f.text(92, y + 22, name, anchor="end")
@@ -23,24 +19,19 @@ def packing() -> Figure:
     f.text(92, 240, "one byte", anchor="end")
     f.box(102, 218, 150, 34, lane(1), "column 1, high")
     f.box(252, 218, 150, 34, lane(0), "column 0, low")
-    f.text(416, 240, "bits 7 to 4, then 3 to 0", kind="soft", size=14)
+    f.soft(416, 240, "bits 7 to 4, then 3 to 0")
     f.note(
         284,
         "A weight is scale x (code - zero). Fewer bytes are less time, as long as taking "
         "the codes apart costs less than the memory saves.",
     )
-    return f
 
 
-def int8_codes() -> Figure:
-    """Draw the way of a code through a thread's registers."""
-    f = Figure(
-        "8-bit codes: converted and shifted in registers",
-        "16 codes come with one load. Each becomes a float, loses the zero point and meets x; the "
-        "scale comes once for the piece.",
-        232,
-    )
-    f.text(20, 62, "one load: 16 codes", kind="soft", size=14)
+@drawn("8-bit codes: converted and shifted in registers", 232)
+def int8_codes(f: Figure) -> None:
+    """16 codes come with one load. Each becomes a float, loses the zero point and meets x; the
+    scale comes once for the piece."""
+    f.soft(20, 62, "one load: 16 codes")
     f.cells(20, 72, [[lane(i // 4) for i in range(16)]], side=24)
     f.arrow(212, 98, 212, 128)
     steps = (("float", "a"), ("- zero", "mute"), ("x value of x", "x"), ("+ sum", "y"))
@@ -48,95 +39,76 @@ def int8_codes() -> Figure:
         f.box(20 + i * 126, 130, 112, 34, kind, words)
         if i:
             f.arrow(8 + i * 126, 147, 19 + i * 126, 147)
-    f.text(540, 152, "then once: x scale", kind="soft", size=14)
+    f.soft(540, 152, "then once: x scale")
     f.note(
-        200,
-        "The zero point goes off in float32: the difference of two bytes does not fit a byte.",
+        200, "The zero point goes off in float32: the difference of two bytes does not fit a byte."
     )
-    return f
 
 
-def int4_codes() -> Figure:
-    """Draw shift and mask of a byte."""
-    f = Figure(
-        "4-bit codes: two a byte, by mask and shift",
-        "The low nibble of a byte is masked, the high one shifted; each then goes the way of an "
-        "8-bit code.",
-        232,
-    )
+@drawn("4-bit codes: two a byte, by mask and shift", 232)
+def int4_codes(f: Figure) -> None:
+    """The low nibble of a byte is masked, the high one shifted; each then goes the way of an 8-bit
+    code."""
     f.box(30, 96, 90, 40, lane(1), "1011")
     f.box(120, 96, 90, 40, lane(0), "0110")
-    f.text(120, 84, "one byte of the matrix", kind="soft", anchor="middle", size=14)
+    f.soft(120, 84, "one byte of the matrix", "middle")
     f.arrow(214, 106, 330, 82)
     f.arrow(214, 126, 330, 156)
-    f.text(270, 78, "& 15", kind="soft", anchor="middle", size=14)
-    f.text(270, 168, ">> 4", kind="soft", anchor="middle", size=14)
+    f.soft(270, 78, "& 15", "middle")
+    f.soft(270, 168, ">> 4", "middle")
     f.box(336, 62, 150, 36, lane(0), "column 0: 6")
     f.box(336, 138, 150, 36, lane(1), "column 1: 11")
-    f.lines(
-        510, 86, "- zero, x value of x,", "+ sum; the scale once", "for the piece of 16", size=14
-    )
+    f.lines(510, 86, "- zero, x value of x,\n+ sum; the scale once\nfor the piece of 16")
     f.note(
-        206,
-        "Half the bytes of 8-bit codes, and two more instructions for each pair of weights.",
+        206, "Half the bytes of 8-bit codes, and two more instructions for each pair of weights."
     )
-    return f
 
 
-def _table(bits: int, title: str, note: str) -> Figure:
+def _table(f: Figure, codes: int) -> None:
     """Draw the table of all products with one value of x, and its look-up."""
-    codes = 1 << bits
-    f = Figure(
-        title,
-        f"For each value of x a table holds its product with each of the {codes} weights. "
-        "Rows look their products up and add them.",
-        322,
-    )
     kinds = plain(6, 12)
     for row, column in ((0, 3), (1, 9), (2, 1), (3, 6), (4, 3), (5, 11)):
         kinds[row][column] = "y"
-    f.text(190, 62, f"table: {codes} products for each value of x", kind="soft", size=14)
+    f.soft(190, 62, f"table: {codes} products for each value of x")
     f.cells(190, 72, kinds, side=24)
     for row in range(6):
-        f.text(180, 89 + row * 24, f"x[{row}]", kind="soft", anchor="end", size=14)
+        f.soft(180, 89 + row * 24, f"x[{row}]", "end")
         f.cells(60, 72 + row * 24, [[lane(row)]], side=24)
-    f.text(72, 238, "codes of", kind="soft", anchor="middle", size=14)
-    f.text(72, 256, "one row", kind="soft", anchor="middle", size=14)
-    f.text(334, 238, "code 0 .. " + str(codes - 1), kind="soft", anchor="middle", size=14)
+    f.soft(72, 238, "codes of", "middle")
+    f.soft(72, 256, "one row", "middle")
+    f.soft(334, 238, f"code 0 .. {codes - 1}", "middle")
     f.arrow(486, 144, 560, 144)
     f.box(566, 126, 110, 36, "y", "add them")
-    f.note(288, note)
-    return f
 
 
-def product_table_int8() -> Figure:
-    """Draw the table of 256 products a value."""
-    return _table(
-        8,
-        "Product table for 8-bit codes: look-ups instead of products",
+@drawn("Product table for 8-bit codes: look-ups instead of products", 322)
+def product_table_int8(f: Figure) -> None:
+    """For each value of x a table holds its product with each of the 256 weights. Rows look their
+    products up and add them."""
+    _table(f, 256)
+    f.note(
+        288,
         "256 products of 4 bytes a value: 4 MB for 4096 columns, far more than an L1. The look-ups "
         "of a warp are scattered, so each costs a sector from the L2.",
     )
 
 
-def product_table_int4() -> Figure:
-    """Draw the table of 16 products a value."""
-    return _table(
-        4,
-        "Product table for 4-bit codes: 16 products a value",
+@drawn("Product table for 4-bit codes: 16 products a value", 322)
+def product_table_int4(f: Figure) -> None:
+    """For each value of x a table holds its product with each of the 16 weights. Rows look their
+    products up and add them."""
+    _table(f, 16)
+    f.note(
+        288,
         "16 products are 64 bytes a value, 256 KB for 4096 columns: the size of one L1. A weight "
         "still needs a look-up where a multiply-add would do.",
     )
 
 
-def any_codes() -> Figure:
-    """Draw the way from a row and a column to a weight."""
-    f = Figure(
-        "Any codes: where is it, whose is it, what is it worth",
-        "Row and column lead to the place of a code, to its group and through the permutation to "
-        "the value of x.",
-        232,
-    )
+@drawn("Any codes: where is it, whose is it, what is it worth", 232)
+def any_codes(f: Figure) -> None:
+    """Row and column lead to the place of a code, to its group and through the permutation to the
+    value of x."""
     f.box(20, 96, 130, 40, "a", "row i, column j")
     for y, words, kind in (
         (62, "place of the code", lane(0)),
@@ -148,96 +120,69 @@ def any_codes() -> Figure:
     f.arrow(438, 121, 520, 121)
     f.box(526, 104, 130, 34, "y", "+ sum")
     f.note(204, "Two divisions and a table look-up stand beside each multiply-add.")
-    return f
 
 
-def any_columns() -> Figure:
-    """Draw a block for each column."""
-    f = Figure(
-        "Several columns: a block for each column and each eight rows",
-        "Each block walks the codes of its rows for one column of x; nothing is shared.",
-        196,
-    )
+@drawn("Several columns: a block for each column and each eight rows", 196)
+def any_columns(f: Figure) -> None:
+    """Each block walks the codes of its rows for one column of x; nothing is shared."""
     for i in range(4):
         f.box(60 + i * 150, 66, 130, 34, lane(i), f"x, column {i}")
         f.arrow(125 + i * 150, 102, 125 + i * 150, 122)
         f.box(60 + i * 150, 124, 130, 34, "a", "all codes")
     f.note(182, "The codes are read once a column, mostly from the L2.")
-    return f
 
 
-def fragment_codes() -> Figure:
-    """Draw the columns of an instruction as pieces of x."""
-    f = Figure(
-        "Eight pieces of one x are the eight columns of an instruction",
-        "Column q of the operand holds the piece of x that belongs to tile q; of a tile's products "
-        "only its own column counts.",
-        292,
-    )
-    f.text(30, 62, "8 tiles: 16 rows x 64 codes, 512 bytes each", kind="soft", size=14)
+@drawn("Eight pieces of one x are the eight columns of an instruction", 292)
+def fragment_codes(f: Figure) -> None:
+    """Column q of the operand holds the piece of x that belongs to tile q; of a tile's products
+    only its own column counts."""
+    f.soft(30, 62, "8 tiles: 16 rows x 64 codes, 512 bytes each")
     for q in range(8):
         f.box(30 + q * 56, 72, 52, 44, lane(q % 4), f"tile {q}", size=12)
-    f.text(30, 146, "8 columns: pieces of x", kind="soft", size=14)
+    f.soft(30, 146, "8 columns: pieces of x")
     for q in range(8):
         f.box(30 + q * 56, 156, 52, 34, "x", f"x {q}", size=12)
-    f.text(30, 218, "tile 3 times all columns: one of 8 counts", kind="soft", size=14)
+    f.soft(30, 218, "tile 3 times all columns: one of 8 counts")
     for q in range(8):
         f.box(
             30 + q * 56, 226, 52, 26, "y" if q == 3 else "mute", "sum" if q == 3 else "-", size=12
         )
-    f.lines(
-        500, 92, "a lane loads codes of", "every tile, but x, scales", "and zeros of one", size=14
-    )
+    f.lines(500, 92, "a lane loads codes of\nevery tile, but x, scales\nand zeros of one")
     f.note(278, "Columns do not mix, so what the other seven hold costs nothing and harms nothing.")
-    return f
 
 
-def transposed_fragments() -> Figure:
-    """Draw the turn of codes and the parts of x."""
-    f = Figure(
-        "Turned in registers, with x in three parts",
-        "movmatrix exchanges rows and columns of packed codes; x times a row's scale is cut into "
-        "three bfloat16.",
-        252,
-    )
+@drawn("Turned in registers, with x in three parts", 252)
+def transposed_fragments(f: Figure) -> None:
+    """movmatrix exchanges rows and columns of packed codes; x times a row's scale is cut into
+    three bfloat16."""
     f.box(30, 76, 150, 40, lane(0), "rows g, 4 codes")
     f.arrow(184, 96, 290, 96)
-    f.text(237, 84, "movmatrix", kind="soft", anchor="middle", size=14)
+    f.soft(237, 84, "movmatrix", "middle")
     f.box(296, 76, 180, 40, lane(1), "rows 2 t, 2 t + 1")
     f.box(30, 156, 150, 34, "x", "x times scale")
     f.arrow(184, 173, 290, 173)
-    f.text(237, 161, "24 bits", kind="soft", anchor="middle", size=14)
+    f.soft(237, 161, "24 bits", "middle")
     for i, words in enumerate(("high 8", "middle 8", "low 8")):
         f.box(296 + i * 96, 156, 90, 34, "x", words)
-    f.lines(600, 96, "three columns of", "an instruction", size=14)
+    f.lines(600, 96, "three columns of\nan instruction")
     f.note(226, "The parts add up to the float32 exactly, so no product is rounded before its sum.")
-    return f
 
 
-def clustered_fragments() -> Figure:
-    """Draw the blocks of a cluster over the rows of a strip."""
-    f = Figure(
-        "The blocks of a cluster share the rows of a strip",
-        "Each block sums its rows and pushes every share of the columns to the block that owns it.",
-        252,
-    )
+@drawn("The blocks of a cluster share the rows of a strip", 252)
+def clustered_fragments(f: Figure) -> None:
+    """Each block sums its rows and pushes every share of the columns to the block that owns it."""
     for i in range(4):
         f.box(40, 60 + i * 38, 200, 34, lane(i), f"block {i}: its rows")
         f.arrow(246, 77 + i * 38, 400, 77 + i * 38)
         f.box(406, 60 + i * 38, 220, 34, "y", f"block {i}: its columns")
-    f.text(322, 226, "all to all, then one barrier", kind="soft", anchor="middle", size=14)
+    f.soft(322, 226, "all to all, then one barrier", "middle")
     f.note(244, "Sums are added in the order of the blocks: the same bits on every run.")
-    return f
 
 
-def fragment_columns() -> Figure:
-    """Draw fragments of codes that meet several columns."""
-    f = Figure(
-        "Every fragment of codes meets all columns",
-        "A tile of codes is taken apart once and multiplied with one operand for each eight "
-        "columns of x.",
-        222,
-    )
+@drawn("Every fragment of codes meets all columns", 222)
+def fragment_columns(f: Figure) -> None:
+    """A tile of codes is taken apart once and multiplied with one operand for each eight columns
+    of x."""
     f.box(40, 96, 150, 44, lane(0), "16 rows of codes")
     for i, words in enumerate(("columns 0 to 7", "columns 8 to 15")):
         f.arrow(194, 118, 290, 88 + i * 66)
@@ -245,4 +190,3 @@ def fragment_columns() -> Figure:
         f.arrow(450, 88 + i * 66, 520, 88 + i * 66)
         f.box(526, 70 + i * 66, 120, 36, "y", "16 x 8 sums")
     f.note(206, "x comes from the L2: packed beforehand, two bytes for each byte of codes.")
-    return f

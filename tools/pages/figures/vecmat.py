@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pages.figures.drawing import Figure, lane, memory, plain
+from pages.figures.drawing import Figure, drawn, lane, memory, plain
 
 
-def product() -> Figure:
-    """Draw y = x A."""
-    f = Figure(
-        "y = x A: one element of y is a column of A, but A lies by rows",
-        "x stands before the rows of A; one column of A times x makes one element of y. The "
-        "elements of a column lie a whole row apart in memory.",
-        300,
-    )
+@drawn("y = x A: one element of y is a column of A, but A lies by rows", 300)
+def product(f: Figure) -> None:
+    """x stands before the rows of A; one column of A times x makes one element of y. The elements
+    of a column lie a whole row apart in memory."""
     kinds = plain(7, 14)
     for row in range(7):
         kinds[row][5] = "a"
@@ -23,12 +19,8 @@ def product() -> Figure:
     f.text(52, 250, "x, m", anchor="middle")
     f.text(434, 150, "A, m rows of n")
     f.text(434, 264, "y, n")
-    f.lines(560, 90, "neighbouring results", "use neighbouring", "elements of each row", size=15)
-    f.note(
-        292,
-        "Read by columns this is A transposed times x, with A transposed lying by columns.",
-    )
-    return f
+    f.lines(560, 90, "neighbouring results\nuse neighbouring\nelements of each row", size=15)
+    f.note(292, "Read by columns this is A transposed times x, with A transposed lying by columns.")
 
 
 def _columns(f: Figure, x: float, y: float, side: float = 22) -> None:
@@ -37,210 +29,153 @@ def _columns(f: Figure, x: float, y: float, side: float = 22) -> None:
     f.frame(x, y + 2 * side, 12 * side, side)
 
 
-def thread_per_row() -> Figure:
-    """Draw the general kernel, whose strides happen to make it coalesced."""
-    f = Figure(
-        "The same kernel over the other order: neighbours read neighbours",
-        "A thread walks down each column of the stored matrix. At one moment a warp reads "
-        "neighbours of one row.",
-        294,
-    )
+@drawn("The same kernel over the other order: neighbours read neighbours", 294)
+def thread_per_row(f: Figure) -> None:
+    """A thread walks down each column of the stored matrix. At one moment a warp reads neighbours
+    of one row."""
     _columns(f, 110, 60)
-    f.text(100, 120, "now", kind="soft", anchor="end", size=14)
-    f.text(242, 214, "a thread for each result", kind="soft", anchor="middle", size=14)
+    f.soft(100, 120, "now", "end")
+    f.soft(242, 214, "a thread for each result", "middle")
     f.lines(
         400,
         84,
-        "each request is one piece of a row:",
-        "64 bytes of halves a warp, all used",
-        "",
-        "but there are only n threads: 4096 on",
-        "132 x 2048 places, and each has four",
+        "each request is one piece of a row:\n64 bytes of halves a warp, all used\n\n"
+        "but there are only n threads: 4096 on\n132 x 2048 places, and each has four\n"
         "loads of A on their way at most",
-        size=14,
     )
     f.note(
         246,
         "The kernel takes any strides, so it computes row and column offsets for every "
         "element: a_row = 1 and a_col = n are found at run time.",
     )
-    return f
 
 
-def shared_x() -> Figure:
-    """Draw x by phases beside the columns."""
-    f = Figure(
-        "x by phases through shared memory, a thread for each column",
-        "The block copies one value of x a thread; then every thread multiplies that stretch of "
-        "its column.",
-        286,
-    )
+@drawn("x by phases through shared memory, a thread for each column", 286)
+def shared_x(f: Figure) -> None:
+    """The block copies one value of x a thread; then every thread multiplies that stretch of its
+    column."""
     f.cells(60, 60, [["x" if 2 <= r < 5 else "mute"] for r in range(7)], side=22)
     f.text(71, 234, "x", anchor="middle")
     f.arrow(90, 115, 146, 115)
     f.cells(150, 82, [["shared"]] * 3, side=22)
-    f.text(161, 172, "shared", kind="soft", anchor="middle", size=14)
+    f.soft(161, 172, "shared", "middle")
     f.arrow(180, 115, 226, 115)
     kinds = [[lane(c) if 2 <= r < 5 else "mute" for c in range(12)] for r in range(7)]
     f.cells(230, 60, kinds, side=22)
     f.lines(
         510,
         96,
-        "128 rows a phase, between",
-        "two barriers; the compiler",
-        "unrolls this loop 16 times,",
+        "128 rows a phase, between\ntwo barriers; the compiler\nunrolls this loop 16 times,\n"
         "the plain one 4 times",
-        size=14,
     )
     f.note(
         258,
         "Here staging x helps, but not because x is fetched less often: a thread has 16 loads "
         "of A on their way in place of 4.",
     )
-    return f
 
 
-def col_thread_per_row() -> Figure:
-    """Draw the coalesced column walk with its idle chip."""
-    f = Figure(
-        "A thread per result, coalesced: what is missing is threads",
-        "32 threads read 32 neighbours of a row at once. 4096 threads are 32 blocks, for 132 "
-        "multiprocessors.",
-        306,
-    )
+@drawn("A thread per result, coalesced: what is missing is threads", 306)
+def col_thread_per_row(f: Figure) -> None:
+    """32 threads read 32 neighbours of a row at once. 4096 threads are 32 blocks, for 132
+    multiprocessors."""
     _columns(f, 40, 60)
     memory(f, 130, 212, ["mute"] * 4 + [lane(i) for i in range(12)] + ["mute"] * 4, side=16)
     f.bracket(130 + 64, 130 + 64 + 192, 229, "one request")
-    f.text(440, 76, "multiprocessors with a block", kind="soft", size=14)
+    f.soft(440, 76, "multiprocessors with a block")
     kinds = [["y" if r * 22 + c < 32 else "mute" for c in range(22)] for r in range(6)]
     f.cells(440, 86, kinds, side=13)
-    f.text(440, 186, "32 of 132, one block of 128 each", kind="soft", size=14)
+    f.soft(440, 186, "32 of 132, one block of 128 each")
     f.note(284, "Sectors are used whole, and yet most of the chip has nothing to do.")
-    return f
 
 
-def block_multiply() -> Figure:
-    """Draw algorithm 1: sections of columns, atomics."""
-    f = Figure(
-        "Block and multiply: sections of the reduction, sums by atomics",
-        "The reduction is cut into sections of WIDTH. A block of threads sums one section for its "
-        "results; the sections meet by atomic additions.",
-        330,
-    )
+@drawn("Block and multiply: sections of the reduction, sums by atomics", 330)
+def block_multiply(f: Figure) -> None:
+    """The reduction is cut into sections of WIDTH. A block of threads sums one section for its
+    results; the sections meet by atomic additions."""
     kinds = [[lane((r // 2) * 3 + c // 4) for c in range(12)] for r in range(8)]
     f.cells(90, 60, kinds, side=22)
     f.frame(90 + 88, 60 + 44, 88, 44)
     f.cells(50, 60, [["shared" if 2 <= r < 4 else "x"] for r in range(8)], side=22)
     f.text(61, 258, "x", anchor="middle")
     f.line(84, 104, 84, 148)
-    f.text(372, 134, "WIDTH rows in shared memory", kind="soft", size=14)
-    f.text(372, 154, "a thread for each column", kind="soft", size=14)
+    f.soft(372, 134, "WIDTH rows in shared memory")
+    f.soft(372, 154, "a thread for each column")
     for column in range(3):
         f.arrow(134 + column * 88, 238, 134 + column * 88, 262)
     f.cells(90, 264, [[lane(c // 4) for c in range(12)]], side=22)
-    f.text(372, 280, "sums: 4 sections arrive by atomicAdd", kind="soft", size=14)
-    f.text(
-        20,
-        318,
-        "Many more blocks, coalesced as before. The order of the additions varies.",
-        kind="soft",
-        size=14,
-    )
-    return f
+    f.soft(372, 280, "sums: 4 sections arrive by atomicAdd")
+    f.soft(20, 318, "Many more blocks, coalesced as before. The order of the additions varies.")
 
 
-def block_columns() -> Figure:
-    """Draw a strip of columns and the threads that walk it."""
-    f = Figure(
-        "Block columns: 16 bytes of columns a lane, a strip a block",
-        "Lanes side by side own 16 bytes of columns each; the other threads of the block take "
-        "other rows of the strip, and their sums meet in shared memory.",
-        318,
-    )
+@drawn("Block columns: 16 bytes of columns a lane, a strip a block", 318)
+def block_columns(f: Figure) -> None:
+    """Lanes side by side own 16 bytes of columns each; the other threads of the block take other
+    rows of the strip, and their sums meet in shared memory."""
     for row in range(8):
         for strip in range(3):
             for vector in range(4):
                 kind = lane(row % 4 * 2 + (vector > 1)) if strip == 1 else "mute"
                 f.box(110 + strip * 128 + vector * 31, 60 + row * 19, 29, 17, kind)
-        f.text(100, 73 + row * 19, f"threads {row % 4}", kind="soft", anchor="end", size=13)
+        f.soft(100, 73 + row * 19, f"threads {row % 4}", "end", size=13)
     f.frame(235, 57, 129, 157)
-    f.text(300, 234, "the strip of a block", kind="soft", anchor="middle", size=14)
+    f.soft(300, 234, "the strip of a block", "middle")
     f.lines(
         510,
         84,
-        "a cell: 16 bytes, 8 halves",
-        "4 lanes side by side here;",
-        "2 to 32 in the kernel",
+        "a cell: 16 bytes, 8 halves\n4 lanes side by side here;\n2 to 32 in the kernel\n"
         "8 loads in flight a thread",
-        size=14,
     )
     f.arrow(300, 242, 300, 262)
     f.box(238, 264, 124, 22, "shared", "sums of the block", size=13)
     f.arrow(364, 275, 420, 275)
     f.box(424, 264, 124, 22, "y", "y", size=13)
-    f.text(
-        20,
-        310,
-        "Every load is a piece of a row, and a thread has several under way.",
-        kind="soft",
-        size=14,
-    )
-    return f
+    f.soft(20, 310, "Every load is a piece of a row, and a thread has several under way.")
 
 
-def clustered_columns() -> Figure:
-    """Draw a strip of columns shared by a cluster."""
-    f = Figure(
-        "Clustered columns: a cluster shares the rows of a strip",
-        "Each lane sums one 16-byte vector of columns. Four blocks of a cluster take the rows in "
-        "turn, then push their sums to the block that owns each quarter of the columns.",
-        330,
-    )
+@drawn("Clustered columns: a cluster shares the rows of a strip", 330)
+def clustered_columns(f: Figure) -> None:
+    """Each lane sums one 16-byte vector of columns. Four blocks of a cluster take the rows in
+    turn, then push their sums to the block that owns each quarter of the columns."""
     for row in range(8):
         for vector in range(4):
             f.box(120 + vector * 62, 60 + row * 19, 60, 17, lane(row % 4))
-        f.text(112, 73 + row * 19, f"block {row % 4}", kind="soft", anchor="end", size=13)
-    f.text(180, 234, "a strip: 16 bytes a lane", kind="soft", size=14)
+        f.soft(112, 73 + row * 19, f"block {row % 4}", "end", size=13)
+    f.soft(180, 234, "a strip: 16 bytes a lane")
     for block in range(4):
         y = 60 + block * 44
-        f.text(470, y + 21, f"block {block}", kind="soft", anchor="end", size=14)
+        f.soft(470, y + 21, f"block {block}", "end")
         f.cells(480, y + 2, [[lane(block)] * 4], side=28)
         f.box(650, y, 84, 32, "shared", "quarter " + str(block), size=13)
         for source in range(4):
             f.line(594, 76 + source * 44, 648, y + 16)
-    f.text(536, 246, "sums of a block", kind="soft", anchor="middle", size=14)
-    f.text(692, 246, "inboxes", kind="soft", anchor="middle", size=14)
+    f.soft(536, 246, "sums of a block", "middle")
+    f.soft(692, 246, "inboxes", "middle")
     f.note(
         284,
         "Every block finishes a share of the columns. One launch, no atomics: partial sums "
         "go through the distributed shared memory of the cluster, always in the same order.",
     )
-    return f
 
 
-def split_columns() -> Figure:
-    """Draw rows split over the grid, the workspace, and the second kernel."""
-    f = Figure(
-        "Split columns: any number of blocks, a workspace, a second kernel",
-        "Blocks of the whole grid take rows of a strip in turn and write partial sums; a second "
-        "kernel adds them in fixed order.",
-        300,
-    )
+@drawn("Split columns: any number of blocks, a workspace, a second kernel", 300)
+def split_columns(f: Figure) -> None:
+    """Blocks of the whole grid take rows of a strip in turn and write partial sums; a second
+    kernel adds them in fixed order."""
     for row in range(8):
         for vector in range(4):
             f.box(100 + vector * 52, 60 + row * 19, 50, 17, lane(row))
-        f.text(92, 73 + row * 19, f"block {row}", kind="soft", anchor="end", size=13)
-    f.text(204, 234, "a strip of columns", kind="soft", anchor="middle", size=14)
+        f.soft(92, 73 + row * 19, f"block {row}", "end", size=13)
+    f.soft(204, 234, "a strip of columns", "middle")
     f.arrow(318, 134, 376, 134)
     for row in range(8):
         f.box(380, 60 + row * 19, 130, 17, lane(row))
-    f.text(445, 234, "workspace", kind="soft", anchor="middle", size=14)
+    f.soft(445, 234, "workspace", "middle")
     f.arrow(520, 134, 606, 134)
-    f.text(562, 124, "add_splits", kind="soft", anchor="middle", size=14)
+    f.soft(562, 124, "add_splits", "middle")
     f.box(612, 124, 120, 22, "y", "y")
     f.note(
         266,
         "The second kernel is started before the first has ended (programmatic dependent "
         "launch) and waits on the device: about a microsecond.",
     )
-    return f
