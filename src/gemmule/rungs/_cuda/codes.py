@@ -1,11 +1,13 @@
-"""What document 003's quantised rungs share: signatures, what they accept, alignment, chains."""
+"""What document 003's quantised rungs share: all but their kernels, and what they teach."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.core.rung import Constraint, Params, Signature
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
-from gemmule.rungs._cuda.rows import WIDE, tree
+from gemmule.core.rung import Constraint, Machine, Params, Signature, Step
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance
+from gemmule.rungs._cuda.rows import WIDE, sums, tree
 
 FITS = Constraint(
     "p x rows is at most 1024 threads, 512 with 32 values a load",
@@ -15,7 +17,7 @@ FITS = Constraint(
 )
 
 
-def signatures(bits: int) -> tuple[Signature, ...]:
+def _signatures(bits: int) -> tuple[Signature, ...]:
     """Return the products of codes of this width with half and float vectors."""
     a = f"uint{bits}"
     halves = [(a, t, out) for t in ("float16", "bfloat16") for out in (t, "float32")]
@@ -31,43 +33,69 @@ def _plain(problem: Problem) -> QuantSpec | None:
     return spec if plain and spec.activations == "float" else None
 
 
-def takes_groups(problem: Problem) -> bool:
+def _takes_groups(problem: Problem) -> bool:
     """Tell whether every piece of up to 32 columns lies in one group."""
     spec = _plain(problem)
     return spec is not None and (spec.group_size in (None, -1) or (spec.group_size or 0) % 32 == 0)
 
 
-def takes_one_scale(problem: Problem) -> bool:
+def _takes_one_scale(problem: Problem) -> bool:
     """Tell whether one scale and one zero point serve the whole matrix, as in document 003."""
     spec = _plain(problem)
     return spec is not None and spec.group_size is None
 
 
-def scale_type(problem: Problem) -> str:
-    """Return the C++ type of the scales."""
-    return CTYPE["float32" if problem.quant is None else problem.quant.scale_dtype]
-
-
-def load_width(problem: Problem, bits: int, values: int) -> int:
+def _load_width(problem: Problem, bits: int, values: int) -> int:
     """Return the codes of one load: `values`, or those of a byte where rows are not aligned."""
     row_bytes = ceil_div(problem.n * bits, 8)
     aligned = problem.alignment >= WIDE and row_bytes % (values * bits // 8) == 0
     return values if aligned else 8 // bits
 
 
-def alignment(problem: Problem, bits: int, values: int) -> int:
-    """Return the ALIGN argument of codes.cuh."""
-    return WIDE if load_width(problem, bits, values) == values else 1
-
-
-def product_chain(problem: Problem, params: Params, bits: int) -> int:
+def _product_chain(problem: Problem, params: Params, bits: int) -> int:
     """Return the most additions with a sum for each piece (share_of_codes)."""
-    p, width = params["p"], load_width(problem, bits, params["values"])
+    p, width = params["p"], _load_width(problem, bits, params["values"])
     pieces = ceil_div(problem.n // width, p) + ceil_div(problem.n % width, p)
     return pieces + width + 2 * tree(32)
 
 
-def table_chain(problem: Problem, params: Params, bits: int) -> int:
+def _table_chain(problem: Problem, params: Params, bits: int) -> int:
     """Return the most additions with one running sum (share_of_table)."""
-    p, width = params["p"], load_width(problem, bits, params["values"])
+    p, width = params["p"], _load_width(problem, bits, params["values"])
     return ceil_div(problem.n // width, p) * width + ceil_div(problem.n % width, p) + 2 * tree(32)
+
+
+def card(
+    kernel: str, bits: int, values: tuple[int, ...], *, fill: str | None = None
+) -> dict[str, Any]:
+    """Return what a rung of codes of `bits` bits says of itself beside its idea.
+
+    kernel: the product's. values: how many codes a thread may take from one load. fill: the kernel
+    of a first launch, which fills a table with all products of a code and a value of x.
+    """
+
+    def steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+        scale = CTYPE["float32" if problem.quant is None else problem.quant.scale_dtype]
+        x, y = CTYPE[problem.b], CTYPE[problem.out]
+        loaded = params["values"]
+        align = WIDE if _load_width(problem, bits, loaded) == loaded else 1
+        types = (x, y, scale) if fill is None else (y, scale)
+        blocks = ceil_div(problem.m, params["rows"])
+        name = instance(kernel, *types, align, loaded)
+        product = flat(name, blocks, (params["p"], params["rows"]))
+        if fill is None or problem.n == 0:
+            return (product,)
+        return flat(instance(fill, x, scale), ceil_div(problem.n << bits, 256), 256), product
+
+    chain = _product_chain if fill is None else _table_chain
+    return {
+        "op": "matvec",
+        "signatures": _signatures(bits),
+        "arithmetic": sums(lambda problem, params: chain(problem, params, bits)),
+        "params": {"p": (128, 32, 64, 256, 512), "rows": (4, 1, 2, 8), "values": values},
+        "constraints": (FITS,),
+        "quantized": True,
+        "accepts_quant": _takes_groups if fill is None else _takes_one_scale,
+        "workspace": lambda problem, params, machine: 4 * (problem.n << bits) if fill else 0,
+        "steps": steps,
+    }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Signature, Suggestion, floats, integers
+from gemmule.core.rung import Machine, Params, Signature, Step, Suggestion, floats, integers
 
 CTYPE = {
     "float64": "double", "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16",
@@ -45,6 +46,12 @@ def instance(kernel: str, *arguments: object) -> str:
     """
     words = (str(one).lower() if isinstance(one, bool) else str(one) for one in arguments)
     return f"{kernel}<{', '.join(words)}>"
+
+
+def flat(kernel: str, blocks: int, threads: int | tuple[int, int], **more: Any) -> Step:
+    """Return a launch of blocks in a row, of threads in a row or a rectangle; more: of the Step."""
+    x, y = (threads, 1) if isinstance(threads, int) else threads
+    return Step(kernel, (blocks, 1, 1), (x, y, 1), **more)
 
 
 def quickest(choices: Iterable[Params], seconds: Callable[[Params], float]) -> Suggestion:

@@ -9,58 +9,14 @@ multiply-add it saves. The document's authors found no gain either.
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.codes import (
-    FITS,
-    alignment,
-    scale_type,
-    signatures,
-    table_chain,
-    takes_one_scale,
-)
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
-from gemmule.rungs._cuda.rows import sums
-
-BITS = 8
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    p, rows, values = params["p"], params["rows"], params["values"]
-    x, y, scale = CTYPE[problem.b], CTYPE[problem.out], scale_type(problem)
-    read = f"{alignment(problem, BITS, values)}, {values}"
-    product = Step(
-        kernel=f"product_table_int8<{y}, {scale}, {read}>",
-        grid=(ceil_div(problem.m, rows), 1, 1),
-        block=(p, rows, 1),
-    )
-    if problem.n == 0:
-        return (product,)
-    fill = Step(
-        kernel=f"fill_table_int8<{x}, {scale}>",
-        grid=(ceil_div(problem.n << BITS, 256), 1, 1),
-        block=(256, 1, 1),
-    )
-    return (fill, product)
-
-
-def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    return 4 * (problem.n << BITS)
-
+from gemmule.core.rung import CudaRung
+from gemmule.rungs._cuda.codes import card
 
 RUNG = CudaRung(
     title="Product table, 8-bit codes",
     idea="All 256 products of each value of x, computed once; rows look them up.",
     source="document 003, precomputed result table, int8",
-    op="matvec",
     after="int8_codes",
     branch="products looked up, which loses here",
-    signatures=signatures(BITS),
-    arithmetic=sums(lambda problem, params: table_chain(problem, params, BITS)),
-    params={"p": (128, 32, 64, 256, 512), "rows": (4, 1, 2, 8), "values": (8, 16)},
-    constraints=(FITS,),
-    quantized=True,
-    accepts_quant=takes_one_scale,
-    workspace=_workspace,
-    steps=_steps,
+    **card("product_table_int8", 8, (8, 16), fill="fill_table_int8"),
 )
