@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
-from gemmule.core.rung import Constraint, Signature
+from gemmule.core.rung import Arithmetic, Constraint, Params, Signature
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
 
 SIGNATURES: tuple[Signature, ...] = tuple(
     (a, x, x) for a in ("uint4", "uint8") for x in ("float16", "bfloat16", "float32")
 )
-TILE_ROWS = 16
+OF_HALVES = tuple(s for s in SIGNATURES if s[1] != "float32")
 
 FITS = Constraint(
     "at most 2^25 rows and columns",
     lambda problem, params: max(problem.m, problem.reduction, problem.n) <= 2**25,
 )
+
+
+def along(chain: Callable[[Problem, Params], int], *, transposed: bool = False) -> dict[str, Any]:
+    """Return what rungs of these say of themselves whose sums have chains of so many additions."""
+    return {
+        "signatures": SIGNATURES,
+        # Tensor cores align the products of an instruction and cut off.
+        "arithmetic": lambda problem: Arithmetic("float32", chain=chain, per_add=2.0),
+        "quantized": True,
+        "accepts_quant": lambda problem: in_fragments(problem, transposed=transposed),
+    }
+
+
+class Shapes:
+    """Parameter sets of a rung that won somewhere: the only ones it is made for.
+
+    names: of the parameters; points: their values. `params` is the search space that holds them.
+    """
+
+    def __init__(self, names: tuple[str, ...], points: tuple[tuple[int, ...], ...]) -> None:
+        self.names = names
+        self.sets = [dict(zip(names, point, strict=True)) for point in points]
+        self.params = {name: tuple(dict.fromkeys(one[name] for one in self.sets)) for name in names}
+
+    def arguments(self, params: Params) -> str:
+        """Return parameters as template arguments, in their order."""
+        return ", ".join(str(params[name]) for name in self.names)
 
 
 def bits(problem: Problem) -> int:

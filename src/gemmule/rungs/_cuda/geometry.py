@@ -54,10 +54,10 @@ def flat(kernel: str, blocks: int, threads: int | tuple[int, int], **more: Any) 
     return Step(kernel, (blocks, 1, 1), (x, y, 1), **more)
 
 
-def quickest(choices: Iterable[Params], seconds: Callable[[Params], float]) -> Suggestion:
+def quickest(choices: Iterable[Params], seconds: Callable[[Params], float]) -> Suggestion | None:
     """Return the first of the parameter sets with the least modelled time, and that time."""
-    times = [(params, seconds(params)) for params in choices]
-    return Suggestion(*min(times, key=lambda one: one[1]))
+    found = [Suggestion(params, seconds(params)) for params in choices]
+    return min(found, key=lambda one: one.expected_s, default=None)
 
 
 def starts_early(machine: Machine) -> bool:

@@ -50,17 +50,18 @@ def quickest_square(
     sides: tuple[tuple[int, int, float], ...],
     unit_flops: float,
     times: int = 1,
-) -> Suggestion:
+    start_s: float = 0.0,
+) -> Suggestion | None:
     """Return the parameter `name` with the least `expected_s`, its square tile `times` as wide.
 
     sides: a value of the parameter, the blocks that a multiprocessor runs at a time, and the share
-    of `unit_flops` that it reaches.
+    of `unit_flops` that it reaches. start_s: what each product takes beside.
     """
 
     def seconds(params: Params) -> float:
         side = times * params[name]
         _, resident, rate = next(one for one in sides if one[0] == params[name])
-        return expected_s(problem, machine, (side, side), resident, rate * unit_flops)
+        return start_s + expected_s(problem, machine, (side, side), resident, rate * unit_flops)
 
     return quickest([{name: one[0]} for one in sides], seconds)
 

@@ -40,7 +40,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return launch(kernel, problem, _size(params), (SIDE * SIDE, 1))
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     sides = ((4, 4, 0.7),) if _is_wide_integer(problem) else ((8, 1, 1.0), (4, 4, 0.7))
     flops = UNIT_FLOPS[accumulator(problem)]
     return quickest_square(problem, machine, "micro", sides, flops, SIDE)

@@ -33,7 +33,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return launch(kernel, problem, _size(params), (2 * tile, 1), STAGES * 2 * tile * DEPTH * 2)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     flops = UNIT_FLOPS * (1.0 if problem.alignment == 16 else 0.2)
     # The small tile reaches 0.36 of that on one H200 (November 2026): 8192 x 8192 by 8 to 64
     # columns takes 100 us, 4096 x 4096 51, 1024 x 1024 15.

@@ -33,7 +33,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return launch(kernel, problem, _size(params), (2 * tile, 1), STAGES * 2 * tile * DEPTH)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     transposed = (problem.layout_a != "row") + (problem.layout_b != "col")
     ops = UNIT_OPS * (1.0, 0.8, 0.6)[transposed] * (1.0 if problem.alignment == 16 else 0.1)
     return quickest_square(problem, machine, "tile", ((128, 2, 1.0), (64, 4, 0.7)), ops)

@@ -37,7 +37,7 @@ def _chain(problem: Problem, params: Params) -> int:
     return problem.k + 64 // ITEMSIZE[accumulator(problem)]
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     flops = UNIT_FLOPS[accumulator(problem)] * (1.0 if problem.alignment == 16 else 0.75)
     return quickest_square(problem, machine, "micro", ((8, 1, 1.0), (4, 3, 0.7)), flops, SIDE)
 

@@ -164,7 +164,7 @@ def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     return machine.call_s + START_S + moved + waves * (flops / UNIT_FLOPS[width] + TILE_S)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     choices = [{"tile": tile} for tile in TILES]
     return quickest(choices, lambda params: _expected_s(problem, params, machine))
 

@@ -76,7 +76,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 STORES = 1.1  # over wgmma_specialized, of a whole product: an estimate
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     copied = 2.0 * sum(_packed_bytes(problem)) / machine.read_bytes_per_s  # read and written
 
     def seconds(params: Params) -> float:

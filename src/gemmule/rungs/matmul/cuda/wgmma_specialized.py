@@ -83,7 +83,7 @@ def expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     return machine.call_s + START_S + math.hypot(max(busy, settled), moved)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     choices = [{"tile": tile, "cluster": 1} for tile in TILES]
     return quickest(choices, lambda params: expected_s(problem, params, machine))
 

@@ -129,7 +129,7 @@ def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     return machine.call_s + START_S + waiting + met
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Take the narrowest tile that holds the shorter side, where that has 64 or fewer."""
     narrow = min(problem.m, problem.n)
     choices = [p for p in RUNG.space(problem) if _size(p)[1] >= min(narrow, 64)]

@@ -47,10 +47,9 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     sides = ((128, 2, 1.0), (64, 4, 0.5))
-    best = quickest_square(problem, machine, "tile", sides, UNIT_FLOPS)
-    return Suggestion(best.params, START_S + best.expected_s)
+    return quickest_square(problem, machine, "tile", sides, UNIT_FLOPS, start_s=START_S)
 
 
 RUNG = CudaRung(

@@ -94,7 +94,7 @@ def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     return machine.call_s + START_S + max(busy, loaded, moved) + stored
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return quickest(RUNG.space(problem), lambda params: _expected_s(problem, params, machine))
 
 

@@ -44,7 +44,7 @@ def _chain(problem: Problem, params: Params) -> int:
     return turns * vector + 5 + THREADS // 32 + int(params["cluster"])
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Share a row among as many blocks as the model finds best."""
     return quickest(RUNG.space(problem), lambda params: _seconds(problem, machine, params))
 

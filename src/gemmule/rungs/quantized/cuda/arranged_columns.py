@@ -18,10 +18,9 @@ from __future__ import annotations
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, quickest
 from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
 
-_NAMES = ("down", "along", "cluster", "tiles", "slots", "stages")
 # What won somewhere on one H200 (November 2026): up to 16 columns in groups of whole tiles; up to
 # 32 columns, and small groups.
 _NARROW = (
@@ -33,7 +32,9 @@ _WIDE = (
     (2, 2, 2, 4, 2, 4),
     (4, 1, 2, 8, 2, 2),
 )
-_SHAPES = (*_NARROW, *_WIDE)
+_SHAPES = fragments.Shapes(
+    ("down", "along", "cluster", "tiles", "slots", "stages"), (*_NARROW, *_WIDE)
+)
 # What a block takes there for a chunk of these, by the warpgroups below each other, and before its
 # first one; what the bytes take instead, where they limit.
 _CHUNK_S = {
@@ -75,7 +76,7 @@ def _shared(problem: Problem, params: Params) -> int:
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    shape = ", ".join(str(params[name]) for name in _NAMES)
+    shape = _SHAPES.arguments(params)
     eights, each = warpgroups.eights(problem), warpgroups.each(problem)
     product = Step(
         kernel=f"arranged_columns<{fragments.template(problem)}, {shape}, {eights}>",
@@ -123,8 +124,9 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     return float(machine.call_s + turned + product)
 
 
-def _fit(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    return _NARROW if warpgroups.is_narrow(problem) else _WIDE
+def _fit(problem: Problem) -> list[dict[str, int]]:
+    count = len(_NARROW)
+    return _SHAPES.sets[:count] if warpgroups.is_narrow(problem) else _SHAPES.sets[count:]
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -135,12 +137,8 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     few = problem.n <= 8 and problem.layout_b == "col"
     if fragments.quant(problem).has_perm or few:
         return None
-    found = []
-    for shape in _fit(problem):
-        params = dict(zip(_NAMES, shape, strict=True))
-        if _shared(problem, params) <= warpgroups.MOST_SHARED:
-            found.append(Suggestion(params, _seconds(problem, params, machine)))
-    return min(found, key=lambda one: one.expected_s, default=None)
+    fit = [p for p in _fit(problem) if _shared(problem, p) <= warpgroups.MOST_SHARED]
+    return quickest(fit, lambda params: _seconds(problem, params, machine))
 
 
 RUNG = CudaRung(
@@ -152,14 +150,12 @@ RUNG = CudaRung(
     signatures=warpgroups.RUNG.signatures,
     layouts_b=warpgroups.RUNG.layouts_b,
     arithmetic=warpgroups.RUNG.arithmetic,
-    params={
-        name: tuple(dict.fromkeys(shape[i] for shape in _SHAPES)) for i, name in enumerate(_NAMES)
-    },
+    params=_SHAPES.params,
     constraints=(
         fragments.FITS,
         Constraint(
             "one of the shapes that won somewhere, for as many columns and such groups",
-            lambda problem, params: tuple(params[name] for name in _NAMES) in _fit(problem),
+            lambda problem, params: params in _fit(problem),
         ),
         Constraint(
             "stages and rings fit in shared memory",

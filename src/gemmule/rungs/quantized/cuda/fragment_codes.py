@@ -16,7 +16,7 @@ takes four of the columns: high, middle and low part in bfloat16, which has all 
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import ceil_div
 
@@ -66,9 +66,6 @@ RUNG = CudaRung(
     source="PTX ISA: mma.sync; weights in fragment order as in Marlin (Frantar et al., 2024)",
     op="matvec",
     after="int4_codes",
-    signatures=fragments.SIGNATURES,
-    # Tensor cores align the products of an instruction and cut off.
-    arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
     params={"warps": (8, 4), "tiles": (4, 8), "rows": (1, 2)},
     constraints=(
         fragments.FITS,
@@ -88,10 +85,9 @@ RUNG = CudaRung(
         ),
     ),
     adds=True,
-    quantized=True,
-    accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=False),
     suggest=_suggest,
     steps=_steps,
     sends=True,
     spills=True,  # the widest of its shapes keep a few registers in memory
+    **fragments.along(_chain),
 )

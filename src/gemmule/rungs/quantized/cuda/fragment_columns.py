@@ -12,9 +12,10 @@ at about the same time.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, starts_early
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, quickest, starts_early
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 _TURN = 8  # tiles to whole multiples of which x is packed
 _PACKED_S = {1: 4e-6, 2: 6.5e-6, 4: 4e-6}  # by eights of columns
@@ -126,15 +127,14 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     return float(machine.call_s + seconds)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Take more warps a block, or more blocks at a time where they leave less idle."""
     warps: tuple[int, ...] = (8, 4)
     if _eights(problem) > 1:
         many = ceil_div(problem.m, 32) * _passes(problem) >= 4 * machine.units
         warps = (4,) if many else (8,)
     shapes = [{"down": 1, "along": along, "tiles": 2, "rows": 2} for along in warps]
-    found = [Suggestion(one, _seconds(problem, one, machine)) for one in shapes]
-    return min(found, key=lambda one: one.expected_s)
+    return quickest(shapes, lambda params: _seconds(problem, params, machine))
 
 
 RUNG = CudaRung(
@@ -144,14 +144,11 @@ RUNG = CudaRung(
     op="matmul",
     after="fragment_codes",
     branch="several columns",
-    signatures=fragments.SIGNATURES,
-    layouts_b=("row", "col", "strided"),
-    arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
+    layouts_b=EVERY_LAYOUT,
     params={"down": (1,), "along": (8, 4), "tiles": (2,), "rows": (2,)},
     constraints=(fragments.FITS,),
-    quantized=True,
-    accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=False),
     workspace=_workspace,
     suggest=_suggest,
     steps=_steps,
+    **fragments.along(_chain),
 )

@@ -11,9 +11,10 @@ where all blocks fit on the chip at a time.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import ceil_div
+from gemmule.rungs._cuda.geometry import ceil_div, quickest
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 _COLUMNS = 8  # of an instruction
 _DEPTH = 128  # stored columns a turn
@@ -76,11 +77,9 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Take the height that is quickest by `_seconds`; eights of columns only side by side."""
     if problem.layout_b != "col" or fragments.quant(problem).has_perm:
         return None
-    found = []
-    for params in ({"down": 2, "along": 8, "stages": 2}, {"down": 1, "along": 8, "stages": 3}):
-        if problem.n <= _COLUMNS or _blocks(problem, params) <= machine.units:
-            found.append(Suggestion(params, _seconds(problem, params, machine)))
-    return min(found, key=lambda one: one.expected_s, default=None)
+    shapes = {"down": 2, "along": 8, "stages": 2}, {"down": 1, "along": 8, "stages": 3}
+    fit = [p for p in shapes if problem.n <= _COLUMNS or _blocks(problem, p) <= machine.units]
+    return quickest(fit, lambda params: _seconds(problem, params, machine))
 
 
 def _accepts(problem: Problem) -> bool:
@@ -93,9 +92,7 @@ RUNG = CudaRung(
     source="PTX ISA: cp.async, mma.sync; a ring of stages as in CUTLASS",
     op="matmul",
     after="fragment_columns",
-    signatures=tuple(s for s in fragments.SIGNATURES if s[1] != "float32"),
-    layouts_b=("row", "col", "strided"),
-    arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
+    layouts_b=EVERY_LAYOUT,
     params={"down": (2, 1), "along": (8,), "stages": (2, 3)},
     constraints=(
         fragments.FITS,
@@ -106,9 +103,8 @@ RUNG = CudaRung(
     ),
     archs=("sm_80", "sm_90a", "sm_100a"),  # others have less shared memory
     adds=True,
-    quantized=True,
-    accepts_quant=_accepts,
     suggest=_suggest,
     steps=_steps,
     spills=True,  # groups of a tile keep more scales than there are registers for
+    **fragments.along(_chain) | {"signatures": fragments.OF_HALVES, "accepts_quant": _accepts},
 )

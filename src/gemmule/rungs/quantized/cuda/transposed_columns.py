@@ -10,23 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, Machine, Params, Suggestion
 from gemmule.rungs._cuda import fragments
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 from gemmule.rungs.quantized.cuda import transposed_fragments as one
 
 
 def _blocks(problem: Problem, params: Params) -> int:
     return one.strips(problem, params) * problem.n
-
-
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    return (
-        Step(
-            kernel=f"transposed_columns<{one.template(problem, params)}>",
-            grid=(_blocks(problem, params), 1, 1),
-            block=(32 * params["across"] * params["down"], 1, 1),
-        ),
-    )
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -45,7 +36,7 @@ RUNG = replace(
     op="matmul",
     after="transposed_fragments",
     branch="several columns",
-    layouts_b=("row", "col", "strided"),
+    layouts_b=EVERY_LAYOUT,
     # Blocks of twice the width are 8 % faster by 16 columns, and half as fast by few of 8192.
     params={"across": (1,), "down": (8,), "tiles": (2,), "rows": (4,), "ahead": (1,)},
     constraints=(
@@ -55,7 +46,6 @@ RUNG = replace(
             lambda problem, params: _blocks(problem, params) < 2**31,
         ),
     ),
-    accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=True),
     suggest=_suggest,
-    steps=_steps,
+    steps=one.steps("transposed_columns"),
 )

@@ -11,9 +11,10 @@ for each instruction that multiplies.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import ceil_div
+from gemmule.rungs._cuda.geometry import ceil_div, flat
+from gemmule.rungs._cuda.rows import Steps
 
 
 def strips(problem: Problem, params: Params) -> int:
@@ -21,20 +22,21 @@ def strips(problem: Problem, params: Params) -> int:
     return ceil_div(fragments.tiles_across(problem.m, problem), params["across"] * params["tiles"])
 
 
-def template(problem: Problem, params: Params) -> str:
-    """Return the template arguments that both transposed rungs begin with."""
-    shape = ", ".join(str(params[name]) for name in ("across", "down", "tiles", "rows", "ahead"))
-    return f"{fragments.template(problem)}, {shape}"
+def steps(kernel: str) -> Steps:
+    """Return the `steps` of a transposed rung: a block (or cluster) a strip and column of X.
 
+    Template arguments: those of all fragments, then the parameters.
+    """
+    names = "across", "down", "tiles", "rows", "ahead", "cluster"
 
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    return (
-        Step(
-            kernel=f"transposed_fragments<{template(problem, params)}>",
-            grid=(strips(problem, params), 1, 1),
-            block=(32 * params["across"] * params["down"], 1, 1),
-        ),
-    )
+    def launch(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+        own = (str(params[name]) for name in names if name in params)
+        template = ", ".join((fragments.template(problem), *own))
+        cluster, threads = params.get("cluster", 1), 32 * params["across"] * params["down"]
+        count = strips(problem, params) * cluster * (problem.n if problem.op == "matmul" else 1)
+        return (flat(f"{kernel}<{template}>", count, threads, cluster=(cluster, 1, 1)),)
+
+    return launch
 
 
 def chain(problem: Problem, params: Params) -> int:
@@ -62,8 +64,6 @@ RUNG = CudaRung(
     op="matvec",
     after="fragment_codes",
     branch="across the rows",
-    signatures=fragments.SIGNATURES,
-    arithmetic=lambda problem: Arithmetic("float32", chain=chain, per_add=2.0),
     params={"across": (2, 1), "down": (8,), "tiles": (2,), "rows": (4,), "ahead": (0, 1)},
     constraints=(
         fragments.FITS,
@@ -72,9 +72,8 @@ RUNG = CudaRung(
             lambda problem, params: params["across"] + params["ahead"] == 2,
         ),
     ),
-    quantized=True,
-    accepts_quant=lambda problem: fragments.in_fragments(problem, transposed=True),
     suggest=_suggest,
-    steps=_steps,
+    steps=steps("transposed_fragments"),
     spills=True,  # the widest of its shapes keep a few registers in memory
+    **fragments.along(chain, transposed=True),
 )

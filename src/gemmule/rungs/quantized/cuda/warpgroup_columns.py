@@ -16,15 +16,15 @@ meet it.
 from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import ceil_div
+from gemmule.rungs._cuda.geometry import ceil_div, quickest
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 _BRINGERS = 4  # warps that bring x and scales
 _UNIT = 4  # tiles of codes that are asked for at a time
 _PANEL = 64  # stored columns in a line of a swizzle
 MOST_SHARED = 227 * 1024  # bytes that a block may have
-_NAMES = ("down", "along", "cluster", "tiles", "slots", "stages", "raw")
 # What won somewhere on one H200 (November 2026), the tallest blocks first: up to 16 columns in
 # groups of whole tiles; up to 32 columns, and small groups.
 _NARROW = (
@@ -37,6 +37,9 @@ _WIDE = (
     (2, 2, 2, 4, 2, 4, 3),
     (1, 4, 2, 4, 2, 4, 3),
 )
+_SHAPES = fragments.Shapes(
+    ("down", "along", "cluster", "tiles", "slots", "stages", "raw"), (*_NARROW, *_WIDE)
+)
 # What a block takes there for a chunk of these, whatever the matrix: whether narrow, and the bits
 # of a code; by the warpgroups below each other. Eight columns take _FEW of it, if narrow and not.
 _CHUNK_S = {
@@ -47,7 +50,6 @@ _CHUNK_S = {
 }
 _FEW, _START_S, _SLOW = {True: 0.86, False: 0.78}, 2.2e-6, {4: 1.24, 8: 1.18}
 _SMALL_GROUPS = 1.12  # of one tile
-_SHAPES = (*_NARROW, *_WIDE)
 
 
 def eights(problem: Problem) -> int:
@@ -101,7 +103,7 @@ def rings_and_results(problem: Problem, params: Params) -> int:
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    shape = ", ".join(str(params[name]) for name in _NAMES)
+    shape = _SHAPES.arguments(params)
     template = f"{fragments.template(problem)}, {shape}, {eights(problem)}"
     return (
         Step(
@@ -152,16 +154,13 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Take the shape that is quickest by `_seconds`, of those that fit."""
     if problem.layout_b != "col" or fragments.quant(problem).has_perm:
         return None
-    found = []
-    for shape in _NARROW if is_narrow(problem) else _WIDE:
-        params = dict(zip(_NAMES, shape, strict=True))
-        if _shared(problem, params) <= MOST_SHARED:
-            found.append(Suggestion(params, _seconds(problem, params, machine)))
-    return min(found, key=lambda one: one.expected_s, default=None)
+    fit = [p for p in _fit(problem) if _shared(problem, p) <= MOST_SHARED]
+    return quickest(fit, lambda params: _seconds(problem, params, machine))
 
 
-def _accepts(problem: Problem) -> bool:
-    return fragments.in_fragments(problem, transposed=False)
+def _fit(problem: Problem) -> list[dict[str, int]]:
+    count = len(_NARROW)
+    return _SHAPES.sets[:count] if is_narrow(problem) else _SHAPES.sets[count:]
 
 
 RUNG = CudaRung(
@@ -171,20 +170,14 @@ RUNG = CudaRung(
     "al., 2024)",
     op="matmul",
     after="staged_fragments",
-    signatures=tuple(s for s in fragments.SIGNATURES if s[1] != "float32"),
-    layouts_b=("row", "col", "strided"),
-    arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
-    params={
-        name: tuple(dict.fromkeys(shape[i] for shape in _SHAPES)) for i, name in enumerate(_NAMES)
-    },
+    layouts_b=EVERY_LAYOUT,
+    params=_SHAPES.params,
     constraints=(
         fragments.FITS,
         Constraint(
             "one of the shapes that won somewhere, chunks of 8 tiles up to 16 columns beside "
             "groups of whole tiles",
-            lambda problem, params: (
-                tuple(params[name] for name in _NAMES) in (_NARROW if is_narrow(problem) else _WIDE)
-            ),
+            lambda problem, params: params in _fit(problem),
         ),
         Constraint(
             "stages and rings fit in shared memory",
@@ -192,8 +185,7 @@ RUNG = CudaRung(
         ),
     ),
     archs=("sm_90a",),
-    quantized=True,
-    accepts_quant=_accepts,
     suggest=_suggest,
     steps=_steps,
+    **fragments.along(_chain) | {"signatures": fragments.OF_HALVES},
 )

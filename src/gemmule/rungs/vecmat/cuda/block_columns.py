@@ -124,7 +124,7 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     return start + between + float(reading)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Take the strips that the model likes best: one wave of blocks, as wide as that allows."""
     return quickest(RUNG.space(problem), lambda params: _seconds(problem, machine, params))
 
