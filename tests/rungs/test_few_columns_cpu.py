@@ -22,7 +22,7 @@ PARAMS = {"shares_per_thread": 4, "piece": 2048}
 
 def judged(problem: Problem, seed: int) -> None:
     inputs = make_inputs(problem, "integers", seed)
-    few_columns.bind(problem, PARAMS)(inputs.a, inputs.b, inputs.out)
+    few_columns.RUNG.bind(problem, PARAMS)(inputs.a, inputs.b, inputs.out)
     verdict = check(inputs, RUNG.arithmetic(problem), PARAMS, inputs.out)
     assert verdict.ok, verdict.text
 
@@ -94,5 +94,5 @@ def test_tiles_are_as_wide_as_the_few() -> None:
 def test_sums_that_nothing_is_added_to_are_zero() -> None:
     problem = make_problem("matmul", 5, 2, 0, ("float16",) * 3)
     inputs = make_inputs(problem, "integers", 0)
-    few_columns.bind(problem, PARAMS)(inputs.a, inputs.b, inputs.out)
+    few_columns.RUNG.bind(problem, PARAMS)(inputs.a, inputs.b, inputs.out)
     assert np.array_equal(inputs.out, np.zeros((5, 2), np.float16))

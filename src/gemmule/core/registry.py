@@ -28,7 +28,8 @@ def _load(folder: str, backend: str, name: str) -> Rung:
         raise TypeError(
             f"{module.__name__} holds a {type(rung).__name__}; its folder is {backend}."
         )
-    return replace(rung, name=name, folder=folder)
+    op = rung.op if folder == "quantized" else "matmul" if folder == "matmul" else "matvec"
+    return replace(rung, name=name, folder=folder, op=op, quantized=folder == "quantized")
 
 
 @functools.cache

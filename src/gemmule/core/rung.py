@@ -123,7 +123,8 @@ def _no_suggestion(problem: Problem, machine: Machine) -> Suggestion | None:
 class Rung:
     """One kernel: what it teaches, what it takes, and its search space.
 
-    The loader fills `name` and `folder` from the path. `params` is the declared search space, name
+    The loader fills `name` and `folder` from the path, and from the folder `quantized`, and `op`
+    but for quantised rungs. `params` is the declared search space, name
     -> values, the first value being the default. `layouts` are those of A that the rung takes (see
     `gemmule.core.problem`), `layouts_b` those of B. `after` names the rung it adds its idea to, on
     the same ladder; `branch` says why it is no step of that rung's line but leaves it (another
@@ -139,9 +140,9 @@ class Rung:
     title: str
     idea: str
     source: str
-    op: str
     signatures: tuple[Signature, ...]
     arithmetic: Callable[[Problem], Arithmetic]
+    op: str = ""
     layouts: tuple[str, ...] = ("row",)
     layouts_b: tuple[str, ...] = ("row", "col")
     after: str | None = None

@@ -60,6 +60,17 @@ def whole_reduction(problem: Problem, params: Params) -> int:
     return max(problem.reduction, 1)
 
 
+# What rungs say of themselves that take every dtype and sum in an order of their own: of a vector's
+# products, and of those of two matrices, in any memory order.
+OF_VECTORS: dict[str, Any] = {"signatures": SIGNATURES, "arithmetic": summed(whole_reduction)}
+OF_MATRICES: dict[str, Any] = {
+    "signatures": (*SIGNATURES, *FLOAT8_SIGNATURES),
+    "arithmetic": summed(whole_reduction),
+    "layouts": ("row", "col", "strided"),
+    "layouts_b": ("row", "col", "strided"),
+}
+
+
 def address(array: np.ndarray[Any, Any]) -> int:
     """Return the address of an array's first element."""
     if array.dtype.kind == "V":  # bfloat16 and float8 have no buffer, their bits have

@@ -56,6 +56,11 @@ def job_of_plan(plan: Plan) -> Callable[[Problem, Params, Array, Any], Job]:
     return job
 
 
+def by_plan(plan: Plan) -> dict[str, Any]:
+    """Return how a rung runs whose products `plan` describes."""
+    return {"bind": bind_plan(plan), "job": job_of_plan(plan)}
+
+
 @kernel
 def _share(
     part: int,

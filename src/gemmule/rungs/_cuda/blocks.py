@@ -65,7 +65,6 @@ def chain(problem: Problem, params: Params) -> int:
 
 
 COMMON: dict[str, Any] = {
-    "op": "matvec",
     "signatures": FLOAT_SIGNATURES,
     "arithmetic": sums(chain, unordered=True),
     "params": PARAMS,

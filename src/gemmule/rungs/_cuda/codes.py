@@ -94,7 +94,6 @@ def card(
         "arithmetic": sums(lambda problem, params: chain(problem, params, bits)),
         "params": {"p": (128, 32, 64, 256, 512), "rows": (4, 1, 2, 8), "values": values},
         "constraints": (FITS,),
-        "quantized": True,
         "accepts_quant": _takes_groups if fill is None else _takes_one_scale,
         "workspace": lambda problem, params, machine: 4 * (problem.n << bits) if fill else 0,
         "steps": steps,

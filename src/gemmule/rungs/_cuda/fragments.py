@@ -26,7 +26,6 @@ def along(chain: Callable[[Problem, Params], int], *, transposed: bool = False) 
         "signatures": SIGNATURES,
         # Tensor cores align the products of an instruction and cut off.
         "arithmetic": lambda problem: Arithmetic("float32", chain=chain, per_add=2.0),
-        "quantized": True,
         "accepts_quant": lambda problem: in_fragments(problem, transposed=transposed),
     }
 

@@ -17,11 +17,9 @@ ARITHMETIC = Arithmetic(
 
 # What all rungs on wgmma that multiply halves as they are say of themselves.
 COMMON: dict[str, Any] = {
-    "op": "matmul",
     "signatures": SIGNATURES,
     "arithmetic": lambda problem: ARITHMETIC,
     "layouts": ("row", "col"),
-    "layouts_b": ("row", "col"),
     "archs": ("sm_90a",),
 }
 

@@ -15,7 +15,6 @@ LARGEST_GRID = 2**31 - 1
 EVERY_LAYOUT = ("row", "col", "strided")
 # What matmul rungs say of themselves that take operands in any order, alone or in batches.
 ANY_ORDER: dict[str, Any] = {
-    "op": "matmul",
     "layouts": EVERY_LAYOUT,
     "layouts_b": EVERY_LAYOUT,
     "batched": True,

@@ -87,7 +87,6 @@ RUNG = CpuRung(
     title="BLAS",
     idea="The vendor's tuned gemm, through NumPy.",
     source="BLAS gemm (Dongarra et al. 1990), OpenBLAS in NumPy's wheels",
-    op="matmul",
     signatures=same("float32", "float64", "complex64", "complex128"),
     layouts=("row", "col", "strided"),
     layouts_b=("row", "col", "strided"),

@@ -23,7 +23,7 @@ from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import HALVES, ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
-from gemmule.rungs._cpu_rows import Build, Strides, bind_plan, job_of_plan, join_step
+from gemmule.rungs._cpu_rows import Build, Strides, by_plan, join_step
 from gemmule.rungs.matmul.cpu import _few_kernels
 from gemmule.rungs.matmul.cpu._few_tiles import STEP, tile_columns
 
@@ -161,9 +161,6 @@ def plan(problem: Problem, params: Params) -> Build:
     return build
 
 
-bind = bind_plan(plan)
-
-
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Expect the multipliers' rate and a part of the reading beside it, or the read ceiling."""
     along, few = is_along(problem), min(problem.m, problem.n)
@@ -204,7 +201,6 @@ RUNG = CpuRung(
     title="A few columns in registers",
     idea="A weight is widened as it comes from memory, and meets 2 to 8 columns in registers.",
     source="our own; register blocking as in BLAS level 3",
-    op="matmul",
     signatures=(
         *floats("float16", "bfloat16"),
         *(("float32", half, "float32") for half in HALVES),  # rows of float32 times a matrix
@@ -222,7 +218,6 @@ RUNG = CpuRung(
         Constraint("the large matrix has a unit stride", _has_a_unit_stride),
     ),
     suggest=suggest,
-    bind=bind,
-    job=job_of_plan(plan),
     available=missing_vectors,
+    **by_plan(plan),
 )

@@ -71,12 +71,8 @@ RUNG = CpuRung(
     title="Loop order",
     idea="With the loops in the order i, k, j, all of memory is read along its rows.",
     source="textbook",
-    op="matmul",
-    signatures=(*_cpu.SIGNATURES, *_cpu.FLOAT8_SIGNATURES),
-    layouts=("row", "col", "strided"),
-    layouts_b=("row",),
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="triple_loop",
     bind=bind,
     available=unavailable,
+    **_cpu.OF_MATRICES | {"layouts_b": ("row",)},
 )

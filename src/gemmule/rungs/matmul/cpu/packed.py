@@ -120,15 +120,10 @@ def plan(problem: Problem, params: Params, ready: Sides = NEITHER, *, alone: boo
     return build
 
 
-def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
-    """Return ``run(A, B, C)``; `ready` operands come packed."""
-    return bind_shares(problem, params, ready, alone=True)
-
-
-def bind_shares(
-    problem: Problem, params: Params, ready: Sides, *, alone: bool
+def bind(
+    problem: Problem, params: Params, ready: Sides = NEITHER, *, alone: bool = True
 ) -> Callable[..., None]:
-    """Return `bind`'s product, on one thread or on all."""
+    """Return ``run(A, B, C)``, on one thread or on all; `ready` operands come packed."""
     if problem.k == 0:
         return fill_zeros
     if not any(ready):
@@ -163,11 +158,6 @@ RUNG = CpuRung(
     title="Packed blocks",
     idea="Blocks are copied into the order the tile reads; the tile of C lives in registers.",
     source="Goto and van de Geijn 2008; BLIS, Van Zee and van de Geijn 2015",
-    op="matmul",
-    signatures=(*_cpu.SIGNATURES, *_cpu.FLOAT8_SIGNATURES),
-    layouts=("row", "col", "strided"),
-    layouts_b=("row", "col", "strided"),
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="cache_blocks",
     params={"columns": (1024, 512, 2048)},
     suggest=suggest,
@@ -176,4 +166,5 @@ RUNG = CpuRung(
     available=unavailable,
     packing=HostPacking(pack, bind),
     rows_apart=True,
+    **_cpu.OF_MATRICES,
 )

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from dataclasses import replace
 
-from gemmule.backends.cpu.jit import unavailable
 from gemmule.core.packing import HostPacking
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
+from gemmule.core.rung import Machine, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs._cpu_rows import job_of_plan
+from gemmule.rungs.matmul.cpu import packed
 from gemmule.rungs.matmul.cpu._packed_operands import pack
-from gemmule.rungs.matmul.cpu.packed import NEITHER, Sides, bind_shares, plan
 
-
-def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
-    """Return ``run(A, B, C)``; `ready` operands come packed."""
-    return bind_shares(problem, params, ready, alone=False)
+bind = functools.partial(packed.bind, alone=False)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
@@ -26,21 +22,14 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
     return Suggestion({}, calls + _cpu.packed_s(problem, machine, machine.units))
 
 
-RUNG = CpuRung(
+RUNG = replace(
+    packed.RUNG,
     title="Packed blocks, threads",
     idea="Blocks of C are independent: every thread computes its own, with its own packed copies.",
     source="BLIS, parallel in the loops over blocks of C",
-    op="matmul",
-    signatures=(*_cpu.SIGNATURES, *_cpu.FLOAT8_SIGNATURES),
-    layouts=("row", "col", "strided"),
-    layouts_b=("row", "col", "strided"),
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="packed",
-    params={"columns": (1024, 512, 2048)},
     suggest=suggest,
     bind=bind,
-    job=job_of_plan(functools.partial(plan, alone=False)),
-    available=unavailable,
+    job=job_of_plan(functools.partial(packed.plan, alone=False)),
     packing=HostPacking(pack, bind),
-    rows_apart=True,
 )

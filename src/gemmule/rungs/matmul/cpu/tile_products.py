@@ -209,7 +209,6 @@ RUNG = CpuRung(
     title="Tile products",
     idea="One instruction of AMX adds 32 terms to 16 x 16 sums, in bfloat16; a float16 is two.",
     source="AMX (TDPBF16PS); splitting as in Henry, Tang and Heinecke 2019",
-    op="matmul",
     signatures=tuple((a, a, out) for a in HALVES for out in (a, "float32")),
     layouts=("row", "col", "strided"),
     layouts_b=("row", "col", "strided"),

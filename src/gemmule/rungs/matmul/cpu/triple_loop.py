@@ -66,11 +66,7 @@ RUNG = CpuRung(
     title="Triple loop",
     idea="One dot product after another; a column of B is read across its rows.",
     source="textbook",
-    op="matmul",
-    signatures=(*_cpu.SIGNATURES, *_cpu.FLOAT8_SIGNATURES),
-    layouts=("row", "col", "strided"),
-    layouts_b=("row", "col", "strided"),
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     bind=bind,
     available=unavailable,
+    **_cpu.OF_MATRICES,
 )

@@ -108,7 +108,6 @@ RUNG = LibraryRung(
     title="cuBLAS",
     idea="The vendor's library: asked once for its best algorithm, then called.",
     source="NVIDIA cuBLAS, cublasLtMatmul and its heuristic",
-    op="matmul",
     signatures=(
         *same("float32", "float64", "float16", "bfloat16"),
         *((half, half, "float32") for half in HALVES),
@@ -116,7 +115,6 @@ RUNG = LibraryRung(
     arithmetic=_arithmetic,
     branch="the vendor's library",
     layouts=("row", "col"),
-    layouts_b=("row", "col"),
     params={"rank": (0, 1, 2, 3)},
     constraints=(
         Constraint(

@@ -44,14 +44,12 @@ RUNG = CudaRung(
     title="Tensor core",
     idea="Warps multiply 16 x 16 x 8 fragments in one instruction; cp.async keeps stages coming.",
     source="PTX ISA: mma.sync, ldmatrix, cp.async; multistage kernels since compute capability 8.0",
-    op="matmul",
     signatures=SIGNATURES,
     # Tensor cores align the products of an instruction and cut off: twice the unit roundoff an add.
     arithmetic=lambda problem: Arithmetic(
         accumulator="float32", chain=lambda p, params: p.k + DEPTH, per_add=2.0
     ),
     layouts=("row", "col"),
-    layouts_b=("row", "col"),
     after="vector_tile",
     params={"tile": (128, 64)},
     constraints=(fits_grid(_size),),

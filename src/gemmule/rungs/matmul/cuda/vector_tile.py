@@ -46,7 +46,6 @@ RUNG = CudaRung(
     title="Vector tile",
     idea="16-byte loads and shared reads; two buffers, so that loading overlaps computing.",
     source="double-buffered SGEMM kernels, as in BLAS libraries for GPUs since about 2010",
-    op="matmul",
     signatures=(
         *same("float32", "float64"),
         ("float16", "float32", "float32"),
@@ -54,7 +53,6 @@ RUNG = CudaRung(
     ),
     arithmetic=sums(_chain),
     layouts=("row", "col"),
-    layouts_b=("row", "col"),
     after="register_tile",
     params={"micro": (8, 4)},
     constraints=(fits_grid(_size),),

@@ -67,7 +67,6 @@ RUNG = CpuRung(
     title="BLAS",
     idea="The vendor's tuned gemv, through NumPy.",
     source="BLAS gemv (Lawson et al. 1979; Dongarra et al. 1988), OpenBLAS in NumPy's wheels",
-    op="matvec",
     signatures=same("float32", "float64", "complex64", "complex128"),
     layouts=("row", "col", "strided"),
     arithmetic=_cpu.blas_arithmetic,

@@ -16,7 +16,7 @@ from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs._cpu_rows import Build, bind_plan, in_rows, job_of_plan
+from gemmule.rungs._cpu_rows import Build, by_plan, in_rows
 
 
 @functools.cache
@@ -77,14 +77,11 @@ RUNG = CpuRung(
     title="Four rows",
     idea="Four rows share each load of x, and four read streams hide the memory's latency.",
     source="our measurement: one row at a time leaves half of the DRAM bandwidth unused",
-    op="matvec",
-    signatures=_cpu.SIGNATURES,
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="scalar_loop",
     batched=True,
     suggest=suggest,
-    bind=bind_plan(plan),
-    job=job_of_plan(plan),
     available=unavailable,
     rows_apart=True,
+    **by_plan(plan),
+    **_cpu.OF_VECTORS,
 )

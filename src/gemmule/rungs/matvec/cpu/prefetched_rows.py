@@ -18,7 +18,7 @@ from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
-from gemmule.rungs._cpu_rows import Build, bind_plan, in_rows, job_of_plan
+from gemmule.rungs._cpu_rows import Build, by_plan, in_rows
 from gemmule.rungs._cpu_vectors import prefetch_lines, zeros_of
 from gemmule.rungs.matvec.cpu import _streams
 
@@ -108,15 +108,13 @@ RUNG = CpuRung(
     idea="Two rows of halves pass at once, in whole vector registers. They lie half a share apart: "
     "each thread reads two stretches of memory in order, every line asked for 3 KiB ahead.",
     source="software prefetching, textbook; distance and rows by our measurement",
-    op="matvec",
     signatures=floats("float16", "bfloat16"),
     arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="threads",
     params={"shares_per_thread": SHARES_PER_THREAD, "ready": (False, True)},
     batched=True,
     suggest=suggest,
-    bind=bind_plan(plan),
-    job=job_of_plan(plan),
     available=missing_vectors,
     rows_apart=True,
+    **by_plan(plan),
 )

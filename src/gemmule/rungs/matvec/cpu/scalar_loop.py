@@ -17,7 +17,7 @@ from gemmule.backends.cpu.intrinsics import load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Params
-from gemmule.rungs._cpu import SIGNATURES, address, summed, whole_reduction, working_dtype
+from gemmule.rungs._cpu import OF_VECTORS, address, working_dtype
 
 
 @functools.cache
@@ -54,10 +54,8 @@ RUNG = CpuRung(
     title="Scalar loop",
     idea="Two nested loops over rows and columns, as the formula says.",
     source="textbook",
-    op="matvec",
-    signatures=SIGNATURES,
     layouts=("row", "col", "strided"),
-    arithmetic=summed(whole_reduction),
     bind=bind,
     available=unavailable,
+    **OF_VECTORS,
 )

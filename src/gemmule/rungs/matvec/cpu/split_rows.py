@@ -9,7 +9,7 @@ from gemmule.backends.cpu.pool import SHARES_PER_THREAD, share_count
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs._cpu_rows import Build, bind_plan, in_stretches, job_of_plan
+from gemmule.rungs._cpu_rows import Build, by_plan, in_stretches
 from gemmule.rungs.matvec.cpu.four_rows import rows_of
 
 SHORTEST = 256  # elements of a row in a share
@@ -37,14 +37,11 @@ RUNG = CpuRung(
     title="Split rows",
     idea="Each thread takes a stretch of every row; one small sum joins the stretches.",
     source="split-K, textbook",
-    op="matvec",
-    signatures=_cpu.SIGNATURES,
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="threads",
     branch="few long rows",
     params={"shares_per_thread": SHARES_PER_THREAD},
     suggest=suggest,
-    bind=bind_plan(plan),
-    job=job_of_plan(plan),
     available=unavailable,
+    **by_plan(plan),
+    **_cpu.OF_VECTORS,
 )

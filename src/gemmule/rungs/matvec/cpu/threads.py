@@ -10,7 +10,7 @@ from gemmule.backends.cpu.pool import SHARES_PER_THREAD
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs._cpu_rows import Build, bind_plan, in_rows, job_of_plan
+from gemmule.rungs._cpu_rows import Build, by_plan, in_rows
 from gemmule.rungs.matvec.cpu.four_rows import rows_of
 
 
@@ -33,15 +33,12 @@ RUNG = CpuRung(
     idea="Each thread claims one small share of the rows after another; together they fill the "
     "memory's pipe, and none waits for a thread that the system does not run.",
     source="textbook",
-    op="matvec",
-    signatures=_cpu.SIGNATURES,
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="four_rows",
     params={"shares_per_thread": SHARES_PER_THREAD},
     batched=True,
     suggest=suggest,
-    bind=bind_plan(plan),
-    job=job_of_plan(plan),
     available=unavailable,
     rows_apart=True,
+    **by_plan(plan),
+    **_cpu.OF_VECTORS,
 )

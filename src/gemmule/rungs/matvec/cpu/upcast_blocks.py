@@ -47,7 +47,6 @@ RUNG = CpuRung(
     title="Upcast blocks",
     idea="A block that fits the cache is converted to the working dtype; then NumPy's dot.",
     source="for machines without a compiler; the measure of what conversion costs",
-    op="matvec",
     signatures=(*_cpu.SIGNATURES, *_cpu.FLOAT8_SIGNATURES),
     layouts=("row", "col"),
     arithmetic=_cpu.summed(_cpu.whole_reduction),

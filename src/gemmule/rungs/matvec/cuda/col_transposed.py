@@ -14,7 +14,6 @@ RUNG = CudaRung(
     title="Transposed, thread per column",
     idea="One thread per column of the column-major matrix walks down it and through x.",
     source="document 004, naive transposed multiplication",
-    op="matvec",
     after="thread_per_row",
     branch="another memory order: a column-major copy",
     signatures=FLOAT_SIGNATURES,

@@ -17,7 +17,6 @@ RUNG = CudaRung(
     title="p threads per row",
     idea="A group of p lanes shares a row: p from 1 to 32, `rows` rows to a block.",
     source="document 003, p threads per dot product",
-    op="matvec",
     after="warp_per_row",
     branch="document 003: p threads a row, its parameters searched",
     signatures=ROW_SIGNATURES,

@@ -36,7 +36,6 @@ RUNG = CudaRung(
     title="p threads per row, 16-byte loads",
     idea="Each thread fetches 16 bytes at a time: 8, 16 or 32 values a step.",
     source="document 003, vectorised loads",
-    op="matvec",
     after="p_threads",
     signatures=ROW_SIGNATURES,
     arithmetic=sums(_chain),

@@ -22,7 +22,6 @@ RUNG = CudaRung(
     idea="The block copies x into shared memory, as many values at a time as it has threads, and "
     "all its threads multiply from there.",
     source="document 000, tiled kernel",
-    op="matvec",
     after="thread_per_row",
     branch="documents 000 and 001: x in shared memory",
     signatures=ALL_SIGNATURES,

@@ -48,7 +48,6 @@ RUNG = CudaRung(
     title="Thread per row",
     idea="One thread computes one element of y: it walks its row of A and all of x.",
     source="document 000, basic kernel; document 004, naive kernel over column-major storage",
-    op="matvec",
     signatures=ALL_SIGNATURES,
     arithmetic=sums(lambda problem, params: problem.n),
     layouts=("row", "col", "strided"),

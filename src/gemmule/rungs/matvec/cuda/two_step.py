@@ -38,7 +38,6 @@ RUNG = CudaRung(
     title="Two-step reduction",
     idea="More than a warp for a row: warps sum by shuffles, then meet in shared memory.",
     source="document 003, reduction for p > 32, with its parameter tables for P100 and RTX 3090",
-    op="matvec",
     after="p_threads_vector",
     signatures=ROW_SIGNATURES,
     arithmetic=sums(_chain),

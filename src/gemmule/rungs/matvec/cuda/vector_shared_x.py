@@ -37,7 +37,6 @@ RUNG = CudaRung(
     title="Vector loads, x in shared memory",
     idea="The block copies a tile of x to shared memory, and all its rows multiply from there.",
     source="document 003, leveraging shared memory",
-    op="matvec",
     after="two_step",
     branch="document 003: x in shared memory, which loses here",
     signatures=ROW_SIGNATURES,

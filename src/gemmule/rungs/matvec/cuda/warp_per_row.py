@@ -16,7 +16,6 @@ RUNG = CudaRung(
     title="Warp per row",
     idea="The 32 lanes of a warp share a row: coalesced reads, then a sum by shuffles.",
     source="the classic coalesced matvec, between document 000 and document 003",
-    op="matvec",
     after="thread_per_row",
     signatures=ALL_SIGNATURES,
     arithmetic=sums(lambda problem, params: ceil_div(problem.n, 32) + tree(32)),

@@ -28,7 +28,6 @@ RUNG = CudaRung(
     title="Warp per row, vector loads",
     idea="16-byte loads that bypass the L1, several in flight per lane.",
     source="the classic streaming matvec, between document 003 and the fast rungs",
-    op="matvec",
     after="warp_per_row",
     signatures=ROW_SIGNATURES,
     arithmetic=sums(_chain),

@@ -63,7 +63,6 @@ RUNG = CudaRung(
     title="y blocks per row",
     idea="y blocks sum a section of the row each; a second kernel adds the sections in order.",
     source="document 003, several blocks per row and a second kernel",
-    op="matvec",
     after="two_step",
     branch="document 003: y blocks a row, which loses here",
     signatures=ROW_SIGNATURES,

@@ -31,7 +31,6 @@ RUNG = CpuRung(
     after="column_loop",
     branch="many columns",
     params={"block_bytes": (4 << 20, 1 << 20, 16 << 20)},
-    quantized=True,
     accepts_quant=takes_row,
     suggest=_suggest,
     bind=bind_blas,

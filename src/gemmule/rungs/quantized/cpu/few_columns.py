@@ -35,7 +35,6 @@ RUNG = CpuRung(
     arithmetic=float_arithmetic(in_lanes),
     after="column_loop",
     params={"rows_per_task": ROWS_PER_TASK},
-    quantized=True,
     accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
     suggest=columns_time(0.90, COLUMNS, _PER_FMA),
     bind=bind_ways(float_columns, columns=COLUMNS),

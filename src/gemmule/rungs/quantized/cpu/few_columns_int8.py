@@ -6,16 +6,11 @@ conversions and scalings turn sums of four into floats, because each lane meets 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gemmule.backends.cpu.target import missing_features
-from gemmule.core.rung import CpuRung
-from gemmule.rungs.quantized.cpu._operands import (
-    FLOAT32_SIGNATURES,
-    ROWS_PER_TASK,
-    columns_time,
-    groups_fit_lanes,
-    rounded_arithmetic,
-    takes_row_along,
-)
+from gemmule.rungs.quantized.cpu import few_columns
+from gemmule.rungs.quantized.cpu._operands import columns_time, rounded_arithmetic
 from gemmule.rungs.quantized.cpu._product import bind_ways
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
 from gemmule.rungs.quantized.cpu.vector.rows import float_columns, integer_columns
@@ -23,18 +18,14 @@ from gemmule.rungs.quantized.cpu.vector.rows import float_columns, integer_colum
 # Products for each float32 multiply-add of a core, as in `few_columns`.
 _PER_FMA = {"uint4": 1.0, "uint8": 0.73}
 
-RUNG = CpuRung(
+RUNG = replace(
+    few_columns.RUNG,
     title="A few columns of 8-bit activations",
     idea="Codes are unpacked to bytes once for four columns; one instruction multiplies 64.",
     source="VNNI (VPDPBUSD); blocks of 32 activations as in llama.cpp's Q8_0",
-    op="matmul",
-    signatures=FLOAT32_SIGNATURES,
     arithmetic=rounded_arithmetic,
     after="few_columns",
     branch="x rounded to 8 bits, where the caller permits it",
-    params={"rows_per_task": ROWS_PER_TASK},
-    quantized=True,
-    accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
     suggest=columns_time(0.95, COLUMNS, _PER_FMA),
     bind=bind_ways(integer_columns, float_columns, columns=COLUMNS),
     available=lambda: missing_features("avx512f", "avx512bw", "avx512dq", "avx512vnni"),

@@ -26,7 +26,6 @@ RUNG = CpuRung(
     signatures=ALL_SIGNATURES,
     arithmetic=float_arithmetic(),
     after="unpack_loop",
-    quantized=True,
     accepts_quant=takes_row_along,
     suggest=read_time(0.35, alone=True),
     bind=bind_four_rows,

@@ -5,19 +5,14 @@ Only where the caller permits it. One instruction multiplies 64 codes with 64 ac
 
 from __future__ import annotations
 
-from gemmule.backends.cpu.target import missing_vectors
-from gemmule.core.rung import CpuRung
-from gemmule.rungs.quantized.cpu._operands import (
-    FLOAT32_SIGNATURES,
-    SHARES_PER_THREAD,
-    groups_fit_lanes,
-    read_time,
-    rounded_arithmetic,
-    takes_row_along,
-)
+from dataclasses import replace
+
+from gemmule.rungs.quantized.cpu import vector_decode
+from gemmule.rungs.quantized.cpu._operands import read_time, rounded_arithmetic
 from gemmule.rungs.quantized.cpu.vector.rows import bind_vector, job_of_vector
 
-RUNG = CpuRung(
+RUNG = replace(
+    vector_decode.RUNG,
     title="8-bit activations",
     idea="Each 32 activations become signed bytes with one scale, max|x| / 127. One instruction "
     "then multiplies 64 codes with 64 activations and adds them in fours, exactly; zero points go "
@@ -25,16 +20,10 @@ RUNG = CpuRung(
     "joined to one vector of 16 before they are converted and scaled. An x that holds NaN or "
     "infinity is not rounded but multiplied as it is.",
     source="VNNI (VPDPBUSD); blocks of 32 activations as in llama.cpp's Q8_0",
-    op="matvec",
-    signatures=FLOAT32_SIGNATURES,
     arithmetic=rounded_arithmetic,
     after="vector_decode",
     branch="x rounded to 8 bits, where the caller permits it",
-    params={"shares_per_thread": SHARES_PER_THREAD},
-    quantized=True,
-    accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.95),
     bind=bind_vector(integers=True),
     job=job_of_vector(integers=True),
-    available=missing_vectors,
 )

@@ -24,7 +24,6 @@ RUNG = CpuRung(
     after="unpack_loop",
     branch="across the rows",
     params={"threads": (True, False)},
-    quantized=True,
     accepts_quant=takes_row_across,
     suggest=read_time(0.25),
     bind=bind_panels,

@@ -40,7 +40,6 @@ RUNG = CpuRung(
     arithmetic=float_arithmetic(_chain),
     after="few_columns",
     params={"rows_per_task": ROWS_PER_TASK},
-    quantized=True,
     accepts_quant=lambda problem: takes_row_along(problem) and groups_are_chunks(problem),
     suggest=columns_time(0.90, TILE_COLUMNS, _PER_FMA),
     bind=bind_ways(float_tiles, columns=2 * TILE_COLUMNS),

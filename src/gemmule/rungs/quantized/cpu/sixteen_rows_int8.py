@@ -5,36 +5,28 @@ All lanes meet the same scale of x, so 256 dot products need 64 conversions and 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gemmule.backends.cpu.target import missing_features
-from gemmule.core.rung import CpuRung
-from gemmule.rungs.quantized.cpu._operands import (
-    FLOAT32_SIGNATURES,
-    ROWS_PER_TASK,
-    columns_time,
-    rounded_arithmetic,
-    takes_row_along,
-)
+from gemmule.rungs.quantized.cpu import sixteen_rows
+from gemmule.rungs.quantized.cpu._operands import columns_time, rounded_arithmetic
 from gemmule.rungs.quantized.cpu._product import bind_ways
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
-from gemmule.rungs.quantized.cpu.tiles.kernels import groups_are_chunks, integer_tiles
+from gemmule.rungs.quantized.cpu.tiles.kernels import integer_tiles
 from gemmule.rungs.quantized.cpu.tiles.ops import TILE_COLUMNS
 from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 
 # Products for each float32 multiply-add of a core, as in `few_columns`.
 _PER_FMA = {"uint4": 2.1, "uint8": 2.4}
 
-RUNG = CpuRung(
+RUNG = replace(
+    sixteen_rows.RUNG,
     title="Sixteen rows in the lanes, 8-bit activations",
     idea="One instruction multiplies four broadcast activations with sixteen rows, and the integer "
     "sums of 32 columns of the matrix meet one conversion, not eight.",
     source="VNNI (VPDPBUSD); the tile of a packed matmul (Goto and van de Geijn 2008)",
-    op="matmul",
-    signatures=FLOAT32_SIGNATURES,
     arithmetic=rounded_arithmetic,
     after="few_columns_int8",
-    params={"rows_per_task": ROWS_PER_TASK},
-    quantized=True,
-    accepts_quant=lambda problem: takes_row_along(problem) and groups_are_chunks(problem),
     suggest=columns_time(0.95, TILE_COLUMNS, _PER_FMA, rounded=True),
     bind=bind_ways(integer_tiles, float_columns, columns=COLUMNS),
     available=lambda: missing_features("avx512f", "avx512bw", "avx512dq", "avx512vnni"),

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from gemmule.backends.cpu import jit
-from gemmule.core.rung import CpuRung
-from gemmule.rungs.quantized.cpu._operands import (
-    ALL_SIGNATURES,
-    ROWS_PER_TASK,
-    float_arithmetic,
-    read_time,
-    takes_row_along,
-)
-from gemmule.rungs.quantized.cpu.plain.products import bind_four_rows
+from dataclasses import replace
 
-RUNG = CpuRung(
+from gemmule.rungs.quantized.cpu import four_rows
+from gemmule.rungs.quantized.cpu._operands import ROWS_PER_TASK, read_time
+
+RUNG = replace(
+    four_rows.RUNG,
     title="Threads",
     idea="Tasks of some rows each go to all threads. Small matrices stay on one.",
-    source="row blocking as in BLAS level 2",
-    op="matvec",
-    signatures=ALL_SIGNATURES,
-    arithmetic=float_arithmetic(),
     after="four_rows",
     params={"rows_per_task": ROWS_PER_TASK},
-    quantized=True,
-    accepts_quant=takes_row_along,
     suggest=read_time(0.40),
-    bind=bind_four_rows,
-    available=jit.unavailable,
 )

@@ -87,7 +87,6 @@ RUNG = CpuRung(
     arithmetic=float_arithmetic(_chain),
     after="sixteen_rows",
     params={"rows_per_task": ROWS_PER_TASK},
-    quantized=True,
     accepts_quant=lambda problem: takes_row_along(problem) and groups_are_chunks(problem),
     suggest=_suggest,
     bind=_bind,

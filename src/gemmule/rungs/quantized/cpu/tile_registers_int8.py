@@ -47,7 +47,6 @@ RUNG = CpuRung(
     arithmetic=rounded_arithmetic,
     after="sixteen_rows_int8",
     params={"rows_per_task": ROWS_PER_TASK},
-    quantized=True,
     accepts_quant=lambda problem: takes_row_along(problem) and groups_are_records(problem),
     suggest=columns_time(
         0.90, LANES, _PER_FMA, codes_per_fma=_CODES_PER_FMA, spreads=2, rounded=True

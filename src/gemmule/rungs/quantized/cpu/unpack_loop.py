@@ -20,7 +20,6 @@ RUNG = CpuRung(
     op="matvec",
     signatures=ALL_SIGNATURES,
     arithmetic=float_arithmetic(),
-    quantized=True,
     accepts_quant=takes_row,
     suggest=read_time(0.02, alone=True),
     bind=bind_loop,

@@ -31,7 +31,6 @@ RUNG = CpuRung(
     arithmetic=float_arithmetic(in_lanes),
     after="threads",
     params={"shares_per_thread": SHARES_PER_THREAD},
-    quantized=True,
     accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.90),
     bind=bind_vector(integers=False),

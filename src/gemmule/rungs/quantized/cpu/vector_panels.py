@@ -22,7 +22,6 @@ RUNG = CpuRung(
     signatures=FLOAT32_SIGNATURES,
     arithmetic=float_arithmetic(),
     after="panels",
-    quantized=True,
     accepts_quant=lambda problem: takes_row_across(problem) and groups_fit_lanes(problem),
     suggest=read_time(0.75),
     bind=bind_across,

@@ -90,7 +90,6 @@ RUNG = CudaRung(
     constraints=(
         Constraint("fewer than 2^31 blocks", lambda problem, params: blocks(problem) < 2**31),
     ),
-    quantized=True,
     accepts_quant=takes,
     suggest=suggest,
     steps=_steps,

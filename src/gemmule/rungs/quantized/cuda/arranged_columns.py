@@ -163,7 +163,6 @@ RUNG = CudaRung(
         ),
     ),
     archs=("sm_90a",),
-    quantized=True,
     accepts_quant=warpgroups.RUNG.accepts_quant,
     workspace=_workspace,
     suggest=_suggest,

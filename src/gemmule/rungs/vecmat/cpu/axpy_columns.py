@@ -54,11 +54,9 @@ RUNG = CpuRung(
     title="Columns, one by one",
     idea="y is a sum of columns of A scaled by x: each column is read along its memory.",
     source="textbook (axpy form of gemv)",
-    op="matvec",
-    signatures=_cpu.SIGNATURES,
     layouts=("col",),
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="scalar_loop",
     bind=bind,
     available=unavailable,
+    **_cpu.OF_VECTORS,
 )

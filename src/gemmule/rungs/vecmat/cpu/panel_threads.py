@@ -6,7 +6,7 @@ from gemmule.backends.cpu.jit import unavailable
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs._cpu_rows import Build, bind_plan, in_rows, job_of_plan
+from gemmule.rungs._cpu_rows import Build, by_plan, in_rows
 from gemmule.rungs.vecmat.cpu.panels import WIDTHS, columns_s, panels_of
 
 SHARE_MULTIPLE = 64  # a share of y begins on its own cache line
@@ -44,15 +44,12 @@ RUNG = CpuRung(
     title="Column panels, threads",
     idea="Each thread owns a share of y and reads only that part of every column.",
     source="textbook",
-    op="matvec",
-    signatures=_cpu.SIGNATURES,
     layouts=("col",),
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="panels",
     params={"width": WIDTHS},
     batched=True,
     suggest=suggest,
-    bind=bind_plan(plan),
-    job=job_of_plan(plan),
     available=unavailable,
+    **by_plan(plan),
+    **_cpu.OF_VECTORS,
 )

@@ -15,7 +15,7 @@ from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs._cpu_rows import Build, bind_plan, in_rows, job_of_plan
+from gemmule.rungs._cpu_rows import Build, by_plan, in_rows
 
 WIDTHS = (4096, 2048, 1024, 512)  # elements of y in a panel; 4096 float32 are 16 KiB
 
@@ -119,15 +119,12 @@ RUNG = CpuRung(
     title="Column panels",
     idea="A slice of y stays in the cache, in the working dtype, while eight columns pass at once.",
     source="cache blocking of the axpy form; eight read streams by our measurement",
-    op="matvec",
-    signatures=_cpu.SIGNATURES,
     layouts=("col",),
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="axpy_columns",
     params={"width": WIDTHS},
     batched=True,
     suggest=suggest,
-    bind=bind_plan(plan),
-    job=job_of_plan(plan),
     available=unavailable,
+    **by_plan(plan),
+    **_cpu.OF_VECTORS,
 )

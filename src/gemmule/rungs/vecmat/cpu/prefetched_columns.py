@@ -18,7 +18,7 @@ from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion, floats
 from gemmule.rungs import _cpu
-from gemmule.rungs._cpu_rows import Build, Strides, bind_plan, job_of_plan, joined
+from gemmule.rungs._cpu_rows import Build, Strides, by_plan, joined
 from gemmule.rungs._cpu_vectors import prefetch_lines
 from gemmule.rungs.matvec.cpu import _streams
 
@@ -176,14 +176,12 @@ RUNG = CpuRung(
     idea="Each thread reads a share of the columns, four at once in whole vector registers. They "
     "lie a quarter of the share apart: four stretches of memory, each line asked for 3 KiB ahead.",
     source="software prefetching and split-K, textbook; distances by our measurement",
-    op="matvec",
     signatures=floats("float16", "bfloat16"),
     layouts=("col",),
     arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="split_columns",
     params={"width": WIDTHS},
     suggest=suggest,
-    bind=bind_plan(plan),
-    job=job_of_plan(plan),
     available=missing_vectors,
+    **by_plan(plan),
 )

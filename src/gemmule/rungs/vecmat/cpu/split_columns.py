@@ -9,7 +9,7 @@ from gemmule.backends.cpu.pool import share_count
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
-from gemmule.rungs._cpu_rows import Build, bind_plan, in_stretches, job_of_plan
+from gemmule.rungs._cpu_rows import Build, by_plan, in_stretches
 from gemmule.rungs.vecmat.cpu.panels import WIDTHS, columns_s, panels_of, unasked_columns
 
 SHARES_PER_THREAD = 4
@@ -46,14 +46,11 @@ RUNG = CpuRung(
     title="Split columns",
     idea="Each thread takes a share of the columns; one small sum joins the threads' results.",
     source="split-K, textbook",
-    op="matvec",
-    signatures=_cpu.SIGNATURES,
     layouts=("col",),
-    arithmetic=_cpu.summed(_cpu.whole_reduction),
     after="panel_threads",
     params={"width": WIDTHS},
     suggest=suggest,
-    bind=bind_plan(plan),
-    job=job_of_plan(plan),
     available=unavailable,
+    **by_plan(plan),
+    **_cpu.OF_VECTORS,
 )

@@ -133,7 +133,6 @@ RUNG = CudaRung(
     title="Block columns",
     idea="A lane sums one 16-byte vector of columns; a block walks all rows of its strip.",
     source="column panels as in BLAS",
-    op="matvec",
     signatures=STREAMED_SIGNATURES,
     arithmetic=sums(_chain),
     layouts=("col",),

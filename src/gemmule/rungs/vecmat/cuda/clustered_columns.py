@@ -64,7 +64,6 @@ RUNG = CudaRung(
     title="Clustered columns",
     idea="The blocks of a cluster split the rows of a strip and add up in their shared memory.",
     source="thread block clusters of compute capability 9.0",
-    op="matvec",
     signatures=STREAMED_SIGNATURES,
     arithmetic=sums(_chain),
     layouts=("col",),

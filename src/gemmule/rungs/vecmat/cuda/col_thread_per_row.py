@@ -15,7 +15,6 @@ RUNG = CudaRung(
     title="Thread per row, column-major",
     idea="One thread per row walks along the columns; a warp reads 32 neighbours of each.",
     source="document 004, naive multiplication",
-    op="matvec",
     signatures=ALL_SIGNATURES,
     arithmetic=sums(lambda problem, params: problem.n),
     layouts=("col",),

@@ -85,7 +85,6 @@ RUNG = CudaRung(
     title="Few rows",
     idea="A thread sums columns of its own; of few rows there is nothing to bring together.",
     source="thread per row of a column-major matrix, eight rows under way",
-    op="matvec",
     signatures=FLOAT_SIGNATURES,
     arithmetic=sums(_chain),
     layouts=("col",),

@@ -138,7 +138,6 @@ RUNG = CudaRung(
     title="Split columns",
     idea="Many blocks share the rows of a strip; a second kernel adds their sums in fixed order.",
     source="split-K, deterministic: a workspace and a fixed-order reduction",
-    op="matvec",
     signatures=STREAMED_SIGNATURES,
     arithmetic=sums(_chain),
     layouts=("col",),

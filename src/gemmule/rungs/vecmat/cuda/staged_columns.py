@@ -77,7 +77,6 @@ RUNG = CudaRung(
     title="Staged columns",
     idea="Rows of few columns come to shared memory as one stretch; a thread sums all columns.",
     source="staged_rows; split-K, deterministic, as in split_columns",
-    op="matvec",
     signatures=FLOAT_SIGNATURES,
     arithmetic=sums(_chain),
     layouts=("col",),
