@@ -7,13 +7,12 @@ control, without gemmule.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from campaign_record import keep
+from children import printed
 
 CHILD = """
 import os, signal, sys, threading, time
@@ -52,19 +51,6 @@ def use():
 
 begun = threading.Event()
 """
-
-
-def run(code: str, cache: Path, *arguments: str, timeout: float = 240) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "GEMMULE_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 SOAK = """
@@ -119,7 +105,8 @@ os._exit(0)
 
 def soak(kind: str, forks: int, cache: Path) -> str:
     """Return what one parent with 8 busy threads counted; ``import`` takes a new parent each."""
-    return run(CHILD + SOAK, cache, kind, str(forks), timeout=forks * 130 + 600)
+    limit = forks * 130 + 600
+    return printed(CHILD + SOAK, kind, forks, timeout=limit, GEMMULE_CACHE=cache)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,11 @@ CODES = bytes([64, *bytes(31)])  # addresses of a quantised matrix
 HOST = -1  # what a tensor of the CPU says its device is
 
 
+def negated(x: torch.Tensor) -> torch.Tensor:
+    """Return a view whose memory holds the numbers with the other sign, lazily negated."""
+    return torch._neg_view(x)
+
+
 class Noted:
     """A run whose launches are noted: (stream, addresses of both operands and the result, work)."""
 

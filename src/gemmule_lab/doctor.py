@@ -230,7 +230,7 @@ def _nvrtc() -> Iterator[Finding]:
     yield Finding("NVRTC", OK, f"{version} compiles for sm_90a")
 
 
-def _cublas() -> Iterator[Finding]:
+def cublas_library() -> Iterator[Finding]:
     """Open the vendor's library; that needs no GPU."""
     from gemmule.backends.cuda.library import cublas
 
@@ -256,7 +256,7 @@ CHECKS = (
     _driver,
     _wheels,
     _nvrtc,
-    _cublas,
+    cublas_library,
     _optional,
 )
 

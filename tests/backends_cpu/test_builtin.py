@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from children import printed
 from gemmule.backends.cpu import blas_threads
 from gemmule.backends.cpu import pool as cpu_pool
 from gemmule.backends.cpu.calls import builtin
@@ -348,6 +347,7 @@ AFTER = """
 import os, sys
 import numpy as np
 import gemmule as gm
+from forks import start_fork, status_of
 A = np.ones((1024, 1024), np.float16)
 Q = gm.quantize(np.ones((512, 512), np.float32), bits=8)
 x, z = A[0].copy(), np.ones(512, np.float32)
@@ -359,10 +359,7 @@ def right():
 
 assert right()
 if sys.argv[1] == "fork":
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if right() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert status_of(start_fork(right)) == 0
 else:
     import numba
     call = plan._run.bound(A, x)
@@ -376,15 +373,7 @@ print("right")
 
 @pytest.mark.parametrize("how", ["fork", "numba"])
 def test_after_a_fork_and_beside_numbas_threads(how: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AFTER, how],
-        env={**os.environ, "NUMBA_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout == "right\n", done.stderr[-2000:]
+    assert printed(AFTER, how, NUMBA_NUM_THREADS=2) == "right\n"
 
 
 PRODUCTS = """
@@ -404,9 +393,7 @@ assert builtin._METHOD
 
 
 def test_nothing_freed_is_used_when_the_interpreter_ends() -> None:
-    spoiling = {**os.environ, "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "255"}
-    done = subprocess.run([sys.executable, "-c", PRODUCTS], env=spoiling, timeout=120, check=False)
-    assert done.returncode == 0
+    printed(PRODUCTS, PYTHONMALLOC="malloc", MALLOC_PERTURB_=255)
 
 
 def test_what_cannot_be_bound_goes_the_ordinary_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from children import printed
 from gemmule.backends.cpu import blas_threads, shares
 from gemmule.backends.cpu import threads as cpu_threads
 from gemmule.backends.cpu.jit import unavailable
@@ -21,8 +21,9 @@ from gemmule.settings import borrows_threads
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs Numba")
 
 PRODUCT = """
-import json, os, threading, time
+import json, threading, time
 import numpy as np
+from forks import start_fork, status_of
 from gemmule.backends.cpu import pool as cpu_pool
 from gemmule.backends.cpu.atomics import add, read
 from gemmule.backends.cpu.jit import kernel
@@ -37,6 +38,9 @@ def each_once(count):
     counts = np.zeros(count, np.int64)
     counted(count, counts.ctypes.data)
     return bool((counts == 1).all())
+
+def fork(work):
+    return status_of(start_fork(work))
 """
 MANY = """
 rng = np.random.default_rng(1)
@@ -47,10 +51,7 @@ threads = [threading.Thread(target=work, args=(rng.integers(1, 200, 400),)) for 
 [t.start() for t in threads]; [t.join() for t in threads]
 # So many claims that some thread is interrupted in the middle of one.
 right.extend(each_once(1_000_000) for _ in range(4))
-child = os.fork()
-if child == 0:
-    os._exit(0 if each_once(90) and each_once(2) else 1)
-_, status = os.waitpid(child, 0)
+status = fork(lambda: each_once(90) and each_once(2))
 print(json.dumps([len(right), all(right), status]))
 """
 # Two shares that end when both have begun, or after long: how many saw the other.
@@ -72,12 +73,6 @@ def helped():
     begun, met = np.zeros(1, np.int64), np.zeros(1, np.int64)
     meeting(2, begun.ctypes.data, met.ctypes.data)
     return int(met[0]) == 2
-
-def fork(work):
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if work() else 1)
-    return os.waitpid(child, 0)[1]
 """
 FORKED = """
 @kernel
@@ -132,16 +127,8 @@ print(json.dumps([all(right), stuck_still, int(begun[0]), each_once(40)]))
 
 
 def child(code: str, pool: str, **more: str) -> list[object]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "GEMMULE_POOL": pool, "OPENBLAS_NUM_THREADS": "3", **more},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    result: list[object] = json.loads(done.stdout.splitlines()[-1])
+    own = {"GEMMULE_POOL": pool, "OPENBLAS_NUM_THREADS": 3, "PYTHONWARNINGS": "ignore"}
+    result: list[object] = json.loads(printed(code, **own, **more).splitlines()[-1])
     return result
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from checkout import ROOT
+from children import printed
 from gemmule.backends.cpu import jit
 from pages.instructions import hottest_loop, kind_of
 
@@ -92,17 +90,8 @@ print(mix_of_run(lambda: gm.matvec(A, x, rung="four_rows")))
 
 @pytest.mark.skipif(jit.unavailable() is not None, reason="kernels need llvmlite")
 def test_a_rung_compiled_anew_shows_its_loop(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {
-        "GEMMULE_CACHE": str(tmp_path),
-        "GEMMULE_DEVICE": "cpu",
-        "PYTHONPATH": path,
-    }
-    run = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(
-        run, env=environment, capture_output=True, text=True, check=True, timeout=120
-    )
-    first, second = done.stdout.splitlines()
+    said = printed(SCRIPT, GEMMULE_CACHE=tmp_path, GEMMULE_DEVICE="cpu")
+    first, second = said.splitlines()
     products, width = (int(word) for word in first.split())
     assert products >= 4, "four rows take four multiply-adds a turn at least"
     assert width in (16, 32, 64)

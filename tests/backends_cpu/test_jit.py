@@ -8,9 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +19,7 @@ import pytest
 
 import gemmule as gm
 from checkout import SOURCE
+from children import printed
 from gemmule.backends.cpu.intrinsics import enter, load, multiply_add, store
 from gemmule.backends.cpu.jit import Kernel, kernel, unavailable
 from gemmule.backends.cpu.target import missing_vectors
@@ -48,29 +46,16 @@ def multiply(rung="threads", m=40, n=33):
 """
 
 
-def python(code: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a new process that has its own cache folder."""
-    scope = {**os.environ, "PYTHONPATH": str(SOURCE), "GEMMULE_CACHE": str(cache), **environment}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=scope,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def report(done: subprocess.CompletedProcess[str]) -> Any:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def report(code: str, cache: Path, **environment: object) -> Any:
+    """Return what code says at last in a new process that has its own cache folder."""
+    return json.loads(printed(code, GEMMULE_CACHE=cache, **environment).splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder that holds the kernels of `MULTIPLY`."""
     cache = tmp_path_factory.mktemp("cache")
-    assert report(python(MULTIPLY + "print(json.dumps(multiply()))", cache))
+    assert report(MULTIPLY + "print(json.dumps(multiply()))", cache)
     return cache
 
 
@@ -84,12 +69,11 @@ def test_importing_rungs_imports_no_compiler(tmp_path: Path) -> None:
         "import sys, json; from gemmule.core.registry import all_rungs; all_rungs('cpu');"
         "print(json.dumps('llvmlite' in sys.modules))"
     )
-    assert report(python(code, tmp_path)) is False
+    assert report(code, tmp_path) is False
 
 
 def test_a_second_process_loads_what_the_first_compiled(warm: Path) -> None:
-    done = python(MULTIPLY + "right = multiply()" + STATISTICS, warm)
-    assert report(done) == [True, False]
+    assert report(MULTIPLY + "right = multiply()" + STATISTICS, warm) == [True, False]
     for folder in (warm / "kernels", *(warm / "kernels").iterdir()):
         assert folder.stat().st_mode & 0o077 == 0
 
@@ -220,7 +204,7 @@ def test_a_folder_that_cannot_be_trusted_costs_one_warning(tmp_path: Path, fault
         cache.mkdir()
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         (cache / "kernels").symlink_to(tmp_path / "elsewhere")
-    assert report(python(WARNED, cache)) == [True, 1]
+    assert report(WARNED, cache) == [True, 1]
     assert not list(tmp_path.glob("**/*.o"))
 
 
@@ -230,7 +214,7 @@ def test_a_disk_that_fills_up_costs_one_warning(tmp_path: Path) -> None:
         "def full(path, content): raise OSError(28, 'No space left on device')\n"
         "c._write_atomically = full\n"
     )
-    assert report(python(full + WARNED, tmp_path)) == [True, 1]
+    assert report(full + WARNED, tmp_path) == [True, 1]
 
 
 def test_an_edited_helper_is_noticed(warm: Path, tmp_path: Path) -> None:
@@ -244,8 +228,8 @@ def test_an_edited_helper_is_noticed(warm: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(warm, cache)
     code = MULTIPLY.replace("m=40", "m=1").replace("n=33", "n=1")
-    done = python(code + "print(json.dumps(multiply()))", cache, PYTHONPATH=str(tmp_path))
-    assert report(done) is False  # the edit shows: 0 * 0 + 1
+    done = report(code + "print(json.dumps(multiply()))", cache, PYTHONPATH=tmp_path)
+    assert done is False  # the edit shows: 0 * 0 + 1
     assert len(list((cache / "kernels").iterdir())) == 2
 
 
@@ -254,22 +238,20 @@ def test_four_threads_and_a_forked_child(warm: Path, pool: str) -> None:
     code = (
         MULTIPLY
         + """
-import os, threading
+import threading
+from forks import start_fork, status_of
 results = []
 def work():
     for _ in range(30):
         results.append(multiply(m=640, n=640))
 threads = [threading.Thread(target=work) for _ in range(4)]
 [t.start() for t in threads]; [t.join() for t in threads]
-child = os.fork()
-if child == 0:
-    os._exit(0 if multiply(m=640, n=640) else 3)
-_, status = os.waitpid(child, 0)
-print(json.dumps([len(results), all(results), os.waitstatus_to_exitcode(status)]))
+status = status_of(start_fork(lambda: multiply(m=640, n=640)))
+print(json.dumps([len(results), all(results), status]))
 """
     )
-    done = python(code, warm, GEMMULE_POOL=pool, NUMBA_NUM_THREADS="2")
-    assert report(done) == [120, True, 0]
+    found = report(code, warm, GEMMULE_POOL=pool, NUMBA_NUM_THREADS=2)
+    assert found == [120, True, 0]
 
 
 QUANTISED = """
@@ -282,11 +264,11 @@ print(json.dumps(bool(np.abs(y - Q.dequantize().sum(1)).max() < 0.1)))
 
 @pytest.mark.skipif(missing_vectors() is not None, reason=str(missing_vectors()))
 def test_kernels_of_a_partly_filled_cache_fit_the_rest(tmp_path: Path) -> None:
-    assert report(python(QUANTISED, tmp_path)) is True
+    assert report(QUANTISED, tmp_path) is True
     files = sorted((tmp_path / "kernels").glob("*/*.o"))
     for path in files[::2]:
         path.unlink()
-    assert report(python(QUANTISED, tmp_path)) is True
+    assert report(QUANTISED, tmp_path) is True
 
 
 def test_thread_count_respects_the_user() -> None:

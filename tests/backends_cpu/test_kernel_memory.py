@@ -6,13 +6,12 @@ seen.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from children import printed
 from gemmule.core.registry import all_rungs
 
 # Blocks of a page and more are unmapped when they are freed; smaller ones are overwritten.
@@ -48,28 +47,15 @@ working(100_000)
 """
 
 
-def _child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env={**os.environ, **STRICT},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="settings of the GNU allocator")
 @pytest.mark.parametrize("folder", ["matvec", "vecmat", "matmul", "quantized"])
 def test_no_kernel_uses_memory_that_is_freed(folder: str) -> None:
     names = [r.name for r in all_rungs("cpu") if r.folder == folder and r.available() is None]
-    done = _child(CHILD, *names)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert len(done.stdout.split()) == 2 * len(names)
+    assert len(printed(CHILD, *names, timeout=500, **STRICT).split()) == 2 * len(names)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="settings of the GNU allocator")
 def test_memory_lasts_as_long_as_the_call(tmp_path: Path) -> None:
     path = tmp_path / "working.py"
     path.write_text(NAMED_ONCE, "utf-8")
-    assert _child(f"import runpy; runpy.run_path({str(path)!r})").returncode == 0
+    printed(f"import runpy; runpy.run_path({str(path)!r})", timeout=500, **STRICT)

@@ -6,8 +6,6 @@ import itertools
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from children import printed
 from gemmule.backends.cpu import panels
 from gemmule.core import memory, registry
 from gemmule.core.caches import forget_plans
@@ -81,8 +80,7 @@ try:
 except MemoryError:
     print("right")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "right\n", done.stderr
+    assert printed(program) == "right\n"
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="Linux tells it there")
@@ -110,8 +108,7 @@ try:
 except MemoryError:
     print("right")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "right\n", done.stderr
+    assert printed(program) == "right\n"
 
 
 # ---- products that take long --------------------------------------------------------------------

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
-from checkout import SOURCE, TESTS
+from children import printed
 from gemmule.backends.cpu import target
 from gemmule.backends.cpu.jit import unavailable
 from gemmule.core.registry import all_rungs
@@ -129,15 +126,5 @@ def test_only_nibbles_of_zero_points_that_tables_have_are_looked_up(
 )
 def test_products_by_avx2_alone() -> None:
     """As on a CPU without AVX-512, which most have: a process whose target has none."""
-    path = os.pathsep.join([str(SOURCE), str(TESTS)])
-    environment = os.environ | {
-        "NUMBA_CPU_NAME": "haswell",
-        "NUMBA_CPU_FEATURES": AVX2,
-        "PYTHONPATH": path,
-        "GEMMULE_DEVICE": "cpu",
-    }
-    run = [sys.executable, "-c", PRODUCTS]
-    done = subprocess.run(
-        run, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout.splitlines()[-1:] == ["all right"], done.stderr[-2000:]
+    old = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2, "GEMMULE_DEVICE": "cpu"}
+    assert printed(PRODUCTS, **old).splitlines()[-1:] == ["all right"]

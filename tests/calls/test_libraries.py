@@ -115,7 +115,9 @@ def test_torch_lazy_views(torch: Any) -> None:
 
 def test_a_lazily_negated_tensor_of_a_device_is_read_as_it_counts(torch: Any) -> None:
     """Unwrapping asks a tensor only for its memory, so that one of the host can stand in."""
-    x = torch._neg_view(torch.randn(64))
+    from host_tensors import negated
+
+    x = negated(torch.randn(64))
     operand = device_arrays.from_torch(x, "float32")
     assert operand.pointer == operand.array.data_ptr() != x.data_ptr()
     assert not operand.array.is_neg()

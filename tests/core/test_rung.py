@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from checkout import TESTS
+from children import printed
 from gemmule.core import registry
 from gemmule.core import rung as rung_module
 from gemmule.core.problem import DTYPES, Problem, result_dtype
@@ -183,4 +181,4 @@ def test_loading_the_ladders_compiles_and_imports_nothing_heavy() -> None:
         "heavy = {'numba', 'torch', 'cuda', 'jax', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=TESTS)
+    printed(code)

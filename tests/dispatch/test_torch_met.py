@@ -23,7 +23,7 @@ from gemmule.core.operand import Form  # noqa: E402
 from gemmule.dispatch import torch_repeats  # noqa: E402  these import torch
 from gemmule.dispatch.torch_repeats import Repeats  # noqa: E402
 from gemmule.torch import quantized_linear  # noqa: E402
-from host_tensors import Noted, bound  # noqa: E402
+from host_tensors import Noted, bound, negated  # noqa: E402
 
 OF_3x4 = Form((3, 4), (4, 1), "float32", 16), Form((4,), (1,), "float32", 16)
 
@@ -66,7 +66,7 @@ def test_operands_like_those_met_are_known(met: Repeats, run: Noted) -> None:
         lambda a, x: (a, torch.ones(5)),
         lambda a, x: (torch.ones(2, 4), x),
         lambda a, x: (a.requires_grad_(), x),
-        lambda a, x: (a, torch._neg_view(x)),
+        lambda a, x: (a, negated(x)),
         lambda a, x: (torch.nn.Parameter(a, requires_grad=False), x),
         lambda a, x: (a.numpy(), x),
         lambda a, x: (a.to("meta"), x.to("meta")),
@@ -150,7 +150,7 @@ def test_a_tensor_beside_a_matrix_like_that_met_is_known(beside: tuple[Repeats, 
         lambda Q, x: (Q, torch.ones(8)[::2]),
         lambda Q, x: (Q, torch.ones(4, 1)),
         lambda Q, x: (Q, x.requires_grad_()),
-        lambda Q, x: (Q, torch._neg_view(x)),
+        lambda Q, x: (Q, negated(x)),
         lambda Q, x: (Q, torch.nn.Parameter(x, requires_grad=False)),
         lambda Q, x: (Q, x.numpy()),
         lambda Q, x: (Q, x.to("meta")),
@@ -217,7 +217,7 @@ def test_a_layers_product_on_the_host_goes_the_general_path() -> None:
         lambda bias: torch.nn.Parameter(bias),
         lambda bias: bias.double(),
         lambda bias: torch.ones(6, dtype=torch.float32)[::2],
-        lambda bias: torch._neg_view(bias),
+        lambda bias: negated(bias),
     ],
 )
 def test_a_bias_that_lies_as_kernels_read_it_is_added_by_them(change: Any, run: Noted) -> None:

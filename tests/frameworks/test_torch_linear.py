@@ -25,7 +25,6 @@ torch = pytest.importorskip("torch")
 import gemmule as gm  # noqa: E402
 from gemmule.quant import formats, gguf, matrix, quantize  # noqa: E402
 from gemmule.torch import linear as gl  # noqa: E402
-from gemmule.torch import quantized_linear as operator  # noqa: E402
 
 OPTIONS = [
     {"bits": 4, "group_size": 16},
@@ -159,7 +158,6 @@ def test_a_whole_model_compiles_without_a_break() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     torch.testing.assert_close(compiled(x), expected)
     torch.testing.assert_close(compiled(x[:2]), expected[:2])
-    assert torch._dynamo.explain(model)(x).graph_break_count == 0
 
 
 def test_quantize_replaces_what_the_filter_takes() -> None:
@@ -214,14 +212,16 @@ def test_other_dtypes_leave_the_numbers_alone() -> None:
 
 
 def test_matrices_are_forgotten_with_their_tensors() -> None:
-    gc.collect()
-    before = len(operator._matrices)
+    def held() -> int:
+        gc.collect()
+        return sum(isinstance(one, gm.QuantizedMatrix) for one in gc.get_objects())
+
+    before = held()
     layer = gl.QuantLinear.from_linear(linear())
     layer(torch.ones(48))
-    assert len(operator._matrices) == before + 1
+    assert held() > before
     del layer
-    gc.collect()
-    assert len(operator._matrices) == before
+    assert held() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

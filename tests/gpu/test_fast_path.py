@@ -13,6 +13,8 @@ from gemmule.torch.linear import QuantLinear
 
 torch = pytest.importorskip("torch")
 
+from host_tensors import negated  # noqa: E402
+
 # Launches of one kernel and of several, with a cluster, with a workspace, with tensor maps.
 KINDS = [
     ("matvec", "streamed_rows", (1000, 4096)),
@@ -64,7 +66,7 @@ def test_on_a_stream_of_its_own_and_into_out(op: str, rung: str, shape: tuple[in
 
 def test_a_lazily_negated_view_is_no_plain_memory() -> None:
     a = torch.randn((64, 64), device="cuda")
-    x = torch._neg_view(torch.randn(64, device="cuda"))
+    x = negated(torch.randn(64, device="cuda"))
     assert x.is_neg()
     assert x.is_contiguous()
     expected = a.double() @ x.double()

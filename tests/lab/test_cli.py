@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from children import ended
 from gemmule import backends
 from gemmule_lab import cli, doctor
 from gemmule_lab.cli import run
@@ -365,17 +365,11 @@ def test_batches_are_checked_entry_by_entry() -> None:
         assert ("(2, 1)" in watch.worst) is spoiled
 
 
-def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 def test_the_command_as_a_process(matrices: Path) -> None:
-    done = _python("-m", "gemmule", "multiply", "A.npy", "x.npy")
+    done = ended("-m", "gemmule", "multiply", "A.npy", "x.npy")
     assert done.returncode == 0
     assert "matvec" in done.stdout
-    failed = _python("-m", "gemmule", "multiply", "A.npy", "gone.npy")
+    failed = ended("-m", "gemmule", "multiply", "A.npy", "gone.npy")
     assert failed.returncode == 2
     assert failed.stderr.startswith("gemmule: ")
     assert "Traceback" not in failed.stderr
@@ -387,6 +381,6 @@ def test_help_and_import_stay_light() -> None:
         "heavy = {'numba', 'torch', 'scipy', 'rich', 'jinja2', 'cuda'} & set(sys.modules); "
         "sys.exit(str(sorted(heavy)) if heavy else 0)"
     )
-    done = _python("-c", code)
+    done = ended("-c", code)
     assert done.returncode == 0, done.stderr
     assert "multiply" in done.stdout

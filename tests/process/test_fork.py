@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fork_campaign import CHILD, run, soak
+from children import printed
+from fork_campaign import CHILD, soak
 
 COMPILING = """
 @intrinsic
@@ -50,7 +51,7 @@ print(status)
 
 @pytest.mark.parametrize("held", [COMPILING, IMPORTING], ids=["compiling", "importing"])
 def test_a_child_of_a_busy_parent_compiles_its_own_kernels(held: str, tmp_path: Path) -> None:
-    assert run(CHILD + held + FORKING, tmp_path) == "0\n"
+    assert printed(CHILD + held + FORKING, GEMMULE_CACHE=tmp_path) == "0\n"
 
 
 def test_an_interrupted_wait_leaves_no_lock_behind(tmp_path: Path) -> None:
@@ -74,10 +75,7 @@ def test_an_interrupted_wait_leaves_no_lock_behind(tmp_path: Path) -> None:
     thread.start()
     assert begun.wait(60)
     signal.alarm(1)
-    pid = os.fork()  # Python forks although the hook was interrupted
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
+    assert fork(lambda: None, 60) == 0  # although the hook was interrupted
     free.set()
     thread.join()
     assert waits.WHOLE.acquire(timeout=10)
@@ -86,7 +84,7 @@ def test_an_interrupted_wait_leaves_no_lock_behind(tmp_path: Path) -> None:
     assert fork(use, 60) == 0
     print("right")
     """
-    assert run(CHILD + textwrap.dedent(interrupted), tmp_path) == "right\n"
+    assert printed(CHILD + textwrap.dedent(interrupted), GEMMULE_CACHE=tmp_path) == "right\n"
 
 
 @pytest.mark.soak

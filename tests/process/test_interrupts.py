@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from children import printed
 from gemmule.backends.cpu.jit import kernel
 from gemmule.core import fork
 from planted import planted
@@ -132,7 +131,4 @@ except KeyboardInterrupt:
 
 
 def test_the_compiler_is_loaded_whole_before_the_interrupt(tmp_path: Path) -> None:
-    run = [sys.executable, "-c", IMPORTED]
-    empty = os.environ | {"GEMMULE_CACHE": str(tmp_path)}
-    done = subprocess.run(run, env=empty, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "interrupted, then right\n", done.stderr
+    assert printed(IMPORTED, GEMMULE_CACHE=tmp_path) == "interrupted, then right\n"

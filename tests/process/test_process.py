@@ -6,15 +6,14 @@ where that matters.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import gemmule
+from children import printed
 from gemmule.settings import cache_folder
 from gemmule.tuning import isolated
 
@@ -69,65 +68,38 @@ print("right")
 FORK = (
     PRODUCTS
     + """
-right()  # the parent's threads are running now
+from forks import start_fork, status_of
 
-def in_child(work):
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        except BaseException as error:
-            print(repr(error), file=sys.stderr)
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, status
+right()  # the parent's threads are running now
 
 def child():
     right()
-    in_child(right)  # the grandchild
+    assert status_of(start_fork(right)) == 0  # the grandchild
 
-in_child(child)
+assert status_of(start_fork(child)) == 0
 right()
 print("right")
 """
 )
 
 
-def run(code: str, cache: Path | None, *arguments: str, **environment: str) -> str:
-    variables = {**os.environ, **environment}
-    if cache is not None:
-        variables["GEMMULE_CACHE"] = str(cache)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def warm_cache() -> Path:
     """The cache of all tests, with what the products need: the other children compile nothing."""
     cache = cache_folder()
-    run(PRODUCTS + "right()", cache)
+    printed(PRODUCTS + "right()", GEMMULE_CACHE=cache)
     return cache
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_four_python_threads(pool: str, warm_cache: Path) -> None:
-    out = run(THREADS, warm_cache, GEMMULE_POOL=pool, NUMBA_NUM_THREADS="2")
+    out = printed(THREADS, GEMMULE_CACHE=warm_cache, GEMMULE_POOL=pool, NUMBA_NUM_THREADS=2)
     assert out == "right\n"
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_fork(pool: str, warm_cache: Path) -> None:
-    out = run(FORK, warm_cache, GEMMULE_POOL=pool, NUMBA_NUM_THREADS="2")
+    out = printed(FORK, GEMMULE_CACHE=warm_cache, GEMMULE_POOL=pool, NUMBA_NUM_THREADS=2)
     assert out == "right\n"
 
 
@@ -157,11 +129,11 @@ def test_an_unusable_cache_never_breaks_a_call(kind: str, tmp_path: Path) -> Non
     elif kind == "read_only":
         cache = Path("/proc/gemmule")  # not even root may create a folder there
     else:
-        run(SMALL, cache)
+        printed(SMALL, GEMMULE_CACHE=cache)
         for path in cache.rglob("*"):
             if path.is_file():
                 path.write_bytes(b"garbage" * 100)
-    assert run(SMALL, cache) == "right\n"
+    assert printed(SMALL, GEMMULE_CACHE=cache) == "right\n"
     if kind == "link":
         assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -176,7 +148,7 @@ import gemmule
 new = {name.partition(".")[0] for name in set(sys.modules) - with_numpy}
 print(sorted(new - set(sys.stdlib_module_names) - {"numpy"}))
 """
-    assert run(code, None) == "['gemmule']\n"
+    assert printed(code) == "['gemmule']\n"
 
 
 def test_import_needs_no_gpu_no_home_and_no_numba() -> None:
@@ -188,7 +160,7 @@ import numpy as np, gemmule as gm
 A = np.arange(6.0).reshape(2, 3)
 print(gm.matvec(A, A[0]).tolist(), gm.matmul(A, A.T).tolist(), gm.vecmat(A[:, 0], A).tolist())
 """
-    out = run(code, None, HOME="/nonexistent", XDG_CACHE_HOME="", CUDA_VISIBLE_DEVICES="")
+    out = printed(code, HOME="/nonexistent", XDG_CACHE_HOME="", CUDA_VISIBLE_DEVICES="")
     assert out == "[5.0, 14.0] [[5.0, 14.0], [14.0, 50.0]] [9.0, 12.0, 15.0]\n"
 
 
@@ -207,9 +179,9 @@ def test_kernels_compiled_by_different_processes_do_not_mix(tmp_path: Path) -> N
     """Kernels of one source for several dtypes had one symbol, and the first loaded served all."""
     dtypes = ("bfloat16", "int8", "float16", "uint8")
     for dtype in dtypes:
-        run(PACKED, tmp_path, dtype)
-    assert run(PACKED, tmp_path, *dtypes) == "right\n"
-    assert run(PACKED, tmp_path, *reversed(dtypes)) == "right\n"
+        printed(PACKED, dtype, GEMMULE_CACHE=tmp_path)
+    assert printed(PACKED, *dtypes, GEMMULE_CACHE=tmp_path) == "right\n"
+    assert printed(PACKED, *reversed(dtypes), GEMMULE_CACHE=tmp_path) == "right\n"
 
 
 def test_kernels_of_one_source_differ_in_key_in_every_process() -> None:
@@ -224,8 +196,8 @@ def make(number):
 
 print(*(make(n).key.replace(" ", "_") for n in {order}))
 """
-    first = run(code.format(order=(1, 2)), None).split()
-    second = run(code.format(order=(2, 1)), None).split()
+    first = printed(code.format(order=(1, 2))).split()
+    second = printed(code.format(order=(2, 1))).split()
     assert first == second[::-1]
     assert len(set(first)) == 2
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gemmule as gm
+from children import printed
 from gemmule.errors import DeviceError
 from gemmule.quant import checks, layouts, library
 from gemmule.quant import rounding as rounding
@@ -787,8 +786,7 @@ def test_import_needs_numpy_only() -> None:
         "import sys, gemmule.quant.matrix as _;"
         "print({'safetensors', 'ml_dtypes', 'torch'} & {*sys.modules})"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "set()"
+    assert printed(code).strip() == "set()"
 
 
 def test_what_a_matrix_keeps_stays_with_it() -> None:

@@ -485,8 +485,8 @@ def test_shipped_margins_are_of_rungs_as_they_are() -> None:
 
 
 def test_doctor_says_what_there_is(fake: FakeCublas) -> None:
-    (found,) = doctor._cublas()
+    (found,) = doctor.cublas_library()
     assert (found.status, found.found.split(",")[0]) == ("ok", "13.1.2")
     with installed(None):
-        (found,) = doctor._cublas()
+        (found,) = doctor.cublas_library()
     assert (found.status, "nvidia-cublas" in found.fix) == ("note", True)

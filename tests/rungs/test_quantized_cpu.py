@@ -6,9 +6,7 @@ import dataclasses
 import functools
 import gc
 import itertools
-import os
 import platform
-import subprocess
 import sys
 import threading
 import weakref
@@ -19,7 +17,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from checkout import SOURCE, TESTS
+from children import printed
 from gemmule.backends.cpu import amx, simd, steps, target
 from gemmule.core.rung import Machine, Rung
 from gemmule.quant.matrix import QuantizedMatrix
@@ -166,17 +164,8 @@ print("all right")
 def test_quads_read_nothing_behind_the_last_row() -> None:
     if sys.platform != "linux" or "int8_activations" not in NAMES:
         pytest.skip("needs Linux and a CPU that can run it")
-    run = [sys.executable, "-c", AT_A_PAGE_S_END]
-    path = os.pathsep.join([str(SOURCE), str(TESTS)])
-    done = subprocess.run(
-        run,
-        env=os.environ | {"PYTHONPATH": path, "GEMMULE_DEVICE": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.splitlines()[-1:] == ["all right"], (done.returncode, done.stderr[-2000:])
+    said = printed(AT_A_PAGE_S_END, GEMMULE_DEVICE="cpu")
+    assert said.splitlines()[-1:] == ["all right"]
 
 
 @pytest.mark.parametrize("name", NAMES)

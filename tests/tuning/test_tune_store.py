@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from forks import start_fork
+from forks import start_fork, status_of
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.storage import sources
 from gemmule.storage import tuned as tuned_store
@@ -155,26 +155,21 @@ def test_a_thousand_killed_writers(plant: Plant) -> None:
 def test_sixteen_writers_for_a_minute_lose_nothing(plant: Plant, tmp_path: Path) -> None:
     usual = plant(made_rung("usual"))[0]
     machine, problems = cpu_machine(), [replace(PROBLEM, m=70 + i) for i in range(16)]
-    children, end = [], time.monotonic() + 60
-    for i in range(16):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                while time.monotonic() < end:
-                    for problem in (problems[i], problems[0]):
-                        entry = tuned_store.Tuned(usual, {"block": 4}, 1e-4, "2026-11-21")
-                        assert tuned_store.save(machine, problem, entry) is not None
-                status = 0
-            finally:
-                os._exit(status)
-        children.append(child)
+    end = time.monotonic() + 60
+
+    def write(i: int) -> None:
+        while time.monotonic() < end:
+            for problem in (problems[i], problems[0]):
+                entry = tuned_store.Tuned(usual, {"block": 4}, 1e-4, "2026-11-21")
+                assert tuned_store.save(machine, problem, entry) is not None
+
+    children = [start_fork(functools.partial(write, i)) for i in range(16)]
     reads = torn = 0
     time.sleep(1.0)
     while time.monotonic() < end - 1:
         torn += sum(tuned_store.lookup(machine, problem) is None for problem in problems)
         reads += len(problems)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 16
+    assert [status_of(child) for child in children] == [0] * 16
     assert reads > 1000
     assert torn == 0
     assert len(entries()) == 16
