@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from gemmule.backends.cpu import simd
+from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.intrinsics import declare, element_pointer, emit_prefetch
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
@@ -52,8 +52,6 @@ def load_words(rows: int = ROWS, blocks: int = 1, *, full: bool = False) -> Intr
     """
 
     def emit(builder: Any, address: Value, step: Value, count: Value) -> list[Value]:
-        from llvmlite import ir
-
         loaded = []
         for row in simd.row_addresses(builder, address, step, rows):
             for at in range(0, BLOCK_BYTES * blocks, BLOCK_BYTES):
@@ -93,8 +91,6 @@ def store_totals(count: int) -> Intrinsic:
 
 def lane_sum(builder: Any, vector: Value) -> Value:
     """Emit the sum over the lanes of a vector, in any order."""
-    from llvmlite import ir
-
     element = ir.FloatType()
     form = ir.FunctionType(element, [element, vector.type])
     reduce = declare(builder, f"llvm.vector.reduce.fadd.v{LANES}f32", form)
@@ -106,8 +102,6 @@ def store_sums(columns: int, rows: int = ROWS) -> Intrinsic:
     """Return ``f(totals, address, row_step_bytes)``: store the sum over the lanes of each."""
 
     def emit(builder: Any, totals: list[Value], address: Value, step: Value) -> None:
-        from llvmlite import ir
-
         for row, start in enumerate(simd.row_addresses(builder, address, step, rows)):
             for c in range(columns):
                 total = lane_sum(builder, totals[row * columns + c])

@@ -16,6 +16,7 @@ import platform
 import sys
 from typing import Any
 
+from gemmule.backends.cpu import ir
 from gemmule.backends.cpu.intrinsics import declare, stack_room
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import (
@@ -64,8 +65,6 @@ def configured(*shapes: Shape) -> Intrinsic:
     block[48 : 48 + len(rows)] = rows
 
     def emit(builder: Any) -> None:
-        from llvmlite import ir
-
         kind = ir.VectorType(ir.IntType(8), 64)
         place = stack_room(builder, kind)
         builder.store(kind(block), place, align=1)
@@ -107,8 +106,6 @@ def multiply_tiles(builder: Any, name: str, total: int, left: int, right: int) -
 def _move(
     builder: Any, name: str, tile: int, address: Value, step: Value | int, bytes_on: int
 ) -> None:
-    from llvmlite import ir
-
     place = builder.add(address, address.type(bytes_on))
     pointer = builder.inttoptr(place, ir.IntType(8).as_pointer())
     _tile_call(builder, name, tile, pointer, address.type(step) if isinstance(step, int) else step)
@@ -116,8 +113,6 @@ def _move(
 
 def _tile_call(builder: Any, name: str, *arguments: Value | int) -> None:
     """Emit a call of one of LLVM's tile functions; integers become its immediate bytes."""
-    from llvmlite import ir
-
     byte = ir.IntType(8)
     values = [byte(a) if isinstance(a, int) else a for a in arguments]
     kind = ir.FunctionType(ir.VoidType(), [v.type for v in values])

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from gemmule.backends.cpu import ir
 from gemmule.backends.cpu.intrinsics import declare, stack_room
 from gemmule.backends.cpu.jit import Intrinsic, intrinsic, operation
 
@@ -25,8 +26,6 @@ SUPPORTED = _FUTEX is not None or sys.platform == "darwin"
 
 
 def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
-    from llvmlite import ir
-
     return builder.inttoptr(address, ir.IntType(bits).as_pointer())
 
 
@@ -36,14 +35,10 @@ def _swapped(builder: Any, address: Any, expected: Any, wanted: Any) -> Any:
 
 
 def _declared(builder: Any, name: str, result: Any, arguments: list[Any], *, more: bool) -> Any:
-    from llvmlite import ir
-
     return declare(builder, name, ir.FunctionType(result, arguments, var_arg=more))
 
 
 def _futex(builder: Any, address: Any, what: int, value: Any) -> None:
-    from llvmlite import ir
-
     word = ir.IntType(64)
     if _FUTEX is None:
         number = ir.IntType(32)
@@ -56,8 +51,6 @@ def _futex(builder: Any, address: Any, what: int, value: Any) -> None:
 
 
 def _pause(builder: Any) -> None:
-    from llvmlite import ir
-
     if platform.machine() in ("x86_64", "AMD64"):
         name, arguments = "llvm.x86.sse2.pause", []
     elif platform.machine() in ("aarch64", "arm64"):
@@ -69,14 +62,10 @@ def _pause(builder: Any) -> None:
 
 
 def _yield(builder: Any) -> None:
-    from llvmlite import ir
-
     builder.call(_declared(builder, "sched_yield", ir.IntType(32), [], more=False), [])
 
 
 def _now(builder: Any) -> Any:
-    from llvmlite import ir
-
     word, number = ir.IntType(64), ir.IntType(32)
     cell = stack_room(builder, ir.ArrayType(word, 2))
     first = builder.bitcast(cell, word.as_pointer())
@@ -111,8 +100,6 @@ now_ns = _operation("now_ns", _now)
 
 
 def _copied(builder: Any, address: Any, count: Any) -> Any:
-    from llvmlite import ir
-
     word = ir.IntType(64)
     cell = builder.alloca(word, size=count)
     place = builder.ptrtoint(cell, word)
@@ -133,8 +120,6 @@ Each use takes more of the stack: not for loops.
 @intrinsic
 def packed(builder: Any, words: Any) -> Any:
     """``f(words)``: the address of a tuple of int64 in memory that lasts as long as the caller."""
-    from llvmlite import ir
-
     kind = ir.ArrayType(ir.IntType(64), len(words))
     cell, whole = stack_room(builder, kind), kind(ir.Undefined)
     for i, one in enumerate(words):
@@ -165,8 +150,6 @@ def unpacked_as(kind: type) -> Intrinsic:
 
 
 def _words_at(builder: Any, address: Any, count: int) -> list[Any]:
-    from llvmlite import ir
-
     word = ir.IntType(64)
     first = builder.inttoptr(address, word.as_pointer())
     return [builder.load(builder.gep(first, [word(i)])) for i in range(count)]

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from gemmule.backends.cpu import ir
 from gemmule.backends.cpu.jit import Intrinsic, intrinsic, operation
 from gemmule.core.problem import FLOAT8, ITEMSIZE
 
@@ -19,8 +20,6 @@ FAST = ("reassoc", "contract")
 
 def llvm_type(dtype: str) -> Any:
     """Return the LLVM type of a dtype as it lies in memory; halves and float8 are integers."""
-    from llvmlite import ir
-
     if dtype == "float64":
         return ir.DoubleType()
     if dtype == "float32":
@@ -70,8 +69,6 @@ def element_pointer(builder: Any, address: Any, index: Any, dtype: str) -> Any:
 
 def widen(builder: Any, value: Any, stored: str, working: str) -> Any:
     """Emit the conversion of a loaded element (or vector of them) to the working dtype."""
-    from llvmlite import ir
-
     if stored == working:
         return value
     lanes = getattr(value.type, "count", None)
@@ -97,8 +94,6 @@ def _widen_float8(builder: Any, value: Any, stored: str, target: Any, lanes: int
     e5m2 is the upper byte of a float16. e4m3fn has one exponent bit less: its bits, moved to their
     places in a float16, are the value divided by 2^8; all ones are NaN.
     """
-    from llvmlite import ir
-
     half = _shaped(ir.HalfType(), lanes)
     bits = builder.zext(value, _shaped(ir.IntType(16), lanes))
     if stored == "float8_e5m2":
@@ -116,8 +111,6 @@ def _widen_float8(builder: Any, value: Any, stored: str, target: Any, lanes: int
 
 def narrow(builder: Any, value: Any, stored: str, working: str) -> Any:
     """Emit the conversion of a number (or vector of them) to the dtype it is stored in."""
-    from llvmlite import ir
-
     if stored == working:
         return value
     lanes = getattr(value.type, "count", None)
@@ -137,8 +130,6 @@ def narrow(builder: Any, value: Any, stored: str, working: str) -> Any:
 
 def _round_to_bfloat16(builder: Any, value: Any) -> Any:
     """Emit round to nearest even: add 0x7FFF plus the lowest kept bit; a NaN becomes quiet."""
-    from llvmlite import ir
-
     lanes = getattr(value.type, "count", None)
     word, half = _shaped(ir.IntType(32), lanes), _shaped(ir.IntType(16), lanes)
     bits = builder.bitcast(value, word)
@@ -151,8 +142,6 @@ def _round_to_bfloat16(builder: Any, value: Any) -> Any:
 
 
 def _shaped(element: Any, lanes: int | None) -> Any:
-    from llvmlite import ir
-
     return element if lanes is None else ir.VectorType(element, lanes)
 
 
@@ -175,8 +164,6 @@ multiply_add = Intrinsic(_multiply_add, f"{__name__}.multiply_add", raw=True)
 
 def emit_multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
     """Emit ``total + left * right`` for scalars or vectors of one type."""
-    from llvmlite import ir
-
     element = getattr(total.type, "element", total.type)
     if isinstance(element, ir.IntType):
         return builder.add(total, builder.mul(left, right))
@@ -190,8 +177,6 @@ def call_c(builder: Any, function: Any, words: Any) -> Any:
     Named tuples among them are passed one number after the other. Returns the word that it leaves,
     of no use where it returns nothing, as `Kernel.address` has it.
     """
-    from llvmlite import ir
-
     given = list(_flat(words))
     kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)] * len(given))
     return builder.call(builder.inttoptr(function, kind.as_pointer()), given)
@@ -211,8 +196,6 @@ enter = call_c
 
 def emit_prefetch(builder: Any, address: Any, near: int = 3) -> None:
     """Emit a prefetch of the cache line at any address; near: LLVM's word for which cache."""
-    from llvmlite import ir
-
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     function = declare(builder, "llvm.prefetch.p0", kind)
@@ -225,8 +208,6 @@ prefetch = operation("prefetch", emit_prefetch)
 
 def declare(builder: Any, name: str, kind: Any) -> Any:
     """Return the LLVM function `name` of type `kind`, declared in the module once."""
-    from llvmlite import ir
-
     known = builder.module.globals.get(name)
     return known if known is not None else ir.Function(builder.module, kind, name)
 

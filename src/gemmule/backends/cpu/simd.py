@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gemmule.backends.cpu import ir
 from gemmule.backends.cpu.intrinsics import declare, llvm_type, stack_room
 from gemmule.backends.cpu.target import has_wide_vectors
 
@@ -38,8 +39,6 @@ def block_columns(bits: int) -> int:
 
 def vector_type(dtype: str, lanes: int = LANES) -> Any:
     """Return LLVM's type of a register of `dtype`."""
-    from llvmlite import ir
-
     return ir.VectorType(llvm_type(dtype), lanes)
 
 
@@ -53,8 +52,6 @@ def constant(value: float, dtype: str = "float32", lanes: int = LANES) -> Value:
 
 def called(builder: Any, name: str, result: Any, *arguments: Value) -> Value:
     """Emit a call of the LLVM function `name`, which returns a value of type `result`."""
-    from llvmlite import ir
-
     kind = ir.FunctionType(result, [one.type for one in arguments])
     return builder.call(declare(builder, name, kind), arguments)
 
@@ -66,8 +63,6 @@ def shuffled(builder: Any, one: Value, other: Value, lanes: Sequence[int]) -> Va
 
 def unseen(builder: Any, value: Value) -> Value:
     """Emit a value as one that LLVM knows nothing of: what it knows, it takes apart or keeps."""
-    from llvmlite import ir
-
     kept_in = "r" if isinstance(value.type, ir.IntType) else "x"
     form = ir.FunctionType(value.type, [value.type])
     return builder.asm(form, "", f"={kept_in},0", [value], False)
@@ -88,8 +83,6 @@ def spread(
 
 def splat(builder: Any, scalar: Value, lanes: int = LANES) -> Value:
     """Emit the vector that holds a scalar in every lane."""
-    from llvmlite import ir
-
     kind, order = ir.VectorType(scalar.type, lanes), ir.VectorType(ir.IntType(32), lanes)
     first = builder.insert_element(kind(ir.Undefined), scalar, ir.IntType(32)(0))
     return builder.shuffle_vector(first, kind(ir.Undefined), order(None))
@@ -169,8 +162,6 @@ PAGE_BYTES = 4096  # memory is readable by whole pages
 
 def _partial_load(builder: Any, address: Value, kind: Any, count: Value) -> Value:
     """Emit `masked_load` by a whole load, cut, where that stays in the page, else by elements."""
-    from llvmlite import ir
-
     pointer = builder.inttoptr(address, kind.as_pointer())
     room = stack_room(builder, kind)
     whole = builder.icmp_signed(">=", count, count.type(kind.count))
@@ -204,8 +195,6 @@ def _partial_load(builder: Any, address: Value, kind: Any, count: Value) -> Valu
 
 def masked_load(builder: Any, address: Value, element: Any, lanes: int, count: Value) -> Value:
     """Emit a load of the first `count` of `lanes` elements; the others are 0 and untouched."""
-    from llvmlite import ir
-
     if not has_wide_vectors():
         return _partial_load(builder, address, ir.VectorType(element, lanes), count)
     bits = ir.IntType(lanes)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu import blas_threads
+from gemmule.backends.cpu import blas_threads, ir
 from gemmule.backends.cpu.atomics import unpacked
 from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.intrinsics import llvm_type
@@ -100,8 +100,6 @@ def _calling(dtype: str, kinds: str) -> Intrinsic:
     """
 
     def emit(builder: Any, routine: Any, words: Any) -> None:
-        from llvmlite import ir
-
         number = llvm_type(dtype)
         arguments, left, numbers = [], iter(words), iter((1.0, 0.0))
         for one in kinds:

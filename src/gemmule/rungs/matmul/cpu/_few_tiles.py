@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from gemmule.backends.cpu import ir
 from gemmule.backends.cpu.intrinsics import (
     element_pointer,
     emit_multiply_add,
@@ -93,8 +94,6 @@ class _Loop:
     """A loop in LLVM code, of at least no turn, that carries vectors in registers."""
 
     def __init__(self, builder: Any, count: Value, start: list[Value], name: str) -> None:
-        from llvmlite import ir
-
         self.builder, self.count = builder, count
         before = builder.block
         self.head = builder.append_basic_block(f"{name} head")

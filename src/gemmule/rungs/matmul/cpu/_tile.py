@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu import target
+from gemmule.backends.cpu import ir, target
 from gemmule.backends.cpu.intrinsics import (
     element_pointer,
     emit_multiply_add,
@@ -91,8 +91,6 @@ def _emit_tile(
 
     Lines of c are asked for first: they come from the last-level cache while the loop runs.
     """
-    from llvmlite import ir
-
     a, b, depth, c, c_row, first = arguments
     word = ir.IntType(64)
     for r in range(tile.rows):
@@ -141,8 +139,6 @@ def _put(
     builder: Any, sums: list[Any], c: Any, c_row: Any, working: str, tile: Tile, *, added: bool
 ) -> None:
     """Store the sums, or add them to what is there."""
-    from llvmlite import ir
-
     word = ir.IntType(64)
     add = builder.add if working.startswith("int") else builder.fadd
     for number, total in enumerate(sums):

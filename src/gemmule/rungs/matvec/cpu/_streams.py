@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from gemmule.backends.cpu import ir
 from gemmule.backends.cpu.intrinsics import element_pointer, widen
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import (
@@ -30,8 +31,6 @@ STEP_BYTES = 64
 
 def _load(builder: Any, address: Value, dtype: str, part: int) -> Value:
     """Emit a load of 16 elements of a step, the first or the second ones, as float32."""
-    from llvmlite import ir
-
     if dtype == "float32":
         return load_vector(builder, address, dtype, 64 * part)
     halves = ir.VectorType(ir.IntType(16), LANES)
@@ -45,8 +44,6 @@ def _load_pairs(builder: Any, address: Value, dtype: str, part: int) -> Value:
 
     The upper half of a pair's word is one as it stands, the lower half one shift away.
     """
-    from llvmlite import ir
-
     if dtype != "bfloat16":
         return _load(builder, address, dtype, part)
     word = load_vector(builder, address, "int32")
@@ -62,8 +59,6 @@ def make_ready(a: str, x: str) -> Intrinsic:
     """Return ``f(x, out)``: a step of x as float32, as `_load_pairs` meets a's elements."""
 
     def emit(builder: Any, x_place: Value, out: Value) -> None:
-        from llvmlite import ir
-
         if a == x:
             parts = [_load_pairs(builder, x_place, a, part) for part in range(2)]
         else:
@@ -129,8 +124,6 @@ def add_row_ends(a: str, x: str, rows: int) -> Intrinsic:
 
 def _from(builder: Any, skip: Value, part: int) -> Value:
     """Emit which of a step's first or second 16 elements lie at `skip` or behind it."""
-    from llvmlite import ir
-
     kind = ir.VectorType(skip.type, LANES)
     numbers = ir.Constant(kind, [LANES * part + i for i in range(LANES)])
     return builder.icmp_signed(">=", numbers, splat(builder, skip))
@@ -155,8 +148,6 @@ def add_columns(a: str, columns: int) -> Intrinsic:
     """
 
     def emit(builder: Any, sums: Value, column: Value, step: Value, factors: Value) -> None:
-        from llvmlite import ir
-
         places = row_addresses(builder, column, step, columns)
         wide = []
         for j in range(columns):

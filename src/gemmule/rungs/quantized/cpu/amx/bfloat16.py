@@ -17,7 +17,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from gemmule.backends.cpu import simd
+from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.amx import (
     TILE_BYTES,
     TILE_ROWS,
@@ -191,8 +191,6 @@ def _scaling(builder: Any, frame: Value, bits: int, has_zeros: bool) -> Callable
 
     ``totals += (sums + rest of zero point * sum of x) * factor * scale``.
     """
-    from llvmlite import ir
-
     sums, table, of_x, factor, totals = (
         _word(builder, frame, i) for i in (PENDING, SCALED, SUMS_OF_X, FACTOR, TOTALS)
     )
@@ -244,8 +242,6 @@ def _bytes(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> 
     Moved down by the three bits that its significand is longer, copies of the sign cleared. Half
     the instructions of the way through float32.
     """
-    from llvmlite import ir
-
     words, halves = simd.vector_type("int16", 32), ir.VectorType(ir.HalfType(), 32)
     codes, magic = builder.bitcast(row, words), words([MAGIC_BITS] * 32)
     taken = words([MAGIC_BITS + 128] * 32)
@@ -279,8 +275,6 @@ def pack_pair(pieces: int) -> Intrinsic:
     """
 
     def emit(builder: Any, a: Value, b: Value, counts: Value, out: Value, sums: Value) -> None:
-        from llvmlite import ir
-
         exponent = builder.shl(builder.lshr(counts, counts.type(16)), counts.type(23))
         power = builder.bitcast(builder.trunc(exponent, ir.IntType(32)), ir.FloatType())
         total, split = simd.load_vector(builder, sums, "float32"), []

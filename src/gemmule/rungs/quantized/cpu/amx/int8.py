@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu import simd
+from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.amx import (
     TILE_BYTES,
     TILE_ROWS,
@@ -136,8 +136,6 @@ def _scaled(
 
 
 def _copy(builder: Any, source: Value, target: Value, count: Value) -> None:
-    from llvmlite import ir
-
     lanes = simd.vector_type("int32")
     numbers = simd.splat(builder, builder.trunc(count, ir.IntType(32)))
     mask = builder.icmp_signed("<", lanes(list(range(LANES))), numbers)

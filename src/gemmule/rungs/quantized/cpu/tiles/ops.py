@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gemmule.backends.cpu import simd
+from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
 from gemmule.rungs._cpu_vectors import transposed
@@ -108,8 +108,6 @@ def row_of_codes(
     edge: the number of the last row, which stands for those behind it, and how many bytes of a row
     there are; None: all rows and 64 bytes are there, which takes half the instructions.
     """
-    from llvmlite import ir
-
     row = address.type(i)
     if edge is not None:
         row = builder.select(builder.icmp_signed("<=", row, edge[0]), row, edge[0])
@@ -195,8 +193,6 @@ def quantise_block(bits: int, has_zeros: bool) -> Intrinsic:
 
 
 def _rows_of_x(builder: Any, x: Value, step: Value, rows: Value, columns: Value) -> list[Value]:
-    from llvmlite import ir
-
     values = []
     for row in range(ACTIVATION_GROUP):
         start = builder.add(x, builder.mul(step, step.type(row)))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.cpu import simd
+from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.intrinsics import element_pointer, widen
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
@@ -138,8 +138,6 @@ def steps_of(
 
 def _lifted_byte(builder: Any, word: Value, k: int, lowest: Value) -> Value:
     """Emit 2^23 plus byte k of 16 lanes as a float, exactly: one masked shuffle of bytes."""
-    from llvmlite import ir
-
     kind = simd.vector_type("int8", BLOCK_BYTES)
     mask = builder.bitcast(lowest, ir.VectorType(ir.IntType(1), BLOCK_BYTES))
     codes, lift = builder.bitcast(word, kind), builder.bitcast(simd.constant(LIFT), kind)
@@ -258,8 +256,6 @@ def _two_broadcasts(builder: Any, address: Value, place: Value, dtype: str) -> V
 
 def _first_numbers(builder: Any, address: Value, place: Value, dtype: str, count: Value) -> Value:
     """Emit the first `count` of 16 numbers as floats."""
-    from llvmlite import ir
-
     start = builder.ptrtoint(element_pointer(builder, address, place, dtype), count.type)
     size = 4 if dtype == "float32" else 2
     raw = simd.masked_load(builder, start, ir.IntType(8 * size), LANES, count)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gemmule.backends.cpu import simd
+from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
 from gemmule.backends.cpu.target import missing_features
@@ -207,8 +207,6 @@ def mark(builder: Any, flag: Value, sizes: Value) -> None:
 
 def group_values(builder: Any, x: Value, count: Value, low: int) -> Values:
     """Emit the loads of 32 activations from `low` on, zero past `count`."""
-    from llvmlite import ir
-
     values = []
     for first in (low, low + LANES):
         left = above_zero(builder, count, first)

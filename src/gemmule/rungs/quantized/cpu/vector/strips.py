@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.cpu import simd
+from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import Value
 from gemmule.rungs.quantized.cpu.vector.codes import LIFT, LIFT_BITS, Values
@@ -65,8 +65,6 @@ def _behind(builder: Any, number: Value, sums: Values) -> Value:
 
     All codes as floats at once would not fit the registers.
     """
-    from llvmlite import ir
-
     form = ir.FunctionType(number.type, [number.type, *(one.type for one in sums)])
     constraints = ",".join(["=r", "0", *("x" for _ in sums)])
     return builder.asm(form, "", constraints, [number, *sums], False)
@@ -182,8 +180,6 @@ def add_strip(form: Form, *, whole: bool) -> Intrinsic:
 
 def _some_codes(builder: Any, at: Value, bits: int, left: Value) -> Values:
     """Emit the loads of a strip's first codes, `left` bytes, in registers of 32."""
-    from llvmlite import ir
-
     count = strip_bytes(bits)
     raw = simd.masked_load(builder, at, ir.IntType(8), count, left)
     return [simd.shuffled(builder, raw, raw, range(low, low + 32)) for low in range(0, count, 32)]
