@@ -172,6 +172,29 @@ def test_threads_that_share_a_core_for_a_while_do_not_fool_the_host_clock() -> N
         assert (run["a"].median == pytest.approx(5e-4)) is right
 
 
+def test_what_never_settles_is_waited_for_ever_less() -> None:
+    """Another program takes the processor every fifth call; and then it ends."""
+    time_s, calls, waits, busy = 0.0, 0, list[float](), False
+
+    def call(index: int) -> None:
+        nonlocal time_s, calls
+        calls += 1
+        time_s += 0.008 if busy and calls % 5 == 0 else 5e-4
+
+    host = Host(lambda: round(time_s * 1e9), lambda: 0, lambda seconds: None)
+    clock = HostClock(host)
+    runners = [clock.prepare(Entry(name, call)) for name in "ab"]
+    for now in (False, True, True, True, False, True):
+        busy = now
+        for run in runners:
+            before = time_s
+            run(0, 1)
+            waits.append(time_s - before)
+    assert waits == pytest.approx(
+        [0.01, 0.01, *[0.6, 0.3], *[0.15] * 4, 0.01, 0.01, 0.6, 0.3], abs=0.02
+    )
+
+
 def test_a_process_that_never_rests_is_marked_and_not_waited_for() -> None:
     machine = TwoPools({"a": 1e-3, "b": 1e-3}, spin_s=1e9)
     run = sample(

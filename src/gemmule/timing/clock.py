@@ -29,6 +29,7 @@ LONG_REST_MS = 2.0
 # Linux 6, November 2026).
 # Twenty calls in a row show it too, which keeps short calls, most of them serial, from waiting.
 SETTLED_WITHIN, SETTLED_S, SETTLED_CALLS, LONGEST_SETTLING_S = 1.5, 0.03, 20, 0.6
+LEAST_SETTLING_S = 0.15  # what is waited for at the most where waiting longer was in vain
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,8 @@ class HostClock:
     the entry changes, the clock first waits until the process uses no more processor time
     than a sleeping one does (at most `longest_rest_s`), then makes untimed calls, which wake the
     newcomer's own threads, until they have been as fast for a while as its untimed calls were
-    before (within half; 20 calls or 30 ms, at most 0.6 s); only then it times.
+    before (within half; 20 calls or 30 ms, at most 0.6 s); only then it times. Where that is in
+    vain, since other programs are at work, the next wait is half as long at most, down to 0.15 s.
     Untimed calls repeat the operand set used last, so that they bring nothing into the cache that a
     timed call reads next.
 
@@ -144,6 +146,7 @@ class HostClock:
         self._host = Host() if host is None else host
         self._longest_rest_s = longest_rest_s
         self._latest: Entry | None = None
+        self._longest_settling_s = LONGEST_SETTLING_S
         self._quickest: dict[str, float] = {}  # call of each entry, in nanoseconds
         ticks = []
         for _ in range(64):
@@ -197,8 +200,11 @@ class HostClock:
             taken = float(end - began)
             quickest = self._note_pace(entry, taken)
             good = good + taken if taken <= SETTLED_WITHIN * quickest else 0.0
-            enough = min(self._settled_s * 1e9, SETTLED_CALLS * quickest)
-            if good >= enough or end - start > LONGEST_SETTLING_S * 1e9:
+            if good >= min(self._settled_s * 1e9, SETTLED_CALLS * quickest):
+                self._longest_settling_s = LONGEST_SETTLING_S
+                return
+            if end - start > self._longest_settling_s * 1e9:
+                self._longest_settling_s = max(self._longest_settling_s / 2, LEAST_SETTLING_S)
                 return
 
     def _note_pace(self, entry: Entry, taken: float) -> float:

@@ -35,6 +35,7 @@ from gemmule_lab.verify import check
 
 MOST_SETS = 1024
 ASSUMED_CACHE_BYTES = 256 << 20
+WARMING_S = 1.0  # at most, for the first calls of all operand sets
 SHARING = 3  # entries that share the seconds given to a product; more get more
 SLOWEST_CALL_S = 0.25  # a peer that needs longer for one call is left out, and named
 LEAST_TELLING_FLOPS = 100_000  # below, a call's fixed cost is most of its time
@@ -69,6 +70,20 @@ def rates_hint() -> str | None:
         "choices are made by cautious default rates; gemmule tune --device-model measures this "
         "CPU's in two seconds"
     )
+
+
+def warm(calls: Iterable[Callable[[], object]]) -> None:
+    """Make every call once, so that none that is timed is the first product of its matrix.
+
+    What a quantised matrix's first product works out for all later ones takes ten times as long as
+    a small product, and with hundreds of matrices a run would time little else. Calls beyond the
+    first second's are so slow that it does not show.
+    """
+    end = time.perf_counter() + WARMING_S
+    for call in calls:
+        call()
+        if time.perf_counter() > end:
+            return
 
 
 def judged(op: str, left: Any, right: Any, rung: str | None = None, **options: Any) -> float:
@@ -141,15 +156,16 @@ class HostBench(Bench):
 
     def calls(self, sets: Sets, plan: gm.Plan) -> list[Callable[[], object]]:
         """Return the public call on each set, or the plan's own where parameters were named."""
-        if plan.options.params:
-            return [
-                functools.partial(plan, *one.operands(sets.op), out=one.out) for one in sets.items
-            ]
         function, options = getattr(gm, sets.op), _options(sets, plan)
-        return [
+        if plan.options.params:
+            function, options = plan, {}
+        calls = [
             functools.partial(function, *one.operands(sets.op), out=one.out, **options)
             for one in sets.items
         ]
+        if plan.problem.quant is not None:
+            warm(calls)
+        return calls
 
     # --- operands -------------------------------------------------------------------------------
 
@@ -269,7 +285,10 @@ class HostBench(Bench):
         if right is not None and peer.stand_in is None and not _agrees(first, right):
             return Absence(name, "its result on the operands to be timed is not A B")
         facts = peer_facts(peer, problem, "cold" if cold else "warm", suffix)
-        return peer_entry(peer, [first, *made], facts, suffix)
+        ready = [first, *made]
+        if peer.copies is not None:  # it may keep something of each, as ours do
+            warm(one.call for one in ready)
+        return peer_entry(peer, ready, facts, suffix)
 
     def _made(
         self, peer: Peer, sets: Sets, problem: Problem, room: int

@@ -127,13 +127,15 @@ def test_the_memory_bounds_what_peers_pack(
     limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
+    called: set[int] = set()
 
     def copies(problem: Any, a: Any, b: Any) -> Any:
         made.append("converted")
 
         def one() -> Prepared:
             made.append("set")
-            return Prepared(lambda: None, lambda: a @ b)
+            number = len(made)
+            return Prepared(lambda: called.add(number), lambda: a @ b)
 
         return one
 
@@ -153,12 +155,13 @@ def test_the_memory_bounds_what_peers_pack(
 
     def entry(available: int) -> Entry:
         monkeypatch.setattr(host_bench, "available_bytes", lambda: available)
-        made.clear()
+        made.clear(), called.clear()
         (found,), _ = HostBench(cold_bytes=10 * MIB).theirs(sets, [peer])
         return found
 
     assert entry(1 << 40).about.temperature == "cold"
     assert made == ["converted", "set", "converted", *["set"] * 11], "one conversion, then copies"
+    assert called == {2, *range(4, 15)}, "none that is timed is the first with its copy"
     few = entry(int(BYTES_TO_PREPARE * 4 * MIB / PEERS_SHARE))
     assert (few.sets, few.about.temperature) == (4, "warm")
 
