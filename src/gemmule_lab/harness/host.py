@@ -159,7 +159,7 @@ class HostBench(Bench):
         function, options = getattr(gm, sets.op), _options(sets, plan)
         if plan.options.params:
             function, options = plan, {}
-        calls = [
+        calls: list[Callable[[], object]] = [
             functools.partial(function, *one.operands(sets.op), out=one.out, **options)
             for one in sets.items
         ]
