@@ -250,7 +250,8 @@ class CpuRung(Rung):
     spare it. `job(problem, params, A, B)`: what a builtin function is bound to for operands like A
     and x or B (a `Job` of `backends.cpu.calls`), or None. `fresh(problem)`: a function (A, x or B)
     that makes its result, of matrices without gaps. `rows_apart`: each row of the result has the
-    same bits whatever rows are computed with it.
+    same bits whatever rows are computed with it. `layouts_out`: those of C that it writes; into
+    others what it wrote is copied.
     """
 
     backend: ClassVar[str] = "cpu"
@@ -261,6 +262,7 @@ class CpuRung(Rung):
     job: Callable[[Problem, Params, Any, Any], Any | None] | None = None
     fresh: Callable[[Problem], Callable[[Any, Any], Any] | None] = field(default=lambda _: None)
     rows_apart: bool = False
+    layouts_out: tuple[str, ...] = ("row",)
 
     def refusal(self, problem: Problem) -> str | None:
         """Return why the rung does not take `problem` on this machine, or None when it does."""

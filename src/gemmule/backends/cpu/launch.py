@@ -299,22 +299,26 @@ def _viewer(view: View) -> Callable[[Any], Any]:
 
 def _adapted(choice: Choice, core: Callable[..., None]) -> Callable[[Any, Array, Array], None]:
     """Return the rung on one canonical product, converting operands to what it takes."""
+    columns = "col" in getattr(choice.rung, "layouts_out", ())
     if choice.problem == choice.call.problem:
-        return _converted(choice.problem, core, as_given=True)
+        return _converted(choice.problem, core, as_given=True, columns=columns)
     split = panels.sizes(choice)
     if split is None:
-        return _converted(choice.problem, core)
+        return _converted(choice.problem, core, columns=columns)
 
     def build(problem: Problem) -> Callable[[Any, Array, Array], None]:
-        return _converted(problem, _bound(_part(choice, problem)))
+        return _converted(problem, _bound(_part(choice, problem)), columns=columns)
 
     return panels.in_panels(choice, split, build)
 
 
 def _converted(
-    problem: Problem, core: Callable[..., None], *, as_given: bool = False
+    problem: Problem, core: Callable[..., None], *, as_given: bool = False, columns: bool = False
 ) -> Callable[[Any, Array, Array], None]:
-    """Return a rung's function for `problem` on operands of any dtypes and layouts."""
+    """Return a rung's function for `problem` on operands of any dtypes and layouts.
+
+    columns: it writes results whose columns lie behind each other as well.
+    """
     is_matvec = problem.op == "matvec"
     out_dtype = numpy_dtype(problem.out)
 
@@ -326,7 +330,8 @@ def _converted(
                 b = as_layout(b, problem.b, problem.layout_b, problem.shared_b)
         if is_matvec:
             b = np.ascontiguousarray(b, dtype=numpy_dtype(problem.b))
-        if out.dtype == out_dtype and out.flags.c_contiguous:
+        whole = out.flags.c_contiguous or (columns and out.ndim == 2 and out.T.flags.c_contiguous)
+        if out.dtype == out_dtype and whole:
             core(a, b, out)
             return
         temporary = np.empty(out.shape, dtype=out_dtype)

@@ -17,7 +17,10 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     rates = machine.rates
     products = problem.flops / (rates.blas / (2 if problem.b == "float64" else 1))
     decoding = problem.m * problem.k / (_CODES_PER_FMA * rates.fma * machine.units)
-    return Suggestion({}, products + decoding + 3 * spread_s(machine))
+    turned = problem.k * problem.n if problem.b != "float32" or problem.layout_b != "row" else 0
+    turned += problem.outputs if problem.out != "float32" else 0
+    copies = turned / rates.convert
+    return Suggestion({}, products + decoding + copies + 3 * spread_s(machine))
 
 
 RUNG = CpuRung(

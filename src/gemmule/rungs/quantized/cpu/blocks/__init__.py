@@ -1,0 +1,1 @@
+"""Products of codes by many columns: blocks of weights, decoded near the multipliers."""

@@ -1,0 +1,100 @@
+"""Blocks of codes as float32 weights, row by row, in the order in which lanes hold them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from gemmule.backends.cpu import simd
+from gemmule.backends.cpu.intrinsics import load
+from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel, operation
+from gemmule.backends.cpu.simd import BLOCK_BYTES, Value
+from gemmule.rungs import _cpu_vectors as vectors
+from gemmule.rungs._cpu_vectors import registers
+from gemmule.rungs.quantized.cpu._product import load_product
+from gemmule.rungs.quantized.cpu.vector.codes import (
+    Kind,
+    Values,
+    code_of_table,
+    numbers_of,
+    steps_of,
+    tables_of,
+)
+
+_index = load("int32", "int32")
+
+
+@functools.cache
+def _put_weights(kind: Kind) -> Intrinsic:
+    """Return ``f(scales, zeros, words, out, lowest)``: a block's weights, `place_kernel`'s order.
+
+    Each is scale times (code - zero), as the look-up tables hold it.
+    """
+
+    def emit(
+        builder: Any, scales: Values, zeros: Values, codes: Values, out: Value, lowest: Value
+    ) -> None:
+        parts = [registers(builder, some[0]) for some in (scales, zeros, codes)]
+        for part, (scale, zero, word) in enumerate(zip(*parts, strict=True)):
+            lanes = word.type.count
+            if kind.tables:
+                (table,) = tables_of(builder, [scale], [zero])
+            else:
+                step = steps_of(builder, word, zero, kind, lowest)
+            for k in kind.order:
+                if kind.tables:
+                    weight = code_of_table(builder, table, word, k)
+                else:
+                    weight = builder.fmul(step(k), scale)
+                simd.store_vector(builder, weight, out, 64 * k + 4 * lanes * part)
+
+    return operation(f"put_weights {kind}", emit)
+
+
+@functools.cache
+def _put_zeros() -> Intrinsic:
+    return operation(
+        "put_zeros",
+        lambda builder, out: simd.store_vector(builder, simd.constant(0.0), out, 0),
+    )
+
+
+@functools.cache
+def decode_kernel(kind: Kind, pitch: int) -> Kernel:
+    """Return ``f(product, row, rows, padded, first, blocks, out)``: some blocks of some rows.
+
+    product: address of a `Product`. first: the first of these blocks of 64 bytes. Rows lie `pitch`
+    numbers apart; those behind `rows`, up to `padded`, are zeros, codes behind a row's end count as
+    zero codes. The same blocks of the next stretch are asked for.
+    """
+    load_scales, load_zeros = numbers_of(kind, 1, full=False)
+    load_full, load_tail = vectors.load_words(1, full=True), vectors.load_words(1)
+    put, clear = _put_weights(kind), _put_zeros()
+    columns, ask = simd.block_columns(kind.bits), vectors.prefetch_lines(1, 1, vectors.SECOND_CACHE)
+
+    @kernel
+    def decode(
+        at: int, row: int, rows: int, padded: int, first: int, blocks: int, out: int
+    ) -> None:
+        job = load_product(at)
+        groups = max(job.scale_step, 1)
+        for i in range(rows):
+            codes = job.codes + (row + i) * job.row_bytes
+            place = (row + i) * job.scale_step
+            for block in range(first, first + blocks):
+                start, left = codes + BLOCK_BYTES * block, job.row_bytes - BLOCK_BYTES * block
+                ask(start + BLOCK_BYTES * blocks, 0)
+                group, lanes = _index(job.first, block), job.lanes + 64 * block
+                index, count = place + group, groups - group
+                scales = load_scales(job.scales, index, 0, count, lanes)
+                zeros = load_zeros(job.zeros, index, 0, count, lanes)
+                to = out + 4 * (i * pitch + columns * (block - first))
+                if left >= BLOCK_BYTES:
+                    put(scales, zeros, load_full(start, 0, 64), to, job.lowest)
+                else:
+                    put(scales, zeros, load_tail(start, 0, left), to, job.lowest)
+        for i in range(rows, padded):
+            for k in range(blocks * columns // 16):
+                clear(out + 4 * i * pitch + 64 * k)
+
+    return decode

@@ -1,0 +1,229 @@
+"""Products of codes by many columns, on all threads: B packed once, then shares of the rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmule.backends.cpu.atomics import unpacked_as
+from gemmule.backends.cpu.intrinsics import call_c, enter
+from gemmule.backends.cpu.jit import kernel
+from gemmule.backends.cpu.simd import block_columns
+from gemmule.backends.cpu.steps import Place, Step, Steps, X, Y, buffer, per_team
+from gemmule.backends.cpu.threads import thread_count
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Params
+from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.rungs._cpu import address
+from gemmule.rungs._cpu_workspace import claimed, release, workspace
+from gemmule.rungs.matmul.cpu._packed_blocks import chunk_kernel
+from gemmule.rungs.matmul.cpu._packed_operands import DEPTH, PITCH
+from gemmule.rungs.matmul.cpu._tile import register_tile, unit_axis, unpack_kernel
+from gemmule.rungs.quantized.cpu._operands import Stored, blocks_of, stored
+from gemmule.rungs.quantized.cpu._product import product_of
+from gemmule.rungs.quantized.cpu.blocks.columns import pack_kernel, turn_kernel
+from gemmule.rungs.quantized.cpu.blocks.decode import decode_kernel
+from gemmule.rungs.quantized.cpu.vector.codes import by_words, kind_of, lifted_zeros
+
+Array = NDArray[Any]
+
+CHUNK = 96  # rows that are decoded at once: lines of results are stored whole
+# Columns at a time: their sums for the rows of a share stay in the second-level cache.
+MOST_COLUMNS = 256
+_GAP = 16  # numbers between rows of sums: without it their lines meet in few sets of a cache
+
+
+class Job(NamedTuple):
+    """A product by many columns: kernels' addresses, operands, steps in bytes, sizes.
+
+    decode, multiply, multiply_last, pack, unpack: of `decode_kernel`, `chunk_kernel` (for whole
+    tiles of columns, and for a last one of one register), `pack_kernel`, and of what stores sums.
+    product: of a `Product`. B is packed to `packed` stretch by stretch: whole slivers, `wide`
+    columns together, then one of `last`. C_step: what `unpack` takes.
+    """
+
+    decode: int
+    multiply: int
+    multiply_last: int
+    pack: int
+    unpack: int
+    product: int
+    B: int | Place
+    B_row: int
+    B_column: int
+    packed: int | Place
+    C: int | Place
+    C_row: int
+    C_step: int
+    m: int
+    n: int
+    k: int
+    block: int
+    tile: int
+    wide: int
+    last: int
+    rows: int
+    unit: int
+    workspace: int
+
+
+_load = unpacked_as(Job)
+
+
+@kernel
+def pack_share(at: int, number: int) -> None:
+    """Pack one sliver of one stretch of B."""
+    job = _load(at)
+    slivers = job.wide // job.tile + (1 if job.last > 0 else 0)
+    stretch, sliver = number // slivers, number % slivers
+    first, low = sliver * job.tile, stretch * DEPTH
+    width = job.tile if first < job.wide else job.last
+    terms = min(DEPTH, job.k - low)
+    padded = (terms + job.block - 1) // job.block * job.block
+    source = job.B + low * job.B_row + first * job.B_column
+    to = job.packed + 4 * (low * (job.wide + job.last) + first * padded)
+    columns = min(width, job.n - first)
+    call_c(job.pack, (source, job.B_column, job.B_row, columns, terms, to, width))
+
+
+@kernel
+def rows_share(at: int, number: int) -> None:
+    """Compute the results of some rows in all columns."""
+    job = _load(at)
+    part, begin, breadth = claimed(job.workspace), number * job.rows, job.wide + job.last
+    count, pitch = min(job.rows, job.m - begin), breadth + _GAP
+    sums = part + 4 * CHUNK * PITCH
+    for low in range(0, job.k, DEPTH):
+        blocks = (min(DEPTH, job.k - low) + job.block - 1) // job.block
+        depth, first = blocks * job.block, int(low == 0)
+        packed = job.packed + 4 * low * breadth
+        for top in range(0, count, CHUNK):
+            some, to = min(CHUNK, count - top), sums + 4 * top * pitch
+            padded = (some + job.unit - 1) // job.unit * job.unit
+            row = begin + top
+            enter(job.decode, (job.product, row, some, padded, low // job.block, blocks, part))
+            if job.wide > 0:
+                enter(job.multiply, (part, packed, to, some, job.wide, depth, pitch, first))
+            if job.last > 0:
+                last, right = packed + 4 * job.wide * depth, to + 4 * job.wide
+                enter(job.multiply_last, (part, last, right, some, job.last, depth, pitch, first))
+            if low + DEPTH >= job.k:
+                target = job.C + row * job.C_row
+                call_c(job.unpack, (to, pitch, target, job.C_step, some, job.n))
+    release(job.workspace, part)
+
+
+def tile_columns(n: int) -> int:
+    """Return how many columns are multiplied for n: whole registers."""
+    lanes = register_tile("float32", narrow=True).columns
+    return -(-n // lanes) * lanes
+
+
+class _Kept(NamedTuple):
+    """What all products of a matrix read: its `Product` in memory, and what that points to."""
+
+    product: NDArray[np.int64]
+    decode: int
+    bits: int
+    words: bool
+    parts: Any
+
+
+def _products(parts: Stored) -> Callable[..., Steps]:
+    """Return what makes the products of a matrix, the last ones kept."""
+    return per_team(functools.partial(_steps, parts.m, _kept(parts)))
+
+
+def _kept(parts: Stored) -> _Kept:
+    blocks, lifted = blocks_of(parts.n, parts.bits, parts.group), parts.kept(lifted_zeros)
+    zeros = parts.zeros_address if lifted is None else lifted.place
+    first, lanes = address(blocks.first), address(blocks.lanes)
+    product = product_of(parts, first=first, lanes=lanes, zeros=zeros)
+    kind = kind_of(parts, lifted=lifted is not None)
+    return _Kept(
+        np.array(product, np.int64),
+        decode_kernel(kind, PITCH).address(7),
+        parts.bits,
+        by_words(blocks.pieces),
+        (blocks, lifted),
+    )
+
+
+def _steps(
+    m: int,
+    ready: _Kept,
+    dtypes: tuple[str, str],
+    sizes: tuple[int, int],
+    steps: tuple[tuple[int, ...], tuple[int, ...]],
+    unit: str,
+    rows: int,
+) -> Steps:
+    """Return the product with n columns; dtypes and steps of B and of C, sizes (k, n)."""
+    (k, n), (of_B, of_C), block = sizes, steps, block_columns(ready.bits)
+    tile, narrow = (register_tile("float32", one) for one in (False, True))
+    padded, most = tile_columns(n), -(-m // narrow.rows)
+    wide, last = padded // tile.columns * tile.columns, padded % tile.columns
+    multiply, low = (chunk_kernel("float32", one, True).entry(*[int] * 8) for one in (False, True))
+    turned = n > 1 and of_C[1] != ITEMSIZE[dtypes[1]]
+    unpack = turn_kernel(dtypes[1]) if turned else unpack_kernel(dtypes[1], "float32")
+    threads = thread_count()
+    shares = min(most, -(-m // (rows * threads)) * threads)
+    rows = -(-most // shares) * narrow.rows
+    if m >= CHUNK * threads:
+        rows = -(-rows // CHUNK) * CHUNK
+    room = CHUNK * PITCH + rows * (padded + _GAP)
+    words = Job(
+        decode=ready.decode,
+        multiply=multiply,
+        multiply_last=low,
+        pack=pack_kernel(dtypes[0], ready.bits, ready.words, unit).address(7),
+        unpack=unpack.address(6),
+        product=address(ready.product),
+        B=X,
+        B_row=of_B[0],
+        B_column=of_B[1],
+        packed=buffer(),
+        C=Y,
+        C_row=of_C[0],
+        C_step=of_C[1] if turned else of_C[0],
+        m=m,
+        n=n,
+        k=k,
+        block=block,
+        tile=tile.columns,
+        wide=wide,
+        last=last,
+        rows=rows,
+        unit=narrow.rows,
+        workspace=workspace(4 * room),
+    )
+    slivers = -(-k // DEPTH) * -(-padded // tile.columns)
+    both = [Step(pack_share.address(2), slivers), Step(rows_share.address(2), -(-m // rows))]
+    k_padded = -(-k // block) * block
+    return Steps(both, words, buffer_bytes=4 * k_padded * padded, kept=ready)
+
+
+def bind(problem: Problem, params: Params) -> Callable[[QuantizedMatrix, Array, Array], None]:
+    """Return ``run(A, B, C)``, MOST_COLUMNS at a time; B and C as they lie."""
+    unit, rows = unit_axis(problem.layout_b, 1), int(params["rows"])
+    dtypes = problem.b, problem.out
+
+    def run(matrix: QuantizedMatrix, B: Array, C: Array) -> None:
+        if C.size == 0 or B.shape[0] == 0:
+            C[...] = 0
+            return
+        parts = matrix.kept(stored)
+        if matrix.perm is not None:
+            B = B[matrix.perm]
+        axis = unit if matrix.perm is None else "none"
+        product = parts.kept(_products)
+        for low in range(0, C.shape[1], MOST_COLUMNS):
+            some, to = B[:, low : low + MOST_COLUMNS], C[:, low : low + MOST_COLUMNS]
+            steps = some.strides, to.strides
+            product(dtypes, some.shape, steps, axis, rows)(0, some.ctypes.data, to.ctypes.data)
+
+    return run
