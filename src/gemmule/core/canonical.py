@@ -143,26 +143,29 @@ def _swap_last(values: Ints) -> Ints:
 def _matvec(op: str, a: Form, x: Form, out: Form | None, options: Options) -> Call:
     shape = matvec_shape(a.shape, x.shape, op=op)
     asked = _Product(op, a, x, out, options, _result(a, x, options.out_dtype), shape)
-    y_strides, batch_shape = asked.out_strides(), shape[:-1]
-    many = math.prod(batch_shape) != 1
+    many = math.prod(shape[:-1]) != 1
     if many and len(a.shape) == 2 and not options.literal and not options.batch_invariant:
-        stacked = _stacked_vectors(asked, y_strides)
+        stacked = _stacked_vectors(asked, asked.out_strides())
         if stacked is not None:
             return stacked
-    batch = collapse(
-        batch_shape,
-        (
-            broadcast_strides(a.shape[:-2], a.strides[:-2], batch_shape),
-            broadcast_strides(x.shape[:-1], x.strides[:-1], batch_shape),
-            y_strides[:-1],
-        ),
+    return _assemble(asked, *_batch_and_views(asked, (2, 1, 1)))
+
+
+def _batch_and_views(asked: _Product, axes: tuple[int, int, int]) -> tuple[Batch, Views]:
+    """Return what lies in front of so many last axes of both operands and the result, and those."""
+    a, b, shape, strides = asked.a, asked.b, asked.shape, asked.out_strides()
+    of_a, of_b, of_out = (-count for count in axes)
+    lead = shape[:of_out]
+    steps = (
+        broadcast_strides(a.shape[:of_a], a.strides[:of_a], lead),
+        broadcast_strides(b.shape[:of_b], b.strides[:of_b], lead),
+        strides[:of_out],
     )
-    views = (
-        View(a.shape[-2:], a.strides[-2:]),
-        View(x.shape[-1:], x.strides[-1:]),
-        View(shape[-1:], y_strides[-1:]),
+    return collapse(lead, steps), (
+        View(a.shape[of_a:], a.strides[of_a:]),
+        View(b.shape[of_b:], b.strides[of_b:]),
+        View(shape[of_out:], strides[of_out:]),
     )
-    return _assemble(asked, batch, views)
 
 
 def _stacked_vectors(asked: _Product, y_strides: Ints) -> Call | None:
@@ -201,20 +204,7 @@ def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
     if options.batch_invariant:
         return _vector_by_vector(a, b, shape, out, options)
     asked = _Product("matmul", a, b, out, options, _result(a, b, options.out_dtype), shape)
-    strides, batch_shape = asked.out_strides(), shape[:-2]
-    batch = collapse(
-        batch_shape,
-        (
-            broadcast_strides(a.shape[:-2], a.strides[:-2], batch_shape),
-            broadcast_strides(b.shape[:-2], b.strides[:-2], batch_shape),
-            strides[:-2],
-        ),
-    )
-    views = (
-        View(a.shape[-2:], a.strides[-2:]),
-        View(b.shape[-2:], b.strides[-2:]),
-        View(shape[-2:], strides[-2:]),
-    )
+    batch, views = _batch_and_views(asked, (2, 2, 2))
     if not options.literal:
         vector = _single_vector(asked, batch, views)
         if vector is not None:

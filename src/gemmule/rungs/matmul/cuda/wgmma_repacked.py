@@ -13,14 +13,8 @@ from __future__ import annotations
 from gemmule.core.packing import Packing, TensorMap
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, quickest, type_arguments
-from gemmule.rungs._cuda.half_tiles import (
-    COMMON,
-    COUNTED,
-    DEPTH,
-    along_k,
-    tile_map,
-)
 from gemmule.rungs._cuda.tiles import fits_grid, tiles
 from gemmule.rungs.matmul.cuda import wgmma_specialized
 
@@ -52,8 +46,8 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     height, width = _size(params)
     stages = wgmma_specialized.stages(height, width)
-    a_along, b_along = along_k(problem)
-    of_a, of_b = tile_map("a", height, a_along), tile_map("b", width, b_along)
+    a_along, b_along = half_tiles.along_k(problem)
+    of_a, of_b = half_tiles.tile_map("a", height, a_along), half_tiles.tile_map("b", width, b_along)
     pack = Step(
         kernel=instance("pack_operands", CTYPE[problem.a], a_along, b_along),
         grid=(PACK_BLOCKS * machine.units, 1, 1),
@@ -64,7 +58,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
         kernel=instance("wgmma_repacked", *template),
         grid=(min(machine.units, tiles(problem, height, width)), 1, 1),
         block=(384, 1, 1),
-        smem=stages * (height + width) * DEPTH * 2 + wgmma_specialized.OUT_BYTES,
+        smem=stages * (height + width) * half_tiles.DEPTH * 2 + wgmma_specialized.OUT_BYTES,
         maps=(
             TensorMap("a", of_a.box, packed_at=0),
             TensorMap("b", of_b.box, packed_at=_packed_bytes(problem)[0]),
@@ -93,11 +87,11 @@ RUNG = CudaRung(
     after="wgmma_specialized",
     branch="operands that TMA cannot copy",
     params={"tile": tuple(TILES)},
-    constraints=(COUNTED, fits_grid(_size)),
+    constraints=(half_tiles.COUNTED, fits_grid(_size)),
     batched=True,
     suggest=_suggest,
     steps=_steps,
     workspace=_workspace,
     packing=Packing(passes=1, begins=lambda problem: sum(_packed_bytes(problem)), is_copy=True),
-    **COMMON,
+    **half_tiles.COMMON,
 )

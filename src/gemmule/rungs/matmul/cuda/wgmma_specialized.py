@@ -18,15 +18,8 @@ import math
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import ceil_div, instance, quickest, type_arguments
-from gemmule.rungs._cuda.half_tiles import (
-    ALIGNED,
-    COMMON,
-    COUNTED,
-    DEPTH,
-    UNIT_STRIDE,
-    turned_maps,
-)
 
 SHARED_BYTES = 227 * 1024
 OUT_BYTES = 8 * 2 * 16 * 128  # two buffers of 16 rows for each of 8 warps
@@ -43,7 +36,7 @@ READ_SHARE = 0.85  # of the read ceiling, where few rows meet a large matrix
 def stages(height: int, width: int) -> int:
     """Return how many stages a block has room for."""
     room = SHARED_BYTES - OUT_BYTES - BARRIERS_BYTES
-    return min(room // ((height + width) * DEPTH * 2), 6)
+    return min(room // ((height + width) * half_tiles.DEPTH * 2), 6)
 
 
 def _clusters(problem: Problem, params: Params) -> int:
@@ -58,14 +51,14 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     cluster, ring = params["cluster"], stages(height, width)
     turned = problem.layout_out != "row"
     blocks = min(machine.units // cluster, _clusters(problem, params)) * cluster
-    flags, maps = turned_maps(problem, (height, width), cluster, turned=turned)
+    flags, maps = half_tiles.turned_maps(problem, (height, width), cluster, turned=turned)
     template = type_arguments(problem), height, width, ring, cluster, *flags
     return (
         Step(
             kernel=instance("wgmma_specialized", *template),
             grid=(blocks, 1, 1),
             block=(384, 1, 1),
-            smem=ring * (height + width) * DEPTH * 2 + OUT_BYTES,
+            smem=ring * (height + width) * half_tiles.DEPTH * 2 + OUT_BYTES,
             cluster=(cluster, 1, 1),
             maps=(*maps, TensorMap("c", (128 // ITEMSIZE[problem.out], 16))),
         ),
@@ -76,7 +69,14 @@ def expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     """Return the modelled time of a product in seconds."""
     height, width = TILES[params["tile"]]
     waves = ceil_div(_clusters(problem, params), machine.units // params["cluster"])
-    stages_s = 2.0 * height * width * ceil_div(problem.k, DEPTH) * DEPTH / BURST_FLOPS
+    stages_s = (
+        2.0
+        * height
+        * width
+        * ceil_div(problem.k, half_tiles.DEPTH)
+        * half_tiles.DEPTH
+        / BURST_FLOPS
+    )
     busy = waves * (stages_s + TILE_S + COLUMN_S * width)
     settled = problem.flops / (machine.units * SETTLED_FLOPS)
     moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
@@ -95,9 +95,9 @@ RUNG = CudaRung(
     after="wgmma_tile",
     params={"tile": tuple(TILES), "cluster": (1, 2)},
     constraints=(
-        ALIGNED,
-        COUNTED,
-        UNIT_STRIDE,
+        half_tiles.ALIGNED,
+        half_tiles.COUNTED,
+        half_tiles.UNIT_STRIDE,
         Constraint(
             "pairs of blocks share the widest tile alone",
             lambda problem, params: params["cluster"] == 1 or params["tile"] == "128x256",
@@ -110,5 +110,5 @@ RUNG = CudaRung(
     batched=True,
     suggest=_suggest,
     steps=_steps,
-    **COMMON,
+    **half_tiles.COMMON,
 )

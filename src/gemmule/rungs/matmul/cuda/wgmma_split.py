@@ -22,15 +22,8 @@ import math
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import ceil_div, instance, quickest, type_arguments
-from gemmule.rungs._cuda.half_tiles import (
-    ALIGNED,
-    COMMON,
-    COUNTED,
-    DEPTH,
-    along_k,
-    turned_maps,
-)
 from gemmule.rungs._cuda.tiles import LARGEST_GRID, tiles
 
 TILES = {
@@ -76,7 +69,7 @@ def _deep(height: int, width: int) -> int:
 def _ring(problem: Problem, params: Params, machine: Machine) -> tuple[int, int]:
     """Return the stages, and the bytes of shared memory with the place for sums."""
     height, width = _size(params)
-    stage = _deep(height, width) * (height + width) * DEPTH * 2
+    stage = _deep(height, width) * (height + width) * half_tiles.DEPTH * 2
     sums = height * width * 4 if params["parts"] > 1 and height * width * 4 <= OWN_SLOTS else 0
     alone = height == 128 or _blocks(problem, params) <= PLACED[params["parts"]] * machine.units
     room = (SHARED_BYTES if alone else SHARED_BYTES // 2) - BLOCK_BYTES - sums
@@ -87,7 +80,7 @@ def _ring(problem: Problem, params: Params, machine: Machine) -> tuple[int, int]
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     height, width = _size(params)
     stages, smem = _ring(problem, params, machine)
-    flags, maps = turned_maps(problem, (height, width), 1, turned=_turned(problem))
+    flags, maps = half_tiles.turned_maps(problem, (height, width), 1, turned=_turned(problem))
     numbers = height, width, _deep(height, width), stages
     return (
         Step(
@@ -116,14 +109,17 @@ READ_SHARE, L2_BYTES, TOGETHER = 0.97, 9.07e12, 9.7
 
 def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     (height, width), parts = _size(params), params["parts"]
-    stages, blocks = ceil_div(ceil_div(problem.k, DEPTH), parts), _blocks(problem, params)
+    stages, blocks = (
+        ceil_div(ceil_div(problem.k, half_tiles.DEPTH), parts),
+        _blocks(problem, params),
+    )
     waves = blocks / (PLACED[parts] * machine.units)
     waves = max(1.0, SHARED[params["tile"]] * waves) if height == 64 else float(math.ceil(waves))
     busy = waves * (stages * STAGE_S[params["tile"]] + height * width * OUT_S)
     moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
     down = ceil_div(max(problem.m, problem.n), height)  # so many want the same tile of `width`
     lines = height + width / (1 + down / TOGETHER)
-    loaded = blocks * stages * lines * DEPTH * 2 / L2_BYTES
+    loaded = blocks * stages * lines * half_tiles.DEPTH * 2 / L2_BYTES
     waiting = math.hypot(busy, moved, loaded)  # each for the others, now and then
     met = MEETING_S + height * width * SENT_S if parts > 1 else 0.0
     return machine.call_s + START_S + waiting + met
@@ -145,12 +141,12 @@ RUNG = CudaRung(
     branch="few tiles, long sums",
     params={"tile": tuple(TILES), "parts": (1, 2, 4, 8)},
     constraints=(
-        ALIGNED,
-        COUNTED,
+        half_tiles.ALIGNED,
+        half_tiles.COUNTED,
         Constraint(
             "narrow tiles want the operand of the shorter side along the sum",
             lambda problem, params: (
-                _size(params)[1] >= 64 or along_k(problem)[0 if _turned(problem) else 1]
+                _size(params)[1] >= 64 or half_tiles.along_k(problem)[0 if _turned(problem) else 1]
             ),
         ),
         Constraint(
@@ -165,5 +161,5 @@ RUNG = CudaRung(
     batched=True,
     suggest=_suggest,
     steps=_steps,
-    **COMMON,
+    **half_tiles.COMMON,
 )

@@ -13,15 +13,8 @@ from __future__ import annotations
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import instance, type_arguments
-from gemmule.rungs._cuda.half_tiles import (
-    ALIGNED,
-    COMMON,
-    COUNTED,
-    DEPTH,
-    along_k,
-    tile_map,
-)
 from gemmule.rungs._cuda.tiles import fits_grid, quickest_square, square, tiles
 
 STAGES = 3
@@ -35,14 +28,14 @@ _size = square("tile")
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     tile = params["tile"]
-    a_along, b_along = along_k(problem)
+    a_along, b_along = half_tiles.along_k(problem)
     return (
         Step(
             kernel=instance("wgmma_tile", type_arguments(problem), tile, a_along, b_along),
             grid=(tiles(problem, *_size(params)), 1, 1),
             block=(128, 1, 1),
-            smem=STAGES * 2 * tile * DEPTH * 2,
-            maps=(tile_map("a", tile, a_along), tile_map("b", tile, b_along)),
+            smem=STAGES * 2 * tile * half_tiles.DEPTH * 2,
+            maps=(half_tiles.tile_map("a", tile, a_along), half_tiles.tile_map("b", tile, b_along)),
         ),
     )
 
@@ -58,9 +51,9 @@ RUNG = CudaRung(
     source="PTX ISA: wgmma, cp.async.bulk.tensor, mbarrier; Hopper kernels since 2022",
     after="tensor_core",
     params={"tile": (128, 64)},
-    constraints=(ALIGNED, COUNTED, fits_grid(_size)),
+    constraints=(half_tiles.ALIGNED, half_tiles.COUNTED, fits_grid(_size)),
     batched=True,
     suggest=_suggest,
     steps=_steps,
-    **COMMON,
+    **half_tiles.COMMON,
 )

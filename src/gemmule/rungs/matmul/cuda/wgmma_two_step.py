@@ -16,15 +16,8 @@ from __future__ import annotations
 from gemmule.core.packing import SumsMap
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, quickest
-from gemmule.rungs._cuda.half_tiles import (
-    ALIGNED,
-    COMMON,
-    COUNTED,
-    DEPTH,
-    UNIT_STRIDE,
-    turned_maps,
-)
 from gemmule.rungs._cuda.tiles import LARGEST_GRID
 from gemmule.rungs.matmul.cuda import wgmma_specialized
 
@@ -63,13 +56,13 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     (height, width), parts = TILES[params["tile"]], params["parts"]
     ring, turned = wgmma_specialized.stages(height, width), _turned(problem)
     pairs = min(max(1, machine.units // CLUSTER // parts), _pairs(problem, params))
-    flags, maps = turned_maps(problem, (height, width), CLUSTER, turned=turned)
+    flags, maps = half_tiles.turned_maps(problem, (height, width), CLUSTER, turned=turned)
     types = CTYPE[problem.a], CTYPE[problem.b]
     multiply = Step(
         kernel=instance("multiply_parts", *types, height, width, ring, *flags),
         grid=(pairs * CLUSTER, parts, 1),
         block=(384, 1, 1),
-        smem=ring * (height + width) * DEPTH * 2 + wgmma_specialized.OUT_BYTES,
+        smem=ring * (height + width) * half_tiles.DEPTH * 2 + wgmma_specialized.OUT_BYTES,
         cluster=(CLUSTER, 1, 1),
         maps=(*maps, SumsMap("c", (32, 16), packed_at=0, planes=parts)),
     )
@@ -86,9 +79,9 @@ def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     (height, width), parts = TILES[params["tile"]], int(params["parts"])
     blocks = _pairs(problem, params) * CLUSTER * parts
     waves = ceil_div(blocks, machine.units // CLUSTER // parts * CLUSTER * parts or CLUSTER * parts)
-    steps = ceil_div(ceil_div(problem.k, DEPTH), parts)
-    busy = waves * steps * 2.0 * height * width * DEPTH / wgmma_specialized.BURST_FLOPS
-    loaded = blocks * steps * (height + width / CLUSTER) * DEPTH * 2 / L2_BYTES
+    steps = ceil_div(ceil_div(problem.k, half_tiles.DEPTH), parts)
+    busy = waves * steps * 2.0 * height * width * half_tiles.DEPTH / wgmma_specialized.BURST_FLOPS
+    loaded = blocks * steps * (height + width / CLUSTER) * half_tiles.DEPTH * 2 / L2_BYTES
     moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
     stored = 2.0 * parts * _plane_bytes(problem) / PLANE_BYTES
     return machine.call_s + START_S + max(busy, loaded, moved) + stored
@@ -106,9 +99,9 @@ RUNG = CudaRung(
     branch="few tiles, longer sums",
     params={"tile": tuple(TILES), "parts": (8, 4, 16)},
     constraints=(
-        ALIGNED,
-        COUNTED,
-        UNIT_STRIDE,
+        half_tiles.ALIGNED,
+        half_tiles.COUNTED,
+        half_tiles.UNIT_STRIDE,
         Constraint("one product", lambda problem, params: problem.batch == 1),
         Constraint(
             f"at most {LARGEST_GRID:,} blocks of either kernel",
@@ -118,5 +111,5 @@ RUNG = CudaRung(
     suggest=_suggest,
     steps=_steps,
     workspace=_workspace,
-    **COMMON,
+    **half_tiles.COMMON,
 )

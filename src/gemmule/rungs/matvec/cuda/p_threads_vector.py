@@ -14,22 +14,12 @@ from __future__ import annotations
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Params
-from gemmule.rungs._cuda.rows import (
-    BLOCK_FITS,
-    ROW_SIGNATURES,
-    VALUES,
-    VALUES_FIT,
-    h200_presets,
-    share_chain,
-    shared_row_steps,
-    sums,
-    tree,
-)
+from gemmule.rungs._cuda import rows as by_rows
 
 
 def _chain(problem: Problem, params: Params) -> int:
     p = params["p"]
-    return share_chain(problem, problem.n, p, params["values"]) + tree(p)
+    return by_rows.share_chain(problem, problem.n, p, params["values"]) + by_rows.tree(p)
 
 
 RUNG = CudaRung(
@@ -37,11 +27,11 @@ RUNG = CudaRung(
     idea="Each thread fetches 16 bytes at a time: 8, 16 or 32 values a step.",
     source="document 003, vectorised loads",
     after="p_threads",
-    signatures=ROW_SIGNATURES,
-    arithmetic=sums(_chain),
-    params={"p": (32, 1, 2, 4, 8, 16), "rows": (4, 1, 8, 16, 32), "values": VALUES},
-    presets=h200_presets(several_warps=False),
-    constraints=(BLOCK_FITS, VALUES_FIT),
+    signatures=by_rows.ROW_SIGNATURES,
+    arithmetic=by_rows.sums(_chain),
+    params={"p": (32, 1, 2, 4, 8, 16), "rows": (4, 1, 8, 16, 32), "values": by_rows.VALUES},
+    presets=by_rows.h200_presets(several_warps=False),
+    constraints=(by_rows.BLOCK_FITS, by_rows.VALUES_FIT),
     batched=True,
-    steps=shared_row_steps("p_threads_vector", "values"),
+    steps=by_rows.shared_row_steps("p_threads_vector", "values"),
 )

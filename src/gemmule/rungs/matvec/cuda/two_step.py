@@ -15,23 +15,12 @@ from __future__ import annotations
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Params
-from gemmule.rungs._cuda.rows import (
-    BLOCK_FITS,
-    DOCUMENT_LAYOUTS,
-    ROW_SIGNATURES,
-    VALUES,
-    VALUES_FIT,
-    h200_presets,
-    share_chain,
-    shared_row_steps,
-    sums,
-    tree,
-)
+from gemmule.rungs._cuda import rows as by_rows
 
 
 def _chain(problem: Problem, params: Params) -> int:
     p = params["p"]
-    return share_chain(problem, problem.n, p, params["values"]) + 2 * tree(32)
+    return by_rows.share_chain(problem, problem.n, p, params["values"]) + 2 * by_rows.tree(32)
 
 
 RUNG = CudaRung(
@@ -39,12 +28,18 @@ RUNG = CudaRung(
     idea="More than a warp for a row: warps sum by shuffles, then meet in shared memory.",
     source="document 003, reduction for p > 32, with its parameter tables for P100 and RTX 3090",
     after="p_threads_vector",
-    signatures=ROW_SIGNATURES,
-    arithmetic=sums(_chain),
-    params={"p": (128, 32, 64, 256, 512, 1024), "rows": (4, 1, 2, 8, 16, 32), "values": VALUES},
-    presets={name: {"p": p, "rows": rows, "values": 8} for name, p, rows in DOCUMENT_LAYOUTS}
-    | h200_presets(several_warps=True),
-    constraints=(BLOCK_FITS, VALUES_FIT),
+    signatures=by_rows.ROW_SIGNATURES,
+    arithmetic=by_rows.sums(_chain),
+    params={
+        "p": (128, 32, 64, 256, 512, 1024),
+        "rows": (4, 1, 2, 8, 16, 32),
+        "values": by_rows.VALUES,
+    },
+    presets={
+        name: {"p": p, "rows": rows, "values": 8} for name, p, rows in by_rows.DOCUMENT_LAYOUTS
+    }
+    | by_rows.h200_presets(several_warps=True),
+    constraints=(by_rows.BLOCK_FITS, by_rows.VALUES_FIT),
     batched=True,
-    steps=shared_row_steps("two_step", "values"),
+    steps=by_rows.shared_row_steps("two_step", "values"),
 )

@@ -12,25 +12,18 @@ from dataclasses import replace
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.rows import (
-    BLOCK_FITS,
-    ROW_SIGNATURES,
-    share_chain,
-    shared_row_steps,
-    sums,
-    tree,
-)
+from gemmule.rungs._cuda import rows as by_rows
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    (step,) = shared_row_steps("vector_shared_x", "tile")(problem, params, machine)
+    (step,) = by_rows.shared_row_steps("vector_shared_x", "tile")(problem, params, machine)
     return (replace(step, smem=params["tile"] * ITEMSIZE[problem.b]),)
 
 
 def _chain(problem: Problem, params: Params) -> int:
     p, tile = params["p"], params["tile"]
-    whole: int = problem.n // tile * share_chain(problem, tile, p, 16)
-    return whole + share_chain(problem, problem.n % tile, p, 16) + 2 * tree(32)
+    whole: int = problem.n // tile * by_rows.share_chain(problem, tile, p, 16)
+    return whole + by_rows.share_chain(problem, problem.n % tile, p, 16) + 2 * by_rows.tree(32)
 
 
 RUNG = CudaRung(
@@ -39,10 +32,10 @@ RUNG = CudaRung(
     source="document 003, leveraging shared memory",
     after="two_step",
     branch="document 003: x in shared memory, which loses here",
-    signatures=ROW_SIGNATURES,
-    arithmetic=sums(_chain),
+    signatures=by_rows.ROW_SIGNATURES,
+    arithmetic=by_rows.sums(_chain),
     params={"p": (128, 32, 64, 256), "rows": (4, 1, 8, 16), "tile": (2048, 1024, 4096)},
-    constraints=(BLOCK_FITS,),
+    constraints=(by_rows.BLOCK_FITS,),
     batched=True,
     steps=_steps,
 )

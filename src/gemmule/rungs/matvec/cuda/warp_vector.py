@@ -9,19 +9,13 @@ from __future__ import annotations
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Params
-from gemmule.rungs._cuda.rows import (
-    ROW_SIGNATURES,
-    share_chain,
-    shared_row_steps,
-    sums,
-    tree,
-)
+from gemmule.rungs._cuda import rows as by_rows
 
 
 def _chain(problem: Problem, params: Params) -> int:
     # At most every load of a lane lands in one sum; then the sums meet, then the lanes.
     loads: int = params["loads"]
-    return share_chain(problem, problem.n, 32, 16) + loads - 1 + tree(32)
+    return by_rows.share_chain(problem, problem.n, 32, 16) + loads - 1 + by_rows.tree(32)
 
 
 RUNG = CudaRung(
@@ -29,9 +23,9 @@ RUNG = CudaRung(
     idea="16-byte loads that bypass the L1, several in flight per lane.",
     source="the classic streaming matvec, between document 003 and the fast rungs",
     after="warp_per_row",
-    signatures=ROW_SIGNATURES,
-    arithmetic=sums(_chain),
+    signatures=by_rows.ROW_SIGNATURES,
+    arithmetic=by_rows.sums(_chain),
     params={"loads": (4, 1, 2), "warps": (4, 1, 2, 8)},
     batched=True,
-    steps=shared_row_steps("warp_vector", "loads"),
+    steps=by_rows.shared_row_steps("warp_vector", "loads"),
 )

@@ -14,22 +14,13 @@ from dataclasses import replace
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import rows as by_rows
 from gemmule.rungs._cuda.geometry import ceil_div, instance, type_arguments
-from gemmule.rungs._cuda.rows import (
-    BLOCK_FITS,
-    ROW_SIGNATURES,
-    VALUES_FIT,
-    share_chain,
-    shared_row_steps,
-    sums,
-    sums_of,
-    tree,
-)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     y = params["y"]
-    (step,) = shared_row_steps("y_blocks", "values", "y")(problem, params, machine)
+    (step,) = by_rows.shared_row_steps("y_blocks", "values", "y")(problem, params, machine)
     kernel = instance("add_sections", type_arguments(problem), y)
     add = Step(kernel, (ceil_div(problem.m * problem.batch, 256), 1, 1), (256, 1, 1))
     return replace(step, grid=(step.grid[0] * y, 1, 1)), add
@@ -40,7 +31,7 @@ def _chain(problem: Problem, params: Params) -> int:
     y: int = params["y"]
     values: int = params["values"]
     section = ceil_div(problem.n, y) + 2 * values
-    return share_chain(problem, section, p, values) + values + 2 * tree(32) + y - 1
+    return by_rows.share_chain(problem, section, p, values) + values + 2 * by_rows.tree(32) + y - 1
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -49,7 +40,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     blocks = problem.m * problem.batch * params["y"]
     if problem.n * ITEMSIZE[problem.a] < 2**14 or problem.m * problem.batch > 4 * machine.units:
         return None
-    if not all(c.holds(problem, params) for c in (BLOCK_FITS, VALUES_FIT)):
+    if not all(c.holds(problem, params) for c in (by_rows.BLOCK_FITS, by_rows.VALUES_FIT)):
         return None
     # One H200 (November 2026): 4096 x 4096 floats read at 0.43 of the ceiling; unaligned rows go
     # element by element, 129 x 20001 halves in 15 us.
@@ -65,12 +56,12 @@ RUNG = CudaRung(
     source="document 003, several blocks per row and a second kernel",
     after="two_step",
     branch="document 003: y blocks a row, which loses here",
-    signatures=ROW_SIGNATURES,
-    arithmetic=sums(_chain),
+    signatures=by_rows.ROW_SIGNATURES,
+    arithmetic=by_rows.sums(_chain),
     params={"y": (4, 2, 8, 16), "p": (128, 32, 256), "rows": (4, 1, 2), "values": (8,)},
-    constraints=(BLOCK_FITS, VALUES_FIT),
+    constraints=(by_rows.BLOCK_FITS, by_rows.VALUES_FIT),
     batched=True,
     suggest=_suggest,
-    workspace=sums_of("y"),
+    workspace=by_rows.sums_of("y"),
     steps=_steps,
 )

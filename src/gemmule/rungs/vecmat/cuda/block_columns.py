@@ -16,6 +16,7 @@ import math
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
     STREAMED_SIGNATURES,
     ceil_div,
@@ -24,17 +25,6 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums
-from gemmule.rungs._cuda.stream import (
-    FITS,
-    LARGE_BYTES,
-    UNITS_OF_ROWS,
-    flags,
-    narrow_s,
-    rows_of_a_thread,
-    starting,
-    strips,
-    unaligned_doubles,
-)
 
 
 def _in_flight(threads: int) -> int:
@@ -44,14 +34,16 @@ def _in_flight(threads: int) -> int:
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     threads, lanes = params["threads"], params["lanes"]
-    template = type_arguments(problem), threads, lanes, _in_flight(threads), flags(problem)
-    grid = (strips(problem, lanes), problem.batch, 1)
+    template = type_arguments(problem), threads, lanes, _in_flight(threads), stream.flags(problem)
+    grid = (stream.strips(problem, lanes), problem.batch, 1)
     return (Step(instance("block_columns", *template), grid, (threads, 1, 1)),)
 
 
 def _chain(problem: Problem, params: Params) -> int:
     threads, lanes = int(params["threads"]), int(params["lanes"])
-    return rows_of_a_thread(problem, threads // lanes, _in_flight(threads)) + 5 + threads // 32
+    return (
+        stream.rows_of_a_thread(problem, threads // lanes, _in_flight(threads)) + 5 + threads // 32
+    )
 
 
 # One H200 (November 2026), fitted to 132 shapes and dtypes, then set by hand, to choose well (0.6 %
@@ -80,7 +72,7 @@ OF_LARGE_NARROW = 0.88  # 15755 x 3346 doubles by 8 lanes 113 us
 def _fill(problem: Problem, machine: Machine, params: Params) -> tuple[float, float]:
     """Return which share of the chip's speed the blocks have, and their waves."""
     lanes, threads = params["lanes"], params["threads"]
-    there = strips(problem, lanes) * problem.batch / machine.units
+    there = stream.strips(problem, lanes) * problem.batch / machine.units
     at_once = max(1, THREADS_OF_A_UNIT // threads)
     under_way = min(max(1.0, there), at_once) * min(threads, problem.n * lanes)
     under_way *= 16 * _in_flight(threads)
@@ -102,9 +94,11 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     aligned, wide = problem.alignment == 16, lanes == 32
     if not aligned:
         several = wide and threads < 1024 and problem.n >= 50
-        wide_share = OF_UNALIGNED_DOUBLES if unaligned_doubles(problem) else OF_UNALIGNED_WIDE
+        wide_share = (
+            OF_UNALIGNED_DOUBLES if stream.unaligned_doubles(problem) else OF_UNALIGNED_WIDE
+        )
         rate *= wide_share if several else OF_UNALIGNED
-    elif lanes <= 8 and problem.matrix_bytes > LARGE_BYTES:
+    elif lanes <= 8 and problem.matrix_bytes > stream.LARGE_BYTES:
         rate *= OF_LARGE_NARROW
     if threads == 1024 and waves <= 1 and aligned and ITEMSIZE[problem.a] == 2:
         rate *= LARGE_BLOCKS_OF_HALVES
@@ -112,13 +106,13 @@ def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
     alone = 2 * threads > THREADS_OF_A_UNIT  # nothing is under way between a block and the next
     between = 0.4e-6 * max(0, math.ceil(waves) - 1) if alone else 0.0
     folding_us = 0.017 * math.log2(max(1.0, 32 / lanes)) + STARTING_US[threads]
-    narrow = narrow_s(problem)
+    narrow = stream.narrow_s(problem)
     if problem.m * ITEMSIZE[problem.a] >= 16:  # a turn or two of small matrices hide it
         narrow *= min(1.0, problem.matrix_bytes / HIDDEN_BYTES)
     folding_us += 0.2 if problem.alignment != 16 else 0.0
     if problem.alignment != 16 and ITEMSIZE[problem.a] == 8 and threads == 512:
         folding_us -= FEWER_DOUBLES_US
-    start = starting(problem, machine, folding_us - 0.17, 0.55) + narrow
+    start = stream.starting(problem, machine, folding_us - 0.17, 0.55) + narrow
     turn_us = TURN_WIDE_US if wide else TURN_US
     reading = max(problem.compulsory_bytes / rate, 1e-6 * turn_us * (turns * waves - 1))
     return start + between + float(reading)
@@ -139,8 +133,8 @@ RUNG = CudaRung(
     after="block_multiply",
     params={"lanes": (8, 2, 4, 32, 1, 256), "threads": (512, 256, 1024)},
     constraints=(
-        FITS,
-        UNITS_OF_ROWS,
+        stream.FITS,
+        stream.UNITS_OF_ROWS,
         Constraint(
             "256 threads for 256 lanes",
             lambda problem, params: params["lanes"] != 256 or params["threads"] == 256,

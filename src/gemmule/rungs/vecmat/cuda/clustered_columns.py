@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
     CLUSTER_ARCHS,
     STREAMED_SIGNATURES,
@@ -17,24 +18,15 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums
-from gemmule.rungs._cuda.stream import (
-    FITS,
-    UNITS_OF_ROWS,
-    flags,
-    narrow_s,
-    rows_of_a_thread,
-    starting,
-    strips,
-)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     lanes, cluster = params["lanes"], params["cluster"]
-    template = type_arguments(problem), lanes, cluster, flags(problem)
+    template = type_arguments(problem), lanes, cluster, stream.flags(problem)
     return (
         Step(
             kernel=instance("clustered_columns", *template),
-            grid=(strips(problem, lanes) * cluster, problem.batch, 1),
+            grid=(stream.strips(problem, lanes) * cluster, problem.batch, 1),
             block=(256, 1, 1),
             cluster=(cluster, 1, 1),
         ),
@@ -43,12 +35,12 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 def _chain(problem: Problem, params: Params) -> int:
     cluster = int(params["cluster"])
-    return rows_of_a_thread(problem, cluster * (256 // params["lanes"]), 4) + 5 + 8 + cluster
+    return stream.rows_of_a_thread(problem, cluster * (256 // params["lanes"]), 4) + 5 + 8 + cluster
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     params = {"lanes": 8 if problem.alignment == 16 else 32, "cluster": 8}
-    blocks = strips(problem, params["lanes"]) * params["cluster"] * problem.batch
+    blocks = stream.strips(problem, params["lanes"]) * params["cluster"] * problem.batch
     # One H200 (November 2026), fitted to 264 shapes and dtypes.
     rate = 0.87 * min(1.0, blocks / machine.units) * machine.read_bytes_per_s
     rate *= 1.0 if problem.alignment == 16 else 0.68
@@ -56,7 +48,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     seconds = max(problem.compulsory_bytes / rate, 0.7e-6 * blocks / (4 * machine.units))
     if problem.alignment != 16:  # few units walk rows that begin alike: 1634 x 60 halves 8.1 us
         seconds = max(seconds, 3.1e-9 * problem.n)
-    seconds += starting(problem, machine, 0.31, 0.69) + narrow_s(problem)
+    seconds += stream.starting(problem, machine, 0.31, 0.69) + stream.narrow_s(problem)
     return Suggestion(params, seconds)
 
 
@@ -70,7 +62,7 @@ RUNG = CudaRung(
     after="block_columns",
     branch="few columns, long sums",
     params={"lanes": (8, 32), "cluster": (8, 4)},
-    constraints=(FITS, UNITS_OF_ROWS),
+    constraints=(stream.FITS, stream.UNITS_OF_ROWS),
     archs=CLUSTER_ARCHS,
     batched=True,
     suggest=_suggest,

@@ -13,6 +13,7 @@ import math
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
     CTYPE,
     STREAMED_SIGNATURES,
@@ -23,36 +24,25 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums, sums_of
-from gemmule.rungs._cuda.stream import (
-    FITS,
-    LARGE_BYTES,
-    UNITS_OF_ROWS,
-    flags,
-    narrow_s,
-    rows_of_a_thread,
-    starting,
-    strips,
-    unaligned_doubles,
-)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     lanes, splits = params["lanes"], params["splits"]
-    template = type_arguments(problem), lanes, params["unroll"], flags(problem)
+    template = type_arguments(problem), lanes, params["unroll"], stream.flags(problem)
     read, add = (
         instance("split_columns", *template),
         instance("add_splits", CTYPE[problem.out], splits),
     )
     blocks, block = ceil_div(problem.m, 32) * problem.batch, (256, 1, 1)
     return (
-        Step(read, (strips(problem, lanes), splits, problem.batch), block),
+        Step(read, (stream.strips(problem, lanes), splits, problem.batch), block),
         Step(add, (blocks, 1, 1), block, pdl=starts_early(machine)),
     )
 
 
 def _chain(problem: Problem, params: Params) -> int:
     walkers = params["splits"] * (256 // params["lanes"])
-    rows = rows_of_a_thread(problem, walkers, params["unroll"])
+    rows = stream.rows_of_a_thread(problem, walkers, params["unroll"])
     return rows + 5 + 8 + int(params["splits"]) // 8 + 9
 
 
@@ -75,24 +65,28 @@ def _most(problem: Problem, lanes: int) -> int:
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Split so that one wave of blocks fills the chip, where there are rows for all of them."""
     huge = problem.matrix_bytes > 2**30
-    large_doubles = ITEMSIZE[problem.a] == 8 and problem.matrix_bytes > LARGE_BYTES
+    large_doubles = ITEMSIZE[problem.a] == 8 and problem.matrix_bytes > stream.LARGE_BYTES
     if problem.alignment == 16 and (huge or large_doubles):
         # Many waves, of narrow strips 1 to 4 % ahead; doubles below that of wide ones: 15755 x 3346
         # of them 98.7 us by 48 or 64 splits, 107 by 11 of narrow strips, 113 by block_columns.
         lanes = 8 if huge else 32
-        blocks = strips(problem, lanes) * problem.batch
+        blocks = stream.strips(problem, lanes) * problem.batch
         splits = min(SPLITS, key=lambda s: abs(s * blocks - 27 * machine.units))
         seconds = _seconds(problem, machine, lanes, splits)
         return Suggestion({"lanes": lanes, "unroll": 4, "splits": splits}, seconds)
     small = problem.batch * problem.matrix_bytes < SMALL_BYTES
     if small and problem.n <= SMALL_ROWS:
         few = {"lanes": 8, "unroll": 4, "splits": 8 if problem.n < 1000 else 16}
-        element_by_element = narrow_s(problem) if problem.m * ITEMSIZE[problem.a] < 16 else 0.0
-        return Suggestion(few, starting(problem, machine, SMALL_US, 0.75) + element_by_element)
+        element_by_element = (
+            stream.narrow_s(problem) if problem.m * ITEMSIZE[problem.a] < 16 else 0.0
+        )
+        return Suggestion(
+            few, stream.starting(problem, machine, SMALL_US, 0.75) + element_by_element
+        )
     even = problem.alignment != 16 and ITEMSIZE[problem.a] == 1
     seconds, lanes, splits = min(
         (_seconds(problem, machine, lanes, splits), lanes, splits)
-        for lanes in ((32, 8) if strips(problem, 8) > 1 else (8,))
+        for lanes in ((32, 8) if stream.strips(problem, 8) > 1 else (8,))
         for splits in SPLITS
         if splits <= max(min(SPLITS), _most(problem, lanes)) and not (even and splits % 2)
     )
@@ -106,7 +100,7 @@ def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> flo
     4095 halves in 17 strips take 11.4 us by 22 splits, 13.8 by 31.
     """
     aligned = problem.alignment == 16
-    blocks = strips(problem, lanes) * problem.batch * splits
+    blocks = stream.strips(problem, lanes) * problem.batch * splits
     slots = machine.units * (4 if aligned else 3)
     full = blocks / slots
     fill = (
@@ -121,7 +115,7 @@ def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> flo
         fill *= (each / math.ceil(each)) ** 0.35
     rate = 0.975 * fill * machine.read_bytes_per_s
     if not aligned:
-        rate *= 0.865 if lanes == 8 else 0.965 if unaligned_doubles(problem) else 0.92
+        rate *= 0.865 if lanes == 8 else 0.965 if stream.unaligned_doubles(problem) else 0.92
     if problem.n < 600 and not aligned and ITEMSIZE[problem.a] == 2:
         rate *= 0.93  # a block has few turns, in which nothing hides the heads of halves
     rate *= max(0.25, min(1.0, problem.m * ITEMSIZE[problem.a] / (16 * lanes)) ** 0.6)
@@ -130,7 +124,7 @@ def _seconds(problem: Problem, machine: Machine, lanes: int, splits: int) -> flo
     reading = problem.compulsory_bytes / rate + 2.4 * added / machine.read_bytes_per_s
     begin_us = 0.14 + 0.0025 * splits
     begin_us += BELOW_A_MEGABYTE_US if problem.compulsory_bytes < 1e6 else 0.0
-    start = starting(problem, machine, begin_us, 0.75) + narrow_s(problem)
+    start = stream.starting(problem, machine, begin_us, 0.75) + stream.narrow_s(problem)
     return start + max(float(reading), 1.25e-6 * (turns * max(1, full) - 1))
 
 
@@ -145,8 +139,8 @@ RUNG = CudaRung(
     branch="few columns, longer sums",
     params={"lanes": (32, 8, 256), "unroll": (8, 4), "splits": SPLITS},
     constraints=(
-        FITS,
-        UNITS_OF_ROWS,
+        stream.FITS,
+        stream.UNITS_OF_ROWS,
         Constraint(
             "an even number of splits for unaligned rows of bytes",
             lambda problem, params: (
