@@ -31,37 +31,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu import blas_threads
+from gemmule.backends.cpu import blas_threads, shares
 from gemmule.backends.cpu.atomics import packed, read, unpacked, write
 from gemmule.backends.cpu.blas_threads import ENTRY_BYTES
 from gemmule.backends.cpu.intrinsics import call_c, load
 from gemmule.backends.cpu.jit import Kernel, kernel
-from gemmule.backends.cpu.shares import (
-    ALIVE,
-    CUT,
-    ENTRIES,
-    GONE,
-    HOME,
-    LEAVE,
-    MEMORY,
-    PENDING,
-    QUEUE,
-    RANGE_BYTES,
-    RANGES,
-    RUNNING,
-    SERIAL,
-    SLOT,
-    SLOTS,
-    SLOTS_AT,
-    START,
-    SUBMITTING,
-    TEAM,
-    WAIT,
-    lent,
-    run_shares,
-    stop,
-    work,
-)
 from gemmule.backends.cpu.threads import SMALL_SHARE_BYTES, processors, shares_for, thread_count
 from gemmule.core import fork
 from gemmule.settings import borrows_threads
@@ -74,7 +48,7 @@ _FORK_S = 60.0
 
 @kernel
 def _launch(pool: int, helpers: int, task: int, count: int, *words: int) -> None:
-    run_shares(pool, helpers, task, packed(words), count)
+    shares.run_shares(pool, helpers, task, packed(words), count)
 
 
 # Shares a thread at most, the default first: small ones, so that nobody waits long for the last.
@@ -181,17 +155,23 @@ def _started() -> int:
     with fork.WHOLE:  # a fork meanwhile would leave half a pool to its child
         if _state.address:
             return _state.address
-        memory, ranges = np.zeros(MEMORY + SLOT, np.uint8), processors() * RANGE_BYTES
-        address = -(-memory.ctypes.data // SLOT) * SLOT
-        words, room = _words(memory, address), np.zeros((SLOTS + 1) * ranges, np.uint8)
+        memory, ranges = (
+            np.zeros(shares.MEMORY + shares.SLOT, np.uint8),
+            processors() * shares.RANGE_BYTES,
+        )
+        address = -(-memory.ctypes.data // shares.SLOT) * shares.SLOT
+        words, room = _words(memory, address), np.zeros((shares.SLOTS + 1) * ranges, np.uint8)
         _KEPT.append(room)
-        first = -(-room.ctypes.data // RANGE_BYTES) * RANGE_BYTES
-        for i in range(SLOTS):
-            slot = SLOTS_AT + i * SLOT
-            words[(slot + SERIAL) // 8], words[(slot + RANGES) // 8] = 1, first + i * ranges
+        first = -(-room.ctypes.data // shares.RANGE_BYTES) * shares.RANGE_BYTES
+        for i in range(shares.SLOTS):
+            slot = shares.SLOTS_AT + i * shares.SLOT
+            words[(slot + shares.SERIAL) // 8], words[(slot + shares.RANGES) // 8] = (
+                1,
+                first + i * ranges,
+            )
         team = blas_threads.examined() if borrows_threads() else "GEMMULE_POOL is own"
         if _state.ended:
-            words[LEAVE // 8] = 1  # each caller alone
+            words[shares.LEAVE // 8] = 1  # each caller alone
         elif isinstance(team, str):
             _state.helpers = f"threads of gemmule's own ({team})"
             _start_threads(words, address)
@@ -203,44 +183,51 @@ def _started() -> int:
 
 
 def _words(memory: np.ndarray[Any, Any], address: int) -> np.ndarray[Any, Any]:
-    return memory[address - memory.ctypes.data :][:MEMORY].view(np.int64)
+    return memory[address - memory.ctypes.data :][: shares.MEMORY].view(np.int64)
 
 
 def _start_threads(words: np.ndarray[Any, Any], address: int) -> None:
     for started in range(processors() - 1):
-        words[ALIVE // 8] += 1
+        words[shares.ALIVE // 8] += 1
         try:
-            _thread.start_new_thread(work, (address,))
+            _thread.start_new_thread(shares.work, (address,))
         except RuntimeError as error:  # the system gives no more threads: fewer will do
-            words[ALIVE // 8] -= 1
+            words[shares.ALIVE // 8] -= 1
             log.warning("only %d helper threads could be started: %s", started, error)
             break
 
 
 def _borrow(team: blas_threads.Team, words: np.ndarray[Any, Any], address: int) -> None:
     """Make the pool's slots ready for OpenBLAS's threads."""
-    count, routine = max(processors() - 1, 1), lent.address(1)
-    room = np.zeros(SLOTS * count * ENTRY_BYTES, np.uint8)
+    count, routine = max(processors() - 1, 1), shares.lent.address(1)
+    room = np.zeros(shares.SLOTS * count * ENTRY_BYTES, np.uint8)
     _KEPT.append(room)
-    for i in range(SLOTS):
-        slot, at = SLOTS_AT + i * SLOT, i * count * ENTRY_BYTES
+    for i in range(shares.SLOTS):
+        slot, at = shares.SLOTS_AT + i * shares.SLOT, i * count * ENTRY_BYTES
         part = room[at : at + count * ENTRY_BYTES]
         blas_threads.write_entries(part.data, part.ctypes.data, count, routine, address + slot + 1)
-        words[(slot + HOME) // 8], words[(slot + ENTRIES) // 8] = address, part.ctypes.data
-        words[(slot + CUT) // 8] = count
-    words[RUNNING // 8], words[START // 8] = team.running, team.start
-    words[TEAM // 8], words[QUEUE // 8], words[WAIT // 8] = team.size, team.queue, team.wait
+        words[(slot + shares.HOME) // 8], words[(slot + shares.ENTRIES) // 8] = (
+            address,
+            part.ctypes.data,
+        )
+        words[(slot + shares.CUT) // 8] = count
+    words[shares.RUNNING // 8], words[shares.START // 8] = team.running, team.start
+    words[shares.TEAM // 8], words[shares.QUEUE // 8], words[shares.WAIT // 8] = (
+        team.size,
+        team.queue,
+        team.wait,
+    )
 
 
 @kernel
 def _set_leave(pool: int, value: int) -> None:
-    write(pool + LEAVE, value)
+    write(pool + shares.LEAVE, value)
 
 
 @kernel
 def _inside(pool: int) -> Any:
     """Return how many borrowed threads are in our code or will come, and callers that ask."""
-    return read(pool + SUBMITTING) + read(pool + PENDING)
+    return read(pool + shares.SUBMITTING) + read(pool + shares.PENDING)
 
 
 @kernel
@@ -249,8 +236,8 @@ def _wait_idle(pool: int, slot: int) -> None:
 
     Between a fork and the next product there are none, and nothing that would ever be noted.
     """
-    if _int32(read(pool + RUNNING), 0) != 0:
-        call_c(read(pool + WAIT), (read(slot + CUT), read(slot + ENTRIES)))
+    if _int32(read(pool + shares.RUNNING), 0) != 0:
+        call_c(read(pool + shares.WAIT), (read(slot + shares.CUT), read(slot + shares.ENTRIES)))
 
 
 def _send_home(limit_s: float) -> None:
@@ -260,16 +247,16 @@ def _send_home(limit_s: float) -> None:
         return
     _set_leave(address, 1)
     words, until = _words(memory, address), time.monotonic() + limit_s
-    if words[QUEUE // 8] == 0:
+    if words[shares.QUEUE // 8] == 0:
         return
     while _inside(address) > 0:
         if time.monotonic() > until:
             log.warning("OpenBLAS's threads are still busy after %.0f s", limit_s)
             return
         time.sleep(2e-5)
-    for i in range(SLOTS):
-        slot = SLOTS_AT + i * SLOT
-        if words[(slot + SERIAL) // 8] != 1:  # it was used
+    for i in range(shares.SLOTS):
+        slot = shares.SLOTS_AT + i * shares.SLOT
+        if words[(slot + shares.SERIAL) // 8] != 1:  # it was used
             _wait_idle(address, address + slot)
 
 
@@ -295,9 +282,9 @@ def _end() -> None:
     address, memory = _state.address, _state.memory
     if not address or memory is None:
         return
-    stop(address)
+    shares.stop(address)
     words, until = _words(memory, address), time.monotonic() + _END_S
-    while words[ALIVE // 8] > 0 and time.monotonic() < until:
+    while words[shares.ALIVE // 8] > 0 and time.monotonic() < until:
         time.sleep(1e-4)
 
 
@@ -305,7 +292,7 @@ def _forget() -> None:
     """Begin anew in a forked child, which has none of the threads; the old memory stays."""
     if _state.memory is not None:
         _KEPT.append(_state.memory)
-        _words(_state.memory, _state.address)[GONE // 8] = 1  # calls that are bound to it
+        _words(_state.memory, _state.address)[shares.GONE // 8] = 1  # calls that are bound to it
     _state.memory, _state.address = None, 0
 
 

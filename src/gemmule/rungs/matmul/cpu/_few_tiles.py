@@ -10,26 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from gemmule.backends.cpu import ir
-from gemmule.backends.cpu.intrinsics import (
-    element_pointer,
-    emit_multiply_add,
-    emit_prefetch,
-    llvm_type,
-    widen,
-)
+from gemmule.backends.cpu import intrinsics, ir, simd
 from gemmule.backends.cpu.jit import Intrinsic, operation
-from gemmule.backends.cpu.simd import (
-    Value,
-    constant,
-    load_vector,
-    masked_load,
-    row_addresses,
-    shuffled,
-    splat,
-    store_vector,
-    vector_type,
-)
 from gemmule.rungs._cpu_vectors import SECOND_CACHE
 from gemmule.rungs.matmul.cpu._tile import vector_bytes
 
@@ -70,7 +52,7 @@ def tile_vectors(columns: int) -> int:
     return _sizes()[columns][1]
 
 
-def _widened(builder: Any, halves: Value, a: str) -> list[Value]:
+def _widened(builder: Any, halves: simd.Value, a: str) -> list[simd.Value]:
     """Emit a vector of twice as many halves as a register has numbers, as two registers.
 
     The upper half of a pair's word is a bfloat16 widened as it stands, the lower one a shift away:
@@ -78,22 +60,22 @@ def _widened(builder: Any, halves: Value, a: str) -> list[Value]:
     """
     count = lanes()
     if a == "bfloat16":
-        words, floats = vector_type("int32", count), vector_type("float32", count)
+        words, floats = simd.vector_type("int32", count), simd.vector_type("float32", count)
         pairs = builder.bitcast(halves, words)
         lower = builder.shl(pairs, words([16] * count))
         upper = builder.and_(pairs, words([0xFFFF0000] * count))
         return [builder.bitcast(lower, floats), builder.bitcast(upper, floats)]
     parts = []
     for first in (0, count):
-        part = shuffled(builder, halves, halves, range(first, first + count))
-        parts.append(widen(builder, part, a, "float32"))
+        part = simd.shuffled(builder, halves, halves, range(first, first + count))
+        parts.append(intrinsics.widen(builder, part, a, "float32"))
     return parts
 
 
 class _Loop:
     """A loop in LLVM code, of at least no turn, that carries vectors in registers."""
 
-    def __init__(self, builder: Any, count: Value, start: list[Value], name: str) -> None:
+    def __init__(self, builder: Any, count: simd.Value, start: list[simd.Value], name: str) -> None:
         self.builder, self.count = builder, count
         before = builder.block
         self.head = builder.append_basic_block(f"{name} head")
@@ -108,7 +90,7 @@ class _Loop:
         builder.cbranch(builder.icmp_signed("<", self.index, count), body, self.after)
         builder.position_at_end(body)
 
-    def close(self, grown: list[Value]) -> list[Value]:
+    def close(self, grown: list[simd.Value]) -> list[simd.Value]:
         """End the body with what the next turn begins with; return what the last one left."""
         builder = self.builder
         following = builder.add(self.index, self.index.type(1))
@@ -132,27 +114,32 @@ def tile_along(a: str, rows: int, columns: int) -> Intrinsic:
     """
 
     def products(
-        builder: Any, halves: Callable[[int, int], Value], x_at: Value, totals: list[Value]
-    ) -> list[Value]:
+        builder: Any,
+        halves: Callable[[int, int], simd.Value],
+        x_at: simd.Value,
+        totals: list[simd.Value],
+    ) -> list[simd.Value]:
         grown, width = list(totals), 4 * lanes()
         for part in range(STEP // (2 * lanes())):
             wide = [_widened(builder, halves(r, part), a) for r in range(rows)]
             for side in range(2):
                 for j in range(columns):
                     place = 4 * STEP * j + width * (2 * part + side)
-                    factor = load_vector(builder, x_at, "float32", place, lanes())
+                    factor = simd.load_vector(builder, x_at, "float32", place, lanes())
                     for r in range(rows):
                         k = r * columns + j
-                        grown[k] = emit_multiply_add(builder, grown[k], wide[r][side], factor)
+                        grown[k] = intrinsics.emit_multiply_add(
+                            builder, grown[k], wide[r][side], factor
+                        )
         return grown
 
-    def emit(builder: Any, *arguments: Value) -> None:
+    def emit(builder: Any, *arguments: simd.Value) -> None:
         A, apart, x, steps, tail, ahead, turn, jump, sums = arguments
         some = 4 * lanes()
-        places = row_addresses(builder, A, apart, rows)
-        nothing = constant(0.0, lanes=lanes())
+        places = simd.row_addresses(builder, A, apart, rows)
+        nothing = simd.constant(0.0, lanes=lanes())
 
-        def at_step(step: Value) -> tuple[list[Value], Value]:
+        def at_step(step: simd.Value) -> tuple[list[simd.Value], simd.Value]:
             on = builder.mul(step, step.type(LINE_BYTES))
             factors = builder.mul(step, step.type(4 * STEP * columns))
             return [builder.add(place, on) for place in places], builder.add(x, factors)
@@ -162,10 +149,10 @@ def tile_along(a: str, rows: int, columns: int) -> Intrinsic:
         late = builder.icmp_signed(">=", loop.index, turn)
         asked = builder.select(late, jump, ahead)
         for place in here:
-            emit_prefetch(builder, builder.add(place, asked), SECOND_CACHE)
+            intrinsics.emit_prefetch(builder, builder.add(place, asked), SECOND_CACHE)
 
-        def whole(r: int, part: int) -> Value:
-            return load_vector(builder, here[r], a, some * part, 2 * lanes())
+        def whole(r: int, part: int) -> simd.Value:
+            return simd.load_vector(builder, here[r], a, some * part, 2 * lanes())
 
         totals = loop.close(products(builder, whole, x_at, loop.carried))
 
@@ -173,21 +160,21 @@ def tile_along(a: str, rows: int, columns: int) -> Intrinsic:
         loop = _Loop(builder, builder.zext(is_cut, tail.type), totals, "tail")
         ends, x_at = at_step(steps)
 
-        def cut(r: int, part: int) -> Value:
+        def cut(r: int, part: int) -> simd.Value:
             left = builder.sub(tail, tail.type(2 * lanes() * part))
             none = builder.icmp_signed("<", left, tail.type(0))
             left = builder.select(none, tail.type(0), left)
             at = builder.add(ends[r], tail.type(some * part))
-            return masked_load(builder, at, llvm_type(a), 2 * lanes(), left)
+            return simd.masked_load(builder, at, intrinsics.llvm_type(a), 2 * lanes(), left)
 
         totals = loop.close(products(builder, cut, x_at, loop.carried))
         for number, vector in enumerate(_lane_sums(builder, totals)):
-            store_vector(builder, vector, sums, some * number)
+            simd.store_vector(builder, vector, sums, some * number)
 
     return operation(f"tile along {a} {rows} {columns} {lanes()}", emit)
 
 
-def _lane_sums(builder: Any, totals: list[Value]) -> list[Value]:
+def _lane_sums(builder: Any, totals: list[simd.Value]) -> list[simd.Value]:
     """Emit the sum of each register's lanes, as many to a register as it has lanes."""
     width = lanes()
     found = []
@@ -206,14 +193,14 @@ def _lane_sums(builder: Any, totals: list[Value]) -> list[Value]:
     return found
 
 
-def _folded(builder: Any, left: Value, right: Value, segment: int) -> Value:
+def _folded(builder: Any, left: simd.Value, right: simd.Value, segment: int) -> simd.Value:
     """Emit the segments of two registers, each folded to half its length, left ones first."""
     width, half = lanes(), segment // 2
     begins = [*range(0, width, segment), *range(width, 2 * width, segment)]
     sides = []
     for begin in (0, half):
         order = [b + begin + i for b in begins for i in range(half)]
-        sides.append(shuffled(builder, left, right, order))
+        sides.append(simd.shuffled(builder, left, right, order))
     return builder.fadd(*sides)
 
 
@@ -226,28 +213,28 @@ def tile_across(a: str, vectors: int, columns: int) -> Intrinsic:
     of `vectors` registers for each column, ordered as `_widened`.
     """
 
-    def emit(builder: Any, *arguments: Value) -> None:
+    def emit(builder: Any, *arguments: simd.Value) -> None:
         A, step, x, count, ahead, sums = arguments
         width, all_sums = 4 * lanes(), range(vectors * columns)
-        before = [load_vector(builder, sums, "float32", width * i, lanes()) for i in all_sums]
+        before = [simd.load_vector(builder, sums, "float32", width * i, lanes()) for i in all_sums]
         loop = _Loop(builder, count, before, "line")
         at = builder.add(A, builder.mul(loop.index, step))
         for line in range(0, 2 * lanes() * vectors, LINE_BYTES):
             asked = builder.add(builder.add(at, ahead), at.type(line))
-            emit_prefetch(builder, asked, SECOND_CACHE)
+            intrinsics.emit_prefetch(builder, asked, SECOND_CACHE)
         wide = []
         for pair in range(vectors // 2):
-            loaded = load_vector(builder, at, a, width * pair, 2 * lanes())
+            loaded = simd.load_vector(builder, at, a, width * pair, 2 * lanes())
             wide += _widened(builder, loaded, a)
         grown = list(loop.carried)
         for j in range(columns):
             index = builder.add(builder.mul(loop.index, at.type(columns)), at.type(j))
-            number = builder.load(element_pointer(builder, x, index, "float32"), align=4)
-            factor = splat(builder, number, lanes())
+            number = builder.load(intrinsics.element_pointer(builder, x, index, "float32"), align=4)
+            factor = simd.splat(builder, number, lanes())
             for v in range(vectors):
                 k = j * vectors + v
-                grown[k] = emit_multiply_add(builder, grown[k], wide[v], factor)
+                grown[k] = intrinsics.emit_multiply_add(builder, grown[k], wide[v], factor)
         for i, total in enumerate(loop.close(grown)):
-            store_vector(builder, total, sums, width * i)
+            simd.store_vector(builder, total, sums, width * i)
 
     return operation(f"tile across {a} {vectors} {columns} {lanes()}", emit)

@@ -164,8 +164,17 @@ def takes_row_across(problem: Problem) -> bool:
     return takes_row(problem) and spec is not None and spec.transposed
 
 
-def groups_fit_lanes(problem: Problem) -> bool:
-    """Whether no 32-bit lane holds codes of two groups."""
+def takes_lanes_along(problem: Problem) -> bool:
+    """Whether the product runs along stored rows, and no 32-bit lane holds codes of two groups."""
+    return takes_row_along(problem) and _groups_fit_lanes(problem)
+
+
+def takes_lanes_across(problem: Problem) -> bool:
+    """Whether the product runs across stored rows, and no 32-bit lane holds codes of two groups."""
+    return takes_row_across(problem) and _groups_fit_lanes(problem)
+
+
+def _groups_fit_lanes(problem: Problem) -> bool:
     spec = problem.quant
     if spec is None:
         return False

@@ -7,15 +7,7 @@ from __future__ import annotations
 
 from gemmule.backends.cpu.target import missing_features
 from gemmule.core.rung import CpuRung
-from gemmule.rungs.quantized.cpu._operands import (
-    FLOAT32_SIGNATURES,
-    ROWS_PER_TASK,
-    columns_time,
-    float_arithmetic,
-    groups_fit_lanes,
-    in_lanes,
-    takes_row_along,
-)
+from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu._product import bind_ways
 from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 
@@ -31,12 +23,12 @@ RUNG = CpuRung(
     "columns on (4 bits) the multipliers, not the memory, set the time.",
     source="our own; register blocking as in BLAS level 3",
     op="matmul",
-    signatures=FLOAT32_SIGNATURES,
-    arithmetic=float_arithmetic(in_lanes),
+    signatures=operands.FLOAT32_SIGNATURES,
+    arithmetic=operands.float_arithmetic(operands.in_lanes),
     after="column_loop",
-    params={"rows_per_task": ROWS_PER_TASK},
-    accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
-    suggest=columns_time(0.90, COLUMNS, _PER_FMA),
+    params={"rows_per_task": operands.ROWS_PER_TASK},
+    accepts_quant=operands.takes_lanes_along,
+    suggest=operands.columns_time(0.90, COLUMNS, _PER_FMA),
     bind=bind_ways(float_columns, columns=COLUMNS),
     available=lambda: missing_features("avx512f", "avx512bw", "avx512dq"),
 )

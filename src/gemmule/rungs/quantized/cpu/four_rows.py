@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from gemmule.backends.cpu import jit
 from gemmule.core.rung import CpuRung
-from gemmule.rungs.quantized.cpu._operands import (
-    ALL_SIGNATURES,
-    float_arithmetic,
-    read_time,
-    takes_row_along,
-)
+from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu.plain.products import bind_four_rows
 
 RUNG = CpuRung(
@@ -23,11 +18,11 @@ RUNG = CpuRung(
     "correction by the sum of x would cancel.",
     source="row blocking as in BLAS level 2",
     op="matvec",
-    signatures=ALL_SIGNATURES,
-    arithmetic=float_arithmetic(),
+    signatures=operands.ALL_SIGNATURES,
+    arithmetic=operands.float_arithmetic(),
     after="unpack_loop",
-    accepts_quant=takes_row_along,
-    suggest=read_time(0.35, alone=True),
+    accepts_quant=operands.takes_row_along,
+    suggest=operands.read_time(0.35, alone=True),
     bind=bind_four_rows,
     available=jit.unavailable,
 )

@@ -14,8 +14,7 @@ from gemmule.rungs._cpu import spread_s
 from gemmule.rungs.quantized.cpu._operands import (
     FLOAT32_SIGNATURES,
     float_arithmetic,
-    groups_fit_lanes,
-    takes_row_along,
+    takes_lanes_along,
 )
 from gemmule.rungs.quantized.cpu.blocks.products import bind, tile_columns
 
@@ -44,8 +43,7 @@ RUNG = CpuRung(
     arithmetic=float_arithmetic(),
     after="dequantise_blas",
     params={"rows": (480, 192, 96)},
-    quantized=True,
-    accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
+    accepts_quant=takes_lanes_along,
     suggest=_suggest,
     bind=bind,
     available=missing_vectors,

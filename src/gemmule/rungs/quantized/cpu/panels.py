@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from gemmule.backends.cpu import jit
 from gemmule.core.rung import CpuRung
-from gemmule.rungs.quantized.cpu._operands import (
-    ALL_SIGNATURES,
-    float_arithmetic,
-    read_time,
-    takes_row_across,
-)
+from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu.plain.products import bind_panels
 
 RUNG = CpuRung(
@@ -19,13 +14,13 @@ RUNG = CpuRung(
     "its own y; the shares are added at the end.",
     source="the column form of BLAS GEMV",
     op="matvec",
-    signatures=ALL_SIGNATURES,
-    arithmetic=float_arithmetic(),
+    signatures=operands.ALL_SIGNATURES,
+    arithmetic=operands.float_arithmetic(),
     after="unpack_loop",
     branch="across the rows",
     params={"threads": (True, False)},
-    accepts_quant=takes_row_across,
-    suggest=read_time(0.25),
+    accepts_quant=operands.takes_row_across,
+    suggest=operands.read_time(0.25),
     bind=bind_panels,
     available=jit.unavailable,
 )

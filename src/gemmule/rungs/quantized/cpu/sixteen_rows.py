@@ -9,13 +9,7 @@ from __future__ import annotations
 from gemmule.backends.cpu.target import missing_features
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Params
-from gemmule.rungs.quantized.cpu._operands import (
-    FLOAT32_SIGNATURES,
-    ROWS_PER_TASK,
-    columns_time,
-    float_arithmetic,
-    takes_row_along,
-)
+from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu._product import bind_ways
 from gemmule.rungs.quantized.cpu.tiles.kernels import float_tiles, groups_are_chunks
 from gemmule.rungs.quantized.cpu.tiles.ops import TILE_COLUMNS, chunk_columns
@@ -36,12 +30,12 @@ RUNG = CpuRung(
     "weight meets sixteen columns by broadcast activations, with no sum over lanes at the end.",
     source="the tile of a packed matmul (Goto and van de Geijn 2008)",
     op="matmul",
-    signatures=FLOAT32_SIGNATURES,
-    arithmetic=float_arithmetic(_chain),
+    signatures=operands.FLOAT32_SIGNATURES,
+    arithmetic=operands.float_arithmetic(_chain),
     after="few_columns",
-    params={"rows_per_task": ROWS_PER_TASK},
-    accepts_quant=lambda problem: takes_row_along(problem) and groups_are_chunks(problem),
-    suggest=columns_time(0.90, TILE_COLUMNS, _PER_FMA),
+    params={"rows_per_task": operands.ROWS_PER_TASK},
+    accepts_quant=lambda problem: operands.takes_row_along(problem) and groups_are_chunks(problem),
+    suggest=operands.columns_time(0.90, TILE_COLUMNS, _PER_FMA),
     bind=bind_ways(float_tiles, columns=2 * TILE_COLUMNS),
     available=lambda: missing_features("avx512f", "avx512bw", "avx512dq"),
 )

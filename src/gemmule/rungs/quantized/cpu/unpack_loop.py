@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from gemmule.backends.cpu import jit
 from gemmule.core.rung import CpuRung
-from gemmule.rungs.quantized.cpu._operands import (
-    ALL_SIGNATURES,
-    float_arithmetic,
-    read_time,
-    takes_row,
-)
+from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu.plain.products import bind_loop
 
 RUNG = CpuRung(
@@ -18,10 +13,10 @@ RUNG = CpuRung(
     "multiply by the group's scale and by x. It is what the others must agree with.",
     source="the definition w = scale * (code - zero)",
     op="matvec",
-    signatures=ALL_SIGNATURES,
-    arithmetic=float_arithmetic(),
-    accepts_quant=takes_row,
-    suggest=read_time(0.02, alone=True),
+    signatures=operands.ALL_SIGNATURES,
+    arithmetic=operands.float_arithmetic(),
+    accepts_quant=operands.takes_row,
+    suggest=operands.read_time(0.02, alone=True),
     bind=bind_loop,
     available=jit.unavailable,
 )

@@ -9,15 +9,7 @@ from __future__ import annotations
 
 from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.rung import CpuRung
-from gemmule.rungs.quantized.cpu._operands import (
-    FLOAT32_SIGNATURES,
-    SHARES_PER_THREAD,
-    float_arithmetic,
-    groups_fit_lanes,
-    in_lanes,
-    read_time,
-    takes_row_along,
-)
+from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu.vector.rows import bind_vector, job_of_vector
 
 RUNG = CpuRung(
@@ -27,12 +19,12 @@ RUNG = CpuRung(
     "the lanes, so no weight is shuffled. Two rows, half a share apart, are read in order.",
     source="a register as look-up table, as in PyTorch's int4 kernel for CPUs; layout our own",
     op="matvec",
-    signatures=FLOAT32_SIGNATURES,
-    arithmetic=float_arithmetic(in_lanes),
+    signatures=operands.FLOAT32_SIGNATURES,
+    arithmetic=operands.float_arithmetic(operands.in_lanes),
     after="threads",
-    params={"shares_per_thread": SHARES_PER_THREAD},
-    accepts_quant=lambda problem: takes_row_along(problem) and groups_fit_lanes(problem),
-    suggest=read_time(0.90),
+    params={"shares_per_thread": operands.SHARES_PER_THREAD},
+    accepts_quant=operands.takes_lanes_along,
+    suggest=operands.read_time(0.90),
     bind=bind_vector(integers=False),
     job=job_of_vector(integers=False),
     available=missing_vectors,
