@@ -32,6 +32,7 @@ _WORD = ctypes.c_int64
 _LOADED: dict[tuple[str, tuple[Any, ...], bool], int] = {}
 
 
+@functools.cache  # a search through all folders of modules, of which each new plan makes several
 def unavailable() -> str | None:
     """Return why no kernel can run here, or None; imports nothing."""
     if importlib.util.find_spec("llvmlite") is None:
