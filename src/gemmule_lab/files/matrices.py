@@ -222,6 +222,12 @@ def _read_npz(source: Source, limit: int) -> Matrix:
             infos = {info.filename: info for info in archive.infolist() if not info.is_dir()}
             arrays = [name.removesuffix(".npy") for name in infos if name.endswith(".npy")]
             info = infos[pick(source, arrays, "array") + ".npy"]
+            # As numpy.savez writes them: a file of LZMA's says itself how much memory it takes.
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(
+                    f"{source} is compressed by method {info.compress_type}; read are stored and "
+                    "deflated arrays, as numpy.savez and numpy.savez_compressed write them."
+                )
             check_size(source, info.file_size, limit)
             with archive.open(info) as member:
                 return _read_member(member, info.file_size, source)

@@ -252,6 +252,16 @@ def test_npz_member_that_claims_more_than_it_has(tmp_path: Path) -> None:
         read_matrix(str(tmp_path / "a.npz"))
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_npz_that_numpy_does_not_write(method: int, tmp_path: Path) -> None:
+    """LZMA takes the memory that its first bytes ask for, bzip2 raises any OSError."""
+    np.save(tmp_path / "A.npy", np.ones((3, 3)))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
+        archive.write(tmp_path / "A.npy", "A.npy")
+    with pytest.raises(ValueError, match=rf"a\.npz.*compressed by method {method}.*deflated"):
+        read_matrix(str(tmp_path / "a.npz"))
+
+
 def test_npz_with_a_damaged_member(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     rng = np.random.default_rng(0)
