@@ -1,7 +1,7 @@
 """Random calls of the public functions, a campaign that is kept as data.
 
-``python tests/calls_campaign.py [--cases N] [--device cpu] [--workers W] [--seed S] [--record]``
-is ``gemmule verify --cases N`` whose outcome goes on record: every operation, dtype, layout, view,
+``python tests/calls_campaign.py [--cases N] [--device cpu] [--op OP] [--seed S] [--record]`` is
+``gemmule verify --cases N`` whose outcome goes on record: every operation, dtype, layout, view,
 batch and quantisation, sizes from 0, operands of each library that is there, each result judged.
 ``--seconds`` ends it earlier, and ``--add`` counts it together with the runs on record. On a CPU
 workers run with an allocator that spoils memory as it is freed: a use after free shows, also at
@@ -19,7 +19,7 @@ import time
 
 from campaign_record import keep
 from gemmule_lab.verify import on_device
-from gemmule_lab.verify.random_products import Choice
+from gemmule_lab.verify.random_products import OPS, Choice
 from gemmule_lab.verify.workers import Tally, run_trials
 
 SPOILING = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "255"}
@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--op", choices=sorted(set(OPS)), help="of one operation alone")
     parser.add_argument("--workers", type=int, default=max(os.cpu_count() or 1, 2))
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
@@ -40,19 +41,20 @@ def main(arguments: list[str] | None = None) -> int:
     if given.device == "cpu":
         os.environ.update(SPOILING)  # of the workers, which are processes
     begun = time.monotonic()
-    choice = Choice(None, None, given.device, libraries)
+    choice = Choice(given.op, None, given.device, libraries)
     tally = run_trials(choice, given.cases, given.seed, given.workers, seconds=given.seconds)
     bad = _told(tally)
     said = f"{tally.done:,} calls, {tally.refused:,} refused, {bad} bad, seed {given.seed}"
     sys.stdout.write(f"{said}, {time.monotonic() - begun:.0f} s, {', '.join(libraries)}\n")
     if given.record or given.add:
         device = given.device.partition(":")[0]
+        alone = f" --op {given.op}" if given.op else ""
         keep(
-            f"random calls: {device}",
+            f"random calls: {device}" + (f", {given.op}" if given.op else ""),
             tally.done,
             bad,
             f"python tests/calls_campaign.py --cases {tally.done} --device {device} "
-            f"--seed {given.seed}",
+            f"--seed {given.seed}{alone}",
             f"{tally.refused / max(tally.done, 1):.1%} refused as documented; operands of "
             f"{', '.join(libraries)}; largest error over its bound {tally.worst_ratio:.3f}",
             device=device != "cpu",

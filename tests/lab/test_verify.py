@@ -19,7 +19,16 @@ from gemmule.oracle import relations
 from gemmule.oracle.inputs import VIEWS
 from gemmule.oracle.problems import make_problem
 from gemmule_lab.verify import on_device, random_products, workers
-from gemmule_lab.verify.random_products import Case, Choice, Problem, Trial, draw, run, snippet
+from gemmule_lab.verify.random_products import (
+    DRAWS,
+    Case,
+    Choice,
+    Problem,
+    Trial,
+    draw,
+    run,
+    snippet,
+)
 from gemmule_lab.verify.workers import Tally, run_trials
 from proofs.apart import each_apart
 
@@ -92,6 +101,22 @@ def test_a_planted_bug_is_found_and_counted(fault: Callable[..., Any]) -> None:
         trial = Trial("matvec", Case(problem, "integers", number))
         tally.count(number, trial, run(trial))
     assert (tally.done, tally.wrong, tally.ok) == (8, 8, False)
+
+
+def test_a_result_kept_from_the_trial_before_is_found(fault: Callable[..., Any]) -> None:
+    trials = [draw(Choice("matvec", "scalar_loop"), 5, number) for number in range(DRAWS)]
+    assert len({trial.case.problem for trial in trials}) == 1
+    assert 0 not in (trials[0].case.problem.m, trials[0].case.problem.n)
+    kept: list[Any] = []
+
+    def stale(sound: Any, a: Any, b: Any, /, **options: Any) -> Any:
+        kept.append(sound(a, b, **options))
+        return kept[0].copy()
+
+    fault(gm, "matvec", stale)
+    planned: dict[Trial, gm.Plan] = {}
+    assert [run(trial, planned).status for trial in trials] == ["ok", *["wrong"] * (DRAWS - 1)]
+    assert len(planned) == 1
 
 
 LARGE = Problem("matmul", 210, 220, 230)
@@ -184,7 +209,7 @@ def test_a_rung_that_refuses_the_rearranged_operands_is_not_blamed() -> None:
 
 
 def test_large_products_come_up() -> None:
-    number = random_products.LARGE_EVERY // 2
+    number = random_products.LARGE_EVERY // 2 * DRAWS
     for choice in (Choice(), Choice("matmul"), Choice(rung="packed")):
         trials = [draw(choice, seed, number) for seed in range(6)]
         assert any(relations.too_large(trial.case.problem) for trial in trials)
@@ -226,9 +251,9 @@ def test_workers_do_the_same_trials_as_one_process() -> None:
 
 
 def _dies(
-    choice: Choice, seed: int, numbers: range, seconds: float, channel: Any, place: Any
+    choice: Choice, seed: int, starts: range, cases: int, seconds: float, channel: Any, place: Any
 ) -> None:
-    place.value = numbers[0]
+    place.value = starts[0]
     os.kill(os.getpid(), 9)
 
 
@@ -241,7 +266,7 @@ def test_a_dead_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_work", _dies)
     fork = multiprocessing.get_context("fork")  # so that the patched function reaches the child
     monkeypatch.setattr(workers.multiprocessing, "get_context", lambda name: fork)
-    tally = run_trials(Choice("matvec"), 4, 0, 2)
+    tally = run_trials(Choice("matvec"), 2 * DRAWS, 0, 2)
     assert not tally.ok
     assert tally.deaths
     assert "exit code -9" in tally.deaths[0]
@@ -269,9 +294,9 @@ def test_a_task_whose_process_dies_is_told_and_takes_no_other_along(tmp_path: Pa
     assert (kept["dies once"], kept["works"]) == (["dies once"], ["works"])
 
 
-@pytest.mark.parametrize("number", [384, 640, 896, 1152])
-def test_products_too_large_for_their_truth_are_judged(number: int) -> None:
-    trial = random_products.draw(Choice("matmul"), 0, number)
+@pytest.mark.parametrize("problem", [384, 640, 896, 1152])
+def test_products_too_large_for_their_truth_are_judged(problem: int) -> None:
+    trial = random_products.draw(Choice("matmul"), 0, problem * DRAWS)
     assert relations.too_large(trial.case.problem)
     outcome = random_products.run(trial)
     assert outcome.status == "ok", outcome

@@ -171,13 +171,21 @@ def random_case(
     elif quantized:
         options["shared_a"] = True
     problem = make_problem(op, m, n, k, signature, **options)
-    seed = int(draw(1 << 48))
-    kind = "integers"
-    if problem.out not in INTEGERS and kind_pick % 10 >= 6:
-        kind = ("normal", "scaled", "cancel", "nonfinite")[kind_pick % 10 - 6]
-        if kind == "nonfinite":
-            kind, seed = ("normal", seed) if problem.out in COMPLEX else (kind, seed % 512)
-    return Case(problem, kind, seed, view)
+    return Case(problem, *values_by(kind_pick, int(draw(1 << 48)), problem), view)
+
+
+def values_by(pick: int, seed: int, problem: Problem) -> tuple[str, int]:
+    """Return the kind and the seed of a problem's values: of ten picks six are exact integers.
+
+    >>> values_by(9, 1000, Problem("matvec", 2, 3)), values_by(2, 1000, Problem("matvec", 2, 3))
+    (('nonfinite', 488), ('integers', 1000))
+    """
+    if problem.out in INTEGERS or pick % 10 < 6:
+        return "integers", seed
+    kind = ("normal", "scaled", "cancel", "nonfinite")[pick % 10 - 6]
+    if kind == "nonfinite":
+        return ("normal", seed) if problem.out in COMPLEX else (kind, seed % 512)
+    return kind, seed
 
 
 def _random_quant(rng: np.random.Generator, signature: Signature) -> QuantSpec:

@@ -24,7 +24,13 @@ from gemmule.core.rung import Rung, Signature
 from gemmule.oracle import judge as oracle
 from gemmule.oracle import relations
 from gemmule.oracle.inputs import Case, Inputs, make_inputs
-from gemmule.oracle.problems import ALL_SIGNATURES, QUANTIZED_SIGNATURES, make_problem, random_case
+from gemmule.oracle.problems import (
+    ALL_SIGNATURES,
+    QUANTIZED_SIGNATURES,
+    make_problem,
+    random_case,
+    values_by,
+)
 from gemmule.oracle.truth import reference
 from gemmule_lab.verify import on_device
 from gemmule_lab.verify.check import Rounding
@@ -35,7 +41,9 @@ __all__ = [
 
 Array: TypeAlias = NDArray[Any]
 
-OPS = ("matvec", "vecmat", "matmul", "quantized")
+# By these shares: a third dense matmul, a third quantised.
+OPS = ("matvec", "vecmat", "matmul", "matmul", "quantized", "quantized")
+DRAWS = 4  # trials in a row of one problem: later ones meet what the package kept of the first
 LARGER_EVERY, LARGER = 16, 130  # now and then past a tile of 128
 LARGE_EVERY, LARGE_SIDES = 256, (200, 640)  # a matmul too large for its whole truth
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -101,10 +109,20 @@ class Choice:
 
 def draw(choice: Choice, seed: int, number: int) -> Trial:
     """Return trial `number` of a seed: the same trial on every machine with the same libraries."""
-    trial = _draw(choice, seed, number)
-    return replace(trial, library=choice.libraries[number % len(choice.libraries)])
+    problem, turn = divmod(number, DRAWS)
+    trial = _draw(choice, seed, problem)
+    if turn:
+        rng = np.random.Generator(np.random.SFC64([seed, number, turn]))
+        kind, values = values_by(
+            int(rng.integers(10)), int(rng.integers(1 << 48)), trial.case.problem
+        )
+        kind = trial.case.kind if relations.too_large(trial.case.problem) else kind
+        into_out = bool(rng.integers(2)) and trial.rung is None
+        trial = replace(trial, case=replace(trial.case, kind=kind, seed=values), into_out=into_out)
+    return replace(trial, library=choice.libraries[problem % len(choice.libraries)])
 
 
+@functools.lru_cache(maxsize=1)  # the trials of a problem are drawn one after the other
 def _draw(choice: Choice, seed: int, number: int) -> Trial:
     rng = np.random.Generator(np.random.SFC64([seed, number]))
     largest = LARGER if number % LARGER_EVERY == 0 else 33
@@ -181,28 +199,36 @@ def _draw_large(rungs: list[Rung], choice: Choice, rng: np.random.Generator) -> 
     return Trial("matmul", case, bool(rng.integers(2)), name, device=choice.device)
 
 
-def run(trial: Trial) -> Outcome:
-    """Make the operands, call the public function, and judge what it returns."""
+def run(trial: Trial, planned: dict[Trial, gm.Plan] | None = None) -> Outcome:
+    """Make the operands, call the public function, and judge what it returns.
+
+    planned: holds the plan of the trial before, which one of the same problem takes.
+    """
     try:
-        return _run(trial)
+        return _run(trial, {} if planned is None else planned)
     except Exception as error:  # whatever a legal call raises is the finding
         if trial.rung and str(error).startswith(f"rung {trial.rung} cannot compute"):
             return Outcome("refused", 0.0, str(error), trial.rung)
         return Outcome("raised", np.inf, f"{type(error).__name__}: {error}", trial.rung or "")
 
 
-def _run(trial: Trial) -> Outcome:
+def _run(trial: Trial, planned: dict[Trial, gm.Plan]) -> Outcome:
     case = trial.case
+    same = replace(trial, case=replace(case, kind="any", seed=0), into_out=False)
+    plan = planned.get(same)
+    first = plan is None
     inputs = make_inputs(case.problem, case.kind, case.seed, case.view)
     left, right = _operands(trial, inputs)
     out = inputs.out if trial.into_out else None
     if trial.device == "cpu":
-        plan = gm.plan(trial.op, left, right, **_options(trial, case.problem))
+        plan = plan or gm.plan(trial.op, left, right, **_options(trial, case.problem))
         result = _call(trial, left, right, out)
     else:
         given = on_device.placed(trial.op, inputs, trial.device, trial.library)
-        plan = gm.plan(trial.op, given.left, given.right, **_options(trial, case.problem))
+        plan = plan or gm.plan(trial.op, given.left, given.right, **_options(trial, case.problem))
         result = on_device.multiply(given, functools.partial(_call, trial), out)
+    planned.clear()
+    planned[same] = plan
     if out is not None and trial.device == "cpu" and result is not out:
         return Outcome("wrong", np.inf, "the result is not the out that was given", plan.rung.name)
     rounding = Rounding.of(plan)
@@ -216,7 +242,7 @@ def _run(trial: Trial) -> Outcome:
             by_plan = _planned(plan, trial, left, right, _host(result))
             if not np.array_equal(_bits(by_plan), _bits(result)):
                 verdict = _judged(inputs, rounding, _host(by_plan))
-    if verdict.ok and trial.device == "cpu" and trial.rung is None:
+    if verdict.ok and trial.device == "cpu" and trial.rung is None and first:
         plan.explain()
         deep = _with_unit_axes(trial, left, right, _host(result).shape)
         if not np.array_equal(_bits(deep), _bits(result)):

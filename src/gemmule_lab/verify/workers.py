@@ -1,7 +1,7 @@
 """Trials in worker processes: bad outcomes come back at once, a dead worker is reported.
 
-Each worker takes every n-th trial number. Workers are started afresh (spawn), so a crash of one
-loses nothing but itself, and the number it was at is known.
+Each worker takes every n-th problem with all its trials. Workers are started afresh (spawn), so a
+crash of one loses nothing but itself, and the number it was at is known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
-from gemmule_lab.verify.random_products import Choice, Outcome, Trial, draw, run
+from gemmule_lab.verify.random_products import DRAWS, Choice, Outcome, Trial, draw, run
 
 REPORT_EVERY_S = 0.5
 ENDS_S = 10.0  # a worker that has no trial left
@@ -83,7 +83,7 @@ def run_trials(
     choice.rungs()  # an unknown name is told before processes start
     total = Tally()
     if workers == 1:
-        for part in _parts(choice, seed, range(cases), seconds):
+        for part in _parts(choice, seed, range(0, cases, DRAWS), cases, seconds):
             total.add(part)
             progress(total.done)
         return total
@@ -92,9 +92,9 @@ def run_trials(
     for first in range(workers):
         receives, sends = context.Pipe(duplex=False)
         place = context.Value("q", -1)
-        numbers = range(first, cases, workers)
+        starts = range(first * DRAWS, cases, workers * DRAWS)
         process = context.Process(
-            target=_work, args=(choice, seed, numbers, seconds, sends, place), daemon=True
+            target=_work, args=(choice, seed, starts, cases, seconds, sends, place), daemon=True
         )
         process.start()
         sends.close()  # so that the end of the worker's own is the end of the pipe
@@ -123,17 +123,20 @@ def _receive(channel: Any, running: dict[Any, tuple[Any, Any]], total: Tally) ->
             total.deaths.append(f"{code} in trial {place.value}")
 
 
-def _parts(choice: Choice, seed: int, numbers: range, seconds: float, place: Any = None) -> Any:
-    """Yield a tally about every half second."""
+def _parts(
+    choice: Choice, seed: int, starts: range, cases: int, seconds: float, place: Any = None
+) -> Any:
+    """Yield a tally about every half second. starts: the first trials of the problems."""
     part, since = Tally(), time.monotonic()
     end = since + seconds
-    for number in numbers:
+    planned: dict[Trial, Any] = {}
+    for number in (n for start in starts for n in range(start, min(start + DRAWS, cases))):
         if time.monotonic() > end:
             break
         if place is not None:
             place.value = number
         trial = draw(choice, seed, number)
-        part.count(number, trial, run(trial))
+        part.count(number, trial, run(trial, planned))
         if time.monotonic() - since > REPORT_EVERY_S:
             yield part
             part, since = Tally(), time.monotonic()
@@ -141,11 +144,11 @@ def _parts(choice: Choice, seed: int, numbers: range, seconds: float, place: Any
 
 
 def _work(
-    choice: Choice, seed: int, numbers: range, seconds: float, channel: Any, place: Any
+    choice: Choice, seed: int, starts: range, cases: int, seconds: float, channel: Any, place: Any
 ) -> None:
     """Run a worker's trials and send their tallies."""
     import threadpoolctl
 
     with threadpoolctl.threadpool_limits(1, "blas"):  # the truth's BLAS would fight the others'
-        for part in _parts(choice, seed, numbers, seconds, place):
+        for part in _parts(choice, seed, starts, cases, seconds, place):
             channel.send(part)
