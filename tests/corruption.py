@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
 import functools
 import io
@@ -550,7 +551,7 @@ def child(name: str, seed: int, start: int, end: int, folder: Path) -> None:
     path = folder / f"damaged{kind.suffix}"
     for content in kind.sound:  # what is loaded and compiled for the first is no file's doing
         path.write_bytes(content)
-        kind.read(path)
+        kind.judge(content, kind.read(path))
     held = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (held + ROOM_BYTES, held + ROOM_BYTES))
     print("ready", flush=True)
@@ -559,15 +560,22 @@ def child(name: str, seed: int, start: int, end: int, folder: Path) -> None:
         print(case(kind, name, seed, index, path), flush=True)
 
 
-def campaign(name: str, cases: int, seed: int) -> collections.Counter[str]:
+def campaign(name: str, cases: int, seed: int, jobs: int = 1) -> collections.Counter[str]:
     """Return how often each thing happened; print every case that must not be."""
     counts: collections.Counter[str] = collections.Counter()
-    start = 0
-    with tempfile.TemporaryDirectory() as folder:
-        while start < cases:
-            command = [sys.executable, __file__, "--child", name, str(seed), str(start), str(cases)]
-            running = subprocess.Popen([*command, folder], stdout=subprocess.PIPE, text=True)
-            start = _followed(running, name, start, cases, counts)
+    ends = [cases * job // jobs for job in range(jobs + 1)]
+
+    def part(job: int) -> None:
+        start, end = ends[job], ends[job + 1]
+        with tempfile.TemporaryDirectory() as folder:
+            while start < end:
+                numbers = [str(number) for number in (seed, start, end)]
+                command = [sys.executable, __file__, "--child", name, *numbers, folder]
+                running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+                start = _followed(running, name, start, end, counts)
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(part, range(jobs)))
     return counts
 
 
@@ -675,6 +683,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(KINDS)}, writers")
     parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--jobs", type=int, default=1, help="children that read side by side")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
@@ -684,7 +693,7 @@ def main() -> int:
     bad = 0
     chosen = given.kinds or [*KINDS, "writers"]
     for name in [name for name in chosen if name != "writers"]:
-        counts = campaign(name, given.cases, given.seed)
+        counts = campaign(name, given.cases, given.seed, given.jobs)
         wrong, files = sum(counts[word] for word in BAD), sum(counts.values())
         bad += wrong
         shown = ", ".join(f"{counts[word]} {word}" for word in ("refused", "right", *BAD))

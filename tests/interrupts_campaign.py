@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import math
 import os
 import random
@@ -101,7 +102,7 @@ def tried(kind: str, share: float, seconds: float, cache: str) -> tuple[str, str
 
 
 def campaign(
-    kind: str, tries: int, seed: int, until: float = math.inf
+    kind: str, tries: int, seed: int, until: float = math.inf, jobs: int = 1
 ) -> tuple[collections.Counter[str], list[str], float]:
     """Return how often each thing happened, what must not be, and the longest way to an end."""
     counts: collections.Counter[str] = collections.Counter()
@@ -109,15 +110,20 @@ def campaign(
     with tempfile.TemporaryDirectory() as cache:
         tried(kind, -1, 1, cache)  # fills the cache
         seconds = float(tried(kind, -1, 1, cache)[0].split()[1])
-        for number in range(tries):
+        shares = [rng.random() for _ in range(tries)]
+
+        def one(number: int) -> tuple[int, str, str] | None:
             if time.monotonic() > until:
-                break
-            said, error = tried(kind, rng.random(), seconds, cache)
-            what, _, took = said.partition(" ")
-            counts[what or "broken"] += 1
-            slowest = max(slowest, float(took)) if what == "interrupted" else slowest
-            if error:
-                bad.append(f"{kind} {number} of seed {seed}: {error}")
+                return None
+            return number, *tried(kind, shares[number], seconds, cache)
+
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            for number, said, error in filter(None, pool.map(one, range(tries))):
+                what, _, took = said.partition(" ")
+                counts[what or "broken"] += 1
+                slowest = max(slowest, float(took)) if what == "interrupted" else slowest
+                if error:
+                    bad.append(f"{kind} {number} of seed {seed}: {error}")
     if not counts["interrupted"]:
         bad.append(f"{kind}: no signal arrived")
     return counts, bad, slowest
@@ -130,11 +136,12 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=200)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no try later")
+    parser.add_argument("--jobs", type=int, default=1, help="tries side by side")
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     given = parser.parse_args()
     faults, until = 0, time.monotonic() + given.seconds
     for kind in given.kinds or KINDS:
-        counts, bad, slowest = campaign(kind, given.tries, given.seed, until)
+        counts, bad, slowest = campaign(kind, given.tries, given.seed, until, given.jobs)
         faults += len(bad)
         shown = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         shown += f", the slowest {slowest:.1f} s after the signal"

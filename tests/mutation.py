@@ -1,14 +1,14 @@
 """A standing mutation run: faults are planted one by one, and the tests that should see each run.
 
-``python tests/mutation.py [--seed S] [--mechanical N] [--jobs J] [PATTERN ...]`` copies the sources
-and the tests to a scratch folder, plants a fault there, and runs the tests which watch that file,
-in a forked child with a time limit. A fault is *killed* by a failing test or by the limit; others
-*survive*, but for those that are known to change nothing. Half of the faults are written by hand;
-the others are made mechanically: an operator, a constant, a comparison, a statement, a guard or a
-new axis of a random place, by the printed seed. ``mutants/faults.toml`` holds the first half, some
-with the tests that kill them, the files that the second is drawn from, the tests that watch a file,
-and the faults that change nothing, with reasons. A file of which it says nothing is watched by the
-tests that import it, or what imports it.
+``python tests/mutation.py [--seed S] [--mechanical N] [--faults N] [PATTERN ...]`` copies the
+sources and the tests to a scratch folder, plants a fault there, and runs the tests which watch that
+file, in a forked child with a time limit. A fault is *killed* by a failing test or by the limit;
+others *survive*, but for those that are known to change nothing. Half of the faults are written by
+hand; the others are made mechanically: an operator, a constant, a comparison, a statement, a guard
+or a new axis of a random place, by the printed seed. ``mutants/faults.toml`` holds the first half,
+some with the tests that kill them, the files that the second is drawn from, the tests that watch a
+file, and the faults that change nothing, with reasons. A file of which it says nothing is watched
+by the tests that import it, or what imports it.
 """
 
 from __future__ import annotations
@@ -448,18 +448,21 @@ def main() -> int:
     parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="of paths, *scalars*")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--mechanical", type=int, default=len(FAULTS["by_hand"]))
+    parser.add_argument("--faults", type=int, help="at most so many, half of them mechanical")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="plant none later")
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    for listed in outdated():
-        print(f"no longer fits, so it is left out: {listed}", flush=True)
-    pairs = itertools.zip_longest(mechanical(given.mechanical, given.seed), by_hand())
+    for old in outdated():
+        print(f"no longer fits, so it is left out: {old}", flush=True)
+    listed = sorted(by_hand(), key=lambda fault: random.Random(f"{given.seed} {fault}").random())
+    pairs = itertools.zip_longest(mechanical(given.mechanical, given.seed), listed)
     faults = [fault for pair in pairs for fault in pair if fault is not None]
     wanted = given.patterns or ["*"]
     faults = [f for f in faults if any(fnmatch.fnmatch(f.path, p) for p in wanted)]
+    faults = faults[: given.faults]
     if given.list:
         print(*faults, sep="\n")
         return 0
@@ -480,6 +483,7 @@ def main() -> int:
             len(found),
             len(survivors),
             f"python tests/mutation.py --seed {given.seed} --mechanical {given.mechanical} "
+            + (f"--faults {given.faults} " if given.faults else "")
             + " ".join(given.patterns),
             f"{killed} killed by the tests that watch their file, {equal} proved equivalent, "
             f"{by_seed} made mechanically",
