@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import pickle
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -357,6 +359,22 @@ def test_transpose_is_a_view() -> None:
     assert Q.T.transposed
     assert not Q.T.T.transposed
     assert (Q.T.shape, Q.T.stored_shape) == ((5, 3), (3, 5))
+
+
+def test_the_transpose_is_the_same_object_and_keeps_none_alive() -> None:
+    Q = quantize(normal(3, 5), 4, 2)
+    turned, first = Q.T, weakref.ref(Q)
+    assert Q.T is turned
+    assert turned.T is Q
+    gc.disable()
+    try:
+        del Q
+        assert first() is None
+    finally:
+        gc.enable()
+    assert turned.T is turned.T
+    assert turned.T.T is turned
+    assert pickle.loads(pickle.dumps(turned)).T.shape == (3, 5)
 
 
 VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -6,6 +6,7 @@ A weight is ``w = scale * (code - zero)``. `quantize` makes a `QuantizedMatrix` 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, TypeAlias, TypeVar
@@ -29,7 +30,11 @@ Array: TypeAlias = Any
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+def _gone() -> None:
+    """Stand for a weak reference to what is not there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class QuantizedMatrix(Factor):
     """A matrix of b-bit codes: ``w = scale * (code - zero)``.
 
@@ -138,8 +143,16 @@ class QuantizedMatrix(Factor):
 
     @property
     def T(self) -> Self:
-        """The transpose, as a view of the same arrays."""
-        return replace(self, transposed=not self.transposed)
+        """The transpose, as a view of the same arrays; the same object as long as this one lives.
+
+        So what products keep with it, such as where its codes lie, is found in the next one too.
+        """
+        found: Self | None = self._kept.get("T") or self._kept.get("T of", _gone)()
+        if found is None:
+            made = replace(self, transposed=not self.transposed)
+            made._kept["T of"] = weakref.ref(self)  # weak: a ring would outlive its last user
+            found = self._kept.setdefault("T", made)
+        return found
 
     @property
     def ndim(self) -> int:

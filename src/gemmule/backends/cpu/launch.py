@@ -11,6 +11,7 @@ import functools
 import platform
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class CpuBackend:
             return _packed(choice, core, scale, ready)
         if is_direct(choice):
             turned = choice.call.op == "vecmat"
-            product = _turned(choice, core) if turned else core
+            product = (lambda a, x, y: core(a.T, x, y)) if turned else core
             if panels.pieces(choice) is not None:  # those ways are of one piece
                 return HostRun(product, scale)
             bound, fresh = binding.binder(choice), binding.fresh(choice)
@@ -184,12 +185,6 @@ def is_direct(choice: Choice) -> bool:
     return vectors and problem.op == "matvec" and call.swapped == (call.op == "vecmat")
 
 
-def _turned(choice: Choice, core: Callable[..., None]) -> Callable[..., None]:
-    if choice.problem.quant is not None:
-        return lambda a, x, y: core(binding.kept_transpose(a), x, y)
-    return lambda a, x, y: core(a.T, x, y)
-
-
 def _unit(view: View) -> bool:
     return view.strides[-1] == 1 or view.shape[-1] <= 1
 
@@ -260,7 +255,7 @@ def _viewers(call: Call, ready: Sides = NEITHER) -> list[Callable[[Any], Any]]:
         if is_ready:
             views[side] = _planes(call.problem)
     if call.problem.quant is not None:
-        views[0] = binding.kept_transpose if call.transposed_quant else (lambda matrix: matrix)
+        views[0] = attrgetter("T") if call.transposed_quant else (lambda matrix: matrix)
     return views
 
 

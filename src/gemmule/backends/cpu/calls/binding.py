@@ -32,7 +32,7 @@ def binder(choice: Choice) -> Callable[[Any, Any], Call | None] | None:
     def bind(a: Any, b: Any) -> Call | None:
         matrix, other = (b, a) if turned else (a, b)
         if turned:
-            matrix = matrix.T if isinstance(matrix, np.ndarray) else kept_transpose(matrix)
+            matrix = matrix.T
         job = job_of(problem, params, matrix, other)
         if job is None:
             return None
@@ -53,12 +53,3 @@ def fresh(choice: Choice) -> Callable[[Any, Any], Any] | None:
         if inner[0][0] != 1 or (len(inner) == 2 and inner[1][0] != inner[0][1]):
             return None
     return rung.fresh(choice.problem)
-
-
-def kept_transpose(matrix: Any) -> Any:
-    """Return the transpose, always the same one: what kernels keep for a matrix hangs on it."""
-    return matrix.kept(_transposed)
-
-
-def _transposed(matrix: Any) -> Any:
-    return matrix.T
