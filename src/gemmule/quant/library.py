@@ -18,6 +18,7 @@ import numpy as np
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.memory import check_map, whole_lines
+from gemmule.core.operand import c_strides
 from gemmule.quant.files import named_dtype
 
 Array = Any
@@ -117,12 +118,12 @@ def closed(array: Array) -> Array:
         if str(array.dtype) != "torch.bfloat16":
             return array.numpy()
         return array.view(sys.modules["torch"].uint16).numpy().view(named_dtype("bfloat16"))
-    dtype = str(array.dtype).removeprefix("torch.")
+    dtype, strides = str(array.dtype).removeprefix("torch."), c_strides(tuple(array.shape))
     if library_of(array).is_torch:
         place, ordinal = array.data_ptr(), array.get_device()
+        strides = strides if array.is_contiguous() else array.stride()
     else:
         place, ordinal = array.data.ptr, array.device.id
-    strides = (array.shape[1], 1) if array.ndim == 2 else (1,)
     return DeviceArray(place, tuple(array.shape), strides, dtype, ordinal, array)
 
 

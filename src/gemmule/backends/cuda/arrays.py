@@ -220,6 +220,8 @@ def current_stream(operand: Operand, ordinal: int) -> int:
     chosen = _chosen_stream.get()
     if chosen is not None:
         return chosen
+    if isinstance(operand.array, DeviceArray):
+        return operand.array.stream
     given = getattr(operand.array, "__cuda_stream__", None)
     if given is not None:
         return int(given()[1])

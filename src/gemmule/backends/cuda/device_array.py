@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +31,8 @@ class DeviceArray:
     shape counts elements, strides too (not bytes), dtype is a dtype name. The memory is freed when
     the last view of it goes. It goes wherever an array may stand in this package, and to other
     libraries through DLPack and ``__cuda_array_interface__``, both without a copy. Work on it runs
-    on the device's legacy default stream. Not offered: arithmetic, item access, reshaping.
+    on the device's legacy default stream, or the current one of the library whose memory it is.
+    Not offered: arithmetic, item access, reshaping.
     """
 
     __slots__ = ("__weakref__", "_owner", "_pointer", "dtype", "ordinal", "shape", "strides")
@@ -42,7 +44,7 @@ class DeviceArray:
         strides: tuple[int, ...],
         dtype: str,
         ordinal: int,
-        owner: object,
+        owner: Any,
     ) -> None:
         self._pointer, self._owner = pointer, owner
         self.shape, self.strides, self.dtype, self.ordinal = shape, strides, dtype, ordinal
@@ -80,6 +82,47 @@ class DeviceArray:
         return self._pointer
 
     @property
+    def owner(self) -> Any:
+        """What holds the memory: a tensor of PyTorch, an array of CuPy, or a block of our own."""
+        return self._owner
+
+    @property
+    def library(self) -> str:
+        """Whose memory it is: ``"torch"``, ``"cupy"``, or ``"gemmule"`` of our own."""
+        for name, kind in (("torch", "Tensor"), ("cupy", "ndarray")):
+            module = sys.modules.get(name)
+            if module is not None and isinstance(self._owner, getattr(module, kind)):
+                return name
+        return "gemmule"
+
+    @property
+    def stream(self) -> int:
+        """The handle of the stream that the memory's library works on now.
+
+        Of our own memory that is 0, the legacy default stream.
+        """
+        if self.library == "torch":
+            return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(self.ordinal))
+        if self.library == "cupy":
+            with sys.modules["cupy"].cuda.Device(self.ordinal):
+                return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+        return 0
+
+    def beside(self, shape: Ints, dtype: str) -> DeviceArray:
+        """Return an uninitialised C-ordered array in memory of the same library and device."""
+        nbytes, made = math.prod(shape) * ITEMSIZE[dtype], self._owner
+        if self.library == "torch":
+            made = made.new_empty(nbytes, dtype=sys.modules["torch"].uint8)
+            pointer = made.data_ptr()
+        elif self.library == "cupy":
+            with sys.modules["cupy"].cuda.Device(self.ordinal):
+                made = sys.modules["cupy"].empty(nbytes, np.uint8)
+            pointer = made.data.ptr
+        else:
+            return DeviceArray.empty(shape, dtype, self.ordinal)
+        return DeviceArray(pointer, shape, c_strides(shape), dtype, self.ordinal, made)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return int(np.prod(self.shape, dtype=np.int64)) * ITEMSIZE[self.dtype]
@@ -104,10 +147,10 @@ class DeviceArray:
         return DeviceArray(start, shape, strides, dtype or self.dtype, self.ordinal, self._owner)
 
     def to_host(self) -> np.ndarray[Any, Any]:
-        """Return a copy as a NumPy array; waits for pending work on the default stream."""
+        """Return a copy as a NumPy array; waits for pending work on `stream`."""
         host = np.empty(self.shape, dtype=numpy_dtype(self.dtype))
         if _is_c_order(self.shape, self.strides):
-            driver.copy(host.ctypes.data, self._pointer, host.nbytes, self.ordinal, 0)
+            driver.copy(host.ctypes.data, self._pointer, host.nbytes, self.ordinal, self.stream)
             return host
         if _is_c_order(self.shape[::-1], self.strides[::-1]):
             return self.T.to_host().T
@@ -129,7 +172,7 @@ class DeviceArray:
             "typestr": TYPESTR[self.dtype],
             "data": (self._pointer, False),
             "strides": tuple(step * itemsize for step in self.strides),
-            "stream": 1,
+            "stream": self.stream or 1,
             "version": 3,
         }
 

@@ -75,9 +75,10 @@ def digest() -> str:
 
 
 def whole(matrix: Any, dtype: str) -> DeviceArray:
-    """Return a matrix on a device as floats, before any transposition; waits for them.
+    """Return a matrix on a device as floats, before any transposition, beside its codes.
 
-    Runs on the legacy default stream; DeviceError and CompileError as a launch raises them.
+    That is in memory of the library that holds them, on its current stream; of our own memory on
+    the legacy default stream, and it waits. DeviceError and CompileError as a launch raises them.
     """
     m, n = matrix.stored_shape
     kinds = (matrix.zeros is not None, matrix.layout, matrix.scale_dtype, False)
@@ -85,14 +86,14 @@ def whole(matrix: Any, dtype: str) -> DeviceArray:
     spec = QuantSpec(matrix.bits, matrix.group_size, *kinds, has_perm)
     if not isinstance(matrix.codes, DeviceArray):
         raise DeviceError(f"cannot dequantise on {matrix.device}: call .to('cpu') first")
-    ordinal = matrix.codes.ordinal
-    found = DeviceArray.empty((m, n), dtype, ordinal)
+    found = matrix.codes.beside((m, n), dtype)
     if m * n:
         piece = Piece(0, m, 0, n, n)
         addresses = struct.pack("<5Q", *addresses_of(matrix), found.pointer)
         packed = addresses + arguments(spec, m, n, piece)[len(addresses) :]
-        starter.run(SOURCE, step(spec, dtype, piece), packed, ordinal, 0)
-        driver.synchronize(ordinal)
+        starter.run(SOURCE, step(spec, dtype, piece), packed, found.ordinal, found.stream)
+    if found.library == "gemmule":
+        driver.synchronize(found.ordinal)
     return found
 
 

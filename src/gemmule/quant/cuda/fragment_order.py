@@ -1,7 +1,8 @@
 """Reordering codes on a device into the layout that CUDA kernels read, and back.
 
-All of these run on the legacy default stream and wait for it. They raise DeviceError and
-CompileError as a launch does.
+What is made lies in memory of the library that holds what it is made of. Of our own memory these
+run on the legacy default stream and wait for it, of a library's on its current stream, without
+waiting. They raise DeviceError and CompileError as a launch does.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _THREADS = 256
 
 def reordered(codes: DeviceArray, layout: str, m: int, n: int, bits: int) -> DeviceArray:
     """Return codes on a device, of layout ``mma16`` in layout ``row`` or the other way round."""
-    found = DeviceArray.empty(get_layout(layout).storage_shape(m, n, bits), "uint8", codes.ordinal)
+    found = codes.beside(get_layout(layout).storage_shape(m, n, bits), "uint8")
     packs = layout == LAYOUT
     name, each = (f"pack_mma16<{bits}>", 16) if packs else (f"unpack_mma16<{bits}>", 1)
     packed = _ARGS.pack(codes.pointer, found.pointer, m, n, -(-n * bits // 8))
-    _launch(name, found.nbytes // each, packed, found.ordinal)
+    _launch(name, found.nbytes // each, packed, found)
     return found
 
 
@@ -40,15 +41,16 @@ def turned(numbers: DeviceArray) -> DeviceArray:
     backwards = numbers.strides[1] != 1 and columns > 1
     source = numbers.T if backwards else numbers
     rows, columns = source.shape
-    found = DeviceArray.empty((columns, rows), numbers.dtype, numbers.ordinal)
+    found = numbers.beside((columns, rows), numbers.dtype)
     word = {2: "unsigned short", 4: "unsigned"}[ITEMSIZE[numbers.dtype]]
     packed = _TURN.pack(source.pointer, found.pointer, rows, columns)
-    _launch(f"turn<{word}>", rows * columns, packed, found.ordinal)
+    _launch(f"turn<{word}>", rows * columns, packed, found)
     return found if backwards else found.T
 
 
-def _launch(name: str, threads: int, packed: bytes, ordinal: int) -> None:
+def _launch(name: str, threads: int, packed: bytes, found: DeviceArray) -> None:
     if threads:
         step = Step(name, (-(-threads // _THREADS), 1, 1), (_THREADS, 1, 1))
-        starter.run(_SOURCE, step, packed, ordinal, 0)
-        driver.synchronize(ordinal)
+        starter.run(_SOURCE, step, packed, found.ordinal, found.stream)
+    if found.library == "gemmule":
+        driver.synchronize(found.ordinal)
