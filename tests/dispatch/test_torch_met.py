@@ -205,9 +205,9 @@ def test_a_matrix_of_the_host_is_not_kept(beside: tuple[Repeats, Any]) -> None:
 def test_a_layers_product_on_the_host_goes_the_general_path() -> None:
     Q = gm.quantize(np.arange(12.0).reshape(3, 4), bits=8, group_size=4)
     x, bias = torch.arange(4.0), torch.ones(3, requires_grad=True)
-    layer = quantized_linear._product("matvec", Q, x, None)
+    layer = quantized_linear.product_of(Q, x, None)
     assert torch.equal(layer, Q @ x)
-    assert torch.equal(quantized_linear._product("matvec", Q, x, bias), layer + 1)
+    assert torch.equal(quantized_linear.product_of(Q, x, bias), layer + 1)
 
 
 @pytest.mark.parametrize(

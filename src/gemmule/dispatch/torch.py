@@ -25,9 +25,8 @@ from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE
 from gemmule.dispatch.host import FastPath
-from gemmule.dispatch.torch_repeats import Product, RepeatGuard, known, of_codes
+from gemmule.dispatch.torch_repeats import Known, Product, RepeatGuard, known
 from gemmule.quant.cuda.by_library import ByLibrary
-from gemmule.quant.matrix import QuantizedMatrix
 
 Run = Launcher | PackedLauncher | LibraryRun | ByLibrary
 
@@ -38,29 +37,35 @@ class TensorCall(FastPath):
     def __init__(self, run: Run, call: Call, forms: tuple[Form, Form], ordinal: int) -> None:
         self._given = run, call, forms, ordinal
         super().__init__(bound_call(*self._given))
+        self._others: dict[tuple[bool, bool], Product] = {(True, False): self.call}
 
-    @functools.cached_property
-    def inside(self) -> Product:
-        """The product within an operator of PyTorch's: it is not asked whether it has to know."""
-        return bound_call(*self._given, asks=False)
+    def bound(self, *, asks: bool, adds: bool) -> Product:
+        """Return the product for a caller of another kind.
 
-    @functools.cached_property
-    def adding(self) -> Product:
-        """``(a, b, bias)`` -> the product and the bias within an operator.
-
-        By one launch where a proved kernel adds it.
+        asks: whether PyTorch is asked if it has to know of it, as it is not within an operator of
+        its own. adds: the third operand is a bias, which is added, by one launch where a proved
+        kernel does it.
         """
-        run, call, forms, ordinal = self._given
-        biased = run.with_bias() if isinstance(run, Launcher) else None
-        if biased is not None:
-            return bound_call(biased, call, forms, ordinal, asks=False)
-        inside = self.inside
+        found = self._others.get((asks, adds))
+        if found is None:
+            run, call, forms, ordinal = self._given
+            biased = run.with_bias() if adds and isinstance(run, Launcher) else None
+            if adds and biased is None:
+                found = _added(self.bound(asks=asks, adds=False))
+            else:
+                found = bound_call(biased or run, call, forms, ordinal, asks=asks)
+            self._others[asks, adds] = found
+        return found
 
-        def added(a: Any, b: Any, bias: Any) -> Any:
-            found = inside(a, b, None)
-            return None if found is None else found.add_(bias.detach())
 
-        return added
+def _added(product: Product) -> Product:
+    """Return a product to which a bias is added by PyTorch."""
+
+    def added(a: Any, b: Any, bias: Any) -> Any:
+        found = product(a, b, None)
+        return None if found is None else found.add_(bias.detach())
+
+    return added
 
 
 def bound_call(
@@ -94,8 +99,9 @@ def bound_call(
             left = low = a.data_ptr()
             right = b.data_ptr()
         else:
-            matrix, x = (a, b) if first else (b, a)
-            held = matrix.kept(of_codes) if type(matrix) is QuantizedMatrix else known(matrix)
+            held, x = (a, b) if first else (b, a)
+            if type(held) is not Known:
+                held = known(held)
             if held.kind is not kind:
                 return None
             alike = same(x) if out is None else same(x, out)

@@ -63,10 +63,13 @@ _kind = functools.lru_cache(maxsize=4096)(Kind)
 
 
 def known(matrix: Any) -> Known:
-    """Return what calls need of a matrix, found once and kept with it."""
-    if type(matrix) is QuantizedMatrix:
-        return matrix.kept(of_codes)
-    if type(matrix) is not PreparedMatrix or not matrix.is_cuda:
+    """Return what calls need of a matrix, found once and kept with it; itself where it is that."""
+    given = type(matrix)
+    if given is Known:
+        return matrix  # type: ignore[no-any-return]
+    if given is QuantizedMatrix:
+        return matrix.kept(of_codes)  # type: ignore[no-any-return]
+    if given is not PreparedMatrix or not matrix.is_cuda:
         return _UNKNOWN
     if matrix.signature is None:
         at, kind = matrix.operand.pointer, _kind(matrix.form, ordinal_named(matrix.device))
@@ -196,41 +199,38 @@ class Repeats:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[Any, Product] = table()
+        self.calls: dict[Any, Product] = table()
 
     def again(self, op: str, a: Any, b: Any, out: Any) -> Any | None:
         """Return the product of operands like some met before, or None: nothing was done."""
         if _is_compiling():
             return None
-        if type(a) is _Tensor and type(b) is _Tensor:
-            key: Any = (op, (a if op == "matvec" else b).shape, out is None)
-        else:
-            key = _beside(op, a, b, out)
-        call = self._calls.get(key)
+        if type(b) is not _Tensor:
+            b = known(b)
+        if type(a) is not _Tensor:
+            a = known(a)
+        call = self.calls.get(_key(op, a, b, out))
         return None if call is None else call(a, b, out)
 
     def keep(self, op: str, operands: tuple[Any, Any, Any], call: Product) -> None:
         """Remember the bound call of operands that it just multiplied."""
-        a, b, out = operands
-        if type(a) is _Tensor and type(b) is _Tensor:
-            key: Any = (op, (a if op == "matvec" else b).shape, out is None)
-        else:
-            key = _beside(op, a, b, out)
+        a, b = (one if type(one) is _Tensor else known(one) for one in operands[:2])
+        key = _key(op, a, b, operands[2])
         if key is None:
             return
-        if len(self._calls) >= MOST:
-            self._calls.clear()
-        self._calls[key] = call
+        if len(self.calls) >= MOST:
+            self.calls.clear()
+        self.calls[key] = call
 
 
-def _beside(op: str, a: Any, b: Any, out: Any) -> Any | None:
-    """Return the key of an own matrix on a device and a plain tensor, None for all else."""
+def _key(op: str, a: Any, b: Any, out: Any) -> Any | None:
+    """Return what calls of tensors, or of one and of what is known of a matrix, are kept by."""
     if type(b) is _Tensor:
-        kind = known(a).kind
-        return None if kind is None else (op, kind, b.shape, out is None)
+        if type(a) is _Tensor:
+            return op, (a if op == "matvec" else b).shape, out is None
+        return None if a.kind is None else (op, a.kind, b.shape, out is None)
     if type(a) is _Tensor:
-        kind = known(b).kind
-        return None if kind is None else (op, a.shape, kind, out is None)
+        return None if b.kind is None else (op, a.shape, b.kind, out is None)
     return None
 
 

@@ -19,7 +19,7 @@ from gemmule.quant import checks
 from gemmule.quant.files import FilePath, check_target
 from gemmule.torch.floats import weight_of
 from gemmule.torch.layer import QuantLinear
-from gemmule.torch.quantized_linear import PARTS
+from gemmule.torch.parts import PARTS
 from gemmule.torch.replacing import memory, places, take_over
 
 FORMAT = "1"

@@ -23,8 +23,8 @@ from gemmule.quant.files import FilePath, model_files
 from gemmule.quant.quantize import quantize
 from gemmule.torch.floats import is_turned
 from gemmule.torch.layer import QuantLinear
+from gemmule.torch.parts import PARTS
 from gemmule.torch.pretrained import GemmuleConfig, GemmuleQuantizer
-from gemmule.torch.quantized_linear import PARTS
 
 _MOST_BYTES = 1 << 30
 _INDEX = "model.safetensors.index.json"

@@ -5,26 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
-import numpy as np
 import torch
 
-from gemmule.dispatch.tracked import wanted
+from gemmule.dispatch.tracked import recorded, wanted
 from gemmule.frameworks.autograd import autocast
 from gemmule.quant import checks, rounding
+from gemmule.quant.cuda.fragment_order import LAYOUT
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 from gemmule.torch.floats import Floats, is_linear, weight_of
-from gemmule.torch.quantized_linear import PARTS, matrix_of, run
-from gemmule.torch.replacing import moved
+from gemmule.torch.parts import (
+    PARTS,
+    Parts,
+    Shape,
+    matrix_of,
+    moved,
+    ordered,
+    placed,
+    reordered,
+    tensor_of,
+)
+from gemmule.torch.quantized_linear import again, check, product_of
 from gemmule.torch.saving import refuse_while_saving
+
+_is_compiling = torch.compiler.is_compiling
 
 
 class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
     """``x W^T + bias`` with W quantised: what stands in for `torch.nn.Linear`.
 
-    Its buffers are a `QuantizedMatrix`'s parts in layout ``row``: ``codes``, ``scales``, ``zeros``
-    (None when symmetric) and ``perm`` (None without one). A state_dict holds them and ``bias``, and
-    loads into a layer made with the same options (one with ``perm`` into one that has it). Another
+    Its buffers are a `QuantizedMatrix`'s parts: ``codes``, ``scales``, ``zeros`` (None when
+    symmetric) and ``perm`` (None without one), on the host in layout ``row``, on a GPU in the
+    order that products read there, so that codes are in memory once. A state_dict holds copies in
+    layout ``row``, and ``bias``, and loads into a layer made with the same options, wherever it
+    lies (one with ``perm`` into one that has it). Another
     ``bits`` or ``group_size`` is an error where shapes tell, or the metadata of a state_dict, which
     `torch.save` keeps and safetensors does not. ``.half()``, ``.to(dtype)`` and ``.type(dtype)``
     leave the numbers as they are: x decides in which dtype is computed. Sums are kept in float32
@@ -67,7 +81,6 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
         scales = torch.ones(groups, dtype=getattr(torch, scale_dtype), device=device)
         zeros = None if symmetric else torch.zeros(groups, device=device, dtype=torch.float32)
         self._register(codes, scales, zeros, None)
-        self.bias = None
         if bias:
             self.bias = torch.nn.Parameter(torch.zeros(m, device=device, dtype=dtype))
         self.weight_dtype = dtype or torch.get_default_dtype()
@@ -106,8 +119,8 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
         torch.nn.Module.__init__(layer)
         layer.out_features, layer.in_features = matrix.stored_shape
         layer.bits, layer.group_size = matrix.bits, matrix.group_size
-        rows = matrix.to(layout="row")
-        layer._register(*(_tensor(getattr(rows, part)) for part in PARTS))
+        order = LAYOUT if matrix.device != "cpu" else "row"
+        layer._register(*(tensor_of(getattr(matrix.to(layout=order), part)) for part in PARTS))
         held = bias is None or isinstance(bias, torch.nn.Parameter)
         layer.bias = bias if held else torch.nn.Parameter(bias)
         layer.weight_dtype = torch.float32 if layer.bias is None else layer.bias.dtype
@@ -125,27 +138,39 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
         bits: int,
         group_size: int | None,
     ) -> Self:
-        """Return a layer that holds the parts of a matrix as they are, checked: none is copied.
+        """Return a layer that holds the parts of a matrix, checked: on the host none is copied.
 
-        shape: (out, in). TypeError and ValueError as `QuantizedMatrix.from_parts` has them.
+        shape: (out, in). On a GPU they are put in the order that is read there. TypeError and
+        ValueError as `QuantizedMatrix.from_parts` has them.
         """
-        matrix_of((codes, scales, zeros, perm), shape, bits, group_size)
         layer = cls.__new__(cls)
         torch.nn.Module.__init__(layer)
-        (layer.out_features, layer.in_features), layer.bias = shape, None
+        layer.out_features, layer.in_features = shape
         layer.bits, layer.group_size = bits, group_size
-        layer._register(codes, scales, zeros, perm)
+        layer._register(*placed((codes, scales, zeros, perm), layer._shape))
+        layer.matrix  # noqa: B018  what is wrong is said now
         return layer
 
     def _register(self, *parts: torch.Tensor | None) -> None:
         for name, part in zip(PARTS, parts, strict=True):
             self.register_buffer(name, part)
+        self.register_parameter("bias", None)
+
+    @property
+    def _parts(self) -> Parts:
+        return tuple(self._buffers[name] for name in PARTS)
+
+    def _hold(self, parts: Parts) -> None:
+        self._buffers.update(zip(PARTS, parts, strict=True))
+
+    @property
+    def _shape(self) -> Shape:
+        return Shape(self.out_features, self.in_features, self.bits, self.group_size)
 
     @property
     def matrix(self) -> QuantizedMatrix:
-        """The weights as a QuantizedMatrix: on the host in this layer's memory, on a GPU a copy."""
-        parts = (self.codes, self.scales, self.zeros, self.perm)
-        return matrix_of(parts, self._shape, self.bits, self.group_size)
+        """The weights as a QuantizedMatrix, in this layer's memory."""
+        return matrix_of((self.codes, self.scales, self.zeros, self.perm), self._shape)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -155,7 +180,7 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
     def dequantize(self) -> torch.Tensor:
         """Return the weight (out, in) as floats of ``weight_dtype``, a fresh tensor."""
         dtype = str(self.weight_dtype).removeprefix("torch.")
-        found = _tensor(self.matrix.dequantize(dtype))
+        found = tensor_of(self.matrix.dequantize(dtype))
         assert found is not None  # noqa: S101  a matrix has floats
         return found
 
@@ -165,25 +190,29 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
             "the weights of a QuantLinear are codes, for which no random ones are drawn"
         )
 
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.out_features, self.in_features
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x W^T + bias`` in x's dtype, under autocast in its; x (..., in_features)."""
+        if not _is_compiling():
+            y = again(self._buffers, self._parameters["bias"], x)
+            if y is not None:
+                return y
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"x is a {type(x).__name__}; a QuantLinear takes a torch.Tensor.")
-        # Where PyTorch need not know of the product, its dispatcher is spared: 13 of 37 us.
-        known, bias = wanted(x, None) or x.is_meta, self.bias
-        operator: Any = torch.ops.gemmule.quantized_linear.default if known else run
+        known, bias, shape = wanted(x, None) or x.is_meta, self.bias, self._shape
+        if not (_is_compiling() or recorded()):
+            self._hold(placed(self._parts, shape))
         parts = (self.codes, self.scales, self.zeros, self.perm)
-        form = (*self._shape, self.bits, self.group_size, False)
+        # A bias that alone wants a gradient is added apart: the product itself stays as quick.
+        apart = not known and bias is not None and bias.requires_grad and torch.is_grad_enabled()
+        added = None if apart else bias
         if known:
             (x,) = autocast(x)
-        # A bias that alone wants a gradient is added apart: the product itself stays as quick.
-        if bias is None or known or not (bias.requires_grad and torch.is_grad_enabled()):
-            return operator(x, *parts, *form, bias)
-        return operator(x, *parts, *form) + bias.to(x.dtype)
+            operator = torch.ops.gemmule.quantized_linear.default
+            return operator(x, *parts, *shape, False, added)
+        check(x, added, self.out_features)
+        plain = x if type(x) is torch.Tensor else x.detach()
+        y = product_of(matrix_of(parts, shape), plain, added, asks=True)
+        return y + bias.to(x.dtype) if apart and bias is not None else y
 
     def extra_repr(self) -> str:
         """Return what stands between the brackets of the layer's repr."""
@@ -193,15 +222,14 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
         )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        parts = {name: self._buffers[name] for name in PARTS}
-        self._buffers.update(dict.fromkeys(PARTS))  # out of sight: they follow by a rule of theirs
+        parts = self._parts
+        self._hold((None,) * len(PARTS))  # out of sight: they follow by a rule of theirs
         try:
             super()._apply(fn, recurse)
         finally:
-            self._buffers.update(parts)
+            self._hold(parts)
         self.weight_dtype = fn(torch.empty(0, dtype=self.weight_dtype)).dtype
-        for name, part in parts.items():
-            self._buffers[name] = None if part is None else moved(part, fn)
+        self._hold(moved(parts, fn, self._shape))
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -219,6 +247,10 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         refuse_while_saving(prefix[:-1])
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        parts = self._parts
+        for name, part, row in zip(PARTS, parts, ordered(parts, self._shape, "row"), strict=True):
+            if row is not part:  # of layers that share codes the same copy
+                destination[prefix + name] = row
         if hasattr(destination, "_metadata"):
             destination._metadata.setdefault(prefix[:-1], {}).update(self._form)
 
@@ -238,7 +270,17 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
                 "does not hold: make this one with that scale_dtype, or load with assign=True"
             )
             return
+        parts, shape = self._parts, self._shape
+        rows = reordered(parts, shape, "row")  # what is read or given in, part by part
+        self._hold(rows)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+        loaded = self._parts
+        for key, was, row, now, new in zip(
+            PARTS, parts, rows, loaded, placed(loaded, shape), strict=True
+        ):
+            if now is row is not was:  # others share the tensor that was here
+                was.copy_(new)
+            self._buffers[key] = was if now is row else new
 
     @classmethod
     def _tied(cls, other: QuantLinear, linear: torch.nn.Linear) -> Self:
@@ -249,7 +291,7 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
             setattr(layer, name, getattr(other, name))
         for part in PARTS:
             layer.register_buffer(part, getattr(other, part))
-        layer.bias = linear.bias
+        layer.register_parameter("bias", linear.bias)
         layer.train(linear.training)
         return layer
 
@@ -259,14 +301,3 @@ def _holds(dtype: torch.dtype, scales: Any) -> bool:
         return True
     kept = scales.to(dtype).to(scales.dtype)
     return bool(torch.allclose(kept, scales, rtol=0, atol=0, equal_nan=True))
-
-
-def _tensor(part: Any) -> torch.Tensor | None:
-    """Return a part of a matrix as a tensor: of NumPy's a copy, of a device's the same memory."""
-    if part is None:
-        return None
-    if not isinstance(part, np.ndarray):
-        return torch.from_dlpack(part)
-    if part.dtype.name == "bfloat16":
-        return torch.from_numpy(part.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(part.copy())

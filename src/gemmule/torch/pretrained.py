@@ -24,7 +24,7 @@ from gemmule.quant import checks
 from gemmule.quant.quantize import quantize
 from gemmule.torch.floats import is_turned
 from gemmule.torch.layer import QuantLinear
-from gemmule.torch.quantized_linear import PARTS
+from gemmule.torch.parts import PARTS
 from gemmule.torch.replacing import places, take_over
 from gemmule.torch.saving import METHOD
 

@@ -5,7 +5,6 @@ What runs, what it looks like, its gradients and its batches. `gemmule.torch.lin
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -16,11 +15,8 @@ from gemmule.dispatch.torch_repeats import REPEATS, form, seen
 from gemmule.frameworks.operators import register
 from gemmule.general import product
 from gemmule.plan import resolve
-from gemmule.quant import checks, rounding
-from gemmule.quant.cuda import fragment_order
-from gemmule.quant.library import closed
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.torch.replacing import version
+from gemmule.torch.parts import HELD, Shape, matrix_of
 
 _LIBRARY = torch.library.Library("gemmule", "FRAGMENT")
 _SCHEMA = (
@@ -28,77 +24,29 @@ _SCHEMA = (
     "SymInt rows, SymInt columns, int bits, int? group_size, bool transposed=False, "
     "Tensor? bias=None) -> Tensor"
 )
-_Four = tuple[Any, Any, Any, Any]
-PARTS = ("codes", "scales", "zeros", "perm")
-_matrices: dict[int, tuple[weakref.ref[torch.Tensor], Any, QuantizedMatrix]] = {}
+_Tensor, _wants_gradients = torch.Tensor, torch.is_grad_enabled
 
 
-def matrix_of(
-    parts: tuple[torch.Tensor | None, ...],
-    shape: tuple[int, int],
-    bits: int,
-    group_size: int | None,
-) -> QuantizedMatrix:
-    """Return the matrix that tensors stand for, checked once for as long as they do not change.
+def again(parts: Any, bias: Any, x: Any) -> torch.Tensor | None:
+    """Return the product of a layer on a GPU by the call that served one like it, or None.
 
-    What kernels keep of a matrix, such as another order of its codes, stays with it.
+    parts: codes, scales, zeros and perm by name. None where there is no such call, a part was
+    replaced, or PyTorch has to know of the product: then nothing was done.
     """
-    codes = parts[0]
-    assert codes is not None  # noqa: S101  the schema has it so
-    state = (*(_state(part) for part in parts), shape, bits, group_size)
-    known = _matrices.get(id(codes))
-    if known is not None and known[0]() is codes and known[1] == state:
-        return known[2]
-    if codes.is_meta:
-        raise TypeError(
-            "the layer's codes lie on the device meta, which holds no data. Fill it first: "
-            'load_state_dict(..., assign=True), or .to_empty(device="cpu") and load_state_dict.'
-        )
-    # Detached: what the matrix holds must not keep the tensor itself alive.
-    own: list[Any] = [None if p is None else closed(p.detach().contiguous()) for p in parts]
-    arrays = own[0], own[1], own[2], own[3]
-    if codes.is_cuda:
-        rows = _on_device(parts, arrays, shape, bits, group_size)
-        matrix = rows.to(layout=fragment_order.LAYOUT)  # a copy, which the fast kernels read
-    else:
-        matrix = QuantizedMatrix.from_parts(
-            *arrays[:3], shape=shape, bits=bits, group_size=group_size, perm=arrays[3]
-        )
-    key = id(codes)
-    reference = weakref.ref(codes, lambda _: _matrices.pop(key, None))
-    _matrices[key] = (reference, state, matrix)
-    return matrix
-
-
-def _state(tensor: torch.Tensor | None) -> Any:
-    if tensor is None:
+    codes = parts["codes"]
+    held = HELD.get(id(codes))
+    if (
+        held is None
+        or type(x) is not _Tensor
+        or not held.stands_for(codes, parts["scales"], parts["zeros"], parts["perm"])
+        or (bias is not None and bias.requires_grad and _wants_gradients())
+    ):
         return None
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype, version(tensor)
+    call = REPEATS.calls.get((_LAYER, held.known.kind, x.shape, bias is None))
+    return None if call is None else call(held.known, x, bias)
 
 
-def _on_device(
-    parts: tuple[Any, ...], arrays: _Four, shape: tuple[int, int], bits: int, group_size: int | None
-) -> QuantizedMatrix:
-    """Return a matrix on a GPU, of parts whose shapes, dtypes, places and order are checked."""
-    m, n = shape
-    count = (1, 1) if group_size is None else (m, rounding.group_count(n, group_size))
-    wanted = ((m, -(-n * bits // 8)), count, count, (n,))
-    dtypes = (("uint8",), checks.SCALE_DTYPES, ("float32",), ("int32",))
-    for name, part, size, known in zip(PARTS, parts, wanted, dtypes, strict=True):
-        if part is not None and (tuple(part.shape) != size or part.device != parts[0].device):
-            raise ValueError(f"{name} has shape {tuple(part.shape)} on {part.device}, not {size}")
-        if part is not None and rounding.dtype_name(part) not in known:
-            raise TypeError(f"{name} has dtype {part.dtype}, but must be {' or '.join(known)}")
-    perm = parts[3]
-    if perm is not None and not torch.equal(perm.sort().values, torch.arange(n).to(perm)):
-        raise ValueError(f"perm is no permutation of 0..{n - 1}")
-    return QuantizedMatrix(
-        *arrays,
-        stored_shape=shape,
-        bits=bits,
-        group_size=group_size,
-        device=arrays[0].device,
-    )
+_LAYER = "a layer"  # the name of its products among those that were served before
 
 
 def run(
@@ -115,60 +63,67 @@ def run(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return what the operator computes, of tensors that PyTorch need not know of."""
-    if bias is not None:
-        _check_bias(bias, columns if transposed else rows)
-    _check_rank(x)
-    matrix = matrix_of((codes, scales, zeros, perm), (rows, columns), bits, group_size)
-    given = x.detach()
-    alone = given.ndim > 1 and given.numel() == given.shape[-1] > 0
-    x = given.reshape(-1) if alone else given
-    op, a, b = ("vecmat", x, matrix) if transposed else ("matvec", matrix, x)
-    y: torch.Tensor = _product(op, a, b, bias)
-    return y.reshape(*given.shape[:-1], *y.shape) if alone else y
+    check(x, bias, columns if transposed else rows)
+    shape = Shape(rows, columns, bits, group_size)
+    matrix = matrix_of((codes, scales, zeros, perm), shape)
+    return product_of(matrix, x.detach(), bias, "vecmat" if transposed else "matvec")
 
 
-def _product(op: str, a: Any, b: Any, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return a product and the bias, by one launch where a kernel adds it; PyTorch need not know.
+def product_of(
+    matrix: QuantizedMatrix, x: Any, bias: Any, op: str = "matvec", *, asks: bool = False
+) -> torch.Tensor:
+    """Return a product of vectors, and the bias, by one launch where a kernel adds it.
 
     By the call that served operands like these before, else by that of their plan, else by the
-    general path.
+    general path. PyTorch need not know of it; asks: whether `again` may serve those like it, and
+    asks each time.
     """
-    name = f"{op} of a layer" if bias is None else f"{op} and a bias"
-    y: Any = REPEATS.again(name, a, b, bias)
+    a, b = (x, matrix) if op == "vecmat" else (matrix, x)
+    if matrix.device != "cpu":
+        y = _on_device(op, a, b, bias, asks)
+        if y is not None:
+            return y
+    alone = x.ndim > 1 and x.numel() == x.shape[-1] > 0
+    if alone:  # a single vector is multiplied as such
+        a, b = (x.reshape(-1), matrix) if op == "vecmat" else (matrix, x.reshape(-1))
+    y = product(op, a, b, None, DEFAULT)
+    y = y if bias is None else y.add_(bias.detach())
+    return y.reshape(*x.shape[:-1], *y.shape) if alone else y
+
+
+def _on_device(op: str, a: Any, b: Any, bias: Any, asks: bool) -> Any | None:
+    """Return a product by a bound call, kept for others like it; None where there is none."""
+    name = _LAYER if asks else f"{op} in an operator"
+    y = REPEATS.again(name, a, b, bias)
     if y is not None:
         return y
     seen_a, seen_b = seen(a), seen(b)
-    if seen_a is not None and seen_b is not None and seen_a[3] == seen_b[3]:
-        plan = resolve(op, form(seen_a), form(seen_b), None, f"cuda:{seen_a[3]}", DEFAULT)
-        if isinstance(plan.fast_path, TensorCall):
-            call = plan.fast_path.inside if bias is None else plan.fast_path.adding
-            y = call(a, b, bias)
-            if y is not None:
-                REPEATS.keep(name, (a, b, bias), call)
-                return y
-    if bias is not None:
-        return _product(op, a, b, None).add_(bias.detach())
-    return product(op, a, b, None, DEFAULT)
+    if seen_a is None or seen_b is None or seen_a[3] != seen_b[3]:
+        return None
+    plan = resolve(op, form(seen_a), form(seen_b), None, f"cuda:{seen_a[3]}", DEFAULT)
+    if not isinstance(plan.fast_path, TensorCall):
+        return None
+    call = plan.fast_path.bound(asks=asks, adds=bias is not None)
+    y = call(a, b, bias)
+    if y is not None:
+        REPEATS.keep(name, (a, b, bias), call)
+    return y
 
 
-def _check_rank(x: torch.Tensor) -> None:
+def check(x: torch.Tensor, bias: torch.Tensor | None, outer: int) -> None:
+    """Raise ValueError for x without a dimension, or a bias that is not of `outer` numbers."""
+    if bias is not None and bias.shape != (outer,):
+        raise ValueError(f"bias has shape {tuple(bias.shape)}, but must be ({outer},)")
     if x.ndim == 0:
         raise ValueError("x is 0-D, but a layer takes vectors: x (..., in_features)")
 
 
-def _check_bias(bias: torch.Tensor, outer: int) -> None:
-    if bias.shape != (outer,):
-        raise ValueError(f"bias has shape {tuple(bias.shape)}, but must be ({outer},)")
-
-
 def _fake(x: torch.Tensor, *parts: Any) -> torch.Tensor:
-    _check_rank(x)
     rows, columns, transposed = parts[4], parts[5], len(parts) > 8 and parts[8]
     inner, outer = (rows, columns) if transposed else (columns, rows)
+    check(x, parts[9] if len(parts) > 9 else None, outer)
     if x.shape[-1] != inner:
         raise ValueError(f"x has {x.shape[-1]} columns, but the layer takes {inner}")
-    if len(parts) > 9 and parts[9] is not None:
-        _check_bias(parts[9], outer)
     if parts[0].device != x.device:
         raise TypeError(f"x lies on {x.device}, the layer's codes on {parts[0].device}; move one.")
     return x.new_empty((*x.shape[:-1], outer))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from gemmule.torch.floats import is_linear, weight_of
 
@@ -132,39 +130,3 @@ def memory(tensor: torch.Tensor) -> tuple[Any, ...]:
         return (id(tensor),)
     where = tensor.untyped_storage()._cdata, tensor.storage_offset()
     return *where, tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-_latest: Any = WeakTensorKeyDictionary()
-
-
-def moved(part: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Return a part of a matrix where `move` takes it, its numbers as they are.
-
-    It is shown as integers, so that it follows to a device but not to another dtype. All layers
-    that have the part are given the first result, as long as it is of the same `move`, or what
-    theirs makes, and nobody writes to either: they stay tied.
-    """
-    shown = part.view(getattr(torch, f"int{8 * part.itemsize}"))
-    found = move(shown)
-    if found.dtype != shown.dtype:  # `.type()` converts everything
-        found = shown.to(found.device)
-    if found.untyped_storage()._cdata == shown.untyped_storage()._cdata:
-        return part
-    to, by, *then = _latest.get(part, (lambda: None, lambda: None))
-    other: Any = to()
-    there = other is not None and other.device == found.device
-    if there and then == [version(part), version(other)] and (by() is move or _alike(found, other)):
-        return other
-    found = found.view(part.dtype)
-    _latest[part] = weakref.ref(found), weakref.ref(move), version(part), version(found)
-    return found
-
-
-def _alike(found: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether what was moved again holds the bits of what was moved before."""
-    return bool(found.is_meta or torch.equal(found, other.view(found.dtype)))
-
-
-def version(tensor: torch.Tensor) -> int:
-    """Return a number that grows as PyTorch writes to a tensor's memory."""
-    return 0 if tensor.is_inference() else tensor._version
