@@ -1,62 +1,47 @@
-"""The mistakes of the published matvec kernels that ours start from, planted again: each is caught.
-
-A mutant is one of our kernels with a line changed (the old text must be there, so that no mutant
-can rot), a wrong kernel from tests/mutants, or a wrong launch. The shipped kernel passes at the
-same problem; the mutant must be caught by the emulator or the oracle, by the name of the check.
-"""
+"""The mistakes of the published matvec kernels, planted again: each is caught."""
 
 from __future__ import annotations
 
-import mmap
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import cuda_emulation
-from checkout import TESTS
 from cuda_emulation import Emulator
-from cuemu.build import EmulationError, compile_cu
+from cuemu.build import compile_cu
 from cuemu.toolchain import BuildError, missing_tools
 from gemmule.backends.cuda import launch_args
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import HEADERS_FOLDER, RUNGS_FOLDER, Rung, Step
+from gemmule.core.rung import RUNGS_FOLDER, Rung
 from gemmule.oracle import judge as oracle
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.problems import make_problem
+from seed_bugs import (
+    BEYOND,
+    MUTANTS_FOLDER,
+    Edit,
+    Mutant,
+    Steps,
+    check_caught,
+    far_array,
+    grid_errors,
+    launched,
+    source_of,
+    swap_module,
+    verdict_of,
+    verdicts,
+)
 
-MUTANTS_FOLDER = TESTS / "mutants"
-MAP_NORESERVE = 0x4000  # Linux's; the mmap module of Python 3.11 does not name it
-SCHEDULES = (0, 1, 2, 3)  # orders of threads and blocks that each kernel runs in
 SEEDED = [r for r in all_rungs("cuda") if r.op == "matvec" and r.source.startswith("document 00")]
 EACH_SEEDED = pytest.mark.parametrize("rung", SEEDED, ids=lambda r: f"{r.folder}-{r.name}")
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
-
-Edit = tuple[str, str, str]  # file below rungs, or of tests/mutants; old text; new text
-Steps = tuple[Step, ...]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One mistake: where it is planted, the problem that shows it, and the check that names it."""
-
-    name: str
-    rung: str
-    caught: str
-    m: int
-    n: int
-    params: dict[str, Any]
-    edits: tuple[Edit, ...] = ()
-    replaced_by: str | None = None  # a file of tests/mutants in place of the kernel
-    relaunched: Callable[[Steps], Steps] | None = None
-    alignment: int = 16
 
 
 def _aligned_anyway(steps: Steps) -> Steps:
@@ -70,44 +55,44 @@ CODES = {"p": 32, "rows": 1, "values": 8}
 MUTANTS = (
     # ---- document 000
     Mutant(
-        "store without a bounds check", "shared_x", "side effect", 20, 40, {"block": 32},
+        "store without a bounds check", "shared_x", "side effect", (20, 40), {"block": 32},
         (("matvec/cuda/shared_x.cu", "if (row < p.m) finish(", "finish("),),
     ),
     # ---- document 003
     Mutant(
-        "size / p drops the rest", "p_threads_vector", "equality", 5, 1000, ROW,
+        "size / p drops the rest", "p_threads_vector", "equality", (5, 1000), ROW,
         (
             ("rows.cuh", "(last - first) % W;\n  Acc sum", "(last - first) % stride;\n  Acc sum"),
             ("rows.cuh", "  for (j = whole + thread; j < last;", "  for (j = last; j < last;"),
         ),
     ),
     Mutant(
-        "16-byte loads of odd rows", "p_threads_vector", "misaligned", 5, 333, ROW,
+        "16-byte loads of odd rows", "p_threads_vector", "misaligned", (5, 333), ROW,
         relaunched=_aligned_anyway, alignment=2,
     ),
     Mutant(
-        "8 values loaded, 16 stepped over", "int4_codes", "equality", 5, 512,
+        "8 values loaded, 16 stepped over", "int4_codes", "equality", (5, 512),
         {**CODES, "values": 16},
         (("codes.cuh", "k < W; ++k) part", "k < W / 2; ++k) part"),),
     ),
     Mutant(
-        "the sum is in one lane only", "two_step", "equality", 5, 512, TWO,
+        "the sum is in one lane only", "two_step", "equality", (5, 512), TWO,
         (("rows.cuh", "__shfl_xor_sync(mask, v, d)", "__shfl_up_sync(mask, v, d)"),),
     ),
     Mutant(
-        "full mask behind a row guard", "p_threads", "divergent_warp", 5, 40,
+        "full mask behind a row guard", "p_threads", "divergent_warp", (5, 40),
         {"p": 8, "rows": 16}, replaced_by="full_mask.cu",
     ),
     Mutant(
-        "one slot for the warps of several rows", "two_step", "equality", 5, 512, TWO,
+        "one slot for the warps of several rows", "two_step", "equality", (5, 512), TWO,
         (("matvec/cuda/two_step.cu", "slots[threadIdx.y * warps + t / 32] =", "slots[t / 32] ="),),
     ),
     Mutant(
-        "no barrier before the second step", "two_step", "equality", 5, 512, TWO,
+        "no barrier before the second step", "two_step", "equality", (5, 512), TWO,
         (("matvec/cuda/two_step.cu", "  __syncthreads();\n", ""),),
     ),
     Mutant(
-        "table indexed with negative codes", "product_table_int8", "equality", 5, 512, CODES,
+        "table indexed with negative codes", "product_table_int8", "equality", (5, 512), CODES,
         (
             (
                 "codes.cuh",
@@ -117,7 +102,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "code - zero wraps in 8 bits", "int8_codes", "equality", 5, 512, CODES,
+        "code - zero wraps in 8 bits", "int8_codes", "equality", (5, 512), CODES,
         (
             (
                 "codes.cuh",
@@ -128,24 +113,24 @@ MUTANTS = (
     ),
     # ---- document 004
     Mutant(
-        "edge test inverted", "block_multiply", "equality", 9, 12, BLOCKS,
+        "edge test inverted", "block_multiply", "equality", (9, 12), BLOCKS,
         (("blocks.cuh", "first < width ? int(p.n - first)", "first >= width ? int(p.n % width)"),),
     ),
     Mutant(
-        "edge taken from the height", "block_multiply", "equality", 9, 12, BLOCKS,
+        "edge taken from the height", "block_multiply", "equality", (9, 12), BLOCKS,
         (("blocks.cuh", "? int(p.n - first)", "? int(p.m % width)"),),
     ),
     Mutant(
-        "no barrier after the shared indices", "block_multiply", "out_of_bounds", 9, 12, BLOCKS,
+        "no barrier after the shared indices", "block_multiply", "out_of_bounds", (9, 12), BLOCKS,
         (("shared_indices.cu", "  __syncthreads();  // the indices are written\n", ""),),
         replaced_by="shared_indices.cu",
     ),
     Mutant(
-        "no barrier after x is staged", "block_multiply", "equality", 9, 12, BLOCKS,
+        "no barrier after x is staged", "block_multiply", "equality", (9, 12), BLOCKS,
         (("blocks.cuh", "  __syncthreads();\n", ""),),
     ),
     Mutant(
-        "the wrong slice of x", "block_multiply_transposed", "equality", 9, 12, BLOCKS,
+        "the wrong slice of x", "block_multiply_transposed", "equality", (9, 12), BLOCKS,
         (
             (
                 "blocks.cuh",
@@ -155,7 +140,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "sums not zeroed", "block_multiply", "equality", 9, 12, BLOCKS,
+        "sums not zeroed", "block_multiply", "equality", (9, 12), BLOCKS,
         relaunched=lambda steps: steps[1:],
     ),
 )  # fmt: skip
@@ -186,64 +171,22 @@ def find_rung(name: str) -> Rung:
     return next(rung for rung in SEEDED if rung.name == name)
 
 
-def source_of(mutant: Mutant, rung: Rung, folder: Path) -> Path:
-    """Write the mutated sources into `folder`, where they come before the shipped ones."""
-    planted = dict.fromkeys(name for name, _, _ in mutant.edits)
-    kernel = MUTANTS_FOLDER / mutant.replaced_by if mutant.replaced_by else rung.source_path
-    target = folder / kernel.name
-    target.write_text(kernel.read_text())
-    for name in planted:
-        path = kernel if Path(name).name == kernel.name else HEADERS_FOLDER / name
-        text = path.read_text()
-        for _, old, new in (edit for edit in mutant.edits if edit[0] == name):
-            assert text.count(old) == 1, f"{mutant.name}: {old!r} is {text.count(old)} times there"
-            text = text.replace(old, new)
-        (folder / path.name).write_text(text)
-    for header in ("rows.cuh", "blocks.cuh", "codes.cuh"):  # so that they include each other
-        if not (folder / header).exists():
-            (folder / header).write_text((HEADERS_FOLDER / header).read_text())
-    return target
-
-
-def verdict_of(rung: Rung, problem: Problem, params: dict[str, Any], schedule: int) -> str:
-    """Run once and return the name of the check that complains, or ``""``."""
-    inputs = make_inputs(problem, "integers", 7)
-    try:
-        out = Emulator(schedule).run(rung, inputs, params)
-    except EmulationError as error:
-        return error.kind
-    verdict = oracle.check(inputs, rung.arithmetic(problem), params, out)
-    return "" if verdict.ok else verdict.kind
-
-
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant_is_caught(mutant: Mutant, folder: Path, fault: Callable[..., Any]) -> None:
     rung = find_rung(mutant.rung)
-    problem = problem_of(rung, mutant.m, mutant.n, mutant.alignment)
-    for schedule in SCHEDULES:
-        assert verdict_of(rung, problem, mutant.params, schedule) == "", "shipped kernel"
-
-    source, steps = source_of(mutant, rung, folder), rung.steps
-    assert steps is not None
-    changed = mutant.relaunched or (lambda launches: launches)
-    launches = changed(steps(problem, mutant.params, Emulator().machine))
-    module = compile_cu(source, names=list(dict.fromkeys(step.kernel for step in launches)))
-    fault(cuda_emulation, "emulated", lambda *args, **options: module)
-    wrong = replace(rung, steps=lambda *args: launches)
-    found = {verdict_of(wrong, problem, mutant.params, schedule) for schedule in SCHEDULES}
-    assert mutant.caught in found
+    problem = problem_of(rung, *mutant.sizes, mutant.alignment)
+    check_caught(mutant, rung, make_inputs(problem, "integers", 7), folder, fault)
 
 
 def test_shared_indices_are_right_with_their_barriers(
     folder: Path, fault: Callable[..., Any]
 ) -> None:
-    mutant = Mutant("", "block_multiply", "", 9, 12, BLOCKS, replaced_by="shared_indices.cu")
+    mutant = Mutant("", "block_multiply", "", (9, 12), BLOCKS, replaced_by="shared_indices.cu")
     rung = find_rung("block_multiply")
     problem = problem_of(rung, 9, 12)
-    names = [step.kernel for step in rung.steps(problem, BLOCKS, Emulator().machine)]
-    module = compile_cu(source_of(mutant, rung, folder), names=names)
-    fault(cuda_emulation, "emulated", lambda *args, **options: module)
-    assert {verdict_of(rung, problem, BLOCKS, schedule) for schedule in SCHEDULES} == {""}
+    steps = rung.steps(problem, BLOCKS, Emulator().machine)
+    swap_module(fault, source_of(mutant, rung, folder), steps)
+    assert verdicts(rung, make_inputs(problem, "integers", 7), BLOCKS) == {""}
 
 
 def test_group_of_lanes_that_is_no_power_of_two() -> None:
@@ -251,7 +194,8 @@ def test_group_of_lanes_that_is_no_power_of_two() -> None:
     problem = problem_of(rung, 5, 40)
     with pytest.raises(ValueError, match="p=24 is outside its declared values"):
         rung.check_params(problem, {"p": 24})
-    assert verdict_of(rung, problem, {"p": 24, "rows": 4}, 0) == "deadlock"  # no lane 24 to 31
+    inputs = make_inputs(problem, "integers", 7)
+    assert verdict_of(rung, inputs, {"p": 24, "rows": 4}) == "deadlock"  # no lane 24 to 31
 
 
 def test_structs_of_halves_do_not_force_vector_loads() -> None:
@@ -283,11 +227,6 @@ def test_dynamic_shared_memory_declares_its_alignment() -> None:
     assert len(unaligned_shared(text.replace("__align__(16) ", ""))) == 1
 
 
-def grid_errors(steps: Steps) -> list[str]:
-    """Return the steps whose grid no device takes: x to 2^31 - 1, y and z to 65,535."""
-    return [s.kernel for s in steps if max(s.grid[1:]) > 65_535 or s.grid[0] >= 1 << 31]
-
-
 @EACH_SEEDED
 def test_grids_of_tall_matrices(rung: Rung) -> None:
     problem = problem_of(rung, 100_000_000, 64)
@@ -316,54 +255,26 @@ def test_vectors_of_any_step_with_alpha_and_beta(rung: Rung) -> None:
     np.testing.assert_array_equal(whole, before)
 
 
-def far_product(rung: Rung, kernels: Callable[[Rung, str, Problem], Any]) -> bool:
-    """Multiply a matrix whose second row (or column) lies 2^31 elements on; tell if it is right.
-
-    The operand lies in the middle of reserved memory, so that an offset that wraps reads zeros.
-    """
+def far_product(rung: Rung, kernels: Callable[[str], Any]) -> bool:
+    """Multiply a matrix whose second row (or column) lies 2^31 elements on; tell if it is right."""
+    by_rows = rung.layouts[0] == "row"
     signature = min(rung.signatures, key=lambda s: ITEMSIZE[s[0]])
-    m, n = (2, 48) if rung.layouts[0] == "row" else (48, 2)
+    m, n = (2, 48) if by_rows else (48, 2)
     problem = make_problem("matvec", m, n, 1, signature, layout_a=rung.layouts[0])
     problem = replace(problem, alignment=16)
-    dtype = numpy_dtype(problem.a)
-    step = (1 << 31) + 64
-    memory = mmap.mmap(
-        -1,
-        2 * (step + 4096) * dtype.itemsize,
-        flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE,
-    )
-    strides = (step, 1) if rung.layouts[0] == "row" else (1, step)
-    a: Any = np.ndarray(
-        (m, n), dtype, memory, step * dtype.itemsize, tuple(s * dtype.itemsize for s in strides)
-    )
+    strides = (BEYOND, 1) if by_rows else (1, BEYOND)
     inputs = make_inputs(problem, "integers", 5)
+    a = far_array((m, n), numpy_dtype(problem.a), strides)
     a[...] = inputs.a
     params = rung.check_params(problem, None)
     right = inputs.a.astype(np.float64) @ inputs.b.astype(np.float64)
     machine = Emulator().machine
     work = np.full(rung.workspace(problem, params, machine) + 256, 0xFF, np.uint8)
     base = -(-work.ctypes.data // 256) * 256
-    packed = launch_args.GEMV.pack(
-        a.ctypes.data,
-        inputs.b.ctypes.data,
-        inputs.out.ctypes.data,
-        base,
-        m,
-        n,
-        1,
-        *strides,
-        0,
-        1,
-        0,
-        1,
-        0,
-        1.0,
-        0.0,
-    )
-    for launch in rung.steps(problem, params, machine):
-        kernels(rung, launch.kernel, problem).launch(
-            launch.kernel, grid=launch.grid, block=launch.block, args=[packed], smem=launch.smem
-        )
+    pointers = [array.ctypes.data for array in (a, inputs.b, inputs.out)]
+    numbers = (base, m, n, 1, *strides, 0, 1, 0, 1, 0, 1.0, 0.0)
+    packed = launch_args.GEMV.pack(*pointers, *numbers)
+    launched(rung.steps(problem, params, machine), packed, kernels)
     return bool((inputs.out.astype(np.float64) == right).all())
 
 
@@ -371,12 +282,7 @@ def far_product(rung: Rung, kernels: Callable[[Rung, str, Problem], Any]) -> boo
     "rung", [r for r in SEEDED if not r.quantized], ids=lambda r: f"{r.folder}-{r.name}"
 )
 def test_rows_and_columns_beyond_2_31_elements(rung: Rung) -> None:
-    assert far_product(rung, lambda rung, kernel, problem: compile_only(rung, problem))
-
-
-def compile_only(rung: Rung, problem: Problem) -> Any:
-    steps = rung.steps(problem, rung.check_params(problem, None), Emulator().machine)
-    return compile_cu(rung.source_path, names=[step.kernel for step in steps])
+    assert far_product(rung, lambda kernel: compile_cu(rung.source_path, names=[kernel]))
 
 
 @pytest.mark.parametrize(
@@ -391,5 +297,5 @@ def compile_only(rung: Rung, problem: Problem) -> Any:
 )
 def test_offsets_in_int_are_caught(name: str, edit: Edit, folder: Path) -> None:
     rung = find_rung(name)
-    source = source_of(Mutant("offsets in int", name, "", 0, 0, {}, (edit,)), rung, folder)
-    assert not far_product(rung, lambda rung, kernel, problem: compile_cu(source, names=[kernel]))
+    source = source_of(Mutant("offsets in int", name, "", (), {}, (edit,)), rung, folder)
+    assert not far_product(rung, lambda kernel: compile_cu(source, names=[kernel]))

@@ -1,24 +1,17 @@
-"""The mistakes of the published matmul kernels that ours start from, planted again: each is caught.
-
-A mutant is one of our kernels with a line changed (the old text must be there, so that no mutant
-can rot), or a wrong launch. The shipped kernel passes the same problem; the mutant must be caught
-by the emulator or the oracle, by the name of the check.
-"""
+"""The mistakes of the published matmul kernels, planted again: each is caught."""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import cuda_emulation
 from cuda_emulation import Emulator
-from cuemu.build import EmulationError, compile_cu
+from cuemu.build import compile_cu
 from cuemu.toolchain import missing_tools
 from gemmule.backends.cuda import launch_args, nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem, numpy_dtype
@@ -28,9 +21,19 @@ from gemmule.oracle import judge as oracle
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.problems import make_problem
 from gemmule.oracle.values import placements
+from seed_bugs import (
+    BEYOND,
+    Edit,
+    Mutant,
+    check_caught,
+    far_array,
+    grid_errors,
+    launched,
+    source_of,
+    swap_module,
+    verdict_of,
+)
 
-MAP_NORESERVE = 0x4000  # Linux's; the mmap module of Python 3.11 does not name it
-SCHEDULES = (0, 1, 2, 3)  # orders of threads and blocks that each kernel runs in
 F32: Signature = ("float32", "float32", "float32")
 HERE = (
     "naive",
@@ -46,25 +49,6 @@ EACH = pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
 CUDA = "matmul/cuda/"
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
-
-Edit = tuple[str, str, str]  # file below rungs; old text, all of it replaced; new text
-Steps = tuple[Step, ...]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One mistake: where it is planted, the problem that shows it, and the check that names it."""
-
-    name: str
-    rung: str
-    caught: str
-    sizes: tuple[int, int, int]
-    params: dict[str, Any]
-    edits: tuple[Edit, ...] = ()
-    relaunched: Callable[[Steps], Steps] | None = None
-    signature: Signature = F32
-    inf_at: tuple[int, int] | None = None  # one Inf at this element of A, else small integers
-
 
 TILE = {"tile": 8, "fma": True}
 GUARD = "return i < rows && j < cols ? a["
@@ -158,19 +142,6 @@ def find_rung(name: str) -> Rung:
     return next(rung for rung in LADDER if rung.name == name)
 
 
-def source_of(edits: tuple[Edit, ...], rung: Rung, folder: Path) -> Path:
-    """Write the mutated sources into `folder`, where they come before the shipped ones."""
-    texts = {rung.source_path.name: rung.source_path.read_text()}
-    for name, old, new in edits:
-        home = HEADERS_FOLDER if name.endswith(".cuh") else RUNGS_FOLDER
-        text = texts.get(Path(name).name, (home / name).read_text())
-        assert old in text, f"{old!r} is not in {name}"
-        texts[Path(name).name] = text.replace(old, new)
-    for name, text in texts.items():
-        (folder / name).write_text(text)
-    return folder / rung.source_path.name
-
-
 def inputs_of(mutant: Mutant, problem: Problem) -> Any:
     if mutant.inf_at is None:
         return make_inputs(problem, "integers", 7)
@@ -178,39 +149,12 @@ def inputs_of(mutant: Mutant, problem: Problem) -> Any:
     return make_inputs(problem, "nonfinite", placements(problem).index(wanted))
 
 
-def verdict_of(rung: Rung, inputs: Any, params: dict[str, Any], schedule: int) -> str:
-    """Run once and return the name of the check that complains, or ``""``."""
-    inputs.poison()
-    problem = inputs.case.problem
-    try:
-        out = Emulator(schedule).run(rung, inputs, params)
-    except EmulationError as error:
-        return error.kind
-    verdict = oracle.check(inputs, rung.arithmetic(problem), params, out)
-    return "" if verdict.ok else verdict.kind
-
-
-def swap_module(fault: Callable[..., Any], source: Path, steps: Steps) -> None:
-    module = compile_cu(source, names=list(dict.fromkeys(step.kernel for step in steps)))
-    fault(cuda_emulation, "emulated", lambda *args, **options: module)
-
-
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant_is_caught(mutant: Mutant, tmp_path: Path, fault: Callable[..., Any]) -> None:
     rung = find_rung(mutant.rung)
     problem = make_problem("matmul", *mutant.sizes, mutant.signature)
-    params = rung.check_params(problem, mutant.params)
-    inputs = inputs_of(mutant, problem)
-    steps = rung.steps(problem, params, Emulator().machine)
-    swap_module(fault, rung.source_path, steps)
-    for schedule in SCHEDULES:
-        assert verdict_of(rung, inputs, params, schedule) == "", "shipped kernel"
-
-    launches = steps if mutant.relaunched is None else mutant.relaunched(steps)
-    swap_module(fault, source_of(mutant.edits, rung, tmp_path), launches)
-    wrong = replace(rung, steps=lambda *args: launches)
-    found = {verdict_of(wrong, inputs, params, schedule) for schedule in SCHEDULES}
-    assert mutant.caught in found
+    given = replace(mutant, params=rung.check_params(problem, mutant.params))
+    check_caught(given, rung, inputs_of(mutant, problem), tmp_path, fault)
 
 
 def test_linear_index_is_harmless_for_finite_data(
@@ -221,8 +165,8 @@ def test_linear_index_is_harmless_for_finite_data(
     rung = find_rung(mutant.rung)
     problem = make_problem("matmul", *mutant.sizes, mutant.signature)
     steps = rung.steps(problem, mutant.params, Emulator().machine)
-    swap_module(fault, source_of(mutant.edits, rung, tmp_path), steps)
-    assert verdict_of(rung, make_inputs(problem, "integers", 7), mutant.params, 0) == ""
+    swap_module(fault, source_of(mutant, rung, tmp_path), steps)
+    assert verdict_of(rung, make_inputs(problem, "integers", 7), mutant.params) == ""
 
 
 def within_epsilon(found: Any, truth: Any) -> bool:
@@ -298,11 +242,6 @@ def test_fma_false_leaves_one_fused_instruction(ctype: str, bits: str, in_c: str
     assert add in apart
 
 
-def grid_errors(steps: Steps) -> list[str]:
-    """Return the steps whose grid no device takes: x to 2^31 - 1, y and z to 65,535."""
-    return [s.kernel for s in steps if max(s.grid[1:]) > 65_535 or s.grid[0] >= 1 << 31]
-
-
 @EACH
 def test_grids_of_large_results(rung: Rung) -> None:
     for m, n in ((70_000, 70_000), (3_000_000, 17), (17, 3_000_000)):
@@ -347,38 +286,23 @@ def test_sums_in_c_keep_alpha_and_beta() -> None:
     np.testing.assert_array_equal(inputs.out, exact)
 
 
-def far_array(shape: tuple[int, int], dtype: Any, step: int, memory: list[mmap.mmap]) -> Any:
-    """Return a matrix whose rows lie `step` elements apart, in the middle of reserved memory.
-
-    An offset that wraps to a negative number then meets zeros, not a fault.
-    """
-    size = 2 * (step + 4096) * dtype.itemsize
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    memory.append(mmap.mmap(-1, size, flags=flags))
-    strides = (step * dtype.itemsize, dtype.itemsize)
-    return np.ndarray(shape, dtype, memory[-1], step * dtype.itemsize, strides)
-
-
 def far_product(rung: Rung, operand: int, kernels: Callable[[str], Any]) -> bool:
     """Multiply with the second row of A, B or C 2^31 elements on; tell if the result is right."""
     signature = min(rung.signatures, key=lambda s: ITEMSIZE[s[0]])
     m, n, k = 2, 3, 2 if operand == 1 else 5
     problem = make_problem("matmul", m, n, k, signature)
     inputs = make_inputs(problem, "integers", 5)
-    arrays, memory = [inputs.a, inputs.b, inputs.out], []  # type: ignore[var-annotated]
+    arrays = [inputs.a, inputs.b, inputs.out]
     steps = [array.shape[1] for array in arrays]
     near = arrays[operand]
-    steps[operand] = (1 << 31) + 64
-    arrays[operand] = far_array(near.shape, near.dtype, steps[operand], memory)
+    steps[operand] = BEYOND
+    arrays[operand] = far_array(near.shape, near.dtype, (BEYOND, 1))
     arrays[operand][...] = near if operand < 2 else 0
     params = rung.check_params(problem, None)
-    (launch,) = rung.steps(problem, params, Emulator().machine)
     pointers = [array.__array_interface__["data"][0] for array in arrays]
     rows = (value for step in steps for value in (step, 1, 0))
     packed = launch_args.GEMM.pack(*pointers, 0, m, n, k, 1, *rows, 1.0, 0.0)
-    kernels(launch.kernel).launch(
-        launch.kernel, grid=launch.grid, block=launch.block, args=[packed], smem=launch.smem
-    )
+    launched(rung.steps(problem, params, Emulator().machine), packed, kernels)
     right = inputs.a.astype(np.int64) @ inputs.b.astype(np.int64)
     return bool((arrays[2] == right.astype(numpy_dtype(problem.out))).all())
 
@@ -400,5 +324,5 @@ def test_rows_beyond_2_31_elements(rung: Rung, operand: int) -> None:
 )
 def test_offsets_in_int_are_caught(name: str, edit: Edit, operand: int, tmp_path: Path) -> None:
     rung = find_rung(name)
-    source = source_of((edit,), rung, tmp_path)
+    source = source_of(Mutant("offsets in int", name, "", (), {}, (edit,)), rung, tmp_path)
     assert not far_product(rung, operand, lambda kernel: compile_cu(source, names=[kernel]))
