@@ -7,7 +7,6 @@ import random
 import re
 import socket
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,9 @@ import gemmule as gm
 from checkout import ROOT
 from gemmule.errors import PeerError
 from gemmule.torch import sharded
+from products import OURS, THEIRS
 
 WORLD, CASES = 4, 6
-OURS: dict[str, Callable[..., Any]] = {
-    "matvec": gm.matvec,
-    "vecmat": gm.vecmat,
-    "matmul": gm.matmul,
-}
-THEIRS: dict[str, Callable[..., Any]] = {
-    "matvec": lambda A, x: (A @ x[..., None])[..., 0],
-    "vecmat": lambda x, A: (x[..., None, :] @ A)[..., 0, :],
-    "matmul": torch.matmul,
-}
 # op, placements of both operands on an axis of a mesh, and those of a result that needs no message.
 QUIET = [
     ("matvec", Shard(0), Replicate(), Shard(0)),

@@ -8,12 +8,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from checkout import EVIDENCE
-from gemmule.core.problem import QuantSpec
+from gemmule.core.problem import Problem, QuantSpec
 from gemmule.timing.sampler import Samples
-from gemmule_lab.records.rows import Ceiling, Environment, Times
+from gemmule_lab.records.rows import Ceiling, Environment, Row, Speedup, Times
 from gemmule_lab.studies.records import Rows, StudyRow
 from pages import study_pages
 
+PARTS_OF_THE_WAY = [  # of a product from host arrays to a host array
+    "first call",
+    *("allocation", "host to device, pageable", "host to device, pinned"),
+    *("kernel", "device to host, pageable", "device to host, pinned", "free"),
+]
 QUANT = QuantSpec(4, 128, False, "row", "float16", False)
 
 
@@ -41,6 +46,21 @@ def samples(name: str, microseconds: float, n: int = 12, spread: float = 0.0) ->
 
 def times(us: float) -> Times:
     return Times(us, us, us, us, 8)
+
+
+def result_row(
+    name: str,
+    us: float,
+    problem: Problem,
+    kind: str = "rung",
+    *,
+    over: Mapping[str, float] | None = None,
+    group: str = "64 x 64, matvec, float32",
+) -> Row:
+    """Return a cold row; over: how many times as fast as each peer."""
+    speedups = {k: Speedup(v, v, v, 9, 0.95, "faster") for k, v in (over or {}).items()}
+    rest = {"percent_of_ceiling": 50.0, "speedups": speedups, "group": group}
+    return Row("e", problem, name, kind, "cold", times(us), 1e3 / us, 1.0, **rest)  # type: ignore[arg-type]
 
 
 def study_row(

@@ -14,11 +14,18 @@ from typing import Any
 
 import numpy as np
 
+import gemmule as gm
 from gemmule.core import memory
 from gemmule.core.problem import numpy_dtype
 
 Array = np.ndarray[Any, Any]
 
+OURS: dict[str, Callable[..., Any]] = {op: getattr(gm, op) for op in ("matvec", "vecmat", "matmul")}
+THEIRS: dict[str, Callable[..., Any]] = {  # the same by operators, of whatever library
+    "matvec": lambda A, x: (A @ x[..., None])[..., 0],
+    "vecmat": lambda x, A: (x[..., None, :] @ A)[..., 0, :],
+    "matmul": lambda A, B: A @ B,
+}
 MAX_REDUCTION = 60  # 60 * 2 * 2 = 240 < 256, the largest run of integers in bfloat16
 
 

@@ -6,7 +6,6 @@ import ctypes
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,22 +15,13 @@ import gemmule as gm
 from checkout import ROOT
 from gemmule.core.problem import result_dtype
 from gemmule.core.registry import all_rungs
+from products import OURS, THEIRS
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
 from gemmule.frameworks import xla  # noqa: E402
 
-OURS: dict[str, Callable[..., Any]] = {
-    "matvec": gm.matvec,
-    "vecmat": gm.vecmat,
-    "matmul": gm.matmul,
-}
-THEIRS: dict[str, Callable[..., Any]] = {
-    "matvec": lambda A, x: (A @ x[..., None])[..., 0],
-    "vecmat": lambda x, A: (x[..., None, :] @ A)[..., 0, :],
-    "matmul": jnp.matmul,
-}
 CASES = [
     *[("matvec", *s) for s in (((3, 5), (5,)), ((2, 3, 5), (5,)), ((3, 5), (2, 5)))],
     *[("vecmat", *s) for s in (((3,), (3, 5)), ((4, 3), (3, 5)), ((3,), (2, 3, 5)))],

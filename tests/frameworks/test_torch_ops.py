@@ -12,6 +12,7 @@ import pytest
 
 import gemmule as gm
 from checkout import ROOT
+from products import OURS, THEIRS
 
 torch = pytest.importorskip("torch")
 
@@ -301,24 +302,12 @@ def test_operands_on_two_devices_are_named() -> None:
 
 
 # ---- the plain functions come here by themselves ------------------------------------------------
-PLAIN: dict[str, Callable[..., Any]] = {
-    "matvec": gm.matvec,
-    "vecmat": gm.vecmat,
-    "matmul": gm.matmul,
-}
-TORCHS: dict[str, Callable[..., Any]] = {
-    "matvec": lambda A, x: (A @ x[..., None])[..., 0],
-    "vecmat": lambda x, A: (x[..., None, :] @ A)[..., 0, :],
-    "matmul": torch.matmul,
-}
-
-
 @pytest.mark.parametrize(("op", "left", "right"), FEW)
 def test_plain_functions_are_differentiable(op: str, left: Any, right: Any) -> None:
     a, b = sample(left, seed=1, grad=True), sample(right, seed=2, grad=True)
-    assert torch.autograd.gradcheck(PLAIN[op], (a, b))
+    assert torch.autograd.gradcheck(OURS[op], (a, b))
     with torch.no_grad():
-        assert not PLAIN[op](a, b).requires_grad
+        assert not OURS[op](a, b).requires_grad
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -327,10 +316,10 @@ def test_plain_functions_stay_in_a_compiled_graph(op: str) -> None:
     left, right = SHAPES[op][0]
     a, b = sample(left, "float32", 1, grad=True), sample(right, "float32", 2)
     compiled = torch.compile(
-        lambda a, b: torch.tanh(PLAIN[op](a, b)), fullgraph=True, backend="aot_eager"
+        lambda a, b: torch.tanh(OURS[op](a, b)), fullgraph=True, backend="aot_eager"
     )
-    torch.testing.assert_close(compiled(a, b), torch.tanh(TORCHS[op](a, b)))
-    torch.testing.assert_close(compiled(a.detach(), b), torch.tanh(TORCHS[op](a, b)).detach())
+    torch.testing.assert_close(compiled(a, b), torch.tanh(THEIRS[op](a, b)))
+    torch.testing.assert_close(compiled(a.detach(), b), torch.tanh(THEIRS[op](a, b)).detach())
 
 
 VMAPS = [
@@ -342,7 +331,7 @@ VMAPS = [
 
 @pytest.mark.parametrize(("op", "left", "right"), VMAPS)
 def test_vmap_and_its_gradients(op: str, left: Any, right: Any) -> None:
-    called, theirs = getattr(torch.ops.gemmule, op), TORCHS[op]
+    called, theirs = getattr(torch.ops.gemmule, op), THEIRS[op]
     for places in ((None, 0), (0, None), (0, 0), (-1, 0), (1, -1)):
         given = []
         for seed, (shape, place) in enumerate(zip((left, right), places, strict=True)):
@@ -352,7 +341,7 @@ def test_vmap_and_its_gradients(op: str, left: Any, right: Any) -> None:
         wanted = torch.vmap(theirs, places)(*given)
         slope = torch.vmap(torch.func.grad(lambda a, b: theirs(a, b).sin().sum(), (0, 1)), places)
         # Called by name it is the same below: once is enough.
-        for function in (PLAIN[op], called) if places == (1, -1) else (PLAIN[op],):
+        for function in (OURS[op], called) if places == (1, -1) else (OURS[op],):
             found = torch.vmap(function, places)(*given)
             torch.testing.assert_close(found, wanted)
             mine = torch.func.grad(lambda a, b, f=function: f(a, b).sin().sum(), (0, 1))
@@ -374,7 +363,7 @@ def test_derivatives_forwards_and_of_second_order() -> None:
     A, x = sample((3, 5), seed=1, grad=True).detach(), sample((5,), seed=2, grad=True).detach()
     torch.testing.assert_close(torch.func.jacfwd(lambda x: gm.matvec(A, x))(x), A)
     mine, theirs = (
-        torch.func.hessian(lambda x, f=f: f["matvec"](A, x).sin().sum())(x) for f in (PLAIN, TORCHS)
+        torch.func.hessian(lambda x, f=f: f["matvec"](A, x).sin().sum())(x) for f in (OURS, THEIRS)
     )
     torch.testing.assert_close(mine, theirs)
     with torch.autograd.forward_ad.dual_level():
@@ -383,7 +372,7 @@ def test_derivatives_forwards_and_of_second_order() -> None:
     torch.testing.assert_close(slope, A.sum(1))
 
 
-@pytest.mark.parametrize("functions", [PLAIN, OPS])
+@pytest.mark.parametrize("functions", [OURS, OPS])
 @pytest.mark.parametrize("op", OPS)
 def test_autocast_is_that_of_pytorchs_matmul(op: str, functions: Any) -> None:
     left, right = SHAPES[op][0]
@@ -407,9 +396,9 @@ def test_a_quantised_matrix_gives_its_tensor_a_gradient(op: str, shape: Any) -> 
     dense = torch.from_numpy(Q.dequantize()).double()
     x = sample(shape, seed=4, grad=True)
     order = (lambda m, x: (x, m)) if op == "vecmat" else (lambda m, x: (m, x))
-    found, wanted = PLAIN[op](*order(Q, x)), TORCHS[op](*order(dense, x))
+    found, wanted = OURS[op](*order(Q, x)), THEIRS[op](*order(dense, x))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    assert torch.autograd.gradcheck(lambda x: PLAIN[op](*order(Q, x)), (x,), atol=1e-4, rtol=1e-3)
+    assert torch.autograd.gradcheck(lambda x: OURS[op](*order(Q, x)), (x,), atol=1e-4, rtol=1e-3)
     if op == "matmul" and len(shape) == 2:
         assert torch.autograd.gradcheck(lambda x: gm.matmul(x, Q), (x.mT[:, :5],), atol=1e-4)
 

@@ -23,6 +23,7 @@ from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import check
 from gemmule_lab.peers.registry import all_peers
 from gemmule_lab.records.environment import capture_environment
+from lab_rows import PARTS_OF_THE_WAY
 from sanitizer import sanitize
 
 
@@ -133,16 +134,7 @@ def test_captured_calls_run_on_every_replay() -> None:
 @pytest.mark.parametrize("op", ["matvec", "matmul"])
 def test_the_way_is_split_into_its_parts(op: str) -> None:
     parts = host_to_host.split(op, (64, 64), rounds=2)
-    assert [part.name.partition(":")[0] for part in parts] == [
-        "first call",
-        "allocation",
-        "host to device, pageable",
-        "host to device, pinned",
-        "kernel",
-        "device to host, pageable",
-        "device to host, pinned",
-        "free",
-    ]
+    assert [part.name.partition(":")[0] for part in parts] == PARTS_OF_THE_WAY
     moved = {part.name: part.nbytes for part in parts if part.nbytes}
     size = 64 * 64 * 4
     assert moved["host to device, pinned"] == size + (256 if op == "matvec" else size)

@@ -12,25 +12,9 @@ import pytest
 from checkout import ROOT
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import OPS, ladder
-from gemmule_lab.records.rows import Row, Times
+from lab_rows import result_row
 from pages import build, cpu_pages
 from pages.excerpts import docstring
-
-
-def row(name: str, us: float, problem: Problem, kind: str = "rung") -> Row:
-    times = Times(us, us, us, us, 9)
-    return Row(
-        "e",
-        problem,
-        name,
-        kind,
-        "cold",
-        times,
-        1e3 / us,
-        1.0,
-        percent_of_ceiling=50.0,
-        group="64 x 64, matvec, float32",
-    )
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -46,7 +30,7 @@ def test_every_rung_of_a_ladder_is_described_and_measured_or_said_not_to_be(op: 
 
 def test_rungs_that_were_not_measured_are_named() -> None:
     problem = Problem("matvec", 64, 64)
-    rows = [row(rung.name, 1.0, problem) for rung in ladder("matvec", "cpu")]
+    rows = [result_row(rung.name, 1.0, problem) for rung in ladder("matvec", "cpu")]
     assert "Not measured" not in cpu_pages.measured("matvec", rows)
     missing = rows.pop().name
     assert cpu_pages.measured("matvec", rows).endswith(f"{cpu_pages.NOT_YET} {missing}.")
@@ -65,11 +49,11 @@ def test_a_run_is_kept_under_the_name_of_its_processor(tmp_path: Path) -> None:
 def test_rungs_stand_in_ladder_order_with_what_each_gained() -> None:
     problem = Problem("matvec", 64, 64)
     rows = [
-        row("numpy", 5.0, problem, "peer"),
-        row("threads", 10.0, problem),
-        row("four_rows", 20.0, problem),
-        row("scalar_loop", 80.0, problem),
-        row("panels", 1.0, dataclasses.replace(problem, layout_a="col")),
+        result_row("numpy", 5.0, problem, "peer"),
+        result_row("threads", 10.0, problem),
+        result_row("four_rows", 20.0, problem),
+        result_row("scalar_loop", 80.0, problem),
+        result_row("panels", 1.0, dataclasses.replace(problem, layout_a="col")),
     ]
     lines = cpu_pages.measured("matvec", rows).splitlines()
     names = [line.split("|")[1].strip().replace("\\", "") for line in lines if line[:1] == "|"][2:]
@@ -86,7 +70,7 @@ def test_rows_go_to_their_ladder() -> None:
         (Problem("matmul", 4, 4, 4), "matmul"),
         (Problem("matmul", 4, 4, 4, a="uint4", quant=spec), "quantized"),
     ):
-        rows = [row("a_rung", 1.0, problem)]
+        rows = [result_row("a_rung", 1.0, problem)]
         shown = [one for one in OPS if "| a\\_rung" in cpu_pages.measured(one, rows)]
         assert shown == [op]
 

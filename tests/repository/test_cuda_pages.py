@@ -17,9 +17,10 @@ from gemmule.core.problem import Problem
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import CudaRung
 from gemmule.storage import evidence
-from gemmule_lab.records.rows import Row, Speedup, Times
+from gemmule_lab.records.rows import Row
 from gemmule_lab.report.ladder_gains import before
 from gemmule_lab.report.ladder_table import examples, rows
+from lab_rows import result_row
 from pages import build, cuda_pages, ladder_tables, newest
 from pages.cuda_pages import page, picture
 from pages.excerpts import MOST_LINES, Telling, docstring, excerpt, marked, telling
@@ -180,23 +181,9 @@ def test_an_excerpt_in_a_header_has_to_be_there(tmp_path: Path) -> None:
     assert telling(Rung) == Telling()
 
 
-def row(name: str, us: float, over: dict[str, float], kind: str = "rung") -> Row:
-    times = Times(us, us, us, us, 9)
-    speedups = {k: Speedup(v, v, v, 9, 0.95, "faster") for k, v in over.items()}
+def timed(name: str, us: float, over: dict[str, float], kind: str = "rung") -> Row:
     title = ladder_tables.titles("matvec")[0]
-    return Row(
-        "e",
-        Problem("matvec", 4096, 4096),
-        name,
-        kind,
-        "cold",
-        times,
-        1e3 / us,
-        1.0,
-        percent_of_ceiling=50.0,
-        speedups=speedups,
-        group=title,
-    )
+    return result_row(name, us, Problem("matvec", 4096, 4096), kind, over=over, group=title)
 
 
 def test_a_rung_stands_beside_the_nearest_one_before_it() -> None:
@@ -207,9 +194,9 @@ def test_a_rung_stands_beside_the_nearest_one_before_it() -> None:
     assert before(chosen["p_threads_vector"], rungs, present) == "thread_per_row"
     assert before(chosen["thread_per_row"], rungs, present) is None
     rows = [
-        row("thread_per_row", 400.0, {"torch": 0.03}),
-        row("torch", 12.0, {}, "peer"),
-        row("two_step", 16.0, {"torch": 0.75, "thread_per_row": 25.0}),
+        timed("thread_per_row", 400.0, {"torch": 0.03}),
+        timed("torch", 12.0, {}, "peer"),
+        timed("two_step", 16.0, {"torch": 0.75, "thread_per_row": 25.0}),
     ]
     text = ladder_tables.rung_times("matvec", chosen["two_step"], rungs, rows)
     assert "x over thread\\_per\\_row | x over torch" in text

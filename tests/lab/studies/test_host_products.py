@@ -37,6 +37,7 @@ from gemmule_lab.studies.harness import GpuBench
 from gemmule_lab.studies.products import largest, passes
 from gemmule_lab.studies.products import totals as host_products
 from gemmule_lab.studies.products.passes import CPU_LOOP, NAIVE, NUMPY, PARTS, PINNED, SHARED, Way
+from lab_rows import PARTS_OF_THE_WAY
 
 
 class TimedDriver(EmulatedDriver):
@@ -131,16 +132,7 @@ def test_the_way_of_one_product_is_split_into_its_parts(op: str) -> None:
     with device() as driver:
         parts = host_to_host.split(op, (33, 33), rounds=2)
         assert not driver.pinned
-    assert [part.name.partition(":")[0] for part in parts] == [
-        "first call",
-        "allocation",
-        "host to device, pageable",
-        "host to device, pinned",
-        "kernel",
-        "device to host, pageable",
-        "device to host, pinned",
-        "free",
-    ]
+    assert [part.name.partition(":")[0] for part in parts] == PARTS_OF_THE_WAY
     assert all(part.seconds > 0 for part in parts)
     assert sum(part.gbs is not None for part in parts) == 4
 
