@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from children import printed
-from gemmule.backends.cpu import target
+from gemmule.backends.cpu import features, target
 from gemmule.backends.cpu.jit import unavailable
 from gemmule.core.registry import all_rungs
 from gemmule.rungs.quantized.cpu import _operands
@@ -28,9 +28,9 @@ VARIABLES = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX")
 @pytest.fixture(autouse=True)
 def _read_again(setting: Callable[..., None]) -> Iterator[None]:
     setting(**dict.fromkeys(VARIABLES))
-    target.target_features.cache_clear()
+    features.target_features.cache_clear()
     yield
-    target.target_features.cache_clear()
+    features.target_features.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_target_is_what_numba_compiles_for(
     setting: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(target, "_host_features", lambda: HOST)
+    monkeypatch.setattr(features, "host_features", lambda: HOST)
     setting(**given)
     assert target.vector_bytes() == width
     reason = target.missing_features("avx512vnni")
@@ -71,7 +71,7 @@ def test_the_target_is_what_numba_compiles_for(
 # halves read ahead, and the packed products' tile. Each takes a second to compile.
 PRODUCTS = """
 import numpy as np, gemmule as gm
-from gemmule.backends.cpu import target
+from gemmule.backends.cpu import features, target
 from fences import fenced
 from products import exact, small
 from pytest import MonkeyPatch

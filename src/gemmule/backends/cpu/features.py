@@ -37,6 +37,22 @@ def _llvm_word(flag: str) -> str:
     return flag.replace("amx_", "amx-").replace("sse4_", "sse4.")
 
 
+@functools.cache
+def target_features() -> tuple[frozenset[str], str | None]:
+    """Return the target's features and the variable that takes some away, read once as by Numba."""
+    features = host_features()
+    stated = os.environ.get("NUMBA_CPU_FEATURES")
+    if stated is not None:
+        # What Numba's CPU_NAME has besides is LLVM's to know: only what is named counts.
+        named = {word[1:] for word in stated.split(",") if word.startswith("+")}
+        return features & named, "NUMBA_CPU_FEATURES"
+    if os.environ.get("NUMBA_CPU_NAME", "").lower() == "generic":
+        return frozenset(), "NUMBA_CPU_NAME"
+    if os.environ.get("NUMBA_ENABLE_AVX") == "0":
+        return frozenset(f for f in features if not f.startswith("avx")), "NUMBA_ENABLE_AVX"
+    return features, None
+
+
 def _features_by_llvm() -> frozenset[str]:
     import llvmlite.binding
 

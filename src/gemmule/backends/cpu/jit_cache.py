@@ -2,7 +2,8 @@
 
 The digest covers the sources of all CPU rungs and of this back end, and the CPU, so an edited
 helper or another machine never meets stale code. An entry is a SHA-256 followed by an object file;
-a truncated or damaged one is compiled again.
+a truncated or damaged one is compiled again. What the package itself brings
+(`gemmule.backends.cpu.packaged`) is looked at first.
 
 Machine code is as trusted as ``__pycache__``: it is read only from folders that belong to this
 user, are no symbolic links and cannot be written by others. In any other case the cache is off,
@@ -23,14 +24,16 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Protocol
 
-from gemmule.backends.cpu import elf
+from gemmule.backends.cpu import elf, packaged
 from gemmule.backends.cpu.features import identity
+from gemmule.core.waiting import Wait
 from gemmule.errors import GemmuleWarning
 from gemmule.settings import cache_folder
 from gemmule.storage.atomic import check_private
 
 log = logging.getLogger("gemmule")
 ENTRY = "gemmule_kernel"
+_WAIT = Wait("CPU kernels", "gemmule warm")
 
 
 class Source(Protocol):
@@ -55,10 +58,11 @@ def source_files() -> list[Path]:
     return sorted([*rungs, *own])
 
 
-def source_digest(files: list[Path]) -> str:
-    """Return 32 hexadecimal digits that change with any of `files`, or the CPU."""
-    sha = hashlib.sha256(identity().encode())
-    for path in files:
+@functools.cache
+def source_digest() -> str:
+    """Return 32 hexadecimal digits that change with any of the files; read once a process."""
+    sha = hashlib.sha256()
+    for path in source_files():
         text = path.read_bytes()
         sha.update(f"{path.name}:{len(text)}:".encode() + text)
     return sha.hexdigest()[:32]
@@ -68,7 +72,8 @@ def source_digest(files: list[Path]) -> str:
 def kernel_folder() -> Path | None:
     """Return the private folder of compiled kernels, made if need be; None: the cache is off."""
     top = cache_folder()
-    folder = top / "kernels" / source_digest(source_files())
+    here = hashlib.sha256(f"{source_digest()} {identity()}".encode()).hexdigest()[:32]
+    folder = top / "kernels" / here
     try:
         top.mkdir(mode=0o700, parents=True, exist_ok=True)
         for step in (folder.parent, folder):
@@ -110,15 +115,17 @@ def loaded(kernel: Source, parameters: tuple[Any, ...], *, for_python: bool = Fa
     forms = " ".join("int" if one is int else repr(one._fields) for one in parameters)
     forms += " for Python" if for_python else ""
     digest = hashlib.sha256(f"{kernel.key} of {forms}".encode()).hexdigest()[:32]
+    brought = packaged.object_code(source_digest(), digest)
+    address = None if brought is None else _loadable(brought)
+    if address is not None:
+        return address
     name = re.sub(r"\W+", "_", kernel.function.__name__)
     folder = kernel_folder()
     path = None if folder is None else folder / f"{name}-{digest}.o"
     payload = None if path is None else _read_checked(path)
-    if payload is not None:
-        try:
-            return _placed(payload)
-        except ValueError as error:  # a foreign entry: compiling again is right
-            log.debug("compiled kernel %s does not load (%s); compiling again", name, error)
+    address = None if payload is None else _loadable(payload)
+    if address is not None:
+        return address
     made = compiled(kernel, parameters, for_python)
     if path is not None:
         try:
@@ -130,10 +137,20 @@ def loaded(kernel: Source, parameters: tuple[Any, ...], *, for_python: bool = Fa
 
 def compiled(kernel: Source, parameters: tuple[Any, ...], for_python: bool) -> bytes:
     """Return a kernel's object code, made anew."""
-    from gemmule.backends.cpu.assembler import object_code
-    from gemmule.backends.cpu.language import module_of
+    with _WAIT.measured():
+        from gemmule.backends.cpu.assembler import object_code
+        from gemmule.backends.cpu.language import module_of
 
-    return object_code(str(module_of(kernel, parameters, ENTRY, for_python=for_python)))
+        return object_code(str(module_of(kernel, parameters, ENTRY, for_python=for_python)))
+
+
+def _loadable(content: bytes) -> int | None:
+    """Return where object code was put in memory; None where it is none, or needs what is not."""
+    try:
+        return _placed(content)
+    except ValueError as error:
+        log.debug("a compiled kernel does not load (%s); compiling again", error)
+        return None
 
 
 def _placed(content: bytes) -> int:

@@ -8,27 +8,8 @@ chosen, by what that target has, so that a CPU with AVX-512 can stand for one wi
 
 from __future__ import annotations
 
-import functools
-import os
-
-from gemmule.backends.cpu.features import host_features as _host_features
+from gemmule.backends.cpu import features
 from gemmule.backends.cpu.jit import unavailable
-
-
-@functools.cache
-def target_features() -> tuple[frozenset[str], str | None]:
-    """Return the target's features and the variable that takes some away, read once as by Numba."""
-    features = _host_features()
-    stated = os.environ.get("NUMBA_CPU_FEATURES")
-    if stated is not None:
-        # What Numba's CPU_NAME has besides is LLVM's to know: only what is named counts.
-        named = {word[1:] for word in stated.split(",") if word.startswith("+")}
-        return features & named, "NUMBA_CPU_FEATURES"
-    if os.environ.get("NUMBA_CPU_NAME", "").lower() == "generic":
-        return frozenset(), "NUMBA_CPU_NAME"
-    if os.environ.get("NUMBA_ENABLE_AVX") == "0":
-        return frozenset(f for f in features if not f.startswith("avx")), "NUMBA_ENABLE_AVX"
-    return features, None
 
 
 def missing_features(*wanted: str) -> str | None:
@@ -36,22 +17,22 @@ def missing_features(*wanted: str) -> str | None:
     reason = unavailable()
     if reason is not None:
         return reason
-    features, variable = target_features()
-    absent = [name for name in wanted if name not in features]
+    present, variable = features.target_features()
+    absent = [name for name in wanted if name not in present]
     if not absent:
         return None
     lacks = f"lacks {', '.join(absent)}"
-    if variable is not None and not set(absent) - _host_features():
+    if variable is not None and not set(absent) - features.host_features():
         return f"{variable} is set, and the CPU that is compiled for {lacks}; unset it"
     return f"this CPU {lacks}"
 
 
 def vector_bytes() -> int:
     """Return the width of the target's vector registers; 64 means that there are 32 of them."""
-    features = target_features()[0]
-    if {"avx512f", "avx512bw", "avx512dq"} <= features:
+    present = features.target_features()[0]
+    if {"avx512f", "avx512bw", "avx512dq"} <= present:
         return 64
-    return 32 if "avx2" in features else 16
+    return 32 if "avx2" in present else 16
 
 
 def has_wide_vectors() -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.core.rung import HEADERS_FOLDER
+from gemmule.core.waiting import Wait
 from gemmule.errors import INSTALL, CompileError, GemmuleWarning
 from gemmule.settings import cache_folder
 from gemmule.storage.atomic import write_atomically
@@ -37,6 +38,7 @@ _OPTIONS: dict[str, Any] = {
     "no_display_error_number": True,
 }
 MAX_ENTRY_BYTES = 64 * 2**20
+_WAIT = Wait("CUDA kernels", "gemmule warm --device cuda")
 SYSTEM_SHARED = 1024  # of each block's shared memory
 
 
@@ -67,7 +69,8 @@ def compile_file(
     cached = _read(entry) if entry is not None else None
     if cached is not None:
         return cached
-    module, _ = build(path, names, arch, defines)
+    with _WAIT.measured():
+        module, _ = build(path, names, arch, defines)
     if entry is not None:
         _write(entry, module)
     return module

@@ -1,0 +1,33 @@
+"""What says, once a process, that compiling takes long, and what does it ahead."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger("gemmule")
+LONG_S = 1.0
+
+
+class Wait:
+    """The time that a process waited for compilers of one kind."""
+
+    def __init__(self, what: str, command: str) -> None:
+        self._what, self._command, self._seconds = what, command, 0.0
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Add what the block takes; where the sum passes a second, tell so."""
+        begin = time.perf_counter()
+        yield
+        before, self._seconds = self._seconds, self._seconds + time.perf_counter() - begin
+        if before < LONG_S <= self._seconds:
+            log.warning(
+                "compiling %s took %.1f s so far; it is kept for later processes. "
+                "`%s` compiles ahead what default choices need.",
+                self._what,
+                self._seconds,
+                self._command,
+            )
