@@ -17,8 +17,22 @@ from gemmule.rungs.quantized.cpu import _across, _operands
 from gemmule.rungs.quantized.cpu.vector import panels
 from gemmule.rungs.quantized.cpu.vector.integers import ACTIVATION_GROUP
 
+SCALE_DTYPES = ("float32", "float16", "bfloat16")
 RUNGS = [r for r in all_rungs("cpu") if r.folder == "quantized"]
 NAMES = [r.name for r in RUNGS if r.available() is None]  # by this processor's instructions
+
+KINDS = [  # code width, scale dtype, zero points
+    (4, "float32", "integer"),
+    (4, "float16", "none"),
+    (4, "float32", "fraction"),
+    (8, "float32", "integer"),
+    (8, "bfloat16", "none"),
+    (8, "float32", "fraction"),
+]
+
+
+def normal(m: int, n: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((m, n)).astype(dtype)
 
 
 def rung_called(name: str) -> Rung:
@@ -158,3 +172,9 @@ def check_across_rows(
         first = plan(x, Q)
         for _ in range(3):
             np.testing.assert_array_equal(plan(x, Q), first)
+
+
+def takes(rung: Rung, Q: QuantizedMatrix, columns: int | None, b: str, out: str) -> bool:
+    return any(
+        rung.refusal(problem_of(Q, columns, b, out, kind)) is None for kind in ("float", "int8")
+    )

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 import math
-import pickle
 import tracemalloc
-import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -19,13 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gemmule as gm
-from children import printed
-from gemmule.errors import DeviceError
-from gemmule.quant import checks, layouts, library
+from gemmule.quant import layouts, library
 from gemmule.quant import rounding as rounding
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
+from quantized_products import SCALE_DTYPES, normal
 
 DTYPES = {
     "float64": np.float64,
@@ -33,30 +26,7 @@ DTYPES = {
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
 }
-SCALE_DTYPES = ("float32", "float16", "bfloat16")
 group_sizes = st.one_of(st.none(), st.just(-1), st.integers(1, 40))
-
-
-def normal(m: int, n: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((m, n)).astype(dtype)
-
-
-def test_sizes_reach_their_limits() -> None:
-    most = 1 << 40
-    for right in ((0, 0), (most, 0), (0, most), (most, most)):
-        assert checks.shape(right) == right
-    for wrong in ((most + 1, 0), (0, most + 1), (-1, 0), (0, -1)):
-        with pytest.raises(ValueError, match="sizes must lie in"):
-            checks.shape(wrong)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_parts_on_the_host_begin_with_a_cache_line(bits: int) -> None:
-    for rows in (1, 300):  # small arrays and large ones lie in different places
-        Q = quantize(normal(rows, 500), bits=bits, group_size=20)
-        for part in (Q.codes, Q.scales, Q.zeros):
-            assert part.ctypes.data % 64 == 0
-            assert part.flags.c_contiguous
 
 
 def unpacked(Q: QuantizedMatrix) -> np.ndarray:
@@ -319,64 +289,6 @@ def test_empty_matrices(shape: tuple[int, int], group_size: int | None) -> None:
         assert np.isfinite(Q.scales).all()
 
 
-def test_perm_is_the_order_of_the_stored_columns() -> None:
-    W, x = normal(6, 21), normal(1, 21, 1)[0]
-    perm = np.random.default_rng(5).permutation(21)
-    Q = quantize(W, 4, 8, perm=perm)
-    plain = quantize(np.ascontiguousarray(W[:, perm]), 4, 8)
-    for name in ("codes", "scales", "zeros"):
-        np.testing.assert_array_equal(getattr(Q, name), getattr(plain, name))
-    assert Q.perm.dtype == np.int32
-    stored = plain.dequantize()
-    np.testing.assert_array_equal(Q.dequantize()[:, perm], stored)
-    np.testing.assert_array_equal(Q.T.dequantize()[perm], stored.T)
-    np.testing.assert_allclose(Q.dequantize() @ x, stored @ x[perm], rtol=1e-5, atol=1e-5)
-    assert np.abs(Q.dequantize() - W).max() <= Q.scales.max() * 0.51
-
-
-def test_perm_sorts_act_order_groups() -> None:
-    g_idx = np.array([1, 0, 1, 0, 0, 1])
-    scales = np.array([[2.0, 3.0]], np.float32)
-    perm = np.argsort(g_idx, kind="stable")
-    codes = np.full((1, 6), 129, np.uint8)
-    Q = QuantizedMatrix.from_parts(codes, scales, shape=(1, 6), bits=8, group_size=3, perm=perm)
-    assert Q.dequantize().tolist() == [scales[0, g_idx].tolist()]
-
-
-def test_perm_is_copied_and_arrays_are_read_only() -> None:
-    perm = np.arange(4)
-    Q = quantize(normal(2, 4), 8, 2, perm=perm)
-    perm[:] = 10**6
-    assert Q.perm.tolist() == [0, 1, 2, 3]
-    for array in (Q.codes, Q.scales, Q.zeros, Q.perm, Q.to(layout="mma16").codes):
-        with pytest.raises(ValueError, match="read-only"):
-            array[...] = 0
-
-
-def test_transpose_is_a_view() -> None:
-    Q = quantize(normal(3, 5), 4, 2)
-    assert Q.T.codes is Q.codes
-    assert Q.T.transposed
-    assert not Q.T.T.transposed
-    assert (Q.T.shape, Q.T.stored_shape) == ((5, 3), (3, 5))
-
-
-def test_the_transpose_is_the_same_object_and_keeps_none_alive() -> None:
-    Q = quantize(normal(3, 5), 4, 2)
-    turned, first = Q.T, weakref.ref(Q)
-    assert Q.T is turned
-    assert turned.T is Q
-    gc.disable()
-    try:
-        del Q
-        assert first() is None
-    finally:
-        gc.enable()
-    assert turned.T is turned.T
-    assert turned.T.T is turned
-    assert pickle.loads(pickle.dumps(turned)).T.shape == (3, 5)
-
-
 VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "transposed": lambda W: W.T,
     "every other column": lambda W: W[:, ::2],
@@ -480,115 +392,6 @@ def test_wrong_inputs_of_quantize() -> None:
             quantize(*args, **options)
 
 
-def parts(**changes: Any) -> dict[str, Any]:
-    honest: dict[str, Any] = {
-        "codes": np.array([[0x21, 0x03], [0x54, 0x06]], np.uint8),
-        "scales": np.ones((2, 2), np.float32),
-        "zeros": np.zeros((2, 2), np.float32),
-        "shape": (2, 3),
-        "bits": 4,
-        "group_size": 2,
-    }
-    return {**honest, **changes}
-
-
-def test_from_parts_takes_what_is_right() -> None:
-    Q = QuantizedMatrix.from_parts(**parts(transposed=True))
-    assert Q.dequantize().tolist() == [[1, 4], [2, 5], [3, 6]]
-    strided = np.zeros((2, 4), np.uint8)
-    strided[:, ::2] = parts()["codes"]
-    Q = QuantizedMatrix.from_parts(**parts(codes=strided[:, ::2], scales=-np.ones((2, 2), "f2")))
-    assert Q.dequantize().tolist() == [[-1, -2, -3], [-4, -5, -6]]
-    assert (Q.nbytes, Q.dtype_name, Q.scale_dtype) == (4 + 8 + 16, "int4", "float16")
-
-
-def test_wrong_parts() -> None:
-    nan = np.array([[0, 0], [0, np.nan]], np.float32)
-    wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (TypeError, "int8.*unsigned", {"codes": parts()["codes"].view(np.int8)}),
-        (TypeError, "codes must be a NumPy array", {"codes": b"1234"}),
-        (ValueError, r"codes have shape \(1, 2\)", {"codes": parts()["codes"][:1]}),
-        (ValueError, "bits set where", {"codes": np.full((2, 2), 16, np.uint8)}),
-        (ValueError, r"shape \(2, 2\).*layout 'mma16' takes \(1, 512\)", {"layout": "mma16"}),
-        (ValueError, "layout is 'x'", {"layout": "x"}),
-        (TypeError, "scales have dtype float64", {"scales": np.ones((2, 2))}),
-        (TypeError, "scales have dtype >f4", {"scales": np.ones((2, 2), ">f4")}),
-        (ValueError, r"scales have shape \(2, 1\)", {"scales": np.ones((2, 1), np.float32)}),
-        (ValueError, r"scales\[1, 1\] is nan", {"scales": nan}),
-        (TypeError, "zeros have dtype uint8.*astype", {"zeros": np.zeros((2, 2), np.uint8)}),
-        (ValueError, r"zeros\[1, 1\] is nan", {"zeros": nan}),
-        (ValueError, r"zeros have shape \(1, 1\)", {"zeros": np.zeros((1, 1), np.float32)}),
-        (ValueError, "takes", {"group_size": None}),
-        (ValueError, "two sizes", {"shape": (6,)}),
-        (ValueError, "sizes must lie", {"shape": (-1, 3)}),
-        (TypeError, "must be an int", {"shape": (2.0, 3)}),
-        (ValueError, "bits is 5", {"bits": 5}),
-    ]
-    for error, words, changes in wrong:
-        with pytest.raises(error, match=words):
-            QuantizedMatrix.from_parts(**parts(**changes))
-
-
-def test_padding_of_mma16_is_checked() -> None:
-    Q = quantize(normal(3, 5), 4, 5).to(layout="mma16")
-    codes = Q.codes.copy()
-    codes[0, -1] = 1
-    with pytest.raises(ValueError, match="bits set where"):
-        QuantizedMatrix.from_parts(
-            codes, Q.scales, Q.zeros, shape=(3, 5), bits=4, group_size=5, layout="mma16"
-        )
-
-
-def test_devices_go_through_the_transfer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    Q = quantize(normal(3, 5), 4, 2, perm=np.arange(5)[::-1])
-    calls: list[str] = []
-
-    def transfer(device: str) -> Any:
-        return device, lambda array: calls.append(device) or array.copy()
-
-    monkeypatch.setattr(library, "mover", transfer)
-    moved = Q.to("cuda:1", "row")
-    assert (moved.device, calls) == ("cuda:1", ["cuda:1"] * 4)
-    back = moved.to("cpu", "mma16")
-    assert (back.device, calls[4:]) == ("cpu", ["cpu"] * 4)
-    np.testing.assert_array_equal(back.to(layout="row").dequantize(), Q.dequantize())
-    np.testing.assert_array_equal(np.asarray(moved), Q.dequantize())
-    assert Q.to("cpu") is Q
-    with pytest.raises(DeviceError):
-        moved.dequantize()
-    moved.save(tmp_path / "w.safetensors")  # it is fetched
-    saved = QuantizedMatrix.load(tmp_path / "w.safetensors")
-    np.testing.assert_array_equal(saved.dequantize(), Q.dequantize())
-
-
-def test_a_matrix_of_codes_moves_to_what_is_no_device() -> None:
-    with pytest.raises(ValueError, match="device is 'gpu'"):
-        quantize(normal(3, 5)).to("gpu")
-
-
-def test_operators_and_the_array_protocol() -> None:
-    W, x, X = normal(6, 33), normal(1, 33, 1)[0], normal(33, 4, 2)
-    Q = quantize(W, 8, 16)
-    assert (Q.ndim, Q.dtype, Q.T.ndim) == (2, np.float32, 2)
-    np.testing.assert_array_equal(Q @ x, gm.matvec(Q, x))
-    np.testing.assert_array_equal(Q @ X, gm.matmul(Q, X))
-    np.testing.assert_array_equal(x @ Q.T, gm.vecmat(x, Q.T))
-    np.testing.assert_array_equal(X.T @ Q.T, gm.matmul(X.T, Q.T))
-    assert isinstance(torch.from_numpy(x) @ Q.T, torch.Tensor)
-    assert torch.equal(torch.matmul(Q, torch.from_numpy(x)), torch.from_numpy(Q @ x))
-    assert torch.equal(torch.from_numpy(x).__rmatmul__(Q), torch.from_numpy(Q @ x))
-    with pytest.raises(TypeError, match=r"torch\.add"):
-        torch.add(torch.from_numpy(x), Q)
-    assert isinstance(Q @ torch.from_numpy(X), torch.Tensor)
-    np.testing.assert_array_equal((torch.from_numpy(x) @ Q.T).numpy(), x @ Q.T)
-    np.testing.assert_array_equal(np.asarray(Q), Q.dequantize())
-    assert np.asarray(Q.T, "float16").dtype == np.float16
-    with pytest.raises(ValueError, match="only by a copy"):
-        np.array(Q, copy=False)
-    with pytest.raises(TypeError, match="list"):
-        Q @ [1.0]
-
-
 TORCH = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -643,149 +446,6 @@ def test_dlpack_is_enough() -> None:
     np.testing.assert_array_equal(quantize(Exporter(W)).codes, quantize(W).codes)
 
 
-def errors_of(W: np.ndarray, Q: QuantizedMatrix, importance: Any = 1) -> np.ndarray:
-    """Each row's weighted squared error, from the dequantised matrix."""
-    return (importance * (Q.dequantize("float64") - W.astype(np.float64)) ** 2).sum(1)
-
-
-@pytest.mark.parametrize("method", ["mse", "hqq"])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("shift", [0.0, 3.0])
-@pytest.mark.parametrize("scale_dtype", SCALE_DTYPES)
-def test_searched_scales_are_never_worse(
-    method: str, bits: int, shift: float, scale_dtype: str
-) -> None:
-    W, importance = normal(40, 48) + np.float32(shift), np.random.default_rng(9).random(48) ** 4
-    for group_size in (-1, None):
-        for weights in (None, importance):
-            options = {"importance": weights, "scale_dtype": scale_dtype}
-            plain = quantize(W, bits, group_size, **options)
-            found = quantize(W, bits, group_size, method=method, **options)
-            count = np.ones(48) if weights is None else weights
-            ours, theirs = errors_of(W, found, count), errors_of(W, plain, count)
-            if group_size is None:
-                ours, theirs = ours.sum(keepdims=True), theirs.sum(keepdims=True)
-            assert (ours <= theirs * (1 + 1e-4)).all()
-            relative = math.sqrt(ours.sum() / (count * W.astype(np.float64) ** 2).sum())
-            assert found.error == pytest.approx(relative, rel=1e-3)
-
-
-@pytest.mark.parametrize("scale_dtype", SCALE_DTYPES)
-@pytest.mark.parametrize("group_size", [16, -1, None])
-def test_equal_weights_have_small_zero_points_and_finite_products(
-    scale_dtype: str, group_size: int | None
-) -> None:
-    x = np.ones((48, 5), np.float32)
-    for value in (0.5, -3e-20, 1e3, 2.0**-140):
-        for spread in (0.0, 1e-3, 1e-9):
-            W = value * (1 + spread * normal(3, 48, dtype=np.float64))
-            Q = quantize(W, 4, group_size, method="hqq", scale_dtype=scale_dtype)
-            assert np.abs(Q.zeros).max() <= 2.0**17
-            with np.errstate(over="raise"):
-                expected = Q.dequantize("float64") @ x
-                sizes = np.abs(Q.dequantize("float64")) @ x
-            for product in (Q @ x, (x.T @ Q.T).T, (Q @ x[:, 0])[:, None]):
-                assert (np.abs(product - expected) <= 1e-5 * sizes + 1e-43).all()
-            if spread == 1e-3 and value > 0.1:  # the codes of nearly equal weights still count
-                assert Q.error < 0.15 * spread + 0.01 * (scale_dtype != "float32") * spread
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("method", ["rtn", "mse"])
-def test_groups_of_zeros_have_products_of_exactly_zero(bits: int, method: str) -> None:
-    W = normal(6, 96)
-    W[2] = W[4, 32:] = 0
-    x = normal(96, 3, 1) * 1e3
-    for symmetric in (False, True):
-        for group_size in (32, -1):
-            Q = quantize(W, bits, group_size, symmetric, method=method)
-            assert not (Q @ x)[2].any()
-            assert not (Q @ x[:, 0])[2].any()
-            assert not (x.T @ Q.T)[:, 2].any()
-            assert Q.scales[2, 0] == 0
-        blank = quantize(0 * W, bits, None, symmetric, method=method)
-        assert not (blank @ x).any()
-        assert blank.error == 0
-
-
-def test_zero_points_beside_which_no_code_counts_are_refused(tmp_path: Path) -> None:
-    parts = np.zeros((1, 4), np.uint8), np.full((1, 1), 2.0**-126, np.float32)
-    for zero, message in ((-4.25e37, "quantise the weights again"), (2.0**33, r"within 2\^32")):
-        with pytest.raises(ValueError, match=message):
-            QuantizedMatrix.from_parts(
-                *parts, np.full((1, 1), zero, np.float32), shape=(1, 4), bits=8, group_size=-1
-            )
-    most = np.full((1, 1), 2.0**32, np.float32)
-    Q = QuantizedMatrix.from_parts(*parts, most, shape=(1, 4), bits=8, group_size=-1)
-    assert np.isfinite(Q @ np.full((4, 2), 1e28, np.float32)).all()
-    path = tmp_path / "q.safetensors"
-    Q.save(path)
-    data = path.read_bytes()
-    path.write_bytes(data.replace(most.tobytes(), np.float32(4e37).tobytes()))
-    with pytest.raises(ValueError, match=r"q\.safetensors: zeros"):
-        QuantizedMatrix.load(path)
-
-
-def test_methods_reach_what_is_known_of_normal_weights() -> None:
-    """A fine grid over scale and zero point of each group: no method of two numbers does better."""
-    W = normal(30, 64, dtype=np.float64)
-    best = np.full(30, np.inf)
-    low, high = W.min(1, keepdims=True), W.max(1, keepdims=True)
-    for shrink in np.linspace(1, 0.6, 41):
-        for shift in np.linspace(-1, 1, 21):
-            scale = (high - low) * shrink / 15
-            zero = 7.5 - (low + high) / 2 / scale + shift
-            codes = np.clip(np.rint(W / scale + zero), 0, 15)
-            best = np.minimum(best, ((scale * (codes - zero) - W) ** 2).sum(1))
-    found = {m: errors_of(W, quantize(W, 4, -1, method=m)).sum() for m in ("rtn", "mse", "hqq")}
-    assert found["hqq"] < 1.05 * best.sum() < found["mse"] < found["rtn"]
-
-
-def test_importance_moves_the_error_to_where_it_counts_less() -> None:
-    W, importance = normal(50, 64), np.where(np.arange(64) % 8, 0.01, 1)
-    plain, weighted = (
-        quantize(W, 4, 64, method="hqq", importance=count) for count in (None, importance)
-    )
-    assert errors_of(W, weighted, importance).sum() < 0.6 * errors_of(W, plain, importance).sum()
-    ragged = quantize(W[:, :50], 4, 16, method="hqq")  # the filled-up group is not fitted to zeros
-    alone = quantize(W[:, 48:50], 4, 2, method="hqq")
-    np.testing.assert_allclose(ragged.dequantize()[:, 48:], alone.dequantize(), rtol=1e-5)
-
-
-def test_wrong_methods_and_importance() -> None:
-    W = normal(2, 4)
-    for words, options in (
-        ("method is 'gptq'", {"method": "gptq"}),
-        ("symmetric=True has none", {"method": "hqq", "symmetric": True}),
-        (r"importance has shape \(3,\)", {"importance": np.ones(3)}),
-        ("finite and not negative", {"importance": np.array([1, 1, -1, 1])}),
-        ("finite and not negative", {"importance": np.array([1, 1, np.nan, 1])}),
-    ):
-        with pytest.raises(ValueError, match=words):
-            quantize(W, **options)
-
-
-def test_float32_weights_are_correctly_rounded_for_integer_zero_points() -> None:
-    for bits in (4, 8):
-        for scale_dtype in SCALE_DTYPES:
-            Q = quantize(normal(40, 99), bits, 10, scale_dtype=scale_dtype)
-            exact = Q.dequantize("float64")  # 24-bit scale times 9-bit difference fits 53 bits
-            np.testing.assert_array_equal(Q.dequantize("float32"), exact.astype(np.float32))
-
-
-def test_dequantize_refuses_other_dtypes() -> None:
-    Q = quantize(normal(2, 2), 8, -1)
-    assert Q.dequantize("bfloat16").dtype == ml_dtypes.bfloat16
-    with pytest.raises(ValueError, match="dtype is 'int8'"):
-        Q.dequantize("int8")
-
-
-def test_repr_is_short() -> None:
-    text = repr(quantize(normal(100, 64)).T)
-    assert text.startswith("QuantizedMatrix(shape=(64, 100), bits=4, group_size=128")
-    assert "\n" not in text
-
-
 def test_quantize_needs_little_memory_beside_the_result() -> None:
     W = normal(4096, 2048)
     Q = quantize(W)
@@ -797,27 +457,3 @@ def test_quantize_needs_little_memory_beside_the_result() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 2 * Q.nbytes + 6 * 2**20 < W.nbytes / 2
-
-
-def test_import_needs_numpy_only() -> None:
-    code = (
-        "import sys, gemmule.quant.matrix as _;"
-        "print({'safetensors', 'ml_dtypes', 'torch'} & {*sys.modules})"
-    )
-    assert printed(code).strip() == "set()"
-
-
-def test_what_a_matrix_keeps_stays_with_it() -> None:
-    """Kept values may hold addresses: no copy, view or pickle takes them along."""
-    Q = quantize(np.eye(4), bits=4, group_size=-1)
-    calls: list[QuantizedMatrix] = []
-
-    def count(matrix: QuantizedMatrix) -> int:
-        calls.append(matrix)
-        return len(calls)
-
-    assert [Q.kept(count), Q.kept(count)] == [1, 1]
-    others = [Q.T, copy.copy(Q), copy.deepcopy(Q), pickle.loads(pickle.dumps(Q))]
-    assert [other.kept(count) for other in others] == [2, 3, 4, 5]
-    assert Q.kept(count) == 1
-    assert np.array_equal(others[-1].dequantize(), Q.dequantize())
