@@ -70,7 +70,7 @@ def problems() -> Iterator[Problem]:
 def rivals(problem: Problem, machine: Machine) -> tuple[Choice, Choice] | None:
     """Return the choice without the vendor, and the vendor's; None where there are not both."""
     call = proofs.packed_call(problem)
-    ranked = sorted(choose._suggestions(call, machine), key=lambda one: one.expected_s or 0.0)
+    ranked = sorted(choose.suggestions(call, machine), key=lambda one: one.expected_s or 0.0)
     ours = next((one for one in ranked if not one.rung.vendor), None)
     vendors = next((one for one in ranked if one.rung.vendor), None)
     return None if ours is None or vendors is None else (ours, vendors)

@@ -51,7 +51,7 @@ def choose(
         reason = f"tuned on this device, {tuned.date}"
         own = call.problem
         return Choice(call, own, tuned.rung, tuned.params, machine, reason, tuned.time_s)
-    ranked = sorted(_suggestions(call, machine), key=lambda choice: choice.expected_s or 0.0)
+    ranked = sorted(suggestions(call, machine), key=lambda choice: choice.expected_s or 0.0)
     ranked = [choice for choice in ranked if not (scaled and isinstance(choice.rung, LibraryRung))]
     if not ranked:
         return _simplest(call, machine)
@@ -140,7 +140,8 @@ def _rungs(problem: Problem, machine: Machine) -> tuple[Rung, ...]:
     return rungs_for(machine.backend, problem.op, quantized=problem.quant is not None)
 
 
-def _suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
+def suggestions(call: Call, machine: Machine) -> Iterator[Choice]:
+    """Yield what each proved rung that may be chosen by itself offers for a canonical call."""
     backend = backends.get(machine.backend)
     for problem, copies, cost_s in _variants(call.problem, machine):
         found = False

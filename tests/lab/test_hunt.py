@@ -42,6 +42,49 @@ def test_products_follow_the_seed_and_reach_every_corner() -> None:
     assert not any(p.column_major for p in found if p.format == "int4")
 
 
+def test_products_of_codes_come_in_pairs_that_differ_in_one_size_or_the_bits() -> None:
+    found = list(itertools.islice(hunt.products_of_codes(("int4", "int8"), 1), 400))
+    assert found == list(itertools.islice(hunt.products_of_codes(("int4", "int8"), 1), 400))
+    for first, second in zip(found[::2], found[1::2], strict=True):
+        sizes = [(*p.shape, p.width, p.form.bits) for p in (first, second)]
+        assert sum(a != b for a, b in zip(*sizes, strict=True)) <= 1
+        assert first.form.group_size == second.form.group_size
+    assert {p.form.group_size for p in found} == {32, 64, 128}
+    assert {p.form.bits for p in found} == {4, 8}
+    assert {p.op for p in found} == {"matvec", "matmul"}
+    for values, (low, high) in (
+        ([p.shape[0] for p in found], hunt.SIDES),
+        ([p.shape[1] for p in found], hunt.SIDES),
+        ([p.width for p in found], hunt.WIDTHS),
+    ):
+        assert low <= min(values) < 1.2 * low
+        assert 0.8 * high < max(values) <= high
+
+
+def test_more_work_in_less_time_is_told() -> None:
+    def find(rows: int, width: int, us: float, ratio: float, group: int = 64) -> hunt.Find:
+        form = f"int4 g{group} x bfloat16, scales float16"
+        product = Product("matmul", form, (rows, 512), width)
+        return hunt.Find(product, "a", us, ratio, None, "b", us / 2)
+
+    found = hunt.Hunt("torch")
+    assert found.tails() == []
+    found.finds += [
+        find(1000, 8, 10.0, 0.9),
+        find(1000, 17, 9.0, 1.0),  # more columns, less time
+        find(2000, 128, 9.6, 0.7),  # more of everything, and as long within 5 %
+        find(500, 9, 99.0, 1.0),  # fewer rows, more columns
+        find(4000, 128, 1.0, 1.2, group=128),
+    ]
+    few, missed, pairs, *told = found.tails()
+    assert few == (
+        "of 3 by at most 64 columns 33.3% below 0.95; of all 20.0% below 0.8; the least is 0.70"
+    )
+    assert "2.000 times" in missed
+    assert pairs.startswith("3 of 5 pairs")
+    assert ["500 x 512" in line for line in told] == [True, True, False]
+
+
 def test_a_title_names_its_product() -> None:
     every = [
         p

@@ -3,6 +3,8 @@
 Suites measure the shapes that somebody thought of. Here rows and columns are drawn evenly by their
 logarithms, from a seed that is printed, and what counts are the tails: the products that are
 slowest against the peer, and those farthest from the least time that reading their bytes takes.
+Products of codes on a GPU have sides and columns as models have them, and come in pairs that differ
+in one of them, so that it shows where more work takes less time.
 """
 
 from __future__ import annotations
@@ -29,24 +31,39 @@ LONGEST = 1 << 18
 LEAST_BYTES, MOST_BYTES = 1 << 10, 2 << 30
 START_US = 2.0  # of any call; what is slower than it and the bytes is slow
 SLOW, NEAR = 0.95, 1.15  # speed over the peer; time over the floor
+VERY_SLOW = 0.8
+INVERTED = 0.95  # the time of a product beside that of one with less of everything
 SHOWN = 15
 MOST_COLUMNS = 64
+SIDES, WIDTHS, GROUPS = (256, 16384), (1, 4096), (32, 64, 128)  # of codes on a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """One product measured. ratio: our speed over the peer's; floor_us: its least time, if cold."""
+    """One product measured. ratio: our speed over the peer's; floor_us: its least time, if cold.
+
+    quickest, quickest_us: the rung of all that were timed.
+    """
 
     product: Product
     rung: str
     us: float
     ratio: float
     floor_us: float | None
+    quickest: str
+    quickest_us: float
 
     @property
     def over_floor(self) -> float:
         """Our time over the floor; 0 where there is none."""
         return 0.0 if self.floor_us is None else self.us / self.floor_us
+
+    def holds(self, other: Find) -> bool:
+        """Tell whether the other product has no more rows, columns or bits, in equal groups."""
+        mine, its = self.product, other.product
+        sizes = [(*p.shape, p.width, p.form.bits or 0) for p in (mine, its)]
+        alike = mine.form.group_size == its.form.group_size and sizes[0] != sizes[1]
+        return alike and all(a >= b for a, b in zip(*sizes, strict=True))
 
 
 @dataclass(slots=True)
@@ -59,15 +76,19 @@ class Hunt:
 
     def add(self, product: Product, rows: Sequence[Row], environment: Environment) -> None:
         """Keep a product's row of ours."""
-        ours = [row for row in rows if row.kind == "rung" and self.peer in row.speedups]
-        if not ours:
+        names = self.peer, f"{self.peer} on {product.form.dtype}"
+        ours = [row for row in rows if row.kind == "rung"]
+        ratios = [ours[0].speedups[name].value for name in names if name in ours[0].speedups]
+        if not ratios:
             self.told.append(f"{product.title}: {self.peer} took no part")
             return
-        row, ratio = ours[0], ours[0].speedups[self.peer].value
+        row, ratio = ours[0], ratios[0]
+        best = min(ours, key=lambda one: one.times_us.median)
         read, floor = environment.ceilings.get("read"), None
         if read is not None and row.temperature == "cold":
             floor = row.problem.compulsory_bytes / (read.value * 1e3) + START_US
-        self.finds.append(Find(product, row.name, row.times_us.median, ratio, floor))
+        quickest = best.name, best.times_us.median
+        self.finds.append(Find(product, row.name, row.times_us.median, ratio, floor, *quickest))
 
     def summary(self) -> str:
         """Return how many products there were, how fast in the mean, and how long the tails are."""
@@ -84,6 +105,31 @@ class Hunt:
             words += f"; {near / len(floors):.0%} of {len(floors)} cold ones "
             words += f"within {NEAR} x the floor"
         return words
+
+    def tails(self) -> list[str]:
+        """Return, of products of codes, the shares that are slow, and inversions, a line each."""
+        coded = [find for find in self.finds if find.product.form.bits is not None]
+        if not coded:
+            return []
+        few = [find for find in coded if find.product.width <= MOST_COLUMNS]
+        slow = sum(find.ratio < SLOW for find in few) / max(1, len(few))
+        slower = sum(find.ratio < VERY_SLOW for find in coded) / len(coded)
+        missed = sum(math.log(find.us / find.quickest_us) for find in coded) / len(coded)
+        pairs = [(a, b) for a in coded for b in coded if a.holds(b)]
+        turned = [(a, b) for a, b in pairs if a.us < INVERTED * b.us]
+        least = min(find.ratio for find in coded)
+        return [
+            f"of {len(few)} by at most {MOST_COLUMNS} columns {slow:.1%} below {SLOW}; "
+            f"of all {slower:.1%} below {VERY_SLOW}; the least is {least:.2f}",
+            f"the choice takes {math.exp(missed):.3f} times the quickest rung that was timed",
+            f"{len(turned)} of {len(pairs)} pairs: more of everything in less than "
+            f"{INVERTED} of the time",
+            *(
+                f"  {a.product.title} {a.us:.1f} us by {a.rung}, "
+                f"{b.product.title} {b.us:.1f} us by {b.rung}"
+                for a, b in sorted(turned, key=lambda pair: pair[0].us / pair[1].us)[:SHOWN]
+            ),
+        ]
 
 
 def products(
@@ -104,6 +150,33 @@ def products(
         width = round(2 ** rng.uniform(0, math.log2(MOST_COLUMNS)))
         by_columns = form.bits is None and rng.random() < 0.5
         yield Product(op, name, (rows, columns), max(2, width), by_columns)
+
+
+def products_of_codes(formats: Sequence[str], seed: int) -> Iterator[Product]:
+    """Yield random products of codes by bfloat16 without end, the same for the same seed.
+
+    Rows and columns are drawn evenly by their logarithms from 256 to 16384, columns of x from 1 to
+    4096, groups of 32, 64 or 128 columns. Each second product is the one before with one of its
+    sizes, or its bits, drawn anew.
+    """
+    rng = random.Random(seed)  # noqa: S311  no secret
+    limits = (SIDES, SIDES, WIDTHS)
+    while True:
+        group, name = rng.choice(GROUPS), rng.choice(formats)
+        sizes = [_evenly(rng, *limit) for limit in limits]
+        for again in (None, rng.randrange(len(sizes) + 1)):
+            if again == len(sizes):
+                name = rng.choice(formats)
+            elif again is not None:
+                sizes[again] = _evenly(rng, *limits[again])
+            rows, columns, width = sizes
+            op = "matvec" if width == 1 else "matmul"
+            form = f"{name} g{group} x bfloat16, scales float16"
+            yield Product(op, form, (rows, columns), width)
+
+
+def _evenly(rng: random.Random, low: int, high: int) -> int:
+    return round(2 ** rng.uniform(math.log2(low), math.log2(high)))
 
 
 def run(
@@ -134,7 +207,7 @@ def _measure(
 ) -> None:
     try:
         rows, _ = bench.attempt(product, environment)()
-    except (ValueError, TypeError, MemoryError, RuntimeError) as error:
+    except (ValueError, TypeError, MemoryError, RuntimeError, ArithmeticError) as error:
         hunt.told.append(f"{product.title}: {error}")
         return
     results.append(path, rows)
@@ -155,7 +228,8 @@ def show(hunt: Hunt, path: Path) -> None:
         console.print(_table(f"farthest from bytes / read ceiling + {START_US:.0f} us", by_floor))
     for line in hunt.told:
         click.echo(f"not measured: {line}")
-    click.echo(hunt.summary())
+    for line in (hunt.summary(), *hunt.tails()):
+        click.echo(line)
     click.echo(f'wrote {path}; gemmule bench --product "TITLE" measures one of them again')
 
 
@@ -167,8 +241,9 @@ def _table(title: str, finds: Sequence[Find]) -> RenderableType:
             f"{find.us:.1f}",
             f"{find.ratio:.2f}",
             f"{find.over_floor:.2f}" if find.floor_us is not None else "warm",
+            "" if find.quickest == find.rung else f"{find.quickest} {find.quickest_us:.1f}",
         )
         for find in finds
     )
-    header = ("product", "rung", "us", "x the peer", "x the floor")
-    return terminal_table(TableData(title, header, body, (False, False, True, True, True)))
+    header = ("product", "rung", "us", "x the peer", "x the floor", "quicker")
+    return terminal_table(TableData(title, header, body, (False, False, True, True, True, False)))

@@ -17,7 +17,8 @@ class Suite:
     every_rung: all rungs of the ladder that take the problem, not the automatic choice alone;
     rungs: on a GPU those to time, by name, None being the automatic choice. peers: on a GPU those
     that run beside ours unless others are asked for; on a CPU all do. host_cost: time
-    what one call costs the host, whatever the products. name: what it is asked for by.
+    what one call costs the host, whatever the products. name: what it is asked for by. warm: on a
+    GPU over one operand set, which stays in the L2 where it fits.
     """
 
     title: str
@@ -27,6 +28,7 @@ class Suite:
     rungs: tuple[str | None, ...] = (None,)
     host_cost: bool = False
     name: str = ""
+    warm: bool = False
 
 
 def _squares(*sizes: int) -> tuple[tuple[int, int], ...]:

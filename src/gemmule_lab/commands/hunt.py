@@ -11,8 +11,9 @@ from gemmule_lab.commands.bench import FLOATS, QUANTIZED
 
 VECTORS = ("matvec", "vecmat")
 PRODUCT_SECONDS = {"cpu": 0.5, "cuda": 0.2}
+CODED = ("int4", "int8")
 PEERS = {"cpu": "numpy", "cuda": "torch"}
-CEILING_SECONDS = 5.0
+CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
 
 
 @click.command(short_help="Look among random products for slow ones.")
@@ -33,6 +34,9 @@ CEILING_SECONDS = 5.0
     None,
     "Largest matrix; by default 2 GiB, on a CPU a quarter of the free memory at most.",
 )
+@options.flag("--hot", "On a GPU, over one set of operands, which stays in the L2 if it fits.")
+@options.flag("--ranks", "On a GPU, time the other proved rungs as well.")
+@options.one("--products", click.IntRange(1), None, "Stop after so many.")
 @options.out("Folder of the results.")
 def hunt(
     device: str,
@@ -42,6 +46,9 @@ def hunt(
     seed: int | None,
     peer: str | None,
     most_bytes: int | None,
+    hot: bool,
+    ranks: bool,
+    products: int | None,
     out: Path,
 ) -> None:
     """Race random products against a peer and list the worst, for `gemmule bench` to repeat.
@@ -49,8 +56,11 @@ def hunt(
     Shapes are drawn evenly by their logarithms up to 262144 a side, by rows and by columns. Every
     product goes through the public API with its default choice, is judged, and is timed cold in
     turns with the peer. The lists show the slowest against the peer, and against the time that
-    reading the bytes takes at the measured ceiling.
+    reading the bytes takes at the measured ceiling. On a GPU codes, int4 and int8, are multiplied
+    by 1 to 4096 columns of bfloat16, 256 to 16384 a side, and the peer multiplies the same weights
+    in bfloat16; then pairs are told of which the larger product took less time.
     """
+    import itertools
     import secrets
 
     from gemmule.core.memory import available_bytes
@@ -67,16 +77,25 @@ def hunt(
             most_bytes = min(most_bytes, available_bytes() // 4)
     peer = peer or PEERS[backend]
     options.check_peers((peer,), backend)
-    suite = Suite("random products", (), peers=(peer,), name="hunt")
+    coded = [name for name in formats if name in CODED]
+    if backend == "cpu" and (hot or ranks):
+        raise ValueError("--hot and --ranks are about a GPU.")
+    if backend == "cuda" and coded:
+        if len(coded) < len(formats) or ops:
+            raise ValueError("on a GPU --format int4 and int8 take no other format and no --op.")
+        drawn = work.products_of_codes(coded, seed)
+    else:
+        drawn = work.products(ops or VECTORS, formats or FLOATS, seed, most_bytes)
+    suite = Suite("random products", (), peers=(peer,), name="hunt", warm=hot, every_rung=ranks)
     bench = session.bench_of(suite, device, PRODUCT_SECONDS[backend])
     click.echo(f"seed {seed}: matrices of 1 KiB to {most_bytes:,} bytes, {seconds:.0f} s")
     work.run(
         bench,
-        work.products(ops or VECTORS, formats or FLOATS, seed, most_bytes),
+        itertools.islice(drawn, products),
         out / f"{bench.prefix}hunt-{seed}.jsonl",
         peer=peer,
         seconds=seconds,
-        ceiling_seconds=CEILING_SECONDS,
+        ceiling_seconds=CEILING_SECONDS[backend],
     )
 
 

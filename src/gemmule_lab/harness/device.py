@@ -12,13 +12,14 @@ import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.graph_clock import GraphClock
+from gemmule.choose import suggestions
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Rung
 from gemmule.storage import evidence
 from gemmule.timing.sampler import Budget
 from gemmule_lab.ceilings.device import measure_ceilings
 from gemmule_lab.harness.bench import Bench, Measurement, peer_entry
-from gemmule_lab.harness.device_operands import device_sets, judged
+from gemmule_lab.harness.device_operands import device_sets, in_floats, judged
 from gemmule_lab.harness.operands import Sets
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Peer, check, check_operands, small_problem
@@ -28,12 +29,15 @@ from gemmule_lab.records.rows import Ceiling, Environment
 
 MIN_BLOCKS, MAX_BLOCKS = 7, 40
 BLOCK_S = 0.004
+PLAIN_PEERS = ("torch", "cupy")
+HOPELESS = 3.0  # times what the quickest rung is expected to take: not timed beside it
 
 
 class DeviceBench(Bench):
     """A GPU's bench. peers: names of those that take part; rungs: those of ours to time, by name,
-    None being the automatic choice. DeviceError where there is no GPU, ValueError for a peer that
-    nobody knows.
+    None being the automatic choice. warm: over one operand set, which stays in the L2 where it
+    fits. every_rung: time the proved rungs that plans could choose as well. DeviceError where there
+    is no GPU, ValueError for a peer that nobody knows.
     """
 
     backend, prefix = "cuda", "cuda-"
@@ -45,8 +49,11 @@ class DeviceBench(Bench):
         *,
         peers: Sequence[str] = (),
         rungs: Sequence[str | None] = (None,),
+        warm: bool = False,
+        every_rung: bool = False,
     ) -> None:
         self.peers = named(peers, "cuda")
+        self.warm, self.every_rung = warm, every_rung
         self.ordinal, self.seconds, self.rungs = ordinal, seconds, rungs
         self.device = driver.device_info(ordinal).name
         self.clock: GraphClock = GraphClock(ordinal)
@@ -79,8 +86,22 @@ class DeviceBench(Bench):
         return device_sets(product, self.ordinal, seed=seed, warm=warm)
 
     def prepared(self, product: Product) -> Measurement:
-        """Return the product with its operand sets, and the rungs that are timed."""
-        return Measurement(product.title, self.sets(product), self.rungs)
+        """Return the product with its operand sets, and the rungs that are timed.
+
+        Peers that take no codes multiply the weights that these stand for, in the dtype of x.
+        """
+        sets, plain, rungs = self.sets(product, warm=self.warm), None, self.rungs
+        if product.form.bits is not None and any(peer.name in PLAIN_PEERS for peer in self.peers):
+            plain = in_floats(sets)
+        if self.every_rung:
+            plan = sets.plan()
+            found = {
+                c.rung: c.expected_s for c in suggestions(plan.choice.call, plan.choice.machine)
+            }
+            least = min(seconds or 0.0 for seconds in found.values())
+            near = (rung for rung, s in found.items() if (s or 0.0) <= HOPELESS * least)
+            rungs = (None, *(rung.name for rung in near if rung is not plan.rung))
+        return Measurement(product.title, sets, rungs, plain, PLAIN_PEERS)
 
     def judged(self, sets: Sets, plan: gm.Plan) -> float:
         """Multiply the first set and judge it: every element of a vector, a sample of a matrix."""

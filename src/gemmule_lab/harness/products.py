@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmule.core.problem import INTEGERS, ITEMSIZE, result_dtype
-from gemmule.core.words import Bits
+from gemmule.core.words import Bits, ScaleDtype
 
 OPS = ("matvec", "vecmat", "matmul")
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -22,13 +22,14 @@ class Format:
 
     bits: of a quantised matrix's codes. group_size: columns of a group; -1 for a whole row; None
     for random codes with one scale and zero point. Groups have zero points, rows have none.
-    activations: ``int8`` permits rounding the other operand to 8 bits.
+    activations: ``int8`` permits rounding the other operand to 8 bits. scales: their dtype.
     """
 
     dtype: str
     bits: Bits | None = None
     group_size: int | None = 128
     activations: str = ""
+    scales: ScaleDtype = "float32"
 
     @property
     def integer(self) -> bool:
@@ -68,6 +69,12 @@ FORMATS: Mapping[str, Format] = {
         for (name, bits), group, dtype in itertools.product(
             _CODES.items(), (32, 64, 128, 256, -1), ("bfloat16", "float16", "float32")
         )
+    },
+    **{
+        f"{name} g{group} x bfloat16, scales float16": Format(
+            "bfloat16", bits, group, scales="float16"
+        )
+        for (name, bits), group in itertools.product(_CODES.items(), (32, 64, 128))
     },
     **{f"{name} codes": Format("float16", bits, None) for name, bits in _CODES.items()},
 }
