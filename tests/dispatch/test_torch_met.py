@@ -389,3 +389,21 @@ def test_a_planned_product_leaves_other_outs_to_the_general_way(
     assert checked(A, torch.ones(4), out) is None
     assert checked(A, torch.ones(4), torch.empty(3)) is not None
     assert checked(A, torch.ones(4), out) is None
+
+
+def test_guards_of_several_circumstances_are_kept(
+    run: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of tensors within torch.inference_mode and outside, in turns."""
+    compared, seen = [], torch_repeats.seen
+    monkeypatch.setattr(torch_repeats, "seen", lambda one: compared.append(one) or seen(one))
+    call = bound("matvec", *OF_3x4, run)
+    a, x, y = torch.ones(3, 4), torch.ones(4), torch.empty(3)
+    for turn in range(4):
+        if turn == 1:
+            compared.clear()
+        for inside in (False, True):
+            with torch.inference_mode(inside):
+                assert call(a, x, None) is not None
+                assert call(a, x, y) is y
+    assert not compared

@@ -140,8 +140,8 @@ class RepeatGuard:
     bias, not an out.
     """
 
-    __slots__ = ("_adds", "_asks", "_left", "_of_out", "_planned", "every", "first", "kind",
-                 "operands")  # fmt: skip
+    __slots__ = ("_adds", "_asks", "_left", "_made", "_of_out", "_planned", "every", "first",
+                 "kind", "operands")  # fmt: skip
 
     def __init__(
         self, call: Call, forms: tuple[Form, Form], ordinal: int, *, asks: bool, adds: bool
@@ -158,11 +158,20 @@ class RepeatGuard:
             if not own or form is not own[0]
         ]
         self._adds, self._asks, self._left = adds, asks, MOST_GUARDS
+        self._made: dict[int, list[Callable[..., bool]]] = {}  # by how many tensors they compare
         self.operands: Callable[..., bool] = _never
         self.every: Callable[..., bool] = _never
 
     def admits(self, tensors: tuple[Any, ...], out: Any) -> bool:
         """Compare with what was planned; operands like these are a repetition from then on."""
+        given = tensors if out is None else (*tensors, out)
+        if _dual._current_level < 0:
+            for same in self._made.get(
+                len(given), ()
+            ):  # such as within torch.inference_mode, and outside
+                if same(*given):
+                    self._put(out, same)
+                    return True
         for one, planned in zip(tensors, self._planned, strict=True):
             if type(one) is not _Tensor or seen(one) != planned:
                 return False
@@ -181,11 +190,17 @@ class RepeatGuard:
         lost = self._asks and any(one.requires_grad for one in tensors)
         if not lost and _dual._current_level < 0 and self._left:
             self._left -= 1
-            if out is None:
-                self.operands = guards(*tensors)
-            else:
-                self.every = guards(*tensors, out)
+            same = guards(*given)
+            self._made.setdefault(len(given), []).append(same)
+            self._put(out, same)
         return True
+
+    def _put(self, out: Any, same: Callable[..., bool]) -> None:
+        """Let a guard be the first to be asked."""
+        if out is None:
+            self.operands = same
+        else:
+            self.every = same
 
 
 # --- calls by what they take ----------------------------------------------------------------------

@@ -21,9 +21,14 @@ def wanted(a: Any, b: Any) -> bool:
     So it is where a gradient will be asked for, under tracing, `torch.vmap` and autocast, and for
     kinds of tensor that handle operators themselves.
     """
-    if _is_compiling() or _any_autocast() or transformed() or recorded():
+    if handled():
         return isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
     return differentiated(a, b)
+
+
+def handled() -> bool:
+    """Whether PyTorch has to know of every product of tensors now, whoever wants gradients."""
+    return bool(_is_compiling() or _any_autocast() or transformed() or recorded())
 
 
 def differentiated(a: Any, b: Any) -> bool:
@@ -33,7 +38,7 @@ def differentiated(a: Any, b: Any) -> bool:
     grad = torch.is_grad_enabled()
     for tensor in (a, b):
         if isinstance(tensor, torch.Tensor) and (
-            (grad and tensor.requires_grad) or _dispatches(type(tensor))
+            (grad and tensor.requires_grad) or dispatches(type(tensor))
         ):
             return True
     return False
@@ -49,7 +54,8 @@ def recorded() -> bool:
     return _scripted() is not None or _mode(_PROXY) is not None
 
 
-def _dispatches(kind: Any) -> bool:
+def dispatches(kind: Any) -> bool:
+    """Whether a kind of tensor handles operators itself."""
     plain = kind is torch.Tensor or kind is torch.nn.Parameter
     return not plain and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 

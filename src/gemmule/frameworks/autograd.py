@@ -16,8 +16,16 @@ from gemmule import general
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.core.canonical import NAMES, Options
 from gemmule.dispatch.batches import aligned
-from gemmule.dispatch.tracked import recorded
-from gemmule.frameworks.operators import LIBRARY, call, refuse_out, register, register_out
+from gemmule.dispatch.tracked import handled, recorded
+from gemmule.frameworks.operators import (
+    LIBRARY,
+    alone,
+    call,
+    kernel,
+    refuse_out,
+    register,
+    register_out,
+)
 from gemmule.quant.library import refuse_sparse
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
@@ -234,7 +242,7 @@ class _Matrix:
 def beside_matrix(op: str, *pair: Any, options: Options) -> Any:
     """Return the product of a quantised matrix and a tensor, differentiable in the tensor."""
     held = (_Matrix(one) if isinstance(one, QuantizedMatrix) else one for one in pair)
-    return _Quantized.apply(*held, op, options)
+    return (_Quantized.apply if handled() else _quantized_alone)(*held, op, options)
 
 
 class _Quantized(torch.autograd.Function):  # type: ignore[misc]
@@ -271,10 +279,19 @@ class _Quantized(torch.autograd.Function):  # type: ignore[misc]
         return _batched(op, dims[:2], a, b, lambda a, b: _Quantized.apply(a, b, op, options)), 0
 
 
+_quantized_alone = alone(_Quantized, _Quantized.forward)
+
+
 def _differentiable(op: str) -> Any:
     return lambda a, b, **options: _Bilinear.apply(a, b, op, options)
 
 
+def _plainly(op: str) -> Any:
+    compute = kernel(op)
+    apply = alone(_Bilinear, lambda a, b, _, options: compute(a, b, **options))
+    return lambda a, b, **options: apply(a, b, op, options)
+
+
 for _op in NAMES:
-    register(LIBRARY, _op, _differentiable(_op))
+    register(LIBRARY, _op, kernel(_op), _differentiable(_op), _plainly(_op))
     register_out(LIBRARY, f"{_op}_out")

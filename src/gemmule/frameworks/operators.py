@@ -21,6 +21,8 @@ LIBRARY = torch.library.Library("gemmule", "DEF")
 _TRANSFORMED = "FuncTorchDynamicLayerFrontMode"  # asked first while torch.func is at work
 _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 _forward_ad = torch.autograd.forward_ad
+_BELOW_AUTOGRAD = torch._C._after_autograd_keyset
+_DEVICES = (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CPU)
 
 
 def refuse_out(op: str, a: Any, b: Any, out: Any) -> None:
@@ -44,7 +46,9 @@ def call(op: str, a: Any, b: Any, *, out: Any = None, **options: Any) -> Any:
 
 
 # ---- what runs -------------------------------------------------------------------------------
-def _kernel(op: str) -> Callable[..., Any]:
+def kernel(op: str) -> Callable[..., Any]:
+    """Return what an operator computes on the CPU and on CUDA devices."""
+
     def run(a: Any, b: Any, **options: Any) -> Any:
         return general.product(op, a, b, None, _as_options(options))
 
@@ -129,21 +133,31 @@ def _out_fake(op: str) -> Callable[..., None]:
 # name is refused under torch.func.grad, and under torch.func.jvp its derivative is 0, without a
 # word. So an autograd.Function is put where PyTorch asks first under a transformation, and where it
 # asks for gradients, of both directions.
-def register(library: Any, op: str, apply: Callable[..., Any]) -> None:
+def register(
+    library: Any,
+    op: str,
+    kernel: Callable[..., Any],
+    apply: Callable[..., Any],
+    plainly: Callable[..., Any],
+) -> None:
     """Let ``apply(*arguments, **options)`` differentiate an operator that `library` defined.
 
     apply: calls an autograd.Function whose ``forward`` calls the operator, and which has ``jvp``
-    and ``vmap``.
+    and ``vmap``. kernel: what the operator computes on the CPU and on CUDA devices. plainly: calls
+    that Function `alone`, with the kernel, where nobody but autograd has to know of the product.
     """
     operator = getattr(torch.ops.gemmule, op).default
 
     def differentiated(keyset: Any, *arguments: Any, **options: Any) -> Any:
         if _has_tangent(op, arguments):
             return apply(*arguments, **options)
+        below = keyset & _BELOW_AUTOGRAD
+        plain = below.highestPriorityTypeId() in _DEVICES  # to dispatch anew would find the kernel
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            return apply(*arguments, **options)
+            return (plainly if plain else apply)(*arguments, **options)
+        if plain:
+            return kernel(*arguments, **options)
         with torch._C._AutoDispatchBelowAutograd():
-            below = keyset & torch._C._after_autograd_keyset
             return operator.redispatch(below, *arguments, **options)
 
     def transformed(*arguments: Any, **options: Any) -> Any:
@@ -153,6 +167,25 @@ def register(library: Any, op: str, apply: Callable[..., Any]) -> None:
 
     library.impl(op, differentiated, "Autograd", with_keyset=True)
     library.impl(op, transformed, _TRANSFORMED)
+
+
+def alone(
+    function: type[torch.autograd.Function], compute: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a Function's ``apply`` for where nothing of torch.func is at work; it costs a third.
+
+    PyTorch binds the arguments of one with ``setup_context`` by their names in every call. compute:
+    what its ``forward`` does there, without asking PyTorch again.
+    """
+
+    def forward(ctx: Any, *given: Any) -> Any:
+        found = compute(*given)
+        function.setup_context(ctx, given, found)
+        return found
+
+    plain = {"forward": forward, "setup_context": torch.autograd.Function.setup_context}
+    members = {name: staticmethod(member) for name, member in plain.items()}
+    return type(f"{function.__name__}Alone", (function,), members).apply  # type: ignore[attr-defined, no-any-return]
 
 
 def register_out(library: Any, op: str) -> None:
@@ -168,8 +201,7 @@ def register_out(library: Any, op: str) -> None:
                 "has no derivative. Leave out= away."
             )
         with torch._C._AutoDispatchBelowAutograd():
-            below = keyset & torch._C._after_autograd_keyset
-            operator.redispatch(below, a, b, **options)
+            operator.redispatch(keyset & _BELOW_AUTOGRAD, a, b, **options)
 
     def transformed(a: Any, b: Any, **options: Any) -> None:
         raise ValueError(
@@ -222,7 +254,7 @@ def _define() -> None:
         LIBRARY.define(f"{op}({operands}, {_OPTIONS}) -> Tensor", tags=tags)
         LIBRARY.define(f"{op}_out({operands}, Tensor(a!) out, {_OPTIONS}) -> ()", tags=tags)
         for key in ("CPU", "CUDA"):
-            LIBRARY.impl(op, _kernel(op), key)
+            LIBRARY.impl(op, kernel(op), key)
             LIBRARY.impl(f"{op}_out", _out_kernel(op), key)
         torch.library.register_fake(name, _fake(op), lib=LIBRARY)
         torch.library.register_fake(f"{name}_out", _out_fake(op), lib=LIBRARY)

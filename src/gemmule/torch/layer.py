@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from gemmule.dispatch.tracked import recorded, wanted
+from gemmule.dispatch.tracked import dispatches, handled, recorded
 from gemmule.frameworks.autograd import autocast
 from gemmule.quant import checks, rounding
 from gemmule.quant.cuda.fragment_order import LAYOUT
@@ -25,7 +25,7 @@ from gemmule.torch.parts import (
     reordered,
     tensor_of,
 )
-from gemmule.torch.quantized_linear import again, check, product_of
+from gemmule.torch.quantized_linear import again, check, differentiable, product_of
 from gemmule.torch.saving import refuse_while_saving
 
 _is_compiling = torch.compiler.is_compiling
@@ -198,17 +198,20 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
                 return y
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"x is a {type(x).__name__}; a QuantLinear takes a torch.Tensor.")
-        known, bias, shape = wanted(x, None) or x.is_meta, self.bias, self._shape
+        # What PyTorch handles in other ways goes by its dispatcher, which takes longer than this.
+        known = handled() or x.is_meta or dispatches(type(x))
+        bias, shape, grad = self.bias, self._shape, torch.is_grad_enabled()
         if not (_is_compiling() or recorded()):
             self._hold(placed(self._parts, shape))
         parts = (self.codes, self.scales, self.zeros, self.perm)
-        # A bias that alone wants a gradient is added apart: the product itself stays as quick.
-        apart = not known and bias is not None and bias.requires_grad and torch.is_grad_enabled()
-        added = None if apart else bias
         if known:
             (x,) = autocast(x)
-            operator = torch.ops.gemmule.quantized_linear.default
-            return operator(x, *parts, *shape, False, added)
+            return torch.ops.gemmule.quantized_linear.default(x, *parts, *shape, False, bias)
+        if grad and x.requires_grad:
+            return differentiable(x, *parts, *shape, False, bias)
+        # A bias that alone wants a gradient is added apart: the product itself stays as quick.
+        apart = grad and bias is not None and bias.requires_grad
+        added = None if apart else bias
         check(x, added, self.out_features)
         plain = x if type(x) is torch.Tensor else x.detach()
         y = product_of(matrix_of(parts, shape), plain, added, asks=True)

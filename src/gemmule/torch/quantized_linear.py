@@ -12,7 +12,8 @@ import torch
 from gemmule.core.canonical import DEFAULT
 from gemmule.dispatch.torch import TensorCall
 from gemmule.dispatch.torch_repeats import REPEATS, form, seen
-from gemmule.frameworks.operators import register
+from gemmule.dispatch.tracked import handled
+from gemmule.frameworks.operators import alone, register
 from gemmule.general import product
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
@@ -153,7 +154,8 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         if grad is None:
             return (None,) * 11
         if ctx.needs_input_grad[0]:
-            back = _multiply(grad, *ctx.saved_tensors, *ctx.form, not ctx.transposed)
+            multiply: Any = _multiply if handled() or grad.requires_grad else run
+            back = multiply(grad, *ctx.saved_tensors, *ctx.form, not ctx.transposed)
         if ctx.of_bias is not None and ctx.needs_input_grad[-1]:
             of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.of_bias)
         return back, *(None,) * 9, of_bias
@@ -201,8 +203,16 @@ def _differentiable(*given: Any) -> torch.Tensor:
     return found
 
 
+def _plainly(*given: Any) -> torch.Tensor:
+    found: torch.Tensor = differentiable(*given, *(False, None)[len(given) - 9 :])
+    return found
+
+
+differentiable = alone(_Linear, run)  # of all arguments, where autograd alone has to know
+
+
 _LIBRARY.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("quantized_linear", run, _key)
 torch.library.register_fake("gemmule::quantized_linear", _fake, lib=_LIBRARY)
-register(_LIBRARY, "quantized_linear", _differentiable)
+register(_LIBRARY, "quantized_linear", run, _differentiable, _plainly)
