@@ -75,10 +75,10 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ``limit(panels, MOST_BYTES=64)``
     """
 
-    def set_limits(module: Any, **values: float) -> None:
+    def set_limits(module: Any, **values: Any) -> None:
         for name, value in values.items():
             assert name.isupper()
-            assert isinstance(getattr(module, name), int | float)
+            assert isinstance(getattr(module, name), int | float | tuple)
             monkeypatch.setattr(module, name, value)
 
     return set_limits

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,10 +117,10 @@ def test_a_kernel_of_the_package_is_not_compiled(
 
 
 def test_a_long_wait_is_told_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, fault: Callable[..., Any]
 ) -> None:
     now = iter([0.0, 0.9, 5.0, 5.2, 9.0, 19.0])
-    monkeypatch.setattr(waiting.time, "perf_counter", lambda: next(now))
+    fault(waiting.time, "perf_counter", lambda sound: next(now))
     wait, seen = waiting.Wait("kernels", "gemmule warm"), []
     with caplog.at_level(logging.WARNING, "gemmule"):
         for _ in range(3):
@@ -131,7 +132,9 @@ def test_a_long_wait_is_told_once(
 
 
 def test_warming_computes_each_kind_of_product(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     computed: list[str] = []
 
@@ -148,11 +151,8 @@ def test_warming_computes_each_kind_of_product(
 
     for name in ("matvec", "vecmat", "matmul"):
         monkeypatch.setattr(warming, name, counted(name))
-    monkeypatch.setattr(warming, "_MATRICES", ((8, 8),))
-    monkeypatch.setattr(warming, "_PRODUCTS", ((8, 8, 8),))
-    monkeypatch.setattr(warming, "_GROUPS", (32,))
-    monkeypatch.setattr(warming, "_COLUMNS", (2,))
-    monkeypatch.setattr(warming, "_SIDE", 64)
+    sizes = {"_MATRICES": ((8, 8),), "_PRODUCTS": ((8, 8, 8),), "_COLUMNS": (2,)}
+    limit(warming, **sizes, _GROUPS=(32,), _SIDE=64)
     assert run(["warm", "--dtype", "int8", "--bits", "4"]) == 0
     assert f"{len(computed)} kinds of product" in capsys.readouterr().out
     halves = [f"{op} {dtype} {made}" for op in ("matvec", "matmul") for made in (None, "int8")

@@ -83,8 +83,18 @@ def layer_of(**options: Any) -> Any:
     return QuantLinear.from_linear(torch.nn.Linear(70, 37), **{"group_size": 32, **options})
 
 
+def applied(module: Any, move: Callable[[Any], Any]) -> Any:
+    """Do to a module's tensors what ``.to`` and its kin do, and return it."""
+    return module._apply(move)
+
+
+def parts_of(layer: Any) -> Any:
+    """Return the tensors that a layer holds, in the order that kernels read or as given."""
+    return layer._parts
+
+
 def held(layer: Any) -> list[Any]:
-    return [None if part is None else part.clone() for part in layer._parts]
+    return [None if part is None else part.clone() for part in parts_of(layer)]
 
 
 def same(one: Any, other: Any) -> None:
@@ -111,7 +121,7 @@ def test_a_layer_holds_what_kernels_read_and_gives_back_what_it_was_given(
     layer = layer_of(**options)
     canonical, floats = held(layer), layer.matrix.dequantize()
     expected = layer.matrix.to(layout="mma16")
-    assert layer._apply(gpu.take) is layer
+    assert applied(layer, gpu.take) is layer
     there = layer.matrix
     assert (there.layout, there.device) == ("mma16", "cuda:0")
     for name in NAMES:  # the matrix reads the layer's own memory: there is no second copy
@@ -128,9 +138,9 @@ def test_a_layer_holds_what_kernels_read_and_gives_back_what_it_was_given(
     same([state.get(name) for name in NAMES], canonical)
     assert all(state[name].is_contiguous() for name in NAMES if name in state)
     del state  # which could be taken for what a tensor that moves becomes: here all is one device
-    layer._apply(gpu.leave)
-    same(layer._parts, canonical)
-    assert not any(gpu.has(part) for part in layer._parts if part is not None)
+    applied(layer, gpu.leave)
+    same(parts_of(layer), canonical)
+    assert not any(gpu.has(part) for part in parts_of(layer) if part is not None)
 
 
 def test_no_matrix_has_codes_of_one_shape_in_two_orders() -> None:
@@ -151,13 +161,13 @@ def test_a_layer_on_a_gpu_loads_what_was_saved_anywhere(assign: bool, gpu: Gpu) 
     torch.manual_seed(5)
     other = QuantLinear.from_linear(torch.nn.Linear(70, 37), bits=4, group_size=32)
     target.load_state_dict(other.state_dict())
-    target._apply(gpu.take)
+    applied(target, gpu.take)
     codes, wanted = target.codes, held(source)
     target.load_state_dict(source.state_dict(), assign=assign)
     assert (target.codes is codes) == (not assign)
     same([target.state_dict().get(name) for name in NAMES], wanted)
-    source._apply(gpu.take)
-    other._apply(gpu.take)
+    applied(source, gpu.take)
+    applied(other, gpu.take)
     saved = other.state_dict()
     kept = {name: tensor.clone() for name, tensor in saved.items()}
     other.load_state_dict(source.state_dict(), assign=assign)
@@ -173,10 +183,10 @@ def test_a_layer_on_a_gpu_loads_what_was_saved_anywhere(assign: bool, gpu: Gpu) 
 def test_part_of_a_state_changes_that_part_alone(gpu: Gpu) -> None:
     layer = layer_of(bits=8)
     before = held(layer)
-    layer._apply(gpu.take)
-    there = layer._parts
+    applied(layer, gpu.take)
+    there = parts_of(layer)
     layer.load_state_dict({"scales": 2 * before[1]}, strict=False)
-    assert all(now is then for now, then in zip(layer._parts, there, strict=True))
+    assert all(now is then for now, then in zip(parts_of(layer), there, strict=True))
     same([layer.state_dict().get(name) for name in NAMES], [before[0], 2 * before[1], *before[2:]])
 
 
@@ -186,8 +196,8 @@ def test_layers_that_share_codes_share_them_everywhere(gpu: Gpu) -> None:
     model = quantize_(torch.nn.Sequential(first, second), group_size=32).model
     one, two = model[0], model[1]
     for move in (gpu.take, gpu.leave, gpu.take):
-        model._apply(move)
-        assert all(a is b for a, b in zip(one._parts, two._parts, strict=True))
+        applied(model, move)
+        assert all(a is b for a, b in zip(parts_of(one), parts_of(two), strict=True))
         assert one.matrix is two.matrix
         state = model.state_dict()
         assert state["0.codes"].data_ptr() == state["1.codes"].data_ptr()
@@ -202,7 +212,7 @@ def test_copies_of_a_layer_are_as_good_as_it(how: str, gpu: Gpu) -> None:
     layer = layer_of(bits=4)
     canonical, x = held(layer), torch.randn(2, 70)
     expected = layer(x)
-    layer._apply(gpu.take)
+    applied(layer, gpu.take)
     if how == "saved":
         file = io.BytesIO()
         torch.save(layer, file)
@@ -212,14 +222,14 @@ def test_copies_of_a_layer_are_as_good_as_it(how: str, gpu: Gpu) -> None:
         made = copy.deepcopy(layer) if how == "copied" else pickle.loads(pickle.dumps(layer))
     # It lies on the host now, in the order that it had; the first product puts that right.
     assert torch.equal(made(x), expected)
-    same(made._parts, canonical)
+    same(parts_of(made), canonical)
 
 
 def test_codes_put_in_by_others_are_put_in_order_by_the_first_product(gpu: Gpu) -> None:
     layer, x = layer_of(bits=4), torch.randn(2, 70)
     canonical = held(layer)
     for name in NAMES[:3]:  # as libraries that load models part by part do
-        layer._buffers[name] = gpu.take(layer._buffers[name])
+        setattr(layer, name, gpu.take(layer.get_buffer(name)))
     with pytest.raises(TypeError, match="cuda"):  # x lies elsewhere
         layer(x)
     assert layer.codes.shape == layer.matrix.codes.shape == (3, 1024)
@@ -227,7 +237,7 @@ def test_codes_put_in_by_others_are_put_in_order_by_the_first_product(gpu: Gpu) 
 
 
 def test_nothing_is_put_in_order_on_the_device_meta(gpu: Gpu) -> None:
-    layer = layer_of(bits=4)._apply(gpu.take)
+    layer = applied(layer_of(bits=4), gpu.take)
     layer.to("meta")
     assert (layer.codes.shape, layer.codes.device.type) == ((37, 35), "meta")
     layer.to_empty(device="cpu")
@@ -240,12 +250,12 @@ def test_nothing_is_put_in_order_on_the_device_meta(gpu: Gpu) -> None:
 @pytest.fixture
 def served(gpu: Gpu) -> Iterator[tuple[Any, Callable[..., Any]]]:
     """A layer with a call kept for single vectors, which returns what it was given."""
-    layer = layer_of(bits=4, perm=np.random.default_rng(1).permutation(70))._apply(gpu.take)
+    layer = applied(layer_of(bits=4, perm=np.random.default_rng(1).permutation(70)), gpu.take)
     layer.bias = None
     matrix = layer.matrix
     key = "a layer", (matrix, torch.ones(70), None)
     REPEATS.keep(*key, lambda *given: given)
-    yield layer, lambda x: again(layer._buffers, layer._parameters["bias"], x)
+    yield layer, lambda x: again(dict(layer.named_buffers()), layer.bias, x)
     REPEATS.calls.clear()
 
 
@@ -256,7 +266,7 @@ def test_a_product_like_one_served_before_goes_to_its_call(served: tuple[Any, An
     assert given is x
     assert third is None
     packed = np.frombuffer(there.places[None], np.uint64).tolist()
-    assert packed == [part.data_ptr() for part in layer._parts]
+    assert packed == [part.data_ptr() for part in parts_of(layer)]
     assert ask(torch.zeros(2, 70)) is None
     assert ask(np.zeros(70)) is None
     layer.scales.mul_(2)  # in the memory that kernels read
@@ -269,9 +279,9 @@ def test_a_part_that_was_replaced_is_seen(
     name: str, how: str, served: tuple[Any, Any], gpu: Gpu
 ) -> None:
     layer, ask = served
-    part = layer._buffers[name]
+    part = layer.get_buffer(name)
     if how == "replaced":
-        layer._buffers[name] = gpu.hold(part.clone())
+        setattr(layer, name, gpu.hold(part.clone()))
     elif how == "moved":
         part.data = gpu.hold(part.clone())
     else:
