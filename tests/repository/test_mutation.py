@@ -148,6 +148,7 @@ def test_the_page_counts_what_the_records_say(
     from pages import reliability
 
     (tmp_path / "docs").mkdir()
+    (tmp_path / reliability.PAGE).write_text((ROOT / reliability.PAGE).read_text())
     file = tmp_path / reliability.RECORD
     file.parent.mkdir()
     for name, cases, bad in (("tuned", 70, 0), ("compiled", 30, 2), ("npy", 1000, 0)):

@@ -11,7 +11,7 @@ from gemmule.core.registry import ladder
 from gemmule.core.rung import Rung
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.ladder_gains import before
-from gemmule_lab.report.tables import TableData, significant
+from gemmule_lab.report.tables import TableData, significant, without_empty_columns
 from pages.excerpts import Telling
 from pages.figures.drawing import Figure
 from pages.markdown import markdown
@@ -214,11 +214,9 @@ def all_counters(op: str, counted: Sequence[Counted]) -> str:
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table without the columns that nothing stands in."""
-    kept = [i for i in range(len(header)) if any(line[i] for line in body)]
-    lines = tuple(tuple(line[i] for i in kept) for line in body)
-    names = tuple(header[i] for i in kept)
-    numeric = tuple(i > 0 and name != PARAMETERS for i, name in enumerate(names))
-    return markdown(TableData("", names, lines, numeric))
+    numeric = tuple(i > 0 and name != PARAMETERS for i, name in enumerate(header))
+    whole = TableData("", tuple(header), tuple(map(tuple, body)), numeric)
+    return markdown(without_empty_columns(whole))
 
 
 def times_figure(op: str, rows: Sequence[Row]) -> Figure:
@@ -239,11 +237,7 @@ def times_figure(op: str, rows: Sequence[Row]) -> Figure:
         y = 52 + 28 * index
         length = 390 * math.log(2 * times[name] / fastest) / span
         f.text(232, y + 16, f"{numbers.get(name, '')} {name}".strip(), anchor="end")
-        f.box(242, y, round(length, 1), 22, "a" if name in times and _ours(op, name) else "x")
+        f.box(242, y, round(length, 1), 22, "a" if name in numbers else "x")
         f.text(round(250 + length, 1), y + 16, f"{significant(times[name])} us")
-    f.text(242, 76 + 28 * len(names), "logarithmic axis; cold", kind="soft", size=14)
+    f.soft(242, 76 + 28 * len(names), "logarithmic axis; cold")
     return f
-
-
-def _ours(op: str, name: str) -> bool:
-    return any(rung.name == name for rung in ladder(op, "cuda"))

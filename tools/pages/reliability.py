@@ -8,86 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.storage import evidence
-from gemmule.storage.atomic import replace_text
+from pages.markdown import update_markers
 
 PAGE, RECORD = Path("docs") / "reliability.md", Path("evidence") / "reliability.jsonl"
-INTRODUCTION = """# Reliability
-
-What was run against this package, how often, and what came of it. `make docs` writes this page
-from records that the runs themselves wrote: `evidence/reliability.jsonl` and the folders of the
-GPUs. How results are judged is told in [The oracle](oracle.md). A command names its seed, so that
-it repeats the very same cases; without `--seed` it draws new ones and prints their seed.
-
-## Campaigns
-
-*Bad* counts wrong results, crashes, hangs, errors of another kind than documented, and of planted
-faults those that no test saw. Forks beside `numpy`, which run without gemmule, and beside `blas`
-are the control: see *Not covered*.
-"""
-GPU = """## On a GPU
-
-Recorded by the GPU itself, and compared with the current code by `python -m
-proofs --check`, which needs none.
-"""
-PROMISES = """## Promises
-
-Each promise with the figure that stands behind it, and what repeats it. *Tests* are part of `make
-test`.
-"""
-# (promise, its limit, what a user can do): what no code here can mend.
-LIMITS: tuple[tuple[str, str, str], ...] = (
-    (
-        "Ctrl-C is a `KeyboardInterrupt`, and the process goes on",
-        "it waits for a kernel's compilation, a second at most, and for "
-        "one call of a BLAS or of a kernel",
-        "`gemmule multiply` calls for blocks of well below a second; so can you",
-    ),
-    (
-        "the same",
-        "an exception that another thread sets inside LLVM's bindings "
-        "(`PyThreadState_SetAsyncExc`) may leave them broken",
-        "end the process",
-    ),
-    (
-        "a damaged file is a `ValueError`",
-        "a file that is cut while one block of it is read ends the process "
-        "([Out of core](outofcore.md)); between blocks it is a `ValueError`",
-        "read a copy, or load it (`mmap=False`)",
-    ),
-    (
-        "too little memory is a `MemoryError`, and the next product is right",
-        "NumPy's OpenBLAS ends a process in which it cannot take its buffers at its first product",
-        "make one small product before you set a limit",
-    ),
-)
-ENVIRONMENTS = """## Environments
-
-Random products of small integers, whose sums are exact in every order, compared bit for bit with
-those of a plain process: `python tests/environments_campaign.py`. `make test` runs some of them in
-all of these at once that need no other user.
-"""
-NOT_COVERED = """## Not covered
-
-- **Other processors.** Campaigns of the CPU ran on the machines that the table names. Rungs for
-  AVX-512 and AMX are judged by the same tests where a processor has them, and skipped elsewhere.
-- **Scalars on a real GPU** were run without side streams and captured graphs.
-- **Asynchronous hardware.** The emulator has threads in shuffled orders, copies as early and as
-  late as may be, and launches before their predecessor; it has no memory model weaker than that
-  of the processor it runs on, and TMA loads land when they are waited for only.
-- **Test suites of others.** NumPy's and SciPy's tests run as they are installed; of netlib's
-  testers the sweep of sizes, steps and scalars with their measure of error, not their Fortran. The
-  array API's suite and CuPy's come in no package, and do not run.
-- **Forks beside BLAS.** Children of a parent whose threads are inside OpenBLAS hang with NumPy
-  alone as well ([Threads and fork](threads.md)).
-- **`save_pretrained(state_dict=...)`** of a transformers model that was built around a model
-  quantised before asks no layer, so nothing can refuse it; every other way to save one is refused.
-- **Hours.** Threads ran side by side for minutes. No soak of hours or days is on record, nor faults
-  of a disk or of memory.
-- **Planted faults in time.** A row names the files that its faults were planted in. `make mutants`
-  plants as many as 38 minutes allow on two cores, half of them by hand and half by the seed.
-- **Faults that nobody thought of.** Planted faults show what tests see of the faults that were
-  planted.
-"""
 TESTS = "`make test`"
 APART = "environments: "
 
@@ -142,33 +65,24 @@ ROWS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def page(root: Path) -> str:
-    """Return the page."""
-    found = _campaigns(root)
-    apart = [one for one in found if one["what"].startswith(APART)]
-    others = [one for one in found if one not in apart]
-    parts = [INTRODUCTION, _campaign_table(others), ENVIRONMENTS, _environment_table(apart)]
-    parts += [GPU, _gpu_table(root), PROMISES, _promise_table(root, found), _limits()]
-    return "\n".join([*parts, NOT_COVERED])
-
-
 def update(root: Path) -> list[Path]:
-    """Rewrite the page where it is not up to date; return what changed."""
-    target, text = root / PAGE, page(root)
-    if target.is_file() and target.read_text(encoding="utf-8") == text:
-        return []
-    replace_text(target, text)
-    return [target]
+    """Rewrite the tables of the page where they are not up to date; return what changed."""
+    found = _lines(root / RECORD)
+    apart = [one for one in found if one["what"].startswith(APART)]
+    tables = {
+        "campaigns": _campaign_table([one for one in found if one not in apart]),
+        "environments": _environment_table(apart),
+        "gpu": _gpu_table(root),
+        "promises": _promise_table(root, found),
+    }
+    changed = (root / PAGE).is_file() and update_markers(root / PAGE, tables)
+    return [root / PAGE] if changed else []
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def _campaigns(root: Path) -> list[dict[str, Any]]:
-    return _lines(root / RECORD)
 
 
 def _campaign_table(found: list[dict[str, Any]]) -> str:
@@ -180,11 +94,6 @@ def _campaign_table(found: list[dict[str, Any]]) -> str:
         )
     machines = sorted({f"{one['machine']}, {one['date']}" for one in found})
     return "\n".join([*rows, "", f"Ran on: {'; '.join(machines) or 'nothing is on record'}.", ""])
-
-
-def _limits() -> str:
-    head = ["## Limits", "", "| promise | limit | what you can do |", "|---|---|---|"]
-    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in LIMITS), ""])
 
 
 def _environment_table(found: list[dict[str, Any]]) -> str:

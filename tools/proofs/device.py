@@ -184,18 +184,10 @@ def awkward(rung: DeviceRung, signature: Signature, quant: Any, which: int) -> P
     """Return a problem of odd sizes in a layout that the rung takes."""
     matvec = ((129, 331, 1), (1030, 2056, 1), (67, 4104, 1))
     matmul = ((67, 45, 131), (130, 129, 264), (40, 200, 520))
-    m, n, k = (matvec if rung.op == "matvec" else matmul)[which]
-    layout_b = rung.layouts_b[0] if rung.op == "matmul" else "row"
-    return make_problem(
-        rung.op,
-        m,
-        n,
-        k,
-        signature,
-        layout_a=rung.layouts[which % len(rung.layouts)],
-        layout_b=layout_b,
-        quant=quant,
-    )
+    size = (matvec if rung.op == "matvec" else matmul)[which]
+    options: dict[str, Any] = {"layout_a": rung.layouts[which % len(rung.layouts)], "quant": quant}
+    options["layout_b"] = rung.layouts_b[0] if rung.op == "matmul" else "row"
+    return make_problem(rung.op, *size, signature, **options)
 
 
 def judge_trial(rung: DeviceRung, trial: Trial, run: Run) -> Verdict:
@@ -307,16 +299,10 @@ def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:
             if o.variant in (EVERY, name[2]):
                 del records[name]
         if o.cases and not o.failures:
-            records[(o.folder, o.rung, o.variant)] = evidence.Record(
-                o.folder,
-                o.rung,
-                o.variant,
-                proofs.PROOF_ARCH,
-                o.key,
-                o.device,
-                today,
-                o.cases,
-                round(o.worst_ratio, 4),
+            what = o.folder, o.rung, o.variant
+            worst = round(o.worst_ratio, 4)
+            records[what] = evidence.Record(
+                *what, proofs.PROOF_ARCH, o.key, o.device, today, o.cases, worst
             )
     write_records(gpu, records.values(), {(o.folder, o.rung) for o in outcomes})
     return gpu / evidence.FOLDER

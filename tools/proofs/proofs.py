@@ -25,21 +25,12 @@ from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import device_rungs
-from gemmule.core.rung import (
-    CudaRung,
-    DeviceRung,
-    LibraryRung,
-    Machine,
-    Signature,
-    Step,
-    with_bias,
-)
+from gemmule.core.rung import CudaRung, DeviceRung, LibraryRung, Machine, Signature, Step, with_bias
 from gemmule.oracle.problems import make_problem
 from gemmule.storage import built, evidence, sources
 
-PROOF_ARCH = (
-    "sm_90a"  # the architecture of the device that proves; others are compiled and emulated
-)
+# The architecture of the device that proves; others are compiled and emulated.
+PROOF_ARCH = "sm_90a"
 MATVEC_SIZES = (
     (1, 1),
     (3, 5),
@@ -83,20 +74,12 @@ class Variant:
 
     def geometry_digest(self) -> str:
         """Return a digest of every launch but the kernels' machine code."""
-        rows = [
-            [
-                launch.problem,
-                sorted(map(str, launch.params)),
-                launch.step.kernel,
-                launch.step.grid,
-                launch.step.block,
-                launch.step.smem,
-                launch.step.cluster,
-                launch.step.pdl,
-                *(list(map(asdict, launch.step.maps)),) * bool(launch.step.maps),
-            ]
-            for launch in self.launches
-        ]
+        rows = []
+        for launch in self.launches:
+            step = launch.step
+            row = [launch.problem, sorted(map(str, launch.params)), step.kernel, step.grid]
+            row += [step.block, step.smem, step.cluster, step.pdl]
+            rows.append([*row, list(map(asdict, step.maps))] if step.maps else row)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
@@ -287,10 +270,7 @@ def is_pinned() -> bool:
 
 
 def keys(
-    rungs: tuple[DeviceRung, ...] | None = None,
-    workers: int = 2,
-    *,
-    anew: bool = False,
+    rungs: tuple[DeviceRung, ...] | None = None, workers: int = 2, *, anew: bool = False
 ) -> dict[tuple[str, str, str], str]:
     """Return the current key of every variant: (folder, rung, variant) -> key.
 

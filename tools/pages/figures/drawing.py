@@ -7,6 +7,7 @@ screens; every figure lies on paper of its own, so that it can be read on any pa
 from __future__ import annotations
 
 import functools
+import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -198,14 +199,23 @@ class Figure:
 Drawings = Mapping[str, Callable[[], Figure]]
 
 
-def drawn(title: str, height: int) -> Callable[[Callable[[Figure], None]], Callable[[], Figure]]:
-    """Return what makes a function that draws one that returns the figure; its docstring tells."""
+def drawn(
+    title: str, height: int, below: int = 0
+) -> Callable[[Callable[[Figure], None]], Callable[[], Figure]]:
+    """Return what makes a function that draws one that returns the figure.
+
+    The first paragraph of its docstring is the description; a second one stands in the figure,
+    from the height `below` on.
+    """
 
     def made(draw: Callable[[Figure], None]) -> Callable[[], Figure]:
         @functools.wraps(draw)
         def figure() -> Figure:
-            made = Figure(title, " ".join((draw.__doc__ or "").split()), height)
+            told, _, note = inspect.cleandoc(draw.__doc__ or "").partition("\n\n")
+            made = Figure(title, " ".join(told.split()), height)
             draw(made)
+            if note:
+                made.note(below, " ".join(note.split()))
             return made
 
         return figure

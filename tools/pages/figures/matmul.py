@@ -29,10 +29,12 @@ def product(f: Figure) -> None:
     )
 
 
-@drawn("Reuse: a row of A serves a row of C, a column of B a column of C", 258)
+@drawn("Reuse: a row of A serves a row of C, a column of B a column of C", 258, 240)
 def reuse(f: Figure) -> None:
     """Every element of A is used by the n elements of a row of C, every element of B by the m
-    elements of a column."""
+    elements of a column.
+
+    Whoever fetches an element anew for every use reads k (m n + m n) elements in all."""
     for panel in range(2):
         left = 20 + panel * 380
         a, b, c = plain(5, 5), plain(5, 5), plain(5, 5)
@@ -48,15 +50,15 @@ def reuse(f: Figure) -> None:
             f.text(left + 50 + index * 120, 182, name, anchor="middle")
         words = "row of A: n uses" if panel == 0 else "column of B: m uses"
         f.soft(left + 170, 208, words, "middle")
-    f.note(
-        240, "Whoever fetches an element anew for every use reads k (m n + m n) elements in all."
-    )
 
 
-@drawn("Naive: a thread an element, everything from global memory", 304)
+@drawn("Naive: a thread an element, everything from global memory", 304, 270)
 def naive(f: Figure) -> None:
     """The threads of a warp compute neighbours in a row of C: they read one element of A, and
-    neighbouring elements of B."""
+    neighbouring elements of B.
+
+    The element of A is a broadcast: one sector for 32 threads, neither coalesced nor scattered.
+    Caches catch the rest: two loads for every multiply-add."""
     a, b, c = plain(6, 8), plain(8, 9), plain(6, 9)
     a[2] = ["a"] * 8
     for column in range(8):
@@ -71,17 +73,15 @@ def naive(f: Figure) -> None:
     for x, name in ((104, "A"), (320, "B"), (540, "C")):
         f.text(x, 242, name, anchor="middle")
     f.lines(640, 110, "outlined: one\nstep of a warp\n(8 lanes)")
-    f.note(
-        270,
-        "The element of A is a broadcast: one sector for 32 threads, neither coalesced nor "
-        "scattered. Caches catch the rest: two loads for every multiply-add.",
-    )
 
 
-@drawn("Square tiles: phase by phase through shared memory", 330)
+@drawn("Square tiles: phase by phase through shared memory", 330, 290)
 def shared_tile(f: Figure) -> None:
     """A block computes one tile of C. In each phase it stages one tile of A and one of B, and all
-    its threads multiply from there."""
+    its threads multiply from there.
+
+    Each element is fetched from global memory once a tile, not once a thread: 32 times less often.
+    Now shared memory feeds every multiply-add with two reads."""
     a, b, c = plain(6, 9), plain(9, 6), plain(6, 6)
     for r in range(3):
         for k in range(9):
@@ -100,17 +100,15 @@ def shared_tile(f: Figure) -> None:
     f.box(650, 80, 70, 70, lane(1), "bs")
     f.soft(640, 70, "phase 1, shared memory", "middle")
     f.lines(560, 180, "barrier\n32 products a thread\nbarrier")
-    f.note(
-        290,
-        "Each element is fetched from global memory once a tile, not once a thread: 32 "
-        "times less often. Now shared memory feeds every multiply-add with two reads.",
-    )
 
 
-@drawn("Rectangular tile: one tile of A meets two tiles of B", 306)
+@drawn("Rectangular tile: one tile of A meets two tiles of B", 306, 250)
 def rectangular_tile(f: Figure) -> None:
     """The block computes two tiles of C side by side; each value of A read from shared memory
-    meets two of B."""
+    meets two of B.
+
+    Three reads of shared memory feed two multiply-adds, where the square tile needs four. The two
+    tiles of B lie in one array with rows of 2 TILE; in all 3 TILE x TILE elements."""
     a, b, c = plain(6, 6), plain(6, 9), plain(6, 9)
     for r in range(3):
         for k in range(3):
@@ -127,12 +125,6 @@ def rectangular_tile(f: Figure) -> None:
     f.box(652, 88, 44, 44, lane(1), "bs")
     f.box(696, 88, 44, 44, lane(5), "bs")
     f.lines(600, 160, "3 reads\n2 products", size=15)
-    f.note(
-        250,
-        "Three reads of shared memory feed two multiply-adds, where the square tile needs "
-        "four. The two tiles of B lie in one array with rows of 2 TILE; in all 3 TILE x "
-        "TILE elements.",
-    )
 
 
 @drawn("Register tile: eight values of A meet eight of B in registers", 330)
@@ -160,10 +152,13 @@ def register_tile(f: Figure) -> None:
     f.lines(400, 272, "reads of shared memory for\nproducts, a thread and step")
 
 
-@drawn("Vector tile: 16-byte accesses, and two buffers that take turns", 270)
+@drawn("Vector tile: 16-byte accesses, and two buffers that take turns", 270, 240)
 def vector_tile(f: Figure) -> None:
     """While the sums of one buffer are computed, the next panel is fetched into registers and then
-    stored in the other buffer."""
+    stored in the other buffer.
+
+    One barrier a step instead of two. Shared memory is read 16 bytes at a time, so the 64
+    multiply-adds of a step need four loads."""
     f.soft(102, 82, "one buffer", "end")
     for turn in range(3):
         left = 112 + turn * 208
@@ -178,17 +173,15 @@ def vector_tile(f: Figure) -> None:
             f.box(112 + turn * 104, 162, 102, 28, lane((turn - 1) % 2), words, size=13)
     f.arrow(112, 206, 640, 206)
     f.soft(650, 211, "time")
-    f.note(
-        240,
-        "One barrier a step instead of two. Shared memory is read 16 bytes at a time, so "
-        "the 64 multiply-adds of a step need four loads.",
-    )
 
 
-@drawn("Tensor core: one instruction multiplies 16 x 16 by 16 x 8", 356)
+@drawn("Tensor core: one instruction multiplies 16 x 16 by 16 x 8", 356, 320)
 def tensor_core(f: Figure) -> None:
     """A warp's fragments of A and B make a fragment of C in one instruction. Copies fill a ring of
-    four stages ahead of the arithmetic."""
+    four stages ahead of the arithmetic.
+
+    cp.async copies from global to shared memory past the registers; ldmatrix reads fragments.
+    16-byte chunks are permuted in their line, so that no bank is hit twice."""
     f.cells(24, 64, plain(8, 8, "a"), side=14)
     f.text(80, 196, "A, 16 x 16", anchor="middle", size=14)
     f.cells(160, 64, plain(8, 4, "x"), side=14)
@@ -209,18 +202,15 @@ def tensor_core(f: Figure) -> None:
         f.box(20 + stage * 150, 244, 140, 44, kind, word)
         if stage:
             f.arrow(20 + stage * 150, 266, 11 + stage * 150, 266)
-    f.note(
-        320,
-        "cp.async copies from global to shared memory past the registers; ldmatrix reads "
-        "fragments. 16-byte chunks are permuted in their line, so that no bank is hit "
-        "twice.",
-    )
 
 
-@drawn("Bytes on tensor cores: 4 x 4 bytes are transposed on the way in", 300)
+@drawn("Bytes on tensor cores: 4 x 4 bytes are transposed on the way in", 300, 250)
 def tensor_core_int8(f: Figure) -> None:
     """The instruction wants four bytes of a register along the reduction. Where the matrix lies
-    the other way, four registers are transposed by byte permutations."""
+    the other way, four registers are transposed by byte permutations.
+
+    ldmatrix transposes pairs of bytes, not bytes. A row-major A and a column-major B need none of
+    it and are copied by cp.async. Sums are int32 and exact."""
     letters = "abcdefghijklmnop"
     before = [[lane(r)] * 4 for r in range(4)]
     after = [[lane(c) for c in range(4)] for _ in range(4)]
@@ -247,17 +237,14 @@ def tensor_core_int8(f: Figure) -> None:
     f.soft(338, 138, "prmt, 8 times", "middle")
     f.soft(178, 70, "along the columns", "middle")
     f.soft(498, 70, "along the reduction", "middle")
-    f.note(
-        250,
-        "ldmatrix transposes pairs of bytes, not bytes. A row-major A and a column-major B "
-        "need none of it and are copied by cp.async. Sums are int32 and exact.",
-    )
 
 
-@drawn("Few columns: every vector of A meets every column", 310)
+@drawn("Few columns: every vector of A meets every column", 310, 294)
 def few_columns(f: Figure) -> None:
     """Eight lanes walk a row, four rows side by side. Each vector of A is multiplied with the same
-    stretch of every column of B."""
+    stretch of every column of B.
+
+    A tile of C for 128 columns would compute 128 where 8 are wanted."""
     a = plain(8, 14)
     for row in range(4):
         a[row][4:8] = [lane(row)] * 4
@@ -272,13 +259,15 @@ def few_columns(f: Figure) -> None:
     f.cells(516, 90, [["y"] * 5 if row < 4 else ["mute"] * 5 for row in range(8)], side=20)
     f.text(566, 272, "C", anchor="middle")
     f.lines(624, 104, "4 rows share\neach vector of\nB, all columns\neach vector of A")
-    f.note(294, "A tile of C for 128 columns would compute 128 where 8 are wanted.")
 
 
-@drawn("Few columns on tensor cores: the order of the steps is free", 300)
+@drawn("Few columns on tensor cores: the order of the steps is free", 300, 248)
 def few_columns_tensor(f: Figure) -> None:
     """A lane loads 16 neighbouring bytes of its row; the instruction wants its steps apart. Both
-    operands keep to one order, so the sum is the same."""
+    operands keep to one order, so the sum is the same.
+
+    A sum does not ask in which order its products come, as long as the columns of B are loaded in
+    the same one. So fragments need no shared memory and no ldmatrix."""
     f.soft(20, 66, "what the instruction calls its 16 steps, by lane")
     wanted = [lane(i // 2 % 4) for i in range(16)]
     f.cells(20, 76, [wanted], side=30, labels={(0, i): str(i) for i in range(16)})
@@ -293,17 +282,14 @@ def few_columns_tensor(f: Figure) -> None:
     f.bracket(22, 138, 188, "first mma")
     f.bracket(142, 258, 188, "second mma")
     f.lines(520, 90, "lane t: 2t, 2t+1, 2t+8, 2t+9")
-    f.note(
-        248,
-        "A sum does not ask in which order its products come, as long as the columns of B are "
-        "loaded in the same one. So fragments need no shared memory and no ldmatrix.",
-    )
 
 
-@drawn("Few columns, unpacked: each warp copies what it multiplies", 312)
+@drawn("Few columns, unpacked: each warp copies what it multiplies", 312, 292)
 def few_columns_unpacked(f: Figure) -> None:
     """Warps take turns along the sum. Each copies its chunk of the rows and of the columns into a
-    ring of its own; blocks begin at different chunks."""
+    ring of its own; blocks begin at different chunks.
+
+    Floats become doubles on their way from the ring to the tensor cores."""
     for block, start in enumerate((0, 8)):
         top = 66 + block * 84
         f.soft(20, top + 34, f"block {block}")
@@ -315,4 +301,3 @@ def few_columns_unpacked(f: Figure) -> None:
     f.cells(470, 40, columns, side=16)
     f.text(494, 264, "B as it lies", anchor="middle")
     f.lines(556, 90, "a color: a warp,\nwith a ring of\nthree stages;\nthey meet once,\nat the end")
-    f.note(292, "Floats become doubles on their way from the ring to the tensor cores.")

@@ -27,10 +27,13 @@ def product(f: Figure) -> None:
     )
 
 
-@drawn("A thread walks a row: neighbouring threads read a whole row apart", 336)
+@drawn("A thread walks a row: neighbouring threads read a whole row apart", 336, 302)
 def thread_per_row(f: Figure) -> None:
     """Each row of A belongs to a thread. At one moment the threads of a warp read one column,
-    which lies scattered in memory."""
+    which lies scattered in memory.
+
+    A warp's 32 reads touch 32 sectors of 32 bytes; each sector waits in the L1 for the thread's
+    next reads, and is fetched again where it was pushed out before."""
     f.cells(110, 52, striped(6, 18), side=22)
     for row in range(6):
         f.soft(100, 52 + row * 22 + 16, f"thread {row}", "end")
@@ -41,17 +44,15 @@ def thread_per_row(f: Figure) -> None:
     for row in range(6):
         f.frame(110 + (row * 5 + 1) * 21, 221, 21, 23)
     f.bracket(110 + 21, 110 + 6 * 21, 247, "n elements apart")
-    f.note(
-        302,
-        "A warp's 32 reads touch 32 sectors of 32 bytes; each sector waits in the L1 for "
-        "the thread's next reads, and is fetched again where it was pushed out before.",
-    )
 
 
-@drawn("x by phases through shared memory", 330)
+@drawn("x by phases through shared memory", 330, 298)
 def shared_x(f: Figure) -> None:
     """In each phase the block copies as many values of x as it has threads; after a barrier every
-    thread goes on along its row with them."""
+    thread goes on along its row with them.
+
+    x is fetched once a block, not once a thread. But the threads of a warp ask for the same value
+    of x at the same time, which is one broadcast anyway."""
     kinds = ["x" if 8 <= i < 16 else "mute" for i in range(28)]
     memory(f, 120, 54, kinds, side=21, label="x")
     f.bracket(120 + 8 * 21, 120 + 16 * 21, 79)
@@ -65,11 +66,6 @@ def shared_x(f: Figure) -> None:
     f.cells(120, 186, a, side=21)
     for row in range(4):
         f.soft(110, 201 + row * 21, f"row {row}", "end")
-    f.note(
-        298,
-        "x is fetched once a block, not once a thread. But the threads of a warp ask for "
-        "the same value of x at the same time, which is one broadcast anyway.",
-    )
 
 
 @drawn("A warp shares a row: neighbours read neighbours, then a tree of shuffles", 372)
@@ -110,9 +106,12 @@ def _tree(f: Figure, top: float) -> None:
     f.soft(20, top + 214, "no shared memory, no barrier: a lane reads its partner's register")
 
 
-@drawn("p lanes a row: a warp carries 32 / p rows", 250)
+@drawn("p lanes a row: a warp carries 32 / p rows", 250, 206)
 def p_threads(f: Figure) -> None:
-    """The same warp with p of 8, 4 and 2 lanes to a row covers one, two and four rows."""
+    """The same warp with p of 8, 4 and 2 lanes to a row covers one, two and four rows.
+
+    drawn with warps of 8 lanes. Small p: each request touches several rows, one sector of each or
+    more; large p: short rows leave lanes without work."""
     for panel, p in enumerate((8, 4, 2)):
         left = 20 + panel * 248
         rows = LANES // p
@@ -126,33 +125,29 @@ def p_threads(f: Figure) -> None:
             (row, column): str(row * p + column % p) for row in range(rows) for column in range(12)
         }
         f.cells(left, 86, kinds, side=18, labels=labels, size=11)
-    f.note(
-        206,
-        "drawn with warps of 8 lanes. Small p: each request touches several rows, one "
-        "sector of each or more; large p: short rows leave lanes without work.",
-    )
 
 
-@drawn("16-byte loads: eight halves an instruction", 268)
+@drawn("16-byte loads: eight halves an instruction", 268, 226)
 def p_threads_vector(f: Figure) -> None:
-    """A lane takes one element a load, or eight neighbouring halves at once."""
+    """A lane takes one element a load, or eight neighbouring halves at once.
+
+    The same bytes with an eighth of the requests. Addresses must be multiples of 16: rows of odd
+    length are read one by one."""
     f.soft(20, 66, "one half a load: 32 lanes fetch 64 bytes")
     f.cells(20, 76, [[lane(i) for i in range(32)]], side=22)
     f.soft(20, 138, "eight halves a load: 32 lanes fetch 512 bytes")
     f.cells(20, 148, [[lane(i // 8) for i in range(32)]], side=22)
     for i in range(4):
         f.bracket(22 + i * 176, 20 + (i + 1) * 176 - 4, 174, f"lane {i}: 16 bytes")
-    f.note(
-        226,
-        "The same bytes with an eighth of the requests. Addresses must be multiples of 16: "
-        "rows of odd length are read one by one.",
-    )
 
 
-@drawn("Several loads under way: the latency is paid once for four", 278)
+@drawn("Several loads under way: the latency is paid once for four", 278, 236)
 def warp_vector(f: Figure) -> None:
     """Above, each load waits before it is used. Below, four loads are issued before the first is
-    used."""
+    used.
+
+    A matvec is bound by how many bytes are under way (Little's law). The loads also pass the L1
+    by: no element of A is read twice."""
     f.soft(20, 66, "one load at a time")
     for i in range(3):
         left = 20 + i * 216
@@ -167,17 +162,15 @@ def warp_vector(f: Figure) -> None:
     f.line(20, 200, 720, 200)
     f.arrow(700, 200, 736, 200)
     f.soft(728, 192, "time", "end")
-    f.note(
-        236,
-        "A matvec is bound by how many bytes are under way (Little's law). The loads also "
-        "pass the L1 by: no element of A is read twice.",
-    )
 
 
-@drawn("Two steps: warps by shuffles, then slots of shared memory", 334)
+@drawn("Two steps: warps by shuffles, then slots of shared memory", 334, 292)
 def two_step(f: Figure) -> None:
     """A block of p by rows threads. Each warp sums its share of a row and writes one slot; the
-    first warp of the row adds the slots."""
+    first warp of the row adds the slots.
+
+    The m x p layout: blocks of (p, rows) threads; threadIdx.y names the row, threadIdx.x the
+    thread on it. A slot for each (row, warp), and one barrier before they are read."""
     f.bracket(112, 472, 72, "", up=True)
     f.soft(292, 60, "p = 128 threads: 4 warps", "middle")
     f.soft(530, 60, "slots")
@@ -192,17 +185,13 @@ def two_step(f: Figure) -> None:
         f.arrow(604, y + 16, 676, y + 16)
         f.box(682, y + 4, 30, 24, "y", str(row), size=13)
     f.soft(640, 264, "warp 0 of each row", "middle")
-    f.note(
-        292,
-        "The m x p layout: blocks of (p, rows) threads; threadIdx.y names the row, "
-        "threadIdx.x the thread on it. A slot for each (row, warp), and one barrier before "
-        "they are read.",
-    )
 
 
-@drawn("A tile of x in shared memory for all rows of the block", 312)
+@drawn("A tile of x in shared memory for all rows of the block", 312, 296)
 def vector_shared_x(f: Figure) -> None:
-    """The block copies 2048 values of x; its four rows multiply from there, 16 bytes at a time."""
+    """The block copies 2048 values of x; its four rows multiply from there, 16 bytes at a time.
+
+    Every tile costs two barriers, at which the loads of A run dry."""
     kinds = ["x" if 7 <= i < 14 else "mute" for i in range(28)]
     memory(f, 120, 54, kinds, side=21, label="x")
     f.soft(340, 97, "the next tile: 2048 values", "middle")
@@ -214,13 +203,15 @@ def vector_shared_x(f: Figure) -> None:
     a = [[lane(row) if 7 <= column < 14 else "mute" for column in range(28)] for row in range(4)]
     f.cells(120, 184, a, side=21)
     f.soft(500, 148, "barrier before and after")
-    f.note(296, "Every tile costs two barriers, at which the loads of A run dry.")
 
 
-@drawn("y blocks share a row; a second kernel adds the sections", 262)
+@drawn("y blocks share a row; a second kernel adds the sections", 262, 206)
 def y_blocks(f: Figure) -> None:
     """Four blocks sum a quarter of the row each into the workspace; a second kernel adds the four
-    partial sums in order."""
+    partial sums in order.
+
+    More blocks for few rows, at the price of a second launch and a trip through memory. The order
+    of the additions is fixed: the same bits on every run."""
     f.soft(20, 86, "a row")
     for s in range(4):
         f.box(80 + s * 164, 66, 160, 30, lane(s), f"section {s}: block {s}")
@@ -231,8 +222,3 @@ def y_blocks(f: Figure) -> None:
     f.arrow(484, 155, 560, 155)
     f.soft(522, 146, "kernel 2", "middle")
     f.box(566, 140, 60, 30, "y", "y")
-    f.note(
-        206,
-        "More blocks for few rows, at the price of a second launch and a trip through "
-        "memory. The order of the additions is fixed: the same bits on every run.",
-    )

@@ -55,10 +55,12 @@ def early_rows(f: Figure) -> None:
     f.note(320, "x and the matrix are read after the wait, when all that came before can be seen")
 
 
-@drawn("Clustered rows: the blocks of a cluster share a row", 280)
+@drawn("Clustered rows: the blocks of a cluster share a row", 280, 268)
 def clustered_rows(f: Figure) -> None:
     """Four blocks of a cluster take turns along a row; each pushes its sum into the shared memory
-    of the first, which adds them in order."""
+    of the first, which adds them in order.
+
+    One launch, no workspace, no atomics; the order of the additions is fixed."""
     f.soft(20, 88, "a row")
     for i in range(8):
         f.box(80 + i * 80, 68, 76, 30, lane(i % 4), f"block {i % 4}", size=13)
@@ -72,7 +74,6 @@ def clustered_rows(f: Figure) -> None:
         f.line(80 + block * 165 + 72, 188, 80 + block * 165 + 72, 222 + 0)
     f.arrow(647, 222, 228, 222)
     f.soft(436, 242, "distributed shared memory", "middle")
-    f.note(268, "One launch, no workspace, no atomics; the order of the additions is fixed.")
 
 
 @drawn("Memory order: a column-major matrix transposed is a row-major one", 316)
@@ -141,10 +142,13 @@ def _sections(f: Figure, x: float, y: float, *, wide: bool) -> None:
         f.bracket(x + 80, x + 160, y - 2, "WIDTH", up=True)
 
 
-@drawn("Transposed block and multiply: a thread per column and section", 330)
+@drawn("Transposed block and multiply: a thread per column and section", 330, 278)
 def block_multiply_transposed(f: Figure) -> None:
     """The stored columns are drawn as rows, since each lies in one piece. A block of threads takes
-    WIDTH elements of each of its columns; sections meet by atomic additions."""
+    WIDTH elements of each of its columns; sections meet by atomic additions.
+
+    Each thread reads along its own line: addresses of a warp lie a column apart, and only narrow
+    sections let the L1 keep the sectors until they are used up."""
     f.soft(20, 90, "stored")
     f.soft(20, 108, "columns")
     _sections(f, 90, 84, wide=True)
@@ -157,17 +161,15 @@ def block_multiply_transposed(f: Figure) -> None:
     f.lines(
         500, 100, "outlined: one block of\nthreads, a thread a line;\nx[section] in shared memory"
     )
-    f.note(
-        278,
-        "Each thread reads along its own line: addresses of a warp lie a column apart, and "
-        "only narrow sections let the L1 keep the sectors until they are used up.",
-    )
 
 
-@drawn("Transpose first, then block and multiply", 300)
+@drawn("Transpose first, then block and multiply", 300, 272)
 def transpose_then(f: Figure) -> None:
     """Tiles of 32 by 32 are copied through shared memory into a transposed matrix, which is then
-    read coalesced."""
+    read coalesced.
+
+    The matrix is read, written and read again: three times the bytes of one pass, and a workspace
+    of its size."""
     tile = plain(6, 6)
     for r in range(2):
         for c in range(2):
@@ -185,17 +187,15 @@ def transpose_then(f: Figure) -> None:
     f.soft(490, 238, "the copy", "middle")
     f.arrow(570, 142, 630, 142)
     f.box(634, 116, 106, 50, "y", "block_multiply", size=13)
-    f.note(
-        272,
-        "The matrix is read, written and read again: three times the bytes of one pass, and "
-        "a workspace of its size.",
-    )
 
 
-@drawn("Banks of shared memory: one pad column spreads a column over all banks", 352)
+@drawn("Banks of shared memory: one pad column spreads a column over all banks", 352, 322)
 def banks(f: Figure) -> None:
     """With a pitch of 8 words a column of a tile lies in one of 8 banks; with a pitch of 9 it lies
-    in all of them."""
+    in all of them.
+
+    Drawn with 8 banks; there are 32 of 4 bytes. Numbers name the rows of the tile; a bank serves
+    one word a pass, so words of one bank wait for each other."""
     for panel, pitch in enumerate((8, 9)):
         left = 20 + panel * 380
         f.text(left, 64, f"rows of {pitch} words", bold=True)
@@ -214,8 +214,3 @@ def banks(f: Figure) -> None:
         f.soft(left + 52, 110, "bank", "end")
         last = "8 passes" if pitch == 8 else "1 pass"
         f.text(left + 252, 210, last, size=15, bold=True)
-    f.note(
-        322,
-        "Drawn with 8 banks; there are 32 of 4 bytes. Numbers name the rows of the tile; a "
-        "bank serves one word a pass, so words of one bank wait for each other.",
-    )

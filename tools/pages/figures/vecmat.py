@@ -5,10 +5,12 @@ from __future__ import annotations
 from pages.figures.drawing import Figure, drawn, lane, memory, plain
 
 
-@drawn("y = x A: one element of y is a column of A, but A lies by rows", 300)
+@drawn("y = x A: one element of y is a column of A, but A lies by rows", 300, 292)
 def product(f: Figure) -> None:
     """x stands before the rows of A; one column of A times x makes one element of y. The elements
-    of a column lie a whole row apart in memory."""
+    of a column lie a whole row apart in memory.
+
+    Read by columns this is A transposed times x, with A transposed lying by columns."""
     kinds = plain(7, 14)
     for row in range(7):
         kinds[row][5] = "a"
@@ -20,7 +22,6 @@ def product(f: Figure) -> None:
     f.text(434, 150, "A, m rows of n")
     f.text(434, 264, "y, n")
     f.lines(560, 90, "neighbouring results\nuse neighbouring\nelements of each row", size=15)
-    f.note(292, "Read by columns this is A transposed times x, with A transposed lying by columns.")
 
 
 def _columns(f: Figure, x: float, y: float, side: float = 22) -> None:
@@ -29,10 +30,13 @@ def _columns(f: Figure, x: float, y: float, side: float = 22) -> None:
     f.frame(x, y + 2 * side, 12 * side, side)
 
 
-@drawn("The same kernel over the other order: neighbours read neighbours", 294)
+@drawn("The same kernel over the other order: neighbours read neighbours", 294, 246)
 def thread_per_row(f: Figure) -> None:
     """A thread walks down each column of the stored matrix. At one moment a warp reads neighbours
-    of one row."""
+    of one row.
+
+    The kernel takes any strides, so it computes row and column offsets for every element: a_row =
+    1 and a_col = n are found at run time."""
     _columns(f, 110, 60)
     f.soft(100, 120, "now", "end")
     f.soft(242, 214, "a thread for each result", "middle")
@@ -43,17 +47,15 @@ def thread_per_row(f: Figure) -> None:
         "but there are only n threads: 4096 on\n132 x 2048 places, and each has four\n"
         "loads of A on their way at most",
     )
-    f.note(
-        246,
-        "The kernel takes any strides, so it computes row and column offsets for every "
-        "element: a_row = 1 and a_col = n are found at run time.",
-    )
 
 
-@drawn("x by phases through shared memory, a thread for each column", 286)
+@drawn("x by phases through shared memory, a thread for each column", 286, 258)
 def shared_x(f: Figure) -> None:
     """The block copies one value of x a thread; then every thread multiplies that stretch of its
-    column."""
+    column.
+
+    Here staging x helps, but not because x is fetched less often: a thread has 16 loads of A on
+    their way in place of 4."""
     f.cells(60, 60, [["x" if 2 <= r < 5 else "mute"] for r in range(7)], side=22)
     f.text(71, 234, "x", anchor="middle")
     f.arrow(90, 115, 146, 115)
@@ -68,17 +70,14 @@ def shared_x(f: Figure) -> None:
         "128 rows a phase, between\ntwo barriers; the compiler\nunrolls this loop 16 times,\n"
         "the plain one 4 times",
     )
-    f.note(
-        258,
-        "Here staging x helps, but not because x is fetched less often: a thread has 16 loads "
-        "of A on their way in place of 4.",
-    )
 
 
-@drawn("A thread per result, coalesced: what is missing is threads", 306)
+@drawn("A thread per result, coalesced: what is missing is threads", 306, 284)
 def col_thread_per_row(f: Figure) -> None:
     """32 threads read 32 neighbours of a row at once. 4096 threads are 32 blocks, for 132
-    multiprocessors."""
+    multiprocessors.
+
+    Sectors are used whole, and yet most of the chip has nothing to do."""
     _columns(f, 40, 60)
     memory(f, 130, 212, ["mute"] * 4 + [lane(i) for i in range(12)] + ["mute"] * 4, side=16)
     f.bracket(130 + 64, 130 + 64 + 192, 229, "one request")
@@ -86,7 +85,6 @@ def col_thread_per_row(f: Figure) -> None:
     kinds = [["y" if r * 22 + c < 32 else "mute" for c in range(22)] for r in range(6)]
     f.cells(440, 86, kinds, side=13)
     f.soft(440, 186, "32 of 132, one block of 128 each")
-    f.note(284, "Sectors are used whole, and yet most of the chip has nothing to do.")
 
 
 @drawn("Block and multiply: sections of the reduction, sums by atomics", 330)
@@ -133,10 +131,13 @@ def block_columns(f: Figure) -> None:
     f.soft(20, 310, "Every load is a piece of a row, and a thread has several under way.")
 
 
-@drawn("Clustered columns: a cluster shares the rows of a strip", 330)
+@drawn("Clustered columns: a cluster shares the rows of a strip", 330, 284)
 def clustered_columns(f: Figure) -> None:
     """Each lane sums one 16-byte vector of columns. Four blocks of a cluster take the rows in
-    turn, then push their sums to the block that owns each quarter of the columns."""
+    turn, then push their sums to the block that owns each quarter of the columns.
+
+    Every block finishes a share of the columns. One launch, no atomics: partial sums go through
+    the distributed shared memory of the cluster, always in the same order."""
     for row in range(8):
         for vector in range(4):
             f.box(120 + vector * 62, 60 + row * 19, 60, 17, lane(row % 4))
@@ -151,17 +152,15 @@ def clustered_columns(f: Figure) -> None:
             f.line(594, 76 + source * 44, 648, y + 16)
     f.soft(536, 246, "sums of a block", "middle")
     f.soft(692, 246, "inboxes", "middle")
-    f.note(
-        284,
-        "Every block finishes a share of the columns. One launch, no atomics: partial sums "
-        "go through the distributed shared memory of the cluster, always in the same order.",
-    )
 
 
-@drawn("Split columns: any number of blocks, a workspace, a second kernel", 300)
+@drawn("Split columns: any number of blocks, a workspace, a second kernel", 300, 266)
 def split_columns(f: Figure) -> None:
     """Blocks of the whole grid take rows of a strip in turn and write partial sums; a second
-    kernel adds them in fixed order."""
+    kernel adds them in fixed order.
+
+    The second kernel is started before the first has ended (programmatic dependent launch) and
+    waits on the device: about a microsecond."""
     for row in range(8):
         for vector in range(4):
             f.box(100 + vector * 52, 60 + row * 19, 50, 17, lane(row))
@@ -174,8 +173,3 @@ def split_columns(f: Figure) -> None:
     f.arrow(520, 134, 606, 134)
     f.soft(562, 124, "add_splits", "middle")
     f.box(612, 124, 120, 22, "y", "y")
-    f.note(
-        266,
-        "The second kernel is started before the first has ended (programmatic dependent "
-        "launch) and waits on the device: about a microsecond.",
-    )
