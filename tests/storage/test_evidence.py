@@ -90,13 +90,13 @@ def test_sixteen_columns_go_in_one_launch_where_their_blocks_fit_at_a_time(side:
     assert {chosen(side, n) for n in (5, 8, 9, 16)} == {"staged_fragments"}
     assert chosen(2 * 4096, 8) == "staged_fragments"
     others = {
-        3072: {(4096, 24): "arranged_columns"},
+        2048: {(4096, 24): "rounded_columns"},
+        3072: {(4096, 24): "rounded_columns"},
         4096: dict.fromkeys(PACKED, "arranged_columns") | {(4096, 24): "rounded_columns"},
     }
     for m, n in PACKED:
         assert chosen(m, n) == others.get(side, {}).get((m, n), "warpgroup_columns")
-    half_tiles = "fragment_columns" if side in (2048, 3072) else "warpgroup_columns"
-    assert chosen(side, 16, group=32) == half_tiles
+    assert chosen(side, 16, group=32) == "warpgroup_columns"
 
 
 # --- what changes a key ---------------------------------------------------------------------------

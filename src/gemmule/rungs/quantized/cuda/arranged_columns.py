@@ -102,6 +102,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 # Times as long where x lies at any address, and as groups of 128 where a tile of 64 columns has
 # fewer scales to look up: by the warpgroups below each other (180 random products).
 _UNALIGNED, _GROUPED = 1.2, {1: 0.0, 2: 0.05, 4: 0.45}
+_MANY = 1.15  # by more than 16 columns
 
 
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
@@ -121,6 +122,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     turned = 0.0 if problem.layout_b == "col" else _TURNED_S * problem.k * problem.n
     product = max(rounds * (_START_S + chunks * chunk), _SLOW[bits] * reading)
     product *= 1.0 if fragments.whole_vectors(problem) else _UNALIGNED
+    product *= _MANY if problem.n > 16 else 1.0
     return float(machine.call_s + turned + product)
 
 

@@ -12,6 +12,7 @@ to be exact (`QuantSpec.exact`) plans never choose it for halves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from gemmule.backends.cuda.library import cublas
@@ -62,13 +63,17 @@ def _accepts(problem: Problem) -> bool:
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Add up what writing the floats takes and what the library does."""
     floats = problem.m * problem.k * ITEMSIZE[problem.b]
+    # A plan may be given a result that lies by columns, though it was made for one by rows.
+    aligned = math.gcd(problem.alignment, problem.m * ITEMSIZE[problem.out])
+    if problem.layout_out == "row":
+        aligned = math.gcd(aligned, problem.n * ITEMSIZE[problem.out])
     written = (problem.matrix_bytes + floats / _WRITE_SHARE) / machine.read_bytes_per_s
     moved = floats / machine.read_bytes_per_s
-    if problem.alignment < 16:
+    if aligned < 16:
         written, moved = _ANYWHERE_WRITTEN * written, _ANYWHERE_READ * moved
-    rate = _HALF_FLOPS[problem.alignment] if problem.b in HALVES else vendor.UNIT_FLOPS["float32"]
+    rate = _HALF_FLOPS[aligned] if problem.b in HALVES else vendor.UNIT_FLOPS["float32"]
     product = max(moved, problem.flops / (machine.units * rate))
-    product += _START_S + _DEEP_S * problem.k + (0.0 if problem.alignment == 16 else _ANYWHERE_S)
+    product += _START_S + _DEEP_S * problem.k + (0.0 if aligned == 16 else _ANYWHERE_S)
     return Suggestion({"rank": 0}, machine.call_s + written + product)
 
 

@@ -18,17 +18,28 @@ from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, quickest, starts_early
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 _TURN = 8  # tiles to whole multiples of which x is packed
-_PACKED_S = {1: 4e-6, 2: 6.5e-6, 4: 4e-6}  # by eights of columns
-# What 1024 stored columns take by eight columns of x, by the warps of a block and the bits of a
-# code: one block a multiprocessor, and each more of those that it takes at a time; before the
-# first; groups of one tile, and parts of one.
+# By instructions side by side, eights of columns: what the launch that packs takes, and what 1024
+# stored columns take by the warps of a block and the bits of a code, of one block a multiprocessor
+# and each more of those that it takes at a time; what a round of blocks takes beside; groups of one
+# tile, and parts of one.
+_PACKED_S = {1: 2.3e-6, 2: 2.4e-6, 4: 2e-6}
 _WAVE_S = {
-    (8, 4): (1.0e-6, 0.36e-6),
-    (8, 8): (1.48e-6, 0.85e-6),
-    (4, 4): (1.5e-6, 0.36e-6),
-    (4, 8): (2.6e-6, 0.6e-6),
+    (1, 8, 4): (1.0e-6, 0.36e-6),
+    (1, 8, 8): (1.48e-6, 0.85e-6),
+    (1, 4, 4): (1.5e-6, 0.36e-6),
+    (1, 4, 8): (2.6e-6, 0.6e-6),
+    (2, 8, 4): (1.0e-6, 0.9e-6),
+    (2, 8, 8): (1.15e-6, 0.9e-6),
+    (2, 4, 4): (1.0e-6, 0.9e-6),
+    (2, 4, 8): (1.15e-6, 0.9e-6),
 }
-_AT_ONCE, _FIRST_S, _SMALL_GROUPS, _TINY_GROUPS = {8: 2, 4: 4}, 2.4e-6, 1.13, 1.4
+_WIDE_WAVE_S, _ROUND_S = 2e-6, {8: 2.6e-6, 4: 1e-6}  # four side by side
+_READ = {1: 1.0, 2: 1.2, 4: 1.6}
+_AT_ONCE, _SMALL_GROUPS, _TINY_GROUPS = (
+    {8: 2, 4: 4},
+    {(1, 4): 1.13, (1, 8): 1.13, (2, 4): 1.0, (2, 8): 1.5},
+    1.4,
+)
 
 
 def _wide(problem: Problem) -> int:
@@ -88,42 +99,32 @@ def _blocks(problem: Problem, params: Params) -> int:
 
 
 def _waves_s(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return how long blocks of eight columns take, as many at a time as registers allow."""
-    at_once = _AT_ONCE[params["along"]]
-    first, more = _WAVE_S[params["along"], fragments.bits(problem)]
-    full, rest = divmod(ceil_div(_blocks(problem, params), machine.units), at_once)
+    """Return how long blocks take, as many at a time as registers allow."""
+    eights, along = _eights(problem), params["along"]
+    a_unit = ceil_div(_blocks(problem, params), machine.units)
+    if eights == 4:
+        return a_unit * (_ROUND_S[along] + _WIDE_WAVE_S * problem.k / 1024)
+    at_once = _AT_ONCE[along] // eights
+    first, more = _WAVE_S[eights, along, fragments.bits(problem)]
+    full, rest = divmod(a_unit, at_once)
     waves = full * (first + more * (at_once - 1)) + (first + more * (rest - 1) if rest else 0.0)
     if fragments.split(problem) > 1:
         waves *= _TINY_GROUPS
     elif fragments.shift(problem) == 0:
-        waves *= _SMALL_GROUPS
+        waves *= _SMALL_GROUPS[eights, fragments.bits(problem)]
     return float(waves * problem.k / 1024)
-
-
-_MANY = 1.4  # times as long by more than 16 columns (100 random products)
 
 
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     """Return how long a product takes: what the memory and the L2 need, or blocks in waves.
 
-    One H200 (November 2026): the launch that packs, and the wait for it, take 4 us (1024, 2048),
-    by 16 columns more.
-    Codes come from the memory, x again and again from the L2, which reads 1.5 times as fast. Four
-    instructions side by side leave registers for too few warps to wait for either: 1.6 times.
-    Sixteen columns leave registers for two blocks a multiprocessor: what a last wave leaves idle
-    costs most of itself (11008 x 4096, 1.3 waves: 17.2 us, where 14 were expected without).
+    One H200 (November 2026): 93 random products of 2 to 315 columns. Codes come from the memory, x
+    again and again from the L2, which reads 1.5 times as fast.
     """
-    blocks, at_once = _blocks(problem, params), 2 * machine.units
-    of_x = 2 * _eights(problem) * 8 * problem.k * blocks
-    passes = problem.compulsory_bytes * _passes(problem)
-    seconds = (passes + of_x / 4) / machine.read_bytes_per_s
-    seconds *= 1.6 if _eights(problem) == 4 else 1.0
-    if _eights(problem) == 2 and blocks > at_once:
-        seconds *= min(1.4, ceil_div(blocks, at_once) * at_once / blocks)
-    seconds += _PACKED_S[_eights(problem)]
-    if _eights(problem) == 1:
-        seconds = max(seconds, _FIRST_S + _waves_s(problem, params, machine))
-    seconds *= _MANY if problem.n > 16 else 1.0
+    of_x = 2 * _eights(problem) * 8 * problem.k * _blocks(problem, params)
+    reading = (problem.compulsory_bytes * _passes(problem) + of_x / 4) / machine.read_bytes_per_s
+    reading *= _READ[_eights(problem)]
+    seconds = _PACKED_S[_eights(problem)] + max(reading, _waves_s(problem, params, machine))
     return float(machine.call_s + seconds)
 
 

@@ -130,6 +130,7 @@ def is_narrow(problem: Problem) -> bool:
 
 
 _UNALIGNED = {True: 2.1, False: 3.6}  # times as long where no bulk copies bring x: up to 8 columns
+_MANY = 1.2  # by more than 16 columns
 
 
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
@@ -147,6 +148,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     chunks = rounds * (_START_S + ceil_div(tiles, params["cluster"]) * chunk)
     slower = 1.0 if fragments.whole_vectors(problem) else _UNALIGNED[problem.n <= 8]
     reading *= _SLOW[fragments.bits(problem)]
+    slower *= _MANY if problem.n > 16 else 1.0
     return float(machine.call_s + slower * max(chunks, reading))
 
 
