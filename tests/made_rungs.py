@@ -18,9 +18,7 @@ from gemmule.storage import tuned as tuned_store
 from gemmule.timing.clock import Entry, Timing
 from gemmule.tuning import tuner
 from gemmule.tuning.operands import HostPlace
-from gemmule.tuning.outcomes import (
-    TuneReport,
-)
+from gemmule.tuning.outcomes import TuneReport
 
 PROBLEM = Problem("matvec", 70, 96, alignment=4)
 DEFAULT, FASTER = "matvec/usual(block=1)", "matvec/usual(block=4)"

@@ -51,8 +51,7 @@ def test_rounds_to_nearest_even_as_numpy_does() -> None:
 
 
 def test_other_dtypes_and_interpreters_without_numba_are_numpy_s(
-    fault: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = np.arange(12, dtype=np.int8).reshape(3, 4)
     assert convert.widened(numbers, np.dtype(np.int8)) is numbers

@@ -15,11 +15,7 @@ from children import printed
 from gemmule.core.registry import all_rungs
 
 # Blocks of a page and more are unmapped when they are freed; smaller ones are overwritten.
-STRICT = {
-    "MALLOC_MMAP_THRESHOLD_": "4096",
-    "MALLOC_TRIM_THRESHOLD_": "0",
-    "MALLOC_PERTURB_": "165",
-}
+STRICT = {"MALLOC_MMAP_THRESHOLD_": "4096", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_PERTURB_": "165"}
 CHILD = """
 import sys
 from gemmule_lab.verify.random_products import Choice

@@ -132,9 +132,7 @@ def test_a_long_wait_is_told_once(
 
 
 def test_warming_computes_each_kind_of_product(
-    monkeypatch: pytest.MonkeyPatch,
-    limit: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     computed: list[str] = []
 

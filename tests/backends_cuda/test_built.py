@@ -154,8 +154,7 @@ def test_a_proved_rung_is_proved_as_it_is(rung: CudaRung) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["", "[]", '{"schema": 1}', '{"schema": 1, "inputs": "%s", "cubin": 7}' % ("a" * 64)],
+    "line", ["", "[]", '{"schema": 1}', '{"schema": 1, "inputs": "%s", "cubin": 7}' % ("a" * 64)]
 )
 def test_lines_that_are_no_builds_are_passed_over(tmp_path: Path, line: str) -> None:
     good = json.dumps({"schema": 1, "variant": "v", "inputs": "b" * 64, "cubin": "c" * 64})

@@ -136,9 +136,7 @@ def test_a_named_rung_computes_vector_by_vector() -> None:
 
 
 # ---- the plan ---------------------------------------------------------------------------------
-def test_what_a_rung_refuses_as_a_batch_goes_vector_by_vector(
-    fault: Callable[..., Any],
-) -> None:
+def test_what_a_rung_refuses_as_a_batch_goes_vector_by_vector(fault: Callable[..., Any]) -> None:
     """As for quantised rungs on a GPU, which take one vector: the batch is walked outside."""
     A, X = operands(40, 300, 5, "float32")
     fault(

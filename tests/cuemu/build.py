@@ -58,11 +58,7 @@ class Report:
 
 
 class _Late(ctypes.Structure):
-    _fields_ = (
-        ("to", ctypes.c_void_p),
-        ("from_", ctypes.c_void_p),
-        ("bytes", ctypes.c_ulonglong),
-    )
+    _fields_ = (("to", ctypes.c_void_p), ("from_", ctypes.c_void_p), ("bytes", ctypes.c_ulonglong))
 
 
 MOST_LATE = 4

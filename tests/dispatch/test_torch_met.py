@@ -265,11 +265,7 @@ def test_operands_of_a_device_are_told_apart_where_all_are_known(
 
 @pytest.mark.parametrize(
     ("names", "ordinal", "way", "found"),
-    [
-        ("ab", 1, "short", True),
-        ("ab", 1, None, False),
-        ("ab", 2, "short", False),
-    ],
+    [("ab", 1, "short", True), ("ab", 1, None, False), ("ab", 2, "short", False)],
 )
 def test_a_bound_call_is_for_one_device(
     names: str, ordinal: int, way: Any, found: bool, monkeypatch: pytest.MonkeyPatch

@@ -44,8 +44,7 @@ def test_the_recorded_page_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "==ERROR== No kernels were profiled.", '"ID","Kernel Name"\n', "x,y\n1,2\n"],
+    "text", ["", "==ERROR== No kernels were profiled.", '"ID","Kernel Name"\n', "x,y\n1,2\n"]
 )
 def test_pages_without_kernels_give_nothing(text: str) -> None:
     assert ncu.parse(text.splitlines(), METRICS) == []

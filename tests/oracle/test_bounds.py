@@ -20,21 +20,11 @@ from gemmule.core.problem import (
     numpy_dtype,
 )
 from gemmule.core.rung import Arithmetic
-from gemmule.oracle.bounds import (
-    SMALLEST,
-    Magnitudes,
-    overflow_threshold,
-    result_error,
-    sum_error,
-)
+from gemmule.oracle.bounds import SMALLEST, Magnitudes, overflow_threshold, result_error, sum_error
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import check, judge, sums_are_exact
-from gemmule.oracle.problems import (
-    make_problem,
-)
-from gemmule.oracle.truth import (
-    reference,
-)
+from gemmule.oracle.problems import make_problem
+from gemmule.oracle.truth import reference
 from oracle_mutants import F32, arithmetic
 
 

@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 
 import oracle_mutants as mutants
-from gemmule.core.problem import (
-    numpy_dtype,
-)
+from gemmule.core.problem import numpy_dtype
 from gemmule.oracle.inputs import KINDS, VIEWS, make_inputs
-from gemmule.oracle.problems import (
-    edge_problems,
-    make_problem,
-    random_case,
-)
+from gemmule.oracle.problems import edge_problems, make_problem, random_case
 from oracle_mutants import F32
 
 

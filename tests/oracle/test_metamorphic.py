@@ -10,19 +10,13 @@ import numpy as np
 import pytest
 
 import oracle_mutants as mutants
-from gemmule.core.problem import (
-    INTEGERS,
-)
+from gemmule.core.problem import INTEGERS
 from gemmule.oracle import exact as exact_sums
 from gemmule.oracle import metamorphic as checks
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import tolerance
-from gemmule.oracle.problems import (
-    make_problem,
-)
-from gemmule.oracle.truth import (
-    reference,
-)
+from gemmule.oracle.problems import make_problem
+from gemmule.oracle.truth import reference
 from oracle_mutants import F32, arithmetic, correct, rounded
 
 

@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 import oracle_mutants as mutants
-from gemmule.core.problem import (
-    FLOAT8,
-    INTEGERS,
-    Problem,
-    QuantSpec,
-)
+from gemmule.core.problem import FLOAT8, INTEGERS, Problem, QuantSpec
 from gemmule.core.rung import Arithmetic, same
 from gemmule.oracle.inputs import VIEWS, make_inputs, shapes
 from gemmule.oracle.judge import check, tolerance
@@ -28,9 +23,7 @@ from gemmule.oracle.problems import (
     nonfinite_cases,
     random_case,
 )
-from gemmule.oracle.truth import (
-    reference,
-)
+from gemmule.oracle.truth import reference
 from oracle_mutants import F32, arithmetic, correct, operands, rounded, store, times
 
 FLOAT8_SIGNATURES = (

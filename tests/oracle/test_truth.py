@@ -10,16 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmule.core.problem import (
-    COMPLEX,
-)
+from gemmule.core.problem import COMPLEX
 from gemmule.oracle import exact as exact_sums
 from gemmule.oracle.inputs import make_inputs
-from gemmule.oracle.problems import (
-    QUANTIZED_SIGNATURES,
-    make_problem,
-    random_case,
-)
+from gemmule.oracle.problems import QUANTIZED_SIGNATURES, make_problem, random_case
 from gemmule.oracle.truth import (
     FINITE,
     MINUS_INF,
@@ -56,8 +50,7 @@ def test_doubled_precision_works_block_by_block_and_in_batches() -> None:
 
 
 def test_doubled_precision_holds_one_block_of_products_at_a_time(
-    fault: Callable[..., Any],
-    limit: Callable[..., None],
+    fault: Callable[..., Any], limit: Callable[..., None]
 ) -> None:
     limit(exact_sums, _BLOCK=200)
     sizes: list[int] = []

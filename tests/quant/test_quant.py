@@ -255,13 +255,7 @@ def test_signed_codes_become_unsigned_as_documented(zero: int) -> None:
 )
 @settings(deadline=None)
 def test_shapes_layouts_and_transposes(
-    m: int,
-    n: int,
-    bits: int,
-    group_size: int | None,
-    symmetric: bool,
-    layout: str,
-    with_perm: bool,
+    m: int, n: int, bits: int, group_size: int | None, symmetric: bool, layout: str, with_perm: bool
 ) -> None:
     perm = np.random.default_rng(n).permutation(n) if with_perm else None
     Q = quantize(normal(m, n), bits, group_size, symmetric, perm=perm)

@@ -195,10 +195,7 @@ HANDED: dict[tuple[str, str], str] = {
     ): "the operators of this package's own matrices, which lie below products",
     ("backends.cpu.pool", "fork.hold"): "a fork waits for the lock",
     ("outofcore.buffers", "driver.when_short"): "kept memory is given back where a device has none",
-    (
-        "frameworks.autograd",
-        "register",
-    ): "PyTorch asks for derivatives by operators' names",
+    ("frameworks.autograd", "register"): "PyTorch asks for derivatives by operators' names",
     ("frameworks.autograd", "register_out"): "the same",
     ("torch.quantized_linear", "register"): "the same, of layers",
 }

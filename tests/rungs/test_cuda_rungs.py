@@ -198,8 +198,7 @@ def test_blocks_with_more_rows_than_they_hold_sums_of(rung: Rung) -> None:
 
 @needs_emulator
 @pytest.mark.parametrize(
-    "rung",
-    named("register_tile", "vector_tile", "tensor_core", "tensor_core_int8", "wgmma_tile"),
+    "rung", named("register_tile", "vector_tile", "tensor_core", "tensor_core_int8", "wgmma_tile")
 )
 def test_tiles_that_are_walked_in_groups(rung: Rung) -> None:
     """Eight tiles of 128 rows are walked down before the next column; here are eight and one."""

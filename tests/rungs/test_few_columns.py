@@ -68,10 +68,7 @@ def unpacked(dtype: str) -> list[tuple[Problem, dict[str, Any]]]:
             (40, 20, 2048, "row"),
         )
     ]
-    sets = (
-        {"rows": 32, "resident": 1, "pieces": 8},
-        {"rows": 16, "resident": 2, "pieces": 4},
-    )
+    sets = ({"rows": 32, "resident": 1, "pieces": 8}, {"rows": 16, "resident": 2, "pieces": 4})
     products = [(problem, params) for problem in problems for params in sets]
     together(UNPACKED, products, Emulator())
     return products

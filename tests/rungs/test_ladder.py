@@ -29,13 +29,7 @@ from gemmule.core.rung import Rung, Signature, _no_suggestion
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import make_problem, nonfinite_cases
-from gemmule.rungs.matmul.cpu import (
-    _packed_blocks,
-    _packed_operands,
-    _tile,
-    blas_upcast,
-    packed,
-)
+from gemmule.rungs.matmul.cpu import _packed_blocks, _packed_operands, _tile, blas_upcast, packed
 from gemmule.rungs.matvec.cpu import prefetched_rows
 from gemmule.rungs.vecmat.cpu import panel_threads, panels
 

@@ -289,10 +289,7 @@ def test_rows_and_columns_beyond_2_31_elements(rung: Rung) -> None:
     ("name", "edit"),
     [
         ("shared_x", ("matvec/cuda/shared_x.cu", "+ row * p.a_row;", "+ (int)row * (int)p.a_row;")),
-        (
-            "block_multiply",
-            ("blocks.cuh", "wide<Acc>(a[k * step])", "wide<Acc>(a[k * (int)step])"),
-        ),
+        ("block_multiply", ("blocks.cuh", "wide<Acc>(a[k * step])", "wide<Acc>(a[k * (int)step])")),
     ],
 )
 def test_offsets_in_int_are_caught(name: str, edit: Edit, folder: Path) -> None:

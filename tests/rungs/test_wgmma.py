@@ -44,10 +44,7 @@ def few_units(units: int) -> Emulator:
 
 def judged(rung: Rung, emulator: Emulator, inputs: Inputs, params: dict[str, Any]) -> None:
     verdict = check(
-        inputs,
-        rung.arithmetic(inputs.case.problem),
-        params,
-        emulator.run(rung, inputs, params),
+        inputs, rung.arithmetic(inputs.case.problem), params, emulator.run(rung, inputs, params)
     )
     assert verdict.ok, f"{rung.name} {params}: {verdict.text}"
 
@@ -364,9 +361,7 @@ def test_a_start_of_several_kernels(
     assert [one[0] for one in seen] == [3, 9], "nothing is launched after a kernel that was refused"
 
 
-def test_attributes_and_configs_lie_as_the_driver_has_them(
-    launch_by: Callable[..., None],
-) -> None:
+def test_attributes_and_configs_lie_as_the_driver_has_them(launch_by: Callable[..., None]) -> None:
     from cuda.bindings import driver as api
 
     launch_by(print)

@@ -9,9 +9,7 @@ import pytest
 
 from gemmule.core.rung import Rung
 from gemmule.storage import tuned as tuned_store
-from made_rungs import (
-    Plant,
-)
+from made_rungs import Plant
 
 
 @pytest.fixture(autouse=True)

@@ -22,13 +22,7 @@ from gemmule.timing.machine import last_level_cache_bytes
 from gemmule.timing.sampler import Budget
 from gemmule_lab.ceilings.best import Way, best
 from gemmule_lab.ceilings.cold import COLD_FROM, cold_from
-from gemmule_lab.ceilings.loops import (
-    ACCUMULATORS,
-    STEP_BYTES,
-    copy_loop,
-    fma_loop,
-    read_loop,
-)
+from gemmule_lab.ceilings.loops import ACCUMULATORS, STEP_BYTES, copy_loop, fma_loop, read_loop
 from gemmule_lab.records.rows import Ceiling
 
 FMA_STEPS = 1 << 20  # some 2 ms: waking a second thread takes tens of microseconds

@@ -38,11 +38,7 @@ _INT8, _INT32, _UINT32, _MATRIX = 1, 5, 6, 14
 
 
 def check_target(
-    path: Path,
-    *,
-    force: bool,
-    suffixes: tuple[str, ...] = SUFFIXES,
-    inputs: Iterable[Path] = (),
+    path: Path, *, force: bool, suffixes: tuple[str, ...] = SUFFIXES, inputs: Iterable[Path] = ()
 ) -> None:
     """Raise before any work is done if `path` cannot become a result file.
 

@@ -63,10 +63,7 @@ class Sets:
 
 
 def drawn(
-    shape: tuple[int, ...],
-    rng: np.random.Generator,
-    integers: bool = False,
-    uniform: bool = False,
+    shape: tuple[int, ...], rng: np.random.Generator, integers: bool = False, uniform: bool = False
 ) -> Any:
     """Return random normal (or uniform) float32 numbers, or integers of 8 bits in int64.
 

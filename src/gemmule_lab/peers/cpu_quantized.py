@@ -148,12 +148,7 @@ def two_bits(a: QuantizedMatrix) -> QuantizedMatrix:
     upper = pack_nibbles((codes >> 2).astype(np.uint8))
     zeros = np.full(scales.shape, 2, np.float32)
     return QuantizedMatrix.from_parts(
-        upper,
-        4 * scales,
-        zeros,
-        shape=a.stored_shape,
-        bits=4,
-        group_size=a.group_size,
+        upper, 4 * scales, zeros, shape=a.stored_shape, bits=4, group_size=a.group_size
     )
 
 

@@ -12,19 +12,8 @@ import numpy as np
 
 from gemmule.core.problem import Problem
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule_lab.peers.cpu_quantized import (
-    int8_parts,
-    int8_refuses,
-    plain_quant,
-    torch_call,
-)
-from gemmule_lab.peers.gpu_float import (
-    gpu_missing,
-    needing,
-    to_cuda,
-    torch_missing,
-    unprepared,
-)
+from gemmule_lab.peers.cpu_quantized import int8_parts, int8_refuses, plain_quant, torch_call
+from gemmule_lab.peers.gpu_float import gpu_missing, needing, to_cuda, torch_missing, unprepared
 from gemmule_lab.peers.peer import Peer, Prepared, grouped_parts, release
 
 INT4_GROUPS = (32, 64, 128, 256)

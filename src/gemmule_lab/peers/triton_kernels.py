@@ -16,15 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _matvec_rows(  # type: ignore[no-untyped-def]
-    a,
-    x,
-    y,
-    m,
-    n,
-    row_step,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SUM: tl.constexpr,
+    a, x, y, m, n, row_step, ROWS: tl.constexpr, BLOCK: tl.constexpr, SUM: tl.constexpr
 ):
     """Sum ROWS rows of a row-major matrix over blocks of BLOCK columns."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

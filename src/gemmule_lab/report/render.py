@@ -85,9 +85,7 @@ def terminal_table(data: TableData) -> RenderableType:
     table = Table(title=Text(data.title), title_justify="left", row_styles=["", "dim"])
     for i, name in enumerate(data.header):
         table.add_column(
-            Text(name),
-            justify="right" if data.numeric[i] else "left",
-            overflow="fold",
+            Text(name), justify="right" if data.numeric[i] else "left", overflow="fold"
         )
     for index, row in enumerate(data.rows):
         style = "bold green" if index in data.best else None

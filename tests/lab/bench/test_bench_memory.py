@@ -109,8 +109,7 @@ def test_ceilings_measured_anew_rewrite_the_file_in_one_step(
 
 
 def test_the_memory_bounds_our_sets_and_the_row_is_called_warm(
-    limit: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(host_bench, MOST_SETS=1024)
     product = Product("matvec", "float32", (256, 256))

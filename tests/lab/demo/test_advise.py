@@ -54,14 +54,7 @@ def cost(int8: list[Ratio], int4: list[Ratio]) -> Cost:
             "int4 has error nan, above 0.12; int8 is not",
         ),
         ("fc", 0.1, [SLOW] * 4, [SAME] * 4, "float16", "int8 is slower at 1, 16 columns"),
-        (
-            "fc",
-            0.1,
-            [FAST] * 4,
-            [FAST, SAME, SLOW, SLOW],
-            "int4",
-            "up to",
-        ),
+        ("fc", 0.1, [FAST] * 4, [FAST, SAME, SLOW, SLOW], "int4", "up to"),
         ("word_embeddings.weight", 0.1, [FAST] * 4, [FAST] * 4, "float16", "looked up"),
     ],
 )

@@ -84,14 +84,8 @@ FAULTS = {
     "words": (b"array real general\n1 1\none\n", "line 3: 'one'"),
     "a float for an integer": (b"array integer general\n1 1\n1.0\n", "line 3: '1.0'"),
     "hexadecimal": (b"array real general\n1 1\n0x1p3\n", "line 3: '0x1p3'"),
-    "65 bits": (
-        b"array integer general\n1 1\n9223372036854775808\n",
-        WIDE,
-    ),
-    "thousands of digits": (
-        b"array integer general\n1 1\n" + b"9" * 5000 + b"\n",
-        WIDE,
-    ),
+    "65 bits": (b"array integer general\n1 1\n9223372036854775808\n", WIDE),
+    "thousands of digits": (b"array integer general\n1 1\n" + b"9" * 5000 + b"\n", WIDE),
     "too few": (b"array real general\n2 2\n1\n2\n3\n", "3 of 4 entries"),
     "too many": (b"array real general\n1 1\n1\n2\n", "more than the 1 entries"),
     "row 0": (b"coordinate real general\n2 2 1\n0 1 5\n", r"\(0, 1\), outside of 2 x 2"),

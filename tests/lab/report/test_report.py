@@ -30,11 +30,7 @@ from gemmule_lab.report.render import (
     write_html,
 )
 from gemmule_lab.report.sheet import INK, VERDICTS
-from gemmule_lab.report.tables import (
-    TableData,
-    problem_table,
-    speedup_text,
-)
+from gemmule_lab.report.tables import TableData, problem_table, speedup_text
 from lab_rows import QUANT, machine, samples
 from pages.markdown import markdown, update_markers
 from svg_words import SVG, faults, groups, words_of
