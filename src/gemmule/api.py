@@ -49,7 +49,7 @@ def matvec(A: Any, x: Any, /, **keywords: Unpack[Keywords]) -> Any:
     accumulate : ``"float16"`` permits half-precision sums.
     batch_invariant : give each vector of a batch the bits that it would get alone, at the price of
         one matvec for each (docs/batch_invariance.md).
-    activations : ``"int8"`` permits x quantised to 8 bits per group (quantised A only).
+    activations : ``"int8"`` permits x rounded to 8 bits, 32 terms a scale (quantised A only).
     rung, params : take this rung of the ladder, with these parameter values.
     device : ``"cuda"`` copies host arrays to the GPU and the result back.
 

@@ -101,21 +101,21 @@ def test_a_bound_counts_products_that_underflow() -> None:
     np.testing.assert_allclose(bound, 8 * SMALLEST["float16"], rtol=0.01)
 
 
-def test_activations_share_a_scale_within_their_group_alone() -> None:
-    sizes = np.array([1.0, 4.0, 2.0, 0.5, 3.0])[:, None]
-    magnitudes = Magnitudes(np.eye(5), sizes, np.zeros((5, 1)), 0.0)
+def test_32_activations_share_a_scale_whatever_groups_the_matrix_has() -> None:
+    sizes = np.repeat([1.0, 4.0, 2.0, 0.5, 3.0], 16)[:, None]
+    magnitudes = Magnitudes(np.eye(80), sizes, np.zeros((80, 1)), 0.0)
     promise = Arithmetic("float32", chain=lambda p, q: 1, activations_bits=8)
     of_group = {
         GROUPED: [4, 4, 2, 2, 3],
-        SPEC: [4] * 5,
-        replace(SPEC, group_size=None): [4] * 5,
+        SPEC: [4, 4, 2, 2, 3],
+        replace(SPEC, group_size=None): [4, 4, 2, 2, 3],
         replace(GROUPED, transposed=True): [4] * 5,
         replace(GROUPED, has_perm=True): [4] * 5,
     }
     for spec, largest in of_group.items():
-        problem = Problem("matvec", 5, 5, a="uint8", quant=replace(spec, activations="int8"))
+        problem = Problem("matvec", 80, 80, a="uint8", quant=replace(spec, activations="int8"))
         bound = sum_error(problem, promise, {}, magnitudes)[:, 0]
-        np.testing.assert_allclose(bound, np.array(largest) * (CODE / 2), rtol=1e-4)
+        np.testing.assert_allclose(bound, np.repeat(largest, 16) * (CODE / 2), rtol=1e-4)
         whole = sum_error(problem, promise, {}, magnitudes, whole_codes=True)[:, 0]
         np.testing.assert_allclose(whole, sizes[:, 0] * 4 * U32, rtol=1e-4)
 

@@ -12,7 +12,7 @@ import pytest
 
 import oracle_mutants as mutants
 from gemmule.core.problem import FLOAT8, INTEGERS, Problem, QuantSpec
-from gemmule.core.rung import Arithmetic, same
+from gemmule.core.rung import ACTIVATION_GROUP, Arithmetic, same
 from gemmule.oracle.inputs import VIEWS, make_inputs, shapes
 from gemmule.oracle.judge import check, tolerance
 from gemmule.oracle.problems import (
@@ -187,14 +187,13 @@ def test_declared_product_rounding_is_bounded() -> None:
 
 
 def _int8_activations(shift: int = 0) -> Any:
-    """A product with activations in int8 codes per group of the matrix; shift breaks it."""
+    """A product with activations in int8 codes, whose scales a shift moves to other terms."""
 
     def run(i: Any) -> Any:
-        spec, (a, x) = i.case.problem.quant, operands(i)
-        group = spec.group_size if spec.group_size and spec.group_size > 0 else len(x)
-        starts = np.arange(0, len(x), group)
+        a, x = operands(i)
+        starts = np.arange(0, len(x), ACTIVATION_GROUP)
         scale = np.maximum.reduceat(np.abs(x), starts, axis=0) / np.float32(127)
-        scale = np.repeat(scale, group, axis=0)[: len(x)]
+        scale = np.repeat(scale, ACTIVATION_GROUP, axis=0)[: len(x)]
         codes = np.rint(x / np.where(scale == 0, 1, scale))
         return store(i, times(a, codes * np.roll(scale, shift, axis=0)))
 
@@ -217,7 +216,7 @@ def test_int8_activations_are_bounded(group: int, bits: int) -> None:
     dropped = [judged(problem, "integers", s, mutants.without(3), promise).ok for s in range(10)]
     assert not any(dropped)
     if group == 16:
-        moved = _int8_activations(shift=16)
+        moved = _int8_activations(shift=32)
         assert not any(judged(problem, "scaled", s, moved, promise).ok for s in range(10))
     exact = Arithmetic("float32", chain=lambda p, _: p.n)
     assert not judged(problem, "normal", 0, _int8_activations(), exact).ok

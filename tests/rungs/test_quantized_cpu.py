@@ -18,13 +18,12 @@ import pytest
 import gemmule as gm
 from children import printed
 from gemmule.backends.cpu import simd, steps, target
-from gemmule.core.rung import Machine, Rung
+from gemmule.core.rung import ACTIVATION_GROUP, Machine, Rung
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu import _operands
 from gemmule.rungs.quantized.cpu.vector import activations as arranged
 from gemmule.rungs.quantized.cpu.vector import codes, integers, panels, quads, rows
-from gemmule.rungs.quantized.cpu.vector.integers import ACTIVATION_GROUP
 from quantized_products import (
     KINDS,
     NAMES,
@@ -272,6 +271,24 @@ def test_tiny_activations_do_not_overflow_the_codes() -> None:
         y = run(rung_called("int8_activations"), Q, np.full(64, scale, np.float32))
         truth = Q.dequantize("float64") @ np.full(64, np.float32(scale), np.float64)
         assert (np.abs(y - truth) <= 64 * 1024 * (scale / 64 + 3e-45)).all()
+
+
+@pytest.mark.parametrize("columns", [None, 3])
+@pytest.mark.parametrize("group", [32, 128])
+def test_tiny_weights_keep_their_products_by_small_activations(
+    group: int, columns: int | None
+) -> None:
+    """The product of both scales is below float32's range where the results are within it."""
+    Q = make_matrix(7, 256, 4, group, "float32", "none")
+    tiny = dataclasses.replace(Q, scales=np.full_like(Q.scales, 2.0**-126))
+    shape = (256,) if columns is None else (256, columns)
+    x = activations(shape, "float32") * np.float32(2.0**-18)
+    rung = rung_called("int8_activations" if columns is None else "few_columns_int8")
+    y = run(rung, tiny, x)
+    truth = tiny.dequantize("float64") @ x.astype(np.float64)
+    assert 2.0**-146 < np.abs(truth).max() < 2.0**-126
+    check(rung, tiny, x)
+    np.testing.assert_allclose(y, truth, rtol=0.1, atol=np.abs(truth).max() / 20)
 
 
 def test_every_problem_has_a_suggestion_that_is_the_fast_one() -> None:

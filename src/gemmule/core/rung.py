@@ -43,6 +43,9 @@ class Machine:
     rates: HostRates = DEFAULT_RATES
 
 
+ACTIVATION_GROUP = 32  # terms of a sum that share a scale of 8-bit activations
+
+
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """How a rung rounds, from which the oracle derives its error bound.
@@ -52,6 +55,7 @@ class Arithmetic:
     (None when products are exact or fused). inputs: dtype that the operands are rounded to first
     (``"tf32"``), else None. per_add: extra factor on the accumulator's unit roundoff (2 for tensor
     cores, which truncate). unordered: the order of additions may differ from run to run.
+    activations_bits: what x is rounded to, with a scale for every `ACTIVATION_GROUP` terms.
     """
 
     accumulator: str

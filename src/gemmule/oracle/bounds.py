@@ -15,8 +15,8 @@ Quantised matrices: ``w = s (c - z)`` is computed either so or as ``s sum(c x) -
 are sums of terms of size ``|s| (c + |z|) |x|``, which therefore takes the place of ``|w| |x|``,
 with four more roundings in float32 (the subtraction, two scalings, the correction by z).
 
-Activations quantised in groups to b bits: ``|x - s q| <= s / 2`` with ``s = max|x| / (2^(b-1)-1)``
-over the group, and three roundings (of s, of x / s, of s q) at code size.
+Activations quantised to b bits: ``|x - s q| <= s / 2`` with ``s = max|x| / (2^(b-1)-1)`` over 32
+terms, whatever groups the matrix has, and three roundings (of s, of x / s, of s q) at code size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.problem import COMPLEX, UNIT_ROUNDOFF, Problem, numpy_dtype
-from gemmule.core.rung import Arithmetic, Params
+from gemmule.core.rung import ACTIVATION_GROUP, Arithmetic, Params
 
 Doubles: TypeAlias = NDArray[np.float64]
 
@@ -167,17 +167,15 @@ def _activation_change(problem: Problem, bits: int, size: Doubles, whole_codes: 
 
 
 def _group_maxima(problem: Problem, size: Doubles) -> Doubles:
-    """Return, for each element of B, the largest size in its group along the summed axis.
+    """Return, for each element of B, the largest size among those it shares a scale with.
 
-    Groups of the matrix run along the summed axis unless it is transposed or permuted; then, and
-    with one group a row, the whole column shares a scale.
+    Where the matrix is transposed or permuted any other of the column may be one of them.
     """
     spec = problem.quant
     k = size.shape[-2]
-    whole = spec is None or spec.transposed or spec.has_perm or (spec.group_size or -1) == -1
     if k == 0:
         return size
-    group = k if whole else int(spec.group_size or k) if spec is not None else k
+    group = k if spec is None or spec.transposed or spec.has_perm else ACTIVATION_GROUP
     starts = np.arange(0, k, group)
     maxima: NDArray[Any] = np.maximum.reduceat(size, starts, axis=-2)
     spread: Doubles = np.repeat(maxima, group, axis=-2)[..., :k, :]

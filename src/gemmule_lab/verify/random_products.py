@@ -139,6 +139,10 @@ def _draw(choice: Choice, seed: int, number: int) -> Trial:
     )
     if op == "quantized":
         op = ("matvec", "vecmat")[number % 2] if case.problem.op == "matvec" else "matmul"
+        quant = case.problem.quant
+        if choice.device == "cpu" and quant is not None and number % 3 == 0:
+            permitted = replace(quant, activations="int8")
+            case = replace(case, problem=replace(case.problem, quant=permitted))
     return Trial(op, case, bool(rng.integers(2)), device=choice.device)
 
 
@@ -333,6 +337,7 @@ def _operands(trial: Trial, inputs: Inputs) -> tuple[Any, Any]:
 
 def _options(trial: Trial, problem: Problem) -> dict[str, Any]:
     return {
+        "activations": "float" if problem.quant is None else problem.quant.activations,
         "out_dtype": problem.out,
         "rung": trial.rung,
         "params": None if trial.params is None else dict(trial.params),

@@ -28,6 +28,7 @@ from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Intrinsic, kernel, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.core.problem import Problem
+from gemmule.core.rung import ACTIVATION_GROUP
 from gemmule.rungs._cpu_vectors import SECOND_CACHE, prefetch_lines
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
 from gemmule.rungs.quantized.cpu._product import Product, Rows, Way, product_of
@@ -39,7 +40,7 @@ from gemmule.rungs.quantized.cpu.tiles.ops import (
     chunk_records,
     row_of_codes,
 )
-from gemmule.rungs.quantized.cpu.vector.integers import ACTIVATION_GROUP, weight_planes
+from gemmule.rungs.quantized.cpu.vector.integers import weight_planes
 
 # Tiles 0 to 3 hold the sums of up to four records, 4 and 5 weights, 6 and 7 activations.
 _SHAPES = ((TILE_ROWS, 64),) * 4 + ((TILE_ROWS, ACTIVATION_GROUP),) * 2 + ((WORDS, 64),) * 2

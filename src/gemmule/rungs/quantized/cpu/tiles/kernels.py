@@ -12,6 +12,7 @@ from gemmule.backends.cpu.intrinsics import load, prefetch, store
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES
 from gemmule.core.problem import Problem
+from gemmule.core.rung import ACTIVATION_GROUP
 from gemmule.rungs._cpu_vectors import zeros_of
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
 from gemmule.rungs.quantized.cpu._product import (
@@ -34,7 +35,6 @@ from gemmule.rungs.quantized.cpu.tiles.ops import (
     quantise_block,
     take_chunk,
 )
-from gemmule.rungs.quantized.cpu.vector.integers import ACTIVATION_GROUP
 
 _get, _put = load("float32", "float32"), store("float32", "float32")
 

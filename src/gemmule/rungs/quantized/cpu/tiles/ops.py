@@ -14,9 +14,9 @@ from typing import Any
 from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
+from gemmule.core.rung import ACTIVATION_GROUP
 from gemmule.rungs._cpu_vectors import transposed
 from gemmule.rungs.quantized.cpu.vector.integers import (
-    ACTIVATION_GROUP,
     dot,
     rounded,
     weight_planes,

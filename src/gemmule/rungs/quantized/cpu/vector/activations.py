@@ -10,8 +10,8 @@ import numpy as np
 from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel, operation
+from gemmule.core.rung import ACTIVATION_GROUP
 from gemmule.rungs.quantized.cpu.vector.integers import (
-    ACTIVATION_GROUP,
     quantise_block,
     record_bytes,
 )

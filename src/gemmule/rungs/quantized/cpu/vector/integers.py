@@ -14,10 +14,9 @@ from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
 from gemmule.backends.cpu.target import missing_features
+from gemmule.core.rung import ACTIVATION_GROUP
 from gemmule.rungs._cpu_vectors import above_zero, whole
 from gemmule.rungs.quantized.cpu.vector.codes import Values
-
-ACTIVATION_GROUP = 32  # columns that share one scale of the 8-bit activations
 
 
 def planes(bits: int) -> int:
@@ -142,9 +141,10 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
                         if shift:
                             zero = builder.fsub(zero, zero.type([float(shift)] * lanes))
                         product = simd.fused(builder, builder.fneg(zero), as_floats, product)
-                    scale = builder.fmul(of_scales[row][part], x_scale)
+                    # The product of a tiny scale by a small one would lose bits below the range.
+                    product = builder.fmul(product, x_scale)
                     mine = of_totals[row * columns + c]
-                    mine[part] = simd.fused(builder, product, scale, mine[part])
+                    mine[part] = simd.fused(builder, product, of_scales[row][part], mine[part])
         return [whole(builder, total) for total in of_totals]
 
     name = f"add_integer_products {bits} {columns} {has_zeros} {rows}"

@@ -155,8 +155,8 @@ def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
                 else:
                     less = builder.add(one, taken_off[v])
                     product = builder.sitofp(less, simd.vector_type("float32"))
-                scale = builder.fmul(scales[i], x_scales[v])
-                total = simd.fused(builder, product, scale, total)
+                product = builder.fmul(product, x_scales[v])  # see `add_integer_products`
+                total = simd.fused(builder, product, scales[i], total)
             results.append(total)
         return results
 
