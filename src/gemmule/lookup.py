@@ -87,15 +87,15 @@ def _of_tensors(
     op: str, given: tuple[Any, Any, Any], options: Options, met: Any | None
 ) -> Any | None:
     """Return the product of operands on a device by the fast path, or None: there is none."""
-    signatures = _signatures(*given[:2])
-    bound = None if signatures is None else _bound(op, *signatures, options)
+    signatures = signatures_of(*given[:2])
+    bound = None if signatures is None else bound_product(op, *signatures, options)
     result = None if bound is None else bound(*given)
     if result is not None and met is not None:
         met.keep(op, given, bound)
     return result
 
 
-def _signatures(a: Any, b: Any) -> tuple[Any, Any] | None:
+def signatures_of(a: Any, b: Any) -> tuple[Any, Any] | None:
     """Return what tells operands on a device apart, or None: they are for the general path."""
     coded = type(b) is QuantizedMatrix and b.device != "cpu"
     if not getattr(a if coded else b, "is_cuda", False) or "torch" not in sys.modules:
@@ -122,7 +122,7 @@ def _torch_calls() -> Any:
 
 
 @remembered(4096)
-def _bound(op: str, seen_a: Any, seen_b: Any, options: Options) -> Any:
+def bound_product(op: str, seen_a: Any, seen_b: Any, options: Options) -> Any:
     """Return the bound call (a, b, out) for operands of these signatures, or None."""
     torch_calls = _torch_calls()
     if seen_b[3] != seen_a[3]:

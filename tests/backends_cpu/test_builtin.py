@@ -309,7 +309,7 @@ def test_threads_that_bind_first_share_what_python_calls(monkeypatch: pytest.Mon
 
     def work() -> None:
         both.wait()
-        seen.append(builtin._method())
+        seen.append(builtin.way_in())
 
     with monkeypatch.context() as patch:
         address = builtin._enter.address(3)
@@ -321,7 +321,7 @@ def test_threads_that_bind_first_share_what_python_calls(monkeypatch: pytest.Mon
         for one in threads:
             one.join()
     assert len(seen) == 2
-    assert seen[0] is seen[1] is builtin._method()
+    assert seen[0] is seen[1] is builtin.way_in()
 
 
 def test_threads_share_a_plan() -> None:

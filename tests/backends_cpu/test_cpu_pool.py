@@ -170,11 +170,11 @@ class Twin:
         own: dict[str, Any] = {
             "read": self.read, "write": self.words.__setitem__, "add": self.add,
             "swap_if": self.swap_if, "call_c": self.call_c, "now_ns": lambda: 0,
-            "pause": lambda: 0, "wake": lambda *_: 0, "_claim": shares._claim.function,
+            "pause": lambda: 0, "wake": lambda *_: 0, "claim": shares.claim.function,
         }  # fmt: skip
         for name, function in own.items():
             monkeypatch.setattr(shares, name, function)
-        monkeypatch.setattr(shares, "_work_on", shares._work_on.function)
+        monkeypatch.setattr(shares, "work_on", shares.work_on.function)
         monkeypatch.setattr(shares, "_GRACE_NS", 0)
         self.begin()
         self.nested = False
@@ -219,7 +219,7 @@ class Twin:
         """Do what is left of the product, and close it unless a helper is in one of its shares."""
         serial, count = self.words[SLOT + shares.SERIAL], self.counts[self.begun - 1]
         people = min(self.begun + 1, count)
-        shares._work_on(0, SLOT, serial, 0, people, count, self.begun, 100 * self.begun)
+        shares.work_on(0, SLOT, serial, 0, people, count, self.begun, 100 * self.begun)
         if self.words[SLOT + shares._DONE] == self.words[SLOT + shares._DUE]:
             self.words[SLOT + shares.SERIAL] = serial + 1
 
@@ -233,7 +233,7 @@ def test_a_helper_meets_one_product_whole_wherever_another_begins(
         with pytest.MonkeyPatch.context() as patched:
             twin = Twin(patched, counts, at)
             for _ in counts:
-                shares._help.function(0, SLOT, me)
+                shares.help_others.function(0, SLOT, me)
             twin.nested = True
             while twin.begun < len(counts) or not twin.words[SLOT + shares.SERIAL] % 2:
                 twin.end()

@@ -84,9 +84,9 @@ def compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
             patch.setattr(
                 jit_cache, "compiled", lambda *given: (made.append(1), compiled(*given))[1]
             )
-            packaged._entries.cache_clear()
+            packaged.built.cache_clear()
             assert kernel(_product)(6, 7) == 42
-        packaged._entries.cache_clear()
+        packaged.built.cache_clear()
         return bool(made)
 
     return run

@@ -255,12 +255,12 @@ def test_operands_of_a_device_are_told_apart_where_all_are_known(
     known = SimpleNamespace(seen=seen, wanted=lambda *_: False)
     monkeypatch.setattr(lookup, "_torch_calls", lambda: known)
     a, b = (SimpleNamespace(name=name, is_cuda=True) for name in ("a", "b"))
-    assert lookup._signatures(a, b) == (None if unknown else ("a", "b"))
+    assert lookup.signatures_of(a, b) == (None if unknown else ("a", "b"))
     known.wanted = lambda *_: True
-    assert lookup._signatures(a, b) is None
+    assert lookup.signatures_of(a, b) is None
     known.wanted = lambda *_: False
     for other in (SimpleNamespace(name="b", is_cuda=False), SimpleNamespace(name="b")):
-        assert lookup._signatures(a, other) is None
+        assert lookup.signatures_of(a, other) is None
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_bound_call_is_for_one_device(
     monkeypatch.setattr(lookup, "_torch_calls", lambda: known)
     monkeypatch.setattr(lookup, "resolve", resolved)
     signatures = (names[0], (), (), 1), (names[1], (), (), ordinal)
-    call = lookup._bound.__wrapped__("matvec", *signatures, DEFAULT)
+    call = lookup.bound_product.__wrapped__("matvec", *signatures, DEFAULT)
     assert call == (way if found else None)
 
 

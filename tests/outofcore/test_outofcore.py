@@ -32,14 +32,14 @@ def small(
 ) -> Iterator[LateDriver]:
     """A device that may take 128 KiB, by copies of a page."""
     limit(staging, CHUNK_BYTES=4096)
-    monkeypatch.setattr(staging, "_kept", {})
+    monkeypatch.setattr(staging, "spare_lanes", {})
     monkeypatch.setattr(staging, "_links", {})
     monkeypatch.setattr(buffers, "_pool", {})
     setting(GEMMULE_DEVICE_BUDGET="128 KiB")
     with late(seed=7) as driver:
         products.cut_of.cache_clear()
         yield driver
-        staging._kept.clear()
+        staging.spare_lanes.clear()
         buffers.empty_pool(0)
         products.cut_of.cache_clear()
 

@@ -226,7 +226,7 @@ def test_maps_are_kept_by_address(encodings: list[int]) -> None:
     assert made == [64, 128, 64]
     for address in range(16, 16 * (tensor_maps.MOST_KEPT + 2), 16):
         maps.of((address, 128, 0, 0))
-    assert len(maps._kept[0]) <= tensor_maps.MOST_KEPT
+    assert len(maps.kept[0]) <= tensor_maps.MOST_KEPT
 
 
 def shape_of(operand: str, **changes: int) -> tensor_maps.Shape:

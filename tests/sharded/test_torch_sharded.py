@@ -111,7 +111,7 @@ def test_products_of_several_matrices_share_an_exchange(exchange: sharded.Exchan
             out = torch.empty_like(exact)
             assert W.matvec(x, out=out) is out
             assert torch.equal(out, exact)
-    assert exchange._state[0] == 64 * 8
+    assert exchange.state[0] == 64 * 8
     W, x, exact = made[0]
     torch.cuda.current_stream.return_value = other = Stream()  # type: ignore[attr-defined]
     assert torch.equal(W @ x, exact)
@@ -157,7 +157,7 @@ def test_a_late_rank_is_a_typed_error(exchange: sharded.Exchange) -> None:
     x = integers(40, dtype=torch.float32)
     W = sharded.ShardedMatrix(integers(8, 40, dtype=torch.float32), exchange)
     exchange.check()
-    exchange._alarm.bytes.view("u8")[0] = 5 << 32 | (1 + 3)
+    exchange.alarm.bytes.view("u8")[0] = 5 << 32 | (1 + 3)
     with pytest.raises(PeerError, match="rank 3's results of product 5") as raised:
         W @ x
     assert (raised.value.rank, raised.value.restart) == (3, True)

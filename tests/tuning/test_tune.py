@@ -250,7 +250,7 @@ def test_every_copy_of_a_quantised_matrix_is_met_before_any_is_timed() -> None:
     session.backend = SimpleNamespace(prepare=recorded)  # type: ignore[assignment]
     chosen = session.default()
     assert isinstance(session.admit(Candidate(chosen.rung, chosen.params), chosen), Entry)
-    copies = {id(operands[0]) for operands in session._sets}
+    copies = {id(operands[0]) for operands in session.sets}
     assert len(copies) > 3
     assert copies <= first[0]
 

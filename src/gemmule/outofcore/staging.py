@@ -63,14 +63,14 @@ class Lane:
             yield self._events[number]
 
 
-_kept: dict[tuple[int, int], list[Lane]] = {}
+spare_lanes: dict[tuple[int, int], list[Lane]] = {}
 _lock = threading.Lock()
 
 
 def take_lane(ordinal: int, count: int) -> Lane:
     """Return a lane of so many slots that nobody uses; give it back with `give_lane`."""
     with _lock:
-        spare = _kept.setdefault((ordinal, count), [])
+        spare = spare_lanes.setdefault((ordinal, count), [])
         if spare:
             return spare.pop()
     return Lane(ordinal, count)
@@ -79,7 +79,7 @@ def take_lane(ordinal: int, count: int) -> Lane:
 def give_lane(lane: Lane, ordinal: int) -> None:
     """Keep a lane, on which nothing is under way, for the next product; one of a kind is kept."""
     with _lock:
-        spare = _kept.setdefault((ordinal, len(lane.slots)), [])
+        spare = spare_lanes.setdefault((ordinal, len(lane.slots)), [])
         if not spare:
             spare.append(lane)
 

@@ -79,9 +79,9 @@ class Exchange:
         with torch.cuda.device(self.device):
             self._inbox = symmetric.empty(2 * half, dtype=torch.int64, device=self.device)
             self._inbox.zero_()
-            self._state = torch.zeros(STATE_BYTES // 8, dtype=torch.int64, device=self.device)
-            self._alarm = PinnedBlock(WORD_BYTES, self.ordinal)
-            self._alarm.bytes[:] = 0
+            self.state = torch.zeros(STATE_BYTES // 8, dtype=torch.int64, device=self.device)
+            self.alarm = PinnedBlock(WORD_BYTES, self.ordinal)
+            self.alarm.bytes[:] = 0
             torch.cuda.synchronize(self.device)
 
     def _meet(self) -> Seat:
@@ -93,12 +93,12 @@ class Exchange:
         ]
         if seen[self.rank] != self._inbox.data_ptr():
             raise RuntimeError("PyTorch's symmetric memory shows another address for this rank's")
-        places = (self._state.data_ptr(), self._alarm.pointer)
+        places = (self.state.data_ptr(), self.alarm.pointer)
         return Seat(self.rank, tuple(seen), *places, half, self.timeout_s)
 
     def check(self) -> None:
         """Raise PeerError if a product that has ended by now did not get all its results."""
-        alarm = int(self._alarm.bytes.view(np.uint64)[0])
+        alarm = int(self.alarm.bytes.view(np.uint64)[0])
         if not alarm:
             return
         number, late = alarm >> 32, (alarm & 0xFFFFFFFF) - 1

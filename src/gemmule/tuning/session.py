@@ -51,7 +51,7 @@ class Session:
         count = min(self.turn.sets, MOST_SETS)
         self.cold = self.turn.cold and count == self.turn.sets
         self._out = host.out
-        self._sets = [put_all(place, host, copy=i > 0) for i in range(count)]
+        self.sets = [put_all(place, host, copy=i > 0) for i in range(count)]
         # One call of the baseline, once it is admitted: on the smaller problem, at full size, and
         # on the clock.
         self._small_s = self._whole_s = self._first_s = math.inf
@@ -139,16 +139,16 @@ class Session:
         small_s = self._call_s(run, self._exact_operands, self._small_s)
         if self._hopeless(small_s, self._small_s):
             return Skipped(candidate, _slow_words(small_s, self._small_s, "on a smaller problem"))
-        out = self._sets[0][2]
+        out = self.sets[0][2]
         self.place.send(self._out, out)  # the poison: elements that stay unwritten are NaN
-        whole(*self._sets[0], 1.0, 0.0)
+        whole(*self.sets[0], 1.0, 0.0)
         self.place.wait()
         self.place.fetch(out, self._out)
         complaint = self.sampled.complaint(full, self._out.array)
         self._out.buffer[:] = self._out.pattern
         if complaint:
             return Wrong(candidate, complaint)
-        whole_s = self._call_s(whole, self._sets[0], self._whole_s)
+        whole_s = self._call_s(whole, self.sets[0], self._whole_s)
         if self._hopeless(whole_s, self._whole_s):
             return Skipped(candidate, _slow_words(whole_s, self._whole_s, "in its first call"))
         found = self._first_blocks(candidate, whole)
@@ -192,7 +192,7 @@ class Session:
         return seconds > max(2 * SLOW * baseline_s, SLOWEST_UNTRIED_S)
 
     def _first_blocks(self, candidate: Candidate, run: Run) -> Entry | Failure:
-        sets = self._sets
+        sets = self.sets
         self._meet_all(candidate, run)
         entry = Entry(candidate.name, lambda i: run(*sets[i], 1.0, 0.0), len(sets), candidate)
         runner = self.place.clock.prepare(entry)
@@ -218,7 +218,7 @@ class Session:
             return
         self._met.add(name)
         end = self.place.wall() + LONGEST_PASS_S
-        for operands in self._sets[1:]:
+        for operands in self.sets[1:]:
             if self.place.wall() > end:
                 break
             run(*operands, 1.0, 0.0)

@@ -72,11 +72,12 @@ def object_code(digest: str, key: str) -> bytes | None:
     """
     if not FOLDER.is_dir():
         return None
-    return _entries(digest).get(bytes.fromhex(key))
+    return built(digest).get(bytes.fromhex(key))
 
 
 @functools.cache
-def _entries(digest: str) -> Mapping[bytes, bytes]:
+def built(digest: str) -> Mapping[bytes, bytes]:
+    """Return the object files that the package brings for this processor, by their keys."""
     one = target()
     if one is None:
         return {}

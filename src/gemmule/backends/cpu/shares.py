@@ -57,7 +57,7 @@ _GRACE_NS = 2_000
 
 
 @kernel
-def _claim(slot: int, serial: int, owner: int, people: int, count: int) -> Any:
+def claim(slot: int, serial: int, owner: int, people: int, count: int) -> Any:
     """Return a share of a range that is now the caller's, or -1: none is left there."""
     at, now = read(slot + RANGES) + owner * RANGE_BYTES, serial << _SHARE_BITS
     first, end = owner * count // people, (owner + 1) * count // people
@@ -76,7 +76,7 @@ def _claim(slot: int, serial: int, owner: int, people: int, count: int) -> Any:
 
 
 @kernel
-def _work_on(
+def work_on(
     pool: int, slot: int, serial: int, me: int, people: int, count: int, task: int, words: int
 ) -> Any:
     """Claim shares until none is left, one's own first; return how many were done.
@@ -87,7 +87,7 @@ def _work_on(
     for step in range(people):
         some = 0
         while me == 0 or read(pool + LEAVE) == 0:
-            number = _claim(slot, serial, (people + me - step) % people, people, count)
+            number = claim(slot, serial, (people + me - step) % people, people, count)
             if number < 0:
                 break
             call_c(task, (words, number))
@@ -107,7 +107,7 @@ def _work_on(
 
 
 @kernel
-def _help(pool: int, slot: int, me: int) -> Any:
+def help_others(pool: int, slot: int, me: int) -> Any:
     """Work on a slot's shares until none is left or all must leave; return how many were done.
 
     me: the helper's number, from 1; 0 for who has none yet: it gets the next of the product.
@@ -132,7 +132,7 @@ def _help(pool: int, slot: int, me: int) -> Any:
             me = joined + 1
             if me + 1 < people and read(pool + SLEEPERS) > 0:
                 wake(pool + SIGNAL, _FAN)
-    return _work_on(pool, slot, serial, me, people, count, task, words) if me < people else 0
+    return work_on(pool, slot, serial, me, people, count, task, words) if me < people else 0
 
 
 @kernel
@@ -142,7 +142,7 @@ def work(pool: int) -> None:
         seen = read(pool + SIGNAL)
         done = 0
         for i in range(SLOTS):
-            done += _help(pool, pool + SLOTS_AT + i * SLOT, 0)
+            done += help_others(pool, pool + SLOTS_AT + i * SLOT, 0)
         if done > 0:
             continue
         until = now_ns() + _SPIN_NS
@@ -165,7 +165,7 @@ def lent(place: int) -> None:
     me = place & (SLOT - 1)
     slot = place - me
     pool = read(slot + HOME)
-    _help(pool, slot, me)
+    help_others(pool, slot, me)
     add(pool + PENDING, -1)
 
 
@@ -230,7 +230,7 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
         add(pool + SIGNAL, 1)
         if read(pool + SLEEPERS) > 0:
             wake(pool + SIGNAL, min(_FAN, helpers))
-    _work_on(pool, slot, serial, 0, people, count, task, words)
+    work_on(pool, slot, serial, 0, people, count, task, words)
     if read(slot + _DONE) != due:
         patient = now_ns() + _PATIENCE_NS
         while read(slot + _DONE) != due:

@@ -149,12 +149,12 @@ class Maps:
 
     def __init__(self, shapes: tuple[Shape, ...]) -> None:
         self.shapes = shapes
-        self._kept: tuple[dict[int, bytes], ...] = tuple({} for _ in shapes)
+        self.kept: tuple[dict[int, bytes], ...] = tuple({} for _ in shapes)
 
     def of(self, addresses: Sequence[int]) -> list[bytes]:
         """Return each map's bytes, given the addresses that the struct begins with."""
         found = []
-        for shape, kept in zip(self.shapes, self._kept, strict=True):
+        for shape, kept in zip(self.shapes, self.kept, strict=True):
             address = addresses[shape.word] + shape.offset
             encoded = kept.get(address)
             if encoded is None:

@@ -197,7 +197,7 @@ def _enter(this: int, given: int, count: int) -> Any:
 _METHOD: list[Method] = []
 
 
-def _method() -> Method:
+def way_in() -> Method:
     """Return how CPython calls `_enter`.
 
     It is never freed: builtin functions that caches hold may be the last to go when the interpreter
@@ -260,7 +260,7 @@ def _bound(
     result = new, out.ndim, id(out.dtype), *(*out.shape, 0)[:2]
     head = *_interpreter(), job.pool, job.address, int(swapped), *result, *forms[0], *forms[1]
     words = _Words(np.array((*head, *job.words), np.int64), (job, dtypes))
-    return builtin_function(_method(), words)
+    return builtin_function(way_in(), words)
 
 
 class _Words(np.ndarray[Any, Any]):
