@@ -10,7 +10,16 @@ from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import BACKENDS
 from gemmule.storage import evidence
 from gemmule_lab.report import ladder_gains, ladder_table
-from pages import cpu_pages, cuda_pages, note_tables, reliability, speed_table, support_table
+from pages import (
+    cpu_pages,
+    cuda_pages,
+    dtype_tables,
+    interfaces,
+    note_tables,
+    reliability,
+    speed_table,
+    support_table,
+)
 from pages.markdown import update_markers
 
 LADDER_SIZE = 4096
@@ -59,12 +68,25 @@ def ladders() -> str:
     return "\n".join(parts)
 
 
+def reference() -> dict[str, dict[str, str]]:
+    """Return the tables of the pages of reference."""
+    types = {"results": dtype_tables.results(), "longest": dtype_tables.longest()}
+    return {
+        "api.md": {"interface": interfaces.table()},
+        "dtypes.md": {"support": support_table.support(), **types},
+    }
+
+
 def update(root: Path) -> list[Path]:
     """Rewrite the generated parts below `root`; return the files that changed."""
     changed = []
     page = root / "docs" / "ladder.md"
     if update_markers(page, {"ladders": ladders()}):
         changed.append(page)
+    for name, tables in reference().items():
+        path = root / "docs" / name
+        if path.is_file() and update_markers(path, tables):
+            changed.append(path)
     for path, tables in cpu_pages.tables(root).items():
         if update_markers(root / path, tables):
             changed.append(root / path)
