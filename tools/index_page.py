@@ -1,4 +1,4 @@
-"""The README as a package index shows it, and the project's addresses: a metadata hook of Hatchling.
+"""The README as a package index shows it, and the project's addresses: a hook of Hatchling.
 
 An index page has no files beside it, so relative links lead nowhere there. This hook puts one
 address before them, `address` in ``[tool.hatch.metadata.hooks.custom]`` of pyproject.toml: where

@@ -90,7 +90,7 @@ def update(root: Path) -> list[Path]:
     for path, tables in cpu_pages.tables(root).items():
         if update_markers(root / path, tables):
             changed.append(root / path)
-    changed += cuda_pages.update(root)
+    changed += [*cpu_pages.pictures(root), *cuda_pages.update(root)]
     changed += reliability.update(root)
     changed += note_tables.update(root)
     readme = root / "README.md"

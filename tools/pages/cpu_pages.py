@@ -12,21 +12,25 @@ import os
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gemmule.core.registry import OPS, ladder
+from gemmule.core.rung import RUNGS_FOLDER, Rung
 from gemmule.storage.atomic import replace_text
 from gemmule.storage.evidence import slug
 from gemmule_lab.records import results
 from gemmule_lab.records.environment import cpu_name
 from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.report.ladder_gains import FILES, before, ladder_of, newest
+from gemmule_lab.report.ladder_gains import FILES, before, gains, ladder_of, newest
 from gemmule_lab.report.tables import TableData, label, significant, without_empty_columns
+from pages.cpu_code import shown
+from pages.cuda_pages import PICTURES, draw, place
 from pages.excerpts import docstring
+from pages.figures import of_ladder
 from pages.instructions import KINDS
+from pages.ladder_tables import bars
 from pages.markdown import markdown
 
 FOLDER, EVIDENCE = Path("docs") / "ladder", "evidence"
@@ -55,7 +59,7 @@ def tables(root: Path) -> dict[Path, dict[str, str]]:
             texts = [] if run is None else [*map(conditions, run.environments.values())]
             texts.append(measured(op, () if run is None else run.rows))
             found[page(op)] = {
-                "rungs": rungs(op),
+                "rungs": sections(op, () if run is None else run.rows),
                 "measured": "\n\n".join(texts),
                 "instructions": instructions(op, held),
             }
@@ -80,19 +84,59 @@ def keep(root: Path, file: Path) -> Path:
     return path
 
 
-def rungs(op: str) -> str:
-    """Return a list of a ladder's rungs with the words of their files, in order."""
-    held, items = ladder(op, "cpu"), []
-    for rung in held:
-        aside = f" (branch: {held.branch(rung)})" * bool(held.branch(rung))
-        words = " ".join(docstring(rung).split())
-        said = f"- {held.numbers[rung.name]} **{rung.name}**{aside}: {words}"
-        items.append(
-            textwrap.fill(
-                said, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-            )
-        )
-    return "\n".join(items)
+def pictures(root: Path) -> list[Path]:
+    """Draw the figures of every page anew; return those that changed."""
+    run, changed = newest("cpu", root / EVIDENCE), []
+    for op in OPS:
+        if (root / page(op)).is_file():
+            ladder_rows = [row for row in (run.rows if run else ()) if ladder_of(row) == op]
+            first = ladder_rows[0].group if ladder_rows else "not measured"
+            times = bars(first, ladder(op, "cpu").numbers, ladder_rows)
+            changed += draw(root, f"cpu_{op}", {"times": times})
+    return changed
+
+
+def sections(op: str, rows: Sequence[Row]) -> str:
+    """Return the sections of a ladder's rungs, in order."""
+    held, gained = ladder(op, "cpu"), gains(op, "cpu", rows)
+    return "\n\n".join(
+        f"## {held.numbers[rung.name]} {rung.name}\n\n{place(rung, held, gained)}"
+        f"{section(op, rung, rows)}"
+        for rung in held
+    )
+
+
+def section(op: str, rung: Rung, rows: Sequence[Row]) -> str:
+    """Return a rung's words, figure, code and times."""
+    parts = [docstring(rung)]
+    draws = of_ladder(f"cpu_{op}").get(rung.name)
+    if draws is not None:
+        file = f"../{PICTURES.relative_to('docs')}/cpu_{op}-{rung.name}.svg"
+        parts.append(f"![{draws().title}]({file})")
+    code = shown(rung)
+    if code is not None:
+        below = code.path.relative_to(RUNGS_FOLDER).as_posix()
+        link = f"[{code.path.name}](../../src/gemmule/rungs/{below})"
+        parts.append(f"From {link}:\n\n```py\n{code.code}\n```")
+    parts.append(_times(op, rung, rows))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _times(op: str, rung: Rung, rows: Sequence[Row]) -> str:
+    """Return one rung's times on every product of its ladder; empty where it was not measured."""
+    body = []
+    for row in rows:
+        if row.kind == "rung" and row.name == rung.name and ladder_of(row) == op:
+            share = row.percent_of_ceiling
+            cells = (significant(row.gbs), significant(1000 * row.tflops))
+            told = "" if share is None or row.problem.op == "matmul" else f"{share:.0f}"
+            times = {one.name: one.times_us.median for one in rows if one.group == row.group}
+            earlier = before(rung, ladder(op, "cpu"), times)
+            gain = "" if earlier is None else f"{times[earlier] / times[rung.name]:.2f} {earlier}"
+            body.append((row.group, significant(row.times_us.median), *cells, told, gain))
+    header = ("product", "us", "GB/s", "GFLOP/s", "% of read ceiling", "times as fast as")
+    table = TableData("", header, tuple(body), (False, True, True, True, True, False))
+    return markdown(without_empty_columns(table)) if body else ""
 
 
 def conditions(environment: Environment) -> str:
@@ -204,7 +248,7 @@ def read_mixes(path: Path) -> dict[str, Any]:
 _SCRIPT = """
 import dataclasses, json, sys
 import gemmule as gm
-from gemmule.core.rung import Rung
+from gemmule.core.rung import RUNGS_FOLDER, Rung
 from pages.instructions import mix_of_run
 from pages.cpu_pages import operands_of
 op, rung, name = sys.argv[1:]

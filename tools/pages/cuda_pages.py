@@ -18,6 +18,7 @@ from gemmule_lab.report.ladder_gains import Gain, gains
 from pages import ladder_tables, newest
 from pages.excerpts import docstring, excerpt, telling
 from pages.figures import of_ladder
+from pages.figures.drawing import Figure
 from pages.markdown import update_markers
 
 FOLDER = Path("docs") / "ladder"
@@ -43,7 +44,7 @@ def update(root: Path) -> list[Path]:
     environments, rows = newest.ladder_rows(root / "evidence")
     counted = newest.counters(root / "evidence")
     for op in present:
-        changed += _draw(root, op, rows)
+        changed += draw(root, op, {"times": ladder_tables.times_figure(op, rows)})
         texts = {
             "conditions": ladder_tables.conditions(_of_op(op, environments, rows)),
             "measured": ladder_tables.all_times(op, rows),
@@ -66,11 +67,10 @@ def _of_op(
     return max(used, key=lambda one: one.timestamp, default=None)
 
 
-def _draw(root: Path, op: str, rows: Sequence[Row]) -> list[Path]:
-    drawings = {name: draw() for name, draw in of_ladder(op).items()}
-    drawings["times"] = ladder_tables.times_figure(op, rows)
+def draw(root: Path, op: str, made: Mapping[str, Figure]) -> list[Path]:
+    """Draw the figures of a ladder, and those that are made already; return what changed."""
     changed = []
-    for name, drawing in drawings.items():
+    for name, drawing in ({k: figure() for k, figure in of_ladder(op).items()} | made).items():
         target, text = root / picture(op, name), drawing.svg()
         if not target.is_file() or target.read_text(encoding="utf-8") != text:
             target.parent.mkdir(parents=True, exist_ok=True)

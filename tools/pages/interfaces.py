@@ -47,9 +47,8 @@ def _text(module: str, name: str) -> str:
         return inspect.getdoc(getattr(gemmule, name)) or ""
     inside = gemmule.torch._MODULES.get(name) if module == "gemmule.torch" else None
     spec = importlib.util.find_spec(f"{module}.{inside}" if inside else module)
-    assert spec is not None
-    assert spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_text("utf-8")).body:
+    source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text("utf-8")
+    for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return ast.get_docstring(node) or ""
     raise LookupError(f"{module} has no {name}; mend MODULES.")

@@ -221,10 +221,15 @@ def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def times_figure(op: str, rows: Sequence[Row]) -> Figure:
     """Draw the times of a ladder's first product as bars, on a logarithmic axis."""
-    title = titles(op)[0]
-    numbers = ladder(op, "cuda").numbers
-    order = [*numbers, ladder_times.PLAIN, ladder_times.TORCH]
+    return bars(titles(op)[0], ladder(op, "cuda").numbers, rows)
+
+
+def bars(title: str, numbers: Mapping[str, str], rows: Sequence[Row]) -> Figure:
+    """Draw the times of a product: of rungs by their numbers, and of the peers after them."""
     times = {row.name: row.times_us.median for row in rows if row.group == title}
+    peers = [row for row in rows if row.group == title and row.kind == "peer"]
+    peers.sort(key=lambda row: -row.times_us.median)
+    order = [*numbers, *(row.name for row in peers)]
     names = [name for name in order if name in times]
     told = "; ".join(f"{name} {significant(times[name])} us" for name in names)
     f = Figure(f"{title}: time of each rung", told or "Not measured yet.", 92 + 28 * len(names))

@@ -118,7 +118,7 @@ def _relinked(text: str, page: Path, place: Path, places: dict[Path, Path], targ
 
 
 def navigation(index: str, root: Path) -> str:
-    """Return the trees of the site: one for each heading of docs/index.md, of the pages under it."""
+    """Return the trees of the site, one for each heading of docs/index.md with its pages."""
     trees = []
     for part in index.split("\n## ")[1:]:
         title, _, rest = part.partition("\n")
