@@ -2,30 +2,75 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from checkout import ROOT
+from figure_words import check_words
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import OPS, ladder
 from lab_rows import result_row
-from pages import build, cpu_pages
+from pages import build, cpu_code, cpu_pages
+from pages.cuda_pages import picture
 from pages.excerpts import docstring
+from pages.figures import of_ladder
+
+DRAWN = [(op, name) for op in OPS for name in of_ladder(f"cpu_{op}")]
+drawn = pytest.mark.parametrize(("op", "name"), DRAWN, ids=[f"{o}-{n}" for o, n in DRAWN])
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_rung_of_a_ladder_is_described_and_measured_or_said_not_to_be(op: str) -> None:
     text = (ROOT / cpu_pages.page(op)).read_text("utf-8")
-    assert cpu_pages.rungs(op) in text, "run `make docs`"
     table = text.split("<!-- table:measured -->")[1].split("<!-- /table -->")[0]
     for rung in ladder(op, "cpu"):
         assert len(docstring(rung).split()) >= 7, f"{rung.path.name} says too little of itself"
-        assert f"- {ladder(op, 'cpu').numbers[rung.name]} **{rung.name}**" in text
+        heading = f"\n## {ladder(op, 'cpu').numbers[rung.name]} {rung.name}\n"
+        assert heading in text, "run `make docs`"
+        assert f"\n\n{docstring(rung)}\n" in text, "run `make docs`"
         assert rung.name in table.replace("\\", "")
+
+
+def test_the_code_shown_of_a_rung_is_in_its_files() -> None:
+    """Most rungs show a function, every line of which stands in the file that is named."""
+    shown = {(op, rung.name): cpu_code.shown(rung) for op in OPS for rung in ladder(op, "cpu")}
+    assert sum(one is not None for one in shown.values()) >= 0.9 * len(shown)
+    for one in filter(None, shown.values()):
+        ast.parse(one.code)
+        written = {line.strip() for line in one.path.read_text("utf-8").splitlines()}
+        head, _, body = one.code.partition(":\n")
+        assert head.startswith("def ")
+        assert {line.strip() for line in body.splitlines()} <= written
+    known = {f"{rung.folder}/{rung.name}" for op in OPS for rung in ladder(op, "cpu")}
+    assert set(cpu_code.ELSEWHERE) <= known
+
+
+def test_code_that_cannot_be_shown_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rung.py"
+    path.write_text(
+        'def f(a: int, *, b: int) -> int:\n    """Words."""\n    return a\n'
+        "def long(x: int) -> None:\n" + "    x\n" * (cpu_code.MOST_LINES + 1)
+    )
+    assert cpu_code.function_text(path, "f") == "def f(a, *, b):\n    return a"
+    with pytest.raises(ValueError, match="has no function g"):
+        cpu_code.function_text(path, "g")
+    with pytest.raises(ValueError, match="more than"):
+        cpu_code.function_text(path, "long")
+
+
+@drawn
+def test_figures_are_readable_and_on_their_page(op: str, name: str) -> None:
+    figure = of_ladder(f"cpu_{op}")[name]()
+    root = ET.fromstring(figure.svg())
+    assert {"title", "desc"} <= {child.tag.rpartition("}")[2] for child in root}
+    check_words(figure)
+    assert picture(f"cpu_{op}", name).name in (ROOT / cpu_pages.page(op)).read_text("utf-8")
 
 
 def test_rungs_that_were_not_measured_are_named() -> None:

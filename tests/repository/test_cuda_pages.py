@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from checkout import ROOT
 from counters import ladder_times
 from counters.counters import METRICS, Counted
+from figure_words import check_words
 from gemmule.core.problem import Problem
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import CudaRung
@@ -84,18 +84,6 @@ def test_figures_are_well_formed_and_their_words_do_not_collide(op: str, name: s
     root = ET.fromstring(figure.svg())
     assert {"title", "desc"} <= {child.tag.rpartition("}")[2] for child in root}
     check_words(figure)
-
-
-def check_words(figure: Figure) -> None:
-    for words in figure.words:
-        inside = words.left >= 4 and words.left + words.width <= figure.width - 4
-        assert inside, f"{words.text!r} leaves the drawing"
-        assert words.base <= figure.height - 5, f"{words.text!r} leaves the drawing"
-        assert words.size >= 11, f"{words.text!r} is too small to read"
-    for one, other in itertools.combinations(figure.words, 2):
-        beside = one.left + one.width < other.left + 2 or other.left + other.width < one.left + 2
-        apart = abs(one.base - other.base) >= 0.8 * min(one.size, other.size)
-        assert beside or apart, f"{one.text!r} and {other.text!r} overlap"
 
 
 def test_colliding_words_would_be_seen() -> None:

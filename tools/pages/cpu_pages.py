@@ -91,7 +91,7 @@ def pictures(root: Path) -> list[Path]:
         if (root / page(op)).is_file():
             ladder_rows = [row for row in (run.rows if run else ()) if ladder_of(row) == op]
             first = ladder_rows[0].group if ladder_rows else "not measured"
-            times = bars(first, ladder(op, "cpu").numbers, ladder_rows)
+            times = bars(first, ladder(op, "cpu").numbers, ladder_rows, "")
             changed += draw(root, f"cpu_{op}", {"times": times})
     return changed
 

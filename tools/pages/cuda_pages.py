@@ -69,8 +69,8 @@ def _of_op(
 
 def draw(root: Path, op: str, made: Mapping[str, Figure]) -> list[Path]:
     """Draw the figures of a ladder, and those that are made already; return what changed."""
-    changed = []
-    for name, drawing in ({k: figure() for k, figure in of_ladder(op).items()} | made).items():
+    drawings, changed = {name: figure() for name, figure in of_ladder(op).items()}, []
+    for name, drawing in (drawings | dict(made)).items():
         target, text = root / picture(op, name), drawing.svg()
         if not target.is_file() or target.read_text(encoding="utf-8") != text:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -224,7 +224,9 @@ def times_figure(op: str, rows: Sequence[Row]) -> Figure:
     return bars(titles(op)[0], ladder(op, "cuda").numbers, rows)
 
 
-def bars(title: str, numbers: Mapping[str, str], rows: Sequence[Row]) -> Figure:
+def bars(
+    title: str, numbers: Mapping[str, str], rows: Sequence[Row], said: str = "; cold"
+) -> Figure:
     """Draw the times of a product: of rungs by their numbers, and of the peers after them."""
     times = {row.name: row.times_us.median for row in rows if row.group == title}
     peers = [row for row in rows if row.group == title and row.kind == "peer"]
@@ -244,5 +246,5 @@ def bars(title: str, numbers: Mapping[str, str], rows: Sequence[Row]) -> Figure:
         f.text(232, y + 16, f"{numbers.get(name, '')} {name}".strip(), anchor="end")
         f.box(242, y, round(length, 1), 22, "a" if name in numbers else "x")
         f.text(round(250 + length, 1), y + 16, f"{significant(times[name])} us")
-    f.soft(242, 76 + 28 * len(names), "logarithmic axis; cold")
+    f.soft(242, 76 + 28 * len(names), f"logarithmic axis{said}")
     return f

@@ -17,7 +17,7 @@ def _product(
         left += width + 36
 
 
-@drawn("As the formula says: a row of A by a column of B", 290, 266)
+@drawn("As the formula says: a row of A by a column of B", 302, 266)
 def triple_loop(f: Figure) -> None:
     """One element of C is a row of A times a column of B; the column is read across the rows of B.
 
@@ -31,7 +31,7 @@ def triple_loop(f: Figure) -> None:
     f.lines(620, 100, "for i:\n for j:\n  for k:")
 
 
-@drawn("The other order of the loops: along the rows of B and C", 290, 266)
+@drawn("The other order of the loops: along the rows of B and C", 282, 266)
 def loop_order(f: Figure) -> None:
     """One element of A times a row of B is added to a row of C: both are read in order.
 
@@ -43,7 +43,7 @@ def loop_order(f: Figure) -> None:
     f.lines(620, 100, "for i:\n for k:\n  for j:")
 
 
-@drawn("Blocks: a piece of B stays in the cache while rows of A pass", 290, 266)
+@drawn("Blocks: a piece of B stays in the cache while rows of A pass", 302, 266)
 def cache_blocks(f: Figure) -> None:
     """A block of B, 256 by 512, fits the second-level cache; every row of A meets it there.
 
@@ -61,7 +61,7 @@ def cache_blocks(f: Figure) -> None:
     f.lines(600, 100, "the block:\nin the cache")
 
 
-@drawn("Packed, and a tile of sums in registers", 330, 290)
+@drawn("Packed, and a tile of sums in registers", 326, 290)
 def packed(f: Figure) -> None:
     """Strips of A, 12 rows high, and of B, two vectors wide, are copied so that they are read in
     order; 24 vectors of sums stay in registers.
@@ -83,7 +83,7 @@ def packed(f: Figure) -> None:
     f.lines(570, 110, "12 x 32 floats:\n8.7 multiply-adds\nfor each number\nthat is loaded")
 
 
-@drawn("Packed, by threads: each owns whole blocks of C", 290, 266)
+@drawn("Packed, by threads: each owns whole blocks of C", 302, 266)
 def packed_threads(f: Figure) -> None:
     """C is cut into blocks, each of which one thread computes, packing what it needs of A and B.
 
@@ -98,7 +98,7 @@ def packed_threads(f: Figure) -> None:
     f.lines(620, 100, "four blocks,\nfour threads")
 
 
-@drawn("Few columns: each weight is read once for all of them", 300, 276)
+@drawn("Few columns: each weight is read once for all of them", 292, 276)
 def few_columns(f: Figure) -> None:
     """Four rows of A, a quarter of a share apart, meet the same four columns: sixteen sums stay in
     registers, and each weight is widened once.
@@ -120,7 +120,7 @@ def few_columns(f: Figure) -> None:
     f.soft(576, 212, "16 sums", "middle")
 
 
-@drawn("Tile registers: 16 by 16 sums, 32 terms an instruction", 290, 266)
+@drawn("Tile registers: 16 by 16 sums, 32 terms an instruction", 312, 276)
 def tile_products(f: Figure) -> None:
     """A tile of 16 rows by 32 terms times one of 32 terms by 16 columns, summed into a tile of
     float32; four such sums at once.

@@ -16,7 +16,7 @@ def _matrix(f: Figure, kinds: list[list[str]], side: float = 20) -> None:
     f.text(112 + columns * side, 84, "y")
 
 
-@drawn("One row after another: one stream of memory", 300, 276)
+@drawn("One row after another: one stream of memory", 312, 276)
 def scalar_loop(f: Figure) -> None:
     """One row of the matrix is walked element by element, with x beside it; the others wait.
 
@@ -33,7 +33,7 @@ def scalar_loop(f: Figure) -> None:
     )
 
 
-@drawn("Four rows at a time: x is loaded once for four products", 300, 276)
+@drawn("Four rows at a time: x is loaded once for four products", 292, 276)
 def four_rows(f: Figure) -> None:
     """A vector of x meets the same columns of four rows; four running sums, four streams of memory.
 
@@ -51,7 +51,7 @@ def four_rows(f: Figure) -> None:
     )
 
 
-@drawn("Threads claim small shares of the rows, one after another", 300, 276)
+@drawn("Threads claim small shares of the rows, one after another", 292, 276)
 def threads(f: Figure) -> None:
     """The rows are cut into more shares than there are threads; whoever is free takes the next.
 
@@ -65,7 +65,7 @@ def threads(f: Figure) -> None:
     f.lines(450, 212, "thread 0 was away for a while:\nthread 1 took five of eight")
 
 
-@drawn("Split rows: each thread takes a stretch of every row", 300, 276)
+@drawn("Split rows: each thread takes a stretch of every row", 292, 276)
 def split_rows(f: Figure) -> None:
     """Two long rows; four threads sum a quarter of each, and one small sum joins the quarters.
 
@@ -85,7 +85,7 @@ def split_rows(f: Figure) -> None:
     f.text(320, 230, "y")
 
 
-@drawn("Two stretches, half a share apart, each read in order", 300, 256)
+@drawn("Two stretches, half a share apart, each read in order", 292, 256)
 def prefetched_rows(f: Figure) -> None:
     """A share of the rows as it lies in memory: one row at work in each half, lines behind each
     already read, lines 3 KiB ahead asked for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pages.figures.drawing import Figure, drawn, lane, memory, plain
 
 
-@drawn("One weight at a time: mask, subtract, scale, multiply", 280, 258)
+@drawn("One weight at a time: mask, subtract, scale, multiply", 274, 258)
 def unpack_loop(f: Figure) -> None:
     """A byte holds two codes, the even column in the low four bits; each code less its zero point,
     times the scale of its group, is a weight.
@@ -24,7 +24,7 @@ def unpack_loop(f: Figure) -> None:
     f.soft(240, 206, "the odd column: byte >> 4")
 
 
-@drawn("Four rows, x split into even and odd columns", 290, 266)
+@drawn("Four rows, x split into even and odd columns", 282, 266)
 def four_rows(f: Figure) -> None:
     """x is split once into its even and its odd elements. Low halves of bytes meet the even ones,
     high halves the odd ones, so no code is moved; four rows share each x.
@@ -41,7 +41,7 @@ def four_rows(f: Figure) -> None:
     f.lines(620, 120, "one byte of\neach of four\nrows at a time")
 
 
-@drawn("A register as look-up table: 16 weights at once", 310, 286)
+@drawn("A register as look-up table: 16 weights at once", 322, 286)
 def vector_decode(f: Figure) -> None:
     """The sixteen possible weights of a group, scale and zero point included, fill one vector
     register; a permutation by sixteen codes looks sixteen weights up in one instruction.
@@ -60,7 +60,7 @@ def vector_decode(f: Figure) -> None:
     f.soft(160, 250, "then a multiply-add with sixteen elements of x, which lie in that order")
 
 
-@drawn("x in signed bytes: 64 products an instruction, in integers", 290, 266)
+@drawn("x in signed bytes: 64 products an instruction, in integers", 302, 266)
 def int8_activations(f: Figure) -> None:
     """Each 32 activations become signed bytes with one scale; an instruction multiplies 64 codes
     with 64 of them and adds the products by fours.
@@ -79,7 +79,7 @@ def int8_activations(f: Figure) -> None:
     f.soft(60, 210, "of a block of 32: integer sum x scale of the weights x scale of x")
 
 
-@drawn("Panels: the table holds weights times x[i]", 280, 256)
+@drawn("Panels: the table holds weights times x[i]", 272, 256)
 def vector_panels(f: Figure) -> None:
     """Across the rows, all codes of a row meet the same x[i]; so the table of a group is made of
     weight times x[i], and a code costs a shift, a look-up and an addition.
@@ -94,7 +94,7 @@ def vector_panels(f: Figure) -> None:
     f.box(564, 106, 120, 28, "y", "panel of y")
 
 
-@drawn("A few columns: a looked-up weight meets four of them", 280, 256)
+@drawn("A few columns: a looked-up weight meets four of them", 272, 256)
 def few_columns(f: Figure) -> None:
     """Sixteen weights of a row, looked up once, are multiplied with the same sixteen elements of
     four columns: four sums for each row, sixteen for four rows, all in registers.
@@ -111,7 +111,7 @@ def few_columns(f: Figure) -> None:
     f.soft(492, 212, "four columns", "middle")
 
 
-@drawn("Sixteen rows in the lanes: no sum over lanes at the end", 300, 276)
+@drawn("Sixteen rows in the lanes: no sum over lanes at the end", 292, 276)
 def sixteen_rows(f: Figure) -> None:
     """64 bytes of sixteen rows are transposed and decoded once; a lane holds a row. Every weight
     meets the activation of its column, the same in all lanes, straight from memory.
@@ -130,7 +130,7 @@ def sixteen_rows(f: Figure) -> None:
     f.lines(560, 100, "one multiply-add:\n16 rows by one\nnumber of x")
 
 
-@drawn("Tile registers: codes exact in bfloat16, x as a sum of three", 290, 266)
+@drawn("Tile registers: codes exact in bfloat16, x as a sum of three", 282, 266)
 def tile_registers(f: Figure) -> None:
     """Codes less their zero points are exact in bfloat16; a float32 is the sum of three bfloat16.
     Tiles of 48 rows by 32 columns meet three tiles of x.
@@ -149,7 +149,7 @@ def tile_registers(f: Figure) -> None:
     f.lines(580, 110, "48 rows share\neach tile of x")
 
 
-@drawn("Many columns: decoded near the multipliers, once for all", 290, 266)
+@drawn("Many columns: decoded near the multipliers, once for all", 282, 266)
 def packed_codes(f: Figure) -> None:
     """Some rows are decoded into the second-level cache, where the register tile of the float
     ladder reads them until all columns have passed.

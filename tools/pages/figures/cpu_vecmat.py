@@ -15,7 +15,7 @@ def _matrix(f: Figure, kinds: list[list[str]], top: float = 56) -> None:
     f.text(86, top + 20 * rows + 30, "y", anchor="end")
 
 
-@drawn("Down a column: a new line of memory for every element", 306, 282)
+@drawn("Down a column: a new line of memory for every element", 318, 282)
 def scalar_loop(f: Figure) -> None:
     """One column of a row-major matrix is walked; of each line of 64 bytes one element is used.
 
@@ -28,7 +28,7 @@ def scalar_loop(f: Figure) -> None:
     f.lines(450, 90, "one element of y at a time\n\na line holds 16 floats,\nthis uses one of them")
 
 
-@drawn("Along the rows: each row is added to all of y", 306, 282)
+@drawn("Along the rows: each row is added to all of y", 298, 282)
 def axpy_columns(f: Figure) -> None:
     """Row i times x[i] is added to y: the matrix is read in order, but y is loaded and stored once
     for each row.
@@ -43,7 +43,7 @@ def axpy_columns(f: Figure) -> None:
     f.lines(450, 90, "a row:\ny += x[i] * A[i, :]\n\ny comes and goes for each row")
 
 
-@drawn("Panels: eight rows pass over a slice of y that stays near", 306, 282)
+@drawn("Panels: eight rows pass over a slice of y that stays near", 318, 282)
 def panels(f: Figure) -> None:
     """A slice of y stays in the first-level cache; eight rows at a time are added to it in one load
     and one store of y.
@@ -58,7 +58,7 @@ def panels(f: Figure) -> None:
     f.lines(450, 90, "8 multiply-adds\nfor one load and\none store of y")
 
 
-@drawn("Panels by threads: each owns a share of y", 306, 282)
+@drawn("Panels by threads: each owns a share of y", 298, 282)
 def panel_threads(f: Figure) -> None:
     """Each thread takes some columns of the matrix and the results below them.
 
@@ -69,7 +69,7 @@ def panel_threads(f: Figure) -> None:
     f.lines(450, 90, "four threads\n\neach reads a piece\nof every row")
 
 
-@drawn("Split: each thread takes some rows, and has a y of its own", 306, 282)
+@drawn("Split: each thread takes some rows, and has a y of its own", 318, 282)
 def split_columns(f: Figure) -> None:
     """Each thread sums whole rows into a y of its own; the four are added at the end.
 
@@ -88,7 +88,7 @@ def split_columns(f: Figure) -> None:
     f.text(634, 252, "y")
 
 
-@drawn("Four stretches of a share, each read in order", 300, 256)
+@drawn("Four stretches of a share, each read in order", 292, 256)
 def prefetched_columns(f: Figure) -> None:
     """A thread's share of the rows as it lies in memory: four rows at work, a quarter of the share
     apart, and lines 3 KiB ahead of each asked for.
