@@ -34,7 +34,7 @@ PAGES = [
 
 
 def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
+    code, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)
     assert (names["y"] == 4096).all()  # type: ignore[attr-defined]

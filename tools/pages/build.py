@@ -9,12 +9,14 @@ from pathlib import Path
 from gemmule.core.registry import OPS, ladder
 from gemmule.core.rung import BACKENDS
 from gemmule.storage import evidence
-from gemmule_lab.report import ladder_gains, ladder_table
+from gemmule_lab.report import ladder_table
 from pages import (
     cpu_pages,
+    cpu_speed,
     cuda_pages,
     dtype_tables,
     interfaces,
+    ladder_chart,
     note_tables,
     reliability,
     speed_table,
@@ -36,22 +38,6 @@ def status() -> str:
         cpu, cuda = (ladder(op, backend) for backend in BACKENDS)
         on_record = sum((rung.folder, rung.name) in proved for rung in cuda)
         lines.append(f"| {op} | {len(cpu)} | {len(cuda)} | {on_record} |")
-    return "\n".join(lines)
-
-
-def ways_up(root: Path) -> str:
-    """Return the README's table: the main line of each GPU ladder, with what each step gained."""
-    run = ladder_gains.newest("cuda", root / "evidence")
-    lines = ["| ladder on a GPU | from the simplest to the fastest |", "|---|---|"]
-    for op in OPS:
-        gained = ladder_gains.gains(op, "cuda", () if run is None else run.rows)
-        steps = []
-        for number, rung in enumerate(ladder(op, "cuda").steps, 1):
-            gain = gained.get(rung.name)
-            told = "" if gain is None else f" {gain.times:.3g}x"
-            over = gain is not None and gain.over != rung.after
-            steps.append(f"{number} {rung.name}{told}" + (f" {gain.over}" if gain and over else ""))
-        lines.append(f"| {op} | {', '.join(steps)} |")
     return "\n".join(lines)
 
 
@@ -91,13 +77,14 @@ def update(root: Path) -> list[Path]:
         if update_markers(root / path, tables):
             changed.append(root / path)
     changed += [*cpu_pages.pictures(root), *cuda_pages.update(root)]
+    changed += ladder_chart.update(root)
     changed += reliability.update(root)
     changed += note_tables.update(root)
     readme = root / "README.md"
     tables = {
         "status": status(),
-        "ways": ways_up(root),
         "support": support_table.support(),
+        "cpu": cpu_speed.processors(root),
         "speed": speed_table.speed(root),
         "quantised": speed_table.quantised(root),
     }
