@@ -21,6 +21,12 @@ class DeviceError(RuntimeError):
 
     ``restart`` is True when the CUDA context is lost (an illegal address, say): every later CUDA
     call of this process fails too, so the process has to be started again.
+
+    >>> try:
+    ...     raise DeviceError("no GPU was found; run `gemmule doctor`")
+    ... except DeviceError as error:
+    ...     print(error.restart, error)
+    False no GPU was found; run `gemmule doctor`
     """
 
     def __init__(self, message: str, *, restart: bool = False) -> None:
@@ -41,7 +47,11 @@ class PeerError(DeviceError):
 
 
 class CompileError(RuntimeError):
-    """A kernel did not compile; ``log`` holds the compiler's own words."""
+    """A kernel did not compile; ``log`` holds the compiler's own words.
+
+    >>> CompileError("kernel f of f.cu", log="f.cu(3): error").log
+    'f.cu(3): error'
+    """
 
     def __init__(self, message: str, *, log: str = "") -> None:
         super().__init__(message)
@@ -49,4 +59,10 @@ class CompileError(RuntimeError):
 
 
 class GemmuleWarning(UserWarning):
-    """Something works, but not as well as it could (a cache that cannot be written, say)."""
+    """Something works, but not as well as it could (a cache that cannot be written, say).
+
+    To make it an error, as a server may want at its start:
+
+    >>> import warnings
+    >>> warnings.simplefilter("error", GemmuleWarning)
+    """

@@ -52,7 +52,7 @@ def stage(root: Path, target: Path) -> None:
     for path, place in places.items():
         text = _page(path)
         (target / place).parent.mkdir(parents=True, exist_ok=True)
-        (target / place).write_text(_relinked(text, path, place, places, target), "utf-8")
+        (target / place).write_text(_relinked(text, path, places, (root, target)), "utf-8")
     _add(target / "index.md", navigation((root / "docs" / "index.md").read_text("utf-8"), root))
     for name, text in interfaces.pages().items():
         (target / "api" / f"{name}.md").parent.mkdir(exist_ok=True)
@@ -98,21 +98,25 @@ def notebook(text: str) -> str:
     )
 
 
-def _relinked(text: str, page: Path, place: Path, places: dict[Path, Path], target: Path) -> str:
-    """Return a page whose links lead to the staged pages, and to copies of all other files."""
+def _relinked(text: str, page: Path, places: dict[Path, Path], roots: tuple[Path, Path]) -> str:
+    """Return a page whose links lead to the staged pages, and to copies of all other files.
+
+    roots: the source tree, and where the pages are staged.
+    """
+    root, target = roots
 
     def led(path: str, is_picture: bool) -> str | None:
         if not path:
             return ""
         file = (page.parent / path).resolve()
         new = places.get(file)
-        if new is None and target.parent.parent in file.parents:
-            new = file.relative_to(target.parent.parent)  # a picture, which lies as in docs
+        if new is None and is_picture:
+            new = file.relative_to(root / "docs")  # pictures lie as in docs
         if new is None:
-            new = Path("files") / file.relative_to(target.parents[2])
+            new = Path("files") / file.relative_to(root)
             (target / new).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target / new)
-        return os.path.relpath(new, place.parent)
+        return os.path.relpath(new, places[page].parent)
 
     return with_links(text, led)
 
@@ -158,9 +162,10 @@ def commands() -> str:
 
 @click.command()
 @click.option("--root", type=Path, default=Path(), help="The source tree; default: here.")
-def site(root: Path) -> None:
-    """Build docs/_build/html."""
-    build = root.resolve() / BUILD
+@click.option("--build", type=Path, help="Where to build; default: docs/_build.")
+def site(root: Path, build: Path | None) -> None:
+    """Build the site, in the folder html of where to build."""
+    build = (root / BUILD if build is None else build).resolve()
     stage(root.resolve(), build / "source")
     run = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet"]
     run += ["-c", str(root / "docs"), "-d", str(build / "trees"), "-b", "html"]

@@ -29,6 +29,13 @@ class PreparedMatrix(Factor):
     shape, ndim, dtype (a name), device and nbytes (all that is held) are the usual ones; `rungs`
     names the rungs that read a packed form, `reason` says why there are no others. On the host a
     packed form serves one side: `T` reads the array, and ``T.T`` what was packed.
+
+    >>> import numpy as np, gemmule as gm
+    >>> P = gm.prepare(np.eye(2, dtype=np.float32))
+    >>> P.shape, P.dtype, P.device, P.nbytes
+    ((2, 2), 'float32', 'cpu', 16)
+    >>> np.ones((1, 2), np.float32) @ P
+    array([[1., 1.]], dtype=float32)
     """
 
     __slots__ = ("_packed", "_place", "_turned", "array", "form", "ready", "reason", "signature")

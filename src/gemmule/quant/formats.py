@@ -176,6 +176,19 @@ def read_layer(path: FilePath, name: str, *, stored_zero: int = 1) -> QuantizedM
     and those beside it tell. `stored_zero` is that of `from_gptq`: a file of format ``gptq_v2``
     needs 0. OSError as `open`; ValueError, naming the file, for a layer that is not there, and for
     tensors that do not belong together; TypeError for a wrong dtype.
+
+    >>> import tempfile, numpy as np
+    >>> from safetensors.numpy import save_file
+    >>> tensors = {  # GPTQ, 4 bits: 8 inputs by 8 outputs in one group; every code 8, zeros 8
+    ...     "layer.qweight": np.full((1, 8), -2004318072, np.int32),
+    ...     "layer.qzeros": np.full((1, 1), 0x77777777, np.int32),
+    ...     "layer.scales": np.ones((1, 8), np.float16),
+    ... }
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file(tensors, f"{folder}/model.safetensors")
+    ...     Q = read_layer(f"{folder}/model.safetensors", "layer")
+    >>> Q.shape, Q.bits, Q.group_size, float(abs(Q.dequantize()).max())
+    ((8, 8), 4, 8, 0.0)
     """
     where = model_files(path)
     keys = {f"{name}.{key}": key for key in KEYS}

@@ -77,6 +77,14 @@ def read_gguf(path: FilePath, name: str) -> QuantizedMatrix:
 
     The file need not be trusted. OSError as `open`; ValueError for a file or tensor that is not
     well-formed, an unknown name, and a tensor that is no matrix.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+    ...     try:
+    ...         read_gguf(file.name, "blk.0.attn_q.weight")
+    ...     except ValueError as error:
+    ...         print("refused")
+    refused
     """
     found = gguf_file.find(path, name)
     if len(found.sizes) != 2:

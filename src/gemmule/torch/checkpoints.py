@@ -43,6 +43,17 @@ def load_checkpoint(path: FilePath, *, model_class: Any = None, **options: Any) 
 
     ``save_pretrained`` of the result writes this package's own format. ValueError, with nothing
     loaded, names what is not served.
+
+    >>> import json, pathlib, tempfile
+    >>> from gemmule.torch import load_checkpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     described = {"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}
+    ...     _ = (pathlib.Path(folder) / "config.json").write_text(json.dumps(described))
+    ...     try:
+    ...         load_checkpoint(folder)
+    ...     except ValueError as error:
+    ...         print(str(error).partition(" is not served")[1])
+     is not served
     """
     given = Path(path)
     if given.suffix == ".gguf":

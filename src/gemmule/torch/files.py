@@ -76,6 +76,16 @@ def load_model(model: torch.nn.Module, path: FilePath, *, device: Any = "cpu") -
     take no memory (``with torch.device("meta"): model = ...``), or with quantised ones.
     ValueError, with the model as it was, for a file of something else or of a newer version, and
     for tensors that the model lacks or misses; OSError as `open`.
+
+    >>> import tempfile, torch, gemmule.torch as gt
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32))
+    >>> report = gt.quantize_(model, bits=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gt.save_model(model, f"{folder}/model.safetensors")
+    ...     plain = torch.nn.Sequential(torch.nn.Linear(64, 32))
+    ...     loaded = gt.load_model(plain, f"{folder}/model.safetensors")
+    >>> type(loaded[0]).__name__
+    'QuantLinear'
     """
     try:
         with safe_open(path, "pt", device=str(device)) as file:

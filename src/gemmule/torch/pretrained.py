@@ -42,6 +42,13 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
     - ``layers``: options of single layers by name or pattern (``"*.down_proj"``), the first that
       fits; of a saved model the bits and groups that differ.
     - ``format``: the version of what is saved; ValueError for one that this version does not read.
+
+    >>> from gemmule.torch import GemmuleConfig
+    >>> config = GemmuleConfig(bits=4, layers={"*.down_proj": {"bits": 8}})
+    >>> config.options_of("model.layers.0.mlp.down_proj")["bits"]
+    8
+    >>> config.options_of("model.layers.0.mlp.up_proj")["bits"]
+    4
     """
 
     def __init__(
