@@ -73,8 +73,8 @@ def test_the_navigation_follows_the_index() -> None:
     index = "# T\n\n## First\n\n[a](a.md) [b](b/) [c](../README.md)\n\n## Second\n\n[d](d.md#x)\n"
     first, second = site.navigation(index, ROOT).split("\n\n```{toctree}")
     assert ":caption: First" in first
-    assert first.rstrip("`\n").endswith("\n\na\nb/index\nreadme")
-    assert second.rstrip("`\n").endswith(":caption: Second\n\nd")
+    assert first.rstrip("`\n").endswith("\n\na <a>\nb <b/index>\nc <readme>")
+    assert second.rstrip("`\n").endswith(":caption: Second\n\nd <d>")
 
 
 def test_a_notebook_becomes_a_page() -> None:

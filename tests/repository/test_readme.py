@@ -21,7 +21,7 @@ from gemmule.errors import INSTALL
 from gemmule.settings import cache_folder, default_device
 from gemmule_lab import cli
 from layers import LAYERS
-from pages import build, note_tables
+from pages import build, cpu_speed, note_tables, speed_table
 
 DOCS = ROOT / "docs"
 NOTES = sorted((DOCS / "notes").glob("*.md"))
@@ -65,6 +65,14 @@ def test_the_commands_of_the_pages_exist() -> None:
 
 def test_generated_parts_are_current() -> None:
     assert build.stale(ROOT) == [], "run `make docs`"
+
+
+def test_the_tables_of_speeds_have_no_gaps() -> None:
+    """Each size by 1, 4 and 16 columns was measured, and each format by a vector on a CPU."""
+    assert "|  |" not in speed_table.quantised(ROOT)
+    told = cpu_speed.processors(ROOT).splitlines()[4:]
+    assert {line.split("|")[2].strip() for line in told} == {"float32", "float16", "int8", "int4"}
+    assert all(line.split("|")[3].strip() for line in told)
 
 
 def test_staleness_is_seen(tmp_path: Path) -> None:

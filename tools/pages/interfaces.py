@@ -13,14 +13,18 @@ from typing import Any
 import gemmule
 import gemmule.torch
 
+FIRST = ("matvec", "vecmat", "matmul", "gemv", "gemm", "quantize", "prepare", "plan", "asarray")
+LAST = ("CompileError", "DeviceError", "GemmuleWarning", "__version__")
 MODULES = {
-    "gemmule": tuple(name for name in gemmule.__all__ if name != "__version__"),
+    "gemmule": (*FIRST, *(n for n in gemmule.__all__ if n not in FIRST + LAST), *LAST[:-1]),
     "gemmule.torch": tuple(sorted(gemmule.torch._MODULES)),
     "gemmule.torch.ops": ("matvec", "vecmat", "matmul"),
     "gemmule.torch.sharded": ("Exchange", "ShardedMatrix"),
     "gemmule.quant.formats": ("read_layer", "from_gptq", "from_awq", "from_hqq", "from_compressed"),
     "gemmule.quant.gguf": ("read_gguf", "from_gguf"),
 }
+# Members that serve the package itself; their names are public among its modules.
+HIDDEN = ("short_way", "fast_path", "execute", "launch", "address", "form", "kept", "operand")
 HEADS = {
     "gemmule": "Products, plans and matrices.",
     "gemmule.torch": "Quantised layers; models that are saved, loaded and read from other tools.",
@@ -64,7 +68,8 @@ def _page(module: str, names: tuple[str, ...]) -> str:
     for name in names:
         thing = getattr(importlib.import_module(module), name)
         if inspect.isclass(thing):
-            directive = f".. autoclass:: {module}.{name}()\n   :members:"
+            hidden = f"   :exclude-members: {', '.join(HIDDEN)}"
+            directive = f".. autoclass:: {module}.{name}()\n   :members:\n{hidden}"
         else:
             directive = f".. autofunction:: {module}.{name}{_called(thing)}"
         parts.append(f"## {name}\n\n```{{eval-rst}}\n{directive}\n```")

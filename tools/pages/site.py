@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -122,22 +123,19 @@ def _relinked(text: str, page: Path, places: dict[Path, Path], roots: tuple[Path
 
 
 def navigation(index: str, root: Path) -> str:
-    """Return the trees of the site, one for each heading of docs/index.md with its pages."""
+    """Return the trees of the site, one for each heading of docs/index.md with its pages.
+
+    A page is called what the index calls it.
+    """
     trees = []
     for part in index.split("\n## ")[1:]:
         title, _, rest = part.partition("\n")
-        found: list[str] = []
-
-        def note(path: str, is_picture: bool, found: list[str] = found) -> str | None:
+        found = []
+        for words, path in re.findall(r"\[([^\]]+)\]\(([^)#]+)", rest):
             name = os.path.relpath(root / "docs" / path, root)
-            inside = OUTSIDE.get(name) or os.path.relpath(name, "docs")
-            page = f"{inside}index" if path.endswith("/") else inside
-            page = f"{inside}/index" if path.endswith("/") else page.removesuffix(".md")
-            if page not in found and not is_picture:
-                found.append(page)
-            return path
-
-        with_links(rest, note)
+            page = OUTSIDE.get(name) or os.path.relpath(name, "docs")
+            page = f"{page}/index" if path.endswith("/") else page.removesuffix(".md")
+            found.append(f"{words} <{page}>")
         trees.append(_tree(title.strip(), found))
     return "\n\n".join(trees)
 

@@ -40,9 +40,9 @@ def _device(path: Path) -> str:
     )
     lines = [head, ""]
     titles = [
-        f"{direction}: {what}"
+        f"{direction}, {what}"
         for direction in DIRECTIONS
-        for what in (f"x {PEER} (least)", "read ceiling, large")
+        for what in (f"times as fast as {PEER} (worst)", "large, of the read rate")
     ]
     lines.append(f"| dtype | {' | '.join(titles)} |")
     lines.append("|---|" + "---:|" * len(titles))
@@ -89,7 +89,8 @@ def _weights(path: Path) -> str:
     for row in found.rows:
         quant = row.problem.quant
         if row.kind == "rung" and PACKED in row.speedups and quant and quant.group_size == 128:
-            times.setdefault(row.problem.m, {})[row.problem.k] = row
+            columns = row.problem.n if row.problem.op == "matmul" else 1
+            times.setdefault(row.problem.m, {})[columns] = row
     environment = found.environments[next(iter(times.values()))[1].environment]
     titles = [f"{k} column{'s' * (k > 1)}" for k in COLUMNS]
     lines = [
