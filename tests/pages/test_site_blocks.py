@@ -19,7 +19,7 @@ import pytest
 
 from checkout import ROOT
 from gemmule_lab import cli
-from site_pages import PAGES, blocks, name_of
+from site_pages import PAGES, blocks, name_of, prose
 
 ELSEWHERE = {  # pages whose Python other tests run, and where
     "docs/distributed.md": "tests/dtensor_checks.py, on several processes",
@@ -61,6 +61,15 @@ def commands(page: Path, language: str) -> list[list[str]]:
     return found
 
 
+def inline(page: Path) -> list[list[str]]:
+    """Return the words after ``gemmule`` of every command that a page names within its text.
+
+    (What the changelog names, some release had.)
+    """
+    found = [shlex.split(code) for code in re.findall(r"`gemmule ([a-z][^`]+)`", prose(page))]
+    return [words for words in found if "..." not in words and page.stem != "CHANGELOG"]
+
+
 def parse(words: list[str]) -> None:
     """Let click read a command of this package, with its options; nothing runs."""
     group, context = cli.cli, click.Context(cli.cli, info_name="gemmule")
@@ -85,6 +94,16 @@ def test_the_commands_of_a_page_are_real(page: Path, elsewhere: Path) -> None:
             assert re.search(rf"^{words[1]}:|[ ]{words[1]}[ :]", makefile, re.MULTILINE), words
         elif words[:1] == ["python"] and words[1].endswith(".py"):
             assert (ROOT / words[1]).is_file(), words
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if inline(page)], **of_pages)
+def test_the_options_of_commands_in_the_text_exist(page: Path) -> None:
+    for words in inline(page):
+        group, context = cli.cli, click.Context(cli.cli, info_name="gemmule")
+        _, command, rest = group.resolve_command(context, words)
+        assert command is not None
+        known = {"--help"}.union(*(one.opts + one.secondary_opts for one in command.params))
+        assert {word for word in rest if word.startswith("--")} <= known, words
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p, "console")], **of_pages)
