@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from gemmule.core.problem import BYTES, DTYPES, longest_int32_sum, result_dtype
 
-SHORT = {"float8_e4m3fn": "float8 (e4m3)", "float8_e5m2": "float8 (e5m2)"}
+SHORT = {
+    "float8_e4m3fn, float8_e5m2": "float8",
+    "int16, int32, int64": "int16 to int64",
+}
 
 
 def results() -> str:
@@ -13,7 +16,7 @@ def results() -> str:
     for name in DTYPES:
         rows.setdefault(tuple(_result(name, other) for other in DTYPES), []).append(name)
     groups = list(rows.values())
-    titles = [", ".join(SHORT.get(name, name) for name in group) for group in groups]
+    titles = [SHORT.get(name, name) for name in map(", ".join, groups)]
     lines = [f"| | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
     for title, group in zip(titles, groups, strict=True):
         cells = [" or ".join(sorted({_result(group[0], b) for b in other})) for other in groups]

@@ -231,6 +231,7 @@ def bars(
     times = {row.name: row.times_us.median for row in rows if row.group == title}
     peers = [row for row in rows if row.group == title and row.kind == "peer"]
     peers.sort(key=lambda row: -row.times_us.median)
+    marked = {row.name for row in rows if row.group == title and row.flags}
     order = [*numbers, *(row.name for row in peers)]
     names = [name for name in order if name in times]
     told = "; ".join(f"{name} {significant(times[name])} us" for name in names)
@@ -245,6 +246,8 @@ def bars(
         length = 390 * math.log(2 * times[name] / fastest) / span
         f.text(232, y + 16, f"{numbers.get(name, '')} {name}".strip(), anchor="end")
         f.box(242, y, round(length, 1), 22, "a" if name in numbers else "x")
-        f.text(round(250 + length, 1), y + 16, f"{significant(times[name])} us")
+        mark = " *" * (name in marked)
+        f.text(round(250 + length, 1), y + 16, f"{significant(times[name])} us{mark}")
+    said += "; * disturbed or throttled" * bool(marked)
     f.soft(242, 76 + 28 * len(names), f"logarithmic axis{said}")
     return f

@@ -60,7 +60,8 @@ def stage(root: Path, target: Path) -> None:
         (target / "api" / f"{name}.md").write_text(text, "utf-8")
     _add(target / "api.md", _tree(None, [f"api/{name}" for name in interfaces.pages()]))
     _add(target / "commands.md", commands())
-    _add(target / "examples" / "index.md", _tree(None, _siblings(target / "examples")))
+    named = [f"{name} <{name}>" for name in _siblings(target / "examples")]
+    _add(target / "examples" / "index.md", _tree(None, named))
 
 
 def _markdown(root: Path) -> Iterator[Path]:
