@@ -1,12 +1,13 @@
 """Sphinx's settings for the documentation; `make site` builds it (tools/pages/site.py)."""
 
-import importlib.metadata
 import re
+
+import gemmule
 
 project = "gemmule"
 author = "The gemmule authors"
 copyright = author  # noqa: A001  Sphinx's name for it
-version = release = importlib.metadata.version("gemmule")
+version = release = gemmule.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_block"]

@@ -1,8 +1,9 @@
 """The code of the pages: Python runs as it stands, commands are real, and the quick ones run.
 
 A block marked ``python`` is run, after those before it on its page; one marked ``py`` is shown
-alone, since it needs a GPU, a model or a file. Of the blocks ``console`` every command runs; of
-``sh`` those of this package are parsed, with their options, and Makefile's targets looked up.
+alone, since it needs a GPU, a model or a file. Of the blocks ``console`` every command runs, of
+``sh`` the quick ones; all of this package are parsed, with their options, and Makefile's targets
+are looked up.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
 from checkout import ROOT
@@ -106,11 +108,18 @@ def test_the_options_of_commands_in_the_text_exist(page: Path) -> None:
         assert {word for word in rest if word.startswith("--")} <= known, words
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if commands(p, "console")], **of_pages)
-def test_the_quick_commands_of_a_page_run(
-    page: Path, elsewhere: Path, tree: dict[str, str]
-) -> None:
-    for words in commands(page, "console"):
+def quick(page: Path) -> list[list[str]]:
+    """Return the commands of a page that take seconds: all of ``console``, some of ``sh``."""
+    shown = [words for words in commands(page, "sh") if words[0] == "gemmule"]
+    read = [words for words in shown if words[1] in ("doctor", "ladder", "multiply")]
+    return [*read, *(words for words in shown if "--show" in words), *commands(page, "console")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if quick(page)], **of_pages)
+def test_quick_commands_run(page: Path, elsewhere: Path, tree: dict[str, str]) -> None:
+    np.save("A.npy", np.ones((3, 2), np.float32))
+    np.save("x.npy", np.ones(2, np.float32))
+    for words in quick(page):
         assert words[0] in ("gemmule", "python"), f"{words[0]}: mark what is not run as sh"
         arguments = ["-m", *words] if words[0] == "gemmule" else words[1:]
         run = [sys.executable, *arguments]
