@@ -15,8 +15,9 @@ from checkout import ROOT
 from figure_words import check_words
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import OPS, ladder
+from gemmule_lab.report.ladder_gains import gains, newest
 from lab_rows import result_row
-from pages import build, cpu_code, cpu_pages
+from pages import build, cpu_code, cpu_pages, ladder_chart
 from pages.cuda_pages import picture
 from pages.excerpts import docstring
 from pages.figures import of_ladder
@@ -164,3 +165,12 @@ def test_operands_are_those_that_the_rung_takes() -> None:
             assert (function, options) == (op, {"activations": "int8"})
     with pytest.raises(ValueError, match="takes no float16"):
         cpu_pages.operands_of("matvec", "blas", "float16")
+
+
+def test_the_chart_of_the_ladders_multiplies_the_gains_of_the_steps(tmp_path: Path) -> None:
+    check_words(ladder_chart.chart(ROOT / "evidence"))
+    assert ladder_chart.climb("matvec", "cpu", tmp_path) == {"scalar_loop": 1.0}
+    gained = gains("vecmat", "cpu", newest("cpu", ROOT / "evidence").rows)
+    steps = ladder_chart.climb("vecmat", "cpu", ROOT / "evidence")
+    assert list(steps)[:3] == ["scalar_loop", "axpy_columns", "panels"]
+    assert steps["panels"] == gained["panels"].times * gained["axpy_columns"].times
