@@ -55,10 +55,16 @@ def rotation(
 
 
 def last_level_cache_bytes(folder: Path = CACHE_FOLDER) -> int | None:
-    """Return the bytes of last-level cache that this process's CPUs reach, or None if unknown.
+    """Return the bytes of last-level cache that this process's CPUs reach, or None if unknown."""
+    sizes = cache_bytes(folder)
+    return sizes[max(sizes)] if sizes else None
 
-    Read from sysfs: the highest level that holds data, each cache counted once however many CPUs
-    share it, over the CPUs the process may run on.
+
+def cache_bytes(folder: Path = CACHE_FOLDER) -> dict[int, int]:
+    """Return the bytes of cache that this process's CPUs reach, by level; empty where unknown.
+
+    Read from sysfs: caches that hold data, each counted once however many CPUs share it, over the
+    CPUs the process may run on.
     """
     caches: dict[tuple[int, str], int] = {}
     for cpu in usable_cpus():
@@ -71,10 +77,10 @@ def last_level_cache_bytes(folder: Path = CACHE_FOLDER) -> int | None:
                 caches[level, shared_by] = _cache_size((index / "size").read_text().strip())
             except (OSError, ValueError):  # an entry the kernel leaves out or empty
                 continue
-    if not caches:
-        return None
-    last = max(level for level, _ in caches)
-    return sum(size for (level, _), size in caches.items() if level == last)
+    sizes: dict[int, int] = {}
+    for (level, _), size in sorted(caches.items()):
+        sizes[level] = sizes.get(level, 0) + size
+    return sizes
 
 
 def usable_cpus() -> list[int]:

@@ -9,14 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
+from gemmule_lab.harness.neighbours import BUSY_SHARE
 from gemmule_lab.records.rows import Row
 
-STAT = Path("/proc/stat")
-STEP_S = 0.5
-BUSY_SHARE = 0.1
 T = TypeVar("T")
 
 
@@ -59,25 +56,5 @@ class Patience:
 
 
 def disturbed_share(rows: Sequence[Row]) -> float:
-    """Return the share of rows more than half of whose blocks lost the CPU."""
-    hit = sum(any(flag.startswith("the CPU was taken away") for flag in row.flags) for row in rows)
-    return hit / len(rows) if rows else 0.0
-
-
-def processors_in_use(
-    stat: Path = STAT, wait: Callable[[float], None] = time.sleep
-) -> float | None:
-    """Return the share of processor time used by anybody over half a second; None if unknown."""
-    try:
-        first = _ticks(stat)
-        wait(STEP_S)
-        second = _ticks(stat)
-    except (OSError, ValueError, IndexError):
-        return None
-    total = sum(second) - sum(first)
-    idle = sum(second[3:5]) - sum(first[3:5])  # idle, and waiting for disks
-    return None if total <= 0 else 1 - idle / total
-
-
-def _ticks(stat: Path) -> list[int]:
-    return [int(word) for word in stat.read_text().splitlines()[0].split()[1:9]]
+    """Return the share of rows that other programs disturbed."""
+    return sum(row.disturbed for row in rows) / len(rows) if rows else 0.0

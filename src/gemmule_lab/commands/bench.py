@@ -96,8 +96,9 @@ def bench(
         distributed.start(device, sizes, out)
         return
     from gemmule_lab.bench import host_to_host, session, suites
-    from gemmule_lab.bench.quiet import Patience, processors_in_use
+    from gemmule_lab.bench.quiet import Patience
     from gemmule_lab.harness.host import rates_hint
+    from gemmule_lab.harness.neighbours import processors_in_use
     from gemmule_lab.harness.products import titled
 
     if suite == "split":

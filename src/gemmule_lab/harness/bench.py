@@ -25,9 +25,10 @@ from typing import Any, ClassVar, TypeAlias
 
 import gemmule as gm
 from gemmule.core.problem import Problem
-from gemmule.timing.clock import Clock, Entry, entry_over
+from gemmule.timing.clock import Clock, Entry, HostClock, entry_over
 from gemmule.timing.sampler import Budget, ratio, sample
 from gemmule_lab.ceilings.best import enforce
+from gemmule_lab.harness.neighbours import Neighbours
 from gemmule_lab.harness.operands import Sets
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Absence, Peer, check
@@ -152,6 +153,7 @@ class Bench(ABC):
             plan.params,
             self.judged(sets, plan),
             self.proof(plan),
+            named=rung is not None,
             **facts,
         )
         return entry_over(name or plan.rung.name, self.calls(sets, plan), about, keep=sets)
@@ -209,7 +211,9 @@ def race(
     seed: int = 0,
 ) -> list[Row]:
     """Time entries whose `about` are `Facts` in one run; return a row for each that is shown."""
+    neighbours = Neighbours()
     samples = sample(entries, clock, budget, seed=seed)
+    flags = neighbours.flags() if isinstance(clock, HostClock) else ()  # a GPU's clock is its own
     others = tuple(one.name for one in entries if one.about.kind != "rung")
     rows = []
     for one in entries:
@@ -221,7 +225,8 @@ def race(
             name: speedup_of(ratio(samples[one.name], samples[name]))
             for name in (over if facts.kind == "rung" else ())
         }
-        rows.append(make_row(environment, facts, samples[one.name], speedups))
+        row = make_row(environment, facts, samples[one.name], speedups)
+        rows.append(replace(row, flags=(*row.flags, *flags)))
     return rows
 
 

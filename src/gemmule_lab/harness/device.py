@@ -71,6 +71,7 @@ class DeviceBench(Bench):
             threads=machine.units,
             gpus=names,
             clocks={"driver": driver_version()},
+            caches={"L2": machine.cache_bytes},
         )
 
     def ceilings_again(self, max_seconds: float) -> Mapping[str, Ceiling]:

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gemmule.timing.machine import cache_bytes
 from gemmule_lab.records.rows import Ceiling, Environment
 
 PACKAGES = (
@@ -27,11 +28,12 @@ def capture_environment(
     threads: int,
     gpus: Sequence[str] = (),
     clocks: Mapping[str, str] | None = None,
+    caches: Mapping[str, int] | None = None,
 ) -> Environment:
     """Return the environment of a run on `device` (``backend``: ``cpu`` or ``cuda``).
 
-    gpus and clocks: what a GPU back end knows (names, clock and power settings); the CPU's own
-    clock and governor are read here. Versions are those of installed packages that matter.
+    gpus, clocks, caches: what a GPU back end knows (names, clock and power settings, bytes of its
+    L2); a CPU's own are read here. Versions are those of installed packages that matter.
     """
     return Environment(
         device=device,
@@ -46,6 +48,7 @@ def capture_environment(
         clocks={**_cpu_clocks(), **(clocks or {})},
         ceilings=dict(ceilings),
         timestamp=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        caches=_cpu_caches() if backend == "cpu" else caches or {},
     )
 
 
@@ -68,6 +71,10 @@ def _cpu_clocks() -> dict[str, str]:
     if hasattr(os, "getloadavg"):
         found["load"] = f"{os.getloadavg()[0]:.2f}"
     return found
+
+
+def _cpu_caches() -> dict[str, int]:
+    return {f"L{level}": size for level, size in cache_bytes().items()}
 
 
 def _lines(path: Path) -> list[str]:

@@ -16,6 +16,9 @@ from gemmule.timing.sampler import Ratio, Samples
 
 TEMPERATURES = ("cold", "warm")
 KINDS = ("rung", "peer")
+MOST_BLOCKS = 64  # whose times a row keeps; of more, as many quantiles
+# How the flags begin of rows that say more about other programs than about the code.
+TAKEN_AWAY, OTHERS = "the CPU was taken away", "other programs used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,10 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where and with what rows were measured. `id` is the digest of everything else."""
+    """Where and with what rows were measured. `id` is the digest of everything else.
+
+    caches: bytes by name (``L1``, ``L2``), those of all processors together.
+    """
 
     device: str
     backend: str
@@ -53,11 +59,15 @@ class Environment:
     ceilings: Mapping[str, Ceiling]
     data: str = "normal random"
     timestamp: str = ""
+    caches: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
         """Sixteen hexadecimal digits that name this environment."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        record = dataclasses.asdict(self)
+        if not self.caches:  # as it was before they were kept
+            del record["caches"]
+        text = json.dumps(record, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -92,7 +102,8 @@ class Row:
     percent_of_ceiling: of the measured read ceiling, None where no DRAM ceiling applies (warm
     rows). speedups: over each peer of the same run. error_ratio: largest error over the oracle's
     bound. bytes_saved: against the same matrix in float32. proof: digest of the rung's evidence.
-    flags: what a reader has to know (``above the read ceiling by 12 %``).
+    flags: what a reader has to know (``above the read ceiling by 12 %``). named: the rung was asked
+    for by its name. blocks_us: time of one call in each block.
     """
 
     environment: str
@@ -114,6 +125,13 @@ class Row:
     stopped: str = ""
     clock: str = ""
     group: str = ""
+    named: bool = False
+    blocks_us: tuple[float, ...] = ()
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs were at work while it was timed, so that no claim rests on it."""
+        return any(flag.startswith((TAKEN_AWAY, OTHERS)) for flag in self.flags)
 
     @property
     def key(self) -> str:
@@ -134,6 +152,14 @@ def times_of_us(values: Sequence[float]) -> Times:
     return Times(median, q1, q3, min(values), len(values))
 
 
+def blocks_us(samples: Samples) -> tuple[float, ...]:
+    """Return the time of one call in each block, to four digits; of many blocks, quantiles."""
+    found = np.asarray(samples.seconds) * 1e6
+    if len(found) > MOST_BLOCKS:
+        found = np.quantile(found, np.linspace(0, 1, MOST_BLOCKS))
+    return tuple(float(f"{us:.4g}") for us in found)
+
+
 def speedup_of(time_ratio: Ratio) -> Speedup:
     """Return the speed-up over a peer from ``ratio(ours, peer)``, a ratio of times."""
     up = time_ratio.inverse()
@@ -145,7 +171,7 @@ def disturbed(samples: Samples) -> tuple[str, ...]:
     hit = sum(int(note.get("preempted", 0)) > 0 for note in samples.notes)
     if 2 * hit <= samples.n:
         return ()
-    return (f"the CPU was taken away during {hit} of {samples.n} blocks",)
+    return (f"{TAKEN_AWAY} during {hit} of {samples.n} blocks",)
 
 
 def throttled(samples: Samples) -> tuple[str, ...]:
@@ -170,7 +196,8 @@ class Facts:
     """What is known of a benchmark entry before it is timed; see `Row`.
 
     against: the entries over which a rung's speed-ups are; None: all that are no rungs. shown:
-    whether it has a row; what multiplies other numbers stands in the ratios alone.
+    whether it has a row; what multiplies other numbers stands in the ratios alone. named: the
+    rung was asked for by its name.
     """
 
     problem: Problem
@@ -183,6 +210,7 @@ class Facts:
     group: str = ""
     against: tuple[str, ...] | None = None
     shown: bool = True
+    named: bool = False
 
 
 def make_row(
@@ -219,4 +247,6 @@ def make_row(
         stopped=samples.stopped,
         clock=samples.clock,
         group=facts.group,
+        named=facts.named,
+        blocks_us=blocks_us(samples),
     )

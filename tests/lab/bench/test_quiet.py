@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemmule.core.problem import Problem
-from gemmule_lab.bench.quiet import Patience, disturbed_share, processors_in_use
+from gemmule_lab.bench.quiet import Patience, disturbed_share
+from gemmule_lab.harness.neighbours import processors_in_use
 from gemmule_lab.records.rows import Row, Times
 
 HIT = "the CPU was taken away during 9 of 9 blocks"

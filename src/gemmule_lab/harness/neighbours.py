@@ -1,0 +1,58 @@
+"""Other programs on the processors: how much they use, and the flag of rows timed beside them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gemmule_lab.records.rows import OTHERS
+
+STAT = Path("/proc/stat")
+STEP_S = 0.5
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+BUSY_SHARE = 0.1
+
+
+class Neighbours:
+    """Counts, from when it is made, what others use of the processors: programs, and a host.
+
+    cpu_s: processor time that this process has used.
+    """
+
+    def __init__(self, stat: Path = STAT, cpu_s: Callable[[], float] = time.process_time) -> None:
+        self._stat, self._cpu_s = stat, cpu_s
+        self._first, self._own = _ticks(stat), cpu_s()
+
+    def share(self) -> float | None:
+        """Return the share of all processor time since then; None where the system tells none."""
+        last, own = _ticks(self._stat), self._cpu_s() - self._own
+        if self._first is None or last is None or sum(last) <= sum(self._first):
+            return None
+        total = sum(last) - sum(self._first)
+        idle = sum(last[3:5]) - sum(self._first[3:5])  # idle, and waiting for disks
+        return max(0.0, 1 - (idle + own * TICKS_A_SECOND) / total)
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the flag of what was timed since then; none where others used hardly anything."""
+        share = self.share()
+        if share is None or share <= BUSY_SHARE:
+            return ()
+        return (f"{OTHERS} {share:.0%} of the processors",)
+
+
+def processors_in_use(
+    stat: Path = STAT, wait: Callable[[float], None] = time.sleep
+) -> float | None:
+    """Return the share of processor time used by anybody over half a second; None if unknown."""
+    everybody = Neighbours(stat, lambda: 0.0)
+    wait(STEP_S)
+    return everybody.share()
+
+
+def _ticks(stat: Path) -> list[int] | None:
+    try:
+        return [int(word) for word in stat.read_text().splitlines()[0].split()[1:9]]
+    except (OSError, ValueError, IndexError):
+        return None
