@@ -18,7 +18,7 @@ from gemmule_lab.cli import run
 from gemmule_lab.kernels.launch import FOLDER
 from gemmule_lab.peers.registry import all_peers
 from gemmule_lab.records.rows import Row, Speedup, Times
-from gemmule_lab.report.tables import products_table
+from gemmule_lab.report.tables import SHORT, rows_table
 from proofs.proofs import proof_machine
 
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
@@ -146,28 +146,28 @@ def _of(problem: Problem, dtype: str) -> Problem:
     return dataclasses.replace(problem, a=dtype, b=dtype, out=dtype)
 
 
+PEERS = {"cupy": 2.5, "torch": 1.5, "torch on float32": 1.2}
+
+
 def row(name: str, kind: str, time_us: float, **options: object) -> Row:
     times = Times(time_us, time_us, time_us, time_us, 7)
     fields = {"gbs": 1.0, "tflops": 1.0, "group": "512 x 512, A x, float16", **options}
     return Row("env", Problem("matvec", 512, 512), name, kind, "cold", times, **fields)  # type: ignore[arg-type]
 
 
-def test_the_table_has_a_line_for_each_product_with_its_peers_beside_it() -> None:
-    up = {"torch": Speedup(1.5, 1.4, 1.6, 8, 0.95, "faster")}
+def test_the_table_has_a_line_for_each_product_with_the_fastest_other_beside_it() -> None:
+    up = {n: Speedup(v, v - 0.1, v + 0.1, 8, 0.95, "faster") for n, v in PEERS.items()}
     rows = [
         row("streamed_rows", "rung", 2.0, speedups=up, percent_of_ceiling=50.0),
-        row("torch", "peer", 3.0),
-        row("torch", "peer", 99.0, group="another product"),
         row("split_columns", "rung", 5.0, group="third", flags=("above the read ceiling by 9 %",)),
     ]
-    data = products_table("title", rows)
+    data = rows_table("title", rows, SHORT)
     assert [r[:3] for r in data.rows] == [
         ("512 x 512, A x, float16", "streamed_rows", "2"),
         ("third", "split_columns", "5"),
     ]
     first = dict(zip(data.header, data.rows[0], strict=True))
-    assert first["torch, us"] == "3"
-    assert first["x over torch"] == "1.50 (1.40 to 1.60)"
+    assert first["times as fast as the fastest other"] == "1.50 (1.40 to 1.60) torch"
     assert first["% of read ceiling"] == "50"
     assert data.rows[1][-1] == "above the read ceiling by 9 %"
 

@@ -24,14 +24,13 @@ from gemmule_lab.records import results
 from gemmule_lab.records.environment import cpu_name
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.ladder_gains import FILES, before, gains, ladder_of, newest
-from gemmule_lab.report.tables import TableData, label, significant, without_empty_columns
+from gemmule_lab.report.tables import TableData, label, markdown, significant, without_empty_columns
 from pages.cpu_code import shown
 from pages.cuda_pages import PICTURES, draw, place
 from pages.excerpts import docstring
 from pages.figures import of_ladder
 from pages.instructions import KINDS
 from pages.ladder_tables import bars
-from pages.markdown import markdown
 
 FOLDER, EVIDENCE = Path("docs") / "ladder", "evidence"
 MEASURED = FILES["cpu"]

@@ -11,10 +11,9 @@ from gemmule.core.registry import ladder
 from gemmule.core.rung import Rung
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.ladder_gains import before
-from gemmule_lab.report.tables import TableData, significant, without_empty_columns
+from gemmule_lab.report.tables import TableData, markdown, significant, without_empty_columns
 from pages.excerpts import Telling
 from pages.figures.drawing import Figure
-from pages.markdown import markdown
 
 PARAMETERS = "parameters"
 COMMAND = "`python -m counters --evidence evidence/`"

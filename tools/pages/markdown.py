@@ -1,29 +1,11 @@
-"""Tables as Markdown, and the places between markers where documents show them."""
+"""The places between markers in documents, where tables and other generated texts stand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from gemmule.storage.atomic import replace_text
-from gemmule_lab.report.tables import TableData
-
-
-def markdown(table: TableData) -> str:
-    """Return a table as GitHub Markdown; characters that would break or script it are escaped."""
-    lines = [_markdown_line(table.header)]
-    lines.append(_markdown_line(["---:" if right else "---" for right in table.numeric], raw=True))
-    lines += [_markdown_line(row) for row in table.rows]
-    return "\n".join(lines)
-
-
-def _markdown_line(cells: Sequence[str], *, raw: bool = False) -> str:
-    return "| " + " | ".join(cells if raw else [_markdown_text(c) for c in cells]) + " |"
-
-
-def _markdown_text(text: str) -> str:
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return "".join("\\" + c if c in "\\|`*_[]" else c for c in text)
 
 
 def update_markers(path: Path, tables: Mapping[str, str]) -> bool:

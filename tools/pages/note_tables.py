@@ -10,8 +10,8 @@ from gemmule.core.problem import Problem
 from gemmule.storage import lines
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.report.tables import TableData, significant
-from pages.markdown import markdown, update_markers
+from gemmule_lab.report.tables import TableData, markdown, significant
+from pages.markdown import update_markers
 from pages.speed_table import NONE_YET
 
 MEMORY_BOUND_BYTES, WORTH_A_LOOK_BYTES = 256e6, 16e6

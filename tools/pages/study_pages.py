@@ -10,13 +10,14 @@ import numpy as np
 
 from gemmule.storage.atomic import replace_text
 from gemmule_lab import studies
-from gemmule_lab.report.agreement import TIMES_WITHIN, agreement, within
+from gemmule_lab.report.against import TIMES_WITHIN, changes, within
 from gemmule_lab.report.plots import draw
 from gemmule_lab.report.sheet import drawn_of
+from gemmule_lab.report.tables import markdown
 from gemmule_lab.studies import show, store
 from gemmule_lab.studies.records import Rows
 from gemmule_lab.studies.runner import of_last_devices
-from pages.markdown import markdown, update_markers
+from pages.markdown import update_markers
 
 REPEATED, LEAST_RUNS = "repeated", 3
 DOCUMENTS = ("000", "001", "002", "003", "004")
@@ -64,7 +65,7 @@ def _repeated(evidence: Path, number: str) -> Iterator[str]:
     """Yield how well a second recording of the same kernels agrees with the one on the page."""
     for again in sorted(evidence.glob(f"*/{REPEATED}/study-{number}.jsonl")):
         first = again.parents[1] / again.name
-        apart = agreement(first, again).times
+        apart = changes(first, again)
         share = within(apart, TIMES_WITHIN)
         yield (
             f"- recorded twice: {100 * share:.0f} % of {len(apart)} times of kernels agree "

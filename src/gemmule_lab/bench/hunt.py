@@ -19,10 +19,12 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
+from gemmule.timing.sampler import CONFIDENCE
 from gemmule_lab.bench.session import measured_environment
 from gemmule_lab.harness.bench import Bench
 from gemmule_lab.harness.products import FORMATS, Product
 from gemmule_lab.records import results
+from gemmule_lab.records.results import geomean
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.render import terminal_table, wide_console
 from gemmule_lab.report.tables import TableData
@@ -42,7 +44,8 @@ SIDES, WIDTHS, GROUPS = (256, 16384), (1, 4096), (32, 64, 128)  # of codes on a 
 class Find:
     """One product measured. ratio: our speed over the peer's; floor_us: its least time, if cold.
 
-    quickest, quickest_us: the rung of all that were timed.
+    quickest, quickest_us: the rung of all that were timed. sure: there were blocks enough for an
+    interval, and no other program disturbed them; the summary counts no others.
     """
 
     product: Product
@@ -52,6 +55,7 @@ class Find:
     floor_us: float | None
     quickest: str
     quickest_us: float
+    sure: bool = True
 
     @property
     def over_floor(self) -> float:
@@ -78,37 +82,48 @@ class Hunt:
         """Keep a product's row of ours."""
         names = self.peer, f"{self.peer} on {product.form.dtype}"
         ours = [row for row in rows if row.kind == "rung"]
-        ratios = [ours[0].speedups[name].value for name in names if name in ours[0].speedups]
-        if not ratios:
+        beside = [ours[0].speedups[name] for name in names if name in ours[0].speedups]
+        if not beside:
             self.told.append(f"{product.title}: {self.peer} took no part")
             return
-        row, ratio = ours[0], ratios[0]
+        row, ratio = ours[0], beside[0].value
+        disturbed = any(one.disturbed for one in rows if one.name in (row.name, self.peer))
+        sure = beside[0].confidence >= CONFIDENCE and not disturbed
         best = min(ours, key=lambda one: one.times_us.median)
         read, floor = environment.ceilings.get("read"), None
         if read is not None and row.temperature == "cold":
             floor = row.problem.compulsory_bytes / (read.value * 1e3) + START_US
         quickest = best.name, best.times_us.median
-        self.finds.append(Find(product, row.name, row.times_us.median, ratio, floor, *quickest))
+        self.finds.append(
+            Find(product, row.name, row.times_us.median, ratio, floor, *quickest, sure=sure)
+        )
 
     def summary(self) -> str:
         """Return how many products there were, how fast in the mean, and how long the tails are."""
         if not self.finds:
             return "no product was measured"
-        count = len(self.finds)
-        mean = math.exp(sum(math.log(find.ratio) for find in self.finds) / count)
-        slow = sum(find.ratio < SLOW for find in self.finds)
-        floors = [find for find in self.finds if find.floor_us is not None]
+        sure = self._sure()
+        left = len(self.finds) - len(sure)
+        more = f"; {left} more not counted: disturbed, or too few blocks" if left else ""
+        if not sure:
+            return f"no product counts{more}"
+        mean = geomean(find.ratio for find in sure)
+        slow = sum(find.ratio < SLOW for find in sure)
+        floors = [find for find in sure if find.floor_us is not None]
         near = sum(find.over_floor <= NEAR for find in floors)
-        words = f"{count} products: {mean:.2f} x {self.peer} in the geometric mean, "
+        words = f"{len(sure)} products: {mean:.2f} x {self.peer} in the geometric mean, "
         words += f"{slow} below {SLOW}"
         if floors:
             words += f"; {near / len(floors):.0%} of {len(floors)} cold ones "
             words += f"within {NEAR} x the floor"
-        return words
+        return words + more
+
+    def _sure(self) -> list[Find]:
+        return [find for find in self.finds if find.sure]
 
     def tails(self) -> list[str]:
         """Return, of products of codes, the shares that are slow, and inversions, a line each."""
-        coded = [find for find in self.finds if find.product.form.bits is not None]
+        coded = [find for find in self._sure() if find.product.form.bits is not None]
         if not coded:
             return []
         few = [find for find in coded if find.product.width <= MOST_COLUMNS]
@@ -214,7 +229,10 @@ def _measure(
     hunt.add(product, rows, environment)
     if hunt.finds and hunt.finds[-1].ratio < SLOW:
         find = hunt.finds[-1]
-        click.echo(f"{find.product.title}: {find.ratio:.2f} x {hunt.peer} by {find.rung}", err=True)
+        words = (
+            f"{find.ratio:.2f} x {hunt.peer} by {find.rung}{'' if find.sure else ', not surely'}"
+        )
+        click.echo(f"{find.product.title}: {words}", err=True)
 
 
 def show(hunt: Hunt, path: Path) -> None:
@@ -239,7 +257,7 @@ def _table(title: str, finds: Sequence[Find]) -> RenderableType:
             find.product.title,
             find.rung,
             f"{find.us:.1f}",
-            f"{find.ratio:.2f}",
+            f"{'' if find.sure else '~'}{find.ratio:.2f}",
             f"{find.over_floor:.2f}" if find.floor_us is not None else "warm",
             "" if find.quickest == find.rung else f"{find.quickest} {find.quickest_us:.1f}",
         )

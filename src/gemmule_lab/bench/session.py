@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -22,8 +22,8 @@ from gemmule_lab.peers.registry import all_peers
 from gemmule_lab.progress import tracked
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.report.render import print_tables, terminal_table, wide_console
-from gemmule_lab.report.tables import in_words, products_table
+from gemmule_lab.report.render import print_tables, wide_console
+from gemmule_lab.report.tables import in_words
 
 MIB = 1 << 20
 
@@ -100,12 +100,8 @@ class Session:
         self.rows, self.environment = rows, environment
 
     def _show(self) -> None:
-        rows = [*self.known, *self.rows]
-        console = wide_console()
-        if self.bench.backend == "cpu":
-            print_tables(rows, console)
-        else:
-            console.print(terminal_table(products_table(self.environment.device, rows)))
+        held = results.read(self.path)
+        print_tables(replace(held, rows=suite_rows(held, self.suite)), wide_console())
         for line in absences_in_words(self.absent):
             click.echo(f"not timed: {line}")
         click.echo(f"wrote {self.path}; gemmule report {self.path} -o page.html makes a page of it")
@@ -121,10 +117,10 @@ def _earlier(path: Path, environment: Environment) -> list[Environment | Row]:
     return found
 
 
-def known_rows(path: Path, suite: Suite) -> tuple[Row, ...]:
+def suite_rows(held: results.Results, suite: Suite) -> tuple[Row, ...]:
     """Return the rows of the suite's products that a results file holds."""
     titles = {product.title for product in suite.products}
-    return tuple(row for row in results.read(path).rows if row.group in titles)
+    return tuple(row for row in held.rows if row.group in titles)
 
 
 def measured_environment(bench: Bench, seconds: float) -> Environment:
@@ -149,7 +145,7 @@ def start(
 ) -> None:
     """Measure the machine's ceilings, then the suite, into a file of its own or into `resume`."""
     click.echo(f"suite {suite.name}, {suite.title}: {len(suite.products)} products")
-    known = () if resume is None else known_rows(resume, suite)
+    known = () if resume is None else suite_rows(results.read(resume), suite)
     patience.wait()
     click.echo(f"measuring this machine's ceilings, about {ceiling_seconds:.0f} s", err=True)
     environment = measured_environment(bench, ceiling_seconds)

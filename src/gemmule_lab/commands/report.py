@@ -14,10 +14,11 @@ from gemmule_lab.commands import _options as options
 @click.command(short_help="Make a page of result files.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @options.path("-o", "--output", words="The page, .html. Without it, tables are printed.")
-@options.one("--title", str, "gemmule results")
+@options.one("--title", str, "", "Of the page; by default the machines.")
 @options.flag("--force", "Replace an existing page.")
 @options.file(
-    "--against", help="An earlier run of the one file given: print on how many rows the two agree."
+    "--against",
+    help="An earlier run of the one file given: print, as Markdown, what became faster or slower.",
 )
 def report(
     files: tuple[Path, ...], output: Path | None, title: str, force: bool, against: Path | None
@@ -25,18 +26,21 @@ def report(
     """Read the results in FILES (JSON lines) and write one HTML page, or print tables.
 
     FILES are results of `gemmule bench`, or rows of `gemmule study`; those of `gemmule bench
-    --suite distributed` are printed only. The page needs no network and no JavaScript. Files are
+    --suite distributed` are printed only. The page needs no network. Files are
     checked while they are read. With --against, a file of results or of a study is compared with an
-    earlier one.
+    earlier one, and the exit code is 1 where a product became surely slower.
     """
     from gemmule_lab.files.output import check_target
     from gemmule_lab.records import distributed, log
-    from gemmule_lab.report.agreement import agreement
+    from gemmule_lab.report.against import changes, pull_request
 
     if against is not None:
         if len(files) != 1:
             raise ValueError(f"--against compares one file with another; {len(files)} were given.")
-        click.echo("\n".join(agreement(against, files[0]).lines()))
+        found = changes(against, files[0])
+        click.echo(pull_request(found, against, files[0]))
+        if any(one.verdict == "slower" for one in found):
+            click.get_current_context().exit(1)
         return
     if output is not None:
         check_target(output, force=force, suffixes=(".html",), inputs=files)
@@ -52,8 +56,6 @@ def report(
 
 def _results(files: Sequence[Path], output: Path | None, title: str) -> None:
     """Write one page of all results, or print their tables."""
-    from rich.console import Console
-
     from gemmule_lab.records import results
     from gemmule_lab.report import render as pages
     from gemmule_lab.report.tables import counted
@@ -70,7 +72,7 @@ def _results(files: Sequence[Path], output: Path | None, title: str) -> None:
         any(part.torn for part in read.values()),
     )
     if output is None:
-        pages.print_tables(merged.rows, Console())
+        pages.print_tables(merged, pages.wide_console())
         return
     pages.write_html(merged, output, title=title)
     click.echo(f"wrote {output}: {counted(len(merged.rows), 'row', 'rows')}")
@@ -113,7 +115,7 @@ def _studies(
             for table in section.tables:
                 print_table(table)
         return
-    replace_text(output, page(title, studies=sections))
+    replace_text(output, page(title or "gemmule studies", studies=sections))
     click.echo(f"wrote {output}: {counted(len(sections), 'study', 'studies')}")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Point = tuple[float, float]
 Ends = tuple[float, float]
@@ -174,7 +174,36 @@ class Dots:
         )
 
 
-Chart = Lines | Bars | HeatMaps | Dots
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Measured points by name; widths are logarithmic, heights as `axes` says.
+
+    rings: points of others that belong to a name, and what they are is `ring`. lines: limits, drawn
+    thin. marks: places on the x axis.
+    """
+
+    title: str
+    axes: Axes
+    points: Mapping[str, Sequence[Point]]
+    rings: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    ring: str = ""
+    lines: Sequence[Line] = ()
+    marks: Sequence[Mark] = ()
+
+    def __post_init__(self) -> None:
+        _check([at for some in self.points.values() for point in some for at in point])
+
+    @property
+    def told(self) -> str:
+        """The range of every name's heights."""
+        ranges = "; ".join(
+            f"{name}: {number(min(y for _, y in some))} to {number(max(y for _, y in some))}"
+            for name, some in self.points.items()
+        )
+        return f"{self.axes.y_label} over {self.axes.x_label}. {ranges}."
+
+
+Chart = Lines | Bars | HeatMaps | Dots | Scatter
 
 
 def _check(values: Sequence[float]) -> None:

@@ -16,6 +16,7 @@ from gemmule_lab.report.charts import (
     HeatMaps,
     Line,
     Lines,
+    Scatter,
     number,
     number_format,
     short,
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 BLACK, WHITE, PALE, BLUE, ORANGE = "#000000", "#ffffff", "#f4f4f4", "#00447d", "#b24600"
+MARKERS = "os^Dv"
+FEW_DECADES = 50.0  # an axis that spans less has numbers between powers of ten
+NO_DECADE = 4.0  # and one that spans less than this has as many as on a linear axis
+TWO_LINES = 36.0
+RING: dict[str, Any] = {"marker": "o", "markersize": 6, "markerfacecolor": "none"}
+HALF_LETTERS = 26  # of a name that leaves room for another beside it in a narrow chart
 DASHES = ("-", (0, (8, 4)), (0, (2, 3)), (0, (10, 3, 2, 3)), (0, (14, 5)), (0, (5, 3)))
 LETTER = 7.3  # width of an average character
 BESIDE = 56  # letters of a bar's name that fit beside it
@@ -52,8 +59,11 @@ DOTS = "dots are what was measured"
 DENSE = "; points without one lie closer than a dot is wide"
 
 
-def draw(chart: Chart) -> str:
-    """Return a chart as an SVG document with title and description, and `drawn_of` in its head."""
+def draw(chart: Chart, wide: float = WIDTH) -> str:
+    """Return a chart as an SVG document with title and description, and `drawn_of` in its head.
+
+    wide: `NARROW` for what telephones show as well; lines and bars have one width.
+    """
     import matplotlib as mpl
 
     with mpl.rc_context():
@@ -63,7 +73,10 @@ def draw(chart: Chart) -> str:
             return svg(_lines(chart), chart)
         if isinstance(chart, Bars):
             return svg(_bars(chart), chart)
-        return svg(_heat_maps(chart) if isinstance(chart, HeatMaps) else _dots(chart), chart)
+        if isinstance(chart, Scatter):
+            return svg(_scatter(chart, wide), chart)
+        made = _heat_maps(chart, wide) if isinstance(chart, HeatMaps) else _dots(chart, wide)
+        return svg(made, chart)
 
 
 def _lines(chart: Lines) -> Figure:
@@ -254,15 +267,15 @@ def _legend(axes: Axes, names: Sequence[str], marker: str = "s", up: float = 0.0
     )  # fmt: skip
 
 
-def _heat_maps(chart: HeatMaps) -> Figure:
+def _heat_maps(chart: HeatMaps, wide: float) -> Figure:
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
     values = [value for cells in chart.panels.values() for value in cells.values()]
     every = [*values, *chart.covers]
     rows, columns = (sorted({case[i] for p in chart.panels.values() for case in p}) for i in (0, 1))
-    across = max(1, min(len(chart.panels), int((WIDTH - 20) // (84 + 38 * len(columns)))))
+    across = max(1, min(len(chart.panels), int((wide - 20) // (84 + 38 * len(columns)))))
     down = -(-len(chart.panels) // across)
-    drawn = figure(chart, 60 + down * (24 * len(rows) + 66), chart.subtitle)
+    drawn = figure(chart, 60 + down * (24 * len(rows) + 66), chart.subtitle, wide=wide)
     reach = max(*every, 1 / min(every), 1.5)
     ends = (1 / reach, reach) if chart.ratios else (min(every), max(*every, 1.001 * min(every)))
     tones = (ORANGE, PALE, BLUE) if chart.ratios else (PALE, BLUE)
@@ -312,14 +325,74 @@ def brightness(colour: Sequence[float]) -> float:
     return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def _dots(chart: Dots) -> Figure:
-    from matplotlib.ticker import LogLocator, NullLocator
+def _scatter(chart: Scatter, wide: float) -> Figure:
+    """Draw points and limits; what tells them apart stands above, so that the width is theirs."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator, NullLocator
 
-    drawn = figure(chart, 22.0 * len(chart.rows) + 84, chart.subtitle)
+    keys, dots = [], {}
+    for place, name in enumerate(chart.points):
+        turn, index = divmod(place, len(SERIES))
+        look: dict[str, Any] = {"linestyle": "", "marker": MARKERS[turn % len(MARKERS)]}
+        dots[name] = {**look, "markersize": 5, "color": SERIES[index]}
+        keys.append(Line2D([], [], label=name, **dots[name]))
+    if any(chart.rings.values()):
+        keys.append(Line2D([], [], label=chart.ring, color=SOFT, linestyle="", **RING))
+    for place, line in enumerate(chart.lines):
+        look = {"color": INK, "linewidth": 1.2, "linestyle": DASHES[-1 - place % len(DASHES)]}
+        keys.append(Line2D([], [], label=line.name, **look))
+    columns = 2 if max(len(str(key.get_label())) for key in keys) <= HALF_LETTERS else 1
+    tall = wide * 0.62 + 18 * -(-len(keys) // columns) + ROW * bool(chart.marks) + 16
+    drawn = figure(chart, tall, "", wide=wide)
+    axes = drawn.add_subplot(xscale="log")
+    axes.set(xlabel=chart.axes.x_label, ylabel=chart.axes.y_label)
+    axes.set_yscale("log" if chart.axes.log_y else "linear")
+    axes.grid(axis="y")
+    for name, some in chart.points.items():
+        axes.plot(*zip(*some, strict=True), gid=f"points:{name}", **dots[name])
+        if chart.rings.get(name):
+            rings = {**dots[name], **RING, "marker": dots[name]["marker"]}
+            axes.plot(*zip(*chart.rings[name], strict=True), gid="rings", **rings)
+    for key, line in zip(keys[len(keys) - len(chart.lines) :], chart.lines, strict=True):
+        look = {"linestyle": key.get_linestyle(), "linewidth": 1.2, "color": INK}
+        axes.plot(*zip(*line.points, strict=True), gid="ceiling", **look)
+    low, high = axes.get_xlim()
+    for mark in (mark for mark in chart.marks if low < mark.at < high):
+        axes.axvline(mark.at, color=INK, linewidth=1, linestyle=DOTTED, gid="limit")
+        axes.annotate(mark.label, (mark.at, 1), (0, 3), axes.get_xaxis_transform(),
+                      textcoords="offset points", ha="center", size=12)  # fmt: skip
+    if not chart.axes.log_y:
+        axes.set_ylim(0, axes.get_ylim()[1])
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if axis is axes.xaxis or chart.axes.log_y:
+            axis.set_major_locator(_ticks(low, high))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(lambda value, _: short(value))
+    up = 1 + (ROW * bool(chart.marks) + 4) / (wide * 0.5)
+    axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(-0.12, up), ncols=columns,
+                fontsize=11, borderaxespad=0, labelspacing=0.4, columnspacing=1.2)  # fmt: skip
+    return drawn
+
+
+def _ticks(low: float, high: float) -> Any:
+    """Return what places the numbers of a logarithmic axis."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    if high / low < NO_DECADE:
+        return MaxNLocator(4, steps=[1, 2, 5, 10])  # so that 1 is among them
+    steps = (1, 2, 5) if high / low < FEW_DECADES else (1,)
+    return LogLocator(subs=steps, numticks=8)
+
+
+def _dots(chart: Dots, wide: float) -> Figure:
+    from matplotlib.ticker import NullLocator
+
+    each = TWO_LINES if any("\n" in label for label in chart.rows) else 22.0
+    drawn = figure(chart, each * len(chart.rows) + 84, chart.subtitle, wide=wide)
     axes = drawn.add_subplot(xscale="log", ylim=(len(chart.rows) - 0.5, -0.5), xlabel=chart.foot)
     axes.grid(axis="x")
     axes.axvline(1, color=INK, linewidth=1, linestyle=DOTTED, gid="one")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.set_yticks(range(len(chart.rows)), list(chart.rows))
@@ -335,5 +408,6 @@ def _dots(chart: Dots) -> Figure:
                 )
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.8), max(high, 1.25))
+    axes.xaxis.set_major_locator(_ticks(*axes.get_xlim()))
     _legend(axes, chart.names, "o")
     return drawn

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LOOK = 1  # raise it when the same chart is drawn in another way: pages are then drawn anew
 WIDTH, SIDE, ROW = 800.0, 16.0, 20.0
+NARROW = 400.0  # width of what telephones show as well
 MOST_LETTERS = 106  # of a line of a subtitle
 PAPER, INK, SOFT, GRID = "#fdfdfb", "#1d2429", "#4d5860", "#e1e5e8"
 SERIES = ("#0072b2", "#c04c00", "#00795a", "#a0408c", "#39434a", "#866400")
@@ -54,7 +55,9 @@ def drawn_of(chart: Chart) -> str:
     return f'data-of="{digest[:16]}"'
 
 
-def figure(chart: Chart, tall: float, subtitle: str, above: float = 0.0) -> Figure:
+def figure(
+    chart: Chart, tall: float, subtitle: str, above: float = 0.0, wide: float = WIDTH
+) -> Figure:
     """Return a figure with room of some height below its title, in pixels, `above` of it empty.
 
     Without a subtitle the title is not drawn either: the page that shows the chart has it.
@@ -65,8 +68,9 @@ def figure(chart: Chart, tall: float, subtitle: str, above: float = 0.0) -> Figu
     below = textwrap.wrap(subtitle, MOST_LETTERS)
     head = 34 + 17.0 * len(below) if below else 4.0
     height = head + tall
-    made = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
-    place = (SIDE / WIDTH, 4 / height, 1 - 2 * SIDE / WIDTH, (tall - above - 8) / height)
+    made = Figure(figsize=(wide / 72, height / 72), dpi=72)
+    side = SIDE / WIDTH if wide == WIDTH else 2 / wide  # on a page that has its own margins
+    place = (side, 4 / height, 1 - 2 * side, (tall - above - 8) / height)
     made.set_layout_engine(ConstrainedLayoutEngine(rect=place, h_pad=0, w_pad=0))
     if below:
         size = min(17.0, 1.7 * (WIDTH - 2 * SIDE) / len(chart.title))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
+
 from gemmule.timing.sampler import CONFIDENCE
 from gemmule_lab.records.distributed import DistributedRow
-from gemmule_lab.records.results import geomean
 from gemmule_lab.records.rows import Row, Speedup
+from gemmule_lab.report import claims
 
 T = TypeVar("T")
+STEPS = "·▁▂▃▄▅▆▇█"  # of a histogram, from nothing to the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,67 +28,72 @@ class TableData:
     best: frozenset[int] = frozenset()
 
 
-def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Return rows grouped by what was computed, cold or warm; each group from fast to slow."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        title = f"{row.problem.describe()}, {row.temperature}"
-        groups.setdefault(f"{row.group}: {title}" if row.group else title, []).append(row)
-    return {k: sorted(v, key=lambda r: r.times_us.median) for k, v in groups.items()}
+def _quartiles(row: Row) -> str:
+    return f"{significant(row.times_us.q1)} to {significant(row.times_us.q3)}"
 
 
-def problem_table(title: str, rows: Sequence[Row]) -> TableData:
-    """Return the table of one problem: time, bandwidth, share of the ceiling, ratios, error."""
-    peers = sorted({peer for row in rows for peer in row.speedups})
-    ceiling = any(row.percent_of_ceiling is not None for row in rows)
-    header = ["implementation", "us", "q1 to q3", "GB/s"]
-    header += ["% of read ceiling"] if ceiling else []
-    header += [f"x over {peer}" for peer in peers] + ["error / bound", "bytes saved", "remarks"]
-    body = []
-    for row in rows:
-        times = row.times_us
-        cells = [label(row), significant(times.median)]
-        cells += [f"{significant(times.q1)} to {significant(times.q3)}", significant(row.gbs)]
-        if ceiling:
-            share = row.percent_of_ceiling
-            cells.append("" if share is None else f"{share:.0f}")
-        cells += [speedup_text(row.speedups.get(peer)) for peer in peers]
-        cells.append("" if row.error_ratio is None else f"{row.error_ratio:.2g}")
-        cells += [byte_text(row.bytes_saved), "; ".join(row.flags)]
-        body.append(tuple(cells))
-    numeric = (False, *[True] * (len(header) - 2), False)
-    ours = [i for i, row in enumerate(rows) if row.kind == "rung"]
-    full = TableData(title, tuple(header), tuple(body), numeric, frozenset(ours[:1]))
-    return without_empty_columns(full)
+def _share(row: Row) -> str:
+    return "" if row.percent_of_ceiling is None else f"{row.percent_of_ceiling:.0f}"
 
 
-def products_table(title: str, rows: Sequence[Row]) -> TableData:
-    """Return one line for each of our rows: time, bandwidth, share of the ceiling, ratios."""
-    ours = [row for row in rows if row.kind == "rung"]
-    peers = list(dict.fromkeys(name for row in ours for name in row.speedups))
-    times = {(row.group, row.name): row.times_us.median for row in rows if row.kind == "peer"}
-    header = ["product", "rung", "us", "GB/s", "TFLOP/s", "% of read ceiling", "error / bound"]
-    for peer in peers:
-        header += [f"{peer}, us", f"x over {peer}"]
-    body = []
-    for row in ours:
-        share = row.percent_of_ceiling
-        cells = [
-            row.group,
-            row.name,
-            significant(row.times_us.median),
-            significant(row.gbs),
-            significant(row.tflops),
-            "" if share is None else f"{share:.0f}",
-            "" if row.error_ratio is None else f"{row.error_ratio:.2g}",
-        ]
-        for peer in peers:
-            time_us = times.get((row.group, peer))
-            cells.append("" if time_us is None else significant(time_us))
-            cells.append(speedup_text(row.speedups.get(peer)))
-        body.append((*cells, "; ".join(row.flags)))
-    numeric = (False, False, *[True] * (len(header) - 2), False)
-    return without_empty_columns(TableData(title, (*header, "remarks"), tuple(body), numeric))
+def _error(row: Row) -> str:
+    return "" if row.error_ratio is None else f"{row.error_ratio:.2g}"
+
+
+def _beside(row: Row) -> str:
+    return "; ".join(f"{speedup_text(one)} {name}" for name, one in row.speedups.items())
+
+
+def _fastest(row: Row) -> str:
+    found = claims.comparisons([row])
+    return f"{speedup_text(found[0].speedup)} {found[0].peer}" if found else ""
+
+
+# Of a table of rows: a column's name, its cell, whether it is a number.
+Column = tuple[str, Callable[[Row], str], bool]
+SHORT: tuple[Column, ...] = (
+    ("product", lambda row: row.group or row.problem.describe(), False),
+    ("implementation", lambda row: label(row), False),
+    ("us", lambda row: significant(row.times_us.median), True),
+    ("GB/s", lambda row: significant(row.gbs), True),
+    ("% of read ceiling", _share, True),
+    ("error / bound", _error, True),
+    ("times as fast as the fastest other", _fastest, False),
+    ("remarks", lambda row: "; ".join(row.flags), False),
+)
+FULL: tuple[Column, ...] = (
+    *SHORT[:3],
+    ("q1 to q3", _quartiles, True),
+    ("blocks", lambda row: str(row.times_us.n), True),
+    ("from the least to the most us", lambda row: histogram(row.blocks_us), False),
+    SHORT[3],
+    ("TFLOP/s", lambda row: significant(row.tflops), True),
+    *SHORT[4:6],
+    ("bytes saved", lambda row: byte_text(row.bytes_saved), True),
+    ("times as fast as", _beside, False),
+    ("temperature", lambda row: row.temperature, False),
+    ("remarks", lambda row: "; ".join((*row.flags, *([row.mode] if row.mode else []))), False),
+)
+
+
+def rows_table(title: str, rows: Sequence[Row], columns: Sequence[Column] = FULL) -> TableData:
+    """Return a line for each row, empty columns left out; `SHORT` columns tell of ours."""
+    body = tuple(tuple(cell(row) for _, cell, _ in columns) for row in rows)
+    header, numeric = tuple(name for name, _, _ in columns), tuple(n for _, _, n in columns)
+    return without_empty_columns(TableData(title, header, body, numeric))
+
+
+def histogram(values: Sequence[float]) -> str:
+    """Return how often values lie in twelve equal parts of their range; empty below two values.
+
+    >>> histogram([1.0, 1.0, 1.0, 1.1, 2.0])
+    '█▃·········▃'
+    """
+    if len(values) < 2:
+        return ""
+    counts, _ = np.histogram(values, 12)
+    steps = np.ceil(counts / counts.max() * (len(STEPS) - 1)).astype(int)
+    return "".join(STEPS[step] for step in steps)
 
 
 def in_words(rows: Sequence[Row]) -> str:
@@ -99,8 +107,26 @@ def in_words(rows: Sequence[Row]) -> str:
     best = min(ours, key=lambda row: row.times_us.median)
     words = f"{best.name} {significant(best.times_us.median)} us, {significant(best.gbs)} GB/s"
     for name, speedup in best.speedups.items():
-        words += f", {speedup.value:.2f} x {name}"
+        doubt = "~" if speedup.confidence < CONFIDENCE or best.disturbed else ""
+        words += f", {doubt}{speedup.value:.2f} x {name}"
     return words + "".join(f", {flag}" for flag in best.flags)
+
+
+def markdown(table: TableData) -> str:
+    """Return a table as GitHub Markdown; characters that would break or script it are escaped."""
+    lines = [_markdown_line(table.header)]
+    lines.append(_markdown_line(["---:" if right else "---" for right in table.numeric], raw=True))
+    lines += [_markdown_line(row) for row in table.rows]
+    return "\n".join(lines)
+
+
+def _markdown_line(cells: Sequence[str], *, raw: bool = False) -> str:
+    return "| " + " | ".join(cells if raw else [_markdown_text(c) for c in cells]) + " |"
+
+
+def _markdown_text(text: str) -> str:
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return "".join("\\" + c if c in "\\|`*_[]" else c for c in text)
 
 
 def without_empty_columns(table: TableData) -> TableData:
@@ -169,35 +195,21 @@ def byte_text(count: int) -> str:
     return f"{sign}{size:.1f} GiB"
 
 
-def best_speedups(rows: Iterable[Row]) -> dict[str, dict[str, Speedup]]:
-    """Return, per peer and problem, the speed-up of our fastest rung there."""
-    found: dict[str, dict[str, Speedup]] = {}
-    for title, group in by_problem(rows).items():
-        ours = next((row for row in group if row.kind == "rung"), None)
-        for peer, speedup in (ours.speedups if ours is not None else {}).items():
-            found.setdefault(peer, {})[title] = speedup
-    return found
-
-
 def summary_table(rows: Iterable[Row]) -> TableData:
-    """Return one line per peer: problems, geometric mean, worst and best, problems lost."""
-    header = ("peer", "problems", "geometric mean", "worst", "best", "surely slower on")
+    """Return a line for each kind of product: how ours compare, by what claims may rest on."""
+    header = (
+        *("products, gemmule beside others", "how many", "mean", "least", "most"),
+        *("surely faster", "as fast", "surely slower", "undecided", "not counted"),
+    )
     body = []
-    for peer, speedups in sorted(best_speedups(rows).items()):
-        values = [s.value for s in speedups.values()]
-        lost = sum(s.verdict == "slower" for s in speedups.values())
-        body.append(
-            (
-                peer,
-                str(len(values)),
-                f"{geomean(values):.2f}x",
-                f"{min(values):.2f}x",
-                f"{max(values):.2f}x",
-                str(lost),
-            )
-        )
-    numeric = (False, True, True, True, True, True)
-    return TableData("Our fastest rung against each peer", header, tuple(body), numeric)
+    for kind, found in claims.by_kind(claims.comparisons(rows)).items():
+        counted = [one for one in found if one.counted]
+        values = sorted(one.speedup.value for one in counted)
+        three = (claims.mean(counted), values[0], values[-1]) if values else ()
+        shown = [f"{value:.2f}x" for value in three] or [""] * 3
+        numbers = (*claims.tally(counted).values(), len(found) - len(counted))
+        body.append((str(kind), str(len(found)), *shown, *map(str, numbers)))
+    return TableData("How many times as fast", header, tuple(body), (False, *[True] * 9))
 
 
 def distributed_tables(rows: Iterable[DistributedRow]) -> list[TableData]:

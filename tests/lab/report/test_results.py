@@ -8,7 +8,6 @@ import multiprocessing
 
 import pytest
 
-from checkout import EVIDENCE
 from gemmule.core.problem import Problem
 from gemmule.storage.decode import decode
 from gemmule.timing.sampler import ratio
@@ -26,7 +25,6 @@ from gemmule_lab.records.rows import (
     make_row,
     speedup_of,
 )
-from gemmule_lab.report.agreement import agreement, within
 from lab_rows import QUANT, machine, samples
 
 
@@ -206,28 +204,6 @@ def test_file_too_large_is_not_read(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("gemmule_lab.records.log.MAX_FILE_BYTES", 10)
     with pytest.raises(ValueError, match="more than 10 bytes"):
         read(path)
-
-
-def test_a_rerun_agrees_on_so_many_rows(tmp_path) -> None:
-    here = machine()
-    for name, times in {"old": [100, 100, 100, 100], "new": [101, 105, 96, 100]}.items():
-        rows = [row(here, us=t, params={"rows": i}) for i, t in enumerate(times)]
-        append(tmp_path / name, [here, *rows])
-    found = agreement(tmp_path / "old", tmp_path / "new")
-    assert within(found.times, 0.03) == 0.5
-    assert found.lines()[0] == "times within 3%: 50.0% of 4 rows"
-    (tmp_path / "other").write_text("")
-    append(tmp_path / "other", [here, row(here, us=1.0, params={"rows": 9})])
-    with pytest.raises(ValueError, match="share no row"):
-        agreement(tmp_path / "old", tmp_path / "other")
-
-
-def test_two_runs_of_a_study_are_compared_by_their_times() -> None:
-    path = EVIDENCE / "nvidia-h200" / "study-003.jsonl"
-    found = agreement(path, path)
-    assert len(found.times) > 50
-    assert within(found.times, 0.0) == 1.0
-    assert not found.ratios
 
 
 def test_row_above_the_ceiling_is_kept_flagged_and_measured_again() -> None:
