@@ -70,6 +70,7 @@ def rank_of(rank: int, port: int) -> None:
         random_product(rng, rng.choice(meshes))
     lines = [meshes[0], square["down"], square["across"]]
     quiet_shards(meshes[0])
+    sums_of_parts(meshes[0])
     parts_in_their_place(meshes[0])
     for _ in range(CASES):
         random_shards(rng, rng.choice(lines))
@@ -90,6 +91,20 @@ def quiet_product(op: str, left: Any, right: Any, wanted: Any, mesh: Any) -> Non
     assert torch.equal(result.full_tensor(), THEIRS[op](a, b))
 
 
+def spread(tensor: Any, mesh: Any, places: list[Any]) -> Any:
+    """Place a tensor; of a sum of parts the first process of each axis has the whole, others 0."""
+    if not any(place.is_partial() for place in places):
+        return distribute_tensor(tensor, mesh, places)
+    others = [Replicate() if place.is_partial() else place for place in places]
+    local = distribute_tensor(tensor, mesh, others).to_local()
+    first = all(
+        mesh.get_local_rank(i) == 0 for i, place in enumerate(places) if place.is_partial()
+    )
+    local = local if first else torch.zeros_like(local)
+    shape, stride = tensor.shape, tensor.stride()
+    return DTensor.from_local(local, mesh, places, run_check=False, shape=shape, stride=stride)
+
+
 def random_product(rng: random.Random, mesh: Any) -> None:
     """Compare one product, and often its gradients, placed anyhow; shards are uneven."""
     op = rng.choice(list(OURS))
@@ -102,8 +117,8 @@ def random_product(rng: random.Random, mesh: Any) -> None:
     whole = [sample(shape, rng.randint(0, 10**9)) for shape in shapes]
     placed = []
     for tensor in whole:
-        ways = [Replicate(), *(Shard(i) for i in range(tensor.ndim))]
-        placed.append(distribute_tensor(tensor, mesh, [rng.choice(ways) for _ in range(mesh.ndim)]))
+        ways = [Replicate(), Partial(), *(Shard(i) for i in range(tensor.ndim))]
+        placed.append(spread(tensor, mesh, [rng.choice(ways) for _ in range(mesh.ndim)]))
     told = (op, shapes, [tensor.placements for tensor in placed])
     wants_gradients = rng.random() < 0.4
     for tensor in (*whole, *placed):
@@ -137,6 +152,21 @@ def quiet_shards(mesh: Any) -> None:
         gm.vecmat(placed, Q.shard(0, mesh))
     with pytest.raises(ValueError, match="0, its rows, or 1"):
         Q.shard(2, mesh)
+
+
+def sums_of_parts(mesh: Any) -> None:
+    """A tensor that is a sum of parts: the product is one too, its gradient whole everywhere."""
+    W, x = sample((8, 128), 1), sample((128,), 2)
+    Q = gm.quantize(W.numpy(), bits=8, group_size=32)
+    dense = torch.from_numpy(Q.dequantize("float64"))
+    for given, wanted in ((Q, Partial()), (Q.shard(0, mesh), Shard(0))):
+        placed = spread(x, mesh, [Partial()]).requires_grad_()
+        result = gm.matvec(given, placed)
+        assert result.placements == (wanted,)
+        close = {"rtol": 1e-6, "atol": 1e-4}
+        torch.testing.assert_close(result.full_tensor(), dense @ x, **close)
+        result.full_tensor().sum().backward()
+        torch.testing.assert_close(placed.grad.full_tensor(), dense.sum(0), **close)
 
 
 def parts_in_their_place(mesh: Any) -> None:
@@ -209,8 +239,8 @@ def random_shards(rng: random.Random, mesh: Any) -> None:
     if op == "Q @ B":
         shape[-2:] = [Q.shape[1], shape[-1]]
     x, weight = sample(shape, rng.randint(0, 10**9)), rng.randint(0, 10**9)
-    place = rng.choice([Replicate(), *(Shard(i) for i in range(x.ndim))])
-    placed = distribute_tensor(x, mesh, [place])
+    place = rng.choice([Replicate(), Partial(), *(Shard(i) for i in range(x.ndim))])
+    placed = spread(x, mesh, [place])
     told = (op, Q, dim, Q.perm is not None, shape, place, mesh)
     x.requires_grad_()
     placed.requires_grad_()

@@ -305,7 +305,7 @@ def _imported(source: Path) -> frozenset[str]:
 def scratch(folder: Path) -> Path:
     """Copy what the tests need into a folder and return it."""
     kept = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for name in ("src", "tests", "evidence", "docs", "tools"):
+    for name in ("src", "tests", "evidence", "docs", "tools", "examples"):
         shutil.copytree(ROOT / name, folder / name, ignore=kept, symlinks=True)
     for name in ("pyproject.toml", "README.md", "Makefile"):
         shutil.copy(ROOT / name, folder / name)

@@ -137,6 +137,13 @@ def test_a_pickled_matrix_is_made_anew_and_stays_read_only(dtype: str, order: An
     assert again.operand.pointer == again.array.__array_interface__["data"][0]
 
 
+def test_a_pickled_left_matrix_stands_on_the_left() -> None:
+    S = np.arange(6.0).reshape(2, 3)
+    P = pickle.loads(pickle.dumps(gm.prepare(S, side="left")))
+    assert (P.side, P.T.side) == ("left", "right")
+    np.testing.assert_array_equal(P @ np.eye(3), S)
+
+
 def test_it_becomes_an_array_again() -> None:
     S = np.arange(6.0).reshape(2, 3)
     P = gm.prepare(S)

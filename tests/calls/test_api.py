@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,20 @@ def test_every_shape(op: str, a: tuple[int, ...], b: tuple[int, ...], dtype: str
     out = np.full(truth.shape, 99, expected)
     assert FUNCTIONS[op](left, right, out=out) is out
     assert_same(out, truth, expected)
+
+
+@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("float32", "float16"), ("int16", "int64")])
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_operands_broadcast_along_different_axes(op: str, dtypes: tuple[str, str]) -> None:
+    rng = np.random.default_rng(3)
+    cores = {"matvec": ((4, 5), (5,)), "vecmat": ((4,), (4, 5)), "matmul": ((4, 5), (5, 6))}[op]
+    batches = [(2, 3), (1, 3), (2, 1), (3,), (1, 1, 3), ()]
+    for of_left, of_right in itertools.product(batches, repeat=2):
+        for first, second in (dtypes, dtypes[::-1]):
+            left = small(rng, (*of_left, *cores[0]), first)
+            right = small(rng, (*of_right, *cores[1]), second)
+            found = FUNCTIONS[op](left, right)
+            np.testing.assert_array_equal(found, exact(op, left, right))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int16", "complex64"])

@@ -222,7 +222,9 @@ def test_the_library_never_prints(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_stored_choice_is_taken_and_can_be_forgotten(setting: Callable[..., None]) -> None:
+def test_a_stored_choice_is_taken_and_can_be_forgotten(
+    setting: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
     A, x = operands()
     default = gm.plan("matvec", A, x)
     other = next(
@@ -240,6 +242,9 @@ def test_a_stored_choice_is_taken_and_can_be_forgotten(setting: Callable[..., No
     assert (p.rung.name, p.params) == (other.name, params)
     assert p.reason == "tuned on this device, 2026-11-21"
     assert_same(p(A, x), exact("matvec", A, x), "float32")
+    with caplog.at_level("DEBUG", "gemmule"):
+        p(A, x, out=np.empty(2 * len(A), "float32")[::2])
+    assert f"{other.name} {params} (named" in caplog.text, "with its parameters into any out"
     forget_plans()
     setting(GEMMULE_TUNE="0")
     assert gm.plan("matvec", A, x).reason == "heuristic"

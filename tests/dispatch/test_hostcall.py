@@ -197,6 +197,20 @@ def test_new_plans_are_seen_after_the_old_are_forgotten(monkeypatch: pytest.Monk
     assert resolve.cache_info().currsize == 1, "the next call has to plan again"
 
 
+def test_calls_bound_for_ever_new_shapes_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Any]
+) -> None:
+    forget_plans()
+    monkeypatch.setattr(lookup, "MOST", 3)
+    for n in range(1, 5):
+        gm.matvec(np.ones((2, n)), np.ones(n))
+    seen = fault(lookup.host, "form", lambda sound, operand: sound(operand))
+    gm.matvec(np.ones((2, 4)), np.ones(4))
+    assert seen == [], "the last one is known"
+    gm.matvec(np.ones((2, 1)), np.ones(1))
+    assert len(seen) == 2, "the first one is bound anew"
+
+
 def test_another_default_device_is_heeded(setting: Callable[..., None]) -> None:
     a, x = operands("matvec")
     gm.matvec(a, x)

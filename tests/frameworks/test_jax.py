@@ -6,6 +6,7 @@ import ctypes
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 
 import gemmule as gm
 from checkout import ROOT
+from gemmule import general
+from gemmule.core.canonical import Options
 from gemmule.core.problem import result_dtype
 from gemmule.core.registry import all_rungs
 from products import OURS, THEIRS
@@ -125,6 +128,20 @@ def test_second_derivatives_loops_and_options() -> None:
         ).dtype
         == "float64"
     )
+
+
+def test_compiled_products_and_gradients_are_asked_for_as_the_caller_does(
+    fault: Callable[..., Any],
+) -> None:
+    calls = fault(general, "product", lambda sound, *given: sound(*given))
+    A, X = sample((3, 5), 1), sample((7, 5), 2)
+    options = {"batch_invariant": True, "precision": "ieee"}
+    jax.jit(jax.grad(lambda X: gm.matvec(A, X, **options).sum()))(X).block_until_ready()
+    halved = jax.jit(lambda X: gm.matvec(A, X, accumulate="float16", **options))
+    halved(X).block_until_ready()
+    *gradient, product = [(call[0], call[4]) for call in calls]
+    assert ("vecmat", Options(**options)) in gradient
+    assert product == ("matvec", Options(accumulate="float16", **options))
 
 
 def test_a_result_lies_where_its_operands_do() -> None:

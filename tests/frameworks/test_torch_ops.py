@@ -12,6 +12,7 @@ import pytest
 
 import gemmule as gm
 from checkout import ROOT
+from gemmule import general
 from products import OURS, THEIRS
 
 torch = pytest.importorskip("torch")
@@ -119,6 +120,16 @@ def test_gradients(op: str, left: tuple[int, ...], right: tuple[int, ...]) -> No
     torch.autograd.gradcheck(OPS[op], (a, b), fast_mode=True)
     if 0 not in (*left, *right):
         torch.autograd.gradgradcheck(OPS[op], (a, b), fast_mode=True)
+
+
+def test_products_and_their_gradients_are_asked_for_as_the_caller_does(
+    fault: Callable[..., Any],
+) -> None:
+    calls = fault(general, "product", lambda sound, *given: sound(*given))
+    A, X = sample((3, 5)), sample((7, 5), grad=True)
+    gm.matvec(A, X, batch_invariant=True, precision="ieee").sum().backward()
+    options = [(call[0], call[4].batch_invariant, call[4].precision) for call in calls]
+    assert options == [("matvec", True, "ieee"), ("vecmat", True, "ieee")]
 
 
 @pytest.mark.parametrize("op", OPS)

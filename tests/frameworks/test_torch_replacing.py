@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -29,6 +30,29 @@ def quantised(**options: Any) -> Any:
 
 def parts_of(layer: Any) -> list[Any]:
     return [getattr(layer, part) for part in PARTS if getattr(layer, part) is not None]
+
+
+# ---- memory -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_layer_that_was_written_to_multiplies_by_what_it_holds_now(
+    bits: int, symmetric: bool
+) -> None:
+    layer, other = (quantised(bits=bits, symmetric=symmetric).requires_grad_(False) for _ in "ab")
+    for x in (X[:1], X):
+        layer(x)
+    layer.load_state_dict(other.state_dict())
+    for x in (X[:1], X):
+        assert torch.equal(layer(x), other(x))
+
+
+@pytest.mark.parametrize("scale_dtype", ["float32", "float16", "bfloat16"])
+def test_a_layer_of_a_matrix_shares_no_memory_with_it(scale_dtype: str) -> None:
+    matrix = quantised(scale_dtype=scale_dtype).matrix
+    floats = matrix.dequantize()
+    for part in parts_of(gl.QuantLinear.from_matrix(matrix)):
+        part.zero_()
+    np.testing.assert_array_equal(matrix.dequantize(), floats)
 
 
 # ---- ties ---------------------------------------------------------------------------------------
@@ -93,6 +117,12 @@ def test_ties_stay(way: str, caplog: pytest.LogCaptureFixture) -> None:
     torch.testing.assert_close(model.two(X), alone(X), rtol=0.02, atol=0.05)
     torch.testing.assert_close(model.three(X) - model.three.bias, model.one(X) - model.one.bias)
     assert not caplog.records
+
+
+def test_tied_layers_have_the_dtype_of_the_float_layers() -> None:
+    model = gl.quantize_(Tied().to(torch.bfloat16), group_size=16).model
+    for layer in (model.one, model.two, model.three):
+        assert layer.weight.dtype == layer.weight_dtype == torch.bfloat16
 
 
 def test_layers_that_were_written_to_are_tied_no_more() -> None:

@@ -124,6 +124,17 @@ def test_importance_moves_the_error_to_where_it_counts_less() -> None:
     np.testing.assert_allclose(ragged.dequantize()[:, 48:], alone.dequantize(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["mse", "hqq"])
+def test_importance_goes_with_its_column_where_columns_are_reordered(method: Any) -> None:
+    W, importance = normal(5, 48), np.random.default_rng(9).random(48) ** 4
+    perm = np.random.default_rng(3).permutation(48)
+    made = quantize(W, 4, 16, method=method, perm=perm, importance=importance)
+    plain = quantize(W[:, perm], 4, 16, method=method, importance=importance[perm])
+    np.testing.assert_array_equal(made.codes, plain.codes)
+    np.testing.assert_array_equal(made.scales, plain.scales)
+    assert made.error == plain.error
+
+
 def test_wrong_methods_and_importance() -> None:
     W = normal(2, 4)
     for words, options in (

@@ -32,6 +32,7 @@ from gemmule.oracle.problems import make_problem
 from gemmule.plan import Plan, rebound
 from gemmule.rungs.matmul.cuda import cublas as rung_module
 from gemmule.storage import evidence, lines, margins
+from gemmule.storage import tuned as tuned_store
 from gemmule_lab import doctor
 from proofs import device as verify_device
 from proofs import proofs
@@ -57,6 +58,17 @@ def on(device: int, array: Any) -> DeviceArray:
 
 def host(array: DeviceArray) -> Any:
     return array.to_host()
+
+
+def test_a_stored_choice_of_the_library_does_not_scale_what_it_has_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    form = Form.packed((64, 64), "float16")
+    call, machine = canonical("matmul", form, form, None, Options()), proofs.proof_machine()
+    stored = tuned_store.Tuned(RUNG, RUNG.check_params(call.problem, None), 1e-6, "2026-11-21")
+    monkeypatch.setattr(tuned_store, "lookup", lambda *_: stored)
+    assert choose(call, machine).rung is RUNG
+    assert choose(call, machine, scaled=True).rung is not RUNG
 
 
 # --- the product ----------------------------------------------------------------------------------
