@@ -50,6 +50,18 @@ def close(result: Any, weights: Array, x: Array, dtype: str) -> None:
         assert (error <= UNIT_ROUNDOFF[dtype] * np.abs(truth)).all()
 
 
+def test_a_matrix_of_a_single_row_stands_before_and_behind_another() -> None:
+    Q = matrix(4, 16, True)[:1]
+    W = Q.dequantize("float64")
+    rng = np.random.default_rng(2)
+    for shape in ((N, 5), (N, 1), (2, N, 5), (N,)):
+        X = small(rng, shape, "float32")
+        np.testing.assert_array_equal(gm.matmul(Q, X), W @ X)
+    for shape in ((5, N), (1, N), (2, 5, N), (N,)):
+        X = small(rng, shape, "float32")
+        np.testing.assert_array_equal(gm.matmul(X, Q.T), X @ W.T)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(("bits", "group_size", "zeros"), QUANTS)
 def test_every_place_and_quantisation(

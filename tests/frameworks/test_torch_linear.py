@@ -193,6 +193,22 @@ def test_state_goes_round() -> None:
         gl.QuantLinear(48, 96, bits=4, scale_dtype="bfloat16").load_state_dict(empty.state_dict())
 
 
+def test_scales_that_another_dtype_does_not_hold_are_refused() -> None:
+    for size in (1.0, 2.0**-30):
+        state = gl.QuantLinear.from_linear(linear(), bits=8).state_dict()
+        state["scales"] = state["scales"] / state["scales"].max() * size
+        halves = gl.QuantLinear(48, 20, bits=8, group_size=128, scale_dtype="float16")
+        with pytest.raises(RuntimeError, match=r"which torch.float16 does not hold"):
+            halves.load_state_dict(state)
+
+
+def test_a_bias_to_be_trained_is_added_in_the_dtype_of_the_vectors() -> None:
+    layer = gl.QuantLinear.from_linear(linear(), bits=8)
+    assert layer.bias.requires_grad
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        assert layer(torch.ones(2, 48, dtype=dtype)).dtype == dtype
+
+
 def test_a_change_in_place_is_seen() -> None:
     layer = gl.QuantLinear.from_linear(linear(), bits=8, group_size=-1)
     x, before = torch.ones(48), None

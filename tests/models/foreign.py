@@ -42,7 +42,7 @@ def _weights(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, groups: A
     return torch.from_numpy(scales.astype(np.float32)[:, groups] * steps)
 
 
-def gptq(bits: int, act_order: bool) -> Callable[..., Any]:
+def gptq(bits: int, act_order: bool, stored_zero: int = 1) -> Callable[..., Any]:
     def layer(m: int, n: int, rng: Any) -> tuple[Written, torch.Tensor]:
         codes, zeros, scales = _random(m, n, bits, rng)
         groups = np.arange(n) // SIZE
@@ -50,13 +50,14 @@ def gptq(bits: int, act_order: bool) -> Callable[..., Any]:
             rng.shuffle(groups)
         parts = {
             "qweight": _words(codes, bits).T.contiguous(),  # packed down W^T
-            "qzeros": _words(zeros.T - 1, bits),
+            "qzeros": _words(zeros.T - stored_zero, bits),
             "scales": torch.from_numpy(scales.T.copy()),
             "g_idx": torch.from_numpy(groups.astype(np.int32)),
         }
         return parts, _weights(codes, zeros, scales, groups)
 
     config = {"quant_method": "gptq", "bits": bits, "group_size": SIZE, "desc_act": act_order}
+    config |= {} if stored_zero else {"checkpoint_format": "gptq_v2"}
     return lambda source, target: _write(source, target, layer, config)
 
 
@@ -158,6 +159,7 @@ WRITERS: dict[str, Callable[[Path, Path], Written]] = {
     "gptq": gptq(4, False),
     "gptq, act-order": gptq(4, True),
     "gptq, 8 bits": gptq(8, False),
+    "gptq_v2": gptq(4, False, stored_zero=0),
     "awq": awq,
     "hqq": hqq,
     "compressed-tensors": compressed(4, True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -15,13 +17,30 @@ def test_a_slice_of_rows_holds_their_codes(bits: int, group_size: int | None, la
     weights = np.random.default_rng(3).standard_normal((37, 67)).astype(np.float32)
     Q = gm.quantize(weights, bits=bits, group_size=group_size).to(layout=layout)
     whole = Q.dequantize()
-    for rows in (slice(0, 37), slice(5, 21), slice(-4, None), slice(9, 9), slice(30, 99)):
+    for rows in (slice(0, 37), slice(5, 21), slice(-4, None), slice(9, 9), slice(9, 5), slice(30, 99)):
         part = Q[rows]
         assert part.layout == layout
         assert part.shape == whole[rows].shape
         assert len(part) == len(whole[rows])
         np.testing.assert_array_equal(part.dequantize(), whole[rows])
     assert np.array_equal(Q[3:8].T.dequantize(), whole[3:8].T)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [None, -1, 1, 7, 8])
+def test_parts_of_columns_are_cut_where_no_group_and_no_byte_is(
+    bits: int, group_size: int | None
+) -> None:
+    weights = np.random.default_rng(3).standard_normal((5, 101)).astype(np.float32)
+    Q = gm.quantize(weights, bits=bits, group_size=group_size)
+    for world in (1, 2, 3, 8):
+        meshes = [
+            SimpleNamespace(ndim=1, size=lambda n=world: n, get_local_rank=lambda i=rank: i)
+            for rank in range(world)
+        ]
+        for dim, matrix in ((1, Q), (0, Q.T), (0, Q), (1, Q.T)):
+            parts = [matrix.shard(dim, mesh).local.dequantize() for mesh in meshes]
+            np.testing.assert_array_equal(np.concatenate(parts, dim), matrix.dequantize())
 
 
 def test_a_slice_keeps_the_order_of_columns() -> None:
