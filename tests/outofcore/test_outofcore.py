@@ -221,8 +221,9 @@ def test_plan_tells_the_traffic(small: LateDriver) -> None:
     assert f"traffic    {A.nbytes + x.nbytes:,} bytes in, {300 * 4:,} out" in words
     assert "of 131,072 bytes" in words
     assert (plan(A, x) == A @ x).all()
-    with pytest.raises(ValueError, match=r"this plan is for float32 \(300, 257\).*Plan anew"):
-        plan(A[1:], x)
+    for other in ((A[1:], x), (A, x.astype(np.float64)), (A, np.repeat(x, 2)[::2])):
+        with pytest.raises(ValueError, match=r"this plan is for float32 \(300, 257\).*Plan anew"):
+            plan(*other)
     assert "HostPlan(matvec A 300 x 257" in repr(plan)
     small_plan = gm.plan("matvec", A[:3], x, device="cuda:0")
     assert f"{A[:3].nbytes + x.nbytes:,} bytes in, 12 out" in small_plan.explain()
@@ -371,6 +372,18 @@ def test_pieces_are_the_arrays_where_they_belong(size: int, gap: int) -> None:
     whole = sum(array.nbytes + (gap if gap < 64 else 0) for array in arrays)
     if size == 1000:
         assert len(found) <= (4 * whole / 3 / size + 1 if gap < 64 else len(arrays) + 3)
+
+
+def test_page_locked_lines_go_straight_there_unless_they_overlap_or_lie_backwards() -> None:
+    array = np.arange(60, dtype=np.float32).reshape(6, 10)
+    window = np.lib.stride_tricks.sliding_window_view(array[0], 4)
+    for straight in (array, array[:, :7], array[::2], array[:1, ::-1][:, :1], window[:1]):
+        (piece,) = pieces([Transfer(straight, 64, direct=True)], iter(lambda: 1000, None))
+        assert piece.direct
+    for held in (window, np.broadcast_to(array[0], (3, 10)), array[::-1], array[:, ::2]):
+        (piece,) = pieces([Transfer(held, 64, direct=True)], iter(lambda: 1000, None))
+        assert not piece.direct
+        assert b"".join(part.tobytes() for part, _ in piece.parts) == held.tobytes()
 
 
 WHOLES = [Sizes(5, 7, 3), Sizes(1, 9, 4), Sizes(8, 1, 1), Sizes(6, 6, 6)]

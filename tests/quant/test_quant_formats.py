@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from gemmule.quant import formats as quant_formats
 from gemmule.quant import gguf as quant_gguf
-from gemmule.quant.formats import from_awq, from_gptq, from_hqq, read_layer
+from gemmule.quant.formats import from_awq, from_compressed, from_gptq, from_hqq, read_layer
 from gemmule.quant.gguf import from_gguf, read_gguf
 from gemmule.quant.layouts import row_codes
 from gemmule.quant.matrix import QuantizedMatrix
@@ -81,6 +81,27 @@ def test_gptq(bits: int, act_order: bool, stored_zero: int, n: int, size: int) -
     assert (Q.perm is not None) == (act_order and n > size)
     np.testing.assert_array_equal(codes_of(Q), codes)
     np.testing.assert_array_equal(Q.dequantize("float64"), weights(codes, zeros, scales, g_idx))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("order", ["none", "sorted", "shuffled"])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_compressed_tensors(bits: int, order: str, symmetric: bool) -> None:
+    codes, zeros, scales = layer(24, 64, 16, bits)
+    zeros = np.full_like(zeros, 2 ** (bits - 1)) if symmetric else zeros
+    groups = (np.arange(64) // 16).astype(np.int32)
+    if order == "shuffled":
+        rng.shuffle(groups)
+    Q = from_compressed(
+        packed(codes, bits),
+        scales,
+        np.array([24, 64]),
+        None if symmetric else packed(zeros.T, bits).T.copy(),
+        np.full(64, -1, np.int32) if order == "none" else groups,
+    )
+    assert (Q.bits, Q.group_size, Q.zeros is None) == (bits, 16, symmetric)
+    np.testing.assert_array_equal(codes_of(Q), codes)
+    np.testing.assert_array_equal(Q.dequantize("float64"), weights(codes, zeros, scales, groups))
 
 
 def test_gptq_of_equal_zeros_stores_none() -> None:
