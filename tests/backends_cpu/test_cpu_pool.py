@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from children import printed
 from gemmule.backends.cpu import blas_threads, shares
+from gemmule.backends.cpu import steps as cpu_steps
 from gemmule.backends.cpu import threads as cpu_threads
 from gemmule.backends.cpu.jit import unavailable
 from gemmule.backends.cpu.shares import SLOT
@@ -357,6 +359,23 @@ def test_the_smallest_quota_of_nested_groups_counts(
     monkeypatch.setattr(cpu_threads, "_GROUPS", tmp_path)
     fault(os, "sched_getaffinity", lambda sound, _: set(range(64)))
     assert cpu_threads.usable_processors() == processors
+
+
+def test_steps_are_made_anew_for_other_threads_and_another_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    def build(shares: int) -> Any:
+        made.append(shares)
+        return SimpleNamespace(alone=shares == 1)
+
+    now = cpu_steps.per_team(build)
+    for team in ((4, 64), (2, 64), (2, 128)):  # fewer threads, then a forked child's pool
+        monkeypatch.setattr(cpu_steps, "team", lambda team=team: team)
+        assert now(1) is now(1)
+        assert now(8) is now(8)
+    assert made == [1, 8, 8, 8]
 
 
 def test_quotas_of_the_first_version(tmp_path: Path) -> None:
