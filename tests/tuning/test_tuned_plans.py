@@ -203,6 +203,16 @@ def test_a_sample_meets_every_tile(limit: Callable[..., None]) -> None:
         assert "at the full size" in sample.complaint(choice, wrong), row
 
 
+@pytest.mark.parametrize("size", [33, 100, 1001])
+def test_a_sample_has_the_first_row_and_the_last(size: int) -> None:
+    from gemmule.tuning.trials import spread
+
+    for seed in range(8):
+        rows = spread(size, 32, np.random.default_rng(seed)).tolist()
+        assert (len(rows), rows[0], rows[-1]) == (32, 0, size - 1)
+        assert rows == sorted(set(rows)), "in order, each once"
+
+
 def plan_choice(call: Any, rung: Rung) -> Any:
     return choose(call, cpu_machine(), rung.name)
 
