@@ -97,9 +97,7 @@ def spread(tensor: Any, mesh: Any, places: list[Any]) -> Any:
         return distribute_tensor(tensor, mesh, places)
     others = [Replicate() if place.is_partial() else place for place in places]
     local = distribute_tensor(tensor, mesh, others).to_local()
-    first = all(
-        mesh.get_local_rank(i) == 0 for i, place in enumerate(places) if place.is_partial()
-    )
+    first = all(mesh.get_local_rank(i) == 0 for i, place in enumerate(places) if place.is_partial())
     local = local if first else torch.zeros_like(local)
     shape, stride = tensor.shape, tensor.stride()
     return DTensor.from_local(local, mesh, places, run_check=False, shape=shape, stride=stride)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import functools
 import gc
 import importlib.util
@@ -23,7 +22,6 @@ from checkout import ROOT
 torch = pytest.importorskip("torch")
 
 import gemmule as gm  # noqa: E402
-from gemmule.quant import formats, gguf, matrix, quantize  # noqa: E402
 from gemmule.torch import linear as gl  # noqa: E402
 
 OPTIONS = [
@@ -325,15 +323,11 @@ def _fresh(Q: Any) -> Any:
     return torch.from_numpy(Q.codes.copy())
 
 
-def test_the_page_and_the_examples_in_docstrings_run() -> None:
+def test_the_page_runs() -> None:
     page = (ROOT / "docs" / "quantised.md").read_text("utf-8")
     names: dict[str, object] = {}
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S)):
         exec(compile(block, f"quantised.md block {number}", "exec"), names)
-    for module in (gl, formats, gguf, matrix, quantize):
-        found = doctest.testmod(module)
-        assert found.attempted
-        assert not found.failed, module.__name__
 
 
 EXAMPLE = ROOT / "examples" / "generate_tokens.py"

@@ -74,8 +74,8 @@ def new_matrix(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with new_matrix(Path(folder, "y.npy"), (3,), "float32") as y:
     ...         y[:] = 1
-    ...     np.load(f"{folder}/y.npy").sum() == 3
-    True
+    ...     np.load(f"{folder}/y.npy").tolist()
+    [1.0, 1.0, 1.0]
     """
     check_target(path, force=force)
     suffix = path.suffix.lower()
