@@ -230,9 +230,12 @@ def test_a_stored_choice_is_taken_and_can_be_forgotten(
     other = next(
         r
         for r in gm.ladder("matvec", "cpu")
-        if r.name != default.rung.name and r.refusal(default.problem) is None
+        if r.name != default.rung.name
+        and r.refusal(default.problem) is None
+        and len(list(r.space(default.problem))) > 1
     )
     params = list(other.space(default.problem))[-1]
+    assert params != other.check_params(default.problem, None)
     machine = backends.get("cpu").machine("cpu")
     tuned = tuned_store.Tuned(other, params, 1e-6, "2026-11-21")
     assert tuned_store.save(machine, default.problem, tuned) is not None

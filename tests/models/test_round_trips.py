@@ -88,6 +88,17 @@ def test_ways_to_save_and_load(tmp_path: Path) -> None:
         assert base.layers[0].mlp.down_proj.group_size == -1
 
 
+def test_layers_that_share_codes_are_saved_once_each(tmp_path: Path) -> None:
+    model = architectures.build("llama")
+    first, second = (layer.mlp for layer in model.model.layers)
+    second.up_proj.weight = first.up_proj.weight
+    quantize_(model, bits=4)
+    assert second.up_proj.codes.data_ptr() == first.up_proj.codes.data_ptr()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert torch.equal(architectures.logits(model), architectures.logits(again))
+
+
 def test_an_adapter_less_model_put_together_by_hand(tmp_path: Path) -> None:
     """Layers that were not put in by `quantize_` are refused, until the model is told of them."""
     model = architectures.build("llama")

@@ -437,3 +437,12 @@ def test_the_error_is_kept(tmp_path: Path) -> None:
     Q.save(tmp_path / "w.safetensors")
     assert Q.error
     assert QuantizedMatrix.load(tmp_path / "w.safetensors").error == Q.error
+
+
+def test_an_error_whose_squares_overflow_is_not_known(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).standard_normal((8, 64), np.float32)
+    for size in (1e25, 1e30):
+        Q = quantize(weights * np.float32(size), bits=4)
+        assert Q.error is None
+        Q.save(tmp_path / "w.safetensors", overwrite=True)
+        assert QuantizedMatrix.load(tmp_path / "w.safetensors").error is None

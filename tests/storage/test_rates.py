@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from gemmule.core.host_rates import DEFAULT_RATES, HostRates
 from gemmule.core.operand import Form
 from gemmule.core.rung import Machine
 from gemmule.storage import rates as store_rates
+from gemmule.tuning import rates as tuning_rates
+from gemmule.tuning.rates import measure_rates
 
 MINE = ("Some CPU", "x86_64", 4)
 RATES = replace(DEFAULT_RATES, read=5e10, measured="2026-11-22")
@@ -79,6 +82,20 @@ def test_the_machine_takes_stored_rates() -> None:
     cpu.forget_machine()
     assert cpu.machine().rates == RATES
     assert cpu.machine().read_bytes_per_s == RATES.read
+
+
+def test_measured_rates_are_those_of_this_process_and_of_later_ones(
+    fault: Callable[..., Any],
+) -> None:
+    cpu.forget_machine()
+    found = cpu.machine()
+    measured = fault(tuning_rates, "_measured", lambda sound, cache_bytes: RATES)
+    assert measure_rates() == RATES
+    assert cpu.machine().rates == RATES
+    assert measure_rates() == RATES
+    assert len(measured) == 1, "what is stored is not measured again"
+    assert store_rates.read(found.name, found.arch, found.units) == RATES
+    cpu.forget_machine()
 
 
 def _call(op: str, m: int, n: int, dtype: str) -> object:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import multiprocessing
+import threading
 
 import pytest
 
@@ -96,6 +98,19 @@ def test_torn_last_line_is_overlooked_then_dropped(tmp_path) -> None:
     append(path, [row(here, us=70)])
     assert path.read_bytes().startswith(whole)
     assert [r.times_us.median for r in read(path).rows] == pytest.approx([100, 70])
+
+
+def test_a_writer_waits_for_another(tmp_path) -> None:
+    path, here = tmp_path / "r.jsonl", machine()
+    append(path, [here])
+    other = threading.Thread(target=append, args=(path, [row(here)]), daemon=True)
+    with path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        other.start()
+        other.join(0.1)
+        assert read(path).rows == ()
+    other.join(10)
+    assert len(read(path).rows) == 1
 
 
 def _append_many(path, start: int) -> None:
