@@ -270,19 +270,26 @@ def _planned(plan: gm.Plan, trial: Trial, left: Any, right: Any, first: Array) -
 def _with_unit_axes(trial: Trial, left: Any, right: Any, shape: tuple[int, ...] | None) -> Any:
     """Return the product of operands with axes of one entry before theirs; of no shape, its plan.
 
-    Every third time one independent of the batch is planned and explained, too.
+    Every third time one independent of the batch is planned and explained, too. Every fourth time
+    one operand is there twice along an axis that the other has not: the second is returned.
     """
     more = (None,) * (trial.case.seed % 41)
     left, right = (
         one[more] if isinstance(one, np.ndarray) and one.ndim > 1 else one for one in (left, right)
     )
+    one = left if trial.case.seed % 8 else right
+    twice = trial.case.seed % 4 == 0 and isinstance(one, np.ndarray) and one.ndim > 1
+    if twice:
+        one = np.repeat(one[None, None], 2, axis=0)
+        left, right = (one, right) if trial.case.seed % 8 else (left, one)
     if shape is None:
         return gm.plan(trial.op, left, right, **_options(trial, trial.case.problem))
     if trial.case.seed % 3 == 0 and left.dtype.kind != "c":
         options: dict[str, Any] = {"batch_invariant": True, "out_dtype": trial.case.problem.out}
         with contextlib.suppress(TypeError, ValueError):  # not every product has such a rung
             gm.plan(trial.op, left, right, **options).explain()
-    return _host(_call(trial, left, right, None)).reshape(shape)
+    found = _host(_call(trial, left, right, None))
+    return found.reshape(2, *shape)[1] if twice else found.reshape(shape)
 
 
 def _strange(like: Array) -> Array:
