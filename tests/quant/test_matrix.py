@@ -76,6 +76,15 @@ def test_perm_is_copied_and_arrays_are_read_only() -> None:
             array[...] = 0
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32])
+def test_an_order_that_its_owner_changes_stays_as_it_was_given(dtype: Any) -> None:
+    perm = np.arange(4, dtype=dtype)[::-1].copy()
+    Q = quantize(np.arange(12.0).reshape(3, 4), 8, -1, perm=perm)
+    before = Q.dequantize()
+    perm[:] = 0
+    np.testing.assert_array_equal(Q.dequantize(), before)
+
+
 def test_transpose_is_a_view() -> None:
     Q = quantize(normal(3, 5), 4, 2)
     assert Q.T.codes is Q.codes

@@ -18,7 +18,7 @@ from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.rung import Arithmetic, Constraint, CpuRung, Machine, Rung, same
 from gemmule.storage import sources
 from gemmule.storage import tuned as tuned_store
-from gemmule.storage.atomic import MAX_BYTES, small_file
+from gemmule.storage.atomic import MAX_BYTES, replace_text, small_file
 
 MACHINE = Machine("cpu", "Test CPU", "x86_64", 2, 1e10, 2**25)
 PROBLEM = Problem("matvec", 100, 200)
@@ -465,3 +465,13 @@ def test_damaged_entries_are_misses_or_declared_choices(rungs: tuple[Rung, Rung]
 @pytest.mark.soak
 def test_a_million_damaged_entries(rungs: tuple[Rung, Rung]) -> None:
     _survives_mutations(rungs[0], 1_000_000)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_text_that_is_replaced_keeps_its_permissions(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "page.html"
+    replace_text(path, "new")
+    assert path.stat().st_mode & 0o777 == 0o644
+    path.chmod(mode)
+    replace_text(path, "newer")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("newer", mode)
