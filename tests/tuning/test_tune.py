@@ -337,6 +337,12 @@ RATIO = {"value": 0.5, "low": 0.4, "high": 0.6, "pairs": 30, "confidence": 0.95}
 TOLD: dict[str, Any] = {"kind": "Measured", "seconds": 1e-5, "ratio": RATIO}
 
 
+def test_a_process_that_tells_times_and_dies_is_not_believed() -> None:
+    found = _apart(f"import os; print({json.dumps(TOLD)!r}, flush=True); os._exit(7)")
+    assert isinstance(found, LaunchFailed)
+    assert "ended with status 7" in found.text
+
+
 def test_a_process_that_tells_times_is_believed() -> None:
     found = _apart(f"print({json.dumps(TOLD)!r})")
     assert isinstance(found, Measured)
