@@ -207,6 +207,18 @@ def test_a_bias_to_be_trained_is_added_in_the_dtype_of_the_vectors() -> None:
         assert layer(torch.ones(2, 48, dtype=dtype)).dtype == dtype
 
 
+def test_a_derivative_forwards_has_the_dtype_of_the_result() -> None:
+    layer = gl.QuantLinear.from_linear(linear(), bits=8).requires_grad_(False)
+    x = torch.ones(2, 48, dtype=torch.float16)
+
+    def of(x: Any, bias: Any) -> Any:
+        return torch.func.functional_call(layer, {"bias": bias}, (x,))
+
+    directions = torch.ones_like(x), torch.ones(20)
+    y, derivative = torch.func.jvp(of, (x, layer.bias.detach()), directions)
+    assert y.dtype == derivative.dtype == torch.float16
+
+
 def test_a_change_in_place_is_seen() -> None:
     layer = gl.QuantLinear.from_linear(linear(), bits=8, group_size=-1)
     x, before = torch.ones(48), None
