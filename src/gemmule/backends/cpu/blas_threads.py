@@ -32,6 +32,9 @@ _ROUTINE_AT, _ARGUMENTS_AT, _MODE_AT = 0, 24, 160
 _PTHREAD = 0x4000  # the routine takes its arguments' address alone
 _VERSION = re.compile(r"OpenBLAS 0\.3\.(\d+)[ .]")
 _KNOWN = range(20, 35)
+# Elements of a matrix from which on its product with a vector is cut among threads (gemv.c; by
+# timing of 0.3.31: between 262,144 and 589,824).
+_CUT, _CUT_SINCE_31 = 2304 * 4, 115200 * 4
 _OWN_THREADS = 1
 _PREFIXES = ("scipy_", "")
 _SUFFIXES = ("64_", "")
@@ -70,6 +73,20 @@ def examined() -> Team | str:
     if len(paths) > 1:
         return f"{len(paths)} OpenBLAS are loaded, and which is NumPy's cannot be told"
     return _team_of(paths[0])
+
+
+def shares_vectors(m: int, n: int) -> bool:
+    """Whether NumPy's OpenBLAS cuts a product of an m x n matrix with a vector among threads.
+
+    It waits for all of them then, also for one that another process keeps from running.
+    """
+    if m * n < _CUT:
+        return False
+    found = team()
+    if found is None or ctypes.c_int.from_address(found.size).value < 2:
+        return False
+    version = _VERSION.match(f"{found.words} ")
+    return m * n >= (_CUT if version is None or int(version[1]) < 31 else _CUT_SINCE_31)
 
 
 def _libraries() -> list[str]:
