@@ -27,7 +27,7 @@ from gemmule.backends.cpu.intrinsics import store
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.problem import numpy_dtype
-from gemmule.timing.clock import Entry, HostClock
+from gemmule.timing.clock import HostClock, entry_over
 from gemmule.timing.sampler import Budget, Ratio
 from gemmule_lab.bench.session import measured_environment
 from gemmule_lab.harness.bench import Bench, race
@@ -104,9 +104,13 @@ def _timed(
 ) -> list[Row]:
     facts = next(iter(ours.values()))[1]
     about = Facts(facts.problem, "peer", "warm", group=facts.group, shown=False)
-    entries = [Entry(name, lambda _, f=one: f(), about=told) for name, (one, told) in ours.items()]
-    theirs = Entry(peer, lambda _: call(), about=about)
-    return race([*entries, theirs], HostClock(), environment, Budget(s, min_block_s=2e-3))
+    entries = [entry_over(name, [one], told) for name, (one, told) in ours.items()]
+    return race(
+        [*entries, entry_over(peer, [call], about)],
+        HostClock(),
+        environment,
+        Budget(s, min_block_s=2e-3),
+    )
 
 
 def small(environment: Environment, op: str, dtype: str, n: int, seconds: float) -> list[Row]:
@@ -239,10 +243,10 @@ def busy_row(
 ) -> Row:
     """Return the row of calls timed one by one, with ratios of medians and of late ones."""
     speedups = {}
-    for other, times in others.items():
+    for other, theirs in others.items():
         for words, share in ((other, 0.5), (LATE.format(other), 0.99)):
-            value = float(np.quantile(ours, share) / np.quantile(times, share))
-            speedups[words] = speedup_of(Ratio(value, value, value, len(times), 0.5))
+            value = float(np.quantile(ours, share) / np.quantile(theirs, share))
+            speedups[words] = speedup_of(Ratio(value, value, value, len(theirs), 0.5))
     times = times_of_us(ours)
     problem = facts.problem
     return Row(
