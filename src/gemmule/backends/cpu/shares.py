@@ -56,14 +56,13 @@ _PATIENCE_NS = 5_000  # a caller that waits for a last share spins so long, then
 # one after the other. Who has not come by then, when one's own range is done, is not there.
 _GRACE_NS = 2_000
 # A helper that the system stops within a share, as it does beside other busy processes, keeps its
-# caller waiting for a slice of 3 to 8 ms. Where that is many times the product, products go alone
-# for about twice as long as was lost, longer each time it happens again. 2,000 products of 1024 x
-# 1024 float32 beside two busy processes on two cores take 0.26 ms on average with helpers, 0.13
-# alone; of 4096 x 4096 5.5 and 8.3 (Xeon with AMX, 2026-11): those are not small.
-_SMALL_NS = 500_000  # a product that takes its caller no longer; others call helpers all the same
-_STALL_NS = 100_000  # a wait that is so much longer than the work was
+# caller waiting for a slice of 3 to 30 ms, and what it does is half of the product at most. What
+# such waits lost is weighed against what helpers did since: as long as they lost more, products go
+# alone for twice as long as was lost, at most 100 ms. 2,000 products of 1024 x 1024 float32 beside
+# two busy processes on two cores took 0.26 ms on average with helpers, 0.13 alone; of 4096 x 4096
+# 5.5 and 8.3, and beside seven 20 (Xeon with AMX, 2026-11).
+_LATE_NS = 100_000  # which helpers may always be: to wake a thread takes so long
 _MOST_DOUBT_NS = 100_000_000
-_FORGIVING = 8  # of each product without a stall, two to its power make up for one
 
 
 @kernel
@@ -209,9 +208,9 @@ def stop(pool: int) -> None:
 
 @kernel
 def _alone(pool: int, task: int, words: int, count: int, begun: int) -> Any:
-    """Run shares, the last first, as long as a small product takes; return how many are left."""
-    now = begun
-    while count > 0 and now < begun + _SMALL_NS:
+    """Run shares, the last first, for as long as helpers are in doubt; return what is left."""
+    end, now = begun + read(pool + _LONE), begun
+    while count > 0 and now < end:
         count -= 1
         call_c(task, (words, count))
         now = now_ns()
@@ -221,14 +220,14 @@ def _alone(pool: int, task: int, words: int, count: int, begun: int) -> Any:
 
 @kernel
 def _judge(pool: int, worked: int, waited: int) -> None:
-    """Take note of how long a caller worked, and then waited for helpers, in nanoseconds."""
-    doubt = read(pool + _DOUBT)
-    if waited > worked + _STALL_NS and worked < _SMALL_NS:
-        doubt = min(2 * doubt + waited, _MOST_DOUBT_NS)
-        write(pool + _DOUBT, doubt)
+    """Weigh how long a caller worked, and then waited for helpers, in nanoseconds."""
+    lost, doubt = waited - 2 * worked - _LATE_NS, read(pool + _DOUBT)
+    if lost > 0:
+        doubt = min(2 * (doubt + lost), _MOST_DOUBT_NS)
         write(pool + _LONE, doubt)
+        write(pool + _DOUBT, doubt)
     elif doubt > 0:
-        write(pool + _DOUBT, doubt - (doubt >> _FORGIVING) - 1)
+        write(pool + _DOUBT, max(doubt - worked, 0))
 
 
 @kernel
