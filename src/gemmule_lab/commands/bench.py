@@ -97,7 +97,7 @@ def bench(
         return
     from gemmule_lab.bench import host_to_host, session, suites
     from gemmule_lab.bench.quiet import Patience
-    from gemmule_lab.harness.host import rates_hint
+    from gemmule_lab.harness.host import HostBench, rates_hint
     from gemmule_lab.harness.neighbours import processors_in_use
     from gemmule_lab.harness.products import titled
 
@@ -109,7 +109,7 @@ def bench(
     if suite == "everyday":
         from gemmule_lab.bench import everyday
 
-        everyday.start(session.HostBench(), seconds or SECONDS["cpu"], out)
+        everyday.start(HostBench(), seconds or SECONDS["cpu"], out)
         return
     all_suites = suites.CUDA_SUITES if backend == "cuda" else suites.SUITES
     chosen = replace(suites.narrowed(all_suites[suite], ops, formats, sizes), name=suite)
