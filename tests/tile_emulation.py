@@ -101,6 +101,6 @@ def emulated_tiles() -> Iterator[None]:
 
 
 def _forget() -> None:
-    for made in (_tile_blocks.block_shares, _tile_blocks._block_kernel, _tile_blocks.small_kernel):
+    for made in (_tile_blocks.block_shares, _tile_blocks.block_kernel, _tile_blocks.small_kernel):
         made.cache_clear()
     forget_plans()

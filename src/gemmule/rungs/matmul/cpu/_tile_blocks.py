@@ -167,11 +167,11 @@ def block_shares(pieces: int, by_tiles: bool = True) -> Pooled:
     tiles of 32 terms, rows and columns of a block in groups of 32, tiles of one pass, and the
     address of an `unpack_kernel`. by_tiles: by AMX, else by VDPBF16PS.
     """
-    return in_pool(_block_kernel(pieces, by_tiles), 12)
+    return in_pool(block_kernel(pieces, by_tiles), 12)
 
 
 @functools.cache
-def _block_kernel(pieces: int, by_tiles: bool) -> Kernel:
+def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
     start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
     add, shapes, forget = steps.add_products(pieces), configured(*SHAPES), released()
     step_bytes, dots = pieces * TILE_BYTES, steps.add_dots()
@@ -275,7 +275,7 @@ def small_bytes(m: int, n: int, k: int, pieces: int) -> int:
 @functools.cache
 def small_kernel(pieces: int, by_tiles: bool) -> Kernel:
     """Return ``f(words, A, B, C)``, a product by address; not 0: operands are not `carried`."""
-    pack, block, extremes = _pack_kernel(pieces), _block_kernel(pieces, by_tiles), least_and_most
+    pack, block, extremes = _pack_kernel(pieces), block_kernel(pieces, by_tiles), least_and_most
     words, step_bytes = unpacked_as(Small), pieces * TILE_BYTES
 
     @kernel
