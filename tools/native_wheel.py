@@ -104,6 +104,8 @@ def _record(target: Target, processors: int, *, few: bool) -> None:
         _run_no_rung()
         _set(amx, "refusal", lambda: None)
         _set(features, "host_features", lambda: present | wanted)
+    if "avx512bf16" in target.features and "amx-tile" not in target.features:
+        _set(features, "processor_vendor", lambda: "AuthenticAMD")  # whose have no tiles
     _set(threads, "usable_processors", lambda: processors)
     os.environ.update(target.variables())
     if packaged.target() != target:

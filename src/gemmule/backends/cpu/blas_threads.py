@@ -82,11 +82,18 @@ def shares_vectors(m: int, n: int) -> bool:
     """
     if m * n < _CUT:
         return False
-    found = team()
-    if found is None or ctypes.c_int.from_address(found.size).value < 2:
-        return False
-    version = _VERSION.match(f"{found.words} ")
-    return m * n >= (_CUT if version is None or int(version[1]) < 31 else _CUT_SINCE_31)
+    version, threads = _version_and_threads()
+    return threads() > 1 and m * n >= (_CUT if version < 31 else _CUT_SINCE_31)
+
+
+@functools.cache
+def _version_and_threads() -> tuple[int, Callable[[], int]]:
+    """Return the last part of the version of NumPy's OpenBLAS, and what tells its threads."""
+    config, threads = routine("openblas_get_config"), routine("openblas_get_num_threads")
+    if config is None or threads is None:
+        return 0, lambda: 1
+    found = _VERSION.match(ctypes.CFUNCTYPE(ctypes.c_char_p)(config)().decode("ascii", "replace"))
+    return 0 if found is None else int(found[1]), ctypes.CFUNCTYPE(ctypes.c_int)(threads)
 
 
 def _libraries() -> list[str]:

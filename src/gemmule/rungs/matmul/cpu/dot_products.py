@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from gemmule.backends.cpu.features import processor_vendor
+from gemmule.backends.cpu import features
 from gemmule.backends.cpu.target import missing_features
 from gemmule.core.packing import HostPacking
 from gemmule.core.problem import Problem
@@ -30,7 +30,7 @@ _PER_FMA = {"GenuineIntel": 0.6, "AuthenticAMD": 1.5}
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Expect the rate of such instructions on every core; none where it is not known."""
-    per_fma = _PER_FMA.get(processor_vendor())
+    per_fma = _PER_FMA.get(features.processor_vendor())
     return None if per_fma is None else tile_products.expected(problem, machine, per_fma)
 
 
