@@ -242,6 +242,7 @@ def expected(problem: Problem, machine: Machine, per_fma: float) -> Suggestion:
     fma = machine.rates.fma * (1 if alone else machine.units)
     products = float(sizes[0]) * sizes[1] * sizes[2] / (per_fma * fma)
     packing = (sizes[0] + sizes[1]) * sizes[2] / (_ELEMENTS_PER_FMA * fma)
+    packing /= _NEAR if alone else 1.0
     calls = machine.rates.call if alone else 3 * _cpu.spread_s(machine)
     return Suggestion({}, problem.batch * (products + packing + calls))
 
