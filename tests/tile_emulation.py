@@ -101,5 +101,6 @@ def emulated_tiles() -> Iterator[None]:
 
 
 def _forget() -> None:
-    _tile_blocks.block_shares.cache_clear()
+    for made in (_tile_blocks.block_shares, _tile_blocks.block_kernel, _tile_blocks.small_kernel):
+        made.cache_clear()
     forget_plans()

@@ -95,7 +95,7 @@ def in_child(arguments: tuple[str, ...], folder: str) -> None:
 
 def _record(target: Target, processors: int, *, few: bool) -> None:
     """Compute a product of each kind as a CPU of the target would, so that it is compiled."""
-    from gemmule.backends.cpu import amx, features, packaged, threads
+    from gemmule.backends.cpu import amx, features, packaged, shares, threads
     from gemmule_lab import warming
 
     present = features.host_features()
@@ -104,10 +104,15 @@ def _record(target: Target, processors: int, *, few: bool) -> None:
         _run_no_rung()
         _set(amx, "refusal", lambda: None)
         _set(features, "host_features", lambda: present | wanted)
+    if "avx512bf16" in target.features and "amx-tile" not in target.features:
+        _set(features, "processor_vendor", lambda: "AuthenticAMD")  # whose have no tiles
     _set(threads, "usable_processors", lambda: processors)
     os.environ.update(target.variables())
     if packaged.target() != target:
         raise SystemExit(f"this passes for {packaged.target()}, not for {target}")
+    # Helpers are OpenBLAS's threads or own ones, as NumPy's release has it.
+    shares.lent.address(1)
+    shares.work.entry(int, for_python=True)
     dtypes, bits = (("float16",), ()) if few else (warming.DTYPES, warming.BITS)
     for _ in warming.warm(dtypes, bits):
         pass

@@ -257,7 +257,18 @@ def test_numpys_openblas_is_found_where_numpy_has_one() -> None:
     blas = np.show_config("dicts")["Build Dependencies"]["blas"]  # type: ignore[index,call-overload]
     if "scipy-openblas" not in blas["name"] or sys.platform != "linux":
         pytest.skip("this NumPy brings no OpenBLAS")
-    assert blas_threads.team() is not None
+    found = blas_threads.examined()
+    if isinstance(found, str):  # as OpenBLAS 0.3.34 in NumPy 2.5
+        assert "does not export its queue" in found
+
+
+def test_large_products_of_vectors_are_openblas_s_to_share_where_it_has_threads() -> None:
+    if blas_threads.routine("openblas_get_num_threads") is None:
+        pytest.skip("this NumPy brings no OpenBLAS")
+    code = "from gemmule.backends.cpu.blas_threads import shares_vectors as f; print(f(4096, 4096)"
+    for threads in (1, 2):
+        told = printed(f"{code}, f(90, 90))", OPENBLAS_NUM_THREADS=threads)
+        assert told.split() == [str(threads > 1), "False"]
 
 
 def _maps(*paths: str) -> list[str]:

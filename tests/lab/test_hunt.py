@@ -61,6 +61,22 @@ def test_products_of_codes_come_in_pairs_that_differ_in_one_size_or_the_bits() -
         assert 0.8 * high < max(values) <= high
 
 
+def test_everyday_products_stay_within_their_sides_and_large_slow_ones_are_counted() -> None:
+    drawn = hunt.everyday_products(tuple(hunt.EVERYDAY), FORMATS, 1, 1 << 24)
+    found = list(itertools.islice(drawn, 300))
+    for op, (low, high) in hunt.EVERYDAY.items():
+        kept = [p for p in found if p.op == op]
+        sides = [side for p in kept for side in (*p.shape, max(p.width, low))]
+        assert low <= min(sides)
+        assert max(sides) <= high
+    assert all(4 * p.shape[0] * p.shape[1] <= 1 << 24 for p in found)
+    finds = [
+        hunt.Find(Product("matvec", "int4", (rows, 600)), "a", 1.0, ratio, None, "a", 1.0)
+        for rows, ratio in ((512, 0.89), (511, 0.5), (600, 0.91), (700, 2.0))
+    ]
+    assert hunt.Hunt("numpy", finds).large() == "of 3 from 512 a side on 1, 33.3%, below 0.9"
+
+
 def test_more_work_in_less_time_is_told() -> None:
     def find(rows: int, width: int, us: float, ratio: float, group: int = 64) -> hunt.Find:
         form = f"int4 g{group} x bfloat16, scales float16"

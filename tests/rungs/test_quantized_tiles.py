@@ -31,7 +31,7 @@ from quantized_products import (
 TILE_NAMES = [n for n in NAMES if n.startswith("tile_registers")]
 
 
-@pytest.mark.parametrize("name", TILE_NAMES)
+@pytest.mark.parametrize("name", [*TILE_NAMES, "sixteen_rows", "sixteen_rows_int8"])
 @pytest.mark.parametrize(("m", "n", "columns"), [(49, 130, 17), (95, 385, 33), (2, 70, 16)])
 def test_tiles_with_rows_columns_and_panels_left_over(
     name: str, m: int, n: int, columns: int

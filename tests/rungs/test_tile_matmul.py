@@ -13,8 +13,10 @@ import pytest
 import gemmule as gm
 from gemmule.backends.cpu import amx
 from gemmule.backends.cpu.jit import kernel
+from gemmule.core.caches import forget_plans
 from gemmule.core.problem import numpy_dtype
-from gemmule.rungs.matmul.cpu import _tile_steps, tile_products
+from gemmule.rungs.matmul.cpu import _tile_steps, dot_products, tile_products
+from gemmule.rungs.matmul.cpu._tile_blocks import carried
 from gemmule.rungs.matmul.cpu.tile_products import block_groups
 from gemmule_lab.verify import check
 from tile_emulation import emulated_tiles
@@ -46,9 +48,10 @@ def drawn(rng: np.random.Generator, shape: tuple[int, int], dtype: str, layout: 
     return rng.standard_normal((2 * rows, 3 * columns)).astype(numpy_dtype(dtype))[::2, ::3]
 
 
-def judged(A: Array, B: Array, **options: Any) -> float:
+def judged(A: Array, B: Array, *, rung: str = NAME, **options: Any) -> float:
     """Return the largest error over its bound, which must not exceed 1."""
-    plan = gm.plan("matmul", A, B, rung=NAME, **options)
+    plan = gm.plan("matmul", A, B, rung=rung, **options)
+    plan(A, B)  # the second product is of a builtin function
     verdict = check.judge("matmul", A, B, plan(A, B), check.Rounding.of(plan))
     assert verdict.ok, verdict.text
     return verdict.ratio
@@ -61,7 +64,12 @@ SHAPES = ((1, 1, 1), (16, 16, 32), (31, 33, 31), (65, 47, 97), (2, 100, 65))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout_b", ["row", "col", "strided"])
 @pytest.mark.parametrize("layout_a", ["row", "col", "strided"])
-def test_every_layout_at_the_edges(dtype: str, layout_a: str, layout_b: str) -> None:
+@pytest.mark.parametrize("small", [256**3, 0])
+def test_every_layout_at_the_edges(
+    dtype: str, layout_a: str, layout_b: str, small: int, limit: Callable[..., None]
+) -> None:
+    limit(tile_products, _SMALL=small)
+    forget_plans()
     rng = np.random.default_rng(1)
     for m, n, k in SHAPES:
         A, B = drawn(rng, (m, k), dtype, layout_a), drawn(rng, (k, n), dtype, layout_b)
@@ -79,6 +87,26 @@ def test_several_passes_over_several_blocks(dtype: str) -> None:
     gm.matmul(A, B, out=out[:, 5:295], out_dtype="float32", rung=NAME)
     assert (out[:, :5] == 7).all()
     assert (out[:, 295:] == 7).all()
+
+
+@pytest.mark.skipif(dot_products.RUNG.available() is not None, reason="no AVX512_BF16 here")
+@pytest.mark.parametrize("small", [256**3, 0])
+def test_dot_products_take_what_tiles_do(small: int, limit: Callable[..., None]) -> None:
+    """Every layout at the edges, several passes, what is too small, and prepared operands."""
+    limit(tile_products, _SMALL=small)
+    forget_plans()
+    name, rng = "dot_products", np.random.default_rng(8)
+    for layout_a, layout_b in itertools.product(("row", "col", "strided"), repeat=2):
+        for m, n, k in (*SHAPES, (40, 33, 1100)):
+            A = drawn(rng, (m, k), "bfloat16", layout_a)
+            B = drawn(rng, (k, n), "bfloat16", layout_b)
+            for out in ("bfloat16", "float32"):
+                judged(A, B, out_dtype=out, rung=name)
+    prepared = gm.prepare(B, rung=name)
+    np.testing.assert_array_equal(gm.matmul(A, prepared, rung=name), gm.matmul(A, B, rung=name))
+    A[3, 5] = B[7, 9] = 2.0**-130
+    plain = gm.matmul(A, B, rung="packed_threads")
+    np.testing.assert_array_equal(gm.matmul(A, B, rung=name), plain)
 
 
 @pytest.mark.usefixtures("tiles")
@@ -108,7 +136,7 @@ def test_what_tiles_do_not_carry_is_computed_plainly(dtype: str, size: float) ->
     expected = gm.matmul(A, B, **plain)
     np.testing.assert_array_equal(gm.matmul(A, B, **options), expected)
     tiny = np.zeros_like(A)
-    tiny[3, 5] = size
+    tiny[19, 5], B = size, drawn(rng, (40, 18), dtype, "col")  # in the last panel of A alone
     np.testing.assert_array_equal(gm.matmul(tiny, B, **options), gm.matmul(tiny, B, **plain))
 
 
@@ -163,13 +191,13 @@ def test_what_tiles_do_not_carry_is_read_from_the_array_of_a_prepared_one(
 def test_the_least_sums_that_tiles_keep() -> None:
     """Exponents of -56 and of -56 make products whose last bit, 2^-126, is a normal number."""
     least = (127 - 56 << 7) - 1
-    assert tile_products.carried(1, (least, 0), (least, 0))
-    assert not tile_products.carried(1, (least - 1, 0), (least, 0))
-    assert not tile_products.carried(1, (126, 0), (250 << 7, 0))  # the largest subnormal number
-    assert tile_products.carried(1, (0xFFFF, 0), (0xFFFF, 0))  # zeros
-    assert tile_products.carried(2, (0, 0x7BFF), (0, 0x7BFF))
+    assert carried(1, least, 0, least, 0)
+    assert not carried(1, least - 1, 0, least, 0)
+    assert not carried(1, 126, 0, 250 << 7, 0)  # the largest subnormal number
+    assert carried(1, 0xFFFF, 0, 0xFFFF, 0)  # zeros
+    assert carried(2, 0, 0x7BFF, 0, 0x7BFF)
     for infinite in ((0x7BFF, 0x7C00), (0x7C00, 0x7BFF)):
-        assert not tile_products.carried(2, (0, infinite[0]), (0, infinite[1]))
+        assert not carried(2, 0, infinite[0], 0, infinite[1])
 
 
 def test_every_float16_is_the_sum_of_two_bfloat16() -> None:
@@ -217,21 +245,27 @@ def test_blocks_are_as_large_as_they_may_be_and_enough_for_all(threads: int) -> 
             assert blocks >= 2 * threads or max(rows, columns) <= 2
 
 
+@pytest.fixture
+def emulated() -> Iterator[None]:
+    with emulated_tiles():
+        yield
+
+
+@pytest.mark.usefixtures("emulated")  # first, so that what a fault replaced is put back before
 @pytest.mark.parametrize("kind", ["resume", "add", "place"])
 def test_faults_planted_in_tiles_are_seen(kind: str, fault: Callable[..., Any]) -> None:
     """Sums that begin anew at each pass, a piece left out, rows of B taken for columns."""
     rng = np.random.default_rng(5)
     A, B = drawn(rng, (40, 300), "float16", "row"), drawn(rng, (300, 40), "float16", "row")
-    with emulated_tiles():
-        if kind == "resume":
-            start = _tile_steps.start_sums()
-            fault(_tile_steps, "resume_sums", lambda sound: restarted(start))
-        elif kind == "add":
-            fault(_tile_steps, "add_products", lambda sound, pieces: sound(1))
-        else:
-            fault(tile_products, "place_kernel", lambda sound, paired, unit: sound(False, unit))
-        with pytest.raises(AssertionError, match="elements wrong"):
-            judged(A, B, out_dtype="float32")
+    if kind == "resume":
+        start = _tile_steps.start_sums()
+        fault(_tile_steps, "resume_sums", lambda sound: restarted(start))
+    elif kind == "add":
+        fault(_tile_steps, "add_products", lambda sound, pieces: sound(1))
+    else:
+        fault(tile_products, "place_kernel", lambda sound, paired, unit: sound(False, unit))
+    with pytest.raises(AssertionError, match="elements wrong"):
+        judged(A, B, out_dtype="float32")
 
 
 def restarted(start: Any) -> Any:

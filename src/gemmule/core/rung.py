@@ -123,6 +123,10 @@ def _no_suggestion(problem: Problem, machine: Machine) -> Suggestion | None:
     return None
 
 
+def _never(problem: Problem, machine: Machine) -> bool:
+    return False
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Rung:
     """One kernel: what it teaches, what it takes, and its search space.
@@ -136,7 +140,9 @@ class Rung:
     a leading batch axis; for the others the back end loops. `by_name_only` rungs are neither chosen
     by plans nor tried by the tuner unless they are named: what they gain depends on the calls
     around them. A `vendor` rung calls the library that users have anyway: the choice, unless
-    another was tuned. How a rung runs is told by `CpuRung`, `CudaRung` and `LibraryRung`.
+    another was tuned; but not where it `waits`: where each product waits for threads of a team,
+    also for one that the system does not run. How a rung runs is told by `CpuRung`, `CudaRung` and
+    `LibraryRung`.
     """
 
     backend: ClassVar[str] = ""
@@ -159,6 +165,7 @@ class Rung:
     suggest: Callable[[Problem, Machine], Suggestion | None] = _no_suggestion
     by_name_only: bool = False
     vendor: bool = False
+    waits: Callable[[Problem, Machine], bool] = _never
     name: str = ""
     folder: str = ""
 

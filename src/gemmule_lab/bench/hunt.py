@@ -34,9 +34,11 @@ LEAST_BYTES, MOST_BYTES = 1 << 10, 2 << 30
 START_US = 2.0  # of any call; what is slower than it and the bytes is slow
 SLOW, NEAR = 0.95, 1.15  # speed over the peer; time over the floor
 VERY_SLOW = 0.8
+LARGE, MISSED = 512, 0.9  # sides from which on everyday products have no excuse below this speed
 INVERTED = 0.95  # the time of a product beside that of one with less of everything
 SHOWN = 15
 MOST_COLUMNS = 64
+EVERYDAY = {"matvec": (64, 16384), "vecmat": (64, 16384), "matmul": (64, 2048)}  # sides
 SIDES, WIDTHS, GROUPS = (256, 16384), (1, 4096), (32, 64, 128)  # of codes on a GPU
 
 
@@ -80,7 +82,8 @@ class Hunt:
 
     def add(self, product: Product, rows: Sequence[Row], environment: Environment) -> None:
         """Keep a product's row of ours."""
-        names = self.peer, f"{self.peer} on {product.form.dtype}"
+        wide = [f"{self.peer} on {dtype}" for dtype in ("float32", product.form.dtype)]
+        names = (*wide, self.peer)
         ours = [row for row in rows if row.kind == "rung"]
         beside = [ours[0].speedups[name] for name in names if name in ours[0].speedups]
         if not beside:
@@ -120,6 +123,13 @@ class Hunt:
 
     def _sure(self) -> list[Find]:
         return [find for find in self.finds if find.sure]
+
+    def large(self) -> str:
+        """Return how many products of large sides there are, and the share that is slow."""
+        found = [find for find in self.finds if min(find.product.shape) >= LARGE]
+        missed = sum(find.ratio < MISSED for find in found)
+        share = missed / max(1, len(found))
+        return f"of {len(found)} from {LARGE} a side on {missed}, {share:.1%}, below {MISSED}"
 
     def tails(self) -> list[str]:
         """Return, of products of codes, the shares that are slow, and inversions, a line each."""
@@ -165,6 +175,23 @@ def products(
         width = round(2 ** rng.uniform(0, math.log2(MOST_COLUMNS)))
         by_columns = form.bits is None and rng.random() < 0.5
         yield Product(op, name, (rows, columns), max(2, width), by_columns)
+
+
+def everyday_products(
+    ops: Sequence[str], formats: Sequence[str], seed: int, most_bytes: int = MOST_BYTES
+) -> Iterator[Product]:
+    """Yield random products of sides as most people have them, the same for the same seed.
+
+    All sides are drawn evenly by their logarithms within `EVERYDAY`.
+    """
+    rng = random.Random(seed)  # noqa: S311  no secret
+    while True:
+        op, name = rng.choice(ops), rng.choice(formats)
+        rows, columns, width = (_evenly(rng, *EVERYDAY[op]) for _ in range(3))
+        form = FORMATS[name]
+        if max(form.matrix_bytes(rows, columns), 4 * rows * columns) <= most_bytes:
+            by_columns = form.bits is None and rng.random() < 0.5
+            yield Product(op, name, (rows, columns), width, by_columns)
 
 
 def products_of_codes(formats: Sequence[str], seed: int) -> Iterator[Product]:
@@ -246,7 +273,7 @@ def show(hunt: Hunt, path: Path) -> None:
         console.print(_table(f"farthest from bytes / read ceiling + {START_US:.0f} us", by_floor))
     for line in hunt.told:
         click.echo(f"not measured: {line}")
-    for line in (hunt.summary(), *hunt.tails()):
+    for line in (hunt.summary(), hunt.large(), *hunt.tails()):
         click.echo(line)
     click.echo(f'wrote {path}; gemmule bench --product "TITLE" measures one of them again')
 

@@ -10,7 +10,7 @@ import click
 from gemmule_lab.commands import _options as options
 
 SUITES = {
-    "cpu": ("quick", "cpu", "sizes", "model", "ladder", "distributed"),
+    "cpu": ("quick", "cpu", "everyday", "sizes", "model", "ladder", "distributed"),
     "cuda": ("quick", "matvec", "chained", "matmul", "quantised", "host", "split", "distributed"),
 }
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -97,7 +97,7 @@ def bench(
         return
     from gemmule_lab.bench import host_to_host, session, suites
     from gemmule_lab.bench.quiet import Patience
-    from gemmule_lab.harness.host import rates_hint
+    from gemmule_lab.harness.host import HostBench, rates_hint
     from gemmule_lab.harness.neighbours import processors_in_use
     from gemmule_lab.harness.products import titled
 
@@ -105,6 +105,11 @@ def bench(
         from gemmule.backends.cuda.arrays import ordinal_named
 
         host_to_host.show(ordinal_named(device), sizes or host_to_host.SIDES, out)
+        return
+    if suite == "everyday":
+        from gemmule_lab.bench import everyday
+
+        everyday.start(HostBench(), seconds or SECONDS["cpu"], out)
         return
     all_suites = suites.CUDA_SUITES if backend == "cuda" else suites.SUITES
     chosen = replace(suites.narrowed(all_suites[suite], ops, formats, sizes), name=suite)

@@ -11,7 +11,9 @@ from gemmule_lab.commands.bench import FLOATS, QUANTIZED
 
 VECTORS = ("matvec", "vecmat")
 PRODUCT_SECONDS = {"cpu": 0.5, "cuda": 0.2}
+OPS = (*VECTORS, "matmul")
 CODED = ("int4", "int8")
+EVERYDAY = ("float32", "float16", "bfloat16", *CODED)
 PEERS = {"cpu": "numpy", "cuda": "torch"}
 CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
 
@@ -34,8 +36,13 @@ CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
     None,
     "Largest matrix; by default 2 GiB, on a CPU a quarter of the free memory at most.",
 )
-@options.flag("--hot", "On a GPU, over one set of operands, which stays in the L2 if it fits.")
+@options.flag("--hot", "Over one set of operands, which stays in the cache if it fits.")
 @options.flag("--ranks", "On a GPU, time the other proved rungs as well.")
+@options.flag(
+    "--everyday",
+    "On a CPU, floats and codes beside float32: A x and x A of 64 to 16384 a side, A B to 2048.",
+)
+@options.flag("--no-rests", "On a CPU, with no pause when another implementation takes its turn.")
 @options.one("--products", click.IntRange(1), None, "Stop after so many.")
 @options.out("Folder of the results.")
 def hunt(
@@ -48,6 +55,8 @@ def hunt(
     most_bytes: int | None,
     hot: bool,
     ranks: bool,
+    everyday: bool,
+    no_rests: bool,
     products: int | None,
     out: Path,
 ) -> None:
@@ -58,7 +67,8 @@ def hunt(
     turns with the peer. The lists show the slowest against the peer, and against the time that
     reading the bytes takes at the measured ceiling. On a GPU codes, int4 and int8, are multiplied
     by 1 to 4096 columns of bfloat16, 256 to 16384 a side, and the peer multiplies the same weights
-    in bfloat16; then pairs are told of which the larger product took less time.
+    in bfloat16; then pairs are told of which the larger product took less time. With --everyday
+    all formats race NumPy's float32.
     """
     import itertools
     import secrets
@@ -67,6 +77,8 @@ def hunt(
     from gemmule_lab.bench import hunt as work
     from gemmule_lab.bench import session
     from gemmule_lab.bench.suites import Suite
+    from gemmule_lab.harness.host import HostBench
+    from gemmule_lab.peers.registry import all_peers
 
     options.check_device(device)
     backend = device.partition(":")[0]
@@ -78,9 +90,13 @@ def hunt(
     peer = peer or PEERS[backend]
     options.check_peers((peer,), backend)
     coded = [name for name in formats if name in CODED]
-    if backend == "cpu" and (hot or ranks):
-        raise ValueError("--hot and --ranks are about a GPU.")
-    if backend == "cuda" and coded:
+    if backend == "cpu" and ranks:
+        raise ValueError("--ranks is about a GPU.")
+    if backend == "cuda" and (everyday or no_rests):
+        raise ValueError("--everyday and --no-rests are about a CPU.")
+    if everyday:
+        drawn = work.everyday_products(ops or OPS, formats or EVERYDAY, seed, most_bytes)
+    elif backend == "cuda" and coded:
         if len(coded) < len(formats) or ops:
             raise ValueError("on a GPU --format int4 and int8 take no other format and no --op.")
         drawn = work.products_of_codes(coded, seed)
@@ -88,6 +104,14 @@ def hunt(
         drawn = work.products(ops or VECTORS, formats or FLOATS, seed, most_bytes)
     suite = Suite("random products", (), peers=(peer,), name="hunt", warm=hot, every_rung=ranks)
     bench = session.bench_of(suite, device, PRODUCT_SECONDS[backend])
+    if backend == "cpu":
+        bench = HostBench(
+            PRODUCT_SECONDS[backend],
+            peers=[one for one in all_peers(backend) if one.name == peer],
+            beside_float32=everyday,
+            rests=not no_rests,
+            warm=hot,
+        )
     click.echo(f"seed {seed}: matrices of 1 KiB to {most_bytes:,} bytes, {seconds:.0f} s")
     work.run(
         bench,

@@ -17,7 +17,7 @@ import numpy as np
 
 import gemmule as gm
 from gemmule.core.memory import available_bytes
-from gemmule.core.problem import Problem, numpy_dtype
+from gemmule.core.problem import HALVES, Problem, numpy_dtype
 from gemmule.core.registry import ladder
 from gemmule.timing.clock import Clock, Entry, HostClock
 from gemmule.timing.machine import Rotation, last_level_cache_bytes, rotation
@@ -107,8 +107,10 @@ class HostBench(Bench):
 
     seconds: for one product. every_rung: time all rungs that take a product. cold_bytes: how many
     bytes have to pass between two uses of a set, as measured; None takes it from the cache that the
-    system reports. slowest_s: a peer whose call takes longer is left out. Let go of a product
-    before asking for the next, or both lie in memory at once.
+    system reports. slowest_s: a peer whose call takes longer is left out. beside_float32: halves
+    stand beside NumPy's float32 too. rests: threads come to rest between two entries. warm: over
+    one set of operands. Let go of a product before asking for the next, or both lie in memory at
+    once.
     """
 
     backend = "cpu"
@@ -121,8 +123,12 @@ class HostBench(Bench):
         peers: Sequence[Peer] | None = None,
         cold_bytes: int | None = None,
         slowest_s: float | None = None,
+        beside_float32: bool = False,
+        rests: bool = True,
+        warm: bool = False,
     ) -> None:
-        self.clock: Clock = HostClock()
+        self.clock: Clock = HostClock() if rests else HostClock(longest_rest_s=0.0, settled_s=0.0)
+        self.beside_float32, self.warm = beside_float32, warm
         self.seconds, self.every_rung, self.cold_bytes = seconds, every_rung, cold_bytes
         self.slowest_s = SLOWEST_CALL_S if slowest_s is None else slowest_s
         self.peers = all_peers("cpu") if peers is None else peers
@@ -182,14 +188,18 @@ class HostBench(Bench):
 
     def prepared(self, product: Product) -> Measurement:
         """Return the product with its operand sets, and what belongs beside it in its format."""
-        sets, form = self.sets(product), product.form
+        sets, form = self.sets(product, warm=self.warm), product.form
         plain: Sets | None = None
-        if form.wide is not None:
+        wide = form.wide or ("float32" if self.beside_float32 and form.dtype in HALVES else None)
+        if wide is not None:
             taken = sum(int(one.a.nbytes) for one in sets.items)
             room = max(0, int(available_bytes() * OPERANDS_SHARE) - taken)
-            dtype = numpy_dtype(form.wide)
+            dtype, order = numpy_dtype(wide), "F" if product.column_major else "C"
             floats, _ = self._copies(
-                "plain", lambda: self._values(product, 0).astype(dtype, copy=False), room
+                "plain",
+                lambda: self._values(product, 0).astype(dtype, order, copy=False),
+                room,
+                1 if self.warm else None,
             )
             others, out = sets.items[0].b.astype(dtype), np.empty(product.out_shape, dtype)
             items = [OperandSet(matrix, others.copy(), out.copy()) for matrix in floats]
@@ -211,7 +221,7 @@ class HostBench(Bench):
         form = product.form
         for purpose, key in {
             "values": (product.shape, form.integer, product.uniform, seed),
-            "plain": (product.shape, form.wide, seed),
+            "plain": (product.shape, form.wide or form.dtype, product.column_major, seed),
             "matrices": (
                 (product.shape, form.dtype, form.bits, form.group_size),
                 (product.column_major, product.uniform, seed),

@@ -32,6 +32,9 @@ _ROUTINE_AT, _ARGUMENTS_AT, _MODE_AT = 0, 24, 160
 _PTHREAD = 0x4000  # the routine takes its arguments' address alone
 _VERSION = re.compile(r"OpenBLAS 0\.3\.(\d+)[ .]")
 _KNOWN = range(20, 35)
+# Elements of a matrix from which on its product with a vector is cut among threads (gemv.c; by
+# timing of 0.3.31: between 262,144 and 589,824).
+_CUT, _CUT_SINCE_31 = 2304 * 4, 115200 * 4
 _OWN_THREADS = 1
 _PREFIXES = ("scipy_", "")
 _SUFFIXES = ("64_", "")
@@ -70,6 +73,27 @@ def examined() -> Team | str:
     if len(paths) > 1:
         return f"{len(paths)} OpenBLAS are loaded, and which is NumPy's cannot be told"
     return _team_of(paths[0])
+
+
+def shares_vectors(m: int, n: int) -> bool:
+    """Whether NumPy's OpenBLAS cuts a product of an m x n matrix with a vector among threads.
+
+    It waits for all of them then, also for one that another process keeps from running.
+    """
+    if m * n < _CUT:
+        return False
+    version, threads = _version_and_threads()
+    return threads() > 1 and m * n >= (_CUT if version < 31 else _CUT_SINCE_31)
+
+
+@functools.cache
+def _version_and_threads() -> tuple[int, Callable[[], int]]:
+    """Return the last part of the version of NumPy's OpenBLAS, and what tells its threads."""
+    config, threads = routine("openblas_get_config"), routine("openblas_get_num_threads")
+    if config is None or threads is None:
+        return 0, lambda: 1
+    found = _VERSION.match(ctypes.CFUNCTYPE(ctypes.c_char_p)(config)().decode("ascii", "replace"))
+    return 0 if found is None else int(found[1]), ctypes.CFUNCTYPE(ctypes.c_int)(threads)
 
 
 def _libraries() -> list[str]:

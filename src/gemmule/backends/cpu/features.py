@@ -22,6 +22,12 @@ def _cpuinfo() -> dict[str, str]:
 
 
 @functools.cache
+def processor_vendor() -> str:
+    """Return who made this CPU, in the processor's words, or an empty text."""
+    return _cpuinfo().get("vendor_id", "")
+
+
+@functools.cache
 def host_features() -> frozenset[str]:
     """Return what this CPU and its system offer, in LLVM's words."""
     told = _cpuinfo().get("flags")

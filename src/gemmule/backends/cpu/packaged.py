@@ -25,7 +25,7 @@ _DIGEST_BYTES, _COUNT, _ENTRY = 32, struct.Struct("<I"), struct.Struct("<16sII")
 # Every feature that rungs, and forms of kernels, are chosen by.
 _NARROW = frozenset(("avx2", "fma", "f16c"))
 _WIDE = _NARROW | {"avx512f", "avx512bw", "avx512dq", "avx512vnni"}
-ASKED = _WIDE | {"avx512fp16", "amx-tile", "amx-int8", "amx-bf16"}
+ASKED = _WIDE | {"avx512bf16", "avx512fp16", "amx-tile", "amx-int8", "amx-bf16"}
 # What LLVM may use besides where it compiles for x86-64-v3 and -v4, in Linux's words.
 _V3 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -48,6 +48,7 @@ class Target(NamedTuple):
 TARGETS = (
     Target("avx2", "x86-64-v3", _NARROW, _V3),
     Target("avx512", "x86-64-v4", _WIDE, _V4),
+    Target("avx512bf16", "x86-64-v4", _WIDE | {"avx512bf16"}, _V4),
     Target("amx", "x86-64-v4", ASKED, _V4),
 )
 

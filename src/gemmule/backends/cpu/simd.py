@@ -13,6 +13,7 @@ vectors.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,6 +41,18 @@ def block_columns(bits: int) -> int:
 def vector_type(dtype: str, lanes: int = LANES) -> Any:
     """Return LLVM's type of a register of `dtype`."""
     return ir.VectorType(llvm_type(dtype), lanes)
+
+
+@functools.cache
+def bfloat16_vector() -> Any:
+    """Return LLVM's type of a register of bfloat16, which llvmlite has no name for."""
+    base = ir.Type
+
+    class BFloat(base):  # type: ignore[misc, valid-type]
+        def _to_string(self) -> str:
+            return "bfloat"
+
+    return ir.VectorType(BFloat(), 2 * LANES)
 
 
 # Emitters: LLVM code for one vector.

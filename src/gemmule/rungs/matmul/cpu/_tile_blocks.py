@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, configured, released
+from gemmule.backends.cpu.atomics import unpacked_as
 from gemmule.backends.cpu.intrinsics import call_c, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled, in_pool
+from gemmule.rungs._cpu_workspace import claimed, release
 from gemmule.rungs.matmul.cpu import _tile_steps as steps
 from gemmule.rungs.matmul.cpu._tile_steps import (
     EXTREMES_BYTES,
     SHAPES,
     STEP_TERMS,
     SUMS_BYTES,
+    least_and_most,
 )
 
 GROUP = 2 * TILE_ROWS  # rows, or columns, of the sums that the registers hold
@@ -31,14 +35,17 @@ def place_kernel(paired: bool, unit: str) -> Kernel:
     """
     read, write = load("uint16", "int32"), store("uint16", "int32")
     read_pair, write_pair = load("int32", "int32"), store("int32", "int32")
-    down_lines, along_lines = unit == "depth", unit == "width"
+    down_lines, along_lines, strided = unit == "depth", unit == "width", unit == "none"
+    place_whole = steps.place_tile(paired, along_lines)
 
     @kernel
     def place(
         source: int, line_step: int, term_step: int, lines: int, terms: int, tile: int
     ) -> None:
         step = 2 if along_lines else line_step  # known when the kernel is compiled
-        if paired and down_lines:
+        if lines == TILE_ROWS and terms == STEP_TERMS and not strided:
+            place_whole(source, term_step if along_lines else line_step, tile)
+        elif paired and down_lines:
             for line in range(lines):
                 row = source + line * line_step
                 for pair in range(terms // 2):
@@ -64,13 +71,8 @@ def place_kernel(paired: bool, unit: str) -> Kernel:
 
 
 @functools.cache
-def pack_shares(pieces: int) -> Pooled:
-    """Return the packing of A and B, a share for each panel, those of A first.
-
-    Words: panels of A; terms; then of each operand the address of a `place_kernel`, the source, the
-    step from line to line and from term to term in bytes, lines, where the tiles go, and where each
-    panel's extremes go (see `note_extremes`).
-    """
+def _pack_kernel(pieces: int) -> Kernel:
+    """Return what packs one panel of an operand: see `pack_shares`."""
     write, note, split = store("int64", "int64"), steps.note_extremes(), steps.split_halves()
 
     @kernel
@@ -102,6 +104,19 @@ def pack_shares(pieces: int) -> Pooled:
             note(tile, extremes + EXTREMES_BYTES * number)
             if pieces == 2:
                 split(tile)
+
+    return pack
+
+
+@functools.cache
+def pack_shares(pieces: int) -> Pooled:
+    """Return the packing of A and B, a share for each panel, those of A first.
+
+    Words: panels of A; terms; then of each operand the address of a `place_kernel`, the source, the
+    step from line to line and from term to term in bytes, lines, where the tiles go, and where each
+    panel's extremes go (see `note_extremes`).
+    """
+    pack = _pack_kernel(pieces)
 
     @kernel
     def pack_either(
@@ -145,16 +160,21 @@ def store_group(
 
 
 @functools.cache
-def block_shares(pieces: int) -> Pooled:
+def block_shares(pieces: int, by_tiles: bool = True) -> Pooled:
     """Return the product, a share for each block of C.
 
     Words: packed A and B, C, its step from row to row and from column to column in bytes, m, n,
     tiles of 32 terms, rows and columns of a block in groups of 32, tiles of one pass, and the
-    address of an `unpack_kernel`.
+    address of an `unpack_kernel`. by_tiles: by AMX, else by VDPBF16PS.
     """
+    return in_pool(block_kernel(pieces, by_tiles), 12)
+
+
+@functools.cache
+def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
     start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
     add, shapes, forget = steps.add_products(pieces), configured(*SHAPES), released()
-    step_bytes = pieces * TILE_BYTES
+    step_bytes, dots = pieces * TILE_BYTES, steps.add_dots()
 
     @kernel
     def block(
@@ -181,7 +201,8 @@ def block_shares(pieces: int) -> Pooled:
         memory = np.empty((kept + 1) * SUMS_BYTES + 64, np.uint8)
         registers = (memory.ctypes.data + 63) // 64 * 64
         sums = registers + SUMS_BYTES
-        shapes()
+        if by_tiles:
+            shapes()
         for begin in range(0, count, depth):
             some = min(depth, count - begin)
             for j in range(width):
@@ -189,16 +210,103 @@ def block_shares(pieces: int) -> Pooled:
                 for i in range(height):
                     place = sums + (j * height + i) * SUMS_BYTES if count > depth else sums
                     above = a + 2 * (top + i) * panel + begin * step_bytes
-                    if begin == 0:
-                        start(registers)
+                    if not by_tiles:
+                        for part in range(4):
+                            one, other = above + part // 2 * panel, right + part % 2 * panel
+                            dots(place + part * TILE_BYTES, one, other, some, begin)
                     else:
-                        resume(registers, place)
-                    for step in range(some):
-                        add(registers, above + step * step_bytes, right + step * step_bytes, panel)
-                    keep(registers, place)
+                        if begin == 0:
+                            start(registers)
+                        else:
+                            resume(registers, place)
+                        for step in range(some):
+                            one, other = above + step * step_bytes, right + step * step_bytes
+                            add(registers, one, other, panel)
+                        keep(registers, place)
                     if begin + depth >= count:
                         row, column = GROUP * (top + i), GROUP * (left + j)
                         store_group(place, C, C_row, C_item, m, n, row, column, unpack)
-        forget()
+        if by_tiles:
+            forget()
 
-    return in_pool(block, 12)
+    return block
+
+
+# The exponent fields of the least elements of A and B that are not zero sum to this at least where
+# no sum can be subnormal: the last bit of a product is 2^14 below its first.
+_LEAST_EXPONENTS = 2 * 127 - 126 + 14
+_INFINITY = 0x7C00  # of float16
+
+
+@kernel
+def carried(pieces: int, least_a: int, most_a: int, least_b: int, most_b: int) -> bool:
+    """Whether tiles compute what IEEE arithmetic does, up to roundings, of operands' extremes."""
+    if pieces == 2:
+        return max(most_a, most_b) < _INFINITY
+    first, second = (least_a + 1) >> 7, (least_b + 1) >> 7
+    return min(first, second) > 0 and first + second >= _LEAST_EXPONENTS
+
+
+class Small(NamedTuple):
+    """A product on the calling thread: of each operand as `pack_shares` has it, then C's."""
+
+    place_a: int
+    A_line: int
+    A_term: int
+    m: int
+    place_b: int
+    B_line: int
+    B_term: int
+    n: int
+    C_row: int
+    C_item: int
+    k: int
+    depth: int
+    unpack: int
+    workspace: int
+
+
+def small_bytes(m: int, n: int, k: int, pieces: int) -> int:
+    """Return what a product on the calling thread works in."""
+    panels = 2 * (-(-m // GROUP) + -(-n // GROUP))
+    return panels * (-(-k // STEP_TERMS) * pieces * TILE_BYTES + EXTREMES_BYTES) + 64
+
+
+@functools.cache
+def small_kernel(pieces: int, by_tiles: bool) -> Kernel:
+    """Return ``f(words, A, B, C)``, a product by address; not 0: operands are not `carried`."""
+    pack, block, extremes = _pack_kernel(pieces), block_kernel(pieces, by_tiles), least_and_most
+    words, step_bytes = unpacked_as(Small), pieces * TILE_BYTES
+
+    @kernel
+    def range_of(at: int, panels: int) -> Any:
+        least, most = extremes(at)
+        for panel in range(1, panels):
+            one, other = extremes(at + panel * EXTREMES_BYTES)
+            least, most = min(least, one), max(most, other)
+        return least, most
+
+    @kernel
+    def small(at: int, A: int, B: int, C: int) -> int:
+        w = words(at)
+        part, count = claimed(w.workspace), (w.k + STEP_TERMS - 1) // STEP_TERMS
+        down, across = (w.m + GROUP - 1) // GROUP, (w.n + GROUP - 1) // GROUP
+        a = (part + 63) // 64 * 64
+        b = a + 2 * down * count * step_bytes
+        of_a = b + 2 * across * count * step_bytes
+        of_b = of_a + 2 * down * EXTREMES_BYTES
+        for panel in range(2 * down):
+            pack(panel, w.place_a, A, w.A_line, w.A_term, w.m, a, of_a, w.k)
+        for panel in range(2 * across):
+            pack(panel, w.place_b, B, w.B_line, w.B_term, w.n, b, of_b, w.k)
+        least_a, most_a = range_of(of_a, 2 * down)
+        least_b, most_b = range_of(of_b, 2 * across)
+        undone = 1
+        if carried(pieces, least_a, most_a, least_b, most_b):
+            sizes = (C, w.C_row, w.C_item, w.m, w.n, count, down, across, w.depth, w.unpack)
+            block(0, a, b, *sizes)
+            undone = 0
+        release(w.workspace, part)
+        return undone
+
+    return small

@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gemmule.backends.cpu import amx, simd
+from gemmule.backends.cpu import amx, ir, simd
 from gemmule.backends.cpu.intrinsics import widen
 from gemmule.backends.cpu.jit import Intrinsic, operation
+from gemmule.rungs._cpu_vectors import transposed
 
 # Tiles 0 to 3 hold sums, of rows 0 to 15 first; 4 and 5 are of A, 6 and 7 of B.
 SHAPES = ((amx.TILE_ROWS, 64),) * 8
@@ -85,7 +86,94 @@ def add_products(pieces: int) -> Intrinsic:
     return operation(f"amx add_products {pieces}", emit)
 
 
+@functools.cache
+def add_dots() -> Intrinsic:
+    """Return ``f(sums, a, b, count, before)``: what tiles do, for one of the four, by VDPBF16PS.
+
+    Adds `count` steps of 32 terms of a panel of A and one of B to 16 x 16 sums in memory, which
+    are read where `before` is not 0. Each row's sums stay in a register, and two terms of the row
+    meet sixteen columns in one instruction, which takes them from memory.
+    """
+
+    def emit(builder: Any, *arguments: simd.Value) -> None:
+        sums, a, b, count, before = arguments
+        vector, rows = simd.vector_type("float32"), range(amx.TILE_ROWS)
+        fresh = builder.icmp_signed("==", before, before.type(0))
+        kept = [simd.load_vector(builder, sums, "float32", 64 * row) for row in rows]
+        kept = [builder.select(fresh, simd.constant(0.0), one) for one in kept]
+        start, loop = builder.block, builder.append_basic_block("dots")
+        after = builder.append_basic_block("summed")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        step, totals = builder.phi(count.type), [builder.phi(vector) for _ in kept]
+        step.add_incoming(count.type(0), start)
+        offset = builder.mul(step, count.type(amx.TILE_BYTES))
+        left, right, grown = builder.add(a, offset), builder.add(b, offset), list(totals)
+        for pair in range(STEP_TERMS // 2):
+            columns = simd.load_vector(builder, right, "int32", 64 * pair)
+            for row in rows:
+                grown[row] = _dots(builder, grown[row], columns, left, 64 * row + 4 * pair)
+        following = builder.add(step, count.type(1))
+        step.add_incoming(following, loop)
+        for total, one, new in zip(totals, kept, grown, strict=True):
+            total.add_incoming(one, start)
+            total.add_incoming(new, loop)
+        builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
+        builder.position_at_end(after)
+        for row, new in enumerate(grown):
+            simd.store_vector(builder, new, sums, 64 * row)
+
+    return operation("add_dots", emit)
+
+
+def _dots(builder: Any, total: simd.Value, columns: simd.Value, left: simd.Value, at: int) -> Any:
+    """Emit ``total + columns . two terms at left + at``, which the instruction reads itself."""
+    halves = simd.bfloat16_vector()
+    row = builder.bitcast(simd.spread(builder, left, at, "int32"), halves)
+    name, columns = "llvm.x86.avx512bf16.dpbf16ps.512", builder.bitcast(columns, halves)
+    return simd.called(builder, name, total.type, total, columns, row)
+
+
+@functools.cache
+def place_tile(paired: bool, along_lines: bool) -> Intrinsic:
+    """Return ``f(source, step, tile)``: place a whole tile, as `_tile_blocks.place_kernel` does.
+
+    step: bytes from line to line, or along lines from term to term.
+    """
+
+    def emit(builder: Any, source: simd.Value, step: simd.Value, tile: simd.Value) -> None:
+        rows = simd.row_addresses(builder, source, step, 32 if along_lines else amx.TILE_ROWS)
+        if along_lines:
+            halves = [simd.load_vector(builder, row, "uint16", 0) for row in rows]
+            order = [i // 2 + 16 * (i % 2) for i in range(32)]
+            twos = zip(halves[::2], halves[1::2], strict=True)
+            pairs = [simd.shuffled(builder, one, other, order) for one, other in twos]
+            lines = [builder.bitcast(one, simd.vector_type("int32")) for one in pairs]
+        else:
+            lines = [simd.load_vector(builder, row, "int32") for row in rows]
+        if paired != along_lines:
+            lines = transposed(builder, lines)
+        for number, line in enumerate(lines):
+            simd.store_vector(builder, line, tile, 64 * number)
+
+    return operation(f"place_tile {paired} {along_lines}", emit)
+
+
 EXTREMES_BYTES = 2 * 64
+
+
+def _least_and_most(builder: Any, extremes: simd.Value) -> list[simd.Value]:
+    found = []
+    for name, at in (("umin", 0), ("umax", 64)):
+        vector = simd.load_vector(builder, extremes, "int16", at, 32)
+        reduce = f"llvm.vector.reduce.{name}.v32i16"
+        one = simd.called(builder, reduce, vector.type.element, vector)
+        found.append(builder.zext(one, ir.IntType(64)))
+    return found
+
+
+least_and_most = operation("least_and_most", _least_and_most)
+"""``f(extremes)``: the least and the largest of a panel's, see `note_extremes`."""
 
 
 @functools.cache

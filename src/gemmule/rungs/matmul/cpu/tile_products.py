@@ -19,15 +19,27 @@ from typing import Any
 import numpy as np
 
 from gemmule.backends.cpu.amx import TILE_BYTES, missing_tiles
+from gemmule.backends.cpu.calls.builtin import Job
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.core import memory
 from gemmule.core.packing import HostPacked, HostPacking
-from gemmule.core.problem import HALVES, Problem
+from gemmule.core.problem import HALVES, ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
+from gemmule.rungs._cpu_rows import Strides
+from gemmule.rungs._cpu_workspace import workspace
 from gemmule.rungs.matmul.cpu import packed_threads
 from gemmule.rungs.matmul.cpu._tile import unit_axis, unpack_kernel
-from gemmule.rungs.matmul.cpu._tile_blocks import GROUP, block_shares, pack_shares, place_kernel
+from gemmule.rungs.matmul.cpu._tile_blocks import (
+    GROUP,
+    Small,
+    block_shares,
+    carried,
+    pack_shares,
+    place_kernel,
+    small_bytes,
+    small_kernel,
+)
 from gemmule.rungs.matmul.cpu._tile_steps import PRODUCTS, STEP_TERMS
 from gemmule.rungs.matmul.cpu.packed import NEITHER, Sides
 
@@ -38,15 +50,12 @@ _TERMS = {1: 512, 2: 256}
 # Blocks for each thread at least, where there are so many groups of 32: who ends late ends soon.
 _BLOCKS_PER_THREAD = 2
 _LEAST_GROUPS = 2
-# The exponent fields of the least elements of A and B that are not zero sum to this at least where
-# no sum can be subnormal: the last bit of a product is 2^14 below its first.
-_LEAST_EXPONENTS = 2 * 127 - 126 + 14
-_INFINITY = 0x7C00  # of float16
-
+_SMALL = 256**3  # multiply-adds that the calling thread does as fast as with helpers, about
 # Multiply-adds, and elements packed, for each fused float32 multiply-add of a core (Xeon with AMX,
-# 16 cores, 1024 to 4096, November 2026; a loop over the first-level cache makes thrice as many).
+# 16 cores, 1024 to 4096; packing two cores, 64 to 256; November 2026; a loop over the first-level
+# cache makes thrice as many, and small products _NEAR times).
 _PRODUCTS_PER_FMA = {"bfloat16": 3.5, "float16": 1.2}
-_ELEMENTS_PER_FMA = {"bfloat16": 0.01, "float16": 0.007}
+_ELEMENTS_PER_FMA, _NEAR = 0.05, 2.0
 
 
 def _pieces(problem: Problem) -> int:
@@ -133,9 +142,36 @@ def _in_tiles(problem: Problem, ready: Sides) -> Callable[[Any, Any], tuple[Host
     return in_tiles
 
 
-def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[..., None]:
+def is_small(problem: Problem) -> bool:
+    """Whether one thread is as quick as two, for want of a call of helpers."""
+    return problem.m * problem.n * problem.k <= _SMALL
+
+
+def job(problem: Problem, params: Params, A: Array, B: Any, *, by_tiles: bool = True) -> Job | None:
+    """Return a small product as what a builtin function is bound to."""
+    if not is_small(problem):
+        return None
+    item, pieces = ITEMSIZE[problem.out], _pieces(problem)
+    words = _small_words(problem, A.strides, B.strides, (item * problem.n, item))
+    return Job(small_kernel(pieces, by_tiles).address(4), words)
+
+
+def _small_words(problem: Problem, of_A: Strides, of_B: Strides, of_C: Strides) -> Small:
+    """Return a small product on the calling thread; strides in bytes."""
+    m, n, k, pieces = problem.m, problem.n, problem.k, _pieces(problem)
+    left, right = _operands(problem)
+    operands = (left.place, *of_A, m, right.place, *of_B[::-1], n)
+    unpack, room = unpack_kernel(problem.out, "float32"), small_bytes(m, n, k, pieces)
+    depth = _TERMS[pieces] // STEP_TERMS
+    return Small._make((*operands, *of_C, k, depth, unpack.address(6), workspace(room)))
+
+
+def bind(
+    problem: Problem, params: Params, ready: Sides = NEITHER, *, by_tiles: bool = True
+) -> Callable[..., None]:
     """Return ``run(A, B, C)``; `ready` operands come in tiles."""
-    missing_tiles("bf16")  # the system has to be asked, whoever binds
+    if by_tiles:
+        missing_tiles("bf16")  # the system has to be asked, whoever binds
     pieces, (m, n, k) = _pieces(problem), (problem.m, problem.n, problem.k)
     plainly = functools.cache(lambda: packed_threads.bind(problem, packed_threads.RUNG.defaults()))
 
@@ -148,14 +184,20 @@ def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[.
     most = (params["rows"] // GROUP, params["columns"] // GROUP)
     down, across, count = left.panels // 2, right.panels // 2, -(-k // STEP_TERMS)
     unpack = unpack_kernel(problem.out, "float32").address(6)
+    small = small_kernel(pieces, by_tiles) if is_small(problem) and not any(ready) else None
 
     def run(A: Any, B: Any, C: Array) -> None:
+        if small is not None:
+            words = np.array(_small_words(problem, A.strides, B.strides, C.strides), np.int64)
+            if small(words.ctypes.data, *map(_cpu.address, (A, B, C))):
+                on_arrays(A, B, C)
+            return
         of_a, of_b = in_tiles(A, B)
-        if not carried(pieces, of_a.notes, of_b.notes):
+        if not carried(pieces, *of_a.notes, *of_b.notes):
             on_arrays(A, B, C)
             return
         rows, columns = block_groups(down, across, thread_count(), most)
-        block_shares(pieces)(
+        block_shares(pieces, by_tiles)(
             -(-down // rows) * -(-across // columns),
             of_a.at,
             of_b.at,
@@ -174,14 +216,6 @@ def bind(problem: Problem, params: Params, ready: Sides = NEITHER) -> Callable[.
     return run
 
 
-def carried(pieces: int, of_a: tuple[int, int], of_b: tuple[int, int]) -> bool:
-    """Whether tiles compute what IEEE arithmetic does, up to roundings (see the constants)."""
-    if pieces == 2:
-        return max(of_a[1], of_b[1]) < _INFINITY
-    first, second = (of_a[0] + 1) >> 7, (of_b[0] + 1) >> 7
-    return min(first, second) > 0 and first + second >= _LEAST_EXPONENTS
-
-
 def _arithmetic(problem: Problem) -> Arithmetic:
     """A product meets sixteen additions within its tile, that of both halves, one a later tile.
 
@@ -196,13 +230,21 @@ def _arithmetic(problem: Problem) -> Arithmetic:
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect the rate of tile products on every core, and two parallel regions."""
+    """Expect the rate of tile products on every core."""
+    near = _NEAR if is_small(problem) else 1.0
+    return expected(problem, machine, near * _PRODUCTS_PER_FMA[problem.a])
+
+
+def expected(problem: Problem, machine: Machine, per_fma: float) -> Suggestion:
+    """Expect products at a rate on every core, and two parallel regions; or on one core."""
     sizes = (-(-problem.m // GROUP) * GROUP, -(-problem.n // GROUP) * GROUP, problem.k)
-    fma = machine.rates.fma * machine.units
-    products = float(sizes[0]) * sizes[1] * sizes[2] / (_PRODUCTS_PER_FMA[problem.a] * fma)
-    packing = (sizes[0] + sizes[1]) * sizes[2] / (_ELEMENTS_PER_FMA[problem.a] * fma)
-    each = products + packing + 3 * _cpu.spread_s(machine)
-    return Suggestion({}, problem.batch * each)
+    alone = is_small(problem)
+    fma = machine.rates.fma * (1 if alone else machine.units)
+    products = float(sizes[0]) * sizes[1] * sizes[2] / (per_fma * fma)
+    packing = (sizes[0] + sizes[1]) * sizes[2] / (_ELEMENTS_PER_FMA * fma)
+    packing /= _NEAR if alone else 1.0
+    calls = machine.rates.call if alone else 3 * _cpu.spread_s(machine)
+    return Suggestion({}, problem.batch * (products + packing + calls))
 
 
 RUNG = CpuRung(
@@ -218,6 +260,7 @@ RUNG = CpuRung(
     params={"rows": (512, 256, 1024), "columns": (512, 256, 1024)},
     suggest=suggest,
     bind=bind,
+    job=job,
     available=lambda: missing_tiles("bf16"),
     packing=HostPacking(pack, bind),
 )

@@ -11,7 +11,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu._product import bind_ways
-from gemmule.rungs.quantized.cpu.tiles.kernels import float_tiles, groups_are_chunks
+from gemmule.rungs.quantized.cpu.tiles.kernels import float_tiles, groups_are_records
 from gemmule.rungs.quantized.cpu.tiles.ops import TILE_COLUMNS, chunk_columns
 
 # Products for each float32 multiply-add of a core, as in `few_columns`.
@@ -34,7 +34,7 @@ RUNG = CpuRung(
     arithmetic=operands.float_arithmetic(_chain),
     after="few_columns",
     params={"rows_per_task": operands.ROWS_PER_TASK},
-    accepts_quant=lambda problem: operands.takes_row_along(problem) and groups_are_chunks(problem),
+    accepts_quant=lambda problem: operands.takes_row_along(problem) and groups_are_records(problem),
     suggest=operands.columns_time(0.90, TILE_COLUMNS, _PER_FMA),
     bind=bind_ways(float_tiles, columns=2 * TILE_COLUMNS),
     available=lambda: missing_features("avx512f", "avx512bw", "avx512dq"),

@@ -40,8 +40,10 @@ _get, _put = load("float32", "float32"), store("float32", "float32")
 
 
 @functools.cache
-def tile_rows(bits: int, columns: int, scale_dtype: str, has_zeros: bool, integers: bool) -> Rows:
-    """Return the micro-kernel of panels of so many columns; no chunk meets two groups.
+def tile_rows(
+    bits: int, columns: int, scale_dtype: str, has_zeros: bool, integers: bool, pieces: int
+) -> Rows:
+    """Return the micro-kernel of panels of so many columns; `pieces`: groups of a chunk, or 1.
 
     x: for every panel of a record's columns, or its own, x_step bytes apart, what each chunk meets.
     """
@@ -50,22 +52,24 @@ def tile_rows(bits: int, columns: int, scale_dtype: str, has_zeros: bool, intege
     if integers:
         take, add, size = (
             take_chunk(bits, decoded=False),
-            add_tile(bits, has_zeros),
+            _integer_panel(bits, has_zeros, pieces),
             plane_bytes(bits),
         )
         chunk_bytes, in_record = chunk_records(bits) * RECORD_BYTES, LANES // columns
     else:
-        take, add, size = take_chunk(bits, decoded=True), _float_panel(bits, columns), 64 * width
+        take, size = take_chunk(bits, decoded=True, pieces=pieces), 64 * width
+        add = _float_panel(bits, columns, pieces)
         chunk_bytes, in_record = 4 * columns * width, 1
 
     @kernel
     def tiles(job: Product, first: int, end: int) -> None:
         chunks, panels = (job.row_bytes + 63) // 64, (job.columns + columns - 1) // columns
-        per_group = chunks if job.group >= job.n else job.group // width
-        memory = np.empty(size + 64 * (panels * columns + 3), np.uint8)
+        per_group = chunks if job.group >= job.n else max(job.group // width, 1)
+        memory = np.empty(size + 64 * (panels * columns + 2 * pieces + 1), np.uint8)
         codes = (memory.ctypes.data + 63) // 64 * 64
-        scales, zeros, totals = codes + size, codes + size + 64, codes + size + 128
-        for i in range(LANES):
+        scales, zeros = codes + size, codes + size + 64 * pieces
+        totals, groups = zeros + 64 * pieces, max(job.scale_step, 1)
+        for i in range(pieces * LANES):
             _put(zeros, i, np.float32(fixed))
         for row in range(first, end, LANES):
             last = min(LANES, end - row) - 1
@@ -76,11 +80,14 @@ def tile_rows(bits: int, columns: int, scale_dtype: str, has_zeros: bool, intege
                 for i in range(LANES):
                     prefetch(at + LANES * job.row_bytes + i * job.row_bytes)
                 if chunk % per_group == 0:
+                    first_group = chunk // per_group * pieces
                     for i in range(LANES):
-                        place = (row + min(i, last)) * job.scale_step + chunk // per_group
-                        _put(scales, i, scale(job.scales, place))
-                        if has_zeros:
-                            _put(zeros, i, _get(job.zeros, place))
+                        place = (row + min(i, last)) * job.scale_step
+                        for piece in range(pieces):
+                            at_group = place + min(first_group + piece, groups - 1)
+                            _put(scales, LANES * piece + i, scale(job.scales, at_group))
+                            if has_zeros:
+                                _put(zeros, LANES * piece + i, _get(job.zeros, at_group))
                 take(at, job.row_bytes, last, job.row_bytes - 64 * chunk, zeros, codes)
                 for panel in range(panels):
                     x = job.x + chunk * chunk_bytes + panel // in_record * job.x_step
@@ -94,17 +101,35 @@ def tile_rows(bits: int, columns: int, scale_dtype: str, has_zeros: bool, intege
 
 
 @functools.cache
-def _float_panel(bits: int, columns: int) -> Kernel:
+def _integer_panel(bits: int, has_zeros: bool, pieces: int) -> Intrinsic | Kernel:
+    """Return `add_tile` for all pieces of a chunk, one after the other: together they spill."""
+    add, planes_bytes = add_tile(bits, has_zeros, pieces), plane_bytes(bits) // pieces
+    if pieces == 1:
+        return add
+    records_bytes = chunk_records(bits) // pieces * RECORD_BYTES
+
+    @kernel
+    def add_pieces(planes: int, x: int, scales: int, zeros: int, totals: int) -> None:
+        for piece in range(pieces):
+            at, x_at, place = planes + piece * planes_bytes, x + piece * records_bytes, 64 * piece
+            add(at, x_at, scales + place, zeros + place, totals)
+
+    return add_pieces
+
+
+@functools.cache
+def _float_panel(bits: int, columns: int, pieces: int) -> Kernel:
     """Return what `add_tile` does for `columns` columns of floats, whose zero points are off."""
     add, put_scaled, no_sums = add_columns(columns), add_scaled(columns), zeros_of(columns)
-    width = chunk_columns(bits)
+    width = chunk_columns(bits) // pieces
 
     @kernel
     def add_panel(weights: int, x: int, scales: int, zeros: int, totals: int) -> None:
-        sums = no_sums()
-        for k in range(0, width, 4):
-            sums = add(sums, weights + 64 * k, x + 4 * columns * k)
-        put_scaled(sums, scales, totals)
+        for piece in range(pieces):
+            sums = no_sums()
+            for k in range(piece * width, (piece + 1) * width, 4):
+                sums = add(sums, weights + 64 * k, x + 4 * columns * k)
+            put_scaled(sums, scales + 64 * piece, totals)
 
     return add_panel
 
@@ -178,7 +203,9 @@ def float_tiles(parts: Stored, columns: int) -> Way:
 def _way(
     parts: Stored, columns: int, panel: int, size: int, prepare: Prepare, *, integers: bool = False
 ) -> Way:
-    kind = parts.bits, columns, scale_dtype_of(parts), parts.zeros is not None, integers
+    width = chunk_columns(parts.bits)
+    pieces = 1 if parts.group >= parts.n else max(width // parts.group, 1)
+    kind = parts.bits, columns, scale_dtype_of(parts), parts.zeros is not None, integers, pieces
     return Way(
         rows=tile_rows(*kind),
         product=product_of(parts, x_step=size),
@@ -189,6 +216,15 @@ def _way(
         prepare=prepare,
         alone_below=LANES * SERIAL_BYTES,
     )
+
+
+def groups_are_records(problem: Problem) -> bool:
+    """Whether groups are whole chunks, or a chunk whole groups of whole records."""
+    spec = problem.quant
+    if groups_are_chunks(problem) or spec is None or spec.group_size is None:
+        return groups_are_chunks(problem)
+    width = chunk_columns(spec.bits)
+    return width % spec.group_size == 0 and spec.group_size % ACTIVATION_GROUP == 0
 
 
 def groups_are_chunks(problem: Problem) -> bool:

@@ -43,29 +43,32 @@ def plane_bytes(bits: int) -> int:
 
 
 @functools.cache
-def take_chunk(bits: int, *, decoded: bool) -> Intrinsic:
+def take_chunk(bits: int, *, decoded: bool, pieces: int = 1) -> Intrinsic:
     """Return ``f(address, row_step_bytes, last_row, count, zeros, out)``: a chunk, transposed.
 
     Sixteen rows from `address` on, `count` bytes of each (the rest are zeros); rows behind
     `last_row` (counted from the first) repeat it. As planes; or `decoded`, with one vector of
-    sixteen rows' ``code - zero`` for each column; zeros: the address of sixteen zero points.
+    sixteen rows' ``code - zero`` for each column; zeros: the address of sixteen zero points, of as
+    many groups one after the other as a chunk has `pieces`.
     """
 
     def emit(builder: Any, address: Value, *rest: Value) -> None:
         step, last, count, zeros, out = rest
         raw = (row_of_codes(builder, address, step, i, (last, count)) for i in range(LANES))
         rows = [builder.bitcast(row, simd.vector_type("int32")) for row in raw]
-        points, taken = simd.load_vector(builder, zeros, "float32"), []
-        for word in transposed(builder, rows):
+        points = [simd.load_vector(builder, zeros, "float32", 64 * i) for i in range(pieces)]
+        taken: list[Value] = []
+        for i, word in enumerate(transposed(builder, rows)):
             if not decoded:
                 taken += weight_planes(builder, word, bits)
                 continue
             for k in range(simd.codes_per_lane(bits)):
-                taken.append(builder.fsub(simd.code_as_float(builder, word, k, bits), points))
+                code = simd.code_as_float(builder, word, k, bits)
+                taken.append(builder.fsub(code, points[i * pieces // LANES]))
         for i, vector in enumerate(taken):
             simd.store_vector(builder, vector, out, BLOCK_BYTES * i)
 
-    return operation(f"take_chunk {bits} {decoded}", emit)
+    return operation(f"take_chunk {bits} {decoded} {pieces}", emit)
 
 
 @functools.cache
@@ -118,12 +121,12 @@ def row_of_codes(
 
 
 @functools.cache
-def add_tile(bits: int, has_zeros: bool) -> Intrinsic:
+def add_tile(bits: int, has_zeros: bool, pieces: int = 1) -> Intrinsic:
     """Return ``f(planes, x, scales, zeros, totals)``: add a chunk's products to eight columns.
 
     All are addresses: `planes` from `take_chunk`; `x` of the first column within the chunk's
     records; `scales`, `zeros` of sixteen floats, one for each row; `totals` of eight vectors. The
-    integer sum over a record is exact.
+    integer sum over a record is exact. Where a chunk has several `pieces`, all that of one.
     """
 
     def emit(
@@ -134,7 +137,7 @@ def add_tile(bits: int, has_zeros: bool) -> Intrinsic:
         negated = None
         if has_zeros:
             negated = builder.fneg(simd.load_vector(builder, zeros, "float32"))
-        for record in range(chunk_records(bits)):
+        for record in range(chunk_records(bits) // pieces):
             at = record * RECORD_BYTES
             taken_off = [
                 simd.spread(builder, x, at + 64 * (WORDS + 1) + 4 * c, "int32") for c in columns
@@ -159,7 +162,7 @@ def add_tile(bits: int, has_zeros: bool) -> Intrinsic:
                 builder, simd.fused(builder, parts[c], row_scales, total), totals, 64 * c
             )
 
-    return operation(f"add_tile {bits} {has_zeros}", emit)
+    return operation(f"add_tile {bits} {has_zeros} {pieces}", emit)
 
 
 @functools.cache
