@@ -177,8 +177,9 @@ def takeaway(rows: Sequence[Row], machines: Sequence[Environment]) -> list[str]:
     left = len({id(one.row) for one in found}) - len({id(one.row) for one in counted})
     if left:
         told.append(
-            f"No claim rests on {left} more, which other programs disturbed or which had too few "
-            "blocks for an interval."
+            f"No claim rests on {left} {'more' if counted else 'measured'}, which other programs "
+            "disturbed or which had too few blocks for an interval; `gemmule bench --patience 600` "
+            "waits for a quiet machine."
         )
     return told
 

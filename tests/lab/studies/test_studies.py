@@ -404,7 +404,7 @@ def test_studies_make_a_page(tmp_path: Path) -> None:
     assert "217.10 by formula" in text
     assert "&lt;b&gt;" in text
     assert "<b>" not in text
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
     printed = CliRunner().invoke(report, [str(path)], env={"COLUMNS": "200"})
     assert "torch" in printed.output
 
