@@ -124,3 +124,16 @@ def test_without_fma_products_and_sums_are_instructions_of_their_own(name: str) 
     assert products > 0
     assert apart["FMUL"] - fused["FMUL"] >= products
     assert apart["FADD"] - fused["FADD"] >= products
+
+
+def test_the_documents_kernels_compile_for_turing() -> None:
+    """The pages say so, and that nothing was run there."""
+    found = [r for r in all_rungs("cuda") if r.source.startswith("document 00")]
+    assert len(found) == 19
+    for rung in found:
+        int4 = "uint4" if rung.name.endswith("int4") or rung.name.startswith("int4") else "uint8"
+        signature = (int4, "float16", "float16") if rung.quantized else ("float32",) * 3
+        problem = problem_of(rung, signature)
+        steps = rung.steps(problem, rung.check_params(problem, None), proofs.proof_machine())
+        module, _ = nvrtc.build(rung.source_path, tuple({s.kernel for s in steps}), "sm_75")
+        assert module.cubin

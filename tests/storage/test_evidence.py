@@ -292,14 +292,17 @@ def test_what_a_wheel_carries_is_read_as_the_tree_is(
             gpu.name: list(margins.read_file(gpu / margins.FILE))
             for gpu in sorted(evidence.folder().iterdir())
         }
-        paths = {seed: study_store.on_record(seed) for seed in DOCUMENTS}
-        studies = {seed: [*study_store.read(path, seed)] for seed, path in paths.items() if path}
+        studies = {
+            f"{seed} {path.parent.name}": [*study_store.read(path, seed)]
+            for seed in DOCUMENTS
+            for path in study_store.on_record(seed)
+        }
         records = sorted(evidence.read(), key=lambda r: (r.device, r.folder, r.rung, r.variant))
         return records, {name: found for name, found in measured.items() if found}, studies
 
     of_tree = contents()
     assert all(of_tree)
-    assert len(of_tree[2]) == len(DOCUMENTS)
+    assert len({name.split()[0] for name in of_tree[2]}) == len(DOCUMENTS)
     size = 0
     for name, content in wheel_evidence.packed(evidence.folder()):
         path = tmp_path / name

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -34,12 +34,29 @@ from gemmule_lab.peers.peer import module_missing
 from gemmule_lab.report.render import terminal_table
 from gemmule_lab.report.tables import TableData, significant
 
+
+class Timed(NamedTuple):
+    """A product by one rung; none: by the one that is chosen."""
+
+    product: Product
+    rung: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The product in words, with the rung where one is named."""
+        return self.product.title if self.rung is None else f"{self.product.title}, {self.rung}"
+
+
+LARGE = Product("matmul", "float32", (2048, 2048), 2048)
 PRODUCTS = (
-    Product("matvec", "float16", (1024, 1024)),
-    Product("matvec", "float16", (4096, 4096)),
-    Product("matvec", "float32", (8192, 8192)),
-    Product("vecmat", "float32", (8192, 8192)),
-    Product("matmul", "float32", (2048, 2048), 2048),
+    Timed(Product("matvec", "float16", (1024, 1024))),
+    Timed(Product("matvec", "float16", (4096, 4096))),
+    Timed(Product("matvec", "float32", (8192, 8192))),
+    Timed(Product("vecmat", "float32", (8192, 8192))),
+    Timed(LARGE),
+    # the kernels of documents 000 and 002, which NVBench is the tool of
+    *(Timed(Product("matvec", "float32", (8192, 8192)), r) for r in ("thread_per_row", "shared_x")),
+    *(Timed(LARGE, rung) for rung in ("naive", "shared_tile", "rectangular_tile")),
 )
 FILE, SCHEMA = "nvbench.jsonl", 1
 COLD_MEAN = "nv/cold/time/gpu/mean"
@@ -50,7 +67,7 @@ INSTALL = "pip install 'cuda-bench[cu13]'"
 class Pair:
     """One product's time of a call by both ways, in seconds; theirs is a mean."""
 
-    product: Product
+    product: Timed
     ours_s: float
     theirs_s: float
 
@@ -61,7 +78,7 @@ class Pair:
 
 
 def crosscheck(
-    products: Sequence[Product] = PRODUCTS, *, ordinal: int = 0, max_seconds: float = 2.0
+    products: Sequence[Timed] = PRODUCTS, *, ordinal: int = 0, max_seconds: float = 2.0
 ) -> list[Pair]:
     """Measure products by both clocks; DeviceError where cuda-bench or a GPU is missing.
 
@@ -74,7 +91,7 @@ def crosscheck(
     ours: dict[str, float] = {}
     calls: dict[str, Callable[[int], object]] = {}
     for product in products:
-        entry = bench.ours(bench.sets(product), name=product.title)
+        entry = bench.ours(bench.sets(product.product), product.rung, name=product.title)
         found = sample([entry], bench.clock, Budget(max_seconds=max_seconds, min_block_s=0.004))
         ours[product.title], calls[product.title] = found[product.title].median, entry.call
     theirs = by_nvbench(calls, ordinal)

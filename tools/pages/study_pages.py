@@ -3,62 +3,171 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from gemmule.core.registry import all_rungs
 from gemmule.storage.atomic import replace_text
 from gemmule_lab import studies
 from gemmule_lab.report.against import TIMES_WITHIN, changes, within
+from gemmule_lab.report.charts import Chart
 from gemmule_lab.report.plots import draw
 from gemmule_lab.report.sheet import drawn_of
-from gemmule_lab.report.tables import markdown
-from gemmule_lab.studies import show, store
-from gemmule_lab.studies.records import Rows
-from gemmule_lab.studies.runner import of_last_devices
+from gemmule_lab.report.tables import markdown, text_of
+from gemmule_lab.studies import charted, show, store
+from gemmule_lab.studies.records import Finding, Rows
+from gemmule_lab.studies.rules import document
+from gemmule_lab.studies.runner import DURATION, of_last_devices
 from pages.markdown import update_markers
 
 REPEATED, LEAST_RUNS = "repeated", 3
-DOCUMENTS = ("000", "001", "002", "003", "004")
+DOCUMENTS = studies.NUMBERS
+BLOCK_S = {"cuda": 0.04, "cpu": 0.25}  # what one lane of a cell may take
 
 
 def update(root: Path) -> list[Path]:
     """Rewrite the tables and plots of every page below `root`; return the files that changed."""
-    changed = []
+    changed, found, seconds = [], {}, 0.0
     for number in DOCUMENTS:
+        devices = devices_on_record(root / "evidence", number)
+        rows = next(iter(devices.values()), Rows(()))
+        found[number] = show.findings(number, rows)
+        seconds += timed_seconds(rows)
+        charts = dict(charted.pictures(studies.load(number), rows))
+        beside = show.device_chart(number, devices) if len(devices) > 1 else None
         page = root / "docs" / "studies" / f"{number}.md"
-        study = studies.load(number)
-        rows = evidence_rows(root / "evidence", number)
-        charts = {
-            name: chart
-            for backend in ("cuda", "cpu")
-            for name, chart in study.pictures(rows, backend)
-        }
         tables = {
+            "first": first_screen(root, number, rows, found[number]),
             "measured": "\n".join(
-                [_measured(rows), *_repeated(root / "evidence", number), *_spread(rows)]
+                [*_measured(devices), *_repeated(root / "evidence", number), *_spread(rows)]
             ),
-            "plots": "\n\n".join(
-                f"![{chart.title.replace(']', '')}](../img/{name}.svg)"
-                for name, chart in charts.items()
-            )
-            or "None yet.",
-            "claims": markdown(show.verdict_table(study, rows)),
-            "comparison": markdown(show.comparison_table(study, rows)),
+            "devices": _devices(number, devices, beside),
+            "plots": "\n\n".join(_image(name, chart) for name, chart in charts.items()) or "None.",
+            "claims": markdown(show.verdict_table(number, rows)),
+            "rules": markdown(show.rule_table(number)),
+            "comparison": markdown(show.comparison_table(number, rows)),
         }
         if update_markers(page, tables):
             changed.append(page)
-        for name, chart in charts.items():
-            target = root / "docs" / "img" / f"{name}.svg"
-            if not target.is_file() or drawn_of(chart) not in target.read_text(encoding="utf-8"):
-                replace_text(target, draw(chart))
-                changed.append(target)
-        for path in sorted((root / "docs" / "img").glob(f"study-{number}-*.svg")):
-            if path.stem not in charts:
-                path.unlink()
-                changed.append(path)
+        charts |= dict([beside] if beside else [])
+        changed += _draw(root / "docs" / "img", number, charts)
+    for page, up in ((root / "docs" / "studies" / "index.md", ""), (root / "README.md", "docs/")):
+        if page.is_file() and update_markers(page, {"studies": overview(found, seconds, up)}):
+            changed.append(page)
     return changed
+
+
+def _draw(folder: Path, number: str, charts: Mapping[str, Chart]) -> Iterator[Path]:
+    """Draw what is not drawn yet, remove what is no more; yield what changed."""
+    for name, chart in charts.items():
+        target = folder / f"{name}.svg"
+        if not target.is_file() or drawn_of(chart) not in target.read_text(encoding="utf-8"):
+            replace_text(target, draw(chart))
+            yield target
+    for path in sorted(folder.glob(f"study-{number}-*.svg")):
+        if path.stem not in charts:
+            path.unlink()
+            yield path
+
+
+def _image(name: str, chart: Chart) -> str:
+    return f"![{chart.title.replace(']', '')}](../img/{name}.svg)"
+
+
+def first_screen(root: Path, number: str, rows: Rows, found: Mapping[str, Finding]) -> str:
+    """Return what a page says first: the answer, the findings with their causes, the commands."""
+    about = document(number)["study"]
+    claims = {claim.id: claim for claim in studies.load(number).claims}
+    lines = [f"**{about['question']}** {text_of(show.answer(number, found))}", ""]
+    lines += [f"Of {len(found)} claims: {show.counts(found)}.", ""]
+    for name in about["key"]:
+        one = found[name]
+        said = f"*{text_of(claims[name].text)}* **{one.outcome}**: {text_of(one.figure)}."
+        lines += [f"- {said} {text_of(one.cause)}"]
+    took = "; ".join(durations(rows))
+    lines += [
+        "",
+        "| to | command |",
+        "| --- | --- |",
+        f"| see the rows on record, without a GPU | `gemmule study {number} --show --times` |",
+        f"| redo it here; `--full`: the document's whole grid | `gemmule study {number}` |",
+        f"| compare with another machine | `gemmule study {number} --against FILE` |",
+        "",
+        f"It needs {about['needs']}. Duration: {took}. Its kernels: {_kernels(root, number)}.",
+    ]
+    return "\n".join(lines)
+
+
+def durations(rows: Rows) -> Iterator[str]:
+    """Yield how long runs took, and what timing alone adds up to by the rows on file."""
+    for row in rows.where(DURATION):
+        yield f"a run of {row.case['steps']} steps took {row.figures['seconds']:.0f} s"
+    count = len(rows.timed())
+    yield f"timing alone adds up to {timed_seconds(rows):.0f} s for the {count:,} times on record"
+
+
+def timed_seconds(rows: Rows) -> float:
+    """Return what a cell's lanes may take, and what host times took, of all rows on file."""
+    timed = rows.timed()
+    once = [1e-6 * r.us * r.times_us.n for r in timed if r.temperature == "once" and r.times_us]
+    return sum(once) + sum(BLOCK_S[r.backend] for r in timed if r.temperature != "once")
+
+
+def _kernels(root: Path, number: str) -> str:
+    """Return links to each kernel's page and source, of those that name the document."""
+    links = []
+    for rung in all_rungs("cuda"):
+        if f"document {number}" in rung.source and not rung.source.startswith("the classic"):
+            page = root / "docs" / "ladder" / f"cuda_{rung.folder}.md"
+            heading = re.search(rf"^## (\w+ {rung.name})$", page.read_text("utf-8"), re.MULTILINE)
+            anchor = heading[1].replace(" ", "-") if heading else ""
+            source = f"../../src/gemmule/rungs/{rung.folder}/cuda/{rung.name}.cu"
+            links.append(f"[{rung.name}](../ladder/{page.name}#{anchor}) ([source]({source}))")
+    return ", ".join(links)
+
+
+def overview(found: Mapping[str, Mapping[str, Finding]], seconds: float, up: str) -> str:
+    """Return the five documents in a table: question, our answer, verdicts, a chart of each."""
+    lines = ["| document | it asks | our answer, on an H200 | of its claims |", "|---|---|---|---|"]
+    images = []
+    for number, one in found.items():
+        about = document(number)["study"]
+        page = f"{up and 'docs/studies/'}{number}.md"
+        answer = text_of(show.answer(number, one))
+        lines.append(
+            f"| [{number}]({page}) | {about['question']} | {answer} | {show.counts(one)} |"
+        )
+        image = f"{up or '../'}img/study-{number}-cuda-{about['chart']}.svg"
+        images += [f"[![{about['title']}]({image})]({page})", ""]
+    took = (
+        f"Timing alone, of all five on record, adds up to {seconds / 60:.0f} minutes; how long a "
+        "whole run takes is on record from the next one on."
+    )
+    return "\n".join([*lines, *(["", took, "", *images] if not up else [])])
+
+
+def devices_on_record(evidence: Path, number: str) -> dict[str, Rows]:
+    """Return a study's rows by device, the one with the most rows first."""
+    files = [store.read(path, number) for path in sorted(evidence.glob(f"*/study-{number}.jsonl"))]
+    files.sort(key=lambda rows: (not any(row.backend == "cuda" for row in rows), -len(rows)))
+    return {show.device_of(rows): of_last_devices(rows) for rows in files if rows}
+
+
+def evidence_rows(evidence: Path, number: str) -> Rows:
+    """Return a study's rows of the device with the most of them."""
+    return next(iter(devices_on_record(evidence, number).values()), Rows(()))
+
+
+def _devices(number: str, devices: Mapping[str, Rows], beside: tuple[str, Chart] | None) -> str:
+    if len(devices) < 2:
+        return "No other device is on record yet; rows of one are compared by `--against`."
+    parts = [markdown(show.device_verdicts(number, devices))]
+    times = show.device_times(number, devices)
+    parts += [markdown(times)] if times.rows else []
+    return "\n\n".join([*parts, *([_image(*beside)] if beside else [])])
 
 
 def _repeated(evidence: Path, number: str) -> Iterator[str]:
@@ -73,13 +182,6 @@ def _repeated(evidence: Path, number: str) -> Iterator[str]:
         )
 
 
-def evidence_rows(evidence: Path, number: str) -> Rows:
-    """Return a study's rows of the first device on record, those of GPUs before those of CPUs."""
-    files = [store.read(path, number) for path in sorted(evidence.glob(f"*/study-{number}.jsonl"))]
-    files.sort(key=lambda rows: not any(row.backend == "cuda" for row in rows))
-    return of_last_devices(files[0] if files else Rows(()))
-
-
 def _spread(rows: Rows) -> Iterator[str]:
     """Yield how far apart the quartiles of host times lie, which repeat less well than kernels."""
     times = [row.times_us for row in rows.where(temperature="once").timed()]
@@ -92,10 +194,14 @@ def _spread(rows: Rows) -> Iterator[str]:
         )
 
 
-def _measured(rows: Rows) -> str:
-    """Return where and when the rows were measured."""
-    lines, counts = [], collections.Counter(row.environment for row in rows)
-    for environment in rows.environments.values():
-        count, when = counts[environment.id], environment.timestamp[:10]
-        lines.append(f"- {environment.device}: {count} rows, {when}, {environment.system}")
-    return "\n".join(lines) or "Not measured yet: `gemmule study --evidence evidence/`."
+def _measured(devices: Mapping[str, Rows]) -> Iterator[str]:
+    """Yield where and when the rows were measured, and by what."""
+    for rows in devices.values():
+        counts = collections.Counter(row.environment for row in rows)
+        for one in rows.environments.values():
+            where = [one.system, f"CPU {one.cpu}, {one.threads} threads"] if one.cpu else []
+            where += ["taken over from another record"] if not one.ceilings else []
+            when = one.timestamp[:10]
+            yield f"- {', '.join([f'{one.device}: {counts[one.id]} rows', when, *where])}"
+    if not devices:
+        yield "Not measured yet: `gemmule study --evidence evidence/`."

@@ -11,91 +11,164 @@ import click
 from gemmule_lab.commands import _options as options
 
 if TYPE_CHECKING:
-    from gemmule_lab.studies.grid import Study
+    from gemmule_lab.studies.records import Rows
 
 DOCUMENTS = ("000", "001", "002", "003", "004")
 
 
 @click.command(short_help="Redo the published experiments and judge their claims.")
 @click.argument("documents", nargs=-1, type=click.Choice(DOCUMENTS))
+@options.flag("--list", "Only list what the documents ask, with our answers on record.")
 @options.flag("--full", "The documents' exact grids; may take hours.")
 @options.one("--device", ("cpu", "cuda"), None, "Only this; default: both.")
 @options.out("Folder of the rows and plots.")
 @options.folder("--evidence", help="Write the rows to <evidence>/<device>/ instead.")
-@options.flag("--show", "Only judge the rows on file, or gemmule's own.")
+@options.flag("--show", "Only judge the rows on file, or gemmule's own: no GPU is needed.")
+@click.option("--only", multiple=True, metavar="EXPERIMENT", help="Only these experiments.")
 @options.flag("--times", "Print every row as well.")
 @options.flag("--csv", "Write every row to study-<number>.csv, too.")
 @options.file("--take", help="First take in the rows of this file of the one study named.")
-def study(documents: tuple[str, ...], take: Path | None, **given: Any) -> None:
+@options.file("--against", help="Compare with another machine's rows of the one study named.")
+def study(
+    documents: tuple[str, ...], take: Path | None, against: Path | None, **given: Any
+) -> None:
     """Redo the experiments of documents 000 to 004 on this machine; default: all five.
 
     Every result is held against the oracle before it is timed. Rows go to a file as they are made:
     after Ctrl-C the same command goes on where it stopped. Rows of another run are taken in with
-    --take: newer ones take the place of those on file, and none on file is lost.
+    --take: newer ones take the place of those on file, and none on file is lost. --against FILE
+    sets verdicts and times beside those of another machine's file, in a table and a chart.
     """
+    if (take or against) and len(documents) != 1:
+        raise ValueError(
+            "--take and --against name a file of one study: give its number, and no other."
+        )
+    if given.pop("list"):
+        _list(documents or DOCUMENTS)
+        return
+    _known(documents or DOCUMENTS, given["only"])
+    for number in documents or DOCUMENTS:
+        _one(number, take, against, **given)
+
+
+def _known(documents: tuple[str, ...], only: tuple[str, ...]) -> None:
+    """Raise ValueError for an experiment that none of the documents has."""
     from gemmule_lab import studies
 
-    if take is not None and len(documents) != 1:
-        raise ValueError("--take names a file of one study: give its number as well, and no other.")
-    for number in documents or DOCUMENTS:
-        _one(studies.load(number), take, **given)
+    grids = [studies.load(number).steps(b, True) for number in documents for b in ("cuda", "cpu")]
+    known = {step.experiment for grid in grids for step in grid} if only else set()
+    if not known >= set(only):
+        asked, there = (", ".join(sorted(names)) for names in (set(only) - known, known))
+        raise ValueError(f"no document named has the experiment {asked}; there are: {there}.")
+
+
+def _list(documents: tuple[str, ...]) -> None:
+    """Print each document's title, question, answer and verdicts, of the rows on record."""
+    from gemmule_lab.studies import rules, show
+
+    for number in documents:
+        about, rows = rules.document(number)["study"], _on_record(number)
+        found = show.findings(number, rows)
+        click.echo(f"{number}  {about['title']}\n     {about['question']}")
+        click.echo(f"     {show.answer(number, found)}")
+        click.echo(f"     {show.counts(found)}; gemmule study {number} --show\n")
+
+
+def _on_record(number: str) -> Rows:
+    from gemmule_lab.studies import runner, store
+    from gemmule_lab.studies.records import Rows
+
+    for path in store.on_record(number):
+        return runner.of_last_devices(store.read(path, number))
+    return Rows(())
 
 
 def _one(
-    one: Study,
+    number: str,
     take: Path | None,
+    against: Path | None,
     *,
     full: bool,
     device: str | None,
     out: Path,
     evidence: Path | None,
     show: bool,
+    only: tuple[str, ...],
     times: bool,
     csv: bool,
 ) -> None:
     from gemmule.storage.evidence import slug
-    from gemmule_lab.progress import tracked
-    from gemmule_lab.studies import harness, runner, store
+    from gemmule_lab import studies
+    from gemmule_lab.studies import harness, rules, runner, store
     from gemmule_lab.studies import show as results
 
+    one = studies.load(number)
     here, missing = harness.benches("cpu" if show and not evidence else device)
     folder = out if evidence is None else evidence / slug(here[0].device)
-    path = folder / f"study-{one.number}.jsonl"
+    path = folder / f"study-{number}.jsonl"
     if show and evidence is None and take is None and not path.is_file():
-        path = store.on_record(one.number) or path
-    click.echo(f"document {one.number}: {one.title}")
-    if missing or device == "cpu":
+        path = next(iter(store.on_record(number)), path)
+    click.echo(f"document {number}: {rules.document(number)['study']['title']}")
+    if not show and (missing or device == "cpu"):
         click.echo(f"left out: everything on a GPU ({missing or '--device cpu'})")
-    for line in one.left_out(full):
+    for line in () if show else one.left_out(full):
         click.echo(f"left out: {line}")
     if take is not None:
-        click.echo(f"took in {store.take(path, take, one.number)} rows of {take}")
+        click.echo(f"took in {store.take(path, take, number)} rows of {take}")
     if one.together and any(bench.backend == "cuda" for bench in here):
         here = here[:1]  # which times what runs on the CPU in turns with its own
     for bench in [] if show else here:
-        environment = functools.partial(harness.environment_of, bench)
-        runner.run(
-            one,
-            bench,
-            environment,
-            path,
-            full=full,
-            progress=lambda todos: tracked(todos, len(todos), "measuring"),
-        )
-    rows = runner.of_last_devices(store.read(path, one.number))
-    results.print_tables(one, rows, times=times)
+        _measure(number, bench, path, full, only)
+    rows = runner.of_last_devices(store.read(path, number))
+    results.print_tables(number, rows, times=times)
     if not rows:
         click.echo(f"{path} holds no rows yet")
         return
     if csv:
-        target = out / f"study-{one.number}.csv"
+        target = out / f"study-{number}.csv"
         results.write(target, results.as_csv(rows))
         click.echo(f"wrote {target}: {len(rows)} rows")
+    if against is not None:
+        _beside(number, rows, against, out)
     if evidence is not None:  # `make docs` draws from evidence
         click.echo(f"rows in {path}")
         return
-    results.write_plots(one, rows, out)
+    results.write_plots(number, rows, out)
     click.echo(f"rows in {path}, plots in {out}")
+
+
+def _measure(number: str, bench: Any, path: Path, full: bool, only: tuple[str, ...]) -> None:
+    from gemmule_lab import studies
+    from gemmule_lab.progress import tracked
+    from gemmule_lab.studies import harness, runner
+
+    runner.run(
+        studies.load(number),
+        bench,
+        functools.partial(harness.environment_of, bench),
+        path,
+        full=full,
+        only=only,
+        progress=lambda todos: tracked(todos, len(todos), "measuring"),
+    )
+
+
+def _beside(number: str, rows: Rows, against: Path, out: Path) -> None:
+    """Print verdicts and times of two machines side by side, and draw how the times relate."""
+    from gemmule_lab.report.plots import draw
+    from gemmule_lab.studies import runner, show, store
+
+    theirs = runner.of_last_devices(store.read(against, number))
+    if not theirs:
+        raise ValueError(f"{against} holds no rows of document {number}.")
+    ours, other = show.device_of(rows), show.device_of(theirs)
+    devices = {ours: rows, f"{other}, {against.name}" if ours == other else other: theirs}
+    show.print_all((show.device_verdicts(number, devices), show.device_times(number, devices)))
+    drawn = show.device_chart(number, devices)
+    if drawn is not None:
+        target = out / f"{drawn[0]}.svg"
+        show.write(target, draw(drawn[1]))
+        click.echo(f"wrote {target}")
 
 
 COMMAND = study

@@ -23,6 +23,7 @@ from gemmule_lab.records.environment import cpu_name
 SOURCE = Path(__file__).with_name("eigen_peer.cpp")
 HEADERS = Path("/usr/include/eigen3")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-DNDEBUG")
+DOCUMENTS = ("-O2", "-mavx", *FLAGS[2:])  # as document 001 compiles it
 
 
 def _absent() -> str | None:
@@ -34,12 +35,12 @@ def _absent() -> str | None:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def _library(flags: tuple[str, ...] = FLAGS) -> ctypes.CDLL:
     """Compile the C++ file, or take what the same source, compiler and CPU gave before."""
     compiler = subprocess.run(
         ["g++", "--version"], capture_output=True, text=True, timeout=30, check=True
     ).stdout
-    parts = [SOURCE.read_text(), compiler, " ".join(FLAGS), cpu_name()]
+    parts = [SOURCE.read_text(), compiler, " ".join(flags), cpu_name()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     folder = cache_folder() / "peers"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -48,15 +49,15 @@ def _library() -> ctypes.CDLL:
         raise CompileError(f"{folder} can be written by others; Eigen is not loaded from it.")
     built = folder / f"eigen-{digest}.so"
     if not built.is_file():
-        _compile(built)
+        _compile(built, flags)
     return ctypes.CDLL(str(built))
 
 
-def _compile(target: Path) -> None:
+def _compile(target: Path, flags: tuple[str, ...]) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
     try:
-        command = ["g++", *FLAGS, f"-I{HEADERS}", str(SOURCE), "-o", name]
+        command = ["g++", *flags, f"-I{HEADERS}", str(SOURCE), "-o", name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
             raise CompileError("g++ could not compile the Eigen peer.", log=done.stderr)
@@ -65,9 +66,11 @@ def _compile(target: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _prepare(problem: Problem, a: np.ndarray, b: np.ndarray) -> Prepared:
+def _prepare(
+    problem: Problem, a: np.ndarray, b: np.ndarray, flags: tuple[str, ...] = FLAGS
+) -> Prepared:
     out = np.empty(result_shape(problem), a.dtype)
-    function = getattr(_library(), f"{problem.op}_{problem.a}")
+    function = getattr(_library(flags), f"{problem.op}_{problem.a}")
     function.restype = None
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (a, b, out)]
     if problem.op == "matvec":
@@ -87,11 +90,19 @@ def _prepare(problem: Problem, a: np.ndarray, b: np.ndarray) -> Prepared:
     return Prepared(call, lambda: out)
 
 
-def _mode() -> str:
-    number, threads = _library().version(), _library().threads()
+def _mode(flags: tuple[str, ...] = FLAGS) -> str:
+    number, threads = _library(flags).version(), _library(flags).threads()
     version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-    return f"Eigen {version}, IEEE float, g++ {' '.join(FLAGS[:3])}, no BLAS, {threads} threads"
+    return f"Eigen {version}, IEEE float, g++ {' '.join(flags[:3])}, no BLAS, {threads} threads"
 
 
 _refuses = functools.partial(plain_refusal, dtypes=("float32", "float64"))
 PEERS = (Peer("eigen", "cpu", _absent, _refuses, _prepare, _mode),)
+AS_001 = Peer(
+    "eigen, -O2 -mavx",
+    "cpu",
+    _absent,
+    _refuses,
+    functools.partial(_prepare, flags=DOCUMENTS),
+    functools.partial(_mode, DOCUMENTS),
+)

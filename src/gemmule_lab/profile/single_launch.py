@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 
 from gemmule_lab.profile import ncu
 from gemmule_lab.studies.grid import Bench, Case, Cell, Found, Lane, Measured, Names, Task
@@ -17,6 +18,8 @@ METRICS = {
     "load requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
     "load sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "load sectors hit in L1": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_hit.sum",
+    "L2 sectors read": "lts__t_sectors_op_read.sum",
+    "DRAM bytes read": "dram__bytes_read.sum",
     "bank conflicts, loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
     "bank conflicts, stores": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
     "shared load wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
@@ -38,16 +41,17 @@ def count(cell: Cell, lane: Lane) -> Measured:
     return Measured(figures=figures) if figures else Measured(note=note)
 
 
-def counting(op: str, names: Names, case: Case) -> Task:
-    """Return the part of a study that counts one launch of each named rung; n alone: all sizes."""
+def counting(op: str, lanes: Sequence[Lane], case: Case) -> Task:
+    """Return the part of a study that counts one launch of each lane; n alone: all sizes."""
     n = int(case["n"])
     columns = int(case.get("columns", n)) if op == "matmul" else 0
     cell = Cell("counters", op, int(case.get("m", n)), n, (), "warm", columns)
+    by_name = {lane.name: lane for lane in lanes}
 
     def run(bench: Bench, names: Names, case: Case) -> Found:
-        return {name: count(cell, Lane(name, name)) for name in names}
+        return {name: count(cell, by_name[name]) for name in names}
 
-    return Task("counters", names, case, run)
+    return Task("counters", tuple(by_name), case, run)
 
 
 def main(job: str) -> None:

@@ -301,7 +301,8 @@ def _heat_maps(chart: HeatMaps, wide: float) -> Figure:
         axes.axis("off")
     blank = len(chart.panels) * len(rows) * len(columns) > len(values)
     bar = drawn.colorbar(mesh, ax=grid, location="top", shrink=0.3, aspect=14, anchor=(0, 0))
-    bar.ax.collections[0].set_gid("swatch")
+    if bar.solids is not None:
+        bar.solids.set_gid("swatch")
     bar.set_ticks([], minor=True)
     bar.ax.set_xlim(min(every), max(*every, 1.001 * min(every)))
     shown = sorted({min(every), max(every)})

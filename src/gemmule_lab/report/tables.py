@@ -121,10 +121,11 @@ def markdown(table: TableData) -> str:
 
 
 def _markdown_line(cells: Sequence[str], *, raw: bool = False) -> str:
-    return "| " + " | ".join(cells if raw else [_markdown_text(c) for c in cells]) + " |"
+    return "| " + " | ".join(cells if raw else [text_of(c) for c in cells]) + " |"
 
 
-def _markdown_text(text: str) -> str:
+def text_of(text: str) -> str:
+    """Return a text as Markdown that shows it as it is."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join("\\" + c if c in "\\|`*_[]" else c for c in text)
 

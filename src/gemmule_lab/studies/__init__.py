@@ -1,7 +1,8 @@
 """The experiments of the five documents that this project starts from, redone and judged.
 
-``documents/document_<number>.py`` is one study: its grid and one rule for each thing that the
-document claims; ``published/<number>.json`` holds the figures that it printed.
+``documents/<number>.toml`` has what a document asks and claims, ``documents/document_<number>.py``
+its grid, its charts and the rules of single claims; ``published/<number>.json`` holds the figures
+that it printed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gemmule_lab.studies.grid import Study
+
+NUMBERS = ("000", "001", "002", "003", "004")
 
 
 def load(number: str) -> Study:

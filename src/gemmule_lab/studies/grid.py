@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from gemmule.core.problem import ITEMSIZE
 from gemmule_lab.records.rows import Times
@@ -128,20 +128,20 @@ Step = Cell | Task
 
 @dataclass(frozen=True)
 class Study:
-    """One document's experiments.
+    """One document's experiments; its file says what it asks.
 
     ``steps(backend, full)`` is the grid, ``left_out(full)`` says what it lacks, ``comparison``
-    yields the lines of the table of printed figures beside ours, ``pictures(rows, backend)`` the
-    drawings, each with the name of its file. together: on a machine with a GPU the GPU's bench
-    times the CPU's implementations as well.
+    yields the lines of the table of printed figures beside ours, `charts` are those that
+    `gemmule_lab.studies.charted` draws, ``more(rows, backend)`` the drawings of its own. together:
+    on a machine with a GPU the GPU's bench times the CPU's implementations as well.
     """
 
     number: str
-    title: str
     steps: Callable[[str, bool], Iterable[Step]]
     left_out: Callable[[bool], Iterator[str]]
     claims: tuple[Claim, ...]
     comparison: Callable[[Rows], Iterator[tuple[str, ...]]]
     comparison_header: tuple[str, ...]
-    pictures: Callable[[Rows, str], Iterator[tuple[str, Chart]]]
+    charts: tuple[Mapping[str, Any], ...]
+    more: Callable[[Rows, str], Iterator[tuple[str, Chart]]] = lambda rows, backend: iter(())
     together: bool = False

@@ -252,9 +252,11 @@ def unknown_peer(name: str, backend: str) -> str:
     return f"no {'GPU' if backend == 'cuda' else 'CPU'} peer is called {name}"
 
 
-def peer_named(name: str, backend: str, problem: Problem) -> Peer | str:
+def peer_named(
+    name: str, backend: str, problem: Problem, among: Sequence[Peer] | None = None
+) -> Peer | str:
     """Return a peer that serves a problem, checked on small operands, or why it takes no part."""
-    known = [peer for peer in registry.all_peers(backend) if peer.name == name]
+    known = [peer for peer in among or registry.all_peers(backend) if peer.name == name]
     if not known:
         return unknown_peer(name, backend)
     present, absent = registry.select(problem, backend, peers=known)

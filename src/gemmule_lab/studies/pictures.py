@@ -41,20 +41,19 @@ FASTER = "times as fast; blue above 1, orange below, pale is close to 1"
 MANY_PANELS, MOST_LINES = 9, 6  # of one chart
 
 
-def figure(name: str) -> Figure:
-    """Return what reads a figure of a row."""
-    return lambda row: row.figures.get(name)
-
-
-def microseconds(row: StudyRow) -> float | None:
-    """Return the median time of a row, None where nothing was timed."""
-    return None if row.times_us is None else row.us
-
-
-def utilisation(row: StudyRow) -> float | None:
-    """Return the bandwidth as percent of what the device's data sheet promises."""
+def _use(row: StudyRow) -> float | None:
     gbs, datasheet = row.figures.get("gbs"), row.figures.get("datasheet_gbs")
     return 100 * gbs / datasheet if gbs and datasheet else None
+
+
+FIGURES: Mapping[str, Figure] = {  # use: percent of the data sheet's bandwidth
+    "us": lambda row: None if row.times_us is None else row.us,
+    "ms": lambda row: None if row.times_us is None else row.us / 1e3,
+    "use": _use,
+    "TFLOP/s": lambda row: row.figures["gflops"] / 1e3 if "gflops" in row.figures else None,
+    "gbs": lambda row: row.figures.get("gbs"),
+    "gflops": lambda row: row.figures.get("gflops"),
+}
 
 
 class Head(NamedTuple):
@@ -89,7 +88,7 @@ def head(name: str, title: str, rows: Rows, *facts: str, kept: str = "") -> Head
     return Head(name, title, "; ".join(filter(None, (devices, *facts, WORDS.get(kept, "")))))
 
 
-def times_by_shape(rows: Rows, value: Figure) -> dict[tuple[int, int], float]:
+def by_shape(rows: Rows, value: Figure) -> dict[tuple[int, int], float]:
     """Return a figure of timed rows by rows and columns, where it is positive."""
     values = (((int(r.case["m"]), int(r.case["n"])), value(r)) for r in rows.timed())
     return {case: number for case, number in values if number is not None and number > 0}
@@ -97,7 +96,7 @@ def times_by_shape(rows: Rows, value: Figure) -> dict[tuple[int, int], float]:
 
 def panels(rows: Rows, value: Figure) -> dict[str, Cells]:
     """Return a heat map for each implementation, rows down, columns across."""
-    found = {name: times_by_shape(rows.where(name=name), value) for name in rows.names()}
+    found = {name: by_shape(rows.where(name=name), value) for name in rows.names()}
     return {name: cells for name, cells in found.items() if cells}
 
 
@@ -105,7 +104,7 @@ def ratios(rows: Rows, pairs: Iterable[tuple[str, str]]) -> dict[str, Cells]:
     """Return how many times as fast the first of each pair is, by rows and columns."""
     found = {}
     for ours, other in pairs:
-        times, theirs = (times_by_shape(rows.where(name=n), microseconds) for n in (ours, other))
+        times, theirs = (by_shape(rows.where(name=n), FIGURES["us"]) for n in (ours, other))
         found[f"{ours} over {other}"] = {
             c: theirs[c] / us for c, us in times.items() if c in theirs
         }
@@ -205,15 +204,3 @@ def shape_of(case: Mapping[str, object]) -> str:
 def shapes_of(rows: Rows) -> str:
     """Return the sizes of all cases in words."""
     return ", ".join(dict.fromkeys(shape_of(row.case) for row in rows))
-
-
-def counters(rows: Rows, backend: str, name: str, title: str) -> Iterator[Picture]:
-    """Yield the profiler's balance: how busy each unit was, for every kernel it watched."""
-    here = rows.where("counters", backend=backend)
-    units = {f"{unit} percent": unit for unit in ("SM throughput", "memory throughput", "FMA pipe")}
-    groups = {
-        row.name: {unit: row.figures[name] for name, unit in units.items() if name in row.figures}
-        for row in here
-    }
-    facts = ("float32", shapes_of(here), "Nsight Compute, percent of each unit's peak")
-    yield from bars(head(name, title, here, *facts), {k: v for k, v in groups.items() if v}, "%")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gemmule_lab.records.rows import Environment, Times
 
 Value = str | int | float | bool
-Outcome = Literal["confirmed", "refuted", "not measurable here"]
+Outcome = Literal["confirmed", "refuted", "differs on this device", "not measurable here"]
 CONFIRMED: Outcome = "confirmed"
 REFUTED: Outcome = "refuted"
+DIFFERS: Outcome = "differs on this device"
 NOT_MEASURABLE: Outcome = "not measurable here"
 TEMPERATURES = ("warm", "cold", "once")
 
@@ -162,12 +164,21 @@ def pairs(rows: Rows, over: str, under: str) -> dict[str, float]:
     return {case: above[case] / below[case] for case in above if case in below}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a verdict function found: the outcome, and our figure in words."""
+class Judged(NamedTuple):
+    """Whether a claim holds by its rule, our figure in words, and the number that it turns on."""
+
+    holds: bool
+    figure: str
+    value: float = math.nan
+
+
+class Finding(NamedTuple):
+    """The outcome of a claim, our figure in words, why it is so, and the figure's number."""
 
     outcome: Outcome
     figure: str
+    cause: str = ""
+    value: float = math.nan
 
 
 class UnmeasuredError(Exception):
@@ -176,24 +187,25 @@ class UnmeasuredError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One thing that a document says. `rule` is how it is decided, in words.
+    """One thing that a document says.
 
-    ``decide(rows)`` is that rule; it raises `UnmeasuredError` where rows lack what it needs.
+    rule: how it is decided, in words: "refuted unless ...", or "differs unless ..." of what a
+    document says of its own devices. ``decide(rows)`` is that rule; it raises `UnmeasuredError`
+    where rows lack what it needs. causes: by outcome, why it is so.
     """
 
     id: str
     text: str
     rule: str
-    decide: Callable[[Rows], Finding]
+    decide: Callable[[Rows], Judged]
+    causes: Mapping[str, str]
 
     def judge(self, rows: Rows) -> Finding:
         """Return what these rows say of the claim."""
         try:
-            return self.decide(rows)
+            holds, figure, value = self.decide(rows)
         except UnmeasuredError as why:
             return Finding(NOT_MEASURABLE, str(why))
-
-
-def decided(holds: bool, figure: str) -> Finding:
-    """Return the finding of a claim that a rule decided."""
-    return Finding(CONFIRMED if holds else REFUTED, figure)
+        failed = DIFFERS if self.rule.startswith("differs") else REFUTED
+        outcome = CONFIRMED if holds else failed
+        return Finding(outcome, figure, self.causes.get(outcome, ""), value)

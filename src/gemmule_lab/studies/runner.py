@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemmule_lab.ceilings.best import TOLERANCE
 from gemmule_lab.records.rows import Environment
 from gemmule_lab.studies import store
-from gemmule_lab.studies.grid import Bench, Cell, Measured, Step, Study, Task
+from gemmule_lab.studies.grid import Bench, Case, Cell, Measured, Step, Study, Task
 from gemmule_lab.studies.records import Rows, StudyRow, key_of
+
+DURATION = "duration"  # of a run that was not stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +24,14 @@ class Todo:
     names: tuple[str, ...]
 
 
-def todo(study: Study, bench: Bench, full: bool, known: set[str]) -> list[Todo]:
+def todo(
+    study: Study, bench: Bench, full: bool, known: set[str], only: Collection[str] = ()
+) -> list[Todo]:
     """Return the steps of a study's grid that lack rows, with the names that they lack."""
     found = []
     for step in study.steps(bench.backend, full):
+        if only and step.experiment not in only:
+            continue
         keys = {name: key_in(step, bench.backend, bench.device, name) for name in names_in(step)}
         lacking = tuple(name for name, key in keys.items() if key not in known)
         if lacking:
@@ -56,6 +63,7 @@ def run(
     path: Path,
     *,
     full: bool,
+    only: Collection[str] = (),
     progress: Callable[[list[Todo]], Iterable[Todo]] = lambda todos: todos,
 ) -> Rows:
     """Measure what the file lacks, append each step's rows to it, and return all it holds.
@@ -64,14 +72,18 @@ def run(
     next run goes on there. ArithmeticError for a result that the oracle finds wrong.
     """
     known = {row.key for row in store.read(path, study.number)}
-    steps = todo(study, bench, full, known)
+    steps = todo(study, bench, full, known, only)
     if not steps:
         return store.read(path, study.number)
-    here = environment()
+    here, start = environment(), time.monotonic()
     store.append(path, [here])
     for one in progress(steps):
         measured = _measure(bench, one)
         store.append(path, list(_rows(study.number, bench, here, one, measured)))
+    case: Case = {"full": full, "steps": len(steps), "experiments": ", ".join(sorted(only))}
+    where = (study.number, DURATION, here.id, bench.device, bench.backend, case)
+    took = {"seconds": time.monotonic() - start}
+    store.append(path, [StudyRow(*where, "the run", "task", "once", figures=took)])
     rows = store.read(path, study.number)
     if above_ceiling(of_last_devices(rows), bench.backend):
         # Something slowed the ceilings down: of both measurements the higher one counts.

@@ -1,76 +1,168 @@
-"""A study's outcome: what was printed beside ours, the verdicts, all rows, pictures, pages."""
+"""A study's outcome: the answer, verdicts, printed figures beside ours, rows, pictures, pages."""
 
 from __future__ import annotations
 
 import base64
+import collections
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from rich.console import Console
 
 from gemmule.storage.atomic import replace_text
+from gemmule.storage.evidence import slug
 from gemmule_lab import studies
+from gemmule_lab.records.results import geomean
+from gemmule_lab.report.charts import Bar, Bars, Chart, Mark
 from gemmule_lab.report.plots import draw
 from gemmule_lab.report.render import terminal_table
 from gemmule_lab.report.tables import TableData, significant, without_empty_columns
-from gemmule_lab.studies import store
-from gemmule_lab.studies.grid import Study
-from gemmule_lab.studies.records import Rows
+from gemmule_lab.studies import charted, store
+from gemmule_lab.studies.records import Finding, Rows
+from gemmule_lab.studies.rules import document
 from gemmule_lab.studies.runner import of_last_devices
 
 BACKENDS = ("cuda", "cpu")
-
 MOST_NAMED = 6
-FIRST = ("seed", "experiment", "device", "backend")
-THEN = ("name", "kind", "temperature")
+FIELDS = ("seed", "experiment", "device", "backend", "name", "kind", "temperature")
 TIMES = ("median", "q1", "q3", "min", "n")
+UNKNOWN = "?"
 
 
-def comparison_table(study: Study, rows: Rows) -> TableData:
+def findings(number: str, rows: Rows) -> dict[str, Finding]:
+    """Return what rows say of each claim of a document, by its name."""
+    return {claim.id: claim.judge(rows) for claim in studies.load(number).claims}
+
+
+def answer(number: str, found: Mapping[str, Finding]) -> str:
+    """Return a document's question answered, with our figures; UNKNOWN for what has none."""
+
+    def value(match: re.Match[str]) -> str:
+        number = found[match[1]].value
+        return UNKNOWN if number != number else format(number, match[2])
+
+    return re.sub(r"\{([^}:]+):([^}]+)\}", value, document(number)["study"]["answer"])
+
+
+def counts(found: Mapping[str, Finding]) -> str:
+    """Return how many claims have which outcome: ``3 confirmed, 1 refuted``."""
+    outcomes = collections.Counter(finding.outcome for finding in found.values())
+    return ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+
+
+def comparison_table(number: str, rows: Rows) -> TableData:
     """Return the printed figures beside ours; columns that nothing stands in are left out."""
-    header = study.comparison_header
-    numeric = tuple(i > 0 for i in range(len(header)))
-    body = tuple(study.comparison(rows))
-    title = f"Document {study.number}: printed figures and ours"
+    study = studies.load(number)
+    header, body = study.comparison_header, tuple(study.comparison(rows))
+    columns = zip(*body, strict=True) if body else [()] * len(header)
+    numeric = tuple(all(cell[:1] in ("", *"0123456789") for cell in one) for one in columns)
+    title = f"Document {number}: printed figures and ours"
     return without_empty_columns(TableData(title, header, body, numeric))
 
 
-def verdict_table(study: Study, rows: Rows) -> TableData:
-    """Return each claim with its verdict, our figure and the rule that decided."""
+def verdict_table(number: str, rows: Rows) -> TableData:
+    """Return each claim with its verdict, our figure and why it is so."""
+    found = findings(number, rows)
+    body = tuple(
+        (claim.text, found[claim.id].outcome, found[claim.id].figure, found[claim.id].cause)
+        for claim in studies.load(number).claims
+    )
+    header = ("the document says", "verdict", "our figure", "why")
+    return TableData(f"Document {number}: claims", header, body, (False,) * 4)
+
+
+def rule_table(number: str) -> TableData:
+    """Return how each claim is decided."""
+    body = tuple((claim.text, claim.rule) for claim in studies.load(number).claims)
+    title = f"Document {number}: how claims are decided"
+    return TableData(title, ("the document says", "the verdict"), body, (False,) * 2)
+
+
+def device_of(rows: Rows) -> str:
+    """Return the GPU that rows are of, else the CPU."""
+    return max((row.backend, row.device) for row in rows)[1]
+
+
+def device_verdicts(number: str, by_device: Mapping[str, Rows]) -> TableData:
+    """Return each claim's verdict and figure on several devices, side by side."""
+    found = {device: findings(number, rows) for device, rows in by_device.items()}
+    body = tuple(
+        (
+            claim.text,
+            *(f"{one[claim.id].outcome}: {one[claim.id].figure}" for one in found.values()),
+        )
+        for claim in studies.load(number).claims
+        if any(one[claim.id].outcome != "not measurable here" for one in found.values())
+    )
+    header = ("the document says", *found)
+    return TableData(f"Document {number}: claims by device", header, body, (False,) * len(header))
+
+
+def device_times(number: str, by_device: Mapping[str, Rows]) -> TableData:
+    """Return how the first device's times relate to the others', by implementation.
+
+    Geometric means over the cases that both have, of one experiment and temperature.
+    """
+    (first, ours), *others = by_device.items()
     body = []
-    for claim in study.claims:
-        finding = claim.judge(rows)
-        body.append((claim.text, finding.outcome, finding.figure, claim.rule))
-    header = ("the document says", "verdict", "our figure", "rule")
-    return TableData(f"Document {study.number}: claims", header, tuple(body), (False,) * 4)
+    for key in dict.fromkeys(
+        (r.backend, r.experiment, r.temperature, r.name) for r in ours.timed()
+    ):
+        ratios = [_ratios(ours, theirs, *key) for _, theirs in others]
+        cells = [f"{geomean(r):.2f} ({len(r)})" if r else "" for r in ratios]
+        body += [(*key[1:], *cells)] if any(cells) else []
+    each = (f"times as fast as on {device} (cases)" for device, _ in others)
+    header = ("experiment", "temperature", "implementation", *each)
+    title = f"Document {number}: {first} beside other devices"
+    return TableData(title, header, tuple(body), (False,) * 3 + (True,) * len(others))
 
 
-def times_table(study: Study, rows: Rows, backend: str) -> TableData:
+def _ratios(
+    ours: Rows, theirs: Rows, backend: str, experiment: str, temperature: str, name: str
+) -> list[float]:
+    asked = {"backend": backend, "temperature": temperature, "name": name}
+    here, there = (rows.where(experiment, **asked).us() for rows in (ours, theirs))
+    return [there[case] / here[case] for case in here if case in there]
+
+
+def device_chart(number: str, by_device: Mapping[str, Rows]) -> tuple[str, Chart] | None:
+    """Return `device_times` as bars, for each implementation over all experiments."""
+    (first, ours), *others = by_device.items()
+    bars, gpu = [], ours.where(backend="cuda").timed()
+    for name in gpu.names():
+        for index, (device, theirs) in enumerate(others):
+            keys = dict.fromkeys((r.experiment, r.temperature) for r in gpu.where(name=name))
+            found = [r for key in keys for r in _ratios(ours, theirs, "cuda", *key, name)]
+            if found:
+                note = f"{geomean(found):.2f}, {len(found)} cases, against {device}"
+                bars.append(Bar(name, (geomean(found),), note, index))
+    if not bars:
+        return None
+    title = f"Document {number}: times as fast as on other devices"
+    below = f"{first}; float32 or float16, as the study has it; geometric means over common cases"
+    return f"study-{number}-devices", Bars(title, below, bars, limit=Mark("alike", 1.0))
+
+
+def times_table(number: str, rows: Rows, backend: str) -> TableData:
     """Return every timed row of a back end: what was measured, in microseconds."""
     header = ("experiment", "case", "implementation", "temperature", "us", "q1 to q3", "note")
     body = []
     for row in rows.where(backend=backend):
         times = row.times_us
-        case = ", ".join(f"{k}={v}" for k, v in row.case.items())
         words = ["", ""]
         if times is not None:
-            words = [
-                significant(times.median),
-                f"{significant(times.q1)} to {significant(times.q3)}",
-            ]
+            words = [significant(times.median), f"{significant(times.q1)} to "]
+            words[1] += significant(times.q3)
+        case = ", ".join(f"{k}={v}" for k, v in row.case.items())
         note = row.note or ", ".join(f"{k} {significant(v)}" for k, v in row.figures.items() if v)
         body.append((row.experiment, case, row.name, row.temperature, *words, note))
-    return TableData(
-        f"Document {study.number}: measured on {backend}",
-        header,
-        tuple(body),
-        (False, False, False, False, True, True, False),
-    )
+    numeric = (False, False, False, False, True, True, False)
+    return TableData(f"Document {number}: measured on {backend}", header, tuple(body), numeric)
 
 
 def absences(rows: Rows) -> str:
@@ -101,63 +193,47 @@ def reason(note: str) -> str:
 
 def as_csv(rows: Rows) -> str:
     """Return all rows, times in microseconds; empty cells where a row has nothing to say."""
-    cases, params, figures = (
-        _keys(getattr(row, part) for row in rows) for part in ("case", "params", "figures")
-    )
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    times = ["runs" if name == "n" else f"{name}_us" for name in TIMES]
-    marked = [f"param {name}" for name in params]
-    writer.writerow([*FIRST, *cases, *THEN, *marked, *times, *figures, "note"])
+    lines = []
     for row in rows:
-        timed = [getattr(row.times_us, name, "") for name in TIMES]
-        writer.writerow(
-            [
-                *(getattr(row, name) for name in FIRST),
-                *(row.case.get(name, "") for name in cases),
-                *(getattr(row, name) for name in THEN),
-                *(row.params.get(name, "") for name in params),
-                *timed,
-                *(row.figures.get(name, "") for name in figures),
-                row.note,
-            ]
-        )
+        times = {"runs" if t == "n" else f"{t}_us": getattr(row.times_us, t, "") for t in TIMES}
+        params = {f"param {name}": value for name, value in row.params.items()}
+        about = {name: getattr(row, name) for name in FIELDS}
+        lines.append({**about, **row.case, **params, **times, **row.figures, "note": row.note})
+    out = io.StringIO()
+    names = dict.fromkeys(key for line in lines for key in line)
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return out.getvalue()
 
 
-def _keys(mappings: Iterable[Mapping[str, object]]) -> list[str]:
-    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
-
-
-def print_tables(study: Study, rows: Rows, *, times: bool) -> None:
-    """Print the comparison, the verdicts and who was not timed; times: every row as well."""
-    console = Console()
-    measured = [times_table(study, rows, backend) for backend in BACKENDS] if times else []
-    for table in (
-        *filter(_filled, measured),
-        comparison_table(study, rows),
-        verdict_table(study, rows),
-    ):
-        console.print(terminal_table(table))
+def print_tables(number: str, rows: Rows, *, times: bool) -> None:
+    """Print the answer, the printed figures and the verdicts; times: every row as well."""
+    found = findings(number, rows)
+    recorded = [path.parent.name for path in store.on_record(number)][:1]
+    said = [document(number)["study"]["question"]]
+    # The answer is in words of what is on record, which another device may not bear out.
+    said += [answer(number, found)] if rows and [slug(device_of(rows))] == recorded else []
+    click.echo("\n".join([*said, counts(found)]))
+    measured = [times_table(number, rows, backend) for backend in BACKENDS] if times else []
+    tables = (*measured, comparison_table(number, rows), verdict_table(number, rows))
+    print_all(tables)
     if absent := absences(rows):
         click.echo(f"not timed: {absent}")
 
 
-def _filled(table: TableData) -> bool:
-    return bool(table.rows)
+def print_all(tables: Iterable[TableData]) -> None:
+    """Print the tables that have rows."""
+    console = Console()
+    for table in tables:
+        if table.rows:
+            console.print(terminal_table(table))
 
 
-def drawings(study: Study, rows: Rows) -> Iterator[tuple[str, str]]:
-    """Yield the name and the SVG document of every picture."""
-    for backend in BACKENDS:
-        for name, chart in study.pictures(rows, backend):
-            yield name, draw(chart)
-
-
-def write_plots(study: Study, rows: Rows, folder: Path) -> None:
+def write_plots(number: str, rows: Rows, folder: Path) -> None:
     """Write every picture into a folder."""
-    for name, text in drawings(study, rows):
-        write(folder / f"{name}.svg", text)
+    for name, chart in charted.pictures(studies.load(number), rows):
+        write(folder / f"{name}.svg", draw(chart))
 
 
 def write(path: Path, text: str) -> None:
@@ -166,8 +242,7 @@ def write(path: Path, text: str) -> None:
     replace_text(path, text)
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """What a page says of one study. pictures: names, and images as addresses of their content."""
 
     number: str
@@ -182,13 +257,14 @@ def section(path: Path, number: str) -> Section:
 
     Drawings are images, so that none changes another.
     """
-    study, rows = studies.load(number), of_last_devices(store.read(path, number))
+    rows = of_last_devices(store.read(path, number))
     if not rows:
         raise ValueError(f"{path} holds no rows; `gemmule study {number}` writes some.")
     pictures = tuple(
-        (name, f"data:image/svg+xml;base64,{base64.b64encode(text.encode()).decode()}")
-        for name, text in drawings(study, rows)
+        (name, f"data:image/svg+xml;base64,{base64.b64encode(draw(chart).encode()).decode()}")
+        for name, chart in charted.pictures(studies.load(number), rows)
     )
-    measured = (times_table(study, rows, backend) for backend in BACKENDS)
-    tables = (verdict_table(study, rows), comparison_table(study, rows), *measured)
-    return Section(number, study.title, absences(rows), pictures, tuple(filter(_filled, tables)))
+    tables = [verdict_table(number, rows), rule_table(number), comparison_table(number, rows)]
+    tables += [times_table(number, rows, backend) for backend in BACKENDS]
+    filled = tuple(table for table in tables if table.rows)
+    return Section(number, document(number)["study"]["title"], absences(rows), pictures, filled)

@@ -19,28 +19,35 @@ def append(path: Path, items: Iterable[Environment | StudyRow]) -> None:
 def take(path: Path, other: Path, number: str) -> int:
     """Take the rows of another file of the same study in as the newer ones; return how many.
 
+    ValueError as `read` raises it.
+    """
+    return add(path, read(other, number), number)
+
+
+def add(path: Path, newer: Rows, number: str) -> int:
+    """Add rows to a study's file; return how many.
+
     No row on file is lost, and a row that only says why nothing was measured replaces none that
-    was. Environments of rows that are replaced go. ValueError as `read` raises it.
+    was. Environments of rows that are replaced go.
     """
-    here, there = read(path, number), read(other, number)
-    both = Rows((*here, *there), {**here.environments, **there.environments})
-    used = {row.environment for row in both}
+    here = read(path, number)
+    both = Rows((*here, *newer), {**here.environments, **newer.environments})
     first = {row.environment: index for index, row in reversed(list(enumerate(both)))}
-    environments = {name: e for name, e in both.environments.items() if name in used}
     ordered: list[Environment | StudyRow] = []
-    for name in sorted(environments, key=lambda name: first[name]):
-        ordered += [environments[name], *(row for row in both if row.environment == name)]
+    for name in sorted(first, key=lambda name: first[name]):
+        ordered += [both.environments[name], *(row for row in both if row.environment == name)]
     log.replace(path, "study", ordered)
-    return len(there)
+    return len(newer)
 
 
-def on_record(number: str) -> Path | None:
-    """Return the file of a study in the package's own evidence, if there is one.
+def on_record(number: str) -> list[Path]:
+    """Return the files of a study in the package's own evidence, a device each, largest first.
 
-    It may be there packed, under a longer name.
+    They may be there packed, under longer names.
     """
-    known = sorted(evidence.folder().glob(f"*/study-{number}.jsonl*"))
-    return known[0].with_name(f"study-{number}.jsonl") if known else None
+    known = evidence.folder().glob(f"*/study-{number}.jsonl*")
+    largest = sorted(known, key=lambda path: (-path.stat().st_size, path))
+    return [path.with_name(f"study-{number}.jsonl") for path in largest]
 
 
 def read(path: Path, number: str) -> Rows:

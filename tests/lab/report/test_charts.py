@@ -17,7 +17,7 @@ from gemmule_lab.report import charts, plots
 from gemmule_lab.report.charts import Axes, Bar, Bars, HeatMaps, Line, Lines, Mark
 from gemmule_lab.report.plots import draw
 from gemmule_lab.report.sheet import drawn_of
-from gemmule_lab.studies import pictures
+from gemmule_lab.studies import charted, pictures
 from gemmule_lab.studies.grid import Cell
 from gemmule_lab.studies.records import Rows
 from lab_rows import machine, recorded, study_row
@@ -135,7 +135,9 @@ def test_each_picture_names_its_dtype_and_its_names(path: Path) -> None:
 @pytest.mark.parametrize("number", ["000", "002"])
 def test_pictures_by_dtype_name_those_that_ran(number: str) -> None:
     cells = (s for s in studies.load(number).steps("cuda", True) if isinstance(s, Cell))
-    ran = {lane.form for cell in cells if cell.experiment == "dtypes" for lane in cell.lanes}
+    asked = {lane.form for cell in cells if cell.experiment == "dtypes" for lane in cell.lanes}
+    ran = {row.case["dtype"] for row in recorded(number).where("dtypes")}
+    assert ran <= asked
     drawing = next(p for p in DRAWN if p.stem == f"study-{number}-cuda-dtypes").read_text("utf-8")
     assert set(DTYPE.findall(below(drawing))) == ran
     assert {label.partition(",")[0] for label in texts(drawing, "tick") if "," in label} == ran
@@ -151,7 +153,9 @@ def test_titles_tell_the_pictures_of_a_study_apart(number: str) -> None:
 def test_numbers_of_cells_can_be_read_on_them() -> None:
     """Each number lies in a cell, and has black or white, whichever is read on that cell."""
     pairs = set()
-    for path in (path for path in DRAWN if path.stem.endswith(("heights", "wins-warm", "gain"))):
+    for path in (
+        path for path in DRAWN if path.stem.endswith(("heights", "wins-warm", "gain-cold"))
+    ):
         drawing = path.read_text("utf-8")
         cells = [cell for one in groups(drawing, "cells") for cell in one.iter(f"{SVG}path")]
         shades = [re.search(r"fill: (#\w{6})", cell.get("style", "")) for cell in cells]
@@ -228,8 +232,8 @@ def test_the_ceiling_of_kernels_is_a_line_and_what_lies_beyond_is_told() -> None
             for t in ("warm", "cold")
             for name, gflops in (("shared tile 8", 5e3), ("gemmule's choice", rate))
         ]
-        charted = dict(studies.load("001").pictures(Rows(rows, {here.id: here}), "cuda"))
-        drawing = draw(charted["study-001-cuda-kernels-1024"])
+        drawn = dict(charted.pictures(studies.load("001"), Rows(rows, {here.id: here})))
+        drawing = draw(drawn["study-001-cuda-kernels-1024"])
         assert ("tensor cores" in below(drawing)) == told
         assert "measured FMA ceiling, 63.0 TFLOP/s" in texts(drawing, "halo")
         ((x, _, _),) = verticals(drawing)
@@ -299,8 +303,8 @@ def test_every_colour_of_a_drawing_has_one_for_dark_screens() -> None:
 def test_pictures_on_record_are_what_is_drawn_today(name: str) -> None:
     """Their words at their places, for a head that says the same chart does not say how."""
     number, _, rest = name.partition("-")
-    charted = dict(studies.load(number).pictures(recorded(number), "cuda"))
-    now = list(words_of(draw(charted[f"study-{number}-{rest}"])))
+    drawn = dict(charted.pictures(studies.load(number), recorded(number)))
+    now = list(words_of(draw(drawn[f"study-{number}-{rest}"])))
     then = list(words_of((ROOT / "docs" / "img" / f"study-{name}.svg").read_text("utf-8")))
     assert [(one.text, one.kind, one.colour) for one in now] == [
         (one.text, one.kind, one.colour) for one in then

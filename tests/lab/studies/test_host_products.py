@@ -24,6 +24,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.registry import ladder
 from gemmule.errors import DeviceError
 from gemmule.storage import lines
+from gemmule_lab import studies
 from gemmule_lab.bench import host_to_host
 from gemmule_lab.ceilings.device import filled
 from gemmule_lab.harness import device_operands
@@ -177,6 +178,27 @@ def test_codes_are_timed_as_the_documents_store_them(modules: Callable[..., None
         assert found[lane.name].times_us is not None, found[lane.name].note
 
 
+@pytest.mark.parametrize(
+    ("number", "names"),
+    [
+        ("000", ("unrolled_rows, blocks of 128",)),
+        ("003", ("fp16 y 4 of 32",)),
+    ],
+)
+def test_what_was_never_measured_runs(
+    number: str, names: tuple[str, ...], modules: Callable[..., None]
+) -> None:
+    """Lanes that no record has a time of are timed on an emulated device, small."""
+    modules(torch=...)
+    cells = [s for s in studies.load(number).steps("cuda", True) if isinstance(s, Cell)]
+    lanes = {lane.name: lane for cell in cells for lane in cell.lanes}
+    chosen = tuple(lanes[name] for name in names)
+    cell = Cell("test", "matvec", 9, 64, chosen, "warm")
+    with device():
+        found = GpuBench(seconds=1e-4).measure(cell, chosen)
+    assert {name: one.note for name, one in found.items() if one.times_us is None} == {}
+
+
 def test_rungs_are_timed_beside_the_one_before(
     modules: Callable[..., None], limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +296,11 @@ def test_both_clocks_figures_go_under_evidence(
     assert path == tmp_path / "fake-gpu" / "nvbench.jsonl"
     found = list(lines.read(path, crosscheck.SCHEMA))
     assert [(line["ours_s"], line["nvbench_s"]) for line in found] == [(1e-6, 3e-6)] * len(pairs)
-    assert {line["product"] for line in found} == {p.title for p in crosscheck.PRODUCTS}
+    titles = [product.title for product in crosscheck.PRODUCTS]
+    assert [line["product"] for line in found] == titles
+    assert len(set(titles)) == len(titles)
+    named = {product.rung for product in crosscheck.PRODUCTS}
+    assert {"thread_per_row", "shared_x", "naive", "shared_tile", "rectangular_tile"} <= named
 
 
 def test_nvbench_need_not_wait_for_memory(modules: Callable[..., None]) -> None:

@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmule.core.registry import ladder
-from gemmule_lab.studies import verdicts
-from gemmule_lab.studies.documents.rows_columns import BOTH, EXPERIMENT, Grid, every
-from gemmule_lab.studies.grid import Lane, Study
-from gemmule_lab.studies.records import Finding, Rows, UnmeasuredError, decided, pairs
+from gemmule_lab.records.results import geomean
+from gemmule_lab.studies import rules
+from gemmule_lab.studies.charted import chart
+from gemmule_lab.studies.documents.rows_columns import (
+    BOTH,
+    BY_TYPE,
+    CHOICE,
+    EXPERIMENT,
+    Grid,
+    every,
+)
+from gemmule_lab.studies.grid import Cell, Lane, Step, Study
+from gemmule_lab.studies.records import Judged, Rows, UnmeasuredError, pairs
 
 SIZES = tuple(1 << p for p in range(8, 15))
 THIN = (512, 2048, 8192, 16384)
 CPU_THIN = (256, 1024, 4096)
 COUNTED = {"m": 16384, "n": 1024}
-BASIC, TILED = "thread_per_row", "shared_x"
+BASIC, TILED, UNROLLED = "thread_per_row", "shared_x", "unrolled_rows"
+BLOCKS, BLOCK_RUNS = (32, 64, 128, 256, 512, 1024), "blocks"
 GROWS, STAYS = 10.0, 2.0
-CLAIMS = verdicts.Claims("000")
+CLAIMS = rules.Claims("000")
 
 
 def lanes(backend: str) -> tuple[Lane, ...]:
@@ -27,8 +37,6 @@ def lanes(backend: str) -> tuple[Lane, ...]:
 
 
 GRID = Grid(
-    number="000",
-    what="Matrix times vector",
     op="matvec",
     kernels=(BASIC, TILED),
     lanes=lanes,
@@ -42,53 +50,71 @@ GRID = Grid(
     type_size=4096,
     type_temperatures=BOTH,
     counted=COUNTED,
-    counted_kernels=(BASIC,),
-    rate="gbs",
-    unit="GB/s",
-    ceiling="read",
-    shape="rows and columns are the matrix's",
-    axes=("rows", "columns"),
+    counted_lanes=(Lane(BASIC, BASIC),),
 )
+
+
+def steps(backend: str, full: bool) -> Iterator[Step]:
+    """Yield the grid; before it, on a GPU, whether the tile gains or the loads under way."""
+    if backend == "cuda":
+        lanes = tuple(
+            Lane(f"{name}, blocks of {block}", name, {"block": block})
+            for name in (BASIC, UNROLLED, TILED)
+            for block in BLOCKS
+        )
+        for n in (1024, 4096, 16384):
+            for kept in BOTH:
+                yield Cell(BLOCK_RUNS, "matvec", n, n, (*lanes, CHOICE), kept)
+    yield from GRID.steps(backend, full)
 
 
 def left_out(full: bool) -> Iterator[str]:
     """Yield what the grid lacks."""
     if not full:
-        yield f"rows and columns other than {', '.join(map(str, THIN))} (CPU: " + (
-            f"{', '.join(map(str, CPU_THIN))})"
-        )
+        sizes, few = (", ".join(map(str, some)) for some in (THIN, CPU_THIN))
+        yield f"rows and columns other than {sizes} (CPU: {few})"
     yield "on a GPU, the rungs beyond the document's two at sizes between these"
     yield "the document's own sizes: it names none, its charts are pictures; ours are 2^8 to 2^14"
 
 
 @CLAIMS.rule("tiling")
-def _tiling(rows: Rows) -> Finding:
-    warm, cold = (rows.where(EXPERIMENT, backend="cuda", temperature=t) for t in BOTH)
-    found, ratios = verdicts.no_gain(warm, TILED, BASIC), verdicts.speedups(cold, TILED, BASIC)
-    words = f"; cold {verdicts.spread(list(ratios.values()))}" if ratios else ""
-    return Finding(found.outcome, found.figure + words)
+def _tiling(rows: Rows) -> Judged:
+    found = {}
+    for kept in BOTH:
+        here = rows.where(EXPERIMENT, backend="cuda", temperature=kept)
+        found[kept] = list(rules.speedups(here, TILED, BASIC).values())
+    blocks = rows.where(BLOCK_RUNS, backend="cuda", temperature="cold")
+    apart = [
+        list(rules.speedups(blocks, f"{name}, blocks of 128", f"{BASIC}, blocks of 128").values())
+        for name in (UNROLLED, TILED)
+    ]
+    cold = geomean(rules.needed(found["cold"] or apart[1]))
+    words = "; ".join(f"{kept} {rules.spread(ratios)}" for kept, ratios in found.items() if ratios)
+    if all(apart):
+        words += f"; unrolled 16 times {rules.spread(apart[0])}, tiled {rules.spread(apart[1])}"
+    return Judged(cold <= 1.02, f"times as fast as the basic kernel: {words}", cold)
 
 
 @CLAIMS.rule("l2")
-def _x_from_l2(rows: Rows) -> Finding:
+def _x_from_l2(rows: Rows) -> Judged:
     """Bound from below how much of x the L1 serves: A's sectors miss at least once each."""
     basic = rows.where("counters", backend="cuda", name=BASIC)
-    sectors, hits = verdicts.counted(basic, "load sectors", "load sectors hit in L1")
+    sectors, hits = rules.counted(basic, "load sectors", "load sectors hit in L1")
     m, n = COUNTED["m"], COUNTED["n"]
     of_x = m // 32 * n  # a warp asks for one sector of x an iteration
     left = sectors - hits - m * n * 4 / 32
     served = 1 - max(left, 0.0) / of_x
-    return decided(served < 0.5, f"the L1 serves at least {100 * served:.1f} % of the reads of x")
+    return Judged(served < 0.5, f"the L1 serves at least {100 * served:.1f} % of them", served)
 
 
 @CLAIMS.rule("rows")
-def _rows_not_columns(rows: Rows) -> Finding:
+def _rows_not_columns(rows: Rows) -> Judged:
     """Hold the growth of the bandwidth over the rows against that over the columns."""
     warm = rows.where(EXPERIMENT, backend="cuda", temperature="warm", name=BASIC).timed()
     gbs = {(int(r.case["m"]), int(r.case["n"])): r.figures["gbs"] for r in warm}
     sizes = sorted({size for case in gbs for size in case})
     if len(sizes) < 2 or len(gbs) < len(sizes) ** 2:
-        raise UnmeasuredError(verdicts.NO_GPU)
+        raise UnmeasuredError(rules.NO_GPU)
     first, last = sizes[0], sizes[-1]
     down = [gbs[last, n] / gbs[first, n] for n in sizes]
     across = [max(gbs[m, n] for n in sizes) / min(gbs[m, n] for n in sizes) for m in sizes]
@@ -96,20 +122,20 @@ def _rows_not_columns(rows: Rows) -> Finding:
         f"{gbs[first, first]:.0f} GB/s at {first} x {first}, {gbs[first, last]:.0f} at "
         f"{first} x {last}, {gbs[last, first]:.0f} at {last} x {first}: with {last // first} times "
         f"the rows {min(down):.0f} to {max(down):.0f} times as much, over all columns at most "
-        f"{max(across):.1f} times: a thread a row, so few rows leave multiprocessors idle"
+        f"{max(across):.1f} times"
     )
-    return decided(min(down) >= GROWS and max(across) <= STAYS, words)
+    return Judged(min(down) >= GROWS and max(across) <= STAYS, words, min(down))
 
 
 @CLAIMS.rule("result-size")
-def _result_size(rows: Rows) -> Finding:
-    return decided(False, "a 512 x 2048 matrix takes 2,048 values and gives 512: only if square")
+def _result_size(rows: Rows) -> Judged:
+    return Judged(False, "a 512 x 2048 matrix takes 2,048 values and gives 512: only if square")
 
 
 @CLAIMS.rule("small-x")
-def _vector_small(rows: Rows) -> Finding:
+def _vector_small(rows: Rows) -> Judged:
     share = max(n / (m * n + n + m) for m in SIZES for n in SIZES)
-    return decided(share < 0.01, f"x is at most {100 * share:.2f} % of the bytes on our grid")
+    return Judged(share < 0.01, f"x is at most {100 * share:.2f} % of the bytes on our grid", share)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
@@ -118,9 +144,9 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
         ceiling = rows.ceiling("read", backend)
         for name in square.names():
             cells: list[str] = []
-            for temperature in BOTH:
-                here = square.where(temperature=temperature)
-                cells += _use(here.where(name=name), ceiling, temperature)
+            for kept in BOTH:
+                here = square.where(temperature=kept)
+                cells += _use(here.where(name=name), ceiling, kept)
                 cells += [f"{ratio:.2f}" for ratio in pairs(here, BASIC, name).values()] or [""]
             yield (f"{name}, {backend}, {size}", *cells)
 
@@ -137,9 +163,41 @@ def _use(rows: Rows, ceiling: float | None, temperature: str) -> tuple[str, str,
     return (f"{gbs:.0f}", "" if not datasheet else f"{100 * gbs / datasheet:.0f} %", share)
 
 
+_MAP = {"axes": ("rows", "columns")}
+_RATE = {"value": "gbs", "unit": "GB/s"}
+_IN_CELLS = ("GB/s in each cell", "rows and columns are the matrix's")
+_BUSY = ("SM throughput", "memory throughput", "FMA pipe")
+_WHAT = "Matrix times vector"
+CHARTS = (
+    chart("maps", "use", f"{_WHAT}: use of the memory's bandwidth, the document's kernels",
+          EXPERIMENT, "float32", "percent of the data sheet's bandwidth", _IN_CELLS[1],
+          each=["warm"], names=GRID.kernels, value="use", unit="%", **_MAP),
+    chart("gains", "gain", f"{_WHAT}: tiles are {{means}} times as fast as the basic kernel",
+          EXPERIMENT, "float32", _IN_CELLS[1], each=["cold", "warm"], pairs=[(TILED, BASIC)],
+          **_MAP),
+    chart("lines", "blocks", f"{_WHAT}: the tile or the loads under way, blocks of 128",
+          BLOCK_RUNS, "float32", "GB/s", "n x n matrices", each=["cold"], over="n",
+          names=[f"{name}, blocks of 128" for name in (BASIC, UNROLLED, TILED)], **_RATE),
+    chart("lines", "over-rows", f"{_WHAT}: GB/s over the rows, the most columns", EXPERIMENT,
+          "float32", "GB/s", each=["cold"], at={"n": "most"}, over="m", limit="read",
+          first=GRID.kernels, **_RATE),
+    chart("lines", "by-columns", f"{_WHAT}: GB/s over the columns, the most rows", EXPERIMENT,
+          "float32", "GB/s", each=["warm"], at={"m": "most"}, over="n", axis="columns",
+          names=[*GRID.kernels, CHOICE.name, "torch"], **_RATE),
+    chart("maps", "rates", f"{_WHAT}: GB/s by rows and columns", EXPERIMENT, "float32",
+          *_IN_CELLS, each=BOTH, **_RATE, **_MAP),
+    chart("bars", "dtypes", f"{_WHAT}: GB/s by dtype", BY_TYPE, "{dtypes}", "4,096 x 4,096",
+          "GB/s", label="{dtype}, {name}", **_RATE),
+    chart("bars", "several", "The next question: matrix times vector on two GPUs", "several GPUs",
+          "float16", "n x n matrices", "us", "own rows alone: without any exchange",
+          label="{n} x {n}, {name}", value="us", unit="us"),
+    chart("figures", "balance", f"{_WHAT}: what the basic kernel keeps busy", "counters",
+          "float32", "16,384 x 1,024", "Nsight Compute, percent of each unit's peak",
+          figures={unit: f"{unit} percent" for unit in _BUSY}, scale=1, unit="%"),
+)  # fmt: skip
 _EACH = ("GB/s", "of datasheet", "of read ceiling", "x basic")
 STUDY = Study(
-    "000", "Matvec: a thread a row, and x in shared memory", GRID.steps, left_out, CLAIMS.all(),
-    comparison, ("rung, device, size", *(f"{t} {what}" for t in BOTH for what in _EACH)),
-    GRID.pictures,
+    "000", steps, left_out, CLAIMS.all(), comparison,
+    ("rung, device, size", *(f"{kept} {what}" for kept in BOTH for what in _EACH)),
+    CHARTS,
 )  # fmt: skip

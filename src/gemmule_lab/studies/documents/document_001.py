@@ -6,39 +6,24 @@ from collections.abc import Iterable, Iterator
 
 from gemmule_lab.profile.single_launch import counting
 from gemmule_lab.report.tables import significant
-from gemmule_lab.studies.documents.claims_001 import (
-    CLAIMS,
-    FIRST_SIZES,
-    FMA_OFF,
-    FMA_ON,
-    KERNELS,
-    LONE_NAIVE,
-    LONE_TILE,
-    REFUSED,
-    TOTAL,
-    crossing,
-    totals_of,
-)
+from gemmule_lab.studies.charted import chart
+from gemmule_lab.studies.documents import claims_001 as said
 from gemmule_lab.studies.documents.pictures_001 import pictures
 from gemmule_lab.studies.grid import Bench, Case, Cell, Found, Lane, Names, Step, Study, Task
+from gemmule_lab.studies.products import passes as ways
 from gemmule_lab.studies.products.first_call import first_call
 from gemmule_lab.studies.products.largest import FITS, WHOLE, largest
-from gemmule_lab.studies.products.passes import (
-    CPU_LOOP,
-    CUBLAS,
-    EIGEN,
-    HOST_NAMES,
-    NAIVE,
-    NUMPY,
-    PARTS,
-    PINNED,
-    SHARED,
+from gemmule_lab.studies.products.totals import (
+    LARGEST_PROOF,
+    proof,
+    small_check,
+    totals,
+    warm_up,
 )
-from gemmule_lab.studies.products.totals import proof, small_check, totals, warm_up
 from gemmule_lab.studies.records import Rows, Value
-from gemmule_lab.studies.verdicts import published
+from gemmule_lab.studies.rules import published
 
-LARGEST = {CPU_LOOP: 1024, NAIVE: 2048, SHARED: 4096}
+LARGEST = {ways.CPU_LOOP: 1024, ways.NAIVE: 2048, ways.SHARED: 4096}
 DOUBLING = tuple(32 << i for i in range(8))
 OWN_SIZES = (*range(1, 1000, 10), *range(1000, 4001, 100), *DOUBLING)
 PEER_SIZES = (*range(1, 5002, 10), *range(5000, 10001, 1000))
@@ -46,24 +31,27 @@ CUBLAS_SIZES = (*PEER_SIZES, *range(10000, 26001, 1000))
 FEW = (151, 201, 301, 501, 701, 991, 1000, 1001, 2000, 2001, 3000, 4000, 4001, 5001, 10000, 26000)
 THIN_SIZES = frozenset((*range(1, 102, 10), *FEW, *DOUBLING))
 PINNED_SIZES = (11, 64, 101, 256, 1024, 2048, 4096, 10000)
+SHOWN = (11, 41, 64, 101, 256, 1024, 2048, 4096, 10000, 26000)
 PROOF_RUNS, COUNTED = 10, 1024
 KERNEL_SIZES = (1024, 2048)
 
 KERNEL_LANES = (
-    Lane("naive, fused", "naive"),
+    Lane(said.FULL_NAIVE, "naive"),
     Lane("naive, multiply and add apart", "naive", {"fma": False}),
     Lane("naive, sums in C", "naive", {"accumulate": "global"}),
     Lane("naive, blocks of 16 x 16", "naive", {"width": 16}),
     *(Lane(f"shared tile {t}", "shared_tile", {"tile": t}) for t in (8, 16)),
-    Lane(FMA_ON, "shared_tile", {"tile": 32}),
-    Lane(FMA_OFF, "shared_tile", {"tile": 32, "fma": False}),
+    Lane(said.FMA_ON, "shared_tile", {"tile": 32}),
+    Lane(said.FMA_OFF, "shared_tile", {"tile": 32, "fma": False}),
+    *(Lane(name.replace("_", " "), name) for name in ("register_tile", "vector_tile")),
     Lane("gemmule's choice", "auto"),
     Lane("torch", None, peer="torch"),
 )
 LONE_LANES = (
-    Lane(LONE_NAIVE, "naive", {"width": 1}),
-    Lane(LONE_TILE, "shared_tile", {"tile": 1}),
+    Lane(said.LONE_NAIVE, "naive", {"width": 1}),
+    Lane(said.LONE_TILE, "shared_tile", {"tile": 1}),
 )
+COUNTED_LANES = tuple(Lane(name, name) for name in ("shared_tile", "rectangular_tile"))
 
 
 def steps(backend: str, full: bool) -> Iterable[Step]:
@@ -71,20 +59,25 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
 
     The sizes of the default grid come first, so that a full run that is stopped has them.
     """
-    runs: dict[str, Value] = {"runs": PROOF_RUNS}
+    runs: dict[str, Value] = {"runs": PROOF_RUNS, "largest": LARGEST_PROOF}
     gpu = backend == "cuda"
     yield Task("proof", ("all implementations",), runs, proof)
-    libraries = (EIGEN, NUMPY, CUBLAS) if gpu else (EIGEN, NUMPY)
+    libraries = (ways.EIGEN, ways.HIS_EIGEN, ways.NUMPY, *([ways.CUBLAS] if gpu else []))
     yield Task("check of 32 x 32", libraries, {"n": 32}, small_check)
-    for names, n in ((HOST_NAMES, 1024), ((NAIVE,), 2048), ((SHARED, CUBLAS, EIGEN), 4096)):
-        here = tuple(name for name in names if gpu or name in HOST_NAMES)
+    large = (ways.SHARED, ways.CUBLAS, ways.EIGEN, ways.HIS_EIGEN)
+    for names, n in (
+        ((ways.CPU_LOOP, ways.EIGEN, ways.NUMPY), 1024),
+        ((ways.NAIVE,), 2048),
+        (large, 4096),
+    ):
+        here = tuple(name for name in names if gpu or name in ways.HOST_NAMES)
         if here:
             yield Task("warm-up", here, {"n": n}, warm_up)
     usual = sorted(THIN_SIZES)
-    yield from _totals((n for n in usual if n <= LARGEST[SHARED]), gpu)
+    yield from _totals((n for n in usual if n <= LARGEST[ways.SHARED]), gpu)
     if gpu:
         yield from _kernels()
-    yield from _totals((n for n in usual if n > LARGEST[SHARED]), gpu)
+    yield from _totals((n for n in usual if n > LARGEST[ways.SHARED]), gpu)
     if full:
         yield from _totals(halving({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES), gpu)
     if gpu and full:
@@ -93,22 +86,27 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
 
 def _totals(sizes: Iterable[int], gpu: bool) -> Iterator[Step]:
     for n in sizes:
-        names = tuple(name for name in _names(n) if gpu or name in HOST_NAMES)
+        names = tuple(name for name in _names(n) if gpu or name in ways.HOST_NAMES)
         if names:
-            yield Task(TOTAL, names, {"n": n}, totals)
+            yield Task(said.TOTAL, names, {"n": n}, totals)
 
 
 def _names(n: int) -> Iterator[str]:
-    """Yield who is timed at a size; NumPy, which the document has not, at the default ones only."""
+    """Yield who is timed at a size; what the document has not, at the default ones only."""
     if n in OWN_SIZES:
-        yield from (name for name in (CPU_LOOP, NAIVE, SHARED) if n <= LARGEST[name])
-    yield CUBLAS
+        yield from (name for name in (ways.CPU_LOOP, ways.NAIVE, ways.SHARED) if n <= LARGEST[name])
+    yield ways.CUBLAS
     if n in PEER_SIZES or n in DOUBLING:
-        yield EIGEN
-        if n in THIN_SIZES and n <= LARGEST[SHARED]:
-            yield NUMPY
+        yield ways.EIGEN
+        if n in THIN_SIZES:
+            yield ways.HIS_EIGEN
+            yield from [ways.NUMPY] * (n <= LARGEST[ways.SHARED])
     if n in PINNED_SIZES:
-        yield from (f"{name}{PINNED}" for name in (SHARED, CUBLAS) if n <= LARGEST.get(name, n))
+        yield from (
+            f"{name}{ways.PINNED}"
+            for name in (ways.SHARED, ways.CUBLAS)
+            if n <= LARGEST.get(name, n)
+        )
 
 
 def halving(sizes: Iterable[int]) -> list[int]:
@@ -128,15 +126,15 @@ def halving(sizes: Iterable[int]) -> list[int]:
 
 
 def _kernels() -> Iterator[Step]:
-    for n in FIRST_SIZES:
-        yield Task("first call", ("shared_tile",), {"n": n}, _first)
+    for n in said.FIRST_SIZES:
+        yield Task(said.FIRST, ("shared_tile",), {"n": n}, _first)
     for n in KERNEL_SIZES:
         for temperature in ("warm", "cold"):
             lone = (n, temperature) == (KERNEL_SIZES[0], "warm")
             lanes = (*KERNEL_LANES, *LONE_LANES) if lone else KERNEL_LANES
-            yield Cell(KERNELS, "matmul", n, n, lanes, temperature, n, case={"n": n})
-    yield counting("matmul", ("shared_tile",), {"n": COUNTED})
-    yield Task("largest", (FITS, REFUSED), {}, largest)
+            yield Cell(said.KERNELS, "matmul", n, n, lanes, temperature, n, case={"n": n})
+    yield counting("matmul", COUNTED_LANES, {"n": COUNTED})
+    yield Task("largest", (FITS, said.REFUSED), {}, largest)
 
 
 def _first(bench: Bench, names: Names, case: Case) -> Found:
@@ -150,31 +148,57 @@ def left_out(full: bool) -> Iterator[str]:
     if not full:
         yield f"all but {len(THIN_SIZES)} of {len(every)} sizes, and all of the largest product"
     yield "the CPU loop above 1024, the naive kernel above 2048, the shared above 4096, as there"
-    yield "NumPy at all but the default sizes: the document has Eigen"
+    yield "NumPy, and Eigen by the document's flags, at all but the default sizes"
+    yield "a debug build of the kernels"
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield totals and parts by size, then the break-even sizes beside the printed ones."""
-    sizes = sorted({int(r.case["n"]) for r in totals_of(rows)})
-    shown = [n for n in sizes if n in SHOWN or n == sizes[-1]]
-    for n in shown:
-        for row in totals_of(rows).where(n=n):
-            parts = [significant(row.figures[p]) if p in row.figures else "" for p in PARTS]
-            yield (f"{row.name}, n = {n}", "", significant(row.us), *parts)
+    none = [""] * len(ways.PARTS)
     printed = published("001")["break_even"]
     for words, cpu, gpu, theirs in (
-        ("Eigen and cuBLAS", EIGEN, CUBLAS, printed["eigen_cublas"]),
-        ("NumPy and cuBLAS", NUMPY, CUBLAS, ""),
-        ("CPU loop and own kernels", CPU_LOOP, SHARED, printed["cpu_own"]),
+        ("Eigen and cuBLAS", ways.EIGEN, ways.CUBLAS, printed["eigen_cublas"]),
+        ("NumPy and cuBLAS", ways.NUMPY, ways.CUBLAS, ""),
+        ("CPU loop and own kernels", ways.CPU_LOOP, ways.SHARED, printed["cpu_own"]),
     ):
-        ours = crossing(rows, cpu, gpu)
-        found = "" if ours is None else ours.words
-        yield (f"break-even n: {words}", str(theirs), found, *[""] * len(PARTS))
+        ours = said.crossing(rows, cpu, gpu)
+        yield (f"break-even n: {words}", str(theirs), "" if ours is None else ours.words, *none)
+    for row in rows.where("ladder", temperature="cold"):
+        where = f"the ladder's {row.name}, kernel alone, n = {row.case['n']}"
+        yield (where, "", significant(row.us), *none)
+    sizes = sorted({int(r.case["n"]) for r in said.totals_of(rows)})
+    for n in [n for n in sizes if n in SHOWN or n == sizes[-1]]:
+        for row in said.totals_of(rows).where(n=n):
+            parts = [significant(row.figures[p]) if p in row.figures else "" for p in ways.PARTS]
+            yield (f"{row.name}, n = {n}", "", significant(row.us), *parts)
 
 
-SHOWN = (11, 41, 64, 101, 256, 1024, 2048, 4096, 10000, 26000)
+_RATE = {"value": "TFLOP/s", "unit": "TFLOP/s", "label": "{name}", "sorted": True, "limit": "fma"}
+_BUSY = ("SM throughput", "memory throughput", "FMA pipe")
+_FIRST = {p: f"{p} us" for p in ("import of gemmule", "context", "first cudaMalloc", "compile",
+                                 "load", "first launch")}  # fmt: skip
+CHARTS = (
+    *(
+        chart("bars", f"kernels-{n}", f"Kernels alone, n = {n}", said.KERNELS, "float32",
+              "n x n times n x n", "TFLOP/s", "naive and shared tile 32: in 32 x 32 threads",
+              at={"n": n}, **_RATE)
+        for n in KERNEL_SIZES
+    ),
+    chart("bars", "ladder", "The next question: from his tile to cuBLAS, step by step", "ladder",
+          "float32", "2,048 cubed", "ms, as he charts it", label="{name}", value="ms", unit="ms",
+          sorted=True),
+    *(
+        chart("figures", f"first-call-{n}", f"The first product of a process, n = {n}, in parts",
+              said.FIRST, "float32", "tiles in shared memory", "ms of host time", at={"n": n},
+              figures=_FIRST, parts=True, scale=1e-3, unit="ms")
+        for n in said.FIRST_SIZES
+    ),
+    chart("figures", "balance", "The shared kernel: what it keeps busy", "counters", "float32",
+          "1,024 cubed", "Nsight Compute, percent of each unit's peak",
+          figures={unit: f"{unit} percent" for unit in _BUSY}, scale=1, unit="%"),
+)  # fmt: skip
 STUDY = Study(
-    "001", "Matmul from host to host, split by part", steps, left_out, CLAIMS.all(), comparison,
-    ("what", "printed", "ours, us or n", *(f"{part} us" for part in PARTS)),
-    pictures, together=True,
+    "001", steps, left_out, said.CLAIMS.all(), comparison,
+    ("what", "printed", "ours, us or n", *(f"{part} us" for part in ways.PARTS)),
+    CHARTS, pictures, together=True,
 )  # fmt: skip

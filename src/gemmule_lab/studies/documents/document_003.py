@@ -8,33 +8,29 @@ from dataclasses import replace
 
 from gemmule.core.registry import cuda_rungs
 from gemmule_lab.records.results import geomean
-from gemmule_lab.report.charts import Axes, Line, Mark
+from gemmule_lab.report.charts import Axes, Line
 from gemmule_lab.studies import pictures as draw
-from gemmule_lab.studies import verdicts
+from gemmule_lab.studies import rules
+from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
 from gemmule_lab.studies.pictures import Picture
-from gemmule_lab.studies.records import Finding, Rows, case_key, decided
-from gemmule_lab.studies.verdicts import BITS, formula_gbs, needed, published
+from gemmule_lab.studies.records import Judged, Rows, case_key
+from gemmule_lab.studies.rules import needed, published
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 CPU_SIZES = (512, 1024, 2048, 4096)
-EXPERIMENT = "sizes"
+EXPERIMENT, SWEEP, CHOSEN = "sizes", "p x rows x values", "chosen"
 CODE_ROWS, CODE_THREADS = 8, 512
-DIFFERS, SLIGHTLY = 0.01, 1.5
+DIFFERS, SLIGHTLY, FASTER, LARGE = 0.01, 1.5, 1.1, 2048
 TUNED = "fp16, best parameters"
-FASTER = 1.1
-COLUMNS = {
-    "torch": "torch",
-    "fp16 two_step": "fp16",
-    TUNED: "",
-    "int8 codes": "int8",
-    "int4 codes": "int4",
-    "gemmule's choice": "",
-}
-
-
-CPU_COLUMNS = {"torch": "torch", "fp16": "fp16", "int8": "int8", "int4": "int4"}
+BITS = {"torch": 16, "fp16": 16, "int8": 8, "int4": 4}
 HALF, ONE_BLOCK = "fp16 two_step", "fp16 one block a row"
+COLUMNS = {  # of the table: kernel -> the document's column
+    "torch": "torch", HALF: "fp16", TUNED: "", "fp16, chosen": "", "int8 codes": "int8",
+    "int8 codes, 128 threads": "", "int8, chosen": "", "int4 codes": "int4",
+    "int4 codes, 128 threads": "", "int4, chosen": "",
+}  # fmt: skip
+CPU_COLUMNS = {form: form for form in BITS}
 ALTERNATIVES = (
     ("fp16 y blocks", ONE_BLOCK),
     ("fp16 x in shared memory", ONE_BLOCK),
@@ -44,9 +40,7 @@ ALTERNATIVES = (
     ("fp16 16-byte loads", "fp16 scalar loads"),
 )
 DTYPES = "matrix in fp16, or in int8 or int4 codes with one scale; x and y in fp16"
-WHICH = {"": "the main kernels", "-more": "the alternatives"}
-SIZE = "n, of an n x n matrix"
-CLAIMS = verdicts.Claims("003")
+CLAIMS = rules.Claims("003")
 
 
 def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
@@ -82,8 +76,35 @@ def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
         Lane("int8 product table", "product_table_int8", {**block, "values": 8}, form="int8"),
         Lane("int4 codes, 128 threads", "int4_codes", {**block, "values": 16}, form="int4"),
         Lane("int4 product table", "product_table_int4", {**block, "values": 16}, form="int4"),
+        Lane("int8, gemmule's choice", "auto", form="int8"),
+        Lane("int4, gemmule's choice", "auto", form="int4"),
     )
     return tuple(replace(lane, form="float16") for lane in halves), codes
+
+
+def sweep_lanes() -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
+    """Return p x rows x values of each kernel: the best of them are tuned on the device at hand.
+
+    With them come y sections of a row with as many threads in all, so that one and several blocks
+    a row are treated alike; halves and codes apart, as in `gpu_lanes`.
+    """
+    halves = [
+        Lane(f"fp16 {p} x {r} x {v}", "two_step", {"p": p, "rows": r, "values": v}, form="float16")
+        for p, r, v in itertools.product((32, 128, 256), (1, 4), (8, 16, 32))
+        if p * r * v <= 1 << 14
+    ]
+    halves += [
+        Lane(f"fp16 y {y} of {p}", "y_blocks", {"y": y, "p": p, "rows": 4}, form="float16")
+        for y, p in ((2, 128), (4, 32), (2, 32), (8, 32))
+    ]
+    codes = [
+        Lane(
+            f"{form} {p} x {r} x {v}", f"{form}_codes", {"p": p, "rows": r, "values": v}, form=form
+        )
+        for form, widths in (("int8", (8, 16)), ("int4", (16, 32)))
+        for p, r, v in itertools.product((32, 128), (1, 4), widths)
+    ]
+    return tuple(halves), tuple(codes)
 
 
 CPU_LANES = (
@@ -103,6 +124,9 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         parts = gpu_lanes(n) if backend == "cuda" else (CPU_LANES,)
         for temperature, lanes in itertools.product(("warm", "cold"), parts):
             yield Cell(EXPERIMENT, "matvec", n, n, lanes, temperature, case={"n": n})
+    for n in sizes if backend == "cuda" else ():
+        for temperature, lanes in itertools.product(("warm", "cold"), sweep_lanes()):
+            yield Cell(SWEEP, "matvec", n, n, lanes, temperature, case={"n": n})
 
 
 def left_out(full: bool) -> Iterator[str]:
@@ -112,37 +136,74 @@ def left_out(full: bool) -> Iterator[str]:
     yield "int8 and int4 at more than 8 rows a block: ours end there, the document's tables at 32"
 
 
-@CLAIMS.rule("y-blocks")
-def _slightly_slower(rows: Rows) -> Finding:
-    warm = rows.where(EXPERIMENT, backend="cuda", temperature="warm")
-    ratios = needed(verdicts.speedups(warm, ONE_BLOCK, "fp16 y blocks"))
-    words = "time with y blocks over time with one block a row:"
-    return verdicts.of_ratios(ratios, 1 < geomean(ratios.values()) <= SLIGHTLY, words)
+def formula_bytes(n: int, bits: int) -> float:
+    """Return the bytes that the document's bandwidth counts: matrix, float16 vector and result.
+
+    >>> formula_bytes(512, 16)
+    526336.0
+    """
+    return n * n * bits / 8 + 2 * 2 * n
 
 
-@CLAIMS.rule("fp16-tuned-over-torch")
-def _tuned_over_torch(rows: Rows) -> Finding:
-    """Judge our own bar: 1.1 times torch at every size, warm and cold; say where not, and why."""
+def formula_gbs(n: int, bits: int, ns: float) -> float:
+    """Return the document's bandwidth: those bytes over nanoseconds, in GB/s."""
+    return formula_bytes(n, bits) / ns
+
+
+@CLAIMS.rule("int8-over-fp16", "int8")
+@CLAIMS.rule("int4-over-fp16", "int4")
+def _codes_over_halves(rows: Rows, form: str) -> Judged:
+    """Judge the headline by what is chosen for the device, codes beside halves, cold."""
     ratios: dict[str, float] = {}
-    short = []
+    for experiment, ours, half in (
+        (CHOSEN, f"{form}, chosen", "fp16, chosen"),
+        (EXPERIMENT, f"{form}, gemmule's choice", "gemmule's choice"),
+    ):
+        here = rows.where(experiment, backend="cuda", temperature="cold")
+        here = Rows(row for row in here if int(row.case["n"]) >= LARGE)
+        ratios = ratios or rules.speedups(here, ours, half)
+    words = f"{rules.spread(list(needed(ratios).values()))} times as fast as halves"
+    largest = list(ratios.values())[-1]
+    return Judged(min(ratios.values()) > 1, f"{words}; {largest:.2f} at the largest", largest)
+
+
+@CLAIMS.rule("fp16-over-torch", TUNED, 1.0, ("warm",))
+@CLAIMS.rule("printed-parameters", HALF, 1.0, ("warm",))
+@CLAIMS.rule("fp16-tuned-over-torch", TUNED, FASTER, ("warm", "cold"))
+def _over_torch(rows: Rows, ours: str, bar: float, kept: tuple[str, ...]) -> Judged:
+    """Judge a kernel beside torch at every size; say where it falls short, and why."""
+    ratios, short = [], []
     read = rows.ceiling("read", "cuda")
-    for temperature, n in itertools.product(("warm", "cold"), SIZES):
-        here = rows.where(EXPERIMENT, backend="cuda", temperature=temperature, n=n)
-        times = [us for name in (TUNED, "torch") for us in here.where(name=name).us().values()]
+    for temperature, n in itertools.product(kept, SIZES):
+        here = rows.where(backend="cuda", temperature=temperature, n=n)
+        named = here.where(EXPERIMENT)
+        times = [us for name in (ours, "torch") for us in named.where(name=name).us().values()]
         if len(times) < 2:
             continue
-        ours, torch = times
-        ratios[f"{temperature} {n}"] = torch / ours
-        if torch / ours < FASTER:
-            words = f"{torch / ours:.3f} at {n}, {temperature}"
+        if ours == TUNED:
+            swept = here.where(SWEEP).timed()
+            times[0] = min([times[0], *(r.us for r in swept if r.params.get("rung") == "two_step")])
+        ratios.append(times[1] / times[0])
+        if ratios[-1] <= bar:
+            words = f"{ratios[-1]:.3f} at {n}, {temperature}"
             if read is not None:
-                shares = [formula_gbs(n, 16, us * 1e3) / read for us in (torch, ours)]
-                words += f", where torch reads at {shares[0]:.2f} and ours at {shares[1]:.2f} of "
-                words += "the measured ceiling"
+                shares = [formula_gbs(n, 16, us * 1e3) / read for us in times]
+                words += f" (ours at {shares[0]:.2f}, torch at {shares[1]:.2f} of the read ceiling)"
             short.append(words)
-    words = f"{TUNED}, times as fast as torch:"
-    found = verdicts.of_ratios(needed(ratios), not short, words)
-    return replace(found, figure="; less: ".join([found.figure, *short]))
+    words = "; less: ".join([f"{rules.spread(needed(ratios))} times as fast as torch", *short])
+    return Judged(not short, words, geomean(ratios))
+
+
+@CLAIMS.rule("y-blocks")
+def _slightly_slower(rows: Rows) -> Judged:
+    warm = rows.where(EXPERIMENT, backend="cuda", temperature="warm")
+    ratios = list(needed(rules.speedups(warm, ONE_BLOCK, "fp16 y blocks")).values())
+    words = f"{rules.spread(ratios)} times the time of one block a row, {ratios[-1]:.2f} at the"
+    alike = rows.where(SWEEP, backend="cuda", temperature="warm")
+    equal = list(rules.speedups(alike, "fp16 128 x 4 x 8", "fp16 y 4 of 32").values())
+    told = f"{words} largest" + (f"; 4 sections of 32 {rules.spread(equal)}" if equal else "")
+    mean = geomean(equal or ratios)
+    return Judged(1 < mean <= SLIGHTLY, told, mean)
 
 
 def deviations() -> list[tuple[str, str, int, float, float]]:
@@ -159,13 +220,13 @@ def deviations() -> list[tuple[str, str, int, float, float]]:
 
 
 @CLAIMS.rule("printed-bandwidths")
-def _printed_bandwidths(rows: Rows) -> Finding:
+def _printed_bandwidths(rows: Rows) -> Judged:
     wrong = deviations()
     words = "; ".join(
         f"{device} {column} {n}: {gbs:.2f} printed, {again:.2f} by formula"
         for device, column, n, gbs, again in wrong
     )
-    return decided(not wrong, f"{len(wrong)} of 36 differ by more than 1 %: {words}")
+    return Judged(not wrong, f"{len(wrong)} of 36 differ by more than 1 %: {words}", len(wrong))
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
@@ -176,105 +237,109 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
         *(("cuda", index, n) for index, n in enumerate(SIZES)),
         *(("cpu", index, n) for index, n in enumerate(SIZES) if n in sizes),
     ]:
+        here = rows.where(backend=backend, n=n)
         for name, column in (COLUMNS if backend == "cuda" else CPU_COLUMNS).items():
             printed = [
-                cell for device in ("P100", "RTX 3090") for cell in _printed(device, column, index)
+                c for device in ("P100", "RTX 3090") for c in _printed(device, column, index)
             ]
             ours = [
-                cell
-                for temperature in ("warm", "cold")
-                for cell in _ours(rows.where(backend=backend), name, column, temperature, n)
+                c for kept in ("warm", "cold") for c in _ours(here.where(temperature=kept), name)
             ]
             kernel = name if backend == "cuda" else f"{name}, on our CPU"
-            yield (str(n), kernel, *printed, *ours, _launch(rows, name, n))
+            if any(ours) or any(printed):
+                yield (str(n), kernel, *printed, *ours, _launch(rows, name, n))
 
 
-def _printed(device: str, column: str, index: int) -> tuple[str, str, str, str]:
-    """Return us, GB/s (and what was printed where that differs), x over torch, x over fp16."""
+def _printed(device: str, column: str, index: int) -> tuple[str, ...]:
+    """Return us, GB/s (and what was printed where that differs), share of peak, x over torch."""
     data = published("003")["devices"][device]
     times = data["runtime_ns"]
     if not column or column not in times:
-        return "", "", "", ""
+        return ("",) * len(_EACH)
     ns, n = times[column][index], SIZES[index]
-    gbs = f"{formula_gbs(n, BITS[column], ns):.0f}"
+    rate = formula_gbs(n, BITS[column], ns)
+    gbs = f"{rate:.0f}"
     for where, what, size, wrong, _ in deviations():
         if (where, what, size) == (device, column, n):
             gbs += f" ({wrong:.0f} printed)"
-    over_half = "" if column in ("torch", "fp16") else f"{times['fp16'][index] / ns:.2f}"
-    return f"{ns / 1000:.2f}", gbs, f"{times['torch'][index] / ns:.2f}", over_half
+    share = f"{100 * rate / data['peak_gbs']:.0f} %"
+    return f"{ns / 1000:.2f}", gbs, share, f"{times['torch'][index] / ns:.2f}"
 
 
-def _ours(rows: Rows, name: str, column: str, temperature: str, n: int) -> tuple[str, ...]:
-    """Return us, GB/s, x over torch and x over fp16 of our row, as far as it was measured."""
-    here = rows.where(EXPERIMENT, temperature=temperature, n=n)
-    case = case_key({"n": n})
-    us = here.where(name=name).us().get(case)
-    if us is None:
-        return "", "", "", ""
-    ratios = []
-    half = HALF if name in COLUMNS and here.where(backend="cuda") else "fp16"
-    for other in ("torch", half):
-        theirs = here.where(name=other).us().get(case)
-        ratios.append("" if theirs is None or name == other else f"{theirs / us:.2f}")
-    bits = BITS[column or "fp16"]
-    return f"{us:.2f}", f"{formula_gbs(n, bits, us * 1000):.0f}", *ratios
+def _ours(here: Rows, name: str) -> tuple[str, ...]:
+    """Return us, GB/s by the document's formula, share of peak and x over torch of our row."""
+    row = next(iter(here.where(name=name).timed()), None)
+    if row is None:
+        return ("",) * len(_EACH)
+    rate = formula_gbs(int(row.case["n"]), BITS[name.split()[0].strip(",")], row.us * 1000)
+    peak = here.figure("datasheet_gbs")
+    share = f"{100 * rate / peak:.0f} %" if peak else ""
+    torch = here.where(EXPERIMENT, name="torch").us().get(case_key(row.case))
+    return f"{row.us:.2f}", f"{rate:.0f}", share, f"{torch / row.us:.2f}" if torch else ""
 
 
 def _launch(rows: Rows, name: str, n: int) -> str:
     """Return threads a row and rows a block of our row."""
-    for row in rows.where(EXPERIMENT, backend="cuda", name=name, n=n):
+    for row in rows.where(backend="cuda", name=name, n=n):
         if "p" in row.params:
             return f"{row.params['p']} x {row.params['rows']}"
     return ""
 
 
-def pictures(rows: Rows, backend: str) -> Iterator[Picture]:
-    """Yield the drawings of a back end: run times, bandwidths under their ceiling, alternatives."""
-    start, marks = f"study-003-{backend}", draw.ceiling_marks(rows, backend)
-    shown: tuple[tuple[str, str, draw.Figure, str, Axes, list[Mark]], ...] = (
-        ("times", "run time", draw.microseconds, "us of one product",
-         Axes(SIZE, "us", log_y=True), []),
-        ("rates", "bandwidth", draw.figure("gbs"), "GB/s: matrix, vector and result once each",
-         Axes(SIZE, "GB/s"), marks),
-    )  # fmt: skip
-    for temperature in ("warm", "cold"):
-        here = rows.where(EXPERIMENT, backend=backend, temperature=temperature).timed()
-        order = {name: index for index, name in enumerate(COLUMNS)}
-        names = sorted(here.names(), key=lambda name: order.get(name, len(order)))
-        first = [name for name in names if name in order] or names[:6]
-        rest = [name for name in names if name not in first]
-        for (which, chosen), (file, what, value, fact, axes, ceilings) in itertools.product(
-            zip(WHICH, (first, rest), strict=True), shown
-        ):
-            lines = [one for name in chosen for one in draw.lines_of(here.where(name=name), value)]
-            title = (
-                f"Matrix times vector in halves and codes, {WHICH[which]}: {what}, {temperature}"
-            )
-            name = f"{start}-{file}{which}-{temperature}"
-            head = draw.head(name, title, here, DTYPES, fact, kept=temperature)
-            yield from draw.line_charts(head, lines, axes, ceilings)
-        lines = [line for pair in ALTERNATIVES for line in _ratio(here, *pair)]
-        fact = "times as fast as the plain form; above 1 it pays"
-        title = f"What was tried beside the plain kernels, {temperature}"
-        name = f"{start}-alternatives-{temperature}"
-        head = draw.head(name, title, here, DTYPES, fact, kept=temperature)
-        yield from draw.line_charts(head, lines, Axes(SIZE, "times as fast"))
+def printed_curves(rows: Rows, backend: str) -> Iterator[Picture]:
+    """Yield bandwidths as shares of each device's peak, the printed ones beside ours."""
+    here = rows.where(EXPERIMENT, backend=backend, temperature="warm").timed()
+    for file, what, ours in (
+        ("halves", "halves", {"torch": "torch", TUNED: "fp16"}),
+        ("codes", "codes", {f"{form} codes, 128 threads": form for form in ("int8", "int4")}),
+    ):
+        lines = []
+        for device, data in published("003")["devices"].items():
+            for form in ours.values():
+                times = zip(SIZES, data["runtime_ns"].get(form, ()), strict=False)
+                points = [
+                    (float(n), 100 * formula_gbs(n, BITS[form], ns) / data["peak_gbs"])
+                    for n, ns in times
+                ]
+                lines += [Line(f"{form} on its {device}, printed", points)] if points else []
+        lines += draw.lines_of(
+            Rows((row for row in here if row.name in ours), here.environments), draw.FIGURES["use"]
+        )
+        title = f"Bandwidth as a share of each device's peak, {what}"
+        facts = (DTYPES, "percent of each data sheet")
+        name = f"study-003-{backend}-shares-{file}"
+        head = draw.head(name, title, here, *facts, kept="warm")
+        if backend == "cuda" and here.where(name=next(iter(ours))):
+            yield from draw.line_charts(head, lines, Axes(SIZE, "% of peak"))
 
 
-def _ratio(here: Rows, tried: str, plain: str) -> Iterator[Line]:
-    """Yield how many times as fast one kernel is as another over the sizes, if both were timed."""
-    times, theirs = (
-        {float(row.case["n"]): row.us for row in here.where(name=name)} for name in (tried, plain)
-    )
-    points = [(n, theirs[n] / us) for n, us in sorted(times.items()) if n in theirs]
-    if points:
-        yield Line(f"{tried} / {plain.removeprefix(tried.split()[0] + ' ')}", points)
-
-
-_EACH = ("us", "GB/s", "x torch", "x fp16")
+SIZE = "n, of an n x n matrix"
+_TIME = {"each": ("warm", "cold"), "over": "n", "value": "us", "unit": "us", "log": True}
+_GBS = {"each": ("warm", "cold"), "over": "n", "value": "gbs", "unit": "GB/s", "limit": "read"}
+_WHAT = "Matrix times vector in halves and codes"
+_MAIN = [
+    "torch",
+    HALF,
+    TUNED,
+    *(f"{form} codes, 128 threads" for form in ("int8", "int4")),
+    "gemmule's choice",
+]
+CHARTS = (
+    chart("lines", "rates", f"{_WHAT}: bandwidth", EXPERIMENT, DTYPES,
+          "GB/s: matrix, vector and result once each", names=_MAIN, **_GBS),
+    chart("lines", "times", f"{_WHAT}: run time", EXPERIMENT, DTYPES, "us of one product",
+          names=_MAIN, **_TIME),
+    chart("lines", "chosen", f"{_WHAT}: what is chosen for this device", CHOSEN,
+          "x in fp16; codes with scales and zeros for groups of 128", "us of one product",
+          each=["cold"], over="n", value="us", unit="us", log=True),
+    chart("ratio lines", "alternatives", "What was tried beside the plain kernels", EXPERIMENT,
+          DTYPES, "times as fast as the plain form; above 1 it pays", each=("warm", "cold"),
+          over="n", pairs=ALTERNATIVES),
+)  # fmt: skip
+_EACH = ("us", "GB/s", "of peak", "x torch")
 STUDY = Study(
-    "003", "Fast matvec in fp16, int8 and int4", steps, left_out, CLAIMS.all(), comparison,
+    "003", steps, left_out, CLAIMS.all(), comparison,
     ("n", "kernel", *(f"{where} {what}" for where in ("P100", "3090", "warm", "cold")
                       for what in _EACH), "p x rows"),
-    pictures,
+    CHARTS, printed_curves,
 )  # fmt: skip

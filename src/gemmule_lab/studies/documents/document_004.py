@@ -7,27 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from gemmule_lab.studies.documents.claims_004 import (
-    ALGORITHMS,
-    CLAIMS,
-    EXPONENTS,
-    FIVE,
-    FIXED,
-    HEIGHT_RUNS,
-    HEIGHTS,
-    ITS_WIDTH,
-    MATRICES,
-    THIN_EXPONENTS,
-    TRANSPOSE_NAME,
-    WIDTH_RUNS,
-    WIDTHS,
-    ZEROING_NAME,
-    shapes,
-)
-from gemmule_lab.studies.documents.pictures_004 import pictures
+from gemmule_lab.records.results import geomean
+from gemmule_lab.studies.charted import chart
+from gemmule_lab.studies.documents import claims_004 as said
+from gemmule_lab.studies.documents.pictures_004 import DTYPE, pictures
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
 from gemmule_lab.studies.records import Rows
-from gemmule_lab.studies.verdicts import published
+from gemmule_lab.studies.rules import published
 
 COLD_BYTES = 1 << 17  # of less, thousands of matrices fit into the L2 of a large GPU
 CPU_SHAPES = ((128, 128), (1024, 64), (1024, 1024), (4096, 512), (4096, 4096))
@@ -43,12 +29,14 @@ NAIVE_LANES = (
     Lane("naive", "col_thread_per_row", {"block": 256}),
     Lane("naive transposed", "col_transposed", {"block": 256}, flip=True),
 )
-WIDTH_LANES = tuple(_lane(algorithm, width) for algorithm in ALGORITHMS for width in WIDTHS)
+WIDTH_LANES = tuple(
+    _lane(algorithm, width) for algorithm in said.ALGORITHMS for width in said.WIDTHS
+)
 TRANSPOSE, ZEROING = (
-    replace(_lane(algorithm, ITS_WIDTH), name=name, only=kernels)
+    replace(_lane(algorithm, said.ITS_WIDTH), name=name, only=kernels)
     for name, algorithm, kernels in (
-        (TRANSPOSE_NAME, "transpose_then", ("transpose_tiles",)),
-        (ZEROING_NAME, "block_multiply", ("zero_sums", "store_sums")),
+        (said.TRANSPOSE_NAME, "transpose_then", ("transpose_tiles",)),
+        (said.ZEROING_NAME, "block_multiply", ("zero_sums", "store_sums")),
     )
 )
 BEST = (Lane("gemmule's choice", "auto"), Lane("gemmule's choice transposed", "auto", flip=True))
@@ -60,8 +48,8 @@ PEERS = (
 
 FIVE_LANES = tuple(
     replace(lane, name=f"{lane.name} #{matrix}", matrix=matrix)
-    for matrix in range(1, MATRICES + 1)
-    for lane in (*NAIVE_LANES, *(_lane(a, ITS_WIDTH) for a in ALGORITHMS))
+    for matrix in range(1, said.MATRICES + 1)
+    for lane in (*NAIVE_LANES, *(_lane(a, said.ITS_WIDTH) for a in said.ALGORITHMS))
 )
 CPU_LANES = (
     Lane("scalar loop", "scalar_loop"),
@@ -79,9 +67,9 @@ HEIGHT_LANES = tuple(
         {"height": height, "width": width},
         flip=algorithm != "block_multiply",
     )
-    for algorithm in ALGORITHMS
-    for height in HEIGHTS
-    for width in WIDTHS
+    for algorithm in said.ALGORITHMS
+    for height in said.HEIGHTS
+    for width in said.WIDTHS
     if width <= height
 )
 
@@ -97,61 +85,89 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
                 yield Cell("cpu", "matvec", m, n, CPU_LANES, temperature, layout="col")
         return
     for m in (1 << 7, 1 << 14):
-        yield Cell(FIXED, "matvec", m, 128, (ZEROING,), "warm", layout="col", case={"m": m})
+        yield Cell(said.FIXED, "matvec", m, 128, (ZEROING,), "warm", layout="col", case={"m": m})
     for m, n in HEIGHT_SHAPES:
-        yield Cell(HEIGHT_RUNS, "matvec", m, n, HEIGHT_LANES, "warm", layout="col", uniform=True)
-    for m, n in shapes(full):
+        yield Cell(
+            said.HEIGHT_RUNS, "matvec", m, n, HEIGHT_LANES, "warm", layout="col", uniform=True
+        )
+    for m, n in said.shapes(full):
         lanes = (*NAIVE_LANES, *WIDTH_LANES, TRANSPOSE, *BEST, *PEERS)
         for temperature in ("warm", "cold") if 4 * m * n >= COLD_BYTES else ("warm",):
-            yield Cell(WIDTH_RUNS, "matvec", m, n, lanes, temperature, layout="col", uniform=True)
-        yield Cell(FIVE, "matvec", m, n, FIVE_LANES, "warm", layout="col", uniform=True)
+            yield Cell(
+                said.WIDTH_RUNS, "matvec", m, n, lanes, temperature, layout="col", uniform=True
+            )
+        yield Cell(said.FIVE, "matvec", m, n, FIVE_LANES, "warm", layout="col", uniform=True)
 
 
 def left_out(full: bool) -> Iterator[str]:
     """Yield what the grid lacks."""
     if not full:
-        skipped = sorted(set(EXPONENTS) - set(THIN_EXPONENTS))
+        skipped = sorted(set(said.EXPONENTS) - set(said.THIN_EXPONENTS))
         yield f"the sizes n = {', '.join(f'2^{p}' for p in skipped)}"
     yield "cold rows of matrices below 128 KiB: the L2 holds thousands of them"
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
-    """Yield the printed mean times beside ours (warm mean and median over shapes, cold mean)."""
+    """Yield the printed mean times beside ours: means and geometric means, over the same shapes."""
     table = published("004")
-    lines = [
-        (f"{algorithm} {width}", milliseconds * 1000)
-        for algorithm in ALGORITHMS
-        for width, milliseconds in zip(WIDTHS, table["width_ms"][algorithm], strict=True)
-    ]
-    average = table["average_ms"]
-    lines.append((TRANSPOSE.name, 0.0))
-    lines += [
-        ("naive", average["naive"] * 1000),
-        ("naive transposed", average["naive_transposed"] * 1000),
-    ]
-    for name, printed in lines:
-        yield (
-            name,
-            f"{printed:.1f}" if printed else "",
-            *_means(rows.where(WIDTH_RUNS, backend="cuda", name=name)),
-        )
-    beside = {"scalar loop": "naive", "scalar loop transposed": "naive_transposed"}
+    average = {name.replace("_t", " t"): 1e3 * ms for name, ms in table["average_ms"].items()}
+    printed = {
+        f"{algorithm} {width}": 1e3 * ms
+        for algorithm in said.ALGORITHMS
+        for width, ms in zip(said.WIDTHS, table["width_ms"][algorithm], strict=True)
+    }
+    printed |= {said.TRANSPOSE_NAME: 0.0, **{lane.name: average[lane.name] for lane in NAIVE_LANES}}
+    for name, us in printed.items():
+        here = rows.where(said.WIDTH_RUNS, backend="cuda", name=name)
+        yield (name, f"{us:.1f}" if us else "", *_means(here))
+    beside = {"scalar loop": "naive", "scalar loop transposed": "naive transposed"}
     here = rows.where("cpu", backend="cpu").timed()
     for name in here.names():  # our means of the few shapes that are timed on a CPU
-        theirs = f"{average[beside[name]] * 1000:.1f}" if name in beside else ""
+        theirs = f"{average[beside[name]]:.1f}" if name in beside else ""
         yield (f"{name}, on our CPU", theirs, *_means(here.where(name=name)))
 
 
-def _means(rows: Rows) -> tuple[str, str, str]:
-    """Return mean and median of the warm times, and the mean of the cold ones."""
-    warm, cold = (list(rows.where(temperature=t).us().values()) for t in ("warm", "cold"))
-    ours = (f"{np.mean(warm):.2f}", f"{np.median(warm):.2f}") if warm else ("", "")
-    return (*ours, f"{np.mean(cold):.2f}" if cold else "")
+def _means(rows: Rows) -> Iterator[str]:
+    """Yield mean, geometric mean and median of the warm times; then means where cold ones are."""
+    warm, cold = (rows.where(temperature=t).us() for t in ("warm", "cold"))
+    both = [warm[case] for case in cold if case in warm]
+    yield from (f"{np.mean(list(warm.values())):.2f}", f"{geomean(warm.values()):.2f}",
+                f"{np.median(list(warm.values())):.2f}") if warm else ("", "", "")  # fmt: skip
+    for values in (both, list(cold.values())):
+        yield from (f"{np.mean(values):.2f}", f"{geomean(values):.2f}") if values else ("", "")
 
 
+_ACROSS = {
+    "A x": ("naive", f"block_multiply {said.ITS_WIDTH}", "gemmule's choice", "torch"),
+    "A^T x": (
+        "naive transposed", f"block_multiply_transposed {said.ITS_WIDTH}",
+        f"transpose_then {said.ITS_WIDTH}", said.TRANSPOSE_NAME, "gemmule's choice transposed",
+        "torch transposed",
+    ),
+}  # fmt: skip
+_BOTH = ("warm", "cold")
+CHARTS = (
+    chart("gains", "wins", f"Where width {said.ITS_WIDTH} beats the naive kernels, {{won}} cases",
+          said.WIDTH_RUNS, DTYPE, "times as fast: naive for A x, naive transposed for A^T x",
+          each=_BOTH, axes=("rows of A", "columns of A"),
+          pairs=[(f"{name} {said.ITS_WIDTH}", said.NAIVE[name]) for name in said.ALGORITHMS]),
+    chart("bars", "parallelism", "The next question: shared memory, or more threads a row",
+          "ladder", "float32, matrix by columns", "us", at={"order": "columns"},
+          names=["thread_per_row", "shared_x", "block_multiply", "split_columns", "torch"],
+          label="{m} x {n}, {name}", value="us", unit="us"),
+    *(
+        chart("lines", file, f"{what}: the algorithms over n", said.WIDTH_RUNS, DTYPE,
+              "us; square matrices", each=_BOTH, names=_ACROSS[what], square=True, over="n",
+              value="us", unit="us", log=True)
+        for what, file in (("A x", "product"), ("A^T x", "transposed"))
+    ),
+    chart("bars", "products", "Column-major products on the CPU", "cpu", DTYPE, "us",
+          label="{shape}, {name}", value="us", unit="us"),
+)  # fmt: skip
 STUDY = Study(
-    "004", "Block & multiply over column-major storage", steps, left_out, CLAIMS.all(), comparison,
-    ("algorithm and width", "printed mean us", "our mean us, warm", "our median us, warm",
-     "our mean us, cold shapes"),
-    pictures,
+    "004", steps, left_out, said.CLAIMS.all(), comparison,
+    ("algorithm and width", "printed mean us", "our mean us, warm", "geometric", "median",
+     "mean us of the shapes on the right, warm", "geometric, warm", "mean us, cold",
+     "geometric, cold"),
+    CHARTS, pictures,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The pictures of study 004: widths and heights of blocks, and where each algorithm wins."""
+"""The pictures of study 004 that are its own: widths and heights of blocks, five matrices."""
 
 from __future__ import annotations
 
@@ -9,30 +9,18 @@ from gemmule_lab.report.charts import Axes, Cells, HeatMaps, Line
 from gemmule_lab.studies import pictures as draw
 from gemmule_lab.studies.documents.claims_004 import (
     ALGORITHMS,
+    FIVE,
     HEIGHT_RUNS,
     ITS_WIDTH,
-    NAIVE,
-    TRANSPOSE_NAME,
     WIDTH_RUNS,
     WIDTHS,
     block_means,
 )
 from gemmule_lab.studies.pictures import Picture
 from gemmule_lab.studies.records import Rows
-from gemmule_lab.studies.verdicts import published
+from gemmule_lab.studies.rules import published
 
 DTYPE = "float32, matrix by columns"
-ACROSS = {
-    "A x": ("naive", f"block_multiply {ITS_WIDTH}", "gemmule's choice", "torch"),
-    "A^T x": (
-        "naive transposed",
-        f"block_multiply_transposed {ITS_WIDTH}",
-        f"transpose_then {ITS_WIDTH}",
-        TRANSPOSE_NAME,
-        "gemmule's choice transposed",
-        "torch transposed",
-    ),
-}
 
 
 def pictures(rows: Rows, backend: str) -> Iterator[Picture]:
@@ -42,11 +30,8 @@ def pictures(rows: Rows, backend: str) -> Iterator[Picture]:
         here = rows.where(WIDTH_RUNS, backend=backend, temperature=temperature).timed()
         if here:
             yield from _widths(here, start, temperature)
-            yield from _wins(here, start, temperature)
-            yield from _squares(here, start, temperature)
     yield from _heights(rows.where(HEIGHT_RUNS, backend=backend).timed(), start)
-    yield from _five(rows.where("five algorithms", backend=backend).timed(), start)
-    yield from _cpu(rows.where("cpu", backend=backend).timed(), start)
+    yield from _five(rows.where(FIVE, backend=backend).timed(), start)
 
 
 def _widths(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
@@ -70,30 +55,6 @@ def _widths(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
     title = f"The width of a block, {temperature}"
     head = draw.head(f"{start}-widths-{temperature}", title, here, DTYPE, fact, kept=temperature)
     yield from draw.line_charts(head, lines, Axes("BLOCK_WIDTH", "us", log_y=True))
-
-
-def _wins(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
-    shown = draw.ratios(here, ((f"{name} {ITS_WIDTH}", NAIVE[name]) for name in ALGORITHMS))
-    won = sum(value > 1 for cells in shown.values() for value in cells.values())
-    cases = sum(map(len, shown.values()))
-    fact = "times as fast as the baseline: naive for A x, naive transposed for A^T x"
-    title = (
-        f"Where width {ITS_WIDTH} beats the naive kernels, {temperature}: {won} of {cases} cases"
-    )
-    head = draw.head(f"{start}-wins-{temperature}", title, here, DTYPE, fact, kept=temperature)
-    axes = ("rows of A", "columns of A")
-    yield from draw.maps(head, shown, draw.FASTER, axes=axes, ratios=True)
-
-
-def _squares(here: Rows, start: str, temperature: str) -> Iterator[Picture]:
-    square = Rows((row for row in here if row.case["m"] == row.case["n"]), here.environments)
-    for what, names in ACROSS.items():
-        chosen = Rows((row for row in square if row.name in names), here.environments)
-        lines = draw.lines_of(chosen, draw.microseconds)
-        title = f"{what}: the algorithms over n, {temperature}"
-        name = f"{start}-{'product' if what == 'A x' else 'transposed'}-{temperature}"
-        head = draw.head(name, title, here, DTYPE, "us; square matrices", kept=temperature)
-        yield from draw.line_charts(head, lines, Axes("n, of an n x n matrix", "us", log_y=True))
 
 
 def _heights(here: Rows, start: str) -> Iterator[Picture]:
@@ -125,13 +86,3 @@ def _five(here: Rows, start: str) -> Iterator[Picture]:
     title = f"Five algorithms at width {ITS_WIDTH} on five random matrices"
     head = draw.head(f"{start}-five", title, here, DTYPE, fact, kept="warm")
     yield from draw.bars(head, groups, "us", ends=ends)
-
-
-def _cpu(here: Rows, start: str) -> Iterator[Picture]:
-    """Yield the times of every product on the CPU, warm and cold side by side."""
-    groups = draw.by_temperature(
-        here, draw.microseconds, lambda row: f"{draw.shape_of(row.case)}, {row.name}"
-    )
-    title = "Column-major products on the CPU"
-    head = draw.head(f"{start}-products", title, here, DTYPE, "us", *draw.WORDS.values())
-    yield from draw.bars(head, groups, "us")

@@ -1,6 +1,7 @@
 """What a process pays once: driver and context, compilation, loading, the first launch.
 
-Run as a module, this file is the child process that pays it, with an empty cache of kernels.
+Run as a file, this is the child process that pays it, with an empty cache of kernels: as a module
+it would have imported the package before the clock starts.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from gemmule_lab.processes import environment_of_child
-from gemmule_lab.studies.grid import Measured
+if TYPE_CHECKING:
+    from gemmule_lab.studies.grid import Measured
 
 SECONDS = 120
 
 
 def first_call(rung: str, n: int) -> Measured:
     """Return what the first product of a new process takes, part by part, in microseconds."""
+    from gemmule_lab.processes import environment_of_child
+    from gemmule_lab.studies.grid import Measured
+
     with tempfile.TemporaryDirectory() as cache:
         try:
             done = subprocess.run(
-                [sys.executable, "-P", "-m", __name__, rung, str(n)],
+                [sys.executable, "-P", __file__, rung, str(n)],
                 capture_output=True,
                 text=True,
                 timeout=SECONDS,
@@ -50,7 +55,7 @@ def main(rung: str, n: int) -> None:
         yield
         parts[name] = (time.perf_counter() - start) * 1e6
 
-    with part("import us"):
+    with part("import of gemmule us"):
         import gemmule as gm
         from gemmule.backends.cuda import driver
         from gemmule.backends.cuda import launch as cuda_launch

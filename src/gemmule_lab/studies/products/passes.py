@@ -20,11 +20,13 @@ import gemmule as gm
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule_lab.bench.host_to_host import Launch, Pass, pinned_copy
+from gemmule_lab.peers import eigen
 from gemmule_lab.studies.harness import REST_S, peer_named
 
 CPU_LOOP, EIGEN, NUMPY = "cpu loop", "eigen", "numpy"
+HIS_EIGEN = eigen.AS_001.name
 NAIVE, SHARED, CUBLAS = "naive", "shared tile", "cublas"
-HOST_NAMES = (CPU_LOOP, EIGEN, NUMPY)
+HOST_NAMES = (CPU_LOOP, EIGEN, HIS_EIGEN, NUMPY)
 RUNGS = {NAIVE: ("naive", {"width": 1}), SHARED: ("shared_tile", {"tile": 32})}
 PINNED = ", pinned memory"
 PARTS = ("allocate", "host to device", "launch", "kernel", "device to host", "free")
@@ -55,7 +57,8 @@ def host_way(name: str, a: Array, b: Array, c: Array) -> Way | str:
         call = functools.partial(np.matmul, a, b, out=c)
     else:
         problem = gm.plan("matmul", a, b).problem
-        peer = peer_named(name, "cpu", problem)
+        own = [eigen.AS_001] if name == HIS_EIGEN else None
+        peer = peer_named(name, "cpu", problem, own)
         if isinstance(peer, str):
             return peer
         prepared = peer.prepare(problem, a, b)

@@ -33,7 +33,7 @@ from gemmule_lab.verify import check
 JUDGED_ROWS, JUDGED_COLUMNS, WHOLE = 8, 48, 128
 PERIOD = 16_777_213
 APART = 1_000_003  # B's numbers begin that much later than A's
-LARGEST_PROOF = 384
+LARGEST_PROOF = 1024
 
 Array = Any
 

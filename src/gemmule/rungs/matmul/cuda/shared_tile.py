@@ -2,9 +2,10 @@
 
 A block of `tile` x `tile` threads computes a square tile of C. Phase by phase it stages one tile of
 A and one of B in shared memory, then every thread takes its row of the one and its column of the
-other. Each element is fetched from global memory once per tile instead of once per thread: `tile`
-times less traffic. But the two loads for a multiply-add remain; they now go to shared memory, whose
-passes become the limit. `tile=1` is the naive kernel again, with a detour.
+other. Each element is asked for once per tile instead of once per thread: `tile` times fewer loads.
+What reaches the L2 hardly changes, for the naive kernel's reads are served by the L1. And the two
+loads for a multiply-add remain; they now go to shared memory, whose passes become the limit.
+`tile=1` is the naive kernel again, with a detour.
 
 `fma=False` rounds product and sum apart, by two instructions in place of one.
 """

@@ -1,0 +1,177 @@
+"""Every verdict on record agrees with one computed anew, and pages answer first what is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import recomputed
+from click.testing import CliRunner
+
+from checkout import EVIDENCE, ROOT, TESTS
+from gemmule.core.problem import QuantSpec
+from gemmule.core.registry import all_rungs
+from gemmule.oracle.problems import make_problem
+from gemmule_lab import studies
+from gemmule_lab.commands.study import study as command
+from gemmule_lab.studies import store
+from gemmule_lab.studies.grid import Cell
+from gemmule_lab.studies.records import CONFIRMED, NOT_MEASURABLE, Rows
+from lab_rows import recorded, study_row
+
+HELD = recomputed.held()
+QUESTIONS = tomllib.loads((TESTS / "data" / "first_screens.toml").read_text("utf-8"))
+FIRST_LINES = 28  # what a browser shows of a page before anybody scrolls, some of them long
+
+
+@pytest.mark.parametrize("number", studies.NUMBERS)
+def test_each_verdict_agrees_with_a_recomputation(number: str) -> None:
+    claims = studies.load(number).claims
+    assert {f"{number}/{claim.id}" for claim in claims} == {
+        name for name in HELD if name.startswith(number)
+    }
+    for claim in claims:
+        outcome = claim.judge(recorded(number)).outcome
+        assert outcome != NOT_MEASURABLE, claim.id
+        assert (outcome == CONFIRMED) == HELD[f"{number}/{claim.id}"], claim.id
+
+
+@pytest.mark.parametrize("number", studies.NUMBERS)
+def test_each_verdict_on_record_has_its_cause(number: str) -> None:
+    for claim in studies.load(number).claims:
+        finding = claim.judge(recorded(number))
+        assert finding.cause, (claim.id, finding.outcome)
+        assert finding.cause[-1] == ".", claim.id
+
+
+def test_the_recomputation_shares_no_code_with_the_studies() -> None:
+    text = Path(recomputed.__file__).read_text("utf-8")
+    assert set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)) <= {
+        "__future__", "json", "math", "statistics", "collections", "pathlib", "typing",
+    }  # fmt: skip
+
+
+def test_a_planted_row_changes_verdict_and_recomputation_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = recomputed.ROWS["003"][0]
+    slow = [{**r, "times_us": {"median": 9e3}} if r["name"] == "int8, chosen" else r for r in rows]
+    monkeypatch.setitem(recomputed.ROWS, "003", (slow, recomputed.ROWS["003"][1]))
+    assert HELD["003/int8-over-fp16"]
+    assert not recomputed.HOLDS["003/int8-over-fp16"]()
+
+
+@pytest.mark.parametrize("number", [*studies.NUMBERS, "index"])
+def test_the_first_screen_answers(number: str) -> None:
+    text = (ROOT / "docs" / "studies" / f"{number}.md").read_text("utf-8")
+    first = "\n".join(text.splitlines()[:FIRST_LINES])
+    for asked, found in QUESTIONS["every" if number != "index" else "index"].items():
+        assert re.search(found, first), asked
+    for asked, found in QUESTIONS.get(number, {}).items():
+        assert found in first, asked
+
+
+def test_each_kernel_on_a_page_links_to_its_page_and_its_source() -> None:
+    for number in studies.NUMBERS:
+        page = ROOT / "docs" / "studies" / f"{number}.md"
+        links = re.findall(r"\]\((\.\./[^)#]+)(#[^)]+)?\)", page.read_text("utf-8"))
+        assert len(links) > 4
+        for target, anchor in links:
+            path = (page.parent / target).resolve()
+            assert path.is_file(), target
+            if anchor:
+                headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
+                assert anchor[1:] in {h.lower().replace(" ", "-") for h in headings}, anchor
+
+
+def test_the_list_answers_each_question() -> None:
+    result = CliRunner().invoke(command, ["--list"])
+    assert result.exit_code == 0, result.output
+    for number in studies.NUMBERS:
+        assert f"{number}  " in result.output
+    assert "46 times of that is the launch" in result.output
+    assert "?" not in re.sub(r"\?\n", "", result.output), "an answer lacks its figure"
+
+
+def test_two_devices_stand_in_one_table_and_chart(tmp_path: Path) -> None:
+    other = EVIDENCE / "nvidia-h100-80gb-hbm3" / "study-003.jsonl"
+    given = ["003", "--show", "--against", str(other), "--out", str(tmp_path)]
+    result = CliRunner().invoke(command, given, env={"COLUMNS": "220"})
+    assert result.exit_code == 0, result.output
+    assert "NVIDIA H100 80GB HBM3" in result.output
+    assert "times as fast as on NVIDIA H100" in " ".join(result.output.split())
+    assert re.search(r"fp16, chosen .* 1\.24 \(6\)", result.output), "the H200 is the faster one"
+    assert (tmp_path / "study-003-devices.svg").is_file()
+    again = ["003", "--show", "--against", str(store.on_record("003")[0]), "--out", str(tmp_path)]
+    same = CliRunner().invoke(command, again, env={"COLUMNS": "220"})
+    assert "NVIDIA H200, study-003.jsonl" in " ".join(same.output.split()), same.exception
+    wrong = CliRunner().invoke(command, ["--show", "--against", str(other)])
+    assert wrong.exit_code
+    assert "one study" in str(wrong.exception)
+
+
+def test_only_some_experiments_are_asked_for_by_name(tmp_path: Path) -> None:
+    given = ["003", "--device", "cpu", "--only", "nothing", "--out", str(tmp_path)]
+    result = CliRunner().invoke(command, given)
+    assert "the experiment nothing; there are: p x rows x values, sizes" in str(result.exception)
+
+
+def test_the_largest_record_is_shown() -> None:
+    paths = store.on_record("003")
+    assert [path.parent.name for path in paths] == ["nvidia-h200", "nvidia-h100-80gb-hbm3"]
+
+
+def test_parameters_are_tuned_on_the_device_at_hand() -> None:
+    """Where the sweep was run its best counts, and sections are held against as many threads."""
+    claims = {claim.id: claim for claim in studies.load("003").claims}
+    rows = [
+        study_row("003", "sizes", name, us, n=512)
+        for name, us in (("torch", 10.0), ("fp16, best parameters", 12.0))
+    ]
+    assert claims["fp16-over-torch"].judge(Rows(rows)).outcome != CONFIRMED
+    swept = study_row("003", "p x rows x values", "fp16 32 x 1 x 16", 5.0, n=512)
+    rows.append(dataclasses.replace(swept, params={"rung": "two_step"}))
+    found = claims["fp16-over-torch"].judge(Rows(rows))
+    assert (found.outcome, found.value) == (CONFIRMED, pytest.approx(2.0))
+    alike = [("fp16 128 x 4 x 8", 10.0), ("fp16 y 4 of 32", 11.0)]
+    unlike = [("fp16 one block a row", 10.0), ("fp16 y blocks", 30.0)]
+    rows = [study_row("003", "sizes", name, us, n=512) for name, us in unlike]
+    assert claims["y-blocks"].judge(Rows(rows)).outcome != CONFIRMED
+    rows += [study_row("003", "p x rows x values", name, us, n=512) for name, us in alike]
+    assert claims["y-blocks"].judge(Rows(rows)).outcome == CONFIRMED
+
+
+def test_the_tile_is_told_from_the_loads_under_way() -> None:
+    claim = next(c for c in studies.load("000").claims if c.id == "tiling")
+    times = {"thread_per_row": 12.0, "unrolled_rows": 9.0, "shared_x": 10.0}
+    rows = [
+        study_row("000", "blocks", f"{name}, blocks of 128", us, temperature="cold", m=8, n=8)
+        for name, us in times.items()
+    ]
+    found = claim.judge(Rows(rows))
+    assert found.outcome != CONFIRMED
+    assert "unrolled 16 times 1.33" in found.figure
+    assert "tiled 1.20" in found.figure
+
+
+@pytest.mark.parametrize("number", studies.NUMBERS)
+def test_each_lane_of_a_grid_is_a_point_of_its_rung(number: str) -> None:
+    known = {rung.name: rung for rung in all_rungs("cuda")}
+    cells = [s for s in studies.load(number).steps("cuda", True) if isinstance(s, Cell)]
+    lanes = {(lane.rung, str(lane.params)): (lane, cell) for cell in cells for lane in cell.lanes}
+    for lane, cell in lanes.values():
+        if lane.rung in (None, "auto"):
+            continue
+        rung = known[str(lane.rung)]
+        assert not lane.preset or lane.preset in rung.presets
+        form = {"int8": "uint8", "int4": "uint4"}.get(lane.form, lane.form)
+        half = "float16" if form.startswith("uint") else form
+        bits = 4 if form == "uint4" else 8
+        quant = QuantSpec(bits, None, False, "row", "float32", False) if rung.quantized else None
+        wide = cell.columns or 1
+        problem = make_problem(cell.op, cell.m, cell.n, wide, (form, half, half), quant=quant)
+        if lane.params:  # ValueError for a value that is not in its space, or breaks a constraint
+            rung.check_params(problem, lane.params)
