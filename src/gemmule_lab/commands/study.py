@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DOCUMENTS = ("000", "001", "002", "003", "004")
 
 
-@click.command(short_help="Redo the published experiments and judge their claims.")
+@options.command("measure", "Redo the published experiments and judge their claims.")
 @click.argument("documents", nargs=-1, type=click.Choice(DOCUMENTS))
 @options.flag("--full", "The documents' exact grids; may take hours.")
 @options.one("--device", ("cpu", "cuda"), None, "Only this; default: both.")
@@ -26,7 +26,7 @@ DOCUMENTS = ("000", "001", "002", "003", "004")
 @options.flag("--times", "Print every row as well.")
 @options.flag("--csv", "Write every row to study-<number>.csv, too.")
 @options.file("--take", help="First take in the rows of this file of the one study named.")
-def study(documents: tuple[str, ...], take: Path | None, **given: Any) -> None:
+def study(documents: tuple[str, ...], take: Path | None, **given: Any) -> Any:
     """Redo the experiments of documents 000 to 004 on this machine; default: all five.
 
     Every result is held against the oracle before it is timed. Rows go to a file as they are made:
@@ -37,8 +37,7 @@ def study(documents: tuple[str, ...], take: Path | None, **given: Any) -> None:
 
     if take is not None and len(documents) != 1:
         raise ValueError("--take names a file of one study: give its number as well, and no other.")
-    for number in documents or DOCUMENTS:
-        _one(studies.load(number), take, **given)
+    return [_one(studies.load(number), take, **given) for number in documents or DOCUMENTS]
 
 
 def _one(
@@ -52,9 +51,9 @@ def _one(
     show: bool,
     times: bool,
     csv: bool,
-) -> None:
+) -> dict[str, Any]:
     from gemmule.storage.evidence import slug
-    from gemmule_lab.progress import tracked
+    from gemmule_lab.progress import tracked, working
     from gemmule_lab.studies import harness, runner, store
     from gemmule_lab.studies import show as results
 
@@ -86,16 +85,19 @@ def _one(
     results.print_tables(one, rows, times=times)
     if not rows:
         click.echo(f"{path} holds no rows yet")
-        return
+        return {"study": one.number, "rows": []}
+    told = {"study": one.number, "file": path, "verdicts": results.verdict_table(one, rows).rows}
     if csv:
         target = out / f"study-{one.number}.csv"
         results.write(target, results.as_csv(rows))
         click.echo(f"wrote {target}: {len(rows)} rows")
     if evidence is not None:  # `make docs` draws from evidence
         click.echo(f"rows in {path}")
-        return
-    results.write_plots(one, rows, out)
+        return told
+    with working("drawing"):
+        results.write_plots(one, rows, out)
     click.echo(f"rows in {path}, plots in {out}")
+    return told
 
 
 COMMAND = study
