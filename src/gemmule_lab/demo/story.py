@@ -16,7 +16,6 @@ FORMATS = ("int4", "int8", "float16", "bfloat16", "float32")
 OPS = {"matvec": "A x", "vecmat": "x A", "matmul": "A B, 64 columns"}
 EVEN = 0.03  # within so much of 1 is "as fast"
 NUMPY = "NumPy in float32"
-DISTURBED = ("the CPU was taken away", "other programs used")  # how flags of such rows begin
 # Column -> the peers whose ratio may stand in it: of several, one serves a number format.
 PEER_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "x NumPy": ("numpy",),
@@ -70,8 +69,7 @@ def gains_of(rows: Sequence[Row]) -> list[Gain]:
 
 def is_sure(row: Row, over: Speedup) -> bool:
     """Tell whether a speed-up rests on enough blocks, which no other program disturbed."""
-    hit = any(flag.startswith(DISTURBED) for flag in row.flags)
-    return over.confidence >= CONFIDENCE and not hit
+    return over.confidence >= CONFIDENCE and not row.disturbed
 
 
 def sentence(rows: Sequence[Row], found: Sequence[Embedded], sentences: int = 0) -> str:
