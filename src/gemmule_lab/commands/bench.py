@@ -109,7 +109,7 @@ def bench(
     if suite == "everyday":
         from gemmule_lab.bench import everyday
 
-        return everyday.start(HostBench(), seconds or SECONDS["cpu"], out)
+        return {"file": everyday.start(HostBench(), seconds or SECONDS["cpu"], out)}
     all_suites = suites.CUDA_SUITES if backend == "cuda" else suites.SUITES
     chosen = replace(suites.narrowed(all_suites[suite], ops, formats, sizes), name=suite)
     if titles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,7 @@ def hunt(
         wanted = ops or (OPS if everyday else VECTORS)
         every = formats or (EVERYDAY if everyday else FLOATS)
         taken, left = work.raced(bench, racer, wanted, every)
-        if (formats and left) or not taken:
-            raise ValueError(f"{peer} takes no {', '.join(left)}; see --format and --peer.")
-        if left:
-            click.echo(f"left out, as {peer} takes none: {', '.join(left)}")
+        _tell_left(peer, left, asked=bool(formats) or not taken)
         draw = work.everyday_products if everyday else work.products
         drawn = draw(wanted, taken, seed, most_bytes)
     click.echo(f"seed {seed}: matrices of 1 KiB to {most_bytes:,} bytes, {seconds:.0f} s")
@@ -134,6 +132,14 @@ def hunt(
         ceiling_seconds=CEILING_SECONDS[backend],
     )
     return {"file": path, "seed": seed, "summary": found.summary(), "products": found.finds}
+
+
+def _tell_left(peer: str, left: Sequence[str], *, asked: bool) -> None:
+    """Tell which formats a peer does not take; ValueError where those were asked for."""
+    if left and asked:
+        raise ValueError(f"{peer} takes no {', '.join(left)}; see --format and --peer.")
+    if left:
+        click.echo(f"left out, as {peer} takes none: {', '.join(left)}")
 
 
 COMMAND = hunt
