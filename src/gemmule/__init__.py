@@ -11,7 +11,7 @@ from gemmule.plan import Plan
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CompileError",

@@ -1,23 +1,13 @@
-"""The ``gemmule`` command, also ``python -m gemmule``; the package gemmule_lab does its work."""
+"""``python -m gemmule``: the ``gemmule`` command; the package gemmule_lab does its work."""
 
 from __future__ import annotations
 
-import sys
-from typing import NoReturn
 
-from gemmule.errors import INSTALL
+def main() -> None:
+    """Run the command line and leave the process with its exit code."""
+    from gemmule_lab.start import main as begin
 
-
-def main() -> NoReturn:
-    """Run the command line; without the extra ``lab`` say in one line how to install it."""
-    try:
-        from gemmule_lab.cli import main as lab
-    except ModuleNotFoundError as error:
-        sys.exit(
-            f"gemmule: the command line needs {error.name}, which is not installed: "
-            f"{INSTALL['lab']}"
-        )
-    lab()
+    begin()
 
 
 if __name__ == "__main__":

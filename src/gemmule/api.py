@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gemmule.arrays import transfer
 from gemmule.arrays.interop import unwrap, unwrap_all
@@ -23,15 +26,34 @@ from gemmule.typing import Choices, Keywords, Scalar
 
 if TYPE_CHECKING:
     from gemmule.backends.cuda.device_array import DeviceArray
-    from gemmule.typing import Foreign, Host, HostMatrix, OwnMatrix, Tensor, TensorMatrix
+    from gemmule.typing import (
+        FloatMatrix,
+        Floats,
+        Foreign,
+        Host,
+        HostMatrix,
+        Inexact,
+        OwnMatrix,
+        Same,
+        Scales,
+        Tensor,
+        TensorMatrix,
+    )
+
+Result = TypeVar("Result")
+Element = TypeVar("Element", bound=np.generic)
 
 
+@overload
+def matvec(
+    A: FloatMatrix[Inexact], x: Floats[Inexact], /, **options: Unpack[Same]
+) -> Floats[Inexact]: ...
 @overload
 def matvec(A: HostMatrix, x: Host, /, **options: Unpack[Keywords]) -> Host: ...
 @overload
 def matvec(A: OwnMatrix, x: DeviceArray, /, **options: Unpack[Keywords]) -> DeviceArray: ...
 @overload
-def matvec(A: TensorMatrix, x: Tensor, /, **options: Unpack[Keywords]) -> Tensor: ...
+def matvec(A: TensorMatrix[Tensor], x: Tensor, /, **options: Unpack[Keywords]) -> Tensor: ...
 @overload
 def matvec(A: Foreign, x: Foreign, /, **options: Unpack[Keywords]) -> Any: ...
 @shows(Keywords)
@@ -79,11 +101,15 @@ def matvec(A: Any, x: Any, /, **keywords: Unpack[Keywords]) -> Any:
 
 
 @overload
+def vecmat(
+    x: Floats[Inexact], A: FloatMatrix[Inexact], /, **options: Unpack[Same]
+) -> Floats[Inexact]: ...
+@overload
 def vecmat(x: Host, A: HostMatrix, /, **options: Unpack[Keywords]) -> Host: ...
 @overload
 def vecmat(x: DeviceArray, A: OwnMatrix, /, **options: Unpack[Keywords]) -> DeviceArray: ...
 @overload
-def vecmat(x: Tensor, A: TensorMatrix, /, **options: Unpack[Keywords]) -> Tensor: ...
+def vecmat(x: Tensor, A: TensorMatrix[Tensor], /, **options: Unpack[Keywords]) -> Tensor: ...
 @overload
 def vecmat(x: Foreign, A: Foreign, /, **options: Unpack[Keywords]) -> Any: ...
 @shows(Keywords)
@@ -103,11 +129,21 @@ def vecmat(x: Any, A: Any, /, **keywords: Unpack[Keywords]) -> Any:
 
 
 @overload
+def matmul(
+    A: FloatMatrix[Inexact], B: Floats[Inexact], /, **options: Unpack[Same]
+) -> Floats[Inexact]: ...
+@overload
+def matmul(
+    A: Floats[Inexact], B: FloatMatrix[Inexact], /, **options: Unpack[Same]
+) -> Floats[Inexact]: ...
+@overload
 def matmul(A: HostMatrix, B: HostMatrix, /, **options: Unpack[Keywords]) -> Host: ...  # type: ignore[overload-overlap]
 @overload
 def matmul(A: OwnMatrix, B: OwnMatrix, /, **options: Unpack[Keywords]) -> DeviceArray: ...
 @overload
-def matmul(A: TensorMatrix, B: TensorMatrix, /, **options: Unpack[Keywords]) -> Tensor: ...
+def matmul(
+    A: TensorMatrix[Tensor], B: TensorMatrix[Tensor], /, **options: Unpack[Keywords]
+) -> Tensor: ...
 @overload
 def matmul(A: Foreign, B: Foreign, /, **options: Unpack[Keywords]) -> Any: ...
 @shows(Keywords)
@@ -130,6 +166,18 @@ def matmul(A: Any, B: Any, /, **keywords: Unpack[Keywords]) -> Any:
     return multiply("matmul", A, B, *split("matmul", keywords))
 
 
+@overload
+def gemv(
+    A: FloatMatrix[Inexact], x: Floats[Inexact], y: None = None, /, **scale: Unpack[Scales]
+) -> Floats[Inexact]: ...
+@overload
+def gemv(
+    A: TensorMatrix[Tensor], x: Tensor, y: None = None, /, **scale: Unpack[Scales]
+) -> Tensor: ...
+@overload
+def gemv(A: Foreign, x: Foreign, y: None = None, /, **scale: Unpack[Scales]) -> Any: ...
+@overload
+def gemv(A: Any, x: Any, y: Result, /, **scale: Unpack[Scales]) -> Result: ...
 def gemv(
     A: Any,
     x: Any,
@@ -158,6 +206,18 @@ def gemv(
     return untraced(_blas, "matvec", (A, x, y), (alpha, beta), (2, 1), device)
 
 
+@overload
+def gemm(
+    A: FloatMatrix[Inexact], B: Floats[Inexact], C: None = None, /, **scale: Unpack[Scales]
+) -> Floats[Inexact]: ...
+@overload
+def gemm(
+    A: TensorMatrix[Tensor], B: Tensor, C: None = None, /, **scale: Unpack[Scales]
+) -> Tensor: ...
+@overload
+def gemm(A: Foreign, B: Foreign, C: None = None, /, **scale: Unpack[Scales]) -> Any: ...
+@overload
+def gemm(A: Any, B: Any, C: Result, /, **scale: Unpack[Scales]) -> Result: ...
 def gemm(
     A: Any,
     B: Any,
@@ -252,6 +312,12 @@ def plan(
     return resolve(op, left.form, right.form, None, deciding(left, right).device, options)
 
 
+@overload
+def asarray(a: NDArray[Element], /) -> NDArray[Element]: ...
+@overload
+def asarray(a: QuantizedMatrix, /, *, device: str = ...) -> QuantizedMatrix: ...
+@overload
+def asarray(a: Any, /, *, device: str = ...) -> Any: ...
 def asarray(a: Any, /, *, device: str = "cpu") -> Any:
     """Return `a` as an array on `device`: an ndarray on ``"cpu"``, a DeviceArray on ``"cuda"``.
 

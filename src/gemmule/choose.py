@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gemmule import backends
 from gemmule.core.canonical import Call, Frozen
-from gemmule.core.choice import Choice
+from gemmule.core.choice import Choice, duration
 from gemmule.core.problem import HALVES, INTEGERS, ITEMSIZE, Problem, result_dtype
 from gemmule.core.registry import all_rungs, rungs_for
 from gemmule.core.rung import Arithmetic, LibraryRung, Machine, Rung
@@ -121,7 +121,7 @@ def _as_alone(call: Call, machine: Machine, rung: str | None, params: Frozen | N
 
 def _in_words(choice: Choice) -> str:
     params = ", ".join(f"{k}={v}" for k, v in choice.params.items())
-    expected = "" if choice.expected_s is None else f", {choice.expected_s * 1e6:.1f} us expected"
+    expected = "" if choice.expected_s is None else f", {duration(choice.expected_s)} expected"
     return f"{choice.rung.folder}/{choice.rung.name}({params}){expected}"
 
 

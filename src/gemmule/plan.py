@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from numpy.typing import NDArray
 
 from gemmule import backends
 from gemmule.arrays.interop import (
@@ -19,20 +21,26 @@ from gemmule.arrays.interop import (
     to_kind,
     unwrap_all,
 )
-from gemmule.backends.base import HostRun, Run
-from gemmule.backends.cuda import convert, nvrtc
-from gemmule.backends.cuda.launch import Launcher
-from gemmule.backends.cuda.packed.launch import PackedLauncher
+from gemmule.backends.base import Run
+from gemmule.backends.cuda import convert
+from gemmule.backends.explained import explained
 from gemmule.choose import choose
 from gemmule.core.caches import remembered
 from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
-from gemmule.core.operand import Form, Operand, deciding
-from gemmule.core.problem import FLOATS, ITEMSIZE, Problem
-from gemmule.core.rung import Arithmetic, CudaRung, LibraryRung, Rung, Step
+from gemmule.core.operand import Factor, Form, Operand, deciding, multiplied
+from gemmule.core.problem import FLOATS, ITEMSIZE, Problem, numpy_dtype
+from gemmule.core.rung import Rung
 from gemmule.dispatch.bind import bind
 from gemmule.dispatch.host import FastPath
+from gemmule.errors import INSTALL
 
+if TYPE_CHECKING:
+    import jax
+    import torch
+
+Result = TypeVar("Result")
+Array = TypeVar("Array", NDArray[Any], "torch.Tensor", "jax.Array")
 log = logging.getLogger("gemmule")
 
 
@@ -99,8 +107,18 @@ class Plan:
         """Why this rung was chosen."""
         return self.choice.reason
 
+    @overload
+    def __call__(self, a: Any, b: Any, /, *, out: Result) -> Result: ...
+    @overload
+    def __call__(self, a: Any, b: Array, /) -> Array: ...
+    @overload
+    def __call__(self, a: Array, b: Factor, /) -> Array: ...
     def __call__(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
-        """Compute the planned product of `a` and `b`, into `out` where given."""
+        """Compute the planned product of `a` and `b`, into `out` where given.
+
+        For a function of one operand, as solvers want it: ``functools.partial(plan, A)``, and with
+        SciPy `operator`.
+        """
         fast_path = self.fast_path
         if fast_path is not None:
             result = fast_path.call(a, b, out)
@@ -169,81 +187,37 @@ class Plan:
 
     def explain(self) -> str:
         """Return what runs, why, what it should cost, what is copied, and the runner-up."""
-        choice, problem = self.choice, self.problem
-        params = ", ".join(f"{k}={v}" for k, v in choice.params.items()) or "none"
-        lines = [
-            f"problem    {problem.describe()}",
-            f"device     {choice.machine.name} ({choice.machine.arch})",
-            f"rung       {choice.rung.folder}/{choice.rung.name}: {choice.rung.title}",
-            f"parameters {params}",
-            f"reason     {choice.reason}",
-        ]
-        if choice.expected_s:  # nothing is expected of a product without elements
-            share = problem.compulsory_bytes / choice.expected_s / choice.machine.read_bytes_per_s
-            ceiling = f"({choice.machine.read_bytes_per_s / 1e9:,.0f} GB/s)"
-            words = f"{choice.expected_s * 1e6:.1f} us, {share:.0%} of the read ceiling {ceiling}"
-            lines.append(f"expected   {words}")
-        lines += [f"runner-up  {choice.runner_up}"] if choice.runner_up else []
-        if isinstance(choice.rung, CudaRung):
-            given = (choice.problem, choice.params, choice.machine)
-            packed = self._packed
-            memory = packed.workspace if packed else choice.rung.workspace(*given)
-            shared = self._shared(choice.rung.steps(*given))
-            lines.append(f"memory     workspace {memory:,} bytes, {shared} a block")
-        elif isinstance(choice.rung, LibraryRung) and problem.quant is not None:
-            memory = choice.rung.workspace(choice.problem, choice.params)
-            lines.append(f"memory     workspace {memory:,} bytes beside the library's own")
-        arithmetic = choice.rung.arithmetic(choice.problem)
-        rounded = f", of operands rounded to {arithmetic.inputs}" if arithmetic.inputs else ""
-        rounded += _unused(problem, arithmetic)
-        lines.append(f"sums in    {arithmetic.accumulator}{rounded}")
-        lines.append(f"copies     {'; '.join(choice.copies) or 'none'}")
-        return "\n".join(lines + self._prepared())
+        return "\n".join(explained(self.op, self.choice, self._run))
 
-    @property
-    def _launcher(self) -> Run:
-        """What launches, after operands are converted."""
-        return self._run.run if isinstance(self._run, convert.Converting) else self._run
+    def operator(self, A: Any, /) -> Any:
+        """Return A as a `scipy.sparse.linalg.LinearOperator` whose matvec is this plan.
 
-    @property
-    def _packed(self) -> PackedLauncher | None:
-        """What launches, where it reads a packed operand."""
-        run = self._launcher
-        return run if isinstance(run, PackedLauncher) else None
+        A : the planned matrix of a matvec on the host. SciPy's solvers call it with vectors of
+        their own dtype, which are converted to the planned one; its other products (``A^H y``, and
+        those by matrices) are `gemmule.matmul`'s. ValueError for another plan; ImportError, saying
+        what to install, without SciPy.
 
-    def _shared(self, steps: tuple[Step, ...]) -> str:
-        """Return the shared memory of the kernel that has most: of its launch and of its code."""
-        run = self._launcher
-        if not isinstance(run, Launcher | PackedLauncher):
-            return "shared memory 0 bytes"
-        static = nvrtc.static_shared(run.module)
-        sizes = [(step.smem + static[step.kernel], step.smem) for step in steps]
-        total, dynamic = max(sizes, default=(0, 0))
-        return f"shared memory {total:,} bytes (static {total - dynamic:,}, dynamic {dynamic:,})"
-
-    def _prepared(self) -> list[str]:
-        """Return a line for each prepared operand: what it holds, and what this plan reads."""
-        lines, rung = [], self.rung.name
-        used = (False, False) if self._packed is None else self._packed.ready
-        if isinstance(self._run, HostRun):
-            used = self._run.packed[0] is not None, self._run.packed[1] is not None
-        call = self.choice.call
-        names = NAMES[self.op][::-1] if call.swapped else NAMES[self.op]
-        for name, one, is_used in zip(names, call.ready, used, strict=True):
-            if one is None:
-                continue
-            if is_used:
-                read = f"read packed by {rung}"
-            else:
-                packed = f"packed for {', '.join(one.rungs)}" if one.rungs else "no rung packs it"
-                if rung in one.rungs:
-                    packed = "packed batches are not walked as this product walks them"
-                read = f"read by {rung} as an array ({packed})"
-            lines.append(
-                f"prepared   {name} on the {one.side}: {read}; it holds {one.own:,} bytes as an "
-                f"array and {one.packed:,} beside it"
-            )
-        return lines
+        >>> import gemmule as gm, numpy as np
+        >>> from scipy.sparse.linalg import eigsh  # doctest: +SKIP
+        >>> A = np.diag(np.arange(1.0, 9.0))
+        >>> p = gm.plan("matvec", A, A[0])
+        >>> eigsh(p.operator(A), k=1, return_eigenvectors=False).round(6)  # doctest: +SKIP
+        array([8.])
+        """
+        if self.op != "matvec" or len(self.forms[1].shape) != 1 or self.device != "cpu":
+            raise ValueError(f"{self!r} is no product of one matrix and one vector on the host.")
+        try:
+            from scipy.sparse.linalg import LinearOperator
+        except ImportError:
+            raise ImportError(f"operators are SciPy's: {INSTALL['io']}") from None
+        taken, given = numpy_dtype(self.forms[1].dtype), numpy_dtype(self.problem.out)
+        return LinearOperator(
+            self.forms[0].shape,
+            lambda x: self(A, x.reshape(-1).astype(taken, copy=False)),
+            rmatvec=lambda y: multiplied(A.T, y.conj().astype(taken, copy=False)).conj(),
+            matmat=lambda X: multiplied(A, X.astype(taken, copy=False)),
+            dtype=given,
+        )
 
     def tune(self, *, max_seconds: float = 30.0) -> Plan:
         """Measure this problem's candidates cold and return a plan for the winner.
@@ -260,16 +234,6 @@ class Plan:
         run = backends.get(choice.machine.backend).prepare(choice)
         fast_path = bind(run, choice.call, *self.forms, self.device)
         return replace(self, choice=choice, _run=run, fast_path=fast_path)
-
-
-def _unused(problem: Problem, arithmetic: Arithmetic) -> str:
-    """Return what the caller allowed that the chosen rung makes no use of, for `Plan.explain`."""
-    allowed = []
-    if problem.precision == "tf32" and arithmetic.inputs != "tf32":
-        allowed.append('precision="tf32"')
-    if problem.accumulate == "float16" and arithmetic.accumulator != "float16":
-        allowed.append('accumulate="float16"')
-    return f"; this rung makes no use of {' and '.join(allowed)}" if allowed else ""
 
 
 @remembered(256)

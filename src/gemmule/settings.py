@@ -153,3 +153,14 @@ def without_tuning() -> Iterator[None]:
             del os.environ["GEMMULE_TUNE"]
         else:
             os.environ["GEMMULE_TUNE"] = before
+
+
+VARIABLES = {
+    "GEMMULE_CACHE": cache_folder,
+    "GEMMULE_DEVICE": default_device,
+    "GEMMULE_DEVICE_BUDGET": device_budget,
+    "GEMMULE_TUNE": tuning_enabled,
+    "GEMMULE_POOL": borrows_threads,
+    "GEMMULE_BUILTIN": builtin_enabled,
+}
+"""What reads each variable; ValueError, with the rule, for one that is malformed."""

@@ -1,8 +1,8 @@
 """The ``gemmule`` command. The folder `gemmule_lab.commands` is the list of its commands.
 
-A module ``<name>.py`` there, or in a folder of it, with a module-level ``COMMAND`` is the command
-``gemmule <name>``; nothing else names it. Command modules import only click at the top, and their
-work when it is asked for, so that ``gemmule --help`` stays quick.
+A module ``<name>.py`` there with a module-level ``COMMAND`` is the command ``gemmule <name>``;
+nothing else names it. Command modules import only click at the top, and their work when it is asked
+for, so that ``gemmule --help`` stays quick.
 
 Exit codes: 0 success, 1 a result was wrong or a part that must work does not, 2 a mistake of the
 user. Errors are one line on standard error; ``--debug`` shows the traceback instead.
@@ -11,16 +11,17 @@ user. Errors are one line on standard error; ``--debug`` shows the traceback ins
 from __future__ import annotations
 
 import _thread
-import functools
+import difflib
 import importlib
 import os
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -35,8 +36,38 @@ TOOLS = {
 USER_ERRORS = (ValueError, TypeError, OSError, MemoryError, RuntimeError, ImportError)
 
 
+# The sections of the commands in ``gemmule --help``, in their order.
+SECTIONS = {
+    "use": "Use: multiply, quantise, compile ahead",
+    "measure": "Measure: speed, accuracy, what others give",
+    "maintain": "Maintain: check this machine, tune, judge the kernels",
+}
+EPILOG = """Every command has --json. Completion of commands, options and rungs' names: in ~/.bashrc
+
+\b
+eval "$(_GEMMULE_COMPLETE=bash_source gemmule)"
+
+(zsh_source for zsh; for fish: _GEMMULE_COMPLETE=fish_source gemmule | source)."""
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
 class WrongResultError(Exception):
-    """A command found a wrong result, or a part that must work does not: exit code 1."""
+    """A command found a wrong result, or a part that must work does not: exit code 1.
+
+    found: what the command would return, for ``--json``.
+    """
+
+    def __init__(self, message: str, found: Any = None) -> None:
+        super().__init__(message)
+        self.found = found
+
+
+class SectionedCommand(click.Command):
+    """A command that stands in a section of the list of commands."""
+
+    def __init__(self, *given: Any, section: str, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.section = section
 
 
 def tool_sentence(what: str, module: str) -> str:
@@ -50,23 +81,30 @@ def tool_sentence(what: str, module: str) -> str:
 class CommandFolder(click.Group):
     """A click group whose commands are the modules of the ``commands`` folder."""
 
-    @functools.cached_property
-    def _modules(self) -> dict[str, str]:
-        """Where each command's module is, as Python names it."""
-        places = (p.relative_to(_FOLDER).with_suffix("") for p in _FOLDER.rglob("*.py"))
-        return {p.name: f".{'.'.join(p.parts)}" for p in places if not p.name.startswith("_")}
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the modules in the folder."""
-        return sorted(self._modules)
+        return sorted(path.stem for path in _FOLDER.glob("[!_]*.py"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command's module, or return None for an unknown name."""
-        if cmd_name not in self._modules:
+        if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(self._modules[cmd_name], "gemmule_lab.commands")
+        module = importlib.import_module(f"gemmule_lab.commands.{cmd_name}")
         command: click.Command = module.COMMAND
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands section by section."""
+        found = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        for section, title in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (one.name or "", one.get_short_help_str())
+                        for one in found
+                        if isinstance(one, SectionedCommand) and one.section == section
+                    ]
+                )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -77,11 +115,14 @@ class CommandFolder(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            known = ", ".join(self.list_commands(ctx))
-            raise click.UsageError(f"{error.message} There are: {known}.", ctx) from None
+            known = self.list_commands(ctx)
+            near = difflib.get_close_matches(args[0], known, 1, cutoff=0.5) if args else []
+            meant = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+            first = f"No such command {args[0]!r}." if args else error.message
+            raise click.UsageError(f"{first} {meant}", ctx) from None
 
 
-@click.group(cls=CommandFolder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandFolder, epilog=EPILOG, context_settings=SETTINGS)
 @click.version_option(package_name="gemmule", prog_name="gemmule")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option("-v", "--verbose", is_flag=True, help="Log each plan: the rung chosen, and why.")
@@ -144,6 +185,8 @@ def _interrupts_that_arrive() -> Iterator[None]:
         waiting[-1].start()
 
     sys.unraisablehook = again
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
@@ -176,8 +219,3 @@ def _show_warning(message: Any, *_: Any, **__: Any) -> None:
 
 def _say(text: str) -> None:
     click.echo(f"gemmule: {text}", err=True)
-
-
-def main() -> NoReturn:
-    """Run the command line and leave the process with its exit code."""
-    sys.exit(run())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 import importlib
 import importlib.util
 import os
 import platform
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemmule import settings
 from gemmule.errors import INSTALL
 from gemmule_lab.records.environment import version_of
 
@@ -35,13 +38,18 @@ class Finding:
     fix: str = ""
 
 
-def examine() -> list[Finding]:
+def examine(tell: Callable[[str], None] = lambda part: None) -> list[Finding]:
     """Return what was found, part by part; a check that itself fails is a finding too.
 
     A FAIL is only given where the CPU part of gemmule does not work. Takes about ten seconds the
-    first time, when kernels are compiled.
+    first time, when kernels are compiled. tell: is called with the name of each part.
     """
-    return [finding for check in CHECKS for finding in safely(check)]
+    found: list[Finding] = []
+    with _sound_settings(found):
+        for check in CHECKS:
+            tell(f"checking {check.__name__.strip('_').replace('_', ' ')}")
+            found += safely(check)
+    return found
 
 
 def safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -51,6 +59,29 @@ def safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
         return list(check())
     except Exception as error:  # a report on a broken machine must not itself break
         return [Finding(name, FAIL, f"{type(error).__name__}: {error}", "reinstall gemmule")]
+
+
+@contextmanager
+def _sound_settings(found: list[Finding]) -> Iterator[None]:
+    """Tell which variables are set, and what is wrong with one, which is then as if unset."""
+    given = {name: value for name, value in os.environ.items() if name.startswith("GEMMULE_")}
+    for name, value in sorted(given.items()):
+        read = settings.VARIABLES.get(name)
+        try:
+            if read is None:
+                near = difflib.get_close_matches(name, settings.VARIABLES, 1)
+                words = f"unset it{f', or did you mean {near[0]}?' if near else ''}"
+                found.append(Finding("settings", NOTE, f"{name} is no variable of gemmule", words))
+            else:
+                read()
+                found.append(Finding("settings", OK, f"{name}={value}"))
+        except ValueError as error:
+            found.append(Finding("settings", FAIL, str(error), f"unset {name}, or set it so"))
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(given)
 
 
 def _python() -> Iterator[Finding]:
@@ -275,3 +306,12 @@ def show(findings: list[Finding]) -> None:
             detail.append(f"\n-> {finding.fix}", style="cyan")
         table.add_row(Text(finding.status, style=colours[finding.status]), finding.part, detail)
     Console().print(table)
+
+
+def in_plain_words() -> int:
+    """Print the findings where rich is not installed; return the exit code."""
+    found = examine()
+    for finding in found:
+        fix = f"\n{'':6}-> {finding.fix}" if finding.fix else ""
+        print(f"{finding.status:5} {finding.part}: {finding.found}{fix}")
+    return int(any(finding.status == FAIL for finding in found))

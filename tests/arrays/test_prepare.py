@@ -19,6 +19,7 @@ from emulated_driver import EmulatedDriver, Poisoned, emulated
 from gemmule.arrays.interop import unwrap
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.packed import launch as packed_launch
+from gemmule.backends.cuda.packed.launch import PackedLauncher
 from gemmule.core.packing import Move
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
@@ -359,7 +360,7 @@ def test_the_fast_path_of_tensors_starts_the_same_kernels(
     right, left = gm.prepare(b, rung=rung), gm.prepare(a, side="left", rung=rung)
     for pair in ((a, right), (left, b)):
         plan = gm.plan("matmul", *pair, rung=rung)
-        assert plan._packed is not None
+        assert isinstance(plan._run, PackedLauncher)
         call = short.module.bound_call(plan._run, plan.choice.call, plan.forms, 0)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
         for stream in (7, 0):  # the second call finds its arguments made

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import math
+import os
 import signal
 import sys
 import time
@@ -12,12 +16,16 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+from rich.console import Console
 
 import gemmule as gm
 from children import ended
 from gemmule import backends
 from gemmule_lab import cli, doctor
 from gemmule_lab.cli import run
+from gemmule_lab.commands import _options as options
+from gemmule_lab.report.render import terminal_table
+from gemmule_lab.report.tables import TableData
 from gemmule_lab.verify import check
 from proofs.__main__ import proofs
 
@@ -191,7 +199,13 @@ def test_a_wrong_product_is_exit_code_1(
         (["multiply", "P.npy", "P.npy", "--dtype", "int8"], "values from 0 to 128"),
         (["multiply", "A.npy", "x.npy", "--rung", "nope"], "no cpu rung is called 'nope'"),
         (["multiply", "A.npy"], "Missing argument"),
-        (["lader"], "There are: advise, bench"),
+        (["lader"], "No such command 'lader'. Did you mean ladder?"),
+        (["xyz"], "There are: advise, bench"),
+        (["bench", "--sise", "8"], "Did you mean"),
+        (["hunt", "--peer", "torch", "--format", "int4"], "torch takes no int4"),
+        (["bench", "--out", "A.npy/there"], "A.npy"),
+        (["hunt", "--out", "A.npy"], "A.npy"),
+        (["study", "003", "--evidence", "A.npy/x"], "A.npy"),
         (["ladder", "nope"], "'nope' is not one of"),
         (["verify", "--rung", "nope", "--cases", "1"], "no cpu rung is called 'nope'"),
         (["verify", "--stale", "--check"], "PYTHONPATH=tools python -m proofs"),
@@ -255,6 +269,122 @@ def test_ctrl_c_in_a_destructor_stops_the_command(
     assert sys.unraisablehook is before
 
 
+def test_commands_stand_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    out, _ = said(capsys)
+    places = [out.index(title) for title in cli.SECTIONS.values()]
+    assert places == sorted(places)
+    assert places[0] < out.index("  multiply ") < places[1] < out.index("  bench ") < places[2]
+    assert places[2] < out.index("  doctor ")
+    for name in cli.cli.list_commands(click.Context(cli.cli)):
+        assert out.count(f"\n  {name} ") == 1
+
+
+def test_every_command_answers_in_json() -> None:
+    for name in cli.cli.list_commands(click.Context(cli.cli)):
+        command = cli.cli.get_command(click.Context(cli.cli), name)
+        assert command is not None
+        assert "--json" in {word for one in command.params for word in one.opts}
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "value"),
+    [
+        (["multiply", "A.npy", "x.npy"], "shape", [5]),
+        (["multiply", "A.npy", "x.npy", "-o", "y.npy", "--check"], "right", True),
+        (["verify", "--cases", "4", "--workers", "1", "--rung", "scalar_loop"], "done", 4),
+        (["bench", "--op", "matvec", "--size", "8", "--seconds", "0.05"], "absent", None),
+        (["hunt", "--products", "1", "--op", "matvec", "--format", "float32"], "products", None),
+        (["warm", "--bits", "8"], "products", None),
+    ],
+)
+def test_json_alone_is_on_standard_output(
+    matrices: Path,
+    quick_bench: None,
+    command: list[str],
+    key: str,
+    value: object,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run([*command, "--json"]) == 0
+    out, err = said(capsys)
+    found = json.loads(out)
+    assert found[key] == value or (value is None and found[key])
+    assert len(err) > 20
+
+
+def test_json_of_a_failure(
+    matrices: Path, fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault(gm, "matvec", lambda sound, A, x, **o: sound(A, x, **o) + 1)
+    assert run(["multiply", "A.npy", "x.npy", "--check", "--json"]) == 1
+    assert json.loads(said(capsys)[0])["right"] is False
+
+
+def test_json_has_no_numbers_that_are_none() -> None:
+    odd = {(1, 2): [math.nan, math.inf, np.float64(0.5)], "path": Path("a"), "set": {3}}
+    assert options.plain(odd) == {"1 x 2": [None, None, 0.5], "path": "a", "set": [3]}
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted", "unwanted"),
+    [
+        ("gemmule l", {"ladder"}, {"bench"}),
+        ("gemmule verify --rung four", {"four_rows"}, {"wgmma_tile"}),
+        ("gemmule verify --device cuda --rung wgmma_t", {"wgmma_tile"}, {"four_rows"}),
+        ("gemmule verify --op vecmat --rung s", {"split_columns"}, {"scalar_loop"}),
+        ("gemmule bench --suite q", {"quick", "quantised"}, {"cpu"}),
+        ("gemmule demo --device c", {"cpu", "cuda"}, set()),
+    ],
+)
+def test_completion(
+    words: str,
+    wanted: set[str],
+    unwanted: set[str],
+    setting: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = words.split()
+    setting(_GEMMULE_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(given) - 1))
+    with pytest.raises(SystemExit):
+        run([])
+    found = {line.partition(",")[2] for line in said(capsys)[0].splitlines()}
+    assert wanted <= found
+    assert not unwanted & found
+
+
+@pytest.mark.parametrize("width", [40, 60, 90, 100, 120, 200])
+def test_tables_fit_the_terminal_and_lose_no_cell(width: int) -> None:
+    header = ("product", "rung", "us", "x over torch", "remarks")
+    rows = (
+        ("4096 x 4096, matvec, float16", "prefetched_rows", "1,234", "1.20 (1.10 to 1.30)", ""),
+        ("384 x 384, vecmat, int4", "vector_decode", "9.1", "0.80 (0.70 to 0.90)", "disturbed"),
+    )
+    table = TableData("title", header, rows, (False, False, True, True, False), frozenset({0}))
+    console = Console(width=width, file=io.StringIO())
+    console.print(terminal_table(table))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= width
+    flat = " ".join(text.split())
+    for row in rows:
+        for cell in row[1:]:
+            assert cell in flat or width == 40, cell
+    assert ("┃" in text) is (width >= 90)
+
+
+def test_ctrl_c_is_clean_before_and_after_a_command() -> None:
+    """In imports and at the interpreter's end nothing is there to catch the exception."""
+    code = (
+        "import signal, sys; from gemmule_lab import start; sys.argv[1:] = ['--version']; "
+        "import atexit; atexit.register(lambda: print(signal.getsignal(signal.SIGINT))); "
+        "start.quiet(); print(signal.getsignal(signal.SIGINT)); start.main()"
+    )
+    done = ended("-c", code)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert first == last == str(signal.SIG_DFL)
+
+
 def test_every_module_of_the_folder_is_a_command() -> None:
     names = cli.cli.list_commands(click.Context(cli.cli))
     assert {"bench", "demo", "doctor", "ladder", "multiply", "report", "verify"} <= set(names)
@@ -288,6 +418,34 @@ def test_doctor_fails_where_products_are_wrong(
     fault(gm, "matvec", lambda sound, A, x: np.zeros(len(A), A.dtype))
     assert run(["doctor"]) == 1
     assert "does not work: CPU products" in said(capsys)[1]
+
+
+def test_doctor_tells_the_rule_of_a_variable_and_goes_on(
+    setting: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting(GEMMULE_TUNE="2", GEMMULE_POLL="own", GEMMULE_BUILTIN="0")
+    assert run(["doctor", "--json"]) == 1
+    out, err = said(capsys)
+    found = json.loads(out)
+    told = [(one["status"], one["found"]) for one in found if one["part"] == "settings"]
+    assert told == [
+        ("ok", "GEMMULE_BUILTIN=0"),
+        ("note", "GEMMULE_POLL is no variable of gemmule"),
+        (
+            "FAIL",
+            "GEMMULE_TUNE is '2'; it must be 0 (ignore stored tuning results) or 1 (use them, the "
+            "default).",
+        ),
+    ]
+    assert "did you mean GEMMULE_POOL?" in err
+    assert "does not work: settings." in err
+    assert [one["status"] for one in found if one["part"] == "CPU products"] == ["ok"]
+    assert os.environ["GEMMULE_TUNE"] == "2"
+
+
+def test_doctor_without_what_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.in_plain_words() == 0
+    assert "ok    CPU products: matvec" in said(capsys)[0]
 
 
 def test_doctor_survives_a_check_that_breaks() -> None:

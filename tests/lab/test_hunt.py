@@ -12,7 +12,9 @@ import pytest
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule_lab.bench import hunt, suites
+from gemmule_lab.harness.host import HostBench
 from gemmule_lab.harness.products import Product, titled
+from gemmule_lab.peers.registry import all_peers
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Ceiling, Environment, Row, Speedup, Times
 
@@ -185,3 +187,26 @@ def test_a_hunt_ends_in_time(tmp_path: Path) -> None:
     drawn = hunt.products(("matvec",), ("float32",), 0)
     found = hunt.run(bench, drawn, tmp_path / "x", peer="numpy", seconds=0, ceiling_seconds=1)
     assert found.summary() == "no product was measured"
+
+
+def test_what_a_peer_does_not_take_is_not_drawn() -> None:
+    """NumPy multiplies what has no format of its own in float32; SciPy's BLAS knows no halves."""
+    every = ("float32", "float16", "bfloat16", "int4")
+    left = {"numpy": [], "scipy.blas": ["float16", "bfloat16", "int4"], "torch": ["int4"]}
+    for peer in all_peers("cpu"):
+        if peer.name in left and peer.absent() is None:
+            bench = HostBench(0.1, peers=(peer,), beside_float32=True)
+            taken, others = hunt.raced(bench, peer, ("matvec", "vecmat"), every)
+            assert others == left[peer.name]
+            assert taken == [name for name in every if name not in others]
+
+
+def test_halves_are_raced_in_float32() -> None:
+    """NumPy's own loops for float16 are no peer, and for bfloat16 it has none."""
+    product = Product("matvec", "bfloat16", (300, 200))
+    wide = Speedup(0.5, 0.5, 0.5, 9, 0.95, "slower")
+    own = replace(wide, value=9.0)
+    one = replace(row(product, 10.0, 9.0), speedups={"numpy": own, "numpy on float32": wide})
+    found = hunt.Hunt("numpy")
+    found.add(product, [one], environment())
+    assert [find.ratio for find in found.finds] == [0.5]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -19,6 +19,12 @@ from gemmule.core.problem import FLOATS, layout_of
 from gemmule.quant.matrix import QuantizedMatrix
 
 
+@overload
+def prepare(
+    B: QuantizedMatrix, /, *, side: str = ..., rung: str | None = ...
+) -> QuantizedMatrix: ...
+@overload
+def prepare(B: Any, /, *, side: str = ..., rung: str | None = ...) -> PreparedMatrix: ...
 def prepare(B: Any, /, *, side: str = "right", rung: str | None = None) -> Any:
     """Return B in the form that matrix products read, made once for many products.
 

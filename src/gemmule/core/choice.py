@@ -28,3 +28,15 @@ class Choice:
     expected_s: float | None = None
     copies: tuple[str, ...] = ()
     runner_up: str = ""
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that shows it: microseconds, milliseconds or seconds.
+
+    >>> duration(2.04e-6), duration(0.01234), duration(1.5)
+    ('2.0 us', '12.3 ms', '1.5 s')
+    """
+    for unit, scale in (("us", 1e6), ("ms", 1e3)):
+        if seconds * scale < 999.95:
+            return f"{seconds * scale:.1f} {unit}"
+    return f"{seconds:,.1f} s"

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from gemmule.core.packing import Ready
 from gemmule.core.problem import ITEMSIZE, QuantSpec, layout_of, numpy_dtype
 
@@ -155,13 +157,33 @@ def deciding(left: Operand, right: Operand) -> Operand:
     return right if left.library == "gemmule" else left
 
 
+def _by_ufunc(own: Any, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+    """Multiply where `numpy.matmul` is called; refuse every other ufunc, and say what to do."""
+    if ufunc is np.matmul and method == "__call__":
+        if not options:
+            return _product[0](*operands)
+        if options.keys() == {"out"}:
+            return _product[0](*operands, out=options["out"][0])
+    raise TypeError(
+        f"np.{ufunc.__name__} of a {type(own).__name__}: multiply by @, np.matmul or gemmule's "
+        "functions; np.asarray(...) of it gives the numbers as an array."
+    )
+
+
+class _Universal:
+    """``__array_ufunc__``: NumPy asks the class; CuPy asks the object, None leaves ``@`` to it."""
+
+    def __get__(self, one: Any, owner: type) -> Any:
+        return _by_ufunc if one is None else None
+
+
 class Factor:
     """Base of this package's own operands: ``@`` is `gemmule.matmul`, whoever is asked for it."""
 
     __slots__ = ()
 
     # NumPy and CuPy leave ``x @ P`` to P, instead of making P an array first.
-    __array_ufunc__: ClassVar[None] = None
+    __array_ufunc__: ClassVar[Any] = _Universal()
     __array_priority__: ClassVar[int] = 1000
 
     def __matmul__(self, other: Any) -> Any:
@@ -184,6 +206,11 @@ class Factor:
 def multiply_by(product: Callable[..., Any]) -> None:
     """Take the function behind ``@``, which stands above this module: `gemmule.matmul` itself."""
     _product[:] = [product]
+
+
+def multiplied(left: Any, right: Any) -> Any:
+    """Return `gemmule.matmul` of two operands, for what lies below it."""
+    return _product[0](left, right)
 
 
 _product: list[Callable[..., Any]] = []

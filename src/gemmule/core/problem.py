@@ -301,9 +301,12 @@ def matvec_shape(
 
 def _columns_meant(a_shape: tuple[int, ...], x_shape: tuple[int, ...], op: str) -> str:
     """Return what to call where vectors were given as columns instead of rows, or nothing."""
-    if op != "matvec" or len(x_shape) != 2 or x_shape[0] != a_shape[-1]:
+    if len(x_shape) != 2 or x_shape[0] != a_shape[-1]:
         return ""
-    return " Vectors are the rows of a batch here; for columns call gm.matmul(A, X)."
+    if x_shape[1] == 1:
+        return " One vector has one axis: give x[:, 0]."
+    columns = "gm.matmul(A, X)" if op == "matvec" else "gm.matmul(X.T, A)"
+    return f" Vectors are the rows of a batch here; for columns call {columns}."
 
 
 def matmul_shape(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -312,6 +315,7 @@ def matmul_shape(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> tuple[in
         raise ValueError(
             f"matmul: the first operand has {a_shape[-1]} columns and the second {b_shape[-2]} "
             f"rows (shapes {a_shape} and {b_shape}); they must be equal."
+            + (" For vectors that are rows call gm.matvec(A, X)." * (a_shape[-1] == b_shape[-1]))
         )
     return (*_broadcast(a_shape[:-2], b_shape[:-2], "matmul"), a_shape[-2], b_shape[-1])
 

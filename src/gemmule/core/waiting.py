@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 log = logging.getLogger("gemmule")
 LONG_S = 1.0
+_watch: ContextVar[Callable[[str], None] | None] = ContextVar("gemmule compiling", default=None)
+
+
+@contextmanager
+def watched(watch: Callable[[str], None]) -> Iterator[None]:
+    """Call ``watch(what)`` where something is compiled within the block, ``watch("")`` after it."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
 
 
 class Wait:
@@ -20,8 +32,14 @@ class Wait:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """Add what the block takes; where the sum passes a second, tell so."""
-        begin = time.perf_counter()
-        yield
+        begin, watch = time.perf_counter(), _watch.get()
+        if watch is not None:
+            watch(self._what)
+        try:
+            yield
+        finally:
+            if watch is not None:
+                watch("")
         before, self._seconds = self._seconds, self._seconds + time.perf_counter() - begin
         if before < LONG_S <= self._seconds:
             log.warning(

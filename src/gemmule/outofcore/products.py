@@ -20,6 +20,7 @@ from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.choose import choose
 from gemmule.core.canonical import Call, Options, canonical
+from gemmule.core.choice import duration
 from gemmule.core.operand import Form, Operand, c_strides
 from gemmule.core.problem import INTEGERS, ITEMSIZE, numpy_dtype
 from gemmule.core.rung import CudaRung
@@ -79,7 +80,7 @@ class Blocked:
                 f"memory     {int(demand.memory(tiling)):,} of {demand.budget:,} bytes there",
                 f"traffic    {expected.bytes_in:,} bytes in, {expected.bytes_out:,} out, at "
                 f"{demand.link / 1e9:.1f} GB/s",
-                f"expected   {expected.seconds * 1e3:,.1f} ms",
+                f"expected   {duration(expected.seconds)}",
             )
         )
 

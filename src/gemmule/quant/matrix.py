@@ -9,12 +9,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.core.operand import Factor
+from gemmule.core.operand import Factor, multiplied
 from gemmule.errors import DeviceError
 from gemmule.quant import checks as checks
 from gemmule.quant import library, places, shards
@@ -28,6 +28,7 @@ Array: TypeAlias = Any
 """A NumPy array, or another device's array that a `Transfer` made from one."""
 
 T = TypeVar("T")
+Given = TypeVar("Given")  # what a matrix is multiplied with
 
 
 def _gone() -> None:
@@ -215,7 +216,32 @@ class QuantizedMatrix(Factor):
         first, last, _ = rows.indices(len(self))
         return shards.cut(self, 0, first, max(first, last))[0]
 
-    def matvec(self, x: Any) -> Any:
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Refuse NumPy's files, which would hold the floats; all else works on an array of them."""
+        if func.__name__ in ("save", "savez", "savez_compressed", "savetxt"):
+            raise TypeError(
+                f"np.{func.__name__} of a QuantizedMatrix would write its weights as floats: write "
+                "Q.save('Q.safetensors'), or give np.asarray(Q) where floats are meant."
+            )
+        return func._implementation(*args, **kwargs)
+
+    @overload
+    def __matmul__(self, other: Factor) -> Any: ...
+    @overload
+    def __matmul__(self, other: Given) -> Given: ...
+    def __matmul__(self, other: Any) -> Any:
+        """Return ``self @ other`` by `gemmule.matmul`: of other's library, dtype and axes."""
+        return multiplied(self, other)
+
+    @overload
+    def __rmatmul__(self, other: Factor) -> Any: ...
+    @overload
+    def __rmatmul__(self, other: Given) -> Given: ...
+    def __rmatmul__(self, other: Any) -> Any:
+        """Return ``other @ self`` by `gemmule.matmul`: of other's library, dtype and axes."""
+        return multiplied(other, self)
+
+    def matvec(self, x: Given) -> Given:
         """Return ``self @ x``; with `rmatvec` what SciPy's ``aslinearoperator`` asks of a matrix.
 
         >>> import gemmule as gm, numpy as np
@@ -225,7 +251,7 @@ class QuantizedMatrix(Factor):
         """
         return self @ x
 
-    def rmatvec(self, y: Any) -> Any:
+    def rmatvec(self, y: Given) -> Given:
         """Return ``self.T @ y``."""
         return self.T @ y
 

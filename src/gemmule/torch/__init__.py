@@ -12,7 +12,15 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same as in _MODULES
+    from gemmule.torch.checkpoints import load_checkpoint as load_checkpoint
+    from gemmule.torch.files import load_model as load_model
+    from gemmule.torch.files import save_model as save_model
+    from gemmule.torch.layer import QuantLinear as QuantLinear
+    from gemmule.torch.linear import quantize_ as quantize_
+    from gemmule.torch.pretrained import GemmuleConfig as GemmuleConfig
 
 _MODULES = {
     "GemmuleConfig": "pretrained",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import transformers
 
+from gemmule.errors import INSTALL
 from gemmule.quant import checks
 from gemmule.quant.gguf import from_gguf, kinds
 from gemmule.quant.matrix import QuantizedMatrix
@@ -28,7 +29,7 @@ def load(path: Path, model_class: Any, config_class: Callable[..., Any], **optio
     try:
         import gguf
     except ImportError as error:
-        raise ImportError("GGUF files need the package gguf: pip install gemmule[gguf]") from error
+        raise ImportError(f"GGUF files need the package gguf: {INSTALL['gguf']}") from error
     reader = gguf.GGUFReader(path)
     field = reader.get_field("general.architecture")
     architecture = "" if field is None else str(field.contents())

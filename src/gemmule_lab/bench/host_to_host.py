@@ -183,8 +183,8 @@ def _view(at: int, host: Array, ordinal: int) -> DeviceArray:
     return DeviceArray(at, host.shape, strides, host.dtype.name, ordinal, None)
 
 
-def show(ordinal: int, sides: Sequence[int], out: Path) -> None:
-    """Print and write the parts of a product's way from host to host, for square matrices."""
+def show(ordinal: int, sides: Sequence[int], out: Path) -> dict[str, Any]:
+    """Print, write and return the parts of square products' way from host to host."""
     records = []
     for op in ("matvec", "matmul"):
         for side in sides:
@@ -196,6 +196,7 @@ def show(ordinal: int, sides: Sequence[int], out: Path) -> None:
     path = out / f"cuda-split-{stamp}.jsonl"
     lines.write(path, records)
     click.echo(f"wrote {path}")
+    return {"file": path, "parts": records}
 
 
 def _table(title: str, parts: Sequence[Part]) -> TableData:

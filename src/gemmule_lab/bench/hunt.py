@@ -23,6 +23,8 @@ from gemmule.timing.sampler import CONFIDENCE
 from gemmule_lab.bench.session import measured_environment
 from gemmule_lab.harness.bench import Bench
 from gemmule_lab.harness.products import FORMATS, Product
+from gemmule_lab.peers.peer import Peer
+from gemmule_lab.progress import say, working
 from gemmule_lab.records import results
 from gemmule_lab.records.results import geomean
 from gemmule_lab.records.rows import Environment, Row
@@ -30,6 +32,7 @@ from gemmule_lab.report.render import terminal_table, wide_console
 from gemmule_lab.report.tables import TableData
 
 LONGEST = 1 << 18
+SMALL = 256  # sides of the products by which a peer is asked what it takes
 LEAST_BYTES, MOST_BYTES = 1 << 10, 2 << 30
 START_US = 2.0  # of any call; what is slower than it and the bytes is slow
 SLOW, NEAR = 0.95, 1.15  # speed over the peer; time over the floor
@@ -194,6 +197,28 @@ def everyday_products(
             yield Product(op, name, (rows, columns), width, by_columns)
 
 
+def raced(
+    bench: Bench, peer: Peer, ops: Sequence[str], formats: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the formats that a peer multiplies in all operations, and the others.
+
+    Numbers of a format count, and where a bench has it beside them what they stand for: NumPy
+    multiplies bfloat16 in float32.
+    """
+    found: tuple[list[str], list[str]] = [], []
+    for name in formats:
+        told = [_refused(bench, peer, Product(op, name, (SMALL, SMALL))) for op in ops]
+        found[any(told)].append(name)
+    return found
+
+
+def _refused(bench: Bench, peer: Peer, product: Product) -> bool:
+    wanted = bench.prepared(product)
+    plain = None if peer.name not in (wanted.plain_peers or ()) else wanted.plain
+    both = [sets for sets in (wanted.sets, plain) if sets is not None]
+    return all(peer.refuses(sets.plan().problem) is not None for sets in both)
+
+
 def products_of_codes(formats: Sequence[str], seed: int) -> Iterator[Product]:
     """Yield random products of codes by bfloat16 without end, the same for the same seed.
 
@@ -235,10 +260,13 @@ def run(
     results.append(path, [environment])
     hunt, end = Hunt(peer), time.monotonic() + seconds
     try:
-        for product in drawn:
-            if time.monotonic() >= end:
-                break
-            _measure(bench, product, environment, hunt, path)
+        with working("hunting") as tell:
+            for product in drawn:
+                left = end - time.monotonic()
+                if left <= 0:
+                    break
+                tell(f"{product.title}, {left:.0f} s left")
+                _measure(bench, product, environment, hunt, path)
     finally:
         show(hunt, path)
     return hunt
@@ -256,10 +284,8 @@ def _measure(
     hunt.add(product, rows, environment)
     if hunt.finds and hunt.finds[-1].ratio < SLOW:
         find = hunt.finds[-1]
-        words = (
-            f"{find.ratio:.2f} x {hunt.peer} by {find.rung}{'' if find.sure else ', not surely'}"
-        )
-        click.echo(f"{find.product.title}: {words}", err=True)
+        words = f"{find.ratio:.2f} x {hunt.peer} by {find.rung}"
+        say(f"{find.product.title}: {words}{'' if find.sure else ', not surely'}")
 
 
 def show(hunt: Hunt, path: Path) -> None:

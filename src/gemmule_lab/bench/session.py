@@ -6,6 +6,7 @@ import functools
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,7 +20,7 @@ from gemmule_lab.harness.host import HostBench, absences_in_words
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Absence
 from gemmule_lab.peers.registry import all_peers
-from gemmule_lab.progress import tracked
+from gemmule_lab.progress import say, tracked, working
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.render import print_tables, wide_console
@@ -87,7 +88,7 @@ class Session:
         self.rows += found[0]
         self.absent += found[1]
         took = time.monotonic() - start
-        click.echo(f"[{place}] {product.title}: {in_words(found[0])} ({took:.1f} s)", err=True)
+        say(f"[{place}] {product.title}: {in_words(found[0])} ({took:.1f} s)")
 
     def _settle(self, seconds: float) -> None:
         """Hold the new rows against the ceiling; if that is measured anew, rewrite the file."""
@@ -95,8 +96,8 @@ class Session:
         rows, environment = settled(self.rows, self.environment, again)
         if environment.id == self.environment.id:
             return
-        earlier = [] if not self.known else _earlier(self.path, self.environment)
-        results.replace(self.path, [*earlier, environment, *rows])
+        before = [] if not self.known else earlier(self.path, self.environment)
+        results.replace(self.path, [*before, environment, *rows])
         self.rows, self.environment = rows, environment
 
     def _show(self) -> None:
@@ -107,7 +108,7 @@ class Session:
         click.echo(f"wrote {self.path}; gemmule report {self.path} -o page.html makes a page of it")
 
 
-def _earlier(path: Path, environment: Environment) -> list[Environment | Row]:
+def earlier(path: Path, environment: Environment) -> list[Environment | Row]:
     """Return what a file holds of other environments than this one, in its order."""
     held = results.read(path)
     found: list[Environment | Row] = []
@@ -125,12 +126,14 @@ def suite_rows(held: results.Results, suite: Suite) -> tuple[Row, ...]:
 
 def measured_environment(bench: Bench, seconds: float) -> Environment:
     """Return a bench's machine with its ceilings, measured now and told."""
-    found = bench.environment(seconds)
+    say(f"measuring this machine's ceilings, about {seconds:.0f} s")
+    with working("reading, copying, multiplying"):
+        found = bench.environment(seconds)
     if bench.backend == "cuda":
         for name, one in found.ceilings.items():
             click.echo(f"{name}: {one.value:,.0f} {one.unit} ({one.shape})")
     elif isinstance(bench, HostBench) and bench.cold_bytes:
-        click.echo(f"sets of operands rotate through {bench.cold_bytes / MIB:.0f} MiB", err=True)
+        say(f"sets of operands rotate through {bench.cold_bytes / MIB:.0f} MiB")
     return found
 
 
@@ -142,13 +145,20 @@ def start(
     patience: Patience,
     ceiling_seconds: float,
     resume: Path | None = None,
-) -> None:
+) -> dict[str, Any]:
     """Measure the machine's ceilings, then the suite, into a file of its own or into `resume`."""
     click.echo(f"suite {suite.name}, {suite.title}: {len(suite.products)} products")
     known = () if resume is None else suite_rows(results.read(resume), suite)
     patience.wait()
-    click.echo(f"measuring this machine's ceilings, about {ceiling_seconds:.0f} s", err=True)
     environment = measured_environment(bench, ceiling_seconds)
     stamp = environment.timestamp[:19].replace(":", "").replace("-", "")
     path = out / f"{bench.prefix}{suite.name}-{stamp}.jsonl" if resume is None else resume
-    Session(suite, bench, environment, path, patience, known).run(ceiling_seconds / 2)
+    session = Session(suite, bench, environment, path, patience, known)
+    session.run(ceiling_seconds / 2)
+    rows = [*known, *session.rows]
+    return {
+        "file": path,
+        "environment": session.environment,
+        "rows": rows,
+        "absent": session.absent,
+    }

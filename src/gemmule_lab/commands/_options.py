@@ -1,20 +1,118 @@
-"""Options that several commands have, with the same words and limits in each."""
+"""What every command is made by, and the options that several have, with the same words in each.
+
+A command returns what it found: with ``--json`` that goes to standard output, its words elsewhere.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 import math
 import re
-from collections.abc import Callable, Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+
+from gemmule_lab.cli import SectionedCommand, WrongResultError
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 
 RESULTS = Path("results")
 OPS = ("matvec", "vecmat", "matmul")
+RUNGS = Path(__file__).parents[2] / "gemmule" / "rungs"
+
+
+def command(section: str, words: str) -> Callable[[Command], click.Command]:
+    """Return a decorator that makes a function a command of a section of ``gemmule --help``.
+
+    words: its line there. A folder that it is given to write to is tried before it starts.
+    """
+
+    def decorate(function: Command) -> click.Command:
+        @functools.wraps(function)
+        def answering(as_json: bool, **given: Any) -> None:
+            for name in ("out", "into", "evidence"):
+                if isinstance(given.get(name), Path) and not given.get("resume"):
+                    check_folder(given[name])
+            wrong = None
+            with redirect_stdout(sys.stderr) if as_json else nullcontext():
+                try:
+                    found = function(**given)
+                except WrongResultError as error:
+                    wrong, found = error, error.found
+            if as_json:
+                click.echo(json.dumps(plain(found), allow_nan=False, ensure_ascii=False))
+            if wrong is not None:
+                raise wrong
+
+        told = "Print what was found as JSON; words go to standard error."
+        option = click.option("--json", "as_json", is_flag=True, help=told)
+        make = click.command(cls=SectionedCommand, section=section, short_help=words)
+        made: click.Command = make(option(answering))
+        return made
+
+    return decorate
+
+
+def plain(found: Any) -> Any:
+    """Return what JSON can say: dataclasses as objects, paths as strings, no number as null."""
+    if dataclasses.is_dataclass(found) and not isinstance(found, type):
+        return {one.name: plain(getattr(found, one.name)) for one in dataclasses.fields(found)}
+    if isinstance(found, Mapping):
+        keys = ((key if isinstance(key, str) else _joined(key)) for key in found)
+        return dict(zip(keys, map(plain, found.values()), strict=True))
+    if isinstance(found, float):
+        return found if math.isfinite(found) else None
+    if found is None or isinstance(found, bool | int | str):
+        return found
+    if isinstance(found, Sequence | set | frozenset):
+        return [plain(one) for one in found]
+    return str(found)
+
+
+def _joined(key: Any) -> str:
+    return " x ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+
+
+def check_folder(folder: Path) -> None:
+    """Make a folder, write to it and leave all as it was; OSError where that fails."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for one in missing:
+            one.rmdir()
+
+
+def complete(*words: str) -> Callable[..., list[str]]:
+    """Return what completes an option by words that are no fixed choice."""
+    return lambda ctx, param, incomplete: [one for one in words if one.startswith(incomplete)]
+
+
+def rung_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a rung, of the operation and back end that stand before it."""
+    op = ctx.params.get("op") or "*"
+    named = ctx.params.get("backend") or ctx.params.get("device")
+    folders = RUNGS.glob(f"{op}/{str(named).partition(':')[0] if named else '*'}")
+    names = {path.stem for folder in folders for path in folder.glob("[!_]*.py")}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def matrix_files(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the name of a file, which may go on with the name of a matrix in it."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 class Number(click.FloatRange):
@@ -30,18 +128,17 @@ class Number(click.FloatRange):
         return number
 
 
-def one(name: str, kind: Any, default: Any, words: str | None = None) -> Option:
+def one(name: str, kind: Any, default: Any, words: str | None = None, **more: Any) -> Option:
     """Return an option with a default that is told, of a type or of some choices."""
     kind = click.Choice(kind) if isinstance(kind, Sequence) else kind
-    return click.option(
-        name, type=kind, default=default, show_default=default is not None, help=words
-    )
+    told = default is not None
+    return click.option(name, type=kind, default=default, show_default=told, help=words, **more)
 
 
-def some(name: str, variable: str, words: str, kind: Any = None) -> Option:
+def some(name: str, variable: str, words: str, kind: Any = None, **more: Any) -> Option:
     """Return an option that may be repeated, of a type or of some choices."""
     kind = click.Choice(kind) if isinstance(kind, Sequence) else kind
-    return click.option(name, variable, multiple=True, type=kind, help=words)
+    return click.option(name, variable, multiple=True, type=kind, help=words, **more)
 
 
 def flag(name: str, words: str) -> Option:
@@ -57,7 +154,7 @@ def path(*names: str, words: str) -> Option:
 def device(default: str = "cpu") -> Option:
     """Return ``--device``; by the default ``cuda`` of a command that is about a GPU alone."""
     known = "cuda or cuda:<index>." if default == "cuda" else "cpu, cuda or cuda:<index>."
-    return one("--device", str, default, known)
+    return one("--device", str, default, known, shell_complete=complete("cpu", "cuda", "cuda:1"))
 
 
 def check_device(name: str) -> None:
@@ -114,8 +211,9 @@ def ops(words: str) -> Option:
 
 def rungs(command: Command) -> Command:
     """Add ``--rung`` and ``--except``: which CUDA rungs a command is about."""
-    without = some("--except", "without", "Not this rung; repeatable.")
-    return some("--rung", "names", "Only this rung; repeatable.")(without(command))
+    more = {"shell_complete": rung_names}
+    without = some("--except", "without", "Not this rung; repeatable.", **more)
+    return some("--rung", "names", "Only this rung; repeatable.", **more)(without(command))
 
 
 def workers(words: str, default: int | None = None) -> Option:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gemmule_lab.demo.advise import Advice, Cost
 
 
-@click.command(short_help="Say which weights of a model to quantise on this machine.")
+@options.command("measure", "Say which weights of a model to quantise on this machine.")
 @click.argument("model", type=click.Path(path_type=Path, exists=True))
 @options.one("--group-size", int, 64)
 @options.one("--method", ("rtn", "mse", "hqq"), "rtn")
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @options.seconds(0.05, 60, "Time spent on each shape and number of columns.", 1.0)
 def advise(
     model: Path, group_size: int, method: Method, max_error: float, device: str, seconds: float
-) -> None:
+) -> dict[str, Any]:
     """Time every weight of MODEL in float16, int8 and int4, and advise.
 
     MODEL: a .safetensors file, the .safetensors.index.json of several, or the folder of either.
@@ -40,11 +40,13 @@ def advise(
     from gemmule_lab.demo import advise as work
     from gemmule_lab.progress import tracked
 
+    options.check_device(device)
     settings = work.Settings(group_size, method, max_error, device, seconds)
     costs: dict[tuple[int, int], Cost] = {}
     count = len(work.weights_of(model))
-    advices = list(tracked(work.advise(model, settings, costs), count, "measuring"))
+    advices = list(tracked(work.advise(model, settings, costs), count, "measuring weights"))
     _show(advices, costs)
+    return {"shapes": costs, "weights": advices, "sentence": _sentence(advices, costs)}
 
 
 def _show(advices: list[Advice], costs: dict[tuple[int, int], Cost]) -> None:

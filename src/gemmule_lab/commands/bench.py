@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,12 +21,13 @@ CEILING_SECONDS = 8.0
 SECONDS = {"cpu": 2.0, "cuda": 0.6}
 
 
-@click.command(short_help="Measure products beside their peers.")
+@options.command("measure", "Measure products beside their peers.")
 @options.one(
     "--suite",
     str,
     "quick",
     "; ".join(f"on {device}: {', '.join(names)}" for device, names in SUITES.items()),
+    shell_complete=options.complete(*dict.fromkeys((*SUITES["cpu"], *SUITES["cuda"]))),
 )
 @options.device()
 @options.some(
@@ -75,7 +77,7 @@ def bench(
     patience: float,
     out: Path,
     resume: Path | None,
-) -> None:
+) -> Any:
     """Time products through the public API, all implementations interleaved in one run.
 
     Every product is judged by the oracle before it is timed, every peer is checked first. Results
@@ -93,8 +95,7 @@ def bench(
     if suite == "distributed":
         from gemmule_lab.distributed import session as distributed
 
-        distributed.start(device, sizes, out)
-        return
+        return distributed.start(device, sizes, out)
     from gemmule_lab.bench import host_to_host, session, suites
     from gemmule_lab.bench.quiet import Patience
     from gemmule_lab.harness.host import HostBench, rates_hint
@@ -104,13 +105,11 @@ def bench(
     if suite == "split":
         from gemmule.backends.cuda.arrays import ordinal_named
 
-        host_to_host.show(ordinal_named(device), sizes or host_to_host.SIDES, out)
-        return
+        return host_to_host.show(ordinal_named(device), sizes or host_to_host.SIDES, out)
     if suite == "everyday":
         from gemmule_lab.bench import everyday
 
-        everyday.start(HostBench(), seconds or SECONDS["cpu"], out)
-        return
+        return {"file": everyday.start(HostBench(), seconds or SECONDS["cpu"], out)}
     all_suites = suites.CUDA_SUITES if backend == "cuda" else suites.SUITES
     chosen = replace(suites.narrowed(all_suites[suite], ops, formats, sizes), name=suite)
     if titles:
@@ -118,7 +117,7 @@ def bench(
     hint = rates_hint() if backend == "cpu" else None
     if hint is not None:
         click.echo(hint, err=True)
-    session.start(
+    return session.start(
         chosen,
         session.bench_of(chosen, device, seconds or SECONDS[backend], peers),
         out,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,7 +20,7 @@ PEERS = {"cpu": "numpy", "cuda": "torch"}
 CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
 
 
-@click.command(short_help="Look among random products for slow ones.")
+@options.command("measure", "Look among random products for slow ones.")
 @options.device()
 @options.ops("Only this operation; may be repeated. By default matvec and vecmat.")
 @options.some(
@@ -59,7 +61,7 @@ def hunt(
     no_rests: bool,
     products: int | None,
     out: Path,
-) -> None:
+) -> dict[str, Any]:
     """Race random products against a peer and list the worst, for `gemmule bench` to repeat.
 
     Shapes are drawn evenly by their logarithms up to 262144 a side, by rows and by columns. Every
@@ -78,7 +80,7 @@ def hunt(
     from gemmule_lab.bench import session
     from gemmule_lab.bench.suites import Suite
     from gemmule_lab.harness.host import HostBench
-    from gemmule_lab.peers.registry import all_peers
+    from gemmule_lab.peers.registry import named
 
     options.check_device(device)
     backend = device.partition(":")[0]
@@ -94,33 +96,50 @@ def hunt(
         raise ValueError("--ranks is about a GPU.")
     if backend == "cuda" and (everyday or no_rests):
         raise ValueError("--everyday and --no-rests are about a CPU.")
-    if everyday:
-        drawn = work.everyday_products(ops or OPS, formats or EVERYDAY, seed, most_bytes)
-    elif backend == "cuda" and coded:
-        if len(coded) < len(formats) or ops:
-            raise ValueError("on a GPU --format int4 and int8 take no other format and no --op.")
-        drawn = work.products_of_codes(coded, seed)
-    else:
-        drawn = work.products(ops or VECTORS, formats or FLOATS, seed, most_bytes)
+    if backend == "cuda" and coded and (len(coded) < len(formats) or ops):
+        raise ValueError("on a GPU --format int4 and int8 take no other format and no --op.")
+    (racer,) = named((peer,), backend)
+    absent = racer.absent()
+    if absent is not None:
+        raise ValueError(f"{peer} cannot be raced here: {absent}.")
     suite = Suite("random products", (), peers=(peer,), name="hunt", warm=hot, every_rung=ranks)
     bench = session.bench_of(suite, device, PRODUCT_SECONDS[backend])
-    if backend == "cpu":
+    if backend == "cpu":  # the one that is raced alone
         bench = HostBench(
             PRODUCT_SECONDS[backend],
-            peers=[one for one in all_peers(backend) if one.name == peer],
-            beside_float32=everyday,
+            peers=(racer,),
+            beside_float32=True,
             rests=not no_rests,
             warm=hot,
         )
+    if backend == "cuda" and coded:
+        drawn = work.products_of_codes(coded, seed)
+    else:
+        wanted = ops or (OPS if everyday else VECTORS)
+        every = formats or (EVERYDAY if everyday else FLOATS)
+        taken, left = work.raced(bench, racer, wanted, every)
+        _tell_left(peer, left, asked=bool(formats) or not taken)
+        draw = work.everyday_products if everyday else work.products
+        drawn = draw(wanted, taken, seed, most_bytes)
     click.echo(f"seed {seed}: matrices of 1 KiB to {most_bytes:,} bytes, {seconds:.0f} s")
-    work.run(
+    path = out / f"{bench.prefix}hunt-{seed}.jsonl"
+    found = work.run(
         bench,
         itertools.islice(drawn, products),
-        out / f"{bench.prefix}hunt-{seed}.jsonl",
+        path,
         peer=peer,
         seconds=seconds,
         ceiling_seconds=CEILING_SECONDS[backend],
     )
+    return {"file": path, "seed": seed, "summary": found.summary(), "products": found.finds}
+
+
+def _tell_left(peer: str, left: Sequence[str], *, asked: bool) -> None:
+    """Tell which formats a peer does not take; ValueError where those were asked for."""
+    if left and asked:
+        raise ValueError(f"{peer} takes no {', '.join(left)}; see --format and --peer.")
+    if left:
+        click.echo(f"left out, as {peer} takes none: {', '.join(left)}")
 
 
 COMMAND = hunt

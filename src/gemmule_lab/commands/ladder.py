@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from gemmule_lab.commands import _options as options
@@ -9,7 +11,7 @@ from gemmule_lab.commands import _options as options
 OPS = ("matvec", "vecmat", "matmul", "quantized")
 
 
-@click.command()
+@options.command("measure", "Show the kernels of an operation, with what each adds.")
 @click.argument("op", type=click.Choice(OPS), default="matvec")
 @options.one("--backend", ("cpu", "cuda"), "cpu")
 @options.one(
@@ -19,7 +21,7 @@ OPS = ("matvec", "vecmat", "matmul", "quantized")
     "Rows and columns of the square problem that workspaces are computed for.",
 )
 @options.flag("--markdown", "Print a Markdown table.")
-def ladder(op: str, backend: str, size: int, markdown: bool) -> None:
+def ladder(op: str, backend: str, size: int, markdown: bool) -> Any:
     """Show the ladder of OP: every rung with its technique, its limits and its proof.
 
     OP is matvec (default), vecmat, matmul or quantized.
@@ -33,6 +35,7 @@ def ladder(op: str, backend: str, size: int, markdown: bool) -> None:
         click.echo(ladder_table.markdown(rows))
     else:
         ladder_table.show(rows, f"{op} on {backend}, {len(rows)} rungs, simplest first")
+    return rows
 
 
 COMMAND = ladder

@@ -17,12 +17,12 @@ DTYPES = (
     "float64", "float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "complex64",
     "complex128",
 )  # fmt: skip
-SHOWN_ELEMENTS = 8
+SHOWN_ELEMENTS, SHOWN_AS_JSON = 8, 10_000
 
 
-@click.command(short_help="Multiply matrices in files.")
-@click.argument("first")
-@click.argument("second")
+@options.command("use", "Multiply matrices in files.")
+@click.argument("first", shell_complete=options.matrix_files)
+@click.argument("second", shell_complete=options.matrix_files)
 @options.path(
     "-o",
     "--output",
@@ -34,7 +34,13 @@ SHOWN_ELEMENTS = 8
 @options.one("--bits", ("4", "8"), None, "Quantise the matrix first.")
 @options.one("--group-size", int, 128, "Columns that share a scale; -1: a row.")
 @options.flag("--symmetric", "Quantise without zero points.")
-@options.one("--rung", str, None, "Compute with this rung (see gemmule ladder).")
+@options.one(
+    "--rung",
+    str,
+    None,
+    "Compute with this rung (see gemmule ladder).",
+    shell_complete=options.rung_names,
+)
 @options.one("--device", ("cpu", "cuda"), None, "Where to compute.")
 @options.flag(
     "--check",
@@ -42,7 +48,7 @@ SHOWN_ELEMENTS = 8
     "quantised matrix's product, and how far that is off the file's own.",
 )
 @options.flag("--force", "Replace an existing result.")
-def multiply(first: str, second: str, output: Path | None, bits: str | None, **given: Any) -> None:
+def multiply(first: str, second: str, output: Path | None, bits: str | None, **given: Any) -> Any:
     """Multiply the matrix in the file FIRST with the vector or matrix in SECOND.
 
     Files: .npy, .safetensors, .npz, .mtx and, with the extra io, .mat; one matrix of several as
@@ -68,10 +74,10 @@ def multiply(first: str, second: str, output: Path | None, bits: str | None, **g
     names = ("dtype", "out_dtype", "group_size", "symmetric", "device", "rung")
     wanted = {name: given[name] for name in names}
     job = Job(op, left, right, bits=None if bits is None else 4 if bits == "4" else 8, **wanted)
-    _run(job, output, check=given["check"], force=given["force"])
+    return _run(job, output, check=given["check"], force=given["force"])
 
 
-def _run(job: Job, output: Path | None, *, check: bool, force: bool) -> None:
+def _run(job: Job, output: Path | None, *, check: bool, force: bool) -> dict[str, Any]:
     """Compute into the output file, or into memory without one, then say what was done."""
     import numpy as np
 
@@ -81,16 +87,18 @@ def _run(job: Job, output: Path | None, *, check: bool, force: bool) -> None:
     shape, dtype = job.shape, job.result
     if output is None:
         result = np.empty(shape, numpy_dtype(dtype))
-        _compute(job, result, check)
+        told = _compute(job, result, check)
         with np.printoptions(threshold=SHOWN_ELEMENTS, edgeitems=3, precision=6):
             click.echo(result)
-        return
+        return {**told, "result": result.tolist() if result.size <= SHOWN_AS_JSON else None}
     with new_matrix(output, shape, dtype, force=force) as result:
-        _compute(job, result, check)
+        told = _compute(job, result, check)
     click.echo(f"wrote {output}: {dtype} {' x '.join(map(str, shape)) or 'scalar'}")
+    return {**told, "file": output}
 
 
-def _compute(job: Job, result: Any, check: bool) -> None:
+def _compute(job: Job, result: Any, check: bool) -> dict[str, Any]:
+    """Fill the result and say how long it took; WrongResultError where a check failed."""
     import time
 
     from gemmule.outofcore.engine import watched
@@ -117,10 +125,13 @@ def _compute(job: Job, result: Any, check: bool) -> None:
                 progress.advance(task)
     elapsed = time.perf_counter() - start
     click.echo(f"{job.op}: {flops(job) / 1e9:.3g} GFLOP in {elapsed:.3g} s, reading included")
+    told = {"op": job.op, "shape": job.shape, "dtype": job.result, "seconds": elapsed}
     if checker is not None:
         click.echo(checker.summary())
+        told |= {"right": checker.ok, "check": checker.summary()}
         if not checker.ok:
-            raise WrongResultError(f"the result is wrong: {checker.worst}.")
+            raise WrongResultError(f"the result is wrong: {checker.worst}.", told)
+    return told
 
 
 COMMAND = multiply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,7 +11,7 @@ from gemmule.core.words import Method
 from gemmule_lab.commands import _options as options
 
 
-@click.command(short_help="Quantise a model's folder into another one.")
+@options.command("use", "Quantise a model's folder into another one.")
 @click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @options.one("--bits", int, 4, "4 or 8.")
@@ -19,7 +20,7 @@ from gemmule_lab.commands import _options as options
 @click.option("--keep", multiple=True, help="Layer that stays floats, by name; besides the head.")
 def quantize(
     model: Path, out: Path, bits: int, group_size: int, method: Method, keep: tuple[str, ...]
-) -> None:
+) -> dict[str, Any]:
     """Quantise the linear layers of MODEL, a folder of transformers, and write the result to OUT.
 
     The model is never in memory: one weight and one file of at most 1 GiB are. A run that was cut
@@ -36,6 +37,7 @@ def quantize(
     done = [one.options is not None for one in tracked(weights, count, "quantising")]
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     click.echo(f"{sum(done)} of {count} tensors quantised; {size / 1e6:,.1f} MB in {out}")
+    return {"folder": out, "tensors": count, "quantised": sum(done), "bytes": size}
 
 
 COMMAND = quantize

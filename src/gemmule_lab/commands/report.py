@@ -11,7 +11,7 @@ import click
 from gemmule_lab.commands import _options as options
 
 
-@click.command(short_help="Make a page of result files.")
+@options.command("measure", "Make a page of result files.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @options.path("-o", "--output", words="The page, .html. Without it, tables are printed.")
 @options.one("--title", str, "", "Of the page; by default the machines.")
@@ -22,7 +22,7 @@ from gemmule_lab.commands import _options as options
 )
 def report(
     files: tuple[Path, ...], output: Path | None, title: str, force: bool, against: Path | None
-) -> None:
+) -> Any:
     """Read the results in FILES (JSON lines) and write one HTML page, or print tables.
 
     FILES are results of `gemmule bench`, or rows of `gemmule study`; those of `gemmule bench
@@ -30,6 +30,7 @@ def report(
     checked while they are read. With --against, a file of results or of a study is compared with an
     earlier one, and the exit code is 1 where a product became surely slower.
     """
+    from gemmule_lab.cli import WrongResultError
     from gemmule_lab.files.output import check_target
     from gemmule_lab.records import distributed, log
     from gemmule_lab.report.against import changes, pull_request
@@ -39,9 +40,10 @@ def report(
             raise ValueError(f"--against compares one file with another; {len(files)} were given.")
         found = changes(against, files[0])
         click.echo(pull_request(found, against, files[0]))
-        if any(one.verdict == "slower" for one in found):
-            click.get_current_context().exit(1)
-        return
+        slower = sum(one.verdict == "slower" for one in found)
+        if slower:
+            raise WrongResultError(f"surely slower than before: {slower} of {len(found)}.", found)
+        return found
     if output is not None:
         check_target(output, force=force, suffixes=(".html",), inputs=files)
     firsts = {path: log.first_row(path) for path in files}
@@ -52,6 +54,7 @@ def report(
         _studies(firsts, kinds, output, title)
     else:
         _results(files, output, title)
+    return {"files": files, "page": output}
 
 
 def _results(files: Sequence[Path], output: Path | None, title: str) -> None:

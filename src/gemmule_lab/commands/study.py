@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DOCUMENTS = ("000", "001", "002", "003", "004")
 
 
-@click.command(short_help="Redo the published experiments and judge their claims.")
+@options.command("measure", "Redo the published experiments and judge their claims.")
 @click.argument("documents", nargs=-1, type=click.Choice(DOCUMENTS))
 @options.flag("--list", "Only list what the documents ask, with our answers on record.")
 @options.flag("--full", "The documents' exact grids; may take hours.")
@@ -31,7 +31,7 @@ DOCUMENTS = ("000", "001", "002", "003", "004")
 @options.file("--against", help="Compare with another machine's rows of the one study named.")
 def study(
     documents: tuple[str, ...], take: Path | None, against: Path | None, **given: Any
-) -> None:
+) -> Any:
     """Redo the experiments of documents 000 to 004 on this machine; default: all five.
 
     Every result is held against the oracle before it is timed. Rows go to a file as they are made:
@@ -44,11 +44,9 @@ def study(
             "--take and --against name a file of one study: give its number, and no other."
         )
     if given.pop("list"):
-        _list(documents or DOCUMENTS)
-        return
+        return _list(documents or DOCUMENTS)
     _known(documents or DOCUMENTS, given["only"])
-    for number in documents or DOCUMENTS:
-        _one(number, take, against, **given)
+    return [_one(number, take, against, **given) for number in documents or DOCUMENTS]
 
 
 def _known(documents: tuple[str, ...], only: tuple[str, ...]) -> None:
@@ -62,16 +60,20 @@ def _known(documents: tuple[str, ...], only: tuple[str, ...]) -> None:
         raise ValueError(f"no document named has the experiment {asked}; there are: {there}.")
 
 
-def _list(documents: tuple[str, ...]) -> None:
+def _list(documents: tuple[str, ...]) -> list[dict[str, Any]]:
     """Print each document's title, question, answer and verdicts, of the rows on record."""
     from gemmule_lab.studies import rules, show
 
+    told = []
     for number in documents:
         about, rows = rules.document(number)["study"], _on_record(number)
         found = show.findings(number, rows)
         click.echo(f"{number}  {about['title']}\n     {about['question']}")
-        click.echo(f"     {show.answer(number, found)}")
+        answer = show.answer(number, found)
+        click.echo(f"     {answer}")
         click.echo(f"     {show.counts(found)}; gemmule study {number} --show\n")
+        told.append({"study": number, "question": about["question"], "answer": answer})
+    return told
 
 
 def _on_record(number: str) -> Rows:
@@ -96,9 +98,10 @@ def _one(
     only: tuple[str, ...],
     times: bool,
     csv: bool,
-) -> None:
+) -> dict[str, Any]:
     from gemmule.storage.evidence import slug
     from gemmule_lab import studies
+    from gemmule_lab.progress import working
     from gemmule_lab.studies import harness, rules, runner, store
     from gemmule_lab.studies import show as results
 
@@ -123,7 +126,8 @@ def _one(
     results.print_tables(number, rows, times=times)
     if not rows:
         click.echo(f"{path} holds no rows yet")
-        return
+        return {"study": number, "rows": []}
+    told = {"study": number, "file": path, "verdicts": results.verdict_table(number, rows).rows}
     if csv:
         target = out / f"study-{number}.csv"
         results.write(target, results.as_csv(rows))
@@ -132,9 +136,11 @@ def _one(
         _beside(number, rows, against, out)
     if evidence is not None:  # `make docs` draws from evidence
         click.echo(f"rows in {path}")
-        return
-    results.write_plots(number, rows, out)
+        return told
+    with working("drawing"):
+        results.write_plots(number, rows, out)
     click.echo(f"rows in {path}, plots in {out}")
+    return told
 
 
 def _measure(number: str, bench: Any, path: Path, full: bool, only: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
 
 
-@click.command(short_help="Find and store the fastest configuration of products.")
+@options.command("maintain", "Find and store the fastest configuration of products.")
 @options.ops("Operation; may be repeated.  [default: matvec]")
 @options.some("--sizes", "sizes", "Rows x columns of A, 4096x4096; for matmul MxKxN. Repeatable.")
 @options.file("--shapes-from", help="Tune every shape of matrix in this .safetensors file.")
@@ -61,7 +61,7 @@ def tune(
     into: Path | None,
     compare: bool,
     device_model: bool,
-) -> None:
+) -> Any:
     """Verify every configuration, time them cold and interleaved, and store what beats the default.
 
     A configuration has to win by 2 % and by more than the noise. Later calls of the same product
@@ -71,11 +71,10 @@ def tune(
 
     options.check_device(device)
     if device_model:
-        _measure_device_model(device)
-        return
+        return _measure_device_model(device)
     if not tuning_enabled() and not compare:
         click.echo("GEMMULE_TUNE is 0: stored results are ignored, so nothing was tuned.")
-        return
+        return []
     from gemmule.quant import checks
     from gemmule.tuning.tuner import Request
     from gemmule_lab.tune import compare as comparing
@@ -90,26 +89,29 @@ def tune(
         shapes = [] if shapes_from is None else requests.shapes_in(shapes_from)
         problems = requests.problems(ops, sizes, shapes, columns, dtypes, matrix)
     if compare:
-        comparing.show(problems, device, seconds)
-    else:
-        _run(problems, Request(device, seconds, include_unproved, root=into))
+        return comparing.show(problems, device, seconds)
+    return _run(problems, Request(device, seconds, include_unproved, root=into))
 
 
-def _measure_device_model(device: str) -> None:
+def _measure_device_model(device: str) -> dict[str, Any]:
     from dataclasses import asdict
 
     from gemmule.settings import tuning_enabled
     from gemmule.tuning.rates import measure_rates
+    from gemmule_lab.progress import working
 
     if device != "cpu":
         raise ValueError(f"--device is {device!r}; --device-model measures the CPU alone.")
-    for name, value in asdict(measure_rates(fresh=True)).items():
+    with working("measuring what this CPU does in a second"):
+        found = asdict(measure_rates(fresh=True))
+    for name, value in found.items():
         click.echo(f"{name:12} {value if isinstance(value, str) else format(value, '.3g')}")
     if not tuning_enabled():
         click.echo("GEMMULE_TUNE is 0: what was measured is ignored until it is unset.")
+    return found
 
 
-def _run(problems: list[Problem], request: Request) -> None:
+def _run(problems: list[Problem], request: Request) -> list[dict[str, Any]]:
     from gemmule.tuning.tuner import TuneReport, tune_problem
     from gemmule_lab.cli import WrongResultError
     from gemmule_lab.progress import bar
@@ -137,8 +139,11 @@ def _run(problems: list[Problem], request: Request) -> None:
             requests.show(reports)
             stored = sum(report.path is not None for report in reports)
             click.echo(f"{len(reports)} products tuned, {stored} new choices stored")
+    told = [requests.plainly(report) for report in reports]
     if any(report.winner is None for report in reports):
-        raise WrongResultError("a product has no configuration that ran right; see above.")
+        message = "a product has no configuration that ran right; see above."
+        raise WrongResultError(message, told)
+    return told
 
 
 COMMAND = tune

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,12 +13,19 @@ if TYPE_CHECKING:
     from gemmule_lab.verify.workers import Tally
 
 SHOWN = 3
+TOLD = ("ok", "done", "wrong", "raised", "refused", "worst_ratio", "rungs", "deaths")
 
 
-@click.command(short_help="Judge random products by the oracle.")
+@options.command("maintain", "Judge random products by the oracle.")
 @options.one("--cases", click.IntRange(1, 10**9), 20_000)
 @options.one("--op", (*options.OPS, "quantized"), None)
-@options.one("--rung", str, None, "Only this rung, at random points of its parameter space.")
+@options.one(
+    "--rung",
+    str,
+    None,
+    "Only this rung, at random points of its parameter space.",
+    shell_complete=options.rung_names,
+)
 @options.one("--seed", click.IntRange(0), 0)
 @options.device()
 @options.workers("Processes; default: one a core, on a GPU one.")
@@ -34,7 +41,7 @@ def verify(
     device: str,
     workers: int | None,
     **of_proofs: object,
-) -> None:
+) -> Any:
     """Multiply random matrices through the public API and judge every element.
 
     Sizes mostly 0 to 33, all dtypes, layouts, views, batches and quantisations; exact integers must
@@ -66,11 +73,14 @@ def verify(
             choice, cases, seed, workers, lambda done: progress.update(task, completed=done)
         )
     _report(tally, choice, seed, time.monotonic() - start)
+    told = {name: getattr(tally, name) for name in TOLD}
     if not tally.ok:
         raise WrongResultError(
             f"{tally.wrong:,} wrong, {tally.raised:,} raised, {len(tally.deaths)} workers died, of "
-            f"{tally.done:,} cases."
+            f"{tally.done:,} cases.",
+            told,
         )
+    return told
 
 
 def _report(tally: Tally, choice: Choice, seed: int, elapsed_s: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from gemmule_lab.commands import _options as options
@@ -9,11 +11,11 @@ from gemmule_lab.commands import _options as options
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8")
 
 
-@click.command(short_help="Compile ahead what default choices need.")
+@options.command("use", "Compile ahead what default choices need.")
 @options.some("--dtype", "dtypes", "Of both operands; may be repeated.  [default: all]", DTYPES)
 @options.some("--bits", "widths", "Of quantised matrices; repeatable.  [default: all]", ("4", "8"))
 @options.device()
-def warm(dtypes: tuple[str, ...], widths: tuple[str, ...], device: str) -> None:
+def warm(dtypes: tuple[str, ...], widths: tuple[str, ...], device: str) -> dict[str, Any]:
     """Compute one product of each kind, so that what it compiles is in the cache for later ones.
 
     With --dtype alone no quantised matrices are warmed, with --bits alone nothing but these.
@@ -37,6 +39,7 @@ def warm(dtypes: tuple[str, ...], widths: tuple[str, ...], device: str) -> None:
             shown.update(task, advance=1, description=one.words)
     seconds = time.perf_counter() - begin
     click.echo(f"{count} kinds of product are warm after {seconds:.0f} s, in {cache_folder()}")
+    return {"products": count, "seconds": seconds, "cache": cache_folder()}
 
 
 COMMAND = warm

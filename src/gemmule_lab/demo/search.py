@@ -1,15 +1,14 @@
 """What a number format does to the model's work: sentences embedded, and the nearest one found.
 
 Every format embeds the same sentences; its vectors are held against those of float32, and so is
-which sentence each finds nearest to every other. Times are taken in turns, one format after the
-other, so that a busy moment hits all.
+which sentence each finds nearest to every other. Formats are timed in one run, block by block, so
+that a busy moment hits all; NumPy multiplies by the float32 weights.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,29 +16,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gemmule as gm
+from gemmule.timing.clock import HostClock, entry_over
+from gemmule.timing.sampler import Budget, Samples, ratio, sample
 from gemmule_lab.demo.embeddings import Floats, SentenceModel
 from gemmule_lab.harness.operands import in_format
+from gemmule_lab.records.rows import Speedup, speedup_of
 
 FORMATS = ("float32", "int8", "int4")
 SENTENCES = 160
-TURNS = 3
 ALONE = 16  # sentences that are also embedded one by one
 EXAMPLES = 3
+# Seconds, and blocks at least and at most, for all sentences at once and one by one.
+TOGETHER_BUDGET, ALONE_BUDGET = (25.0, 7, 15), (10.0, 10, 400)
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
     """What one format did. layer_bytes: of the weights of all linear layers.
 
-    all_s: to embed all sentences at once; one_s: the median of embedding one alone. cosine, least:
-    of the vectors with those of float32, the mean and the least. agreeing: how many sentences have
-    the same nearest one as by float32. nearest: of each sentence its nearest one's number.
+    all_s: to embed all sentences at once; one_s: one alone; all_over, one_over: how many times as
+    fast as float32 that is. cosine, least: of the vectors with those of float32, the mean and the
+    least. agreeing: how many sentences have the same nearest one as by float32. nearest: of each
+    sentence its nearest one's number.
     """
 
     format: str
     layer_bytes: int
     all_s: float
     one_s: float
+    all_over: Speedup
+    one_over: Speedup
     cosine: float
     least: float
     agreeing: int
@@ -64,10 +70,9 @@ def compare(bert: SentenceModel, texts: Sequence[str]) -> list[Embedded]:
     bert.embed(texts[:2])
     layers = {name: formats_of(bert.tensors[f"{name}.weight"]) for name in bert.seen}
     ways = {form: {name: forms[form] for name, forms in layers.items()} for form in FORMATS}
-    vectors, all_s = _in_turns(bert, ways, lambda: bert.embed(texts), TURNS)
-    # Turn by turn another sentence, the same for every format.
-    alone = (text for text in itertools.cycle(chosen(texts, ALONE + 1)) for _ in ways)
-    _, one_s = _in_turns(bert, ways, lambda: bert.embed([next(alone)]), ALONE)
+    vectors = {form: _embedded(bert, one, texts) for form, one in ways.items()}
+    together = _timed(bert, ways, [texts], TOGETHER_BUDGET)
+    alone = _timed(bert, ways, [[text] for text in chosen(texts, ALONE)], ALONE_BUDGET)
     right, found = vectors["float32"], []
     neighbours = {form: nearest(one) for form, one in vectors.items()}
     for form in FORMATS:
@@ -76,8 +81,10 @@ def compare(bert: SentenceModel, texts: Sequence[str]) -> list[Embedded]:
             Embedded(
                 form,
                 sum(weight.nbytes for weight in ways[form].values()),
-                all_s[form],
-                one_s[form],
+                together[form].median,
+                alone[form].median,
+                speedup_of(ratio(together[form], together["float32"])),
+                speedup_of(ratio(alone[form], alone["float32"])),
                 float(cosines.mean()),
                 float(cosines.min()),
                 int((neighbours[form] == neighbours["float32"]).sum()),
@@ -92,23 +99,23 @@ def formats_of(weight: Floats) -> dict[str, Any]:
     return {form: in_format(weight, form) for form in FORMATS}
 
 
-def _in_turns(
+def _embedded(bert: SentenceModel, layers: Mapping[str, Any], texts: Sequence[str]) -> Floats:
+    bert.layers = dict(layers)
+    return bert.embed(texts)
+
+
+def _timed(
     bert: SentenceModel,
     ways: Mapping[str, Mapping[str, Any]],
-    embed: Callable[[], Floats],
-    turns: int,
-) -> tuple[dict[str, Floats], dict[str, float]]:
-    """Return what each way embeds, and the median of its seconds; the first turn is for warmth."""
-    vectors: dict[str, Floats] = {}
-    seconds: dict[str, list[float]] = {form: [] for form in ways}
-    for turn in range(turns + 1):
-        for form, layers in ways.items():
-            bert.layers = dict(layers)
-            start = time.perf_counter()
-            vectors[form] = embed()
-            if turn:
-                seconds[form].append(time.perf_counter() - start)
-    return vectors, {form: float(np.median(times)) for form, times in seconds.items()}
+    batches: Sequence[Sequence[str]],
+    budget: tuple[float, int, int],
+) -> Mapping[str, Samples]:
+    """Return what embedding one batch took in each way, the batches taking turns."""
+    entries = [
+        entry_over(form, [functools.partial(_embedded, bert, one, batch) for batch in batches])
+        for form, one in ways.items()
+    ]
+    return sample(entries, HostClock(), Budget(*budget))
 
 
 def examples(texts: Sequence[str], found: Sequence[Embedded]) -> list[tuple[str, str, str]]:

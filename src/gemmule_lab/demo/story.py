@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gemmule.timing.sampler import CONFIDENCE
 from gemmule_lab.demo.search import Embedded
 from gemmule_lab.records.rows import Row, Speedup
 from gemmule_lab.report.charts import Dots
@@ -14,6 +15,7 @@ from gemmule_lab.report.tables import TableData, byte_text, significant
 FORMATS = ("int4", "int8", "float16", "bfloat16", "float32")
 OPS = {"matvec": "A x", "vecmat": "x A", "matmul": "A B, 64 columns"}
 EVEN = 0.03  # within so much of 1 is "as fast"
+NUMPY = "NumPy in float32"
 # Column -> the peers whose ratio may stand in it: of several, one serves a number format.
 PEER_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "x NumPy": ("numpy",),
@@ -33,7 +35,10 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """One product of ours over NumPy in float32. shape: rows x columns (how many such matrices)."""
+    """One product of ours over NumPy in float32. shape: rows x columns (how many such matrices).
+
+    sure: there are blocks enough for an interval, and other programs left them alone.
+    """
 
     shape: str
     count: int
@@ -41,6 +46,7 @@ class Gain:
     format: str
     time_us: float
     over: Speedup
+    sure: bool = True
 
     @property
     def title(self) -> str:
@@ -56,38 +62,93 @@ def gains_of(rows: Sequence[Row]) -> list[Gain]:
         shape, op, form = row.group.rsplit(", ", 2)
         if row.kind == "rung" and over is not None:
             count = int(shape.rpartition("(")[2].rstrip(")"))
-            found.append(Gain(shape, count, op, form, row.times_us.median, over))
+            sure = is_sure(row, over)
+            found.append(Gain(shape, count, op, form, row.times_us.median, over, sure))
     return found
 
 
-def sentence(rows: Sequence[Row], found: Sequence[Embedded]) -> str:
-    """Return what to remember: each format's speed by a vector, its memory, and its cosine.
+def is_sure(row: Row, over: Speedup) -> bool:
+    """Tell whether a speed-up rests on enough blocks, which no other program disturbed."""
+    return over.confidence >= CONFIDENCE and not row.disturbed
 
-    The speed is of one vector by every matrix: NumPy's whole time over ours.
+
+def sentence(rows: Sequence[Row], found: Sequence[Embedded], sentences: int = 0) -> str:
+    """Return what to remember: the whole model first, then its linear layers, then what loses.
+
+    A layer's speed is NumPy's whole time over ours, of one product by every matrix. Single and
+    disturbed blocks decide nothing.
     """
-    gains, parts = gains_of(rows), []
+    gains = gains_of(rows)
+    told = [_model(found, sentences)] if found else []
+    for op in ("matvec", "matmul"):
+        if any(one.op == op and one.sure for one in gains):
+            told.append(_layers(op, gains))
+    raced = [(g.title, g.format, g.over, g.sure) for g in gains]
+    return " ".join([*told, losses(raced, NUMPY)])
+
+
+def _model(found: Sequence[Embedded], sentences: int) -> str:
+    plain, *others = found
+    parts = [
+        f"{one.format} {times(one.all_over)} with {sentences} sentences at once and "
+        f"{times(one.one_over)} with one at a time, "
+        f"{one.layer_bytes / plain.layer_bytes:.0%} of the memory, cosine {one.cosine:.4f}"
+        for one in others
+    ]
+    return f"The whole model, against {NUMPY}: {'; '.join(parts)}."
+
+
+def _layers(op: str, gains: Sequence[Gain]) -> str:
+    parts = []
     for form in FORMATS:
-        ours = [one for one in gains if one.format == form and one.op == "matvec"]
+        ours = [one for one in gains if one.format == form and one.op == op]
         if ours:
-            parts.append(f"{form} {_speed(ours)}{_cost(form, found)}")
-    slower = sum(one.over.verdict == "slower" for one in gains)
-    end = f" Of all {len(gains)} products measured, {slower} are surely slower than NumPy's."
-    return f"A vector by every matrix, against NumPy in float32: {'; '.join(parts)}.{end}"
+            parts.append(f"{form} {_speed(ours)}")
+    by = {"matvec": "one vector", "matmul": "64 columns"}[op]
+    return f"Its linear layers alone, by {by}: {', '.join(parts)}."
 
 
 def _speed(gains: Sequence[Gain]) -> str:
+    if not all(one.sure for one in gains):
+        return "undecided"
     ours = sum(one.count * one.time_us for one in gains)
     ratio = sum(one.count * one.time_us * one.over.value for one in gains) / ours
-    return "as fast" if abs(ratio - 1) <= EVEN else f"{ratio:.1f}x"
+    return times_of(ratio)
 
 
-def _cost(form: str, found: Sequence[Embedded]) -> str:
-    """Return a format's memory and cosine in words, where it embedded sentences."""
-    by_format = {one.format: one for one in found}
-    one, plain = by_format.get(form), by_format.get("float32")
-    if one is None or plain is None or one is plain:
-        return ""
-    return f", {one.layer_bytes / plain.layer_bytes:.0%} of the memory, cosine {one.cosine:.4f}"
+def times_of(ratio: float) -> str:
+    """Return a ratio of whole times in a sentence; within `EVEN` of 1 it is ``as fast``."""
+    return "as fast" if abs(ratio - 1) <= EVEN else f"{ratio:.2f}x"
+
+
+def times(over: Speedup) -> str:
+    """Return a speed-up in a sentence: ``2.10x``, ``as fast``, or ``about 1.1x`` if undecided.
+
+    >>> times(Speedup(2.1, 2.0, 2.2, 9, 0.95, "faster"))
+    '2.10x'
+    """
+    if over.verdict == "same":
+        return "as fast"
+    sure = over.verdict in ("faster", "slower") and over.confidence >= CONFIDENCE
+    return f"{over.value:.2f}x" if sure else f"about {over.value:.1f}x"
+
+
+def losses(gains: Sequence[tuple[str, str, Speedup, bool]], other: str) -> str:
+    """Return how many products are surely slower, and the worst.
+
+    gains: of each product its title, its format, the speed-up, and whether that is sure.
+    """
+    sure = [one for one in gains if one[3]]
+    lost = sorted((one for one in sure if one[2].high < 1 - EVEN), key=lambda one: one[2].value)
+    unsure = len(gains) - len(sure)
+    end = f"; {unsure} more were disturbed, or have too few blocks to tell" if unsure else ""
+    if not sure:
+        return f"All {unsure} products were disturbed or have too few blocks: measure again."
+    if not lost:
+        return f"None of {len(sure)} products is surely slower than {other}{end}."
+    title, form, over, _ = lost[0]
+    worst = f"{form} {title} by most, {over.value:.2f}x"
+    return f"Surely slower than {other}: {len(lost)} of {len(sure)} products, {worst}{end}."
 
 
 def chart(rows: Sequence[Row]) -> Figure:
@@ -123,8 +184,8 @@ def work_table(found: Sequence[Embedded], sentences: int) -> TableData:
         (
             one.format,
             byte_text(one.layer_bytes),
-            f"{one.all_s:.2f} s, {plain.all_s / one.all_s:.2f}x",
-            f"{1e3 * one.one_s:.1f} ms, {plain.one_s / one.one_s:.2f}x",
+            f"{one.all_s:.2f} s" + ("" if one is plain else f", {times(one.all_over)}"),
+            f"{1e3 * one.one_s:.1f} ms" + ("" if one is plain else f", {times(one.one_over)}"),
             f"{one.cosine:.4f}",
             f"{one.least:.3f}",
             f"{one.agreeing} of {sentences}",
@@ -161,10 +222,10 @@ def story(
 ) -> Story:
     """Return the page's first screen; without `found` the model's work is left out."""
     figure = chart(rows)
-    tables = [figure.table]
-    tables += [work_table(found, sentences)] if found else []
+    tables = [work_table(found, sentences)] if found else []
+    tables.append(figure.table)
     tables += [examples_table(examples, found[-1].format)] if examples else []
-    return Story(sentence(rows, found), figure, tuple(tables))
+    return Story(sentence(rows, found, sentences), figure, tuple(tables))
 
 
 def tables(rows: Sequence[Row]) -> list[TableData]:

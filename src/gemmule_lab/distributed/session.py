@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -40,8 +41,8 @@ CALLS = {"cuda": 40, "cpu": 4}  # in a sample
 ROUNDS = 15
 
 
-def start(device: str, sizes: Sequence[int], out: Path) -> None:
-    """Measure, print and write; every process of a torchrun calls it.
+def start(device: str, sizes: Sequence[int], out: Path) -> dict[str, Any]:
+    """Measure, print, write, and return the file; every process of a torchrun calls it.
 
     ValueError outside torchrun; PeerError on all where one fails (out of memory, say).
     """
@@ -58,12 +59,12 @@ def start(device: str, sizes: Sequence[int], out: Path) -> None:
     else:
         dist.init_process_group("gloo")
     try:
-        _measure(place, sizes or SIZES[kind], out)
+        return _measure(place, sizes or SIZES[kind], out)
     finally:
         dist.destroy_process_group()
 
 
-def _measure(place: torch.device, sizes: Sequence[int], out: Path) -> None:
+def _measure(place: torch.device, sizes: Sequence[int], out: Path) -> dict[str, Any]:
     kind, dtype, world = place.type, DTYPES[place.type], dist.get_world_size()
     dtype_name, transport, linked = (
         str(dtype).removeprefix("torch."),
@@ -103,6 +104,7 @@ def _measure(place: torch.device, sizes: Sequence[int], out: Path) -> None:
             print_table(distributed_table(rows))
     if leads:
         click.echo(f"wrote {path}")
+    return {"file": path} if leads else {}
 
 
 def prepared(n: int, dtype: torch.dtype, place: torch.device) -> list[Way]:

@@ -82,19 +82,10 @@ def print_table(data: TableData) -> None:
 
 
 def terminal_table(data: TableData) -> RenderableType:
-    """Return a table for the terminal."""
-    from rich.table import Table
-    from rich.text import Text
+    """Return a table for the terminal, whatever its width."""
+    from gemmule_lab.report.fitted import Fitted
 
-    table = Table(title=Text(data.title), title_justify="left", row_styles=["", "dim"])
-    for i, name in enumerate(data.header):
-        table.add_column(
-            Text(name), justify="right" if data.numeric[i] else "left", overflow="fold"
-        )
-    for index, row in enumerate(data.rows):
-        style = "bold green" if index in data.best else None
-        table.add_row(*(Text(cell) for cell in row), style=style)
-    return table
+    return Fitted(data)
 
 
 def render_html(results: Results, *, title: str = "", story: Story | None = None) -> str:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,10 +19,11 @@ from gemmule.core.problem import Problem
 from gemmule.settings import without_tuning
 from gemmule.tuning.outcomes import TuneReport
 from gemmule.tuning.tuner import Request, decisive, tune_problem
+from gemmule_lab.progress import working
 from gemmule_lab.records.results import geomean
 from gemmule_lab.report.render import print_table
 from gemmule_lab.report.tables import TableData, significant
-from gemmule_lab.tune.requests import Matrix, problem_of, sizes_of
+from gemmule_lab.tune.requests import Matrix, plainly, problem_of, sizes_of
 
 # Operation, dtype, and of quantised matrices the bits -> sizes: what users multiply, of all kinds.
 REPRESENTATIVE: dict[tuple[str, str, int | None], str] = {
@@ -67,15 +69,17 @@ def tuned(report: TuneReport) -> str:
     return winner.name if winner is not None and off(report) != 1.0 else "the default"
 
 
-def show(problems: Sequence[Problem], device: str, seconds: float) -> None:
+def show(problems: Sequence[Problem], device: str, seconds: float) -> list[dict[str, Any]]:
     """Tune every problem for so many seconds, storing nothing; tell of each, then of all."""
     found = []
-    with _nothing_stored(), tempfile.TemporaryDirectory() as folder:
+    with working("tuning") as tell, _nothing_stored(), tempfile.TemporaryDirectory() as folder:
         for problem in problems:
+            tell(f"tuning {problem.describe()}")
             report = tune_problem(problem, Request(device, seconds, root=Path(folder)))
             click.echo(f"{problem.describe()}: {off(report):.3f}, {tuned(report)}", err=True)
             found.append(report)
     print_table(table(found))
+    return [plainly(report) | {"default_over_tuned": off(report)} for report in found]
 
 
 @contextmanager

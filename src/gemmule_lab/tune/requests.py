@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -120,6 +121,20 @@ def problems(
         for one, dtype in itertools.product(wanted, dtypes):
             found[problem_of(op, one, dtype, matrix)] = None
     return list(found)
+
+
+def plainly(report: TuneReport) -> dict[str, Any]:
+    """Return what a report says of its product, for JSON."""
+    winner = report.winner
+    return {
+        "product": report.problem.describe(),
+        "default": report.default.name,
+        "winner": None if winner is None else winner.name,
+        "gain": report.gain,
+        "seconds": report.winner_s,
+        "file": report.path,
+        "stopped": report.stopped,
+    }
 
 
 def show(reports: Sequence[TuneReport]) -> None:

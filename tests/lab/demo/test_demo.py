@@ -84,7 +84,7 @@ def test_the_command_without_a_network(
 
     fault(model, "model_weights", unreachable)
     monkeypatch.setattr(demo_run, "FORMATS", ("float32", "int4"))
-    assert run(["demo", "--out", "made/results", "--seconds", "0.05"]) == 0
+    assert run(["demo", "--out", "made/results", "--seconds", "0.05", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "the model is out of reach: no route to the index" in out
     assert "18 products right" in out
@@ -104,12 +104,57 @@ def test_the_command_without_a_network(
     assert "out of reach" not in html
 
 
+def test_results_are_on_disk_as_they_come(
+    fault: Callable[..., Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(sound: Any, self: HostBench, one: Any, environment: Environment) -> Any:
+        if "vecmat" in one.group:
+            raise KeyboardInterrupt
+        return sound(self, one, environment)
+
+    fault(HostBench, "measure", interrupted)
+    assert run(["demo", "--made", "--out", "here", "--seconds", "0.05", "--device", "cpu"]) == 130
+    (lines,) = (tmp_path / "here").glob("demo-*.jsonl")
+    assert {row.group for row in results.read(lines).rows} == {"3 x 40 (2), matvec, float32"}
+    shown = capsys.readouterr()
+    assert f"results are in here/{lines.name}" in shown.out
+    assert "stopped." in shown.err
+
+
+def test_a_folder_that_cannot_be_written_is_told_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(model, "made_weights", lambda: pytest.fail("something was done before"))
+    assert run(["demo", "--made", "--out", "file/results"]) == 2
+    assert "file" in capsys.readouterr().err
+
+
+def test_tables_and_poolers_are_no_weights_that_are_multiplied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ["embeddings.word_embeddings.weight", "pooler.dense.weight", "encoder.layer.0.x"]
+    tensors = {name: np.ones((2, 3), np.float32) for name in names}
+    monkeypatch.setattr(model, "contents", lambda: (tensors, []))
+    assert list(model.model_weights().matrices) == ["encoder.layer.0.x"]
+    assert "embedding tables" in model.model_weights().origin
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["demo", "--made", "--device", "cuda"]) == 2
+    assert "--made" not in capsys.readouterr().err
+    assert run(["demo", "--device", "tpu"]) == 2
+    assert "--device is 'tpu'" in capsys.readouterr().err
+
+
 def test_wrong_products_end_the_demo(
     fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo_run, "FORMATS", ("float32",))
     fault(gm, "matmul", lambda sound, A, B, **o: np.zeros((len(A), B.shape[1]), A.dtype))
-    assert run(["demo", "--made"]) == 1
+    assert run(["demo", "--made", "--device", "cpu"]) == 1
     captured = capsys.readouterr()
     assert "3 of 9 products are wrong" in captured.err
     assert "WRONG: made 3 x 40 no. 1, float32" in captured.out

@@ -40,15 +40,33 @@ ROWS = [
 ]
 
 
-def test_the_sentence_weighs_each_matrix_by_its_time_and_tells_the_losses() -> None:
-    plain = Embedded("float32", 400, 1.0, 0.1, 1.0, 1.0, 2, (1, 0))
-    coarse = Embedded("int4", 60, 0.5, 0.1, 0.97123, 0.9, 1, (1, 1))
+def _over(value: float, verdict: str, confidence: float = 0.95) -> Speedup:
+    return Speedup(value, value, value, 9, confidence, verdict)
+
+
+def test_the_sentence_tells_the_whole_model_first_then_its_layers_and_the_losses() -> None:
+    one = _over(1, "same")
+    plain = Embedded("float32", 400, 1.0, 0.1, one, one, 1.0, 1.0, 2, (1, 0))
+    slow, fast = _over(0.75, "slower"), _over(1.31, "undecided")
+    coarse = Embedded("int4", 60, 0.5, 0.1, slow, fast, 0.97123, 0.9, 1, (1, 1))
     # NumPy: 3 x 20 + 420 us, ours 3 x 10 + 70.
-    assert story.sentence(ROWS, [plain, coarse]) == (
-        "A vector by every matrix, against NumPy in float32: int4 4.8x, 15% of the memory, cosine "
-        "0.9712; float32 as fast. Of all 4 products measured, 1 are surely slower than NumPy's."
+    assert story.sentence(ROWS, [plain, coarse], 160) == (
+        "The whole model, against NumPy in float32: int4 0.75x with 160 sentences at once and "
+        "about 1.3x with one at a time, 15% of the memory, cosine 0.9712. Its linear layers alone, "
+        "by one vector: int4 4.80x, float32 as fast. Surely slower than NumPy in float32: 1 of 4 "
+        "products, int4 8 x 4 (3), x A by most, 0.50x."
     )
-    assert "memory" not in story.sentence(ROWS, [])
+    assert "model" not in story.sentence(ROWS, [])
+
+
+def test_disturbed_and_single_blocks_decide_nothing() -> None:
+    taken = replace(ROWS[0], flags=("the CPU was taken away during 9 of 9 blocks",))
+    lone = replace(ROWS[2], speedups={"numpy on float32": _over(0.5, "slower", 0.0)})
+    told = story.sentence([taken, ROWS[1], lone, ROWS[3]], [])
+    assert "int4 undecided, float32 as fast" in told
+    assert "None of 2 products is surely slower than NumPy in float32; 2 more were" in told
+    assert "All 1 products were disturbed" in story.sentence([taken], [])
+    assert story.times(_over(2, "faster", 0.9)) == "about 2.0x"
 
 
 def test_the_table_and_the_chart_hold_every_product() -> None:
@@ -127,7 +145,8 @@ def test_erf_is_the_error_function() -> None:
     np.testing.assert_allclose(embeddings.erf(x), [math.erf(v) for v in x], atol=5e-7)
 
 
-def test_formats_are_held_against_float32(bert: SentenceModel) -> None:
+def test_formats_are_held_against_float32(bert: SentenceModel, limit: Callable[..., None]) -> None:
+    limit(search, TOGETHER_BUDGET=(0.1, 2, 3), ALONE_BUDGET=(0.1, 2, 3))
     texts = ["read the file", "a row", "unreadable file", "read a row", "the unread file"]
     found = search.compare(bert, texts)
     assert [one.format for one in found] == list(search.FORMATS)
