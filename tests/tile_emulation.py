@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from gemmule.backends.cpu import amx
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.core.caches import forget_plans
 from gemmule.rungs.matmul.cpu import _tile_blocks, _tile_steps, tile_products
+from gemmule.rungs.quantized.cpu import rounded_tiles
+from gemmule.rungs.quantized.cpu.blocks import rounded
 
 WORDS = _tile_steps.SUMS_BYTES // 4
 
@@ -31,14 +34,21 @@ def _start() -> Kernel:
     return start
 
 
-def _moved(keep: bool) -> Kernel:
+def _moved(keep: bool, by_rows: bool = False) -> Kernel:
     read, write = load("int32", "int32"), store("int32", "int32")
+    pitch = _tile_steps.SUMS_PITCH
 
     @kernel
     def move(registers: int, sums: int) -> None:
-        source, target = (registers, sums) if keep else (sums, registers)
         for i in range(WORDS):
-            write(target, i, read(source, i))
+            place = i
+            if by_rows:
+                tile, row = i // 256, i % 256 // 16
+                place = pitch * (tile // 2 * 16 + row) + tile % 2 * 16 + i % 16
+            if keep:
+                write(sums, place, read(registers, i))
+            else:
+                write(registers, i, read(sums, place))
 
     return move
 
@@ -88,10 +98,15 @@ def emulated_tiles() -> Iterator[None]:
     patch.setattr(_tile_steps, "start_sums", lambda: start)
     patch.setattr(_tile_steps, "resume_sums", lambda: resume)
     patch.setattr(_tile_steps, "keep_sums", lambda: keep)
+    by_rows = [_moved(keep, by_rows=True) for keep in (False, True)]
+    patch.setattr(_tile_steps, "resume_rows", lambda: by_rows[0])
+    patch.setattr(_tile_steps, "keep_rows", lambda: by_rows[1])
     patch.setattr(_tile_steps, "add_products", lambda pieces: made[pieces])
-    patch.setattr(_tile_blocks, "configured", lambda *shapes: nothing)
-    patch.setattr(_tile_blocks, "released", lambda: nothing)
-    patch.setattr(tile_products, "missing_tiles", lambda kind: None)
+    for module in (_tile_blocks, amx):
+        patch.setattr(module, "configured", lambda *shapes: nothing)
+        patch.setattr(module, "released", lambda: nothing)
+    for rung in (tile_products, rounded_tiles):
+        patch.setattr(rung, "missing_tiles", lambda kind: None)
     _forget()
     try:
         yield
@@ -102,5 +117,7 @@ def emulated_tiles() -> Iterator[None]:
 
 def _forget() -> None:
     for made in (_tile_blocks.block_shares, _tile_blocks.block_kernel, _tile_blocks.small_kernel):
+        made.cache_clear()
+    for made in (rounded.groups_kernel, rounded.rows_kernel):
         made.cache_clear()
     forget_plans()

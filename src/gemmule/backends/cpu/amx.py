@@ -88,9 +88,9 @@ def load_tile(builder: Any, tile: int, address: Value, step: Value | int, bytes_
     _move(builder, "tileloadd64", tile, address, step, bytes_on)
 
 
-def store_tile(builder: Any, tile: int, address: Value, bytes_on: int) -> None:
-    """Emit a store of a tile to rows 64 bytes apart."""
-    _move(builder, "tilestored64", tile, address, 64, bytes_on)
+def store_tile(builder: Any, tile: int, address: Value, bytes_on: int, step: int = 64) -> None:
+    """Emit a store of a tile to rows `step` bytes apart."""
+    _move(builder, "tilestored64", tile, address, step, bytes_on)
 
 
 def zero_tile(builder: Any, tile: int) -> None:

@@ -234,7 +234,7 @@ def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
 
 # The exponent fields of the least elements of A and B that are not zero sum to this at least where
 # no sum can be subnormal: the last bit of a product is 2^14 below its first.
-_LEAST_EXPONENTS = 2 * 127 - 126 + 14
+LEAST_EXPONENTS = 2 * 127 - 126 + 14
 _INFINITY = 0x7C00  # of float16
 
 
@@ -244,7 +244,7 @@ def carried(pieces: int, least_a: int, most_a: int, least_b: int, most_b: int) -
     if pieces == 2:
         return max(most_a, most_b) < _INFINITY
     first, second = (least_a + 1) >> 7, (least_b + 1) >> 7
-    return min(first, second) > 0 and first + second >= _LEAST_EXPONENTS
+    return min(first, second) > 0 and first + second >= LEAST_EXPONENTS
 
 
 class Small(NamedTuple):

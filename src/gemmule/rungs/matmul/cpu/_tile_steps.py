@@ -58,6 +58,36 @@ def keep_sums() -> Intrinsic:
     return operation("amx keep_sums", emit)
 
 
+SUMS_PITCH = 2 * amx.TILE_ROWS  # numbers from row to row where the sums are 32 rows of 32
+
+
+def _place(tile: int) -> int:
+    """Return where the first row of a tile of sums lies behind that of the first, in bytes."""
+    return 4 * amx.TILE_ROWS * (tile // 2 * SUMS_PITCH + tile % 2)
+
+
+@functools.cache
+def resume_rows() -> Intrinsic:
+    """Return what `resume_sums` does of 32 rows of sums."""
+
+    def emit(builder: Any, registers: simd.Value, sums: simd.Value) -> None:
+        for tile in range(4):
+            amx.load_tile(builder, tile, sums, 4 * SUMS_PITCH, _place(tile))
+
+    return operation("amx resume_rows", emit)
+
+
+@functools.cache
+def keep_rows() -> Intrinsic:
+    """Return what `keep_sums` does, as 32 rows of 32 sums."""
+
+    def emit(builder: Any, registers: simd.Value, sums: simd.Value) -> None:
+        for tile in range(4):
+            amx.store_tile(builder, tile, sums, _place(tile), 4 * SUMS_PITCH)
+
+    return operation("amx keep_rows", emit)
+
+
 @functools.cache
 def add_products(pieces: int) -> Intrinsic:
     """Return ``f(registers, a, b, panel_bytes)``: add 32 terms to the four sums.

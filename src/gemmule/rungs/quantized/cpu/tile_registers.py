@@ -30,11 +30,12 @@ from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 # Codes decoded, and products by the pieces of x, for each float32 multiply-add of a core (95 a ns;
 # Xeon with AMX, November 2026: 16 rows x 128 columns x 16 columns of 4-bit codes and three pieces
 # take 156 ns, 64 columns 546; of 8-bit codes 224 and 735; with one piece 110, 309, 166 and 412).
-# Two pieces were not timed. 8-bit codes from memory are decoded more slowly.
+# Two pieces were not timed. 8-bit codes from memory are decoded more slowly. One piece again, with
+# numbers for the zeros that such a loop had: what further columns cost at 2048 x 2048.
 _CODES_PER_FMA = {"uint4": 0.61, "uint8": 0.23}
 _PER_FMA = {
-    "uint4": {1: 5.2, 2: 3.5, 3: 2.6},
-    "uint8": {1: 4.2, 2: 2.7, 3: 2.0},
+    "uint4": {1: 3.0, 2: 3.5, 3: 2.6},
+    "uint8": {1: 2.35, 2: 2.7, 3: 2.0},
 }
 
 

@@ -1,4 +1,4 @@
-"""Blocks of codes as float32 weights, row by row, in the order in which lanes hold them."""
+"""Blocks of codes as weights, in the order in which lanes hold them: float32 rows, or tiles."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import functools
 from typing import Any
 
 from gemmule.backends.cpu import simd
+from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS
 from gemmule.backends.cpu.intrinsics import load
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel, operation
-from gemmule.backends.cpu.simd import BLOCK_BYTES, Value
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.rungs import _cpu_vectors as vectors
 from gemmule.rungs._cpu_vectors import registers
 from gemmule.rungs.quantized.cpu._product import load_product
+from gemmule.rungs.quantized.cpu.blocks import halves
+from gemmule.rungs.quantized.cpu.blocks.halves import tiles_of
 from gemmule.rungs.quantized.cpu.vector.codes import (
     Kind,
     Values,
@@ -52,25 +55,50 @@ def _put_weights(kind: Kind) -> Intrinsic:
 
 
 @functools.cache
-def _put_zeros() -> Intrinsic:
-    return operation(
-        "put_zeros",
-        lambda builder, out: simd.store_vector(builder, simd.constant(0.0), out, 0),
-    )
+def _put_zeros(count: int, apart: int) -> Intrinsic:
+    def emit(builder: Any, out: Value) -> None:
+        for i in range(count):
+            simd.store_vector(builder, simd.constant(0.0), out, apart * i)
+
+    return operation(f"put_zeros {count} {apart}", emit)
+
+
+@functools.cache
+def _place_kernel(bits: int, pitch: int) -> Kernel:
+    """Return ``f(out, row, blocks, block)``: where a row's block of so many goes."""
+    row_bytes, in_row = 4 * pitch, 4 * simd.block_columns(bits)
+    in_tiles = tiles_of(bits) * TILE_BYTES
+
+    @kernel
+    def in_rows(out: int, row: int, blocks: int, block: int) -> int:
+        return out + row * row_bytes + block * in_row
+
+    @kernel
+    def in_panels(out: int, row: int, blocks: int, block: int) -> int:
+        panel = row // TILE_ROWS * blocks * in_tiles
+        return out + panel + block * in_tiles + row % TILE_ROWS * BLOCK_BYTES
+
+    return in_rows if pitch > 0 else in_panels
 
 
 @functools.cache
 def decode_kernel(kind: Kind, pitch: int) -> Kernel:
     """Return ``f(product, row, rows, padded, first, blocks, out)``: some blocks of some rows.
 
-    product: address of a `Product`. first: the first of these blocks of 64 bytes. Rows lie `pitch`
-    numbers apart; those behind `rows`, up to `padded`, are zeros, codes behind a row's end count as
-    zero codes. The same blocks of the next stretch are asked for.
+    product: address of a `Product`. first: the first of these blocks of 64 bytes. Weights are
+    float32, rows `pitch` numbers apart; or, where that is 0, bfloat16 in tiles of `put_halves`, a
+    panel of sixteen rows after the other. Rows behind `rows`, up to `padded`, are zeros, codes
+    behind a row's end count as zero codes. The same blocks of the next stretch are asked for.
     """
     load_scales, load_zeros = numbers_of(kind, 1, full=False)
     load_full, load_tail = vectors.load_words(1, full=True), vectors.load_words(1)
-    put, clear = _put_weights(kind), _put_zeros()
-    columns, ask = simd.block_columns(kind.bits), vectors.prefetch_lines(1, 1, vectors.SECOND_CACHE)
+    codes_of_lane = simd.codes_per_lane(kind.bits)
+    put, clear = _put_weights(kind), _put_zeros(codes_of_lane, 4 * LANES)
+    if pitch == 0:
+        load_scales, load_zeros = halves.numbers_of(kind)
+        put, clear = halves.put_halves(kind), _put_zeros(tiles_of(kind.bits), TILE_BYTES)
+    place_of = _place_kernel(kind.bits, pitch)
+    ask = vectors.prefetch_lines(1, 1, vectors.SECOND_CACHE)
 
     @kernel
     def decode(
@@ -88,13 +116,13 @@ def decode_kernel(kind: Kind, pitch: int) -> Kernel:
                 index, count = place + group, groups - group
                 scales = load_scales(job.scales, index, 0, count, lanes)
                 zeros = load_zeros(job.zeros, index, 0, count, lanes)
-                to = out + 4 * (i * pitch + columns * (block - first))
+                to = place_of(out, i, blocks, block - first)
                 if left >= BLOCK_BYTES:
                     put(scales, zeros, load_full(start, 0, 64), to, job.lowest)
                 else:
                     put(scales, zeros, load_tail(start, 0, left), to, job.lowest)
         for i in range(rows, padded):
-            for k in range(blocks * columns // 16):
-                clear(out + 4 * i * pitch + 64 * k)
+            for block in range(blocks):
+                clear(place_of(out, i, blocks, block))
 
     return decode

@@ -23,7 +23,7 @@ from gemmule.rungs._cpu_workspace import claimed, release, workspace
 from gemmule.rungs.matmul.cpu._packed_blocks import chunk_kernel
 from gemmule.rungs.matmul.cpu._packed_operands import DEPTH, PITCH
 from gemmule.rungs.matmul.cpu._tile import register_tile, unit_axis, unpack_kernel
-from gemmule.rungs.quantized.cpu._operands import Stored, blocks_of, stored
+from gemmule.rungs.quantized.cpu._operands import Run, Stored, blocks_of, stored
 from gemmule.rungs.quantized.cpu._product import product_of
 from gemmule.rungs.quantized.cpu.blocks.columns import pack_kernel, turn_kernel
 from gemmule.rungs.quantized.cpu.blocks.decode import decode_kernel
@@ -123,7 +123,7 @@ def tile_columns(n: int) -> int:
     return -(-n // lanes) * lanes
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """What all products of a matrix read: its `Product` in memory, and what that points to."""
 
     product: NDArray[np.int64]
@@ -135,18 +135,19 @@ class _Kept(NamedTuple):
 
 def _products(parts: Stored) -> Callable[..., Steps]:
     """Return what makes the products of a matrix, the last ones kept."""
-    return per_team(functools.partial(_steps, parts.m, _kept(parts)))
+    return per_team(functools.partial(_steps, parts.m, kept_of(parts, PITCH)))
 
 
-def _kept(parts: Stored) -> _Kept:
+def kept_of(parts: Stored, pitch: int) -> Kept:
+    """Return what products of a matrix read; pitch: of `decode_kernel`."""
     blocks, lifted = blocks_of(parts.n, parts.bits, parts.group), parts.kept(lifted_zeros)
     zeros = parts.zeros_address if lifted is None else lifted.place
     first, lanes = address(blocks.first), address(blocks.lanes)
     product = product_of(parts, first=first, lanes=lanes, zeros=zeros)
     kind = kind_of(parts, lifted=lifted is not None)
-    return _Kept(
+    return Kept(
         np.array(product, np.int64),
-        decode_kernel(kind, PITCH).address(7),
+        decode_kernel(kind, pitch).address(7),
         parts.bits,
         by_words(blocks.pieces),
         (blocks, lifted),
@@ -155,7 +156,7 @@ def _kept(parts: Stored) -> _Kept:
 
 def _steps(
     m: int,
-    ready: _Kept,
+    ready: Kept,
     dtypes: tuple[str, str],
     sizes: tuple[int, int],
     steps: tuple[tuple[int, ...], tuple[int, ...]],
@@ -207,23 +208,42 @@ def _steps(
     return Steps(both, words, buffer_bytes=4 * k_padded * padded, kept=ready)
 
 
-def bind(problem: Problem, params: Params) -> Callable[[QuantizedMatrix, Array, Array], None]:
+def bind(problem: Problem, params: Params) -> Run:
     """Return ``run(A, B, C)``, MOST_COLUMNS at a time; B and C as they lie."""
+    return by_columns(problem, params, _products, MOST_COLUMNS)
+
+
+def by_columns(
+    problem: Problem,
+    params: Params,
+    make: Callable[[Stored], Callable[..., Steps]],
+    most: int,
+    otherwise: Callable[[Problem, Params], Run] | None = None,
+) -> Run:
+    """Return ``run(A, B, C)`` by what `make` gives for a matrix, `most` columns at a time.
+
+    otherwise: binds what computes a product that its steps refuse.
+    """
     unit, rows = unit_axis(problem.layout_b, 1), int(params["rows"])
     dtypes = problem.b, problem.out
+    plainly = functools.cache(lambda: otherwise and otherwise(problem, params))
 
     def run(matrix: QuantizedMatrix, B: Array, C: Array) -> None:
         if C.size == 0 or B.shape[0] == 0:
             C[...] = 0
             return
         parts = matrix.kept(stored)
+        whole = B
         if matrix.perm is not None:
             B = B[matrix.perm]
         axis = unit if matrix.perm is None else "none"
-        product = parts.kept(_products)
-        for low in range(0, C.shape[1], MOST_COLUMNS):
-            some, to = B[:, low : low + MOST_COLUMNS], C[:, low : low + MOST_COLUMNS]
-            steps = some.strides, to.strides
-            product(dtypes, some.shape, steps, axis, rows)(0, some.ctypes.data, to.ctypes.data)
+        product, refused = parts.kept(make), np.zeros(1, np.int64)
+        for low in range(0, C.shape[1], most):
+            some, to = B[:, low : low + most], C[:, low : low + most]
+            call = product(dtypes, some.shape, (some.strides, to.strides), axis, rows)
+            call(refused.ctypes.data, some.ctypes.data, to.ctypes.data)
+        other = plainly() if refused[0] else None
+        if other is not None:
+            other(matrix, whole, C)
 
     return run

@@ -223,7 +223,7 @@ def group_numbers(
         numbers: Values = []
         for place in simd.row_addresses(builder, index, step, rows):
             if pieces == 1:
-                numbers += [_alike(builder, address, place, dtype)] * each
+                numbers += [alike(builder, address, place, dtype)] * each
             elif not orders:
                 some = _first_numbers(builder, address, place, dtype, count)
                 order_of_lanes = simd.load_vector(builder, lanes, "int32")
@@ -239,7 +239,7 @@ def group_numbers(
     return operation(name, emit)
 
 
-def _alike(builder: Any, address: Value, place: Value, dtype: str) -> Value:
+def alike(builder: Any, address: Value, place: Value, dtype: str) -> Value:
     """Emit one number in every lane."""
     number = builder.load(element_pointer(builder, address, place, dtype), align=1)
     return simd.splat(builder, widen(builder, number, dtype, "float32"))

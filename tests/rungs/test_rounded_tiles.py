@@ -1,0 +1,105 @@
+"""Codes by many columns of bfloat16 in tile registers: in AMX's, and in memory on AVX-512 alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmule as gm
+from gemmule.backends.cpu import amx
+from gemmule.backends.cpu.target import has_wide_vectors
+from gemmule.rungs.quantized.cpu._operands import stored
+from gemmule.rungs.quantized.cpu.blocks import rounded
+from gemmule_lab.verify import check
+from quantized_products import activations, make_matrix
+from tile_emulation import emulated_tiles
+
+NAME, MISSING = "rounded_tiles", amx.missing_tiles("bf16")
+pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="codes are decoded by AVX-512")
+
+
+@pytest.fixture(
+    params=[
+        "in memory",
+        pytest.param("AMX", marks=pytest.mark.skipif(MISSING is not None, reason=str(MISSING))),
+    ],
+    scope="module",
+)
+def tiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    with emulated_tiles() if request.param == "in memory" else nullcontext():
+        yield
+
+
+def judged(Q: gm.QuantizedMatrix, B: np.ndarray, **options: object) -> None:
+    plan = gm.plan("matmul", Q, B, rung=NAME, **options)
+    verdict = check.judge("matmul", Q, B, plan(Q, B), check.Rounding.of(plan))
+    assert verdict.ok, verdict.text
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_group_and_zero_point(bits: int) -> None:
+    """Groups that are looked up (one, two and four a chunk), others, and rows of odd length."""
+    for group, zeros in itertools.product(
+        (16, 24, 32, 64, 128, -1, None), ("none", "integer", "fraction")
+    ):
+        Q = make_matrix(37, 333, bits, group, "float32", zeros)
+        judged(Q, activations((333, 18), "bfloat16"))
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_order_of_operands_and_several_stretches(bits: int) -> None:
+    """Sums are exact, so whatever is in another place is wrong; 1100 terms are three passes."""
+    Q = make_matrix(70, 1100, bits, 64, "float16", "integer", exact=True)
+    rng = np.random.default_rng(bits)
+    for columns, order, into in itertools.product((17, 48), ("C", "F"), ("C", "F")):
+        B = rng.integers(-1, 2, (1100, columns)).astype(ml_dtypes.bfloat16)
+        C = np.zeros((70, columns), np.float32, order=into)
+        gm.matmul(Q, np.asarray(B, order=order), out=C, out_dtype="float32", rung=NAME)
+        assert np.array_equal(C, Q.dequantize("float64") @ B.astype(np.float64)), (order, into)
+    steps = np.zeros((2200, 40), ml_dtypes.bfloat16)
+    steps[::2, ::2] = B[:, :20]
+    assert np.array_equal(gm.matmul(Q, steps[::2, ::2], rung=NAME), gm.matmul(Q, B[:, :20]))
+
+
+@pytest.mark.usefixtures("tiles")
+def test_more_columns_than_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounded, "MOST_COLUMNS", 32)
+    judged(make_matrix(33, 130, 4, 32, "float32", "none"), activations((130, 70), "bfloat16"))
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("size", [2.0**-127, 2.0**-110])
+def test_what_tiles_take_for_zero_is_multiplied_in_other_registers(size: float) -> None:
+    """A subnormal x, and one whose products with small weights would be."""
+    Q = make_matrix(33, 64, 8, 32, "float32", "integer", exact=True)
+    Q = gm.QuantizedMatrix.from_parts(
+        Q.codes, Q.scales * np.float32(2.0**-20), Q.zeros, shape=Q.shape, bits=8, group_size=32
+    )
+    B = np.full((64, 17), size).astype(ml_dtypes.bfloat16)
+    C = gm.matmul(Q, B, out_dtype="float32", rung=NAME)
+    truth = Q.dequantize("float64") @ B.astype(np.float64)
+    assert np.abs(C - truth).max() <= 2.0**-148, "what the plain rung gives"
+    assert np.abs(truth).max() > 2.0**-145
+
+
+def test_the_least_weight_and_those_that_are_no_numbers() -> None:
+    def least(zeros: float | None, scale: float) -> int:
+        point = None if zeros is None else np.full((1, 1), zeros, np.float32)
+        codes, scales = np.zeros((1, 8), np.uint8), np.full((1, 1), scale, np.float32)
+        Q = gm.QuantizedMatrix.from_parts(
+            codes, scales, point, shape=(1, 8), bits=8, group_size=None
+        )
+        return rounded.least_exponent(stored(Q))
+
+    assert least(None, 1.0) == 127
+    assert least(3.0, 2.0**-10) == 117
+    assert least(3.25, 1.0) == 125
+    assert least(None, 2.0**-140) == 0
+    assert least(None, 2.0**121) == 0

@@ -1,0 +1,177 @@
+"""What quantised layers and a model of them take on a CPU, beside PyTorch's own.
+
+    PYTHONPATH=src python tools/prompt_times.py [part of a group's name] [--threads 1,2]
+
+A group's calls take turns in random order, each after a pause in which the threads of the one
+before fall asleep; the last of some calls in a row is timed. Each count of threads has a process of
+its own, which may use so many processors, as PyTorch does. Printed are least and median times in
+ms, and PyTorch's best in floats over them: above 1 is quicker than it. Needs PyTorch; groups of
+models need transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PAUSE_S, CALLS = 0.004, 3
+SHAPES = {"2048 x 2048": (2048, 2048), "4096 x 11008": (11008, 4096)}  # inputs, outputs turned
+TOKENS = (1, 16, 64, 128, 512)
+FLOATS = ("torch bfloat16", "torch float32")
+Calls = dict[str, Callable[[], Any]]
+
+
+def layers(shape: tuple[int, int]) -> dict[str, tuple[Any, Any]]:
+    """Return one layer (out, in) in floats and in codes, and the dtype of its x."""
+    import torch
+
+    from gemmule.torch import QuantLinear
+
+    torch.manual_seed(0)
+    out, inner = shape
+    floats = torch.nn.Linear(inner, out, bias=False).requires_grad_(False)
+    halves = torch.nn.Linear(inner, out, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+    made = {"torch bfloat16": (halves, torch.bfloat16), "torch float32": (floats, torch.float32)}
+    for bits in (4, 8):
+        coded = QuantLinear.from_linear(floats, bits=bits)
+        made[f"int{bits}"] = coded, torch.bfloat16
+        made[f"int{bits} by float32"] = coded, torch.float32
+    return made
+
+
+def forward(shape: tuple[int, int], tokens: int) -> Calls:
+    """Return the products of a layer."""
+    import torch
+
+    x = torch.randn(tokens, shape[1])
+    return {name: functools.partial(m, x.to(t)) for name, (m, t) in layers(shape).items()}
+
+
+def step(shape: tuple[int, int], tokens: int) -> Calls:
+    """Return a product and its gradient, ``grad W``, as a step of an adapter has them."""
+    import torch
+
+    def both(layer: Any, dtype: torch.dtype) -> Callable[[], Any]:
+        x = torch.randn(tokens, shape[1], dtype=dtype, requires_grad=True)
+        grad = torch.randn(tokens, shape[0], dtype=dtype)
+
+        def call() -> Any:
+            with torch.enable_grad():
+                return torch.autograd.grad(layer(x), x, grad)
+
+        return call
+
+    return {name: both(*one) for name, one in layers(shape).items()}
+
+
+def llama(tokens: int) -> Calls:
+    """Return a Llama of 4 layers of 2048 by so many tokens; by one: the next of 64 before it."""
+    import copy
+
+    import torch
+    import transformers as tf
+
+    import gemmule.torch as gt
+
+    torch.manual_seed(0)
+    tf.utils.logging.disable_progress_bar()
+    config = tf.LlamaConfig(
+        hidden_size=2048, intermediate_size=5504, num_hidden_layers=4, num_attention_heads=16,
+        num_key_value_heads=16, vocab_size=4096, dtype="bfloat16",
+    )  # fmt: skip
+    halves = tf.LlamaForCausalLM(config).eval().to(torch.bfloat16)
+    models = {"torch bfloat16": halves}
+    for bits in (4, 8):
+        models[f"int{bits}"] = gt.quantize_(copy.deepcopy(halves), bits=bits).model
+    ids = torch.randint(0, 4096, (1, 65))
+
+    def prompt(model: Any) -> Callable[[], Any]:
+        return lambda: model(ids[:, :tokens], use_cache=False)
+
+    def decode(model: Any) -> Callable[[], Any]:
+        cache = model(ids[:, :64], use_cache=True).past_key_values
+
+        def call() -> Any:
+            model(ids[:, 64:], past_key_values=cache, use_cache=True)
+            cache.crop(-1)
+
+        return call
+
+    return {name: (decode if tokens == 1 else prompt)(one) for name, one in models.items()}
+
+
+def groups() -> dict[str, Callable[[], Calls]]:
+    """Return what makes each group's calls."""
+    made: dict[str, Callable[[], Calls]] = {}
+    for name, shape in SHAPES.items():
+        for tokens in TOKENS:
+            made[f"layer {name}, {tokens} tokens"] = lambda s=shape, t=tokens: forward(s, t)
+        made[f"step {name}, 64 tokens"] = lambda s=shape: step(s, 64)
+    return made | {
+        "model, 64 tokens": lambda: llama(64),
+        "model, next token": lambda: llama(1),
+    }
+
+
+def measured(calls: Calls, turns: int) -> Iterator[str]:
+    """Yield a line for each call of a group."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(turns + 1):
+        for name in random.sample([*calls], len(calls)):
+            time.sleep(PAUSE_S)
+            for _ in range(CALLS):
+                begin = time.perf_counter()
+                calls[name]()
+                took = time.perf_counter() - begin
+            times[name] += [took] if turn else []  # the first one compiles
+    theirs = [times[name] for name in FLOATS if name in times]
+    least, median = min(map(min, theirs)), min(map(statistics.median, theirs))
+    for name, found in times.items():
+        mid = statistics.median(found)
+        yield (
+            f"  {name:18s} {min(found) * 1e3:8.2f} {mid * 1e3:8.2f} ms, {least / min(found):5.2f} "
+            f"{median / mid:5.2f} of PyTorch's, worst {max(found) / min(found):5.1f} of the least"
+        )
+
+
+def child(asked: str, turns: int) -> None:
+    """Print the groups that were asked for, by as many threads as there are processors."""
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    with torch.no_grad():
+        for name, make in groups().items():
+            if asked in name:
+                print(name, *measured(make(), turns), sep="\n", flush=True)
+
+
+def main() -> None:
+    """Start a process for each count of threads."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("asked", nargs="?", default="")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--turns", type=int, default=25)
+    given = parser.parse_args()
+    if given.threads == "here":
+        child(given.asked, given.turns)
+        return
+    for count in map(int, given.threads.split(",")):
+        print(f"{count} threads", flush=True)
+        some = set(sorted(os.sched_getaffinity(0))[:count])
+        command = [sys.executable, __file__, given.asked, "--threads", "here"]
+        command += ["--turns", str(given.turns)]
+        subprocess.run(
+            command, check=True, preexec_fn=lambda some=some: os.sched_setaffinity(0, some)
+        )
+
+
+if __name__ == "__main__":
+    main()
