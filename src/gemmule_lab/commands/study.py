@@ -29,9 +29,7 @@ DOCUMENTS = ("000", "001", "002", "003", "004")
 @options.flag("--csv", "Write every row to study-<number>.csv, too.")
 @options.file("--take", help="First take in the rows of this file of the one study named.")
 @options.file("--against", help="Compare with another machine's rows of the one study named.")
-def study(
-    documents: tuple[str, ...], take: Path | None, against: Path | None, **given: Any
-) -> Any:
+def study(documents: tuple[str, ...], take: Path | None, against: Path | None, **given: Any) -> Any:
     """Redo the experiments of documents 000 to 004 on this machine; default: all five.
 
     Every result is held against the oracle before it is timed. Rows go to a file as they are made:
