@@ -41,7 +41,8 @@ def choose(
     """
     backend = backends.get(machine.backend)
     one_by_one = call.problem.quant is not None and not backend.adapts()
-    if (call.problem.batch_invariant or one_by_one) and call.problem.batch != 1:
+    batched = call.problem.batch != 1 and call.problem.op != "grouped"
+    if (call.problem.batch_invariant or one_by_one) and batched:
         return _as_alone(call, machine, rung, params)
     if rung is not None:
         return _named(call, machine, rung, params)

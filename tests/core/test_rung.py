@@ -11,7 +11,7 @@ from children import printed
 from gemmule.core import registry
 from gemmule.core import rung as rung_module
 from gemmule.core.problem import DTYPES, Problem, result_dtype
-from gemmule.core.registry import OPS, all_rungs, ladder
+from gemmule.core.registry import LADDERS, all_rungs, ladder
 from gemmule.core.rung import (
     BACKENDS,
     Arithmetic,
@@ -118,7 +118,7 @@ def test_signature_helpers_agree_with_the_dtype_rules(signatures: tuple[tuple[st
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", LADDERS)
 def test_every_ladder_holds_what_the_directory_holds(op: str, backend: str) -> None:
     rungs = ladder(op, backend)
     assert rungs
@@ -152,8 +152,9 @@ def test_declared_spaces_are_sound(backend: str) -> None:
             assert all(value in rung.params[name] for name, value in preset.items())
         for a, b, out in rung.signatures:
             assert out in DTYPES
-            assert b in DTYPES
-            assert a in DTYPES or (rung.quantized and a in ("uint4", "uint8"))
+            codes, plain = (b, a) if rung.folder == "grouped" else (a, b)
+            assert plain in DTYPES
+            assert codes in DTYPES or (rung.quantized and codes in ("uint4", "uint8"))
         assert type(rung) in {"cpu": (CpuRung,), "cuda": (CudaRung, LibraryRung)}[backend]
 
 
@@ -176,7 +177,7 @@ def test_ladder_refuses_unknown_names() -> None:
 def test_loading_the_ladders_compiles_and_imports_nothing_heavy() -> None:
     code = (
         "import sys, gemmule\n"
-        "for op in ('matvec', 'vecmat', 'matmul', 'quantized'):\n"
+        "for op in ('matvec', 'vecmat', 'matmul', 'quantized', 'grouped'):\n"
         "    gemmule.ladder(op, 'cpu'), gemmule.ladder(op, 'cuda')\n"
         "heavy = {'numba', 'torch', 'cuda', 'jax', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from extremes import extremes
-from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import Rung
 
-RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
+RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in extremes.watched()]
 
 
 @pytest.mark.parametrize("rung", RUNGS)

@@ -15,7 +15,7 @@ from gemmule.core.rung import Rung
 from gemmule.storage import evidence
 from proofs import proof_lines, proofs
 
-RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in cuda_rungs()]
+RUNGS = [pytest.param(r, id=f"{r.folder}-{r.name}") for r in extremes.watched()]
 GIANT = giant.SIDES[0]
 TWO_STEP = next(r for r in cuda_rungs() if r.name == "two_step")
 

@@ -45,7 +45,7 @@ def test_default_plans_need_no_unproved_rung() -> None:
 
 def test_default_plans_cover_what_people_multiply() -> None:
     problems = list(default_plans.problems())
-    assert {p.op for p in problems} == {"matvec", "matmul"}
+    assert {p.op for p in problems} == {"matvec", "matmul", "grouped"}
     assert {"float16", "bfloat16", "float32", "float64"} <= {p.a for p in problems}
     assert {p.layout_a for p in problems if p.op == "matvec"} == {"row", "col", "strided"}
     assert {p.alignment for p in problems} >= {16, 8, 2}

@@ -29,7 +29,7 @@ def extremes(
     rung says "unordered"; and multiply once by a matrix of more than 2^31 elements, and by a batch
     of as many, whose last row is not zero. Takes some 10 GB of device memory for each process.
     """
-    chosen = kernel_rungs(names, without)
+    chosen = engine.watched(kernel_rungs(names, without))
     ordinal = options.ordinal_of(device)
 
     def show(found: list[engine.Found]) -> None:

@@ -43,6 +43,14 @@ class Found:
     wrong: str = ""
 
 
+def watched(rungs: Sequence[CudaRung] | None = None) -> list[CudaRung]:
+    """Return the rungs (of some, default all) that are checked: not those of grouped products.
+
+    A product of theirs has many matrices, none of them giant, and takes offsets besides.
+    """
+    return [rung for rung in rungs or cuda_rungs() if rung.folder != "grouped"]
+
+
 def found_of(
     check: str, variant: proofs.Variant, device: str, figures: Mapping[str, int], wrong: str
 ) -> Found:

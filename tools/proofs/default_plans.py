@@ -43,6 +43,7 @@ MATMUL_SHAPES = (
 # One quantisation of each kind that plans tell apart; each costs as much as a dtype.
 QUANT_SHAPES = ((4096, 4096), (1000, 4104))
 QUANT_COLUMNS = 4
+EXPERTS = 64
 
 
 def chosen_rung(problem: Problem, machine: Machine) -> Rung | None:
@@ -84,11 +85,16 @@ def _plain(op: str, signature: Signature) -> Iterator[Problem]:
             yield make_problem(op, m, n, 1, signature, layout_a=layout)
         return
     for (m, n, k), layout, layout_b in itertools.product(MATMUL_SHAPES, LAYOUTS[:2], LAYOUTS[:2]):
-        yield make_problem(op, m, n, k, signature, layout_a=layout, layout_b=layout_b)
+        experts = EXPERTS if op == "grouped" else 1
+        options = {"layout_a": layout, "layout_b": layout_b, "batch": experts}
+        yield make_problem(op, m, n, k, signature, **options)
 
 
 def _quantized(op: str, signature: Signature) -> Iterator[Problem]:
     for (m, inner), quant in itertools.product(QUANT_SHAPES, proofs.quant_specs(signature)):
+        if op == "grouped":
+            yield make_problem(op, m, 4096, inner, signature, batch=EXPERTS, quant=quant)
+            continue
         n, k = (inner, 1) if op == "matvec" else (QUANT_COLUMNS, inner)
         yield make_problem(op, m, n, k, signature, quant=quant)
 

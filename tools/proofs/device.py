@@ -21,7 +21,14 @@ from gemmule.core.rung import DeviceRung, Signature
 from gemmule.oracle import biased
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import Verdict, check
-from gemmule.oracle.problems import ALIGNED, edge_problems, make_problem, nonfinite_cases
+from gemmule.oracle.problems import (
+    ALIGNED,
+    EXPERTS,
+    edge_problems,
+    make_problem,
+    nonfinite_cases,
+)
+from gemmule.rungs._cuda.geometry import ceil_div
 from gemmule.storage import evidence, lines
 from proofs import proofs
 from proofs.apart import Task, each_apart
@@ -113,6 +120,9 @@ def _edges(
         of_quant = [[of_quant[i % len(of_quant)][i] for i in range(len(of_quant[0]))]]
     for problem in itertools.chain.from_iterable(of_quant):
         changes: list[dict[str, Any]] = [{}, {"alignment": 16}]
+        if rung.op == "grouped":  # whole vectors and groups, at any other size
+            whole = {"k": ceil_div(problem.k, 32) * 32, "n": ceil_div(problem.n, 8) * 8}
+            changes.append({"alignment": 16, **whole})
         if 0 < problem.k < 64 and not rung.quantized:
             changes.append({"k": problem.k + 64})
         changed = (replace(problem, **one) if one else problem for one in changes)
@@ -125,6 +135,7 @@ def _sample(rung: DeviceRung) -> int:
     Of a quantised one more: it refuses batches and some groups.
     """
     most = max(FEW, LEAST // len(rung.signatures))
+    most = 5 * most if rung.op == "grouped" else most  # each size has one number of experts
     more = (2, 1) if most > 20 else (9, 7) if most > 16 else (7, 6)  # the fewer dtypes, the more
     return most * more[0] // more[1] if rung.quantized else most
 
@@ -143,7 +154,8 @@ def _seen(rung: DeviceRung, problem: Problem, view: str) -> tuple[Problem, str]:
     """Return the problem under a view: what begins one element later is aligned to no more."""
     if view != "sliced":
         return problem, view
-    types = (problem.b, problem.out) if problem.quant else (problem.a, problem.b, problem.out)
+    every = (problem.a, problem.b, problem.out)
+    types = [name for name in every if problem.quant is None or not name.startswith("uint")]
     smallest = min(ITEMSIZE[name] for name in types)
     later = replace(problem, alignment=min(problem.alignment, smallest))
     return (later, view) if rung.refusal(later) is None else (problem, "contiguous")
@@ -166,11 +178,12 @@ def _aligned_trials(
     rung: DeviceRung, signature: Signature, quant: QuantSpec | None, *, few: bool
 ) -> Iterator[Trial]:
     """Yield the aligned problems, packed and padded; a few: all but one, each in one layout."""
-    layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
+    layouts_b = rung.layouts_b if rung.op != "matvec" else ("row",)
     pairs = [(a, b) for a in rung.layouts for b in layouts_b if "strided" not in (a, b)]
     for which, size in enumerate(ALIGNED[rung.op][: -1 if few else None]):
         start = (which + len(signature[0])) % len(pairs)
         batch = 2 if rung.batched and quant is None and which == 0 else 1
+        batch = EXPERTS[which] if rung.op == "grouped" else batch
         for a, b in [pairs[start]] if few else pairs:
             options: dict[str, Any] = {"layout_a": a, "layout_b": b, "quant": quant}
             problem = make_problem(rung.op, *size, signature, batch=batch, **options)
@@ -184,9 +197,11 @@ def awkward(rung: DeviceRung, signature: Signature, quant: Any, which: int) -> P
     """Return a problem of odd sizes in a layout that the rung takes."""
     matvec = ((129, 331, 1), (1030, 2056, 1), (67, 4104, 1))
     matmul = ((67, 45, 131), (130, 129, 264), (40, 200, 520))
-    size = (matvec if rung.op == "matvec" else matmul)[which]
+    grouped = ((67, 45, 131), (130, 136, 288), (40, 200, 544))
+    size = {"matvec": matvec, "matmul": matmul, "grouped": grouped}[rung.op][which]
     options: dict[str, Any] = {"layout_a": rung.layouts[which % len(rung.layouts)], "quant": quant}
-    options["layout_b"] = rung.layouts_b[0] if rung.op == "matmul" else "row"
+    options["layout_b"] = rung.layouts_b[0] if rung.op != "matvec" else "row"
+    options["batch"] = EXPERTS[which] if rung.op == "grouped" else 1
     return make_problem(rung.op, *size, signature, **options)
 
 

@@ -64,11 +64,13 @@ class DeviceRunner:
         work = self._take(workspace, 0)
         if workspace:
             self._upload(work, np.full(workspace, 0xFF, np.uint8))
-        addresses = [self._place(part, inputs) for part in raw_launch.parts(inputs)]
+        parts = raw_launch.parts(inputs)
+        addresses = [self._place(part, inputs) for part in parts]
         added = None if bias is None else self._place(bias, inputs)
         packed = raw_launch.arguments(inputs, addresses, work, alpha, beta, added)
         self._launch(rung, steps, problem, packed)
-        self._download(inputs, addresses[-1])
+        at = next(at for at, part in zip(addresses, parts, strict=True) if part is inputs.out)
+        self._download(inputs, at)
         return inputs.out
 
     def _multiply(

@@ -112,12 +112,13 @@ def fixed_problems(rung: DeviceRung, signature: Signature) -> Iterator[Problem]:
     """Yield the problems whose launches enter a variant's key."""
     sizes = [(m, n, 1) for m, n in MATVEC_SIZES] if rung.op == "matvec" else list(MATMUL_SIZES)
     quants = [None] if not rung.quantized else list(quant_specs(signature))
-    layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
+    layouts_b = rung.layouts_b if rung.op != "matvec" else ("row",)
+    batch = {"batch": 8} if rung.op == "grouped" else {}
     for (m, n, k), layout_a, layout_b, quant in itertools.product(
         sizes, rung.layouts, layouts_b, quants
     ):
         problem = make_problem(
-            rung.op, m, n, k, signature, layout_a=layout_a, layout_b=layout_b, quant=quant
+            rung.op, m, n, k, signature, layout_a=layout_a, layout_b=layout_b, quant=quant, **batch
         )
         for alignment in {problem.alignment, 16 if problem.alignment == 16 else 1}:
             given = alignment == problem.alignment
@@ -128,7 +129,7 @@ def fixed_problems(rung: DeviceRung, signature: Signature) -> Iterator[Problem]:
 
 def quant_specs(signature: Signature) -> Iterator[QuantSpec]:
     """Yield the quantisations that the fixed problems of a signature meet."""
-    bits = 4 if signature[0] == "uint4" else 8
+    bits = 4 if "uint4" in signature else 8
     for group, zeros, transposed, scale, layout in itertools.product(
         GROUPS, (False, True), (False, True), ("float32", "float16"), ("row", "mma16")
     ):

@@ -16,9 +16,12 @@ from gemmule.tuning.operands import call_over
 def parts(inputs: Inputs) -> list[Any]:
     """Return the arrays whose addresses the struct begins with; None stands for a null address."""
     if inputs.case.problem.quant is None:
-        return [inputs.a, inputs.b, inputs.out]
-    q = inputs.a
-    return [q.codes, q.scales, q.zeros, q.perm, inputs.b, inputs.out]
+        ends = [] if inputs.ends is None else [inputs.ends]
+        return [inputs.a, inputs.b, inputs.out, *ends]
+    grouped = inputs.ends is not None
+    q, x = (inputs.b, inputs.a) if grouped else (inputs.a, inputs.b)
+    held = [q.codes, q.scales, q.zeros, q.perm, x, inputs.out]
+    return [*held, inputs.ends] if grouped else held
 
 
 def arguments(
@@ -36,6 +39,6 @@ def arguments(
     problem = inputs.case.problem
     call = call_over(problem, inputs.a, inputs.b, inputs.out)
     packed = bytearray(launch_args.pack(problem, call))
-    launch_args.place(packed, [*addresses, work])
+    launch_args.place(packed, addresses if inputs.ends is not None else [*addresses, work])
     launch_args.SCALARS.pack_into(packed, len(packed) - launch_args.SCALARS.size, alpha, beta)
     return bytes(packed) + (b"" if bias is None else launch_args.BIAS.pack(bias))

@@ -3,7 +3,9 @@
 A problem is *canonical*. ``vecmat(x, A)`` is the matvec of ``A.T``, so there are two operations:
 
 - ``matvec``: ``A: (m, n)``, ``x: (n,)``, ``y: (m,)``; the reduction has length n;
-- ``matmul``: ``A: (m, k)``, ``B: (k, n)``, ``C: (m, n)``; the reduction has length k.
+- ``matmul``: ``A: (m, k)``, ``B: (k, n)``, ``C: (m, n)``; the reduction has length k;
+- ``grouped``: ``A: (m, k)``, ``W: (batch, k, n)``, ``C: (m, n)``; each row of A meets one matrix of
+  W, which one is known when it runs.
 
 The layout of a 2-D operand tells how it lies in memory: ``row`` (unit stride along its last axis),
 ``col`` (unit stride along its first axis) or ``strided`` (neither, or a stride that is not
@@ -154,7 +156,8 @@ class Problem:
     """One product, canonical and hashable: sizes, dtypes, layouts, quantisation.
 
     Shapes: matvec ``A (m, n), x (n,), y (m,)`` with ``k == 1``; matmul ``A (m, k), B (k, n),
-    C (m, n)``. `batch` counts independent products; a ``shared_*`` operand is one for all of them.
+    C (m, n)``; grouped ``A (m, k), W (batch, k, n), C (m, n)``. `batch` counts independent
+    products, of a grouped one the experts; a ``shared_*`` operand is one for all of them.
     `alignment` is the largest power of two, at most 16, that divides every base address and
     leading stride in bytes.
     """
@@ -192,17 +195,21 @@ class Problem:
     def matrix_bytes(self) -> int:
         """Bytes of the matrix A of one batch entry; quantised: codes, scales and zeros."""
         rows, cols = self.m, self.reduction
-        if self.quant is None:
+        if self.quant is None or self.op == "grouped":
             return rows * cols * ITEMSIZE[self.a]
-        spec = self.quant
-        stored_rows, stored_cols = (cols, rows) if spec.transposed else (rows, cols)
-        groups = _group_count(stored_rows, stored_cols, spec.group_size)
-        per_group = ITEMSIZE[spec.scale_dtype] + (4 if spec.has_zeros else 0)
-        return stored_rows * -(-stored_cols * spec.bits // 8) + groups * per_group
+        stored = (cols, rows) if self.quant.transposed else (rows, cols)
+        return _stored_bytes(self.quant, *stored)
 
     @property
     def compulsory_bytes(self) -> int:
-        """Bytes that have to move: each input read once, each output written once."""
+        """Bytes that have to move: each input read once, each output written once.
+
+        Of a grouped product as many experts as there are tokens, at most all.
+        """
+        if self.op == "grouped":
+            one = self.k * self.n * ITEMSIZE.get(self.b, 0)  # of codes 0
+            touched = min(self.m, self.batch) * (one + _stored_bytes(self.quant, self.n, self.k))
+            return self.matrix_bytes + touched + self.outputs * ITEMSIZE[self.out] + 4 * self.batch
         copies_a = 1 if self.shared_a else self.batch
         copies_b = 1 if self.shared_b else self.batch
         b_elements = self.n if self.op == "matvec" else self.k * self.n
@@ -212,7 +219,8 @@ class Problem:
     @property
     def flops(self) -> int:
         """Multiplications plus additions."""
-        return 2 * self.batch * self.outputs * self.reduction
+        products = 1 if self.op == "grouped" else self.batch
+        return 2 * products * self.outputs * self.reduction
 
     def alone(self) -> Problem:
         """Return one product of the batch as a problem of its own."""
@@ -225,6 +233,11 @@ class Problem:
         else:
             sizes = f"A {self.m} x {self.k} {self.layout_a}, B {self.k} x {self.n} {self.layout_b}"
         matrix = self.a if self.quant is None else describe_quant(self.quant)
+        if self.op == "grouped":
+            experts = f"{self.batch} experts of {self.k} x {self.n} {self.layout_b}"
+            sizes = f"A {self.m} x {self.k} {self.layout_a}, {experts}"
+            codes = self.b if self.quant is None else describe_quant(self.quant)
+            return f"grouped {sizes}, {self.a} x {codes} -> {self.out}"
         batch = f", batch {self.batch}" if self.batch != 1 else ""
         return f"{self.op} {sizes}{batch}, {matrix} x {self.b} -> {self.out}"
 
@@ -234,6 +247,15 @@ def describe_quant(spec: QuantSpec) -> str:
     group = {None: "per matrix", -1: "per row"}.get(spec.group_size, f"g{spec.group_size}")
     zeros = " zeros" if spec.has_zeros else ""
     return f"int{spec.bits} {group}{zeros}{' transposed' if spec.transposed else ''}"
+
+
+def _stored_bytes(spec: QuantSpec | None, rows: int, cols: int) -> int:
+    """Return the bytes of codes, scales and zeros of stored rows; none where nothing is coded."""
+    if spec is None:
+        return 0
+    groups = _group_count(rows, cols, spec.group_size)
+    per_group = ITEMSIZE[spec.scale_dtype] + (4 if spec.has_zeros else 0)
+    return rows * -(-cols * spec.bits // 8) + groups * per_group
 
 
 def _group_count(rows: int, cols: int, group_size: int | None) -> int:

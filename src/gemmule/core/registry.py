@@ -28,8 +28,9 @@ def _load(folder: str, backend: str, name: str) -> Rung:
         raise TypeError(
             f"{module.__name__} holds a {type(rung).__name__}; its folder is {backend}."
         )
-    op = rung.op if folder == "quantized" else "matmul" if folder == "matmul" else "matvec"
-    return replace(rung, name=name, folder=folder, op=op, quantized=folder == "quantized")
+    op = rung.op if folder == "quantized" else "matvec" if folder == "vecmat" else folder
+    coded = folder == "quantized" or rung.quantized  # a grouped rung says so itself
+    return replace(rung, name=name, folder=folder, op=op, quantized=coded)
 
 
 @functools.cache
@@ -44,18 +45,20 @@ def all_rungs(backend: str, folders: tuple[str, ...] = ("*",)) -> tuple[Rung, ..
             for path in sorted(RUNGS_FOLDER.glob(f"{folder}/{backend}/*.py")):
                 if not path.stem.startswith("_"):
                     found.append(_load(path.parent.parent.name, backend, path.stem))
-    order = {rung: place for op in OPS for place, rung in enumerate(_on(op, found))}
-    return tuple(sorted(found, key=lambda rung: (OPS.index(rung.folder), order[rung])))
+    order = {rung: place for op in LADDERS for place, rung in enumerate(_on(op, found))}
+    return tuple(sorted(found, key=lambda rung: (LADDERS.index(rung.folder), order[rung])))
 
 
 def rungs_for(backend: str, op: str, *, quantized: bool) -> tuple[Rung, ...]:
-    """Return the rungs of a back end that compute ``op``, ``"matvec"`` or ``"matmul"``.
+    """Return the rungs of a back end that compute ``op``: a matvec, a matmul, a grouped product.
 
     Nothing else is imported: the first product of a process waits for these alone.
     """
-    folders = ("matvec", "vecmat") if op == "matvec" else ("matmul",)
-    rungs = all_rungs(backend, ("quantized",) if quantized else folders)
-    return tuple(rung for rung in rungs if rung.op == op)
+    folders = ("matvec", "vecmat") if op == "matvec" else (op,)
+    if quantized and op != "grouped":
+        folders = ("quantized",)
+    rungs = all_rungs(backend, folders)
+    return tuple(rung for rung in rungs if rung.op == op and rung.quantized == quantized)
 
 
 def cuda_rungs() -> tuple[CudaRung, ...]:
@@ -165,24 +168,25 @@ class Ladder(tuple[Rung, ...]):
 
 
 OPS = ("matvec", "vecmat", "matmul", "quantized")
+LADDERS = (*OPS, "grouped")  # the last: products whose matrices are known on the device only
 
 
 def ladder(op: str, backend: str = "cpu") -> Ladder:
     """Return the rungs of one operation on one back end, from the simplest to the fastest.
 
-    op: ``"matvec"``, ``"vecmat"``, ``"matmul"`` or ``"quantized"``; backend: ``"cpu"`` or
-    ``"cuda"``. The vecmat ladder holds the rungs that read a row-major matrix across its rows.
-    Printed, each rung has its number and its idea: 1, 2, 3 are the main line, 2a a branch that
-    leaves step 2 (another memory order, another shape, an alternative that loses); ``.steps`` is
-    the main line alone. Loading a ladder imports the rungs' modules but compiles nothing.
+    op: ``"matvec"``, ``"vecmat"``, ``"matmul"``, ``"quantized"`` or ``"grouped"``; backend:
+    ``"cpu"`` or ``"cuda"``. The vecmat ladder holds the rungs that read a row-major matrix across
+    its rows. Printed, each rung has its number and its idea: 1, 2, 3 are the main line, 2a a branch
+    that leaves step 2 (another memory order, another shape, an alternative that loses); ``.steps``
+    is the main line alone. Loading a ladder imports the rungs' modules but compiles nothing.
     ValueError for other names.
 
     >>> from gemmule.core.registry import ladder
     >>> [rung.name for rung in ladder("matmul", "cpu").steps][:3]
     ['triple_loop', 'loop_order', 'cache_blocks']
     """
-    if op not in OPS:
-        raise ValueError(f"op is {op!r}; it must be one of {', '.join(OPS)}.")
+    if op not in LADDERS:
+        raise ValueError(f"op is {op!r}; it must be one of {', '.join(LADDERS)}.")
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}.")
     return _on(op, all_rungs(backend))
@@ -193,8 +197,8 @@ def _on(op: str, rungs: Iterable[Rung]) -> Ladder:
 
 
 def _stands_on(rung: Rung, op: str) -> bool:
-    if op == "quantized" or rung.quantized:
-        return rung.quantized and op == "quantized"
+    if op in ("quantized", "grouped") or rung.folder in ("quantized", "grouped"):
+        return rung.folder == op
     if op == "vecmat":
         return rung.op == "matvec" and "col" in rung.layouts
-    return rung.op == op and (op == "matmul" or "row" in rung.layouts)
+    return rung.op == op and (op != "matvec" or "row" in rung.layouts)

@@ -217,7 +217,7 @@ class Rung:
             return f"it does not take dtypes {wanted}"
         if problem.layout_a not in self.layouts:
             return f"it reads A as {' or '.join(self.layouts)}, not {problem.layout_a}"
-        if self.op == "matmul" and problem.layout_b not in self.layouts_b:
+        if self.op != "matvec" and problem.layout_b not in self.layouts_b:
             return f"it reads B as {' or '.join(self.layouts_b)}, not {problem.layout_b}"
         if self.accepts_quant is not None and not self.accepts_quant(problem):
             return "it does not take this quantisation"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -79,17 +79,21 @@ class Inputs:
 
     a: ``(m, n)`` or ``(m, k)``, with a leading batch axis unless batch is 1 or `shared_a`; or a
     `QuantizedMatrix`. b: x ``(n,)`` or B ``(k, n)``, alike. out: poisoned, ``(m,)`` or ``(m, n)``,
-    with a leading batch axis when batch is not 1. `exact_below` says, for kind ``integers``, which
-    integers an accumulator must hold for every sum to be exact.
+    with a leading batch axis when batch is not 1. Of a grouped product: ``(m, k)``,
+    ``(batch, k, n)`` (of codes a matrix of ``batch n`` rows of k) and ``(m, n)``, and `ends`, where
+    each expert's rows end, as int32.
+    `exact_below` says, for kind ``integers``, which integers an accumulator must hold for every sum
+    to be exact.
     """
 
     case: Case
     a: Any
-    b: Array
+    b: Any
     out: Array
     exact_below: float
     frames: tuple[Frame, ...] = field(repr=False)
     fingerprints: tuple[bytes, ...] = field(repr=False)
+    ends: Array | None = None
 
     @property
     def largest_product(self) -> float:
@@ -98,7 +102,8 @@ class Inputs:
 
     def side_effects(self) -> str:
         """Return what was written where nothing may be written, or ``""``."""
-        if self.fingerprints != _fingerprints(self.a, self.frames[1:]):
+        held = self.b if isinstance(self.b, QuantizedMatrix) else self.a
+        if self.fingerprints != _fingerprints(held, self.frames[1:]):
             return "an input was modified"
         if not self.frames[0].intact_around():
             return "bytes outside the output were written"
@@ -136,6 +141,8 @@ def make_inputs(
     b_matrix_shape = (*shape_b, 1) if problem.op == "matvec" else shape_b
     exact_below = 0.0
     a_values: Any
+    if problem.quant is not None and problem.op == "grouped":
+        return _grouped_codes(case, rng)
     if problem.quant is not None:
         a_values, b_values, exact_below = quantized_values(rng, problem, kind, b_matrix_shape)
     elif problem.out in INTEGERS:
@@ -157,12 +164,64 @@ def make_inputs(
         a.array[...] = a_values
         a_values = a.array
         frames = (out, b, a)
+    ends = None
+    if problem.op == "grouped":
+        frames = (*frames, _among_poison(group_ends(rng, problem.m, problem.batch)))
+        ends = frames[-1].array
     marks = _fingerprints(a_values, frames[1:])
-    return Inputs(case, a_values, b.array, out.array, exact_below, frames, marks)
+    return Inputs(case, a_values, b.array, out.array, exact_below, frames, marks, ends)
+
+
+def _grouped_codes(case: Case, rng: np.random.Generator) -> Inputs:
+    """Make the operands of a grouped product of codes: the columns of each expert are its rows."""
+    problem = case.problem
+    rows, columns = problem.batch * problem.n, problem.m
+    turned = replace(problem, op="matmul", m=rows, n=columns, batch=1)
+    seen = replace(turned, a=problem.b, b=problem.a)
+    codes, values, exact_below = quantized_values(rng, seen, case.kind, (problem.k, columns))
+    if case.kind == "nonfinite":
+        codes, values = nonfinite_values(rng, seen, case.seed, codes, values)
+    shape_a, _, shape_out = shapes(problem)
+    a = lay_out(shape_a, problem, "a", case.view)
+    out = lay_out(shape_out, problem, "out", case.view)
+    a.array[...] = values.T
+    frames = (out, a, _among_poison(group_ends(rng, problem.m, problem.batch)))
+    marks = _fingerprints(codes, frames[1:])
+    ends = frames[-1].array
+    return Inputs(case, a.array, codes, out.array, exact_below, frames, marks, ends)
+
+
+def group_ends(rng: np.random.Generator, tokens: int, experts: int) -> Array:
+    """Return where each expert's rows end: even or skewed, in one group, or in a few of them.
+
+    Now and then the last group ends before the tokens do.
+    """
+    style = int(rng.integers(5))
+    weights = rng.random(experts) ** (1, 4, 1, 1, 12)[style]
+    if style == 2 and experts:  # all in one group
+        weights = np.eye(1, experts, int(rng.integers(experts)))[0]
+    if style == 3:  # most groups are empty
+        weights *= rng.random(experts) < 0.2
+    used = tokens if rng.integers(4) else int(rng.integers(tokens + 1))
+    whole = float(weights.sum())
+    sizes = rng.multinomial(used, weights / whole) if whole > 0 else np.zeros(experts, np.int64)
+    return np.asarray(np.cumsum(sizes), np.int32)
+
+
+def _among_poison(values: Array) -> Frame:
+    """Return a copy of a vector whose buffer holds large numbers before and behind it."""
+    buffer = np.full(values.nbytes + 2 * GUARD_BYTES + 64, 0x7F, np.uint8)
+    base = GUARD_BYTES + -(int(buffer.__array_interface__["data"][0]) + GUARD_BYTES) % 64
+    array: Array = np.ndarray(values.shape, values.dtype, buffer, base)
+    array[...] = values
+    return Frame(buffer, array, 0x7F)
 
 
 def shapes(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of A, of x or B, and of the result, with their batch axes."""
+    if problem.op == "grouped":
+        m, n, k = problem.m, problem.n, problem.k
+        return (m, k), (problem.batch, k, n), (m, n)
     lead = () if problem.batch == 1 else (problem.batch,)
     lead_a = () if problem.shared_a else lead
     lead_b = () if problem.shared_b else lead
@@ -182,7 +241,8 @@ def _check_case(case: Case) -> None:
         raise ValueError(f"kind is {case.kind!r}, but integer dtypes have kind 'integers' only.")
     if problem.out in COMPLEX and case.kind == "nonfinite":
         raise ValueError("kind 'nonfinite' is not defined for complex dtypes; use a real dtype.")
-    if problem.quant is not None and problem.batch != 1 and not problem.shared_a:
+    batched = problem.batch != 1 and problem.op != "grouped"
+    if problem.quant is not None and batched and not problem.shared_a:
         raise ValueError("a quantised matrix is shared by its batch; set shared_a=True.")
 
 
@@ -194,7 +254,7 @@ def lay_out(shape: tuple[int, ...], problem: Problem, name: str, view: str) -> F
     dtype_name, layout = getattr(problem, name), getattr(problem, f"layout_{name}")
     dtype = numpy_dtype(dtype_name)
     item = dtype.itemsize
-    matrix = name == "a" or problem.op == "matmul"
+    matrix = name == "a" or problem.op != "matvec"
     column_major = matrix and layout == "col"
     memory = (*shape[:-2], shape[-1], shape[-2]) if column_major else shape
     step = 2 if view in ("strided", "reversed") or (matrix and layout == "strided") else 1
@@ -266,7 +326,7 @@ def natural_alignment(problem: Problem) -> int:
     """
     sizes = [problem.reduction if problem.layout_a == "row" else problem.m]
     names = [problem.a]
-    if problem.op == "matmul":
+    if problem.op != "matvec":
         sizes.append(problem.n if problem.layout_b == "row" else problem.k)
         names.append(problem.b)
         sizes.append(problem.n if problem.layout_out == "row" else problem.m)
@@ -276,6 +336,6 @@ def natural_alignment(problem: Problem) -> int:
         names += [problem.b, problem.out]
     pairs = list(zip(sizes, names, strict=True))
     if problem.quant is not None:
-        pairs = pairs[1:]
+        pairs = [pair for pair in pairs if not pair[1].startswith("uint")]
     extents = [size * numpy_dtype(name).itemsize for size, name in pairs]
     return math.gcd(16, *extents)

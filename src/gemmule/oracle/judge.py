@@ -36,6 +36,7 @@ from gemmule.oracle.truth import (
     NOT_A_NUMBER,
     PLUS_INF,
     Truth,
+    grouped_reference,
     reference,
 )
 
@@ -62,7 +63,10 @@ class Verdict:
 def check(inputs: Inputs, arithmetic: Arithmetic, params: Params, out: Array) -> Verdict:
     """Judge the output of one case, computing its truth on the way."""
     exact = inputs.case.kind == "integers"
-    truth = reference(inputs.case.problem, inputs.a, inputs.b, exact=exact)
+    if inputs.ends is None:
+        truth = reference(inputs.case.problem, inputs.a, inputs.b, exact=exact)
+    else:
+        truth = grouped_reference(inputs.case.problem, inputs.a, inputs.b, inputs.ends, exact=exact)
     return judge(inputs.case.problem, arithmetic, params, inputs, out, truth)
 
 
@@ -84,6 +88,8 @@ def judge(
     if fault is not None:
         return fault
     found = out[..., None] if problem.op == "matvec" else out
+    if inputs.ends is not None:
+        found = out[: len(truth.values)]
     if problem.out in INTEGERS:
         return _equality(problem, found, truth.values.astype(found.dtype))
     if problem.out in COMPLEX:
@@ -105,6 +111,9 @@ def form_or_side_effect(problem: Problem, inputs: Inputs, out: Array) -> Verdict
         text = f"the result is {out.dtype} {out.shape}; it must be {problem.out} {shape}"
         return Verdict(False, math.inf, (), text, "form")
     effect = inputs.side_effects()
+    behind = None if inputs.ends is None else out[inputs.ends[-1] if len(inputs.ends) else 0 :]
+    if behind is not None and not np.isnan(behind).all():
+        effect = effect or "rows behind the last group were written"
     return Verdict(False, math.inf, (), effect, "side effect") if effect else None
 
 

@@ -21,7 +21,9 @@ EDGE_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128,
 ALIGNED = {
     "matvec": ((64, 64, 1), (128, 1024, 1), (1024, 128, 1)),
     "matmul": ((64, 64, 64), (256, 192, 160), (70, 16, 128), (128, 64, 256)),
+    "grouped": ((64, 64, 64), (128, 192, 160), (300, 16, 128), (40, 64, 256)),
 }
+EXPERTS = (3, 1, 8, 5, 40)  # of the grouped products to test, by turns
 ALL_SIGNATURES: tuple[Signature, ...] = (
     *floats("float64", "float32", "float16", "bfloat16"),
     ("float16", "bfloat16", "float32"),
@@ -77,16 +79,19 @@ def edge_problems(
     >>> (0, 33) in sizes, (129, 129) in sizes, (3, 4099) in sizes
     (True, True, True)
     """
-    if op not in ("matvec", "matmul"):
-        raise ValueError(f"op is {op!r}; a problem's op must be 'matvec' or 'matmul'.")
+    if op not in ALIGNED:
+        raise ValueError(f"op is {op!r}; a problem's op must be one of {', '.join(ALIGNED)}.")
     near = {tile * times + side for tile in tiles for times in (1, 2) for side in (-1, 0, 1)}
     sizes = sorted({*EDGE_SIZES, *(size for size in near if size > 0)})
     shapes = _matvec_sizes(sizes) if op == "matvec" else _matmul_sizes(sizes)
-    pairs = [(a, b) for a in layouts for b in (layouts_b if op == "matmul" else ("row",))]
+    pairs = [(a, b) for a in layouts for b in (layouts_b if op != "matvec" else ("row",))]
     for layout_a, layout_b in pairs:
         options = {"layout_a": layout_a, "layout_b": layout_b, "quant": quant}
-        for m, n, k in shapes:
-            yield make_problem(op, m, n, k, signature, **options)
+        for index, (m, n, k) in enumerate(shapes):
+            experts = EXPERTS[index % len(EXPERTS)] if op == "grouped" else 1
+            yield make_problem(op, m, n, k, signature, batch=experts, **options)
+        if op == "grouped":
+            continue
         for (m, n, k), (batch, shared_a, shared_b) in itertools.product(
             ((1, 1, 1), (33, 17, 31), (5, 64, 65), (0, 3, 2)),
             ((2, False, False), (3, True, False), (3, False, True), (0, False, False)),

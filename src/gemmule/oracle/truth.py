@@ -6,7 +6,7 @@ floats in float64; what NaN and infinities make of a result is derived apart, fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,6 +61,18 @@ def reference(problem: Problem, a: Any, b: Array, *, exact: bool = False) -> Tru
         size_a = np.abs(a64)
     b64 = b.astype(np.float64)
     size_b = np.abs(b64)
+    return _of_doubles(problem, (a64, b64), (size_a, size_b), exact=exact)
+
+
+def _of_doubles(
+    problem: Problem,
+    operands: tuple[Doubles, Doubles],
+    sizes: tuple[Doubles, Doubles],
+    *,
+    exact: bool,
+) -> Truth:
+    """Compute the product of doubles, whose `sizes` bound how they are summed."""
+    (a64, b64), (size_a, size_b) = operands, sizes
     category = None
     if not (np.isfinite(size_a).all() and np.isfinite(size_b).all()):
         category = nonfinite_map(a64, b64, quantized=problem.quant is not None)
@@ -76,6 +88,54 @@ def reference(problem: Problem, a: Any, b: Array, *, exact: bool = False) -> Tru
         values = a64 @ b64
         error = 0.0 if exact else k * 2.0**-53
     return Truth(values, low, Magnitudes(size_a, size_b, size_a @ size_b, error), category)
+
+
+def grouped_reference(
+    problem: Problem, a: Array, w: Any, ends: Array, *, exact: bool = False
+) -> Truth:
+    """Compute the right rows of a grouped product: those before the last group's end.
+
+    a: (m, k); w: (experts, k, n), or a quantised matrix of ``experts n`` rows of k; ends: where
+    each expert's rows of A end.
+    """
+    coded = dequantized(w) if isinstance(w, QuantizedMatrix) else None
+    last = int(ends[-1]) if len(ends) else 0
+    shape = (last, problem.n)
+    values, low, product = (np.zeros(shape) for _ in range(3))
+    category = np.full(shape, FINITE, np.int8)
+    begin, error, doubled = 0, 0.0, False
+    for expert, end in enumerate(ends):
+        rows = slice(begin, int(end))
+        begin = int(end)
+        if rows.start == rows.stop:
+            continue
+        if coded is None:
+            one = reference(replace(problem, op="matmul"), a[rows], w[expert], exact=exact)
+        else:
+            mine = slice(expert * problem.n, (expert + 1) * problem.n)
+            one = _beside_codes(problem, coded[0][mine], coded[1][mine], a[rows], exact=exact)
+        values[rows] = one.values
+        if one.low is not None:
+            low[rows], doubled = one.low, True
+        if one.category is not None:
+            category[rows] = one.category
+        if one.sizes is not None:
+            product[rows], error = one.sizes.product, one.sizes.reference_error
+    whole = bool((category == FINITE).all())
+    sizes = Magnitudes(np.zeros((last, 0)), np.zeros((0, problem.n)), product, error)
+    return Truth(values, low if doubled else None, sizes, None if whole else category)
+
+
+def _beside_codes(
+    problem: Problem, weights: Doubles, sizes: Doubles, tokens: Array, *, exact: bool
+) -> Truth:
+    """Compute the rows of tokens beside dequantised columns, (n, k)."""
+    x = tokens.astype(np.float64).T
+    found = _of_doubles(problem, (weights, x), (sizes, np.abs(x)), exact=exact)
+    category = None if found.category is None else found.category.T
+    size = found.sizes
+    turned = None if size is None else replace(size, product=size.product.T)
+    return Truth(found.values.T, None, turned, category)
 
 
 def _integer_product(problem: Problem, a: Array, b: Array) -> Array:

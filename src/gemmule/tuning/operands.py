@@ -186,14 +186,21 @@ def canonical_call(problem: Problem, host: Host) -> Call:
     return call_over(problem, a, host.b.array, host.out.array)
 
 
-def call_over(problem: Problem, left: Array | QuantizedMatrix, right: Array, result: Array) -> Call:
+def call_over(
+    problem: Problem,
+    left: Array | QuantizedMatrix,
+    right: Array | QuantizedMatrix,
+    result: Array,
+) -> Call:
     """Return the canonical call over these very arrays, at the strides that they have."""
     if isinstance(left, QuantizedMatrix):
         a = View((problem.m, problem.reduction), (0, 0))
     else:
         a = _view(left)
+    if isinstance(right, QuantizedMatrix):
+        return Call(problem.op, problem, a, View((0, 0, 0), (0, 0, 0)), _view(result), result.shape)
     b, out = _view(right), _view(result)
-    if problem.batch > 1:
+    if problem.batch > 1 and problem.op != "grouped":
         rank = 2 if problem.op == "matvec" else 3
         a, b = _batched(a, 3, problem.batch), _batched(b, rank, problem.batch)
     return Call(problem.op, problem, a, b, out, out.shape)

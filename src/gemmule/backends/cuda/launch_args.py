@@ -73,12 +73,15 @@ def pack(problem: Problem, call: Call) -> bytes:
     """Return the struct of a canonical call with null pointers, alpha 1 and beta 0.
 
     It begins with the addresses of A (of a quantised matrix four), of x or B, of the result and of
-    the workspace; alpha and beta are the last two.
+    the workspace; alpha and beta are the last two. A grouped product has the ends of its groups in
+    the place of a workspace.
     """
     if problem.quant is not None:
         return _pack_quantized(problem, call, problem.quant)
-    steps = [view.strides[len(call.outer) :] for view in (call.a, call.b, call.out)]
-    if problem.batch > 1:  # the batch axis comes first, in the struct behind an operand's others
+    steps: list[Ints] = [view.strides[len(call.outer) :] for view in (call.a, call.b, call.out)]
+    if problem.op == "grouped":
+        steps = [(*steps[0], 0), (*steps[1][1:], steps[1][0]), (*steps[2], 0)]
+    elif problem.batch > 1:  # the batch axis comes first, in the struct behind an operand's others
         steps = [(*step[1:], step[0]) for step in steps]
     else:
         steps = [(*step, 0) for step in steps]
@@ -90,6 +93,11 @@ def pack(problem: Problem, call: Call) -> bytes:
 
 def _pack_quantized(problem: Problem, call: Call, spec: QuantSpec) -> bytes:
     """Return the QuantArgs struct, whose m and n are the sizes of the stored matrix."""
+    if problem.op == "grouped":  # of one expert's; groups.cuh says what stands in which field
+        row_bytes, size, groups, _ = stored_numbers(spec, problem.k)
+        numbers = problem.n, problem.k, problem.m, row_bytes, size, groups, problem.batch
+        steps = [*call.a.strides[::-1], *call.out.strides[::-1]]
+        return QUANT.pack(*[0] * 7, *numbers, *steps, 1.0, 0.0)
     m, n = (problem.reduction, problem.m) if spec.transposed else (problem.m, problem.reduction)
     if problem.op == "matvec":
         columns, steps = 1, [call.b.strides[-1], 0, call.out.strides[-1], 0]

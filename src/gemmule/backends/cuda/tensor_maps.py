@@ -52,10 +52,10 @@ def declared(steps: Sequence[Step], problem: Problem, packed: Any) -> tuple[Shap
     maps = tuple(dict.fromkeys(step.maps for step in steps if step.maps))
     if not maps:
         return ()
-    if len(maps) > 1 or problem.op != "matmul" or problem.quant is not None:
+    if len(maps) > 1 or problem.op == "matvec" or problem.quant is not None:
         raise ValueError(
             f"the steps of a launch declare {len(maps)} lists of tensor maps for "
-            f"{problem.describe()}; required is one list for all, of a dense matmul."
+            f"{problem.describe()}; required is one list for all, of dense matrices."
         )
     names = (name for name, _ in launch_args.GEMM_FIELDS)
     fields = dict(zip(names, launch_args.GEMM.unpack(bytes(packed)), strict=True))
