@@ -78,7 +78,10 @@ def test_every_grouping_of_codes(rung: Rung) -> None:
                 make_problem(rung.op, m, *((7, n) if rung.op == "matmul" else (n, 1)), signature,
                              layout_b=(*rung.layouts_b, "row")[0], quant=quant)
                 for m, n in ((35, 131), (37, 264), (260, 48))
+                if rung.op != "grouped"
             ]  # fmt: skip
+            if rung.op == "grouped":
+                problems = [make_problem("grouped", 35, 40, 288, signature, batch=4, quant=quant)]
             for problem in [p for p in problems if rung.refusal(p) is None][:1]:
                 params = rung.check_params(problem, None)
                 steps = rung.steps(problem, params, emulator.machine)
@@ -114,8 +117,9 @@ def far_apart(array: np.ndarray[Any, Any], aligned: bool) -> np.ndarray[Any, Any
 
 def strided_problems(rung: Rung, sizes: tuple[int, int, int] | None = None) -> Iterator[Problem]:
     """Yield small problems in every layout, one aligned product and two that are not."""
-    m, n, k = sizes or ((5, 48, 1) if rung.op == "matvec" else (5, 7, 64))
-    layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
+    plain = {"matvec": (5, 48, 1), "matmul": (5, 7, 64), "grouped": (5, 8, 64)}
+    m, n, k = sizes or plain[rung.op]
+    layouts_b = rung.layouts_b if rung.op != "matvec" else ("row",)
     signature = rung.signatures[0]
     single = ITEMSIZE[signature[0]]  # no row but the first is aligned to more than an element
     pairs = ((1, 16), (2, single))
@@ -146,8 +150,8 @@ def test_offsets_beyond_32_bits(rung: Rung) -> None:
         for params in ready(rung, problem)[:1]:
             near = make_inputs(problem, "integers", 7)
             aligned = problem.alignment == 16
-            b = far_apart(near.b, aligned) if rung.op == "matmul" else np.repeat(near.b, 2, -1)
-            b = b if rung.op == "matmul" else b[..., ::2]  # a vector of every second element
+            b = far_apart(near.b, aligned) if rung.op != "matvec" else np.repeat(near.b, 2, -1)
+            b = b if rung.op != "matvec" else b[..., ::2]  # a vector of every second element
             out = far_apart(near.out, aligned)
             far = replace(near, a=far_apart(near.a, aligned), b=b, out=out)
             result = emulator.run(rung, far, params)
@@ -227,7 +231,7 @@ def edge_launches(rung: Rung, deep: bool) -> Iterator[tuple[Problem, Any]]:
     Of the uneven ones aligned rows end within a vector; the sums of deep ones take more turns of a
     loop than a ring has stages.
     """
-    uneven = (5, 53, 1) if rung.op == "matvec" else (5, 7, 69)
+    uneven = {"matvec": (5, 53, 1), "matmul": (5, 7, 69), "grouped": (5, 40, 72)}[rung.op]
     problems = [*strided_problems(rung), *strided_problems(rung, uneven)]
     if deep and rung.op == "matvec":
         problems += list(strided_problems(rung, (5, 2333, 1)))[:1]

@@ -1,0 +1,63 @@
+"""What CUDA rungs of grouped products share: which sizes they count, and what they take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Constraint, Machine
+from gemmule.rungs._cuda.geometry import ceil_div
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
+
+# What grouped rungs say of themselves that take operands in any order.
+ANY_ORDER: dict[str, Any] = {"layouts": EVERY_LAYOUT, "layouts_b": EVERY_LAYOUT}
+HALF_SIGNATURES = tuple((t, t, out) for t in ("bfloat16", "float16") for out in (t, "float32"))
+
+COUNTED = Constraint(
+    "tokens, experts and blocks below 2^31",
+    lambda problem, params: (
+        max(problem.m, problem.batch) < 2**31 - 2**16
+        and ceil_div(problem.m, 8) * ceil_div(problem.n, 32) < 2**31
+    ),
+)
+ALIGNED = Constraint(
+    "bases and leading strides are multiples of 16 bytes, and k and the unit stride of W of 8",
+    lambda problem, params: (
+        problem.alignment == 16
+        and problem.k % 8 == 0
+        and (problem.n % 8 == 0 or problem.layout_b == "col")
+    ),
+)
+
+
+def most_pieces(problem: Problem, size: int) -> int:
+    """Return the most pieces of `size` tokens that there can be, however tokens are spread."""
+    return min(problem.m, problem.batch) + problem.m // size
+
+
+def pieces(problem: Problem, size: int) -> tuple[float, float]:
+    """Return the pieces of `size` tokens, and the experts touched, where tokens choose evenly.
+
+    An expert of as many tokens as a piece holds has one and a half, for half of them have more.
+    """
+    experts = max(problem.batch, 1)
+    touched = experts * (1.0 - (1.0 - 1.0 / experts) ** problem.m)
+    each = problem.m / max(touched, 1e-9)
+    return touched * max(1.0, each / size + 0.5), touched
+
+
+# Seconds from the launch to the first item and behind the last, on one H100 (November 2026).
+START_S = 3.5e-6
+
+
+def items_s(machine: Machine, items: float, item_bytes: float, busy_s: float) -> float:
+    """Return the modelled seconds of items that multiprocessors take one after another.
+
+    item_bytes: of a matrix, read at the multiprocessor's share of the ceiling; busy_s: what an item
+    takes where no memory is waited for.
+    """
+    each = max(item_bytes * machine.units / machine.read_bytes_per_s, busy_s)
+    turns = items / machine.units
+    turns = math.ceil(turns) if turns <= 4 else turns + 0.3
+    return machine.call_s + START_S + turns * each

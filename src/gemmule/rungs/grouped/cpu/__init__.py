@@ -1,0 +1,1 @@
+"""CPU rungs of grouped products."""

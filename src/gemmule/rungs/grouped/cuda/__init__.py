@@ -1,0 +1,1 @@
+"""CUDA rungs of grouped products."""

@@ -1,0 +1,116 @@
+"""Streamed codes: the touched experts' codes of 4 or 8 bits go by once, for a few tokens each.
+
+Blocks share the work as in `streamed_experts`. A lane loads 16 bytes of a row of codes; four lanes
+deal them among each other, so that every instruction stays within 32 codes and so within one group.
+Codes become halves exactly (an integer below 256 is one), tensor cores sum a group of products and,
+beside ones, of the inputs alone, and the group's scale and zero point come to those sums in
+float32: no weight is rounded. What limits it are instructions, at half of what the memory brings.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import grouped
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, quickest
+
+WARPS, ROWS, PITCH = 8, 32, 4
+MOST_EXPERTS = 4096
+
+
+def _depth(problem: Problem, tokens: int) -> int:
+    """Return how many codes of a row a warp multiplies in a turn."""
+    return (2 if tokens == 8 else 1) * 4 * (128 // (4 if problem.b == "uint4" else 8))
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    spec, wide, tokens = problem.quant, params["wide"], params["tokens"]
+    if spec is None:
+        raise TypeError("streamed_codes multiplies codes; the matrices are dense.")
+    types = (CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype])
+    shared = 4 * (WARPS // wide * tokens * (ROWS * wide + PITCH) + problem.batch + 1)
+    return (
+        flat(
+            instance("streamed_codes", *types, spec.bits, tokens // 8, wide),
+            machine.units * (1 if tokens > 16 else 2),
+            32 * WARPS,
+            smem=shared,
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    parts, depth = WARPS // params["wide"], _depth(problem, params["tokens"])
+    return int(ceil_div(problem.k, parts * depth) * (depth + depth // 32) + parts)
+
+
+def _takes(problem: Problem) -> bool:
+    spec = problem.quant
+    if spec is None or spec.transposed or spec.has_perm or spec.layout != "row":
+        return False
+    size = problem.k if spec.group_size == -1 else spec.group_size
+    return size is not None and size > 0 and size % 32 == 0
+
+
+# Codes that one multiprocessor of an H100 multiplies a second (November 2026), by bits and tokens:
+# instructions limit them; the memory would bring 46 and 23 billion.
+RATES = {(4, 8): 21e9, (4, 16): 17.5e9, (8, 8): 16.5e9, (8, 16): 13e9}
+WIDE_SHARES = {1: 0.95, 2: 1.0, 4: 0.97}  # of these, by the warps that stand side by side
+SHARE = 0.9  # of the read ceiling, where the memory limits them
+
+
+def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
+    bits, tokens = (4 if problem.b == "uint4" else 8), params["tokens"]
+    slab = ROWS * params["wide"]
+    codes = float(slab * problem.k)
+    count, _ = grouped.pieces(problem, tokens)
+    items = count * ceil_div(problem.n, slab)
+    rate = RATES[bits, tokens] * WIDE_SHARES[params["wide"]]
+    return grouped.items_s(machine, items, codes * bits / 8 / SHARE, codes / rate)
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    choices = [{"tokens": t, "wide": w} for t in (8, 16) for w in (2, 1, 4)]
+    return quickest(choices, lambda params: _expected_s(problem, params, machine))
+
+
+RUNG = CudaRung(
+    title="Streamed codes",
+    idea="Codes become halves exactly, and a group's scale comes to its sum.",
+    source="Marlin (Frantar et al., 2024), for groups of experts",
+    signatures=tuple(
+        (t, codes, out)
+        for codes in ("uint4", "uint8")
+        for t in ("bfloat16", "float16")
+        for out in (t, "float32")
+    ),
+    arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
+    after="streamed_experts",
+    branch="matrices of codes",
+    quantized=True,
+    accepts_quant=_takes,
+    layouts=("row",),
+    layouts_b=("row",),
+    params={"tokens": (8, 16, 32), "wide": (1, 2, 4)},
+    constraints=(
+        Constraint(
+            "bases and leading strides are multiples of 16 bytes, and k of 32",
+            lambda problem, params: problem.alignment == 16 and problem.k % 32 == 0,
+        ),
+        Constraint(
+            f"at most {MOST_EXPERTS} experts, and less than 2^31 pieces of work",
+            lambda problem, params: (
+                problem.batch <= MOST_EXPERTS
+                and grouped.most_pieces(problem, 8) * ceil_div(problem.n, 32) < 2**31
+                and max(problem.m, problem.n, problem.k) < 2**31 - 2**16
+                and problem.batch * problem.n * (problem.k // 32) < 2**31
+            ),
+        ),
+        Constraint(
+            "32 tokens have room beside each other where one or two warps share a sum",
+            lambda problem, params: params["tokens"] <= 16 or params["wide"] > 1,
+        ),
+    ),
+    suggest=_suggest,
+    steps=_steps,
+)

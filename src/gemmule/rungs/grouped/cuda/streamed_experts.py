@@ -1,0 +1,104 @@
+"""Streamed experts: what each block works on is listed on the device, and W goes by once.
+
+With up to some 16 tokens an expert the product is as fast as the touched matrices are read. Blocks
+stay: each counts the pieces of at most 8, 16 or 32 tokens of all experts from their ends, takes an
+equal share of (piece, slab of columns), and loads the first vectors of its next item before the
+sums of the last one meet. Tensor cores take 16 columns of W and 8 tokens in an instruction, whose
+fragments come straight from global memory: W as `torch.nn.Linear` keeps it, along k, as it lies;
+along n after two steps of a column are put together in registers. Bytes of an expert without tokens
+are not read, and no token is padded. An expert with many tokens has its matrix read once for each
+piece, from the L2 as a rule: that is for the tiles of the next rung.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import grouped
+from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, quickest, type_arguments
+
+WARPS = 8
+MOST_EXPERTS = 4096  # whose list fits beside the sums
+
+
+def _shape(problem: Problem, params: Params) -> tuple[int, int]:
+    """Return how many columns of W a warp multiplies in a turn, and over how many steps."""
+    return (32, 64) if problem.layout_b == "col" else (64, 32)
+
+
+def _shared_bytes(problem: Problem, params: Params) -> int:
+    columns, _ = _shape(problem, params)
+    along, wide = problem.layout_b == "col", params["wide"]
+    pitch = columns * wide + (4 if along else 1)
+    return int(4 * (WARPS // wide * params["tokens"] * pitch + problem.batch + 1))
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    along = problem.layout_b == "col"
+    template = type_arguments(problem), along, params["tokens"] // 8, params["wide"]
+    resident = 1 if params["tokens"] > 16 else 2
+    return (
+        flat(
+            instance("streamed_experts", *template),
+            machine.units * resident,
+            32 * WARPS,
+            smem=_shared_bytes(problem, params),
+        ),
+    )
+
+
+def _chain(problem: Problem, params: Params) -> int:
+    parts, (_, depth) = WARPS // params["wide"], _shape(problem, params)
+    return int(ceil_div(problem.k, parts * depth) * depth + parts)
+
+
+# Of the read ceiling, on one H100 (November 2026): W along k, and along n by the warps that stand
+# side by side.
+SHARE_ALONG_K, SHARES_ALONG_N = 0.97, {1: 0.89, 2: 0.93, 4: 0.955}
+
+
+def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
+    columns, _ = _shape(problem, params)
+    along_k = problem.layout_b == "col"
+    share = SHARE_ALONG_K if along_k else SHARES_ALONG_N[params["wide"]]
+    share -= 0.005 * (params["tokens"] // 8 - 1)
+    slab = columns * params["wide"]
+    count, _ = grouped.pieces(problem, params["tokens"])
+    items = count * ceil_div(problem.n, slab)
+    return grouped.items_s(machine, items, 2.0 * slab * problem.k / share, 0.0)
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    choices = [{"tokens": t, "wide": w} for t in (8, 16) for w in (1, 2, 4)]
+    return quickest(choices, lambda params: _expected_s(problem, params, machine))
+
+
+RUNG = CudaRung(
+    title="Streamed experts",
+    idea="Blocks list on the device what is to be done, and stream the touched matrices once.",
+    source="skinny products on tensor cores as in Marlin (Frantar et al., 2024); persistent blocks",
+    signatures=grouped.HALF_SIGNATURES,
+    # Tensor cores align the products of an instruction and cut off.
+    arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
+    after="row_by_row",
+    layouts=("row",),
+    layouts_b=("row", "col"),
+    params={"tokens": (8, 16, 32), "wide": (1, 2, 4)},
+    constraints=(
+        grouped.ALIGNED,
+        Constraint(
+            f"at most {MOST_EXPERTS} experts, and less than 2^31 pieces of work",
+            lambda problem, params: (
+                problem.batch <= MOST_EXPERTS
+                and grouped.most_pieces(problem, 8) * ceil_div(problem.n, 32) < 2**31
+                and max(problem.m, problem.n, problem.k) < 2**31 - 2**16
+            ),
+        ),
+        Constraint(
+            "32 tokens have room beside each other where one or two warps share a sum",
+            lambda problem, params: params["tokens"] <= 16 or params["wide"] > 1,
+        ),
+    ),
+    suggest=_suggest,
+    steps=_steps,
+)

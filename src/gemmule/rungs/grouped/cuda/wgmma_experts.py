@@ -1,0 +1,94 @@
+"""Tiles of experts: TMA copies what warpgroups multiply, for one token or five hundred.
+
+The matrix instruction of Hopper reads both operands from shared memory, so no lane of a warp loads
+or permutes anything: one thread has TMA copy 128 columns of the expert's matrix and a tile of its
+tokens, as far ahead as a ring of 4 to 12 stages is long and into the next expert, and two
+warpgroups multiply. The matrix takes the instruction's 64 rows and the tokens its columns, 16 to
+256 of them: a ragged end costs few of them, and 16 tokens an expert no more than the bytes. What a
+tile holds beyond the group's end are rows of the next one; they are multiplied and not stored.
+Tiles that share columns of W run side by side, so that it is read from memory once. At 512 tokens
+an expert it is 6 % behind CUTLASS' kernel in PyTorch: there the sums of a tile are on their way out
+while nothing is multiplied.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import grouped, half_tiles
+from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, quickest, type_arguments
+
+HEIGHT, THREADS = 128, 384
+ROOM_BYTES = 227 * 1024 - 1024 - 8192  # for stages, beside barriers and the list
+MOST_EXPERTS, MOST_STAGES = 2000, 12
+
+
+def _stage_bytes(width: int) -> int:
+    return (HEIGHT + width) * half_tiles.DEPTH * 2
+
+
+def _stages(width: int) -> int:
+    return min(ROOM_BYTES // _stage_bytes(width), MOST_STAGES)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    width, along = params["tokens"], problem.layout_b == "col"
+    template = type_arguments(problem), width, _stages(width), along
+    return (
+        flat(
+            instance("wgmma_experts", *template),
+            machine.units,
+            THREADS,
+            smem=_stages(width) * _stage_bytes(width) + 4 * (problem.batch + 1),
+            maps=(
+                half_tiles.tile_map("a", width, along=True),
+                half_tiles.tile_map("b", HEIGHT, along),
+            ),
+        ),
+    )
+
+
+# Of one multiprocessor of an H100 (November 2026): seconds of a stage by the tokens of a tile, of
+# which up to 64 take what TMA does, and seconds that a tile takes beside its stages.
+STAGE_S = {16: 0.38e-6, 32: 0.33e-6, 64: 0.38e-6, 128: 0.47e-6, 256: 0.81e-6}
+TILE_S, TOKEN_SHARE = 0.6e-6, 0.05  # of the bytes of tokens, which the L2 brings again and again
+
+
+def _expected_s(problem: Problem, width: int, machine: Machine) -> float:
+    stages = ceil_div(problem.k, half_tiles.DEPTH)
+    count, touched = grouped.pieces(problem, width)
+    slabs = ceil_div(problem.n, HEIGHT)
+    bytes_of_w = 2.0 * HEIGHT * half_tiles.DEPTH * stages
+    share = touched / max(count, 1e-9)  # a slab's other pieces find it in the L2
+    moved = bytes_of_w * share + TOKEN_SHARE * bytes_of_w * width / HEIGHT
+    return grouped.items_s(machine, count * slabs, moved, stages * STAGE_S[width] + TILE_S)
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    return quickest(
+        [{"tokens": width} for width in STAGE_S],
+        lambda params: _expected_s(problem, params["tokens"], machine),
+    )
+
+
+RUNG = CudaRung(
+    title="Tiles of experts",
+    idea="TMA copies tiles of the touched experts and their tokens; two warpgroups multiply them.",
+    source="CUTLASS' grouped kernels for Hopper; DeepGEMM's for groups of rows (2025)",
+    signatures=grouped.HALF_SIGNATURES,
+    arithmetic=lambda problem: half_tiles.ARITHMETIC,
+    after="streamed_experts",
+    layouts=("row",),
+    layouts_b=("row", "col"),
+    archs=("sm_90a",),
+    params={"tokens": tuple(STAGE_S)},
+    constraints=(
+        half_tiles.ALIGNED,
+        half_tiles.COUNTED,
+        Constraint(
+            f"at most {MOST_EXPERTS} experts", lambda problem, params: problem.batch <= MOST_EXPERTS
+        ),
+    ),
+    suggest=_suggest,
+    steps=_steps,
+)
