@@ -13,7 +13,7 @@ LAYERS = (
     ("rungs", "oracle"),
     ("dispatch", "tuning"),
     ("plan",),
-    ("outofcore", "sharded"),
+    ("outofcore", "sharded", "grouped"),
     ("general", "typing"),
     ("frameworks",),
     ("lookup", "options"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmule.api import asarray, gemm, gemv, matmul, matvec, plan, vecmat
+from gemmule.api import asarray, gemm, gemv, grouped_matmul, matmul, matvec, plan, vecmat
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.arrays.preparing import prepare
 from gemmule.core.registry import ladder
@@ -10,6 +10,7 @@ from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import Plan
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
+from gemmule.quant.stack import QuantizedStack, quantize_experts
 
 __version__ = "0.2.0"
 
@@ -20,16 +21,19 @@ __all__ = [
     "Plan",
     "PreparedMatrix",
     "QuantizedMatrix",
+    "QuantizedStack",
     "__version__",
     "asarray",
     "gemm",
     "gemv",
+    "grouped_matmul",
     "ladder",
     "matmul",
     "matvec",
     "plan",
     "prepare",
     "quantize",
+    "quantize_experts",
     "vecmat",
 ]
 

@@ -16,13 +16,15 @@ from gemmule.core.operand import deciding, multiply_by
 from gemmule.core.problem import HALVES
 from gemmule.core.words import Op
 from gemmule.general import device_of, untraced
-from gemmule.lookup import multiply
+from gemmule.grouped import planned_grouped
+from gemmule.lookup import multiply, multiply_grouped
 from gemmule.options import options_of, shows, split
 from gemmule.outofcore.through import HostPlan, planned, through_device
 from gemmule.outofcore.upload import upload
 from gemmule.plan import Plan, resolve
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.typing import Choices, Keywords, Scalar
+from gemmule.quant.stack import QuantizedStack
+from gemmule.typing import Choices, Grouped, Keywords, Scalar
 
 if TYPE_CHECKING:
     from gemmule.backends.cuda.device_array import DeviceArray
@@ -167,6 +169,64 @@ def matmul(A: Any, B: Any, /, **keywords: Unpack[Keywords]) -> Any:
 
 
 @overload
+def grouped_matmul(
+    A: Host, W: Host | QuantizedStack, offsets: Host, /, **options: Unpack[Grouped]
+) -> Host: ...
+@overload
+def grouped_matmul(A: Any, W: Any, offsets: Any, /, **options: Unpack[Grouped]) -> Any: ...
+@shows(Grouped)
+def grouped_matmul(A: Any, W: Any, offsets: Any, /, **keywords: Unpack[Grouped]) -> Any:
+    """Multiply rows of A, sorted by expert, each with its expert's matrix.
+
+    Parameters
+    ----------
+    A : array (tokens, k): first the rows of expert 0, then those of expert 1, and so on.
+    W : array (experts, k, n) of A's dtype: float64, float32, float16 or bfloat16, any strides, used
+        where it lies; weights kept as (experts, n, k) are passed transposed. Or a `QuantizedStack`.
+    offsets : int32 array (experts,), contiguous, where A is: the row of A at which each expert's
+        rows end, as `torch.nn.functional.grouped_mm` has them. Experts may have no rows.
+    out : array (tokens, n) of exactly the result's dtype that overlaps no input; returned.
+    out_dtype : dtype name of the result; by default A's.
+    rung, params : take this rung of the ladder, with these parameter values.
+
+    Returns
+    -------
+    array (tokens, n) of the library and device of the operands: row i is ``A[i] @ W[e]`` for the
+    expert e whose rows hold i. Rows behind the last end are not written: in a fresh result on a
+    GPU they hold anything, on the host zeros.
+
+    Raises
+    ------
+    ValueError for shapes, strides and `out`, and on the host for offsets that do not rise from 0 to
+    at most `tokens`; TypeError for dtypes and for operands of different libraries or devices;
+    DeviceError and CompileError for the GPU and its toolchain.
+
+    Promised: every element is within the rung's derived componentwise bound of the exact product;
+    on a GPU offsets are read by the kernel alone, so nothing waits for them, and a graph that was
+    captured takes others; matrices of experts without rows are not read. Not promised: anything of
+    the result's rows where a GPU is given offsets that do not rise, but nothing else is read or
+    written then.
+
+    >>> import numpy as np, gemmule as gm
+    >>> W = np.stack([np.eye(2), 10 * np.eye(2), 100 * np.eye(2)])
+    >>> gm.grouped_matmul(np.ones((3, 2)), W, np.array([1, 1, 3], np.int32))
+    array([[  1.,   1.],
+           [100., 100.],
+           [100., 100.]])
+    """
+    if not keywords:
+        return multiply_grouped(A, W, offsets, None, DEFAULT)
+    unknown = keywords.keys() - Grouped.__annotations__.keys()
+    if unknown:
+        raise TypeError(
+            f"grouped_matmul() got an unexpected keyword argument {min(unknown)!r}; its options "
+            f"are {', '.join(Grouped.__annotations__)}."
+        )
+    out, options, _ = split("grouped_matmul", keywords)
+    return multiply_grouped(A, W, offsets, out, options)
+
+
+@overload
 def gemv(
     A: FloatMatrix[Inexact], x: Floats[Inexact], y: None = None, /, **scale: Unpack[Scales]
 ) -> Floats[Inexact]: ...
@@ -283,16 +343,25 @@ def plan(op: Op | str, a: Any, b: Any, /, **options: Unpack[Choices]) -> Plan: .
 def plan(
     op: Op | str, a: Any, b: Any, /, *, device: str | None, **options: Unpack[Choices]
 ) -> Plan | HostPlan: ...
+@overload
+def plan(op: str, a: Any, b: Any, offsets: Any, /, **options: Unpack[Choices]) -> Plan: ...
 @shows(Choices)
 def plan(
-    op: Op | str, a: Any, b: Any, /, *, device: str | None = None, **choices: Unpack[Choices]
+    op: Op | str,
+    a: Any,
+    b: Any,
+    offsets: Any = None,
+    /,
+    *,
+    device: str | None = None,
+    **choices: Unpack[Choices],
 ) -> Plan | HostPlan:
     """Choose once how to compute ``op`` on operands like `a` and `b`; call the plan many times.
 
-    op : ``"matvec"`` (A, x), ``"vecmat"`` (x, A) or ``"matmul"`` (A, B). The plan is frozen; it
-    takes operands of the same shapes, dtypes and layouts, and explains itself. With
-    ``device="cuda"`` and host operands it is a plan of what goes to the GPU when, and of how many
-    bytes that are.
+    op : ``"matvec"`` (A, x), ``"vecmat"`` (x, A), ``"matmul"`` (A, B) or ``"grouped_matmul"``
+    (A, W, offsets). The plan is frozen; it takes operands of the same shapes, dtypes and layouts,
+    and explains itself. With ``device="cuda"`` and host operands it is a plan of what goes to the
+    GPU when, and of how many bytes that are.
 
     >>> import numpy as np, gemmule as gm
     >>> A, x = np.eye(3), np.arange(3.0)
@@ -302,8 +371,12 @@ def plan(
     >>> p.explain().splitlines()[0]
     'problem    matvec A 3 x 3 row, float64 x float64 -> float64'
     """
+    if op == "grouped_matmul":
+        return planned_grouped(a, b, offsets, options_of("plan", choices))
     if not isinstance(op, str) or op not in NAMES:
-        raise ValueError(f"op is {op!r}; it must be one of {', '.join(NAMES)}.")
+        raise ValueError(f"op is {op!r}; it must be one of {', '.join(NAMES)}, grouped_matmul.")
+    if offsets is not None:
+        raise ValueError(f"{op} takes two operands; offsets go with grouped_matmul.")
     left, right, _ = unwrap_all(a, b, NAMES[op])
     options = options_of("plan", choices)
     away = None if device is None else device_of(left, right, device)

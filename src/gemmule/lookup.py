@@ -15,7 +15,8 @@ import numpy as np
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import DEFAULT, Options
 from gemmule.dispatch import host
-from gemmule.general import compiled, product
+from gemmule.general import compiled, product, untraced
+from gemmule.grouped import grouped_product
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.settings import default_device
@@ -68,6 +69,20 @@ def multiply(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
         if jax_calls.traced(a, b):
             return jax_calls.through(op, a, b, out, options)
     return product(op, a, b, out, options, device)
+
+
+def multiply_grouped(a: Any, w: Any, offsets: Any, out: Any, options: Options) -> Any:
+    """Return the grouped product of the user's operands, by the operator where PyTorch asks it."""
+    if "torch" in sys.modules:
+        from gemmule.dispatch.tracked import wanted  # only where PyTorch is
+
+        if wanted(a, w):
+            from gemmule.frameworks import grouped as operator
+
+            return operator.through(a, w, offsets, out, options)
+    if compiled():
+        return untraced(grouped_product, a, w, offsets, out, options)
+    return grouped_product(a, w, offsets, out, options)
 
 
 def _host_call(key: Any, op: str, a: Any, b: Any, options: Options) -> host.FastCall:

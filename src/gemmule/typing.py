@@ -78,6 +78,15 @@ class Same(Ways, total=False):
     device: str | None
 
 
+class Grouped(TypedDict, total=False):
+    """The options of a grouped product."""
+
+    out: Any
+    out_dtype: Any
+    rung: str | None
+    params: Mapping[str, Any] | None
+
+
 class Keywords(Choices, total=False):
     """The options of a product: what decides it, where, and into what."""
 

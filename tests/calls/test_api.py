@@ -167,7 +167,7 @@ def test_the_signature_shows_every_keyword() -> None:
     options |= {"rung", "params", "device"}
     assert set(shown) == {"A", "x", "out", *options}
     assert (shown["precision"].default, shown["out"].default) == ("float32", None)
-    assert set(inspect.signature(gm.plan).parameters) == {"op", "a", "b", *options}
+    assert set(inspect.signature(gm.plan).parameters) == {"op", "a", "b", "offsets", *options}
     for product in (gm.vecmat, gm.matmul):
         assert [*inspect.signature(product).parameters.values()][2:] == [*shown.values()][2:]
 

@@ -23,6 +23,7 @@ from gemmule.core.problem import DTYPES, QuantSpec, check_dtype, numpy_dtype
 from gemmule.quant.library import refuse_without_data
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
+from gemmule.quant.stack import QuantizedStack
 
 # Dtypes that PyTorch and NumPy hand to each other as their bits alone.
 _BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
@@ -37,6 +38,10 @@ def unwrap(obj: Any, argument: str) -> Operand:
         return _from_quantized(obj)
     if isinstance(obj, DeviceArray):
         return device_arrays.from_own(obj)
+    if isinstance(obj, QuantizedStack):
+        held = obj.matrix
+        form = held.kept(quantized_form)._replace(shape=obj.shape, strides=(0, 0, 0))
+        return Operand(obj, 0, form, held.device, "gemmule", obj)
     if isinstance(obj, PreparedMatrix):
         return obj.operand
     torch = sys.modules.get("torch")

@@ -13,6 +13,8 @@ from gemmule.core.rung import Machine, Rung
 
 # run(a, b, out, alpha, beta): out = alpha * a b + beta * out, on operands of the prepared forms.
 Run = Callable[[Operand, Operand, Operand, complex, complex], None]
+# run(a, w, ends, out): the rows of out, each by its expert's matrix of w, up to the last end.
+GroupedRun = Callable[[Operand, Operand, Operand, Operand], None]
 
 
 @dataclass(frozen=True, slots=True)

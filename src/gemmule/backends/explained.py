@@ -83,7 +83,8 @@ def _prepared(op: str, choice: Choice, run: Run) -> list[str]:
     if isinstance(run, HostRun):
         used = run.packed[0] is not None, run.packed[1] is not None
     call = choice.call
-    names = NAMES[op][::-1] if call.swapped else NAMES[op]
+    names = NAMES.get(op, ("A", "W"))  # of a grouped product
+    names = names[::-1] if call.swapped else names
     for name, one, is_used in zip(names, call.ready, used, strict=True):
         if one is None:
             continue

@@ -1,0 +1,363 @@
+"""Grouped products: random ones judged, the loop of products they equal, offsets of every kind."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmule as gm
+from cuda_emulation import Emulator
+from cuemu.toolchain import missing_tools
+from emulated_driver import emulated
+from gemmule.core.problem import numpy_dtype
+from gemmule.core.registry import cuda_rungs
+from gemmule.core.rung import CudaRung
+from gemmule.grouped import GroupedPlan
+from gemmule.oracle.inputs import make_inputs
+from gemmule.oracle.judge import check
+from gemmule.oracle.problems import make_problem
+from gemmule_lab.verify import random_grouped
+from proofs import proofs
+
+RUNGS = [r for r in cuda_rungs() if r.folder == "grouped"]
+needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
+ENDS = np.array([0, 5, 5, 20, 33, 40, 48], np.int32)
+Array = np.ndarray[Any, Any]
+
+
+def operands(dtype: str = "float32", k: int = 64, n: int = 40) -> tuple[Array, Array]:
+    rng = np.random.default_rng(3)
+    shapes = (50, k), (len(ENDS), k, n)
+    a, w = (rng.integers(-3, 4, shape).astype(numpy_dtype(dtype)) for shape in shapes)
+    return a, w
+
+
+def looped(a: Array, w: Any, ends: Array) -> Array:
+    starts = [0, *ends[:-1]]
+    parts = [gm.matmul(a[s:e], w[i]) for i, (s, e) in enumerate(zip(starts, ends, strict=True))]
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_random_products(number: int) -> None:
+    trial = random_grouped.draw(2026, number)
+    verdict = random_grouped.run(trial)
+    assert verdict.ok, f"{trial}: {verdict.text}"
+
+
+def test_the_same_seed_draws_the_same_and_reaches_the_corners() -> None:
+    trials = [random_grouped.draw(5, number) for number in range(600)]
+    assert trials == [random_grouped.draw(5, number) for number in range(600)]
+    problems = [trial.case.problem for trial in trials]
+    assert max(p.batch for p in problems) > 250
+    assert max(p.m for p in problems) > 4000
+    assert {p.m for p in problems} >= {0, 1}
+    assert {p.layout_b for p in problems if p.quant is None} == {"row", "col", "strided"}
+    assert {p.quant.bits for p in problems if p.quant} == {4, 8}
+
+
+def test_it_equals_a_loop_of_products() -> None:
+    for dtype in ("float32", "float64", "float16", "bfloat16"):
+        a, w = operands(dtype)
+        found = gm.grouped_matmul(a, w, ENDS)
+        assert found.dtype == a.dtype
+        np.testing.assert_array_equal(found[:48], looped(a, w, ENDS))
+        assert not found[48:].any()
+        out = np.full_like(found, np.nan)
+        assert gm.grouped_matmul(a, w, ENDS, out=out) is out
+        np.testing.assert_array_equal(out[:48], found[:48])
+        assert np.isnan(out[48:]).all(), "rows behind the last end are left alone"
+
+
+def test_any_strides_and_orders_of_weights() -> None:
+    a, w = operands()
+    wanted = gm.grouped_matmul(a, w, ENDS)
+    along_k = np.ascontiguousarray(w.swapaxes(1, 2)).swapaxes(1, 2)
+    backwards = np.ascontiguousarray(w[::-1, ::-1])[::-1, ::-1]
+    spaced = np.repeat(np.repeat(a, 2, 0), 3, 1)[::2, ::3]
+    for left, right in ((a, along_k), (spaced, w), (np.asfortranarray(a), backwards)):
+        np.testing.assert_array_equal(gm.grouped_matmul(left, right, ENDS), wanted)
+
+
+@pytest.mark.parametrize("ends", [[0, 0, 0], [7, 7, 7], [0, 0, 7], [2, 2, 3]])
+def test_empty_groups_and_all_in_one(ends: list[int]) -> None:
+    a, w = np.ones((7, 2)), np.stack([np.full((2, 3), v) for v in (1.0, 10.0, 100.0)])
+    starts = [0, *ends[:-1]]
+    wanted = np.zeros((7, 3))
+    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        wanted[start:end] = 2.0 * 10.0**i
+    np.testing.assert_array_equal(gm.grouped_matmul(a, w, np.array(ends, np.int32)), wanted)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3, 2), (5, 0, 3, 2), (5, 4, 0, 2), (5, 4, 3, 0)])
+def test_sizes_of_zero(shape: tuple[int, int, int, int]) -> None:
+    tokens, k, experts, n = shape
+    ends = np.full(experts, tokens, np.int32)
+    result = gm.grouped_matmul(np.ones((tokens, k)), np.ones((experts, k, n)), ends)
+    assert result.shape == (tokens, n)
+    assert np.array_equal(result, np.full((tokens, n), float(k if experts else 0)))
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (
+            {"offsets": ENDS.astype(np.int64)},
+            TypeError,
+            "offsets has dtype int64; it must be int32",
+        ),
+        ({"offsets": ENDS[::-1].copy()}, ValueError, "rise from 0 to at most 50"),
+        ({"offsets": ENDS + 5}, ValueError, "rise from 0 to at most 50"),
+        ({"offsets": np.repeat(ENDS, 2)[::2]}, ValueError, "must be contiguous"),
+        ({"offsets": ENDS[:3]}, ValueError, "7 experts and offsets 3 ends"),
+        ({"W": np.ones((7, 40, 64), np.float32)}, ValueError, "passed transposed"),
+        ({"W": np.ones((7, 64, 40))}, TypeError, "of one dtype"),
+        ({"A": np.ones((50, 64), np.int32)}, TypeError, "of one dtype"),
+        ({"out": np.ones((50, 41), np.float32)}, ValueError, r"out has shape \(50, 41\)"),
+        ({"rung": "blas"}, ValueError, "it computes matmul, not grouped"),
+        ({"precision": "tf32"}, TypeError, "its options are out, out_dtype, rung, params"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], kind: type[Exception], words: str) -> None:
+    a, w = operands()
+    given = {"A": a, "W": w, "offsets": ENDS} | change
+    args = [given.pop(name) for name in ("A", "W", "offsets")]
+    with pytest.raises(kind, match=words):
+        gm.grouped_matmul(*args, **given)
+    with pytest.raises(ValueError, match="out overlaps an input"):
+        gm.grouped_matmul(np.ones((4, 4)), both := np.ones((1, 4, 4)), ENDS[1:2] - 1, out=both[0])
+
+
+def test_a_plan_explains_itself_pickles_and_refuses_others() -> None:
+    a, w = operands()
+    plan = gm.plan("grouped_matmul", a, w, ENDS)
+    assert isinstance(plan, GroupedPlan)
+    assert "grouped A 50 x 64 row, 7 experts of 64 x 40 row" in plan.explain()
+    assert "one_by_one" in plan.explain()
+    wanted = gm.grouped_matmul(a, w, ENDS)
+    np.testing.assert_array_equal(plan(a, w, ENDS), wanted)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(plan))(a, w, ENDS), wanted)
+    with pytest.raises(ValueError, match="this plan computes grouped"):
+        plan(a[:4], w, ENDS)
+    with pytest.raises(ValueError, match="not tuned"):
+        plan.tune()
+    with pytest.raises(ValueError, match="offsets go with grouped_matmul"):
+        gm.plan("matmul", a, w[0], ENDS)
+
+
+def test_a_stack_of_codes() -> None:
+    a, w = operands(k=96)
+    stack = gm.quantize_experts(w, bits=4, group_size=32)
+    assert stack.shape == w.shape == stack.dequantize().shape
+    assert stack.nbytes < w.nbytes / 4
+    np.testing.assert_array_equal(stack[-1].dequantize(), stack.dequantize()[-1])
+    found = gm.grouped_matmul(a, stack, ENDS)
+    exact = gm.grouped_matmul(a.astype("f8"), stack.dequantize("float64"), ENDS)
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-4)
+    again = gm.QuantizedStack.from_matrix(stack.matrix, len(ENDS))
+    np.testing.assert_array_equal(gm.grouped_matmul(a, again, ENDS), found)
+    with pytest.raises(ValueError, match="are no 9 experts"):
+        gm.QuantizedStack.from_matrix(stack.matrix, 9)
+    with pytest.raises(ValueError, match="not transposed or permuted"):
+        gm.QuantizedStack.from_matrix(stack.matrix.T, 1)
+    with pytest.raises(TypeError, match="must be a stack"):
+        gm.grouped_matmul(a, stack.matrix, ENDS)
+    with pytest.raises(ValueError, match=r"A matrix goes to gemmule\.quantize"):
+        gm.quantize_experts(w[0])
+    with pytest.raises(IndexError, match="expert 7 of 7"):
+        stack[7]
+
+
+@needs_emulator
+def test_public_calls_on_a_device() -> None:
+    a, w = operands("bfloat16", k=128, n=48)
+    wanted = gm.grouped_matmul(a, w, ENDS)[:48]
+    stack = gm.quantize_experts(w.astype("f4"), bits=8, group_size=64, symmetric=True)
+
+    def multiply() -> None:  # its arrays are gone before the device is
+        left, right, ends = (gm.asarray(one, device="cuda") for one in (a, w, ENDS))
+        for rung in ("row_by_row", "streamed_experts", "wgmma_experts", None):
+            found = gm.asarray(gm.grouped_matmul(left, right, ends, rung=rung), device="cpu")
+            np.testing.assert_array_equal(found[:48], wanted)
+        moved = stack.to("cuda")
+        found = gm.asarray(gm.grouped_matmul(left, moved, ends), device="cpu")
+        np.testing.assert_allclose(
+            found[:48].astype("f4"), wanted.astype("f4"), rtol=2**-7, atol=0.5
+        )
+        assert "streamed_codes" in gm.plan("grouped_matmul", left, moved, ends).explain()
+        with pytest.raises(TypeError, match="offsets a numpy array on cpu"):
+            gm.grouped_matmul(left, right, ENDS)
+
+    with emulated(1):
+        multiply()
+
+
+BROKEN = [[9, 3, 60, -5], [-1, -1, -1, -1], [2**31 - 1, 0, 7, 7], [0, 200, 0, 200]]
+
+
+@needs_emulator
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda r: r.name)
+@pytest.mark.parametrize("ends", BROKEN)
+def test_no_offsets_make_a_kernel_leave_its_operands(rung: CudaRung, ends: list[int]) -> None:
+    """What a device holds is seen by nobody before: the result may be anything, the rest stays."""
+    inputs = sample(rung)
+    assert inputs.ends is not None
+    inputs.ends[:] = ends
+    emulator = Emulator(seed=2)
+    emulator.run(rung, inputs, rung.check_params(inputs.case.problem, None))
+    assert inputs.frames[0].intact_around()
+
+
+def sample(rung: CudaRung, tokens: int = 24) -> Any:
+    quant = None
+    if rung.quantized:
+        specs = proofs.quant_specs(rung.signatures[0])
+        quant = next(q for q in specs if rung.accepts_quant and rung.accepts_quant(
+            make_problem("grouped", 8, 8, 128, rung.signatures[0], quant=q)))  # fmt: skip
+    problem = make_problem("grouped", tokens, 40, 128, rung.signatures[0], batch=4, quant=quant)
+    return make_inputs(problem, "integers", 11)
+
+
+@needs_emulator
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda r: r.name)
+def test_bytes_of_untouched_experts_are_not_read(rung: CudaRung) -> None:
+    """Experts without tokens hold NaN here; one that is read would show in some sum."""
+    inputs = sample(rung)
+    assert inputs.ends is not None
+    inputs.ends[:] = [0, 24, 24, 24]
+    if rung.quantized:
+        inputs.b.scales.setflags(write=True)
+        scales, each = inputs.b.scales, len(inputs.b.scales) // 4
+        scales[:each] = scales[2 * each :] = np.nan
+        inputs.b.scales.setflags(write=False)
+    else:
+        inputs.b[0] = inputs.b[2:] = np.nan
+    held = type(inputs)(
+        inputs.case, inputs.a, inputs.b, inputs.out, inputs.exact_below, inputs.frames, (),
+        inputs.ends,
+    )  # fmt: skip
+    params = rung.check_params(inputs.case.problem, None)
+    result = Emulator(seed=2).run(rung, held, params).astype("f8")
+    assert np.isfinite(result).all()
+
+
+@needs_emulator
+def test_an_expert_with_many_tokens_among_empty_ones() -> None:
+    """Several pieces of one slab, blocks that begin within an expert, and a ragged last piece."""
+    for rung in RUNGS:
+        for ends in ([0, 0, 71, 71], [1, 70, 70, 71]):
+            inputs = sample(rung, tokens=71)
+            assert inputs.ends is not None
+            inputs.ends[:] = ends
+            fresh = make_fingerprints(inputs)
+            params = rung.check_params(inputs.case.problem, None)
+            result = Emulator(seed=3).run(rung, fresh, params)
+            verdict = check(fresh, rung.arithmetic(inputs.case.problem), params, result)
+            assert verdict.ok, f"{rung.name} {ends}: {verdict.text}"
+
+
+def make_fingerprints(inputs: Any) -> Any:
+    """Return the inputs as if they had been made with the offsets that they hold now."""
+    from gemmule.oracle.inputs import Inputs, _fingerprints
+
+    held = inputs.b if isinstance(inputs.b, gm.QuantizedMatrix) else inputs.a
+    marks = _fingerprints(held, inputs.frames[1:])
+    return Inputs(
+        inputs.case, inputs.a, inputs.b, inputs.out, inputs.exact_below, inputs.frames, marks,
+        inputs.ends,
+    )  # fmt: skip
+
+
+def test_the_struct_of_codes_says_what_the_header_says() -> None:
+    from gemmule.backends.cuda import launch_args
+    from proofs import raw_launch
+
+    rung = next(r for r in RUNGS if r.quantized)
+    inputs = sample(rung)
+    packed = raw_launch.arguments(inputs, [1, 2, 3, 4, 5, 6, 7], 0)
+    names = [name for name, _ in launch_args.QUANT_FIELDS]
+    fields = dict(zip(names, launch_args.QUANT.unpack(packed), strict=True))
+    assert (fields["x"], fields["y"], fields["work"]) == (5, 6, 7)
+    assert (fields["m"], fields["n"], fields["columns"], fields["scale_row"]) == (40, 128, 24, 4)
+    assert struct.calcsize("<7Q") == 56
+
+
+class Tensor:
+    """What the fast path asks of a CUDA tensor, over an array of the emulated device."""
+
+    is_cuda = True
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.dtype, self.shape = array, array.dtype, array.shape
+        self.negated = False
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        item = numpy_dtype(self.dtype).itemsize
+        steps = tuple(step * item for step in self.array.strides)
+        return {
+            "typestr": numpy_dtype(self.dtype).str,
+            "shape": self.shape,
+            "strides": steps,
+            "data": (self.array.pointer, False),
+            "version": 3,
+        }
+
+    def stride(self) -> tuple[int, ...]:
+        strides: tuple[int, ...] = self.array.strides
+        return strides
+
+    def get_device(self) -> int:
+        return 0
+
+    def data_ptr(self) -> int:
+        pointer: int = self.array.pointer
+        return pointer
+
+    def is_neg(self) -> bool:
+        return self.negated
+
+
+@needs_emulator
+def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_calls = pytest.importorskip("gemmule.dispatch.torch")
+    from types import SimpleNamespace
+
+    from gemmule import grouped
+    from gemmule.backends.cuda.device_array import DeviceArray
+
+    native = SimpleNamespace(_cuda_getDevice=lambda: 0, _cuda_getCurrentRawStream=lambda number: 0)
+    library = SimpleNamespace(
+        Tensor=Tensor, _C=native, nn=SimpleNamespace(Parameter=Tensor), float16="float16"
+    )
+    monkeypatch.setattr(grouped, "sys", SimpleNamespace(modules={"torch": library}))
+    monkeypatch.setattr(
+        torch_calls,
+        "maker",
+        lambda shape, dtype, ordinal: lambda: Tensor(DeviceArray.empty(shape, dtype, ordinal)),
+    )
+    a, w = operands("float16", k=128, n=48)
+    wanted = gm.grouped_matmul(a, w, ENDS)[:48]
+
+    def multiply() -> None:
+        left, right, ends = (Tensor(gm.asarray(one, device="cuda")) for one in (a, w, ENDS))
+        general: list[Any] = []
+        monkeypatch.setattr(grouped, "multiplied", lambda *given: general.append(given))
+        for other in (ends, Tensor(gm.asarray(ENDS, device="cuda"))):
+            found = grouped.grouped_product(left, right, other, None, grouped.DEFAULT)
+            assert isinstance(found, Tensor)
+            assert (found.shape, found.dtype) == ((50, 48), "float16")
+            host = gm.asarray(found.array, device="cpu")
+            np.testing.assert_array_equal(host[:48], wanted)
+        assert not general
+        right.negated = True
+        assert grouped.grouped_product(left, right, ends, None, grouped.DEFAULT) is None
+        assert len(general) == 1, "its memory holds other numbers: left to the general path"
+
+    with emulated(1):
+        multiply()
+    grouped._bound.clear()
