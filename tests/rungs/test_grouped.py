@@ -361,3 +361,12 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
     with emulated(1):
         multiply()
     grouped._bound.clear()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_the_command_shows_the_ladder(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from gemmule_lab.cli import run
+
+    assert run(["ladder", "grouped", "--backend", backend]) == 0
+    shown = capsys.readouterr().out
+    assert all(rung.name in shown for rung in gm.ladder("grouped", backend))

@@ -11,8 +11,18 @@ import click
 from gemmule_lab.commands import _options as options
 
 SUITES = {
-    "cpu": ("quick", "cpu", "everyday", "sizes", "model", "ladder", "distributed"),
-    "cuda": ("quick", "matvec", "chained", "matmul", "quantised", "host", "split", "distributed"),
+    "cpu": ("quick", "cpu", "everyday", "sizes", "model", "ladder", "grouped", "distributed"),
+    "cuda": (
+        "quick",
+        "matvec",
+        "chained",
+        "matmul",
+        "quantised",
+        "host",
+        "split",
+        "grouped",
+        "distributed",
+    ),
 }
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 QUANTIZED = ("int8", "int4", "int8 x int8", "int4 x int8")
@@ -96,12 +106,14 @@ def bench(
         from gemmule_lab.distributed import session as distributed
 
         return distributed.start(device, sizes, out)
-    from gemmule_lab.bench import host_to_host, session, suites
+    from gemmule_lab.bench import grouped, host_to_host, session, suites
     from gemmule_lab.bench.quiet import Patience
     from gemmule_lab.harness.host import HostBench, rates_hint
     from gemmule_lab.harness.neighbours import processors_in_use
     from gemmule_lab.harness.products import titled
 
+    if suite == "grouped":
+        return grouped.show(None if backend == "cpu" else options.ordinal_of(device), out)
     if suite == "split":
         from gemmule.backends.cuda.arrays import ordinal_named
 

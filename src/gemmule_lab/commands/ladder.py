@@ -8,7 +8,7 @@ import click
 
 from gemmule_lab.commands import _options as options
 
-OPS = ("matvec", "vecmat", "matmul", "quantized")
+OPS = ("matvec", "vecmat", "matmul", "quantized", "grouped")
 
 
 @options.command("measure", "Show the kernels of an operation, with what each adds.")
@@ -24,7 +24,7 @@ OPS = ("matvec", "vecmat", "matmul", "quantized")
 def ladder(op: str, backend: str, size: int, markdown: bool) -> Any:
     """Show the ladder of OP: every rung with its technique, its limits and its proof.
 
-    OP is matvec (default), vecmat, matmul or quantized.
+    OP is matvec (default), vecmat, matmul, quantized or grouped.
     """
     from gemmule_lab.report import ladder_table
 

@@ -109,10 +109,11 @@ def examples(rung: Rung, size: int) -> tuple[Problem, ...]:
 
 
 def _problems(rung: Rung, m: int, n: int, size: int) -> Iterator[Problem]:
-    k = size if rung.op == "matmul" else 1
-    layouts_b = rung.layouts_b if rung.op == "matmul" else ("row",)
+    k = 1 if rung.op == "matvec" else size
+    layouts_b = ("row",) if rung.op == "matvec" else rung.layouts_b
     for (a, b, out), layout in itertools.product(rung.signatures, rung.layouts):
-        specs = _quant_specs(a) if rung.quantized else [None]
+        codes = b if rung.op == "grouped" else a
+        specs = _quant_specs(codes) if rung.quantized else [None]
         for spec, layout_b in itertools.product(specs, layouts_b):
             plain = Problem(rung.op, m, n, k, a=a, b=b, out=out, quant=spec)
             yield replace(plain, layout_a=layout, layout_b=layout_b)
