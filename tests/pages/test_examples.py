@@ -16,7 +16,8 @@ from checkout import ROOT
 from site_pages import links
 
 FOLDER = ROOT / "examples"
-LONG = ("generate_tokens", "sentence_embeddings", "serve_model")  # a model, a download, a server
+# A model, a download, a server, minutes: run by the tests of what they show.
+LONG = ("generate_tokens", "sentence_embeddings", "serve_model", "experts_layer")
 SHORT = [path for path in sorted(FOLDER.glob("*.py")) if path.stem not in LONG]
 
 

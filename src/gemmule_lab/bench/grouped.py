@@ -262,7 +262,7 @@ def _expert_bytes(weights: Any, shape: Shape) -> float:
 
 
 def show(ordinal: int | None, out: Path) -> dict[str, Any]:
-    """Measure, print, write and return every case; DeviceError or ImportError where something is missing.
+    """Measure, print, write and return every case; DeviceError or ImportError for what is missing.
 
     ordinal: of the GPU, None on the host.
     """
