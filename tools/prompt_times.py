@@ -113,11 +113,11 @@ def groups() -> dict[str, Callable[[], Calls]]:
     made: dict[str, Callable[[], Calls]] = {}
     for name, shape in SHAPES.items():
         for tokens in TOKENS:
-            made[f"layer {name}, {tokens} tokens"] = lambda s=shape, t=tokens: forward(s, t)
-        made[f"step {name}, 64 tokens"] = lambda s=shape: step(s, 64)
+            made[f"layer {name}, {tokens} tokens"] = functools.partial(forward, shape, tokens)
+        made[f"step {name}, 64 tokens"] = functools.partial(step, shape, 64)
     return made | {
-        "model, 64 tokens": lambda: llama(64),
-        "model, next token": lambda: llama(1),
+        "model, 64 tokens": functools.partial(llama, 64),
+        "model, next token": functools.partial(llama, 1),
     }
 
 
@@ -165,12 +165,19 @@ def main() -> None:
         return
     for count in map(int, given.threads.split(",")):
         print(f"{count} threads", flush=True)
-        some = set(sorted(os.sched_getaffinity(0))[:count])
-        command = [sys.executable, __file__, given.asked, "--threads", "here"]
+        processors = ",".join(map(str, sorted(os.sched_getaffinity(0))[:count]))
+        command = [
+            "taskset",
+            "-c",
+            processors,
+            sys.executable,
+            __file__,
+            given.asked,
+            "--threads",
+            "here",
+        ]
         command += ["--turns", str(given.turns)]
-        subprocess.run(
-            command, check=True, preexec_fn=lambda some=some: os.sched_setaffinity(0, some)
-        )
+        subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
