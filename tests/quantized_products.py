@@ -125,6 +125,8 @@ def bound_of(rung: Rung, Q: QuantizedMatrix, x: np.ndarray, out: str) -> np.ndar
     limit = W @ wide * (steps * u / (1 - steps * u))
     if arithmetic.activations_bits is not None:
         limit = limit + W @ (rounding_of(Q, wide) * 1.001)
+    if arithmetic.inputs is not None:  # the difference, its scaling and the weight are rounded
+        limit = limit + W @ wide * (3.1 * UNIT_ROUNDOFF[arithmetic.inputs])
     return limit
 
 
@@ -172,6 +174,12 @@ def check_across_rows(
         first = plan(x, Q)
         for _ in range(3):
             np.testing.assert_array_equal(plan(x, Q), first)
+
+
+def dtype_for(rung: Rung) -> str:
+    """The dtype of activations that tests give a rung: float32, where it takes them."""
+    known = [b for _, b, _ in rung.signatures]
+    return "float32" if "float32" in known else known[0]
 
 
 def takes(rung: Rung, Q: QuantizedMatrix, columns: int | None, b: str, out: str) -> bool:

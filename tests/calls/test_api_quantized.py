@@ -15,6 +15,7 @@ import gemmule as gm
 from gemmule.core.problem import UNIT_ROUNDOFF, numpy_dtype
 from gemmule.quant.matrix import QuantizedMatrix
 from products import ARRANGEMENTS, Array, misaligned, small
+from quantized_products import dtype_for
 
 M, N = 13, 45
 
@@ -168,21 +169,22 @@ NAMED = [
 @pytest.mark.parametrize("name", NAMED)
 def test_every_rung_by_name(name: str) -> None:
     rung = next(r for r in gm.ladder("quantized", "cpu") if r.name == name)
-    x = small(np.random.default_rng(8), (N,), "float32")
+    dtype = numpy_dtype(dtype_for(rung))
+    x = small(np.random.default_rng(8), (N,)).astype(dtype)
     taken = 0
     for (bits, group_size, zeros), turned in itertools.product(QUANTS, (False, True)):
         Q = matrix(bits, group_size, zeros)
-        Q, v = (Q.T, small(np.random.default_rng(8), (M,), "float32")) if turned else (Q, x)
+        Q, v = (Q.T, small(np.random.default_rng(8), (M,)).astype(dtype)) if turned else (Q, x)
         columns = np.stack([v, v, v], axis=1)
         right = columns if rung.op == "matmul" else v
-        activations = "int8" if "int8" in name else "float"
+        options = {"activations": "int8" if "int8" in name else "float", "out_dtype": "float32"}
         function = gm.matmul if rung.op == "matmul" else gm.matvec
-        problem = gm.plan(function.__name__, Q, right, activations=activations).problem
+        problem = gm.plan(function.__name__, Q, right, **options).problem
         if rung.refusal(problem) is not None:
             with pytest.raises(ValueError, match=f"rung {name} cannot compute"):
-                function(Q, right, rung=name, activations=activations)
+                function(Q, right, rung=name, **options)
             continue
-        result = function(Q, right, rung=name, activations=activations)
+        result = function(Q, right, rung=name, **options)
         taken += 1
         W = Q.dequantize("float64")
         if "int8" in name:

@@ -375,7 +375,8 @@ def test_tables_fit_the_terminal_and_lose_no_cell(width: int) -> None:
 def test_ctrl_c_is_clean_before_and_after_a_command() -> None:
     """In imports and at the interpreter's end nothing is there to catch the exception."""
     code = (
-        "import signal, sys; from gemmule_lab import start; sys.argv[1:] = ['--version']; "
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from gemmule_lab import start; sys.argv[1:] = ['--version']; "
         "import atexit; atexit.register(lambda: print(signal.getsignal(signal.SIGINT))); "
         "start.quiet(); print(signal.getsignal(signal.SIGINT)); start.main()"
     )

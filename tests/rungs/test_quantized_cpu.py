@@ -18,6 +18,7 @@ import pytest
 import gemmule as gm
 from children import printed
 from gemmule.backends.cpu import simd, steps, target
+from gemmule.core.problem import numpy_dtype
 from gemmule.core.rung import ACTIVATION_GROUP, Machine, Rung
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs._cpu import address
@@ -32,6 +33,7 @@ from quantized_products import (
     bound_of,
     check,
     check_across_rows,
+    dtype_for,
     make_matrix,
     problem_of,
     run,
@@ -67,8 +69,8 @@ def test_within_the_declared_arithmetic(name: str) -> None:
     for i, ((m, n), group) in enumerate(itertools.product(SIZES, GROUPS)):
         Q0 = make_matrix(m, n, KINDS[i % len(KINDS)][0], group, *KINDS[i % len(KINDS)][1:])
         for Q in views(Q0):
-            x = activations(x_shape(rung, Q), "float32")
-            if takes(rung, Q, None if x.ndim == 1 else 5, "float32", "float32"):
+            x = activations(x_shape(rung, Q), dtype_for(rung))
+            if takes(rung, Q, None if x.ndim == 1 else 5, dtype_for(rung), "float32"):
                 check(rung, Q, x)
                 runs += 1
     assert runs >= 30
@@ -160,9 +162,9 @@ def test_small_integers_are_exact(name: str) -> None:
     for (m, n), group, kind in itertools.product([(5, 129), (9, 300)], GROUPS, KINDS[:5:2]):
         for Q in views(make_matrix(m, n, kind[0], group, kind[1], kind[2], exact=True)):
             shape = x_shape(rung, Q)
-            x = np.random.default_rng(1).integers(-8, 9, shape).astype(np.float32)
+            x = np.random.default_rng(1).integers(-8, 9, shape).astype(numpy_dtype(dtype_for(rung)))
             x[::ACTIVATION_GROUP] = 127  # so that the 8-bit activations have a step of one
-            if not takes(rung, Q, None if len(shape) == 1 else 5, "float32", "float32"):
+            if not takes(rung, Q, None if len(shape) == 1 else 5, dtype_for(rung), "float32"):
                 continue
             truth = Q.dequantize("float64") @ x.astype(np.float64)
             assert np.array_equal(run(rung, Q, x), truth), f"{name} {Q!r}"

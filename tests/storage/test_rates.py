@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from gemmule.backends.cpu import launch as cpu
-from gemmule.choose import choose
+from gemmule.choose import NOT_WAITING, choose
 from gemmule.core.canonical import Options, c_strides, canonical
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
 from gemmule.core.operand import Form
 from gemmule.core.rung import Machine
+from gemmule.rungs.matvec.cpu import blas
 from gemmule.storage import rates as store_rates
 from gemmule.tuning import rates as tuning_rates
 from gemmule.tuning.rates import measure_rates
@@ -109,13 +110,28 @@ def _call(op: str, m: int, n: int, dtype: str) -> object:
 @pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("slow", [1e-3, 1.0, 1e3])
-def test_blas_is_the_choice_whatever_the_rates_say(op: str, dtype: str, slow: float) -> None:
+def test_blas_is_the_choice_where_it_waits_for_no_other_thread(
+    op: str, dtype: str, slow: float, fault: Callable[..., Any]
+) -> None:
+    """Where OpenBLAS cuts a product among its threads, one of ours is the choice."""
     rates = replace(DEFAULT_RATES, blas=DEFAULT_RATES.blas * slow, read=DEFAULT_RATES.read / slow)
-    machine = Machine("cpu", "Test", "x86_64", 16, rates.read, 1 << 25, rates=rates)
-    for size in (64, 512, 4096):
-        found = choose(_call(op, size, size, dtype), machine)  # type: ignore[arg-type]
-        assert found.rung.name == "blas"
-        assert found.runner_up
+    alone, many = (
+        Machine("cpu", "Test", "x86_64", units, rates.read, 1 << 25, rates=rates)
+        for units in (1, 16)
+    )
+    calls = [_call(op, size, size, dtype) for size in (64, 512, 4096)]  # type: ignore[arg-type]
+    found = [choose(call, alone) for call in calls]
+    assert [one.rung.name for one in found] == ["blas"] * 3
+    assert all(one.runner_up for one in found)
+    if op == "matmul":
+        assert [choose(call, many).rung.name for call in calls] == ["blas"] * 3
+        return
+    fault(blas, "shares_vectors", lambda sound, m, n: m * n > 64 * 64)
+    small, _, large = (choose(call, many) for call in calls)
+    assert small.rung.name == "blas"
+    # Where memory is a thousand times quicker what shares cost is more than waiting is worth.
+    assert (large.reason == NOT_WAITING) == (large.rung.name != "blas")
+    assert large.rung.name != "blas" or slow < 1
 
 
 # An EPYC (Zen 4), two cores, as it measured itself: where NumPy converts quickly its loops over

@@ -191,7 +191,7 @@ def bare_times(threads: int, count: int, steps: int) -> list[float]:
 def busy_processes(count: int) -> Iterator[None]:
     """Keep so many processors busy with other processes, for the block."""
     code = "while True: sum(range(100_000))"
-    children = [subprocess.Popen((sys.executable, "-c", code)) for _ in range(count)]
+    children = [subprocess.Popen((sys.executable, "-P", "-c", code)) for _ in range(count)]
     try:
         time.sleep(0.5)
         yield
