@@ -108,18 +108,44 @@ def float_kind(dtype: str, shape: tuple[int, ...]) -> str:
 
 def importance(value: Any, n: int) -> NDArray[np.float64]:
     """Require n finite numbers that are not negative; returns them on the host."""
-    host = value.detach().cpu() if hasattr(value, "detach") else value
-    if str(getattr(host, "dtype", "")) == "torch.bfloat16":
-        host = host.float()
-    array = np.asarray(host.get() if hasattr(host, "get") else host)
-    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
-        raise TypeError(f"importance has dtype {array.dtype}, but must be real numbers")
-    array = array.astype(np.float64)
+    array = _real("importance", value)
     if array.shape != (n,):
         raise ValueError(f"importance has shape {array.shape}, but must be ({n},): one a column")
     if not (np.isfinite(array) & (array >= 0)).all():
         raise ValueError("importance must be finite and not negative everywhere")
     return array
+
+
+def hessian(value: Any, n: int) -> NDArray[np.float64]:
+    """Require second moments (n, n): finite, symmetric, some of them positive; on the host."""
+    array = _real("hessian", value)
+    if array.shape != (n, n):
+        raise ValueError(
+            f"hessian has shape {array.shape}, but must be ({n}, {n}): X^T X of the inputs X that "
+            "W's columns meet"
+        )
+    if not np.isfinite(array).all():
+        row, column = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise ValueError(f"hessian[{row}, {column}] is {array[row, column]}, but must be finite")
+    diagonal = np.diag(array)
+    if n and (diagonal.min() < 0 or not diagonal.max() > 0):
+        raise ValueError(
+            "hessian must have a diagonal of squares that are not negative and not all 0; it has "
+            f"{diagonal.min():.3g} to {diagonal.max():.3g}: no X^T X of inputs that were seen"
+        )
+    if n and np.abs(array - array.T).max() > 1e-4 * diagonal.max():
+        raise ValueError("hessian must be symmetric, as X^T X is")
+    return array
+
+
+def _real(name: str, value: Any) -> NDArray[np.float64]:
+    host = value.detach().cpu() if hasattr(value, "detach") else value
+    if str(getattr(host, "dtype", "")) == "torch.bfloat16":
+        host = host.float()
+    array = np.asarray(host.get() if hasattr(host, "get") else host)
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise TypeError(f"{name} has dtype {array.dtype}, but must be real numbers")
+    return array.astype(np.float64)
 
 
 def _host_array(name: str, value: object) -> NDArray[Any]:

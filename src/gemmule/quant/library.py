@@ -75,6 +75,15 @@ def library_of(array: Array) -> Library:
     return Library(sys.modules["cupy"])
 
 
+def place_of(array: Array) -> str | None:
+    """Return the device of an array that `opened` gave, such as ``"cuda:0"``; None on the host."""
+    if isinstance(array, np.ndarray):
+        return None
+    if library_of(array).is_torch:
+        return f"cuda:{array.get_device()}" if array.is_cuda else None
+    return f"cuda:{array.device.id}"
+
+
 def is_known(array: Array) -> bool:
     """Whether one of the three libraries computes on an array as it is."""
     of = {"torch": "Tensor", "cupy": "ndarray"}

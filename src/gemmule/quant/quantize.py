@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.words import Bits, Method, ScaleDtype
-from gemmule.quant import checks, rounding
+from gemmule.quant import checks, rounding, second_order
 from gemmule.quant.cuda import fragment_order, on_device
 from gemmule.quant.layouts import pack_nibbles, row_blocks
 from gemmule.quant.library import (
@@ -20,6 +20,7 @@ from gemmule.quant.library import (
     closed,
     library_of,
     opened,
+    place_of,
     refuse_distributed,
 )
 from gemmule.quant.matrix import QuantizedMatrix
@@ -47,6 +48,7 @@ def quantize(
     *,
     method: Method = "rtn",
     importance: Any = None,
+    hessian: Any = None,
     perm: NDArray[np.integer[Any]] | None = None,
 ) -> QuantizedMatrix:
     """Quantise a float matrix to ``bits``-bit codes, on the device where it lies.
@@ -62,26 +64,34 @@ def quantize(
       its outer codes. ``"mse"`` also tries ranges cut by up to two fifths (17 times the work) and
       keeps the one of least squared error. ``"hqq"`` finds scales and zero points that are no
       integers by turns with the codes (25 times), which is better again, most of all with
-      importance; it needs zero points.
+      importance; it needs zero points. ``"gptq"`` rounds column by column, and lets the columns
+      that are still to come make up for each error as ``hessian`` says they can; its scales are
+      those of ``"hqq"`` (of ``"mse"`` when symmetric) for what a group's weights have become. It
+      is computed on the host, in time n^2 m, wherever W lies.
     - ``importance``: ``(n,)``, finite and not negative: how much an error in each column counts,
       such as the mean square of what the column is multiplied by in use. Default: all alike.
-    - ``perm``: quantise ``W[:, perm]`` instead, and record it; the result still stands for W.
+    - ``hessian``: ``(n, n)``, for ``"gptq"`` and no other: the second moments ``X^T X`` of what W
+      is multiplied by, times any number, as `gemmule.torch.calibrate` gathers them.
+    - ``perm``: quantise ``W[:, perm]`` instead, and record it; the result still stands for W. For
+      ``"gptq"`` ``numpy.argsort(-numpy.diag(hessian))`` is the order of its authors' *act-order*.
 
-    The result's ``error`` is ``sqrt(sum(importance (w - w')^2) / sum(importance w^2))``.
+    The result's ``error`` is ``sqrt(sum(importance (w - w')^2) / sum(importance w^2))``; for
+    ``"gptq"`` that of products, ``sqrt(trace(E H E^T) / trace(W H W^T))`` with ``E = W - W'``.
 
     Promised for ``"rtn"``: ``|w - w'| <= scale (1/2 + 6 (2^bits - 1) u)`` for ``w' =
     dequantize("float64")``, u = 2^-53 for a float64 W and 2^-24 else. The scale is
     (max - min) / (2^bits - 1) of the group widened to include 0, when symmetric
     max(max / (2^(bits-1) - 1), -min / 2^(bits-1)), rounded up to ``scale_dtype``: 0 for
-    a group of zeros. Zero points are the integers 0 .. 2^bits - 1, by ``"hqq"`` numbers of at most
-    2^17 in size. For ``"rtn"``
+    a group of zeros. Zero points are the integers 0 .. 2^bits - 1, by ``"hqq"`` and ``"gptq"``
+    numbers of at most 2^17 in size. For ``"rtn"``
     and ``"mse"``: weight 0 comes back as exactly 0. For ``"mse"`` and ``"hqq"``: no group has a
     larger squared error than by ``"rtn"``, up to the rounding of W's dtype. Promised for ``"rtn"``
     and ``"mse"``: the same codes, scales and zero points on the host and on a GPU. Not promised:
-    the same for ``"hqq"``.
+    the same for ``"hqq"`` and ``"gptq"``.
 
     Raises TypeError for what is not a float matrix; ValueError for a wrong shape or option, for a
-    NaN or infinity in W (naming the place), and where ``scale_dtype`` cannot hold a scale.
+    NaN or infinity in W (naming the place), where ``scale_dtype`` cannot hold a scale, and for a
+    ``hessian`` that is not finite, symmetric and positive semi-definite, or is 0.
 
     >>> Q = quantize(np.array([[0.0, 0.5, 1.5, 7.5]]), bits=4, group_size=4)
     >>> Q.scales.tolist(), Q.zeros.tolist(), Q.codes.tolist(), Q.error
@@ -94,8 +104,7 @@ def quantize(
         W, device = opened(W)
         checks.float_matrix(W)
     checks.one_of("scale_dtype", scale_dtype, checks.SCALE_DTYPES)
-    if checks.one_of("method", method, METHODS) == "hqq" and symmetric:
-        raise ValueError("method 'hqq' finds zero points, and symmetric=True has none: use 'mse'")
+    _agree(method, symmetric, group_size, importance, hessian)
     n = (W if there is None else there.form).shape[1]
     order = None if perm is None else checks.perm(perm, n)
     weights = None if importance is None else checks.importance(importance, n)
@@ -110,10 +119,34 @@ def quantize(
     )
     if there is not None:
         return on_device.quantised(there, wanted)
-    made = _Work(W, library_of(W), wanted).matrix()
+    if hessian is not None:
+        made = second_order.quantised(W, wanted, checks.hessian(hessian, n))
+        device = device or place_of(W)
+    else:
+        made = _Work(W, library_of(W), wanted).matrix()
     if device is not None:
         return made.to(device)
     return made if made.device == "cpu" else made.to(layout=fragment_order.LAYOUT)
+
+
+def _agree(
+    method: str, symmetric: bool, group_size: int | None, importance: Any, hessian: Any
+) -> None:
+    """Raise ValueError for a method that is unknown, or beside what it cannot be beside."""
+    known = (*METHODS, "gptq")
+    if checks.one_of("method", method, known) == "hqq" and symmetric:
+        raise ValueError("method 'hqq' finds zero points, and symmetric=True has none: use 'mse'")
+    if (method == "gptq") != (hessian is not None):
+        raise ValueError(
+            "method 'gptq' needs hessian=, the second moments X^T X of the inputs, such as "
+            "gemmule.torch.calibrate(..., hessian=True) gathers"
+            if hessian is None
+            else f"hessian is for method 'gptq', but method is {method!r}"
+        )
+    if method == "gptq" and importance is not None:
+        raise ValueError("method 'gptq' takes no importance: the diagonal of hessian is that")
+    if method == "gptq" and group_size is None:
+        raise ValueError("method 'gptq' finds scales row by row; group_size=-1 is one a row")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gemmule.quant import rounding
 from gemmule.quant.library import Array, library_of
 
-METHODS = ("rtn", "mse", "hqq")
+METHODS = ("rtn", "mse", "hqq")  # of `fit`
 
 SHRINKS = tuple(1 - step / 40 for step in range(17))  # of the range, for "mse"; 1 comes first
 STARTS = (1.0, 0.925, 0.85, 0.775, 0.7)  # of the range, for "hqq"
