@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same as in _MODULES
+    from gemmule.torch.calibration import calibrate as calibrate
     from gemmule.torch.checkpoints import load_checkpoint as load_checkpoint
     from gemmule.torch.files import load_model as load_model
     from gemmule.torch.files import save_model as save_model
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # the same as in _MODULES
 _MODULES = {
     "GemmuleConfig": "pretrained",
     "QuantLinear": "layer",
+    "calibrate": "calibration",
     "load_checkpoint": "checkpoints",
     "load_model": "files",
     "quantize_": "linear",

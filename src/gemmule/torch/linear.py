@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from gemmule.torch.calibration import Inputs, options_from
 from gemmule.torch.layer import QuantLinear
 from gemmule.torch.replacing import Filter, Place, by_weight, loosened, places, refuse, take_over
 from gemmule.torch.report import Report, nbytes, report_of
@@ -34,6 +35,7 @@ def quantize_(
     group_size: int | None = 64,
     *,
     filter: Filter | None = None,  # noqa: A002  the name that users of such functions look for
+    calibration: Mapping[str, Inputs] | None = None,
     **options: Any,
 ) -> Report:
     """Replace the linear layers of a model by quantised ones, in place; return what was done.
@@ -45,7 +47,8 @@ def quantize_(
     filter: called with a layer's full name and the layer, a `torch.nn.Linear` or a ``Conv1D`` of
     transformers; True where it is replaced, or a dict of options for this layer alone (default:
     all; subclasses of Linear stay). options: those of `gemmule.quantize`, such as ``method``,
-    ``symmetric``, ``scale_dtype``.
+    ``symmetric``, ``scale_dtype``. calibration: what `gemmule.torch.calibrate` saw of the layers'
+    inputs; each is then quantised with it as its ``importance``, or by ``method="gptq"``.
 
     A layer that stands in several places stays one, and layers that share a weight share its
     codes, in memory, after ``.to(device)`` too. Where the other is not quantised, such as an
@@ -83,11 +86,13 @@ def quantize_(
     for place in taken:  # all of them first: nothing is replaced if one is refused
         _naming(place.full, refuse, place.linear, QuantLinear)
     declined = {place.full for place in places(model, None)}.difference(names)
+    common = {"bits": bits, "group_size": group_size, **options}
     groups = by_weight(taken)
+    chosen = [_chosen(group[0], common, calibration) for group in groups]
     loose = list(loosened(model, groups))
     del taken
     while groups:
-        _replace(groups.pop(0), {"bits": bits, "group_size": group_size, **options})
+        _replace(groups.pop(0), chosen.pop(0))
     for layer, name in loose:
         log.warning(
             "layer %r is quantised, but %r, which had the same weight, is not: they are tied "
@@ -106,6 +111,17 @@ def quantize_(
     return report
 
 
+def _chosen(
+    place: Place, common: dict[str, Any], calibration: Mapping[str, Inputs] | None
+) -> dict[str, Any]:
+    """Return the options of a layer: its own, else those of all, beside its statistics."""
+    own = {**common, **place.options}
+    if calibration is None:
+        return own
+    method = own.get("method", "rtn")
+    return {**_naming(place.full, options_from, calibration, place.full, method), **own}
+
+
 def _replace(group: list[Place], options: dict[str, Any]) -> None:
     """Put quantised layers where those of one weight stand; the group's own memory is freed."""
     made: dict[torch.nn.Module, QuantLinear] = {}
@@ -113,8 +129,7 @@ def _replace(group: list[Place], options: dict[str, Any]) -> None:
     for place in group:
         if place.linear not in made:
             if twin is None:
-                chosen = {**options, **place.options}
-                layer = _naming(place.full, QuantLinear.from_linear, place.linear, **chosen)
+                layer = _naming(place.full, QuantLinear.from_linear, place.linear, **options)
             else:
                 layer = QuantLinear._tied(twin, place.linear)
             take_over(layer, place.linear)
