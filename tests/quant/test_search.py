@@ -138,7 +138,7 @@ def test_importance_goes_with_its_column_where_columns_are_reordered(method: Any
 def test_wrong_methods_and_importance() -> None:
     W = normal(2, 4)
     for words, options in (
-        ("method is 'gptq'", {"method": "gptq"}),
+        ("method is 'awq'", {"method": "awq"}),
         ("symmetric=True has none", {"method": "hqq", "symmetric": True}),
         (r"importance has shape \(3,\)", {"importance": np.ones(3)}),
         ("finite and not negative", {"importance": np.array([1, 1, -1, 1])}),

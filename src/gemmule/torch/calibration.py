@@ -58,7 +58,7 @@ def calibrate(
     >>> import torch, gemmule.torch as gt
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 8))
     >>> seen = gt.calibrate(model, [torch.randn(100, 64)], hessian=True)
-    >>> seen["0"].rows, seen["2"].mean_square.shape
+    >>> seen["0"].rows, seen["1"].mean_square.shape
     (100, torch.Size([32]))
     >>> gt.quantize_(model, bits=4, group_size=32, method="gptq", calibration=seen)
     2 of 2 matrices quantised; 0.0 MB before, 0.0 MB after

@@ -45,7 +45,7 @@ def sentences() -> Iterator[str]:
 class SentenceModel:
     """The network. layers: what replaces weights, by the layer's name; None, its float32 ones.
 
-    seen: the mean square of each layer's inputs by column, of the texts embedded last.
+    seen: each layer's inputs, a row for a token, of the texts embedded last.
     """
 
     def __init__(self, tensors: Mapping[str, Floats], vocabulary: Sequence[str]) -> None:
@@ -85,7 +85,7 @@ class SentenceModel:
         return unit
 
     def _linear(self, x: Floats, name: str) -> Floats:
-        self.seen[name] = (x * x).mean(0)
+        self.seen[name] = x
         weight = self.layers.get(name, self.tensors[f"{name}.weight"])
         y: Floats = x @ weight.T
         y += self.tensors[f"{name}.bias"]
