@@ -25,7 +25,7 @@ from gemmule.storage import lines
 from gemmule_lab.harness.bench import in_turns
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.report.render import print_table
-from gemmule_lab.report.tables import TableData, significant
+from gemmule_lab.report.tables import Column, TableData, significant, table_of
 
 DRAWS, ROUNDS, COLUMNS, SEED = 6, 9, 8, 0
 Call = Callable[[int], Any]
@@ -281,14 +281,11 @@ def show(ordinal: int | None, out: Path) -> dict[str, Any]:
 def _table(shape: Shape, found: list[dict[str, Any]]) -> TableData:
     rows = sorted(found, key=lambda one: float(one["median"]))
     flops = 2.0 * shape.tokens * shape.n * shape.k
-    body = tuple(
-        (
-            str(one["name"]),
-            significant(one["median"]),
-            significant(one["bytes"] / one["median"] * 1e-3),
-            significant(flops / one["median"] * 1e-6),
-        )
-        for one in rows
+    columns: tuple[Column[dict[str, Any]], ...] = (
+        ("who", lambda one: str(one["name"]), False),
+        ("us", lambda one: significant(one["median"]), True),
+        ("GB/s", lambda one: significant(one["bytes"] / one["median"] * 1e-3), True),
+        ("TFLOP/s", lambda one: significant(flops / one["median"] * 1e-6), True),
     )
     title = f"{shape.title()}; {rows[0]['touched']:.0f} experts touched"
-    return TableData(title, ("who", "us", "GB/s", "TFLOP/s"), body, (False, True, True, True))
+    return table_of(title, rows, columns)
