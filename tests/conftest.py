@@ -70,15 +70,15 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What gives limits of a module, numbers in capitals, other values, so that little meets them.
+    """What gives constants of a module, names in capitals, other values until the test ends.
 
-    ``limit(panels, MOST_BYTES=64)``
+    Limits that little meets then, or folders of the test's own: ``limit(panels, MOST_BYTES=64)``.
     """
 
     def set_limits(module: Any, **values: Any) -> None:
         for name, value in values.items():
             assert name.isupper()
-            assert isinstance(getattr(module, name), int | float | tuple)
+            assert isinstance(value, type(getattr(module, name)))
             monkeypatch.setattr(module, name, value)
 
     return set_limits

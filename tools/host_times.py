@@ -9,7 +9,7 @@ ratio of the medians to the group's first, and the Python frames of a call. Need
 
 from __future__ import annotations
 
-import random
+import functools
 import statistics
 import sys
 import time
@@ -20,6 +20,7 @@ import torch
 
 import gemmule as gm
 from gemmule.torch import QuantLinear
+from gemmule_lab.harness.bench import in_turns
 
 CALLS, BLOCKS, MOST_S = 60, 25, 0.6
 Calls = dict[str, Callable[[], Any]]
@@ -136,13 +137,8 @@ def measured(calls: Calls) -> Iterator[str]:
         for _ in range(5):
             call()
     torch.cuda.synchronize()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    begin = time.monotonic()
-    for _ in range(BLOCKS):
-        for name in random.sample([*calls], len(calls)):
-            times[name].append(block(calls[name]))
-        if time.monotonic() - begin > MOST_S:
-            break
+    blocks = {name: functools.partial(block, call) for name, call in calls.items()}
+    times = in_turns(blocks, BLOCKS, seconds=MOST_S)
     medians = {name: statistics.median(found) for name, found in times.items()}
     first = next(iter(medians.values()))
     for name, median in medians.items():

@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import random
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from gemmule_lab.harness.bench import in_turns
 
 PAUSE_S, CALLS = 0.004, 3
 SHAPES = {"2048 x 2048": (2048, 2048), "4096 x 11008": (11008, 4096)}  # inputs, outputs turned
@@ -121,17 +122,20 @@ def groups() -> dict[str, Callable[[], Calls]]:
     }
 
 
+def last_of_some(call: Callable[[], Any]) -> float:
+    """Return the seconds of the last of some calls in a row, after a pause."""
+    time.sleep(PAUSE_S)
+    for _ in range(CALLS):
+        begin = time.perf_counter()
+        call()
+    return time.perf_counter() - begin
+
+
 def measured(calls: Calls, turns: int) -> Iterator[str]:
     """Yield a line for each call of a group."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(turns + 1):
-        for name in random.sample([*calls], len(calls)):
-            time.sleep(PAUSE_S)
-            for _ in range(CALLS):
-                begin = time.perf_counter()
-                calls[name]()
-                took = time.perf_counter() - begin
-            times[name] += [took] if turn else []  # the first one compiles
+    clocks = {name: functools.partial(last_of_some, call) for name, call in calls.items()}
+    in_turns(clocks, 1)  # compiles
+    times = in_turns(clocks, turns)
     theirs = [times[name] for name in FLOATS if name in times]
     least, median = min(map(min, theirs)), min(map(statistics.median, theirs))
     for name, found in times.items():
@@ -166,18 +170,8 @@ def main() -> None:
     for count in map(int, given.threads.split(",")):
         print(f"{count} threads", flush=True)
         processors = ",".join(map(str, sorted(os.sched_getaffinity(0))[:count]))
-        command = [
-            "taskset",
-            "-c",
-            processors,
-            sys.executable,
-            __file__,
-            given.asked,
-            "--threads",
-            "here",
-        ]
-        command += ["--turns", str(given.turns)]
-        subprocess.run(command, check=True)
+        command = ["taskset", "-c", processors, sys.executable, __file__, given.asked]
+        subprocess.run([*command, "--threads=here", f"--turns={given.turns}"], check=True)
 
 
 if __name__ == "__main__":

@@ -162,14 +162,14 @@ def test_an_empty_input_overlaps_nothing_on_a_device_either() -> None:
 
 def test_kinds_must_agree() -> None:
     a, b = unwrap(np.zeros(3), "a"), unwrap(np.zeros(3), "b")._replace(library="torch")
-    far = b._replace(device="cuda:0")
+    far, ours = b._replace(device="cuda:0"), a._replace(library="gemmule")
     check_same_kind(a, a, ("A", "x"))
-    check_same_kind(a._replace(library="gemmule"), b, ("A", "x"))
+    check_same_kind(ours, b, ("A", "x"))
     for other in (b, far):
         with pytest.raises(TypeError, match="A is a numpy array on cpu and x a torch array on c"):
             check_same_kind(a, other, ("A", "x"))
     with pytest.raises(TypeError, match="gemmule array on cpu and x a torch array on cuda:0"):
-        check_same_kind(a._replace(library="gemmule"), far, ("A", "x"))
+        check_same_kind(ours, far, ("A", "x"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,22 +66,22 @@ def test_neighbouring_axes_of_one_step_are_one() -> None:
 
 
 def test_what_is_converted_follows_the_stream_of_the_result(
-    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Any],
 ) -> None:
     """A matrix of this package's own has no stream; that of what is beside it counts."""
     streams = {"matrix": 0, "result": 7}
-    monkeypatch.setattr(
-        convert.device_arrays, "current_stream", lambda one, ordinal: streams[one.original]
+    fault(
+        convert.device_arrays, "current_stream", lambda sound, one, ordinal: streams[one.original]
     )
     made: list[str] = []
     written: list[int] = []
     form = Form.packed((2, 3), "float32")
     matrix, result = (Operand(None, 64, form, "cuda:0", "gemmule", name) for name in streams)
-    monkeypatch.setattr(
+    fault(
         convert.device_arrays,
         "empty",
-        lambda shape, dtype, like: made.append(like.original) or like,
+        lambda sound, shape, dtype, like: made.append(like.original) or like,
     )
-    monkeypatch.setattr(convert, "write", lambda one, to, dtype, stream: written.append(stream))
+    fault(convert, "write", lambda sound, one, to, dtype, stream: written.append(stream))
     convert.Converting(lambda *_: None, ("float64", "float32"))(matrix, result, result, 1.0, 0.0)
     assert (made, written) == (["result"], [7])

@@ -360,8 +360,9 @@ def test_the_fast_path_of_tensors_starts_the_same_kernels(
     right, left = gm.prepare(b, rung=rung), gm.prepare(a, side="left", rung=rung)
     for pair in ((a, right), (left, b)):
         plan = gm.plan("matmul", *pair, rung=rung)
-        assert isinstance(plan._run, PackedLauncher)
-        call = short.module.bound_call(plan._run, plan.choice.call, plan.forms, 0)
+        run = plan._run
+        assert isinstance(run, PackedLauncher)
+        call = short.module.bound_call(run, plan.choice.call, plan.forms, 0)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
         for stream in (7, 0):  # the second call finds its arguments made
             gpu.launches.clear()

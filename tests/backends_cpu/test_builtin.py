@@ -396,10 +396,10 @@ def test_nothing_freed_is_used_when_the_interpreter_ends() -> None:
     printed(PRODUCTS, PYTHONMALLOC="malloc", MALLOC_PERTURB_=255)
 
 
-def test_what_cannot_be_bound_goes_the_ordinary_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_bound_goes_the_ordinary_way(fault: Callable[..., Any]) -> None:
     A, x = operands("matvec", "float16", 384, 384)
     expected = gm.matvec(A, x)
-    monkeypatch.setattr(builtin, "unusable", lambda: "a reason of this test")
+    fault(builtin, "unusable", lambda sound: "a reason of this test")
     job = builtin.Job(0, ())
     assert builtin.bound(job, (A, x), expected, swapped=False) is None
     plan = gm.plan("matvec", A, x)

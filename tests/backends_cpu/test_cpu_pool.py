@@ -350,7 +350,7 @@ def test_quotas_of_control_groups(tmp_path: Path, text: str, processors: float |
 def test_the_smallest_quota_of_nested_groups_counts(
     tmp_path: Path,
     fault: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
     version: int,
     outer: int | None,
     inner: int,
@@ -366,8 +366,7 @@ def test_the_smallest_quota_of_nested_groups_counts(
         else:
             (folder / "cpu.cfs_quota_us").write_text(f"{-1 if percent is None else 1000 * percent}")
             (folder / "cpu.cfs_period_us").write_text("100000")
-    monkeypatch.setattr(cpu_threads, "_OWN_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(cpu_threads, "_GROUPS", tmp_path)
+    limit(cpu_threads, _OWN_GROUPS=tmp_path / "groups", _GROUPS=tmp_path)
     fault(os, "sched_getaffinity", lambda sound, _: set(range(64)))
     assert cpu_threads.usable_processors() == processors
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,9 +52,9 @@ def test_the_target_is_what_numba_compiles_for(
     width: int,
     lacks_vnni: str | None,
     setting: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Any],
 ) -> None:
-    monkeypatch.setattr(features, "host_features", lambda: HOST)
+    fault(features, "host_features", lambda sound: HOST)
     setting(**given)
     assert target.vector_bytes() == width
     reason = target.missing_features("avx512vnni")

@@ -160,10 +160,10 @@ def test_no_pipe_is_read_as_a_small_file(tmp_path: Path) -> None:
 
 
 def test_every_source_and_option_is_in_the_key_of_a_kernel(
-    fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fault: Callable[..., Any], limit: Callable[..., None], tmp_path: Path
 ) -> None:
     """Also a header that the source does not name itself: another may."""
-    monkeypatch.setattr(nvrtc, "HEADERS_FOLDER", tmp_path)
+    limit(nvrtc, HEADERS_FOLDER=tmp_path)
     source = tmp_path / "kernel.cu"
     source.write_text("__global__ void f() {}")
     headers = [tmp_path / name for name in ("one.cuh", "two.cuh")]

@@ -198,10 +198,10 @@ def test_new_plans_are_seen_after_the_old_are_forgotten(monkeypatch: pytest.Monk
 
 
 def test_calls_bound_for_ever_new_shapes_are_forgotten(
-    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Any]
+    limit: Callable[..., None], fault: Callable[..., Any]
 ) -> None:
     forget_plans()
-    monkeypatch.setattr(lookup, "MOST", 3)
+    limit(lookup, MOST=3)
     for n in range(1, 5):
         gm.matvec(np.ones((2, n)), np.ones(n))
     seen = fault(lookup.host, "form", lambda sound, operand: sound(operand))

@@ -138,8 +138,8 @@ def test_layers_that_were_written_to_are_tied_no_more() -> None:
 def test_layers_that_were_moved_otherwise_are_tied_no_more() -> None:
     model = gl.quantize_(Tied(), group_size=16).model
     codes = model.one.codes.clone()
-    model.one._apply(torch.zeros_like)
-    model.two._apply(torch.clone)
+    for layer, move in ((model.one, torch.zeros_like), (model.two, torch.clone)):
+        layer._apply(move)
     assert not model.one.codes.any()
     assert torch.equal(model.two.codes, codes)
 

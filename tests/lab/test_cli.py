@@ -479,7 +479,7 @@ def test_verify_prints_what_repeats_a_failure(
     ("command", "arguments"), [(cli.cli, ["verify"]), (proofs, ["--evidence", "here"])]
 )
 def test_a_missing_gpu_is_told_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Any],
     capsys: pytest.CaptureFixture[str],
     command: click.Command,
     arguments: list[str],
@@ -488,7 +488,7 @@ def test_a_missing_gpu_is_told_before_anything_starts(
         def machine(self, device: str) -> None:
             raise gm.DeviceError(f"no driver for {device}.")
 
-    monkeypatch.setattr(backends, "get", lambda name: NoGpu())
+    fault(backends, "get", lambda sound, name: NoGpu())
     assert run([*arguments, "--device", "cuda:1"], command) == 2
     assert said(capsys) == ("", "gemmule: no driver for cuda:1.\n")
 

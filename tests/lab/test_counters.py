@@ -6,6 +6,7 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,8 +130,8 @@ def test_what_the_tool_says_is_told(
     assert not found.counters
 
 
-def test_an_absent_tool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu, "find_ncu", lambda: None)
+def test_an_absent_tool_is_told(fault: Callable[..., Any]) -> None:
+    fault(ncu, "find_ncu", lambda sound: None)
     (found,) = counters.count("NVIDIA X", "2026-11-21", ["matvec"])
     assert "not installed" in found.note
 

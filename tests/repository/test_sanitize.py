@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -78,7 +79,7 @@ def stand_in(folder: Path, log: str, *, code: int = 0, outcome: bool = True) -> 
 def test_only_finished_runs_without_errors_are_clean(
     tmp_path: Path,
     setting: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Any],
     log: str,
     code: int,
     outcome: bool,
@@ -88,7 +89,7 @@ def test_only_finished_runs_without_errors_are_clean(
     stand_in(tmp_path, log, code=code, outcome=outcome)
     setting(CUDA_HOME=tmp_path)
     one = frozenset({"float32,float32,float32"})
-    monkeypatch.setattr(sanitize, "chunks", lambda rung, size: [one])
+    fault(sanitize, "chunks", lambda sound, rung, size: [one])
     (report,) = sanitize.sanitize([RUNG], ["memcheck"])
     assert (report.errors, report.clean) == (errors, clean)
     written = sanitize.write(tmp_path / "evidence", [report])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,10 @@ def judged(problem: Problem, seed: int) -> None:
 @pytest.mark.parametrize("cut", [(1, 1), (1, 3), (2, 2), (3, 1), (2, 5)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_slices_of_the_sum_are_added(
-    cut: tuple[int, int], turned: bool, monkeypatch: pytest.MonkeyPatch
+    cut: tuple[int, int], turned: bool, fault: Callable[..., Any]
 ) -> None:
     """Shares end where no tile does, panels are shorter than shares, and lines left over few."""
-    monkeypatch.setattr(few_columns, "shares_and_slices", lambda problem, params: cut)
+    fault(few_columns, "shares_and_slices", lambda sound, problem, params: cut)
     longer = _few_kernels.PANEL_BYTES // (4 * 6) + 50  # than a panel of six columns
     for seed, (m, few, k) in enumerate(((199, 2, 70), (330, 6, 37), (193, 8, 16), (longer, 6, 5))):
         sizes = (few, m, k) if turned else (m, few, k)

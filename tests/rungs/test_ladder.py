@@ -283,10 +283,10 @@ PACKED_BLOCKS = [
 
 @pytest.mark.parametrize(("given", "block"), PACKED_BLOCKS)
 def test_packed_rungs_own_blocks_are_shared_evenly(
-    given: tuple[int, int, int], block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    given: tuple[int, int, int], block: tuple[int, int], fault: Callable[..., Any]
 ) -> None:
     m, n, threads = given
-    monkeypatch.setattr(packed, "register_tile", lambda *_: SimpleNamespace(rows=12, columns=32))
+    fault(packed, "register_tile", lambda sound, *_: SimpleNamespace(rows=12, columns=32))
     assert packed.block_size(m, n, "float32", 1024, threads) == block
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import ml_dtypes
@@ -69,8 +69,8 @@ def test_every_order_of_operands_and_several_stretches(bits: int) -> None:
 
 
 @pytest.mark.usefixtures("tiles")
-def test_more_columns_than_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounded, "MOST_COLUMNS", 32)
+def test_more_columns_than_go_at_once(limit: Callable[..., None]) -> None:
+    limit(rounded, MOST_COLUMNS=32)
     judged(make_matrix(33, 130, 4, 32, "float32", "none"), activations((130, 70), "bfloat16"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ def test_claimed_loads_are_16_bytes_wide(claim: Claim) -> None:
 
 @pytest.mark.parametrize(("alignment", "kept"), [("sizeof(T) * N", True), ("sizeof(T)", False)])
 def test_vectors_aligned_to_two_bytes_are_caught(
-    alignment: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alignment: str, kept: bool, tmp_path: Path, limit: Callable[..., None]
 ) -> None:
     """Plant the document's mistake: vectors read as a struct of halves, aligned as one half."""
     for header in HEADERS_FOLDER.glob("*.cuh"):
@@ -104,7 +104,7 @@ def test_vectors_aligned_to_two_bytes_are_caught(
         (tmp_path / name).write_text(text.replace(old, new))
     claim = next(c for c in CLAIMS if c.rung == "two_step")
     source = next(r for r in all_rungs("cuda") if r.name == claim.rung).source_path
-    monkeypatch.setattr(nvrtc, "HEADERS_FOLDER", tmp_path)
+    limit(nvrtc, HEADERS_FOLDER=tmp_path)
     assert (loads_of(claim, source) >= claim.loads) == kept
 
 

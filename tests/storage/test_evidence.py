@@ -285,7 +285,7 @@ def test_records_in_the_package_come_before_those_of_the_source_tree(tmp_path: P
 
 
 def test_what_a_wheel_carries_is_read_as_the_tree_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fault: Callable[..., Any]
 ) -> None:
     def contents() -> tuple[list[Any], dict[str, list[Any]], dict[str, list[Any]]]:
         measured = {
@@ -310,7 +310,7 @@ def test_what_a_wheel_carries_is_read_as_the_tree_is(
         path.write_bytes(content)
         size += len(content)
     assert size < 1 << 20
-    monkeypatch.setattr(evidence, "folder", lambda: tmp_path)
+    fault(evidence, "folder", lambda sound: tmp_path)
     assert contents() == of_tree
 
 

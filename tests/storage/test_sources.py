@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,12 +28,12 @@ STREAMED = named("matvec", "streamed_rows", "cuda")
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def tree(tmp_path: Path, limit: Callable[..., None]) -> Iterator[Path]:
     """A copy of the sources, which rungs take for their own."""
     for room in ("rungs", "backends", "core"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PACKAGE / room, tmp_path / room, ignore=ignored)
-    monkeypatch.setattr(rung_module, "RUNGS_FOLDER", tmp_path / "rungs")
+    limit(rung_module, RUNGS_FOLDER=tmp_path / "rungs")
     sources.forget_digests()
     yield tmp_path
     sources.forget_digests()

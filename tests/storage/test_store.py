@@ -45,12 +45,12 @@ def rungs(
     tmp_path: Path,
     setting: Callable[..., None],
     only_rungs: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
 ) -> tuple[Rung, Rung]:
     """Two rungs whose sources lie in a folder of their own, and an empty cache."""
     both = (_rung("first"), _rung("second"))
     only_rungs(tmp_path / "rungs", *both)
-    monkeypatch.setattr(tuned_store, "SHIPPED", tmp_path / "shipped")
+    limit(tuned_store, SHIPPED=tmp_path / "shipped")
     setting(GEMMULE_CACHE=tmp_path / "cache", GEMMULE_TUNE=None)
     return both
 

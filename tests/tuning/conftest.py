@@ -13,8 +13,8 @@ from made_rungs import Plant
 
 
 @pytest.fixture(autouse=True)
-def _nothing_tuned(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned_store, "SHIPPED", tmp_path / "shipped")
+def _nothing_tuned(own_cache: Path, tmp_path: Path, limit: Callable[..., None]) -> None:
+    limit(tuned_store, SHIPPED=tmp_path / "shipped")
 
 
 @pytest.fixture

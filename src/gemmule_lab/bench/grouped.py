@@ -22,9 +22,10 @@ from gemmule.oracle.judge import tolerance
 from gemmule.oracle.problems import make_problem
 from gemmule.oracle.truth import grouped_reference
 from gemmule.storage import lines
+from gemmule_lab.harness.bench import in_turns
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.report.render import print_table
-from gemmule_lab.report.tables import TableData, significant
+from gemmule_lab.report.tables import Column, TableData, significant, table_of
 
 DRAWS, ROUNDS, COLUMNS, SEED = 6, 9, 8, 0
 Call = Callable[[int], Any]
@@ -236,24 +237,19 @@ def clock(call: Call, ordinal: int | None) -> Callable[[], float]:
 
 def measured(shape: Shape, ordinal: int | None) -> list[dict[str, Any]]:
     """Return a record for each way of one case, all timed by turns."""
-    given, clocks, order = made(shape, ordinal), {}, np.random.default_rng(SEED)
-    moved = {}
+    given, clocks, moved = made(shape, ordinal), {}, {}
     for name, weights, call in ways(given, ordinal):
         check(given, name, weights, call)
         clocks[name] = clock(call, ordinal)
         moved[name] = given.touched * _expert_bytes(weights, shape)
-    samples: dict[str, list[float]] = {name: [] for name in clocks}
-    names = list(clocks)
-    for _ in range(ROUNDS):
-        for at in order.permutation(len(names)):
-            samples[names[at]].append(clocks[names[at]]())
+    samples = in_turns(clocks, ROUNDS, seed=SEED)
     item = 4 if ordinal is None else 2
     beside = shape.tokens * (shape.k + shape.n) * item
     about = {"schema": 1, **dataclasses.asdict(shape), "touched": given.touched, "seed": SEED}
     return [
         {**about, "name": name, "bytes": moved[name] + beside}
-        | dataclasses.asdict(times_of_us(samples[name]))
-        for name in names
+        | dataclasses.asdict(times_of_us(times))
+        for name, times in samples.items()
     ]
 
 
@@ -285,14 +281,11 @@ def show(ordinal: int | None, out: Path) -> dict[str, Any]:
 def _table(shape: Shape, found: list[dict[str, Any]]) -> TableData:
     rows = sorted(found, key=lambda one: float(one["median"]))
     flops = 2.0 * shape.tokens * shape.n * shape.k
-    body = tuple(
-        (
-            str(one["name"]),
-            significant(one["median"]),
-            significant(one["bytes"] / one["median"] * 1e-3),
-            significant(flops / one["median"] * 1e-6),
-        )
-        for one in rows
+    columns: tuple[Column[dict[str, Any]], ...] = (
+        ("who", lambda one: str(one["name"]), False),
+        ("us", lambda one: significant(one["median"]), True),
+        ("GB/s", lambda one: significant(one["bytes"] / one["median"] * 1e-3), True),
+        ("TFLOP/s", lambda one: significant(flops / one["median"] * 1e-6), True),
     )
     title = f"{shape.title()}; {rows[0]['touched']:.0f} experts touched"
-    return TableData(title, ("who", "us", "GB/s", "TFLOP/s"), body, (False, True, True, True))
+    return table_of(title, rows, columns)

@@ -24,7 +24,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import numpy_dtype
 from gemmule.storage import lines
 from gemmule_lab.report.render import print_table
-from gemmule_lab.report.tables import TableData, significant
+from gemmule_lab.report.tables import Column, TableData, significant, table_of
 
 PINNED = ", pinned"
 PAGEABLE = ", pageable"  # what is said of a copy where there is a pinned one beside it
@@ -200,12 +200,9 @@ def show(ordinal: int, sides: Sequence[int], out: Path) -> dict[str, Any]:
 
 
 def _table(title: str, parts: Sequence[Part]) -> TableData:
-    body = tuple(
-        (
-            part.name,
-            significant(part.seconds * 1e3),
-            "" if part.gbs is None else significant(part.gbs),
-        )
-        for part in parts
+    columns: tuple[Column[Part], ...] = (
+        ("part", lambda part: part.name, False),
+        ("ms", lambda part: significant(part.seconds * 1e3), True),
+        ("GB/s", lambda part: "" if part.gbs is None else significant(part.gbs), True),
     )
-    return TableData(title, ("part", "ms", "GB/s"), body, (False, True, True))
+    return table_of(title, parts, columns)

@@ -29,7 +29,7 @@ from gemmule_lab.records import results
 from gemmule_lab.records.results import geomean
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.render import terminal_table, wide_console
-from gemmule_lab.report.tables import TableData
+from gemmule_lab.report.tables import Column, table_of
 
 LONGEST = 1 << 18
 SMALL = 256  # sides of the products by which a peer is asked what it takes
@@ -305,16 +305,18 @@ def show(hunt: Hunt, path: Path) -> None:
 
 
 def _table(title: str, finds: Sequence[Find]) -> RenderableType:
-    body = tuple(
-        (
-            find.product.title,
-            find.rung,
-            f"{find.us:.1f}",
-            f"{'' if find.sure else '~'}{find.ratio:.2f}",
-            f"{find.over_floor:.2f}" if find.floor_us is not None else "warm",
-            "" if find.quickest == find.rung else f"{find.quickest} {find.quickest_us:.1f}",
-        )
-        for find in finds
-    )
-    header = ("product", "rung", "us", "x the peer", "x the floor", "quicker")
-    return terminal_table(TableData(title, header, body, (False, False, True, True, True, False)))
+    return terminal_table(table_of(title, finds, COLUMNS))
+
+
+def _quicker(find: Find) -> str:
+    return "" if find.quickest == find.rung else f"{find.quickest} {find.quickest_us:.1f}"
+
+
+COLUMNS: tuple[Column[Find], ...] = (
+    ("product", lambda find: find.product.title, False),
+    ("rung", lambda find: find.rung, False),
+    ("us", lambda find: f"{find.us:.1f}", True),
+    ("x the peer", lambda find: f"{'' if find.sure else '~'}{find.ratio:.2f}", True),
+    ("x the floor", lambda find: f"{find.over_floor:.2f}" if find.floor_us else "warm", True),
+    ("quicker", _quicker, False),
+)

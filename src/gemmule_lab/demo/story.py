@@ -10,7 +10,7 @@ from gemmule_lab.demo.search import Embedded
 from gemmule_lab.records.rows import Row, Speedup
 from gemmule_lab.report.charts import Dots
 from gemmule_lab.report.render import Figure, Story
-from gemmule_lab.report.tables import TableData, byte_text, significant
+from gemmule_lab.report.tables import Column, TableData, byte_text, significant, table_of
 
 FORMATS = ("int4", "int8", "float16", "bfloat16", "float32")
 OPS = {"matvec": "A x", "vecmat": "x A", "matmul": "A B, 64 columns"}
@@ -179,30 +179,21 @@ def _layer_table(gains: Sequence[Gain], formats: Sequence[str]) -> TableData:
 
 def work_table(found: Sequence[Embedded], sentences: int) -> TableData:
     """Return what each format did to the sentences."""
-    plain = found[0]
-    body = tuple(
-        (
-            one.format,
-            byte_text(one.layer_bytes),
-            f"{one.all_s:.2f} s" + ("" if one is plain else f", {times(one.all_over)}"),
-            f"{1e3 * one.one_s:.1f} ms" + ("" if one is plain else f", {times(one.one_over)}"),
-            f"{one.cosine:.4f}",
-            f"{one.least:.3f}",
-            f"{one.agreeing} of {sentences}",
-        )
-        for one in found
-    )
+
+    def timed(one: Embedded, text: str, over: Speedup) -> str:
+        return text if one is found[0] else f"{text}, {times(over)}"
+
     title = f"{sentences} sentences embedded by all-MiniLM-L6-v2, and the nearest found to each"
-    header = (
-        "linear layers in",
-        "their weights",
-        "all at once",
-        "one alone",
-        "mean cosine",
-        "least",
-        "same nearest as float32",
+    columns: tuple[Column[Embedded], ...] = (
+        ("linear layers in", lambda one: one.format, False),
+        ("their weights", lambda one: byte_text(one.layer_bytes), True),
+        ("all at once", lambda one: timed(one, f"{one.all_s:.2f} s", one.all_over), True),
+        ("one alone", lambda one: timed(one, f"{1e3 * one.one_s:.1f} ms", one.one_over), True),
+        ("mean cosine", lambda one: f"{one.cosine:.4f}", True),
+        ("least", lambda one: f"{one.least:.3f}", True),
+        ("same nearest as float32", lambda one: f"{one.agreeing} of {sentences}", True),
     )
-    return TableData(title, header, body, (False, *[True] * (len(header) - 1)))
+    return table_of(title, found, columns)
 
 
 def examples_table(examples: Sequence[tuple[str, str, str]], last: str) -> TableData:

@@ -10,7 +10,8 @@ GPU (`gemmule_lab.harness.device.DeviceBench`):
    what is known of an entry beforehand, its `about`, are the `Facts` of its row;
 3. `race` times entries on ``bench.clock`` in one run, block by block in random order, and returns
    rows with medians, quartiles and paired ratios. Who wants no rows takes the entries to
-   `gemmule.timing.sampler.sample` instead, and pairs its samples by `ratio`.
+   `gemmule.timing.sampler.sample` instead, and pairs its samples by `ratio`; who has a clock of
+   its own for each call, `in_turns`.
 
 ``bench.attempt(product, environment)`` is all three for one product of a suite.
 """
@@ -18,6 +19,9 @@ GPU (`gemmule_lab.harness.device.DeviceBench`):
 from __future__ import annotations
 
 import functools
+import math
+import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -237,3 +241,26 @@ def settled(
     checked, ceilings = enforce(rows, environment.ceilings, environment.backend, measure)
     final = replace(environment, ceilings=ceilings)
     return [replace(row, environment=final.id) for row in checked], final
+
+
+def in_turns(
+    clocks: Mapping[str, Callable[[], float]],
+    rounds: int,
+    seed: int | None = None,
+    seconds: float = math.inf,
+) -> dict[str, list[float]]:
+    """Return what each clock reads once a round, the rounds in random orders.
+
+    seconds: after which no further round begins.
+
+    >>> in_turns({"a": lambda: 1.0, "b": lambda: 2.0}, 3)
+    {'a': [1.0, 1.0, 1.0], 'b': [2.0, 2.0, 2.0]}
+    """
+    order, end = random.Random(seed), time.monotonic() + seconds  # noqa: S311  no secret
+    found: dict[str, list[float]] = {name: [] for name in clocks}
+    for turn in range(rounds):
+        if turn and time.monotonic() >= end:
+            break
+        for name in order.sample([*clocks], len(clocks)):
+            found[name].append(clocks[name]())
+    return found

@@ -167,8 +167,11 @@ def pull_request(found: Sequence[Change], old: Path, new: Path) -> str:
     moved = [one for name in VERDICTS[:2] for one in _largest(found, name)]
     if not moved:
         return sentence
-    body = tuple((one.what, _figure(one, one.old), _figure(one, one.new), f"{one.faster:.2f}x",
-                  one.verdict) for one in moved)  # fmt: skip
+    figures = [(_figure(one, one.old), _figure(one, one.new)) for one in moved]
+    body = tuple(
+        (one.what, *both, f"{one.faster:.2f}x", one.verdict)
+        for one, both in zip(moved, figures, strict=True)
+    )
     header = ("product", "before", "now", "times as fast as before", "verdict")
     return (
         f"{sentence}\n\n{markdown(TableData('', header, body, (False, True, True, True, False)))}"

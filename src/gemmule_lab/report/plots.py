@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gemmule_lab.report.charts import (
     Bar,
@@ -41,12 +41,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+Look: TypeAlias = dict[str, Any]
 BLACK, WHITE, PALE, BLUE, ORANGE = "#000000", "#ffffff", "#f4f4f4", "#00447d", "#b24600"
 MARKERS = "os^Dv"
 FEW_DECADES = 50.0  # an axis that spans less has numbers between powers of ten
 NO_DECADE = 4.0  # and one that spans less than this has as many as on a linear axis
 TWO_LINES = 36.0
-RING: dict[str, Any] = {"marker": "o", "markersize": 6, "markerfacecolor": "none"}
+LIMIT: Look = {"color": INK, "linewidth": 1, "linestyle": DOTTED, "gid": "limit"}
+RING: Look = {"marker": "o", "markersize": 6, "markerfacecolor": "none"}
 HALF_LETTERS = 26  # of a name that leaves room for another beside it in a narrow chart
 DASHES = ("-", (0, (8, 4)), (0, (2, 3)), (0, (10, 3, 2, 3)), (0, (14, 5)), (0, (5, 3)))
 LETTER = 7.3  # width of an average character
@@ -110,14 +112,14 @@ def _line(axes: Axes, line: Line, dots: list[int], index: int) -> Line2D:
     at, up = ([point[i] for point in line.points] for i in (0, 1))
     if line.band:
         lows, highs = ([ends[i] for ends in line.band] for i in (0, 1))
-        look: dict[str, Any] = {"color": SERIES[place], "alpha": 0.16, "linewidth": 0}
-        axes.fill_between(at, lows, highs, gid="band", **look)
+        shade: Look = {"color": SERIES[place], "alpha": 0.16, "linewidth": 0}
+        axes.fill_between(at, lows, highs, gid="band", **shade)
     tip = "; ".join(f"{number(at[i])}: {number(up[i])}" for i in dots)
-    (drawn,) = axes.plot(
-        at, up, color=SERIES[place], linestyle=DASHES[(place + turn) % len(DASHES)], linewidth=2.2,
-        marker="o", markersize=5.5, markevery=dots, clip_on=False, label=line.name,
-        gid=f"line:{line.name}, {tip}",
-    )  # fmt: skip
+    dashes = DASHES[(place + turn) % len(DASHES)]
+    look: Look = {"color": SERIES[place], "linestyle": dashes, "linewidth": 2.2}
+    look |= {"marker": "o", "markersize": 5.5, "markevery": dots}
+    gid = f"line:{line.name}, {tip}"
+    (drawn,) = axes.plot(at, up, clip_on=False, label=line.name, gid=gid, **look)
     return drawn
 
 
@@ -162,7 +164,7 @@ def _marks(axes: Axes, chart: Lines, across: Ends) -> None:
     their lines, the leftmost on top; or, where that lacks room, all to the left.
     """
     for mark in chart.ceilings:
-        axes.axhline(mark.at, color=INK, linewidth=1, linestyle=DOTTED, gid="ceiling")
+        axes.axhline(mark.at, **LIMIT | {"gid": "ceiling"})
         axes.annotate(
             mark.label, (across[0], mark.at), (6, 4), textcoords="offset points", **halo()
         )
@@ -177,11 +179,9 @@ def _marks(axes: Axes, chart: Lines, across: Ends) -> None:
         up = 6 + ROW * (len(marks) - 1 - row)
         low, high = max(mark.low, across[0]), min(mark.high, across[1])
         axes.axvspan(low, max(low, high), color=INK, alpha=0.1, linewidth=0)
-        axes.plot(
-            (mark.at, mark.at), (0, 1 + (up + 10) / PLOT), transform=place, clip_on=False,
-            color=INK, linewidth=1, linestyle=DOTTED, gid="limit", in_layout=False,
-        )  # fmt: skip
-        side: dict[str, Any] = {"ha": "left" if after else "right", "textcoords": "offset points"}
+        ends = (mark.at, mark.at), (0, 1 + (up + 10) / PLOT)
+        axes.plot(*ends, transform=place, clip_on=False, in_layout=False, **LIMIT)
+        side: Look = {"ha": "left" if after else "right", "textcoords": "offset points"}
         axes.annotate(
             mark.label,
             (mark.at, 1),
@@ -211,7 +211,7 @@ def _bars(chart: Bars) -> Figure:
     y, labels = 0.0, {}
     for group in groups:
         if above:
-            words: dict[str, Any] = {"textcoords": "offset points", "size": 11, "color": SOFT}
+            words: Look = {"textcoords": "offset points", "size": 11, "color": SOFT}
             left = axes.get_yaxis_transform()
             axes.annotate(group[0].label, (0, y + 0.72), (8, 0), left, gid="over", **words)
             y += 0.8
@@ -225,11 +225,12 @@ def _bars(chart: Bars) -> Figure:
     axes.set_xticks([], minor=True)
     axes.set_yticks(list(labels), list(labels.values()))
     if chart.limit is not None:
-        axes.axvline(chart.limit.at, color=INK, linewidth=1, linestyle=DOTTED, gid="limit")
+        axes.axvline(chart.limit.at, **LIMIT)
         late = chart.limit.at > axes.get_xlim()[1] / 2
-        place: dict[str, Any] = {"textcoords": "offset points", "ha": "right" if late else "left"}
-        axes.annotate(chart.limit.label, (chart.limit.at, 1), (-6 if late else 6, 6),
-                      axes.get_xaxis_transform(), **place, **halo())  # fmt: skip
+        place, side = axes.get_xaxis_transform(), "right" if late else "left"
+        look: Look = {"ha": side, "textcoords": "offset points", **halo()}
+        beside = (-6 if late else 6, 6)
+        axes.annotate(chart.limit.label, (chart.limit.at, 1), beside, place, **look)
     _legend(axes, chart.legend, up=1.0 / rows if chart.limit is not None else 0.0)
     return drawn
 
@@ -241,8 +242,8 @@ def _bar(axes: Axes, bar: Bar, y: float, start: float) -> None:
         colour = bar.colour if len(bar.parts) == 1 else index
         kind = "bar" if isinstance(colour, int) else colour
         tone = SERIES[colour] if isinstance(colour, int) else VERDICTS[colour]
-        axes.barh(y, part - start, 1, end, align="edge", color=tone, edgecolor=PAPER, linewidth=1,
-                  gid=f"{kind}:{bar.label}: {bar.note}")  # fmt: skip
+        look: Look = {"color": tone, "edgecolor": PAPER, "gid": f"{kind}:{bar.label}: {bar.note}"}
+        axes.barh(y, part - start, 1, end, align="edge", linewidth=1, **look)
         end += part - start
     if bar.ends is not None:
         axes.plot(bar.ends, (y + 0.5,) * 2, color=INK, linewidth=1.5, clip_on=False, gid="range")
@@ -258,13 +259,11 @@ def _legend(axes: Axes, names: Sequence[str], marker: str = "s", up: float = 0.0
 
     if not names:
         return
-    look: dict[str, Any] = {"marker": marker, "linestyle": "", "markersize": 10}
+    look: Look = {"marker": marker, "linestyle": "", "markersize": 10}
     keys = [Line2D([], [], color=SERIES[i % len(SERIES)], **look) for i in range(len(names))]
     wide = sum(map(len, names)) > 40  # it ends with the bars, and begins before them
-    axes.legend(
-        keys, names, loc="lower right" if wide else "lower left", borderaxespad=0.2,
-        bbox_to_anchor=(wide, 1 + up), ncols=len(names), handlelength=1.0,
-    )  # fmt: skip
+    place: Look = {"loc": "lower right" if wide else "lower left", "bbox_to_anchor": (wide, 1 + up)}
+    axes.legend(keys, names, ncols=len(names), borderaxespad=0.2, handlelength=1.0, **place)
 
 
 def _heat_maps(chart: HeatMaps, wide: float) -> Figure:
@@ -295,8 +294,13 @@ def _heat_maps(chart: HeatMaps, wide: float) -> Figure:
         write = number_format(every)
         for (row, column), value in cells.items():
             x, y = columns.index(column) + 0.5, rows.index(row) + 0.5
-            axes.text(x, y, write(value), ha="center", va="center", size=11, gid="value",
-                      color=ink(shades(norm(value))), in_layout=False)  # fmt: skip
+            look: Look = {
+                "ha": "center",
+                "va": "center",
+                "size": 11,
+                "color": ink(shades(norm(value))),
+            }
+            axes.text(x, y, write(value), gid="value", in_layout=False, **look)
     for axes in grid.flat[len(chart.panels) :]:
         axes.axis("off")
     blank = len(chart.panels) * len(rows) * len(columns) > len(values)
@@ -334,7 +338,7 @@ def _scatter(chart: Scatter, wide: float) -> Figure:
     keys, dots = [], {}
     for place, name in enumerate(chart.points):
         turn, index = divmod(place, len(SERIES))
-        look: dict[str, Any] = {"linestyle": "", "marker": MARKERS[turn % len(MARKERS)]}
+        look: Look = {"linestyle": "", "marker": MARKERS[turn % len(MARKERS)]}
         dots[name] = {**look, "markersize": 5, "color": SERIES[index]}
         keys.append(Line2D([], [], label=name, **dots[name]))
     if any(chart.rings.values()):
@@ -359,9 +363,9 @@ def _scatter(chart: Scatter, wide: float) -> Figure:
         axes.plot(*zip(*line.points, strict=True), gid="ceiling", **look)
     low, high = axes.get_xlim()
     for mark in (mark for mark in chart.marks if low < mark.at < high):
-        axes.axvline(mark.at, color=INK, linewidth=1, linestyle=DOTTED, gid="limit")
-        axes.annotate(mark.label, (mark.at, 1), (0, 3), axes.get_xaxis_transform(),
-                      textcoords="offset points", ha="center", size=12)  # fmt: skip
+        axes.axvline(mark.at, **LIMIT)
+        words: Look = {"textcoords": "offset points", "ha": "center", "size": 12}
+        axes.annotate(mark.label, (mark.at, 1), (0, 3), axes.get_xaxis_transform(), **words)
     if not chart.axes.log_y:
         axes.set_ylim(0, axes.get_ylim()[1])
         axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -371,8 +375,8 @@ def _scatter(chart: Scatter, wide: float) -> Figure:
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(lambda value, _: short(value))
     up = 1 + (ROW * bool(chart.marks) + 4) / (wide * 0.5)
-    axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(-0.12, up), ncols=columns,
-                fontsize=11, borderaxespad=0, labelspacing=0.4, columnspacing=1.2)  # fmt: skip
+    gaps: Look = {"borderaxespad": 0, "labelspacing": 0.4, "columnspacing": 1.2, "fontsize": 11}
+    axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(-0.12, up), ncols=columns, **gaps)
     return drawn
 
 
@@ -393,7 +397,7 @@ def _dots(chart: Dots, wide: float) -> Figure:
     drawn = figure(chart, each * len(chart.rows) + 84, chart.subtitle, wide=wide)
     axes = drawn.add_subplot(xscale="log", ylim=(len(chart.rows) - 0.5, -0.5), xlabel=chart.foot)
     axes.grid(axis="x")
-    axes.axvline(1, color=INK, linewidth=1, linestyle=DOTTED, gid="one")
+    axes.axvline(1, **LIMIT | {"gid": "one"})
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.set_yticks(range(len(chart.rows)), list(chart.rows))
@@ -402,7 +406,7 @@ def _dots(chart: Dots, wide: float) -> Figure:
             if name in dots:
                 value, *ends = dots[name]
                 y = index + 0.1 * (place - (len(chart.names) - 1) / 2)  # equal ones stay visible
-                look: dict[str, Any] = {"color": SERIES[place % len(SERIES)], "clip_on": False}
+                look: Look = {"color": SERIES[place % len(SERIES)], "clip_on": False}
                 axes.plot(ends, (y, y), linewidth=2, gid="range", **look)
                 axes.plot(
                     value, y, "o", markersize=9, gid=f"dot:{name}: {number(value)} times", **look

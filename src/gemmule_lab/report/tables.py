@@ -28,7 +28,7 @@ class TableData:
     best: frozenset[int] = frozenset()
 
 
-def _quartiles(row: Row) -> str:
+def _quartiles(row: Row | DistributedRow) -> str:
     return f"{significant(row.times_us.q1)} to {significant(row.times_us.q3)}"
 
 
@@ -49,9 +49,9 @@ def _fastest(row: Row) -> str:
     return f"{speedup_text(found[0].speedup)} {found[0].peer}" if found else ""
 
 
-# Of a table of rows: a column's name, its cell, whether it is a number.
-Column = tuple[str, Callable[[Row], str], bool]
-SHORT: tuple[Column, ...] = (
+# Of a table: a column's name, what an item's cell is, whether it is a number.
+Column = tuple[str, Callable[[T], str], bool]
+SHORT: tuple[Column[Row], ...] = (
     ("product", lambda row: row.group or row.problem.describe(), False),
     ("implementation", lambda row: label(row), False),
     ("us", lambda row: significant(row.times_us.median), True),
@@ -61,7 +61,7 @@ SHORT: tuple[Column, ...] = (
     ("times as fast as the fastest other", _fastest, False),
     ("remarks", lambda row: "; ".join(row.flags), False),
 )
-FULL: tuple[Column, ...] = (
+FULL: tuple[Column[Row], ...] = (
     *SHORT[:3],
     ("q1 to q3", _quartiles, True),
     ("blocks", lambda row: str(row.times_us.n), True),
@@ -76,11 +76,16 @@ FULL: tuple[Column, ...] = (
 )
 
 
-def rows_table(title: str, rows: Sequence[Row], columns: Sequence[Column] = FULL) -> TableData:
-    """Return a line for each row, empty columns left out; `SHORT` columns tell of ours."""
-    body = tuple(tuple(cell(row) for _, cell, _ in columns) for row in rows)
+def table_of(title: str, items: Iterable[T], columns: Sequence[Column[T]]) -> TableData:
+    """Return a line for each item."""
+    body = tuple(tuple(cell(item) for _, cell, _ in columns) for item in items)
     header, numeric = tuple(name for name, _, _ in columns), tuple(n for _, _, n in columns)
-    return without_empty_columns(TableData(title, header, body, numeric))
+    return TableData(title, header, body, numeric)
+
+
+def rows_table(title: str, rows: Sequence[Row], columns: Sequence[Column[Row]] = FULL) -> TableData:
+    """Return a line for each row, empty columns left out; `SHORT` columns tell of ours."""
+    return without_empty_columns(table_of(title, rows, columns))
 
 
 def histogram(values: Sequence[float]) -> str:
@@ -225,18 +230,14 @@ def distributed_tables(rows: Iterable[DistributedRow]) -> list[TableData]:
 def distributed_table(rows: Sequence[DistributedRow]) -> TableData:
     """Return the table of one product: each way's time, and what it sends."""
     first = rows[0]
-    body = tuple(
-        (
-            row.way,
-            significant(row.times_us.median),
-            f"{significant(row.times_us.q1)} to {significant(row.times_us.q3)}",
-            f"{row.over_alone:.2f}",
-            f"{row.sent_bytes:,}",
-            f"{row.messages:,}",
-        )
-        for row in rows
-    )
     group = counted(first.world, "process", "processes")
     title = f"A x, {first.n} x {first.n} {first.dtype}, {group}, {first.transport}"
-    header = ("way", "us", "q1 to q3", "x over alone", "bytes sent", "messages")
-    return TableData(title, header, body, (False, *(True,) * 5))
+    columns: tuple[Column[DistributedRow], ...] = (
+        ("way", lambda row: row.way, False),
+        ("us", lambda row: significant(row.times_us.median), True),
+        ("q1 to q3", _quartiles, True),
+        ("x over alone", lambda row: f"{row.over_alone:.2f}", True),
+        ("bytes sent", lambda row: f"{row.sent_bytes:,}", True),
+        ("messages", lambda row: f"{row.messages:,}", True),
+    )
+    return table_of(title, rows, columns)

@@ -92,13 +92,13 @@ def _no_patience() -> Any:
 
 
 def test_ceilings_measured_anew_rewrite_the_file_in_one_step(
-    limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    limit: Callable[..., None], fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     low = {"read": Ceiling("read", 1e-9, "GB/s", "made", 1)}
     high = {"read": Ceiling("read", 1e9, "GB/s", "made", 1)}
     limit(host_bench, MOST_SETS=1 << 16)
-    monkeypatch.setattr(host_bench, "last_level_cache_bytes", lambda: 4096)
-    monkeypatch.setattr(host_bench, "measure_ceilings", lambda **o: high if "seed" in o else low)
+    fault(host_bench, "last_level_cache_bytes", lambda sound: 4096)
+    fault(host_bench, "measure_ceilings", lambda sound, **o: high if "seed" in o else low)
     assert run([*ARGUMENTS, "--op", "matvec"]) == 0
     (path,) = Path("results").iterdir()
     found = results.read(path)
@@ -109,13 +109,13 @@ def test_ceilings_measured_anew_rewrite_the_file_in_one_step(
 
 
 def test_the_memory_bounds_our_sets_and_the_row_is_called_warm(
-    limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    limit: Callable[..., None], fault: Callable[..., Any]
 ) -> None:
     limit(host_bench, MOST_SETS=1024)
     product = Product("matvec", "float32", (256, 256))
     size = 256 * 256 * 4
     assert len(HostBench(cold_bytes=10 * size).sets(product).items) == 11
-    monkeypatch.setattr(host_bench, "available_bytes", lambda: int(4 * size / 0.25))
+    fault(host_bench, "available_bytes", lambda sound: int(4 * size / 0.25))
     one = HostBench(cold_bytes=10 * size).sets(product)
     assert len(one.items) == 4
     assert one.temperature == "warm"

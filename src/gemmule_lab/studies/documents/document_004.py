@@ -131,10 +131,15 @@ def _means(rows: Rows) -> Iterator[str]:
     """Yield mean, geometric mean and median of the warm times; then means where cold ones are."""
     warm, cold = (rows.where(temperature=t).us() for t in ("warm", "cold"))
     both = [warm[case] for case in cold if case in warm]
-    yield from (f"{np.mean(list(warm.values())):.2f}", f"{geomean(warm.values()):.2f}",
-                f"{np.median(list(warm.values())):.2f}") if warm else ("", "", "")  # fmt: skip
+    times = list(warm.values())
+    yield from _two_means(times)
+    yield f"{np.median(times):.2f}" if times else ""
     for values in (both, list(cold.values())):
-        yield from (f"{np.mean(values):.2f}", f"{geomean(values):.2f}") if values else ("", "")
+        yield from _two_means(values)
+
+
+def _two_means(us: list[float]) -> tuple[str, str]:
+    return (f"{np.mean(us):.2f}", f"{geomean(us):.2f}") if us else ("", "")
 
 
 _ACROSS = {
