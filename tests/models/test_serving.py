@@ -111,5 +111,6 @@ def test_memory_grows_by_little_more_than_what_is_served(tmp_path: Path) -> None
     grown("make", floats, codes)
     for what, folder in (("place", floats), ("load", codes)):
         found = grown(what, folder, codes)
-        # 1.06 to 1.2 were seen: the allocator's holes differ from run to run.
-        assert found["grown"] <= 1.5 * (found["served"] + found["layer"]), (what, found)
+        # 0.8 was seen, since embeddings stay in the mapped file; 0.9 to 1.4, by chance, while
+        # pages of floats that were freed between codes were kept.
+        assert found["grown"] <= 1.05 * (found["served"] + found["layer"]), (what, found)

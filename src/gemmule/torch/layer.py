@@ -27,7 +27,9 @@ from gemmule.torch.parts import (
 )
 from gemmule.torch.quantized_linear import again, check, differentiable, product_of
 from gemmule.torch.saving import refuse_while_saving
+from gemmule.torch.spread import SPREAD, refuse_spread
 
+_NO_WEIGHT = "a QuantLinear has no weight to set; its codes are set by load_state_dict"
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -205,6 +207,7 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
             self._hold(placed(self._parts, shape))
         parts = (self.codes, self.scales, self.zeros, self.perm)
         if known:
+            refuse_spread(x, *parts)
             (x,) = autocast(x)
             return torch.ops.gemmule.quantized_linear.default(x, *parts, *shape, False, bias)
         if grad and x.requires_grad:
@@ -237,10 +240,16 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":  # set to tie it, it would be there and take no part
-            raise AttributeError(
-                "a QuantLinear has no weight to set; its codes are set by load_state_dict"
-            )
+            raise AttributeError(_NO_WEIGHT)
+        if name == "_distribute_module_applied":  # set by PyTorch when it has spread a layer
+            raise TypeError(SPREAD)
         super().__setattr__(name, value)
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Register a parameter; TypeError for a weight, as RowwiseParallel would register."""
+        if name == "weight":
+            raise TypeError(SPREAD if hasattr(param, "device_mesh") else _NO_WEIGHT)
+        super().register_parameter(name, param)
 
     @property
     def _form(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from gemmule.quant.cuda.fragment_order import LAYOUT
 from gemmule.quant.layouts import get_layout
 from gemmule.quant.library import closed
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.torch.spread import refuse_spread
 
 PARTS = ("codes", "scales", "zeros", "perm")
 Parts = tuple[Any, ...]  # tensors in the order of PARTS, None where a matrix has none
@@ -106,6 +107,7 @@ def matrix_of(parts: Parts, shape: Shape) -> QuantizedMatrix:
     held = HELD.get(id(codes))
     if held is not None and held.codes() is codes and held.state == state:
         return held.matrix
+    refuse_spread(*parts)
     if codes.is_meta:
         raise TypeError(
             "the layer's codes lie on the device meta, which holds no data. Fill it first: "

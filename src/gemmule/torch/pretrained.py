@@ -7,7 +7,9 @@ it loads, ``save_pretrained`` writes codes, and ``from_pretrained`` of that fold
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -29,6 +31,9 @@ from gemmule.torch.replacing import places, take_over
 from gemmule.torch.saving import METHOD
 
 FORMAT = 1
+# Of glibc. Floats that were read are freed between codes that stay; without it those pages remain
+# the process's, how many by chance.
+_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 @register_quantization_config(METHOD)
@@ -157,6 +162,8 @@ class Quantise(Operation):
             layer = QuantLinear.from_matrix(matrix)
             layer.weight_dtype = tensor.dtype
             self.hf_quantizer.put(name, layer, **context)
+            if _trim is not None:
+                _trim(0)
         return left
 
 
