@@ -164,7 +164,7 @@ def test_a_rung_in_the_folder_of_the_other_back_end_is_refused(
     module = SimpleNamespace(__name__="gemmule.rungs.matvec.cuda.r", RUNG=make())
     monkeypatch.setattr(registry.importlib, "import_module", lambda name: module)
     with pytest.raises(TypeError, match=r"cuda\.r holds a CpuRung; its folder is cuda"):
-        registry._load.__wrapped__("matvec", "cuda", "r")
+        registry.rung_in.__wrapped__("matvec", "cuda", "r")
 
 
 def test_ladder_refuses_unknown_names() -> None:

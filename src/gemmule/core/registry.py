@@ -21,7 +21,8 @@ from gemmule.core.rung import BACKENDS, RUNGS_FOLDER, CudaRung, DeviceRung, Libr
 
 
 @functools.cache
-def _load(folder: str, backend: str, name: str) -> Rung:
+def rung_in(folder: str, backend: str, name: str) -> Rung:
+    """Return the rung of a module of the ladder, which its folder describes."""
     module = importlib.import_module(f"gemmule.rungs.{folder}.{backend}.{name}")
     rung: Rung = module.RUNG
     if rung.backend != backend:
@@ -44,7 +45,7 @@ def all_rungs(backend: str, folders: tuple[str, ...] = ("*",)) -> tuple[Rung, ..
         for folder in folders:
             for path in sorted(RUNGS_FOLDER.glob(f"{folder}/{backend}/*.py")):
                 if not path.stem.startswith("_"):
-                    found.append(_load(path.parent.parent.name, backend, path.stem))
+                    found.append(rung_in(path.parent.parent.name, backend, path.stem))
     order = {rung: place for op in LADDERS for place, rung in enumerate(_on(op, found))}
     return tuple(sorted(found, key=lambda rung: (LADDERS.index(rung.folder), order[rung])))
 
