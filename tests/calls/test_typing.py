@@ -49,7 +49,7 @@ gm.vecmat(x, A, activations="int4")  # error
 gm.matmul(A, A, batch_invariant="yes")  # error
 gm.matvec([[1.0]], x)  # error
 gm.quantize(A, bits=5)  # error
-gm.quantize(A, method="gptq")  # error
+gm.quantize(A, method="awq")  # error
 gm.plan("matvec", A, x, precision="half")  # error
 """
 

@@ -30,7 +30,7 @@ HALF = ("float16", "float16", "float16")
 RUNGS = {
     rung.name: rung
     for rung in all_rungs("cuda")
-    if rung.name.startswith("wgmma") and HALF in rung.signatures
+    if rung.op == "matmul" and rung.name.startswith("wgmma") and HALF in rung.signatures
 }
 NAMES = sorted(RUNGS)
 
