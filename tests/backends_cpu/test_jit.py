@@ -32,11 +32,11 @@ pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs llvmlit
 
 MULTIPLY = """
 import json, sys, numpy as np
-from gemmule.core.registry import _load
+from gemmule.core.registry import rung_in
 from gemmule.core.problem import Problem
 def multiply(rung="threads", m=40, n=33):
     problem = Problem(op="matvec", m=m, n=n)
-    r = _load("matvec", "cpu", rung)
+    r = rung_in("matvec", "cpu", rung)
     run = r.bind(problem, r.defaults())
     A = (np.arange(m * n, dtype=np.float32) % 7).reshape(m, n)
     x = (np.arange(n, dtype=np.float32) % 5)
