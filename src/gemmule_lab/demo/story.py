@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmule.timing.sampler import CONFIDENCE
 from gemmule_lab.demo.search import Embedded
@@ -79,7 +79,8 @@ def sentence(rows: Sequence[Row], found: Sequence[Embedded], sentences: int = 0)
     disturbed blocks decide nothing.
     """
     gains = gains_of(rows)
-    told = [_model(found, sentences)] if found else []
+    calm = not gains or any(one.sure for one in gains)
+    told = [_model(found, sentences, calm=calm)] if found else []
     for op in ("matvec", "matmul"):
         if any(one.op == op and one.sure for one in gains):
             told.append(_layers(op, gains))
@@ -87,11 +88,16 @@ def sentence(rows: Sequence[Row], found: Sequence[Embedded], sentences: int = 0)
     return " ".join([*told, losses(raced, NUMPY)])
 
 
-def _model(found: Sequence[Embedded], sentences: int) -> str:
+def _model(found: Sequence[Embedded], sentences: int, *, calm: bool) -> str:
+    """Tell the model's times; calm: other programs left some of the products alone, too."""
     plain, *others = found
+
+    def told(over: Speedup) -> str:
+        return times(over if calm else replace(over, verdict="undecided"))
+
     parts = [
-        f"{one.format} {times(one.all_over)} with {sentences} sentences at once and "
-        f"{times(one.one_over)} with one at a time, "
+        f"{one.format} {told(one.all_over)} with {sentences} sentences at once and "
+        f"{told(one.one_over)} with one at a time, "
         f"{one.layer_bytes / plain.layer_bytes:.0%} of the memory, cosine {one.cosine:.4f}"
         for one in others
     ]
@@ -168,11 +174,12 @@ def _layer_table(gains: Sequence[Gain], formats: Sequence[str]) -> TableData:
     """Return one line for each shape and operation, with time and ratio in every format."""
     cells: dict[str, dict[str, str]] = {}
     for one in gains:
-        mark = "-" if one.over.verdict == "slower" else ""
-        text = f"{significant(one.time_us)} us, {one.over.value:.2f}x{mark}"
+        mark = "" if one.sure else "~"
+        slower = "-" if one.sure and one.over.verdict == "slower" else ""
+        text = f"{significant(one.time_us)} us, {mark}{one.over.value:.2f}x{slower}"
         cells.setdefault(one.title, {})[one.format] = text
     body = tuple((title, *(found.get(f, "") for f in formats)) for title, found in cells.items())
-    title = "By layer: our time, and times as fast as NumPy's float32 ('-': surely slower)"
+    title = "By layer: our time, times NumPy's float32 ('-': surely slower, '~': disturbed)"
     header = ("matrices (how many), product", *formats)
     return TableData(title, header, body, (False, *[True] * len(formats)))
 

@@ -67,6 +67,12 @@ def test_disturbed_and_single_blocks_decide_nothing() -> None:
     assert "None of 2 products is surely slower than NumPy in float32; 2 more were" in told
     assert "All 1 products were disturbed" in story.sentence([taken], [])
     assert story.times(_over(2, "faster", 0.9)) == "about 2.0x"
+    model = [
+        Embedded(form, 4, 1.0, 0.1, *[_over(37.2, "faster")] * 2, 1.0, 1.0, 1, (1, 1))
+        for form in ("float32", "int4")
+    ]
+    assert "about 37.2x with one at a time" in story.sentence([taken], model, 2)
+    assert "and 37.20x with one at a time" in story.sentence([taken, ROWS[1]], model, 2)
 
 
 def test_the_table_and_the_chart_hold_every_product() -> None:
