@@ -94,13 +94,20 @@ def device_verdicts(number: str, by_device: Mapping[str, Rows]) -> TableData:
     body = tuple(
         (
             claim.text,
-            *(f"{one[claim.id].outcome}: {one[claim.id].figure}" for one in found.values()),
+            *(_on_a_device(one[claim.id]) for one in found.values()),
         )
         for claim in studies.load(number).claims
         if any(one[claim.id].outcome != "not measurable here" for one in found.values())
     )
     header = ("the document says", *found)
     return TableData(f"Document {number}: claims by device", header, body, (False,) * len(header))
+
+
+def _on_a_device(one: Finding) -> str:
+    """Return a verdict with its figure; a device whose file lacks the rows could still have it."""
+    if one.outcome == "not measurable here":
+        return "no rows of it on record"
+    return f"{one.outcome}: {one.figure}"
 
 
 def device_times(number: str, by_device: Mapping[str, Rows]) -> TableData:
