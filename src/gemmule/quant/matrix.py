@@ -148,7 +148,9 @@ class QuantizedMatrix(Factor):
 
         So what products keep with it, such as where its codes lie, is found in the next one too.
         """
-        found: Self | None = self._kept.get("T") or self._kept.get("T of", _gone)()
+        found: Self | None = self._kept.get("T")
+        if found is None:  # not `or`, which would ask for the length of what was found
+            found = self._kept.get("T of", _gone)()
         if found is None:
             made = replace(self, transposed=not self.transposed)
             made._kept["T of"] = weakref.ref(self)  # weak: a ring would outlive its last user
