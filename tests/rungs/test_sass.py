@@ -43,13 +43,13 @@ class Claim:
 CLAIMS = (
     *(
         Claim(rung, 2 * (values // 8 + 1), {"values": values})
-        for rung in ("p_threads_vector", "two_step")
+        for rung in ("p_threads_vector", "two_step", "y_blocks")
         for values in (8, 16, 32)
     ),
     Claim("p_threads_vector", 2 * (2 + 1), {"values": 32}, BYTES),
     *(Claim("warp_vector", 2 * (loads + 1), {"loads": loads}) for loads in (1, 2, 4)),
-    Claim("y_blocks", 2 * (1 + 1)),
-    Claim("vector_shared_x", 1),  # x comes from shared memory
+    # x comes from shared memory, where one load of each block's share puts it.
+    *(Claim("vector_shared_x", 1 + values // 8 + 1, {"values": values}) for values in (8, 16, 32)),
     Claim("streamed_rows", 2),
     Claim("streamed_rows", 2, signature=BYTES),
     Claim("clustered_columns", 1),

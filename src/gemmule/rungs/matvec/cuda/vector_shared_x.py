@@ -16,14 +16,14 @@ from gemmule.rungs._cuda import rows as by_rows
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    (step,) = by_rows.shared_row_steps("vector_shared_x", "tile")(problem, params, machine)
+    (step,) = by_rows.shared_row_steps("vector_shared_x", "values", "tile")(problem, params, machine)
     return (replace(step, smem=params["tile"] * ITEMSIZE[problem.b]),)
 
 
 def _chain(problem: Problem, params: Params) -> int:
-    p, tile = params["p"], params["tile"]
-    whole: int = problem.n // tile * by_rows.share_chain(problem, tile, p, 16)
-    return whole + by_rows.share_chain(problem, problem.n % tile, p, 16) + 2 * by_rows.tree(32)
+    p, tile, values = params["p"], params["tile"], params["values"]
+    whole: int = problem.n // tile * by_rows.share_chain(problem, tile, p, values)
+    return whole + by_rows.share_chain(problem, problem.n % tile, p, values) + 2 * by_rows.tree(32)
 
 
 RUNG = CudaRung(
@@ -34,8 +34,13 @@ RUNG = CudaRung(
     branch="document 003: x in shared memory, which loses here",
     signatures=by_rows.ROW_SIGNATURES,
     arithmetic=by_rows.sums(_chain),
-    params={"p": (128, 32, 64, 256), "rows": (4, 1, 8, 16), "tile": (2048, 1024, 4096)},
-    constraints=(by_rows.BLOCK_FITS,),
+    params={
+        "p": (128, 32, 64, 256),
+        "rows": (4, 1, 8, 16),
+        "values": by_rows.VALUES,
+        "tile": (2048, 1024, 4096),
+    },
+    constraints=(by_rows.BLOCK_FITS, by_rows.VALUES_FIT),
     batched=True,
     steps=_steps,
 )

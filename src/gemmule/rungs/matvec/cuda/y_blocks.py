@@ -23,7 +23,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     (step,) = by_rows.shared_row_steps("y_blocks", "values", "y")(problem, params, machine)
     kernel = instance("add_sections", type_arguments(problem), y)
     add = Step(kernel, (ceil_div(problem.m * problem.batch, 256), 1, 1), (256, 1, 1))
-    return replace(step, grid=(step.grid[0] * y, 1, 1)), add
+    return replace(step, grid=(step.grid[0], y, 1)), add
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -58,7 +58,7 @@ RUNG = CudaRung(
     branch="document 003: y blocks a row, which loses here",
     signatures=by_rows.ROW_SIGNATURES,
     arithmetic=by_rows.sums(_chain),
-    params={"y": (4, 2, 8, 16), "p": (128, 32, 256), "rows": (4, 1, 2), "values": (8,)},
+    params={"y": (4, 2, 8, 16), "p": (128, 32, 64, 256), "rows": (4, 1, 2), "values": by_rows.VALUES},
     constraints=(by_rows.BLOCK_FITS, by_rows.VALUES_FIT),
     batched=True,
     suggest=_suggest,
