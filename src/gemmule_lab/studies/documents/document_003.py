@@ -22,6 +22,9 @@ CPU_SIZES = (512, 1024, 2048, 4096)
 EXPERIMENT, SWEEP, CHOSEN = "sizes", "p x rows x values", "chosen"
 CODE_ROWS, CODE_THREADS = 8, 512
 DIFFERS, SLIGHTLY, FASTER, LARGE = 0.01, 1.5, 1.1, 2048
+WIDTHS, VALUES = (128, 512), (8, 16, 32)  # threads of a row, values that one takes in a step
+SECTIONS = [(p, v, y) for p in WIDTHS for v in VALUES for y in (2, 4, 8, 16) if p // y >= 32]
+SHARED = [(p, v) for p in (32, 128) for v in VALUES]
 TUNED = "fp16, best parameters"
 BITS = {"torch": 16, "fp16": 16, "int8": 8, "int4": 4}
 HALF, ONE_BLOCK = "fp16 two_step", "fp16 one block a row"
@@ -82,21 +85,31 @@ def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     return tuple(replace(lane, form="float16") for lane in halves), codes
 
 
+def y_name(p: int, values: int, y: int) -> str:
+    """Return the name of y sections of a row with p threads of it in all."""
+    return f"fp16 {y} sections of {p // y} x 1 x {values}"
+
+
 def sweep_lanes() -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     """Return p x rows x values of each kernel: the best of them are tuned on the device at hand.
 
-    With them come y sections of a row with as many threads in all, so that one and several blocks
-    a row are treated alike; halves and codes apart, as in `gpu_lanes`.
+    With them come both alternatives at the same points: y sections of a row with as many threads of
+    it in all, and x in shared memory. Halves and codes apart, as in `gpu_lanes`.
     """
     halves = [
-        Lane(f"fp16 {p} x {r} x {v}", "two_step", {"p": p, "rows": r, "values": v}, form="float16")
-        for p, r, v in itertools.product((32, 128, 256), (1, 4), (8, 16, 32))
-        if p * r * v <= 1 << 14
+        Lane(f"fp16 {p} x {r} x {v}", "two_step", {"p": p, "rows": r, "values": v})
+        for p, r, v in itertools.product((32, *WIDTHS, 256), (1, 4), VALUES)
+        if p * r <= 512 or p * r * v <= 1 << 14
     ]
     halves += [
-        Lane(f"fp16 y {y} of {p}", "y_blocks", {"y": y, "p": p, "rows": 4}, form="float16")
-        for y, p in ((2, 128), (4, 32), (2, 32), (8, 32))
+        Lane(y_name(p, v, y), "y_blocks", {"y": y, "p": p // y, "rows": 1, "values": v})
+        for p, v, y in SECTIONS
     ]
+    halves += [
+        Lane(f"fp16 shared x {p} x 4 x {v}", "vector_shared_x",
+             {"p": p, "rows": 4, "values": v, "tile": 4096})
+        for p, v in SHARED
+    ]  # fmt: skip
     codes = [
         Lane(
             f"{form} {p} x {r} x {v}", f"{form}_codes", {"p": p, "rows": r, "values": v}, form=form
@@ -104,7 +117,7 @@ def sweep_lanes() -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
         for form, widths in (("int8", (8, 16)), ("int4", (16, 32)))
         for p, r, v in itertools.product((32, 128), (1, 4), widths)
     ]
-    return tuple(halves), tuple(codes)
+    return tuple(replace(lane, form="float16") for lane in halves), tuple(codes)
 
 
 CPU_LANES = (
