@@ -103,16 +103,16 @@ def _one(
     from gemmule_lab.studies import harness, rules, runner, store
     from gemmule_lab.studies import show as results
 
-    one = studies.load(number)
+    one, about = studies.load(number), rules.document(number)["study"]
     here, missing = harness.benches("cpu" if show and not evidence else device)
     folder = out if evidence is None else evidence / slug(here[0].device)
     path = folder / f"study-{number}.jsonl"
     if show and evidence is None and take is None and not path.is_file():
         path = next(iter(store.on_record(number)), path)
-    click.echo(f"document {number}: {rules.document(number)['study']['title']}")
+    click.echo(f"document {number}: {about['title']}")
     if not show and (missing or device == "cpu"):
         click.echo(f"left out: everything on a GPU ({missing or '--device cpu'})")
-    for line in () if show else one.left_out(full):
+    for line in () if show else (*([] if full else [about["thin"]]), *about["left_out"]):
         click.echo(f"left out: {line}")
     if take is not None:
         click.echo(f"took in {store.take(path, take, number)} rows of {take}")

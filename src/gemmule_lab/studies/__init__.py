@@ -1,8 +1,7 @@
 """The experiments of the five documents that this project starts from, redone and judged.
 
-``documents/<number>.toml`` has what a document asks and claims, ``documents/document_<number>.py``
-its grid, its charts and the rules of single claims; ``published/<number>.json`` holds the figures
-that it printed.
+``documents/<number>.toml`` has what a document asks, printed and claims,
+``documents/document_<number>.py`` its grid, its charts and the rules of single claims.
 """
 
 from __future__ import annotations

@@ -35,10 +35,20 @@ class Lane:
     matrix: int = 0
     only: tuple[str, ...] = ()
 
-    @property
-    def kind(self) -> str:
-        """``rung`` or ``peer``."""
-        return "peer" if self.rung is None else "rung"
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What became of one lane: times and figures, or a note that says why there are none."""
+
+    times_us: Times | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+    params: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+Names = tuple[str, ...]
+Case = Mapping[str, Value]
+Found = Mapping[str, Measured]
 
 
 @dataclass(frozen=True)
@@ -57,41 +67,23 @@ class Cell:
     temperature: str
     columns: int = 0
     layout: str = "row"
-    case: Mapping[str, Value] = field(default_factory=dict)
+    case: Case = field(default_factory=dict)
     uniform: bool = False
 
     @property
-    def filed(self) -> Mapping[str, Value]:
+    def names(self) -> Names:
+        """The names of the rows."""
+        return tuple(lane.name for lane in self.lanes)
+
+    @property
+    def filed(self) -> Case:
         """The case that the rows carry."""
-        if self.case:
-            return self.case
         sizes: dict[str, Value] = {"m": self.m, "n": self.n}
-        return sizes | ({"columns": self.columns} if self.columns else {})
+        return self.case or sizes | ({"columns": self.columns} if self.columns else {})
 
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What became of one lane: times and figures, or a note that says why there are none."""
-
-    times_us: Times | None = None
-    figures: Mapping[str, float] = field(default_factory=dict)
-    note: str = ""
-    params: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
-
-
-def rates(cell: Cell, lane: Lane, us: float) -> dict[str, float]:
-    """Return GB/s of compulsory bytes (each input and output once) and GFLOP/s of one call."""
-    rows, columns = (cell.n, cell.m) if lane.flip else (cell.m, cell.n)
-    width = max(cell.columns, 1)
-    item = ITEMSIZE.get(lane.form, 2) if lane.form not in CODE_BITS else 2
-    bits = CODE_BITS.get(lane.form, 8 * item)
-    nbytes = rows * -(-columns * bits // 8) + item * width * (rows + columns)
-    return {"gbs": nbytes / us * 1e-3, "gflops": 2.0 * rows * columns * width / us * 1e-3}
-
-
-Names = tuple[str, ...]
-Case = Mapping[str, Value]
-Found = Mapping[str, Measured]
+    def measured(self, bench: Bench, names: Names) -> Found:
+        """Return what became of the named lanes."""
+        return bench.measure(self, tuple(lane for lane in self.lanes if lane.name in names))
 
 
 class Bench(Protocol):
@@ -121,27 +113,44 @@ class Task:
     names: Names
     case: Case
     run: Callable[[Bench, Names, Case], Found]
+    temperature: str = "once"
+
+    @property
+    def filed(self) -> Case:
+        """The case that the rows carry."""
+        return self.case
+
+    def measured(self, bench: Bench, names: Names) -> Found:
+        """Return what became of the named parts."""
+        return self.run(bench, names, self.case)
 
 
 Step = Cell | Task
 
 
+def rates(cell: Cell, lane: Lane, us: float) -> dict[str, float]:
+    """Return GB/s of compulsory bytes (each input and output once) and GFLOP/s of one call."""
+    rows, columns = (cell.n, cell.m) if lane.flip else (cell.m, cell.n)
+    width, item = max(cell.columns, 1), 2 if lane.form in CODE_BITS else ITEMSIZE.get(lane.form, 2)
+    bits = CODE_BITS.get(lane.form, 8 * item)
+    nbytes = rows * -(-columns * bits // 8) + item * width * (rows + columns)
+    return {"gbs": nbytes / us * 1e-3, "gflops": 2.0 * rows * columns * width / us * 1e-3}
+
+
 @dataclass(frozen=True)
 class Study:
-    """One document's experiments; its file says what it asks.
+    """One document's experiments; its file says what it asks, and what the grid leaves out.
 
-    ``steps(backend, full)`` is the grid, ``left_out(full)`` says what it lacks, ``comparison``
-    yields the lines of the table of printed figures beside ours, `charts` are those that
-    `gemmule_lab.studies.charted` draws, ``more(rows, backend)`` the drawings of its own. together:
-    on a machine with a GPU the GPU's bench times the CPU's implementations as well.
+    ``steps(backend, full)`` is the grid, `table` the header of the table of printed figures beside
+    ours and what yields its lines, `charts` are those that `gemmule_lab.studies.charted` draws,
+    ``more(rows, backend)`` the drawings of its own. together: on a machine with a GPU the GPU's
+    bench times the CPU's implementations as well.
     """
 
     number: str
     steps: Callable[[str, bool], Iterable[Step]]
-    left_out: Callable[[bool], Iterator[str]]
     claims: tuple[Claim, ...]
-    comparison: Callable[[Rows], Iterator[tuple[str, ...]]]
-    comparison_header: tuple[str, ...]
+    table: tuple[tuple[str, ...], Callable[[Rows], Iterator[tuple[str, ...]]]]
     charts: tuple[Mapping[str, Any], ...]
     more: Callable[[Rows, str], Iterator[tuple[str, Chart]]] = lambda rows, backend: iter(())
     together: bool = False

@@ -36,7 +36,7 @@ from gemmule_lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
 # Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and ours on
 # 2 cores, November 2026), so each pool's implementations are timed in a run of their own.
 REST_S = 0.15
-JUDGED_ELEMENTS = 1 << 24
+JUDGED_ELEMENTS, MIN_BLOCKS = 1 << 24, 6
 SLOWEST_CALL_S = 4.0
 CEILING_SECONDS = {"cpu": 3.0, "cuda": 4.0}
 
@@ -46,7 +46,6 @@ class CellBench:
 
     backend: str
     bench: Bench
-    min_blocks: ClassVar[int] = 6
     max_blocks: ClassVar[int]
     block_s: ClassVar[float]
 
@@ -55,7 +54,6 @@ class CellBench:
 
     def release(self) -> None:
         """Give back what libraries keep from cell to cell: by default there is nothing."""
-        return
 
     def runs(self, entries: Sequence[Entry], lanes: Mapping[str, Lane]) -> Iterable[list[Entry]]:
         """Yield the entries that are timed together."""
@@ -75,8 +73,8 @@ class CellBench:
             try:
                 if key not in kept:
                     kept[key] = self.sets(cell, lane)
-                sets = kept[key]
-                made = sets if isinstance(sets, str) else self.bind(cell, lane, sets)
+                made = kept[key]
+                made = made if isinstance(made, str) else self.bind(cell, lane, made)
             except DeviceError as error:
                 if error.restart:
                     raise
@@ -87,7 +85,7 @@ class CellBench:
                 entries.append(made)
         by_name = {lane.name: lane for lane in lanes}
         for run in self.runs(entries, by_name):
-            budget = Budget(self.seconds * len(run), self.min_blocks, self.max_blocks, self.block_s)
+            budget = Budget(self.seconds * len(run), MIN_BLOCKS, self.max_blocks, self.block_s)
             samples = sample(run, self.clock, budget) if run else {}
             for one in run:
                 times = times_of(samples[one.name])
@@ -107,8 +105,7 @@ class CellBench:
     def product(self, cell: Cell, lane: Lane) -> Product:
         """Return the product that a lane computes."""
         form = lane.form if lane.form in FLOATS else f"plain {lane.form}"
-        if lane.form in CODE_BITS:
-            form = f"{lane.form} codes"
+        form = f"{lane.form} codes" if lane.form in CODE_BITS else form
         order = {"column_major": cell.layout == "col", "transposed": lane.flip}
         shape = (cell.m, cell.n)
         return Product(cell.op, form, shape, cell.columns or 1, **order, uniform=cell.uniform)
@@ -270,33 +267,27 @@ def benches(only: str | None) -> tuple[list[CellBench], str]:
     """
     found: list[CellBench] = []
     missing = ""
-    if only != "cpu":
-        try:
-            found.append(GpuBench())
-        except (DeviceError, ImportError) as error:
-            if only == "cuda":
-                raise
-            missing = str(error)
-    if only != "cuda":
-        found.append(CpuBench())
-    return found, missing
+    try:
+        found += [GpuBench()] if only != "cpu" else []
+    except (DeviceError, ImportError) as error:
+        if only == "cuda":
+            raise
+        missing = str(error)
+    return [*found, *([CpuBench()] if only != "cuda" else [])], missing
 
 
 def environment_of(bench: CellBench) -> Environment:
-    """Return what rows of a bench depend on, its ceilings measured now."""
+    """Return what rows of a bench depend on, its ceilings measured now, to keep lines short less
+    what every shape of one gave.
+    """
     seconds = CEILING_SECONDS[bench.backend]
     if bench.backend == "cpu":
-        return shortened(HostBench().environment(seconds))
-    measured = measure_ceilings(max_seconds=seconds, store=False)
-    threads, gpus = thread_count(), (bench.device,)
-    return shortened(
-        capture_environment(
-            bench.device, bench.backend, ceilings=measured, threads=threads, gpus=gpus
+        here = HostBench().environment(seconds)
+    else:
+        ceilings = measure_ceilings(max_seconds=seconds, store=False)
+        gpus, threads = (bench.device,), thread_count()
+        here = capture_environment(
+            bench.device, bench.backend, ceilings=ceilings, threads=threads, gpus=gpus
         )
-    )
-
-
-def shortened(environment: Environment) -> Environment:
-    """Return an environment without what every shape of a ceiling gave, to keep lines short."""
-    ceilings = {name: replace(c, tried={}) for name, c in environment.ceilings.items()}
-    return replace(environment, ceilings=ceilings)
+    ceilings = {name: replace(one, tried={}) for name, one in here.ceilings.items()}
+    return replace(here, ceilings=ceilings)

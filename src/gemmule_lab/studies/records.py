@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ REFUTED: Outcome = "refuted"
 DIFFERS: Outcome = "differs on this device"
 NOT_MEASURABLE: Outcome = "not measurable here"
 TEMPERATURES = ("warm", "cold", "once")
+FIELDS = ("experiment", "backend", "name", "temperature")  # of a row, that are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,8 @@ class StudyRow:
     @property
     def key(self) -> str:
         """What makes two rows the same measurement, whenever it was made."""
-        return key_of(
-            self.backend, self.device, self.experiment, self.case, self.name, self.temperature
-        )
+        where = (self.backend, self.device, self.experiment, dict(self.case))
+        return key_of(*where, self.name, self.temperature)
 
     @property
     def measured(self) -> bool:
@@ -63,105 +63,83 @@ class StudyRow:
         return self.times_us.median
 
 
-def key_of(
-    backend: str,
-    device: str,
-    experiment: str,
-    case: Mapping[str, Value],
-    name: str,
-    temperature: str,
-) -> str:
-    """Return the key of a row with these fields."""
-    return json.dumps([backend, device, experiment, dict(case), name, temperature], sort_keys=True)
+def key_of(*fields: Any) -> str:
+    """Return the key of a row: of back end, device, experiment, case, name and temperature."""
+    return json.dumps(fields, sort_keys=True)
 
 
-class Rows(Sequence[StudyRow]):
+class Rows(tuple[StudyRow, ...]):
     """The rows of one study, with the selections that verdicts are made of.
 
     Of rows with one key the last one counts, but one that only says why nothing was measured never
     takes the place of one that was.
     """
 
-    def __init__(
-        self, rows: Iterable[StudyRow], environments: Mapping[str, Environment] | None = None
-    ) -> None:
+    environments: Mapping[str, Environment]
+
+    def __new__(
+        cls, rows: Iterable[StudyRow], environments: Mapping[str, Environment] | None = None
+    ) -> Rows:
+        """Keep the rows that count."""
         kept: dict[str, StudyRow] = {}
         for row in rows:
             key = row.key
             if row.measured or key not in kept or not kept[key].measured:
                 kept[key] = row
-        self._rows = tuple(kept.values())
-        self.environments = dict(environments or {})
+        made = super().__new__(cls, kept.values())
+        made.environments = dict(environments or {})
+        return made
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def only(self, some: Iterable[StudyRow]) -> Rows:
+        """Return some of these rows, whose keys differ and need not be made again."""
+        made = tuple.__new__(Rows, some)
+        made.environments = self.environments
+        return made
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._rows[index]
-
-    def __iter__(self) -> Iterator[StudyRow]:
-        return iter(self._rows)
-
-    def where(
-        self,
-        experiment: str | None = None,
-        *,
-        backend: str | None = None,
-        name: str | None = None,
-        temperature: str | None = None,
-        **case: Value,
-    ) -> Rows:
-        """Return the rows that have all of the given values."""
-        asked = {"experiment": experiment, "name": name, "backend": backend}
-        found = list(self._rows)
-        for field_name, value in {**asked, "temperature": temperature}.items():
-            if value is not None:
-                found = [row for row in found if getattr(row, field_name) == value]
-        for key, size in case.items():
-            found = [row for row in found if row.case.get(key) == size]
-        return self._only(found)
+    def where(self, experiment: str | None = None, **asked: Value | None) -> Rows:
+        """Return the rows with all of these values, of their fields or of their case."""
+        found: Iterable[StudyRow] = self
+        for name, value in {"experiment": experiment, **asked}.items():
+            if value is None:
+                continue
+            if name in FIELDS:
+                found = [row for row in found if getattr(row, name) == value]
+            else:
+                found = [row for row in found if row.case.get(name) == value]
+        return self.only(found)
 
     def timed(self) -> Rows:
         """Return the rows with times."""
-        return self._only([row for row in self._rows if row.times_us is not None])
-
-    def _only(self, some: list[StudyRow]) -> Rows:
-        """Return some of these rows, whose keys differ and need not be made again."""
-        rows = Rows((), self.environments)
-        rows._rows = tuple(some)
-        return rows
+        return self.only(row for row in self if row.times_us is not None)
 
     def names(self) -> tuple[str, ...]:
         """Return the implementations, in the order of the file."""
-        return tuple(dict.fromkeys(row.name for row in self._rows))
+        return tuple(dict.fromkeys(row.name for row in self))
 
-    def us(self) -> dict[str, float]:
-        """Return case -> median microseconds, the case as JSON; of equal cases the last one."""
+    def us(self, part: str = "") -> dict[str, float]:
+        """Return case -> median microseconds, or a part of them, the case as JSON."""
+        if part:
+            return {case_key(row.case): row.figures[part] for row in self if part in row.figures}
         return {case_key(row.case): row.us for row in self.timed()}
+
+    def faster(self, ours: str, other: str, part: str = "") -> dict[str, float]:
+        """Return, case by case, how many times as fast `ours` is as `other`."""
+        mine, theirs = (self.where(name=name).us(part) for name in (ours, other))
+        return {case: theirs[case] / mine[case] for case in theirs if case in mine}
 
     def figure(self, name: str) -> float | None:
         """Return the first row's figure of this name, or None."""
-        return next((row.figures[name] for row in self._rows if name in row.figures), None)
+        return next((row.figures[name] for row in self if name in row.figures), None)
 
     def ceiling(self, name: str, backend: str) -> float | None:
         """Return the largest ceiling of this name among the environments of a back end."""
-        values = [
-            environment.ceilings[name].value
-            for environment in self.environments.values()
-            if environment.backend == backend and name in environment.ceilings
-        ]
-        return max(values, default=None)
+        known = [e.ceilings for e in self.environments.values() if e.backend == backend]
+        return max((one[name].value for one in known if name in one), default=None)
 
 
 def case_key(case: Mapping[str, Value]) -> str:
     """Return a case as text that sorts and compares."""
     return json.dumps(dict(case), sort_keys=True)
-
-
-def pairs(rows: Rows, over: str, under: str) -> dict[str, float]:
-    """Return, case by case, the time of `over` divided by the time of `under`."""
-    above, below = rows.where(name=over).us(), rows.where(name=under).us()
-    return {case: above[case] / below[case] for case in above if case in below}
 
 
 class Judged(NamedTuple):
@@ -191,7 +169,7 @@ class Claim:
 
     rule: how it is decided, in words: "refuted unless ...", or "differs unless ..." of what a
     document says of its own devices. ``decide(rows)`` is that rule; it raises `UnmeasuredError`
-    where rows lack what it needs. causes: by outcome, why it is so.
+    where rows lack what it needs. causes: by an outcome's first word, why it is so.
     """
 
     id: str
@@ -208,4 +186,4 @@ class Claim:
             return Finding(NOT_MEASURABLE, str(why))
         failed = DIFFERS if self.rule.startswith("differs") else REFUTED
         outcome = CONFIRMED if holds else failed
-        return Finding(outcome, figure, self.causes.get(outcome, ""), value)
+        return Finding(outcome, figure, self.causes.get(outcome.split()[0], ""), value)

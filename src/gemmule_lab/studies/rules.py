@@ -1,61 +1,46 @@
-"""What documents say: their files, the rules that most claims share, and the figures they printed.
+"""What documents say: their files, and the rules that most claims share.
 
-``documents/<number>.toml`` has a document's claims and charts. A claim is ``text``, its ``rule`` in
-words, and the cause of an outcome under the outcome's first word (``confirmed``, ``refuted``,
-``differs``). Where two times decide it, ``times`` names both, ``is`` the condition, such as
-``geomean > 1.02`` of how many times as fast the first is, case by case; ``rows`` says which.
+``documents/<number>.toml`` has what a document asks and printed, and its claims: each with its
+``text``, its ``rule`` in words, and the cause of an outcome under the outcome's first word
+(``confirmed``, ``refuted``, ``differs``). Where times of pairs of implementations decide it,
+``times`` has the pairs and ``is`` the condition, such as ``geomean > 1.02``, on how many times as
+fast the first of each is, case by case; ``rows`` says which rows, with ``least`` and ``most`` of n,
+and ``part`` which part of a time. A pair may ask for other rows. What is only told: the times of
+the rows ``shown``, and the pairs of ``told``, behind their words, where they are on file.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import operator
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gemmule_lab.records.results import geomean
-from gemmule_lab.studies.records import (
-    CONFIRMED,
-    DIFFERS,
-    REFUTED,
-    Claim,
-    Judged,
-    Rows,
-    UnmeasuredError,
-    pairs,
-)
+from gemmule_lab.studies.records import Claim, Judged, Rows, UnmeasuredError
 
-FOLDER = Path(__file__).parent
 NO_GPU = "no figures of a GPU are on file"
 NO_HEIGHTS = "no heights of blocks are on file"
 NO_PAIR = "no size is on file for both the CPU and the GPU"
-OUTCOMES = {outcome.split()[0]: outcome for outcome in (CONFIRMED, REFUTED, DIFFERS)}
 STATISTICS: Mapping[str, Callable[[Collection[float]], float]] = {
     "geomean": geomean,
     "least": min,
     "most": max,
 }
-OPERATORS = {">": operator.gt, ">=": operator.ge, "<=": operator.le}
+EVERY: Mapping[str, Any] = {}
+OPERATORS = {"<": operator.lt, ">": operator.gt, ">=": operator.ge, "<=": operator.le}
 
-Judge = Callable[[Rows], Judged]
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Judged])
 
 
 @functools.cache
 def document(number: str) -> Mapping[str, Any]:
-    """Return a document's file: ``study``, ``claim`` by name, ``chart``."""
-    text = (FOLDER / "documents" / f"{number}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
-@functools.cache
-def published(number: str) -> Any:
-    """Return a document's printed figures."""
-    return json.loads((FOLDER / "published" / f"{number}.json").read_text(encoding="utf-8"))
+    """Return a document's file: ``study``, ``claim`` by name, ``printed``."""
+    path = Path(__file__).parent / "documents" / f"{number}.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 class Claims:
@@ -66,7 +51,7 @@ class Claims:
 
     def __init__(self, number: str) -> None:
         self._listed = document(number)["claim"]
-        self._judges: dict[str, Judge] = {
+        self._judges: dict[str, Callable[[Rows], Judged]] = {
             name: functools.partial(by_times, one)
             for name, one in self._listed.items()
             if "times" in one
@@ -84,30 +69,51 @@ class Claims:
     def all(self) -> tuple[Claim, ...]:
         """Return every claim; KeyError for one that nothing decides."""
         return tuple(
-            Claim(
-                name,
-                one["text"],
-                one["rule"],
-                self._judges[name],
-                {outcome: one[word] for word, outcome in OUTCOMES.items() if word in one},
-            )
+            Claim(name, one["text"], one["rule"], self._judges[name], one)
             for name, one in self._listed.items()
         )
 
 
 def by_times(claim: Mapping[str, Any], rows: Rows) -> Judged:
-    """Judge by how many times as fast one implementation is as another, case by case."""
-    asked = {"backend": "cuda", "temperature": "warm", **claim["rows"]}
-    least = asked.pop("least", 0)
-    chosen = [row for row in rows.where(**asked) if int(row.case.get("n", 0)) >= least]
-    ours, plain = claim["times"]
-    ratios = list(needed(speedups(Rows(chosen), ours, plain)).values())
-    statistic, compared, limit = claim["is"].split()
-    value = STATISTICS[statistic](ratios)
-    words = f"{spread(ratios)} times as fast: {ours} against {plain}"
-    if statistic == "least":
-        words += f"; faster in {sum(r > 1 for r in ratios)} of {len(ratios)}"
-    return Judged(OPERATORS[compared](value, float(limit)), words, geomean(ratios))
+    """Judge by how many times as fast one implementation of each pair is as the other.
+
+    Every pair fulfils the condition; those of rows of their own need not be on file.
+    """
+    words, statistics, means = [], [], []
+    statistic, *condition = claim["is"].split()
+    for ours, plain, *more in claim["times"]:
+        ratios = _ratios(claim["rows"], rows, ours, plain, *more)
+        if more and not ratios:
+            continue
+        statistics.append(STATISTICS[statistic](needed(ratios)))
+        means.append(geomean(ratios))
+        kept = f", {' '.join(map(str, more[0].values()))}" if more else ""
+        words.append(f"{spread(ratios)} times as fast: {ours} against {plain}{kept}")
+        if statistic == "least":
+            words[-1] += f"; faster in {sum(r > 1 for r in ratios)} of {len(ratios)}"
+        if "shown" in claim:
+            here = rows.where(**{**claim["rows"], **claim["shown"]})
+            us = [f"{one.us:,.0f}" for name in (plain, ours) for one in here.where(name=name)]
+            words[-1] += f"; us at {claim['shown']['n']}: {' to '.join(us)}"
+    for what, *pair in claim.get("told", ()):
+        if ratios := _ratios(claim["rows"], rows, *pair):
+            words.append(f"{what} {spread(ratios)}")
+    holds = all(
+        OPERATORS[compared](value, float(limit))
+        for value in statistics
+        for compared, limit in zip(condition[::2], condition[1::2], strict=True)
+    )
+    return Judged(holds, "; ".join(words), min(needed(means)))
+
+
+def _ratios(
+    asked: Mapping[str, Any], rows: Rows, ours: str, plain: str, more: Mapping[str, Any] = EVERY
+) -> list[float]:
+    asked = {"backend": "cuda", "temperature": "warm", **asked, **more}
+    least, most, part = (asked.pop(key, None) for key in ("least", "most", "part"))
+    chosen = rows.where(**asked)
+    kept = (r for r in chosen if (least or 0) <= int(r.case.get("n", 0)) <= (most or 1 << 62))
+    return list(chosen.only(kept).faster(ours, plain, part or "").values())
 
 
 def needed(found: T | None, why: str = NO_GPU) -> T:
@@ -123,18 +129,12 @@ def counted(rows: Rows, *names: str) -> list[float]:
     return [needed(rows.figure(name), why) for name in names]
 
 
-def speedups(rows: Rows, ours: str, other: str) -> dict[str, float]:
-    """Return, case by case, how many times as fast `ours` is as `other`."""
-    return pairs(rows, other, ours)
-
-
-def spread(ratios: Sequence[float]) -> str:
+def spread(ratios: Collection[float]) -> str:
     """Return geometric mean, range and count in words.
 
     >>> spread([1.0, 4.0])
     '2.00 (1.00 to 4.00 over 2 cases)'
     """
     cases = "case" if len(ratios) == 1 else "cases"
-    return (
-        f"{geomean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} {cases})"
-    )
+    ends = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{geomean(ratios):.2f} ({ends} over {len(ratios)} {cases})"

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gemmule_lab.ceilings.best import TOLERANCE
 from gemmule_lab.records.rows import Environment
 from gemmule_lab.studies import store
-from gemmule_lab.studies.grid import Bench, Case, Cell, Measured, Step, Study, Task
+from gemmule_lab.studies.grid import Bench, Case, Measured, Step, Study
 from gemmule_lab.studies.records import Rows, StudyRow, key_of
 
 DURATION = "duration"  # of a run that was not stopped
 
 
-@dataclass(frozen=True, slots=True)
-class Todo:
+class Todo(NamedTuple):
     """A step and the names of its rows that are not on file."""
 
     step: Step
@@ -30,30 +29,16 @@ def todo(
     """Return the steps of a study's grid that lack rows, with the names that they lack."""
     found = []
     for step in study.steps(bench.backend, full):
-        if only and step.experiment not in only:
-            continue
-        keys = {name: key_in(step, bench.backend, bench.device, name) for name in names_in(step)}
+        keys = {name: key_in(step, bench.backend, bench.device, name) for name in step.names}
         lacking = tuple(name for name, key in keys.items() if key not in known)
-        if lacking:
+        if lacking and (not only or step.experiment in only):
             found.append(Todo(step, lacking))
     return found
 
 
-def names_in(step: Step) -> tuple[str, ...]:
-    """Return the names of what a step measures."""
-    return tuple(lane.name for lane in step.lanes) if isinstance(step, Cell) else step.names
-
-
 def key_in(step: Step, backend: str, device: str, name: str) -> str:
     """Return the key of the row that a step gives one name on a device."""
-    case, temperature = _filed(step)
-    return key_of(backend, device, step.experiment, case, name, temperature)
-
-
-def _filed(step: Step) -> tuple[dict[str, str | int | float | bool], str]:
-    if isinstance(step, Cell):
-        return dict(step.filed), step.temperature
-    return dict(step.case), "once"
+    return key_of(backend, device, step.experiment, dict(step.filed), name, step.temperature)
 
 
 def run(
@@ -78,8 +63,7 @@ def run(
     here, start = environment(), time.monotonic()
     store.append(path, [here])
     for one in progress(steps):
-        measured = _measure(bench, one)
-        store.append(path, list(_rows(study.number, bench, here, one, measured)))
+        store.append(path, list(_rows(study.number, bench, here, one)))
     case: Case = {"full": full, "steps": len(steps), "experiments": ", ".join(sorted(only))}
     where = (study.number, DURATION, here.id, bench.device, bench.backend, case)
     took = {"seconds": time.monotonic() - start}
@@ -91,25 +75,16 @@ def run(
     return rows
 
 
-def _measure(bench: Bench, one: Todo) -> dict[str, Measured]:
-    if isinstance(one.step, Task):
-        return dict(one.step.run(bench, one.names, one.step.case))
-    lanes = tuple(lane for lane in one.step.lanes if lane.name in one.names)
-    return dict(bench.measure(one.step, lanes))
-
-
-def _rows(
-    number: str, bench: Bench, environment: Environment, one: Todo, measured: dict[str, Measured]
-) -> Iterator[StudyRow]:
-    case, temperature = _filed(one.step)
-    kinds = {}
-    if isinstance(one.step, Cell):
-        kinds = {lane.name: lane.kind for lane in one.step.lanes}
-    where = (number, one.step.experiment, environment.id, bench.device, bench.backend, case)
+def _rows(number: str, bench: Bench, environment: Environment, one: Todo) -> Iterator[StudyRow]:
+    step, measured = one.step, one.step.measured(bench, one.names)
+    peers = [lane.name for lane in getattr(step, "lanes", ()) if lane.rung is None]
+    case = dict(step.filed)
+    where = (number, step.experiment, environment.id, bench.device, bench.backend, case)
     for name in one.names:
+        kind = "task" if step.temperature == "once" else "peer" if name in peers else "rung"
         found = measured.get(name, Measured(note="it gave no figure"))
         what = (found.params, found.times_us, found.figures, found.note)
-        yield StudyRow(*where, name, kinds.get(name, "task"), temperature, *what)
+        yield StudyRow(*where, name, kind, step.temperature, *what)
 
 
 def of_last_devices(rows: Rows) -> Rows:

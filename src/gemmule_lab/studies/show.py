@@ -58,7 +58,7 @@ def counts(found: Mapping[str, Finding]) -> str:
 def comparison_table(number: str, rows: Rows) -> TableData:
     """Return the printed figures beside ours; columns that nothing stands in are left out."""
     study = studies.load(number)
-    header, body = study.comparison_header, tuple(study.comparison(rows))
+    header, body = study.table[0], tuple(study.table[1](rows))
     columns = zip(*body, strict=True) if body else [()] * len(header)
     numeric = tuple(all(cell[:1] in ("", *"0123456789") for cell in one) for one in columns)
     title = f"Document {number}: printed figures and ours"

@@ -17,7 +17,7 @@ from gemmule_lab.report import charts, plots
 from gemmule_lab.report.charts import Axes, Bar, Bars, HeatMaps, Line, Lines, Mark
 from gemmule_lab.report.plots import draw
 from gemmule_lab.report.sheet import drawn_of
-from gemmule_lab.studies import charted, pictures
+from gemmule_lab.studies import charted
 from gemmule_lab.studies.grid import Cell
 from gemmule_lab.studies.records import Rows
 from lab_rows import machine, recorded, study_row
@@ -128,7 +128,7 @@ def test_each_picture_names_its_dtype_and_its_names(path: Path) -> None:
     assert DTYPE.search(said), said
     assert not DTYPE.search(" ".join(texts(drawing, "title"))), "a title holds for every dtype"
     seen = " ".join(texts(drawing, "tick", "name", "legend"))
-    for name, words in pictures.NAMES.items():
+    for name, words in charted.NAMES.items():
         assert (words in said) == (name in seen), name
 
 
@@ -179,9 +179,9 @@ def test_maps_in_several_files_have_one_scale_and_say_what_is_blank() -> None:
     hole = {case: value for case, value in grid.items() if case != (1, 1)}
     shown = {f"k{i}": {k: v * (i + 1) for k, v in grid.items()} for i in range(9)}
     shown |= {"last": hole, "other": {(1, 1): 9.0, (2, 2): 9.0}}
-    head = pictures.Head("x", "t", "s")
+    head = charted.Head("x", "t", "s")
     drawn = [
-        (name, draw(chart)) for name, chart in pictures.maps(head, shown, "GB/s; darker is more")
+        (name, draw(chart)) for name, chart in charted.maps(head, shown, "GB/s; darker is more")
     ]
     assert [name for name, _ in drawn] == ["x-1", "x-2"]
     fills = [

@@ -182,7 +182,7 @@ def test_codes_are_timed_as_the_documents_store_them(modules: Callable[..., None
     ("number", "names"),
     [
         ("000", ("unrolled_rows, blocks of 128",)),
-        ("003", ("fp16 y 4 of 32",)),
+        ("003", ("fp16 4 sections of 32 x 1 x 16", "fp16 shared x 32 x 4 x 16")),
     ],
 )
 def test_what_was_never_measured_runs(

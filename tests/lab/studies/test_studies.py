@@ -48,7 +48,7 @@ from gemmule_lab.studies.records import (
     Rows,
     StudyRow,
 )
-from gemmule_lab.studies.rules import published
+from gemmule_lab.studies.rules import document
 from lab_rows import machine, recorded, study_row, times
 from pages import study_pages
 
@@ -439,7 +439,7 @@ def test_rows_of_the_cpu_stand_beside_the_printed_ones() -> None:
     half = study_row("003", "sizes", "fp16", 90.0, backend="cpu", n=512)
     codes = study_row("003", "sizes", "int8", 45.0, backend="cpu", n=512)
     lines = {line[1]: line for line in document_003.comparison(Rows([half, codes]))}
-    header = document_003.STUDY.comparison_header
+    header = document_003.STUDY.table[0]
     found = dict(zip(header, lines["int8, on our CPU"], strict=True))
     assert (found["3090 us"], found["warm us"], found.get("warm x torch", "")) == (
         "3.34",
@@ -644,13 +644,13 @@ def test_widths_wins_and_ratios_of_004() -> None:
 
 def test_printed_figures_are_recomputed() -> None:
     assert formula_gbs(8192, 16, 618377.7) == pytest.approx(217.10, abs=0.01)
-    assert published("003")["devices"]["P100"]["gbs"]["torch"][4] == 202.083
+    assert document("003")["printed"]["P100"]["gbs"]["torch"][4] == 202.083
     wrong = {(device, column, n) for device, column, n, *_ in document_003.deviations()}
     assert ("P100", "torch", 8192) in wrong
     assert ("P100", "fp16", 8192) not in wrong
-    averages = published("004")["average_ms"]
+    averages = document("004")["printed"]["average_ms"]
     for name in claims_004.ALGORITHMS:
-        width_64 = published("004")["width_ms"][name][claims_004.WIDTHS.index(64)]
+        width_64 = document("004")["printed"]["width_ms"][name][claims_004.WIDTHS.index(64)]
         assert width_64 == averages[name]
 
 
@@ -689,16 +689,16 @@ def test_full_grids_are_the_documents() -> None:
             thin = {
                 runner.key_in(s, backend, "d", n)
                 for s in study.steps(backend, False)
-                for n in runner.names_in(s)
+                for n in s.names
             }
             full = {
                 runner.key_in(s, backend, "d", n)
                 for s in study.steps(backend, True)
-                for n in runner.names_in(s)
+                for n in s.names
             }
             assert thin
             assert thin <= full
-        assert list(study.left_out(False))
+        assert document(number)["study"]["left_out"]
 
 
 def test_products_are_judged() -> None:

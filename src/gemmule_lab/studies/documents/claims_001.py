@@ -12,7 +12,7 @@ from gemmule_lab.records.results import geomean
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.products.passes import CPU_LOOP, CUBLAS, EIGEN, NAIVE, NUMPY, SHARED
 from gemmule_lab.studies.records import Judged, Rows
-from gemmule_lab.studies.rules import needed, published, spread
+from gemmule_lab.studies.rules import document, needed, spread
 
 TOTAL = "host to host"
 FMA_ON, FMA_OFF = "shared tile 32", "shared tile 32, multiply and add apart"
@@ -20,8 +20,7 @@ FULL_NAIVE, LONE_NAIVE, LONE_TILE = "naive, fused", "naive, blocks of one thread
 KERNELS, FIRST = "kernels", "first call"
 REFUSED = "the next size"
 FIRST_SIZES = (64, 1024)
-SMALL, LARGE, ONE_TILE = 64, 512, 31
-BALANCED, ALIKE, IMMENSE = 1.25, 1.1, 5.0
+SMALL, BALANCED = 64, 1.25
 LOADING = ("allocate", "host to device", "device to host", "free")
 CLAIMS = rules.Claims("001")
 
@@ -88,7 +87,7 @@ def last_crossing(ratios: Mapping[int, float]) -> float | None:
 @CLAIMS.rule("break-even-library", EIGEN, CUBLAS, "eigen_cublas")
 @CLAIMS.rule("break-even-own", CPU_LOOP, SHARED, "cpu_own")
 def _break_even(rows: Rows, cpu: str, gpu: str, key: str) -> Judged:
-    printed, substitute = published("001")["break_even"][key], ""
+    printed, substitute = document("001")["printed"]["break_even"][key], ""
     if not by_size(rows, cpu) and cpu == EIGEN:
         cpu, substitute = NUMPY, " (Eigen is not installed here; NumPy's BLAS in its place)"
     needed(set(by_size(rows, cpu)) & set(by_size(rows, gpu)), rules.NO_PAIR)
@@ -176,33 +175,6 @@ def _scales_alike(rows: Rows) -> Judged:
     return Judged(abs(left - right) < 0.3, words, right)
 
 
-@CLAIMS.rule("shared-gain")
-def _shared_far_faster(rows: Rows) -> Judged:
-    naive, shared = by_size(rows, NAIVE, "kernel"), by_size(rows, SHARED, "kernel")
-    ratios = needed([naive[n] / shared[n] for n in set(naive) & set(shared) if n >= LARGE])
-    mean = geomean(ratios)
-    return Judged(mean >= IMMENSE, f"{spread(ratios)} times as fast, kernels as he has them", mean)
-
-
-@CLAIMS.rule("launch-gain", FULL_NAIVE, LONE_NAIVE, "the naive kernel in 32 x 32 blocks")
-@CLAIMS.rule("shared-alone", FMA_ON, FULL_NAIVE, "tiles in shared memory, blocks alike,")
-def _like_with_like(rows: Rows, ours: str, plain: str, words: str) -> Judged:
-    warm = rows.where(KERNELS, backend="cuda", temperature="warm")
-    ratios = list(needed(rules.speedups(warm, ours, plain)).values())
-    at_1024 = [warm.where(name=one, n=1024) for one in (plain, ours)]
-    times = [f"{found.timed()[0].us:,.0f}" for found in at_1024 if found]
-    told = f"{words} {spread(ratios)} times as fast; us at 1024: {' to '.join(times)}"
-    return Judged(geomean(ratios) >= IMMENSE, told, geomean(ratios))
-
-
-@CLAIMS.rule("shared-init")
-def _shared_init(rows: Rows) -> Judged:
-    naive, shared = by_size(rows, NAIVE, "kernel"), by_size(rows, SHARED, "kernel")
-    ratios = needed([shared[n] / naive[n] for n in set(naive) & set(shared) if n <= ONE_TILE])
-    mean = geomean(ratios)
-    return Judged(mean <= ALIKE, f"{spread(ratios)} times the naive kernel's time", mean)
-
-
 @CLAIMS.rule("peak")
 def _profilers_peak(rows: Rows) -> Judged:
     names = ("SM throughput percent", "FMA pipe percent")
@@ -255,14 +227,6 @@ def _other_approach(rows: Rows) -> Judged:
     ]
     words = f"{cycles[0]:.2f} cycles with rectangular tiles for {cycles[1]:.2f} with square ones"
     return Judged(cycles[0] < cycles[1], words, cycles[0])
-
-
-@CLAIMS.rule("tile-1")
-def _tile_one(rows: Rows) -> Judged:
-    warm = rows.where(KERNELS, backend="cuda", temperature="warm")
-    ratios = list(needed(rules.speedups(warm, LONE_TILE, LONE_NAIVE)).values())
-    mean = geomean(ratios)
-    return Judged(1 / ALIKE <= mean <= ALIKE, f"{spread(ratios)} times as fast", mean)
 
 
 @CLAIMS.rule("equal-small")

@@ -12,7 +12,7 @@ from gemmule.core.registry import cuda_rungs
 from gemmule_lab.records.results import geomean
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.records import Judged, Rows
-from gemmule_lab.studies.rules import needed, published
+from gemmule_lab.studies.rules import document, needed
 
 WIDTHS = (8, 16, 32, 64, 128, 256)
 ALGORITHMS = ("block_multiply", "block_multiply_transposed", "transpose_then")
@@ -55,7 +55,7 @@ def _above_1_mb(rows: Rows) -> Judged:
         for kept in ("warm", "cold"):
             here = above_a_megabyte(rows, kept)
             naive = NAIVE[algorithm]
-            each = [rules.speedups(here, f"{algorithm} {width}", naive) for width in WIDTHS]
+            each = [here.faster(f"{algorithm} {width}", naive) for width in WIDTHS]
             its = each[WIDTHS.index(ITS_WIDTH)]
             at += its.values()
             best += sum(max(one.get(case, 0.0) for one in each) > 1 for case in its)
@@ -123,7 +123,7 @@ def block_means(runs: Rows, algorithm: str) -> dict[tuple[int, int], float]:
 
 @CLAIMS.rule("own-optimum")
 def _own_optimum(rows: Rows) -> Judged:
-    table = published("004")["width_ms"]
+    table = document("004")["printed"]["width_ms"]
     best = {name: WIDTHS[int(np.argmin(times))] for name, times in table.items()}
     words = ", ".join(f"{name} {width}" for name, width in best.items())
     return Judged(set(best.values()) == {ITS_WIDTH}, f"smallest in its own table: {words}")
@@ -134,7 +134,7 @@ def _own_optimum(rows: Rows) -> Judged:
 def _wins(rows: Rows, algorithm: str, share: float) -> Judged:
     """Judge a count of wins: shapes by median, and runs matrix by matrix."""
     warm, name = warm_rows(rows), f"{algorithm} {ITS_WIDTH}"
-    by_shape = needed(rules.speedups(warm, name, NAIVE[algorithm]))
+    by_shape = needed(warm.faster(name, NAIVE[algorithm]))
     runs = list(run_ratios(rows, algorithm))
     shape_wins, run_wins = (sum(r > 1 for r in v) for v in (by_shape.values(), runs))
     words = f"faster on {shape_wins} of {len(by_shape)} shapes, in {run_wins} of {len(runs)} runs"
@@ -147,7 +147,7 @@ def run_ratios(rows: Rows, algorithm: str) -> Iterator[float]:
     runs = rows.where(FIVE, backend="cuda")
     for matrix in range(1, MATRICES + 1):
         ours, plain = f"{algorithm} {ITS_WIDTH} #{matrix}", f"{NAIVE[algorithm]} #{matrix}"
-        yield from rules.speedups(runs, ours, plain).values()
+        yield from runs.faster(ours, plain).values()
 
 
 @CLAIMS.rule("ratio-block", "block_multiply")
@@ -155,10 +155,10 @@ def run_ratios(rows: Rows, algorithm: str) -> Iterator[float]:
 @CLAIMS.rule("ratio-then", "transpose_then")
 def _mean_ratio(rows: Rows, algorithm: str) -> Judged:
     """Judge "so many times faster": mean time over mean time, within a quarter."""
-    printed = published("004")["ratios"][algorithm]
+    printed = document("004")["printed"]["ratios"][algorithm]
     warm, names = warm_rows(rows), (f"{algorithm} {ITS_WIDTH}", NAIVE[algorithm])
     ours, plain = (needed(mean_us(warm, name)) for name in names)
-    ratios = rules.speedups(warm, *names)
+    ratios = warm.faster(*names)
     words = (
         f"{plain / ours:.2f} from the means, {geomean(ratios.values()):.2f} as the geometric "
         f"mean over shapes, {printed} printed"
@@ -174,7 +174,7 @@ def _mean_ratio(rows: Rows, algorithm: str) -> Judged:
 def _ladder_gain(rows: Rows, name: str) -> float:
     """Return how many times as fast a rung of the ladder is as a thread a row, by columns, cold."""
     here = rows.where("ladder", backend="cuda", temperature="cold", order="columns")
-    return geomean(needed(rules.speedups(here, name, "thread_per_row")).values())
+    return geomean(needed(here.faster(name, "thread_per_row")).values())
 
 
 @CLAIMS.rule("shared-memory")
@@ -205,7 +205,7 @@ def _coalescing(rows: Rows) -> Judged:
         sectors[name] = asked / requests
     square = Rows(r for r in above_a_megabyte(rows, "warm") if r.case["m"] == r.case["n"])
     names = [f"{name} {ITS_WIDTH}" for name in sectors]
-    slower = geomean(needed(rules.speedups(square, *names)).values())
+    slower = geomean(needed(square.faster(*names)).values())
     alone = _ladder_gain(rows, "shared_x")
     few, many = sectors.values()
     words = (
@@ -249,7 +249,7 @@ def _cases(rows: Rows) -> Judged:
 
 
 def _printed_ratios() -> Mapping[str, float]:
-    average = published("004")["average_ms"]
+    average = document("004")["printed"]["average_ms"]
     return {name: average["naive_transposed"] / average[name] for name in ALGORITHMS[1:]}
 
 

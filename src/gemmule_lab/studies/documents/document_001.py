@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 from gemmule_lab.profile.single_launch import counting
+from gemmule_lab.report.charts import Bar, Bars, Mark, number
 from gemmule_lab.report.tables import significant
-from gemmule_lab.studies.charted import chart
+from gemmule_lab.studies.charted import Picture, chart, head_of
 from gemmule_lab.studies.documents import claims_001 as said
-from gemmule_lab.studies.documents.pictures_001 import pictures
 from gemmule_lab.studies.grid import Bench, Case, Cell, Found, Lane, Names, Step, Study, Task
 from gemmule_lab.studies.products import passes as ways
 from gemmule_lab.studies.products.first_call import first_call
@@ -21,7 +22,7 @@ from gemmule_lab.studies.products.totals import (
     warm_up,
 )
 from gemmule_lab.studies.records import Rows, Value
-from gemmule_lab.studies.rules import published
+from gemmule_lab.studies.rules import document
 
 LARGEST = {ways.CPU_LOOP: 1024, ways.NAIVE: 2048, ways.SHARED: 4096}
 DOUBLING = tuple(32 << i for i in range(8))
@@ -141,21 +142,10 @@ def _first(bench: Bench, names: Names, case: Case) -> Found:
     return {name: first_call(name, int(case["n"])) for name in names}
 
 
-def left_out(full: bool) -> Iterator[str]:
-    """Yield what the grid lacks."""
-    yield "kernels in blocks of one thread cold, and at 2048"
-    every = {*OWN_SIZES, *CUBLAS_SIZES}
-    if not full:
-        yield f"all but {len(THIN_SIZES)} of {len(every)} sizes, and all of the largest product"
-    yield "the CPU loop above 1024, the naive kernel above 2048, the shared above 4096, as there"
-    yield "NumPy, and Eigen by the document's flags, at all but the default sizes"
-    yield "a debug build of the kernels"
-
-
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield totals and parts by size, then the break-even sizes beside the printed ones."""
     none = [""] * len(ways.PARTS)
-    printed = published("001")["break_even"]
+    printed = document("001")["printed"]["break_even"]
     for words, cpu, gpu, theirs in (
         ("Eigen and cuBLAS", ways.EIGEN, ways.CUBLAS, printed["eigen_cublas"]),
         ("NumPy and cuBLAS", ways.NUMPY, ways.CUBLAS, ""),
@@ -173,14 +163,51 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
             yield (f"{row.name}, n = {n}", "", significant(row.us), *parts)
 
 
+def _overtaken(rows: Rows) -> list[Mark]:
+    """Return the sizes from which a GPU pays, with what the quartiles leave open."""
+    found = []
+    for cpu, gpu in ((ways.EIGEN, ways.CUBLAS), (ways.CPU_LOOP, ways.SHARED)):
+        if (at := said.crossing(rows, cpu, gpu)) is not None:
+            words = f"{gpu} overtakes {cpu} at n = {at.words}"
+            found.append(Mark(words, at.n, at.low, min(at.high, 1e6)))
+    return found
+
+
+def _parts(rows: Rows, backend: str) -> Iterator[Picture]:
+    """Yield how the time of a product on the GPU divides, pageable and pinned memory apart."""
+    load, unload = ("allocate", "host to device"), ("device to host", "free")
+    divided = ("load: allocate, copy in", "launch", "kernel", "unload: copy out, free")
+    totals, bars = said.totals_of(rows.where(backend=backend)), []
+    names = (ways.NAIVE, *(n + p for n in (ways.SHARED, ways.CUBLAS) for p in ("", ways.PINNED)))
+    for n, name in itertools.product(SPLIT, names):
+        for row in totals.where(name=name, n=n):
+            ends = [sum(row.figures[part] for part in group) for group in (load, unload)]
+            lengths = [ends[0], row.figures["launch"], row.figures["kernel"], ends[1]]
+            shares = [length / sum(lengths) for length in lengths]
+            label = name if ways.PINNED in name else f"{CALLED.get(name, name)}, pageable"
+            bars.append(Bar(f"n = {n}: {label}", shares, f"{number(row.us / 1e3)} ms"))
+    if bars:
+        fact = "shares of each product's time, the whole time behind them"
+        title = "Loading, kernel, unloading: the parts of a product from host to host"
+        head = head_of(f"study-001-{backend}-parts", title, totals, "float32", SHAPE, fact)
+        yield head.name, Bars(title, head.below, bars, divided)
+
+
+SPLIT, SHAPE = (64, 256, 1024, 4096), "n x n times n x n"
+CALLED = {ways.NAIVE: said.LONE_NAIVE}  # from host to host it runs as the document has it
 _RATE = {"value": "TFLOP/s", "unit": "TFLOP/s", "label": "{name}", "sorted": True, "limit": "fma"}
 _BUSY = ("SM throughput", "memory throughput", "FMA pipe")
 _STEPS = ("import of gemmule", "context", "first cudaMalloc", "compile", "load", "first launch")
 _FIRST = {step: f"{step} us" for step in _STEPS}
+_OVER = {
+    "names": [*ways.HOST_NAMES[:2], ways.NUMPY, ways.NAIVE, ways.SHARED, ways.CUBLAS,
+              ways.HIS_EIGEN],
+    "called": CALLED, "over": "n", "axis": "n, of n x n matrices", "unit": "ms", "log": True,
+}  # fmt: skip
 CHARTS = (
     *(
         chart("bars", f"kernels-{n}", f"Kernels alone, n = {n}", said.KERNELS, "float32",
-              "n x n times n x n", "TFLOP/s", "naive and shared tile 32: in 32 x 32 threads",
+              SHAPE, "TFLOP/s", "naive and shared tile 32: in 32 x 32 threads",
               at={"n": n}, **_RATE)
         for n in KERNEL_SIZES
     ),
@@ -196,9 +223,22 @@ CHARTS = (
     chart("figures", "balance", "The shared kernel: what it keeps busy", "counters", "float32",
           "1,024 cubed", "Nsight Compute, percent of each unit's peak",
           figures={unit: f"{unit} percent" for unit in _BUSY}, scale=1, unit="%"),
+    *(
+        chart("lines", file, title, said.TOTAL, "{cpus}", "float32", SHAPE,
+              "ms from host array to host array, pageable memory", value="ms", most=most,
+              marks=_overtaken, **_OVER)
+        for file, most, title in (
+            ("times", 1 << 20, "Matrix product: time over size, CPU and GPU in turns"),
+            ("times-small", 256, "Small products: where the GPU begins to pay"),
+        )
+    ),
+    chart("lines", "alone", "Processing alone: time over size, without any loading", said.TOTAL,
+          "float32", SHAPE, "ms; kernels between two events, without copies",
+          value=lambda row: row.figures.get("kernel", row.figures.get("product", 0)) / 1e3,
+          **_OVER),
 )  # fmt: skip
 STUDY = Study(
-    "001", steps, left_out, said.CLAIMS.all(), comparison,
-    ("what", "printed", "ours, us or n", *(f"{part} us" for part in ways.PARTS)),
-    CHARTS, pictures, together=True,
+    "001", steps, said.CLAIMS.all(),
+    (("what", "printed", "ours, us or n", *(f"{part} us" for part in ways.PARTS)), comparison),
+    CHARTS, _parts, together=True,
 )  # fmt: skip

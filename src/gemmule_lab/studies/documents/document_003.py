@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gemmule.core.registry import cuda_rungs
 from gemmule_lab.records.results import geomean
-from gemmule_lab.report.charts import Axes, Line
-from gemmule_lab.studies import pictures as draw
+from gemmule_lab.report.charts import Line
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.pictures import Picture
 from gemmule_lab.studies.records import Judged, Rows, case_key
-from gemmule_lab.studies.rules import needed, published
+from gemmule_lab.studies.rules import document, needed
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 CPU_SIZES = (512, 1024, 2048, 4096)
@@ -44,6 +42,12 @@ ALTERNATIVES = (
 )
 DTYPES = "matrix in fp16, or in int8 or int4 codes with one scale; x and y in fp16"
 CLAIMS = rules.Claims("003")
+Pairs = Sequence[tuple[str, str]]
+# The alternatives beside the plain kernel with as many threads a row, rows a block, and loads.
+Y_PAIRS = [
+    (f"fp16 {y} sections of {p // y} x 1 x {v}", f"fp16 {p} x 1 x {v}") for p, v, y in SECTIONS
+]
+X_PAIRS = [(f"fp16 shared x {p} x 4 x {v}", f"fp16 {p} x 4 x {v}") for p, v in SHARED]
 
 
 def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
@@ -53,7 +57,7 @@ def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     and codes read in between leave the L2 of an H200 in a state that 33 MB of halves do not get out
     of: the same kernel took 6.6 to 10.4 us, without them 6.5.
     """
-    table = published("003")["devices"]["RTX 3090"]["launch"]
+    table = document("003")["printed"]["RTX 3090"]["launch"]
     p, rows, *_ = table[SIZES.index(n)]
     tuned = f"h200_{n}"  # of the rung that has it: one for a warp a row or less, or for several
     rung = min(rung.name for rung in cuda_rungs() if tuned in rung.presets)
@@ -85,11 +89,6 @@ def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     return tuple(replace(lane, form="float16") for lane in halves), codes
 
 
-def y_name(p: int, values: int, y: int) -> str:
-    """Return the name of y sections of a row with p threads of it in all."""
-    return f"fp16 {y} sections of {p // y} x 1 x {values}"
-
-
 def sweep_lanes() -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     """Return p x rows x values of each kernel: the best of them are tuned on the device at hand.
 
@@ -99,17 +98,16 @@ def sweep_lanes() -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     halves = [
         Lane(f"fp16 {p} x {r} x {v}", "two_step", {"p": p, "rows": r, "values": v})
         for p, r, v in itertools.product((32, *WIDTHS, 256), (1, 4), VALUES)
-        if p * r <= 512 or p * r * v <= 1 << 14
+        if p * r <= 512 or (p * r <= 1024 and v < 32)
     ]
     halves += [
-        Lane(y_name(p, v, y), "y_blocks", {"y": y, "p": p // y, "rows": 1, "values": v})
-        for p, v, y in SECTIONS
+        Lane(name, "y_blocks", {"y": y, "p": p // y, "rows": 1, "values": v})
+        for (name, _), (p, v, y) in zip(Y_PAIRS, SECTIONS, strict=True)
     ]
     halves += [
-        Lane(f"fp16 shared x {p} x 4 x {v}", "vector_shared_x",
-             {"p": p, "rows": 4, "values": v, "tile": 4096})
-        for p, v in SHARED
-    ]  # fmt: skip
+        Lane(name, "vector_shared_x", {"p": p, "rows": 4, "values": v, "tile": 4096})
+        for (name, _), (p, v) in zip(X_PAIRS, SHARED, strict=True)
+    ]
     codes = [
         Lane(
             f"{form} {p} x {r} x {v}", f"{form}_codes", {"p": p, "rows": r, "values": v}, form=form
@@ -142,13 +140,6 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
             yield Cell(SWEEP, "matvec", n, n, lanes, temperature, case={"n": n})
 
 
-def left_out(full: bool) -> Iterator[str]:
-    """Yield what the grid lacks."""
-    if not full:
-        yield "on a CPU the sizes 8192 and 16384"
-    yield "int8 and int4 at more than 8 rows a block: ours end there, the document's tables at 32"
-
-
 def formula_bytes(n: int, bits: int) -> float:
     """Return the bytes that the document's bandwidth counts: matrix, float16 vector and result.
 
@@ -174,7 +165,7 @@ def _codes_over_halves(rows: Rows, form: str) -> Judged:
     ):
         here = rows.where(experiment, backend="cuda", temperature="cold")
         here = Rows(row for row in here if int(row.case["n"]) >= LARGE)
-        ratios = ratios or rules.speedups(here, ours, half)
+        ratios = ratios or here.faster(ours, half)
     words = f"{rules.spread(list(needed(ratios).values()))} times as fast as halves"
     largest = list(ratios.values())[-1]
     return Judged(min(ratios.values()) > 1, f"{words}; {largest:.2f} at the largest", largest)
@@ -207,22 +198,46 @@ def _over_torch(rows: Rows, ours: str, bar: float, kept: tuple[str, ...]) -> Jud
     return Judged(not short, words, geomean(ratios))
 
 
-@CLAIMS.rule("y-blocks")
-def _slightly_slower(rows: Rows) -> Judged:
-    warm = rows.where(EXPERIMENT, backend="cuda", temperature="warm")
-    ratios = list(needed(rules.speedups(warm, ONE_BLOCK, "fp16 y blocks")).values())
-    words = f"{rules.spread(ratios)} times the time of one block a row, {ratios[-1]:.2f} at the"
-    alike = rows.where(SWEEP, backend="cuda", temperature="warm")
-    equal = list(rules.speedups(alike, "fp16 128 x 4 x 8", "fp16 y 4 of 32").values())
-    told = f"{words} largest" + (f"; 4 sections of 32 {rules.spread(equal)}" if equal else "")
-    mean = geomean(equal or ratios)
-    return Judged(1 < mean <= SLIGHTLY, told, mean)
+@CLAIMS.rule("y-blocks", Y_PAIRS, ("fp16 y blocks", ONE_BLOCK), 1.0, SLIGHTLY)
+@CLAIMS.rule("shared-x", X_PAIRS, ("fp16 x in shared memory", ONE_BLOCK), 1 / 1.02, 1e9)
+def _alternative(
+    rows: Rows, alike: Pairs, once: tuple[str, str], low: float, high: float
+) -> Judged:
+    """Judge an alternative's time over the plain kernel's at the same points of the sweep.
+
+    Where that was not run, at the parameters that both have in the main experiment.
+    """
+    swept, words, means = rows.where(SWEEP, backend="cuda", temperature="warm"), [], []
+    named = swept, rows.where(EXPERIMENT, backend="cuda", temperature="warm")
+    for here, pairs, what in zip(
+        named, (alike, [once]), ("as many threads of a row", "128 threads"), strict=True
+    ):
+        ratios = [r for ours, plain in pairs for r in here.faster(plain, ours).values()]
+        if ratios:
+            means.append(geomean(ratios))
+            words.append(f"{what} {rules.spread(ratios)}")
+    best = [_best(swept, {pair[at] for pair in alike}) for at in (0, 1)]
+    both = [best[0][n] / best[1][n] for n in best[0] if n in best[1]]
+    words += [f"the best of each {rules.spread(both)}"] if both else []
+    mean = needed(means)[0]
+    return Judged(
+        low < mean <= high, f"times the time of one block a row: {'; '.join(words)}", mean
+    )
+
+
+def _best(rows: Rows, names: Collection[str]) -> dict[str, float]:
+    """Return the least time of some kernels, case by case."""
+    found: dict[str, float] = {}
+    for name in names:
+        for case, us in rows.where(name=name).us().items():
+            found[case] = min(us, found.get(case, us))
+    return found
 
 
 def deviations() -> list[tuple[str, str, int, float, float]]:
     """Return device, column, n, printed and recomputed GB/s where they differ by over 1 %."""
     found = []
-    for device, data in published("003")["devices"].items():
+    for device, data in document("003")["printed"].items():
         for column, printed in data["gbs"].items():
             times = data["runtime_ns"][column]
             for n, gbs, ns in zip(SIZES, printed, times, strict=True):
@@ -265,7 +280,7 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
 
 def _printed(device: str, column: str, index: int) -> tuple[str, ...]:
     """Return us, GB/s (and what was printed where that differs), share of peak, x over torch."""
-    data = published("003")["devices"][device]
+    data = document("003")["printed"][device]
     times = data["runtime_ns"]
     if not column or column not in times:
         return ("",) * len(_EACH)
@@ -299,42 +314,31 @@ def _launch(rows: Rows, name: str, n: int) -> str:
     return ""
 
 
-def printed_curves(rows: Rows, backend: str) -> Iterator[Picture]:
-    """Yield bandwidths as shares of each device's peak, the printed ones beside ours."""
-    here = rows.where(EXPERIMENT, backend=backend, temperature="warm").timed()
-    for file, what, ours in (
-        ("halves", "halves", {"torch": "torch", TUNED: "fp16"}),
-        ("codes", "codes", {f"{form} codes, 128 threads": form for form in ("int8", "int4")}),
-    ):
-        lines = []
-        for device, data in published("003")["devices"].items():
-            for form in ours.values():
-                times = zip(SIZES, data["runtime_ns"].get(form, ()), strict=False)
-                points = [
-                    (float(n), 100 * formula_gbs(n, BITS[form], ns) / data["peak_gbs"])
-                    for n, ns in times
-                ]
-                lines += [Line(f"{form} on its {device}, printed", points)] if points else []
-        lines += draw.lines_of(
-            Rows((row for row in here if row.name in ours), here.environments), draw.FIGURES["use"]
+def _printed_lines(*forms: str) -> list[Line]:
+    """Return the printed bandwidths as shares of each device's peak."""
+    return [
+        Line(
+            f"{form} on its {device}, printed",
+            [
+                (float(n), 100 * formula_gbs(n, BITS[form], ns) / data["peak_gbs"])
+                for n, ns in zip(SIZES, data["runtime_ns"][form], strict=True)
+            ],
         )
-        title = f"Bandwidth as a share of each device's peak, {what}"
-        facts = (DTYPES, "percent of each data sheet")
-        name = f"study-003-{backend}-shares-{file}"
-        head = draw.head(name, title, here, *facts, kept="warm")
-        if backend == "cuda" and here.where(name=next(iter(ours))):
-            yield from draw.line_charts(head, lines, Axes(SIZE, "% of peak"))
+        for device, data in document("003")["printed"].items()
+        for form in forms
+        if form in data["runtime_ns"]
+    ]
 
 
-SIZE = "n, of an n x n matrix"
 _TIME = {"each": ("warm", "cold"), "over": "n", "value": "us", "unit": "us", "log": True}
 _GBS = {"each": ("warm", "cold"), "over": "n", "value": "gbs", "unit": "GB/s", "limit": "read"}
 _WHAT = "Matrix times vector in halves and codes"
+_CODES = [f"{form} codes, 128 threads" for form in ("int8", "int4")]
 _MAIN = [
     "torch",
     HALF,
     TUNED,
-    *(f"{form} codes, 128 threads" for form in ("int8", "int4")),
+    *_CODES,
     "gemmule's choice",
 ]
 CHARTS = (
@@ -348,11 +352,20 @@ CHARTS = (
     chart("ratio lines", "alternatives", "What was tried beside the plain kernels", EXPERIMENT,
           DTYPES, "times as fast as the plain form; above 1 it pays", each=("warm", "cold"),
           over="n", pairs=ALTERNATIVES),
+    *(
+        chart("lines", f"shares-{file}", f"Bandwidth as a share of each device's peak, {file}",
+              EXPERIMENT, DTYPES, "percent of each data sheet", each=["warm"], over="n",
+              value="use", unit="% of peak", names=names, beside=_printed_lines(*forms))
+        for file, forms, names in (
+            ("halves", ("torch", "fp16"), ["torch", TUNED]),
+            ("codes", ("int8", "int4"), _CODES),
+        )
+    ),
 )  # fmt: skip
 _EACH = ("us", "GB/s", "of peak", "x torch")
 STUDY = Study(
-    "003", steps, left_out, CLAIMS.all(), comparison,
-    ("n", "kernel", *(f"{where} {what}" for where in ("P100", "3090", "warm", "cold")
-                      for what in _EACH), "p x rows"),
-    CHARTS, printed_curves,
+    "003", steps, CLAIMS.all(),
+    (("n", "kernel", *(f"{where} {what}" for where in ("P100", "3090", "warm", "cold")
+                       for what in _EACH), "p x rows"), comparison),
+    CHARTS,
 )  # fmt: skip

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from gemmule_lab.records.results import geomean
+from gemmule_lab.report.charts import Line
 from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.documents import claims_004 as said
-from gemmule_lab.studies.documents.pictures_004 import DTYPE, pictures
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
 from gemmule_lab.studies.records import Rows
-from gemmule_lab.studies.rules import published
+from gemmule_lab.studies.rules import document
 
 COLD_BYTES = 1 << 17  # of less, thousands of matrices fit into the L2 of a large GPU
 CPU_SHAPES = ((128, 128), (1024, 64), (1024, 1024), (4096, 512), (4096, 4096))
@@ -99,17 +99,9 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         yield Cell(said.FIVE, "matvec", m, n, FIVE_LANES, "warm", layout="col", uniform=True)
 
 
-def left_out(full: bool) -> Iterator[str]:
-    """Yield what the grid lacks."""
-    if not full:
-        skipped = sorted(set(said.EXPONENTS) - set(said.THIN_EXPONENTS))
-        yield f"the sizes n = {', '.join(f'2^{p}' for p in skipped)}"
-    yield "cold rows of matrices below 128 KiB: the L2 holds thousands of them"
-
-
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield the printed mean times beside ours: means and geometric means, over the same shapes."""
-    table = published("004")
+    table = document("004")["printed"]
     average = {name.replace("_t", " t"): 1e3 * ms for name, ms in table["average_ms"].items()}
     printed = {
         f"{algorithm} {width}": 1e3 * ms
@@ -150,7 +142,12 @@ _ACROSS = {
         "torch transposed",
     ),
 }  # fmt: skip
-_BOTH = ("warm", "cold")
+_BOTH, DTYPE = ("warm", "cold"), "float32, matrix by columns"
+_PRINTED = [
+    Line(f"{name}, printed", [(w, 1e3 * ms) for w, ms in zip(said.WIDTHS, table, strict=True)])
+    for name, table in document("004")["printed"]["width_ms"].items()
+]
+_US = {"value": "us", "unit": "us"}
 CHARTS = (
     chart("gains", "wins", f"Where width {said.ITS_WIDTH} beats the naive kernels, {{won}} cases",
           said.WIDTH_RUNS, DTYPE, "times as fast: naive for A x, naive transposed for A^T x",
@@ -159,20 +156,30 @@ CHARTS = (
     chart("bars", "parallelism", "The next question: shared memory, or more threads a row",
           "ladder", "float32, matrix by columns", "us", at={"order": "columns"},
           names=["thread_per_row", "shared_x", "block_multiply", "split_columns", "torch"],
-          label="{m} x {n}, {name}", value="us", unit="us"),
+          label="{m} x {n}, {name}", **_US),
     *(
         chart("lines", file, f"{what}: the algorithms over n", said.WIDTH_RUNS, DTYPE,
               "us; square matrices", each=_BOTH, names=_ACROSS[what], square=True, over="n",
-              value="us", unit="us", log=True)
+              log=True, **_US)
         for what, file in (("A x", "product"), ("A^T x", "transposed"))
     ),
     chart("bars", "products", "Column-major products on the CPU", "cpu", DTYPE, "us",
-          label="{shape}, {name}", value="us", unit="us"),
+          label="{shape}, {name}", **_US),
+    chart("lines", "widths", "The width of a block", said.WIDTH_RUNS, DTYPE,
+          "mean us over all shapes, 1,024 rows a block", each=_BOTH, over="name",
+          axis="BLOCK_WIDTH", log=True, names=[lane.name for lane in WIDTH_LANES],
+          beside=_PRINTED, **_US),
+    chart("maps", "heights", "Height x width of a block: the times of each algorithm, and its best",
+          said.HEIGHT_RUNS, DTYPE, "geometric mean us over the matrices {shapes}", over="name",
+          axes=("BLOCK_HEIGHT", "BLOCK_WIDTH"), key="us; darker is slower", **_US),
+    chart("ranges", "five", f"Five algorithms at width {said.ITS_WIDTH} on five random matrices",
+          said.FIVE, DTYPE, "mean us over all shapes: the middle one of 5 random matrices and "
+          "their range", **_US),
 )  # fmt: skip
 STUDY = Study(
-    "004", steps, left_out, said.CLAIMS.all(), comparison,
-    ("algorithm and width", "printed mean us", "our mean us, warm", "geometric", "median",
-     "mean us of the shapes on the right, warm", "geometric, warm", "mean us, cold",
-     "geometric, cold"),
-    CHARTS, pictures,
+    "004", steps, said.CLAIMS.all(),
+    (("algorithm and width", "printed mean us", "our mean us, warm", "geometric", "median",
+      "mean us of the shapes on the right, warm", "geometric, warm", "mean us, cold",
+      "geometric, cold"), comparison),
+    CHARTS,
 )  # fmt: skip

@@ -52,7 +52,7 @@ class Grid:
         whole = self.lanes(backend)
         few = whole
         if backend == "cuda":
-            peers = [lane for lane in whole if lane.kind == "peer"]
+            peers = [lane for lane in whole if lane.rung is None]
             few = (*(Lane(name, name) for name in self.kernels), CHOICE, *peers)
         shapes = [(shape, whole) for shape in self.usual[backend]]
         shapes += [(shape, few) for shape in self.between[backend] if full]
