@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 
@@ -51,18 +49,14 @@ def largest(bench: Bench, names: Names, case: Case) -> Found:
 
 
 def _products(n: int, names: Names, ordinal: int) -> dict[str, Measured]:
-    a = DeviceArray(*_at(filled(n * n, "float32", ordinal, 1), n, n))
-    b = DeviceArray(*_at(filled(n * n, "float32", ordinal, 2), n, n)).T  # by columns
-    c = DeviceArray.empty((n, n), "float32", ordinal).T
+    blocks = [filled(n * n, "float32", ordinal, seed) for seed in (1, 2)]
+    a, b = (DeviceArray(x.pointer, (n, n), (n, 1), "float32", ordinal, x) for x in blocks)
+    c = DeviceArray.empty((n, n), "float32", ordinal)
     found = {}
     for name, columns in ((FITS, STEP), (WHOLE, n)):
-        if name in names:
-            found[name] = _timed(a, _columns(b, columns), _columns(c, columns))
+        if name in names:  # B and C lie by columns
+            found[name] = _timed(a, _columns(b.T, columns), _columns(c.T, columns))
     return found
-
-
-def _at(block: DeviceArray, rows: int, columns: int) -> tuple[Any, ...]:
-    return block.pointer, (rows, columns), (columns, 1), "float32", block.ordinal, block
 
 
 def _columns(matrix: DeviceArray, count: int) -> DeviceArray:
@@ -77,14 +71,12 @@ def _timed(a: DeviceArray, b: DeviceArray, c: DeviceArray) -> Measured:
     driver.synchronize(c.ordinal)
     us = (time.perf_counter() - start) * 1e6
     n, columns = c.shape
-    few = min(COLUMNS, columns)
-    right, result = _columns(b, few).to_host(), _columns(c, few).to_host()
+    right, result = (_columns(one, min(COLUMNS, columns)).to_host() for one in (b, c))
     for first in (0, n - EDGE):
         at = a.pointer + 4 * first * n
         rows = DeviceArray(at, (EDGE, n), (n, 1), "float32", a.ordinal, a).to_host()
         judge_part(rows, right, result[first : first + EDGE], n)
-    figures = {"n": float(n), "gflops": 2e-3 * n * n * columns / us}
-    return Measured(times_of_us([us]), figures)
+    return Measured(times_of_us([us]), {"n": float(n), "gflops": 2e-3 * n * n * columns / us})
 
 
 def refusal(n: int, ordinal: int) -> str | None:
@@ -92,9 +84,9 @@ def refusal(n: int, ordinal: int) -> str | None:
     host = np.empty((n, n), np.float32)  # no page of it is touched before the device refuses
     with ExitStack() as stack:
         one = gpu_way(CUBLAS, (host, host, host), ordinal, stack)
-        run: Callable[[], object] = one.run if isinstance(one, Way) else lambda: None
         try:
-            run()
+            if isinstance(one, Way):
+                one.run()
         except DeviceError as error:
             if error.restart:
                 raise

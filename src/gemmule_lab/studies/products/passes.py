@@ -11,8 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule_lab.bench.host_to_host import Launch, Pass, pinned_copy
 from gemmule_lab.peers import eigen
-from gemmule_lab.studies.harness import REST_S, peer_named
+from gemmule_lab.studies.harness import peer_named
 
 CPU_LOOP, EIGEN, NUMPY = "cpu loop", "eigen", "numpy"
 HIS_EIGEN = eigen.AS_001.name
@@ -35,10 +34,10 @@ SHORT_US, SLOW_US = 1e4, 1e5  # up to here 30 repeats; from here on the first ru
 
 Array = Any
 Parts = Mapping[str, float]
+Bind = Callable[[Sequence[int]], Launch]  # a launch on matrices in device memory
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """One implementation on given host matrices; ``run()`` returns microseconds by part."""
 
     name: str
@@ -48,17 +47,13 @@ class Way:
 
 def host_way(name: str, a: Array, b: Array, c: Array) -> Way | str:
     """Return a product on the CPU, or why there is none here."""
+    call: Launch = functools.partial(np.matmul, a, b, out=c)
     result = c
     if name == CPU_LOOP:
-        plan = gm.plan("matmul", a, b, rung="triple_loop")
-
-        call: Launch = functools.partial(plan, a, b, out=c)
-    elif name == NUMPY:
-        call = functools.partial(np.matmul, a, b, out=c)
-    else:
+        call = functools.partial(gm.plan("matmul", a, b, rung="triple_loop"), a, b, out=c)
+    elif name != NUMPY:
         problem = gm.plan("matmul", a, b).problem
-        own = [eigen.AS_001] if name == HIS_EIGEN else None
-        peer = peer_named(name, "cpu", problem, own)
+        peer = peer_named(name, "cpu", problem, [eigen.AS_001] if name == HIS_EIGEN else None)
         if isinstance(peer, str):
             return peer
         prepared = peer.prepare(problem, a, b)
@@ -77,43 +72,34 @@ def gpu_way(name: str, hosts: Sequence[Array], ordinal: int, stack: ExitStack) -
 
     Memory that is page-locked for it lives as long as `stack`.
     """
-    base = name.removesuffix(PINNED)
-    bind = (
-        _cublas(len(hosts[0]), ordinal) if base == CUBLAS else _rung(base, len(hosts[0]), ordinal)
-    )
+    base, result, n = name.removesuffix(PINNED), hosts[2], len(hosts[0])
+    bind = _cublas(n, ordinal) if base == CUBLAS else _rung(base, n, ordinal)
     if isinstance(bind, str):
         return bind
-    result = hosts[2]
     if name != base:
         hosts = [stack.enter_context(pinned_copy(host, ordinal)) for host in hosts]
         result = hosts[2].view(np.float32).reshape(result.shape)
-    one = Pass(hosts, bind, ordinal)
-    return Way(name, one.run, result)
+    return Way(name, Pass(hosts, bind, ordinal).run, result)
 
 
 def _views(pointers: Sequence[int], n: int, ordinal: int) -> list[DeviceArray]:
     return [DeviceArray(at, (n, n), (n, 1), "float32", ordinal, None) for at in pointers]
 
 
-def _rung(name: str, n: int, ordinal: int) -> Callable[[Sequence[int]], Launch]:
-    """Return what packs a rung's launch for three matrices of n x n in device memory."""
+def _rung(name: str, n: int, ordinal: int) -> Bind:
+    """Return what packs a rung's launch for three matrices of n x n."""
     rung, params = RUNGS[name]
     a, b, _ = _views([1 << 20] * 3, n, ordinal)  # a plan looks at alignment, not at the memory
     launcher = cuda_launch.Launcher(gm.plan("matmul", a, b, rung=rung, params=params).choice)
     start = launcher.starter(ordinal)
-
-    def bind(pointers: Sequence[int]) -> Launch:
-        return lambda: start(0, *pointers, 0)
-
-    return bind
+    return lambda pointers: lambda: start(0, *pointers, 0)
 
 
-def _cublas(n: int, ordinal: int) -> Callable[[Sequence[int]], Launch] | str:
-    """Return cuBLAS's product of three matrices of n x n through PyTorch, or why there is none."""
+def _cublas(n: int, ordinal: int) -> Bind | str:
+    """Return cuBLAS's product of n x n matrices through PyTorch, or why there is none."""
     from gemmule_lab.peers.gpu_float import to_cuda, torch_missing
 
-    reason = torch_missing()
-    if reason is not None:
+    if (reason := torch_missing()) is not None:
         return reason
     import torch
 
@@ -134,7 +120,11 @@ def in_turns(
     is the first of the list and counts only where it is slow. firsts: those first runs, by name.
     """
     found: dict[str, list[Parts]] = {way.name: [firsts[way.name]] for way in ways}
-    wanted = {name: _repeats(runs[0], repeats) for name, runs in found.items()}
+    wanted = {}
+    for way in ways:
+        us = sum(firsts[way.name].values())
+        most = FEW_REPEATS - 1 if us > SLOW_US else FEW_REPEATS if us > SHORT_US else repeats
+        wanted[way.name] = min(repeats, most)
     rng = np.random.default_rng(seed)
     for turn in range(1, max(wanted.values(), default=0) + 1):
         present = [way for way in ways if turn <= wanted[way.name]]
@@ -143,25 +133,12 @@ def in_turns(
     return found
 
 
-def _repeats(first: Parts, repeats: int) -> int:
-    us = sum(first.values())
-    if us > SLOW_US:
-        return min(repeats, FEW_REPEATS - 1)
-    return repeats if us <= SHORT_US else min(repeats, FEW_REPEATS)
-
-
 def counted(runs: Sequence[Parts]) -> Sequence[Parts]:
     """Return the runs that count: not the first, unless it is slow or alone."""
-    slow = sum(runs[0].values()) > SLOW_US
-    return runs if slow or len(runs) == 1 else runs[1:]
+    return runs if sum(runs[0].values()) > SLOW_US or len(runs) == 1 else runs[1:]
 
 
 def grouped(names: Sequence[str]) -> list[list[str]]:
     """Return which implementations take turns: NumPy's pool of threads would disturb Eigen's."""
     apart = [name for name in names if name == NUMPY]
     return [group for group in ([n for n in names if n not in apart], apart) if group]
-
-
-def rest() -> None:
-    """Wait until no pool of threads spins any more."""
-    time.sleep(REST_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -12,22 +14,9 @@ import gemmule as gm
 from gemmule.errors import DeviceError
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.studies.grid import Bench, Case, Found, Measured, Names
-from gemmule_lab.studies.products.passes import (
-    CUBLAS,
-    HOST_NAMES,
-    NAIVE,
-    NUMPY,
-    PINNED,
-    SHARED,
-    Parts,
-    Way,
-    counted,
-    gpu_way,
-    grouped,
-    host_way,
-    in_turns,
-    rest,
-)
+from gemmule_lab.studies.harness import REST_S
+from gemmule_lab.studies.products import passes as by
+from gemmule_lab.studies.products.passes import Parts, Way, gpu_way, host_way
 from gemmule_lab.verify import check
 
 JUDGED_ROWS, JUDGED_COLUMNS, WHOLE = 8, 48, 128
@@ -63,14 +52,7 @@ class Numbers:
         return a, b, self._result[: n * n].reshape(n, n)
 
 
-_numbers: list[Numbers] = []
-
-
-def numbers() -> Numbers:
-    """Return this process's operands, made at the first call."""
-    if not _numbers:
-        _numbers.append(Numbers())
-    return _numbers[0]
+numbers = functools.cache(Numbers)  # this process's operands, made at the first call
 
 
 def ways(
@@ -79,7 +61,7 @@ def ways(
     """Return each named implementation over host matrices, or why it is not here."""
     found: dict[str, Way | str] = {}
     for name in names:
-        if name in HOST_NAMES:
+        if name in by.HOST_NAMES:
             found[name] = host_way(name, *hosts)
         elif bench.backend == "cuda":
             found[name] = gpu_way(name, hosts, ordinal_of(bench), stack)
@@ -95,10 +77,10 @@ def proof(bench: Bench, names: Names, case: Case) -> Found:
     """
     rng = np.random.default_rng()
     sizes = [int(n) for n in rng.integers(1, LARGEST_PROOF + 1, int(case["runs"]))]
-    chosen = HOST_NAMES + ((NAIVE, SHARED, CUBLAS) if bench.backend == "cuda" else ())
+    gpu = (by.NAIVE, by.SHARED, by.CUBLAS) if bench.backend == "cuda" else ()
     worst, products, absent = 0.0, 0, dict[str, str]()
     for n in sizes:
-        results, lacking = _results(n, chosen, bench, rng)
+        results, lacking = _results(n, by.HOST_NAMES + gpu, bench, rng)
         worst = max([worst, *(float(np.abs(a - b).max()) for a in results for b in results)])
         products += len(results)
         absent |= lacking
@@ -116,8 +98,7 @@ def _results(
     results, absent = [], {}
     with ExitStack() as stack:
         for name in names:
-            c = np.full((n, n), np.nan, np.float32)
-            one = ways((name,), (a, b, c), bench, stack)[name]
+            one = ways((name,), (a, b, np.full((n, n), np.nan, np.float32)), bench, stack)[name]
             if isinstance(one, str):
                 absent[name] = one
             else:
@@ -131,30 +112,25 @@ def small_check(bench: Bench, names: Names, case: Case) -> Found:
     found = {}
     for name in names:
         _, absent = _results(int(case["n"]), (name,), bench, np.random.default_rng(32))
-        right = Measured(figures={"right": 1.0})
-        found[name] = Measured(note=absent[name]) if absent else right
+        found[name] = Measured(note=absent[name]) if absent else Measured(figures={"right": 1.0})
     return found
 
 
 def warm_up(bench: Bench, names: Names, case: Case) -> Found:
     """Run each named implementation once at its largest size, and judge it."""
-    return _timed(bench, names, int(case["n"]), repeats=0)
+    return totals(bench, names, case, repeats=0)
 
 
-def totals(bench: Bench, names: Names, case: Case) -> Found:
+def totals(bench: Bench, names: Names, case: Case, repeats: int = by.REPEATS) -> Found:
     """Return the times of products of n x n, on the CPU and on the GPU in turns."""
-    return _timed(bench, names, int(case["n"]), repeats=30)
-
-
-def _timed(bench: Bench, names: Names, n: int, repeats: int) -> Found:
+    n, found = int(case["n"]), dict[str, Measured]()
     a, b, c = numbers().operands(n)
-    found: dict[str, Measured] = {}
-    for group in grouped(names):
-        if NUMPY in group:
-            rest()
+    for group in by.grouped(names):
+        rest = REST_S if by.NUMPY in group else 0.0  # until no pool of threads spins any more
+        time.sleep(rest)
         with ExitStack() as stack:
-            made = ways(group, (a, b, c), bench, stack)
             firsts: dict[str, Parts] = {}
+            made = ways(group, (a, b, c), bench, stack)
             for name, way in made.items():
                 first = way if isinstance(way, str) else _first(way, a, b)
                 if isinstance(first, str):
@@ -162,10 +138,9 @@ def _timed(bench: Bench, names: Names, n: int, repeats: int) -> Found:
                 else:
                     firsts[name] = first
             present = [way for way in made.values() if isinstance(way, Way) and way.name in firsts]
-            runs = in_turns(present, firsts, n, repeats)
+            runs = by.in_turns(present, firsts, n, repeats)
         found |= {name: _measured(name, n, parts) for name, parts in runs.items()}
-        if NUMPY in group:
-            rest()
+        time.sleep(rest)
     return found
 
 
@@ -183,14 +158,14 @@ def _first(way: Way, a: Array, b: Array) -> Parts | str:
 
 
 def _measured(name: str, n: int, runs: Sequence[Parts]) -> Measured:
-    times = times_of_us([sum(run.values()) for run in counted(runs)])
-    figures = {part: float(np.median([run[part] for run in counted(runs)])) for part in runs[0]}
-    if name not in HOST_NAMES:
+    kept = by.counted(runs)
+    times = times_of_us([sum(run.values()) for run in kept])
+    figures = {part: float(np.median([run[part] for run in kept])) for part in runs[0]}
+    params = {}
+    if name not in by.HOST_NAMES:
         figures |= {f"first {part}": us for part, us in runs[0].items()}
-    figures["gflops"] = 2e-3 * n**3 / times.median
-    memory = "pinned" if name.endswith(PINNED) else "pageable"
-    params = {} if name in HOST_NAMES else {"memory": memory}
-    return Measured(times, figures, params=params)
+        params = {"memory": "pinned" if name.endswith(by.PINNED) else "pageable"}
+    return Measured(times, {**figures, "gflops": 2e-3 * n**3 / times.median}, params=params)
 
 
 def _judged(way: Way, a: Array, b: Array) -> Array:
@@ -206,15 +181,12 @@ def judge(a: Array, b: Array, c: Array) -> None:
 
     The first and last of both are among them. ArithmeticError if an element is wrong.
     """
-    n = len(a)
-    rows, columns = (_sampled(n, most) for most in (JUDGED_ROWS, JUDGED_COLUMNS))
+    n, sampled = len(a), []
+    for most in (JUDGED_ROWS, JUDGED_COLUMNS):
+        spread = np.linspace(0, n - 1, most, dtype=int).tolist()
+        sampled.append(list(range(n)) if n <= WHOLE else sorted({0, 1, n - 2, n - 1, *spread}))
+    rows, columns = sampled
     judge_part(a[rows], b[:, columns], c[rows][:, columns], n)
-
-
-def _sampled(n: int, most: int) -> list[int]:
-    if n <= WHOLE:
-        return list(range(n))
-    return sorted({0, 1, n - 2, n - 1, *np.linspace(0, n - 1, most, dtype=int).tolist()})
 
 
 def judge_part(left: Array, right: Array, result: Array, n: int) -> None:
