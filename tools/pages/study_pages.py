@@ -18,6 +18,7 @@ from gemmule_lab.report.plots import draw
 from gemmule_lab.report.sheet import drawn_of
 from gemmule_lab.report.tables import markdown, text_of
 from gemmule_lab.studies import charted, show, store
+from gemmule_lab.studies.grid import Cell
 from gemmule_lab.studies.records import Finding, Rows
 from gemmule_lab.studies.rules import document
 from gemmule_lab.studies.runner import DURATION, of_last_devices
@@ -30,12 +31,11 @@ BLOCK_S = {"cuda": 0.04, "cpu": 0.25}  # what one lane of a cell may take
 
 def update(root: Path) -> list[Path]:
     """Rewrite the tables and plots of every page below `root`; return the files that changed."""
-    changed, found, seconds = [], {}, 0.0
+    changed, found, records = [], {}, {}
     for number in DOCUMENTS:
-        devices = devices_on_record(root / "evidence", number)
+        records[number] = devices = devices_on_record(root / "evidence", number)
         rows = next(iter(devices.values()), Rows(()))
         found[number] = show.findings(number, rows)
-        seconds += timed_seconds(rows)
         charts = dict(charted.pictures(studies.load(number), rows))
         beside = show.device_chart(number, devices) if len(devices) > 1 else None
         page = root / "docs" / "studies" / f"{number}.md"
@@ -55,7 +55,9 @@ def update(root: Path) -> list[Path]:
         charts |= dict([beside] if beside else [])
         changed += _draw(root / "docs" / "img", number, charts)
     for page, up in ((root / "docs" / "studies" / "index.md", ""), (root / "README.md", "docs/")):
-        if page.is_file() and update_markers(page, {"studies": overview(found, seconds, up)}):
+        if page.is_file() and update_markers(
+            page, {"studies": overview(found, whole_run(records), up)}
+        ):
             changed.append(page)
     return changed
 
@@ -104,16 +106,46 @@ def first_screen(root: Path, number: str, rows: Rows, found: Mapping[str, Findin
 def durations(rows: Rows) -> Iterator[str]:
     """Yield how long runs took, and what timing alone adds up to by the rows on file."""
     for row in rows.where(DURATION):
-        yield f"a run of {row.case['steps']} steps took {row.figures['seconds']:.0f} s"
+        of = row.case["experiments"] or ("whole" if row.case["full"] else "the usual grid")
+        yield f"on {row.device} a run ({of}) took {row.figures['seconds']:.0f} s"
     count = len(rows.timed())
-    yield f"timing alone adds up to {timed_seconds(rows):.0f} s for the {count:,} times on record"
+    yield f"timing alone adds up to {_timed_seconds(rows):.0f} s for the {count:,} times on record"
 
 
-def timed_seconds(rows: Rows) -> float:
+def _timed_seconds(rows: Rows, *, once: bool = False) -> float:
     """Return what a cell's lanes may take, and what host times took, of all rows on file."""
     timed = rows.timed()
-    once = [1e-6 * r.us * r.times_us.n for r in timed if r.temperature == "once" and r.times_us]
-    return sum(once) + sum(BLOCK_S[r.backend] for r in timed if r.temperature != "once")
+    host = [1e-6 * r.us * r.times_us.n for r in timed if r.temperature == "once" and r.times_us]
+    cells = [r for r in timed if r.temperature != "once" and not once]
+    return sum(host) + sum(BLOCK_S[r.backend] for r in cells)
+
+
+def _planned(number: str, full: bool) -> tuple[float, int]:
+    """Return what the lanes of a study's grid on a GPU may take, and the number of its steps."""
+    steps = list(studies.load(number).steps("cuda", full))
+    lanes = [lane for step in steps if isinstance(step, Cell) for lane in step.lanes]
+    return BLOCK_S["cuda"] * len(lanes), len(steps)
+
+
+def whole_run(found: Mapping[str, Mapping[str, Rows]]) -> str:
+    """Return how long all five take, by what runs on record took beside their timing alone."""
+    timing, ratios = 0.0, []
+    for number, devices in found.items():
+        once = [_timed_seconds(rows, once=True) for rows in devices.values()]
+        timing += _planned(number, True)[0] + max(once, default=0.0)
+        for row in (row for rows in devices.values() for row in rows.where(DURATION)):
+            planned, steps = _planned(number, bool(row.case["full"]))
+            if row.case["steps"] == steps:  # the whole grid in one run
+                ratios.append(row.figures["seconds"] / planned)
+    told = f"Timing alone, of all five with `--full`, adds up to {timing / 60:.0f} minutes"
+    if not ratios:
+        return f"{told}; how long a whole run takes is on record from the next one on."
+    least, most = (timing / 60 * ratio for ratio in (min(ratios), max(ratios)))
+    return (
+        f"{told}. Whole runs on record, with compiling, operands and ceilings, took "
+        f"{min(ratios):.1f} to {max(ratios):.1f} times their timing: so all five would take about "
+        f"{least:.0f} to {most:.0f} minutes on a GPU, which is an estimate."
+    )
 
 
 def _kernels(root: Path, number: str) -> str:
@@ -129,7 +161,7 @@ def _kernels(root: Path, number: str) -> str:
     return ", ".join(links)
 
 
-def overview(found: Mapping[str, Mapping[str, Finding]], seconds: float, up: str) -> str:
+def overview(found: Mapping[str, Mapping[str, Finding]], took: str, up: str) -> str:
     """Return the five documents in a table: question, our answer, verdicts, a chart of each."""
     lines = ["| document | it asks | our answer, on an H200 | of its claims |", "|---|---|---|---|"]
     images = []
@@ -142,10 +174,6 @@ def overview(found: Mapping[str, Mapping[str, Finding]], seconds: float, up: str
         )
         image = f"{up or '../'}img/study-{number}-cuda-{about['chart']}.svg"
         images += [f"[![{about['title']}]({image})]({page})", ""]
-    took = (
-        f"Timing alone, of all five on record, adds up to {seconds / 60:.0f} minutes; how long a "
-        "whole run takes is on record from the next one on."
-    )
     return "\n".join([*lines, *(["", took, "", *images] if not up else [])])
 
 
